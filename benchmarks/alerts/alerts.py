@@ -19,10 +19,10 @@ from typing import Any
 def measured(part: str, *options: str) -> dict[str, Any]:
     """Return the result of a part, even if it exceeds its budgets."""
     command = [sys.executable, "-m", f"benchmarks.alerts.{part}_job", *options]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if not done.stdout:
-        sys.exit(f"{part}_job failed with status {done.returncode}")
-    return dict(json.loads(done.stdout))
+    completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if not completed.stdout:
+        sys.exit(f"{part}_job failed with status {completed.returncode}")
+    return dict(json.loads(completed.stdout))
 
 
 def main() -> None:

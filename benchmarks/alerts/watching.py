@@ -104,18 +104,18 @@ def plausible(own: Own, firsts: NDArray[np.int64], ends: NDArray[np.int64]) -> N
 
     def mean(values: NDArray[Any]) -> NDArray[np.float64]:
         total = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
-        found: NDArray[np.float64] = (total[ends] - total[firsts]) / (ends - firsts)
-        return found
+        result: NDArray[np.float64] = (total[ends] - total[firsts]) / (ends - firsts)
+        return result
 
     limit = MINIMUM_EFFECT * mean(wall)
-    found = mean(most - second >= np.maximum(5 * (second - least) / (RANKS - 2), 0.15 * float(wall.min()))) >= FIXED
-    means = np.stack([mean(one - median) for one in own])
+    result = mean(most - second >= np.maximum(5 * (second - least) / (RANKS - 2), 0.15 * float(wall.min()))) >= FIXED
+    means = np.stack([mean(item - median) for item in own])
     means.sort(axis=0)
     middle = (means[RANKS // 2 - 1] + means[RANKS // 2]) / 2
     between = 1.4826 * np.median(np.abs(means - middle), axis=0)
     # Healing a rank saves at most its mean excess, and its lower bound counts.
-    found |= means[-1] >= 0.95 * limit + MARGIN * between
-    return found
+    result |= means[-1] >= 0.95 * limit + MARGIN * between
+    return result
 
 
 SUBJECT = Subject(run_id="simulated")
@@ -155,8 +155,8 @@ class Watch:
             first = max(since, end - RECENT_STEPS)
             if end - first < at_least:
                 return None
-            found = slow_in(self._own[:, first:end])
-            return NewSteps(end - first, [] if found is None else [found])
+            slow = slow_in(self._own[:, first:end])
+            return NewSteps(end - first, [] if slow is None else [slow])
 
         pending = {id(entry) for entry in self._ledger.entries}
         firing = {id(entry) for entry in self._ledger.entries if entry.track.state == "firing"}
@@ -177,13 +177,13 @@ class Watch:
 def watched(own: Own, ends: NDArray[np.int64], may_name: NDArray[np.bool_]) -> tuple[Watch, Watch, int]:
     """Return the watch before and after the correction, and the number of looks that were judged."""
     before, after = Watch(own, confirms=False), Watch(own, confirms=True)
-    known: dict[int, SlowRanks | None] = {}
+    by_key: dict[int, SlowRanks | None] = {}
 
     def slow_at(look: int) -> SlowRanks | None:
-        if look not in known:
+        if look not in by_key:
             end = int(ends[look])
-            known[look] = slow_in(own[:, max(0, end - RECENT_STEPS) : end]) if may_name[look] else None
-        return known[look]
+            by_key[look] = slow_in(own[:, max(0, end - RECENT_STEPS) : end]) if may_name[look] else None
+        return by_key[look]
 
     # An alert takes as many looks in a row: one in so many is judged first, then those around it.
     near = set()
@@ -200,7 +200,7 @@ def watched(own: Own, ends: NDArray[np.int64], may_name: NDArray[np.bool_]) -> t
         decided = slow is not None or judge_ranks(Times.of(own[:, max(0, end - RECENT_STEPS) : end])).suspect is None
         for watch in (before, after):
             watch.look(end, slow, decided=decided)
-    return before, after, sum(bool(may_name[look]) for look in known)
+    return before, after, sum(bool(may_name[look]) for look in by_key)
 
 
 @dataclass
@@ -310,7 +310,7 @@ def delays(seeds: int) -> dict[str, Any]:
     noise = Noise(0.01, 6)
     for name, slower in SLOW.items():
         for when, onset in (("in a run", 700), ("from the start", 0)):
-            found: dict[str, list[int]] = {"before": [], "after": []}
+            by_key: dict[str, list[int]] = {"before": [], "after": []}
             for seed in range(seeds):
                 rng = np.random.default_rng((seed, onset))
                 own = own_times(rng, onset + 1000, noise)
@@ -328,9 +328,9 @@ def delays(seeds: int) -> dict[str, Any]:
                     if all(watch.fired for watch in watches.values()):
                         break
                 for which, watch in watches.items():
-                    found[which].append(watch.fired[0] - onset if watch.fired else 10**6)
+                    by_key[which].append(watch.fired[0] - onset if watch.fired else 10**6)
             result[f"{name} slower, {when}"] = {
-                which: {"median_steps": float(np.median(steps)), "most_steps": max(steps)} for which, steps in found.items()
+                which: {"median_steps": float(np.median(steps)), "most_steps": max(steps)} for which, steps in by_key.items()
             }
     return result
 
@@ -345,18 +345,18 @@ def main() -> None:
     began = time.process_time()
     delayed = delays(options.seeds)
     print(delayed, file=sys.stderr, flush=True)
-    found = {}
+    by_key = {}
     for seed, (name, noise) in enumerate(NOISES.items()):
-        found[name] = false_alerts(noise, options.jobs * MORE.get(name, 1), options.days, options.starts, seed)
-        print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
+        by_key[name] = false_alerts(noise, options.jobs * MORE.get(name, 1), options.days, options.starts, seed)
+        print(f"{name}: {by_key[name]}", file=sys.stderr, flush=True)
     disturbed = false_alerts(DISTURBED, 1, 1, 10, len(NOISES))
     print(f"disturbed: {disturbed}", file=sys.stderr, flush=True)
-    left_out = sum(one["left_out_named"] for one in found.values())
-    days = sum(one["job_days"] for one in found.values())
-    counted = sum(one["after"]["alerts"] + one["after"]["starts_with_an_alert"] for one in found.values())
-    most = max(one["after"]["at_most_per_1000_job_days"] for one in found.values())
-    in_run = [one for name, one in delayed.items() if name.endswith("in a run")]
-    longer = max(one["after"]["median_steps"] / one["before"]["median_steps"] for one in in_run)
+    left_out = sum(value["left_out_named"] for value in by_key.values())
+    days = sum(value["job_days"] for value in by_key.values())
+    counted = sum(value["after"]["alerts"] + value["after"]["starts_with_an_alert"] for value in by_key.values())
+    most = max(value["after"]["at_most_per_1000_job_days"] for value in by_key.values())
+    in_run = [value for name, value in delayed.items() if name.endswith("in a run")]
+    longer = max(value["after"]["median_steps"] / value["before"]["median_steps"] for value in in_run)
     budgets = [
         budget("false alerts per 1,000 job-days, upper limit, worst noise", most, 1.0),
         budget("false alerts counted with the confirmation", counted, 0),
@@ -365,14 +365,14 @@ def main() -> None:
     ]
     figures = {
         "job_days": days,
-        "noises": found,
+        "noises": by_key,
         "neighbours_of_a_host": disturbed,
         "delays": delayed,
         "cpu_s": round(time.process_time() - began, 1),
     }
     environment = {"python": platform.python_version(), "machine": platform.machine(), "rankscope": version("rankscope")}
     print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
-    sys.exit(0 if all(one["ok"] for one in budgets) else 1)
+    sys.exit(0 if all(value["ok"] for value in budgets) else 1)
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ class Command:
 
 def typical(repeats: list[Command]) -> Command:
     """Return the command with the median time."""
-    return sorted(repeats, key=lambda one: one.wall_s)[len(repeats) // 2]
+    return sorted(repeats, key=lambda item: item.wall_s)[len(repeats) // 2]
 
 
 def whole_command(*arguments: str | Path) -> Command:
@@ -142,7 +142,7 @@ def main() -> None:
         "steps": args.steps,
         "verdict": whole.result["verdict"]["summary"],
         "whole_s": round(whole.wall_s, 2),
-        "wholes_s": [round(one.wall_s, 2) for one in wholes],
+        "wholes_s": [round(item.wall_s, 2) for item in wholes],
         "whole_cpu_s": round(whole.cpu_s, 2),
         "read_s": round(read_s, 2),
         "judge_s": round(judge_s, 2),
@@ -212,18 +212,18 @@ def follow(run: Path, shape: Shape) -> tuple[list[tuple[float, float]], float]:
     """Return the wall and CPU seconds of each update, and the wall seconds of the first one, which reads everything."""
     online = OnlineAnalysis(run)
     begin = time.perf_counter()
-    known = online.update().source.steps
+    steps = online.update().source.steps
     first_s = time.perf_counter() - begin
     new_steps = round(NEW_SECONDS * 1e6 / (sum(MEANS_US.values()) + TRANSFER_US + shape.slow_us))
     updates: list[tuple[float, float]] = []
     for _ in range(UPDATES):
-        grow_run(run, shape, known, known + new_steps, workers=WORKERS)
+        grow_run(run, shape, steps, steps + new_steps, workers=WORKERS)
         os.sync()
         begin, cpu = time.perf_counter(), time.process_time()
-        found = online.update().source.steps
+        result = online.update().source.steps
         updates.append((time.perf_counter() - begin, time.process_time() - cpu))
-        assert found == known + new_steps, "not every new step was seen"
-        known = found
+        assert result == steps + new_steps, "not every new step was seen"
+        steps = result
     return updates, first_s
 
 

@@ -142,24 +142,24 @@ class Analyser:
 
 def run(command: list[str], **options: Any) -> str:
     """Run a command and return its output. If it fails, exit with its standard error."""
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, **options)
-    if done.returncode:
-        sys.exit(f"{command}: status {done.returncode}\n{done.stderr}")
-    return done.stdout
+    completed = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, **options)
+    if completed.returncode:
+        sys.exit(f"{command}: status {completed.returncode}\n{completed.stderr}")
+    return completed.stdout
 
 
 def ours(name: str) -> dict[str, Any]:
     """Return the answer of the whole command."""
     trace = os.fspath(DATA / f"trace-{name}.parquet")
-    found: dict[str, Any] = json.loads(run([sys.executable, "-m", "rankscope", "whatif", trace, "--format", "json"]))
-    return found
+    result: dict[str, Any] = json.loads(run([sys.executable, "-m", "rankscope", "whatif", trace, "--format", "json"]))
+    return result
 
 
 def timed(call: Any, *args: Any) -> tuple[float, Any]:
     """Return the seconds of a call, and its result."""
     begin = time.perf_counter()
-    found = call(*args)
-    return time.perf_counter() - begin, found
+    result = call(*args)
+    return time.perf_counter() - begin, result
 
 
 def inside(name: str) -> float:

@@ -102,10 +102,10 @@ def question(board: Json, target: Target, values: dict[str, list[str] | str], in
         "__interval_ms": f"{1000 * step:g}",
         "__interval": f"{step:g}s",
     }
-    (asked,) = [one for one in panel["targets"] if one["refId"] == target.letter]
+    (ones,) = [item for item in panel["targets"] if item["refId"] == target.letter]
     expr = put_in(target.expr, values, built_in=built_in)
     later = panel not in board["panels"]
-    return Question(target.board, panel["title"], panel["type"], expr, range_s, None if asked.get("instant") else step, later)
+    return Question(target.board, panel["title"], panel["type"], expr, range_s, None if ones.get("instant") else step, later)
 
 
 def chosen(board: str) -> dict[str, list[str] | str]:
@@ -163,75 +163,75 @@ def ask(of: Filled, what: Question, end_s: int, **more: str) -> tuple[float, byt
 
 def measured(of: Filled, questions: list[Question], end_s: int, repeats: int) -> list[dict[str, Any]]:
     """Return the seconds of each query; the boards are queried in turn."""
-    found = []
+    collected = []
     told(f"asking {len(questions)} queries for the first time: not counted")
-    for one in questions:
-        data = msgspec.json.decode(ask(of, one, end_s, stats="all")[1])["data"]
+    for item in questions:
+        data = msgspec.json.decode(ask(of, item, end_s, stats="all")[1])["data"]
         samples = int(data["stats"]["samples"]["totalQueryableSamples"])
-        found.append({"question": one, "s": [], "cpu_s": [], "samples": samples, "series": len(data["result"])})
+        collected.append({"question": item, "s": [], "cpu_s": [], "samples": samples, "series": len(data["result"])})
     for repeat in range(repeats):
         told(f"asking {len(questions)} queries, {repeat + 1} of {repeats}")
-        for one in found:
+        for item in collected:
             before = of.cpu_s()
-            one["s"].append(ask(of, one["question"], end_s)[0])
-            one["cpu_s"].append(of.cpu_s() - before)
-    return [one | {"s": min(one["s"]), "worst_s": max(one["s"]), "cpu_s": min(one["cpu_s"])} for one in found]
+            item["s"].append(ask(of, item["question"], end_s)[0])
+            item["cpu_s"].append(of.cpu_s() - before)
+    return [item | {"s": min(item["s"]), "worst_s": max(item["s"]), "cpu_s": min(item["cpu_s"])} for item in collected]
 
 
 def opening(of: Filled, questions: list[Question], end_s: int, repeats: int) -> float:
     """Return the seconds from the first query of a board that opens to the last answer, ``AT_ONCE`` queries at a time."""
-    found = []
+    collected = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for _ in range(repeats):
             began = time.perf_counter()
-            list(pool.map(lambda one: ask(of, one, end_s), [one for one in questions if not one.later]))
-            found.append(time.perf_counter() - began)
-    return round(min(found), 3)
+            list(pool.map(lambda item: ask(of, item, end_s), [item for item in questions if not item.later]))
+            collected.append(time.perf_counter() - began)
+    return round(min(collected), 3)
 
 
 def of_board(found: list[dict[str, Any]], rules: list[dict[str, Any]], rule_seconds: dict[str, float]) -> dict[str, Any]:
     """Return the figures of one board."""
-    slowest = max(found, key=lambda one: one["s"])
-    opened = [one for one in found if not one["question"].later]
+    slowest = max(found, key=lambda item: item["s"])
+    opened = [item for item in found if not item["question"].later]
     lines: dict[tuple[str, str], int] = {}
-    for one in found:
-        key = (one["question"].kind, one["question"].panel)
+    for item in found:
+        key = (item["question"].kind, item["question"].panel)
         is_table = key[0] == "table"
-        lines[key] = max(lines.get(key, 0), one["series"]) if is_table else lines.get(key, 0) + one["series"]
+        lines[key] = max(lines.get(key, 0), item["series"]) if is_table else lines.get(key, 0) + item["series"]
     graph = max(((count, title) for (kind, title), count in lines.items() if kind != "table"), default=(0, ""))
     table = max(((count, title) for (kind, title), count in lines.items() if kind == "table"), default=(0, ""))
-    needed = set().union(*(rests_on(one["question"].expr, rules) for one in found))
+    needed = set().union(*(rests_on(item["question"].expr, rules) for item in found))
     return {
         "queries": len(found),
         "queries_at_once": len(opened),
-        "total_s": round(sum(one["s"] for one in opened), 3),
-        "opening_cpu_s": round(sum(one["cpu_s"] for one in opened), 3),
-        "total_of_closed_rows_s": round(sum(one["s"] for one in found if one["question"].later), 3),
+        "total_s": round(sum(item["s"] for item in opened), 3),
+        "opening_cpu_s": round(sum(item["cpu_s"] for item in opened), 3),
+        "total_of_closed_rows_s": round(sum(item["s"] for item in found if item["question"].later), 3),
         "slowest_s": round(slowest["s"], 3),
-        "slowest_cpu_s": round(max(one["cpu_s"] for one in found), 3),
+        "slowest_cpu_s": round(max(item["cpu_s"] for item in found), 3),
         "slowest": slowest["question"].panel,
-        "worst_s_of_any": round(max(one["worst_s"] for one in found), 3),
-        "samples": sum(one["samples"] for one in found),
-        "series": sum(one["series"] for one in found),
+        "worst_s_of_any": round(max(item["worst_s"] for item in found), 3),
+        "samples": sum(item["samples"] for item in found),
+        "series": sum(item["series"] for item in found),
         "most_lines_of_a_graph": [graph[1], graph[0]],
         "most_rows_of_a_table": [table[1], table[0]],
         "without_rules_more_s": round(sum(rule_seconds[name] for name in needed), 3),
         "slowest_queries": [
             {
-                "panel": one["question"].panel,
-                "s": round(one["s"], 3),
-                "cpu_s": round(one["cpu_s"], 3),
-                "samples": one["samples"],
-                "series": one["series"],
+                "panel": item["question"].panel,
+                "s": round(item["s"], 3),
+                "cpu_s": round(item["cpu_s"], 3),
+                "samples": item["samples"],
+                "series": item["series"],
             }
-            for one in sorted(found, key=lambda one: -one["s"])[:5]
+            for item in sorted(found, key=lambda item: -item["s"])[:5]
         ],
     }
 
 
 def budgets_of(boards: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the budgets of the boards."""
-    found = []
+    collected = []
     for name, figures in boards.items():
         for what, value, limit in (
             ("slowest_query_cpu_s", figures["slowest_cpu_s"], QUERY_BUDGET_S),
@@ -239,8 +239,8 @@ def budgets_of(boards: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
             ("most_lines_of_a_graph", figures["most_lines_of_a_graph"][1], LINES_BUDGET),
             ("most_rows_of_a_table", figures["most_rows_of_a_table"][1], ROWS_BUDGET),
         ):
-            found.append({"name": f"{name}: {what}", "value": value, "limit": limit, "ok": value <= limit})
-    return found
+            collected.append({"name": f"{name}: {what}", "value": value, "limit": limit, "ok": value <= limit})
+    return collected
 
 
 def free_port() -> int:
@@ -279,14 +279,14 @@ def main() -> None:
             questions = [
                 question(board, target, chosen(uid), args.interval) for uid, board in boards.items() for target in targets(board)
             ]
-            found = measured(prometheus, questions, end_s, args.repeats)
+            result = measured(prometheus, questions, end_s, args.repeats)
             opens = {
-                uid: opening(prometheus, [one for one in questions if one.board == uid], end_s, args.repeats)
+                uid: opening(prometheus, [item for item in questions if item.board == uid], end_s, args.repeats)
                 for uid in sorted(boards)
             }
             once = [prometheus.asked("query", query=rule["expr"], time=end_s)[0] for rule in rules]
     of_boards = {
-        uid: {"opens_s": opens[uid], **of_board([one for one in found if one["question"].board == uid], rules, rule_seconds)}
+        uid: {"opens_s": opens[uid], **of_board([item for item in result if item["question"].board == uid], rules, rule_seconds)}
         for uid in sorted(boards)
     }
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
@@ -298,7 +298,7 @@ def main() -> None:
         "scrape_interval_s": args.interval,
         "boards": of_boards,
         "all_recording_rules_once_s": round(sum(once), 3),
-        "queries_without_a_series": sum(one["series"] == 0 for one in found),
+        "queries_without_a_series": sum(item["series"] == 0 for item in result),
     }
     environment = {
         "python": platform.python_version(),

@@ -98,9 +98,9 @@ class Filled:
         """Send parts of a remote-write request, in requests of an accepted size."""
         waiting: list[bytes] = []
         size = 0
-        for one in series:
-            waiting.append(one)
-            size += len(one)
+        for sample in series:
+            waiting.append(sample)
+            size += len(sample)
             if size > REQUEST_BYTES:
                 self._post(waiting)
                 waiting, size = [], 0
@@ -139,10 +139,10 @@ class Filled:
 
     @staticmethod
     def _recorded(found: list[_Series], more: Mapping[str, str]) -> Iterator[bytes]:
-        for one in found:
-            times = np.array([moment for moment, _ in one.values]) * 1000
-            values = np.array([float(value) for _, value in one.values])
-            head = label_bytes({**one.metric, **more})
+        for item in found:
+            times = np.array([moment for moment, _ in item.values]) * 1000
+            values = np.array([float(value) for _, value in item.values])
+            head = label_bytes({**item.metric, **more})
             packed = sample_bytes(times.astype(np.int64), values[None, :])
             yield b"\x0a" + varint(len(head) + packed.size) + head + packed.tobytes()
 
@@ -201,23 +201,23 @@ def _is_ready(client: httpx.Client, address: str) -> bool:
 def rules_in_order(text: str) -> list[dict[str, Any]]:
     """Return the recording rules of a rule file, each after the rules on which it depends."""
     groups = yaml.load(text, yaml.CSafeLoader)["groups"]
-    left = [rule for group in groups for rule in group["rules"] if "record" in rule]
-    done: list[dict[str, Any]] = []
-    while left:
-        waiting = {rule["record"] for rule in left}
-        ready = [rule for rule in left if not (set(_NAME.findall(rule["expr"])) & waiting)]
+    rules = [rule for group in groups for rule in group["rules"] if "record" in rule]
+    collected: list[dict[str, Any]] = []
+    while rules:
+        waiting = {rule["record"] for rule in rules}
+        ready = [rule for rule in rules if not (set(_NAME.findall(rule["expr"])) & waiting)]
         assert ready, waiting
-        done += ready
-        left = [rule for rule in left if rule not in ready]
-    return done
+        collected += ready
+        rules = [rule for rule in rules if rule not in ready]
+    return collected
 
 
 def rests_on(expr: str, rules: Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the names of all recorded series that an expression needs, directly or through others."""
     by_name = {rule["record"]: set(_NAME.findall(rule["expr"])) for rule in rules}
-    found: set[str] = set()
+    result: set[str] = set()
     left = set(_NAME.findall(expr)) & by_name.keys()
     while left:
-        found |= left
-        left = {name for one in left for name in by_name[one] & by_name.keys()} - found
-    return found
+        result |= left
+        left = {name for item in left for name in by_name[item] & by_name.keys()} - result
+    return result

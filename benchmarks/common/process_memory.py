@@ -13,20 +13,20 @@ from pathlib import Path
 
 def tree(pid: int) -> list[int]:
     """Return the process and all its descendants."""
-    found = [pid]
-    for one in found:
+    collected = [pid]
+    for item in collected:
         with contextlib.suppress(OSError):
-            for task in Path(f"/proc/{one}/task").iterdir():
-                found += [int(child) for child in (task / "children").read_text().split()]
-    return found
+            for task in Path(f"/proc/{item}/task").iterdir():
+                collected += [int(child) for child in (task / "children").read_text().split()]
+    return collected
 
 
 def pss_bytes(pid: int) -> int:
     """Return the proportional set size of the process tree: shared pages count once."""
     total = 0
-    for one in tree(pid):
+    for item in tree(pid):
         with contextlib.suppress(OSError):
-            match = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{one}/smaps_rollup").read_text(), re.MULTILINE)
+            match = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{item}/smaps_rollup").read_text(), re.MULTILINE)
             total += 1024 * int(match[1]) if match else 0
     return total
 
@@ -56,10 +56,10 @@ def bytes_beside(cache: Path) -> int:
 def peak_beside(cache: Path) -> Iterator[list[int]]:
     """Yield a list with the peak of ``bytes_beside`` until the context ends, sampled twice a second."""
     peak = [0]
-    done = threading.Event()
+    completed = threading.Event()
 
     def look() -> None:
-        while not done.wait(0.5):
+        while not completed.wait(0.5):
             peak[0] = max(peak[0], bytes_beside(cache))
 
     looking = threading.Thread(target=look)
@@ -67,5 +67,5 @@ def peak_beside(cache: Path) -> Iterator[list[int]]:
     try:
         yield peak
     finally:
-        done.set()
+        completed.set()
         looking.join()

@@ -51,10 +51,10 @@ TICKS = os.sysconf("SC_CLK_TCK")
 def cpu_seconds(pid: int) -> float:
     """Return the CPU time of the process tree by each process's own clock, in nanoseconds, plus ended children, in ticks."""
     total = 0.0
-    for one in tree(pid):
+    for item in tree(pid):
         with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
-            total += time.clock_gettime(~one << 3 | 2) + (int(fields[13]) + int(fields[14])) / TICKS
+            fields = Path(f"/proc/{item}/stat").read_text().rpartition(")")[2].split()
+            total += time.clock_gettime(~item << 3 | 2) + (int(fields[13]) + int(fields[14])) / TICKS
     return total
 
 
@@ -98,16 +98,16 @@ class Running:
 
 def cpu_side_by_side(exporters: list[Running], *, rounds: int, seconds: int) -> list[list[float]]:
     """Return the CPU seconds per second of each exporter in each round, while all are scraped once a second, in turn."""
-    found: list[list[float]] = [[] for _ in exporters]
+    collected: list[list[float]] = [[] for _ in exporters]
     for _ in range(rounds):
-        before, began = [cpu_seconds(one.pid) for one in exporters], time.monotonic()
+        before, began = [cpu_seconds(exporter.pid) for exporter in exporters], time.monotonic()
         for step in range(seconds * len(exporters)):
             exporters[step % len(exporters)].scrape()
             time.sleep(max(0.0, began + (step + 1) / len(exporters) - time.monotonic()))
         elapsed_s = time.monotonic() - began
-        for one, cpu_s, results in zip(exporters, before, found, strict=True):
-            results.append((cpu_seconds(one.pid) - cpu_s) / elapsed_s)
-    return found
+        for exporter, cpu_s, results in zip(exporters, before, collected, strict=True):
+            results.append((cpu_seconds(exporter.pid) - cpu_s) / elapsed_s)
+    return collected
 
 
 def free_port() -> int:
@@ -225,8 +225,8 @@ def latencies_ms(port: int, rounds: int, *, pause_s: float = 0.9, spread_s: floa
         latencies.append(burst(scrapers, spread_s))
     for scraper in scrapers:
         scraper.socket.close()
-    unexpected = [one for round_ in latencies[:2] for one in round_]
-    every = [one for round_ in latencies[2:] for one in round_]
+    unexpected = [item for round_ in latencies[:2] for item in round_]
+    every = [item for round_ in latencies[2:] for item in round_]
     quantiles = statistics.quantiles(every, n=100)
     figures = {"p50": quantiles[49], "p99": quantiles[98], "worst": max(every), "worst_unexpected": max(unexpected)}
     return {name: round(1e3 * value, 2) for name, value in figures.items()}
@@ -258,12 +258,12 @@ def versus(driver: FakeDriver, twin: FakeDriver, folder: Path, *, rounds: int, s
     """Measure the CPU of both exporters, each on a library of its own with the same GPUs, and the series on each page."""
     with rankscope(driver.env, folder / "versus") as ours, nvitop(twin.env) as theirs:
         cpu = cpu_side_by_side([ours, theirs], rounds=rounds, seconds=seconds)
-        calls = [calls_per_second(one, 5) for one in (driver, twin)]
-        series = [one.series() for one in (ours, theirs)]
+        calls = [calls_per_second(item, 5) for item in (driver, twin)]
+        series = [item.series() for item in (ours, theirs)]
     ratios = [own / other for own, other in zip(*cpu, strict=True)]
     names = ("rankscope", "nvitop_exporter")
     return {
-        "cpu_percent_of_a_core": {name: round(100 * statistics.median(one), 2) for name, one in zip(names, cpu, strict=True)},
+        "cpu_percent_of_a_core": {name: round(100 * statistics.median(item), 2) for name, item in zip(names, cpu, strict=True)},
         "cpu_ratio": round(statistics.median(ratios), 3),
         "cpu_ratios": [round(ratio, 3) for ratio in ratios],
         "series": dict(zip(names, series, strict=True)),

@@ -137,11 +137,11 @@ def package_mib(names: tuple[str, ...]) -> float:
 
 
 def ratio(rounds: list[dict[str, float]]) -> float:
-    return round(statistics.median(one["now"] / one["before"] for one in rounds), 3)
+    return round(statistics.median(item["now"] / item["before"] for item in rounds), 3)
 
 
 def middle(rounds: list[dict[str, float]]) -> dict[str, float]:
-    return {name: round(statistics.median(one[name] for one in rounds), 2) for name in rounds[0]}
+    return {name: round(statistics.median(item[name] for item in rounds), 2) for name in rounds[0]}
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -165,8 +165,8 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         for number in range(args.rounds):
             order = list(running)[:: 1 if number % 2 else -1]
             latencies = {name: latencies_ms(running[name].port, args.bursts) for name in order}
-            p50s.append({name: one["p50"] for name, one in latencies.items()})
-            p99s.append({name: one["p99"] for name, one in latencies.items()})
+            p50s.append({name: latency["p50"] for name, latency in latencies.items()})
+            p99s.append({name: latency["p99"] for name, latency in latencies.items()})
             costs.append({name: cpu_us_per_scrape(running[name], args.scrapes) for name in order})
             imports.append({name: import_cpu_ms(environments[name]) for name in order})
         for driver in drivers.values():
@@ -177,19 +177,19 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         for driver in drivers.values():
             driver.heal()
         cpu = cpu_side_by_side(list(running.values()), rounds=args.rounds, seconds=10)
-        once_a_second = [dict(zip(running, one, strict=True)) for one in zip(*cpu, strict=True)]
-        pss = {name: round(one.pss_mib(), 1) for name, one in running.items()}
-        crowd = {name: stalled(one) for name, one in running.items()}
-        pss_after = {name: round(one.pss_mib(), 1) for name, one in running.items()}
+        once_a_second = [dict(zip(running, latency, strict=True)) for latency in zip(*cpu, strict=True)]
+        pss = {name: round(latency.pss_mib(), 1) for name, latency in running.items()}
+        crowd = {name: stalled(latency) for name, latency in running.items()}
+        pss_after = {name: round(latency.pss_mib(), 1) for name, latency in running.items()}
     extra_mib = package_mib(("nvidia-ml-py", "prometheus-client", "uvicorn", "h11", "bcrypt", "pyyaml", "click", "msgspec"))
-    costs_least = {name: round(min(one[name] for one in costs), 1) for name in running}
+    costs_least = {name: round(min(latency[name] for latency in costs), 1) for name in running}
     figures = {
         "burst_of_20_p50_ms": middle(p50s),
         "burst_of_20_p50_ratio": ratio(p50s),
         "burst_of_20_p99_ms": middle(p99s),
-        "burst_of_20_p99_ms_least": {name: min(one[name] for one in p99s) for name in running},
+        "burst_of_20_p99_ms_least": {name: min(latency[name] for latency in p99s) for name in running},
         "burst_of_20_p99_ratio": ratio(p99s),
-        "one_gpu_hangs_p99_ms_least": {name: min(one[name] for one in hung) for name in running},
+        "one_gpu_hangs_p99_ms_least": {name: min(latency[name] for latency in hung) for name in running},
         "cpu_us_per_scrape": costs_least,
         "cpu_ms_more_for_20_scrapes": round(20 * (costs_least["now"] - costs_least["before"]) / 1e3, 2),
         "cpu_percent_of_a_core_one_scrape_a_second": {
@@ -224,7 +224,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             "python": platform.python_version(),
             "machine": platform.machine(),
             "cpus": os.cpu_count(),
-            "load_average": [round(one, 1) for one in os.getloadavg()],
+            "load_average": [round(latency, 1) for latency in os.getloadavg()],
             "driver_library": "tests/exporter/fake_nvml (no GPU)",
             "before": subprocess.run(
                 ["git", "-C", args.before, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True

@@ -101,26 +101,26 @@ def living(driver: FakeDriver, spool: Path) -> Iterator[threading.Lock]:
 
 def cpu_per_second(exporters: dict[str, Running], *, rounds: int, seconds: int, scrapers: int) -> dict[str, list[float]]:
     """Return the CPU seconds per second of each exporter in each round, scraped ``scrapers`` times a second."""
-    found: dict[str, list[float]] = {name: [] for name in exporters}
+    by_key: dict[str, list[float]] = {name: [] for name in exporters}
     for _ in range(rounds):
-        before, began = {name: cpu_seconds(one.pid) for name, one in exporters.items()}, time.monotonic()
+        before, began = {name: cpu_seconds(value.pid) for name, value in exporters.items()}, time.monotonic()
         steps = seconds * scrapers * len(exporters)
         for step in range(steps):
             [*exporters.values()][step % len(exporters)].scrape()
             time.sleep(max(0.0, began + (step + 1) * seconds / steps - time.monotonic()))
         elapsed_s = time.monotonic() - began
-        for name, one in exporters.items():
-            found[name].append((cpu_seconds(one.pid) - before[name]) / elapsed_s)
-    return found
+        for name, value in exporters.items():
+            by_key[name].append((cpu_seconds(value.pid) - before[name]) / elapsed_s)
+    return by_key
 
 
 def p99_ms(exporters: dict[str, Running], *, repeats: int, bursts: int, pause_s: float) -> dict[str, list[float]]:
     """Return the p99 latency of 20 scrapers at once in every repeat; the two exporters are scraped half a pause apart."""
-    found: dict[str, list[float]] = {name: [] for name in exporters}
+    by_key: dict[str, list[float]] = {name: [] for name in exporters}
 
     def ask(name: str, after_s: float) -> None:
         time.sleep(after_s)
-        found[name].append(latencies_ms(exporters[name].port, bursts, pause_s=pause_s)["p99"])
+        by_key[name].append(latencies_ms(exporters[name].port, bursts, pause_s=pause_s)["p99"])
 
     for _ in range(repeats):
         threads = [
@@ -130,7 +130,7 @@ def p99_ms(exporters: dict[str, Running], *, repeats: int, bursts: int, pause_s:
             thread.start()
         for thread in threads:
             thread.join()
-    return found
+    return by_key
 
 
 def measure(removed: str, driver: FakeDriver, lock: threading.Lock, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def measure(removed: str, driver: FakeDriver, lock: threading.Lock, folder: Path
         "breaks": [row["budget"] for row in rows if row["kept"] <= row["limit"] < row["removed"]],
         "cpu_over_all_kept": {key: round(_median_ratio(values, removed, ALL_KEPT), 3) for key, values in cpu.items()},
         "cpu_percent_of_a_core": {
-            key: {name: round(100 * statistics.median(one), 2) for name, one in values.items()} for key, values in cpu.items()
+            key: {name: round(100 * statistics.median(value), 2) for name, value in values.items()} for key, values in cpu.items()
         },
         "budgets": rows,
         **cpu_of_one(removed, driver, folder, args.pages),
@@ -181,8 +181,8 @@ def cpu_of_one(removed: str, driver: FakeDriver, folder: Path, pages: int) -> di
 def page_cpu_ms(removed: str, pages: int) -> dict[str, float]:
     """Return the CPU of a spool's pass and of pages, measured in a process of its own, without waiting for a busy machine."""
     names = "" if removed == ALL_KEPT else removed
-    found: dict[str, float] = json.loads(subprocess.check_output([sys.executable, JOB, names, "page", str(pages)]))
-    return found
+    result: dict[str, float] = json.loads(subprocess.check_output([sys.executable, JOB, names, "page", str(pages)]))
+    return result
 
 
 def _median_ratio(values: dict[str, list[float]], one: str, other: str) -> float:

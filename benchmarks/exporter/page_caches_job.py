@@ -44,11 +44,11 @@ def without_parsed_files() -> None:
     load = reading.Spool._load
 
     def parsed(self: reading.Spool, folder_fd: int, found: Any, now_s: float) -> Any:
-        before, known = self._cache.get(found.name), load(self, folder_fd, found, now_s)
-        if known is not before:
-            return known
+        before, result = self._cache.get(found.name), load(self, folder_fd, found, now_s)
+        if result is not before:
+            return result
         content, _ = file.read_regular(found.name, folder_fd)
-        return dataclasses.replace(known, outcome=file.parse(content))
+        return dataclasses.replace(result, outcome=file.parse(content))
 
     reading.Spool._load = parsed  # type: ignore[method-assign,assignment]
 
@@ -122,7 +122,7 @@ def page_cpu_ms(pages: int) -> dict[str, float]:
     snapshot: Any = None
     ranks = cast("Any", SimpleNamespace(name="spool", latest=lambda: snapshot))
     moving, still = (page.Page("node", SimulatedFleet("8", interval_s=interval_s), spool=ranks) for interval_s in (0.001, 3600))
-    found: dict[str, list[float]] = {"spool_pass": [], "page_of_new_gpu_values": [], "page_of_the_same_gpu_values": []}
+    by_key: dict[str, list[float]] = {"spool_pass": [], "page_of_new_gpu_values": [], "page_of_the_same_gpu_values": []}
     for second in range(pages):
         write_ranks(folder, second)
         began = time.thread_time()
@@ -133,10 +133,10 @@ def page_cpu_ms(pages: int) -> dict[str, float]:
         first = time.thread_time()
         still.render()
         spans = (read - began, first - read, time.thread_time() - first)
-        for values, span in zip(found.values(), spans, strict=True):
+        for values, span in zip(by_key.values(), spans, strict=True):
             values.append(1000 * span)
     shutil.rmtree(folder)
-    return {name: round(statistics.median(values[pages // 10 :]), 3) for name, values in found.items()}
+    return {name: round(statistics.median(values[pages // 10 :]), 3) for name, values in by_key.items()}
 
 
 if __name__ == "__main__":

@@ -64,8 +64,8 @@ def verdict(own: np.ndarray) -> SlowRanks | SuspectedRanks | None:
         tags={},
     )
     judged = StepOwnTimes(table, np.arange(ranks), own, float(wall.mean()))
-    found, moving = judge_ranks(judged), moving_waits(judged)
-    return found.slow or (moving.as_slow(judged) if moving.stands_out else None) or found.suspect
+    result, moving = judge_ranks(judged), moving_waits(judged)
+    return result.slow or (moving.as_slow(judged) if moving.stands_out else None) or result.suspect
 
 
 def accusations(seeds: int) -> dict[str, Any]:
@@ -76,9 +76,9 @@ def accusations(seeds: int) -> dict[str, Any]:
         name = "up to a tenth" if share <= 0.1 else "up to a third" if share <= 1 / 3 else "longer"
         for seed in range(seeds):
             rng = np.random.default_rng((ranks, steps, lasts, round(scatter * 100), round(spikes * 100), seed))
-            found = verdict(own_times(rng, ranks, steps, lasts=lasts, scatter=scatter, spikes=spikes))
-            said = {SlowRanks: ["named"], SuspectedRanks: ["too_little"]}.get(type(found), [])
-            classes.setdefault(name, Counter()).update(["runs", *said])
+            result = verdict(own_times(rng, ranks, steps, lasts=lasts, scatter=scatter, spikes=spikes))
+            output = {SlowRanks: ["named"], SuspectedRanks: ["too_little"]}.get(type(result), [])
+            classes.setdefault(name, Counter()).update(["runs", *output])
     return {name: {**count, "rate": count["named"] / count["runs"]} for name, count in classes.items()}
 
 
@@ -106,11 +106,11 @@ def detections(seeds: int) -> dict[str, Any]:
         for seed in range(seeds):
             own = own_times(np.random.default_rng(seed), ranks, steps, lasts=6, scatter=0.05)
             own += STEP_US * np.array([[extra(rank, step) for step in range(steps)] for rank in range(ranks)])
-            found = verdict(own)
-            unsure += isinstance(found, SuspectedRanks)
-            hit = isinstance(found, SlowRanks) and (expected is None or sorted(found.ranks) == expected)
+            answer = verdict(own)
+            unsure += isinstance(answer, SuspectedRanks)
+            hit = isinstance(answer, SlowRanks) and (expected is None or sorted(answer.ranks) == expected)
             right += hit
-            same += isinstance(found, SlowRanks) and hit and found.pattern == pattern
+            same += isinstance(answer, SlowRanks) and hit and answer.pattern == pattern
         shares = {"found": right, "with_the_right_pattern": same, "too_little": unsure}
         result[what] = {"runs": seeds, **{name: count / seeds for name, count in shares.items()}}
     return result
@@ -134,9 +134,9 @@ def pauses(seeds: int) -> dict[str, Any]:
             own = paused(np.random.default_rng((seed, ranks, int(step_us))), ranks, step_us)
             counts["accused"] += isinstance(verdict(own), SlowRanks)
             own[1] += 0.25 * own.max(axis=0).mean()
-            found = verdict(own)
-            counts["found"] += isinstance(found, SlowRanks) and found.ranks == [1]
-            counts["found_as_fixed"] += isinstance(found, SlowRanks) and (found.ranks, found.pattern) == ([1], "fixed")
+            answer = verdict(own)
+            counts["found"] += isinstance(answer, SlowRanks) and answer.ranks == [1]
+            counts["found_as_fixed"] += isinstance(answer, SlowRanks) and (answer.ranks, answer.pattern) == ([1], "fixed")
         result[f"{ranks} ranks, {step_us / 1000:g} ms"] = {"runs": seeds, **{name: n / seeds for name, n in counts.items()}}
     return result
 
@@ -147,21 +147,21 @@ def main() -> None:
     seeds = parser.parse_args().seeds
     null, planted, among = accusations(seeds), detections(seeds), pauses(seeds)
     usual = [null[name] for name in ("up to a tenth", "up to a third")]
-    rate = sum(one["named"] for one in usual) / sum(one["runs"] for one in usual)
-    found = min(one["found"] + one["too_little"] for one in planted.values())
-    least = min(one["found"] for one in planted.values())
+    rate = sum(item["named"] for item in usual) / sum(item["runs"] for item in usual)
+    result = min(item["found"] + item["too_little"] for item in planted.values())
+    least = min(item["found"] for item in planted.values())
     budgets = [
         {"name": "false accusations, noise of up to a third of the run", "value": rate, "limit": 0.02, "ok": rate <= 0.02},
         {
             "name": "least found of any planted fault, or said to be too little to tell",
-            "value": found,
+            "value": result,
             "limit": 0.95,
-            "ok": found >= 0.95,
+            "ok": result >= 0.95,
         },
         {"name": "least found of any planted fault", "value": least, "limit": 0.9, "ok": least >= 0.9},
     ]
-    accused = sum(one["accused"] for one in among.values()) / len(among)
-    named = sum(one["found"] for one in among.values()) / len(among)
+    accused = sum(item["accused"] for item in among.values()) / len(among)
+    named = sum(item["found"] for item in among.values()) / len(among)
     budgets += [
         {"name": "false accusations among long pauses", "value": accused, "limit": 0.02, "ok": accused <= 0.02},
         {"name": "lasting faults found among long pauses", "value": named, "limit": 0.95, "ok": named >= 0.95},

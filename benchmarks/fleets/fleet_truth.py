@@ -151,8 +151,8 @@ def judged_or_failed(job: Job, keep: Path | None = None) -> Outcome | str:
 
 def share(values: Iterable[bool | None]) -> float | None:
     """Return the share of true values among those that are known; ``None`` without any."""
-    known = [value for value in values if value is not None]
-    return round(sum(known) / len(known), 4) if known else None
+    collected = [value for value in values if value is not None]
+    return round(sum(collected) / len(collected), 4) if collected else None
 
 
 def frontier_finds(outcomes: Sequence[Outcome], more: int) -> float | None:
@@ -207,14 +207,14 @@ def budgets_of(outcomes: Sequence[Outcome]) -> list[dict[str, object]]:
         ("exactly named, of runs with ranks at fault", of_all["exactly_named"], 0.9),
         ("cost within 15 % of the true saving, of right answers", of_all["cost_within_15_percent"], 0.9),
     ]
-    most = [(f"a rank or host named that is not at fault, of {part}", found["false"], 0.01) for part, found in figures.items()]
+    most = [(f"a rank or host named that is not at fault, of {part}", figure["false"], 0.01) for part, figure in figures.items()]
     most += [("not enough data, of healthy runs of 200 steps or more", share(long), 0.05)]
     alone = of_all["by_ranks_alone"]
-    for name, theirs in ((name, alone[name]) for name in BASELINES):
+    for name, item in ((name, alone[name]) for name in BASELINES):
         least += [
-            (f"{what.replace('_', ' ')}, by ranks alone, beyond {name}", alone[OURS][what] - theirs[what], 0.0)
+            (f"{what.replace('_', ' ')}, by ranks alone, beyond {name}", alone[OURS][what] - item[what], 0.0)
             for what in ("right", "exactly_named")
-            if theirs[what] is not None
+            if item[what] is not None
         ]
     return [
         budget(name, value, limit, at_least=at_least)

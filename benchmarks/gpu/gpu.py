@@ -71,12 +71,12 @@ def run(command: list[str], **options: Any) -> tuple[str, str | None]:
     """Run a part with this Python. Return its standard output, and why it failed, if it did."""
     print(f"== {' '.join(command)}", file=sys.stderr, flush=True)
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, *command], cwd=ROOT, text=True, check=False, timeout=MOST_SECONDS, stdout=subprocess.PIPE, **options
         )
     except subprocess.TimeoutExpired:
         return "", f"not over after {MOST_SECONDS} s"
-    return done.stdout, f"exit status {done.returncode}" if done.returncode else None
+    return completed.stdout, f"exit status {completed.returncode}" if completed.returncode else None
 
 
 def test() -> dict[str, Any]:
@@ -101,10 +101,10 @@ def measure(command: list[str]) -> dict[str, Any]:
     """Run a benchmark. Return what it prints, or why it failed."""
     out, failure = run(command)
     try:
-        found: dict[str, Any] = json.loads(out)
+        result: dict[str, Any] = json.loads(out)
     except ValueError:
         return {"failure": failure or "it printed no result", "budgets": []}
-    return found | ({"failure": failure} if failure else {})
+    return result | ({"failure": failure} if failure else {})
 
 
 def main() -> int:
@@ -126,7 +126,7 @@ def main() -> int:
         commands["nccl"] += ["--plugin", str(args.nccl_inspector)]
     result["benchmarks"] = {name: measure(command) for name, command in commands.items()}
     result["budgets"] = [
-        {**row, "name": f"{name}: {row['name']}"} for name, found in result["benchmarks"].items() for row in found["budgets"]
+        {**row, "name": f"{name}: {row['name']}"} for name, value in result["benchmarks"].items() for row in value["budgets"]
     ]
     path = args.results / f"{time.strftime('%Y-%m-%d')}-gpu.json"
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

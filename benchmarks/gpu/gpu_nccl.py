@@ -84,12 +84,12 @@ def start(command: list[str], **more: str) -> None:
         command, env={**os.environ, **more}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        _, said = job.communicate(timeout=MOST_SECONDS)
+        _, output = job.communicate(timeout=MOST_SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(job.pid, signal.SIGKILL)
         raise
     if job.returncode:
-        raise SystemExit(f"{' '.join(command)}: exit {job.returncode}\n{said[-3000:]}")
+        raise SystemExit(f"{' '.join(command)}: exit {job.returncode}\n{output[-3000:]}")
 
 
 def evidence_of(case: Case, folder: Path, steps: int, plugin: Path | None) -> dict[str, Path]:

@@ -65,7 +65,7 @@ def percentile(values: list[float], share: float) -> float:
 def replayed(url: str, asked: list[Asked], repeats: int) -> list[tuple[str, float]]:
     """Return the view and the seconds of each request when it is made by itself."""
     with httpx.Client(timeout=60) as client:
-        return [(one.view, timed(client, url, one)) for _ in range(repeats) for one in asked]
+        return [(item.view, timed(client, url, item)) for _ in range(repeats) for item in asked]
 
 
 def timed(client: httpx.Client, url: str, one: Asked) -> float:
@@ -87,10 +87,10 @@ def at_once(url: str, asked: list[Asked], requests: int) -> list[float]:
             seconds.extend(timed(client, url, draw.choice(asked)) for _ in range(requests))
 
     users = [threading.Thread(target=user, args=(number,)) for number in range(USERS)]
-    for one in users:
-        one.start()
-    for one in users:
-        one.join()
+    for item in users:
+        item.start()
+    for item in users:
+        item.join()
     return seconds
 
 
@@ -121,7 +121,7 @@ def written(run: Path, shape: Shape) -> Path:
 
 def rounded(seconds: list[float]) -> list[float]:
     """Round to milliseconds, the precision of these measurements."""
-    return [round(one, 3) for one in seconds]
+    return [round(second, 3) for second in seconds]
 
 
 def main() -> None:
@@ -188,7 +188,7 @@ def main() -> None:
         },
         "slowest_view": slowest,
         "payload_bytes_by_view": {
-            of: max(one.answered_bytes for one in asked if one.view == of) for of in sorted({one.view for one in asked})
+            of: max(item.answered_bytes for item in asked if item.view == of) for of in sorted({item.view for item in asked})
         },
         "users_p50_s": round(percentile(together, 0.5), 4),
         "users_requests_per_s": round(len(together) / (sum(together) / USERS), 1),
@@ -204,7 +204,7 @@ def main() -> None:
         budget("whatif_cold_s", whatif_s, WHATIF_S),
         budget("report_cold_s", report_s, REPORT_S),
         budget("callback_p95_s", percentile([seconds for _, seconds in alone], 0.95), CALLBACK_P95_S),
-        budget("payload_bytes", max(one.answered_bytes for one in asked), PAYLOAD_BYTES),
+        budget("payload_bytes", max(item.answered_bytes for item in asked), PAYLOAD_BYTES),
         budget("server_bytes", max(server_bytes, live_bytes), SERVER_BYTES),
         budget("users_20_p95_s", percentile(together, 0.95), USERS_P95_S),
         budget("live_update_s", float(np.median(updates)), LIVE_S),

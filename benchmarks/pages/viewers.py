@@ -83,11 +83,11 @@ def parent_of(name: str) -> int:
 def window_stopped(server: int) -> Iterator[None]:
     """Stop the process that makes a window as it appears, until the end."""
     stopped: set[int] = set()
-    done = threading.Event()
+    completed = threading.Event()
     (worker,) = children(server)
 
     def stop() -> None:
-        while not done.wait(0.002):
+        while not completed.wait(0.002):
             for pid in children(worker) - stopped:
                 with contextlib.suppress(OSError):  # it has ended
                     if TASK in Path("/proc", str(pid), "cmdline").read_bytes():
@@ -99,7 +99,7 @@ def window_stopped(server: int) -> Iterator[None]:
     try:
         yield
     finally:
-        done.set()
+        completed.set()
         thread.join()
         for pid in stopped & children(worker):
             os.kill(pid, signal.SIGCONT)

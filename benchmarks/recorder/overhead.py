@@ -70,9 +70,9 @@ def _run(command: Sequence[str], **more: str) -> float:
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(command, env=_environment(**more), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}: exit {done.returncode}\n{done.stderr[-3000:]}")
+    completed = subprocess.run(command, env=_environment(**more), capture_output=True, text=True, check=False)
+    if completed.returncode:
+        raise SystemExit(f"{' '.join(command)}: exit {completed.returncode}\n{completed.stderr[-3000:]}")
     with suppress(ChildProcessError):
         while True:
             os.wait()
@@ -99,16 +99,16 @@ def blocks(folder: Path, count: int, device: str) -> dict[str, Any]:
     cpu, wall, booked, without_cpu, without_wall = [], [], [], [], []
     floors: dict[str, list[float]] = {"empty": [], "least": []}
     for rank in range(RANKS):
-        found = json.loads((folder / f"blocks-{rank}.json").read_text(encoding="utf-8"))
-        assert found["steps"] >= count * TINY_STEPS, "not every step was recorded"
-        for on, off in zip(found["with"], found["without"], strict=True):
+        result = json.loads((folder / f"blocks-{rank}.json").read_text(encoding="utf-8"))
+        assert result["steps"] >= count * TINY_STEPS, "not every step was recorded"
+        for on, off in zip(result["with"], result["without"], strict=True):
             cpu.append(on[0] - off[0])
             wall.append(on[1] - off[1])
             booked.append(on[2])
             without_cpu.append(off[0])
             without_wall.append(off[1])
         for arm, values in floors.items():
-            values += [floor[0] - off[0] for floor, off in zip(found[arm], found["without"], strict=True)]
+            values += [floor[0] - off[0] for floor, off in zip(result[arm], result["without"], strict=True)]
     figures["host_us_per_step"] = _spread(cpu)
     figures["wall_us_per_step"] = _spread(wall)
     figures["floor_empty_us_per_step"] = _spread(floors["empty"])
@@ -146,7 +146,7 @@ def all_in(folder: Path, rounds: int, *, traceml: bool) -> dict[str, Any]:
     figures: dict[str, Any] = {"plain": {key: statistics.median(row[key] for row in arms["plain"]) for key in arms["plain"][0]}}
     for arm in list(arms)[1:]:
         figures[arm] = {
-            f"{key}_more": _spread([mine[key] - plain[key] for mine, plain in zip(arms[arm], arms["plain"], strict=True)])
+            f"{key}_more": _spread([item[key] - plain[key] for item, plain in zip(arms[arm], arms["plain"], strict=True)])
             for key in arms["plain"][0]
         }
     figures["rankscope"]["booked_share_of_step_time"] = _spread(costs)

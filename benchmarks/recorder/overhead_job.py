@@ -139,8 +139,8 @@ class _Wrappers:
             hooks.clear()
         for owner, name, _, new in self._changed:
             setattr(owner, name, new)
-        for hooks, held in zip(self._hooks, self._held, strict=True):
-            hooks.update(held)
+        for hooks, item in zip(self._hooks, self._held, strict=True):
+            hooks.update(item)
 
 
 def _nothing(*_: Any) -> None:

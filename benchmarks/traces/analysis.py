@@ -134,14 +134,14 @@ def run(*command: str) -> Run:
     begin = time.perf_counter()
     with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
         assert process.stdout is not None
-        said = process.stdout.read()
+        output = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     whole = time.perf_counter() - begin
     if process.returncode:
         raise SystemExit(f"{command[:2]} ended with status {process.returncode}")
     cpu = usage.ru_utime + usage.ru_stime
-    inside, inside_cpu = (whole, cpu) if "rankscope.analysis/1" in said else map(float, said.split())
+    inside, inside_cpu = (whole, cpu) if "rankscope.analysis/1" in output else map(float, output.split())
     return Run(inside, inside_cpu, whole, cpu, usage.ru_maxrss / 1024)
 
 
@@ -155,7 +155,7 @@ def shown(one: Run) -> dict[str, float]:
 
 def ratios(longer: list[Run], shorter: list[Run], what: str) -> list[float]:
     """Return the ratio of a figure in each round."""
-    return [round(getattr(one, what) / getattr(other, what), 2) for one, other in zip(longer, shorter, strict=True)]
+    return [round(getattr(item, what) / getattr(other, what), 2) for item, other in zip(longer, shorter, strict=True)]
 
 
 def peer(data: Path, repeats: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -287,9 +287,9 @@ def size(scratch: Path, gigabytes: float, repeats: int) -> tuple[dict[str, Any],
     for path in paths.values():
         path.unlink()
     medians = {share: median(of) for share, of in runs.items()}
-    figures = {f"{lengths[share] / 1e9:.3g} GB": shown(one) for share, one in medians.items()}
+    figures = {f"{lengths[share] / 1e9:.3g} GB": shown(value) for share, value in medians.items()}
     # CPU time does not include other processes of the machine.
-    per_byte = {share: one.cpu_s / lengths[share] for share, one in medians.items()}
+    per_byte = {share: value.cpu_s / lengths[share] for share, value in medians.items()}
     return figures, [
         budget(f"{gigabytes:g} GB: peak memory, MiB", medians[1.0].peak_mib, SIZE_MEMORY_MIB),
         budget("CPU time per byte, all of it to a quarter", per_byte[1.0] / per_byte[0.25], LINEAR),
@@ -306,9 +306,9 @@ def ranks(scratch: Path, gigabytes: float, repeats: int) -> tuple[dict[str, Any]
     cores = len(os.sched_getaffinity(0))
     runs: dict[int, list[Run]] = {count: [] for count in (1, cores)}
     for _ in range(repeats):
-        for count, found in runs.items():
-            found.append(run(str(script), str(count), *map(str, paths)))
-    speedup = statistics.median(one.inside_s / many.inside_s for one, many in zip(runs[1], runs[cores], strict=True))
+        for count, value in runs.items():
+            value.append(run(str(script), str(count), *map(str, paths)))
+    speedup = statistics.median(item.inside_s / many.inside_s for item, many in zip(runs[1], runs[cores], strict=True))
     figures = {f"{count} processes": shown(median(of)) for count, of in runs.items()}
     return figures, [budget(f"{RANKS} ranks: speed-up per core, {cores} cores", speedup / cores, EFFICIENCY, at_least=True)]
 
@@ -339,8 +339,8 @@ def main() -> None:
             "ranks": lambda: ranks(scratch, args.size, max(1, args.repeats // 2)),
         }
         for part in parts:
-            figures[part], found = measures[part]()
-            budgets += found
+            figures[part], result = measures[part]()
+            budgets += result
     environment = {
         "python": platform.python_version(),
         "cpus": os.cpu_count(),

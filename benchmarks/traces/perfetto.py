@@ -117,11 +117,11 @@ def make_run(path: Path, ranks: int, count: int) -> None:
 def measure(*words: object) -> tuple[float, float, float]:
     """Run a Python program in a process of its own. Returns its wall and CPU seconds, and its peak memory in MiB."""
     began = time.perf_counter()
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", MEASURED, *map(str, words)], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
     )
     wall = time.perf_counter() - began
-    cpu, peak = done.stdout.rpartition("USED")[2].split()
+    cpu, peak = completed.stdout.rpartition("USED")[2].split()
     return wall, float(cpu), float(peak)
 
 

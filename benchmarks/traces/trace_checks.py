@@ -52,15 +52,15 @@ def cpu_s(call: Callable[[], object]) -> float:
 
 def ratio(path: Path, repeats: int, *, detail: bool) -> dict[str, float]:
     """Measure reading with the check, times reading without it."""
-    found, took = [], []
+    result, took = [], []
     read_trace(path, detail=detail)
     for _ in range(repeats):
         checked = cpu_s(lambda: read_trace(path, detail=detail))
         with patch("rankscope.analysis.trace.columns.check_columns", unchecked):
             plain = cpu_s(lambda: read_trace(path, detail=detail))
-        found.append(checked / plain)
+        result.append(checked / plain)
         took.append(plain)
-    return {"median": statistics.median(found), "least": min(found), "most": max(found), "plain_s": statistics.median(took)}
+    return {"median": statistics.median(result), "least": min(result), "most": max(result), "plain_s": statistics.median(took)}
 
 
 def main() -> None:
@@ -79,7 +79,9 @@ def main() -> None:
             if path.exists():
                 for detail in (False, True):
                     figures[f"{name}{', in detail' if detail else ''}"] = ratio(path, args.repeats, detail=detail)
-    budgets = [budget(f"{name}: reading with the check, times without", one["median"], LIMIT) for name, one in figures.items()]
+    budgets = [
+        budget(f"{name}: reading with the check, times without", figure["median"], LIMIT) for name, figure in figures.items()
+    ]
     environment = {"python": platform.python_version(), "cpus": os.cpu_count(), "load": os.getloadavg(), "numpy": np.__version__}
     print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
 

@@ -40,8 +40,8 @@ print("RESULT" + json.dumps({"overlap": overlap, "stragglers": stragglers}))
 def run(command: list[str]) -> tuple[str, float]:
     """Run a process. Returns its standard output, empty if it failed, and its seconds."""
     started = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return (done.stdout if done.returncode == 0 else ""), time.perf_counter() - started
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (completed.stdout if completed.returncode == 0 else ""), time.perf_counter() - started
 
 
 def ours(folder: Path) -> tuple[dict[str, Any], float]:
@@ -51,8 +51,8 @@ def ours(folder: Path) -> tuple[dict[str, Any], float]:
 
 def hta(folder: Path) -> tuple[dict[str, Any], float]:
     text, seconds = run([sys.executable, "-c", HTA, str(folder)])
-    found = text.rpartition("RESULT")[2]
-    return (json.loads(found) if found else {"overlap": {}, "stragglers": None}), seconds
+    result = text.rpartition("RESULT")[2]
+    return (json.loads(result) if result else {"overlap": {}, "stragglers": None}), seconds
 
 
 def main() -> None:

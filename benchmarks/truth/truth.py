@@ -258,14 +258,14 @@ def under_traceml(case: Case, ms: float, folder: Path, python: str) -> dict[str,
     command += ["--logs-dir", str(folder / "logs"), "--args", "--traceml", *job(case, ms, folder / "their_truth")[1:]]
     run_all([command], folder / "their_log")
     (summary,) = folder.glob("logs/*/final_summary.json")
-    said = json.loads(summary.read_text(encoding="utf-8"))["step_time"]["diagnosis"]
-    phase = said.get("phase") or said.get("metric")
+    text = json.loads(summary.read_text(encoding="utf-8"))["step_time"]["diagnosis"]
+    phase = text.get("phase") or text.get("metric")
     return {
-        "kind": "straggler" if "STRAGGLER" in said["kind"] else said["kind"].lower(),
-        "ranks": sorted(said.get("ranks") or []),
+        "kind": "straggler" if "STRAGGLER" in text["kind"] else text["kind"].lower(),
+        "ranks": sorted(text.get("ranks") or []),
         "cause": None,
         "phase": TRACEML_PHASES.get(phase, phase),
-        "summary": said.get("summary"),
+        "summary": text.get("summary"),
     }
 
 
@@ -336,9 +336,9 @@ def campaign(args: argparse.Namespace) -> list[dict[str, Any]]:
     args.folder.mkdir(parents=True, exist_ok=True)
     kept = args.folder / "results.jsonl"
     rows = [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()] if kept.exists() else []
-    done = {row["name"] for row in rows}
+    collected = {row["name"] for row in rows}
     # Jobs without a fault come first, because they show the step time.
-    wanted = [case for case in cases(args.repeats) if case.name not in done and fnmatch.fnmatch(case.name, args.only)]
+    wanted = [case for case in cases(args.repeats) if case.name not in collected and fnmatch.fnmatch(case.name, args.only)]
     wanted.sort(key=lambda case: (case.repeat, case.fault != "none"))
     until = time.monotonic() + args.hours * 3600
     for number, case in enumerate(wanted):
@@ -354,8 +354,8 @@ def campaign(args: argparse.Namespace) -> list[dict[str, Any]]:
         rows.append(row)
         with kept.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        said = ", ".join(f"{arm} {outcome(row, arm)}" for arm in ("windows", "records", "traceml") if arm in row)
-        print(f"{number + 1}/{len(wanted)} {case.name}: {said}", file=sys.stderr)
+        output = ", ".join(f"{arm} {outcome(row, arm)}" for arm in ("windows", "records", "traceml") if arm in row)
+        print(f"{number + 1}/{len(wanted)} {case.name}: {output}", file=sys.stderr)
     return rows
 
 

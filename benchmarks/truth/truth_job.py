@@ -79,7 +79,7 @@ class Planted:
 
     def __init__(self, args: argparse.Namespace, rank: int, world: int) -> None:
         self.kind: str = args.fault
-        self.slow = [int(one) for one in args.slow.split(",")] if args.slow else []
+        self.slow = [int(item) for item in args.slow.split(",")] if args.slow else []
         self.rank = rank
         self.world = world
         self.seconds = args.ms / 1000
@@ -170,8 +170,8 @@ class Model(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[batch, length, width] in and out."""
         last = len(self.layers) - 1
-        for number, one in enumerate(self.layers):
-            x = one(x)
+        for number, item in enumerate(self.layers):
+            x = item(x)
             x = Pause.apply(x, self._forward if number == 0 else self._compute, self._backward(number, last))  # type: ignore[no-untyped-call]
         return x
 
@@ -279,8 +279,8 @@ def build(args: argparse.Namespace, planted: Planted) -> tuple[nn.Module, Callab
         return part, pipelined
     model: nn.Module = Model(args, planted, args.depth)
     if args.layout == "fsdp2":
-        for one in model.layers:  # type: ignore[union-attr]
-            fully_shard(one)  # type: ignore[arg-type]
+        for item in model.layers:  # type: ignore[union-attr]
+            fully_shard(item)  # type: ignore[arg-type]
         fully_shard(model)
     else:
         model = DistributedDataParallel(model, bucket_cap_mb=0.25)

@@ -24,8 +24,8 @@ def alertmanager_process(program: str, config: Path, folder: Path) -> Iterator[s
 
             def ready() -> str | None:
                 assert process.poll() is None, log.read_text()
-                found = re.search(r"address=(127\.0\.0\.1:[1-9]\d*)", log.read_text())
-                url = f"http://{found[1]}" if found else None
+                match = re.search(r"address=(127\.0\.0\.1:[1-9]\d*)", log.read_text())
+                url = f"http://{match[1]}" if match else None
                 return url if url and httpx.get(f"{url}/-/ready").is_success else None
 
             yield wait_until(ready)

@@ -30,9 +30,9 @@ def watch(cli: Callable[..., Any], state: Path) -> Callable[..., subprocess.Comp
     """Function that runs ``alerts watch`` with the test's own state folder: ``watch(run, *options)``."""
 
     def run(path: Path, *options: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        done: subprocess.CompletedProcess[str] = cli("alerts", "watch", path, "--state", state, *options, env=env)
-        assert "Traceback" not in done.stderr
-        return done
+        completed: subprocess.CompletedProcess[str] = cli("alerts", "watch", path, "--state", state, *options, env=env)
+        assert "Traceback" not in completed.stderr
+        return completed
 
     return run
 
@@ -42,9 +42,9 @@ def events(output: str) -> list[dict[str, Any]]:
 
 
 def test_rules_are_printed(cli: Callable[..., Any]) -> None:
-    done = cli("alerts", "rules", "show")
-    assert done.returncode == 0
-    assert {group["name"] for group in yaml.safe_load(done.stdout)["groups"]} >= {"rankscope-training.alerts"}
+    completed = cli("alerts", "rules", "show")
+    assert completed.returncode == 0
+    assert {group["name"] for group in yaml.safe_load(completed.stdout)["groups"]} >= {"rankscope-training.alerts"}
 
 
 @pytest.mark.parametrize("verb", [["export", "rules"], ["show"]], ids=" ".join)
@@ -60,9 +60,9 @@ def test_rules_are_printed(cli: Callable[..., Any]) -> None:
 def test_links_that_work_on_this_machine_only_are_warned_of(
     cli: Callable[..., Any], tmp_path: Path, verb: list[str], addresses: list[str], warned: list[str]
 ) -> None:
-    done = cli("alerts", "rules", *(str(tmp_path / word) if word == "rules" else word for word in verb), *addresses)
-    assert done.returncode == 0
-    warnings = [line for line in done.stderr.splitlines() if "warning" in line]
+    completed = cli("alerts", "rules", *(str(tmp_path / word) if word == "rules" else word for word in verb), *addresses)
+    assert completed.returncode == 0
+    warnings = [line for line in completed.stderr.splitlines() if "warning" in line]
     assert len(warnings) == len(warned)
     assert all(option in line for option, line in zip(warned, warnings, strict=True))
 
@@ -70,15 +70,15 @@ def test_links_that_work_on_this_machine_only_are_warned_of(
 def test_a_bad_runbook_address_is_a_usage_error(cli: Callable[..., Any]) -> None:
     assert cli("alerts", "rules", "show", "--runbook-url", "x y").returncode == 2
     for option in ("--runbook-url", "--dashboard-url"):
-        done = cli("alerts", "rules", "export", "nowhere", option, "https://user:geheim@x/")
-        assert (done.returncode, "geheim" in done.stderr) == (2, False)
+        completed = cli("alerts", "rules", "export", "nowhere", option, "https://user:geheim@x/")
+        assert (completed.returncode, "geheim" in completed.stderr) == (2, False)
 
 
 @pytest.mark.parametrize("verb", [[], ["rules"], ["rules", "export"], ["explain"], ["watch"], ["serve"]])
 def test_help(cli: Callable[..., Any], verb: list[str]) -> None:
-    done = cli("alerts", *verb, "--help")
-    assert done.returncode == 0
-    assert "Usage:" in done.stdout
+    completed = cli("alerts", *verb, "--help")
+    assert completed.returncode == 0
+    assert "Usage:" in completed.stdout
 
 
 def test_help_needs_no_extra_and_what_does_says_how_to_get_it(
@@ -90,20 +90,20 @@ def test_help_needs_no_extra_and_what_does_says_how_to_get_it(
     env = {"PYTHONPATH": str(tmp_path / "without")}
     assert cli_process("alerts", "watch", "--help", env=env).returncode == 0
     assert cli_process("alerts", "rules", "show", env=env).returncode == 0
-    done = cli_process("alerts", "watch", make_run().path, "--once", env=env)
-    assert done.returncode == 4
-    assert "pip install 'rankscope[alerts]'" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    completed = cli_process("alerts", "watch", make_run().path, "--once", env=env)
+    assert completed.returncode == 4
+    assert "pip install 'rankscope[alerts]'" in completed.stderr
+    assert len(completed.stderr.splitlines()) == 1
 
 
 def test_once_finds_the_straggler_of_a_finished_run_and_delivers_it(watch: Any, make_run: Any, sink: Any, state: Path) -> None:
     run = make_run(slow=2)
     run.end()
     options = ("--once", "--webhook", sink.url + "/secret", "--dashboard-url", "http://127.0.0.1:8050", "--format", "json")
-    done = watch(run.path, *options)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    verdict, firing = events(done.stdout)
+    completed = watch(run.path, *options)
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stderr == ""
+    verdict, firing = events(completed.stdout)
     assert (verdict["event"], verdict["kind"]) == ("verdict", "straggler")
     assert (firing["event"], firing["labels"]["rank"], firing["annotations"]["phase"]) == ("firing", "2", "data")
     [payload] = sink.accepted
@@ -129,9 +129,9 @@ def test_once_tells_that_a_run_became_slower_than_it_was(watch: Any, make_run: A
     run.grow(100)
     run.slow = 2
     run.grow(100)
-    done = watch(run.path, "--once", "--format", "json")
-    assert done.returncode == 0, done.stderr
-    fired = {event["labels"]["alertname"]: event for event in events(done.stdout) if event["event"] == "firing"}
+    completed = watch(run.path, "--once", "--format", "json")
+    assert completed.returncode == 0, completed.stderr
+    fired = {event["labels"]["alertname"]: event for event in events(completed.stdout) if event["event"] == "firing"}
     assert fired["TrainingStepRegression"]["summary"].endswith(f"since step {run.steps - 100}.")
 
 
@@ -162,10 +162,10 @@ def test_a_run_that_ended_and_cannot_be_analysed_is_status_1(
         "engine.analyze = analyze\n"
     )
     env = {"PYTHONPATH": str(tmp_path / "failing")}
-    done = cli_process("alerts", "watch", run.path, "--state", state, "--interval", "10ms", env=env)
-    assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 2  # the first line names the watched folder
-    assert "Stale file handle" in done.stderr
+    completed = cli_process("alerts", "watch", run.path, "--state", state, "--interval", "10ms", env=env)
+    assert completed.returncode == 1
+    assert len(completed.stderr.splitlines()) == 2  # the first line names the watched folder
+    assert "Stale file handle" in completed.stderr
 
 
 @pytest.mark.slow
@@ -175,9 +175,9 @@ def test_a_folder_one_may_not_look_into_is_one_clear_line(make_run: Any, state: 
     try:
         for path in (run.path, run.path.parent):
             command = [*without_privilege, sys.executable, "-m", "rankscope", "alerts", "watch", path, "--state", state]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode == 3
-            [line] = done.stderr.splitlines()
+            completed = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert completed.returncode == 3
+            [line] = completed.stderr.splitlines()
             assert f"{path}: Permission denied" in line
     finally:
         run.path.parent.chmod(0o755)
@@ -192,23 +192,23 @@ def test_somebodys_private_folder_does_not_keep_the_other_runs_from_being_watche
     private.path.chmod(0)
     try:
         command = [*without_privilege, sys.executable, "-m", "rankscope", "alerts", "watch", run.path.parent, "--once"]
-        done = subprocess.run([*command, "--state", state], capture_output=True, text=True, check=False)
+        completed = subprocess.run([*command, "--state", state], capture_output=True, text=True, check=False)
     finally:
         private.path.chmod(0o755)
-    assert done.returncode == 0, done.stderr
-    assert "FIRING" in done.stdout
+    assert completed.returncode == 0, completed.stderr
+    assert "FIRING" in completed.stdout
 
 
 def test_a_webhook_that_refuses_is_named_without_its_secret(watch: Any, make_run: Any, sink: Any) -> None:
     run = make_run(slow=2)
     run.end()
     sink.answers = [422]
-    done = watch(run.path, "--once", env={"RANKSCOPE_ALERTS_WEBHOOK": f"{sink.url}/secret"})
-    assert done.returncode == 1
-    assert "refused with 422" in done.stderr
-    assert re.search(rf"not delivered to webhook-[0-9a-f]{{16}} {re.escape(sink.url)}/…", done.stderr)
-    assert "secret" not in done.stderr + done.stdout
-    assert "tried again" not in done.stderr
+    completed = watch(run.path, "--once", env={"RANKSCOPE_ALERTS_WEBHOOK": f"{sink.url}/secret"})
+    assert completed.returncode == 1
+    assert "refused with 422" in completed.stderr
+    assert re.search(rf"not delivered to webhook-[0-9a-f]{{16}} {re.escape(sink.url)}/…", completed.stderr)
+    assert "secret" not in completed.stderr + completed.stdout
+    assert "tried again" not in completed.stderr
 
 
 @pytest.fixture
@@ -241,11 +241,11 @@ def test_alerts_are_delivered_also_when_nothing_can_be_printed(
     run.end()
     command = [sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--once", "--state", state, "--webhook", sink.url]
     errors = unwritable if also_errors else subprocess.PIPE
-    done = subprocess.run(command, stdout=unwritable, stderr=errors, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(command, stdout=unwritable, stderr=errors, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
     assert len(sink.accepted) == 1
     if not also_errors:
-        [line] = done.stderr.splitlines()
+        [line] = completed.stderr.splitlines()
         assert "standard output" in line
 
 
@@ -256,21 +256,21 @@ def test_with_nobody_to_tell_a_closed_pipe_is_the_end(make_run: Any, state: Path
     command = [sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--once", "--state", state]
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    completed = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
-    assert (done.returncode, done.stderr) == (141, "")
+    assert (completed.returncode, completed.stderr) == (141, "")
 
 
 def test_what_is_no_folder_is_no_state_and_stays_where_it_is(watch: Any, make_run: Any, tmp_path: Path) -> None:
     run, file = make_run().path, tmp_path / "file"
     file.write_text("my novel")
-    done = watch(run, "--once", "--state", file)
-    assert (done.returncode, str(file) in done.stderr) == (2, True)
+    completed = watch(run, "--once", "--state", file)
+    assert (completed.returncode, str(file) in completed.stderr) == (2, True)
     # nor is a folder with a FIFO in place of the store
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "folder" / "alerts.sqlite")
-    done = watch(run, "--once", "--state", tmp_path / "folder")
-    [line] = done.stderr.splitlines()
+    completed = watch(run, "--once", "--state", tmp_path / "folder")
+    [line] = completed.stderr.splitlines()
     assert f"{tmp_path / 'folder' / 'alerts.sqlite'}: " in line
     assert (file.read_text(), (tmp_path / "folder" / "alerts.sqlite").is_fifo()) == ("my novel", True)
 
@@ -280,10 +280,10 @@ def test_a_damaged_store_costs_one_line_not_the_alerts(watch: Any, make_run: Any
     run.end()
     state.mkdir()
     (state / "alerts.sqlite").write_bytes(bytes(100_000))
-    done = watch(run.path, "--once", "--webhook", sink.url)
-    assert done.returncode == 0
+    completed = watch(run.path, "--once", "--webhook", sink.url)
+    assert completed.returncode == 0
     assert len(sink.accepted) == 1
-    [line] = done.stderr.splitlines()
+    [line] = completed.stderr.splitlines()
     assert all(fact in line for fact in (str(state), "alerts.sqlite.bad"))
     assert (state / "alerts.sqlite.bad").exists()
 
@@ -297,19 +297,19 @@ def test_a_state_folder_that_cannot_be_written_costs_one_line_not_the_alerts(
     (tmp_path / "read-only").mkdir(mode=0o555)
     command = [*without_privilege, sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--once"]
     command += ["--state", tmp_path / "read-only" / "state", "--webhook", sink.url]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
     assert len(sink.accepted) == 1
-    [line] = [line for line in done.stderr.splitlines() if "findings.jsonl" not in line]
+    [line] = [line for line in completed.stderr.splitlines() if "findings.jsonl" not in line]
     assert all(fact in line for fact in (f"{tmp_path}/read-only/state", "Permission denied"))
 
 
 def test_with_nobody_to_tell_findings_are_printed(watch: Any, make_run: Any) -> None:
     run = make_run(slow=1)
     run.end()
-    done = watch(run.path, "--once")
-    assert done.returncode == 0
-    [line] = [line for line in done.stdout.splitlines() if "FIRING" in line]
+    completed = watch(run.path, "--once")
+    assert completed.returncode == 0
+    [line] = [line for line in completed.stdout.splitlines() if "FIRING" in line]
     assert all(fact in line for fact in ("TrainingStraggler", "run llama", "rank 1", "host node0", "input", "data"))
 
 
@@ -322,10 +322,10 @@ def test_a_path_that_cannot_be_watched_is_one_clear_line(watch: Any, tmp_path: P
         path.mkdir()
     if what == "broken":
         (path / "run.json").write_text("{")
-    done = watch(path, "--once")
-    assert done.returncode == 3
-    assert len(done.stderr.splitlines()) == 1
-    assert str(path) in done.stderr
+    completed = watch(path, "--once")
+    assert completed.returncode == 3
+    assert len(completed.stderr.splitlines()) == 1
+    assert str(path) in completed.stderr
 
 
 @pytest.mark.parametrize(
@@ -343,18 +343,18 @@ def test_a_path_that_cannot_be_watched_is_one_clear_line(watch: Any, tmp_path: P
     ],
 )
 def test_wrong_options_are_usage_errors(watch: Any, tmp_path: Path, options: list[str]) -> None:
-    done = watch(tmp_path, *options)
-    assert done.returncode == 2
-    assert "hook" not in done.stderr.replace("--webhook", "")
+    completed = watch(tmp_path, *options)
+    assert completed.returncode == 2
+    assert "hook" not in completed.stderr.replace("--webhook", "")
 
 
 def test_there_is_one_state_per_watched_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    one, two = watcher_state(tmp_path / "a"), watcher_state(tmp_path / "b")
-    assert one != two
-    assert one.parent == tmp_path / "rankscope"
+    result, two = watcher_state(tmp_path / "a"), watcher_state(tmp_path / "b")
+    assert result != two
+    assert result.parent == tmp_path / "rankscope"
     monkeypatch.chdir(tmp_path)
-    assert watcher_state(Path("a")) == one
+    assert watcher_state(Path("a")) == result
 
 
 def grown(run: Any) -> bool:
@@ -418,8 +418,8 @@ def test_a_signal_ends_it_cleanly_even_in_the_midst_of_a_delivery(
     # and the delivery that was in progress is not repeated by the next watcher
     sink.delay_s = 0
     run.end()
-    done = subprocess.run([*command, "--state", state, "--webhook", sink.url], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run([*command, "--state", state, "--webhook", sink.url], capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
     assert [payload["status"] for payload in sink.accepted] == ["firing", "resolved"]
 
 

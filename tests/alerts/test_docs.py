@@ -21,10 +21,10 @@ PAGE = "\n".join(path.read_text() for path in PAGES)
 
 def verbs(group: click.Group = alerts, words: tuple[str, ...] = ()) -> dict[tuple[str, ...], click.Command]:
     """Return every command by its words, including those of nested groups."""
-    found: dict[tuple[str, ...], click.Command] = {}
+    by_key: dict[tuple[str, ...], click.Command] = {}
     for name, command in group.commands.items():
-        found |= verbs(command, (*words, name)) if isinstance(command, click.Group) else {(*words, name): command}
-    return found
+        by_key |= verbs(command, (*words, name)) if isinstance(command, click.Group) else {(*words, name): command}
+    return by_key
 
 
 VERBS = verbs()
@@ -43,8 +43,8 @@ def test_every_command_line_is_one_that_exists() -> None:
     assert set(shown) == set(VERBS)
     assert all(any(tuple(line[: len(words)]) == words for words in VERBS) for line in lines)
     for words, line in shown.items():
-        known = {name for parameter in VERBS[words].params for name in parameter.opts}
-        assert {word for word in line if word.startswith("--")} <= known
+        names = {name for parameter in VERBS[words].params for name in parameter.opts}
+        assert {word for word in line if word.startswith("--")} <= names
 
 
 def test_every_alert_is_documented_with_its_severity() -> None:

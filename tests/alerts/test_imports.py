@@ -13,12 +13,12 @@ def test_nothing_here_loads_torch_or_a_dashboard() -> None:
         "    importlib.import_module(module.name)\n"
         "print(sorted({'torch', 'dash', 'rankscope.profiler', 'rankscope.dashboards', 'rankscope.cli'} & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.strip() == "[]"
 
 
 def test_the_commands_load_nothing_heavy_until_they_are_used() -> None:
     code = "import sys, rankscope.alerts.commands; print(sorted({'httpx', 'uvicorn', 'sqlite3', 'numpy'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "[]", done.stderr
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert completed.stdout.strip() == "[]", completed.stderr

@@ -32,11 +32,11 @@ def matched(*rows: dict[int, CollectiveRecord]) -> Arrivals:
     """Match collectives of which each is given by the records of its ranks."""
     by_rank: ByRank = {rank: [] for rank in sorted({rank for row in rows for rank in row})}
     for number, row in enumerate(rows):
-        for rank, one in row.items():
-            by_rank[rank].append(msgspec.structs.replace(one, index=number, group_ranks=sorted(row)))
-    found = match_collectives(by_rank).matches
-    assert len(found) == len(rows)
-    return found
+        for rank, value in row.items():
+            by_rank[rank].append(msgspec.structs.replace(value, index=number, group_ranks=sorted(row)))
+    matches = match_collectives(by_rank).matches
+    assert len(matches) == len(rows)
+    return matches
 
 
 def waits_at(steps: list[int], gain_us: Floats, waited_us: Floats) -> WaitsAt:

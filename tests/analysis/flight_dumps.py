@@ -96,7 +96,7 @@ class Job:
         return {
             "version": "2.10",
             "comm_lib_version": "2.28.9",
-            "pg_config": {name: one for name, one in configs.items() if rank in self.configs[name][1]},
+            "pg_config": {name: config for name, config in configs.items() if rank in self.configs[name][1]},
             "pg_status": {},
             "entries": self.entries[rank],
         }

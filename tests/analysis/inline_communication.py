@@ -54,11 +54,11 @@ def write_job(
             at = max(free.values()) + 20.0
             for rank in members:
                 events[rank].append(_event("user_annotation", f"ProfilerStep#{step}", begin, at - begin))
-    for rank, mine in enumerate(events):
-        for number, event in enumerate(event for event in mine if event["cat"] in ("kernel", "cuda_runtime")):
+    for rank, item in enumerate(events):
+        for number, event in enumerate(event for event in item if event["cat"] in ("kernel", "cuda_runtime")):
             event["args"]["correlation"] = number // 2 + 1
-        told = {"distributedInfo": {"rank": rank, "world_size": ranks, "backend": "nccl"}} if distributed else {}
-        (folder / f"rank-{rank}.json").write_text(json.dumps({**told, "traceEvents": mine}))
+        result = {"distributedInfo": {"rank": rank, "world_size": ranks, "backend": "nccl"}} if distributed else {}
+        (folder / f"rank-{rank}.json").write_text(json.dumps({**result, "traceEvents": item}))
     return folder
 
 

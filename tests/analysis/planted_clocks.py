@@ -64,7 +64,7 @@ class Job:
         last = lag.max(axis=1, keepdims=True)
         end = START + np.rint(self.ends[:, None] + ahead + noise).astype(np.int64)
         arrive = START + np.rint(self.ends[:, None] + ahead - self.transfer - last + lag).astype(np.int64)
-        found = []
+        collected = []
         index: dict[tuple[int, int], int] = {}
         for number, step in enumerate(self.steps.tolist()):
             group = number % max(1, len(self.groups))
@@ -84,8 +84,8 @@ class Job:
                 )
                 for rank in members
             }
-            found.append(records)
-        return matched(*found)
+            collected.append(records)
+        return matched(*collected)
 
 
 def windows(count: int, collectives: int, *, apart: float, within: float, steps: int = 3) -> tuple[Floats, NDArray[np.int64]]:
@@ -101,5 +101,5 @@ def apart(job: Job, clocks: Clocks) -> Floats:
     corrected = np.empty((len(job.ends), len(job.clocks)))
     for rank, clock in enumerate(job.clocks):
         seen = START + np.rint(job.ends + clock.ahead(job.ends)).astype(np.int64)
-        corrected[:, rank] = [clocks.correct(rank, one) - START for one in seen.tolist()]
+        corrected[:, rank] = [clocks.correct(rank, item) - START for item in seen.tolist()]
     return corrected - np.median(corrected, axis=1, keepdims=True)

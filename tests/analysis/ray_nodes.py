@@ -31,13 +31,13 @@ class Cluster:
     def processes(self) -> list[int]:
         """Return the ids of all processes of the cluster, without those of its drivers."""
         mark = f"RAY_TMPDIR={self.folder}".encode()
-        found = []
+        collected = []
         for entry in Path("/proc").iterdir():
             # A process may exit meanwhile, or belong to another user.
             with suppress(OSError):
                 if entry.name.isdecimal() and mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-        return found
+                    collected.append(int(entry.name))
+        return collected
 
 
 @contextmanager

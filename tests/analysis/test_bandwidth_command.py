@@ -19,9 +19,9 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 def row(**fields: object) -> CollectiveBandwidth:
     unknown = dict.fromkeys(CollectiveBandwidth.__struct_fields__)
-    known = {"op": "all_reduce", "group": "dp", "group_size": 4, "count": 3, "matched": 3, "bytes": 3 << 20}
+    by_key = {"op": "all_reduce", "group": "dp", "group_size": 4, "count": 3, "matched": 3, "bytes": 3 << 20}
     times = {"transfer_us": 1500.0, "wait_us": 20.0, "bus_gb_s": 2.5}
-    return CollectiveBandwidth(**{**unknown, **known, **times, **fields})  # type: ignore[arg-type]
+    return CollectiveBandwidth(**{**unknown, **by_key, **times, **fields})  # type: ignore[arg-type]
 
 
 def table(*rows: CollectiveBandwidth, width: int = 100, **fields: object) -> str:
@@ -86,11 +86,11 @@ def test_bytes_for_people(number: int, said: str) -> None:
 
 
 def test_the_command_compares_with_the_link_it_is_told(cli: Cli, shared_data: Path) -> None:
-    done = cli("analyze", shared_data / "traces" / "dlrm_8ranks_v100", "--link", "nvlink2", "--format", "json")
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)["collectives"]["by_op"]
-    assert {(one["link"], one["link_source"], one["expected_gb_s"]) for one in rows} == {("nvlink2", "told", 150.0)}
-    assert [one["bytes"] for one in rows if one["op"] == "all_reduce"] == [394_241 * 4, 226_960 * 4, 112 * 4]
+    completed = cli("analyze", shared_data / "traces" / "dlrm_8ranks_v100", "--link", "nvlink2", "--format", "json")
+    assert completed.returncode == 0, completed.stderr
+    rows = json.loads(completed.stdout)["collectives"]["by_op"]
+    assert {(item["link"], item["link_source"], item["expected_gb_s"]) for item in rows} == {("nvlink2", "told", 150.0)}
+    assert [item["bytes"] for item in rows if item["op"] == "all_reduce"] == [394_241 * 4, 226_960 * 4, 112 * 4]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_the_command_compares_with_the_link_it_is_told(cli: Cli, shared_data: Pa
     ],
 )
 def test_a_link_that_makes_no_sense_is_a_usage_error(cli: Cli, tmp_path: Path, links: list[str], said: str) -> None:
-    done = cli("analyze", tmp_path, *[part for link in links for part in ("--link", link)])
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+    completed = cli("analyze", tmp_path, *[part for link in links for part in ("--link", link)])
+    assert completed.returncode == 2
+    assert said in completed.stderr
+    assert "Traceback" not in completed.stderr

@@ -25,12 +25,12 @@ def result(run: Any) -> Analysis:
 
 def at(rank: int | None = None, every: int = 1, **extra: Any) -> Plan:
     """Return the plan that plants ``extra`` in every N-th step of a rank, or of all ranks."""
-    return lambda one, step: extra if rank in (None, one) and step % every == 0 else None
+    return lambda item, step: extra if rank in (None, item) and step % every == 0 else None
 
 
 def told(analysis: Analysis) -> str:
     """Return the next actions and the advice."""
-    return " ".join([*analysis.verdict.next, *(one.action for one in analysis.advice)])
+    return " ".join([*analysis.verdict.next, *(advice_item.action for advice_item in analysis.advice)])
 
 
 def sections(tag: str, us: float, *, where: Callable[[int, int], bool]) -> Callable[[int, int], dict[str, Any]]:
@@ -54,7 +54,7 @@ def test_a_short_activity_beside_a_delay_is_not_the_cause(synthetic: Synthetic, 
     assert verdict.cause == ("input" if phase == "data" else "host"), verdict.summary
     assert "checkpoint" not in verdict.summary
     assert "evaluat" not in verdict.summary
-    by_cause = {one.cause: one.lost_share or 0.0 for one in whatif([run.path]).by_cause}
+    by_cause = {item.cause: item.lost_share or 0.0 for item in whatif([run.path]).by_cause}
     assert by_cause["checkpoint" if tag == "checkpoint" else "evaluation"] < 0.05
 
 
@@ -85,9 +85,9 @@ def test_an_activity_with_most_of_the_delay_is_the_cause(
     analysis = result(run)
     verdict = analysis.verdict
     assert (verdict.rank, verdict.cause, verdict.phase) == (0, cause, "between_steps"), verdict.summary
-    (found,) = [one.value for one in analysis.findings[0].evidence if one.name == f"{cause}_excess"]
-    assert found == pytest.approx(us, rel=0.15)
-    by_cause = {one.cause: one for one in whatif([run.path]).by_cause}
+    (values,) = [row.value for row in analysis.findings[0].evidence if row.name == f"{cause}_excess"]
+    assert values == pytest.approx(us, rel=0.15)
+    by_cause = {row.cause: row for row in whatif([run.path]).by_cause}
     assert (by_cause[cause].lost_share or 0.0) > 0.85
 
 
@@ -166,7 +166,7 @@ def test_more_calls_are_more_work(synthetic: Synthetic, slow: dict[str, tuple[in
     assert (verdict.rank, verdict.cause, verdict.explained_by) == (2, "imbalance", "more_calls"), verdict.summary
     assert name in verdict.summary
     assert "same work" not in verdict.summary
-    assert any(one.name == "calls" for one in analysis.findings[0].evidence)
+    assert any(row.name == "calls" for row in analysis.findings[0].evidence)
     assert not any(word in told(analysis) for word in ("clock", "temperature", "GPU"))
 
 
@@ -204,8 +204,8 @@ def test_the_work_is_claimed_as_far_as_it_was_counted(
 ) -> None:
     verdict = profiled(busy_rank(synthetic, fields=lambda *_: fields), calls).verdict
     assert (verdict.rank, verdict.cause) == (2, "compute"), verdict.summary
-    for one in ("for the same work", "for inputs of the same size", "for as many calls"):
-        assert (one in verdict.summary) == (one == claim), verdict.summary
+    for item in ("for the same work", "for inputs of the same size", "for as many calls"):
+        assert (item in verdict.summary) == (item == claim), verdict.summary
 
 
 def test_a_kernel_in_place_of_another_is_not_more_work(synthetic: Synthetic) -> None:
@@ -340,7 +340,7 @@ def test_an_activity_of_all_ranks_is_the_limit(
     verdict = analysis.verdict
     assert (verdict.kind, verdict.cause, verdict.phase) == ("host_bound", cause, None), verdict.summary
     assert ("evaluation" if tag == "eval" else "checkpoints") in verdict.summary
-    share = next(one.value for one in analysis.findings[0].evidence if one.name == f"share.{cause}")
+    share = next(row.value for row in analysis.findings[0].evidence if row.name == f"share.{cause}")
     assert share == pytest.approx(0.65, abs=0.03)
     assert f"{share:.0%}" in verdict.summary
     assert "py-spy" not in told(analysis)

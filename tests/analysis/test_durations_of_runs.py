@@ -100,9 +100,9 @@ def test_durations_name_the_rank_of_a_run_that_does_not_know_own_times(write: Wr
         assert analysis.ledger is not None
         assert analysis.ledger.source == source
         # and the answer says what it rests on
-        said = next(warning for warning in analysis.source.warnings if "own times" in warning)
-        assert "8 of 8 ranks" in said
-        assert "of 32 steps" in said
+        output = next(warning for warning in analysis.source.warnings if "own times" in warning)
+        assert "8 of 8 ranks" in output
+        assert "of 32 steps" in output
         evidence = {row.name: row.value for row in analysis.findings[0].evidence}
         assert evidence["steps_judged"] >= 24
         assert evidence["communication_matched"] > 0.9
@@ -166,9 +166,9 @@ def test_what_was_lost_and_what_is_missing_is_said(write: Write) -> None:
         return msgspec.structs.replace(block, lost=7)
 
     analysis = analyze([write("tp", "slow device", change=change)])
-    said = " ".join(analysis.source.warnings)
-    assert "rank 5: no log of it appeared" in said
-    assert "overwritten" in said
+    output = " ".join(analysis.source.warnings)
+    assert "rank 5: no log of it appeared" in output
+    assert "overwritten" in output
     assert analysis.verdict.kind == "insufficient_data"
 
 

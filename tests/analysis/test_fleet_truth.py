@@ -36,9 +36,9 @@ def fleet(fault_us: float = 20_000.0, *, ranks: int = 4, **more: Any) -> Any:
 def test_two_kinds_are_written_judged_and_printed_with_their_budgets() -> None:
     kinds = ["a slow rank, 8 ranks", "healthy, 35 steps, 8 ranks"]
     command = [sys.executable, "-m", "benchmarks.fleets.fleet_truth", "--seeds", "1", "--jobs", "1", "--only", *kinds]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    result = json.loads(done.stdout)
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    result = json.loads(completed.stdout)
     assert {"a slow rank, 8 ranks, without the fault", "all", *kinds} == set(result["figures"])
     figures = result["figures"]["a slow rank, 8 ranks"]
     assert (figures["right"], figures["exactly_named"], figures["false"]) == (1, 1, 0)

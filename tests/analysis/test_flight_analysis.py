@@ -134,8 +134,8 @@ def test_missing_ranks_are_said(tmp_path: Path) -> None:
     assert analysis.verdict.kind == "insufficient_data"
     assert analysis.source.warnings == ["dumps of 3 of 4 ranks: groups with a missing rank are left out"]
     assert analysis.source.coverage == pytest.approx(0.75)
-    one = analyze([Job(always(2, 15.0)).write(tmp_path / "one", ranks=[0])]).verdict
-    assert "one rank cannot show" in one.summary
+    verdict = analyze([Job(always(2, 15.0)).write(tmp_path / "one", ranks=[0])]).verdict
+    assert "one rank cannot show" in verdict.summary
 
 
 def test_nobody_is_blamed_for_a_rank_whose_dump_is_missing(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_any_cut_into_increments_gives_the_answer_of_one_read(
 def test_of_a_long_run_the_cuts_do_not_matter_either(copies: Callable[[], Growing], cuts: list[tuple[float, int | None]]) -> None:
     # Given one run that is followed from its beginning, and one that is read once complete
     run, late = copies(), copies()
-    followed, once = (OnlineAnalysis(one.path, recent_steps=12, recent_windows=2) for one in (run, late))
+    followed, once = (OnlineAnalysis(rank.path, recent_steps=12, recent_windows=2) for rank in (run, late))
     for share, only in cuts:
         run.grow(share, only=only)
         followed.update()
@@ -143,7 +143,7 @@ def test_of_a_long_run_the_cuts_do_not_matter_either(copies: Callable[[], Growin
     assert ours.verdict.rank is None  # it was slow earlier
     assert ours.verdict.steps == (STEPS - 12, STEPS)
     assert (ours.source.steps, ours.source.coverage) == (STEPS, 1.0)
-    assert [one.steps for one in ours.ranks] == [STEPS] * RANKS
+    assert [rank.steps for rank in ours.ranks] == [STEPS] * RANKS
     assert "judged by the last 12 of 40 steps" in ours.source.warnings
     assert ours.collectives.matched == 2
 

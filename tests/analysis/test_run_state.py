@@ -25,7 +25,7 @@ Plan = Callable[[int, int], dict[str, Any] | None]
 
 
 def always(rank: int, **extra: Any) -> Plan:
-    return lambda one, _step: extra if one == rank else None
+    return lambda item, _step: extra if item == rank else None
 
 
 @pytest.mark.parametrize("size", [2_000_000_000, 10**30])
@@ -88,7 +88,7 @@ def began_ago(run: Path, seconds: float, *, goes_on: bool) -> None:
     """Move all times of a synthetic run so that it began ``seconds`` ago; with ``goes_on`` its ranks have not ended."""
     moved_ns = time.time_ns() - int(seconds * 1e9) - 10**18
     for path in (run / "attempts").rglob("*.json*"):
-        text = re.sub(r'("start_unix_ns": ?)(\d+)', lambda found: f"{found[1]}{int(found[2]) + moved_ns}", path.read_text())
+        text = re.sub(r'("start_unix_ns": ?)(\d+)', lambda item: f"{item[1]}{int(item[2]) + moved_ns}", path.read_text())
         path.write_text(re.sub(r'"end_reason": ?"exit"', '"end_reason": null', text) if goes_on else text)
     for path in (run / "attempts").rglob("steps-*.npy"):
         rows = load(path)
@@ -140,10 +140,10 @@ def test_a_run_whose_ranks_finish_no_more_steps_is_reported_whatever_the_verdict
     silent = [warning for warning in analysis.source.warnings if "no rank has finished a step" in warning]
     assert len(silent) == (silence is not None)
     for warning in silent:
-        said = re.search(r"for (\d+) (\w+) .*step 39.*ranks 0, 1, 2, 3 ", warning)
-        assert said is not None
-        assert said[2] == silence
-        assert int(said[1]) in (range(180, 200) if silence == "s" else (60,))
+        match = re.search(r"for (\d+) (\w+) .*step 39.*ranks 0, 1, 2, 3 ", warning)
+        assert match is not None
+        assert match[2] == silence
+        assert int(match[1]) in (range(180, 200) if silence == "s" else (60,))
 
 
 def test_a_run_that_hangs_before_its_first_step_is_reported(synthetic: Synthetic) -> None:

@@ -24,7 +24,7 @@ Plan = Callable[[int, int], dict[str, Any] | None]
 
 
 def always(rank: int, **extra: Any) -> Plan:
-    return lambda one, _step: extra if one == rank else None
+    return lambda item, _step: extra if item == rank else None
 
 
 def result(run: Any) -> Analysis:
@@ -83,9 +83,9 @@ def test_work_counts_where_it_enters_the_model_if_that_is_known(
     analysis = result(synthetic(plan=always(2, us=60_000, phase="forward", cpu=True, elements=loaded), fields=fields))
     verdict = analysis.verdict
     assert (verdict.rank, verdict.cause, verdict.explained_by) == (2, cause, explained_by), verdict.summary
-    found = {one.name: one.value for one in analysis.findings[0].evidence if one.name.endswith("work_excess")}
-    known = {"work_excess": loaded - 1} if given is None else {"work_excess": given - 1, "loaded_work_excess": loaded - 1}
-    assert found == pytest.approx(known, abs=0.01)
+    by_key = {row.name: row.value for row in analysis.findings[0].evidence if row.name.endswith("work_excess")}
+    value = {"work_excess": loaded - 1} if given is None else {"work_excess": given - 1, "loaded_work_excess": loaded - 1}
+    assert by_key == pytest.approx(value, abs=0.01)
     assert ("after the loader" in verdict.summary) == (explained_by is not None)
     assert any("after the loader" in action for action in verdict.next) == (explained_by is not None)
 
@@ -118,7 +118,7 @@ def test_a_small_but_certain_lag_accuses_nobody(synthetic: Synthetic) -> None:
     ("rank", "steps", "us"), [(3, {20}, 5_000_000), (0, {0, 1, 2, 3}, 900_000)], ids=["one terrible step", "slow first steps"]
 )
 def test_few_slow_steps_accuse_nobody(synthetic: Synthetic, rank: int, steps: set[int], us: float) -> None:
-    verdict = result(synthetic(plan=lambda one, step: {"us": us} if one == rank and step in steps else None)).verdict
+    verdict = result(synthetic(plan=lambda item, step: {"us": us} if item == rank and step in steps else None)).verdict
     assert verdict.kind != "straggler"
 
 
@@ -353,7 +353,7 @@ def test_torn_and_damaged_records_are_counted_and_cost_nothing_else(synthetic: S
     with file.open("ab") as end:
         end.write(bytes(20))
     analysis = analyze([path])
-    (warning,) = (one for one in analysis.source.warnings if "2 damaged lines skipped" in one)
+    (warning,) = (item for item in analysis.source.warnings if "2 damaged lines skipped" in item)
     assert f"{file.relative_to(path)} (2, from byte " in warning
     assert analysis.verdict.rank == 2
 
@@ -369,8 +369,8 @@ def test_the_last_attempt_is_analysed(synthetic: Synthetic) -> None:
 def test_an_earlier_attempt_is_analysed_where_its_folder_is_named(synthetic: Synthetic) -> None:
     path = synthetic(plan=always(2, us=60_000), end_reasons=dict.fromkeys(range(4), None)).write()
     create_attempt(path, AttemptInfo(attempt=1, start_unix_ns=2 * 10**18, world_size=4))
-    (said,) = [warning for warning in analyze([path]).source.warnings if "attempts" in warning]
-    assert said.endswith(f"name its folder, such as {path}/attempts/000")
+    (warnings,) = [warning for warning in analyze([path]).source.warnings if "attempts" in warning]
+    assert warnings.endswith(f"name its folder, such as {path}/attempts/000")
     analysis = analyze([path / "attempts" / "000"])
     assert (analysis.verdict.kind, analysis.verdict.rank) == ("straggler", 2)
     assert "one of 2 attempts (number 0) is analysed" in analysis.source.warnings
@@ -584,7 +584,7 @@ def test_a_job_of_one_host_is_not_told_to_do_without_it(synthetic: Synthetic, ex
     def said(**where: Any) -> str:
         analysis = result(synthetic(device_kind="cpu", plan=always(2, us=60_000, **extra), **where))
         assert analysis.verdict.rank == 2
-        return " ".join([*analysis.verdict.next, *(one.action for one in analysis.advice)])
+        return " ".join([*analysis.verdict.next, *(advice_item.action for advice_item in analysis.advice)])
 
     assert not re.search("without|DRAIN|replace", said(folder="one", rank_fields={"host": "alone"}))
     if extra.get("cpu"):
@@ -596,8 +596,8 @@ def test_ranks_that_share_a_gpu_are_said_to(synthetic: Synthetic) -> None:
         warnings = result(synthetic(gpus=True, rank_fields=rank_fields)).source.warnings
         return [warning for warning in warnings if "share" in warning]
 
-    (said,) = shared({"gpu_uuid": "GPU-0"})
-    assert said.startswith("ranks 0, 1, 2, 3 share one GPU, which runs their work in turns")
+    (output,) = shared({"gpu_uuid": "GPU-0"})
+    assert output.startswith("ranks 0, 1, 2, 3 share one GPU, which runs their work in turns")
     assert shared({}) == []
 
 

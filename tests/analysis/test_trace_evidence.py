@@ -37,8 +37,8 @@ def x(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> 
 def write(folder: Path, ranks: Sequence[Sequence[Event]]) -> Path:
     """Write the traces of all ranks of one host."""
     for rank, events in enumerate(ranks):
-        told = {"rank": rank, "world_size": len(ranks), "backend": "gloo"}
-        (folder / f"rank-{rank}.json").write_text(json.dumps({"distributedInfo": told, "traceEvents": list(events)}))
+        by_key = {"rank": rank, "world_size": len(ranks), "backend": "gloo"}
+        (folder / f"rank-{rank}.json").write_text(json.dumps({"distributedInfo": by_key, "traceEvents": list(events)}))
     return folder
 
 
@@ -195,13 +195,13 @@ def test_what_a_torn_trace_lacks_is_no_zero_and_in_no_mean(tmp_path: Path) -> No
     # given three ranks, and a trace of the last one that stops before its collectives
     ranks = [cpu_rank(8, late=False), cpu_rank(8, late=True), cpu_rank(8, late=False)]
     write(tmp_path, ranks)
-    left = [event for event in ranks[2] if not event["name"].startswith(("gloo", "c10d"))]
-    torn = json.dumps({"distributedInfo": {"rank": 2, "world_size": 3}, "traceEvents": left})
+    events = [event for event in ranks[2] if not event["name"].startswith(("gloo", "c10d"))]
+    torn = json.dumps({"distributedInfo": {"rank": 2, "world_size": 3}, "traceEvents": events})
     (tmp_path / "rank-2.json").write_text(torn[:-40])
     analysis = analyze([tmp_path])
     # then its row reports it, and has no value where the trace has none
     row = analysis.ranks[2]
-    assert [one.truncated for one in analysis.ranks] == [False, False, True]
+    assert [rank.truncated for rank in analysis.ranks] == [False, False, True]
     assert (row.communication_us, row.overlap_us, row.exposed_communication_us, row.idle_us) == (None,) * 4
     assert row.compute_us
     text = render_text(analysis, width=100)
@@ -211,9 +211,9 @@ def test_what_a_torn_trace_lacks_is_no_zero_and_in_no_mean(tmp_path: Path) -> No
     # and the means are those of the others
     others = analysis.ranks[:2]
     assert analysis.waterfall is not None
-    assert analysis.waterfall.step_us == pytest.approx(sum(one.window_us or 0.0 for one in others) / 2, abs=0.01)
+    assert analysis.waterfall.step_us == pytest.approx(sum(rank.window_us or 0.0 for rank in others) / 2, abs=0.01)
     communication = analysis.waterfall.share("exposed_communication")
-    expected = sum(one.exposed_communication_us or 0.0 for one in others) / sum(one.window_us or 0.0 for one in others)
+    expected = sum(rank.exposed_communication_us or 0.0 for rank in others) / sum(rank.window_us or 0.0 for rank in others)
     assert communication == pytest.approx(expected, abs=1e-3)
 
 
@@ -247,17 +247,17 @@ def test_where_the_loader_is_seen_the_sentence_does_not_leave_it_open(dlrm: Path
 def test_collectives_that_nobody_called_are_unmatched_and_less_is_known_for_it(tmp_path: Path) -> None:
     # given ranks that reduce in calls of the trace, and for 200 µs in each step without a call
     analysis = two_ranks(tmp_path, 16, uncalled=16)
-    found = analysis.collectives
+    collectives = analysis.collectives
     # then these are counted, and the share of the others is known
-    assert (found.matched, found.unmatched, found.unmatched_by) == (16, 16, {"call_missing": 16})
-    assert found.explained_share is not None
+    assert (collectives.matched, collectives.unmatched, collectives.unmatched_by) == (16, 16, {"call_missing": 16})
+    assert collectives.explained_share is not None
     # (of 1,000 µs one rank reduces for 600, the other for 100)
-    assert found.explained_share == pytest.approx(700 / (700 + 2 * 200), abs=0.01)
+    assert collectives.explained_share == pytest.approx(700 / (700 + 2 * 200), abs=0.01)
     (warning,) = analysis.source.warnings
-    assert warning.startswith(f"matched collectives explain {found.explained_share:.0%} of the communication time")
+    assert warning.startswith(f"matched collectives explain {collectives.explained_share:.0%} of the communication time")
     # and no rank is named with more confidence than that
     assert (analysis.verdict.kind, analysis.verdict.rank) == ("straggler", 1)
-    assert analysis.verdict.confidence == pytest.approx(found.explained_share, abs=0.001)
+    assert analysis.verdict.confidence == pytest.approx(collectives.explained_share, abs=0.001)
 
 
 def test_with_all_collectives_matched_there_is_nothing_to_warn_of(tmp_path: Path) -> None:

@@ -47,9 +47,9 @@ def test_ids_of_processes_in_names_are_no_ranks_where_collectives_tell_them(tmp_
     assert [row.rank for row in analysis.ranks] == list(range(RANKS))
     assert (whatif([tmp_path]).slowdown or 0.0) > 1.5
     # and one of them is one of at least four
-    one = analyze([tmp_path / "gpu-a0_8811.pt.trace.json"])
-    assert (one.source.world_size, one.source.world_size_is_least) == (RANKS, True)
-    assert "1 rank of at least 4," in render_text(one, width=100)
+    result = analyze([tmp_path / "gpu-a0_8811.pt.trace.json"])
+    assert (result.source.world_size, result.source.world_size_is_least) == (RANKS, True)
+    assert "1 rank of at least 4," in render_text(result, width=100)
 
 
 def test_traces_without_anything_in_common_are_not_compared(tmp_path: Path) -> None:

@@ -102,7 +102,9 @@ def test_a_slow_host_is_in_the_sentence_and_a_finding_of_its_own(faults: Any, an
     assert is_named_as_expected(analysis, fleet)
     (host,) = fleet.expected.hosts
     assert host in analysis.verdict.summary
-    assert [(one.host, one.whole_host, one.ranks) for one in analysis.findings[:1]] == [(host, True, list(fleet.expected.ranks))]
+    assert [(finding.host, finding.whole_host, finding.ranks) for finding in analysis.findings[:1]] == [
+        (host, True, list(fleet.expected.ranks))
+    ]
 
 
 @pytest.mark.parametrize("healthy", [3, None])
@@ -196,7 +198,7 @@ def test_a_slow_rank_beside_moving_pauses_is_named_and_the_pauses_are_a_finding(
     fleet = faults.beside_pauses(rng, 100_000.0)
     analysis = analyse(fleet)
     assert is_named_as_expected(analysis, fleet)
-    assert any(one.pattern == "rotating" for one in analysis.findings)
+    assert any(finding.pattern == "rotating" for finding in analysis.findings)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

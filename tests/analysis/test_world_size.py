@@ -74,7 +74,9 @@ def test_two_of_eight_traces_show_no_rank_that_is_last(tmp_path: Path, told: dic
     analysis = of_traces(tmp_path, [2, 3], told=told, fault="slow device")
     assert (analysis.verdict.kind, analysis.source.world_size) == ("insufficient_data", 8), analysis.verdict.summary
     assert "2 ranks of at least 8" in analysis.verdict.summary
-    assert bool([one for one in analysis.source.warnings if "2 ranks" in one and "8" in one]) == (told is not None)
+    assert bool([warning for warning in analysis.source.warnings if "2 ranks" in warning and "8" in warning]) == (
+        told is not None
+    )
 
 
 def test_ranks_of_a_whole_group_are_judged_among_themselves(tmp_path: Path) -> None:
@@ -159,7 +161,7 @@ def test_a_run_of_one_recorded_rank_is_not_of_one_rank(run_of: Callable[..., Pat
     analysis = analyze([run])
     assert (analysis.verdict.kind, analysis.source.world_size) == ("insufficient_data", 8), analysis.verdict.summary
     assert "of a world of 8" in analysis.verdict.summary
-    assert any("no records of" in one and "1" in one and "7" in one for one in analysis.source.warnings)
+    assert any("no records of" in warning and "1" in warning and "7" in warning for warning in analysis.source.warnings)
     assert OnlineAnalysis(run).update().source.world_size == 8
     assert analyze_captured(RunReader(run), 0, [0], range(7, 8)).source.world_size == 8
 

@@ -55,8 +55,8 @@ def values_of_file(path: Path) -> dict[str, Any]:
     trace = read_trace(path)
     events = work_events(trace)
     steps = step_breakdowns(trace, events)
-    found = row.detail
-    assert found is not None
+    detail = row.detail
+    assert detail is not None
     return {
         "rank": row.rank,
         "world_size": trace.world_size,
@@ -64,19 +64,19 @@ def values_of_file(path: Path) -> dict[str, Any]:
         "lacking": row.truncated,
         "damaged": trace.damaged,
         "quality": {name: getattr(row.data_quality, name) for name in QUALITY},
-        "start_ns": found.start_unix_ns,
+        "start_ns": detail.start_unix_ns,
         "window": {name: getattr(row, name) for name in (*PARTITION, "overlap_ratio")},
         "steps": {str(step.step): {name: getattr(step, name) for name in PARTITION} for step in steps},
         "own_us": {str(step): us for step, us in DeviceTimes(steps).own_us.items()} if trace.has_device_work else {},
         "streams": sorted(
-            (_without(msgspec.to_builtins(row), "kind") for row in found.streams),
+            (_without(msgspec.to_builtins(row), "kind") for row in detail.streams),
             key=lambda row: [-1 if row[name] is None else row[name] for name in ("device", "stream")],
         ),
         "copies": sorted(
-            (msgspec.to_builtins(row) for row in found.copies),
+            (msgspec.to_builtins(row) for row in detail.copies),
             key=lambda row: (row["direction"], row["memory"] or "", row["collective"]),
         ),
-        "launch": None if found.launch is None else _launch(found.launch),
+        "launch": None if detail.launch is None else _launch(detail.launch),
         "collectives": _summed(reduce_file(trace, events).collectives),
     }
 
@@ -119,15 +119,15 @@ def _without(row: dict[str, Any], *names: str) -> dict[str, Any]:
 
 def _launch(part: LaunchPart) -> dict[str, Any]:
     row: dict[str, Any] = msgspec.to_builtins(part)
-    return row | {"queue_delay": {one["kind"]: _without(one, "kind") for one in row["queue_delay"]}}
+    return row | {"queue_delay": {item["kind"]: _without(item, "kind") for item in row["queue_delay"]}}
 
 
 def _summed(records: Iterable[CollectiveRecord]) -> list[dict[str, Any]]:
     sums: dict[tuple[int, str, str], list[int]] = defaultdict(lambda: [0] * 4)
-    for one in records:
-        start, end = one.start_unix_ns, one.end_unix_ns
-        for at, value in enumerate((1, one.bytes or 0, end - start, start - one.enqueue_unix_ns)):
-            sums[one.step, one.group, one.op][at] += value
+    for record in records:
+        start, end = record.start_unix_ns, record.end_unix_ns
+        for at, value in enumerate((1, record.bytes or 0, end - start, start - record.enqueue_unix_ns)):
+            sums[record.step, record.group, record.op][at] += value
     return [
         {"step": step, "group": group, "op": op, "count": count, "bytes": moved, "us": ns / 1000, "queued_us": queued / 1000}
         for (step, group, op), (count, moved, ns, queued) in sorted(sums.items())
@@ -141,7 +141,7 @@ def differences(expected: Any, found: Any, at: str = "") -> list[str]:
         return [line for key in keys for line in differences(expected.get(key), found.get(key), f"{at}/{key}")]
     if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
         pairs = enumerate(zip(expected, found, strict=True))
-        return [line for number, (one, other) in pairs for line in differences(one, other, f"{at}/{number}")]
+        return [line for number, (item, other) in pairs for line in differences(item, other, f"{at}/{number}")]
     if isinstance(expected, float) and isinstance(found, int | float):
         is_time = "us" in re.split("[/_]", at)
         same = abs(expected - found) <= (NANOSECOND_US if is_time else 0) + 1e-9 * abs(expected)

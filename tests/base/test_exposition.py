@@ -45,19 +45,22 @@ COUNTS = st.floats(min_value=0, allow_nan=False)
 
 @st.composite
 def families(draw: st.DrawFn) -> list[Family]:
-    found = []
+    collected = []
     for name in draw(st.lists(NAMES.map(lambda name: f"m_{name}_x"), unique=True, max_size=3)):
         kind = draw(st.sampled_from(["gauge", "counter"]))
         series = draw(st.dictionaries(LABELS, VALUES if kind == "gauge" else COUNTS, min_size=1, max_size=4))
         # Parsers ignore the order of labels.
         unique = {tuple(sorted(labels)): (labels, value) for labels, value in series.items()}
         full = f"{name}_total" if kind == "counter" else name
-        found.append(Family(full, kind, draw(TEXTS), points=[Point(*one) for one in unique.values()]))  # type: ignore[arg-type]
-    return found
+        collected.append(Family(full, kind, draw(TEXTS), points=[Point(*item) for item in unique.values()]))  # type: ignore[arg-type]
+    return collected
 
 
 def _expected(given_families: list[Family]) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
-    return {one.name: {frozenset(point.labels): point.value for point in one.points} for one in given_families}
+    return {
+        given_family.name: {frozenset(point.labels): point.value for point in given_family.points}
+        for given_family in given_families
+    }
 
 
 def _assert_same(read: Any, given_families: list[Family]) -> None:
@@ -80,7 +83,7 @@ def test_both_formats_read_back_exactly_what_went_in(given_families: list[Family
         as_openmetrics = openmetrics(given_families).decode()
         _assert_same(parse_text(text(given_families).decode()), given_families)
         _assert_same(parse_openmetrics(as_openmetrics), given_families)  # type: ignore[no-untyped-call]
-    documented = {one.name: one.documentation for one in parse_openmetrics(as_openmetrics)}  # type: ignore[no-untyped-call]
+    documented = {parse_openmetric.name: parse_openmetric.documentation for parse_openmetric in parse_openmetrics(as_openmetrics)}  # type: ignore[no-untyped-call]
     for family in given_families:
         # The reference parser strips white space from the ends of a line.
         assert documented[family.name.removesuffix("_total")].strip() == family.help.strip()

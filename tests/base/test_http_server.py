@@ -218,8 +218,8 @@ def test_a_response_under_way_ends_before_the_server_does() -> None:
             answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
             assert len(answer.partition(b"\r\n\r\n")[2]) == 2**20
             await stopping
-            for one in (idle_writer, writer):
-                one.close()
+            for item in (idle_writer, writer):
+                item.close()
 
     run(main)
 

@@ -78,18 +78,18 @@ def test_what_the_profiled_steps_show_is_printed(run: Path, cli: Cli) -> None:
         profile(run, 1, request.steps)
 
     with job(run, serve) as seen:
-        done = cli("capture", run, "--steps", "2", "--note", "slow since noon", "--wait", "60")
+        completed = cli("capture", run, "--steps", "2", "--note", "slow since noon", "--wait", "60")
     # then the request contains the options
     assert [(request.kind, request.steps, request.ranks, request.keep_trace) for request in seen] == [("capture", 2, None, False)]
     assert seen[0].note == "slow since noon"
     # and the output shows those steps, and the late rank in them
-    assert done.returncode == 0, done.stderr
-    assert "steps 70 to 71" in done.stderr
+    assert completed.returncode == 0, completed.stderr
+    assert "steps 70 to 71" in completed.stderr
     for heading in ("compute", "overlap", "exposed", "idle", "hidden"):
-        assert heading in done.stdout
-    assert "40.0%" in done.stdout  # compute of the window
+        assert heading in completed.stdout
+    assert "40.0%" in completed.stdout  # compute of the window
     # the verdict on the run is first
-    assert re.match(r"THE RUN SO FAR: [A-Z ]+\n.+\n\nWHAT THE WINDOW ADDS \(steps 70 to 71\)\n", done.stdout, re.DOTALL)
+    assert re.match(r"THE RUN SO FAR: [A-Z ]+\n.+\n\nWHAT THE WINDOW ADDS \(steps 70 to 71\)\n", completed.stdout, re.DOTALL)
 
 
 def test_a_late_rank_is_named_from_the_captured_steps_alone(run: Path, cli: Cli) -> None:
@@ -101,8 +101,8 @@ def test_a_late_rank_is_named_from_the_captured_steps_alone(run: Path, cli: Cli)
     # given a profile of another step, too, with other results
     append(run, 0, "windows", breakdown(20, compute_us=9e5, idle_us=-3e5))
     with job(run, serve):
-        done = cli("capture", run, "--wait", "60", "--format", "json")
-    result = json.loads(done.stdout)
+        completed = cli("capture", run, "--wait", "60", "--format", "json")
+    result = json.loads(completed.stdout)
     assert (result["schema"], result["kind"], result["accepted"]) == ("rankscope.capture/1", "capture", True)
     assert (result["first_step"], result["last_step"], result["ranks"], result["missing"]) == (70, 72, [0, 1], [])
     analysis = result["analysis"]
@@ -140,19 +140,19 @@ def test_ranks_that_appear_a_moment_later_are_asked_too(
         path.unlink()
 
     def say(line: str) -> None:
-        said.append(line)
+        collected.append(line)
         if "rank 0" in line:
             write_record(rank_dir(run, 0, 0) / "rank.json", rank_info(0))
 
-    said: list[str] = []
+    collected: list[str] = []
     monkeypatch.setattr(live_run, "say", say)
     with job(run, serve_all):
-        done = cli("capture", run, *chosen, "--wait", "1000", "--format", "json")
+        completed = cli("capture", run, *chosen, "--wait", "1000", "--format", "json")
     # then both are asked
-    assert done.returncode == 0, done.stderr
-    assert len(said) == 1
-    assert "asked for 3 steps of ranks 0, 1" in done.stderr
-    result = json.loads(done.stdout)
+    assert completed.returncode == 0, completed.stderr
+    assert len(collected) == 1
+    assert "asked for 3 steps of ranks 0, 1" in completed.stderr
+    result = json.loads(completed.stdout)
     assert (result["ranks"], result["missing"]) == ([0, 1], [])
 
 
@@ -171,10 +171,10 @@ def test_a_rank_that_does_not_appear_is_missing_and_the_others_are_asked(
             answer(run, ControlAnswer(id=request.id, accepted=True, answered_unix_ns=1), rank=1)
 
     with job(run, serve):
-        done = cli("capture", run, "--wait", "1000", "--format", "json", *(["--flight-recorder"] if what == "dump" else []))
-    assert done.returncode == 1
-    assert "rank 0 of this job: still no record" in done.stderr
-    result = json.loads(done.stdout)
+        completed = cli("capture", run, "--wait", "1000", "--format", "json", *(["--flight-recorder"] if what == "dump" else []))
+    assert completed.returncode == 1
+    assert "rank 0 of this job: still no record" in completed.stderr
+    result = json.loads(completed.stdout)
     assert [(row["rank"], "no record" in row["reason"]) for row in result["missing"]] == [(0, True)]
     if what == "profile":
         assert (result["ranks"], result["accepted"]) == ([1], True)
@@ -187,13 +187,13 @@ def test_a_rank_that_has_been_absent_for_long_is_not_waited_for(run: Path, cli: 
     (rank_dir(run, 0, 0) / "rank.json").unlink()
     monkeypatch.setattr(live_run, "waited_for", lambda *_, **__: pytest.fail("it waits"))
     with job(run, serve_all):
-        done = cli("capture", run, "--wait", "1000", "--format", "json")
-    assert done.returncode == 1
-    assert [row["rank"] for row in json.loads(done.stdout)["missing"]] == [0]
+        completed = cli("capture", run, "--wait", "1000", "--format", "json")
+    assert completed.returncode == 1
+    assert [row["rank"] for row in json.loads(completed.stdout)["missing"]] == [0]
     # and named alone, it is an error that says why
-    done = cli("capture", run, "--ranks", "0")
-    assert done.returncode == 2
-    assert "rank 0 has left no record yet" in done.stderr
+    completed = cli("capture", run, "--ranks", "0")
+    assert completed.returncode == 2
+    assert "rank 0 has left no record yet" in completed.stderr
 
 
 def test_a_job_that_ends_while_its_ranks_appear_is_over(run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,9 +204,9 @@ def test_a_job_that_ends_while_its_ranks_appear_is_over(run: Path, cli: Cli, mon
         end(run, 1)
 
     monkeypatch.setattr(live_run, "say", say)
-    done = cli("capture", run, "--wait", "1000")
-    assert done.returncode == 3
-    assert "the run is over" in done.stderr
+    completed = cli("capture", run, "--wait", "1000")
+    assert completed.returncode == 3
+    assert "the run is over" in completed.stderr
 
 
 def test_only_the_named_ranks_are_waited_for(run: Path, cli: Cli) -> None:
@@ -215,11 +215,11 @@ def test_only_the_named_ranks_are_waited_for(run: Path, cli: Cli) -> None:
         profile(run, 1, request.steps)
 
     with job(run, serve) as seen:
-        done = cli("capture", run, "--ranks", "1", "--keep-trace", "--wait", "60", "--format", "json")
+        completed = cli("capture", run, "--ranks", "1", "--keep-trace", "--wait", "60", "--format", "json")
     assert seen[0].ranks == [1]
     assert seen[0].keep_trace
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["ranks"] == [1]
+    assert completed.returncode == 0
+    assert json.loads(completed.stdout)["ranks"] == [1]
 
 
 def test_traces_that_were_kept_are_named(run: Path, cli: Cli) -> None:
@@ -233,9 +233,9 @@ def test_traces_that_were_kept_are_named(run: Path, cli: Cli) -> None:
             profile(run, rank, request.steps)
 
     with job(run, serve):
-        done = cli("capture", run, "--keep-trace", "--wait", "60", "--format", "json")
+        completed = cli("capture", run, "--keep-trace", "--wait", "60", "--format", "json")
     expected = [f"attempts/000/ranks/0000{rank}/traces/window-000000070.json.gz" for rank in (0, 1)]
-    assert json.loads(done.stdout)["traces"] == expected
+    assert json.loads(completed.stdout)["traces"] == expected
 
 
 def test_a_refusal_says_why_and_is_status_1(run: Path, cli: Cli) -> None:
@@ -244,31 +244,31 @@ def test_a_refusal_says_why_and_is_status_1(run: Path, cli: Cli) -> None:
         answer(run, no)
 
     with job(run, serve):
-        done = cli("capture", run, "--wait", "60", "--format", "json")
-    assert done.returncode == 1
-    assert "refused: there was" in done.stderr
-    assert "\x1b" not in done.stderr + done.stdout
-    assert json.loads(done.stdout)["accepted"] is False
+        completed = cli("capture", run, "--wait", "60", "--format", "json")
+    assert completed.returncode == 1
+    assert "refused: there was" in completed.stderr
+    assert "\x1b" not in completed.stderr + completed.stdout
+    assert json.loads(completed.stdout)["accepted"] is False
 
 
 def test_no_answer_in_time_is_status_1_and_the_request_is_taken_back(run: Path, cli: Cli) -> None:
-    done = cli("capture", run, "--wait", "0.2", "--format", "json")
-    assert done.returncode == 1
-    assert "no answer" in done.stderr
-    assert json.loads(done.stdout)["accepted"] is None
+    completed = cli("capture", run, "--wait", "0.2", "--format", "json")
+    assert completed.returncode == 1
+    assert "no answer" in completed.stderr
+    assert json.loads(completed.stdout)["accepted"] is None
     assert leftovers(run) == []
 
 
 def test_a_job_that_makes_no_step_is_said_to_and_what_to_ask_it_instead(run: Path, cli: Cli) -> None:
     # given ranks of steps of 0.1 s, and no answer for half a second
-    done = cli("capture", run, "--wait", "0.5", "--format", "json")
+    completed = cli("capture", run, "--wait", "0.5", "--format", "json")
     # then the message says more than that
-    assert done.returncode == 1
-    (said,) = (line for line in done.stderr.splitlines() if "no answer" in line)
-    assert "no rank has finished a step in the " in said
-    assert "rank 0's last is step 60; its steps took 0.1 s before" in said
-    assert f"`rankscope capture {run} --flight-recorder`" in said
-    assert said.endswith(json.loads(done.stdout)["reason"])
+    assert completed.returncode == 1
+    (text,) = (line for line in completed.stderr.splitlines() if "no answer" in line)
+    assert "no rank has finished a step in the " in text
+    assert "rank 0's last is step 60; its steps took 0.1 s before" in text
+    assert f"`rankscope capture {run} --flight-recorder`" in text
+    assert text.endswith(json.loads(completed.stdout)["reason"])
 
 
 def test_a_job_that_accepts_and_then_hangs_is_reported(run: Path, cli: Cli, clock: Clock) -> None:
@@ -279,9 +279,9 @@ def test_a_job_that_accepts_and_then_hangs_is_reported(run: Path, cli: Cli, cloc
         clock.runs.set()
 
     with job(run, serve):
-        done = cli("capture", run, "--wait", "1", "--format", "json")
-    result = json.loads(done.stdout)
-    assert (done.returncode, result["accepted"], len(result["missing"])) == (1, True, 2)
+        completed = cli("capture", run, "--wait", "1", "--format", "json")
+    result = json.loads(completed.stdout)
+    assert (completed.returncode, result["accepted"], len(result["missing"])) == (1, True, 2)
     assert "none of the steps was profiled in time" in result["reason"]
     assert ": rank 0 has not finished a step in the " in result["reason"]
     assert "--flight-recorder" in result["reason"]
@@ -290,11 +290,11 @@ def test_a_job_that_accepts_and_then_hangs_is_reported(run: Path, cli: Cli, cloc
 def test_who_waits_for_less_than_a_few_steps_does_not_hear_of_a_hang(run: Path, cli: Cli) -> None:
     for rank in (0, 1):
         append(run, rank, "steps", StepRecord(step=61, start_unix_ns=1, wall_us=90e6))
-    done = cli("capture", run, "--wait", "0.2")
-    assert "no rank has finished a step" in done.stderr
-    assert "its steps took 90 s before" in done.stderr
-    assert "--wait" in done.stderr
-    assert "--flight-recorder" not in done.stderr
+    completed = cli("capture", run, "--wait", "0.2")
+    assert "no rank has finished a step" in completed.stderr
+    assert "its steps took 90 s before" in completed.stderr
+    assert "--wait" in completed.stderr
+    assert "--flight-recorder" not in completed.stderr
 
 
 def test_of_a_job_that_makes_steps_nobody_says_that_it_stands_still(run: Path, cli: Cli, clock: Clock) -> None:
@@ -304,9 +304,9 @@ def test_of_a_job_that_makes_steps_nobody_says_that_it_stands_still(run: Path, c
         clock.runs.set()
 
     with job(run, serve):
-        done = cli("capture", run, "--wait", "1")
-    assert done.returncode == 1
-    assert "no answer: the job records no profiles, or the clocks" in done.stderr
+        completed = cli("capture", run, "--wait", "1")
+    assert completed.returncode == 1
+    assert "no answer: the job records no profiles, or the clocks" in completed.stderr
 
 
 def test_what_is_missing_is_named_and_what_is_there_is_shown(run: Path, cli: Cli) -> None:
@@ -317,9 +317,9 @@ def test_what_is_missing_is_named_and_what_is_there_is_shown(run: Path, cli: Cli
         end(run, 1)
 
     with job(run, serve):
-        done = cli("capture", run, "--wait", "60", "--format", "json")
-    assert done.returncode == 1
-    result = json.loads(done.stdout)
+        completed = cli("capture", run, "--wait", "60", "--format", "json")
+    assert completed.returncode == 1
+    result = json.loads(completed.stdout)
     assert result["ranks"] == [0]
     assert [(row["rank"], "killed" in row["reason"]) for row in result["missing"]] == [(1, True)]
     assert result["analysis"]["ranks"][0]["window_us"] == 3e6
@@ -341,10 +341,10 @@ def test_a_rank_that_leaves_the_steps_out_is_not_waited_for(run: Path, cli: Cli,
             append(run, 1, "windows", breakdown(90))
 
     with job(run, serve):
-        done = cli("capture", run, "--wait", "1000", "--format", "json")
+        completed = cli("capture", run, "--wait", "1000", "--format", "json")
     # then the available profiles are shown, and the missing ones with the place to look
-    assert done.returncode == 1
-    result = json.loads(done.stdout)
+    assert completed.returncode == 1
+    result = json.loads(completed.stdout)
     assert result["ranks"] == [0]
     (missing,) = result["missing"]
     assert missing["rank"] == 1
@@ -358,9 +358,9 @@ def test_an_answer_that_makes_no_sense_neither_hangs_nor_counts(run: Path, cli: 
         answer(run, ControlAnswer(id=request.id, accepted=True, first_step=first, last_step=last, answered_unix_ns=1))
 
     with job(run, serve):
-        done = cli("capture", run, "--wait", "60")
-    assert done.returncode == 1
-    assert "no sense" in done.stderr
+        completed = cli("capture", run, "--wait", "60")
+    assert completed.returncode == 1
+    assert "no sense" in completed.stderr
 
 
 def test_a_job_that_ends_instead_of_answering_is_not_waited_for(run: Path, cli: Cli) -> None:
@@ -369,48 +369,48 @@ def test_a_job_that_ends_instead_of_answering_is_not_waited_for(run: Path, cli: 
         end(run, 1)
 
     with job(run, serve):
-        done = cli("capture", run, "--wait", "1000")
-    assert done.returncode == 1
-    assert "the job ended" in done.stderr
+        completed = cli("capture", run, "--wait", "1000")
+    assert completed.returncode == 1
+    assert "the job ended" in completed.stderr
 
 
 def test_a_run_that_is_over_or_hangs_or_has_not_begun_is_status_3(run: Path, cli: Cli, tmp_path: Path) -> None:
     for rank in (0, 1):
         for path in rank_dir(run, 0, rank).glob("steps-*"):
             os.utime(path, (time.time() - 3600,) * 2)
-    done = cli("capture", run)
-    assert done.returncode == 3
-    assert "hangs" in done.stderr
-    assert "--flight-recorder" in done.stderr
+    completed = cli("capture", run)
+    assert completed.returncode == 3
+    assert "hangs" in completed.stderr
+    assert "--flight-recorder" in completed.stderr
     end(run, 0)
     end(run, 1)
     for option in ([], ["--flight-recorder"]):
-        done = cli("capture", run, *option)
-        assert done.returncode == 3
-        assert "the run is over (rank 0: killed, rank 1: killed)" in done.stderr
+        completed = cli("capture", run, *option)
+        assert completed.returncode == 3
+        assert "the run is over (rank 0: killed, rank 1: killed)" in completed.stderr
     assert not (run / "control").exists()
     create_run(tmp_path / "new", RunInfo(run_id="r2", name="test", start_unix_ns=1))
-    done = cli("capture", tmp_path / "new")
-    assert done.returncode == 3
-    assert "nothing has been recorded yet" in done.stderr
-    done = cli("capture", tmp_path / "nowhere")
-    assert done.returncode == 3
-    assert done.stderr.count("\n") == 1
+    completed = cli("capture", tmp_path / "new")
+    assert completed.returncode == 3
+    assert "nothing has been recorded yet" in completed.stderr
+    completed = cli("capture", tmp_path / "nowhere")
+    assert completed.returncode == 3
+    assert completed.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("ranks", ["", "a", "1-0", "0,,1", "-1", "0-99999999", "1.5"])
 def test_ranks_that_are_none_are_a_usage_error(run: Path, cli: Cli, ranks: str) -> None:
-    done = cli("capture", run, "--ranks", ranks)
-    assert done.returncode == 2
+    completed = cli("capture", run, "--ranks", ranks)
+    assert completed.returncode == 2
     assert not (run / "control").exists()
 
 
 def test_ranks_that_are_not_there_are_a_usage_error(run: Path, cli: Cli) -> None:
     end(run, 1)
     for rank, why in (("1", "has ended"), ("7", "is not in this run")):
-        done = cli("capture", run, "--ranks", rank)
-        assert done.returncode == 2
-        assert why in done.stderr
+        completed = cli("capture", run, "--ranks", rank)
+        assert completed.returncode == 2
+        assert why in completed.stderr
 
 
 def test_ranks_and_ranges_are_understood() -> None:
@@ -421,9 +421,9 @@ def test_ranks_and_ranges_are_understood() -> None:
 def test_where_one_may_not_write_one_may_not_ask(run: Path, cli: Cli) -> None:
     # given a run whose control folder is no folder
     (run / "control").write_text("")
-    done = cli("capture", run)
-    assert done.returncode == 3
-    assert "cannot write a request here" in done.stderr
+    completed = cli("capture", run)
+    assert completed.returncode == 3
+    assert "cannot write a request here" in completed.stderr
 
 
 @pytest.mark.slow
@@ -434,9 +434,9 @@ def test_ctrl_c_leaves_nothing_behind(run: Path) -> None:
         asking.stderr.readline()  # it has posted the request
         assert len(leftovers(run)) == 1
         asking.send_signal(signal.SIGINT)
-        said = asking.stderr.read()
+        output = asking.stderr.read()
         assert asking.wait(60) == 130
-    assert "Traceback" not in said
+    assert "Traceback" not in output
     assert leftovers(run) == []
 
 
@@ -454,9 +454,9 @@ def test_flight_recorder_dumps_are_named_and_what_is_missing_too(run: Path, cli:
         answer(run, ControlAnswer(id=request.id, accepted=False, reason="it is stuck", answered_unix_ns=1), rank=1)
 
     with job(run, serve) as seen:
-        done = cli("capture", run, "--flight-recorder", "--wait", "60", "--format", "json")
-    assert done.returncode == 1
-    result = json.loads(done.stdout)
+        completed = cli("capture", run, "--flight-recorder", "--wait", "60", "--format", "json")
+    assert completed.returncode == 1
+    result = json.loads(completed.stdout)
     name = f"rank-00000-{seen[0].id}-gloo.pickle"
     assert result["dumps"] == [{"rank": 0, "host": "node0", "path": f"attempts/000/flight/{name}"}]
     assert result["missing"] == [{"rank": 1, "reason": "it is stuck"}]
@@ -468,9 +468,9 @@ def test_one_rank_may_refuse_a_dump_for_all(run: Path, cli: Cli) -> None:
         answer(run, ControlAnswer(id=request.id, accepted=False, reason="too early", answered_unix_ns=1))
 
     with job(run, serve):
-        done = cli("capture", run, "--flight-recorder", "--wait", "1000", "--format", "json")
-    assert done.returncode == 1
-    assert json.loads(done.stdout)["missing"] == [{"rank": rank, "reason": "too early"} for rank in (0, 1)]
+        completed = cli("capture", run, "--flight-recorder", "--wait", "1000", "--format", "json")
+    assert completed.returncode == 1
+    assert json.loads(completed.stdout)["missing"] == [{"rank": rank, "reason": "too early"} for rank in (0, 1)]
 
 
 def start_anew(run: Path, *, unix_ns: int = 1) -> None:
@@ -493,11 +493,11 @@ def test_the_attempt_that_answers_is_the_one_that_is_waited_for(run: Path, cli: 
         end(run, 1)
 
     with job(run, serve):
-        done = cli("capture", run, "--wait", "60", "--format", "json")
+        completed = cli("capture", run, "--wait", "60", "--format", "json")
     # then its ranks' profiles are the answer, and the output says so
-    assert done.returncode == 0, done.stderr
-    assert "attempt 1 answers, not 0" in done.stderr
-    result = json.loads(done.stdout)
+    assert completed.returncode == 0, completed.stderr
+    assert "attempt 1 answers, not 0" in completed.stderr
+    result = json.loads(completed.stdout)
     assert (result["attempt"], result["ranks"], result["missing"]) == (1, [0, 1, 2], [])
 
 
@@ -510,9 +510,9 @@ def test_dumps_of_another_attempt_than_that_asked_are_found(run: Path, cli: Cli)
             answer(run, ControlAnswer(id=request.id, accepted=True, attempt=1, answered_unix_ns=1), rank=rank)
 
     with job(run, serve):
-        done = cli("capture", run, "--flight-recorder", "--wait", "60", "--format", "json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+        completed = cli("capture", run, "--flight-recorder", "--wait", "60", "--format", "json")
+    assert completed.returncode == 0, completed.stderr
+    result = json.loads(completed.stdout)
     assert (result["attempt"], [row["rank"] for row in result["dumps"]]) == (1, [0, 1, 2])
 
 
@@ -523,8 +523,8 @@ def test_an_attempt_that_is_none_is_not_followed(run: Path, cli: Cli) -> None:
         accept(run, request, attempt=7)
 
     with job(run, serve):
-        done = cli("capture", run, "--wait", "60", "--format", "json")
-    assert json.loads(done.stdout)["attempt"] == 0
+        completed = cli("capture", run, "--wait", "60", "--format", "json")
+    assert json.loads(completed.stdout)["attempt"] == 0
 
 
 def test_an_attempt_that_began_after_the_request_is_not_waited_for(run: Path, cli: Cli) -> None:
@@ -534,15 +534,15 @@ def test_an_attempt_that_began_after_the_request_is_not_waited_for(run: Path, cl
         end(run, 1)
 
     with job(run, serve):
-        done = cli("capture", run, "--wait", "1000")
-    assert done.returncode == 1
-    assert "started anew" in done.stderr
+        completed = cli("capture", run, "--wait", "1000")
+    assert completed.returncode == 1
+    assert "started anew" in completed.stderr
 
 
 def test_how_long_to_wait_is_a_number(cli: Cli, run: Path) -> None:
-    done = cli("capture", run, "--wait", "nan")
-    assert done.returncode == 2
-    assert "'nan' is no number" in done.stderr
+    completed = cli("capture", run, "--wait", "nan")
+    assert completed.returncode == 2
+    assert "'nan' is no number" in completed.stderr
 
 
 def test_a_request_that_was_settled_before_is_asked_once(run: Path, cli: Cli) -> None:
@@ -579,7 +579,7 @@ def test_an_id_that_is_none_is_a_usage_error(run: Path, cli: Cli) -> None:
 def test_nothing_is_asked_through_a_link(run: Path, cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (run / "control").symlink_to(tmp_path / "elsewhere")
-    done = cli("capture", run, "--wait", "1")
-    assert done.returncode == 3
-    assert "a symbolic link" in done.stderr
+    completed = cli("capture", run, "--wait", "1")
+    assert completed.returncode == 3
+    assert "a symbolic link" in completed.stderr
     assert list((tmp_path / "elsewhere").iterdir()) == []

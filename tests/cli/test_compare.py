@@ -78,20 +78,20 @@ def test_the_json_is_what_its_published_schema_says(cli: Cli, runs: dict[str, Pa
         [runs["base"], "--at", "50"],
         [runs["base"], runs["wide"], "--price-per-gpu-hour", "2"],
     ):
-        done = cli("compare", *arguments, "--format", "json")
-        assert done.returncode == 0, done.stderr
-        document = json.loads(done.stdout)
+        completed = cli("compare", *arguments, "--format", "json")
+        assert completed.returncode == 0, completed.stderr
+        document = json.loads(completed.stdout)
         jsonschema.validate(document, schema)
         assert document["schema"] == "rankscope.compare/1"
 
 
 def test_the_text_says_what_changed_and_where(cli: Cli, runs: dict[str, Path]) -> None:
-    done = cli("compare", runs["base"], runs["slow"])
-    assert done.returncode == 0
-    assert done.stdout.startswith("WORSE\n")
-    assert "slow" in done.stdout.splitlines()[1]
-    assert "own: forward" in done.stdout
-    assert "\x1b" not in done.stdout
+    completed = cli("compare", runs["base"], runs["slow"])
+    assert completed.returncode == 0
+    assert completed.stdout.startswith("WORSE\n")
+    assert "slow" in completed.stdout.splitlines()[1]
+    assert "own: forward" in completed.stdout
+    assert "\x1b" not in completed.stdout
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_the_text_says_what_changed_and_where(cli: Cli, runs: dict[str, Path]) -
     ],
 )
 def test_what_makes_no_sense_is_a_usage_error(cli: Cli, runs: dict[str, Path], arguments: list[str], says: str) -> None:
-    done = cli("compare", *(runs.get(word, word) for word in arguments))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert says in " ".join(done.stderr.split())
+    completed = cli("compare", *(runs.get(word, word) for word in arguments))
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert says in " ".join(completed.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -131,9 +131,9 @@ def test_what_makes_no_sense_is_a_usage_error(cli: Cli, runs: dict[str, Path], a
 def test_input_that_cannot_be_compared_is_one_line_with_status_3(
     cli: Cli, runs: dict[str, Path], arguments: list[str], says: str
 ) -> None:
-    done = cli("compare", *(runs.get(word, word) for word in arguments))
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (3, "", 1)
-    assert says in done.stderr
+    completed = cli("compare", *(runs.get(word, word) for word in arguments))
+    assert (completed.returncode, completed.stdout, len(completed.stderr.splitlines())) == (3, "", 1)
+    assert says in completed.stderr
 
 
 def test_chosen_steps_only_are_compared(cli: Cli, runs: dict[str, Path]) -> None:

@@ -89,13 +89,13 @@ def test_a_wrong_command_is_found(words: str) -> None:
 
 def test_many_commands_are_found() -> None:
     assert len(RANKSCOPE) > 200
-    assert {"README.md", "docs/cli.md", "docs/hang.md", "docs/alerts.md"} <= {one.page for one in RANKSCOPE}
+    assert {"README.md", "docs/cli.md", "docs/hang.md", "docs/alerts.md"} <= {item.page for item in RANKSCOPE}
 
 
 def test_files_modules_and_targets_of_other_commands_exist() -> None:
     folders = {path.name for path in ROOT.iterdir() if path.is_dir()}
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    found = 0
+    result = 0
     for page, (program, *words), _ in commands():
         named = [word for word in words if Path(word).parts[:1] and Path(word).parts[0] in folders and "/" in word]
         if "-m" in words and words[words.index("-m") + 1].partition(".")[0] in folders:
@@ -104,8 +104,8 @@ def test_files_modules_and_targets_of_other_commands_exist() -> None:
             assert targets >= {word for word in words if re.fullmatch(r"[a-z-]+", word)}, page
         if program in {"helm", "kubectl", "docker", "python", "python3", "sh", "sbatch", "cp", "install"}:
             assert [word for word in named if not (ROOT / word).exists()] == [], page
-            found += len(named)
-    assert found >= 5
+            result += len(named)
+    assert result >= 5
 
 
 NOT_HERE = {
@@ -152,9 +152,9 @@ def test_a_shown_command_works_on_a_kept_run(
             for dump in sorted(folder.iterdir()) if "*" in path.name else ():
                 dump.rename(folder / path.name.replace("*", dump.name.removeprefix("dump_")))
     if any("*" in word for word in words):
-        words = [str(found) for word in words for found in sorted(Path().glob(word)) or [Path(word)]]
+        words = [str(item) for word in words for item in sorted(Path().glob(word)) or [Path(word)]]
     # when it is typed
-    done = cli(*words)
+    completed = cli(*words)
     # then it works; a check may fail
-    assert done.returncode in ({0, 1} if "--fail-on" in words else {0}), done.stderr
-    assert done.stdout or list(tmp_path.glob("*.html"))
+    assert completed.returncode in ({0, 1} if "--fail-on" in words else {0}), completed.stderr
+    assert completed.stdout or list(tmp_path.glob("*.html"))

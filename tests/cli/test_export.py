@@ -50,10 +50,10 @@ def left_in(folder: Path) -> list[str]:
 
 def test_a_run_becomes_a_file_that_says_how_to_open_it(cli: Run, recorded: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.json.gz"
-    done = cli("export", recorded, "--perfetto", target)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "2 ranks, steps 0 to 299" in done.stdout
-    assert "https://ui.perfetto.dev" in done.stdout
+    completed = cli("export", recorded, "--perfetto", target)
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert "2 ranks, steps 0 to 299" in completed.stdout
+    assert "https://ui.perfetto.dev" in completed.stdout
     assert target.read_bytes()[:2] == b"\x1f\x8b"
     model = load_file(target)
     assert model.dropped == []
@@ -70,8 +70,8 @@ def test_the_same_input_gives_the_same_bytes_packed_or_not(cli: Run, recorded: P
 
 def test_json_is_what_its_published_schema_says(cli: Run, recorded: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.json"
-    done = cli("export", recorded, "--perfetto", target, "--steps", "10:20", "--ranks", "1", "--format", "json")
-    document = json.loads(done.stdout)
+    completed = cli("export", recorded, "--perfetto", target, "--steps", "10:20", "--ranks", "1", "--format", "json")
+    document = json.loads(completed.stdout)
     jsonschema.validate(document, msgspec.json.schema(ExportResult))
     assert (document["ranks"], document["steps"], document["bytes"]) == ([1], [10, 20], target.stat().st_size)
     assert document["schema"] == "rankscope.export/1"
@@ -80,15 +80,15 @@ def test_json_is_what_its_published_schema_says(cli: Run, recorded: Path, tmp_pa
 
 @pytest.mark.parametrize(("steps", "expected"), [("5", [5, 6]), ("290:", [290, 300]), (":3", [0, 3])])
 def test_steps_may_be_one_or_open(cli: Run, recorded: Path, tmp_path: Path, steps: str, expected: list[int]) -> None:
-    done = cli("export", recorded, "--perfetto", tmp_path / "o.json", "--steps", steps, "--format", "json", "--no-verdict")
-    assert json.loads(done.stdout)["steps"] == expected
+    completed = cli("export", recorded, "--perfetto", tmp_path / "o.json", "--steps", steps, "--format", "json", "--no-verdict")
+    assert json.loads(completed.stdout)["steps"] == expected
 
 
 def test_too_much_is_cut_and_said(cli: Run, recorded: Path, tmp_path: Path) -> None:
-    done = cli("export", recorded, "--perfetto", tmp_path / "o.json", "--max-events", "1000")
-    assert done.returncode == 0
-    assert "Left out: all but steps" in done.stdout
-    assert "--steps A:B" in done.stdout
+    completed = cli("export", recorded, "--perfetto", tmp_path / "o.json", "--max-events", "1000")
+    assert completed.returncode == 0
+    assert "Left out: all but steps" in completed.stdout
+    assert "--steps A:B" in completed.stdout
 
 
 @pytest.mark.parametrize(
@@ -104,12 +104,12 @@ def test_an_output_that_cannot_be_is_told_before_anything_is_read(cli: Run, reco
     assert cli("export", recorded).returncode == 2
     assert cli("export", recorded, "--perfetto", tmp_path).returncode == 2
     os.mkfifo(tmp_path / "fifo")
-    done = cli("export", recorded, "--perfetto", tmp_path / "fifo")
-    assert done.returncode == 2
-    assert "no regular file" in done.stderr
-    done = cli("export", recorded, "--perfetto", tmp_path / "gone" / "o.json")
-    assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
-    assert str(tmp_path / "gone") in done.stderr
+    completed = cli("export", recorded, "--perfetto", tmp_path / "fifo")
+    assert completed.returncode == 2
+    assert "no regular file" in completed.stderr
+    completed = cli("export", recorded, "--perfetto", tmp_path / "gone" / "o.json")
+    assert (completed.returncode, len(completed.stderr.splitlines())) == (3, 1)
+    assert str(tmp_path / "gone") in completed.stderr
 
 
 def test_what_is_read_is_not_written_over(cli: Run, tmp_path: Path) -> None:
@@ -118,9 +118,9 @@ def test_what_is_read_is_not_written_over(cli: Run, tmp_path: Path) -> None:
     trace.write_text(json.dumps({"traceEvents": [event]}))
     before = trace.read_bytes()
     assert cli("export", trace, "--perfetto", trace).returncode == 2
-    done = cli("export", tmp_path, "--perfetto", tmp_path / "out.json")
-    assert done.returncode == 2
-    assert "would be taken for one of its traces" in done.stderr
+    completed = cli("export", tmp_path, "--perfetto", tmp_path / "out.json")
+    assert completed.returncode == 2
+    assert "would be taken for one of its traces" in completed.stderr
     assert (trace.read_bytes(), left_in(tmp_path)) == (before, ["rank-0.json"])
 
 
@@ -129,10 +129,10 @@ def test_input_that_is_none_is_one_line_and_leaves_nothing(cli: Run, tmp_path: P
     out = tmp_path / "out"
     out.mkdir()
     for path in (tmp_path / "gone", tmp_path / "bad.json", out):
-        done = cli("export", path, "--perfetto", tmp_path / "out" / "o.json.gz" if path != out else tmp_path / "o.json")
-        assert done.returncode == 3
-        assert len(done.stderr.splitlines()) == 1
-        assert str(path) in done.stderr
+        completed = cli("export", path, "--perfetto", tmp_path / "out" / "o.json.gz" if path != out else tmp_path / "o.json")
+        assert completed.returncode == 3
+        assert len(completed.stderr.splitlines()) == 1
+        assert str(path) in completed.stderr
     assert left_in(out) == []
     assert left_in(tmp_path) == ["bad.json", "out"]
 
@@ -142,20 +142,20 @@ def test_a_full_disk_leaves_the_old_file_and_one_line(cli: Run, recorded: Path, 
     target = tmp_path / name
     target.write_bytes(b"old")
     with disk_with_room_for(4096):
-        done = cli("export", recorded, "--perfetto", target)
-    assert done.returncode == 3
-    assert len(done.stderr.splitlines()) == 1
-    assert str(target) in done.stderr
-    assert "File too large" in done.stderr
+        completed = cli("export", recorded, "--perfetto", target)
+    assert completed.returncode == 3
+    assert len(completed.stderr.splitlines()) == 1
+    assert str(target) in completed.stderr
+    assert "File too large" in completed.stderr
     assert target.read_bytes() == b"old"
     assert left_in(tmp_path) == sorted([name, "run"])
 
 
 def test_standard_output_is_the_file_and_the_rest_is_on_stderr(cli: Run, recorded: Path) -> None:
-    done = cli("export", recorded, "--perfetto", "-", "--no-verdict")
-    assert done.returncode == 0
-    assert len(load(done.stdout.encode()).of("step")) == 600
-    assert "2 ranks" in done.stderr
+    completed = cli("export", recorded, "--perfetto", "-", "--no-verdict")
+    assert completed.returncode == 0
+    assert len(load(completed.stdout.encode()).of("step")) == 600
+    assert "2 ranks" in completed.stderr
 
 
 @pytest.mark.full
@@ -163,8 +163,8 @@ def test_standard_output_is_the_file_and_the_rest_is_on_stderr(cli: Run, recorde
 def test_a_reader_that_goes_away_is_no_error(recorded: Path) -> None:
     command = f"{sys.executable} -m rankscope export {recorded} --perfetto - --no-verdict"
     shell = f"{command} 2>/dev/null | head -c 10; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (141, "")
+    completed = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stderr) == (141, "")
 
 
 @pytest.mark.slow
@@ -174,11 +174,11 @@ def test_long_work_shows_its_progress_on_a_terminal_only(recorded: Path, tmp_pat
 
     ours, theirs = pty.openpty()
     command: list[Any] = [sys.executable, "-m", "rankscope", "export", recorded, "--perfetto", tmp_path / "o.json"]
-    done = subprocess.run(command, stderr=theirs, stdout=subprocess.PIPE, check=False)
+    completed = subprocess.run(command, stderr=theirs, stdout=subprocess.PIPE, check=False)
     os.close(theirs)
     shown = os.read(ours, 65536).decode()
     os.close(ours)
-    assert done.returncode == 0
+    assert completed.returncode == 0
     assert "Looking through: 1 of 2" in shown
     assert "Writing: 1 of 2" in shown
     assert shown.endswith("\r\x1b[K")
@@ -188,9 +188,9 @@ def test_long_work_shows_its_progress_on_a_terminal_only(recorded: Path, tmp_pat
 def test_the_files_of_a_run_are_not_written_over(cli: Run, recorded: Path, name: str) -> None:
     target = recorded / name
     before = target.read_bytes() if target.exists() else None
-    done = cli("export", recorded, "--perfetto", target)
-    assert done.returncode == 2
-    assert "the run's own files" in done.stderr
+    completed = cli("export", recorded, "--perfetto", target)
+    assert completed.returncode == 2
+    assert "the run's own files" in completed.stderr
     assert (target.read_bytes() if target.exists() else None) == before
 
 
@@ -230,9 +230,9 @@ def test_a_run_that_is_lost_while_it_is_exported_is_an_error(
 ) -> None:
     target = recorded.parent / "out.json"
     _meanwhile(monkeypatch, lambda: lost(recorded))
-    done = cli("export", recorded, "--perfetto", target)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
-    assert named in done.stderr
+    completed = cli("export", recorded, "--perfetto", target)
+    assert (completed.returncode, completed.stdout, completed.stderr.count("\n")) == (3, "", 1)
+    assert named in completed.stderr
     assert not target.exists()
 
 
@@ -241,21 +241,21 @@ def test_records_that_are_lost_while_they_are_exported_are_counted(
     cli: Run, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: Callable[[Path], None]
 ) -> None:
     _meanwhile(monkeypatch, lambda: lost(segment(rank_dir(recorded, 0, 1), "steps", 0)))
-    done = cli("export", recorded, "--perfetto", tmp_path / "out.json", "--no-verdict")
-    assert done.returncode == 0
-    assert "Left out: 300 step records: removed while the run was exported." in done.stdout
+    completed = cli("export", recorded, "--perfetto", tmp_path / "out.json", "--no-verdict")
+    assert completed.returncode == 0
+    assert "Left out: 300 step records: removed while the run was exported." in completed.stdout
 
 
 def test_an_attempt_is_exported_by_its_folder(cli: Run, recorded: Path, tmp_path: Path) -> None:
     create_attempt(recorded, AttemptInfo(attempt=1, start_unix_ns=10**18, world_size=2))
-    done = cli("export", attempt_dir(recorded, 0), "--perfetto", tmp_path / "out.json", "--format", "json")
-    document = json.loads(done.stdout)
+    completed = cli("export", attempt_dir(recorded, 0), "--perfetto", tmp_path / "out.json", "--format", "json")
+    document = json.loads(completed.stdout)
     assert (document["steps"], document["left_out"][0]) == ([0, 300], "1 other attempt")
-    done = cli("export", attempt_dir(recorded, 3), "--perfetto", tmp_path / "o.json")
-    assert (done.returncode, done.stderr.endswith("003: no such attempt of the run; there are 0, 1\n")) == (3, True)
+    completed = cli("export", attempt_dir(recorded, 3), "--perfetto", tmp_path / "o.json")
+    assert (completed.returncode, completed.stderr.endswith("003: no such attempt of the run; there are 0, 1\n")) == (3, True)
     # and it must not overwrite the run's own files
-    done = cli("export", attempt_dir(recorded, 0), "--perfetto", recorded / "findings.jsonl")
-    assert (done.returncode, "a place of the run's own files" in done.stderr) == (2, True)
+    completed = cli("export", attempt_dir(recorded, 0), "--perfetto", recorded / "findings.jsonl")
+    assert (completed.returncode, "a place of the run's own files" in completed.stderr) == (2, True)
 
 
 def test_a_rank_of_whose_raw_traces_nothing_can_be_seen_is_exported_without_them(
@@ -265,9 +265,9 @@ def test_a_rank_of_whose_raw_traces_nothing_can_be_seen_is_exported_without_them
     closed = rank_dir(recorded, 0, 1) / "traces"
     closed.mkdir()
     monkeypatch.setattr(run_source, "list_run_folder", refusing(list_run_folder, closed))
-    done = cli("export", recorded, "--perfetto", tmp_path / "out.json")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"Left out: {closed}: Permission denied." in " ".join(done.stdout.split())
+    completed = cli("export", recorded, "--perfetto", tmp_path / "out.json")
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert f"Left out: {closed}: Permission denied." in " ".join(completed.stdout.split())
 
 
 def refusing(iterdir: Callable[[Path], Any], closed: Path) -> Callable[[Path], Any]:

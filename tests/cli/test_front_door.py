@@ -30,14 +30,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def commands(command: click.Command, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], click.Command]]:
     """Return every command below ``command`` with its words."""
-    found = [(path, command)]
+    collected = [(path, command)]
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
             below = command.get_command(context, name)
             assert below is not None
-            found += commands(below, (*path, name))
-    return found
+            collected += commands(below, (*path, name))
+    return collected
 
 
 @pytest.mark.parametrize(
@@ -87,16 +87,16 @@ def test_the_manual_page_and_the_completions_are_current(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_explains_itself_in_a_process_of_its_own(cli_process: Cli, verb: str) -> None:
-    done = cli_process(verb, "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"Usage: rankscope {verb} ")
+    completed = cli_process(verb, "--help")
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert completed.stdout.startswith(f"Usage: rankscope {verb} ")
 
 
 def test_a_process_of_its_own_analyses_traces(cli_process: Cli, example_traces: Path) -> None:
-    done = cli_process("analyze", example_traces / "jobs" / "ddp")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "rank 3" in done.stdout.lower()
-    assert "\x1b" not in done.stdout
+    completed = cli_process("analyze", example_traces / "jobs" / "ddp")
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert "rank 3" in completed.stdout.lower()
+    assert "\x1b" not in completed.stdout
 
 
 @pytest.mark.slow
@@ -106,8 +106,8 @@ def test_help_is_quick_because_it_imports_no_verb() -> None:
         "try: cli.main(['--help'], standalone_mode=False)\nfinally:\n"
         " print([m for m in sys.modules if m.partition('.')[0] in {'torch', 'numpy', 'dash', 'httpx', 'uvicorn', 'pynvml'}])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip().endswith("[]")
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert completed.stdout.strip().endswith("[]")
 
 
 @pytest.mark.slow
@@ -122,9 +122,9 @@ def test_nothing_outside_the_recorder_loads_torch() -> None:
         "    print(package, len(names) > 0, 'torch' in sys.modules)"
     )
     packages = ["runs", "analysis", "alerts", "dashboards", "exporter", "cli"]
-    done = subprocess.run([sys.executable, "-c", code, *packages], capture_output=True, text=True, check=True)
+    completed = subprocess.run([sys.executable, "-c", code, *packages], capture_output=True, text=True, check=True)
     # then each has some, and none of them imported torch
-    assert done.stdout.splitlines() == [f"{package} True False" for package in packages]
+    assert completed.stdout.splitlines() == [f"{package} True False" for package in packages]
 
 
 def test_the_namespace_has_no_init() -> None:
@@ -136,9 +136,9 @@ def test_version(cli: Cli) -> None:
 
 
 def test_an_unknown_verb_is_a_usage_error(cli: Cli) -> None:
-    done = cli("analyse")
-    assert done.returncode == 2
-    assert "No such command 'analyse'. Did you mean analyze?" in done.stderr
+    completed = cli("analyse")
+    assert completed.returncode == 2
+    assert "No such command 'analyse'. Did you mean analyze?" in completed.stderr
 
 
 def write(path: Path, data: bytes) -> Path:
@@ -167,39 +167,39 @@ def test_input_that_cannot_be_read_is_one_line_with_status_3(cli: Cli, tmp_path:
     # given
     path = BAD_TRACES[kind](tmp_path)
     # when
-    done = cli("analyze", path, "--format", output)
+    completed = cli("analyze", path, "--format", output)
     # then: one line that names the file
     if kind == "not gz":
         # A plain file under a .gz name is harmless and is read.
-        assert done.returncode == 0
+        assert completed.returncode == 0
         return
-    assert (done.returncode, done.stdout) == (3, "")
-    assert len(done.stderr.splitlines()) == 1
-    assert str(path) in done.stderr
+    assert (completed.returncode, completed.stdout) == (3, "")
+    assert len(completed.stderr.splitlines()) == 1
+    assert str(path) in completed.stderr
 
 
 def test_a_trace_without_gpu_events_is_insufficient_data_that_says_what_is_missing(cli: Cli, tmp_path: Path) -> None:
     path = write(
         tmp_path / "rank-0.json", b'{"traceEvents": [{"ph": "X", "cat": "python_function", "name": "f", "ts": 1, "dur": 2}]}'
     )
-    done = cli("analyze", path, "--format", "json")
-    assert done.returncode in (0, 3)
-    if done.returncode == 0:
-        verdict = json.loads(done.stdout)["verdict"]
+    completed = cli("analyze", path, "--format", "json")
+    assert completed.returncode in (0, 3)
+    if completed.returncode == 0:
+        verdict = json.loads(completed.stdout)["verdict"]
         assert verdict["kind"] == "insufficient_data"
         assert verdict["summary"]
     else:
-        assert str(path) in done.stderr
+        assert str(path) in completed.stderr
 
 
 def test_analyze_json_is_what_its_published_schema_says(cli: Cli, example_traces: Path) -> None:
     # given the schema the command line prints
     schema = json.loads(cli("schema", "analysis").stdout)
     # when traces are analysed
-    done = cli("analyze", example_traces / "jobs" / "ddp", "--format", "json")
+    completed = cli("analyze", example_traces / "jobs" / "ddp", "--format", "json")
     # then
-    assert done.returncode == 0
-    document = json.loads(done.stdout)
+    assert completed.returncode == 0
+    document = json.loads(completed.stdout)
     jsonschema.validate(document, schema)
     assert document["verdict"]["kind"] == "straggler"
     assert document["verdict"]["rank"] == 3
@@ -212,9 +212,9 @@ def test_traces_may_be_named_by_url(cli: Cli, example_traces: Path, tmp_path: Pa
     document = json.loads(cli("analyze", url, "--format", "json").stdout)
     assert (document["source"]["path"], document["verdict"]["rank"]) == (url, 3)
     # and an invalid URL gives a one-line error, with the URL as it was written
-    done = cli("analyze", "nonsense://bucket/rank-0.json")
-    assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
-    assert "nonsense://bucket/rank-0.json" in done.stderr
+    completed = cli("analyze", "nonsense://bucket/rank-0.json")
+    assert (completed.returncode, len(completed.stderr.splitlines())) == (3, 1)
+    assert "nonsense://bucket/rank-0.json" in completed.stderr
 
 
 def test_fail_on_turns_a_verdict_into_an_exit_status(cli: Cli, example_traces: Path) -> None:
@@ -228,8 +228,8 @@ def test_fail_on_turns_a_verdict_into_an_exit_status(cli: Cli, example_traces: P
 def test_a_reader_that_goes_away_is_no_error(example_traces: Path) -> None:
     traces = example_traces / "jobs" / "ddp"
     shell = f"{sys.executable} -m rankscope analyze {traces} --format json | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (141, "")
+    completed = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stderr) == (141, "")
 
 
 @pytest.mark.parametrize("price", ["nan", "inf", "-1", "1e300", "free"])
@@ -239,18 +239,18 @@ def test_a_price_one_cannot_reckon_with_is_a_usage_error(cli: Cli, tmp_path: Pat
 
 
 def test_doctor_reports_every_part(cli: Cli) -> None:
-    done = cli("doctor", "--format", "json")
-    report = json.loads(done.stdout)
+    completed = cli("doctor", "--format", "json")
+    report = json.loads(completed.stdout)
     names = {check["name"] for check in report["checks"]}
     assert {"Python", "torch", "GPUs", "rankscope[exporter]", "rankscope[dashboards]"} <= names
-    assert done.returncode == (0 if report["ok"] else 1)
+    assert completed.returncode == (0 if report["ok"] else 1)
 
 
 def test_doctor_knows_every_extra_and_its_packages(cli: Cli) -> None:
     report = json.loads(cli("doctor", "--format", "json").stdout)
-    told = {check["name"] for check in report["checks"]}
-    provided = {one for one in metadata("rankscope").get_all("Provides-Extra") or () if one != "all"}
-    assert {f"rankscope[{extra}]" for extra in provided} <= told
+    checks = {check["name"] for check in report["checks"]}
+    provided = {item for item in metadata("rankscope").get_all("Provides-Extra") or () if item != "all"}
+    assert {f"rankscope[{extra}]" for extra in provided} <= checks
     assert {"httpx", "pyarrow", "gunicorn"} <= set(extras()["dashboards"])
 
 
@@ -264,16 +264,16 @@ def test_doctor_says_how_to_get_what_is_missing(cli: Cli, monkeypatch: pytest.Mo
         return version(package)
 
     monkeypatch.setattr(doctor, "version", installed)
-    done = cli("doctor")
+    completed = cli("doctor")
     # then it says how to get them, but a node or a training image needs only its own
-    assert "pip install 'rankscope[dashboards]'" in done.stdout
-    assert "pip install 'rankscope[alerts]'" in done.stdout
-    assert "MISSING  rankscope[" not in done.stdout
+    assert "pip install 'rankscope[dashboards]'" in completed.stdout
+    assert "pip install 'rankscope[alerts]'" in completed.stdout
+    assert "MISSING  rankscope[" not in completed.stdout
     # and an interpreter without any program of rankscope lacks something
     lacking |= {package for packages in extras().values() for package in packages}
-    done = cli("doctor")
-    assert done.returncode == 1
-    assert "MISSING  rankscope[exporter]" in done.stdout
+    completed = cli("doctor")
+    assert completed.returncode == 1
+    assert "MISSING  rankscope[exporter]" in completed.stdout
 
 
 @pytest.mark.slow
@@ -298,7 +298,7 @@ def test_a_missing_extra_is_one_line_with_the_command_to_install_it(tmp_path: Pa
     )
     arguments = {"alerts": ["watch", str(tmp_path)]}.get(verb, [str(tmp_path)])
     # when the verb is used
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "rankscope", verb, *arguments],
         capture_output=True,
         text=True,
@@ -306,9 +306,9 @@ def test_a_missing_extra_is_one_line_with_the_command_to_install_it(tmp_path: Pa
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
     # then
-    assert done.returncode == 4, done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert f"pip install 'rankscope[{extra}]'" in done.stderr
+    assert completed.returncode == 4, completed.stderr
+    assert len(completed.stderr.splitlines()) == 1
+    assert f"pip install 'rankscope[{extra}]'" in completed.stderr
 
 
 def test_numpy_is_kept_to_one_thread_where_no_job_can_inherit_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,12 +319,12 @@ def test_numpy_is_kept_to_one_thread_where_no_job_can_inherit_it(monkeypatch: py
         if wish is None:
             monkeypatch.delenv("OPENBLAS_NUM_THREADS")
         # when a verb that starts jobs is loaded, and one that reads their records
-        found = []
+        collected = []
         for verb in ("run", "analyze"):
             root_command.get_command(context, verb)
-            found.append(os.environ.get("OPENBLAS_NUM_THREADS"))
+            collected.append(os.environ.get("OPENBLAS_NUM_THREADS"))
         # then only the latter is limited to one thread, and the user's setting stays
-        assert found == ([None, "1"] if wish is None else [wish, wish])
+        assert collected == ([None, "1"] if wish is None else [wish, wish])
 
 
 def test_every_verb_of_the_table_exists() -> None:
@@ -347,11 +347,11 @@ def test_the_names_of_schemas_are_whole_words_of_its_help(cli: Cli) -> None:
 
 def test_without_a_path_the_newest_run_is_analysed_and_named(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = cli("analyze")
-    assert done.returncode == 3
-    assert "rankscope run --" in done.stderr
+    completed = cli("analyze")
+    assert completed.returncode == 3
+    assert "rankscope run --" in completed.stderr
     create_run(tmp_path / "rankscope-runs" / "old", RunInfo(run_id="1", name="1", start_unix_ns=10**18))
     create_run(tmp_path / "rankscope-runs" / "new", RunInfo(run_id="2", name="2", start_unix_ns=10**18 + 1))
-    done = cli("analyze", "--format", "json")
-    assert "rankscope-runs/new" in done.stderr
-    assert json.loads(done.stdout)["source"]["path"] == "rankscope-runs/new"
+    completed = cli("analyze", "--format", "json")
+    assert "rankscope-runs/new" in completed.stderr
+    assert json.loads(completed.stdout)["source"]["path"] == "rankscope-runs/new"

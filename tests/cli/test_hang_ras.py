@@ -50,47 +50,47 @@ def dump(run: Path, *, ranks: tuple[int, ...] = (0, 1, 2, 3), stops: dict[int, i
 
 
 def asked(cli: Cli, *args: str | Path, env: dict[str, str] | None = None) -> dict[str, Any]:
-    done = cli("hang", *args, "--wait", "0", "--format", "json", env=env)
-    assert (done.returncode, done.stderr) == (0, "")
-    found: dict[str, Any] = json.loads(done.stdout)
-    jsonschema.validate(found, json.loads(cli("schema", "hang").stdout))
-    return found
+    completed = cli("hang", *args, "--wait", "0", "--format", "json", env=env)
+    assert (completed.returncode, completed.stderr) == (0, "")
+    result: dict[str, Any] = json.loads(completed.stdout)
+    jsonschema.validate(result, json.loads(cli("schema", "hang").stdout))
+    return result
 
 
 def test_without_a_path_the_job_on_this_host_is_asked(cli: Cli) -> None:
     with listening(ras(LATE)) as address:
-        found = asked(cli, env={"NCCL_RAS_ADDR": address})
-    assert (found["kind"], found["cause"], found["culprits"]) == ("hang", "not_arrived", [2])
-    assert (found["ras"]["live"], found["ras"]["answers"], found["ras"]["moved"]) == (True, 2, False)
-    assert (found["ranks"], found["world_size"], found["coverage"]) == (0, 4, None)
-    assert [(row["rank"], row["certain"]) for row in found["evidence"]] == [(2, False)]
-    assert any("capture" in row for row in found["next"])
-    assert any("process 1002" in row and "py-spy" in row for row in found["next"])
+        result = asked(cli, env={"NCCL_RAS_ADDR": address})
+    assert (result["kind"], result["cause"], result["culprits"]) == ("hang", "not_arrived", [2])
+    assert (result["ras"]["live"], result["ras"]["answers"], result["ras"]["moved"]) == (True, 2, False)
+    assert (result["ranks"], result["world_size"], result["coverage"]) == (0, 4, None)
+    assert [(row["rank"], row["certain"]) for row in result["evidence"]] == [(2, False)]
+    assert any("capture" in row for row in result["next"])
+    assert any("process 1002" in row and "py-spy" in row for row in result["next"])
 
 
 def test_the_text_says_who_where_and_what_ras_does_not_see(cli: Cli) -> None:
     with listening(ras(LATE)) as address:
-        done = cli("hang", "--ras", address, "--wait", "0", env={"COLUMNS": "80"})
-    assert done.stdout.startswith("HANG\nRank 2 has not launched AllReduce 42")
-    assert f"NCCL 2.28.9 on {address}" in done.stdout
-    assert "process 1002 on 10.0.0.0" in done.stdout.replace("\n", " ").replace("  ", " ")
-    assert "sends and receives" in done.stdout.replace("\n  ", " ")
-    assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
+        completed = cli("hang", "--ras", address, "--wait", "0", env={"COLUMNS": "80"})
+    assert completed.stdout.startswith("HANG\nRank 2 has not launched AllReduce 42")
+    assert f"NCCL 2.28.9 on {address}" in completed.stdout
+    assert "process 1002 on 10.0.0.0" in completed.stdout.replace("\n", " ").replace("  ", " ")
+    assert "sends and receives" in completed.stdout.replace("\n  ", " ")
+    assert [line for line in completed.stdout.splitlines() if len(line) > 80] == []
 
 
 def test_an_nccl_without_json_is_asked_as_well(cli: Cli) -> None:
     row = "      0         1         1         8         8         8   RUNNING      OK\n"
     with listening(ras(text_answer(row), has_json=False)) as address:
-        found = asked(cli, "--ras", address)
-    assert (found["kind"], found["ras"]["format"], found["ras"]["moved"]) == ("insufficient_data", "text", None)
+        result = asked(cli, "--ras", address)
+    assert (result["kind"], result["ras"]["format"], result["ras"]["moved"]) == ("insufficient_data", "text", None)
 
 
 def test_the_exit_status_is_that_of_dumps(cli: Cli) -> None:
     with listening(ras(LATE)) as address:
         assert cli("hang", "--ras", address, "--wait", "0", "--fail-on", "hang").returncode == 1
     with listening(ras(answer(Comm({0: 1, 1: 1})), answer(Comm({0: 2, 1: 1})))) as address:
-        done = cli("hang", "--ras", address, "--wait", "0", "--fail-on", "hang")
-    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "NO HANG")
+        completed = cli("hang", "--ras", address, "--wait", "0", "--fail-on", "hang")
+    assert (completed.returncode, completed.stdout.splitlines()[0]) == (0, "NO HANG")
     assert cli("hang", "--ras", "nowhere").returncode == 2
 
 
@@ -102,18 +102,18 @@ def hostile(connection: socket.socket) -> None:
 @pytest.mark.parametrize(("speak", "reason"), [(hostile, "not NCCL RAS"), (ras(LATE[:-100]), "cut off"), (ras(b"{}"), "cut off")])
 def test_an_answer_that_is_none_is_one_line_with_status_3(cli: Cli, speak: Speak, reason: str) -> None:
     with listening(speak) as address:
-        done = cli("hang", "--ras", address, "--wait", "0")
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (3, "", 1)
-    assert address in done.stderr
-    assert reason in done.stderr
-    assert "\x1b" not in done.stderr
+        completed = cli("hang", "--ras", address, "--wait", "0")
+    assert (completed.returncode, completed.stdout, len(completed.stderr.splitlines())) == (3, "", 1)
+    assert address in completed.stderr
+    assert reason in completed.stderr
+    assert "\x1b" not in completed.stderr
 
 
 def test_where_nothing_listens_it_says_so_with_status_3(cli: Cli) -> None:
-    done = cli("hang", env={"NCCL_RAS_ADDR": "127.0.0.1:1"})
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (3, "", 1)
-    assert "nothing listens" in done.stderr
-    assert "127.0.0.1:1" in done.stderr
+    completed = cli("hang", env={"NCCL_RAS_ADDR": "127.0.0.1:1"})
+    assert (completed.returncode, completed.stdout, len(completed.stderr.splitlines())) == (3, "", 1)
+    assert "nothing listens" in completed.stderr
+    assert "127.0.0.1:1" in completed.stderr
 
 
 def test_names_from_an_answer_bring_no_escape_sequences(cli: Cli) -> None:
@@ -121,21 +121,21 @@ def test_names_from_an_answer_bring_no_escape_sequences(cli: Cli) -> None:
     document["communicators"][0]["missing_ranks"][0]["host"] = "\x1b[2J\u202e"
     document["nccl_version"] = "\x1b[2J"
     with listening(ras(json.dumps(document).encode())) as address:
-        done = cli("hang", "--ras", address, "--wait", "0")
-    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "HANG")
-    assert "\x1b" not in done.stdout
-    assert "\u202e" not in done.stdout
+        completed = cli("hang", "--ras", address, "--wait", "0")
+    assert (completed.returncode, completed.stdout.splitlines()[0]) == (0, "HANG")
+    assert "\x1b" not in completed.stdout
+    assert "\u202e" not in completed.stdout
 
 
 def test_of_a_run_dumps_name_the_call_and_ras_agrees(cli: Cli, tmp_path: Path) -> None:
     run = recorded(tmp_path / "run")
     dump(run)
     with listening(ras(LATE)) as address:
-        found = asked(cli, run, "--ras", address)
+        result = asked(cli, run, "--ras", address)
         text = cli("hang", run, "--ras", address, "--wait", "0").stdout
-    assert (found["culprits"], found["collective"]["sequence"], found["ras"]["culprits"]) == ([2], 2, [2])
-    assert found["evidence"][0]["certain"] is True
-    assert [row["rank"] for row in found["waiting"]] == [0, 1, 3]
+    assert (result["culprits"], result["collective"]["sequence"], result["ras"]["culprits"]) == ([2], 2, [2])
+    assert result["evidence"][0]["certain"] is True
+    assert [row["rank"] for row in result["waiting"]] == [0, 1, 3]
     assert "NCCL RAS" in text
 
 
@@ -144,24 +144,24 @@ def test_where_dumps_name_nobody_for_sure_ras_says_who_and_they_say_which_call(c
     dump(run, ranks=(0, 1, 3))
     assert asked(cli, run)["cause"] == "no_dump"
     with listening(ras(GONE)) as address:
-        found = asked(cli, run, "--ras", address)
-    assert (found["cause"], found["culprits"], found["suspects"]) == ("unreachable", [2], [])
-    assert found["collective"]["op"] == "all_reduce"
-    assert "all_reduce 2 of group 0" in found["summary"]
-    assert (found["evidence"][0]["host"], found["evidence"][0]["certain"]) == ("node2", True)
+        result = asked(cli, run, "--ras", address)
+    assert (result["cause"], result["culprits"], result["suspects"]) == ("unreachable", [2], [])
+    assert result["collective"]["op"] == "all_reduce"
+    assert "all_reduce 2 of group 0" in result["summary"]
+    assert (result["evidence"][0]["host"], result["evidence"][0]["certain"]) == ("node2", True)
 
 
 def test_other_ranks_by_ras_than_by_dumps_are_reported_and_a_job_that_goes_on_does_not_hang(cli: Cli, tmp_path: Path) -> None:
     run = recorded(tmp_path / "run")
     dump(run)
     with listening(ras(answer(Comm({0: 41, 1: 42, 2: 42, 3: 42})))) as address:
-        found = asked(cli, run, "--ras", address)
-    assert found["culprits"] == [2]
-    assert any("Rank 0" in row for row in found["warnings"])
+        result = asked(cli, run, "--ras", address)
+    assert result["culprits"] == [2]
+    assert any("Rank 0" in row for row in result["warnings"])
     with listening(ras(LATE, answer(Comm(dict.fromkeys(range(4), 43))))) as address:
-        found = asked(cli, run, "--ras", address)
-    assert (found["kind"], found["culprits"], found["evidence"]) == ("no_hang", [], [])
-    assert any("Rank 2 did not arrive" in row for row in found["warnings"])
+        result = asked(cli, run, "--ras", address)
+    assert (result["kind"], result["culprits"], result["evidence"]) == ("no_hang", [], [])
+    assert any("Rank 2 did not arrive" in row for row in result["warnings"])
 
 
 def test_a_run_whose_job_is_on_this_host_is_asked_and_another_is_not(cli: Cli, tmp_path: Path) -> None:
@@ -169,11 +169,11 @@ def test_a_run_whose_job_is_on_this_host_is_asked_and_another_is_not(cli: Cli, t
     document["communicators"][0]["ranks"][0]["pid"] = os.getpid()
     with listening(ras(json.dumps(document).encode())) as address:
         env = {"NCCL_RAS_ADDR": address}
-        found = asked(cli, recorded(tmp_path / "here", here=True), env=env)
-        assert (found["culprits"], found["path"]) == ([2], str(tmp_path / "here"))
+        result = asked(cli, recorded(tmp_path / "here", here=True), env=env)
+        assert (result["culprits"], result["path"]) == ([2], str(tmp_path / "here"))
         for run in (recorded(tmp_path / "elsewhere"), recorded(tmp_path / "gloo", here=True, backend="gloo")):
-            done = cli("hang", run, "--wait", "0", env=env)
-            assert (done.returncode, "no Flight Recorder dumps" in done.stderr) == (3, True)
+            completed = cli("hang", run, "--wait", "0", env=env)
+            assert (completed.returncode, "no Flight Recorder dumps" in completed.stderr) == (3, True)
 
 
 def test_the_answer_of_another_job_is_not_of_the_run(cli: Cli, tmp_path: Path) -> None:
@@ -182,8 +182,8 @@ def test_the_answer_of_another_job_is_not_of_the_run(cli: Cli, tmp_path: Path) -
     for row in theirs["communicators"][0]["ranks"]:
         row["pid"] += 5_000_000
     with listening(ras(json.dumps(theirs).encode())) as address:
-        done = cli("hang", run, "--ras", address, "--wait", "0")
-        assert (done.returncode, "another job" in done.stderr) == (3, True)
+        completed = cli("hang", run, "--ras", address, "--wait", "0")
+        assert (completed.returncode, "another job" in completed.stderr) == (3, True)
         dump(run)
         found = asked(cli, run, "--ras", address)
     assert (found["culprits"], found["ras"]) == ([2], None)
@@ -192,13 +192,13 @@ def test_the_answer_of_another_job_is_not_of_the_run(cli: Cli, tmp_path: Path) -
 
 def test_a_run_without_an_answer_is_judged_by_its_dumps_with_a_warning(cli: Cli, tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", here=True)
-    done = cli("hang", run, env={"NCCL_RAS_ADDR": "127.0.0.1:1"})
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (3, "", 1)
-    assert "nothing listens" in done.stderr
+    completed = cli("hang", run, env={"NCCL_RAS_ADDR": "127.0.0.1:1"})
+    assert (completed.returncode, completed.stdout, len(completed.stderr.splitlines())) == (3, "", 1)
+    assert "nothing listens" in completed.stderr
     dump(run)
-    found = asked(cli, run, env={"NCCL_RAS_ADDR": "127.0.0.1:1"})
-    assert (found["culprits"], found["ras"]) == ([2], None)
-    assert any("nothing listens" in row for row in found["warnings"])
+    result = asked(cli, run, env={"NCCL_RAS_ADDR": "127.0.0.1:1"})
+    assert (result["culprits"], result["ras"]) == ([2], None)
+    assert any("nothing listens" in row for row in result["warnings"])
 
 
 def test_the_answers_kept_in_a_run_count_after_the_job(cli: Cli, tmp_path: Path) -> None:
@@ -208,15 +208,15 @@ def test_the_answers_kept_in_a_run_count_after_the_job(cli: Cli, tmp_path: Path)
     keep(run, GONE, now - 100 * 10**9)
     keep(run, LATE, now)
     # One answer proves nothing: the other is too old
-    found = asked(cli, run)
-    assert (found["kind"], found["suspects"], found["ras"]["answers"]) == ("insufficient_data", [2], 1)
+    result = asked(cli, run)
+    assert (result["kind"], result["suspects"], result["ras"]["answers"]) == ("insufficient_data", [2], 1)
     keep(run, LATE, now + 5 * 10**9)
-    found = asked(cli, run)
-    assert (found["kind"], found["culprits"], found["ras"]["live"]) == ("hang", [2], False)
-    assert found["evidence"][0]["host"] == "node2"
+    result = asked(cli, run)
+    assert (result["kind"], result["culprits"], result["ras"]["live"]) == ("hang", [2], False)
+    assert result["evidence"][0]["host"] == "node2"
     keep(run, b"{", now + 6 * 10**9)
-    done = cli("hang", run)
-    assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
+    completed = cli("hang", run)
+    assert (completed.returncode, len(completed.stderr.splitlines())) == (3, 1)
     dump(run)
     assert any("cut off" in row for row in asked(cli, run)["warnings"])
 

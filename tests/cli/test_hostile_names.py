@@ -24,16 +24,16 @@ def run(tmp_path: Path) -> Path:
 def test_the_path_of_a_run_need_not_be_utf8(cli: Run, run: Path) -> None:
     hostile = run.parent / os.fsdecode(b"r\xff")
     shutil.move(run, hostile)
-    done = cli("analyze", hostile, "--format", "json")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["source"]["path"].endswith("r?")
+    completed = cli("analyze", hostile, "--format", "json")
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert json.loads(completed.stdout)["source"]["path"].endswith("r?")
 
 
 def test_commands_to_copy_are_quoted(cli: Run, run: Path) -> None:
     hostile = run.parent / "my run; $(id)"
     shutil.move(run, hostile)
-    found = json.loads(cli("analyze", hostile, "--format", "json").stdout)
-    commands = [*found["verdict"]["next"], *(row["check"] for row in found["advice"])]
+    result = json.loads(cli("analyze", hostile, "--format", "json").stdout)
+    commands = [*result["verdict"]["next"], *(row["check"] for row in result["advice"])]
     assert any(shlex.quote(str(hostile)) in command for command in commands)
     assert not any(str(hostile) in command.replace(shlex.quote(str(hostile)), "") for command in commands)
 
@@ -41,10 +41,10 @@ def test_commands_to_copy_are_quoted(cli: Run, run: Path) -> None:
 def test_errors_are_one_line_without_escape_sequences(cli: Run, tmp_path: Path) -> None:
     hostile = tmp_path / "x\x1b]0;title\x07\nrankscope: all is well_0.json"
     hostile.write_text("junk")
-    done = cli("analyze", hostile)
-    assert done.returncode == 3
-    assert len(done.stderr.splitlines()) == 1
-    assert "\x1b" not in done.stderr
+    completed = cli("analyze", hostile)
+    assert completed.returncode == 3
+    assert len(completed.stderr.splitlines()) == 1
+    assert "\x1b" not in completed.stderr
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_errors_are_one_line_without_escape_sequences(cli: Run, tmp_path: Path) 
 def test_files_about_a_run_are_read_only_so_far(cli: Run, run: Path, name: str, status: int) -> None:
     with (run / name).open("r+b") as file:
         file.truncate(1 << 40)  # a sparse file, which takes no space
-    done = cli("analyze", run)
-    assert done.returncode == status
-    assert name in done.stdout + done.stderr
+    completed = cli("analyze", run)
+    assert completed.returncode == status
+    assert name in completed.stdout + completed.stderr
 
 
 def test_a_host_of_several_lines_stays_in_its_cell(cli: Run, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ UNBUFFERED = pytest.param({"PYTHONUNBUFFERED": "1"}, id="unbuffered", marks=pyte
 )
 def test_a_full_disk_is_one_line_that_names_standard_output(arguments: list[str], environ: dict[str, str]) -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-m", "rankscope", *arguments],
             stdout=full,
             stderr=subprocess.PIPE,
@@ -40,7 +40,7 @@ def test_a_full_disk_is_one_line_that_names_standard_output(arguments: list[str]
             check=False,
             env={**os.environ, **environ},
         )
-    assert_one_line(done, "No space left on device")
+    assert_one_line(completed, "No space left on device")
 
 
 def assert_one_line(done: subprocess.CompletedProcess[str], reason: str) -> None:
@@ -54,14 +54,14 @@ def assert_one_line(done: subprocess.CompletedProcess[str], reason: str) -> None
 def test_output_that_finds_room_for_a_part_is_an_error(tmp_path: Path, environ: dict[str, str]) -> None:
     # given a file that may not become larger than 1 KiB, and more to print
     shell = f"ulimit -f 1; exec {sys.executable} -m rankscope schema analysis >{tmp_path / 'schema.json'}"
-    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False, env={**os.environ, **environ})
-    assert_one_line(done, "File too large")
+    completed = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False, env={**os.environ, **environ})
+    assert_one_line(completed, "File too large")
 
 
 def test_a_standard_output_that_is_closed_is_no_error() -> None:
     shell = f"{sys.executable} -m rankscope schema analysis >&-"
-    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("environ", [pytest.param(BUFFERED, id="buffered"), UNBUFFERED])
@@ -104,11 +104,11 @@ def test_ctrl_c_is_quiet_while_modules_are_imported(tmp_path: Path, module: str)
     trace = tmp_path / "rank-0.json"
     trace.write_text('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "gemm", "ts": 1, "dur": 5, "pid": 0, "tid": 7}]}')
     # when it is started
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "rankscope", "analyze", str(trace)],
         capture_output=True,
         text=True,
         check=False,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\nInterrupted.\n")
+    assert (completed.returncode, completed.stdout, completed.stderr) == (130, "", "\nInterrupted.\n")

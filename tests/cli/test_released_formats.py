@@ -58,7 +58,7 @@ def test_every_record_of_a_run_is_read(kept: Path) -> None:
         assert [record.step for record in steps] == list(range(24))
         assert all(record.wall_us > 0 and record.phases_us.data is not None for record in steps)
         assert [window.step for window in run.windows(0, rank)] == [8, 9, 10]
-        assert {one.step for one in run.collectives(0, rank)} == {8, 9, 10}
+        assert {collective.step for collective in run.collectives(0, rank)} == {8, 9, 10}
         assert {kernel.step for kernel in run.kernels(0, rank)} == {8, 9, 10}
         assert [block.duration_us for block in run.durations(0, rank)] == [[20.0, 21.0]]
     assert [(event.step, event.tags) for event in run.events(0, 0)] == [(5, ["eval"])]
@@ -69,13 +69,13 @@ def test_every_record_of_a_run_is_read(kept: Path) -> None:
 
 
 def test_a_run_is_analysed(kept: Path, cli: Cli) -> None:
-    done = cli("analyze", kept / "run", "--format", "json")
-    assert (done.returncode, done.stderr) == (0, "")
-    found = json.loads(done.stdout)
-    verdict, source = found["verdict"], found["source"]
+    completed = cli("analyze", kept / "run", "--format", "json")
+    assert (completed.returncode, completed.stderr) == (0, "")
+    result = json.loads(completed.stdout)
+    verdict, source = result["verdict"], result["source"]
     assert (verdict["kind"], verdict["rank"], verdict["cause"], verdict["phase"]) == ("straggler", 1, "input", "data")
     assert (source["ranks"], source["steps"], source["coverage"]) == (2, 24, 1.0)
-    assert (found["collectives"]["matched"], found["collectives"]["unmatched"]) == (3, 0)
+    assert (result["collectives"]["matched"], result["collectives"]["unmatched"]) == (3, 0)
 
 
 def test_the_pages_read_a_run(kept: Path) -> None:
@@ -109,30 +109,30 @@ def test_a_waiting_message_is_delivered(kept: Path, cli: Cli) -> None:
 
 def test_an_exporter_knows_its_gpus_and_xids(kept: Path) -> None:
     folder = kept / "exporter"
-    known = Inventory(folder)
-    assert (known.durable, [gpu.uuid for gpu in known.identities()]) == (True, ["GPU-0", "GPU-1"])
+    result = Inventory(folder)
+    assert (result.durable, [gpu.uuid for gpu in result.identities()]) == (True, ["GPU-0", "GPU-1"])
     journal = XidJournal(folder, job_at=lambda _: None, boot_id="boot-1")
     assert (journal.problem, journal.skipped_lines) == (None, 0)
     assert [(entry.uuid, entry.code, entry.job_id) for entry in journal.entries()] == [
         ("GPU-1", code, "4711") for code in (79, 79, 31)
     ]
     counts = {
-        dict(one.labels)["xid"]: one.value
-        for one in journal.series(known.identities())
-        if one.metric == "gpu_xid_errors_total" and one.value > 0
+        dict(sample.labels)["xid"]: sample.value
+        for sample in journal.series(result.identities())
+        if sample.metric == "gpu_xid_errors_total" and sample.value > 0
     }
     assert (counts["79"], counts["31"]) == (2, 1)
     journal.close()
 
 
 def test_doctor_names_formats_and_the_version_that_recorded_a_run(kept: Path, cli: Cli) -> None:
-    found = checks(cli, kept, kept / "alerts", kept / "exporter")
-    state, detail = found[str(kept / "run")]
+    result = checks(cli, kept, kept / "alerts", kept / "exporter")
+    state, detail = result[str(kept / "run")]
     assert "rankscope.run/" in detail
     assert kept.name in detail
     assert (state, version("rankscope") in detail) == ("ok" if version("rankscope") == kept.name else "other", True)
     files = {str(kept / name): name for name in ("alerts/alerts.sqlite", "exporter/gpus.json", "exporter/xids.jsonl")}
-    assert {path: found[path][0] for path in files} == dict.fromkeys(files, "ok")
+    assert {path: result[path][0] for path in files} == dict.fromkeys(files, "ok")
 
 
 def newer_run(kept: Path) -> Path:
@@ -163,17 +163,17 @@ def test_a_newer_format_is_named_with_the_one_that_is_read_and_what_to_do(
     kept: Path, cli: Cli, make: Callable[[Path], Path]
 ) -> None:
     path = make(kept)
-    done = cli("doctor", path)
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("UNREAD")]
+    completed = cli("doctor", path)
+    (line,) = [line for line in completed.stdout.splitlines() if line.startswith("UNREAD")]
     assert re.search(r"rankscope\.[a-z-]+/99.*rankscope \d+\.\d+.*rankscope\.[a-z-]+/\d\b.*upgrade rankscope", line)
-    assert done.returncode == 1
+    assert completed.returncode == 1
 
 
 def test_doctor_refuses_a_folder_of_something_else(cli: Cli, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nothing"):
-        done = cli("doctor", path)
-        assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
-        assert str(path) in done.stderr
+        completed = cli("doctor", path)
+        assert (completed.returncode, len(completed.stderr.splitlines())) == (3, 1)
+        assert str(path) in completed.stderr
 
 
 def checks(cli: Cli, *paths: Path) -> dict[str, tuple[str, str]]:

@@ -27,19 +27,19 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.mark.parametrize("status", [0, 7])
 def test_a_job_without_training_keeps_its_status_and_leaves_nothing(cli: Cli, tmp_path: Path, status: int) -> None:
-    done = cli(
+    completed = cli(
         "run", "--run-dir", tmp_path / "runs" / "x", "--", sys.executable, "-c", f"print('out'); raise SystemExit({status})"
     )
-    assert (done.returncode, done.stdout) == (status, "out\n")
-    assert "nothing was recorded" in done.stderr
-    assert (f"ended with status {status}" in done.stderr) == (status != 0)
+    assert (completed.returncode, completed.stdout) == (status, "out\n")
+    assert "nothing was recorded" in completed.stderr
+    assert (f"ended with status {status}" in completed.stderr) == (status != 0)
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_command_that_does_not_exist_is_127_as_in_a_shell(cli: Cli, tmp_path: Path) -> None:
-    done = cli("run", "--run-dir", tmp_path / "x", "--", "no-such-program")
-    assert done.returncode == 127
-    assert "no-such-program" in done.stderr
+    completed = cli("run", "--run-dir", tmp_path / "x", "--", "no-such-program")
+    assert completed.returncode == 127
+    assert "no-such-program" in completed.stderr
 
 
 def test_no_command_is_a_usage_error(cli: Cli) -> None:
@@ -47,9 +47,9 @@ def test_no_command_is_a_usage_error(cli: Cli) -> None:
 
 
 def test_a_mistyped_option_is_not_taken_for_the_command(cli: Cli) -> None:
-    done = cli("run", "--wndow-every", "5", "--", "true")
-    assert done.returncode == 2
-    assert "--window-every" in done.stderr
+    completed = cli("run", "--wndow-every", "5", "--", "true")
+    assert completed.returncode == 2
+    assert "--window-every" in completed.stderr
 
 
 @pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("0.01", 0.01), (" 0.5% ", 0.005), ("100%", 1.0)])
@@ -115,10 +115,10 @@ def test_a_folder_that_cannot_hold_a_run_stops_before_the_job_starts(cli: Cli, t
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "thesis.tex").touch()
     path = {"a file": "file", "somebody's folder": "folder", "below a file": "file/run"}[kind]
-    done = cli("run", "--run-dir", tmp_path / path, "--", sys.executable, "-c", "print('started')")
-    assert (done.returncode, done.stdout) == (3, "")
-    assert len(done.stderr.splitlines()) == 1
-    assert str(tmp_path / path) in done.stderr
+    completed = cli("run", "--run-dir", tmp_path / path, "--", sys.executable, "-c", "print('started')")
+    assert (completed.returncode, completed.stdout) == (3, "")
+    assert len(completed.stderr.splitlines()) == 1
+    assert str(tmp_path / path) in completed.stderr
 
 
 def test_an_analysis_that_fails_does_not_change_the_jobs_status(
@@ -212,23 +212,23 @@ def test_a_folder_one_may_not_look_into_is_one_line_with_status_3(
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o000)
     # when a verb is pointed into it
-    done = subprocess.run(
+    completed = subprocess.run(
         [*without_privilege, sys.executable, "-m", "rankscope", *verb, str(closed / "run")],
         capture_output=True,
         text=True,
         check=False,
     )
     # then
-    assert done.returncode == 3, done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert str(closed) in done.stderr
+    assert completed.returncode == 3, completed.stderr
+    assert len(completed.stderr.splitlines()) == 1
+    assert str(closed) in completed.stderr
 
 
 def test_two_sources_of_durations_are_one_too_many(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "plugin.so").touch()
     options = ["--nccl-inspector", tmp_path / "plugin.so", "--flight-recorder-times"]
-    done = cli("run", "--run-dir", tmp_path / "run", *options, "--", "true")
-    assert done.returncode == 2
+    completed = cli("run", "--run-dir", tmp_path / "run", *options, "--", "true")
+    assert completed.returncode == 2
     assert not (tmp_path / "run").exists()
 
 
@@ -255,11 +255,11 @@ REASONS = {
     "job", [name if name == "an optimizer of its own" else pytest.param(name, marks=pytest.mark.full) for name in UNSEEN]
 )
 def test_a_job_without_a_recorded_step_learns_the_reason_and_the_way_out(cli: Cli, tmp_path: Path, job: str) -> None:
-    done = cli("run", "--run-dir", tmp_path / "run", "--", sys.executable, "-c", SETUP + UNSEEN[job])
-    assert done.returncode == 0
-    assert "nothing was recorded" in done.stderr
-    assert REASONS[job] in done.stderr
-    assert "StepProfiler" in done.stderr
+    completed = cli("run", "--run-dir", tmp_path / "run", "--", sys.executable, "-c", SETUP + UNSEEN[job])
+    assert completed.returncode == 0
+    assert "nothing was recorded" in completed.stderr
+    assert REASONS[job] in completed.stderr
+    assert "StepProfiler" in completed.stderr
 
 
 FOLDS = """
@@ -279,9 +279,9 @@ for _ in range(40):
 def test_of_several_programs_under_one_command_the_slow_one_is_named(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "fold.py").write_text(FOLDS)
     fold = f"{sys.executable} {tmp_path / 'fold.py'}"
-    done = cli("run", "--run-dir", tmp_path / "run", "--", "bash", "-c", f"{fold} 0.1 && {fold} 0.005")
-    assert done.returncode == 0
-    text = " ".join(done.stderr.split())
+    completed = cli("run", "--run-dir", tmp_path / "run", "--", "bash", "-c", f"{fold} 0.1 && {fold} 0.005")
+    assert completed.returncode == 0
+    text = " ".join(completed.stderr.split())
     assert "the last of 2 attempts (number 1)" in text
     assert "attempt 0 was the slowest of 2" in text
     slow = cli("analyze", tmp_path / "run" / "attempts" / "000", "--format", "json")

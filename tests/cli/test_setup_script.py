@@ -50,10 +50,10 @@ def setup(folder: Path, part: str = "run", **variables: str) -> tuple[subprocess
         "TORCH": "",
         **variables,
     }
-    done = subprocess.run(
+    completed = subprocess.run(
         ["sh", "scripts/setup", ".venv", part], cwd=folder, env=env, capture_output=True, text=True, check=False
     )
-    return done, log.read_text()
+    return completed, log.read_text()
 
 
 def test_it_makes_an_environment_once_and_then_does_nothing(folder: Path) -> None:
@@ -66,8 +66,8 @@ def test_it_makes_an_environment_once_and_then_does_nothing(folder: Path) -> Non
 
 
 def test_a_usable_torch_is_left_alone_and_otherwise_the_wanted_one_is_installed(folder: Path) -> None:
-    done, asked = setup(folder, TORCH="torch==2.13.0")
-    assert "Using the torch that is there" in done.stderr
+    completed, asked = setup(folder, TORCH="torch==2.13.0")
+    assert "Using the torch that is there" in completed.stderr
     assert "torch==2.13.0" not in asked
     shutil.rmtree(folder / ".venv")
     _, asked = setup(folder, TORCH="torch==2.13.0", TORCH_ARGS="--index-url https://example.invalid/cpu", NO_TORCH="1")
@@ -77,30 +77,30 @@ def test_a_usable_torch_is_left_alone_and_otherwise_the_wanted_one_is_installed(
 def test_a_half_made_environment_is_made_again(folder: Path) -> None:
     (folder / ".venv" / "bin").mkdir(parents=True)
     (folder / ".venv" / "litter").touch()
-    done, _ = setup(folder)
-    assert done.returncode == 0
+    completed, _ = setup(folder)
+    assert completed.returncode == 0
     assert not (folder / ".venv" / "litter").exists()
 
 
 def test_without_venv_it_falls_back_to_virtualenv_with_a_hint(folder: Path) -> None:
-    done, asked = setup(folder, NO_VENV="1")
-    assert done.returncode == 0
+    completed, asked = setup(folder, NO_VENV="1")
+    assert completed.returncode == 0
     assert "-m virtualenv .venv" in asked
-    hints = [line for line in done.stderr.splitlines() if "python3-venv" in line]
+    hints = [line for line in completed.stderr.splitlines() if "python3-venv" in line]
     assert len(hints) == 1
 
 
 def test_without_either_it_says_what_to_install_and_leaves_nothing(folder: Path) -> None:
-    done, _ = setup(folder, NO_VENV="1", NO_VIRTUALENV="1")
-    assert done.returncode == 1
-    assert "Install python3-venv or virtualenv" in done.stderr
+    completed, _ = setup(folder, NO_VENV="1", NO_VIRTUALENV="1")
+    assert completed.returncode == 1
+    assert "Install python3-venv or virtualenv" in completed.stderr
     assert not (folder / ".venv").exists()
 
 
 def test_a_python_that_does_not_run_is_named(folder: Path) -> None:
-    done, _ = setup(folder, PYTHON="/nowhere/python3.12")
-    assert done.returncode == 1
-    assert "/nowhere/python3.12" in done.stderr
+    completed, _ = setup(folder, PYTHON="/nowhere/python3.12")
+    assert completed.returncode == 1
+    assert "/nowhere/python3.12" in completed.stderr
 
 
 def test_no_working_python_at_all_is_one_hint(folder: Path) -> None:
@@ -110,9 +110,9 @@ def test_no_working_python_at_all_is_one_hint(folder: Path) -> None:
     for name in ("python3.14", "python3.13", "python3.12", "python3.11", "python3", "python"):
         (empty / name).write_text("#!/bin/sh\nexit 127\n")
         (empty / name).chmod(0o755)
-    done, _ = setup(folder, PATH=f"{empty}:/usr/bin:/bin", PYTHON="")
-    assert done.returncode == 1
-    assert "No working Python >= 3.11" in done.stderr
+    completed, _ = setup(folder, PATH=f"{empty}:/usr/bin:/bin", PYTHON="")
+    assert completed.returncode == 1
+    assert "No working Python >= 3.11" in completed.stderr
 
 
 def test_the_constraints_pin_neither_torch_nor_cuda() -> None:

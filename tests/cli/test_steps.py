@@ -76,9 +76,9 @@ def test_every_column_of_a_record_is_there_with_its_attempt_rank_and_tags() -> N
 
 def test_three_formats_have_the_same_rows(cli: Cli, run: Path, tmp_path: Path) -> None:
     for name in ("s.csv", "s.jsonl", "s.parquet", "s.csv.gz", "s.jsonl.gz"):
-        done = cli("steps", run, "-o", tmp_path / name)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "90 records of 3 ranks" in done.stdout
+        completed = cli("steps", run, "-o", tmp_path / name)
+        assert (completed.returncode, completed.stderr) == (0, "")
+        assert "90 records of 3 ranks" in completed.stdout
     rows = pq.read_table(tmp_path / "s.parquet").to_pylist()
     assert [(row["attempt"], row["rank"], row["step"]) for row in rows] == [(1, r, s) for r in range(3) for s in range(STEPS)]
     for row in rows:
@@ -105,19 +105,19 @@ def test_three_formats_have_the_same_rows(cli: Cli, run: Path, tmp_path: Path) -
 
 
 def test_rows_and_columns_are_chosen(cli: Cli, run: Path) -> None:
-    done = cli("steps", run, "--ranks", "0,2", "--steps", "4:6", "--columns", "step,rank,tags,step", "--format", "jsonl")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert lines_of(done.stdout) == [
+    completed = cli("steps", run, "--ranks", "0,2", "--steps", "4:6", "--columns", "step,rank,tags,step", "--format", "jsonl")
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert lines_of(completed.stdout) == [
         {"step": step, "rank": rank, "tags": TAGS.get(step, [])} for rank in (0, 2) for step in (4, 5)
     ]
-    done = cli("steps", run, "--steps", "1000:", "--columns", "step")
-    assert (done.returncode, done.stdout) == (0, "step\n")
+    completed = cli("steps", run, "--steps", "1000:", "--columns", "step")
+    assert (completed.returncode, completed.stdout) == (0, "step\n")
 
 
 @pytest.mark.parametrize("named", [["--attempt", "0"], []])
 def test_another_attempt_is_named_by_its_number_or_its_folder(cli: Cli, run: Path, named: list[str]) -> None:
-    done = cli("steps", run if named else attempt_dir(run, 0), *named, "--columns", "attempt,rank,step")
-    assert [(row["attempt"], row["rank"]) for row in csv_of(done.stdout)] == [("0", "0")] * STEPS
+    completed = cli("steps", run if named else attempt_dir(run, 0), *named, "--columns", "attempt,rank,step")
+    assert [(row["attempt"], row["rank"]) for row in csv_of(completed.stdout)] == [("0", "0")] * STEPS
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ def test_options_that_make_no_sense_are_usage_errors_and_nothing_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    done = cli("steps", run, *(option.format(run=run) for option in options))
-    assert (done.returncode, done.stdout) == (2, "")
+    completed = cli("steps", run, *(option.format(run=run) for option in options))
+    assert (completed.returncode, completed.stdout) == (2, "")
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -156,19 +156,19 @@ def test_what_is_no_run_is_one_line(cli: Cli, run: Path, tmp_path: Path) -> None
     old.mkdir()
     (old / "run.json").write_text('{"schema": "rankscope.run/1", "run_id": "r", "name": "n", "start_unix_ns": 1}')
     for path in (tmp_path / "gone", tmp_path, tmp_path / "new", old, run / "attempts"):
-        done = cli("steps", path)
-        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (3, "", 1)
-        assert str(path) in done.stderr
+        completed = cli("steps", path)
+        assert (completed.returncode, completed.stdout, len(completed.stderr.splitlines())) == (3, "", 1)
+        assert str(path) in completed.stderr
 
 
 def test_what_is_damaged_is_left_out_and_counted_on_standard_error(cli: Cli, run: Path) -> None:
     damage(twice := steps_file(run, 0, 1), 4, 5)
     add_damaged(steps_file(run, 1, 1))
     segment(rank_dir(run, 1, 2), "steps", 1).mkdir()
-    done = cli("steps", run, "--columns", "step")
-    assert done.returncode == 0
-    assert len(done.stdout.splitlines()) == 1 + 3 * STEPS - 2
-    counted, named = done.stderr.splitlines()
+    completed = cli("steps", run, "--columns", "step")
+    assert completed.returncode == 0
+    assert len(completed.stdout.splitlines()) == 1 + 3 * STEPS - 2
+    counted, named = completed.stderr.splitlines()
     assert " 3 " in counted
     assert f"{twice.relative_to(run)} (2, from byte " in counted
     assert "attempts/001/ranks/00002/steps-000001.npy" in named
@@ -182,8 +182,8 @@ def test_rows_that_are_written_meanwhile_have_their_tags(cli: Cli, run: Path, mo
         yield from new(follower, *arguments)
 
     monkeypatch.setattr(StepFollower, "new", late)
-    done = cli("steps", run, "--attempt", "0", "--steps", str(STEPS), "--columns", "step,tags")
-    assert done.stdout == f"step,tags\n{STEPS},eval\n"
+    completed = cli("steps", run, "--attempt", "0", "--steps", str(STEPS), "--columns", "step,tags")
+    assert completed.stdout == f"step,tags\n{STEPS},eval\n"
 
 
 def test_files_that_are_replaced_meanwhile_are_an_error_and_no_half_of_an_output(
@@ -195,9 +195,9 @@ def test_files_that_are_replaced_meanwhile_are_an_error_and_no_half_of_an_output
 
     monkeypatch.setattr(StepFollower, "new", replaced)
     for name in ("s.csv", "s.parquet"):
-        done = cli("steps", run, "-o", tmp_path / name)
-        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (3, "", 1)
-        assert "00000" in done.stderr
+        completed = cli("steps", run, "-o", tmp_path / name)
+        assert (completed.returncode, completed.stdout, len(completed.stderr.splitlines())) == (3, "", 1)
+        assert "00000" in completed.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -210,8 +210,8 @@ def test_numbers_that_none_can_be_are_unknown(cli: Cli, run: Path) -> None:
 
     change(steps_file(run, 0, 0), spoil)
     names = ["wall_us", "flops", "tokens", "start_unix_ns"]
-    done = cli("steps", run, "--attempt", "0", "--format", "jsonl", "--columns", ",".join(names), "--steps", "1")
-    assert lines_of(done.stdout) == [{"wall_us": None, "flops": None, "tokens": None, "start_unix_ns": -(2**63)}]
+    completed = cli("steps", run, "--attempt", "0", "--format", "jsonl", "--columns", ",".join(names), "--steps", "1")
+    assert lines_of(completed.stdout) == [{"wall_us": None, "flops": None, "tokens": None, "start_unix_ns": -(2**63)}]
 
 
 def test_a_full_disk_leaves_the_old_file_and_one_line(cli: Cli, run: Path, tmp_path: Path) -> None:
@@ -219,9 +219,9 @@ def test_a_full_disk_leaves_the_old_file_and_one_line(cli: Cli, run: Path, tmp_p
         target = tmp_path / name
         target.write_bytes(b"old")
         with disk_with_room_for(room):
-            done = cli("steps", run, "-o", target)
-        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (3, "", 1)
-        assert str(target) in done.stderr
+            completed = cli("steps", run, "-o", target)
+        assert (completed.returncode, completed.stdout, len(completed.stderr.splitlines())) == (3, "", 1)
+        assert str(target) in completed.stderr
         assert target.read_bytes() == b"old"
         assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
         target.unlink()
@@ -232,9 +232,9 @@ def test_parquet_goes_to_a_pipe_but_not_to_a_terminal(run: Path) -> None:
     import pty
 
     command = [sys.executable, "-m", "rankscope", "steps", str(run), "--format", "parquet"]
-    done = subprocess.run(command, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert pq.read_table(io.BytesIO(done.stdout)).num_rows == 3 * STEPS
+    completed = subprocess.run(command, capture_output=True, check=False)
+    assert (completed.returncode, completed.stderr) == (0, b"")
+    assert pq.read_table(io.BytesIO(completed.stdout)).num_rows == 3 * STEPS
     ours, theirs = pty.openpty()
     refused = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, check=False)
     os.close(theirs)

@@ -30,25 +30,25 @@ def test_whether_a_path_can_be_read_is_not_asked_beforehand(
 ) -> None:
     # Given a filesystem that reports every file as unreadable by this user
     monkeypatch.setattr(os, "access", lambda *_args, **_more: False)
-    done = cli(verb, tmp_path, *VERBS[verb])
+    completed = cli(verb, tmp_path, *VERBS[verb])
     # Then the content of the folder decides
-    assert (done.returncode, done.stderr.count("\n")) == (3, 1)
-    assert done.stderr.startswith(f"rankscope: {tmp_path}")
+    assert (completed.returncode, completed.stderr.count("\n")) == (3, 1)
+    assert completed.stderr.startswith(f"rankscope: {tmp_path}")
 
 
 @pytest.mark.parametrize("verb", [*([verb] for verb in VERBS), ["alerts", "watch"], ["report"]])
 def test_no_path_is_not_the_current_folder(verb: list[str], cli: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    done = cli(*verb, "", *VERBS.get(verb[0], []))
-    assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
-    assert "no path" in done.stderr
+    completed = cli(*verb, "", *VERBS.get(verb[0], []))
+    assert (completed.returncode, len(completed.stderr.splitlines())) == (3, 1)
+    assert "no path" in completed.stderr
 
 
 @pytest.mark.parametrize("verb", [["hang"], ["compare"], ["capture"], ["steps"], ["alerts", "watch"], ["report"]])
 def test_a_url_is_not_called_a_missing_file(verb: list[str], cli: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    done = cli(*verb, "s3://bucket/run", *VERBS.get(verb[0], []))
-    assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
-    assert done.stderr.startswith("rankscope: s3://bucket/run: ")
-    assert "URL" in done.stderr
+    completed = cli(*verb, "s3://bucket/run", *VERBS.get(verb[0], []))
+    assert (completed.returncode, len(completed.stderr.splitlines())) == (3, 1)
+    assert completed.stderr.startswith("rankscope: s3://bucket/run: ")
+    assert "URL" in completed.stderr
 
 
 ANALYZE_EACH = """
@@ -79,12 +79,12 @@ def test_a_folder_that_may_not_be_looked_into_is_named_and_hides_no_other(tmp_pa
     }
     try:
         # when each of these paths is analysed by a process that may not read all files
-        done = subprocess.run(
+        completed = subprocess.run(
             [*without_privilege, sys.executable, "-c", ANALYZE_EACH, *reasons], text=True, capture_output=True, check=True
         )
         # then the message names that path
-        assert done.stdout.split() == ["3"] * len(reasons)
-        for line, (path, reason) in zip(done.stderr.splitlines(), reasons.items(), strict=True):
+        assert completed.stdout.split() == ["3"] * len(reasons)
+        for line, (path, reason) in zip(completed.stderr.splitlines(), reasons.items(), strict=True):
             assert line.startswith(f"rankscope: {path}: ")
             assert line.endswith(reason)
     finally:

@@ -16,11 +16,11 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def test_json_is_the_published_contract(cli: Cli, shared_data: Path) -> None:
-    done = cli(
+    completed = cli(
         "whatif", shared_data / "whatif" / "trace-ST.parquet", "--format", "json", "--price-per-gpu-hour", "2", "--per-step"
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    result = json.loads(done.stdout)
+    assert (completed.returncode, completed.stderr) == (0, "")
+    result = json.loads(completed.stdout)
     jsonschema.validate(result, json.loads(cli("schema", "whatif").stdout))
     assert result["schema"] == "rankscope.whatif/1"
     assert (round(result["slowdown"], 4), round(result["m_stage"], 4), round(result["m_worker"], 4)) == (1.1787, 1.2194, 0.0314)
@@ -30,10 +30,10 @@ def test_json_is_the_published_contract(cli: Cli, shared_data: Path) -> None:
 
 
 def test_text_fits_and_names_what_there_is(cli: Cli, shared_data: Path) -> None:
-    done = cli("whatif", shared_data / "whatif" / "trace-AR.parquet", "--price-per-gpu-hour", "2.5", env={"COLUMNS": "80"})
-    lines = done.stdout.splitlines()
+    completed = cli("whatif", shared_data / "whatif" / "trace-AR.parquet", "--price-per-gpu-hour", "2.5", env={"COLUMNS": "80"})
+    lines = completed.stdout.splitlines()
     assert lines[0] == "SLOWDOWN 1.97x"
-    assert "100% by the slowest 3% of ranks (M_W) · 0% by the last stage (M_S)" in " ".join(done.stdout.split())
+    assert "100% by the slowest 3% of ranks (M_W) · 0% by the last stage (M_S)" in " ".join(completed.stdout.split())
     assert "Fixing rank 0 alone would recover 100%" in " ".join(lines)
     assert max(map(len, lines)) <= 80
     assert {line.split("  ")[0] for line in lines} >= {"without", "data-parallel rank", "stage", "operation"}
@@ -50,7 +50,7 @@ def test_bad_input_is_one_line_and_status_3(cli: Cli, tmp_path: Path, name: str)
     (tmp_path / "empty.parquet").write_bytes(b"")
     (tmp_path / "folder").mkdir()
     pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
-    done = cli("whatif", tmp_path / name)
-    assert (done.returncode, done.stdout) == (3, "")
-    assert len(done.stderr.splitlines()) == 1
-    assert str(tmp_path / name) in done.stderr
+    completed = cli("whatif", tmp_path / name)
+    assert (completed.returncode, completed.stdout) == (3, "")
+    assert len(completed.stderr.splitlines()) == 1
+    assert str(tmp_path / name) in completed.stderr

@@ -31,8 +31,8 @@ def of_rank(run: Path, rank: int, stream: str) -> Path:
 
 def change_lines(file: Path, change: Callable[[int, Line], Line | str | None]) -> None:
     """Rewrite records one by one; ``None`` drops a record, a string replaces its line."""
-    told = [change(number, json.loads(line)) for number, line in enumerate(file.read_text().splitlines())]
-    text = [one if isinstance(one, str) else json.dumps(one) for one in told if one is not None]
+    changes = [change(number, json.loads(line)) for number, line in enumerate(file.read_text().splitlines())]
+    text = [item if isinstance(item, str) else json.dumps(item) for item in changes if item is not None]
     file.write_text("".join(f"{line}\n" for line in text))
 
 

@@ -37,20 +37,20 @@ def run_text(source: Any, view: View) -> str:
 
 def block(kind: type[Block], view: View, name: str, run: RunData, state: PageState) -> Any:
     """Return a block of a view."""
-    found = find(view.blocks(run, state), kind, name)
-    assert found is not None, name
-    return found
+    result = find(view.blocks(run, state), kind, name)
+    assert result is not None, name
+    return result
 
 
 def only(blocks: Sequence[Block], kind: type[B]) -> B:
     """Return the only block of a kind."""
-    (found,) = (one for one in every(blocks) if isinstance(one, kind))
-    return found
+    (result,) = (item for item in every(blocks) if isinstance(item, kind))
+    return result
 
 
 def figure_names(view: View, run: RunData, state: PageState) -> list[str]:
     """Return the names of the figures of a view."""
-    return [one.name for one in every(view.blocks(run, state)) if isinstance(one, Figure)]
+    return [item.name for item in every(view.blocks(run, state)) if isinstance(item, Figure)]
 
 
 def draw(view: View, name: str, run: RunData, state: PageState, colors: Palette = PALETTES["light"]) -> Drawn:
@@ -67,8 +67,8 @@ def write(view: View, name: str, run: RunData, state: PageState) -> Sequence[Blo
 
 def table_rows(view: View, name: str, run: RunData, state: PageState) -> list[dict[str, Any]]:
     """Return the rows of a table."""
-    found: list[dict[str, Any]] = block(Table, view, name, run, state).rows()
-    return found
+    result: list[dict[str, Any]] = block(Table, view, name, run, state).rows()
+    return result
 
 
 def pick(view: View, name: str, run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
@@ -96,9 +96,9 @@ def text_of(what: Any, between: str = "") -> str:
     if isinstance(what, Part):
         return text_of(what.make(), between)
     if isinstance(what, (list, tuple)):
-        return between.join(filter(None, (text_of(one, between) for one in what)))
+        return between.join(filter(None, (text_of(field, between) for field in what)))
     if is_dataclass(what):
-        return text_of([getattr(what, one.name) for one in fields(what) if one.name not in UNSEEN], between)
+        return text_of([getattr(what, field.name) for field in fields(what) if field.name not in UNSEEN], between)
     return ""
 
 
@@ -115,6 +115,6 @@ def page_text(source: Any, path: object, search: object = "", config: DashboardC
 
 def draw_at(source: Any, path: str, name: str, search: str = "", colors: Palette = PALETTES["light"]) -> tuple[Drawn, bool]:
     """Draw the figure of a page, and return whether it is final."""
-    found = Pages(source, DashboardConfig()).figure(path, search, name, colors)
-    assert found is not None, name
-    return found
+    result = Pages(source, DashboardConfig()).figure(path, search, name, colors)
+    assert result is not None, name
+    return result

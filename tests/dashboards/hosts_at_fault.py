@@ -32,10 +32,10 @@ RARE = RareSteps(
 
 def host_analysis() -> Analysis:
     """Return the analysis: the ranks of ``node-2`` are slow."""
-    found = straggler_analysis()
+    result = straggler_analysis()
     rows = [
         msgspec.structs.replace(
-            found.ranks[2 if rank in SLOW else 0],
+            result.ranks[2 if rank in SLOW else 0],
             rank=rank,
             host=f"node-{rank // 4}",
             own_us=(80e3 if rank in SLOW else 40e3) + rank,
@@ -44,7 +44,7 @@ def host_analysis() -> Analysis:
     ]
     summary = "Host node-2 (all 4 of its ranks) makes the other 12 ranks wait."
     verdict = msgspec.structs.replace(
-        found.verdict,
+        result.verdict,
         rank=9,
         ranks=SLOW,
         hosts=[AT_FAULT],
@@ -53,11 +53,11 @@ def host_analysis() -> Analysis:
         judged_steps=20,
         summary=summary,
     )
-    finding = msgspec.structs.replace(found.findings[0], rank=9, ranks=SLOW, host=AT_FAULT, whole_host=True, summary=summary)
+    finding = msgspec.structs.replace(result.findings[0], rank=9, ranks=SLOW, host=AT_FAULT, whole_host=True, summary=summary)
     waits = [ImposedWait(rank=rank, imposed_us=10e3 + rank, imposed_exposed_us=5e3, share=0.25) for rank in SLOW]
-    source = msgspec.structs.replace(found.source, ranks=16, world_size=16)
+    source = msgspec.structs.replace(result.source, ranks=16, world_size=16)
     return msgspec.structs.replace(
-        found, source=source, ranks=rows, verdict=verdict, findings=[finding], imposed_wait=waits, rare_steps=RARE
+        result, source=source, ranks=rows, verdict=verdict, findings=[finding], imposed_wait=waits, rare_steps=RARE
     )
 
 
@@ -74,8 +74,8 @@ def host_table() -> StepTable:
 
 def host_runs(**verdict: Any) -> MemoryRuns:
     """Return a source that holds the run; ``verdict``: other fields of its verdict."""
-    found = host_analysis()
+    result = host_analysis()
     source = MemoryRuns()
-    changed = msgspec.structs.replace(found, verdict=msgspec.structs.replace(found.verdict, **verdict))
+    changed = msgspec.structs.replace(result, verdict=msgspec.structs.replace(result.verdict, **verdict))
     source.put(changed, host_table(), world_size=16, ranks=16, hosts=4)
     return source

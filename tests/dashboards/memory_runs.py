@@ -138,8 +138,10 @@ class MemoryRuns:
     def all_alerts(self) -> AlertsFound:
         if "alerts" in self.problems:
             raise self.problems["alerts"]
-        found = list(self.alerts_found.values())
-        return AlertsFound([alert for one in found for alert in one.alerts], [said for one in found for said in one.problems])
+        result = list(self.alerts_found.values())
+        return AlertsFound(
+            [alert for item in result for alert in item.alerts], [problem for item in result for problem in item.problems]
+        )
 
     def known_brief(self, run: RunSummary) -> Brief | None:
         return brief_of(self.analyses[run.run_id]) if run.run_id in self.known else None

@@ -58,9 +58,9 @@ def everything(source: DiskRuns, run_id: str) -> Iterator[str]:
         page = pages.page(path, search).content
         yield written(page)
         for name in FIGURE.findall(written(page)):
-            found = pages.figure(path, search, name, COLORS)
-            assert found is not None, name
-            yield drawn(found[0])
+            result = pages.figure(path, search, name, COLORS)
+            assert result is not None, name
+            yield drawn(result[0])
 
 
 @pytest.mark.slow
@@ -73,10 +73,10 @@ def test_every_page_of_a_bad_run_is_there_and_nothing_is_our_fault(
     write_run(tmp_path / "runs" / "other", run_id="other", steps=32, ranks=2, slow_rank=None)
     BAD_RUNS[name](run)
     source = DiskRuns(tmp_path / "runs")
-    (summary,) = (found for found in source.runs() if found.path == str(run))
-    for said in everything(source, summary.run_id):
-        assert OUR_FAULT not in said
-        assert "Traceback" not in said
+    (summary,) = (item for item in source.runs() if item.path == str(run))
+    for entry in everything(source, summary.run_id):
+        assert OUR_FAULT not in entry
+        assert "Traceback" not in entry
     if name == "device cuda of one":
         assert report(RunData(source, summary), PageState(), made_unix_ns=0, tell=lambda _: None).faults == []
     assert caplog.records == []

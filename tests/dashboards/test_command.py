@@ -102,11 +102,11 @@ def test_it_stops_without_a_word_while_a_worker_is_busy(number: signal.Signals) 
 def test_a_path_that_is_no_folder_ends_with_status_3(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "file").write_text("")
     for path, reason in ((tmp_path / "nothing", "no such file or folder"), (tmp_path / "file", "not a folder")):
-        done = cli("dashboard", path)
-        assert done.returncode == 3
-        assert done.stderr.count("\n") == 1
-        assert str(path) in done.stderr
-        assert reason in done.stderr
+        completed = cli("dashboard", path)
+        assert completed.returncode == 3
+        assert completed.stderr.count("\n") == 1
+        assert str(path) in completed.stderr
+        assert reason in completed.stderr
 
 
 @pytest.mark.slow
@@ -115,10 +115,10 @@ def test_a_folder_one_may_not_look_into_ends_with_status_3(tmp_path: Path, witho
     locked = tmp_path / "locked"
     locked.mkdir(mode=0)
     command = [*without_privilege, sys.executable, "-m", "rankscope", "dashboard", str(locked / name), "--listen", "127.0.0.1:0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 3
-    assert done.stderr.count("\n") == 1
-    assert f"{locked / name}: Permission denied" in done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert completed.returncode == 3
+    assert completed.stderr.count("\n") == 1
+    assert f"{locked / name}: Permission denied" in completed.stderr
 
 
 @pytest.mark.slow
@@ -126,19 +126,19 @@ def test_a_port_in_use_is_one_line(tmp_path: Path, cli: Cli) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        done = cli("dashboard", tmp_path, "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
-    assert done.returncode == 3
-    assert done.stderr.count("\n") == 1
-    assert "in use" in done.stderr
-    assert "--listen" in done.stderr
+        completed = cli("dashboard", tmp_path, "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+    assert completed.returncode == 3
+    assert completed.stderr.count("\n") == 1
+    assert "in use" in completed.stderr
+    assert "--listen" in completed.stderr
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:8050", ":8050", "[::]:8050", "192.0.2.1:80", "example.org:80"])
 def test_other_machines_are_let_in_only_when_it_is_known_who_may_read(tmp_path: Path, address: str, cli: Cli) -> None:
-    done = cli("dashboard", tmp_path, "--listen", address)
-    assert done.returncode == 2
+    completed = cli("dashboard", tmp_path, "--listen", address)
+    assert completed.returncode == 2
     for way_out in ("--token-file FILE", "--trusted-proxy-header NAME", "openssl rand", "SSH tunnel"):
-        assert way_out in " ".join(done.stderr.split())
+        assert way_out in " ".join(completed.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -160,19 +160,19 @@ def test_other_machines_are_let_in_only_when_it_is_known_who_may_read(tmp_path: 
 )
 def test_who_may_see_it_is_said_in_full_or_it_does_not_start(tmp_path: Path, options: list[str], said: str, cli: Cli) -> None:
     (tmp_path / "token").write_text(TOKEN)
-    done = cli("dashboard", tmp_path, *(str(tmp_path / "token") if option == "TOKEN" else option for option in options))
-    assert done.returncode == 2
-    assert said in " ".join(done.stderr.split())
-    assert TOKEN not in done.stderr
+    completed = cli("dashboard", tmp_path, *(str(tmp_path / "token") if option == "TOKEN" else option for option in options))
+    assert completed.returncode == 2
+    assert said in " ".join(completed.stderr.split())
+    assert TOKEN not in completed.stderr
 
 
 @pytest.mark.parametrize(
     "url", ["", "ui.perfetto.dev", "ftp://perfetto.example", "javascript:alert(1)", "https://me@perfetto.example"]
 )
 def test_an_address_that_is_not_of_a_web_page_is_refused(tmp_path: Path, url: str, cli: Cli) -> None:
-    done = cli("dashboard", tmp_path, "--perfetto-url", url)
-    assert done.returncode == 2
-    assert "--perfetto-url" in done.stderr
+    completed = cli("dashboard", tmp_path, "--perfetto-url", url)
+    assert completed.returncode == 2
+    assert "--perfetto-url" in completed.stderr
 
 
 @pytest.mark.parametrize("secret", ["hunter2", "a" * 64, "two words of many letters in all"])
@@ -181,27 +181,27 @@ def test_a_weak_token_is_refused_and_not_shown(tmp_path: Path, secret: str, cli:
     from_file = cli("dashboard", tmp_path, "--token-file", tmp_path / "token")
     monkeypatch.setenv("RANKSCOPE_DASHBOARD_TOKEN", secret)
     from_environment = cli("dashboard", tmp_path)
-    for done, where in ((from_file, str(tmp_path / "token")), (from_environment, "RANKSCOPE_DASHBOARD_TOKEN")):
-        assert done.returncode == 3
-        assert done.stderr.count("\n") == 1
-        assert where in done.stderr
-        assert "openssl rand -hex 32" in done.stderr
-        assert secret not in done.stderr
+    for item, where in ((from_file, str(tmp_path / "token")), (from_environment, "RANKSCOPE_DASHBOARD_TOKEN")):
+        assert item.returncode == 3
+        assert item.stderr.count("\n") == 1
+        assert where in item.stderr
+        assert "openssl rand -hex 32" in item.stderr
+        assert secret not in item.stderr
 
 
 def test_an_empty_token_is_none_that_was_forgotten(tmp_path: Path, cli: Cli) -> None:
-    done = cli("dashboard", tmp_path, env={"RANKSCOPE_DASHBOARD_TOKEN": ""})
-    assert done.returncode == 3
-    assert done.stderr.count("\n") == 1
-    assert "RANKSCOPE_DASHBOARD_TOKEN" in done.stderr
+    completed = cli("dashboard", tmp_path, env={"RANKSCOPE_DASHBOARD_TOKEN": ""})
+    assert completed.returncode == 3
+    assert completed.stderr.count("\n") == 1
+    assert "RANKSCOPE_DASHBOARD_TOKEN" in completed.stderr
 
 
 def test_a_token_file_that_is_not_there_is_one_line(tmp_path: Path, cli: Cli) -> None:
-    done = cli("dashboard", tmp_path, "--token-file", tmp_path / "nothing")
-    assert done.returncode == 3
-    assert done.stderr.count("\n") == 1
-    assert f"{tmp_path / 'nothing'}: No such file or directory" in done.stderr
-    assert "--token-file" in done.stderr
+    completed = cli("dashboard", tmp_path, "--token-file", tmp_path / "nothing")
+    assert completed.returncode == 3
+    assert completed.stderr.count("\n") == 1
+    assert f"{tmp_path / 'nothing'}: No such file or directory" in completed.stderr
+    assert "--token-file" in completed.stderr
 
 
 @pytest.mark.slow
@@ -221,9 +221,9 @@ def test_a_session_is_known_to_every_request(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("address", ["8050", "127.0.0.1", "127.0.0.1:99999", "::1:80", "localhost:http", ""])
 def test_a_malformed_address_is_a_usage_error(tmp_path: Path, address: str, cli: Cli) -> None:
-    done = cli("dashboard", tmp_path, "--listen", address)
-    assert done.returncode == 2
-    assert "HOST:PORT" in done.stderr
+    completed = cli("dashboard", tmp_path, "--listen", address)
+    assert completed.returncode == 2
+    assert "HOST:PORT" in completed.stderr
 
 
 def test_a_missing_extra_says_what_to_install(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_missing_extra_says_what_to_install(tmp_path: Path) -> None:
         "import sys; sys.modules['dash'] = None; sys.argv = ['rankscope', 'dashboard', sys.argv[1]]\n"
         "from rankscope.cli.main import main; main()"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
-    assert done.returncode == 4
-    assert done.stderr.count("\n") == 1
-    assert "pip install 'rankscope[dashboards]'" in done.stderr
+    completed = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert completed.returncode == 4
+    assert completed.stderr.count("\n") == 1
+    assert "pip install 'rankscope[dashboards]'" in completed.stderr

@@ -8,8 +8,8 @@ import sys
 
 def loaded_after(statement: str) -> set[str]:
     script = f"{statement}\nimport sys\nprint(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(completed.stdout.split())
 
 
 def test_the_app_and_its_server_never_load_torch() -> None:

@@ -21,10 +21,10 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_scripts_do_what_they_say(require_program: Callable[[str], str]) -> None:
-    done = run([require_program("node"), "--test"], HERE)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "# fail 0" in done.stdout
-    assert "# pass 0" not in done.stdout
+    completed = run([require_program("node"), "--test"], HERE)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "# fail 0" in completed.stdout
+    assert "# pass 0" not in completed.stdout
 
 
 def test_the_scripts_have_no_lint(require_program: Callable[[str], str], tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_the_scripts_have_no_lint(require_program: Callable[[str], str], tmp_pat
             shutil.copy(script, tmp_path / "src" / folder)
     (tmp_path / "src" / "wrong.js").write_text("document.body.innerHTML = location.hash;\n")
 
-    done = run([require_program("node"), "node_modules/eslint/bin/eslint.js", "src"], tmp_path)
+    completed = run([require_program("node"), "node_modules/eslint/bin/eslint.js", "src"], tmp_path)
 
-    assert "wrong.js" in done.stdout, "the linter finds what is planted"
-    assert done.stdout.count("error  ") == 1, done.stdout
+    assert "wrong.js" in completed.stdout, "the linter finds what is planted"
+    assert completed.stdout.count("error  ") == 1, completed.stdout

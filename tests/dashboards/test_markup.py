@@ -130,9 +130,9 @@ def everything(source: DiskRuns) -> Iterator[tuple[str, str]]:
     for path, search in addresses:
         page = str(plotly.io.json.to_json_plotly(pages.page(path, search).content))
         for name in FIGURE.findall(page):
-            found = pages.figure(path, search, name, PALETTES["light"])
-            assert found is not None, name
-            plain = json.loads(plotly.io.json.to_json_plotly(found[0].figure))
+            result = pages.figure(path, search, name, PALETTES["light"])
+            assert result is not None, name
+            plain = json.loads(plotly.io.json.to_json_plotly(result[0].figure))
             yield f"{path}{search} {name}", json.dumps(plain, ensure_ascii=False)
 
 

@@ -96,11 +96,11 @@ def _wait_for(url: str, expression: str, series: int) -> list[dict[str, Any]]:
     until = time.monotonic() + 120
     while time.monotonic() < until:
         try:
-            found = _query(url, expression)
+            result = _query(url, expression)
         except (urllib.error.URLError, ConnectionError):  # it is still starting
-            found = []
-        if len(found) == series:
-            return found
+            result = []
+        if len(result) == series:
+            return result
         time.sleep(0.05)
     pytest.fail(f"{expression} never had {series} series")
 
@@ -139,22 +139,26 @@ def test_prometheus_scrapes_both_pages_and_answers_questions(
     for question, series in JOINS.items():
         assert len(_wait_for(url, question, series)) == series
     joined = _query(url, "gpu_power_watts * on (uuid) group_left (host, index) gpu_info")
-    assert {(one["metric"]["host"], one["metric"]["index"]) for one in joined} == {("node1", "0"), ("node1", "1"), ("node1", "2")}
+    assert {(item["metric"]["host"], item["metric"]["index"]) for item in joined} == {
+        ("node1", "0"),
+        ("node1", "1"),
+        ("node1", "2"),
+    }
     assert _wait_for(url, 'rank_steps_total{run="r1",rank="2"}', 1)[0]["value"][1] == "40"
     assert _wait_for(url, "rank_steps", 1)[0]["value"][1] == "7"
     joined = _query(url, "rank_steps_total * on (run, rank, slot) group_left (run_id, host) rank_info")
-    assert {(one["metric"]["run_id"], one["metric"]["host"], one["value"][1]) for one in joined} == {("id-r1", "node1", "40")}
+    assert {(item["metric"]["run_id"], item["metric"]["host"], item["value"][1]) for item in joined} == {("id-r1", "node1", "40")}
     (median,) = _query(url, "histogram_quantile(0.5, sum by (le) (rank_step_duration_seconds_bucket))")
     assert float(median["value"][1]) == 0.75  # all 40 steps took between 0.5 s and 1 s
     assert _query(url, "rank_step_duration_seconds_sum / rank_step_duration_seconds_count")[0]["value"][1] == "1"
-    assert {one["metric"]["job"] for one in _wait_for(url, "up == 1", 2)} == {"rankscope", "dcgm"}
+    assert {item["metric"]["job"] for item in _wait_for(url, "up == 1", 2)} == {"rankscope", "dcgm"}
     assert _query(url, "rankscope_exporter_simulated")[0]["value"][1] == "0"
 
     # and when a GPU is lost, then its readings end and the others' continue
     node.lose(0)
     (down,) = _wait_for(url, "gpu_up == 0", 1)
     assert down["metric"]["uuid"] == uuid_of(0)
-    assert {one["metric"]["uuid"] for one in _wait_for(url, "gpu_power_watts", 2)} == {uuid_of(1), uuid_of(2)}
-    assert {one["metric"]["UUID"] for one in _wait_for(url, "DCGM_FI_DEV_POWER_USAGE", 2)} == {uuid_of(1), uuid_of(2)}
+    assert {item["metric"]["uuid"] for item in _wait_for(url, "gpu_power_watts", 2)} == {uuid_of(1), uuid_of(2)}
+    assert {item["metric"]["UUID"] for item in _wait_for(url, "DCGM_FI_DEV_POWER_USAGE", 2)} == {uuid_of(1), uuid_of(2)}
     (reason,) = _query(url, "(gpu_up == 0) * on (uuid) group_left (reason) gpu_down_info")
     assert reason["metric"]["reason"] == "lost"

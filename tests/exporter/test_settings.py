@@ -191,12 +191,12 @@ def test_settings_are_called_as_their_options_are() -> None:
 
 def test_a_file_that_cannot_be_read_is_status_3(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"host = '\xe9'")
-    for path, said in ((tmp_path / "nothing", "No such file"), (tmp_path, "Is a directory"), (tmp_path / "latin", "UTF-8")):
+    for path, item in ((tmp_path / "nothing", "No such file"), (tmp_path, "Is a directory"), (tmp_path / "latin", "UTF-8")):
         result = cli("exporter", "--once", "--config", path)
 
         assert (result.returncode, len(result.stderr.splitlines())) == (3, 1)
         assert f"{path}: " in result.stderr
-        assert said in result.stderr
+        assert item in result.stderr
 
 
 def test_help_names_every_collector_and_section(cli: Callable[..., subprocess.CompletedProcess[str]]) -> None:

@@ -25,8 +25,16 @@ def _samples(state: FleetState) -> list[GpuSample]:
 def test_simulated_gpus_are_deterministic_and_vary_slowly() -> None:
     assert _at(10) == _at(10)
     assert _samples(_at(10)) != _samples(_at(30))
-    before = {(gpu.identity.uuid, one.metric, one.labels): one.value for gpu in _samples(_at(100)) for one in gpu.readings}
-    after = {(gpu.identity.uuid, one.metric, one.labels): one.value for gpu in _samples(_at(101)) for one in gpu.readings}
+    before = {
+        (gpu.identity.uuid, reading.metric, reading.labels): reading.value
+        for gpu in _samples(_at(100))
+        for reading in gpu.readings
+    }
+    after = {
+        (gpu.identity.uuid, reading.metric, reading.labels): reading.value
+        for gpu in _samples(_at(101))
+        for reading in gpu.readings
+    }
     assert before.keys() == after.keys()
     for key, value in before.items():
         uuid, metric, labels = key
@@ -45,7 +53,7 @@ def test_simulated_gpus_are_deterministic_and_vary_slowly() -> None:
 @pytest.mark.parametrize("spec", ["2", "1xA100", "1xH100", "1xH200"])
 def test_simulated_gpus_are_plausible(spec: str) -> None:
     for gpu in _samples(_at(5, spec)):
-        values = {one.metric: one.value for one in gpu.readings if not one.labels}
+        values = {reading.metric: reading.value for reading in gpu.readings if not reading.labels}
         parts = ("used", "free", "reserved")
         assert sum(values[f"gpu_memory_{part}_bytes"] for part in parts) == values["gpu_memory_total_bytes"]
         assert values["gpu_power_watts"] <= values["gpu_power_limit_watts"]
@@ -65,28 +73,28 @@ def test_a_simulated_h100_has_every_default_metric_of_one_and_says_what_it_lacks
     }
     divided_only = {name for name in default if name.startswith("gpu_mig_")} - {"gpu_mig_enabled", "gpu_mig_instances"}
     (gpu,) = _samples(_at(5, "1xH100"))
-    given, absent = {one.metric for one in gpu.readings}, {one.metric for one in gpu.absent}
+    given, absent = {reading.metric for reading in gpu.readings}, {reading.metric for reading in gpu.absent}
 
     assert given | absent == default - divided_only
     assert given & absent == set()
-    for one in gpu.readings:
-        assert ("uuid", *(name for name, _ in one.labels)) == BY_NAME[one.metric].labels
+    for reading in gpu.readings:
+        assert ("uuid", *(name for name, _ in reading.labels)) == BY_NAME[reading.metric].labels
 
 
 def test_before_hopper_there_is_no_activity() -> None:
     (gpu,) = _samples(_at(5, "1xA100"))
 
-    absent = {one.metric for one in gpu.absent if one.reason == "before_hopper"}
+    absent = {reading.metric for reading in gpu.absent if reading.reason == "before_hopper"}
     assert absent >= {"gpu_sm_active_ratio", "gpu_pipe_active_ratio", "gpu_dram_active_ratio"}
-    assert not absent & {one.metric for one in gpu.readings}
-    assert {one.metric for one in gpu.readings} >= {"gpu_utilization_ratio", "gpu_pcie_transmit_bytes_total"}
+    assert not absent & {reading.metric for reading in gpu.readings}
+    assert {reading.metric for reading in gpu.readings} >= {"gpu_utilization_ratio", "gpu_pcie_transmit_bytes_total"}
 
 
 def test_only_the_enabled_collectors_are_simulated() -> None:
     fleet = SimulatedFleet("1", collectors=frozenset({"gpu", "power", "encoder"}))
     (gpu,) = _samples(fleet.state())
 
-    assert {BY_NAME[one.metric].collector for one in gpu.readings} == {"power", "encoder"}
+    assert {BY_NAME[reading.metric].collector for reading in gpu.readings} == {"power", "encoder"}
     assert [run.collector for run in gpu.runs] == ["encoder", "gpu", "power"]
 
 
@@ -120,9 +128,9 @@ def test_a_simulated_gpu_can_be_released(name: Callable[..., str]) -> None:
     fleet.resume(name(gpu))
     assert fleet.state().gpus[1].up
     fleet.release("all", ttl_s=60)
-    assert not any(one.up for one in fleet.state().gpus)
+    assert not any(item.up for item in fleet.state().gpus)
     fleet.resume("all")
-    assert all(one.up for one in fleet.state().gpus)
+    assert all(item.up for item in fleet.state().gpus)
     with pytest.raises(KeyError):
         fleet.release("GPU-unknown", ttl_s=1)
 

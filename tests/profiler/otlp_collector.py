@@ -82,5 +82,5 @@ def _value(value: Any) -> Value:
     kind = value.WhichOneof("value")
     if kind == "array_value":
         return [item.string_value for item in value.array_value.values]
-    found: Value = getattr(value, kind)
-    return found
+    result: Value = getattr(value, kind)
+    return result

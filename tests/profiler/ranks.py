@@ -89,11 +89,11 @@ def _serve(path: str) -> NoReturn:
                 for descriptor, stream in enumerate((null, *streams)):
                     os.dup2(stream, descriptor)
                     os.close(stream)
-                said = json.loads(data)
+                output = json.loads(data)
                 os.environ.clear()
-                os.environ.update(said["environment"])
-                os.chdir(said["folder"])
-                status = _run(int(said["words"][0]), said["words"][1:], watched)
+                os.environ.update(output["environment"])
+                os.chdir(output["folder"])
+                status = _run(int(output["words"][0]), output["words"][1:], watched)
                 with suppress(OSError):  # the client may have exited
                     connection.sendall(str(status).encode())
                 os._exit(0)
@@ -112,10 +112,10 @@ def _ask(path: str, words: list[str]) -> int:
 
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
-        said = {"environment": dict(os.environ), "folder": os.getcwd(), "words": words}  # noqa: PTH109  # no pathlib for a short-lived process
+        by_key = {"environment": dict(os.environ), "folder": os.getcwd(), "words": words}  # noqa: PTH109  # no pathlib for a short-lived process
         streams = array.array("i", [1, 2])
         connection.sendmsg([b" "], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
-        connection.sendall(json.dumps(said).encode() + b"\n")
+        connection.sendall(json.dumps(by_key).encode() + b"\n")
         return int(connection.recv(100) or 1)
 
 

@@ -161,8 +161,8 @@ def test_a_helper_that_dies_costs_the_record_not_the_training(
     assert result.status == 0
     assert not is_run(tmp_path / "run")
     # Reported by the recorder, or by the launcher where the short job was over before its helper had died.
-    said = capfd.readouterr().err
-    assert said.count("switched itself off (its helper process ended)") + said.count("was killed; their records") == 1
+    err = capfd.readouterr().err
+    assert err.count("switched itself off (its helper process ended)") + err.count("was killed; their records") == 1
 
 
 @pytest.mark.slow

@@ -31,10 +31,10 @@ def test_a_live_job_is_profiled_when_somebody_asks(cli: Cli, tmp_path: Path) -> 
         for rank in RANKS:
             wait_until((rank_dir(run, 0, rank) / "steps-000000.npy").exists, process=job)
         # when six steps are requested
-        done = cli("capture", run, "--steps", "6", "--keep-trace", "--wait", "90", "--format", "json")
+        completed = cli("capture", run, "--steps", "6", "--keep-trace", "--wait", "90", "--format", "json")
         # then all ranks have profiled those six, and the late rank in them is found
-        assert done.returncode == 0, done.stdout + done.stderr
-        result = json.loads(done.stdout)
+        assert completed.returncode == 0, completed.stdout + completed.stderr
+        result = json.loads(completed.stdout)
         steps = range(result["first_step"], result["last_step"] + 1)
         assert len(steps) == 6
         assert (result["accepted"], result["ranks"], result["missing"]) == (True, RANKS, [])
@@ -64,8 +64,8 @@ def test_a_live_job_is_profiled_when_somebody_asks(cli: Cli, tmp_path: Path) -> 
             time.sleep(0.2)
     finally:
         job.send_signal(signal.SIGTERM)
-        _, said = job.communicate(timeout=120)
-    assert "switched itself off" not in said
+        _, output = job.communicate(timeout=120)
+    assert "switched itself off" not in output
     # the run has those steps, marked, on all ranks, and none besides the window of its schedule
     reader = RunReader(run)
     for rank in RANKS:

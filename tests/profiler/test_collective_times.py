@@ -43,42 +43,42 @@ def test_a_recorded_job_names_the_rank_by_durations_of_collectives(tmp_path: Pat
     plugin.touch()
     # given a job that is recorded with a source of durations, and whose own times no step record knows
     options = ["--nccl-inspector", str(plugin)] if kind == "inspector" else ["--flight-recorder-times"]
-    done = recorded(run, kind, *options, steps=steps)
-    assert done.returncode == 0, done.stderr
+    completed = recorded(run, kind, *options, steps=steps)
+    assert completed.returncode == 0, completed.stderr
     reader = RunReader(run)
     assert all(record.own_us is None for record in reader.steps(0, 0))
     # then the verdict at its end, the analysis, a live one and the page name the rank
-    assert "STRAGGLER" in done.stderr, done.stderr
-    assert "Rank 1" in done.stderr
+    assert "STRAGGLER" in completed.stderr, completed.stderr
+    assert "Rank 1" in completed.stderr
     analysis = analyze([run])
-    for one in (analysis, OnlineAnalysis(run).update(), RunData(source_ := DiskRuns(run), source_.runs()[0]).analysis):
-        assert (one.verdict.kind, one.verdict.ranks, one.verdict.evidence_source) == ("straggler", [1], source)
+    for item in (analysis, OnlineAnalysis(run).update(), RunData(source_ := DiskRuns(run), source_.runs()[0]).analysis):
+        assert (item.verdict.kind, item.verdict.ranks, item.verdict.evidence_source) == ("straggler", [1], source)
     # and so does the watcher
     (alert, *_) = candidates(analysis)
     assert (alert.name, alert.alert.labels["rank"]) == ("TrainingStraggler", "1")
     # and the steps are those of the run
-    assert any(f"{RANKS} of {RANKS} ranks" in said and "inferred" not in said for said in analysis.source.warnings)
+    assert any(f"{RANKS} of {RANKS} ranks" in warning and "inferred" not in warning for warning in analysis.source.warnings)
     numbers = {record.step for record in reader.steps(0, 0)}
     assert analysis.verdict.steps is not None
     assert set(range(*analysis.verdict.steps)) <= numbers
     assert len(range(*analysis.verdict.steps)) >= 20
     # and nothing but records is left of the source
     assert not (run / "inspector-logs").exists()
-    assert "no durations" not in done.stderr
+    assert "no durations" not in completed.stderr
 
 
 def test_a_plugin_that_does_not_exist_ends_the_launch(tmp_path: Path) -> None:
-    done = recorded(tmp_path / "run", "inspector", "--nccl-inspector", str(tmp_path / "none.so"), steps=3)
-    assert done.returncode == 3
-    assert "none.so" in done.stderr
+    completed = recorded(tmp_path / "run", "inspector", "--nccl-inspector", str(tmp_path / "none.so"), steps=3)
+    assert completed.returncode == 3
+    assert "none.so" in completed.stderr
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.full
 def test_a_plugin_that_writes_nothing_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / "plugin.so").touch()
-    done = recorded(tmp_path / "run", "nothing", "--nccl-inspector", str(tmp_path / "plugin.so"), steps=10)
-    assert done.returncode == 0, done.stderr
+    completed = recorded(tmp_path / "run", "nothing", "--nccl-inspector", str(tmp_path / "plugin.so"), steps=10)
+    assert completed.returncode == 0, completed.stderr
     # by the helper of one rank, and by the analysis
-    assert done.stderr.count("no log of NCCL Inspector") == 1, done.stderr
-    assert any("no log of NCCL Inspector" in said for said in analyze([tmp_path / "run"]).source.warnings)
+    assert completed.stderr.count("no log of NCCL Inspector") == 1, completed.stderr
+    assert any("no log of NCCL Inspector" in warning for warning in analyze([tmp_path / "run"]).source.warnings)

@@ -26,13 +26,13 @@ STEPS = 300
 
 def helpers_in(scratch: Path, rank: int) -> list[int]:
     """Return the process ids of the helpers of a rank whose folder is in ``scratch``."""
-    found = []
+    collected = []
     for process in Path("/proc").iterdir():
         with suppress(OSError):
             words = (process / "cmdline").read_bytes().split(b"\0") if process.name.isdecimal() else []
             if b"rankscope.profiler.helper" in words and any(os.fsencode(scratch / f"rank{rank}-") in word for word in words):
-                found.append(int(process.name))
-    return found
+                collected.append(int(process.name))
+    return collected
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.full)])

@@ -74,9 +74,9 @@ def test_the_status_is_what_a_shell_would_give(
     result = launch(command, LaunchOptions(run_dir=tmp_path / "run", name="x"))
     assert (result.status, result.ranks) == (status, frozenset())
     assert not (tmp_path / "run").exists(), "nothing was recorded"
-    said = capfd.readouterr().err
-    assert ("command not found" in said) == (status == 127)
-    assert said.count("\n") == (status in (126, 127))
+    err = capfd.readouterr().err
+    assert ("command not found" in err) == (status == 127)
+    assert err.count("\n") == (status in (126, 127))
 
 
 def test_settings_travel_through_the_environment(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -308,17 +308,17 @@ def test_a_run_of_another_job_is_not_continued_unless_one_says_so(
             InputError, match=r"holds a run of another job \(.*\): take another --run-dir, or set RANKSCOPE_ATTEMPT"
         ):
             launch(["sh", "-c", "true"], options)
-    for said in ("RANKSCOPE_RUN_ID", "RANKSCOPE_ATTEMPT") if refused else ("UNRELATED",):
+    for item in ("RANKSCOPE_RUN_ID", "RANKSCOPE_ATTEMPT") if refused else ("UNRELATED",):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(said, "1")
+            patch.setenv(item, "1")
             assert launch(["sh", "-c", "true"], options).attempt == 1
 
 
 def test_what_only_variables_tell_goes_on_to_the_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    said = {"COORDINATES": "dp=3,tp=0", "PLAN_AHEAD_SECONDS": "1.5", "PLAN_AHEAD_STEPS": "7"}
+    by_key = {"COORDINATES": "dp=3,tp=0", "PLAN_AHEAD_SECONDS": "1.5", "PLAN_AHEAD_STEPS": "7"}
     options = LaunchOptions(run_dir=tmp_path / "run", name="x")
     with pytest.MonkeyPatch.context() as patch:
-        for variable, text in said.items():
+        for variable, text in by_key.items():
             patch.setenv(f"RANKSCOPE_{variable}", text)
         launch([sys.executable, "-c", PRINT_ENVIRONMENT], options)
     settings = from_environment(json.loads(capfd.readouterr().out))
@@ -336,8 +336,8 @@ def test_a_variable_that_means_nothing_is_refused_by_name(tmp_path: Path, monkey
 
 def environment_of(options: LaunchOptions, capfd: pytest.CaptureFixture[str]) -> dict[str, str]:
     launch([sys.executable, "-c", PRINT_ENVIRONMENT], options)
-    found: dict[str, str] = json.loads(capfd.readouterr().out)
-    return found
+    result: dict[str, str] = json.loads(capfd.readouterr().out)
+    return result
 
 
 def test_the_inspector_is_set_up_and_the_user_may_change_its_settings(

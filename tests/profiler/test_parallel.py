@@ -86,9 +86,9 @@ def test_tensor_parallel_waits_are_seen_in_compiled_graphs_and_change_nothing(
     assert (verdict.kind, verdict.rank, verdict.phase) == ("straggler", 1, "backward"), verdict.summary
     assert (layout_of(run), places(run)) == ({"tp": 2}, [{"tp": 0}, {"tp": 1}])
     # Graphs, graph breaks and losses are the same as without the recorder
-    said = capfd.readouterr().out
-    assert "graphs" in said
-    assert sorted(said.split()) == sorted(alone.split())
+    out = capfd.readouterr().out
+    assert "graphs" in out
+    assert sorted(out.split()) == sorted(alone.split())
 
 
 @pytest.mark.full

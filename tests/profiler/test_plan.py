@@ -52,8 +52,8 @@ def unix_ns(second: float) -> int:
 
 def receive(plan: Planner, now: float, *reports: RankReport) -> None:
     """Pass reports to the planner at second ``now``."""
-    for one in reports:
-        plan.report(one, now, unix_ns(now))
+    for item in reports:
+        plan.report(item, now, unix_ns(now))
 
 
 def capture(plan: Planner, now: float, *, steps: int = 3, ranks: list[int] | None = None) -> PlannedWindow | str | None:
@@ -129,20 +129,20 @@ def test_a_window_is_announced_ahead_of_every_rank_and_paid_by_the_one_it_costs_
         report(rank, slowest + lead * (rank == 3), step_us=step_us, window_us=cost, always_on_us=0.0)
         for rank, cost in enumerate(costs)
     ]
-    found, now = None, 100.0
+    result, now = None, 100.0
     for _ in range(4):
-        receive(plan, now, *(msgspec.structs.replace(one, unix_ns=unix_ns(now)) for one in reports))
-        found = plan.due(now + age, 1)
-        if found is not None:
+        receive(plan, now, *(msgspec.structs.replace(item, unix_ns=unix_ns(now)) for item in reports))
+        result = plan.due(now + age, 1)
+        if result is not None:
             break
         now += plan.period
-    assume(found is not None)
-    assert found is not None
+    assume(result is not None)
+    assert result is not None
     front = slowest + lead + age * 1e6 / step_us
-    assert found.first >= front + 50
-    assert (found.first - front) * step_us / 1e6 >= 10 - 1e-6
-    assert found.first - 20 >= max(spacing(one, 0.01) for one in reports)
-    assert (found.steps, found.ranks, found.reason, found.keep_trace) == (3, None, "schedule", False)
+    assert result.first >= front + 50
+    assert (result.first - front) * step_us / 1e6 >= 10 - 1e-6
+    assert result.first - 20 >= max(spacing(item, 0.01) for item in reports)
+    assert (result.steps, result.ranks, result.reason, result.keep_trace) == (3, None, "schedule", False)
 
 
 def test_one_window_at_a_time_and_none_before_its_cost_is_known() -> None:

@@ -69,10 +69,10 @@ def test_what_others_put_into_local_memory_is_neither_waited_for_nor_followed(
     os.mkfifo(piped / "lock")
     (linked / "lock").symlink_to(outside)
     # Then nothing blocks, and nothing is created through the link
-    done = threading.Thread(target=lambda: [scratch.is_left(folder) for folder in (piped, linked)], daemon=True)
-    done.start()
-    done.join(20)
-    assert not done.is_alive()
+    completed = threading.Thread(target=lambda: [scratch.is_left(folder) for folder in (piped, linked)], daemon=True)
+    completed.start()
+    completed.join(20)
+    assert not completed.is_alive()
     with pytest.raises(OSError, match="symbolic link"):
         scratch.hold(linked)
     assert not outside.exists()

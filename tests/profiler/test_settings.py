@@ -77,10 +77,10 @@ def test_a_script_that_gives_them_trains_on_and_hears_of_it_in_one_line(
             with prof.section("h2d"):
                 prof.tag("eval")
             prof.step(samples=batch)
-    said = capfd.readouterr().err
-    assert said.startswith("rankscope: not recorded: ")
-    assert said.endswith("; training goes on\n")
-    assert said.count("\n") == 1
+    err = capfd.readouterr().err
+    assert err.startswith("rankscope: not recorded: ")
+    assert err.endswith("; training goes on\n")
+    assert err.count("\n") == 1
     assert not is_run(tmp_path / "run")
 
 
@@ -93,9 +93,9 @@ def test_a_script_hears_of_a_variable_that_means_nothing_too(
     monkeypatch.setenv("RANKSCOPE_PLAN_AHEAD_SECONDS", "soon")
     with StepProfiler(tmp_path / "run") as prof:
         prof.step()
-    said = capfd.readouterr().err
-    assert said.startswith("rankscope: not recorded: RANKSCOPE_PLAN_AHEAD_SECONDS=soon: ")
-    assert said.count("\n") == 1
+    err = capfd.readouterr().err
+    assert err.startswith("rankscope: not recorded: RANKSCOPE_PLAN_AHEAD_SECONDS=soon: ")
+    assert err.count("\n") == 1
     assert not is_run(tmp_path / "run")
 
 
@@ -135,8 +135,8 @@ def test_metrics_go_to_the_exporters_folder_where_that_is_there(tmp_path: Path, 
     monkeypatch.setattr(settings_module, "SPOOL_DIR", tmp_path / "spool")
     assert default_spool_dir() is None
     (tmp_path / "spool").mkdir()
-    chosen = [StepProfiler(tmp_path / "run", spool_dir=told)._settings for told in (None, tmp_path / "mine")]
-    assert [one and one.spool_dir for one in chosen] == [str(tmp_path / "spool"), str(tmp_path / "mine")]
+    chosen = [StepProfiler(tmp_path / "run", spool_dir=item)._settings for item in (None, tmp_path / "mine")]
+    assert [entry and entry.spool_dir for entry in chosen] == [str(tmp_path / "spool"), str(tmp_path / "mine")]
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert default_spool_dir() is None
 

@@ -84,11 +84,11 @@ def record(torch: PreloadedTorch, run: Path, kind: str, series: int, job: Path =
 
 def places(run: Path, rank: int) -> Counter[tuple[str, int]]:
     """Return the number of the samples of a rank per line."""
-    found = Counter[tuple[str, int]]()
+    result = Counter[tuple[str, int]]()
     for row in stacks(run, rank):
         for line in row.lines:
-            found[Path(line.file).name, line.line] += line.samples
-    return found
+            result[Path(line.file).name, line.line] += line.samples
+    return result
 
 
 def test_the_line_of_a_stall_stands_out_on_its_rank(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:

@@ -54,14 +54,14 @@ def standing(run: Path, job: subprocess.Popen[str]) -> dict[int, RankActivity]:
         assert job.poll() is None, "the job ended"
         assert time.monotonic() < deadline, "it does not stand still"
         time.sleep(0.2)
-    found = {rank: RunReader(run).activity(0, rank) for rank in range(3)}
-    return {rank: row for rank, row in found.items() if row is not None}
+    by_key = {rank: RunReader(run).activity(0, rank) for rank in range(3)}
+    return {rank: row for rank, row in by_key.items() if row is not None}
 
 
 def hang(cli: Cli, run: Path) -> dict[str, Any]:
-    done = cli("hang", run, "--format", "json")
-    assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
+    completed = cli("hang", run, "--format", "json")
+    assert completed.returncode == 0, completed.stderr
+    report: dict[str, Any] = json.loads(completed.stdout)
     return report
 
 
@@ -79,12 +79,12 @@ def test_the_rank_that_does_not_wait_is_named(
     cli: Cli, start: Start, tmp_path: Path, *, fault: str, late: tuple[str, str | None, str | None], others: str
 ) -> None:
     run = tmp_path / "run"
-    found = standing(run, start(fault))
-    row = found[1]
+    result = standing(run, start(fault))
+    row = result[1]
     assert (row.phase, row.section, row.process) == late
     assert row.waiting is False
-    assert {(found[rank].phase, found[rank].waiting) for rank in (0, 2)} == {(others, True)}
-    assert len({row.step for row in found.values()}) == 1
+    assert {(result[rank].phase, result[rank].waiting) for rank in (0, 2)} == {(others, True)}
+    assert len({row.step for row in result.values()}) == 1
     report = hang(cli, run)
     assert (report["kind"], report["cause"], report["culprits"]) == ("hang", "not_arrived", [1])
     assert [row["certain"] for row in report["evidence"]] == [False]
@@ -92,8 +92,8 @@ def test_the_rank_that_does_not_wait_is_named(
 
 def test_a_job_in_which_all_wait_names_nobody(cli: Cli, start: Start, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    found = standing(run, start("all"))
-    assert {row.waiting for row in found.values()} == {True}
+    result = standing(run, start("all"))
+    assert {row.waiting for row in result.values()} == {True}
     report = hang(cli, run)
     assert (report["kind"], report["cause"], report["culprits"]) == ("hang", "stuck", [])
 

@@ -153,8 +153,8 @@ def test_two_agents_of_which_one_counts_a_restart_record_into_the_same_attempts(
         subprocess.Popen([*agent, str(JOB), str(tmp_path), name], env=environment, stderr=subprocess.PIPE, text=True)
         for name in "AB"
     ]
-    said = [one.communicate(timeout=120)[1] for one in agents]
-    assert [one.returncode for one in agents] == [0, 0], said
+    communicates = [item.communicate(timeout=120)[1] for item in agents]
+    assert [item.returncode for item in agents] == [0, 0], communicates
     # Then they have counted differently
     counts = [int((tmp_path / f"{name}-1").read_text().split()[1]) for name in "AB"]
     assert counts == [1, 0]
@@ -162,9 +162,9 @@ def test_two_agents_of_which_one_counts_a_restart_record_into_the_same_attempts(
     deadline = time.monotonic() + 60
     reader = RunReader(run)
     while any(info is None or info.end_reason is None for info in [reader.rank(1, 0), reader.rank(1, 1)]):
-        assert time.monotonic() < deadline, (said, reader.attempts(), [reader.ranks(one) for one in reader.attempts()])
+        assert time.monotonic() < deadline, (communicates, reader.attempts(), [reader.ranks(item) for item in reader.attempts()])
         time.sleep(0.1)
     assert reader.attempts() == [0, 1]
     assert [reader.ranks(attempt) for attempt in (0, 1)] == [[0, 1], [0, 1]]
     assert all(list(reader.steps(attempt, rank)) for attempt in (0, 1) for rank in (0, 1))
-    assert not [line for text in said for line in text.splitlines() if "rankscope:" in line]
+    assert not [line for text in communicates for line in text.splitlines() if "rankscope:" in line]

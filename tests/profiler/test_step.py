@@ -35,12 +35,12 @@ def no_wrappers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_left_without_a_step_leaves_nothing_to_the_next(tmp_path: Path) -> None:
     with StepProfiler(tmp_path / "a") as first, StepProfiler(tmp_path / "b") as inner:
         assert inner._recorder is None, "another recording goes on"
-    left = first._recorder
-    assert left is not None
-    assert (left.off, left.listening) == (True, 0)
+    _recorder = first._recorder
+    assert _recorder is not None
+    assert (_recorder.off, _recorder.listening) == (True, 0)
     with StepProfiler(tmp_path / "c") as second:
         assert second._recorder is not None
-        assert second._recorder is not left
+        assert second._recorder is not _recorder
         assert second._recorder.settings.run_dir == str(tmp_path / "c")
 
 

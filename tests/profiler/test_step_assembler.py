@@ -365,8 +365,8 @@ def test_words_may_be_cut_anywhere_and_those_of_unfinished_steps_are_not_given_b
     # Step 1 still waits for its device: a replacement of this process reads it again
     assert whole.position == len(device_step(0)) + len(window)
     pieces = assembler(position=100)
-    found = [message for word in stream for message in pieces.add([word])]
-    assert (found, [step.record for step in pieces.complete()]) == (messages, expected)
+    collected = [message for word in stream for message in pieces.add([word])]
+    assert (collected, [step.record for step in pieces.complete()]) == (messages, expected)
     assert pieces.position == 100 + whole.position
 
 

@@ -56,10 +56,10 @@ def test_waits_and_collectives_of_a_second_group_are_recorded(torch_ranks: Prelo
     assert launch(torch_ranks.command(2, JOB, tmp_path / "store"), options).status == 0
     expect_both_groups(RunReader(tmp_path / "run"))
     # and the ranks' collectives are matched over both groups
-    found = analyze([tmp_path / "run"])
-    assert found.collectives.matched >= 3 * len(WINDOW)
-    assert found.collectives.unmatched == 0
-    assert (found.imposed_wait[0].rank, found.imposed_wait_source) == (1, "windows")
+    result = analyze([tmp_path / "run"])
+    assert result.collectives.matched >= 3 * len(WINDOW)
+    assert result.collectives.unmatched == 0
+    assert (result.imposed_wait[0].rank, result.imposed_wait_source) == (1, "windows")
 
 
 @pytest.mark.full
@@ -70,10 +70,10 @@ def test_ranks_that_srun_starts_are_recorded_as_slurm_counts_them(
     (tmp_path / "slurm").mkdir()
     run = tmp_path / "run"
     with started(tmp_path / "slurm", require_program, free_port) as slurm:
-        told = ["--window-first", str(WINDOW.start), "--window-every", "0", "--window-steps", str(len(WINDOW))]
-        command = [sys.executable, "-m", "rankscope", "run", "--run-dir", str(run), *told, "--no-hardware", "--"]
+        collected = ["--window-first", str(WINDOW.start), "--window-every", "0", "--window-steps", str(len(WINDOW))]
+        command = [sys.executable, "-m", "rankscope", "run", "--run-dir", str(run), *collected, "--no-hardware", "--"]
         srun = ["srun", "--ntasks=2", "--overcommit", sys.executable, str(JOB), str(tmp_path / "store")]
-        done = subprocess.run(
+        completed = subprocess.run(
             [*command, *srun],
             env={**slurm.environ, "OMP_NUM_THREADS": "1"},
             capture_output=True,
@@ -88,7 +88,7 @@ def test_ranks_that_srun_starts_are_recorded_as_slurm_counts_them(
             "print(said.rank.rank, said.rank.local_rank, said.rank.world_size, said.attempt.world_size)"
         )
         counted = slurm.run("srun", "--ntasks=2", "--overcommit", sys.executable, "-c", alone)
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     assert run_file(run).exists()
     reader = RunReader(run)
     infos = [reader.rank(0, rank) for rank in (0, 1)]

@@ -31,14 +31,14 @@ def test_steps_of_the_same_time_are_compared(case: str, more: int, torch_ranks: 
     assert launch(torch_ranks.command(2, JOB, case), options(run)).status == 0
     counts = [RunReader(run).step_count(0, rank) for rank in (0, 1)]
     assert counts[1] - counts[0] == more
-    found = analyze([run])
-    assert (found.verdict.kind, found.verdict.rank) == ("straggler", 1)
-    about = [warning for warning in found.source.warnings if "number of steps" in warning or "cannot be compared" in warning]
+    result = analyze([run])
+    assert (result.verdict.kind, result.verdict.rank) == ("straggler", 1)
+    about = [warning for warning in result.source.warnings if "number of steps" in warning or "cannot be compared" in warning]
     assert len(about) == (more > 0)
-    assert found.source.steps <= counts[0] + (case == "join") * more
+    assert result.source.steps <= counts[0] + (case == "join") * more
     # Two of the three profiled steps at most are of the same time, and collectives of other times are no instance.
-    assert (found.collectives.unmatched == 0) == (more == 0)
-    assert OnlineAnalysis(run).update() == found
+    assert (result.collectives.unmatched == 0) == (more == 0)
+    assert OnlineAnalysis(run).update() == result
 
 
 @pytest.mark.full
@@ -70,8 +70,8 @@ def test_one_process_is_alone(tmp_path: Path) -> None:
 
 def record(run: Path, command: list[str]) -> Path:
     launcher = [sys.executable, "-m", "rankscope", "run", "--run-dir", str(run), "--no-hardware", "--", *command]
-    done = subprocess.run(
+    completed = subprocess.run(
         launcher, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     return run

@@ -101,7 +101,7 @@ def test_rows_of_segments_that_follow_and_go_are_read_once_and_their_events_with
         writer.append(StepRecord(step=number, start_unix_ns=1, wall_us=1.0))
         if number % 3 == 0:
             read += [step for rows in followed.new(reader) for step in rows["step"].tolist()]
-            tagged += [event.step for found in followed.new_events(reader) for event in found]
+            tagged += [event.step for new_event in followed.new_events(reader) for event in new_event]
             assert tagged == [step for step in read if step % 7 == 0]
     writer.close()
     events.close()
@@ -155,14 +155,14 @@ def test_blocks_count_what_lines_would(lines: list[bytes], end: bool) -> None:
         n: int
 
     text = b"\n".join(lines) + (b"\n" if end else b"")
-    found = list(decode_blocks([(text, len(text))] if text else [], msgspec.json.Decoder(Row)))
+    result = list(decode_blocks([(text, len(text))] if text else [], msgspec.json.Decoder(Row)))
     whole = text.split(b"\n")[:-1]
     torn = [text.rfind(b"\n") + 1] if text and not text.endswith(b"\n") else []
     good = sum(line == b'{"n":1}' for line in whole)
-    assert sum(len(rows) for rows, _ in found) == good
+    assert sum(len(rows) for rows, _ in result) == good
     begins = [0, *accumulate(len(line) + 1 for line in whole)]
     damaged = [begin for begin, line in zip(begins, whole, strict=False) if line != b'{"n":1}']
-    assert [at for _, places in found for at in places] == [*damaged, *torn]
+    assert [at for _, places in result for at in places] == [*damaged, *torn]
 
 
 def test_an_endless_line_takes_no_memory_and_its_end_is_found(tmp_path: Path) -> None:

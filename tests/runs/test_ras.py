@@ -22,16 +22,16 @@ def test_it_asks_for_json_and_returns_the_answer_unread() -> None:
     asked: list[str] = []
     given = answer(Comm({0: 1, 1: 1}))
     with listening(ras(given, asked=asked)) as address:
-        found = ask(address)
-    assert (found.format, found.protocol, found.text) == ("json", 2, given.decode())
+        result = ask(address)
+    assert (result.format, result.protocol, result.text) == ("json", 2, given.decode())
     assert asked == ["CLIENT PROTOCOL 2", "TIMEOUT 5", "SET FORMAT json", "VERBOSE STATUS"]
 
 
 def test_an_nccl_without_json_answers_in_text() -> None:
     with listening(ras(text_answer(ROW), has_json=False)) as address:
-        found = ask(address)
-    assert found.format == "text"
-    assert found.text.startswith("NCCL version 2.27.3")
+        result = ask(address)
+    assert result.format == "text"
+    assert result.text.startswith("NCCL version 2.27.3")
 
 
 def test_another_version_of_the_protocol_is_recorded_and_tried() -> None:
@@ -141,7 +141,7 @@ def test_a_run_keeps_the_newest_answers(tmp_path: Path) -> None:
     (ras_dir(tmp_path, 0) / f"{2 * 10**18}.json").write_text("{")
     (ras_dir(tmp_path, 0) / "note").write_text("")
     assert len(list(ras_dir(tmp_path, 0).glob("*.json"))) == KEPT + 1
-    assert [one.asked_unix_ns - 10**18 for one in read_answers(tmp_path, 0, most=3)] == [KEPT, KEPT + 1]
+    assert [read_answer.asked_unix_ns - 10**18 for read_answer in read_answers(tmp_path, 0, most=3)] == [KEPT, KEPT + 1]
     assert read_answers(tmp_path, 1, most=3) == []
 
 

@@ -61,7 +61,7 @@ class Rank:
         self.scratch = place / f"scratch{rank}"
         self.scratch.mkdir()
         self.ring = ring_in(self.scratch / RING_FILE)
-        said = Hello(
+        output = Hello(
             settings=RecorderSettings(
                 run_dir=str(run), run_id="r", name="test", start_unix_ns=1, exporter_url=None, window_steps=0
             ),
@@ -69,7 +69,7 @@ class Rank:
             attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=2),
             rank=RankInfo(rank=rank, world_size=2, host="h", pid=rank, start_unix_ns=1),
         )
-        (self.scratch / HELLO_FILE).write_bytes(msgspec.json.encode(said))
+        (self.scratch / HELLO_FILE).write_bytes(msgspec.json.encode(output))
         for path in (self.scratch, *self.scratch.iterdir()):
             os.chown(path, user, user)
         for number in range(20):
@@ -87,10 +87,10 @@ class Rank:
 
     def end(self) -> str:
         """End the rank and return the output of its helper."""
-        _, said = self.helper.communicate()
+        _, output = self.helper.communicate()
         self.ring.close()
-        assert self.helper.returncode == 0, said
-        return said
+        assert self.helper.returncode == 0, output
+        return output
 
 
 def read_as(user: int, run: Path, *, groups: list[int] | None = None) -> dict[str, object]:
@@ -102,8 +102,8 @@ infos = [rank for rank in reader.ranks(0) if reader.rank(0, rank)]
 print(json.dumps(dict(steps=steps, infos=infos, unusable=[path.name for path in reader.unusable])))
 """
     command = [sys.executable, "-P", "-c", code, str(run)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
-    read: dict[str, object] = msgspec.json.decode(done.stdout)
+    completed = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
+    read: dict[str, object] = msgspec.json.decode(completed.stdout)
     return read
 
 
@@ -138,10 +138,10 @@ def test_a_rank_that_may_not_write_says_so_once_and_the_others_record(
     os.chown(run, ALICE, ALICE)
     run.chmod(0o755)
     assert Rank(shared, run, 0, user=ALICE, umask=0o077).end() == ""
-    said = Rank(shared, run, 1, user=BOB, umask=0o022).end()
-    assert said.count("cannot write to") == 1
-    assert "gave up writing the last 20 steps (Permission denied)" in said
-    assert "rank 1: cannot write to" in said
+    output = Rank(shared, run, 1, user=BOB, umask=0o022).end()
+    assert output.count("cannot write to") == 1
+    assert "gave up writing the last 20 steps (Permission denied)" in output
+    assert "rank 1: cannot write to" in output
     # Every reader of the folder may read its files, despite the umask of their writer.
     assert read_as(STRANGER, run) == {"steps": {"0": 20}, "infos": [0], "unusable": []}
 

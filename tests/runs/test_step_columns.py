@@ -102,10 +102,10 @@ def test_columns_lie_one_after_the_other_each_at_a_multiple_of_its_size() -> Non
     kind = row_dtype()
     offset = 0
     for column in COLUMNS:
-        found, at = kind.fields[column.name][:2]  # type: ignore[index]
+        result, at = kind.fields[column.name][:2]  # type: ignore[index]
         assert at == offset
-        assert at % found.itemsize == 0
-        offset += found.itemsize
+        assert at % result.itemsize == 0
+        offset += result.itemsize
     assert offset == ROW_BYTES == kind.itemsize
     assert ROW_BYTES <= 300
 

@@ -55,8 +55,10 @@ def alertmanager(tmp_path: Path, require_program: Callable[[str], str]) -> Itera
 
 
 def test_the_example_configuration_is_sound(require_program: Callable[[str], str]) -> None:
-    done = subprocess.run([require_program("amtool"), "check-config", str(CONFIG)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = subprocess.run(
+        [require_program("amtool"), "check-config", str(CONFIG)], capture_output=True, text=True, check=False
+    )
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 def test_every_inhibition_requires_the_labels_it_compares_and_alerts_that_have_them() -> None:
@@ -89,9 +91,9 @@ def test_every_inhibition_requires_the_labels_it_compares_and_alerts_that_have_t
 )
 def test_severity_decides_who_is_told(require_program: Callable[[str], str], labels: list[str], receiver: str) -> None:
     command = [require_program("amtool"), "config", "routes", "test", "--config.file", str(CONFIG), *labels]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [receiver]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.split() == [receiver]
 
 
 @pytest.mark.slow
@@ -127,15 +129,15 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(
     [entry] = watcher.ledger.entries
 
     # Then Alertmanager computes the same fingerprint for the alert
-    [known] = httpx.get(f"{manager}/api/v2/alerts").json()
-    assert known["fingerprint"] == entry.fingerprint
-    assert known["labels"] == entry.alert.labels
-    assert known["annotations"] == entry.alert.annotations
+    [result] = httpx.get(f"{manager}/api/v2/alerts").json()
+    assert result["fingerprint"] == entry.fingerprint
+    assert result["labels"] == entry.alert.labels
+    assert result["annotations"] == entry.alert.annotations
 
     # and forwards it as a payload that the receiver accepts
     def arrived(status: str) -> list[Any]:
         listing = httpx.get(f"{receiver}/deliveries").json()["deliveries"]
-        return [one["payload"] for one in listing if one["payload"]["status"] == status]
+        return [item["payload"] for item in listing if item["payload"]["status"] == status]
 
     payload = wait_until(lambda: arrived("firing"))[0]
     assert payload["receiver"] == "team"
@@ -170,9 +172,9 @@ def test_an_alertmanager_that_was_restarted_learns_what_fires_and_forgets_what_i
         alertmanagers=[Restarted(endpoint("http://127.0.0.1"), valid_s=None)], interval_s=0, report=reports.append
     )
     began = time.time_ns() - 3600 * 10**9
-    found = Subject(run_id="r1").candidate(HANG, {"summary": "It stands still."})
+    result = Subject(run_id="r1").candidate(HANG, {"summary": "It stands still."})
     ledger = Ledger()
-    ledger.update("r1", [found], now_unix_ns=began, policy=FiringPolicy(1, 1))
+    ledger.update("r1", [result], now_unix_ns=began, policy=FiringPolicy(1, 1))
 
     def known() -> list[Any]:
         delivery.deliver(ledger, now_unix_ns=time.time_ns(), wait_s=10)
@@ -183,7 +185,7 @@ def test_an_alertmanager_that_was_restarted_learns_what_fires_and_forgets_what_i
         with alertmanager_process(program, CONFIG, tmp_path / f"manager-{number}") as url:
             urls.append(url)
             [alert] = wait_until(known)
-            assert (alert["fingerprint"], unix_ns(alert["startsAt"]) // 10**9) == (found.fingerprint, began // 10**9)
+            assert (alert["fingerprint"], unix_ns(alert["startsAt"]) // 10**9) == (result.fingerprint, began // 10**9)
             assert delivery.undelivered(ledger) == []
             if number:  # Without posts from the watcher the alert expires
                 wait_until(lambda: httpx.get(f"{urls[-1]}/api/v2/alerts").json() == [])
@@ -272,21 +274,21 @@ def test_fingerprints_and_inhibitions_agree_with_alertmanager(
     }
     Alertmanager(endpoint(manager), valid_s=240).send(
         [
-            Notice(alert=payload_alert(Alert(labels=one, annotations={}), starts_at_unix_ns=1_700_000_000_000_000_000))
-            for one in labels.values()
+            Notice(alert=payload_alert(Alert(labels=label, annotations={}), starts_at_unix_ns=1_700_000_000_000_000_000))
+            for label in labels.values()
         ],
         now_unix_ns=2_000_000_000_000_000_000,
     )
-    known = httpx.get(f"{manager}/api/v2/alerts").json()
+    result = httpx.get(f"{manager}/api/v2/alerts").json()
     # Then every fingerprint is the same
-    assert {msgspec.json.encode(sorted(alert["labels"].items())): alert["fingerprint"] for alert in known} == {
-        msgspec.json.encode(sorted(one.items())): fingerprint(one) for one in labels.values()
+    assert {msgspec.json.encode(sorted(alert["labels"].items())): alert["fingerprint"] for alert in result} == {
+        msgspec.json.encode(sorted(label.items())): fingerprint(label) for label in labels.values()
     }
 
     # and exactly the consequences are inhibited
     def inhibited() -> set[str]:
         answer = httpx.get(f"{manager}/api/v2/alerts").json()
-        by_fingerprint = {fingerprint(one): name for name, one in labels.items()}
+        by_fingerprint = {fingerprint(label): name for name, label in labels.items()}
         assert {alert["status"]["state"] for alert in answer} <= {"active", "suppressed", "unprocessed"}
         if any(alert["status"]["state"] == "unprocessed" for alert in answer):
             return set()
@@ -302,8 +304,8 @@ def test_fingerprints_and_inhibitions_agree_with_alertmanager(
     command = in_runbook.replace("HOST", "n9").replace("ALERTMANAGER_URL", manager)
     assert in_docs.replace("NODE ", "n9 ").replace("http://127.0.0.1:9093", manager) == command
     assert f"amtool {in_example}".replace("NODE ", "n9 ").replace("http://127.0.0.1:9093", manager) == command
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
     by_hand = fingerprint({"alertname": "NodeMaintenance", "severity": "info", "host": "n9"})
 
     def kept_back() -> bool:

@@ -87,8 +87,8 @@ def test_an_alertmanager_gets_the_certificate_and_password_it_asks_for(authority
     (tmp_path / "login").write_text("watcher:s3cr3t")
     with tls_server(authority, client_certificates=True) as port:
         (tmp_path / "address").write_text(f"https://hooks.example:{port}")
-        known = '[[alertmanager]]\nurl_file = "address"\nca_file = "both.pem"\nbasic = { file = "login" }\n'
-        file.write_text(f'{known}cert_file = "both.pem"\nkey_file = "both.pem"\n{known}')
+        result = '[[alertmanager]]\nurl_file = "address"\nca_file = "both.pem"\nbasic = { file = "login" }\n'
+        file.write_text(f'{result}cert_file = "both.pem"\nkey_file = "both.pem"\n{result}')
         with_certificate, without = (Alertmanager(endpoint, valid_s=None) for endpoint in load_destinations(file).alertmanagers)
         alert = notice()
         with_certificate.send([alert], now_unix_ns=0)

@@ -34,8 +34,8 @@ def claim(box: Outbox) -> ClaimedMessage:
 
 def alerts_of(box: Outbox) -> list[tuple[str, str]]:
     """Return rank and status of the waiting alerts, in the order in which they will be sent."""
-    bodies = [box.show(one.id) for one in box.listed(state="waiting")]
-    payloads = [msgspec.json.decode(found[1]) for found in bodies if found is not None]
+    bodies = [box.show(item.id) for item in box.listed(state="waiting")]
+    payloads = [msgspec.json.decode(body[1]) for body in bodies if body is not None]
     return [(alert["labels"]["rank"], alert["status"]) for payload in payloads for alert in payload["alerts"]]
 
 
@@ -81,8 +81,8 @@ def test_what_was_delivered_is_not_put_again(box: Outbox) -> None:
 
 
 def test_ids_are_the_same_wherever_they_are_made() -> None:
-    [one], [same], [other] = about(notice(1), notice(2)), about(notice(2), notice(1)), about(notice(1), target="else")
-    assert one.id == same.id != other.id
+    [result], [same], [other] = about(notice(1), notice(2)), about(notice(2), notice(1)), about(notice(1), target="else")
+    assert result.id == same.id != other.id
 
 
 def test_something_more_about_an_alert_that_was_told_is_told(box: Outbox) -> None:
@@ -162,20 +162,20 @@ def test_of_large_alerts_what_matters_is_kept() -> None:
 @given(st.lists(st.dictionaries(st.text(max_size=3000), st.text(max_size=30_000), max_size=8), min_size=1, max_size=30))
 def test_no_alert_is_left_out_and_no_body_is_too_large(annotations: list[dict[str, str]]) -> None:
     notices = [
-        msgspec.structs.replace(one, alert=msgspec.structs.replace(one.alert, annotations=texts))
-        for one, texts in ((notice(rank), texts) for rank, texts in enumerate(annotations))
+        msgspec.structs.replace(item, alert=msgspec.structs.replace(item.alert, annotations=texts))
+        for item, texts in ((notice(rank), texts) for rank, texts in enumerate(annotations))
     ]
     messages = about(*notices)
     assert all(len(message.body) <= 20_000 and len(message.alerts) <= 16 for message in messages)
-    told = [state.fingerprint for message in messages for state in message.alerts]
-    assert sorted(told) == sorted(one.alert.fingerprint for one in notices)
+    fingerprints = [state.fingerprint for message in messages for state in message.alerts]
+    assert sorted(fingerprints) == sorted(item.alert.fingerprint for item in notices)
 
 
 def test_labels_of_any_size_make_a_message(box: Outbox) -> None:
-    one = notice(1)
+    result = notice(1)
     labels = {f"label{number}" * 100: "\U0001f680" * 10**4 for number in range(200)} | {"alertname": "x" * 10**5}
-    alert = msgspec.structs.replace(one.alert, labels=labels, fingerprint="f" * 10**5)
-    huge = msgspec.structs.replace(one, alert=alert)
+    alert = msgspec.structs.replace(result.alert, labels=labels, fingerprint="f" * 10**5)
+    huge = msgspec.structs.replace(result, alert=alert)
     messages = about(huge)
     assert len(messages[0].body) <= 20_000
     assert box.put(messages) == 1
@@ -188,8 +188,8 @@ def test_a_process_that_is_killed_after_it_put_has_put(tmp_path: Path) -> None:
         "from rankscope.alerts.deliver.outbox import Outbox\nfrom rankscope.alerts.store.database import Store\n"
         "Outbox(Store(pathlib.Path(sys.argv[1]))).put(about(*(notice(rank) for rank in range(20))))\nos.kill(os.getpid(), 9)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, path], check=False, cwd=Path(__file__).parents[3])
-    assert done.returncode == -9
+    completed = subprocess.run([sys.executable, "-c", code, path], check=False, cwd=Path(__file__).parents[3])
+    assert completed.returncode == -9
     assert len(alerts_of(Outbox(Store(path)))) == 20
 
 
@@ -276,7 +276,7 @@ def test_messages_that_are_dropped_are_gone(box: Outbox) -> None:
     box.put(about(notice(1), notice(1, run="r2")))
     first, second = box.listed()
     assert box.drop([first.id]) == [first.id]
-    assert [one.id for one in box.listed()] == [second.id]
+    assert [item.id for item in box.listed()] == [second.id]
     # its firing was never delivered, so its end is not sent either
     assert box.put(about(notice(1, ended=True))) == 0
     assert box.drop(state="waiting") == [second.id]
@@ -292,6 +292,6 @@ def test_a_new_start_of_the_machine_puts_nothing_off_for_long(tmp_path: Path) ->
         database.execute("UPDATE messages SET queued_ns = 4e18, next_attempt_ns = 4e18")
         database.execute("UPDATE meta SET value = 'another boot' WHERE name = 'boot'")
     database.close()
-    [one] = Outbox(Store(path)).listed()
-    assert one.next_attempt_s is not None
-    assert one.next_attempt_s <= 3600
+    [result] = Outbox(Store(path)).listed()
+    assert result.next_attempt_s is not None
+    assert result.next_attempt_s <= 3600

@@ -53,11 +53,11 @@ def box(tmp_path: Path) -> Path:
 
 
 def test_a_test_alert_is_labelled_and_ends(cli: Callable[..., Any], receiver: WebhookReceiver, config: Path) -> None:
-    done = cli("alerts", "test-webhook", "--config", config)
-    assert done.returncode == 0, done.stderr
-    told = [line.split(": ")[:3] for line in done.stdout.splitlines()]
-    assert told == [[name, status, "delivered"] for name in ("hook", "chat") for status in ("firing", "resolved")]
-    assert SECRET not in done.stdout + done.stderr
+    completed = cli("alerts", "test-webhook", "--config", config)
+    assert completed.returncode == 0, completed.stderr
+    splits = [line.split(": ")[:3] for line in completed.stdout.splitlines()]
+    assert splits == [[name, status, "delivered"] for name in ("hook", "chat") for status in ("firing", "resolved")]
+    assert SECRET not in completed.stdout + completed.stderr
     firing = msgspec.json.decode(receiver.bodies[0])["alerts"][0]
     assert firing["annotations"]["simulated"] == "true"
     assert "test" in firing["annotations"]["summary"]
@@ -65,11 +65,11 @@ def test_a_test_alert_is_labelled_and_ends(cli: Callable[..., Any], receiver: We
 
 def test_a_test_alert_that_is_refused_is_status_1(cli: Callable[..., Any], receiver: WebhookReceiver, config: Path) -> None:
     receiver.behaviour = 503
-    done = cli("alerts", "test-webhook", "--config", config, "--target", "chat", "--format", "json")
-    assert done.returncode == 1
-    trial = msgspec.json.decode(done.stdout)
+    completed = cli("alerts", "test-webhook", "--config", config, "--target", "chat", "--format", "json")
+    assert completed.returncode == 1
+    trial = msgspec.json.decode(completed.stdout)
     assert (trial["schema"], trial["ok"]) == ("rankscope.test-webhook/1", False)
-    assert [(one["target"], one["status"], one["answer"]) for one in trial["results"]] == [("chat", "firing", "answered 503")]
+    assert [(item["target"], item["status"], item["answer"]) for item in trial["results"]] == [("chat", "firing", "answered 503")]
     assert len(receiver.tried) == 1
 
 
@@ -78,9 +78,9 @@ def test_a_test_alert_that_is_refused_is_status_1(cli: Callable[..., Any], recei
     [([], 2), (["--target", "x"], 2), (["--webhook", "nonsense"], 2), (["--config", "/nonexistent"], 3)],
 )
 def test_wrong_options_of_a_test(cli: Callable[..., Any], options: list[str], status: int) -> None:
-    done = cli("alerts", "test-webhook", *options)
-    assert done.returncode == status
-    assert "Traceback" not in done.stderr
+    completed = cli("alerts", "test-webhook", *options)
+    assert completed.returncode == status
+    assert "Traceback" not in completed.stderr
 
 
 def test_without_apprise_its_targets_say_how_to_get_it(cli_process: Callable[..., Any], tmp_path: Path) -> None:
@@ -89,23 +89,23 @@ def test_without_apprise_its_targets_say_how_to_get_it(cli_process: Callable[...
     path = tmp_path / "alerts.toml"
     path.write_text('[[target]]\nname = "chat"\nurl_file = "url"\ntemplate = "apprise"\n')
     (tmp_path / "without" / "sitecustomize.py").write_text("import sys; sys.modules['apprise'] = None\n")
-    done = cli_process("alerts", "test-webhook", "--config", path, env={"PYTHONPATH": str(tmp_path / "without")})
-    assert (done.returncode, len(done.stderr.splitlines())) == (4, 1)
-    assert "pip install 'rankscope[apprise]'" in done.stderr
+    completed = cli_process("alerts", "test-webhook", "--config", path, env={"PYTHONPATH": str(tmp_path / "without")})
+    assert (completed.returncode, len(completed.stderr.splitlines())) == (4, 1)
+    assert "pip install 'rankscope[apprise]'" in completed.stderr
 
 
 def test_the_outbox_is_listed_shown_replayed_and_emptied(cli: Callable[..., Any], box: Path) -> None:
     env = {"XDG_STATE_HOME": str(box.parents[1])}
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        done: subprocess.CompletedProcess[str] = cli("alerts", "outbox", *words, env=env)
-        assert "Traceback" not in done.stderr
-        assert "\x1b" not in done.stdout
-        return done
+        completed: subprocess.CompletedProcess[str] = cli("alerts", "outbox", *words, env=env)
+        assert "Traceback" not in completed.stderr
+        assert "\x1b" not in completed.stdout
+        return completed
 
     listing = msgspec.json.decode(run("list", "--format", "json").stdout)["outboxes"][0]
     assert (listing["path"], listing["counts"]) == (str(box / STORE_FILE), {"dead": 1, "delivered": 1, "waiting": 1})
-    dead, delivered, waiting = (one["id"] for one in listing["messages"])
+    dead, delivered, waiting = (item["id"] for item in listing["messages"])
     lines = run("list").stdout.splitlines()
     assert lines[0] == f"{box / STORE_FILE}: 1 dead, 1 delivered, 1 waiting"
     shown = [rfc3339(listing["messages"][0]["created_unix_ns"]), dead, "hook", "FIRING", "TrainingStraggler", "run�[2J0"]
@@ -135,21 +135,21 @@ def test_a_message_that_somebody_wrote_over_is_shown_as_it_is(cli: Callable[...,
     database.close()
     for form in ("text", "json"):
         for command in (["list"], ["show", id_]):
-            done = cli("alerts", "outbox", *command, "--state", box, "--format", form)
-            assert (done.returncode, done.stderr) == (0, "")
-            assert "\x1b" not in done.stdout
+            completed = cli("alerts", "outbox", *command, "--state", box, "--format", form)
+            assert (completed.returncode, completed.stderr) == (0, "")
+            assert "\x1b" not in completed.stdout
             if form == "json":
-                assert msgspec.json.decode(done.stdout)
+                assert msgspec.json.decode(completed.stdout)
 
 
 def test_no_outbox_is_no_trouble_and_one_that_is_named_must_be_there(cli: Callable[..., Any], tmp_path: Path) -> None:
     env = {"XDG_STATE_HOME": str(tmp_path)}
-    done = cli("alerts", "outbox", "list", "--format", "json", env=env)
-    assert (done.returncode, msgspec.json.decode(done.stdout)["outboxes"]) == (0, [])
+    completed = cli("alerts", "outbox", "list", "--format", "json", env=env)
+    assert (completed.returncode, msgspec.json.decode(completed.stdout)["outboxes"]) == (0, [])
     missing = tmp_path / "missing"
-    done = cli("alerts", "outbox", "list", "--state", missing, env=env)
-    assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
-    assert str(missing) in done.stderr
+    completed = cli("alerts", "outbox", "list", "--state", missing, env=env)
+    assert (completed.returncode, len(completed.stderr.splitlines())) == (3, 1)
+    assert str(missing) in completed.stderr
     assert not missing.exists()
 
 
@@ -161,16 +161,16 @@ def test_a_watcher_tells_the_targets_of_its_configuration_and_what_waited_before
     watch = ("alerts", "watch", run.path, "--once", "--config", config, "--state", tmp_path / "state")
     # Given a receiver that refused every message the first time
     receiver.behaviour = 422
-    done = cli(*watch)
-    assert done.returncode == 1
-    assert "hook, chat" in done.stderr.splitlines()[-1]
-    assert SECRET not in done.stderr
+    completed = cli(*watch)
+    assert completed.returncode == 1
+    assert "hook, chat" in completed.stderr.splitlines()[-1]
+    assert SECRET not in completed.stderr
     assert SECRET.encode() not in b"".join(path.read_bytes() for path in (tmp_path / "state").iterdir())
     # When the messages are replayed, the next watcher sends them and nothing else
     receiver.behaviour = 200
     assert cli("alerts", "outbox", "replay", "--dead", "--state", tmp_path / "state").returncode == 0
-    done = cli(*watch)
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = cli(*watch)
+    assert (completed.returncode, completed.stderr) == (0, "")
     assert len(receiver.accepted) == 2
 
 
@@ -182,19 +182,19 @@ def test_a_secret_that_is_away_keeps_a_watcher_from_telling_nobody_else(
     run = make_run(slow=2)
     run.end()
     config.write_text(f'{config.read_text()}[[target]]\nname = "late"\nurl_file = "away"\n')
-    done = cli("alerts", "watch", run.path, "--once", "--config", config)
+    completed = cli("alerts", "watch", run.path, "--once", "--config", config)
     assert len(receiver.accepted) == 2
-    assert done.returncode == 1
-    first, *_, last = done.stderr.splitlines()
+    assert completed.returncode == 1
+    first, *_, last = completed.stderr.splitlines()
     assert f"target late: {config.parent}/away: No such file or directory" in first
     assert last.endswith(' late"')
 
 
 def test_a_mistake_in_the_configuration_is_one_line(cli: Callable[..., Any], make_run: Any, config: Path) -> None:
     config.write_text(f'[[target]]\nname = "hook"\nurl = "https://h/{SECRET}"\ncolour = 1\n')
-    done = cli("alerts", "watch", make_run().path, "--once", "--config", config)
-    assert done.returncode == 3
-    [line] = done.stderr.splitlines()
+    completed = cli("alerts", "watch", make_run().path, "--once", "--config", config)
+    assert completed.returncode == 3
+    [line] = completed.stderr.splitlines()
     assert all(fact in line for fact in (str(config), "target[0] (hook)", "colour", "url, "))
     assert SECRET not in line
 
@@ -205,9 +205,9 @@ def test_an_outbox_that_cannot_be_had_costs_no_alert(
     run = make_run(slow=2)
     run.end()
     (tmp_path / "state" / "alerts.sqlite").mkdir(parents=True)
-    done = cli("alerts", "watch", run.path, "--once", "--webhook", receiver.url, "--state", tmp_path / "state")
-    assert done.returncode == 0
+    completed = cli("alerts", "watch", run.path, "--once", "--webhook", receiver.url, "--state", tmp_path / "state")
+    assert completed.returncode == 0
     assert len(receiver.accepted) == 1
-    [line] = done.stderr.splitlines()
+    [line] = completed.stderr.splitlines()
     assert f"{tmp_path}/state/alerts.sqlite" in line
     assert "Is a directory" in line

@@ -101,13 +101,13 @@ def test_after_an_hour_it_is_given_up_and_can_be_replayed(world: World) -> None:
         world.after(60)
     assert len(world.receiver.tried) < 45
     dead = world.box.listed()
-    assert all("3600 s" in one.last_error and "503" in one.last_error for one in dead)
+    assert all("3600 s" in item.last_error and "503" in item.last_error for item in dead)
     assert world.sender.lost() == ["hook"]
     world.receiver.behaviour = 200
     assert world.after(7200) == 0
-    assert sorted(world.box.replay(target="hook")) == sorted(one.id for one in dead)
+    assert sorted(world.box.replay(target="hook")) == sorted(item.id for item in dead)
     assert world.after(0) == 2
-    assert set(world.receiver.ids) == {one.id for one in dead}
+    assert set(world.receiver.ids) == {item.id for item in dead}
 
 
 def test_a_fault_of_our_own_costs_no_alert(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -157,8 +157,8 @@ def test_what_was_given_up_is_said_with_the_command_that_lists_it(receiver: Webh
     world.box.put(about(notice(1)))
     world.after(0)
     [line] = world.reports
-    said, command = line.split(", see rankscope ")
-    assert all(fact in said for fact in ("hook: not delivered", "422", "kept"))
+    output, command = line.split(", see rankscope ")
+    assert all(fact in output for fact in ("hook: not delivered", "422", "kept"))
     listed = CliRunner().invoke(outbox, shlex.split(command.removeprefix("alerts outbox ")))
     assert (listed.exit_code, "refused with 422" in listed.output) == (0, True)
 

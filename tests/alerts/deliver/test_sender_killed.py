@@ -42,7 +42,7 @@ def check_delivered(receiver: WebhookReceiver, ids: list[str]) -> None:
     bodies: dict[str, list[Any]] = defaultdict(list)
     for message_id, payload in receiver.accepted:
         bodies[message_id].append(payload)
-    assert all(payload == said[0] for said in bodies.values() for payload in said)
+    assert all(payload == body[0] for body in bodies.values() for payload in body)
     order: dict[str, list[int]] = defaultdict(list)
     for message_id in dict.fromkeys(receiver.ids):
         order[bodies[message_id][0]["groupKey"]].append(ids.index(message_id))
@@ -53,7 +53,7 @@ def check_delivered(receiver: WebhookReceiver, ids: list[str]) -> None:
 def test_a_sender_that_is_killed_delivers_everything_in_the_end(tmp_path: Path) -> None:
     box = Outbox(Store(tmp_path / "state"))
     box.put(about(*(notice(rank, run=str(rank % 7)) for rank in range(105)), most_alerts=1))
-    ids = [one.id for one in box.listed()]
+    ids = [item.id for item in box.listed()]
     with receiving() as receiver:
         killed = send_killed(tmp_path / "state", receiver, 3, random.Random(7))
         check_delivered(receiver, ids)

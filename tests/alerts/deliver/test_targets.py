@@ -160,23 +160,23 @@ def test_files_that_are_not_there_yet_are_waited_for_and_all_else_is_a_mistake(t
         {ONE}url = 'http://h/'
         """,
     )
-    said: list[str] = []
-    away, there = load_targets(path, absent=said.append)
-    assert [line.partition(tmp_path.name)[2] for line in said] == [
+    collected: list[str] = []
+    away, targets = load_targets(path, absent=collected.append)
+    assert [line.partition(tmp_path.name)[2] for line in collected] == [
         "/away/url: No such file or directory; retried until the file exists",
         "/away/ca.pem: no such file; retried until the file exists",
         "/away/token: No such file or directory; retried until the file exists",
         "/away/key: No such file or directory; retried until the file exists",
     ]
-    assert all(line.startswith("target away: ") for line in said)
-    assert there.url.read() == "http://h/"
+    assert all(line.startswith("target away: ") for line in collected)
+    assert targets.url.read() == "http://h/"
     # and its courier answers "retry" as long as the file is missing
     courier = HttpCourier(away)
     judged = courier.attempt("msg_1", b"{}")
     assert (judged.kind, judged.reason) == ("retry", f"{tmp_path}/away/url: No such file or directory")
     for wrong in (f"{ONE}url_env = 'NOT_SET'", f"{ONE}url = 'http://h/'\nbearer = {{file = 'foreign'}}", f"{ONE}url = 'nowhere'"):
         with pytest.raises(InputError):
-            load_targets(write(tmp_path, wrong), absent=said.append)
+            load_targets(write(tmp_path, wrong), absent=collected.append)
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"a = " + b"[" * 100_000, b'a = """' + b"x" * 2_000_000])

@@ -129,17 +129,17 @@ def test_commands_that_are_too_long_are_left_out_whole() -> None:
 @pytest.mark.parametrize("template", ["slack", "teams", "pagerduty"])
 def test_runs_of_one_name_are_told_apart(template: str) -> None:
     names = ("train-20231114-221320-7f53a2", "train-20231115-221320-00c3d1")
-    one, other = (rendered(notice(2, run=run_id, name="train"), template=template) for run_id in names)
-    for body, run_id, not_this in ((one, *names), (other, *reversed(names))):
-        said = "\n".join(texts(body))
-        assert f"run train ({run_id}), rank 2" in said
-        assert not_this not in said
+    result, other = (rendered(notice(2, run=run_id, name="train"), template=template) for run_id in names)
+    for body, run_id, not_this in ((result, *names), (other, *reversed(names))):
+        output = "\n".join(texts(body))
+        assert f"run train ({run_id}), rank 2" in output
+        assert not_this not in output
 
 
 def test_pagerduty_names_alert_and_run() -> None:
-    said = rendered(notice(2, run="train-1", name="train"), template="pagerduty")["payload"]
-    assert said["summary"] == "TrainingStraggler, run train: rank 2"
-    assert said["group"] == "train-1"
+    text = rendered(notice(2, run="train-1", name="train"), template="pagerduty")["payload"]
+    assert text["summary"] == "TrainingStraggler, run train: rank 2"
+    assert text["group"] == "train-1"
 
 
 def test_who_hung_a_run_is_in_the_headline() -> None:
@@ -151,9 +151,9 @@ def test_who_hung_a_run_is_in_the_headline() -> None:
     }
     stalled = notice(None, alertname="TrainingHang", name="llama", more=hang)
     assert rendered(stalled)["text"] == "FIRING warning TrainingHang: run llama, rank 3, host node2"
-    said = rendered(stalled, template="pagerduty")["payload"]
-    assert (said["component"], said["source"]) == ("rank 3", "node2")
-    for body in (rendered(stalled), said, rendered(stalled, template="teams")):
+    result = rendered(stalled, template="pagerduty")["payload"]
+    assert (result["component"], result["source"]) == ("rank 3", "node2")
+    for body in (rendered(stalled), result, rendered(stalled, template="teams")):
         assert all(any(words in text for text in texts(body)) for words in ("all_reduce #17", hang["chain"]))
     crowd = notice(None, more={"culprit": ",".join(map(str, range(40)))})
     assert rendered(crowd)["text"] == "FIRING warning TrainingStraggler: run r1, ranks 0, 1, 2, 3 and 36 more"
@@ -163,9 +163,9 @@ def test_what_is_about_no_run_claims_nothing_of_one() -> None:
     full = Alert(labels={"alertname": "DiskFull"}, annotations={"summary": "full"})
     disk = Notice(alert=payload_alert(full, starts_at_unix_ns=0))
     assert [line.strip() for line in lines_of(rendered(disk))] == ["⚪ FIRING DiskFull", "full"]
-    said = rendered(disk, template="pagerduty")["payload"]
-    assert (said["summary"], said["source"]) == ("DiskFull: full", "rankscope")
-    assert "component" not in said
+    text = rendered(disk, template="pagerduty")["payload"]
+    assert (text["summary"], text["source"]) == ("DiskFull: full", "rankscope")
+    assert "component" not in text
 
 
 @pytest.mark.parametrize(
@@ -181,9 +181,9 @@ def test_what_is_about_no_run_claims_nothing_of_one() -> None:
     ],
 )
 def test_the_heading_says_what_is_new(ended: bool, more: dict[str, str], begins: str) -> None:
-    one = notice(2, ended=ended, more=more)
-    assert lines_of(rendered(one))[0].startswith(begins)
-    card = rendered(one, template="teams")["attachments"][0]["content"]["body"][0]["inlines"][0]
+    result = notice(2, ended=ended, more=more)
+    assert lines_of(rendered(result))[0].startswith(begins)
+    card = rendered(result, template="teams")["attachments"][0]["content"]["body"][0]["inlines"][0]
     assert card["text"].startswith(begins[2:])
     assert (card["color"] == "good") == ("RESOLVED" in begins)
 
@@ -206,9 +206,9 @@ def test_of_much_evidence_a_chat_shows_what_decides() -> None:
     pieces = [f"figure {number} ({'x' * 90})" for number in range(17)]
     more = {"evidence": "; ".join(pieces), "dashboard_url": FULL["dashboard_url"]}
     for template in ("slack", "teams"):
-        said = "\n".join(texts(rendered(notice(2, more=more), template=template)))
-        assert f"{pieces[2]} … and 14 more figures on the page" in said
-        assert pieces[3] not in said
+        output = "\n".join(texts(rendered(notice(2, more=more), template=template)))
+        assert f"{pieces[2]} … and 14 more figures on the page" in output
+        assert pieces[3] not in output
     assert pieces[5] in rendered(notice(2, more=more), template="pagerduty")["payload"]["custom_details"]["evidence"]
     assert msgspec.json.decode(payload(notice(2, more=more)))["alerts"][0]["annotations"]["evidence"] == more["evidence"]
 
@@ -230,12 +230,12 @@ def test_teams_reads_no_text_of_an_alert_as_markdown() -> None:
 
 
 def test_pagerduty_joins_beginning_and_end_by_the_fingerprint() -> None:
-    one = notice(2, more=FULL)
+    result = notice(2, more=FULL)
     began, ended = (
-        msgspec.json.decode(TEMPLATES["pagerduty"](payload(what), "r0uting")) for what in (one, notice(2, ended=True))
+        msgspec.json.decode(TEMPLATES["pagerduty"](payload(what), "r0uting")) for what in (result, notice(2, ended=True))
     )
     assert (began["event_action"], ended["event_action"]) == ("trigger", "resolve")
-    assert began["dedup_key"] == ended["dedup_key"] == one.alert.fingerprint
+    assert began["dedup_key"] == ended["dedup_key"] == result.alert.fingerprint
     assert began["routing_key"] == ended["routing_key"] == "r0uting"
     assert began["payload"]["severity"] == "warning"
     assert began["payload"]["timestamp"] == "2023-11-14T22:13:20.000Z"

@@ -61,7 +61,7 @@ class Heard:
         self.delivered.clear()
         self.sender.run_due()
         payloads = [msgspec.json.decode(body) for body in self.delivered]
-        return [(one["status"], one["annotations"]) for payload in payloads for one in payload["alerts"]]
+        return [(item["status"], item["annotations"]) for payload in payloads for item in payload["alerts"]]
 
     def attempt(self, message_id: str, payload: bytes) -> AttemptResult:
         """Record the body of a message, as a courier that always delivers."""

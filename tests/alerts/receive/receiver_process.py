@@ -115,9 +115,9 @@ class ReceiverProcess:
 
     def _listening(self) -> bool:
         """Return whether the process has reported its port, and keep the port."""
-        found = re.search(r"listening on https?://127\.0\.0\.1:(\d+)/", self.errors.read_text())
+        match = re.search(r"listening on https?://127\.0\.0\.1:(\d+)/", self.errors.read_text())
         self._check_running()
-        self.port = int(found[1]) if found else 0
+        self.port = int(match[1]) if match else 0
         return bool(self.port)
 
     def _check_running(self) -> None:
@@ -177,10 +177,10 @@ class ReceiverProcess:
 
 def straggler(run_id: str, **labels: str) -> dict[str, Any]:
     """Return a straggler alert as the Prometheus rule sends it."""
-    known = {"alertname": "TrainingStraggler", "severity": "warning", "run_id": run_id, "rank": "1"}
+    by_key = {"alertname": "TrainingStraggler", "severity": "warning", "run_id": run_id, "rank": "1"}
     return {
         "status": "firing",
-        "labels": known | labels,
+        "labels": by_key | labels,
         "annotations": {"summary": "Rank 1 makes the others wait."},
         "startsAt": "2026-01-01T00:00:00Z",
     }

@@ -58,12 +58,12 @@ def send_while_killed(
         sent = [pool.submit(send, number) for number in range(deliveries)]
         try:
             killed = 0
-            while killed < kills and not all(one.done() for one in sent):
+            while killed < kills and not all(item.done() for item in sent):
                 time.sleep(pause_s())
                 receiver.kill()
                 receiver.start(wait=random.random() < 0.7)
                 killed += 1
-            acknowledged = sum(one.result() for one in sent)
+            acknowledged = sum(item.result() for item in sent)
         finally:
             over.set()
     wait_until(receiver.healthy)
@@ -73,5 +73,5 @@ def send_while_killed(
     receiver.post(firing(deliveries))
     wait_until(lambda: str(deliveries) in {alert["labels"]["number"] for alert in target.alerts})
     seen = {(alert_id, alert["labels"]["number"]) for alert_id, alert in zip(target.alert_ids, target.alerts, strict=True)}
-    told = Counter(number for _, number in seen if number != str(deliveries))
-    return Course(acknowledged, attempts["all"], killed, told, time.monotonic() - began)
+    result = Counter(number for _, number in seen if number != str(deliveries))
+    return Course(acknowledged, attempts["all"], killed, result, time.monotonic() - began)

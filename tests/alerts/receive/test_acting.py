@@ -48,11 +48,11 @@ def receiver(tmp_path: Path, target: Target) -> Iterator[ReceiverProcess]:
 
 def delivered(target: Target) -> list[dict[str, Any]]:
     """Return the alerts without duplicates: an alert delivered just before the receiver was killed arrives twice."""
-    found: list[dict[str, Any]] = []
+    collected: list[dict[str, Any]] = []
     for alert in target.alerts:
-        if alert not in found:
-            found.append(alert)
-    return found
+        if alert not in collected:
+            collected.append(alert)
+    return collected
 
 
 def told(target: Target, **annotations: str | None) -> list[dict[str, Any]]:

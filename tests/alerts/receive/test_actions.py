@@ -41,11 +41,11 @@ def test_a_capture_is_wanted_once_in_an_episode() -> None:
 
 def test_captures_are_so_many_per_run_and_in_all() -> None:
     heard = Heard(CAPTURE)
-    told = heard.hear(*(heard.alert(rank=str(rank)) for rank in range(3)))
-    assert sum("follows" in words["capture_request"] for _, words in told) == 1
-    assert sum("limit of 1/10min per run" in words["capture_request"] for _, words in told) == 2
+    result = heard.hear(*(heard.alert(rank=str(rank)) for rank in range(3)))
+    assert sum("follows" in words["capture_request"] for _, words in result) == 1
+    assert sum("limit of 1/10min per run" in words["capture_request"] for _, words in result) == 2
     asked = [words["capture_request"] for run in "bcd" for _, words in heard.hear(heard.alert(run_id=run))]
-    assert ["follows" in one for one in asked] == [True, False, False]
+    assert ["follows" in item for item in asked] == [True, False, False]
     assert "2/1h" in asked[1]
     # an hour later the rate limit allows another one
     ((_, words),) = heard.hear(heard.alert(run_id="e"), after_s=3601)
@@ -163,6 +163,6 @@ def test_what_is_done_leaves_no_alert_behind() -> None:
     recorded = heard.inbox.move(action, "recorded", result=b"{}")
     assert recorded.alert == action.alert
     heard.inbox.move(recorded, "done")
-    (done,) = heard.inbox.actions("done")
-    assert (done.alert, done.result) == (b"", None)
+    (completed,) = heard.inbox.actions("done")
+    assert (completed.alert, completed.result) == (b"", None)
     assert heard.inbox.has_action("capture", action.fingerprint, action.starts_unix_ns)

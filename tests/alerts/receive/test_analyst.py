@@ -54,8 +54,8 @@ def test_a_child_of_a_thread_is_limited_and_ends_with_the_receiver() -> None:
 
 
 def test_its_output_and_status_are_returned(tmp_path: Path, make_run: Callable[..., Any]) -> None:
-    done = BoundedChild(["analyze", str(make_run(slow=2).path), "--format", "json"], limit_s=120).wait()
-    assert (done.status, b'"rankscope.analysis/1"' in done.output) == (0, True)
+    completed = BoundedChild(["analyze", str(make_run(slow=2).path), "--format", "json"], limit_s=120).wait()
+    assert (completed.status, b'"rankscope.analysis/1"' in completed.output) == (0, True)
     failed = BoundedChild(["analyze", str(tmp_path / "none")], limit_s=120).wait()
     assert failed.status == 3
     assert "none" in failed.error

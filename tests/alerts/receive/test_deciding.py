@@ -79,11 +79,11 @@ def test_two_alertmanagers_say_everything_twice_and_not_quite_alike(heard: Heard
 
 
 def test_an_alert_that_comes_back_is_news_also_with_the_time_it_had(heard: Heard) -> None:
-    told = []
+    collected = []
     for number, starts in enumerate((900_000, 950_000, 950_000)):
-        told += heard.hear(heard.alert(starts=starts), after_s=3600)
-        told += heard.hear(heard.alert("resolved", starts=starts), after_s=3600)
-        assert len(told) == 2 * (number + 1)
+        collected += heard.hear(heard.alert(starts=starts), after_s=3600)
+        collected += heard.hear(heard.alert("resolved", starts=starts), after_s=3600)
+        assert len(collected) == 2 * (number + 1)
 
 
 def test_the_end_of_what_nobody_heard_of_is_not_told(heard: Heard) -> None:
@@ -108,17 +108,17 @@ def test_of_one_delivery_with_an_alert_twice_the_last_counts(heard: Heard) -> No
     some.lists(some.tuples(some.sampled_from(["firing", "resolved"]), some.integers(0, 3), some.integers(0, 7200)), max_size=20)
 )
 def test_nothing_is_told_twice_and_no_end_without_a_beginning(deliveries: list[tuple[Any, int, int]]) -> None:
-    known: Episode | None = None
+    result: Episode | None = None
     now = 10**9
-    told: list[str] = []
+    collected: list[str] = []
     for status, starts, pause in deliveries:
         now += pause
-        known, what = next_episode(
-            known, fingerprint="f", status=status, starts_unix_ns=starts * S, now_unix_ns=now * S, repeat_after_s=1e9
+        result, what = next_episode(
+            result, fingerprint="f", status=status, starts_unix_ns=starts * S, now_unix_ns=now * S, repeat_after_s=1e9
         )
         if what is not None:
-            told.append(status)
-    assert told == ["firing", "resolved"] * (len(told) // 2) + ["firing"] * (len(told) % 2)
+            collected.append(status)
+    assert collected == ["firing", "resolved"] * (len(collected) // 2) + ["firing"] * (len(collected) % 2)
 
 
 def test_routes_say_who_is_told() -> None:
@@ -135,8 +135,8 @@ def test_routes_say_who_is_told() -> None:
 
 
 def test_a_thousand_alerts_at_once_are_all_told(heard: Heard) -> None:
-    told = heard.hear(*(heard.alert(rank=str(rank)) for rank in range(1000)))
-    assert len(told) == 1000
+    result = heard.hear(*(heard.alert(rank=str(rank)) for rank in range(1000)))
+    assert len(result) == 1000
 
 
 GRAFANA = {
@@ -153,9 +153,9 @@ GRAFANA = {
 
 
 def test_what_grafana_sends_has_the_same_shape() -> None:
-    said = read_notification(msgspec.json.encode(GRAFANA))
-    assert (said.source, said.truncated_alerts) == ("grafana", 2)
-    (alert,) = said.alerts
+    notification = read_notification(msgspec.json.encode(GRAFANA))
+    assert (notification.source, notification.truncated_alerts) == ("grafana", 2)
+    (alert,) = notification.alerts
     assert unix_ns(alert.starts_at) == 1_714_557_600 * S
     assert alert.annotations == {
         "summary": "85 °C",
@@ -207,11 +207,11 @@ def test_runs_are_found_by_what_they_say_and_not_by_path(tmp_path: Path) -> None
 
 def test_a_run_is_found_by_its_name_only_if_it_is_the_only_live_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = KnownRuns([tmp_path])
-    old, one, two = (two_ranks(tmp_path / name, run_id=name) for name in ("old", "one", "two"))
+    old, result, two = (two_ranks(tmp_path / name, run_id=name) for name in ("old", "one", "two"))
     create_run(tmp_path / "begins", RunInfo(run_id="begins", name="test", start_unix_ns=1))
     for rank in (0, 1):
         end(old, rank)
-    end(one, 0)  # rank 1 still runs
+    end(result, 0)  # rank 1 still runs
     with pytest.raises(UnknownRunError, match="no run_id, and live runs of this name are 2"):
         runs.find(RunName("", "test"))
     end(two, 0)

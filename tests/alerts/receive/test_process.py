@@ -149,8 +149,8 @@ def test_our_own_sender_is_known_by_its_signature(
     sender = tmp_path / "sender.toml"
     with ReceiverProcess(tmp_path, config + CONFIG.format(url=target.url)) as receiver:
         sender.write_text(CONFIG.format(url=f"{receiver.url}/webhook") + 'secrets = [{ file = "secret" }]\n')
-        done = cli("alerts", "test-webhook", "--config", sender)
-        assert done.returncode == 0, done.stderr
+        completed = cli("alerts", "test-webhook", "--config", sender)
+        assert completed.returncode == 0, completed.stderr
         assert receiver.count("deliveries_total") == 2
         secret.write_text(f"whsec_{base64.b64encode(b'x' * 32).decode()}")
         assert receiver.post(firing(1)).status_code == 401
@@ -165,8 +165,8 @@ def test_a_share_and_a_secret_that_are_away_do_not_keep_it_from_telling_the_othe
     with ReceiverProcess(tmp_path, config, settings=settings) as receiver:
         receiver.post(straggler("r1"))
         wait_until(lambda: target.alerts)
-        (told,) = target.alerts
-        assert f"{tmp_path.name}/away" in told["annotations"]["no_verdict"]
+        (alerts,) = target.alerts
+        assert f"{tmp_path.name}/away" in alerts["annotations"]["no_verdict"]
         # then a missing file is used once it exists
         (tmp_path / "away").mkdir()
         (tmp_path / "away" / "url").write_text(target.url)
@@ -181,8 +181,8 @@ def test_a_share_and_a_secret_that_are_away_do_not_keep_it_from_telling_the_othe
         assert all(fact in line for fact in facts), line
     # a mistake that waiting cannot fix is an error
     receiver.arguments += ["--runs", str(tmp_path / "alerts.toml" / "runs")]
-    done = subprocess.run(receiver.command, capture_output=True, text=True, check=False)
-    assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
+    completed = subprocess.run(receiver.command, capture_output=True, text=True, check=False)
+    assert (completed.returncode, len(completed.stderr.splitlines())) == (3, 1)
 
 
 LOOKED_THROUGH = """
@@ -216,8 +216,8 @@ def test_types_are_looked_through_before_threads_decode_them(tmp_path: Path, con
     # msgspec inspects types at their first use; two threads doing so at once crashed the process
     receiver = ReceiverProcess(tmp_path, config.format(url="http://127.0.0.1:1/"))
     receiver.launch = ["-c", LOOKED_THROUGH]
-    done = subprocess.run(receiver.command, capture_output=True, text=True, check=False, env={**os.environ, "NAME": thread})
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = subprocess.run(receiver.command, capture_output=True, text=True, check=False, env={**os.environ, "NAME": thread})
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
 ALERTMANAGER = """
@@ -331,10 +331,10 @@ def test_tls(tmp_path: Path) -> None:
         receiver.kill()
     # an invalid certificate at the start is a one-line error
     certificate.write_text("nothing")
-    done = subprocess.run(receiver.command, capture_output=True, text=True, check=False)
-    assert done.returncode == 3
-    assert len(done.stderr.splitlines()) == 1
-    assert "no certificate with its key" in done.stderr
+    completed = subprocess.run(receiver.command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 3
+    assert len(completed.stderr.splitlines()) == 1
+    assert "no certificate with its key" in completed.stderr
 
 
 def test_few_file_descriptors_are_enough_for_a_crowd(tmp_path: Path, target: Target) -> None:

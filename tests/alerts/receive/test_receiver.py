@@ -297,16 +297,16 @@ def test_it_accepts_what_it_cannot_show(serving: tuple[subprocess.Popen[str], st
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", ":0", "[::]:0"])
 def test_it_does_not_listen_to_others_unless_told(cli: Callable[..., Any], address: str) -> None:
-    done = cli("alerts", "serve", "--listen", address)
-    assert done.returncode == 2
-    assert "[receive] of --config" in done.stderr
+    completed = cli("alerts", "serve", "--listen", address)
+    assert completed.returncode == 2
+    assert "[receive] of --config" in completed.stderr
 
 
 def test_a_port_in_use_is_one_clear_line(cli: Callable[..., Any]) -> None:
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
-        done = cli("alerts", "serve", "--listen", f"127.0.0.1:{busy.getsockname()[1]}")
-    assert done.returncode == 3
-    assert len(done.stderr.splitlines()) == 1
-    assert os.strerror(98) in done.stderr
+        completed = cli("alerts", "serve", "--listen", f"127.0.0.1:{busy.getsockname()[1]}")
+    assert completed.returncode == 3
+    assert len(completed.stderr.splitlines()) == 1
+    assert os.strerror(98) in completed.stderr

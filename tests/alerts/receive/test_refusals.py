@@ -113,7 +113,7 @@ def test_the_largest_incident_is_accepted(client: Client) -> None:
 def test_the_example_of_alertmanager_sends_no_more_than_is_accepted() -> None:
     example = Path(__file__).parents[3] / "alerts" / "alertmanager" / "alertmanager.yml"
     receivers = yaml.safe_load(example.read_text())["receivers"]
-    most = {one["max_alerts"] for receiver in receivers for one in receiver.get("webhook_configs", [])}
+    most = {item["max_alerts"] for receiver in receivers for item in receiver.get("webhook_configs", [])}
     assert most == {MAX_ALERTS}
 
 

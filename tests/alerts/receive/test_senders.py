@@ -103,12 +103,12 @@ def test_a_token_lets_in_and_nothing_else_does(tmp_path: Path, inbox: Inbox) -> 
 
 
 def test_passwords_are_looked_up_with_their_users(tmp_path: Path, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = "a pass:word of a sender", "another password"
-    monkeypatch.setenv("ONE", one)
+    result, two = "a pass:word of a sender", "another password"
+    monkeypatch.setenv("ONE", result)
     monkeypatch.setenv("TWO", two)
     users = [{"user": "am", "password": {"env": "ONE"}}, {"user": "grafana", "password": {"env": "TWO"}}]
     asked = Asked(tmp_path, inbox, basic=users)
-    given = [f"am:{one}", f"grafana:{two}", f"am:{two}", f"grafana:{one}", "am", "", "am:"]
+    given = [f"am:{result}", f"grafana:{two}", f"am:{two}", f"grafana:{result}", "am", "", "am:"]
     assert [asked.post(basic(text)) for text in given] == [200, 200, *[401] * 5]
     strange: Any = {"Authorization": b"Basic \xe9\xe9"}
     assert asked.post(strange) == 401
@@ -151,7 +151,7 @@ def test_a_secret_is_changed_without_a_restart(tmp_path: Path, inbox: Inbox) -> 
     token.write_text("the first token of a sender")
     asked = Asked(tmp_path, inbox, bearer=[{"file": "token"}])
     token.write_text("the second token of a sender")
-    assert [asked.post(bearer(one)) for one in ("the first token of a sender", "the second token of a sender")] == [401, 200]
+    assert [asked.post(bearer(item)) for item in ("the first token of a sender", "the second token of a sender")] == [401, 200]
     # while the file is missing, the last token stays valid
     token.unlink()
     assert asked.post(bearer("the second token of a sender")) == 200
@@ -256,9 +256,9 @@ def test_a_hung_file_system_blocks_neither_health_checks_nor_senders(
                 for token in (RIGHT, WRONG)
             ]
             healthy = await client.get("/-/healthy")
-            done = [(await post).status_code for post in posts]
+            status_codes = [(await post).status_code for post in posts]
             answers.set()
-            return [healthy.status_code, *done]
+            return [healthy.status_code, *status_codes]
 
     assert asyncio.run(course()) == [200, 200, 401]
 

@@ -42,15 +42,15 @@ def test_an_alert_waits_for_a_verdict_and_not_for_long(heard: Heard) -> None:
         pass
     heard.sender.run_due()
     # then all of them are sent without a verdict
-    told = [alert for body in heard.delivered for alert in msgspec.json.decode(body)["alerts"]]
-    without = [alert for alert in told if alert["annotations"].get("no_verdict", "").endswith("within 20 s")]
+    alerts = [alert for body in heard.delivered for alert in msgspec.json.decode(body)["alerts"]]
+    without = [alert for alert in alerts if alert["annotations"].get("no_verdict", "").endswith("within 20 s")]
     # the first alert ended before it was sent
     assert {alert["labels"]["run_id"] for alert in without} == {str(number) for number in range(1, 70)}
 
 
 def test_a_backlog_is_decoded_once_however_often_it_is_looked_at(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
-    known: dict[str, RunVerdict] = {}
-    heard.worker._analyst = SimpleNamespace(verdict=lambda named: known.get(named.run_id))  # type: ignore[assignment]
+    by_key: dict[str, RunVerdict] = {}
+    heard.worker._analyst = SimpleNamespace(verdict=lambda named: by_key.get(named.run_id))  # type: ignore[assignment]
     decoded: list[bytes] = []
 
     def read(body: bytes) -> Any:
@@ -67,10 +67,10 @@ def test_a_backlog_is_decoded_once_however_often_it_is_looked_at(heard: Heard, m
         assert heard.wait(0.5) == []
     assert len(decoded) == 6
     # when one verdict is there, only what it concerns is decoded again
-    known["0"] = msgspec.structs.replace(VERDICT, run_id="0")
+    by_key["0"] = msgspec.structs.replace(VERDICT, run_id="0")
     assert heard.wait(0.5) == []  # it ended before it was sent
     assert len(decoded) == 8
-    known["1"] = msgspec.structs.replace(VERDICT, run_id="1")
+    by_key["1"] = msgspec.structs.replace(VERDICT, run_id="1")
     ((status, annotations),) = heard.wait(0.5)
     assert (status, annotations["verdict"]) == ("firing", VERDICT.verdict.summary if VERDICT.verdict else "")
     assert len(decoded) == 9
@@ -82,14 +82,14 @@ VERDICT = RunVerdict(run_id="r1", verdict=Verdict(kind="straggler", rank=1, caus
 @pytest.fixture
 def late(heard: Heard) -> dict[str, RunVerdict | None]:
     """RunVerdict by run id that the worker finds; empty at first, changed by the test."""
-    known: dict[str, RunVerdict | None] = {}
-    analyst: Any = SimpleNamespace(verdict=lambda named: known.get(named.run_id))
+    by_key: dict[str, RunVerdict | None] = {}
+    analyst: Any = SimpleNamespace(verdict=lambda named: by_key.get(named.run_id))
     heard.worker._analyst = analyst
     forwarding: Any = heard.worker._forwarding
     heard.worker._late = LateVerdicts(
         heard.inbox, analyst, forwarding, counters=Counters(), dashboard_url=None, clock=lambda: int(heard.now_s * S)
     )
-    return known
+    return by_key
 
 
 def test_a_verdict_that_is_late_follows_once_under_the_alerts_identity(heard: Heard, late: dict[str, RunVerdict | None]) -> None:
@@ -129,8 +129,8 @@ def test_only_so_many_verdicts_are_owed(
     monkeypatch.setattr(late_module, "MOST_OWED", 3)
     heard.hear(*(heard.alert(run_id=run) for run in ("a", "b")))
     heard.hear(*(heard.alert(run_id=run) for run in ("c", "d")))
-    told = [words["no_verdict"] for _, words in heard.wait(20)]
-    assert ["follows" in one for one in told] == [True, True, True, False]
+    collected = [words["no_verdict"] for _, words in heard.wait(20)]
+    assert ["follows" in item for item in collected] == [True, True, True, False]
     late.update(dict.fromkeys("abcd", VERDICT))
     assert len(heard.wait(1)) == 3
 
@@ -182,8 +182,8 @@ def test_a_verdict_explains_only_what_it_is_about(make_analysis: Callable[..., A
 )
 def test_what_bounds_a_run_explains_the_alert_about_it(kind: Any, names: list[str]) -> None:
     facts = RunVerdict(verdict=Verdict(kind=kind, cause="host", confidence=0.9, summary="It does.", next=["do"]))
-    told = [name for name in (alert.alertname for alert in ALERTS) if "cause" in words_about(facts, alertname=name)]
-    assert told == names
+    collected = [name for name in (alert.alertname for alert in ALERTS) if "cause" in words_about(facts, alertname=name)]
+    assert collected == names
 
 
 @pytest.mark.parametrize("name", ["slack", "teams", "pagerduty"])
@@ -195,7 +195,7 @@ def test_people_are_told_the_verdict_and_what_was_asked(name: TemplateName) -> N
     facts = RunVerdict(run_id="r1", simulated=True, coverage=1.0, verdict=verdict, hosts={1: "n1"}, gpu_uuids={1: "GPU-1"})
     heard.worker._analyst = SimpleNamespace(verdict=lambda _: facts)  # type: ignore[assignment]
     heard.hear(heard.alert())
-    said = TEMPLATES[name](heard.delivered[0], "key").decode()
+    output = TEMPLATES[name](heard.delivered[0], "key").decode()
     for words in (
         "[simulated GPUs] Rank 1 on host n1 waits for its data.",
         "n1",
@@ -204,4 +204,4 @@ def test_people_are_told_the_verdict_and_what_was_asked(name: TemplateName) -> N
         "look there",
         "the result follows",
     ):
-        assert words in said, words
+        assert words in output, words

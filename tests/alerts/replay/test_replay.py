@@ -259,10 +259,10 @@ def test_the_command_tells_people_and_programs(make_run: Callable[..., Any], cli
     assert "TrainingStraggler: would have fired once; fires after 3 evaluations" in text.stdout
     assert "rank 2, host node1" in text.stdout
     assert (text.stderr, text.returncode) == ("", 0)
-    told = msgspec.json.decode(json.stdout)
-    jsonschema.validate(told, msgspec.json.decode(cli("schema", "replay").stdout))
-    assert told["schema"] == "rankscope.replay/1"
-    assert told["rules"][0]["spells"][0]["fired_unix_ns"] > START_NS
+    result = msgspec.json.decode(json.stdout)
+    jsonschema.validate(result, msgspec.json.decode(cli("schema", "replay").stdout))
+    assert result["schema"] == "rankscope.replay/1"
+    assert result["rules"][0]["spells"][0]["fired_unix_ns"] > START_NS
 
 
 def test_the_command_says_what_it_cannot_do(tmp_path: Path, cli: Callable[..., Any]) -> None:
@@ -272,9 +272,9 @@ def test_the_command_says_what_it_cannot_do(tmp_path: Path, cli: Callable[..., A
         ([tmp_path, "--interval", "9" * 400], 2, "at most 36500d"),
         ([tmp_path, "--rule", "GpuDown"], 2, "TrainingStraggler, "),
     ):
-        done = cli("alerts", "replay", *arguments)
-        assert (done.returncode, done.stdout) == (status, ""), done.stderr
-        assert says in done.stderr
+        completed = cli("alerts", "replay", *arguments)
+        assert (completed.returncode, completed.stdout) == (status, ""), completed.stderr
+        assert says in completed.stderr
 
 
 def test_progress_is_gone_when_the_work_fails_and_cannot_steer_the_terminal(

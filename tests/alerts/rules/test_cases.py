@@ -31,13 +31,13 @@ def cases_in(file: Path) -> list[dict[str, Any]]:
 
 def by_alert() -> dict[str, dict[str, list[dict[str, Any]]]]:
     """Return the tests by alert and by kind."""
-    found: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    result: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for test in (test for file in CASES for test in cases_in(file)):
         alert, colon, what = test["name"].partition(": ")
         for kind in what.partition(";")[0].split(", ") if colon else ():
             if kind in KINDS:
-                found[alert][kind].append(test)
-    return found
+                result[alert][kind].append(test)
+    return result
 
 
 def outcomes(test: dict[str, Any], alert: str) -> list[bool]:
@@ -60,10 +60,10 @@ def rules_needed(test: dict[str, Any], groups: list[dict[str, Any]]) -> list[dic
             {**group, "rules": [rule for rule in group["rules"] if names & {rule.get("alert"), rule.get("record")}]}
             for group in groups
         ]
-        found = recorded_names(yaml.safe_dump(kept)) - names
-        if not found:
+        result = recorded_names(yaml.safe_dump(kept)) - names
+        if not result:
             return [group for group in kept if group["rules"]]
-        names |= found
+        names |= result
 
 
 @pytest.mark.slow
@@ -79,7 +79,7 @@ def test_alerts_do_as_the_cases_say(file: Path, tmp_path: Path, require_program:
         (tmp_path / f"{number}.rules.yaml").write_text(yaml.safe_dump({"groups": needed}))
         (tmp_path / f"{number}.yaml").write_text(yaml.safe_dump(document | case))
         names.append(f"{number}.yaml")
-    done = subprocess.run(
+    completed = subprocess.run(
         [require_program("promtool"), "test", "rules", *names],
         capture_output=True,
         text=True,
@@ -87,7 +87,7 @@ def test_alerts_do_as_the_cases_say(file: Path, tmp_path: Path, require_program:
         cwd=tmp_path,
         env={**os.environ, "GOGC": "400", "GOMAXPROCS": "1"},  # less garbage collection, one core
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 def test_every_alert_is_shown_firing_silent_stale_and_flapping() -> None:

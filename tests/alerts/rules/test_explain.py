@@ -90,18 +90,18 @@ def test_codes_of_a_runbook_are_sorted_by_what_to_do() -> None:
 
 def test_a_code_is_explained_by_fact_source_and_policy() -> None:
     for question in ("79", " 79", "xid79", "Xid 79", "XID-79"):
-        told = one(question)
-        assert isinstance(told, XidExplained)
-        assert (told.code, told.action, told.cause) == (79, "reboot", "hardware")
-        assert (told.source, told.read_on) == (SOURCE.title, SOURCE.read_on.isoformat())
-        assert (told.alert, told.severity, told.drain) == ("GpuXidCritical", "critical", True)
-        assert told.runbook == runbooks()["GpuXidCritical"]
+        result = one(question)
+        assert isinstance(result, XidExplained)
+        assert (result.code, result.action, result.cause) == (79, "reboot", "hardware")
+        assert (result.source, result.read_on) == (SOURCE.title, SOURCE.read_on.isoformat())
+        assert (result.alert, result.severity, result.drain) == ("GpuXidCritical", "critical", True)
+        assert result.runbook == runbooks()["GpuXidCritical"]
 
 
 def test_the_severity_of_an_nvlink_error_decides_what_to_do() -> None:
     for code in GRADED:
-        told = one(str(code))
-        fatal, non_fatal = told.by_severity
+        result = one(str(code))
+        fatal, non_fatal = result.by_severity
         assert (fatal.severity, fatal.alert, fatal.drain) == ("fatal", "GpuXidCritical", True)
         assert (non_fatal.severity, non_fatal.alert, non_fatal.drain) == ("non_fatal", "GpuXidRepeated", False)
         text = explain_text(explain([str(code)]))
@@ -112,27 +112,27 @@ def test_the_severity_of_an_nvlink_error_decides_what_to_do() -> None:
 
 
 def test_what_is_not_known_is_not_made_up() -> None:
-    told = one("9999")
-    assert (told.name, told.meaning, told.action, told.source) == (None, None, None, None)
-    assert (told.alert, told.drain) == ("GpuXidRepeated", False)
+    result = one("9999")
+    assert (result.name, result.meaning, result.action, result.source) == (None, None, None, None)
+    assert (result.alert, result.drain) == ("GpuXidRepeated", False)
     text = explain_text(explain(["9999"]))
     assert "unknown" in text
     assert SOURCE.url in text
 
 
 def test_an_alert_is_explained_by_its_settings_and_its_runbook() -> None:
-    told = one("gpuxidoneunit")
-    assert isinstance(told, AlertExplained)
-    assert told.name == "GpuXidOneUnit"
-    assert told.xids == [13, 31]
-    assert told.settings["bursts"] == 2
-    assert told.runbook in explain_text(explain(["GpuXidOneUnit"])) + "\n"
+    result = one("gpuxidoneunit")
+    assert isinstance(result, AlertExplained)
+    assert result.name == "GpuXidOneUnit"
+    assert result.xids == [13, 31]
+    assert result.settings["bursts"] == 2
+    assert result.runbook in explain_text(explain(["GpuXidOneUnit"])) + "\n"
 
 
 def test_a_code_of_which_several_alerts_may_tell_comes_with_the_runbook_of_each() -> None:
     for code in ("13", "31"):
-        told = one(code)
-        assert (told.alert, [alert.name for alert in told.also]) == ("GpuXidOneUnit", ["GpuXidManyUnits"])
+        result = one(code)
+        assert (result.alert, [alert.name for alert in result.also]) == ("GpuXidOneUnit", ["GpuXidManyUnits"])
         text = explain_text(explain([code]))
         assert "alert GpuXidOneUnit (warning), or GpuXidManyUnits (info). Mostly the application" in text
         assert text.index(runbooks()["GpuXidOneUnit"].rstrip()) < text.index(runbooks()["GpuXidManyUnits"].rstrip())
@@ -157,10 +157,10 @@ def test_a_name_that_is_none_is_refused_with_what_may_be_meant() -> None:
 
 
 def test_the_command_line_speaks_text_and_json(cli: Callable[..., Any]) -> None:
-    done = cli("alerts", "explain", "79", "GpuDown", "--format", "json")
-    assert done.returncode == 0
-    jsonschema.validate(msgspec.json.decode(done.stdout), msgspec.json.schema(Explanation))
-    assert msgspec.json.decode(done.stdout, type=Explanation) == explain(["79", "GpuDown"])
-    done = cli("alerts", "explain", "GpuDwon")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "did you mean GpuDown?" in done.stderr
+    completed = cli("alerts", "explain", "79", "GpuDown", "--format", "json")
+    assert completed.returncode == 0
+    jsonschema.validate(msgspec.json.decode(completed.stdout), msgspec.json.schema(Explanation))
+    assert msgspec.json.decode(completed.stdout, type=Explanation) == explain(["79", "GpuDown"])
+    completed = cli("alerts", "explain", "GpuDwon")
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert "did you mean GpuDown?" in completed.stderr

@@ -155,8 +155,8 @@ def test_prometheus_records_the_slow_rank_reports_the_silent_one_and_nothing_els
     ]
 
     # The healthy node has no alert, and each of its GPUs has exactly one known state
-    told = [alert["labels"]["alertname"] for alert in prometheus("alerts")["alerts"]]
-    assert {name for name in told if not name.startswith(("Training", "Rank"))} == set()
+    collected = [alert["labels"]["alertname"] for alert in prometheus("alerts")["alerts"]]
+    assert {name for name in collected if not name.startswith(("Training", "Rank"))} == set()
     states = wait_until(lambda: prometheus("query?query=uuid_state:gpu_state:active")["result"])
     assert len({state["metric"]["uuid"] for state in states}) == len(states) == 2
     assert {state["metric"]["state"] for state in states} <= {"computing", "idle", "allocated_idle"}

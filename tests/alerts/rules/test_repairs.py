@@ -184,7 +184,7 @@ def check_cases(tmp_path: Path, require_program: Callable[[str], str]) -> Callab
             (tmp_path / f"{number}.yaml").write_text(yaml.safe_dump(document))
             names.append(f"{number}.yaml")
         assert names
-        done = subprocess.run(
+        completed = subprocess.run(
             [require_program("promtool"), "test", "rules", *names],
             capture_output=True,
             text=True,
@@ -192,7 +192,7 @@ def check_cases(tmp_path: Path, require_program: Callable[[str], str]) -> Callab
             cwd=tmp_path,
             env={**os.environ, "GOGC": "400", "GOMAXPROCS": "1"},
         )
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert completed.returncode == 0, completed.stdout + completed.stderr
 
     return check
 

@@ -49,11 +49,11 @@ def metrics_in(query: str) -> set[str]:
 
 def queries() -> list[str]:
     """Return every expression of a rule, and every query in an annotation."""
-    found = [rule["expr"] for rule in all_rules()]
+    rules = [rule["expr"] for rule in all_rules()]
     for rule in alerts():
         for text in rule["annotations"].values():
-            found += [query.replace('\\"', '"') for query in re.findall(r'printf\s+"((?:[^"\\]|\\.)*)"', text)]
-    return found
+            rules += [query.replace('\\"', '"') for query in re.findall(r'printf\s+"((?:[^"\\]|\\.)*)"', text)]
+    return rules
 
 
 def other_thresholds(path: Path, number: str) -> Tables:
@@ -81,8 +81,8 @@ def test_it_passes_promtool_with_every_lint(tmp_path: Path, require_program: Cal
         "--lint-fatal",
         str(tmp_path / "rankscope.rules.yaml"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
 
 
 def test_every_metric_used_is_one_that_somebody_publishes() -> None:
@@ -109,9 +109,9 @@ def test_every_label_of_a_metric_that_is_compared_is_one_it_has() -> None:
     labels |= {metric.name: {*metric.labels} for metric in EXTERNAL}
     labels |= {metric.name: {*RANK_LABELS, *metric.labels, "job", "instance", "le"} for metric in RANK_METRICS}
     compared = re.compile(r"([a-zA-Z_]\w*)\{([^}]*)\}")
-    known = [match for query in queries() for match in compared.finditer(query) if match[1] in labels]
-    assert len(known) > 20
-    for name, matchers in (match.groups() for match in known):
+    matchs = [match for query in queries() for match in compared.finditer(query) if match[1] in labels]
+    assert len(matchs) > 20
+    for name, matchers in (match.groups() for match in matchs):
         assert set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", re.sub(r'"[^"]*"', "", matchers))) <= labels[name] | {
             "alertname",
             "host",

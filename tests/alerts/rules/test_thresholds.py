@@ -203,8 +203,8 @@ def test_durations_are_those_of_prometheus(text: str, length: float | None) -> N
 
 
 def test_the_command_line_says_it_in_one_line_with_status_3(cli: Callable[..., Any], written: Callable[[str], Path]) -> None:
-    done = cli("alerts", "rules", "show", "--thresholds", written("[GpuDwn]\n"))
-    assert (done.returncode, done.stdout) == (3, "")
-    assert len(done.stderr.splitlines()) == 1
-    done = cli("alerts", "rules", "thresholds")
-    assert done.stdout == default_text()
+    completed = cli("alerts", "rules", "show", "--thresholds", written("[GpuDwn]\n"))
+    assert (completed.returncode, completed.stdout) == (3, "")
+    assert len(completed.stderr.splitlines()) == 1
+    completed = cli("alerts", "rules", "thresholds")
+    assert completed.stdout == default_text()

@@ -69,12 +69,12 @@ def test_a_watcher_whose_run_is_over_is_not_missed_and_one_that_was_killed_is(
         return subprocess.Popen([*command, "--state", tmp_path / f"{number}.json", "--listen", f"127.0.0.1:{ports[number]}"])
 
     def recorded() -> set[str]:
-        found = ask("query?query=instance:rankscope_watcher_evaluated_timestamp_seconds:last1d").get("result", [])
-        return {one["metric"]["instance"] for one in found}
+        result = ask("query?query=instance:rankscope_watcher_evaluated_timestamp_seconds:last1d").get("result", [])
+        return {item["metric"]["instance"] for item in result}
 
     def silent() -> set[str]:
-        found = [one["labels"] for one in ask("alerts").get("alerts", []) if one["state"] == "firing"]
-        return {labels["instance"] for labels in found if labels["alertname"] == "WatcherSilent"}
+        ones = [item["labels"] for item in ask("alerts").get("alerts", []) if item["state"] == "firing"]
+        return {labels["instance"] for labels in ones if labels["alertname"] == "WatcherSilent"}
 
     ended, killed = (f"127.0.0.1:{port}" for port in ports[:2])
     with watching(0) as first, watching(1) as second:
@@ -87,7 +87,7 @@ def test_a_watcher_whose_run_is_over_is_not_missed_and_one_that_was_killed_is(
             # Then only the second one is reported, although neither address answers
             wait_until(lambda: silent() == {killed})
             assert recorded() == {killed}
-            assert {one["value"][1] for one in ask("query?query=up")["result"]} == {"0"}
+            assert {item["value"][1] for item in ask("query?query=up")["result"]} == {"0"}
         finally:
             first.kill()
             second.kill()

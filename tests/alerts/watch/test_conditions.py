@@ -39,7 +39,7 @@ def with_shares(analysis: Analysis, *, device: str = "cuda", **shares: float) ->
 
 
 def names(found: list[Candidate] | None) -> list[str]:
-    return [one.name for one in found or []]
+    return [item.name for item in found or []]
 
 
 # Budgets -----------------------------------------------------------------------------------------------------------------------
@@ -47,14 +47,14 @@ def names(found: list[Candidate] | None) -> list[str]:
 
 def test_every_part_over_its_budget_is_an_alert_the_largest_first(make_analysis: Callable[..., Analysis]) -> None:
     analysis = with_shares(make_analysis(), exposed_communication=0.31, input=0.4, host=0.1)
-    found = candidates(analysis, price=Cost(amount=2.0, currency="EUR"))
-    assert names(found) == ["TrainingInputBound", "TrainingCommunicationBound"]
-    annotations = found[0].alert.annotations
+    result = candidates(analysis, price=Cost(amount=2.0, currency="EUR"))
+    assert names(result) == ["TrainingInputBound", "TrainingCommunicationBound"]
+    annotations = result[0].alert.annotations
     assert all(fact in annotations["summary"] for fact in ("40%", "data loader", "25%"))
     # 0.4 of 100 steps of 0.36 s of 4 GPUs are 0.016 GPU-hours; in an hour 1.6 are lost
     assert (annotations["gpu_hours_lost"], annotations["gpu_hours_lost_per_hour"]) == ("0.016", "1.6")
     assert (annotations["cost"], annotations["cost_per_hour"]) == ("0.03 EUR", "3.20 EUR")
-    assert "rank" not in found[0].alert.labels
+    assert "rank" not in result[0].alert.labels
 
 
 def test_what_is_within_its_budget_or_not_known_is_no_alert(make_analysis: Callable[..., Analysis]) -> None:
@@ -93,19 +93,19 @@ def test_an_hour_of_a_run_with_rare_steps_loses_less_in_typical_ones(make_analys
         host=None, cause=None, summary="3 of 100 steps",
     )  # fmt: skip
     of_rare = Finding(kind="straggler", rank=0, slowdown=1 / 0.75, gpu_hours_lost=0.01, summary=rare.summary)
-    found = {
-        one.finding.rank if one.finding else None: one.loss
-        for one in candidates(msgspec.structs.replace(analysis, rare_steps=rare, findings=[of_rare]))
+    by_key = {
+        candidate.finding.rank if candidate.finding else None: candidate.loss
+        for candidate in candidates(msgspec.structs.replace(analysis, rare_steps=rare, findings=[of_rare]))
     }
-    per_hour = {rank: loss.per_hour for rank, loss in found.items() if loss is not None}
+    per_hour = {rank: loss.per_hour for rank, loss in by_key.items() if loss is not None}
     # of 4 GPU-hours the rare steps take a quarter, and input 40 % of the rest
     assert per_hour == {0: pytest.approx(1.0), None: pytest.approx(1.2)}
 
 
 def test_where_no_gpu_time_is_lost_none_is_told(make_analysis: Callable[..., Analysis]) -> None:
-    [found] = candidates(with_shares(make_analysis(), device="cpu", input=0.5))
-    assert found.loss is None
-    assert not {"gpu_hours_lost", "cost", "cost_per_hour"} & set(found.alert.annotations)
+    [result] = candidates(with_shares(make_analysis(), device="cpu", input=0.5))
+    assert result.loss is None
+    assert not {"gpu_hours_lost", "cost", "cost_per_hour"} & set(result.alert.annotations)
 
 
 def test_the_words_of_the_analysis_are_kept_where_there_are_any(make_analysis: Callable[..., Analysis]) -> None:
@@ -116,10 +116,10 @@ def test_the_words_of_the_analysis_are_kept_where_there_are_any(make_analysis: C
         evidence=[Evidence(name=f"share.{part}", value=0.5, unit="ratio") for part in ("compute", "host")],
     )
     analysis = msgspec.structs.replace(with_shares(make_analysis(), host=0.5), findings=[finding])
-    [found] = candidates(analysis)
-    assert found.alert.annotations["cause"] == "gc"
+    [result] = candidates(analysis)
+    assert result.alert.annotations["cause"] == "gc"
     # the deciding value comes first
-    assert found.alert.annotations["evidence"] == "share host 50%; budget 35% (of the step); share compute 50%"
+    assert result.alert.annotations["evidence"] == "share host 50%; budget 35% (of the step); share compute 50%"
 
 
 @pytest.mark.parametrize(("text", "share"), [("communication=0.4", 0.4), ("communication=40%", 0.4), ("communication=100%", 1.0)])
@@ -142,7 +142,7 @@ def test_of_several_stragglers_each_has_its_alert_whichever_is_the_worst(make_an
     def of(worst: int) -> list[str]:
         analysis = make_analysis(worst)
         verdict = msgspec.structs.replace(analysis.verdict, ranks=[1, 2, 3])
-        return sorted(one.fingerprint for one in candidates(msgspec.structs.replace(analysis, verdict=verdict)))
+        return sorted(candidate.fingerprint for candidate in candidates(msgspec.structs.replace(analysis, verdict=verdict)))
 
     # The host comes from each rank's result, and from the finding for the worst rank.
     assert len(of(1)) == len(of(2)) == 3
@@ -152,8 +152,8 @@ def test_a_slowness_that_moves_is_one_alert(make_analysis: Callable[..., Analysi
     analysis = make_analysis(1)
     finding = msgspec.structs.replace(analysis.findings[0], rank=None, host=None, pattern="rotating")
     verdict = msgspec.structs.replace(analysis.verdict, rank=None, ranks=[0, 1, 2, 3], pattern="rotating")
-    [found] = candidates(msgspec.structs.replace(analysis, findings=[finding], verdict=verdict))
-    assert "rank" not in found.alert.labels
+    [result] = candidates(msgspec.structs.replace(analysis, findings=[finding], verdict=verdict))
+    assert "rank" not in result.alert.labels
 
 
 # The run's own past ------------------------------------------------------------------------------------------------------------
@@ -171,9 +171,9 @@ def regressions(past: Any, *, at_least: float = 0.1) -> list[Candidate] | None:
 
 
 def test_steps_that_take_longer_for_good_are_told_with_what_that_costs() -> None:
-    [found] = regressions(past_of(noisy((0.1, 300), (0.125, 100)))) or []
-    assert found.name == "TrainingStepRegression"
-    annotations = found.alert.annotations
+    [result] = regressions(past_of(noisy((0.1, 300), (0.125, 100)))) or []
+    assert result.name == "TrainingStepRegression"
+    annotations = result.alert.annotations
     assert annotations["summary"].startswith("Steps take 12")
     assert annotations["summary"].endswith("since step 300.")
     assert annotations["slowdown"].startswith("1.2")
@@ -210,9 +210,9 @@ def test_checkpoints_and_profiled_steps_are_no_regression() -> None:
 
 def test_less_in_each_step_is_a_loss_of_throughput() -> None:
     tokens = [1000.0] * 300 + [700.0] * 100
-    [found] = regressions(past_of(noisy((0.1, 400)), tokens=tokens)) or []
-    assert found.name == "TrainingThroughputLoss"
-    assert found.alert.annotations["summary"].startswith("30% fewer tokens a second")
+    [result] = regressions(past_of(noisy((0.1, 400)), tokens=tokens)) or []
+    assert result.name == "TrainingThroughputLoss"
+    assert result.alert.annotations["summary"].startswith("30% fewer tokens a second")
     # Longer steps are reported as a step regression, not as a throughput loss too
     slower = regressions(past_of(noisy((0.1, 300), (0.13, 100)), tokens=[1000.0] * 400))
     assert names(slower) == ["TrainingStepRegression"]
@@ -238,10 +238,10 @@ def test_a_run_that_became_slower_is_told_though_too_little_is_known_to_judge_it
 
 def test_what_is_lost_adds_up_while_it_lasts() -> None:
     loss = Loss(gpu_hours=1.0, per_hour=6.0, price=2.0, currency="USD")
-    found = SUBJECT.candidate(HANG, {"summary": "s"}, loss=loss)
+    result = SUBJECT.candidate(HANG, {"summary": "s"}, loss=loss)
     ledger = Ledger()
     for minutes in (0, 10, 20, 20 + 24 * 60):  # the last gap is as of a clock that was set, or a watcher that was stopped
-        ledger.update("x", [found], now_unix_ns=10**18 + minutes * HOUR_NS // 60, policy=FiringPolicy(1, 1))
+        ledger.update("x", [result], now_unix_ns=10**18 + minutes * HOUR_NS // 60, policy=FiringPolicy(1, 1))
         ledger = msgspec.json.decode(msgspec.json.encode(ledger), type=Ledger)
     [entry] = ledger.entries
     assert entry.gpu_hours_lost == pytest.approx(1 + 2 + 6)
@@ -258,8 +258,8 @@ def of_ranks(count: int) -> list[Candidate]:
 def test_very_many_ranks_have_one_alert_together() -> None:
     assert len(merge_shared(of_ranks(MOST_RANKS))) == MOST_RANKS
     other = SUBJECT.candidate(HANG, {"summary": "s"})
-    [one, together] = merge_shared([other, *of_ranks(MOST_RANKS + 1)])
-    assert one is other
+    [result, together] = merge_shared([other, *of_ranks(MOST_RANKS + 1)])
+    assert result is other
     assert "rank" not in together.alert.labels
     assert together.alert.annotations["summary"].startswith("33 ranks on 5 hosts: 0, 1, 2, 3, 4, 5, 6, 7 and 25 more. ")
     assert together.alert.annotations["ranks"].split(",") == [str(rank) for rank in range(33)]
@@ -283,8 +283,8 @@ def test_an_alert_about_many_ranks_stays_while_one_of_them_is_not_known() -> Non
 
 def test_an_alert_fires_for_a_while_at_least() -> None:
     ledger, policy = Ledger(), FiringPolicy(1, 1, least_firing_s=60)
-    found = of_ranks(1)
-    ledger.update("x", found, now_unix_ns=0, policy=policy)
+    result = of_ranks(1)
+    ledger.update("x", result, now_unix_ns=0, policy=policy)
     [entry] = ledger.entries
     for second in range(5, 60, 5):
         ledger.update("x", [], now_unix_ns=second * 10**9, policy=policy)

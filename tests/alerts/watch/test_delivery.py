@@ -133,9 +133,9 @@ def test_nobody_there_is_an_error_that_tells_no_secret(client: httpx.Client, fre
 
 
 def test_two_webhooks_on_one_host_are_told_apart_without_their_secrets() -> None:
-    one, other = (webhook_target(f"https://hooks.example/{SECRET}/{number}") for number in (1, 2))
-    assert one.label != other.label
-    for target in (one, other):
+    result, other = (webhook_target(f"https://hooks.example/{SECRET}/{number}") for number in (1, 2))
+    assert result.label != other.label
+    for target in (result, other):
         assert target.label == f"{target.name} https://hooks.example/…"
         assert SECRET not in target.label
 
@@ -168,7 +168,7 @@ class Manager(Alertmanager):
         del now_unix_ns
         if self.broken:
             raise DeliveryError("answered 500")
-        self.posts.append([(one.alert.labels["rank"], one.alert.status == "resolved") for one in notices])
+        self.posts.append([(item.alert.labels["rank"], item.alert.status == "resolved") for item in notices])
 
 
 def test_a_receiver_hears_of_the_end_of_those_alerts_only_whose_beginning_it_heard() -> None:
@@ -191,7 +191,7 @@ def test_a_receiver_hears_of_the_end_of_those_alerts_only_whose_beginning_it_hea
     # Then only the receiver that got the firing gets the end, and the ended alert is forgotten
     assert sorted(working.heard) == [("firing", "2"), ("firing", "3"), ("resolved", "2")]
     assert broken.heard == [("firing", "3")]
-    assert [one.alert.labels["rank"] for one in ledger.entries] == ["3"]
+    assert [entry.alert.labels["rank"] for entry in ledger.entries] == ["3"]
     assert len([line for line in reports if "not delivered" in line]) == 2
     assert all("answered 500" in line for line in reports)
 
@@ -199,8 +199,8 @@ def test_a_receiver_hears_of_the_end_of_those_alerts_only_whose_beginning_it_hea
 def firing(*ranks: int) -> Ledger:
     """Return a ledger in which these ranks fire and no receiver was notified."""
     ledger = Ledger()
-    found = [Subject(run_id="r1").candidate(STRAGGLER, {"summary": "It is slow."}, rank=rank) for rank in ranks]
-    ledger.update("r", found, now_unix_ns=STARTED_NS, policy=FiringPolicy(1, 1))
+    candidates = [Subject(run_id="r1").candidate(STRAGGLER, {"summary": "It is slow."}, rank=rank) for rank in ranks]
+    ledger.update("r", candidates, now_unix_ns=STARTED_NS, policy=FiringPolicy(1, 1))
     return ledger
 
 
@@ -293,8 +293,8 @@ def test_an_alertmanager_that_was_away_is_posted_everything_when_it_is_back(capl
 
 def test_an_alert_that_fires_again_is_not_posted_as_ended_any_more() -> None:
     posting, policy = Posting(Ledger()), FiringPolicy(1, 1)
-    found = Subject(run_id="r1").candidate(STRAGGLER, {"summary": "It is slow."}, rank=2)
-    for seconds, present in ((1, [found]), (2, []), (3, [found])):
+    result = Subject(run_id="r1").candidate(STRAGGLER, {"summary": "It is slow."}, rank=2)
+    for seconds, present in ((1, [result]), (2, []), (3, [result])):
         posting.ledger.update("r", present, now_unix_ns=seconds * 10**9, policy=policy)
         posting.deliver_after(10)
     assert posting.manager.posts == [[("2", False)], [("2", True)], [("2", False)]]

@@ -24,35 +24,35 @@ SUBJECT = Subject(run_id="llama-1")
 
 def of_host(make: Make, *hosts: str, single: int | None = None) -> Analysis:
     """Return an analysis in which whole hosts of 4 ranks are at fault (``node0``: ranks 0 to 3, …), and one rank of another."""
-    found = make(0)
-    rows = [msgspec.structs.replace(found.ranks[0], rank=rank, host=f"node{rank // 4}") for rank in range(16)]
+    result = make(0)
+    rows = [msgspec.structs.replace(result.ranks[0], rank=rank, host=f"node{rank // 4}") for rank in range(16)]
     findings = []
     for host in hosts:
         first = 4 * int(host.removeprefix("node"))
         ranks = [*range(first, first + 4)]
         summary = f"The ranks of {host} make the others wait."
         findings.append(
-            msgspec.structs.replace(found.findings[0], rank=first + 1, ranks=ranks, host=host, whole_host=True, summary=summary)
+            msgspec.structs.replace(result.findings[0], rank=first + 1, ranks=ranks, host=host, whole_host=True, summary=summary)
         )
     if single is not None:
         host = f"node{single // 4}"
-        findings.append(msgspec.structs.replace(found.findings[0], rank=single, ranks=[single], host=host, summary="One rank."))
+        findings.append(msgspec.structs.replace(result.findings[0], rank=single, ranks=[single], host=host, summary="One rank."))
     ranks = [rank for finding in findings for rank in finding.ranks]
     verdict = msgspec.structs.replace(
-        found.verdict, rank=findings[0].rank, ranks=ranks, hosts=list(hosts), summary=findings[0].summary, next=["Drain node0"]
+        result.verdict, rank=findings[0].rank, ranks=ranks, hosts=list(hosts), summary=findings[0].summary, next=["Drain node0"]
     )
-    return msgspec.structs.replace(found, ranks=rows, verdict=verdict, findings=findings)
+    return msgspec.structs.replace(result, ranks=rows, verdict=verdict, findings=findings)
 
 
 def of_ranks(make: Make, *ranks: int) -> Analysis:
-    found = make(*ranks)
-    verdict = msgspec.structs.replace(found.verdict, ranks=list(ranks))
-    findings = [msgspec.structs.replace(one, host=f"node{(one.rank or 0) // 4}") for one in found.findings]
-    return msgspec.structs.replace(found, ranks=of_host(make, "node0").ranks, verdict=verdict, findings=findings)
+    result = make(*ranks)
+    verdict = msgspec.structs.replace(result.verdict, ranks=list(ranks))
+    findings = [msgspec.structs.replace(finding, host=f"node{(finding.rank or 0) // 4}") for finding in result.findings]
+    return msgspec.structs.replace(result, ranks=of_host(make, "node0").ranks, verdict=verdict, findings=findings)
 
 
 def labels(found: list[Candidate]) -> list[tuple[str, str]]:
-    return [(one.alert.labels.get("rank", ""), one.alert.labels.get("host", "")) for one in found]
+    return [(item.alert.labels.get("rank", ""), item.alert.labels.get("host", "")) for item in found]
 
 
 def heard(webhook: RecordingWebhook) -> list[tuple[str, str, str]]:
@@ -64,17 +64,19 @@ def heard(webhook: RecordingWebhook) -> list[tuple[str, str, str]]:
 
 
 def test_a_host_at_fault_is_one_alert_with_its_ranks(make_analysis: Make) -> None:
-    [found] = candidates(of_host(make_analysis, "node0"))
-    assert (found.alert.labels.get("rank"), found.alert.labels["host"]) == (None, "node0")
-    assert found.alert.annotations["ranks"] == "0,1,2,3"
-    assert "Drain node0" in found.alert.annotations["next"]
-    assert "gpu_uuid" not in found.alert.annotations
+    [result] = candidates(of_host(make_analysis, "node0"))
+    assert (result.alert.labels.get("rank"), result.alert.labels["host"]) == (None, "node0")
+    assert result.alert.annotations["ranks"] == "0,1,2,3"
+    assert "Drain node0" in result.alert.annotations["next"]
+    assert "gpu_uuid" not in result.alert.annotations
 
 
 def test_the_worst_rank_of_a_host_is_not_its_identity(make_analysis: Make) -> None:
     first = of_host(make_analysis, "node0")
     other = msgspec.structs.replace(first, findings=[msgspec.structs.replace(first.findings[0], rank=3, ranks=[1, 2, 3])])
-    assert [one.fingerprint for one in candidates(first)] == [one.fingerprint for one in candidates(other)]
+    assert [candidate.fingerprint for candidate in candidates(first)] == [
+        candidate.fingerprint for candidate in candidates(other)
+    ]
 
 
 def test_each_host_has_its_alert_and_a_rank_of_another_its_own(make_analysis: Make) -> None:
@@ -86,8 +88,8 @@ def test_each_host_has_its_alert_and_a_rank_of_another_its_own(make_analysis: Ma
 
 
 def test_a_finding_about_some_ranks_has_an_alert_for_each_of_them(make_analysis: Make) -> None:
-    found = of_ranks(make_analysis, 5)
-    several = msgspec.structs.replace(found, findings=[msgspec.structs.replace(found.findings[0], ranks=[5, 9])])
+    result = of_ranks(make_analysis, 5)
+    several = msgspec.structs.replace(result, findings=[msgspec.structs.replace(result.findings[0], ranks=[5, 9])])
     assert [rank for rank, _ in labels(candidates(several))] == ["5", "9"]
 
 
@@ -183,8 +185,8 @@ def test_the_alert_of_a_host_stays_while_one_of_its_ranks_cannot_be_read() -> No
 
 
 def test_a_payload_and_a_message_name_the_host_and_its_ranks(make_analysis: Make) -> None:
-    [found] = candidates(of_host(make_analysis, "node0"))
-    sent = payload_alert(found.alert, starts_at_unix_ns=10**18)
+    [result] = candidates(of_host(make_analysis, "node0"))
+    sent = payload_alert(result.alert, starts_at_unix_ns=10**18)
     assert (sent.labels["host"], sent.annotations["ranks"]) == ("node0", "0,1,2,3")
     assert "rank" not in sent.labels
     shown = alert_texts(sent, 400)
@@ -193,11 +195,11 @@ def test_a_payload_and_a_message_name_the_host_and_its_ranks(make_analysis: Make
 
 
 def test_a_receiver_explains_the_alert_of_a_host_by_the_verdict_on_it(make_analysis: Make) -> None:
-    known = run_verdict_of(of_host(make_analysis, "node0", "node2"))
-    said = verdict_annotations(known, {"alertname": "TrainingStraggler", "host": "node0"}, dashboard_url=None)
-    assert (said["verdict_host"], "verdict_rank" in said, "gpu_uuid" in said) == ("node0, node2", False, False)
-    assert said["next"] == "Drain node0"
-    other = verdict_annotations(known, {"alertname": "TrainingStraggler", "host": "node3"}, dashboard_url=None)
+    run_verdict = run_verdict_of(of_host(make_analysis, "node0", "node2"))
+    output = verdict_annotations(run_verdict, {"alertname": "TrainingStraggler", "host": "node0"}, dashboard_url=None)
+    assert (output["verdict_host"], "verdict_rank" in output, "gpu_uuid" in output) == ("node0, node2", False, False)
+    assert output["next"] == "Drain node0"
+    other = verdict_annotations(run_verdict, {"alertname": "TrainingStraggler", "host": "node3"}, dashboard_url=None)
     assert "verdict_host" not in other
-    anonymous = PayloadAlert(status="firing", labels={"alertname": "x"}, annotations=said, starts_at="2023-11-14T22:13:20Z")
+    anonymous = PayloadAlert(status="firing", labels={"alertname": "x"}, annotations=output, starts_at="2023-11-14T22:13:20Z")
     assert "hosts node0, node2" in alert_texts(anonymous, 400).heading

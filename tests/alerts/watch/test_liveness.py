@@ -401,14 +401,14 @@ def test_without_an_answer_the_alert_comes_all_the_same_and_its_text_changes_whe
     let_pass(watched, 60)
     assert watched.said() == ["firing", "firing"]
     first, second = watched.receiver.calls
-    assert [(one.alert.fingerprint, one.alert.starts_at) for one in first] == [
-        (one.alert.fingerprint, one.alert.starts_at) for one in second
+    assert [(call.alert.fingerprint, call.alert.starts_at) for call in first] == [
+        (call.alert.fingerprint, call.alert.starts_at) for call in second
     ]
-    assert [one.alert.annotations.get("culprit") for one in (*first, *second)] == [None, "2"]
-    assert ["updated_at" in one.alert.annotations for one in (*first, *second)] == [False, True]
+    assert [call.alert.annotations.get("culprit") for call in (*first, *second)] == [None, "2"]
+    assert ["updated_at" in call.alert.annotations for call in (*first, *second)] == [False, True]
     assert messages_about("hook", first)[0].id != messages_about("hook", second)[0].id
     let_pass(watched, 10, run)
-    assert [one.alert.status for one in watched.receiver.calls[2]] == ["resolved"]
+    assert [call.alert.status for call in watched.receiver.calls[2]] == ["resolved"]
     assert len(watched.receiver.calls) == 3
 
 
@@ -459,7 +459,7 @@ def test_that_a_run_crashed_is_told_and_not_taken_back_at_once(
     annotations = watched.annotations("TrainingCrashed")
     assert (annotations["culprit"], annotations["culprit_host"], annotations["cause"]) == ("1", "node0", "crash")
     assert "error output of rank 1 on node0" in annotations["next"]
-    heard = [(one.alert.labels["alertname"], one.alert.status) for call in watched.receiver.calls for one in call]
+    heard = [(item.alert.labels["alertname"], item.alert.status) for call in watched.receiver.calls for item in call]
     assert heard == [("TrainingStraggler", "firing"), ("TrainingCrashed", "firing"), ("TrainingStraggler", "resolved")]
     assert watched.receiver.calls[-1][0].alert.annotations["ended_because"] == "the run ended early"
     let_pass(watched, CRASH_FIRING_S)

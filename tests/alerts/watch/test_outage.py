@@ -140,7 +140,7 @@ def test_one_rank_that_crashed_within_its_step_is_the_origin(powered_off: Callab
     job.crash(after_s=1, ranks=range(1))
     job.crash(after_s=40, ranks=range(1, 2))
     job.let_pass(40 + RESTART_GRACE_S + 15)
-    assert [one for one in job.watched.firing() if one != "TrainingHang"] == ["TrainingRankLost 0", "TrainingRankLost 1"]
+    assert [item for item in job.watched.firing() if item != "TrainingHang"] == ["TrainingRankLost 0", "TrainingRankLost 1"]
 
 
 def test_ranks_that_went_on_after_the_others_waited_are_not_silent(powered_off: Callable[..., PoweredOff]) -> None:

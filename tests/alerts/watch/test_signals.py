@@ -22,18 +22,18 @@ from rankscope.alerts.watch.signals import SignalHandlers, StoppedError
 
 
 def test_a_signal_interrupts_only_what_changes_nothing() -> None:
-    done: list[str] = []
+    collected: list[str] = []
     with SignalHandlers() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
-        done.append("a change")
+        collected.append("a change")
         assert signals.stopping
         with pytest.raises(StoppedError), signals.interruptible():
-            done.append("not reached")
+            collected.append("not reached")
     with SignalHandlers() as signals:
         with pytest.raises(StoppedError), signals.interruptible():
             signal.raise_signal(signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)  # a second one does not interrupt what follows
-    assert done == ["a change"]
+    assert collected == ["a change"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -59,12 +59,12 @@ class Moments:
 
         class Connection(sqlite3.Connection):
             def execute(self, *statement: Any) -> sqlite3.Cursor:
-                done = super().execute(*statement)
+                completed = super().execute(*statement)
                 if threading.current_thread() is threading.main_thread():
                     moments.count += 1
                     if moments.count == moments.at:
                         os.kill(os.getpid(), signal.SIGTERM)
-                return done
+                return completed
 
         return Connection
 
@@ -81,9 +81,9 @@ def test_a_signal_at_any_statement_of_a_transaction_sends_nothing_twice(
 
     def watch(state: str, at: int) -> None:
         moments.at, moments.count = at, 0
-        done = cli("alerts", "watch", run.path, "--webhook", sink.url, "--state", tmp_path / state)
-        assert done.returncode == 0, done.stderr
-        assert "level=warn" not in done.stderr
+        completed = cli("alerts", "watch", run.path, "--webhook", sink.url, "--state", tmp_path / state)
+        assert completed.returncode == 0, completed.stderr
+        assert "level=warn" not in completed.stderr
 
     watch("never", 0)
     assert moments.count > 30
@@ -92,8 +92,8 @@ def test_a_signal_at_any_statement_of_a_transaction_sends_nothing_twice(
         for moment in (at, 0):
             watch(f"at-{at}", moment)
         alerts = [alert for payload in sink.accepted for alert in payload["alerts"]]
-        told = Counter((alert["fingerprint"], alert["startsAt"], alert["status"]) for alert in alerts)
-        assert set(told.values()) <= {1}, at
+        result = Counter((alert["fingerprint"], alert["startsAt"], alert["status"]) for alert in alerts)
+        assert set(result.values()) <= {1}, at
 
 
 @pytest.mark.slow

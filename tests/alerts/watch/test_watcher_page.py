@@ -61,8 +61,8 @@ def test_the_end_is_reported_to_every_client_that_scraped() -> None:
     assert FINISHED not in page.metrics().decode()
     for client in ("10.0.0.1", "10.0.0.2"):  # a redundant pair of Prometheus servers
         page.scraped(client, finished=False)
-    told: list[bool] = []
-    ending = threading.Thread(target=lambda: told.append(page.finish(300)))
+    collected: list[bool] = []
+    ending = threading.Thread(target=lambda: collected.append(page.finish(300)))
     ending.start()
     while FINISHED not in page.metrics().decode():
         pass
@@ -70,7 +70,7 @@ def test_the_end_is_reported_to_every_client_that_scraped() -> None:
     assert ending.is_alive()
     page.scraped("10.0.0.2", finished=True)
     ending.join()
-    assert told == [True]
+    assert collected == [True]
 
 
 def test_a_client_that_does_not_come_back_is_not_waited_for_without_end() -> None:
@@ -93,7 +93,7 @@ def test_a_watcher_of_one_run_stays_for_the_scrape_that_reports_the_end(make_run
     with subprocess.Popen([*command, "--state", tmp_path / "state.json"], stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
-            url = next(found[0] for line in process.stderr if (found := re.search(r"http://\S+/metrics", line)))
+            url = next(match[0] for line in process.stderr if (match := re.search(r"http://\S+/metrics", line)))
 
             def shows(value: str) -> bool:
                 return value in httpx.get(url, trust_env=False).text

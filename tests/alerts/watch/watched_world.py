@@ -139,8 +139,8 @@ class World(FollowedRuns):
 
     def annotations(self, name: str) -> dict[str, str]:
         """Return the annotations of the only firing alert of that name."""
-        [found] = [one for one in self.watcher.ledger.entries if (one.name, one.track.state) == (name, "firing")]
-        return found.alert.annotations
+        [ones] = [entry for entry in self.watcher.ledger.entries if (entry.name, entry.track.state) == (name, "firing")]
+        return ones.alert.annotations
 
 
 def past_of(seconds: Sequence[float], **columns: Any) -> StepPast:

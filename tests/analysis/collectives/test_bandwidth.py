@@ -190,9 +190,9 @@ def traces(shared_data: Path) -> Path:
 def test_sizes_of_a_trace_without_metadata_come_from_recorded_shapes(traces: Path) -> None:
     analysis = analyze([traces / "dlrm_8ranks_v100"], links=[parse_link("nvlink2")])
     # 394241, 226960 and 112 floats are in the trace; transfers are the shortest durations: 69, 86 and 20 us.
-    found = {row.bytes: (row.transfer_us, row.bus_gb_s) for row in of(analysis, "all_reduce")}
-    assert set(found) == {394_241 * 4, 226_960 * 4, 112 * 4}
-    for size, (transfer, bus) in found.items():
+    by_key = {row.bytes: (row.transfer_us, row.bus_gb_s) for row in of(analysis, "all_reduce")}
+    assert set(by_key) == {394_241 * 4, 226_960 * 4, 112 * 4}
+    for size, (transfer, bus) in by_key.items():
         assert size is not None
         assert transfer is not None
         assert bus == pytest.approx(size / transfer / 1000 * 1.75)

@@ -51,15 +51,15 @@ def test_offsets_and_drifts_are_found_whoever_comes_late(planted: list[Planted],
     # given ranks that may arrive late at any collective: that changes when it ends, but all ranks still see the same end
     rng = np.random.default_rng(seed)
     lag = rng.exponential(5 * MS, ((HOURS if times == "hours" else MINUTE)[0].shape[0], len(planted)))
-    one = job(planted, times, jitter=jitter, seed=seed, lag=lag)
+    result = job(planted, times, jitter=jitter, seed=seed, lag=lag)
     # when
-    clocks = fit_clocks(one.matches())
+    clocks = fit_clocks(result.matches())
     # then the corrected times of a moment are closer together than the reported uncertainty
     assert clocks.residual_ns is not None
     assert clocks.residual_ns <= 12 * jitter + US
-    assert np.abs(apart(one, clocks)).max() <= clocks.residual_ns + US
+    assert np.abs(apart(result, clocks)).max() <= clocks.residual_ns + US
     # Drift is relative to the common clock, which drifts with the others: 200 ppm of 200 ppm.
-    unsure = 4e-3 * (clocks.residual_ns + US) / span_s(one) + 0.1
+    unsure = 4e-3 * (clocks.residual_ns + US) / span_s(result) + 0.1
     for rank, clock in enumerate(planted):
         assert drift(clocks, rank) - drift(clocks, 0) == pytest.approx(clock.ppm - planted[0].ppm, abs=unsure)
 
@@ -81,28 +81,28 @@ def test_a_clock_that_was_set_does_not_seem_to_drift(
     times, at = where
     ends = (HOURS if times == "hours" else MINUTE)[0]
     moment = (ends[at - 1] + ends[at]) / 2
-    planted = [Planted(MS * one, steps=[(moment, -by if back else by)] if one == rank else ()) for one in range(5)]
-    one = job(planted, times, jitter=jitter, seed=seed)
+    planted = [Planted(MS * number, steps=[(moment, -by if back else by)] if number == rank else ()) for number in range(5)]
+    number = job(planted, times, jitter=jitter, seed=seed)
     # when
-    clocks = fit_clocks(one.matches())
+    clocks = fit_clocks(number.matches())
     # then none has more drift than chance finds in the jitter, which happens for one clock in some hundreds
-    for other, found in clocks.found.items():
+    for other, value in clocks.found.items():
         if other != rank or where != ("hours", 120):
-            assert abs(found.drift_ppm or 0.0) * span_s(one) * US <= 6 * jitter
+            assert abs(value.drift_ppm or 0.0) * span_s(number) * US <= 6 * jitter
     slewed = 1e-3 * 600 * SECOND  # as far as a clock is slewed in the ten minutes between two windows
     one_is_set = [1 + (other == rank) for other in range(5)]
     if where == ("hours", 120) and by < 1.01 * slewed:
         # Between two windows that are far apart, a setting cannot be distinguished from slewing, and it does not matter.
-        settings_found = [found.settings for found in clocks.found.values()]
+        settings_found = [value.settings for value in clocks.found.values()]
         assert settings_found == [1] * 5 or (by > 0.99 * slewed and settings_found == one_is_set)
     else:
-        assert [found.settings for found in clocks.found.values()] == one_is_set
+        assert [value.settings for value in clocks.found.values()] == one_is_set
     # A clock that was set back shows some times twice: whether these are before or after the setting is unknown.
     twice = (ends < moment) & (ends >= moment - by - MS) if back else np.zeros(len(ends), dtype=bool)
     assert clocks.residual_ns is not None
     # An unrecognised setting is spread over the ten minutes between the windows, so a small part falls into the windows.
     spread = by * 0.3 / 600 if where == ("hours", 120) else 0.0
-    assert np.abs(apart(one, clocks)[~twice]).max() <= clocks.residual_ns + spread + US
+    assert np.abs(apart(number, clocks)[~twice]).max() <= clocks.residual_ns + spread + US
 
 
 @settings(max_examples=10)
@@ -111,11 +111,11 @@ def test_a_clock_that_wanders_is_followed_from_window_to_window(size: float, per
     def wander(time: Floats) -> Floats:
         return size * np.sin(2 * np.pi * time / (period_s * SECOND))
 
-    one = job([Planted(), Planted(MS, 20, wander=wander), Planted(-MS)], seed=seed)
-    clocks = fit_clocks(one.matches())
+    result = job([Planted(), Planted(MS, 20, wander=wander), Planted(-MS)], seed=seed)
+    clocks = fit_clocks(result.matches())
     assert clocks.residual_ns is not None
-    assert clocks.residual_ns <= 12 * one.jitter
-    assert np.quantile(np.abs(apart(one, clocks)), 0.95) <= clocks.residual_ns
+    assert clocks.residual_ns <= 12 * result.jitter
+    assert np.quantile(np.abs(apart(result, clocks)), 0.95) <= clocks.residual_ns
 
 
 def test_between_windows_the_offset_goes_from_one_to_the_next() -> None:
@@ -129,8 +129,8 @@ def test_between_windows_the_offset_goes_from_one_to_the_next() -> None:
     # when corrected at times without profiled steps, away from where the slewing began and stopped
     for at in (1_000.0, 5_300.0, 9_999.0):
         ahead = planted[1].ahead(np.array([at * SECOND]))[0]
-        found = clocks.correct(1, round(START + at * SECOND + ahead)) - clocks.correct(0, round(START + at * SECOND))
-        assert abs(found) < 10 * US
+        result = clocks.correct(1, round(START + at * SECOND + ahead)) - clocks.correct(0, round(START + at * SECOND))
+        assert abs(result) < 10 * US
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_between_windows_the_offset_goes_from_one_to_the_next() -> None:
 )
 def test_no_drift_is_claimed_where_the_data_do_not_show_it(ends: Floats, ppm: float) -> None:
     clocks = fit_clocks(Job([Planted(), Planted(MS, ppm), Planted()], ends, np.zeros(len(ends), dtype=np.int64)).matches())
-    assert {found.drift_ppm for found in clocks.found.values()} == {None}
+    assert {item.drift_ppm for item in clocks.found.values()} == {None}
 
 
 @given(seeds, st.sampled_from(["laplace", "normal", "cauchy"]), st.integers(20, 300))
@@ -155,9 +155,9 @@ def test_noise_alone_is_no_drift_and_sets_no_clock(seed: int, kind: str, count: 
         "cauchy": rng.standard_cauchy(count),
     }[kind]
     at = np.array([1e8 * number for number in range(count)])
-    (found,) = fit_series(at, 30 * US * noise, np.arange(count) // 20)
-    assert found.drift is None or abs(found.drift) * 1e8 * count < 6 * 30 * US
-    assert np.abs(at_times([found], at)).max() < 100 * US
+    (series,) = fit_series(at, 30 * US * noise, np.arange(count) // 20)
+    assert series.drift is None or abs(series.drift) * 1e8 * count < 6 * 30 * US
+    assert np.abs(at_times([series], at)).max() < 100 * US
 
 
 @given(seeds, st.floats(10, 200))
@@ -166,8 +166,8 @@ def test_ends_that_some_ranks_see_late_hide_no_drift(seed: int, ppm: float) -> N
     rng = np.random.default_rng(seed)
     at: Floats = np.array([5e8 * number for number in range(120)])
     late = 1e8 * (np.arange(120) % 30 == seed % 30)
-    (found,) = fit_series(at, ppm * 1e-6 * at + rng.laplace(0, 3 * US, 120) + late, np.zeros(120, dtype=np.int64))
-    assert found.drift == pytest.approx(ppm * 1e-6, abs=1e-6)
+    (series,) = fit_series(at, ppm * 1e-6 * at + rng.laplace(0, 3 * US, 120) + late, np.zeros(120, dtype=np.int64))
+    assert series.drift == pytest.approx(ppm * 1e-6, abs=1e-6)
 
 
 readings = st.lists(st.integers(-(10**7), 10**7), min_size=1, max_size=60)
@@ -179,35 +179,35 @@ def test_a_constant_moves_the_fit_and_changes_nothing_else(values: list[int], co
     window = np.arange(len(values)) // 7
     plain = fit_series(at, np.array(values, dtype=float), window)
     moved = fit_series(at, np.array(values, dtype=float) + constant, window)
-    assert [len(one.at) for one in moved] == [len(one.at) for one in plain]
+    assert [len(item.at) for item in moved] == [len(item.at) for item in plain]
     assert at_times(moved, at) - constant == pytest.approx(at_times(plain, at), abs=1)
 
 
 def test_ranks_of_one_host_have_one_clock() -> None:
     fast = Planted(3 * MS, 50)
-    one = job([Planted(), Planted(), fast, fast])
-    clocks = fit_clocks(one.matches(), {0: "a", 1: "a", 2: "b", 3: "b"})
+    result = job([Planted(), Planted(), fast, fast])
+    clocks = fit_clocks(result.matches(), {0: "a", 1: "a", 2: "b", 3: "b"})
     assert clocks.offset_ns[0] == clocks.offset_ns[1]
     assert clocks.courses[2] == clocks.courses[3]
     assert drift(clocks, 2) - drift(clocks, 0) == pytest.approx(50, abs=0.1)
     # With one clock there is nothing to correct.
-    alone = fit_clocks(one.matches(), dict.fromkeys(range(4), "a"))
+    alone = fit_clocks(result.matches(), dict.fromkeys(range(4), "a"))
     assert (set(alone.offset_ns.values()), alone.courses) == ({0}, {})
-    assert {found.drift_ppm for found in alone.found.values()} == {None}
+    assert {item.drift_ppm for item in alone.found.values()} == {None}
 
 
 def test_clocks_that_only_a_chain_of_groups_links_are_compared_along_it() -> None:
     planted = [Planted(rank**2 * MS, 10.0 * (-rank if rank % 2 else rank)) for rank in range(24)]
     ends, steps = windows(20, 69, apart=600 * SECOND, within=0.3 * SECOND)
-    one = Job(planted, ends, steps, groups=[[rank, rank + 1] for rank in range(23)])
-    clocks = fit_clocks(one.matches())
-    assert np.abs(apart(one, clocks)).max() < 30 * US
+    result = Job(planted, ends, steps, groups=[[rank, rank + 1] for rank in range(23)])
+    clocks = fit_clocks(result.matches())
+    assert np.abs(apart(result, clocks)).max() < 30 * US
     assert drift(clocks, 23) - drift(clocks, 0) == pytest.approx(-230, abs=0.1)
 
 
 def test_a_clock_that_nothing_compares_is_left_as_it_is() -> None:
-    one = job([Planted(rank * SECOND, 50.0 * rank) for rank in range(5)], groups=[[0, 1], [2, 3]])
-    clocks = fit_clocks(one.matches(), {4: "e"})
+    result = job([Planted(rank * SECOND, 50.0 * rank) for rank in range(5)], groups=[[0, 1], [2, 3]])
+    clocks = fit_clocks(result.matches(), {4: "e"})
     assert drift(clocks, 1) - drift(clocks, 0) == pytest.approx(50, abs=0.1)
     assert drift(clocks, 3) - drift(clocks, 2) == pytest.approx(50, abs=0.1)
     assert clocks.correct(4, START) == START
@@ -226,12 +226,12 @@ def test_a_course_can_be_gone_back_and_keeps_the_order_of_times(
         at.append(at[-1] + gap)
         offsets.append(offsets[-1] + gap * ppm // 10**6)
     course = Course(tuple(at), tuple(offsets))
-    common = [START + one - course.offset_at(START + one) for one in sorted(times)]
+    common = [START + time_ - course.offset_at(START + time_) for time_ in sorted(times)]
     assert common == sorted(common)
-    for here, one in zip(sorted(times), common, strict=True):
-        assert abs(course.seen_at(one) - START - here) <= 1
-    many = course.offsets(np.array([START + one for one in times]))
-    assert many == pytest.approx([course.offset_at(START + one) for one in times], abs=1.001)
+    for here, time_ in zip(sorted(times), common, strict=True):
+        assert abs(course.seen_at(time_) - START - here) <= 1
+    many = course.offsets(np.array([START + time_ for time_ in times]))
+    assert many == pytest.approx([course.offset_at(START + time_) for time_ in times], abs=1.001)
 
 
 def test_times_of_any_age_are_no_trouble() -> None:
@@ -279,32 +279,32 @@ def test_what_the_clocks_do_changes_no_verdict(
     clocks = [off if rank == whose else Planted() for rank in range(4)]
     wrong = blame_of(job(clocks, jitter=5 * US, lag=lag, on_cpu=on_cpu, seed=seed), hosts)
     # then the result is the same
-    expected, found = find_late(right, WINDOW_US), find_late(wrong, WINDOW_US)
+    expected, result = find_late(right, WINDOW_US), find_late(wrong, WINDOW_US)
     assert (expected is None) == (late is None)
     assert too_few(wrong, WINDOW_US) == too_few(right, WINDOW_US)
     if expected is not None:
-        assert found is not None
-        assert (found.ranks, found.pattern) == (expected.ranks, expected.pattern) == ([late], "fixed")
-        assert found.gain_us == pytest.approx(expected.gain_us, rel=0.05)
+        assert result is not None
+        assert (result.ranks, result.pattern) == (expected.ranks, expected.pattern) == ([late], "fixed")
+        assert result.gain_us == pytest.approx(expected.gain_us, rel=0.05)
     else:
-        assert found is None
+        assert result is None
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_nobody_is_blamed_for_waits_below_the_residual(on_cpu: bool) -> None:
     # given a rank that is always last by 0.2 ms, and ends that differ by more
-    one = job([Planted()] * 4, jitter=400 * US, lag=lags(2, 200 * US, 0), transfer=8 * MS)
-    clocks = fit_clocks(one.matches())
+    result = job([Planted()] * 4, jitter=400 * US, lag=lags(2, 200 * US, 0), transfer=8 * MS)
+    clocks = fit_clocks(result.matches())
     assert clocks.residual_ns is not None
     assert clocks.residual_ns > 400 * US
     # then nothing is charged to it, though chance would be excluded and the cost be high enough
-    found = blame_of(one)
-    assert set(found.imposed_us.values()) == {0.0}
-    assert not len(found.pairs)
-    assert not found.at.gain_us.any()
-    assert not found.at.waited_us.any()
-    assert find_late(found, 240 * 500.0) is None
-    assert too_few(found, 240 * 500.0) is None
+    blame = blame_of(result)
+    assert set(blame.imposed_us.values()) == {0.0}
+    assert not len(blame.pairs)
+    assert not blame.at.gain_us.any()
+    assert not blame.at.waited_us.any()
+    assert find_late(blame, 240 * 500.0) is None
+    assert too_few(blame, 240 * 500.0) is None
     # and it is charged once the same lag exceeds the residual
     sharp = job([Planted()] * 4, jitter=5 * US, lag=lags(2, 200 * US, 0), on_cpu=on_cpu)
     named = find_late(blame_of(sharp), 240 * 500.0)

@@ -42,13 +42,13 @@ def make_run(path: Path, clocks: list[Planted]) -> Path:
         collectives = [match.records[rank] for match in matches]
         records, breakdowns = [], []
         for step in sorted({match.step for match in matches}):
-            own = [one for one in collectives if one.step == step]
+            own = [collective for collective in collectives if collective.step == step]
             first, last = own[0].enqueue_unix_ns - 10**8, own[-1].end_unix_ns
             wall = (last - first) / 1000
             records.append(
                 StepRecord(step=step, start_unix_ns=first, wall_us=wall, phases_us=PhaseTimes(backward=wall), profiled=True)
             )
-            busy = sum(one.end_unix_ns - one.enqueue_unix_ns for one in own) / 1000
+            busy = sum(collective.end_unix_ns - collective.enqueue_unix_ns for collective in own) / 1000
             breakdowns.append(
                 StepBreakdown(
                     step=step,
@@ -89,9 +89,9 @@ def test_clocks_that_drift_apart_change_nothing_of_the_verdict(analyses: tuple[A
     assert drifting.verdict.pattern == agreed.verdict.pattern
     assert drifting.verdict.cause == agreed.verdict.cause
     assert drifting.verdict.slowdown == pytest.approx(agreed.verdict.slowdown, rel=0.01)
-    for one, other in zip(agreed.imposed_wait, drifting.imposed_wait, strict=True):
-        assert one.rank == other.rank
-        assert one.imposed_us == pytest.approx(other.imposed_us, rel=0.01, abs=1000)
+    for row, other in zip(agreed.imposed_wait, drifting.imposed_wait, strict=True):
+        assert row.rank == other.rank
+        assert row.imposed_us == pytest.approx(other.imposed_us, rel=0.01, abs=1000)
 
 
 def test_offset_drift_and_residual_of_each_rank_are_published(analyses: tuple[Analysis, Analysis]) -> None:
@@ -102,7 +102,7 @@ def test_offset_drift_and_residual_of_each_rank_are_published(analyses: tuple[An
     clocks = [row["clock"] for row in msgspec.to_builtins(drifting)["ranks"]]
     assert set(clocks[0]) == {"offset_us", "drift_ppm", "settings", "residual_us"}
     drifts = [clock["drift_ppm"] or 0.0 for clock in clocks]
-    assert [one - drifts[0] for one in drifts] == pytest.approx([0, 50, 0, -15], abs=0.5)
+    assert [drift - drifts[0] for drift in drifts] == pytest.approx([0, 50, 0, -15], abs=0.5)
     assert all(0 < clock["residual_us"] < 100 for clock in clocks)
     assert "clocks drift" not in render_text(agreed, detail=True)
     assert "clocks drift, that of rank 1 most, by 50 us per second: corrected" in " ".join(

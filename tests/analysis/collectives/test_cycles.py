@@ -43,11 +43,11 @@ def steps(*ranks: list[Operation]) -> list[list[int | None]]:
     first = np.cumsum([0, *map(len, ranks)])
     columns = Issued(
         first,
-        key=np.array([number.setdefault(one.key, len(number)) for one in every], np.int64),
-        group=np.array([number.setdefault(one.key[0], len(number)) for one in every], np.int64),
-        kind=np.array([number.setdefault(one.kind, len(number)) for one in every], np.int64),
-        created_ns=np.array([one.created_ns for one in every], np.int64),
-        backward=np.array([one.backward for one in every], np.bool_),
+        key=np.array([number.setdefault(item.key, len(number)) for item in every], np.int64),
+        group=np.array([number.setdefault(item.key[0], len(number)) for item in every], np.int64),
+        kind=np.array([number.setdefault(item.kind, len(number)) for item in every], np.int64),
+        created_ns=np.array([item.created_ns for item in every], np.int64),
+        backward=np.array([item.backward for item in every], np.bool_),
         elements=np.zeros(len(every), np.int64),
     )
     result = [None if step == NONE else step for step in steps_of(columns).tolist()]
@@ -95,11 +95,11 @@ def test_what_does_not_repeat_has_no_steps(kinds: str) -> None:
 def test_ranks_number_a_step_alike_whatever_they_still_have() -> None:
     whole = issued("ab " * 12)
     cut = whole[9:]
-    found = steps(whole, cut)
-    assert found[1] == found[0][9:]
+    result = steps(whole, cut)
+    assert result[1] == result[0][9:]
     # also where the first rank has less
-    found = steps(cut, whole)
-    assert found[1][9:] == [step if step is not None else found[0][at] for at, step in enumerate(found[0])]
+    result = steps(cut, whole)
+    assert result[1][9:] == [step if step is not None else result[0][at] for at, step in enumerate(result[0])]
 
 
 def test_ranks_of_other_groups_follow_those_that_share_one() -> None:
@@ -112,15 +112,15 @@ def test_ranks_of_other_groups_follow_those_that_share_one() -> None:
             mine += [Operation((f"tp{row}", 3 * step + layer), "tp", at + layer) for layer in range(3)]
             mine.append(Operation(("dp", step), "dp", at + 10))
         rows.append(mine)
-    found = steps(rows[0], rows[1][7:])
-    assert found[0] == [step for step in range(8) for _ in range(4)]
-    assert found[1][1:] == found[0][8:]
+    result = steps(rows[0], rows[1][7:])
+    assert result[0] == [step for step in range(8) for _ in range(4)]
+    assert result[1][1:] == result[0][8:]
 
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(0, 59))
 def test_any_order_gets_steps_that_do_not_decrease(kinds: list[int], cut: int) -> None:
     row = [Operation(("0", at), kind, at) for at, kind in enumerate(kinds)]
     for of_rank in steps(row, row[cut:]):
-        known = [step for step in of_rank if step is not None]
-        assert known == sorted(known)
-        assert len(set(known)) == 0 or max(np.diff(sorted(set(known))), default=1) >= 1
+        collected = [step for step in of_rank if step is not None]
+        assert collected == sorted(collected)
+        assert len(set(collected)) == 0 or max(np.diff(sorted(set(collected))), default=1) >= 1

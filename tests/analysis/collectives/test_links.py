@@ -65,9 +65,9 @@ def gb_s(op: str, ranks: list[int], where: Fabric, *, on_cpu: bool = False) -> f
     ],
 )
 def test_the_name_of_a_gpu_tells_its_link(gpu: str, link: str) -> None:
-    found = link_of_gpu(gpu)
-    assert found is not None
-    assert found.name == link
+    result = link_of_gpu(gpu)
+    assert result is not None
+    assert result.name == link
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,10 @@ def test_the_name_of_a_gpu_tells_its_link(gpu: str, link: str) -> None:
 )
 def test_where_the_name_does_not_tell_nothing_is_guessed(gpu: str) -> None:
     assert link_of_gpu(gpu) is None
-    found = expect("all_reduce", range(8), fabric(1, 8, gpu=gpu), on_cpu=False)
-    assert (found.link, found.bus_gb_s) == (None, None)
-    assert found.unknown is not None
-    assert "no entry for" in found.unknown
+    result = expect("all_reduce", range(8), fabric(1, 8, gpu=gpu), on_cpu=False)
+    assert (result.link, result.bus_gb_s) == (None, None)
+    assert result.unknown is not None
+    assert "no entry for" in result.unknown
 
 
 def test_every_pattern_leads_to_a_link_inside_a_host_and_every_link_has_a_source() -> None:
@@ -128,20 +128,20 @@ def test_the_page_has_the_same_table() -> None:
     page = (ROOT / "docs" / "bandwidth.md").read_text()
     rows = re.findall(r"^\| `([\w-]+)` \| (\w[\w ]*) \| ([\d.]+) \| (.+?) \| \[[^\]]+\]\((\S+)\) \|$", page, re.MULTILINE)
     where = {"inside a host": "host", "between hosts": "network"}
-    found = [Link(name, where[place], float(rate), what, source) for name, place, rate, what, source in rows]  # type: ignore[arg-type]
-    assert found == [Link(link.name, link.scope, link.gb_s, link.what, link.source) for link in LINKS]
+    result = [Link(name, where[place], float(rate), what, source) for name, place, rate, what, source in rows]  # type: ignore[arg-type]
+    assert result == [Link(link.name, link.scope, link.gb_s, link.what, link.source) for link in LINKS]
 
 
 def test_a_told_link_outweighs_the_gpus_name() -> None:
     assert gb_s("all_reduce", [0, 1], fabric(1, 2, gpu="NVIDIA H100 PCIe")) is None
-    told = expect("all_reduce", [0, 1], fabric(1, 2, "pcie5", gpu="NVIDIA H100 80GB HBM3"), on_cpu=False)
-    assert told == Expectation("pcie5", "told", 63.02)
+    result = expect("all_reduce", [0, 1], fabric(1, 2, "pcie5", gpu="NVIDIA H100 80GB HBM3"), on_cpu=False)
+    assert result == Expectation("pcie5", "told", 63.02)
 
 
 def test_which_way_cards_have_to_each_other_is_not_guessed() -> None:
-    found = expect("all_reduce", range(4), fabric(1, 4, gpu="NVIDIA L40S"), on_cpu=False)
-    assert (found.link, found.source, found.bus_gb_s) == ("pcie4", "gpu_name", None)
-    assert found.unknown == "which way its PCIe cards have to each other is not known"
+    result = expect("all_reduce", range(4), fabric(1, 4, gpu="NVIDIA L40S"), on_cpu=False)
+    assert (result.link, result.source, result.bus_gb_s) == ("pcie4", "gpu_name", None)
+    assert result.unknown == "which way its PCIe cards have to each other is not known"
     # Nor does it limit the expected rate of the network
     assert gb_s("all_reduce", list(range(8)), fabric(2, 4, "ib-ndr:4", gpu="NVIDIA L40S")) == 200
     # A user who knows that every card has its own way names the link
@@ -166,14 +166,14 @@ def test_which_way_cards_have_to_each_other_is_not_guessed() -> None:
 def test_a_part_of_a_board_without_a_switch_has_a_part_of_its_links(
     gpu: str, ranks: int, on_host: int, expected: float | None
 ) -> None:
-    found = expect("all_reduce", range(ranks), fabric(1, on_host, gpu=gpu), on_cpu=False)
-    assert found.bus_gb_s == expected
-    assert (found.unknown is None) == (expected is not None)
+    result = expect("all_reduce", range(ranks), fabric(1, on_host, gpu=gpu), on_cpu=False)
+    assert result.bus_gb_s == expected
+    assert (result.unknown is None) == (expected is not None)
 
 
 def test_between_hosts_nothing_is_expected_until_the_network_is_named() -> None:
-    found = expect("all_reduce", range(16), fabric(2, 8, gpu="NVIDIA H100 80GB HBM3"), on_cpu=False)
-    assert (found.bus_gb_s, found.unknown) == (None, "it crosses hosts, over a network that --link does not name")
+    result = expect("all_reduce", range(16), fabric(2, 8, gpu="NVIDIA H100 80GB HBM3"), on_cpu=False)
+    assert (result.bus_gb_s, result.unknown) == (None, "it crosses hosts, over a network that --link does not name")
 
 
 def test_between_hosts_the_ports_of_a_host_add_up_for_those_of_its_ranks_that_take_part() -> None:
@@ -202,13 +202,13 @@ def test_cpu_threads_do_not_use_the_links_between_gpus() -> None:
 
 
 def test_of_ranks_on_unknown_hosts_only_a_lone_told_link_says_something() -> None:
-    told = [parse_link("nvlink2"), parse_link("ib-edr")]
-    assert expect("all_reduce", [0, 1], Fabric(told=told[:1]), on_cpu=False) == Expectation("nvlink2", "told", 150)
-    for unclear in (Fabric(told=told), Fabric(), Fabric(told=[parse_link("ib-edr:4")])):
-        found = expect("all_reduce", [0, 1], unclear, on_cpu=False)
-        assert found.bus_gb_s is None
-        assert found.unknown is not None
-        assert "hosts" in found.unknown
+    collected = [parse_link("nvlink2"), parse_link("ib-edr")]
+    assert expect("all_reduce", [0, 1], Fabric(told=collected[:1]), on_cpu=False) == Expectation("nvlink2", "told", 150)
+    for unclear in (Fabric(told=collected), Fabric(), Fabric(told=[parse_link("ib-edr:4")])):
+        result = expect("all_reduce", [0, 1], unclear, on_cpu=False)
+        assert result.bus_gb_s is None
+        assert result.unknown is not None
+        assert "hosts" in result.unknown
 
 
 @given(st.text(max_size=20))
@@ -240,9 +240,9 @@ def test_there_is_a_figure_or_a_reason_and_never_both(
     op: str, hosts: int, ranks_per_host: int, told: list[str], on_cpu: bool
 ) -> None:
     ranks = list(range(hosts * ranks_per_host))
-    found = expect(op, ranks, fabric(hosts, ranks_per_host, *told, gpu="NVIDIA H800"), on_cpu=on_cpu)
-    assert (found.bus_gb_s is None) != (found.unknown is None)
-    assert found.bus_gb_s is None or found.bus_gb_s > 0
+    result = expect(op, ranks, fabric(hosts, ranks_per_host, *told, gpu="NVIDIA H800"), on_cpu=on_cpu)
+    assert (result.bus_gb_s is None) != (result.unknown is None)
+    assert result.bus_gb_s is None or result.bus_gb_s > 0
 
 
 def test_machines_that_share_a_name_are_not_one_host() -> None:

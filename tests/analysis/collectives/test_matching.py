@@ -102,10 +102,10 @@ def test_every_message_is_paired_with_its_own_receive_whatever_the_ranks_are_cal
 ) -> None:
     by_rank: dict[int, list[CollectiveRecord]] = {rank: [] for rank in names}
     for number, (sender, receiver) in enumerate(schedule):
-        one, other = names[sender], names[receiver]
-        by_rank[one].append(record(number, number + 1, op="send", peer=other, sequence=number))
-        by_rank[other].append(record(number, number + 1, op="recv", peer=one, sequence=number))
+        item, other = names[sender], names[receiver]
+        by_rank[item].append(record(number, number + 1, op="send", peer=other, sequence=number))
+        by_rank[other].append(record(number, number + 1, op="recv", peer=item, sequence=number))
     matching = match_collectives({rank: numbered(rows) for rank, rows in by_rank.items()})
     assert matching.unmatched == 0
-    found = sorted((match.records[0].sequence, match.records[1].sequence, *match.ranks) for match in matching.directed)
-    assert found == [(number, number, names[one], names[other]) for number, (one, other) in enumerate(schedule)]
+    result = sorted((match.records[0].sequence, match.records[1].sequence, *match.ranks) for match in matching.directed)
+    assert result == [(number, number, names[item], names[other]) for number, (item, other) in enumerate(schedule)]

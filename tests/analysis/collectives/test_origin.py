@@ -224,11 +224,11 @@ def charged(meetings: Sequence[Meeting], exposed: float | Sequence[float] = 1.0)
     matches = match_collectives(records).matches
     assert len(matches) == len(meetings)
     pairs = assign_blame(matches, Clocks(residual_ns=0.0), list(records)).pairs
-    found: list[dict[tuple[int, int], float]] = [{} for _ in meetings]
+    collected: list[dict[tuple[int, int], float]] = [{} for _ in meetings]
     columns = (pairs.group.tolist(), pairs.origin.tolist(), pairs.victim.tolist(), (pairs.imposed_us * 1000).tolist())
     for group, origin, victim, ns in zip(*columns, strict=True):
-        found[int(pairs.groups[group][0] or 0)][origin, victim] = ns
-    return found
+        collected[int(pairs.groups[group][0] or 0)][origin, victim] = ns
+    return collected
 
 
 def test_a_delay_that_was_made_up_for_is_not_charged_again() -> None:

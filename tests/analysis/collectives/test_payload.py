@@ -104,8 +104,8 @@ def test_shares_are_of_the_exposed_time() -> None:
         one("all_reduce", 100, 130),
         one("send", 130, 190, p2p=True),
     ]
-    found = {name: figure.value for name, figure in figures_of_collectives(records_of([(0, rows)]), "windows").items()}
-    assert found["exposed.shards"] == pytest.approx(0.1)
-    assert found["exposed.gradients"] == pytest.approx(0.3)
-    assert found["exposed.stages"] == pytest.approx(0.6)
-    assert found["collectives.sharding_share"] == pytest.approx(100 / 130)
+    by_key = {name: figure.value for name, figure in figures_of_collectives(records_of([(0, rows)]), "windows").items()}
+    assert by_key["exposed.shards"] == pytest.approx(0.1)
+    assert by_key["exposed.gradients"] == pytest.approx(0.3)
+    assert by_key["exposed.stages"] == pytest.approx(0.6)
+    assert by_key["collectives.sharding_share"] == pytest.approx(100 / 130)

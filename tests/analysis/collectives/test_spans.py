@@ -17,22 +17,22 @@ few = st.lists(
 
 
 def columns(rows: list[tuple[int, int, int, int]]) -> Spans:
-    number, start, end = np.array([(of, one + far, other + far) for of, one, other, far in rows], np.int64).reshape(-1, 3).T
+    number, start, end = np.array([(of, item + far, other + far) for of, item, other, far in rows], np.int64).reshape(-1, 3).T
     return number, start, end
 
 
 def points(spans: Spans) -> set[tuple[int, int]]:
-    return {(of, at) for of, start, end in zip(*(one.tolist() for one in spans), strict=True) for at in range(start, end)}
+    return {(of, at) for of, start, end in zip(*(span.tolist() for span in spans), strict=True) for at in range(start, end)}
 
 
 @given(few)
 @example([(0, 0, 10, 0), (0, 1, 2, 0), (0, 4, 5, 0)])  # two within one
 def test_the_union_of_each_set_is_what_its_points_are(rows: list[tuple[int, int, int, int]]) -> None:
-    found = unions(columns(rows))
-    assert points(found) == points(columns(rows))
-    assert [one.tolist() for one in unions(found)] == [one.tolist() for one in found]
-    number, start, end = found
-    assert int((end - start).sum()) == len(points(found))
+    result = unions(columns(rows))
+    assert points(result) == points(columns(rows))
+    assert [union.tolist() for union in unions(result)] == [union.tolist() for union in result]
+    number, start, end = result
+    assert int((end - start).sum()) == len(points(result))
     same = number[1:] == number[:-1]
     assert (start[1:][same] > end[:-1][same]).all()
 
@@ -42,7 +42,7 @@ def test_of_each_span_the_covered_points_are_counted(
     rows: list[tuple[int, int, int, int]], others: list[tuple[int, int, int, int]]
 ) -> None:
     spans, by = unions(columns(rows)), unions(columns(others))
-    found = covered(spans, by)
-    for at, length in enumerate(found.tolist()):
-        one = (spans[0][at : at + 1], spans[1][at : at + 1], spans[2][at : at + 1])
-        assert length == len(points(one) & points(by))
+    result = covered(spans, by)
+    for at, length in enumerate(result.tolist()):
+        value = (spans[0][at : at + 1], spans[1][at : at + 1], spans[2][at : at + 1])
+        assert length == len(points(value) & points(by))

@@ -77,7 +77,9 @@ def from_first(rank: int) -> Batches:
     """Return the messages of a rank that hands out work to all others and collects it."""
     others = (1, 2, 3)
     return (
-        [[("send", one)] for one in others] + [[("recv", one)] for one in others] if rank == 0 else [[("recv", 0)], [("send", 0)]]
+        [[("send", other)] for other in others] + [[("recv", other)] for other in others]
+        if rank == 0
+        else [[("recv", 0)], [("send", 0)]]
     )
 
 
@@ -107,14 +109,14 @@ def chain(rank: int, stages: int = 4, batches: int = 6) -> Batches:
     warm_up = min(batches, stages - stage - 1)
     steps: list[list[tuple[str, int]]] = []
     for _ in range(warm_up):
-        steps += [[("recv", one) for one in before], [("send", one) for one in after]]
-    steps.append([("recv", one) for one in before])
+        steps += [[("recv", item) for item in before], [("send", item) for item in after]]
+    steps.append([("recv", item) for item in before])
     for number in range(batches - warm_up):
-        steps.append([(op, one) for one in after for op in ("send", "recv")])
+        steps.append([(op, item) for item in after for op in ("send", "recv")])
         more = ("send", "recv") if number + 1 < batches - warm_up else ("send",)
-        steps.append([(op, one) for one in before for op in more])
+        steps.append([(op, item) for item in before for op in more])
     for _ in range(warm_up):
-        steps += [[("recv", one) for one in after], [("send", one) for one in before]]
+        steps += [[("recv", item) for item in after], [("send", item) for item in before]]
     return [batch for batch in steps if batch]
 
 

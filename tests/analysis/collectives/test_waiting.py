@@ -111,14 +111,14 @@ def test_of_every_planted_message_the_later_side_is_charged_with_the_lag(
     by_rank: dict[int, list[CollectiveRecord]] = {rank: [] for rank in names}
     truth: list[tuple[int, int, float]] = []
     for number, (sender, hop, send_at, receive_at, transfer) in enumerate(planted):
-        one, other = names[sender], names[(sender + hop) % 4]
+        result, other = names[sender], names[(sender + hop) % 4]
         base = number * 1000
         end = base + max(send_at, receive_at) + transfer
-        by_rank[one].append(record((base + send_at) * MS, end * MS, op="send", peer=other))
-        by_rank[other].append(record((base + receive_at) * MS, end * MS, op="recv", peer=one))
+        by_rank[result].append(record((base + send_at) * MS, end * MS, op="send", peer=other))
+        by_rank[other].append(record((base + receive_at) * MS, end * MS, op="recv", peer=result))
         lag = abs(send_at - receive_at)
         if lag > 1:
-            truth.append((other, one, lag) if send_at > receive_at else (one, other, lag))
+            truth.append((other, result, lag) if send_at > receive_at else (result, other, lag))
     matching, waits = judged({rank: numbered(rows) for rank, rows in by_rank.items()})
     assert len(matching.directed) == len(planted)
     assert edges(waits) == sorted(truth)

@@ -21,20 +21,20 @@ def recorded(run: Path, rank: int, phase: str) -> Path:
     job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
     what = [str(STEPS), str(SLOW_FROM), str(rank), phase, str(PAUSE_S)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "rankscope", "run", "--run-dir", str(run), "--", *job, *what],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     return run
 
 
 def largest_part(found: Comparison) -> str:
-    parts = [one for one in found.quantities if one.role == "part"]
-    return max(parts, key=lambda one: one.difference or 0.0).name
+    parts = [quantity for quantity in found.quantities if quantity.role == "part"]
+    return max(parts, key=lambda quantity: quantity.difference or 0.0).name
 
 
 @pytest.mark.full
@@ -42,10 +42,10 @@ def largest_part(found: Comparison) -> str:
 @pytest.mark.usefixtures("require_torch")
 def test_a_slow_down_of_all_ranks_is_found_with_its_phase(tmp_path: Path) -> None:
     result = compare([recorded(tmp_path / "run", -1, "forward")], at=SLOW_FROM)
-    found = result.comparisons[0]
-    assert (found.outcome, found.basis) == ("worse", "own")
-    assert largest_part(found) == "own_forward_us"
-    step = found.quantities[0].typical
+    value = result.comparisons[0]
+    assert (value.outcome, value.basis) == ("worse", "own")
+    assert largest_part(value) == "own_forward_us"
+    step = value.quantities[0].typical
     assert step is not None
     # On a busy machine other processes cost time as well, but a pause is never shorter than requested.
     assert step.high > 0.95 * PAUSE_S * 1e6
@@ -57,11 +57,11 @@ def test_a_slow_down_of_all_ranks_is_found_with_its_phase(tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 def test_the_rank_that_became_slower_is_found_with_its_phase(tmp_path: Path) -> None:
-    found = compare([recorded(tmp_path / "run", 1, "between_steps")], at=SLOW_FROM).comparisons[0]
-    assert found.outcome == "worse"
+    result = compare([recorded(tmp_path / "run", 1, "between_steps")], at=SLOW_FROM).comparisons[0]
+    assert result.outcome == "worse"
     # half of the pause goes into the mean of both ranks, the other half into waiting
-    changed = {one.name: one.difference or 0.0 for one in found.quantities if one.role == "part"}
+    changed = {quantity.name: quantity.difference or 0.0 for quantity in result.quantities if quantity.role == "part"}
     assert min(changed["own_between_steps_us"], changed["waiting_us"]) > 0.35 * PAUSE_S * 1e6
-    rank = found.ranks[1]
+    rank = result.ranks[1]
     assert (rank.outcome, rank.phase) == ("worse", "between_steps")
-    assert "Rank 1 on " in found.summary
+    assert "Rank 1 on " in result.summary

@@ -64,9 +64,9 @@ def test_equal_runs_differ_no_more_often_than_was_said(kind: str, sizes: tuple[i
     # when they are compared
     pairs = [cut(a, b) for a, b in zip(of_a, of_b, strict=True)]
     for statistic in STATISTICS:
-        found = [compare_blocks(*pair, statistic, level=LEVEL) for pair in pairs]
+        collected = [compare_blocks(*pair, statistic, level=LEVEL) for pair in pairs]
         # then 1 in 20 differ significantly, or fewer: of 80 at most 9, which chance exceeds once in a hundred times
-        assert sum(one is not None and one.is_real for one in found) <= 9
+        assert sum(item is not None and item.is_real for item in collected) <= 9
 
 
 @pytest.mark.parametrize("phi", [0.0, 0.6])
@@ -90,9 +90,9 @@ def test_the_interval_holds_the_truth_and_narrows_with_more_steps() -> None:
     rng = np.random.default_rng(5)
     inside, widths = 0, {}
     for count in (100, 1600):
-        found = [difference(100 + 5 * rng.standard_normal(count), 103 + 5 * rng.standard_normal(count)) for _ in range(60)]
-        inside += sum(one is not None and one.low <= 3 <= one.high for one in found)
-        widths[count] = np.median([one.high - one.low for one in found if one is not None])
+        differences = [difference(100 + 5 * rng.standard_normal(count), 103 + 5 * rng.standard_normal(count)) for _ in range(60)]
+        inside += sum(item is not None and item.low <= 3 <= item.high for item in differences)
+        widths[count] = np.median([item.high - item.low for item in differences if item is not None])
     assert inside >= 108
     assert widths[1600] == pytest.approx(widths[100] / 4, rel=0.25)
 
@@ -100,10 +100,10 @@ def test_the_interval_holds_the_truth_and_narrows_with_more_steps() -> None:
 def test_noise_that_never_settles_tells_little_but_a_huge_change_is_seen() -> None:
     rng = np.random.default_rng(1)
     pairs = np.cumsum(rng.standard_normal((40, 2, 100)), axis=2)
-    found = [difference(a, b) for a, b in pairs]
-    assert sum(one is not None and one.is_real for one in found) <= 6
+    differences = [difference(a, b) for a, b in pairs]
+    assert sum(item is not None and item.is_real for item in differences) <= 6
     huge = [difference(a, b + 1000) for a, b in pairs]
-    assert sum(one is not None and one.is_real for one in huge) >= 38
+    assert sum(item is not None and item.is_real for item in huge) >= 38
 
 
 def test_too_few_steps_are_not_judged() -> None:
@@ -115,9 +115,9 @@ def test_too_few_steps_are_not_judged() -> None:
 
 
 def test_series_that_never_vary_differ_exactly() -> None:
-    found = difference(np.full(60, 100.0), np.full(60, 101.0))
-    assert found is not None
-    assert (found.difference, found.low, found.high, found.p_value, found.detectable) == (1, 1, 1, 0, 0)
+    result = difference(np.full(60, 100.0), np.full(60, 101.0))
+    assert result is not None
+    assert (result.difference, result.low, result.high, result.p_value, result.detectable) == (1, 1, 1, 0, 0)
     equal = difference(np.full(60, 100.0), np.full(60, 100.0))
     assert equal is not None
     assert (equal.is_real, equal.p_value) == (False, 1)
@@ -148,10 +148,10 @@ def test_a_run_has_the_same_typical_step_in_every_comparison() -> None:
     baseline = 100 + rng.exponential(10, 600)
     others = [100 + 10 * lasting_noise(rng, (count,), phi) for count, phi in ((60, 0.0), (600, 0.0), (600, 0.9))]
     # when each is compared with it
-    found = [difference(baseline, other) for other in others]
+    differences = [difference(baseline, other) for other in others]
     # then the typical step of the baseline is its median each time
-    assert [one.a for one in found if one is not None] == [np.median(baseline)] * len(others)
-    assert all(one.low <= one.difference <= one.high for one in found if one is not None)
+    assert [item.a for item in differences if item is not None] == [np.median(baseline)] * len(others)
+    assert all(item.low <= item.difference <= item.high for item in differences if item is not None)
 
 
 series = st.integers(0, 10**6).map(np.random.default_rng)
@@ -162,26 +162,26 @@ def test_exchanging_the_sides_turns_the_sign(
     rng: np.random.Generator, count_a: int, count_b: int, shift: float, statistic: Statistic
 ) -> None:
     a, b = 100 + 5 * rng.standard_normal(count_a), 100 + shift + 5 * rng.standard_normal(count_b)
-    one, other = difference(a, b, statistic), difference(b, a, statistic)
-    assert (one is None) == (other is None)
-    if one is not None and other is not None:
-        assert one.ratio is not None
+    result, other = difference(a, b, statistic), difference(b, a, statistic)
+    assert (result is None) == (other is None)
+    if result is not None and other is not None:
+        assert result.ratio is not None
         assert other.ratio is not None
-        assert (one.difference, one.low, one.high) == pytest.approx((-other.difference, -other.high, -other.low))
-        assert one.p_value == pytest.approx(other.p_value)
-        assert one.ratio == pytest.approx((1 / other.ratio[0], 1 / other.ratio[2], 1 / other.ratio[1]))
+        assert (result.difference, result.low, result.high) == pytest.approx((-other.difference, -other.high, -other.low))
+        assert result.p_value == pytest.approx(other.p_value)
+        assert result.ratio == pytest.approx((1 / other.ratio[0], 1 / other.ratio[2], 1 / other.ratio[1]))
     assert superiority(a, b) == pytest.approx(1 - superiority(b, a))
 
 
 @given(series, st.floats(1e-3, 1e3), st.sampled_from(STATISTICS))
 def test_the_unit_does_not_matter(rng: np.random.Generator, unit: float, statistic: Statistic) -> None:
     a, b = 100 + 5 * rng.standard_normal(90), 102 + 5 * rng.standard_normal(70)
-    one, other = difference(a, b, statistic), difference(a * unit, b * unit, statistic)
-    assert (one is None) == (other is None)
-    if one is not None and other is not None:
-        assert (one.low * unit, one.high * unit) == pytest.approx((other.low, other.high))
-        assert one.p_value == pytest.approx(other.p_value)
-        assert one.ratio == pytest.approx(other.ratio)
+    result, other = difference(a, b, statistic), difference(a * unit, b * unit, statistic)
+    assert (result is None) == (other is None)
+    if result is not None and other is not None:
+        assert (result.low * unit, result.high * unit) == pytest.approx((other.low, other.high))
+        assert result.p_value == pytest.approx(other.p_value)
+        assert result.ratio == pytest.approx(other.ratio)
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=40), st.lists(st.floats(-5, 5), min_size=1, max_size=40))
@@ -222,9 +222,9 @@ def found(low: float, high: float) -> Difference:
 )
 def test_what_intervals_say_together(intervals: list[tuple[float, float]], says: str) -> None:
     # given what matters is a difference of 1
-    assert outcome([found(*one) for one in intervals], 1.0, "lower") == says
+    assert outcome([found(*interval) for interval in intervals], 1.0, "lower") == says
     opposite = {"worse": "better", "better": "worse"}
-    assert outcome([found(*one) for one in intervals], 1.0, "higher") == opposite.get(says, says)
+    assert outcome([found(*interval) for interval in intervals], 1.0, "higher") == opposite.get(says, says)
 
 
 def test_an_endless_t_is_no_chance() -> None:

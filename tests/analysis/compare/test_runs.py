@@ -35,7 +35,7 @@ def pair(a: MadeUp, b: MadeUp, *, min_change: float = 0.01) -> Comparison:
 
 
 def quantity(comparison: Comparison, name: str) -> Quantity:
-    return next(one for one in comparison.quantities if one.name == name)
+    return next(item for item in comparison.quantities if item.name == name)
 
 
 def slowed(phase: str, by_us: float) -> dict[str, float]:
@@ -51,9 +51,9 @@ def test_of_equal_runs_hardly_one_pair_in_twenty_differs_in_anything() -> None:
     # given pairs of equal runs with autocorrelated noise, and every difference matters
     differing = 0
     for seed in range(0, 40, 2):
-        found = pair(MadeUp(seed=seed), MadeUp(seed=seed + 1), min_change=1e-9)
-        rows: list[Quantity | RankShift] = [*found.quantities, *found.ranks]
-        shifts = [shift for one in rows for shift in (one.typical, one.average) if shift is not None]
+        result = pair(MadeUp(seed=seed), MadeUp(seed=seed + 1), min_change=1e-9)
+        rows: list[Quantity | RankShift] = [*result.quantities, *result.ranks]
+        shifts = [shift for row in rows for shift in (row.typical, row.average) if shift is not None]
         assert shifts
         differing += any(shift.real for shift in shifts)
     # then: 1 of 20 is expected at most, and 4 or more would be chance once in sixty times
@@ -63,16 +63,16 @@ def test_of_equal_runs_hardly_one_pair_in_twenty_differs_in_anything() -> None:
 @pytest.mark.parametrize("phase", PHASES[2:])
 def test_a_slower_phase_is_found_with_its_size(phase: str) -> None:
     # given B needs 8 ms longer in one phase of a step of about 105 ms
-    found = pair(QUIET, MadeUp(name="b", seed=2, phases=slowed(phase, 8_000)))
+    result = pair(QUIET, MadeUp(name="b", seed=2, phases=slowed(phase, 8_000)))
     # then
-    step = quantity(found, "wall_us")
-    assert (found.outcome, step.outcome, found.per, found.basis) == ("worse", "worse", "step", "own")
+    step = quantity(result, "wall_us")
+    assert (result.outcome, step.outcome, result.per, result.basis) == ("worse", "worse", "step", "own")
     assert step.typical is not None
     assert step.typical.low < 8_000 < step.typical.high
-    worse = [one.name for one in found.quantities if one.role == "part" and one.outcome == "worse"]
+    worse = [item.name for item in result.quantities if item.role == "part" and item.outcome == "worse"]
     assert worse == [f"own_{phase}_us"]
-    assert "B is slower than A" in found.summary
-    assert PARTS[f"own_{phase}_us"].label in found.summary
+    assert "B is slower than A" in result.summary
+    assert PARTS[f"own_{phase}_us"].label in result.summary
     assert step.superiority is not None
     assert step.superiority > 0.9
     assert step.cliffs_delta == pytest.approx(2 * step.superiority - 1)
@@ -82,33 +82,33 @@ def test_the_imposed_wait_of_a_rank_is_that_of_the_verdict(synthetic: Synthetic)
     # given the same job without, and with a rank that needs 60 ms longer
     before = synthetic("before", noise=0.05).write()
     after = synthetic("after", noise=0.05, seed=1, plan=lambda rank, _step: {"us": 60_000} if rank == 2 else None).write()
-    found = compare([before, after]).comparisons[0]
+    result = compare([before, after]).comparisons[0]
     # then both commands give the same wait, per step and waiting rank
-    evidence = {one.name: one for one in analyze([after]).findings[0].evidence}["imposed_wait"]
-    assert found.ranks[2].imposed_b_us == pytest.approx(evidence.value)
+    evidence = {item.name: item for item in analyze([after]).findings[0].evidence}["imposed_wait"]
+    assert result.ranks[2].imposed_b_us == pytest.approx(evidence.value)
     assert evidence.detail == "per step and waiting rank"
     # and a mean over all ranks is shorter, as one of four does not wait
-    imposed = sum(row.imposed_b_us or 0.0 for row in found.ranks)
-    assert quantity(found, "waiting_us").b == pytest.approx(0.75 * imposed)
-    assert "imposed wait" in found.summary
-    assert "mean wait" in quantity(found, "waiting_us").label
+    imposed = sum(row.imposed_b_us or 0.0 for row in result.ranks)
+    assert quantity(result, "waiting_us").b == pytest.approx(0.75 * imposed)
+    assert "imposed wait" in result.summary
+    assert "mean wait" in quantity(result, "waiting_us").label
 
 
 def test_what_became_faster_is_better() -> None:
-    found = pair(MadeUp(seed=2, phases=slowed("forward", 8_000)), QUIET)
-    assert found.outcome == "better"
-    assert "B is faster than A" in found.summary
-    assert found.throughput[0].relative > 0.05
+    result = pair(MadeUp(seed=2, phases=slowed("forward", 8_000)), QUIET)
+    assert result.outcome == "better"
+    assert "B is faster than A" in result.summary
+    assert result.throughput[0].relative > 0.05
 
 
 def test_parts_add_up_to_the_change_of_the_step() -> None:
-    found = pair(QUIET, MadeUp(seed=3, phases=slowed("data", 9_000), transfer_us=6_000))
-    step = quantity(found, "wall_us")
-    parts = [one for one in found.quantities if one.role == "part"]
+    result = pair(QUIET, MadeUp(seed=3, phases=slowed("data", 9_000), transfer_us=6_000))
+    step = quantity(result, "wall_us")
+    parts = [part for part in result.quantities if part.role == "part"]
     for side in ("a", "b", "difference"):
-        assert sum(getattr(one, side) for one in parts) == pytest.approx(getattr(step, side))
-    assert step.of_step == pytest.approx(sum(one.of_step or 0.0 for one in parts))
-    assert quantity(found, "communication_us").difference == pytest.approx(2_000)
+        assert sum(getattr(part, side) for part in parts) == pytest.approx(getattr(step, side))
+    assert step.of_step == pytest.approx(sum(part.of_step or 0.0 for part in parts))
+    assert quantity(result, "communication_us").difference == pytest.approx(2_000)
 
 
 @settings(max_examples=8)
@@ -119,72 +119,72 @@ def test_exchanging_the_runs_turns_every_sign(seed: int, by_us: float) -> None:
     there, back = pair(a, b, min_change=1e-9), pair(b, a, min_change=1e-9)
     opposite = {"worse": "better", "better": "worse"}
     assert back.outcome == opposite.get(there.outcome, there.outcome)
-    for one, other in zip(there.quantities, back.quantities, strict=True):
-        assert one.name == other.name
-        assert one.difference == pytest.approx(-(other.difference or 0.0), abs=1e-6)
-        if one.typical is not None and other.typical is not None:
-            assert one.typical.p_value == pytest.approx(other.typical.p_value)
+    for item, other in zip(there.quantities, back.quantities, strict=True):
+        assert item.name == other.name
+        assert item.difference == pytest.approx(-(other.difference or 0.0), abs=1e-6)
+        if item.typical is not None and other.typical is not None:
+            assert item.typical.p_value == pytest.approx(other.typical.p_value)
 
 
 def test_a_slower_rank_is_named_with_host_and_phase_and_nobody_else() -> None:
-    found = pair(QUIET, MadeUp(seed=4, late={2: ("optimizer", 15_000)}))
-    assert [row.rank for row in found.ranks if row.outcome in ("worse", "better")] == [2]
-    row = found.ranks[2]
+    result = pair(QUIET, MadeUp(seed=4, late={2: ("optimizer", 15_000)}))
+    assert [row.rank for row in result.ranks if row.outcome in ("worse", "better")] == [2]
+    row = result.ranks[2]
     assert (row.host_b, row.phase) == ("n1", "optimizer")
     assert row.excess_b_us - row.excess_a_us == pytest.approx(15_000, rel=0.1)
-    assert "Rank 2 on n1 became slower than its peers" in found.summary
-    assert "in optimizer" in found.summary
-    assert quantity(found, "waiting_us").outcome == "worse"
-    assert found.slower_hosts == []
+    assert "Rank 2 on n1 became slower than its peers" in result.summary
+    assert "in optimizer" in result.summary
+    assert quantity(result, "waiting_us").outcome == "worse"
+    assert result.slower_hosts == []
 
 
 def test_a_host_all_of_whose_ranks_became_slower_is_named() -> None:
     late = dict.fromkeys((4, 5), ("forward", 15000.0))
-    found = pair(MadeUp(seed=5, ranks=8), MadeUp(seed=6, ranks=8, late=late))
-    assert found.slower_hosts == ["n2"]
-    assert "All ranks of host n2 became slower" in found.summary
+    result = pair(MadeUp(seed=5, ranks=8), MadeUp(seed=6, ranks=8, late=late))
+    assert result.slower_hosts == ["n2"]
+    assert "All ranks of host n2 became slower" in result.summary
 
 
 def test_a_rank_that_moved_to_another_host_says_so() -> None:
-    found = pair(QUIET, MadeUp(seed=4, late={1: ("data", 15_000)}, hosts={1: "n7"}))
-    assert "Rank 1 on n7 (before on n0) became slower" in found.summary
-    assert any(text.startswith("hosts: ") for text in found.differs)
+    result = pair(QUIET, MadeUp(seed=4, late={1: ("data", 15_000)}, hosts={1: "n7"}))
+    assert "Rank 1 on n7 (before on n0) became slower" in result.summary
+    assert any(text.startswith("hosts: ") for text in result.differs)
 
 
 def test_ranks_that_all_became_slower_stand_out_in_nothing() -> None:
-    found = pair(QUIET, MadeUp(seed=7, phases=slowed("forward", 20_000)))
-    assert {row.outcome for row in found.ranks} <= {"same", "undecided"}
+    result = pair(QUIET, MadeUp(seed=7, phases=slowed("forward", 20_000)))
+    assert {row.outcome for row in result.ranks} <= {"same", "undecided"}
 
 
 def test_a_real_change_that_is_tiny_is_the_same() -> None:
     calm: dict[str, Any] = {"noise": 0.002, "common": 0.001, "phi": 0.0, "steps": 400}
-    found = pair(MadeUp(seed=1, **calm), MadeUp(seed=2, phases=slowed("forward", 400), **calm))
-    step = quantity(found, "wall_us")
+    result = pair(MadeUp(seed=1, **calm), MadeUp(seed=2, phases=slowed("forward", 400), **calm))
+    step = quantity(result, "wall_us")
     assert step.typical is not None
     assert step.typical.real
-    assert found.outcome == "same"
-    assert "less than the 1% that matters" in found.summary
+    assert result.outcome == "same"
+    assert "less than the 1% that matters" in result.summary
     # and a difference that matters with a smaller limit
     limit = pair(MadeUp(seed=1, **calm), MadeUp(seed=2, phases=slowed("forward", 400), **calm), min_change=0.002)
     assert limit.outcome == "worse"
 
 
 def test_noise_that_hides_a_change_is_undecided_and_says_what_would_have_been_seen() -> None:
-    found = pair(MadeUp(seed=1, common=0.2), MadeUp(seed=2, common=0.2, phases=slowed("forward", 2_000)))
-    step = quantity(found, "wall_us")
-    assert found.outcome == "undecided"
+    result = pair(MadeUp(seed=1, common=0.2), MadeUp(seed=2, common=0.2, phases=slowed("forward", 2_000)))
+    step = quantity(result, "wall_us")
+    assert result.outcome == "undecided"
     assert step.typical is not None
     assert step.typical.detectable > 2_000
-    assert "that the noise lets through" in found.summary
-    assert "would most likely have been seen" in found.summary
+    assert "that the noise lets through" in result.summary
+    assert "would most likely have been seen" in result.summary
 
 
 def test_few_steps_are_not_enough_data_and_the_numbers_are_still_there() -> None:
-    found = pair(QUIET, MadeUp(seed=2, steps=20))
-    step = quantity(found, "wall_us")
-    assert (found.outcome, step.typical, step.average) == ("insufficient_data", None, None)
+    result = pair(QUIET, MadeUp(seed=2, steps=20))
+    step = quantity(result, "wall_us")
+    assert (result.outcome, step.typical, step.average) == ("insufficient_data", None, None)
     assert step.difference is not None
-    assert "16 usable steps on one side; 30 are needed" in found.summary
+    assert "16 usable steps on one side; 30 are needed" in result.summary
 
 
 def test_noise_that_lasts_long_leaves_a_small_change_undecided() -> None:
@@ -195,31 +195,31 @@ def test_noise_that_lasts_long_leaves_a_small_change_undecided() -> None:
 def test_another_batch_size_is_compared_per_sample() -> None:
     # given B does twice the work in twice the time
     double = {phase: 2 * us for phase, us in MadeUp().phases.items()}
-    found = pair(QUIET, MadeUp(seed=2, samples=16, phases=double, transfer_us=8_000))
-    step = quantity(found, "wall_us")
+    result = pair(QUIET, MadeUp(seed=2, samples=16, phases=double, transfer_us=8_000))
+    step = quantity(result, "wall_us")
     # then nothing became slower
-    assert (found.per, found.outcome in ("same", "undecided")) == ("sample", True)
+    assert (result.per, result.outcome in ("same", "undecided")) == ("sample", True)
     assert step.a == pytest.approx(step.b, rel=0.03)
-    assert found.throughput[0].relative == pytest.approx(0, abs=0.03)
-    assert {row.outcome for row in found.ranks} <= {"same", "undecided"}
-    assert len(found.ranks) == 4
+    assert result.throughput[0].relative == pytest.approx(0, abs=0.03)
+    assert {row.outcome for row in result.ranks} <= {"same", "undecided"}
+    assert len(result.ranks) == 4
 
 
 def test_a_slower_rank_is_named_per_sample_where_the_batch_is_another() -> None:
     # given steps of twice the work, and a rank that takes 40 ms longer in those
     double = {phase: 2 * us for phase, us in MadeUp().phases.items()}
-    found = pair(QUIET, MadeUp(seed=2, samples=16, phases=double, late={3: ("data", 40_000)}))
-    assert [(row.rank, row.phase) for row in found.ranks if row.outcome == "worse"] == [(3, "data")]
-    assert found.ranks[3].excess_b_us - found.ranks[3].excess_a_us == pytest.approx(40_000 / (4 * 16), rel=0.15)
-    assert "per sample, in data" in found.summary
+    result = pair(QUIET, MadeUp(seed=2, samples=16, phases=double, late={3: ("data", 40_000)}))
+    assert [(row.rank, row.phase) for row in result.ranks if row.outcome == "worse"] == [(3, "data")]
+    assert result.ranks[3].excess_b_us - result.ranks[3].excess_a_us == pytest.approx(40_000 / (4 * 16), rel=0.15)
+    assert "per sample, in data" in result.summary
 
 
 def test_tokens_count_before_samples() -> None:
-    found = pair(MadeUp(seed=1, tokens=8 * 512), MadeUp(seed=2, tokens=8 * 1024))
-    assert found.per == "token"
-    assert found.outcome == "better"
-    assert [one.unit for one in found.throughput] == ["samples", "tokens"]
-    assert found.throughput[1].relative == pytest.approx(1.0, abs=0.05)
+    result = pair(MadeUp(seed=1, tokens=8 * 512), MadeUp(seed=2, tokens=8 * 1024))
+    assert result.per == "token"
+    assert result.outcome == "better"
+    assert [item.unit for item in result.throughput] == ["samples", "tokens"]
+    assert result.throughput[1].relative == pytest.approx(1.0, abs=0.05)
 
 
 def test_samples_of_ranks_that_share_them_count_once() -> None:
@@ -230,21 +230,21 @@ def test_samples_of_ranks_that_share_them_count_once() -> None:
 
 def test_without_a_usable_step_on_one_side_nothing_is_said_of_it(synthetic: Synthetic) -> None:
     # Given a run of which only warm-up steps lie before the step that divides it
-    found = compare([synthetic(steps=60).write()], at=3).comparisons[0]
-    step = quantity(found, "wall_us")
-    assert (found.outcome, step.a, step.difference) == ("insufficient_data", None, None)
-    assert not [one for one in found.quantities if one.role == "part"]
+    result = compare([synthetic(steps=60).write()], at=3).comparisons[0]
+    step = quantity(result, "wall_us")
+    assert (result.outcome, step.a, step.difference) == ("insufficient_data", None, None)
+    assert not [item for item in result.quantities if item.role == "part"]
 
 
 def test_without_signals_the_walls_of_the_phases_are_compared(synthetic: Synthetic) -> None:
     a = synthetic("a", seed=1, steps=80, signals=False).write()
     b = synthetic("b", seed=2, steps=80, signals=False, phases={"forward": 50_000, "backward": 50_000}).write()
-    found = compare([a, b]).comparisons[0]
-    assert (found.basis, found.ranks) == ("wall", [])
-    parts = [one for one in found.quantities if one.role == "part"]
+    result = compare([a, b]).comparisons[0]
+    assert (result.basis, result.ranks) == ("wall", [])
+    parts = [part for part in result.quantities if part.role == "part"]
     # data, optimizer and between_steps are recorded separately on one side only, so their time is in the rest of both
-    assert {one.name for one in parts} == {"forward_us", "backward_us", "rest"}
-    assert sum(one.difference or 0.0 for one in parts) == pytest.approx(quantity(found, "wall_us").difference)
+    assert {part.name for part in parts} == {"forward_us", "backward_us", "rest"}
+    assert sum(part.difference or 0.0 for part in parts) == pytest.approx(quantity(result, "wall_us").difference)
 
 
 def test_before_and_after_a_step(synthetic: Synthetic) -> None:
@@ -253,10 +253,10 @@ def test_before_and_after_a_step(synthetic: Synthetic) -> None:
     assert (result.mode, [side.label for side in result.sides]) == ("before_after", ["before", "after"])
     assert [side.steps for side in result.sides] == [(0, 90), (90, 200)]
     assert [side.used_steps for side in result.sides] == [85, 110]
-    found = result.comparisons[0]
-    assert (found.outcome, found.differs) == ("worse", [])
-    assert [one.name for one in found.quantities if one.role == "part" and one.outcome == "worse"] == ["own_data_us"]
-    assert "after is slower than before" in found.summary
+    value = result.comparisons[0]
+    assert (value.outcome, value.differs) == ("worse", [])
+    assert [item.name for item in value.quantities if item.role == "part" and item.outcome == "worse"] == ["own_data_us"]
+    assert "after is slower than before" in value.summary
 
 
 @pytest.mark.parametrize("at", [0, 200, 5000])
@@ -311,8 +311,8 @@ def test_windows_tell_exposed_communication_and_overlap(
         steps = [10 + 10 * number + part for number in range(windows) for part in (0, 1)]
         for rank in range(4):
             add_windows(run, rank, [window(step, exposed_us + 200 * rng.standard_normal()) for step in steps], [])
-    found = compare(runs).comparisons[0]
-    exposed, overlap = quantity(found, "exposed_communication_us"), quantity(found, "overlap_ratio")
+    result = compare(runs).comparisons[0]
+    exposed, overlap = quantity(result, "exposed_communication_us"), quantity(result, "overlap_ratio")
     assert (exposed.outcome, overlap.outcome) == (says, says)
     assert exposed.difference == pytest.approx(7_000, rel=0.1)
     assert exposed.of_step == pytest.approx(0.07, rel=0.1)
@@ -331,10 +331,10 @@ def test_memory_and_the_recorders_cost_are_compared_and_not_judged(synthetic: Sy
             rows["peak_allocated_bytes"] = peak + rows["step"]
             save(steps_file(run, rank), rows)
         runs.append(run)
-    found = compare(runs).comparisons[0]
-    memory = quantity(found, "peak_allocated_bytes")
+    result = compare(runs).comparisons[0]
+    memory = quantity(result, "peak_allocated_bytes")
     assert (memory.a, memory.b, memory.outcome, memory.typical) == (2**30 + 59, 2**31 + 59, "untested", None)
-    assert [one.name for one in found.quantities if one.role == "single"] == ["peak_allocated_bytes"]
+    assert [item.name for item in result.quantities if item.role == "single"] == ["peak_allocated_bytes"]
 
 
 def test_the_last_attempt_is_compared_unless_another_is_named(synthetic: Synthetic) -> None:
@@ -404,7 +404,7 @@ def test_several_runs_of_one_world_size_are_each_compared_with_the_first(synthet
     result = compare(runs)
     names = [side.label for side in result.sides]
     assert names == [f"synthetic in {run.name}" for run in runs]
-    assert [(one.a, one.b) for one in result.comparisons] == [(names[0], names[1]), (names[0], names[2])]
+    assert [(comparison.a, comparison.b) for comparison in result.comparisons] == [(names[0], names[1]), (names[0], names[2])]
     assert result.scaling is None
 
 
@@ -418,8 +418,8 @@ def test_what_else_differs_is_said(synthetic: Synthetic) -> None:
         a / "attempts" / "000" / "attempt.json",
         AttemptInfo(attempt=0, start_unix_ns=1, world_size=4, backend="nccl", versions={"torch": "2.12", "python": "3.11"}),
     )
-    found = compare([a, b]).comparisons[0]
-    assert found.differs == ["backend: nccl -> gloo", "devices: cuda -> cpu", "torch: 2.12 -> 2.13"]
+    result = compare([a, b]).comparisons[0]
+    assert result.differs == ["backend: nccl -> gloo", "devices: cuda -> cpu", "torch: 2.12 -> 2.13"]
 
 
 def test_a_rank_without_records_is_said_and_the_rest_is_compared(synthetic: Synthetic) -> None:
@@ -443,9 +443,9 @@ def test_rank_infos_that_are_missing_are_no_obstacle(synthetic: Synthetic) -> No
     a, b = synthetic("a", seed=1, steps=80).write(), synthetic("b", seed=2, steps=80).write()
     for file in [*a.glob("attempts/*/ranks/*/rank.json"), *b.glob("attempts/*/attempt.json")]:
         file.unlink()
-    found = compare([a, b]).comparisons[0]
-    assert found.outcome in ("same", "undecided")
-    assert {row.host_a for row in found.ranks} == {None}
+    result = compare([a, b]).comparisons[0]
+    assert result.outcome in ("same", "undecided")
+    assert {row.host_a for row in result.ranks} == {None}
 
 
 @pytest.mark.parametrize(("every", "basis"), [(8, "own"), (0, "wall")])

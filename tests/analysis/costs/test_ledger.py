@@ -79,7 +79,7 @@ def test_always_on_records_have_a_ledger_too_and_say_that_they_know_no_groups(sy
     assert ledger is not None
     assert (ledger.source, ledger.by_group[0].group, ledger.by_group[0].worst) == ("steps", None, 2)
     assert {(row.origin, row.victim) for row in ledger.matrix} == {(2, 0), (2, 1), (2, 3)}
-    assert sum(row.imposed_us for row in ledger.matrix) == pytest.approx(sum(one.imposed_us for one in analysis.imposed_wait))
+    assert sum(row.imposed_us for row in ledger.matrix) == pytest.approx(sum(item.imposed_us for item in analysis.imposed_wait))
     text = render_text(analysis, width=80, detail=True)
     assert "who waited (columns) because of whom (rows)" in text
     assert "rank 2" in text
@@ -152,8 +152,8 @@ def test_groups_matrix_and_rest_add_up(rows: dict[Group, dict[tuple[int, int], R
     every = [row for group in rows.values() for row in group.values()]
     assert len(ledger.matrix) + ledger.rest.rows == len(every)
     assert sum(row.imposed_us for row in ledger.matrix) + ledger.rest.imposed_us == pytest.approx(sum(row[0] for row in every))
-    told = sum(row.imposed_exposed_us for row in ledger.matrix) + ledger.rest.imposed_exposed_us
-    assert told == pytest.approx(sum(row[1] for row in every))
+    result = sum(row.imposed_exposed_us for row in ledger.matrix) + ledger.rest.imposed_exposed_us
+    assert result == pytest.approx(sum(row[1] for row in every))
     assert ledger.groups == len(ledger.by_group) == len(rows)
     exposed = [row.imposed_exposed_us for row in ledger.matrix]
     assert exposed == sorted(exposed, reverse=True)

@@ -44,21 +44,21 @@ def test_a_few_outliers_do_not_move_the_slope_far(slope: float, start: float, ou
     clean = slope_of(STEPS, values)
     for place, by in outliers:
         values[place] += by
-    found = slope_of(STEPS, values)
+    result = slope_of(STEPS, values)
     assert clean is not None
-    assert found is not None
+    assert result is not None
     assert clean.middle == pytest.approx(slope, abs=1e-3)
-    assert found.low <= found.middle <= found.high
-    assert found.low - 1e-3 <= slope <= found.high + 1e-3
+    assert result.low <= result.middle <= result.high
+    assert result.low - 1e-3 <= slope <= result.high + 1e-3
 
 
 @given(values=st.lists(st.floats(0, 1e12), min_size=MINIMUM_SAMPLES, max_size=60), by=st.floats(-1e12, 1e12))
 def test_the_slope_does_not_depend_on_the_level(values: list[float], by: float) -> None:
     steps = np.arange(len(values), dtype=np.float64)
-    one, other = slope_of(steps, np.array(values)), slope_of(steps, np.array(values) + by)
-    assert one is not None
+    result, other = slope_of(steps, np.array(values)), slope_of(steps, np.array(values) + by)
+    assert result is not None
     assert other is not None
-    assert other.middle == pytest.approx(one.middle, rel=1e-6, abs=1e-2)
+    assert other.middle == pytest.approx(result.middle, rel=1e-6, abs=1e-2)
 
 
 def test_few_samples_have_no_slope() -> None:
@@ -120,26 +120,26 @@ def device(allocated: int, reserved: int, peak: int, retries: int = 0) -> dict[s
 
 
 def test_fragmentation_is_what_is_reserved_beyond_the_peak() -> None:
-    found = memory_of(table({0: [device(10, 60, 40), device(20, 80, 60, 3)]}), {0: 100})
-    assert found is not None
-    (row,) = found.ranks
+    memory = memory_of(table({0: [device(10, 60, 40), device(20, 80, 60, 3)]}), {0: 100})
+    assert memory is not None
+    (row,) = memory.ranks
     assert (row.allocated_bytes, row.reserved_bytes, row.peak_allocated_bytes) == (20, 80, 60)
     assert (row.fragmentation, row.peak_share, row.allocator_retries) == (0.25, 0.6, 3)
     assert row.later_allocator_retries == 3
-    assert found.growth == []
+    assert memory.growth == []
 
 
 def test_retries_at_start_up_are_no_evidence_of_short_memory() -> None:
-    found = memory_of(table({0: [device(10, 60, 40, 2), device(20, 80, 60, 2)], 1: [device(10, 60, 40, 2)]}), {0: 100})
-    assert found is not None
-    assert [row.later_allocator_retries for row in found.ranks] == [0, None]
-    assert figures_of_memory(found)["memory.retries"].value == 0
+    memory = memory_of(table({0: [device(10, 60, 40, 2), device(20, 80, 60, 2)], 1: [device(10, 60, 40, 2)]}), {0: 100})
+    assert memory is not None
+    assert [row.later_allocator_retries for row in memory.ranks] == [0, None]
+    assert figures_of_memory(memory)["memory.retries"].value == 0
 
 
 def test_a_rank_without_a_device_has_resident_memory_only() -> None:
-    found = memory_of(table({0: [{"resident_bytes": 7}]}), {})
-    assert found is not None
-    (row,) = found.ranks
+    memory = memory_of(table({0: [{"resident_bytes": 7}]}), {})
+    assert memory is not None
+    (row,) = memory.ranks
     assert row.resident_bytes == 7
     unknown = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "device_bytes", "fragmentation", "allocator_retries")
     assert {getattr(row, name) for name in unknown} == {None}
@@ -150,9 +150,9 @@ def test_without_a_sample_nothing_is_said() -> None:
 
 
 def test_a_peak_that_was_reset_tells_no_fragmentation() -> None:
-    found = memory_of(table({0: [device(10, 60, 90)]}), {})
-    assert found is not None
-    assert (found.ranks[0].fragmentation, found.ranks[0].peak_share) == (None, None)
+    memory = memory_of(table({0: [device(10, 60, 90)]}), {})
+    assert memory is not None
+    assert (memory.ranks[0].fragmentation, memory.ranks[0].peak_share) == (None, None)
 
 
 @given(order=st.permutations(range(4)))
@@ -161,18 +161,18 @@ def test_ranks_are_listed_by_number_and_growth_by_speed(order: list[int]) -> Non
         rank: [device((1 + rank) * MIB * number, 80 * GIB, (1 + rank) * MIB * number) for number in range(40)]
         for rank in range(4)
     }
-    found = memory_of(table({rank: rows[rank] for rank in order}), {})
-    assert found is not None
-    assert [row.rank for row in found.ranks] == [0, 1, 2, 3]
-    assert [row.rank for row in found.growth if row.kind == "device"] == [3, 2, 1, 0]
+    memory = memory_of(table({rank: rows[rank] for rank in order}), {})
+    assert memory is not None
+    assert [row.rank for row in memory.ranks] == [0, 1, 2, 3]
+    assert [row.rank for row in memory.growth if row.kind == "device"] == [3, 2, 1, 0]
 
 
 def test_growth_that_may_be_chance_is_written_as_json() -> None:
     # Given a rank whose caches fill
-    held = [int(GIB + 500 * MIB * (1 - np.exp(-number / 4))) for number in range(40)]
-    found = memory_of(table({0: [device(size, 2 * GIB, size) for size in held]}), {})
+    ints = [int(GIB + 500 * MIB * (1 - np.exp(-number / 4))) for number in range(40)]
+    memory = memory_of(table({0: [device(size, 2 * GIB, size) for size in ints]}), {})
     # Then the JSON output reports no leak
-    growth = msgspec.json.decode(json_of(found))["growth"]
+    growth = msgspec.json.decode(json_of(memory))["growth"]
     assert [row["leaking"] for row in growth if row["kind"] == "device"] == [False]
 
 
@@ -195,6 +195,6 @@ def test_a_leak_on_one_rank_is_named_with_the_steps_that_are_left(synthetic: Syn
     text = " ".join(render_text(analysis).split())
     assert "leak: rank 1 grows on the device by 1,000 MiB per 1,000 steps" in text
     assert "full in at most 3,801 steps" in text
-    (advice,) = [one for one in analysis.advice if one.name == "device_leak"]
+    (advice,) = [advice_item for advice_item in analysis.advice if advice_item.name == "device_leak"]
     assert advice.gain_share_at_most is None
     assert advice.evidence[0].value == pytest.approx(1000)

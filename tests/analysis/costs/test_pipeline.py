@@ -25,7 +25,7 @@ SCHEDULE = Pipeline(schedule="Schedule1F1B", microbatches=4)
 def one_forward_one_backward(busy: list[float], microbatches: int) -> float:
     """Simulate 1F1B and return the duration of a step whose stages are ``busy`` this long in total, a third of it in forward."""
     stages = len(busy)
-    forward, backward = ([share * one / microbatches for one in busy] for share in (1 / 3, 2 / 3))
+    forward, backward = ([share * item / microbatches for item in busy] for share in (1 / 3, 2 / 3))
     orders = []
     for stage in range(stages):
         warm = min(stages - stage - 1, microbatches)
@@ -90,61 +90,67 @@ def test_no_schedule_is_faster_than_its_slowest_stage_allows(busy: list[float], 
 
 @pytest.mark.parametrize(("microbatches", "chunks"), [(0, 1), (4, 0), (-4, 2), (-4, -1), (None, 1)])
 def test_numbers_that_no_schedule_has_give_no_ideal(microbatches: int | None, chunks: int) -> None:
-    told = Pipeline(schedule="Schedule1F1B", microbatches=microbatches, chunks=chunks)
-    found = pipeline_of(table({0: 10.0, 1: 20.0}, 40.0), infos({0: 0, 1: 1}), told, {})
-    assert found is not None
-    assert (found.ideal_bubble, found.ideal_us, found.imbalance_us, found.rest_us) == (None, None, None, None)
+    result = Pipeline(schedule="Schedule1F1B", microbatches=microbatches, chunks=chunks)
+    pipeline = pipeline_of(table({0: 10.0, 1: 20.0}, 40.0), infos({0: 0, 1: 1}), result, {})
+    assert pipeline is not None
+    assert (pipeline.ideal_bubble, pipeline.ideal_us, pipeline.imbalance_us, pipeline.rest_us) == (None, None, None, None)
 
 
 @given(busy=busy_times, microbatches=st.integers(1, 12), more=st.floats(0.0, 500.0))
 def test_the_parts_make_up_the_bubble(busy: list[float], microbatches: int, more: float) -> None:
     step = schedule_us(np.array(busy), microbatches) + more
     stages = dict(enumerate(range(len(busy))))
-    told = Pipeline(schedule="ScheduleGPipe", microbatches=microbatches)
-    found = pipeline_of(table(dict(enumerate(busy)), step), infos(stages), told, {})
-    assert found is not None
-    assert found.ideal_us is not None
-    assert found.imbalance_us is not None
-    assert found.rest_us == pytest.approx(more, abs=1e-6 * step)
-    assert found.rest_us is not None
-    assert found.ideal_us + found.imbalance_us + found.rest_us == pytest.approx(found.bubble * step, rel=1e-6, abs=1e-6)
-    assert [one.busy_us for one in found.stages] == pytest.approx(busy, abs=1e-6 * step)  # times have single precision
+    result = Pipeline(schedule="ScheduleGPipe", microbatches=microbatches)
+    pipeline = pipeline_of(table(dict(enumerate(busy)), step), infos(stages), result, {})
+    assert pipeline is not None
+    assert pipeline.ideal_us is not None
+    assert pipeline.imbalance_us is not None
+    assert pipeline.rest_us == pytest.approx(more, abs=1e-6 * step)
+    assert pipeline.rest_us is not None
+    assert pipeline.ideal_us + pipeline.imbalance_us + pipeline.rest_us == pytest.approx(
+        pipeline.bubble * step, rel=1e-6, abs=1e-6
+    )
+    assert [stage.busy_us for stage in pipeline.stages] == pytest.approx(busy, abs=1e-6 * step)  # times have single precision
 
 
 def test_the_stage_that_is_slow_beyond_chance_is_named() -> None:
-    found = pipeline_of(table({0: 50.0, 1: 50.0, 2: 70.0, 3: 50.0}, 120.0, noise=0.05), infos({0: 0, 1: 1, 2: 2, 3: 3}), None, {})
-    assert found is not None
-    assert found.slowest_stage == 2
-    assert found.slowest_excess == pytest.approx(0.4, abs=0.05)
+    pipeline = pipeline_of(
+        table({0: 50.0, 1: 50.0, 2: 70.0, 3: 50.0}, 120.0, noise=0.05), infos({0: 0, 1: 1, 2: 2, 3: 3}), None, {}
+    )
+    assert pipeline is not None
+    assert pipeline.slowest_stage == 2
+    assert pipeline.slowest_excess == pytest.approx(0.4, abs=0.05)
     # Without the schedule its cost is unknown
-    assert (found.ideal_bubble, found.ideal_us, found.imbalance_us, found.rest_us) == (None, None, None, None)
-    assert found.bubble == pytest.approx(1 - 55 / 120, abs=0.02)
+    assert (pipeline.ideal_bubble, pipeline.ideal_us, pipeline.imbalance_us, pipeline.rest_us) == (None, None, None, None)
+    assert pipeline.bubble == pytest.approx(1 - 55 / 120, abs=0.02)
 
 
 def test_of_stages_that_differ_by_noise_none_is_named() -> None:
-    found = pipeline_of(
+    pipeline = pipeline_of(
         table(dict.fromkeys(range(4), 50.0), 100.0, noise=0.2), infos({rank: rank for rank in range(4)}), SCHEDULE, {}
     )
-    assert found is not None
-    assert (found.slowest_stage, found.slowest_excess) == (None, None)
+    assert pipeline is not None
+    assert (pipeline.slowest_stage, pipeline.slowest_excess) == (None, None)
 
 
 def test_ranks_of_one_stage_count_once() -> None:
-    found = pipeline_of(table({0: 40.0, 1: 60.0, 2: 80.0, 3: 100.0}, 200.0), infos({0: 0, 1: 0, 2: 1, 3: 1}), SCHEDULE, {})
-    assert found is not None
-    assert [(one.stage, one.ranks, one.busy_us) for one in found.stages] == [(0, [0, 1], 50.0), (1, [2, 3], 90.0)]
+    pipeline = pipeline_of(table({0: 40.0, 1: 60.0, 2: 80.0, 3: 100.0}, 200.0), infos({0: 0, 1: 0, 2: 1, 3: 1}), SCHEDULE, {})
+    assert pipeline is not None
+    assert [(stage.stage, stage.ranks, stage.busy_us) for stage in pipeline.stages] == [(0, [0, 1], 50.0), (1, [2, 3], 90.0)]
 
 
 def test_a_slow_replica_does_not_make_its_stage_slow() -> None:
-    found = pipeline_of(
+    pipeline = pipeline_of(
         table({0: 50.0, 1: 50.0, 2: 50.0, 3: 110.0}, 200.0, noise=0.05), infos({0: 0, 1: 0, 2: 1, 3: 1}), SCHEDULE, {}
     )
-    assert found is not None
-    assert (found.slowest_stage, found.slowest_excess) == (None, None)
-    assert found.imbalance_us == pytest.approx(0, abs=3)
-    assert [one.busy_us for one in found.stages] == pytest.approx([50, 80], abs=3), "busy is still the mean of the replicas"
-    assert found.rest_us is not None
-    assert found.rest_us > 0.6 * found.bubble * 200, "most of the waiting is for the slow replica"
+    assert pipeline is not None
+    assert (pipeline.slowest_stage, pipeline.slowest_excess) == (None, None)
+    assert pipeline.imbalance_us == pytest.approx(0, abs=3)
+    assert [stage.busy_us for stage in pipeline.stages] == pytest.approx([50, 80], abs=3), (
+        "busy is still the mean of the replicas"
+    )
+    assert pipeline.rest_us is not None
+    assert pipeline.rest_us > 0.6 * pipeline.bubble * 200, "most of the waiting is for the slow replica"
 
 
 @pytest.mark.parametrize("stages", [{0: 0, 1: 0}, {}, {0: 0}])
@@ -163,10 +169,10 @@ def test_records_that_do_not_tell_own_time_tell_no_bubble() -> None:
 
 
 def test_a_schedule_that_fills_its_bubbles_has_no_such_formula() -> None:
-    told = Pipeline(schedule="ScheduleZBVZeroBubble", microbatches=4, chunks=2)
-    found = pipeline_of(table({0: 50.0, 1: 50.0}, 60.0), infos({0: 0, 1: 1}), told, {})
-    assert found is not None
-    assert (found.ideal_bubble, found.rest_us, found.microbatches) == (None, None, 4)
+    result = Pipeline(schedule="ScheduleZBVZeroBubble", microbatches=4, chunks=2)
+    pipeline = pipeline_of(table({0: 50.0, 1: 50.0}, 60.0), infos({0: 0, 1: 1}), result, {})
+    assert pipeline is not None
+    assert (pipeline.ideal_bubble, pipeline.rest_us, pipeline.microbatches) == (None, None, 4)
 
 
 @given(times=st.lists(st.integers(1, 1000), min_size=1, max_size=8), waits=st.data())
@@ -177,7 +183,7 @@ def test_what_a_micro_batch_takes_is_the_time_between_gradients_without_waiting(
         rows.append(passed("recv", 2 * number, now, now + 1000 * waited))
         now += 1000 * (waited + busy)
         rows.append(passed("send", 2 * number + 1, now, now + 10))
-    assert microbatches_us(rows) == [float(one) for one in times]
+    assert microbatches_us(rows) == [float(time_) for time_ in times]
 
 
 def passed(op: str, index: int, enqueue: int, end: int) -> CollectiveRecord:
@@ -206,7 +212,7 @@ def test_a_bubble_is_the_verdict_where_it_is_most_of_the_step(synthetic: Synthet
     pipeline = analysis.pipeline
     assert pipeline is not None
     assert pipeline.ideal_bubble == pytest.approx(3 / 7)
-    assert {one.name for one in analysis.findings[0].evidence} >= {"share.pipeline_bubble", "bubble.ideal_share", "stage_busy.3"}
+    assert {row.name for row in analysis.findings[0].evidence} >= {"share.pipeline_bubble", "bubble.ideal_share", "stage_busy.3"}
     text = render_text(analysis)
     assert "pipeline Schedule1F1B, 4 micro-batches" in text
     assert "42.9% with equal stages" in text

@@ -47,20 +47,20 @@ def sums(found: Waterfall) -> None:
 
 @given(step=st.floats(0, 1e12), known=st.dictionaries(st.sampled_from(PRECEDENCE), amounts))
 def test_the_parts_sum_to_the_step_whatever_their_sources_say(step: float, known: dict[Any, float]) -> None:
-    found = waterfall(Costs(step, 5, known={name: Amount(us, "steps") for name, us in known.items()}))
-    sums(found)
-    assert {part.name for part in found.parts if part.us is None} == set(MEANING) - set(known) - {"unexplained"}
-    assert all((part.source is None) == (part.us is None) for part in found.parts if part.name != "unexplained")
+    result = waterfall(Costs(step, 5, known={name: Amount(us, "steps") for name, us in known.items()}))
+    sums(result)
+    assert {part.name for part in result.parts if part.us is None} == set(MEANING) - set(known) - {"unexplained"}
+    assert all((part.source is None) == (part.us is None) for part in result.parts if part.name != "unexplained")
 
 
 @given(step=st.floats(1, 1e9), known=st.dictionaries(st.sampled_from(PRECEDENCE), st.floats(0, 1e9)), more=st.floats(0, 1e9))
 def test_more_of_a_part_is_never_less_in_the_waterfall(step: float, known: dict[Any, float], more: float) -> None:
     for name, us in known.items():
         before, after = (
-            waterfall(Costs(step, 5, known={other: Amount(one, "steps") for other, one in amount.items()}))
+            waterfall(Costs(step, 5, known={other: Amount(value, "steps") for other, value in amount.items()}))
             for amount in (known, {**known, name: us + more})
         )
-        parts = [{part.name: part.us or 0.0 for part in one.parts} for one in (before, after)]
+        parts = [{part.name: part.us or 0.0 for part in value.parts} for value in (before, after)]
         assert parts[1][name] >= parts[0][name]
         assert all(parts[1][other] <= parts[0][other] for other in MEANING if other != name)
 
@@ -74,13 +74,13 @@ def table(own: list[list[float]], data: float = 0.3, transfer: float = 10.0) -> 
                 step=step,
                 start_unix_ns=10**18 + step,
                 wall_us=longest[step] + transfer,
-                phases_us=PhaseTimes(data=data * mine, forward=(1 - data) * mine, backward=longest[step] + transfer - mine),
-                blocked_us=PhaseTimes(backward=longest[step] + transfer - mine),
-                cpu_us=(1 - data) * mine,
+                phases_us=PhaseTimes(data=data * time_, forward=(1 - data) * time_, backward=longest[step] + transfer - time_),
+                blocked_us=PhaseTimes(backward=longest[step] + transfer - time_),
+                cpu_us=(1 - data) * time_,
                 run_queue_us=0.0,
                 gc_us=0.0,
             )
-            for step, mine in enumerate(times)
+            for step, time_ in enumerate(times)
         ]
         for rank, times in enumerate(own)
     }
@@ -141,23 +141,23 @@ def test_what_slows_all_ranks_is_the_part_that_was_planted(
     synthetic: Synthetic, planted: dict[str, Any], part: str, share: float
 ) -> None:
     analysis = analyze([synthetic(device_kind="cpu", noise=0.005, plan=lambda _rank, _step: planted).write()])
-    found = shares(analysis.waterfall)
+    result = shares(analysis.waterfall)
     assert analysis.waterfall is not None
     sums(analysis.waterfall)
-    assert found[part] == pytest.approx(share, abs=0.05)
-    assert all(other <= 0.08 for name, other in found.items() if name not in (part, "compute"))
+    assert result[part] == pytest.approx(share, abs=0.05)
+    assert all(other <= 0.08 for name, other in result.items() if name not in (part, "compute"))
 
 
 def test_what_slows_one_rank_is_waiting_for_it(synthetic: Synthetic) -> None:
     plan = lambda rank, _step: {"phase": "data", "us": 60_000} if rank == 2 else None  # noqa: E731
-    found = shares(analyze([synthetic(device_kind="cpu", noise=0.005, plan=plan).write()]).waterfall)
-    assert found["straggler_wait"] == pytest.approx(60 / 164, abs=0.02)
-    assert found["input"] == pytest.approx(5 / 164, abs=0.02)
+    result = shares(analyze([synthetic(device_kind="cpu", noise=0.005, plan=plan).write()]).waterfall)
+    assert result["straggler_wait"] == pytest.approx(60 / 164, abs=0.02)
+    assert result["input"] == pytest.approx(5 / 164, abs=0.02)
 
 
 def test_a_slow_network_is_communication(synthetic: Synthetic) -> None:
-    found = shares(analyze([synthetic(device_kind="cpu", noise=0.005, transfer_us=60_000).write()]).waterfall)
-    assert found["exposed_communication"] == pytest.approx(60 / 160, abs=0.02)
+    result = shares(analyze([synthetic(device_kind="cpu", noise=0.005, transfer_us=60_000).write()]).waterfall)
+    assert result["exposed_communication"] == pytest.approx(60 / 160, abs=0.02)
 
 
 def test_step_records_alone_leave_the_work_of_a_device_unexplained(synthetic: Synthetic) -> None:
@@ -217,7 +217,7 @@ def test_in_a_pipeline_waiting_is_the_bubble(synthetic: Synthetic) -> None:
     assert parts["pipeline_bubble"].share == pytest.approx(analysis.pipeline.bubble, abs=0.01)
     assert (parts["straggler_wait"].us, parts["exposed_communication"].us) == (None, None)
     assert parts["straggler_wait"].note == "not separated from the pipeline's bubble"
-    (advice,) = [one for one in analysis.advice if one.name == "micro_batches"]
+    (advice,) = [advice_item for advice_item in analysis.advice if advice_item.name == "micro_batches"]
     assert advice.gain_share_at_most == pytest.approx((analysis.pipeline.ideal_us or 0) / analysis.pipeline.step_us / 2)
 
 
@@ -285,11 +285,11 @@ def test_a_capture_has_a_waterfall_of_its_steps(
     for rank in range(2):
         rows = [breakdown(step, compute=60.0, exposed=20.0, copies=0.0, idle=20.0 + rank) for step in (30, 31)]
         add_windows(path, rank, rows, [])
-    found = analyze_captured(RunReader(path), 0, [0, 1], range(30, 32)).waterfall
-    assert found is not None
-    sums(found)
-    assert (found.unit, found.steps, found.step_us) == ("step", 2, 100.5)
-    assert {part.source for part in found.parts if part.us} == {"windows", None}
+    result = analyze_captured(RunReader(path), 0, [0, 1], range(30, 32)).waterfall
+    assert result is not None
+    sums(result)
+    assert (result.unit, result.steps, result.step_us) == ("step", 2, 100.5)
+    assert {part.source for part in result.parts if part.us} == {"windows", None}
 
 
 def test_a_device_that_was_hardly_idle_leaves_the_rest_unexplained() -> None:
@@ -341,22 +341,22 @@ def test_without_input_the_idle_device_is_no_more_than_the_step_leaves() -> None
 
 def means_of_its_breakdowns(analysis: Analysis) -> dict[str, float]:
     """Return the parts of a trace's window, after checking that they are the means of its ranks' breakdowns."""
-    found = analysis.waterfall
-    assert found is not None
-    sums(found)
-    assert found.unit == "window"
-    parts = {part.name: part.us or 0.0 for part in found.parts}
+    result = analysis.waterfall
+    assert result is not None
+    sums(result)
+    assert result.unit == "window"
+    parts = {part.name: part.us or 0.0 for part in result.parts}
 
     def mean(field: str) -> float:
         return float(np.mean([getattr(row, field) for row in analysis.ranks]))
 
-    assert found.step_us == pytest.approx(mean("window_us"), abs=0.01)
+    assert result.step_us == pytest.approx(mean("window_us"), abs=0.01)
     assert parts["compute"] == pytest.approx(mean("compute_us"), abs=0.01)
     assert parts["copies"] == pytest.approx(mean("exposed_memcpy_us"), abs=0.01)
     waiting = parts["exposed_communication"] + parts["straggler_wait"]
     assert waiting == pytest.approx(mean("exposed_communication_us"), abs=0.01)
     assert parts["input"] + parts["host"] + parts["unexplained"] == pytest.approx(mean("idle_us"), abs=0.01)
-    return {part.name: part.us for part in found.parts if part.us is not None}
+    return {part.name: part.us for part in result.parts if part.us is not None}
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "pipeline", "experts-uneven"])
@@ -406,6 +406,6 @@ def test_absurd_times_are_no_reason_to_fall_over(synthetic: Synthetic, value: fl
     rows["allocated_bytes"] = 2**62
     rows["resident_bytes"] = -5
     add_rows(steps_file(run, 0), rows)
-    found = analyze([run]).waterfall
-    assert found is not None
-    sums(found)
+    result = analyze([run]).waterfall
+    assert result is not None
+    sums(result)

@@ -47,6 +47,6 @@ def collective(number: int, wait_ns: int, last: int) -> dict[int, CollectiveReco
 )
 def test_of_each_delay_the_longest_wait_is_left(waits: list[tuple[int, int]], left: list[int]) -> None:
     matches = matched(*(collective(number, 1_000_000 * wait, last) for number, (wait, last) in enumerate(waits)))
-    found = longest_waits(matches, {"0"})
-    assert np.flatnonzero(found.most(found.inside_ns) > TRANSFER).tolist() == left
+    result = longest_waits(matches, {"0"})
+    assert np.flatnonzero(result.most(result.inside_ns) > TRANSFER).tolist() == left
     assert longest_waits(matches, set()) is matches

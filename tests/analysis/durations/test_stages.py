@@ -51,17 +51,19 @@ def test_stages_are_the_places_in_the_pipeline(groups: dict[str, list[int]]) -> 
 def test_batches_that_all_send_and_receive_are_of_no_pipeline() -> None:
     groups = {"cp0": [0, 1, 2, 3], "cp1": [4, 5, 6, 7]}
     ring = ranks_of(groups)
-    for one in ring.values():
-        one.rows = [message(call.group, "coalesced", parts=2) for call in one.rows] * 3
+    for item in ring.values():
+        item.rows = [message(call.group, "coalesced", parts=2) for call in item.rows] * 3
     assert pipeline_stages(calls_of(ring)) == dict.fromkeys(range(8))
 
 
 def test_a_ring_of_single_messages_is_no_pipeline() -> None:
-    pairs = {f"{one}-{other}": [one, other] for one, other in [(0, 1), (1, 2), (2, 3), (0, 3), (4, 5), (5, 6), (6, 7), (4, 7)]}
+    pairs = {
+        f"{value}-{other}": [value, other] for value, other in [(0, 1), (1, 2), (2, 3), (0, 3), (4, 5), (5, 6), (6, 7), (4, 7)]
+    }
     ring = ranks_of(pairs)
-    for rank, one in ring.items():
+    for rank, value in ring.items():
         following = rank + 1 if rank % 4 < 3 else rank - 3
-        one.rows = [message(call.group, "send" if following in pairs[call.group] else "recv") for call in one.rows]
+        value.rows = [message(call.group, "send" if following in pairs[call.group] else "recv") for call in value.rows]
     assert pipeline_stages(calls_of(ring)) == dict.fromkeys(range(8))
 
 

@@ -40,8 +40,8 @@ blocks_of_records = st.lists(st.lists(records, max_size=4), max_size=3)
 
 def value(columns: RankColumns, name: str) -> NDArray[np.float32]:
     """Return one metric of the entries; NaN where it is unknown."""
-    found = columns.values.get(name.removeprefix("own_") if name in columns.same else name)
-    return np.full(len(columns.step), np.nan, np.float32) if found is None else found
+    result = columns.values.get(name.removeprefix("own_") if name in columns.same else name)
+    return np.full(len(columns.step), np.nan, np.float32) if result is None else result
 
 
 @given(blocks_of_records, st.sets(st.sampled_from([*METRICS, *MEMORY])))
@@ -59,8 +59,8 @@ def test_what_is_asked_for_is_as_among_all_and_nothing_else_is_kept(blocks: list
 def test_blocked_time_is_on_the_clock_of_the_own_time(blocks: list[list[StepRecord]]) -> None:
     columns = RankColumns.of([rows_of(*block) for block in blocks], (*ALL_METRICS, *BLOCKED_METRICS))
     for phase in PHASES:
-        found = np.nan_to_num(value(columns, f"blocked_{phase}_us"))
-        for blocked, record in zip(found.tolist(), (record for block in blocks for record in block), strict=True):
+        result = np.nan_to_num(value(columns, f"blocked_{phase}_us"))
+        for blocked, record in zip(result.tolist(), (record for block in blocks for record in block), strict=True):
             on_device = record.device_us is not None and record.device_blocked_us is not None
             times = record.device_blocked_us if on_device else record.blocked_us
             assert blocked == ((times and times.get(phase)) or 0.0)

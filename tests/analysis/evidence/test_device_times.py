@@ -22,8 +22,8 @@ def more(kernels: Mapping[str, tuple[int, float]]) -> float | None:
 
 
 def test_more_blocks_that_take_more_time_are_more_work() -> None:
-    found = more({name: (round(blocks * 1.5), us * 1.5) for name, (blocks, us) in USUAL.items()})
-    assert found == pytest.approx(0.5)
+    result = more({name: (round(blocks * 1.5), us * 1.5) for name, (blocks, us) in USUAL.items()})
+    assert result == pytest.approx(0.5)
 
 
 def test_a_slow_device_has_no_more_work() -> None:
@@ -39,9 +39,9 @@ def test_kernels_with_one_grid_for_any_work_have_as_much_more_as_the_others() ->
 def test_another_tiling_is_no_more_work(factor: float) -> None:
     """Four times the blocks that take no longer than the device is slow."""
     slow = {name: (blocks, us * factor) for name, (blocks, us) in USUAL.items()}
-    found = more(slow | {"attention": (512, 300.0 * factor)})
-    assert found is not None
-    assert found < 0.1
+    result = more(slow | {"attention": (512, 300.0 * factor)})
+    assert result is not None
+    assert result < 0.1
 
 
 def test_without_a_kernel_in_common_nothing_is_known() -> None:

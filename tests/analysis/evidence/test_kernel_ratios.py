@@ -28,9 +28,9 @@ def rank(us: Mapping[str, float], *, grid: str = "[128,1,1]", steps: int = 4) ->
 
 def fault(us: Mapping[str, float]) -> tuple[str | None, list[str], float]:
     times = {0: rank(us), 1: rank(USUAL), 2: rank(USUAL), 3: rank(USUAL)}
-    found = compare_kernels(times, 0, [1, 2, 3], range(4))
-    assert found is not None
-    return found.fault, found.names, round(found.factor, 3)
+    result = compare_kernels(times, 0, [1, 2, 3], range(4))
+    assert result is not None
+    return result.fault, result.names, round(result.factor, 3)
 
 
 def test_a_device_is_slow_if_all_kernels_take_longer() -> None:
@@ -69,7 +69,7 @@ def test_the_given_steps_are_compared() -> None:
     usual = [KernelTime("gemm", "[1,1,1]", 40, 400.0, dict.fromkeys(range(4), 10.0))]
     times = {0: DeviceTimes([], slow), 1: DeviceTimes([], usual), 2: DeviceTimes([], usual)}
     ratios = {step: compare_kernels(times, 0, [1, 2], [step]) for step in (1, 2)}
-    assert [found.compared[0].ratio for found in ratios.values() if found is not None] == [1.0, 2.0]
+    assert [ratio.compared[0].ratio for ratio in ratios.values() if ratio is not None] == [1.0, 2.0]
 
 
 @pytest.mark.slow
@@ -78,8 +78,8 @@ def test_no_rank_of_a_job_without_a_fault_has_slow_kernels(tmp_path: Path, layou
     write_traces(LayoutJob(LAYOUTS[layout], FAULTS["none"], steps=6), tmp_path)
     traces, _, _ = read_ranks(*find_traces([tmp_path]), engine=LocalEngine())
     times = {trace.rank: trace.device for trace in traces}
-    for one, device in times.items():
-        peers = [other for other in times if other != one and times[other].stage == device.stage]
-        found = compare_kernels(times, one, peers, range(6))
-        assert found is not None
-        assert (found.fault, list(found.longer)) == (None, [])
+    for item, device in times.items():
+        peers = [other for other in times if other != item and times[other].stage == device.stage]
+        result = compare_kernels(times, item, peers, range(6))
+        assert result is not None
+        assert (result.fault, list(result.longer)) == (None, [])

@@ -40,8 +40,8 @@ def test_excess_is_over_the_median_of_the_others_to_the_last_digit(values: NDArr
 
 def test_side_by_side_is_in_the_same_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order, "_WORTH_A_THREAD", 0)
-    found = of_blocks((2, 1000), lambda steps: (steps.start, steps.stop))
-    assert found == [(0, 256), (256, 512), (512, 768), (768, 1000)]
+    result = of_blocks((2, 1000), lambda steps: (steps.start, steps.stop))
+    assert result == [(0, 256), (256, 512), (512, 768), (768, 1000)]
 
 
 def test_a_run_is_judged_alike_on_one_core_and_on_several(synthetic: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

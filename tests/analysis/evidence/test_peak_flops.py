@@ -64,10 +64,10 @@ BY_NAME = {row.name: row for row in GPUS}
     ],
 )
 def test_names_as_torch_gives_them_are_known(name: str, dtype: str, tflops: float) -> None:
-    found = half_precision(peaks_of(name))
-    assert found is not None
-    assert found[0] == dtype
-    assert found[1] == pytest.approx(tflops * 1e12)
+    result = half_precision(peaks_of(name))
+    assert result is not None
+    assert result[0] == dtype
+    assert result[1] == pytest.approx(tflops * 1e12)
 
 
 @pytest.mark.parametrize(

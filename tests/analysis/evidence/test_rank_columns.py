@@ -71,13 +71,13 @@ def metrics_of(record: StepRecord) -> dict[str, float | None]:
 
 
 def columns_of(kept: list[StepRecord]) -> RankColumns:
-    return RankColumns.of([rows_of(*kept)]).tagged(tags_of(event for one in kept if (event := event_of(one)) is not None))
+    return RankColumns.of([rows_of(*kept)]).tagged(tags_of(event for item in kept if (event := event_of(item)) is not None))
 
 
 def value(columns: RankColumns, name: str) -> NDArray[np.float32]:
     """Return one metric of the entries; NaN where it is unknown."""
-    found = columns.metrics.get(name)
-    return np.full(len(columns.step), np.nan, np.float32) if found is None else found
+    result = columns.metrics.get(name)
+    return np.full(len(columns.step), np.nan, np.float32) if result is None else result
 
 
 @given(st.lists(records, min_size=1, max_size=12, unique_by=lambda record: record.step))
@@ -95,7 +95,7 @@ def test_columns_have_what_the_records_have(kept: list[StepRecord]) -> None:
     expected = [metrics_of(record) for record in kept]
     assert set(expected[0]) == set(METRICS)
     for metric in METRICS:
-        values = np.array([one[metric] for one in expected], dtype=np.float64)
+        values = np.array([item[metric] for item in expected], dtype=np.float64)
         np.testing.assert_allclose(value(columns, metric), values, rtol=1e-6, atol=0.25)
         assert np.isnan(values).all() == (metric not in columns.metrics), "only what is known is kept"
 
@@ -183,8 +183,8 @@ def test_rows_are_left_as_they_are() -> None:
     # Given one row whose columns already have the right layout, in read-only memory
     rows = rows_of(StepRecord(step=1, start_unix_ns=10**18, wall_us=9.0, blocked_us=PhaseTimes(backward=2.0)))
     before = rows.tobytes()
-    for one in (rows, np.frombuffer(before, rows.dtype)):
-        columns = RankColumns.of([one])
+    for item in (rows, np.frombuffer(before, rows.dtype)):
+        columns = RankColumns.of([item])
         assert value(columns, "own_us").tolist() == [7.0]
     assert rows.tobytes() == before
 
@@ -214,8 +214,8 @@ def test_rows_of_several_ranks_at_once_are_those_of_each(kinds: list[list[str]])
         return StepRecord(step=step, start_unix_ns=10**18, wall_us=wall_us, allocated_bytes=allocated)
 
     each = [rows_of(*(row(10 * rank + at, kind) for at, kind in enumerate(of_rank))) for rank, of_rank in enumerate(kinds)]
-    found = RankColumns.of_each(np.concatenate(each), [len(rows) for rows in each])
-    for several, alone in zip(found, [RankColumns.of([rows]) for rows in each], strict=True):
+    result = RankColumns.of_each(np.concatenate(each), [len(rows) for rows in each])
+    for several, alone in zip(result, [RankColumns.of([rows]) for rows in each], strict=True):
         assert several.damaged == alone.damaged
         assert np.array_equal(several.step, alone.step)
         assert np.array_equal(several.start, alone.start)
@@ -246,7 +246,7 @@ def test_a_table_that_is_filled_little_by_little_is_that_of_all_at_once(
     for rank, kept in added:
         filling.add_ranks([rank])
         # Tags of a step that is recorded again are those of all its records: here they stay unchanged.
-        plain = [StepRecord(**{name: getattr(one, name) for name in one.__struct_fields__ if name != "tags"}) for one in kept]
+        plain = [StepRecord(**{name: getattr(item, name) for name in item.__struct_fields__ if name != "tags"}) for item in kept]
         filling.add(rank, RankColumns.of([rows_of(*plain)]))
         every[rank] += plain
     filling.add_ranks(every)
@@ -338,19 +338,19 @@ def test_ranks_come_in_order_whatever_the_threads_do(synthetic: Callable[..., An
     tear(steps_file(run, 5))
     damage(steps_file(run, 5), 3)
     (rank_dir(run, 0, 7) / "steps-000001.npy").mkdir()
-    found = []
+    collected = []
     for cores in ({0}, {0, 1, 2, 3}):
         monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: cores)
         reader = RunReader(run)
         reports: list[tuple[int, int]] = []
-        table = StepTable.load(reader, report=lambda *done: reports.append(done))  # noqa: B023 - used before the next iteration
-        assert reports == [(done, 9) for done in range(1, 10)]
-        found.append((table, reader.skipped_lines, reader.unusable))
-    (one, *of_one), (several, *of_several) = found
+        table = StepTable.load(reader, report=lambda *number: reports.append(number))  # noqa: B023 - used before the next iteration
+        assert reports == [(number, 9) for number in range(1, 10)]
+        collected.append((table, reader.skipped_lines, reader.unusable))
+    (result, *of_one), (several, *of_several) = collected
     assert of_one == of_several == [4, [rank_dir(run, 0, 7) / "steps-000001.npy"]]
-    assert all(np.array_equal(one.matrix(metric), several.matrix(metric), equal_nan=True) for metric in METRICS)
-    assert all(np.array_equal(one.starts(row), several.starts(row)) for row in range(9))
-    assert one.has_record.sum(axis=1).tolist() == [30] * 5 + [28] + [30] * 3
+    assert all(np.array_equal(result.matrix(metric), several.matrix(metric), equal_nan=True) for metric in METRICS)
+    assert all(np.array_equal(result.starts(row), several.starts(row)) for row in range(9))
+    assert result.has_record.sum(axis=1).tolist() == [30] * 5 + [28] + [30] * 3
 
 
 def test_tags_come_from_the_events_of_the_rank(synthetic: Callable[..., Any]) -> None:

@@ -210,9 +210,9 @@ def test_the_analysis_of_a_live_run_and_whatever_is_read_later_agree(drifted: Ca
     even = read_evidence(drifted("even", 0)).table
     for metric in ("cpu_us", "own_forward_us", "samples"):
         read, expected = table.matrix(metric)[1], even.matrix(metric)[1]
-        known = np.isfinite(read)
-        assert known.sum() >= STEPS - 2
-        np.testing.assert_array_equal(read[known], expected[known])
+        result = np.isfinite(read)
+        assert result.sum() >= STEPS - 2
+        np.testing.assert_array_equal(read[result], expected[result])
 
 
 def test_profiled_steps_of_other_times_are_not_matched(

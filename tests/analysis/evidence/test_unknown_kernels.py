@@ -43,8 +43,8 @@ def test_ranks_that_compute_less_wait_longer_in_the_kernel(name: str) -> None:
 
 
 def test_the_wait_may_be_in_two_kernels() -> None:
-    found = kernels_with_waits(job(COMPUTE | {"gather_fused": (160.0, 150.0, 5.0), "scatter_fused": (150.0, 150.0, 5.0)}))
-    assert [row.name for row in found] == ["gather_fused", "scatter_fused"]
+    result = kernels_with_waits(job(COMPUTE | {"gather_fused": (160.0, 150.0, 5.0), "scatter_fused": (150.0, 150.0, 5.0)}))
+    assert [row.name for row in result] == ["gather_fused", "scatter_fused"]
 
 
 @pytest.mark.parametrize(

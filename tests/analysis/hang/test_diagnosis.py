@@ -55,7 +55,7 @@ def test_of_real_dumps_any_half_names_no_innocent_rank_for_certain(shared_data: 
     for _ in range(20):
         files = [folder / f"_dump_{rank}" for rank in choice.sample(range(16), 8)]
         report = analyze_hang(files)
-        certain = {one.rank for one in report.evidence if one.certain}
+        certain = {row.rank for row in report.evidence if row.certain}
         assert certain <= set(planted(folder))
 
 
@@ -112,7 +112,7 @@ def test_a_rank_without_a_dump_is_likely_where_all_others_are_there() -> None:
     del dumps[2]
     report = report_of(dumps)
     assert (report.kind, report.cause, report.culprits) == ("hang", "no_dump", [2])
-    assert [one.certain for one in report.evidence] == [False]
+    assert [row.certain for row in report.evidence] == [False]
     assert report.coverage == 0.75
 
 
@@ -165,7 +165,7 @@ def test_who_is_awaited_by_more_ranks_is_named_first() -> None:
     start = Call("0")
     calls = {0: [start, Call("a")], 1: [start], 2: [start, Call("b")], 3: [start], 4: [start, Call("b")]}
     report = report_of(Job(groups, calls).dumps())
-    assert [one.rank for one in report.evidence] == [3, 1]
+    assert [row.rank for row in report.evidence] == [3, 1]
     assert report.group is not None
     assert report.group.name == "b"
 
@@ -203,7 +203,7 @@ def test_who_comes_with_something_else_is_named(other: Call, what: str) -> None:
         dump["entries"][-1] |= {"state": "scheduled", "retired": False, "time_discovered_completed_ns": None}
     report = report_of(dumps)
     assert (report.cause, report.culprits) == ("mismatch", [1])
-    assert [(one.what, one.sequence) for one in report.mismatches] == [(what, 3)]
+    assert [(mismatche.what, mismatche.sequence) for mismatche in report.mismatches] == [(what, 3)]
 
 
 def test_sizes_of_the_same_number_of_elements_and_unequal_all_to_alls_are_no_mismatch() -> None:
@@ -337,9 +337,9 @@ def test_a_rank_that_never_used_a_group_is_late_only_where_that_is_known() -> No
     dumps = job.dumps(ring=5)
     dumps[3]["pg_status"] = {}
     report = report_of(dumps)
-    assert [(one.rank, one.cause, one.certain) for one in report.evidence] == [(3, "not_arrived", False)]
+    assert [(row.rank, row.cause, row.certain) for row in report.evidence] == [(3, "not_arrived", False)]
     report = report_of(job.dumps(ring=5), waited_s=LONG)
-    assert [(one.rank, one.cause, one.certain) for one in report.evidence] == [(3, "not_arrived", True)]
+    assert [(row.rank, row.cause, row.certain) for row in report.evidence] == [(3, "not_arrived", True)]
 
 
 def test_files_are_read_in_both_forms(tmp_path: Path) -> None:

@@ -236,10 +236,10 @@ print(next(int(line.split()[1]) // 1024 for line in open("/proc/self/status") if
 )
 def test_bombs_are_refused_within_bounds_of_memory(tmp_path: Path, names: list[str]) -> None:
     command = [sys.executable, "-c", BOMBS, str(tmp_path / "dump_0"), *names]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    *said, most = done.stdout.split("\n")[:-1]
-    assert (done.returncode, done.stderr) == (0, "")
-    assert said == [f"{name} refused" for name in names]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    *text, most = completed.stdout.split("\n")[:-1]
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert text == [f"{name} refused" for name in names]
     assert int(most) < 1024
 
 
@@ -353,10 +353,10 @@ def test_dumps_of_two_backends_of_a_rank_are_one(tmp_path: Path) -> None:
     # Given a job that trains with NCCL and also uses gloo, in which rank 1 is late
     run = recorded_run(tmp_path / "run", 2)
     both = {"0": (0, 1)}
-    told = {"0": "default_pg"}
+    by_key = {"0": "default_pg"}
     request = "1790000000000000001-aaaaaaaa"
-    keep(run, Job.of_events(both, ["0"] * 5, descriptions=told).dumps(), request, 60)
-    keep(run, Job.of_events(both, ["0"] * 5, descriptions=told, backend="gloo", stops={1: 2}).dumps(), request, 60, "gloo")
+    keep(run, Job.of_events(both, ["0"] * 5, descriptions=by_key).dumps(), request, 60)
+    keep(run, Job.of_events(both, ["0"] * 5, descriptions=by_key, backend="gloo", stops={1: 2}).dumps(), request, 60, "gloo")
     report = analyze_hang([run])
     assert (report.culprits, report.group.backend if report.group else None) == ([1], "gloo")
 

@@ -24,7 +24,7 @@ def seen(*comms: Comm) -> Snapshot:
 
 
 def ranks(found: Judgement) -> list[int | None]:
-    return sorted((one.row.global_rank for one in found.named), key=lambda rank: (rank is None, rank))
+    return sorted((item.row.global_rank for item in found.named), key=lambda rank: (rank is None, rank))
 
 
 def standing(*comms: Comm, world_size: int | None = None, pids: Mapping[int, int] | None = None) -> Judgement:
@@ -34,86 +34,86 @@ def standing(*comms: Comm, world_size: int | None = None, pids: Mapping[int, int
 
 def test_the_rank_that_has_launched_less_is_named_when_nothing_moves() -> None:
     job = Comm({**EQUAL, 2: 41})
-    found = standing(job)
-    assert (found.kind, found.cause, ranks(found), found.certain) == ("hang", "not_arrived", [2], False)
-    said = summary_of(found, seen(job), 5.0)
-    assert said.startswith("Rank 2 has not launched AllReduce 42 of the communicator of all 8 ranks")
-    assert "7 ranks" in said
-    (row,) = differing(found)
-    assert (row.whole_job, row.waiting, [one.rank for one in row.ranks]) == (True, 7, [2])
+    result = standing(job)
+    assert (result.kind, result.cause, ranks(result), result.certain) == ("hang", "not_arrived", [2], False)
+    summary = summary_of(result, seen(job), 5.0)
+    assert summary.startswith("Rank 2 has not launched AllReduce 42 of the communicator of all 8 ranks")
+    assert "7 ranks" in summary
+    (row,) = differing(result)
+    assert (row.whole_job, row.waiting, [rank.rank for rank in row.ranks]) == (True, 7, [2])
     assert row.ranks[0].launched is not None
     assert row.ranks[0].launched["AllReduce"] == 41
 
 
 def test_of_ranks_at_different_counts_the_furthest_behind_are_named() -> None:
-    found = standing(Comm({0: 45, 1: 41, 2: 44, 3: 41, 4: 42, 5: 45, 6: 43, 7: 42}))
-    assert (ranks(found), [one.row.rank for one in found.suspects]) == ([1, 3], [1, 3])
+    result = standing(Comm({0: 45, 1: 41, 2: 44, 3: 41, 4: 42, 5: 45, 6: 43, 7: 42}))
+    assert (ranks(result), [suspect.row.rank for suspect in result.suspects]) == ([1, 3], [1, 3])
 
 
 def test_a_job_that_goes_on_does_not_hang_although_a_rank_is_behind_at_every_moment() -> None:
-    found = judge(seen(Comm({**EQUAL, 2: 43, 3: 41})), seen(Comm({**EQUAL, 2: 41})))
-    assert (found.kind, found.named, found.moved) == ("no_hang", [], True)
+    result = judge(seen(Comm({**EQUAL, 2: 43, 3: 41})), seen(Comm({**EQUAL, 2: 41})))
+    assert (result.kind, result.named, result.moved) == ("no_hang", [], True)
 
 
 def test_one_answer_alone_proves_no_hang() -> None:
-    found = judge(seen(Comm({**EQUAL, 2: 41})), None)
-    assert (found.kind, found.named) == ("insufficient_data", [])
-    assert [one.row.rank for one in found.suspects] == [2]
+    result = judge(seen(Comm({**EQUAL, 2: 41})), None)
+    assert (result.kind, result.named) == ("insufficient_data", [])
+    assert [suspect.row.rank for suspect in result.suspects] == [2]
 
 
 def test_equal_counts_that_do_not_move_are_no_verdict() -> None:
-    found = standing(Comm(EQUAL))
-    assert (found.kind, found.moved, found.suspects) == ("insufficient_data", False, [])
-    assert "all ranks launched the same" in summary_of(found, seen(Comm(EQUAL)), 5.0)
+    result = standing(Comm(EQUAL))
+    assert (result.kind, result.moved, result.suspects) == ("insufficient_data", False, [])
+    assert "all ranks launched the same" in summary_of(result, seen(Comm(EQUAL)), 5.0)
 
 
 def test_a_job_without_counts_is_not_said_to_stand() -> None:
-    found = standing(Comm(dict.fromkeys(range(8), 0)))
-    assert (found.kind, found.moved) == ("insufficient_data", None)
+    result = standing(Comm(dict.fromkeys(range(8), 0)))
+    assert (result.kind, result.moved) == ("insufficient_data", None)
     assert (standing().kind, standing().moved) == ("insufficient_data", None)
 
 
 @pytest.mark.parametrize("gone", ["unresponsive", "dead"])
 def test_a_process_that_does_not_answer_is_named(gone: str) -> None:
     job = Comm({rank: 42 for rank in range(8) if rank != 5}, unresponsive=[5] * (gone != "dead"), dead=[5] * (gone == "dead"))
-    found = standing(job)
-    assert (found.kind, found.cause, ranks(found), found.certain) == ("hang", "unreachable", [5], True)
-    assert found.suspects[0].row.why == {"unresponsive": "unreachable", "dead": "dead"}[gone]
+    result = standing(job)
+    assert (result.kind, result.cause, ranks(result), result.certain) == ("hang", "unreachable", [5], True)
+    assert result.suspects[0].row.why == {"unresponsive": "unreachable", "dead": "dead"}[gone]
     alone = judge(seen(job), None)
     assert (alone.kind, alone.certain) == ("hang", gone == "dead")
 
 
 def test_a_process_that_is_missed_while_the_others_go_on_is_no_hang_yet() -> None:
     before = Comm(dict.fromkeys(range(7), 41), unresponsive=[7])
-    found = judge(seen(Comm(dict.fromkeys(range(7), 42), unresponsive=[7])), seen(before))
-    assert (found.kind, found.named, [one.row.rank for one in found.suspects]) == ("insufficient_data", [], [7])
+    result = judge(seen(Comm(dict.fromkeys(range(7), 42), unresponsive=[7])), seen(before))
+    assert (result.kind, result.named, [suspect.row.rank for suspect in result.suspects]) == ("insufficient_data", [], [7])
 
 
 def test_a_rank_that_is_behind_because_it_waits_in_another_communicator_is_not_named() -> None:
     # Rank 6 sleeps; 4, 5, 7 wait for it in their tensor-parallel group and so are missed in the one of all ranks.
     everyone = Comm({0: 9, 1: 9, 2: 9, 3: 9, 4: 8, 5: 8, 6: 8, 7: 8})
     tensor = [Comm({0: 30, 1: 30, 2: 30, 3: 30}, TP0, name=1), Comm({0: 30, 1: 30, 2: 29, 3: 30}, TP1, name=2)]
-    found = standing(everyone, *tensor)
-    assert (found.cause, set(ranks(found))) == ("not_arrived", {6})
-    assert found.named[0].communicator.size == 8, "the most ranks wait there"
+    result = standing(everyone, *tensor)
+    assert (result.cause, set(ranks(result))) == ("not_arrived", {6})
+    assert result.named[0].communicator.size == 8, "the most ranks wait there"
 
 
 def test_ranks_that_wait_for_each_other_in_two_communicators_are_a_deadlock() -> None:
-    found = standing(Comm({0: 5, 1: 4}, name=1), Comm({0: 7, 1: 8}, name=2))
-    assert (found.kind, found.cause, set(ranks(found))) == ("hang", "deadlock", {0, 1})
+    result = standing(Comm({0: 5, 1: 4}, name=1), Comm({0: 7, 1: 8}, name=2))
+    assert (result.kind, result.cause, set(ranks(result))) == ("hang", "deadlock", {0, 1})
 
 
 def test_another_kind_of_collective_is_a_mismatch() -> None:
     usual, odd = {"AllReduce": 42, "Broadcast": 3}, {"AllReduce": 41, "Broadcast": 4}
-    found = standing(Comm({0: usual, 1: odd, 2: usual, 3: usual}))
-    assert (found.kind, found.cause, ranks(found)) == ("hang", "mismatch", [1])
+    result = standing(Comm({0: usual, 1: odd, 2: usual, 3: usual}))
+    assert (result.kind, result.cause, ranks(result)) == ("hang", "mismatch", [1])
     assert ranks(standing(Comm({0: usual, 1: odd}))) == [0, 1], "two ranks have no majority"
 
 
 def test_an_error_is_named_where_it_happened_and_not_on_its_victims() -> None:
     status = {0: {"async_error": 6}, 1: {"async_error": 6}, 2: {"async_error": 1}, 3: {"async_error": 7}}
-    found = standing(Comm(dict.fromkeys(range(4), 3), status=status))
-    assert (found.kind, found.cause, ranks(found)) == ("hang", "nccl_error", [2])
+    result = standing(Comm(dict.fromkeys(range(4), 3), status=status))
+    assert (result.kind, result.cause, ranks(result)) == ("hang", "nccl_error", [2])
     victims = standing(Comm(dict.fromkeys(range(4), 3), status={0: {"async_error": 6}}))
     assert (victims.kind, victims.cause, victims.named) == ("hang", "nccl_error", [])
 
@@ -134,8 +134,8 @@ def test_ranks_are_global_through_the_communicator_of_all_ranks_or_the_processes
     # and two orders of all ranks tell nothing
     other = Comm(EQUAL, tuple(reversed(range(8))), name=9)
     assert ranks(standing(Comm(EQUAL), other, late)) == [None]
-    said = summary_of(standing(late, world_size=8), seen(late), 5.0)
-    assert "rank 2 of communicator 0x2 (4 ranks) (process 1006 on 10.0.0.0, GPU 6)" in said.replace("Rank", "rank")
+    summary = summary_of(standing(late, world_size=8), seen(late), 5.0)
+    assert "rank 2 of communicator 0x2 (4 ranks) (process 1006 on 10.0.0.0, GPU 6)" in summary.replace("Rank", "rank")
 
 
 TABLE = "      0         1         1         8         8         8   RUNNING  {}\n"
@@ -157,9 +157,9 @@ def test_text_names_the_rank_that_has_launched_less(kind: str, detail: str) -> N
         f"  Rank 2 has launched up to operation 41{detail}",
     )
     snapshot = read_text(text_answer(TABLE.format("MISMATCH"), warnings=warnings).decode())
-    found = judge(snapshot, snapshot)
-    assert (found.kind, found.cause, ranks(found), found.moved) == ("hang", "not_arrived", [2], False)
-    assert [(one.key, len(one.waiting)) for one in snapshot.communicators] == [("cf264af53edbe986", 7)]
+    result = judge(snapshot, snapshot)
+    assert (result.kind, result.cause, ranks(result), result.moved) == ("hang", "not_arrived", [2], False)
+    assert [(communicator.key, len(communicator.waiting)) for communicator in snapshot.communicators] == [("cf264af53edbe986", 7)]
     assert snapshot.nccl_version == "2.27.3"
     healthy = read_text(text_answer(TABLE.format("OK")).decode())
     assert judge(healthy, snapshot).kind == "no_hang", "what differed before does not any more"
@@ -176,10 +176,10 @@ def test_text_lists_the_ranks_of_a_smaller_set() -> None:
         "  Rank 5 -- GPU 0 (NVML 5) managed by process 1005 on node 10.0.0.0",
     )
     snapshot = read_text(text_answer(TABLE.format("MISMATCH"), warnings=warnings).decode())
-    found = judge(snapshot, snapshot)
-    assert ranks(found) == [1, 5]
-    assert [(one.key, len(one.waiting)) for one in snapshot.communicators] == [("27a079b828ff1a75", 6)]
-    assert [row.gpu for row in differing(found)[0].ranks] == [1, 5]
+    result = judge(snapshot, snapshot)
+    assert ranks(result) == [1, 5]
+    assert [(communicator.key, len(communicator.waiting)) for communicator in snapshot.communicators] == [("27a079b828ff1a75", 6)]
+    assert [row.gpu for row in differing(result)[0].ranks] == [1, 5]
 
 
 @pytest.mark.parametrize(
@@ -195,9 +195,9 @@ def test_text_names_the_rank_whose_process_does_not_answer(of_rank: str, dead: b
     errors = lines(*job) + lines("#0-0 (cf264af53edbe986) INCOMPLETE", "  Missing communicator data from 1 rank", of_rank)
     timeouts = lines("TIMEOUT", "  Encountered 2 communication timeouts while gathering communicator data")
     snapshot = read_text(text_answer(TABLE.format("INCOMPLETE"), errors, timeouts).decode())
-    found = judge(snapshot, snapshot)
-    assert (found.kind, found.cause, ranks(found)) == ("hang", "unreachable", [5])
-    assert (snapshot.timeouts, found.suspects[0].row.why) == (2, "dead" if dead and "process" in of_rank else "unreachable")
+    result = judge(snapshot, snapshot)
+    assert (result.kind, result.cause, ranks(result)) == ("hang", "unreachable", [5])
+    assert (snapshot.timeouts, result.suspects[0].row.why) == (2, "dead" if dead and "process" in of_rank else "unreachable")
 
 
 def test_text_names_errors_and_ranks_that_left() -> None:
@@ -210,8 +210,8 @@ def test_text_names_errors_and_ranks_that_left() -> None:
         "  Rank 3 reported Unhandled CUDA error -- GPU 3 managed by process 1003 on node 10.0.0.0",
     )
     snapshot = read_text(text_answer(TABLE.format("ERROR"), errors).decode())
-    found = judge(snapshot, snapshot)
-    assert (found.cause, ranks(found)) == ("nccl_error", [3])
+    result = judge(snapshot, snapshot)
+    assert (result.cause, ranks(result)) == ("nccl_error", [3])
     for of_rank in (
         "  Rank 6 has status UNKNOWN",
         "  Rank 6 has status NOCOMM -- GPU 6 managed by process 1006 on node 10.0.0.0",
@@ -223,8 +223,8 @@ def test_text_names_errors_and_ranks_that_left() -> None:
             of_rank,
         )
         snapshot = read_text(text_answer(TABLE.format("MISMATCH"), warnings=warnings).decode())
-        found = judge(snapshot, snapshot)
-        assert (found.cause, ranks(found), found.suspects[0].row.why) == ("not_arrived", [6], "left")
+        result = judge(snapshot, snapshot)
+        assert (result.cause, ranks(result), result.suspects[0].row.why) == ("not_arrived", [6], "left")
 
 
 def test_an_answer_that_was_cut_off_anywhere_is_an_error_and_never_a_verdict() -> None:
@@ -272,8 +272,8 @@ def test_hostile_text_takes_bounded_time_and_memory() -> None:
         f"  Communicator ranks have different K{number} operation counts\n  9 ranks have launched up to operation 1\n"
         for number in range(10_000)
     )
-    (one,) = read_text(text_answer(TABLE.format("OK"), warnings="#0-0 (1) MISMATCH\n" + kinds).decode()).communicators
-    assert len(one.members[0].counts) == MAX_KINDS
+    (communicators,) = read_text(text_answer(TABLE.format("OK"), warnings="#0-0 (1) MISMATCH\n" + kinds).decode()).communicators
+    assert len(communicators.members[0].counts) == MAX_KINDS
     nonsense = "".join(f"  Rank {number} has launched up to operation {number}\n" for number in range(20))
     snapshot = read_text(text_answer(TABLE.format("OK"), warnings=nonsense + "#7-0 (1) MISMATCH\n" + nonsense).decode())
     assert snapshot.communicators == []
@@ -289,12 +289,12 @@ def test_text_that_does_not_list_the_ranks_of_two_halves_says_so_and_names_none(
         )
         return read_text(text_answer(TABLE.format("MISMATCH"), warnings=warnings).decode())
 
-    found = judge(halves(41), halves(41))
-    assert (found.kind, found.moved, found.named) == ("insufficient_data", False, [])
-    said = summary_of(found, halves(41), 5.0)
-    assert "4 ranks" in said
-    assert "41" in said
-    assert "all 8 ranks" in said
+    result = judge(halves(41), halves(41))
+    assert (result.kind, result.moved, result.named) == ("insufficient_data", False, [])
+    summary = summary_of(result, halves(41), 5.0)
+    assert "4 ranks" in summary
+    assert "41" in summary
+    assert "all 8 ranks" in summary
     assert judge(halves(41), halves(40)).kind == "no_hang"
 
 
@@ -327,7 +327,7 @@ SENTENCES = (
 @given(st.lists(st.sampled_from(SENTENCES), max_size=30))
 def test_text_in_any_order_is_read_or_an_error(given_lines: list[str]) -> None:
     snapshot = read_text(text_answer(TABLE.format("MISMATCH"), warnings=lines(*given_lines)).decode())
-    found = judge(snapshot, snapshot)
-    assert all(0 <= rank < 8 for one in snapshot.communicators for rank in one.members)
-    assert summary_of(found, snapshot, 5.0)
-    assert len(differing(found)) <= 2
+    result = judge(snapshot, snapshot)
+    assert all(0 <= rank < 8 for communicator in snapshot.communicators for rank in communicator.members)
+    assert summary_of(result, snapshot, 5.0)
+    assert len(differing(result)) <= 2

@@ -252,7 +252,7 @@ def test_how_often_and_how_regularly_is_said(synthetic: Callable[..., Any]) -> N
     analysis = analyze([synthetic(steps=120, plan=plan).write()])
     assert (analysis.verdict.rank, analysis.verdict.pattern) == (3, "intermittent")
     assert "It is slow in 10% of the steps, one in 10." in analysis.verdict.summary
-    evidence = {one.name: one.value for one in analysis.findings[0].evidence}
+    evidence = {row.name: row.value for row in analysis.findings[0].evidence}
     assert evidence["period"] == 10
     assert evidence["slow_steps"] == pytest.approx(0.1, abs=0.01)
 

@@ -64,11 +64,11 @@ def written(run: Any, add_hardware: AddHardware, readings: Readings, *, every_ms
 
 
 def only(rank: int, different: dict[str, Any]) -> Readings:
-    return lambda one, _number: different if one == rank else {}
+    return lambda item, _number: different if item == rank else {}
 
 
 def late(rank: int, extra: dict[str, Any]) -> Callable[[int, int], dict[str, Any] | None]:
-    return lambda one, _step: extra if one == rank else None
+    return lambda item, _step: extra if item == rank else None
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_what_is_unusual_at_the_slow_rank_explains_it(
     assert f"explained by {reason.replace('_', ' ')}" in analysis.verdict.summary
     assert any(evidence.name.startswith("hardware.") for evidence in analysis.findings[0].evidence)
     # And there is no advice about the host's code
-    advised = {one.name for one in analysis.advice}
+    advised = {advice_item.name for advice_item in analysis.advice}
     assert "mend_hardware" in advised
     assert not advised & {"stalls", "compare_devices"}
 
@@ -110,7 +110,7 @@ def test_counters_that_rise_while_it_is_late_explain_it(
     counting: Readings = lambda rank, number: {field: 5 + rate * (number // 8)} if rank == 2 else {}  # noqa: E731
     analysis = analyze([written(synthetic(gpus=True, plan=late(2, SLOW)), add_hardware, counting)])
     assert analysis.verdict.explained_by == reason
-    [evidence] = [one for one in analysis.findings[0].evidence if one.name == f"hardware.{field}"]
+    [evidence] = [row for row in analysis.findings[0].evidence if row.name == f"hardware.{field}"]
     assert evidence.value == rate * 7
     assert "2001-09-09T01:46:40Z" in (evidence.detail or "")
 
@@ -122,7 +122,7 @@ def test_an_error_of_the_gpu_is_told_from_those_of_programs(synthetic: Synthetic
 
     analysis = analyze([written(synthetic(gpus=True, plan=late(2, SLOW)), add_hardware, readings)])
     assert analysis.verdict.explained_by == "xid"
-    [evidence] = [one for one in analysis.findings[0].evidence if one.name == "hardware.xid_errors"]
+    [evidence] = [row for row in analysis.findings[0].evidence if row.name == "hardware.xid_errors"]
     assert evidence.value == 1
 
 
@@ -277,13 +277,13 @@ def test_simulated_readings_are_called_simulated(synthetic: Synthetic, add_hardw
     path = written(synthetic(gpus=True, simulated=True, plan=late(2, SLOW)), add_hardware, only(2, HOT), simulated=True)
     analysis = analyze([path])
     assert "SIMULATED GPU readings" in analysis.verdict.summary
-    assert all("SIMULATED" in (one.detail or "") for one in analysis.findings[0].evidence if one.name.startswith("hardware."))
+    assert all("SIMULATED" in (row.detail or "") for row in analysis.findings[0].evidence if row.name.startswith("hardware."))
 
 
 def test_impossible_readings_are_no_reading(synthetic: Synthetic, add_hardware: AddHardware) -> None:
     path = synthetic(gpus=True, plan=late(2, SLOW)).write()
     odd = [HardwareSample(unix_ns=at, gpu_uuid="GPU-2", xid_errors=2**63, **HOT) for at in (-5, 0, 2**62, 2**63 - 1)]
-    add_hardware(path, "n1", [one for one in odd for _ in range(9)])
+    add_hardware(path, "n1", [item for item in odd for _ in range(9)])
     unexplained(analyze([path]))
 
 
@@ -307,16 +307,16 @@ def test_of_a_mig_device_its_gpu_speaks() -> None:
         for at in range(3)
         for uuid, parent, clock in (("MIG-a", "GPU-p", None), ("GPU-p", None, 1e9), ("GPU-q", None, 2e9))
     ]
-    found = readings_of(rows, ["a"], (0, 9))
-    assert list(found) == ["a"]
-    assert found["a"].known("sm_clock_hertz").tolist() == [1e9] * 3
+    readings = readings_of(rows, ["a"], (0, 9))
+    assert list(readings) == ["a"]
+    assert readings["a"].known("sm_clock_hertz").tolist() == [1e9] * 3
 
 
 def test_a_very_long_run_keeps_a_bounded_number_of_readings() -> None:
     rows = (HardwareSample(unix_ns=at, gpu_uuid="GPU-a", xid_errors=at) for at in range(5 * MAX_SAMPLES))
-    found = readings_of(rows, ["GPU-a"], (0, 2**62))["GPU-a"]
-    assert MAX_SAMPLES // 2 <= len(found.unix_ns) <= MAX_SAMPLES
-    assert np.diff(found.unix_ns).min() == np.diff(found.unix_ns).max()
+    result = readings_of(rows, ["GPU-a"], (0, 2**62))["GPU-a"]
+    assert MAX_SAMPLES // 2 <= len(result.unix_ns) <= MAX_SAMPLES
+    assert np.diff(result.unix_ns).min() == np.diff(result.unix_ns).max()
 
 
 def test_every_reason_of_the_table_has_advice_of_its_own() -> None:
@@ -349,7 +349,7 @@ def test_a_reading_belongs_to_the_step_it_was_taken_in(at: list[int], steps: lis
     starts = np.array([start for start, _ in steps], dtype=np.int64)
     walls = np.array([float(wall) for _, wall in steps])
     wanted = np.array([random.random() < 0.5 for _ in steps])
-    rows = [HardwareSample(unix_ns=one, gpu_uuid="GPU-a", power_watts=1.0) for one in at]
+    rows = [HardwareSample(unix_ns=unix_n, gpu_uuid="GPU-a", power_watts=1.0) for unix_n in at]
     readings = readings_of(rows, ["GPU-a"], (0, 2**62)).get("GPU-a")
     if readings is None:
         assert not at
@@ -357,8 +357,8 @@ def test_a_reading_belongs_to_the_step_it_was_taken_in(at: list[int], steps: lis
     inside = in_steps(readings, starts, walls, wanted)
     assert set(inside.unix_ns) <= set(at)
     assert len(in_steps(readings, starts, walls, ~wanted).unix_ns) + len(inside.unix_ns) <= len(at)
-    for one in inside.unix_ns:
-        assert any(start <= one < start + wall * 1000 for (start, wall), want in zip(steps, wanted, strict=True) if want)
+    for unix_n in inside.unix_ns:
+        assert any(start <= unix_n < start + wall * 1000 for (start, wall), want in zip(steps, wanted, strict=True) if want)
 
 
 @given(st.lists(st.none() | st.integers(0, 50), max_size=20))
@@ -366,12 +366,12 @@ def test_a_counter_never_falls_and_a_reset_counts_from_zero(values: list[int | N
     rows = [HardwareSample(unix_ns=at, gpu_uuid="g", xid_errors=value) for at, value in enumerate(values)]
     readings = readings_of(rows, ["g"], (0, 99)).get("g")
     rose = None if readings is None else readings.rises("xid_errors")
-    known = [value for value in values if value is not None]
-    if len(known) < 2:
+    collected = [value for value in values if value is not None]
+    if len(collected) < 2:
         assert rose is None
         return
     assert rose is not None
-    assert rose[0] == sum(after - before if after >= before else after for before, after in pairwise(known))
+    assert rose[0] == sum(after - before if after >= before else after for before, after in pairwise(collected))
     assert (rose[1] is None) == (rose[0] == 0)
 
 

@@ -76,7 +76,7 @@ def pipeline(synthetic: Synthetic) -> Callable[..., Any]:
 
 
 def slower(rank: int, us: float, phase: str = "forward", every: int = 1, **extra: Any) -> Callable[..., dict[str, Any] | None]:
-    return lambda one, step: {"phase": phase, "us": us, **extra} if one == rank and step % every == 0 else None
+    return lambda item, step: {"phase": phase, "us": us, **extra} if item == rank and step % every == 0 else None
 
 
 def gained(analysis: Analysis) -> float:
@@ -172,8 +172,8 @@ def test_the_bound_is_what_a_simulated_step_saves(synthetic: Synthetic, all_forw
         )
         evidence = read_evidence(run.write())
         schedule = schedule_of(evidence.compared[0], evidence.infos, evidence.pipeline)
-        slow = [one + us * (stage == late) for stage, one in enumerate(busy)]
-        before, after = (step_us(one, batches, all_forward_first=all_forward_first) for one in (slow, busy))
+        slow = [item + us * (stage == late) for stage, item in enumerate(busy)]
+        before, after = (step_us(item, batches, all_forward_first=all_forward_first) for item in (slow, busy))
         differences.append((saved_at_most_us([2 * late], schedule) - (before - after)) / before)
     # All forward passes first: exact. 1F1B overlaps the two ways of other stages a little more or less.
     assert np.abs(differences).max() < (1e-4 if all_forward_first else 0.12)

@@ -39,10 +39,15 @@ def row(lines: Lines, *, first: int = 10, last: int = 20, phase: Phase | None = 
 
 def test_the_line_with_the_largest_excess_is_named_with_its_shares() -> None:
     mine = [row({88: 42, 5: 8}), row({88: 42, 5: 8}, phase=None)]
-    found = find_stalled_line(mine, [[row({5: 10, 9: 40})], [row({5: 8, 9: 42})]], cost_share=0.8)
-    assert found is not None
-    assert (found.line, found.call, found.phase) == (88, "time.sleep", "forward")
-    assert (found.share, found.samples, found.healthy_share, found.healthy_samples) == (0.84, 100, 0.0, 100)
+    stalled_line = find_stalled_line(mine, [[row({5: 10, 9: 40})], [row({5: 8, 9: 42})]], cost_share=0.8)
+    assert stalled_line is not None
+    assert (stalled_line.line, stalled_line.call, stalled_line.phase) == (88, "time.sleep", "forward")
+    assert (stalled_line.share, stalled_line.samples, stalled_line.healthy_share, stalled_line.healthy_samples) == (
+        0.84,
+        100,
+        0.0,
+        100,
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,22 +68,22 @@ def test_no_line_is_named_without_enough_evidence(mine: Lines, others: Sequence[
 def test_waiting_for_other_ranks_is_no_stall() -> None:
     # The slow rank computes as long as the others, waits less, and sleeps
     mine, other = row({5: 30, 88: 60, 7: 10}), row({5: 30, 7: 70})
-    found = find_stalled_line([mine], [[other]], cost_share=0.6)
-    assert found is not None
-    assert found.line == 88
+    stalled_line = find_stalled_line([mine], [[other]], cost_share=0.6)
+    assert stalled_line is not None
+    assert stalled_line.line == 88
 
 
 @pytest.mark.parametrize("phases", [("forward", "backward"), (None, None)])
 def test_a_phase_that_is_not_clear_is_left_out(phases: tuple[Phase | None, Phase | None]) -> None:
     mine = [row({88: 50}, phase=phase) for phase in phases]
-    found = find_stalled_line(mine, [[row({5: 100})]], cost_share=0.5)
-    assert found is not None
-    assert found.phase is None
+    stalled_line = find_stalled_line(mine, [[row({5: 100})]], cost_share=0.5)
+    assert stalled_line is not None
+    assert stalled_line.phase is None
 
 
 def test_only_samples_in_the_steps_of_the_verdict_count() -> None:
     rows = [row({1: 9}, first=1, last=9), row({2: 9}, first=8, last=12), row({3: 9}, first=20, last=30)]
-    assert [one.lines[0].line for one in samples_in(rows, (10, 20))] == [2]
+    assert [item.lines[0].line for item in samples_in(rows, (10, 20))] == [2]
     assert len(samples_in(rows, None)) == 3
     # Damaged records, which another user may have written, and rows without samples
     assert samples_in([row({1: 9}, total=2), row({1: -9}, total=5), StackSamples(start_unix_ns=1, end_unix_ns=1)], None) == []
@@ -120,8 +125,8 @@ def test_the_verdict_says_at_which_line_the_rank_stalls_and_advises_no_py_spy(sy
     for fact in ("in forward, at train.py:88", "time.sleep", "84% of 100 samples", "healthy ranks 0%"):
         assert fact in verdict.summary
         assert fact in analysis.findings[0].summary
-    told = [*verdict.next, *(one.action for one in analysis.advice)]
-    assert not any("py-spy" in action for action in told)
+    collected = [*verdict.next, *(advice_item.action for advice_item in analysis.advice)]
+    assert not any("py-spy" in action for action in collected)
     assert "train.py:88" in verdict.next[0]
 
 

@@ -29,11 +29,11 @@ def table_of(ranks: int) -> StepTable:
 @pytest.mark.parametrize("ranks", [9, MOST_PEERS + 1, 5 * MOST_PEERS])
 def test_the_excess_is_over_the_peer_in_the_middle_however_many_there_are(ranks: int) -> None:
     peers = [rank for rank in range(ranks) if rank != SLOW]
-    found = signals_of(table_of(ranks), SLOW, np.ones(STEPS, dtype=bool), peers, device_busy_us=None)
+    signals = signals_of(table_of(ranks), SLOW, np.ones(STEPS, dtype=bool), peers, device_busy_us=None)
     # With thousands of peers a sample is taken, whose median is at most one stride away.
-    assert found.phases_us["forward"] == pytest.approx(EXCESS_US, abs=max(1.0, ranks / MOST_PEERS))
-    assert found.phases_us["backward"] == pytest.approx(0)
-    assert found.phase == "forward"
+    assert signals.phases_us["forward"] == pytest.approx(EXCESS_US, abs=max(1.0, ranks / MOST_PEERS))
+    assert signals.phases_us["backward"] == pytest.approx(0)
+    assert signals.phase == "forward"
 
 
 def test_only_the_affected_steps_count() -> None:
@@ -66,8 +66,8 @@ def test_agreement_is_the_share_of_resamples_with_the_same_cause() -> None:
     always = np.ones(16, dtype=bool)
     causes = {}
     for of_data in (0, 9, 16):
-        found = signals_of(table(of_data), SLOW, always, peers, device_busy_us=None)
-        causes[of_data] = cause_of(found).cause, found.agreement
+        signals = signals_of(table(of_data), SLOW, always, peers, device_busy_us=None)
+        causes[of_data] = cause_of(signals).cause, signals.agreement
     assert causes[0] == ("host", 1.0)
     assert causes[16] == ("input", 1.0)
     # then the cause is doubtful where it depends on the steps that happen to be there
@@ -108,7 +108,7 @@ def test_a_host_that_sleeps_is_told_from_a_slow_device_by_its_cpu_time(
 
     table = StepTable.from_records(0, {rank: [record(rank, step) for step in range(STEPS)] for rank in range(4)})
     others = [rank for rank in range(4) if rank != SLOW]
-    found = signals_of(table, SLOW, np.ones(STEPS, dtype=bool), others, device_busy_us=None)
-    found = replace(found, device_unseen=True)
-    assert found.own_us == pytest.approx(60)
-    assert (cause_of(found).cause, found.sleeps) == (cause, cause == "host")
+    signals = signals_of(table, SLOW, np.ones(STEPS, dtype=bool), others, device_busy_us=None)
+    signals = replace(signals, device_unseen=True)
+    assert signals.own_us == pytest.approx(60)
+    assert (cause_of(signals).cause, signals.sleeps) == (cause, cause == "host")

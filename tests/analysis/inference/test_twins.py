@@ -16,7 +16,7 @@ STEP_US = 150.0
 def stages(steps: int, *, seed: int, apart_us: float = 0.3, lasting: float = 0.8, noise_us: float = 1.0) -> list[DeviceOwnTimes]:
     """Return the own times of two replicas of each stage, whose noise lasts, and whose means are ``apart_us`` apart."""
     rng = np.random.default_rng(seed)
-    found = []
+    collected = []
     for stage in range(STAGES):
         own = np.empty((2, steps))
         state = rng.normal(0, noise_us, 2)
@@ -24,8 +24,8 @@ def stages(steps: int, *, seed: int, apart_us: float = 0.3, lasting: float = 0.8
             own[:, step] = 100 + 20 * stage + state
             state = lasting * state + np.sqrt(1 - lasting**2) * rng.normal(0, noise_us, 2)
         own[0] += apart_us
-        found.append(DeviceOwnTimes([stage, STAGES + stage], list(range(steps)), own, STEP_US))
-    return found
+        collected.append(DeviceOwnTimes([stage, STAGES + stage], list(range(steps)), own, STEP_US))
+    return collected
 
 
 @pytest.mark.parametrize("steps", [6, 10, 16])

@@ -87,10 +87,10 @@ print(ray.is_initialized())
 """
     environ = {**os.environ, **cluster.environ, "RAY_DEDUP_LOGS_SKIP_REGEX": ".*"}
     command = [sys.executable, "-c", ENGINE + code, cluster.address]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
     # then both nodes have worked, the order is kept, and each fault is one line
-    assert done.returncode == 0, done.stderr
-    nodes, order, lost, refused, connected = done.stdout.splitlines()
+    assert completed.returncode == 0, completed.stderr
+    nodes, order, lost, refused, connected = completed.stdout.splitlines()
     assert (int(nodes), order, connected) == (NODES, "[1, 2, 3, 4]", "True")
     assert re.fullmatch(r"a task on the Ray cluster, with .*python.*, was lost \(WorkerCrashedError\): was it killed.*", lost)
     assert refused == "this program is connected to a Ray cluster already: leave the address out"
@@ -98,16 +98,16 @@ print(ray.is_initialized())
 
 def test_ctrl_c_ends_the_tasks_and_leaves_the_cluster(cluster: Cluster, tmp_path: Path) -> None:
     # given a long task
-    told = tmp_path / "pid"
-    say = f"__import__('pathlib').Path({os.fspath(told)!r}).write_text(str(__import__('os').getpid()))"
+    result = tmp_path / "pid"
+    say = f"__import__('pathlib').Path({os.fspath(result)!r}).write_text(str(__import__('os').getpid()))"
     task = f"{say}, __import__('time').sleep(600)"
     command = [sys.executable, "-c", f"{ENGINE}list(each(eval, [{task!r}], sys.argv[1]))", cluster.address]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **cluster.environ}) as program:
         until = time.monotonic() + 100
-        while not (told.exists() and told.read_text()):
+        while not (result.exists() and result.read_text()):
             assert time.monotonic() < until
             time.sleep(0.1)
-        worker = int(told.read_text())
+        worker = int(result.read_text())
         assert worker in cluster.processes()
         # when its program is interrupted
         program.send_signal(signal.SIGINT)
@@ -135,5 +135,5 @@ importlib.metadata.version = version
 outcome, node, found = cloudpickle.loads(sys.stdin.buffer.read())(("0.1.0", "/", b""), b"", None)
 print(outcome, pickle.loads(found))
 """
-    done = subprocess.run([sys.executable, "-c", code], input=travels, capture_output=True, check=False)
-    assert done.stdout == b"version None\n", done.stderr
+    completed = subprocess.run([sys.executable, "-c", code], input=travels, capture_output=True, check=False)
+    assert completed.stdout == b"version None\n", completed.stderr

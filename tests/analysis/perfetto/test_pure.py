@@ -183,9 +183,9 @@ def test_an_early_profile_leaves_the_room_to_the_steps_after_it() -> None:
 def test_the_steps_exported_fit(weights: dict[int, int], profiled: set[int], limit: int) -> None:
     chosen = fitting_steps(weights, profiled, limit)
     assert chosen is not None
-    held = [step for step in weights if chosen[0] <= step < chosen[1]]
-    assert held
-    assert sum(weights[step] for step in held) <= limit or len(held) == 1
+    steps = [step for step in weights if chosen[0] <= step < chosen[1]]
+    assert steps
+    assert sum(weights[step] for step in steps) <= limit or len(steps) == 1
 
 
 def test_a_selection_has_what_is_between_its_bounds() -> None:

@@ -146,10 +146,10 @@ def exported(*paths: Path, raw: bool | None = None, verdict: bool = True, **sele
 
 
 def by_step(slices: list[Slice]) -> dict[int, list[Slice]]:
-    found: dict[int, list[Slice]] = {}
-    for one in slices:
-        found.setdefault(one.args["step"], []).append(one)
-    return found
+    by_key: dict[int, list[Slice]] = {}
+    for slice_ in slices:
+        by_key.setdefault(slice_.args["step"], []).append(slice_)
+    return by_key
 
 
 def test_every_rank_is_a_process_below_the_verdict(tmp_path: Path) -> None:
@@ -174,9 +174,9 @@ def test_every_rank_is_a_process_below_the_verdict(tmp_path: Path) -> None:
 def test_phases_fill_the_step_and_blocked_time_ends_its_phase(tmp_path: Path) -> None:
     model, _ = exported(make_run(tmp_path / "run"))
     steps = model.of("step", "rank 0")
-    assert [one.name for one in steps] == [f"step {number}" for number in range(6)]
+    assert [step.name for step in steps] == [f"step {number}" for number in range(6)]
     phases = model.of("phase", "rank 0")
-    assert [one.name for one in phases[:5]] == ["data", "forward", "backward", "optimizer", "between_steps"]
+    assert [step.name for step in phases[:5]] == ["data", "forward", "backward", "optimizer", "between_steps"]
     assert phases[0].start == steps[0].start
     assert phases[4].end == steps[0].end == steps[1].start
     blocked = model.of("blocked", "rank 0")
@@ -192,12 +192,12 @@ def test_collectives_that_ended_together_do_so_again_whatever_the_clocks_said(tm
     model, result = exported(make_run(tmp_path / "run", on_cpu=on_cpu))
     # then every collective ends at one moment
     collectives = by_step(model.of("collective"))
-    assert {step: len(held) for step, held in collectives.items()} == {2: 4, 3: 4}
-    for held in collectives.values():
-        assert max(one.end for one in held) - min(one.end for one in held) <= 1
+    assert {step: len(collective) for step, collective in collectives.items()} == {2: 4, 3: 4}
+    for collective in collectives.values():
+        assert max(item.end for item in collective) - min(item.end for item in collective) <= 1
     # and steps that began together begin together
-    for held in by_step(model.of("step")).values():
-        assert max(one.start for one in held) - min(one.start for one in held) <= 1
+    for collective in by_step(model.of("step")).values():
+        assert max(item.start for item in collective) - min(item.start for item in collective) <= 1
     assert result.clock.offset_us[3] - result.clock.offset_us[0] == pytest.approx(250_000)
     assert result.clock.residual_us == pytest.approx(0, abs=0.01)
 
@@ -218,7 +218,7 @@ def test_ranks_of_one_kernel_are_on_one_clock_whatever_their_hosts_are_called(tm
     assert "one clock" in note.name
     assert "disagree" not in note.name
     steps = by_step(model.of("step"))[0]
-    assert max(one.start for one in steps) - min(one.start for one in steps) == 2_000_000
+    assert max(step.start for step in steps) - min(step.start for step in steps) == 2_000_000
 
 
 def test_machines_that_share_a_host_name_have_clocks_of_their_own(tmp_path: Path) -> None:
@@ -240,18 +240,18 @@ def test_ranks_of_one_kernel_need_no_collective_to_be_compared(tmp_path: Path) -
 def test_who_waited_for_whom_is_drawn(tmp_path: Path, on_cpu: bool) -> None:
     model, result = exported(make_run(tmp_path / "run", on_cpu=on_cpu))
     waits = model.of("wait")
-    assert {one.process[:6] for one in waits} == {"rank 0", "rank 1", "rank 2"}
-    assert {one.name for one in waits} == {"waiting for rank 3"}
+    assert {wait.process[:6] for wait in waits} == {"rank 0", "rank 1", "rank 2"}
+    assert {wait.name for wait in waits} == {"waiting for rank 3"}
     # inside the collective, as long as the last rank was late
-    assert {one.depth for one in waits} == {1}
-    assert sorted({one.end - one.start for one in waits}) == [3_001_000, 3_002_000, 3_003_000]
+    assert {wait.depth for wait in waits} == {1}
+    assert sorted({wait.end - wait.start for wait in waits}) == [3_001_000, 3_002_000, 3_003_000]
     assert (result.arrows, len(model.arrows)) == (6, 6)
     for begin, end in model.arrows:
         assert begin.process.startswith("rank 3")
         assert begin.kind == "collective"
         assert end.process != begin.process
-    last = next(one for one in model.of("collective") if one.process.startswith("rank 3"))
-    first = next(one for one in model.of("collective") if one.process.startswith("rank 0"))
+    last = next(wait for wait in model.of("collective") if wait.process.startswith("rank 3"))
+    first = next(wait for wait in model.of("collective") if wait.process.startswith("rank 0"))
     assert last.args["last_to_arrive"] == first.args["last_to_arrive"] == 3
     assert (first.args["wait_us"], last.args["wait_us"]) == (pytest.approx(3003), 0)
     assert first.args["bytes"] == 4096
@@ -284,8 +284,8 @@ def test_the_verdict_lies_over_its_steps(synthetic: Callable[..., Any]) -> None:
     assert verdict.args["next"]
     assert verdict.args["confidence"] > 0.5
     covered = by_step(model.of("step"))[verdict.args["steps"][0]]
-    assert verdict.start == min(one.start for one in covered)
-    assert verdict.end == max(one.end for one in model.of("step"))
+    assert verdict.start == min(event.start for event in covered)
+    assert verdict.end == max(event.end for event in model.of("step"))
     finding = model.of("finding")[0]
     assert "us" in finding.args["evidence"]["saved"]
     # without collectives the export reports nothing about clocks
@@ -335,7 +335,7 @@ def test_hardware_is_on_the_common_clock_and_a_missing_value_is_no_zero(tmp_path
     assert abs(temperature[0][0] - first_step) <= 1
     assert [value for _, value in model.counters["host b · hardware", "GPU 1 power W"]] == [300.0, 300.0]
     assert {value for _, value in model.counters["host b · hardware", "GPU 1 SM clock MHz"]} == {1400.0}
-    assert [one.name for one in model.of("hardware")] == [
+    assert [event.name for event in model.of("hardware")] == [
         "GPU 1: clock lowered: sw_thermal_slowdown",
         "GPU 1: clock no longer lowered",
         "GPU 1: 1 more Xid errors",
@@ -351,9 +351,9 @@ def test_garbage_collection_is_a_counter_as_nobody_knows_when_it_was(tmp_path: P
 def test_chosen_steps_and_ranks_only_are_exported_but_matched_with_all(tmp_path: Path) -> None:
     model, result = exported(make_run(tmp_path / "run"), first=3, past=5, ranks=frozenset({0, 3}))
     assert (result.ranks, result.steps) == ([0, 3], (3, 5))
-    assert {one.args["step"] for one in model.of("step")} == {3, 4}
-    assert {one.process[:6] for one in model.of("step")} == {"rank 0", "rank 3"}
-    assert [one.name for one in model.of("wait")] == ["waiting for rank 3"]
+    assert {event.args["step"] for event in model.of("step")} == {3, 4}
+    assert {event.process[:6] for event in model.of("step")} == {"rank 0", "rank 3"}
+    assert [event.name for event in model.of("wait")] == ["waiting for rank 3"]
     assert result.arrows == 1
 
 
@@ -363,7 +363,7 @@ def test_clocks_of_steps_without_a_profile_are_those_of_the_nearest_one(tmp_path
     assert result.clock.fitted_to == "steps 2 to 3"
     assert result.clock.matched == 2
     (held,) = by_step(model.of("step")).values()
-    assert max(one.start for one in held) - min(one.start for one in held) <= 1
+    assert max(item.start for item in held) - min(item.start for item in held) <= 1
 
 
 def test_what_does_not_fit_is_left_out_and_named(tmp_path: Path) -> None:
@@ -374,7 +374,7 @@ def test_what_does_not_fit_is_left_out_and_named(tmp_path: Path) -> None:
     assert result.steps[1] == 107
     assert result.events <= 1_000
     assert len(model.of("collective")) == 8
-    assert any("of steps 0 to 199" in said and "--steps" in said for said in result.left_out)
+    assert any("of steps 0 to 199" in item and "--steps" in item for item in result.left_out)
 
 
 @pytest.mark.parametrize(
@@ -424,11 +424,11 @@ def test_records_of_another_age_move_nothing(tmp_path: Path) -> None:
     append(rank_dir(run, 0, 0), "windows", breakdown(3, 5, "cuda"))
     model, result = exported(run)
     assert len(model.of("step")) == 24
-    assert max(one.end for one in model.of("step")) < 10**9
+    assert max(event.end for event in model.of("step")) < 10**9
     (verdict,) = model.of("verdict")
     assert verdict.end - verdict.start < 10**9
     assert "1 record: times that make no sense" in result.left_out
-    assert any("far from those of the rest" in said for said in result.left_out)
+    assert any("far from those of the rest" in item for item in result.left_out)
 
 
 def test_windows_are_exported_where_the_step_records_are_gone(tmp_path: Path) -> None:
@@ -455,7 +455,7 @@ def test_steps_that_seem_to_overlap_by_a_little_stay_on_one_track(tmp_path: Path
     append(rank_dir(run, 0, 0), "steps", *(step_record(number, start) for number, start in enumerate(starts)))
     model, _ = exported(run)
     steps = model.of("step")
-    assert [one.track for one in steps] == ["steps", "steps", "steps (2)"]
+    assert [step.track for step in steps] == ["steps", "steps", "steps (2)"]
     assert steps[0].end == steps[1].start
     assert steps[0].args["wall_us"] == STEP_US
 
@@ -465,8 +465,8 @@ def test_short_steps_whose_two_clocks_were_read_apart_stay_on_one_track(tmp_path
     short = [replace(step_record(number, START + number * 1_000_000), wall_us=1023.0) for number in range(4)]
     append(rank_dir(run, 0, 0), "steps", *short)
     model, _ = exported(run, verdict=False)
-    assert {one.track for one in model.of("step")} == {"steps"}
-    assert {one.track for one in model.of("phase")} == {"phases (in their usual order)"}
+    assert {event.track for event in model.of("step")} == {"steps"}
+    assert {event.track for event in model.of("phase")} == {"phases (in their usual order)"}
 
 
 @pytest.mark.parametrize("absurd", [np.inf, -np.inf, 3e38, -3e38, np.nan])
@@ -480,7 +480,7 @@ def test_absurd_times_are_not_drawn(tmp_path: Path, absurd: float) -> None:
     step_files.save(file, rows)
     model, _ = exported(run, verdict=False)
     assert len(model.of("step")) == 24
-    assert max(one.end for one in (*model.of("step"), *model.of("phase"), *model.of("blocked"))) < 10**9
+    assert max(event.end for event in (*model.of("step"), *model.of("phase"), *model.of("blocked"))) < 10**9
 
 
 def test_hostile_names_are_inert(tmp_path: Path) -> None:
@@ -545,17 +545,17 @@ def test_raw_traces_that_were_kept_are_merged_in_on_request(tmp_path: Path) -> N
     # when all steps are exported, they are omitted, and the output reports it
     model, result = exported(run)
     assert model.of("kernel") == []
-    assert any("3 were kept; --raw" in said for said in result.left_out)
+    assert any("3 were kept; --raw" in item for item in result.left_out)
     # when steps are chosen, the traces of these steps are included
     model, result = exported(run, first=2, past=3)
     kernels = model.of("kernel")
-    assert {one.track for one in kernels} == {"device 0 stream 7"}
-    assert {one.process[:6] for one in kernels} == {"rank 0", "rank 3"}
+    assert {kernel.track for kernel in kernels} == {"device 0 stream 7"}
+    assert {kernel.process[:6] for kernel in kernels} == {"rank 0", "rank 3"}
     assert kernels[0].args == {"grid": [1, 2, 3]}
     assert kernels[0].end - kernels[0].start == 100_125
     first = model.of("step", "rank 3")[0]
     assert abs(model.of("kernel", "rank 3")[0].start - first.start - 50_000) <= 1
-    assert any("window-000000001" in said and "gzip" in said for said in result.left_out)
+    assert any("window-000000001" in item and "gzip" in item for item in result.left_out)
     # and on request
     assert len(exported(run, raw=True)[0].of("kernel")) == 4
     assert exported(run, raw=False, first=2, past=3)[0].of("kernel") == []

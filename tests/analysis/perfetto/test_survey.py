@@ -38,7 +38,7 @@ def possible(record: StepRecord) -> bool:
 def events_of(record: StepRecord) -> int:
     """Return the number of events of a step: the step, its garbage collection counter, its phases, and the waiting in them."""
     times = [record.phases_us, *([] if record.blocked_us is None else [record.blocked_us])]
-    return 2 + sum(getattr(one, phase) is not None for one in times for phase in ("forward", "backward", "data"))
+    return 2 + sum(getattr(time_, phase) is not None for time_ in times for phase in ("forward", "backward", "data"))
 
 
 @given(ranks, bounds, bounds)
@@ -54,9 +54,9 @@ def test_steps_are_counted_over_the_ranks(kept: list[list[StepRecord]], first: i
     assert survey.damaged == sum(map(len, kept)) - len(good)
     assert survey.recorded == ((min(recorded), max(recorded) + 1) if recorded else None)
     assert survey.profiled == {record.step for record in chosen if record.profiled}
-    assert survey.all_weights() == {step: sum(events_of(one) for one in chosen if one.step == step) for step in steps}
+    assert survey.all_weights() == {step: sum(events_of(item) for item in chosen if item.step == step) for step in steps}
     for part in (range(13), range(3, 7)):
-        by_rank = ({one.step for one in of_rank if possible(one) and selection.has_step(one.step)} for of_rank in kept)
+        by_rank = ({item.step for item in of_rank if possible(item) and selection.has_step(item.step)} for of_rank in kept)
         assert survey.records_of(part) == sum(len(of_rank & set(part)) for of_rank in by_rank)
         here = [record for record in chosen if record.step in part]
         extent = survey.extent((part.start, part.stop))

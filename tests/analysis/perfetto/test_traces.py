@@ -19,8 +19,8 @@ Events = list[dict[str, Any]]
 
 
 def kernel(name: str, ts: float, dur: float, stream: int = 7, **args: Any) -> dict[str, Any]:
-    found = {"ph": "X", "cat": "kernel", "name": name, "ts": ts, "dur": dur, "pid": 0, "tid": stream}
-    return {**found, "args": {"stream": stream, **args}}
+    by_key = {"ph": "X", "cat": "kernel", "name": name, "ts": ts, "dur": dur, "pid": 0, "tid": stream}
+    return {**by_key, "args": {"stream": stream, **args}}
 
 
 def on_cpu(name: str, ts: float, dur: float, *, cat: str = "cpu_op", tid: int = 11) -> dict[str, Any]:
@@ -53,19 +53,19 @@ def test_all_ranks_of_dlrm_are_on_one_clock(shared_data: Path) -> None:
     # matched collectives end together, to within a few microseconds
     assert result.clock.residual_us is not None
     ends: dict[int, list[int]] = {}
-    for one in model.of("collective"):
-        ends.setdefault(one.args["index"], []).append(one.end)
-    spreads = sorted(max(held) - min(held) for held in ends.values())
-    assert {len(held) for held in ends.values()} == {8}
+    for event in model.of("collective"):
+        ends.setdefault(event.args["index"], []).append(event.end)
+    spreads = sorted(max(item) - min(item) for item in ends.values())
+    assert {len(item) for item in ends.values()} == {8}
     assert (spreads[3] + spreads[4]) / 2 / 1000 == pytest.approx(result.clock.residual_us, abs=0.01)
     assert spreads[-1] < 10_000
     # and so do the kernels of the raw events below
-    kernels = {(one.process, one.start, one.end) for one in model.of("kernel")}
-    assert {(one.process, one.start, one.end) for one in model.of("collective")} <= kernels
+    kernels = {(event.process, event.start, event.end) for event in model.of("kernel")}
+    assert {(event.process, event.start, event.end) for event in model.of("collective")} <= kernels
     # the late rank is the rank of the verdict
     (verdict,) = model.of("verdict")
     assert verdict.args["rank"] == 7
-    assert sum(one.end - one.start for one in model.of("wait") if one.name == "waiting for rank 7") > 20_000_000
+    assert sum(event.end - event.start for event in model.of("wait") if event.name == "waiting for rank 7") > 20_000_000
     assert result.arrows == len([begin for begin, _ in model.arrows if begin.kind == "collective"]) > 0
     # launches are linked to the kernels that they launched
     assert all(begin.kind == "cuda_runtime" for begin, end in model.arrows if end.kind in {"kernel", "gpu_memcpy"})
@@ -89,9 +89,9 @@ def test_reference_traces_lose_nothing_in_perfetto(shared_data: Path, name: str)
     assert result.ranks
     assert len(model.slices) > 500
     added = {"collective", "wait", "step", "verdict", "finding", "warning", "clock", "left out"}
-    raw = [one for one in model.slices if one.kind not in added]
+    raw = [slice_ for slice_ in model.slices if slice_.kind not in added]
     assert len(raw) + 2 * (len(model.arrows) - result.arrows) <= limit
-    assert all("too many" not in said and "far from" not in said for said in result.left_out)
+    assert all("too many" not in item and "far from" not in item for item in result.left_out)
 
 
 def test_two_hosts_whose_clocks_differ_agree_after_export(tmp_path: Path) -> None:
@@ -106,17 +106,17 @@ def test_two_hosts_whose_clocks_differ_agree_after_export(tmp_path: Path) -> Non
     model, result = exported(tmp_path)
     assert result.clock.offset_us[1] - result.clock.offset_us[0] == pytest.approx(3_000_000)
     assert model.processes[1:] == ["rank 0 · host n0", "rank 1 · host n1"]
-    ends = [[one.end for one in model.of("kernel", f"rank {rank}")] for rank in (0, 1)]
+    ends = [[event.end for event in model.of("kernel", f"rank {rank}")] for rank in (0, 1)]
     assert ends[0] == ends[1]
     # rank 1 came 200 us later each time
-    assert [(one.name, one.end - one.start) for one in model.of("wait")] == [("waiting for rank 1", 200_000)] * 6
+    assert [(event.name, event.end - event.start) for event in model.of("wait")] == [("waiting for rank 1", 200_000)] * 6
     assert result.arrows == 6
 
 
 def test_kernels_that_overlap_on_a_stream_go_to_a_second_track(tmp_path: Path) -> None:
     events = [kernel("a", 0, 100), kernel("b", 50, 100), kernel("c", 150, 10), on_cpu("outer", 0, 80), on_cpu("inner", 10, 70)]
     model, _ = exported(write(tmp_path / "rank-0.json", events))
-    where = {one.name: (one.track, one.depth) for one in model.slices}
+    where = {slice_.name: (slice_.track, slice_.depth) for slice_ in model.slices}
     assert where["a"] == ("device 0 stream 7", 0)
     assert where["b"] == ("device 0 stream 7 (2)", 0)
     assert where["c"] == ("device 0 stream 7", 0)
@@ -145,13 +145,13 @@ def test_notes_of_a_stream_are_beside_its_kernels_and_arrows_end_at_kernels(tmp_
     ]
     model, _ = exported(write(tmp_path / "rank-0.json", events))
     assert [(begin.name, end.name) for begin, end in model.arrows] == [("cudaLaunchKernel", "gemm")]
-    assert {one.name: one.track for one in model.slices if one.process == "rank 0"} == {
+    assert {slice_.name: slice_.track for slice_ in model.slices if slice_.process == "rank 0"} == {
         "cudaLaunchKernel": "main �[31m",
         "[memory]": "main �[31m",
         "gemm": "device 0 stream 7",
         "forward": "device 0 stream 7: annotations",
     }
-    assert next(one.args for one in model.slices if one.name == "[memory]") == {"Bytes": 7}
+    assert next(slice_.args for slice_ in model.slices if slice_.name == "[memory]") == {"Bytes": 7}
 
 
 def test_absolute_times_with_decimals_keep_every_nanosecond(tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_chosen_steps_are_cut_out_of_a_trace(tmp_path: Path) -> None:
     events += [kernel(f"k{number}", 1000 * number + 50, 10) for number in range(4)]
     model, result = exported(write(tmp_path / "rank-0.json", events), first=1, past=3)
     assert result.steps == (1, 3)
-    assert {one.name for one in model.of("kernel")} == {"k1", "k2"}
-    assert [one.name for one in model.of("step")] == ["step 1", "step 2"]
+    assert {event.name for event in model.of("kernel")} == {"k1", "k2"}
+    assert [event.name for event in model.of("step")] == ["step 1", "step 2"]
     with pytest.raises(InputError, match="none of these steps; there are steps 0 to 3"):
         exported(tmp_path / "rank-0.json", first=9)
 
@@ -211,8 +211,8 @@ def test_what_does_not_fit_loses_instants_and_arrows_and_the_shortest(tmp_path: 
     events += [{"ph": "i", "name": "moment", "pid": 0, "tid": 7, "ts": 5, "s": "t"}] * 10
     file = write(tmp_path / "rank-0.json", events)
     model, result = exported(file, max_events=20)
-    assert [one.name for one in model.of("kernel")] == [f"k{number}" for number in range(30, 50)]
-    assert any("30 slices of the raw traces" in said and "10 instants" in said for said in result.left_out)
+    assert [event.name for event in model.of("kernel")] == [f"k{number}" for number in range(30, 50)]
+    assert any("30 slices of the raw traces" in item and "10 instants" in item for item in result.left_out)
     assert len(exported(file, max_events=50)[0].of("kernel")) == 50
 
 
@@ -229,11 +229,11 @@ def test_damaged_events_are_counted_and_the_rest_is_there(tmp_path: Path) -> Non
     ]
     wild = kernel("\x00\x1b" + "n" * 9000, 20, 5, deep=[[[[[[1]]]]]], text="\x1b" * 5000)
     model, result = exported(write(tmp_path / "rank-0.json", [*events, wild]))
-    assert [one.name for one in model.of("kernel")][:1] == ["good"]
-    assert all(one.name.isprintable() and len(one.name) <= 200 for one in model.slices)
-    said = " ".join(result.left_out)
-    assert "are damaged" in said
-    assert "2 counter events" in said
+    assert [slice_.name for slice_ in model.of("kernel")][:1] == ["good"]
+    assert all(slice_.name.isprintable() and len(slice_.name) <= 200 for slice_ in model.slices)
+    output = " ".join(result.left_out)
+    assert "are damaged" in output
+    assert "2 counter events" in output
 
 
 def test_an_event_of_another_age_moves_nothing(tmp_path: Path) -> None:
@@ -243,8 +243,8 @@ def test_an_event_of_another_age_moves_nothing(tmp_path: Path) -> None:
     events += [kernel("old", 3, 5), kernel("ncclDevKernel_AllReduce", 4, 5, 20), kernel("new", 3_800_000_000_000_000, 5)]
     file = write(tmp_path / "rank-0.json", events, base=0)
     model, result = exported(file)
-    assert [one.name for one in model.of("kernel")] == [f"k{number}" for number in range(9)]
-    assert min(one.start for one in model.slices) + result.base_unix_ns == now * 1000
+    assert [event.name for event in model.of("kernel")] == [f"k{number}" for number in range(9)]
+    assert min(event.start for event in model.slices) + result.base_unix_ns == now * 1000
     assert result.left_out == ["25.0% of the 12 device events of rank 0 are damaged: 3 left out, far in time from the rest"]
 
 
@@ -254,6 +254,6 @@ def test_an_unreadable_trace_of_a_folder_is_left_out_and_named(tmp_path: Path) -
     torn.write_text(torn.read_text()[:-60])
     _, result = exported(tmp_path)
     assert result.ranks == [0]
-    assert any("rank-1.json: truncated" in said for said in result.left_out)
+    assert any("rank-1.json: truncated" in item for item in result.left_out)
     with pytest.raises(InputError, match=r"rank-1\.json"):
         exported(tmp_path / "rank-0.json", tmp_path / "rank-1.json")

@@ -34,7 +34,7 @@ def test_the_sentence_the_ranks_the_wait_and_what_to_do_next(synthetic: Callable
     assert text.splitlines()[-1].strip() in " ".join(analysis.verdict.next)
     # and the other tables with --detail
     detailed = render_text(analysis, detail=True)
-    wait = {one.name: one.value for one in analysis.findings[0].evidence}["imposed_wait"]
+    wait = {row.name: row.value for row in analysis.findings[0].evidence}["imposed_wait"]
     for part in (
         "imposed wait, summed over the ranks that waited (from step records)",
         f"imposed wait of rank 2: {format_duration(wait)} per step and waiting rank",
@@ -113,9 +113,9 @@ def test_a_large_job_shows_the_interesting_ranks_only(synthetic: Callable[..., A
 
 def test_a_host_at_fault_is_shown_as_one(synthetic: Callable[..., Any]) -> None:
     plan = lambda rank, _step: {"us": 60_000} if rank in (40, 41) else None  # noqa: E731
-    found = analyze([synthetic(ranks=64, steps=12, plan=plan).write()])
+    result = analyze([synthetic(ranks=64, steps=12, plan=plan).write()])
     verdict = msgspec.structs.replace(
-        found.verdict,
+        result.verdict,
         kind="straggler",
         ranks=[40, 41],
         rank=40,
@@ -125,7 +125,7 @@ def test_a_host_at_fault_is_shown_as_one(synthetic: Callable[..., Any]) -> None:
         judged_ranks=64,
         judged_steps=10,
     )
-    text = render_text(msgspec.structs.replace(found, verdict=verdict), width=120)
+    text = render_text(msgspec.structs.replace(result, verdict=verdict), width=120)
     head, _, rest = text.partition("\n\n")
     assert "healing it saves 31% to 40% of the typical step" in head
     assert "judged by 10 steps of 64 ranks" in " ".join(head.split())
@@ -133,8 +133,8 @@ def test_a_host_at_fault_is_shown_as_one(synthetic: Callable[..., Any]) -> None:
     assert re.match(r"n20 < +40, 41 ", table.splitlines()[1])
     assert f"{32 - SHOWN_ROWS} more hosts not shown" in table
     assert "\nrank " not in rest
-    narrow = render_text(msgspec.structs.replace(found, verdict=verdict), width=80)
-    assert all(len(line) <= 80 for line in narrow.splitlines() if str(found.source.path) not in line)
+    narrow = render_text(msgspec.structs.replace(result, verdict=verdict), width=80)
+    assert all(len(line) <= 80 for line in narrow.splitlines() if str(result.source.path) not in line)
 
 
 def test_ranks_are_not_grouped_where_hosts_say_no_more(synthetic: Callable[..., Any]) -> None:
@@ -152,7 +152,7 @@ def test_ranks_that_are_slow_in_turn_are_not_marked(synthetic: Callable[..., Any
 
 
 def test_rare_steps_and_an_excluded_cost_are_lines_of_the_answer(synthetic: Callable[..., Any]) -> None:
-    found = analyze([synthetic(steps=12).write()])
+    result = analyze([synthetic(steps=12).write()])
     rare = RareSteps(
         count=4,
         of_steps=200,
@@ -167,8 +167,8 @@ def test_rare_steps_and_an_excluded_cost_are_lines_of_the_answer(synthetic: Call
         cause="checkpoint",
         summary="Rank 0 writes checkpoints.",
     )
-    verdict = msgspec.structs.replace(found.verdict, costs_at_most=0.028, summary="No rank is slow.")
-    text = render_text(msgspec.structs.replace(found, verdict=verdict, rare_steps=rare))
+    verdict = msgspec.structs.replace(result.verdict, costs_at_most=0.028, summary="No rank is slow.")
+    text = render_text(msgspec.structs.replace(result, verdict=verdict, rare_steps=rare))
     head = " ".join("\n\n".join(text.split("\n\n")[:2]).split())
     assert "no rank or host costs more than 2.8% of the typical step" in head
     assert "61% of the run's time: Rank 0 writes checkpoints." in head

@@ -67,32 +67,32 @@ def test_a_pattern_makes_kernels_communication_and_metadata_outweighs_names(tmp_
 
 
 def test_a_pattern_that_finds_nothing_is_a_warning(tmp_path: Path) -> None:
-    found = write(tmp_path, [kernel("sgemm", 0, 100, 7)], communication_pattern=re.compile("ring_"))
-    assert found.source.warnings == ["the communication pattern 'ring_' is in no kernel's name"]
+    result = write(tmp_path, [kernel("sgemm", 0, 100, 7)], communication_pattern=re.compile("ring_"))
+    assert result.source.warnings == ["the communication pattern 'ring_' is in no kernel's name"]
     assert write(tmp_path, [kernel("ring_1", 0, 100, 7)], communication_pattern=re.compile("ring_")).source.warnings == []
 
 
 def test_a_run_has_no_details_and_takes_no_pattern(synthetic: Callable[..., Any]) -> None:
     path = synthetic().write()
-    found = analyze([path], detail=True)
-    assert found.source.warnings == analyze([path]).source.warnings
-    assert all(row.detail is None for row in found.ranks)
+    result = analyze([path], detail=True)
+    assert result.source.warnings == analyze([path]).source.warnings
+    assert all(row.detail is None for row in result.ranks)
     with pytest.raises(InputError, match="a communication pattern is for traces"):
         analyze([path], communication_pattern=re.compile("x"))
 
 
 def test_details_round_trip_through_json(example_traces: Path) -> None:
-    found = analyze([example_traces / "jobs/recompute"], detail=True)
-    assert msgspec.json.decode(msgspec.json.encode(found), type=type(found)) == found
+    result = analyze([example_traces / "jobs/recompute"], detail=True)
+    assert msgspec.json.decode(msgspec.json.encode(result), type=type(result)) == result
 
 
 def test_the_command_line_takes_details_and_patterns(cli: Cli, example_traces: Path) -> None:
     trace = example_traces / "jobs/recompute/rank-0.json.gz"
     (usual,) = json.loads(cli("analyze", trace, "--format", "json").stdout)["ranks"]
     assert usual["detail"] is None
-    done = cli("analyze", trace, "--detail", "--communication-pattern", "mlp_forward", "--format", "json")
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads(done.stdout)["ranks"]
+    completed = cli("analyze", trace, "--detail", "--communication-pattern", "mlp_forward", "--format", "json")
+    assert completed.returncode == 0, completed.stderr
+    (row,) = json.loads(completed.stdout)["ranks"]
     assert row["communication_us"] > usual["communication_us"] + 0.2 * usual["compute_us"]
     assert row["detail"]["classes"][0]["name"] == "communication"
 
@@ -101,10 +101,10 @@ def test_the_command_line_takes_details_and_patterns(cli: Cli, example_traces: P
     ("pattern", "said"), [("(", "is no regular expression"), ("", "finds the empty text"), (".*", "finds the empty text")]
 )
 def test_a_pattern_that_cannot_be_meant_is_a_usage_error(cli: Cli, example_traces: Path, pattern: str, said: str) -> None:
-    done = cli("analyze", example_traces / "jobs/ddp", "--communication-pattern", pattern)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+    completed = cli("analyze", example_traces / "jobs/ddp", "--communication-pattern", pattern)
+    assert completed.returncode == 2
+    assert said in completed.stderr
+    assert "Traceback" not in completed.stderr
 
 
 def test_classes_recompute_and_reasons_of_idle_time_of_recorded_windows_are_summed(

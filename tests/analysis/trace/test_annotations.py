@@ -78,14 +78,14 @@ def times_of(folder: Path, events: list[Event]) -> dict[str, dict[int, float]]:
     (folder / "rank-0.json").write_text(json.dumps({"distributedInfo": {"rank": 0}, "traceEvents": events}))
     trace = read_trace(folder / "rank-0.json")
     work = work_events(trace)
-    found = host_times(trace, work, step_breakdowns(trace, work))
-    assert found is not None
-    return {kind: dict(by_step) for kind, by_step in found.items()}
+    result = host_times(trace, work, step_breakdowns(trace, work))
+    assert result is not None
+    return {kind: dict(by_step) for kind, by_step in result.items()}
 
 
 def test_a_phase_counts_while_the_device_is_idle_in_the_step_that_it_makes_longer(tmp_path: Path) -> None:
     # given a loader at the end of the step 0, after 100 µs of the optimizer that its work hides
-    found = times_of(
+    times = times_of(
         tmp_path,
         two_steps(
             x("user_annotation", "Optimizer.step#AdamW.step", 600, 200),
@@ -93,21 +93,21 @@ def test_a_phase_counts_while_the_device_is_idle_in_the_step_that_it_makes_longe
         ),
     )
     # then the time before the first work of step 1 is of step 0, whose device window it makes longer
-    assert found == {"data": {0: 120.0, 1: 0.0}, "optimizer": {0: 100.0, 1: 0.0}}
+    assert times == {"data": {0: 120.0, 1: 0.0}, "optimizer": {0: 100.0, 1: 0.0}}
 
 
 def test_an_activity_counts_with_the_work_that_it_launches(tmp_path: Path) -> None:
     # given a checkpoint from 600 on, with a copy of 150 µs, that waits for 100 µs of the step's work
-    found = times_of(
+    times = times_of(
         tmp_path,
         two_steps(x("user_annotation", "save_checkpoint", 600, 400), *kernel(9, 610, 750, 150, cat="gpu_memcpy")),
     )
-    assert found["checkpoint"] == {0: 300.0, 1: 0.0}
-    assert found["between_steps"] == {0: 300.0, 1: 0.0}
+    assert times["checkpoint"] == {0: 300.0, 1: 0.0}
+    assert times["between_steps"] == {0: 300.0, 1: 0.0}
 
 
 def test_passes_of_an_evaluation_are_no_phases(tmp_path: Path) -> None:
-    found = times_of(
+    times = times_of(
         tmp_path,
         two_steps(
             x("user_annotation", "evaluate", 700, 300),
@@ -115,8 +115,8 @@ def test_passes_of_an_evaluation_are_no_phases(tmp_path: Path) -> None:
             x("user_annotation", "## forward ##", 1100, 50),
         ),
     )
-    assert found["evaluation"] == {0: 300.0, 1: 0.0}
-    assert found["forward"] == {0: 50.0, 1: 0.0}
+    assert times["evaluation"] == {0: 300.0, 1: 0.0}
+    assert times["forward"] == {0: 50.0, 1: 0.0}
 
 
 def test_an_optimizer_that_runs_a_closure_is_no_phase(tmp_path: Path) -> None:
@@ -138,9 +138,9 @@ def test_of_python_functions_those_that_interrupt_training_are_read(tmp_path: Pa
         x("python_function", "torch/utils/checkpoint.py(40): checkpoint", 900, 50),
         x("python_function", "train.py(3): <module>", 0, 2000),
     )
-    found = times_of(tmp_path, events)
-    assert found["gc"] == {0: 50.0, 1: 0.0}
-    assert found["checkpoint"] == {0: 100.0, 1: 0.0}
+    times = times_of(tmp_path, events)
+    assert times["gc"] == {0: 50.0, 1: 0.0}
+    assert times["checkpoint"] == {0: 100.0, 1: 0.0}
     trace = read_trace(tmp_path / "rank-0.json")
     assert "train.py(3): <module>" not in trace.names
     assert len(trace.rows(NOTE)) == 4

@@ -49,15 +49,15 @@ def job(fault: str, *, numbered: bool) -> list[list[Event]]:
                     free[rank] += length + 5
             number += KERNELS // 2 + 1
             end = max(free) + TRANSFER_US
-            said = collective(2 * step + half if numbered else None)
+            output = collective(2 * step + half if numbered else None)
             for rank in range(RANKS):
                 events[rank] += launched(
-                    number, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", free[rank], end - free[rank], 20, **said
+                    number, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", free[rank], end - free[rank], 20, **output
                 )
             free = [end + 5] * RANKS
         at = max(free) + 20
-        for mine in events:
-            mine.append(x("user_annotation", f"ProfilerStep#{step}", begin, at - begin))
+        for event in events:
+            event.append(x("user_annotation", f"ProfilerStep#{step}", begin, at - begin))
     return events
 
 
@@ -69,8 +69,8 @@ def launched(number: int, name: str, ts: float, dur: float, stream: int, **args:
 def collective(sequence: int | None) -> dict[str, Any]:
     if sequence is None:
         return {}
-    said = {"Collective_name": "allreduce", "Process_Group_Name": "0", "Group_size": RANKS, "dtype": "Float"}
-    return said | {"In_msg_nelems": 1 << 20, "Out_msg_nelems": 1 << 20, "Seq": sequence}
+    by_key = {"Collective_name": "allreduce", "Process_Group_Name": "0", "Group_size": RANKS, "dtype": "Float"}
+    return by_key | {"In_msg_nelems": 1 << 20, "Out_msg_nelems": 1 << 20, "Seq": sequence}
 
 
 def untimed(_rng: random.Random, event: Event) -> None:
@@ -108,10 +108,10 @@ def damaged(events: list[Event], way: str, share: float, seed: int | None) -> li
 
 
 def write(folder: Path, events: list[list[Event]]) -> Path:
-    for rank, mine in enumerate(events):
-        told = {"distributedInfo": {"rank": rank, "world_size": RANKS, "backend": "nccl"}, "host_name": "node0"}
-        head = told | {"baseTimeNanoseconds": 1_700_000_000_000_000_000}
-        (folder / f"rank-{rank}.json").write_text(json.dumps(head | {"traceEvents": mine}))
+    for rank, event in enumerate(events):
+        by_key = {"distributedInfo": {"rank": rank, "world_size": RANKS, "backend": "nccl"}, "host_name": "node0"}
+        head = by_key | {"baseTimeNanoseconds": 1_700_000_000_000_000_000}
+        (folder / f"rank-{rank}.json").write_text(json.dumps(head | {"traceEvents": event}))
     return folder
 
 
@@ -189,7 +189,7 @@ def test_no_other_rank_of_a_damaged_job_is_named(
 ) -> None:
     events = job(fault, numbered=numbered)
     if not has_steps:
-        events = [[event for event in mine if event["cat"] != "user_annotation"] for mine in events]
+        events = [[event for event in item if event["cat"] != "user_annotation"] for item in events]
     for rank in range(RANKS):
         if damage.rank in (None, rank):
             seed = None if damage.seed is None else damage.seed + rank

@@ -36,12 +36,12 @@ Row = tuple[str, int, int, int, int, tuple[int, int] | None]
 def in_order(rows: list[Row]) -> list[Row]:
     """Return the rows such that those of one stream start after each other's end, as on a real device."""
     free: dict[tuple[int, int], int] = {}
-    found = []
+    collected = []
     for name, start, duration, stream, device, called in sorted(rows, key=lambda row: row[1]):
         begin = max(start, free.get((device, stream), 0))
         free[device, stream] = begin + duration
-        found.append((name, begin, duration, stream, device, called))
-    return found
+        collected.append((name, begin, duration, stream, device, called))
+    return collected
 
 
 # Any device work on a few streams and two devices, with or without launches, times in whole microseconds.
@@ -117,17 +117,17 @@ def test_streams_agree_with_counting_the_microseconds_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Row]
 ) -> None:
     truth = Reference(rows)
-    found = detail(tmp_path_factory.mktemp("trace"), written(rows)).streams
-    assert {(one.device, one.stream) for one in found} >= {key for key, spent in truth.streams.items() if spent}
-    for one in found:
-        assert one.device is not None
-        assert one.stream is not None
-        mine = truth.streams[one.device, one.stream]
+    streams = detail(tmp_path_factory.mktemp("trace"), written(rows)).streams
+    assert {(item.device, item.stream) for item in streams} >= {key for key, spent in truth.streams.items() if spent}
+    for item in streams:
+        assert item.device is not None
+        assert item.stream is not None
+        mine = truth.streams[item.device, item.stream]
         others: set[int] = set().union(
-            *(spent for (device, stream), spent in truth.streams.items() if device == one.device and stream != one.stream)
+            *(spent for (device, stream), spent in truth.streams.items() if device == item.device and stream != item.stream)
         )
-        assert (one.busy_us, one.overlapped_us, one.exposed_us) == (len(mine), len(mine & others), len(mine - others))
-        assert one.compute_us == len(truth.computing[one.device, one.stream])
+        assert (item.busy_us, item.overlapped_us, item.exposed_us) == (len(mine), len(mine & others), len(mine - others))
+        assert item.compute_us == len(truth.computing[item.device, item.stream])
 
 
 @given(WORK)
@@ -135,20 +135,20 @@ def test_classes_agree_with_counting_the_microseconds_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Row]
 ) -> None:
     truth = Reference(rows)
-    for one in detail(tmp_path_factory.mktemp("trace"), written(rows)).classes:
-        spent = truth.classes[one.name]
-        assert one.busy_us == len(spent)
-        assert one.summed_us == sum(row[2] for row in rows if CLASS.get(row[0]) == one.name)
-        assert one.overlapped_us == len(spent & truth.all["compute" if one.name == "communication" else "communication"])
+    for class_ in detail(tmp_path_factory.mktemp("trace"), written(rows)).classes:
+        spent = truth.classes[class_.name]
+        assert class_.busy_us == len(spent)
+        assert class_.summed_us == sum(row[2] for row in rows if CLASS.get(row[0]) == class_.name)
+        assert class_.overlapped_us == len(spent & truth.all["compute" if class_.name == "communication" else "communication"])
 
 
 @given(WORK)
 def test_reasons_for_idle_add_up_to_the_idle_time(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> None:
     truth = Reference(rows)
-    found = detail(tmp_path_factory.mktemp("trace"), written(rows))
-    assert (found.launch is None) == all(row[5] is None for row in rows)
-    if found.launch is not None:
-        assert sum(idle(found)) == len(truth.window - set().union(*truth.all.values()))
+    result = detail(tmp_path_factory.mktemp("trace"), written(rows))
+    assert (result.launch is None) == all(row[5] is None for row in rows)
+    if result.launch is not None:
+        assert sum(idle(result)) == len(truth.window - set().union(*truth.all.values()))
 
 
 @given(WORK)
@@ -160,8 +160,8 @@ def test_what_an_idle_device_waited_for_agrees_with_asking_at_every_microsecond(
         began = None if called is None else start - called[0]
         returned = None if called is None else min(start - called[0] + called[1], start)
         work.append((start, start + duration, began, returned))
-    found = detail(tmp_path_factory.mktemp("trace"), written(rows))
-    if found.launch is None:
+    result = detail(tmp_path_factory.mktemp("trace"), written(rows))
+    if result.launch is None:
         return
     first = min(start for start, end, *_ in work if end > start)
     last = max(end for start, end, *_ in work if end > start)
@@ -171,15 +171,15 @@ def test_what_an_idle_device_waited_for_agrees_with_asking_at_every_microsecond(
             continue
         following = min(start for start, end, *_ in work if start > now and end > start)
         next_up = [began for start, _, began, _ in work if start == following]
-        if any(done is not None and done <= now < start for start, _, _, done in work):
+        if any(item is not None and item <= now < start for start, _, _, item in work):
             counts["queued"] += 1
-        elif any(began is not None and done is not None and began <= now < done for _, _, began, done in work):
+        elif any(began is not None and item is not None and began <= now < item for _, _, began, item in work):
             counts["launching"] += 1
         elif all(began is None for began in next_up):
             counts["unknown"] += 1
         else:
             counts["starved"] += 1
-    assert idle(found) == (counts["queued"], counts["launching"], counts["starved"], counts["unknown"])
+    assert idle(result) == (counts["queued"], counts["launching"], counts["starved"], counts["unknown"])
 
 
 def test_a_call_that_returns_after_its_kernel_has_begun_launches_nothing_more(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_call_that_returns_after_its_kernel_has_begun_launches_nothing_more(tm
 
 def test_queue_delay_counts_each_call_once_and_a_graph_by_its_launch(tmp_path: Path) -> None:
     # given two plain launches, one of which appears to start early, a graph of three kernels, and a kernel without its call
-    found = detail(
+    result = detail(
         tmp_path,
         [
             launch(1, 0),
@@ -201,11 +201,11 @@ def test_queue_delay_counts_each_call_once_and_a_graph_by_its_launch(tmp_path: P
             kernel(GEMM, 60, 5, correlation=9),
         ],
     ).launch
-    assert found is not None
-    assert (found.events, found.linked, found.calls) == (6, 5, 3)
-    assert (found.graph_launches, found.graph_events) == (1, 3)
-    assert found.started_early == 1
-    (compute,) = found.queue_delay
+    assert result is not None
+    assert (result.events, result.linked, result.calls) == (6, 5, 3)
+    assert (result.graph_launches, result.graph_events) == (1, 3)
+    assert result.started_early == 1
+    (compute,) = result.queue_delay
     assert (compute.kind, compute.events, compute.median_us, compute.longest_us) == ("compute", 3, 4, 10)
 
 
@@ -218,18 +218,18 @@ def test_a_graph_is_seen_without_its_launch_by_its_node_or_a_shared_correlation(
         kernel(GEMM, 30, 5, correlation=6),
         kernel(GEMM, 40, 5, graph_node_id=78),
     ]
-    found = detail(tmp_path, events).launch
-    assert found is not None
-    assert (found.graph_launches, found.graph_events) == (3, 4)
+    result = detail(tmp_path, events).launch
+    assert result is not None
+    assert (result.graph_launches, result.graph_events) == (3, 4)
 
 
 def test_device_activities_alone_tell_nothing_of_launches_or_recompute(tmp_path: Path) -> None:
-    found = detail(tmp_path, [kernel(GEMM, 0, 10, correlation=1), kernel(GEMM, 20, 10, correlation=2)])
-    assert (found.launch, found.recompute, found.contention) == (None, None, None)
+    result = detail(tmp_path, [kernel(GEMM, 0, 10, correlation=1), kernel(GEMM, 20, 10, correlation=2)])
+    assert (result.launch, result.recompute, result.contention) == (None, None, None)
 
 
 def test_copies_by_direction_with_bytes_and_speed_where_events_or_calls_tell(tmp_path: Path) -> None:
-    found = detail(
+    result = detail(
         tmp_path,
         [
             kernel(GEMM, 0, 10),
@@ -247,7 +247,7 @@ def test_copies_by_direction_with_bytes_and_speed_where_events_or_calls_tell(tmp
             kernel("__amd_rocclr_copyBuffer", 70, 1),
         ],
     )
-    rows = {(row.direction, row.memory): row for row in found.copies}
+    rows = {(row.direction, row.memory): row for row in result.copies}
     both = rows["host to device", "Pinned -> Device"]
     assert (both.events, both.busy_us, both.exposed_us, both.bytes) == (2, 10, 5, 4_000_000)
     assert both.bytes_per_second == pytest.approx(4_000_000 / 10e-6)
@@ -258,8 +258,8 @@ def test_copies_by_direction_with_bytes_and_speed_where_events_or_calls_tell(tmp
     assert rows["fill", None].bytes is None
     assert rows["fill", None].bytes_per_second is None
     assert rows["unknown", None].events == 1
-    assert not any(row.collective for row in found.copies)
-    assert [row.busy_us for row in found.copies] == sorted((row.busy_us for row in found.copies), reverse=True)
+    assert not any(row.collective for row in result.copies)
+    assert [row.busy_us for row in result.copies] == sorted((row.busy_us for row in result.copies), reverse=True)
 
 
 def _copy_engine(ask: str, *more: dict[str, Any]) -> list[dict[str, Any]]:
@@ -294,20 +294,20 @@ def test_copies_between_devices_inside_a_collective_are_that_collective(tmp_path
 
 def test_copies_of_a_collective_have_the_metadata_of_its_call(tmp_path: Path) -> None:
     # given the library's own annotation inside the call, too, which has arguments and no metadata
-    said: dict[str, Any] = {
+    by_key: dict[str, Any] = {
         "Collective_name": "_allgather_base",
         "Process_Group_Name": "7",
         "Seq": 3,
         "dtype": "Float",
         "Out_msg_nelems": 50,
     }
-    call = x("cpu_op", "record_param_comms", 1, 8, **said)
+    call = x("cpu_op", "record_param_comms", 1, 8, **by_key)
     path = tmp_path / "rank-0.json"
     annotation = x("user_annotation", "nccl:_all_gather_base", 1.5, 7, External_id=9)
     path.write_text(json.dumps({"traceEvents": _copy_engine("c10d::_allgather_base_", call, annotation)}))
     (collective,) = reduce_file(read_trace(path)).collectives
-    found = (collective.op, collective.group, collective.sequence, collective.bytes)
-    assert found == ("all_gather_base", "7", 3, 200)
+    result = (collective.op, collective.group, collective.sequence, collective.bytes)
+    assert result == ("all_gather_base", "7", 3, 200)
 
 
 def test_copies_beside_a_communication_kernel_of_the_same_collective_are_a_part_of_it(tmp_path: Path) -> None:
@@ -337,22 +337,22 @@ RECOMPUTED = (
 
 def test_forward_operators_inside_backward_are_recomputation(tmp_path: Path) -> None:
     work = [kernel(GEMM, ts, 10, correlation=number) for number, ts in ((1, 100), (2, 120), (3, 140), (4, 160))]
-    found = detail(tmp_path, [*RECOMPUTED, *work]).recompute
-    assert found is not None
-    assert (found.operators, found.events, found.busy_us, found.compute_share) == (1, 1, 10, 0.25)
+    recompute = detail(tmp_path, [*RECOMPUTED, *work]).recompute
+    assert recompute is not None
+    assert (recompute.operators, recompute.events, recompute.busy_us, recompute.compute_share) == (1, 1, 10, 0.25)
 
 
 def test_recomputation_on_a_cpu_is_the_operators_themselves(tmp_path: Path) -> None:
-    found = detail(tmp_path, [event for event in RECOMPUTED if event["cat"] == "cpu_op"])
-    assert found.recompute is not None
-    assert (found.recompute.operators, found.recompute.events, found.recompute.busy_us) == (1, 1, 10)
-    assert found.launch is None
-    assert (found.streams, found.copies) == ([], [])
-    assert {row.name: row.busy_us for row in found.classes} == {"gemm": 20}
+    result = detail(tmp_path, [event for event in RECOMPUTED if event["cat"] == "cpu_op"])
+    assert result.recompute is not None
+    assert (result.recompute.operators, result.recompute.events, result.recompute.busy_us) == (1, 1, 10)
+    assert result.launch is None
+    assert (result.streams, result.copies) == ([], [])
+    assert {row.name: row.busy_us for row in result.classes} == {"gemm": 20}
 
 
 def test_what_the_optimizer_launches_is_the_optimizers(tmp_path: Path) -> None:
-    found = detail(
+    result = detail(
         tmp_path,
         [
             x("user_annotation", "Optimizer.step#SGD.step", 10, 10),
@@ -362,7 +362,7 @@ def test_what_the_optimizer_launches_is_the_optimizers(tmp_path: Path) -> None:
             kernel(RELU, 40, 6, correlation=2),
         ],
     )
-    assert {row.name: row.busy_us for row in found.classes} == {"optimizer": 6, "elementwise": 4}
+    assert {row.name: row.busy_us for row in result.classes} == {"optimizer": 6, "elementwise": 4}
 
 
 def test_unknown_long_kernels_beside_the_main_stream_are_named(tmp_path: Path) -> None:
@@ -374,8 +374,14 @@ def test_unknown_long_kernels_beside_the_main_stream_are_named(tmp_path: Path) -
         kernel("brief", 300, 10, stream=20),
         kernel(NCCL, 400, 100, stream=21),
     ]
-    (found,) = detail(tmp_path, events).unclassified
-    assert (found.name, found.stream, found.events, found.busy_us, found.longest_us) == (UNKNOWN, 20, 2, 100, 60)
+    (unclassified,) = detail(tmp_path, events).unclassified
+    assert (unclassified.name, unclassified.stream, unclassified.events, unclassified.busy_us, unclassified.longest_us) == (
+        UNKNOWN,
+        20,
+        2,
+        100,
+        60,
+    )
 
 
 def _contended(slow: int, *, beside: int = 3, alone: int = 3) -> list[dict[str, Any]]:
@@ -390,10 +396,10 @@ def _contended(slow: int, *, beside: int = 3, alone: int = 3) -> list[dict[str, 
 
 
 def test_compute_beside_communication_is_compared_with_the_same_kernels_alone(tmp_path: Path) -> None:
-    found = detail(tmp_path, _contended(30)).contention
-    assert found is not None
-    assert (found.slowdown, found.extra_us, found.compared, found.overlapped) == (1.5, 30, 3, 3)
-    (row,) = found.costliest
+    contention = detail(tmp_path, _contended(30)).contention
+    assert contention is not None
+    assert (contention.slowdown, contention.extra_us, contention.compared, contention.overlapped) == (1.5, 30, 3, 3)
+    (row,) = contention.costliest
     assert (row.name, row.overlapped, row.alone, row.overlapped_median_us, row.alone_median_us) == (GEMM, 3, 3, 30, 20)
 
 
@@ -403,18 +409,21 @@ def test_compute_beside_communication_is_compared_with_the_same_kernels_alone(tm
         _contended(30, alone=2),
         _contended(30, beside=2),
         # Another grid means other work.
-        [{**one, "args": {**one["args"], "grid": [at, 1, 1]}} for at, one in enumerate(_contended(30))],
+        [{**item, "args": {**item["args"], "grid": [at, 1, 1]}} for at, item in enumerate(_contended(30))],
         # Other neighbours mean another place in the model.
-        [{**one, "name": f"{one['name']}{at}" if one["name"] == RELU else one["name"]} for at, one in enumerate(_contended(30))],
+        [
+            {**item, "name": f"{item['name']}{at}" if item["name"] == RELU else item["name"]}
+            for at, item in enumerate(_contended(30))
+        ],
         # Too short for clocks that count whole microseconds.
-        [{**one, "dur": one["dur"] / 10} for one in _contended(30)],
+        [{**item, "dur": item["dur"] / 10} for item in _contended(30)],
     ],
     ids=["few alone", "few beside", "grid", "neighbours", "short"],
 )
 def test_without_enough_of_the_same_alone_nothing_is_claimed(tmp_path: Path, events: list[dict[str, Any]]) -> None:
-    found = detail(tmp_path, events).contention
-    assert found is not None
-    assert (found.slowdown, found.extra_us, found.compared, found.costliest) == (None, None, 0, [])
+    contention = detail(tmp_path, events).contention
+    assert contention is not None
+    assert (contention.slowdown, contention.extra_us, contention.compared, contention.costliest) == (None, None, 0, [])
 
 
 def test_steps_have_the_details_of_their_own_window(tmp_path: Path) -> None:
@@ -437,8 +446,8 @@ def test_steps_have_the_details_of_their_own_window(tmp_path: Path) -> None:
 
 def test_a_hostile_number_of_streams_and_steps_is_cut(tmp_path: Path) -> None:
     steps = [x("user_annotation", f"ProfilerStep#{number}", number * 10, 10) for number in range(200)]
-    found = detail(tmp_path, [*steps, *(kernel(GEMM, at * 10, 5, stream=at) for at in range(200))])
-    assert (len(found.streams), len(found.steps)) == (64, 64)
+    result = detail(tmp_path, [*steps, *(kernel(GEMM, at * 10, 5, stream=at) for at in range(200))])
+    assert (len(result.streams), len(result.steps)) == (64, 64)
 
 
 def test_an_empty_trace_is_an_error_with_details_too(tmp_path: Path) -> None:
@@ -447,5 +456,5 @@ def test_an_empty_trace_is_an_error_with_details_too(tmp_path: Path) -> None:
 
 
 def test_a_trace_of_launches_alone_has_empty_details(tmp_path: Path) -> None:
-    found = detail(tmp_path, [launch(1, 0)])
-    assert (found.streams, found.copies, found.launch, found.steps) == ([], [], None, [])
+    result = detail(tmp_path, [launch(1, 0)])
+    assert (result.streams, result.copies, result.launch, result.steps) == ([], [], None, [])

@@ -43,18 +43,18 @@ def test_covered_counts_each_interval_for_itself(intervals: list[tuple[int, int]
 
 @given(st.lists(PAIRS, max_size=4))
 def test_shared_is_what_two_or_more_hold(sets: list[list[tuple[int, int]]]) -> None:
-    held = [points(one) for one in sets]
-    expected = {at for at in range(70) if sum(at in one for one in held) >= 2}
-    found = shared([spans(one) for one in sets])
-    assert {at for start, end in found for at in range(start, end)} == expected
-    assert all(found[1:, 0] > found[:-1, 1])
+    held = [points(item) for item in sets]
+    expected = {at for at in range(70) if sum(at in item for item in held) >= 2}
+    result = shared([spans(item) for item in sets])
+    assert {at for start, end in result for at in range(start, end)} == expected
+    assert all(result[1:, 0] > result[:-1, 1])
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=20))
 def test_groups_hold_each_row_once_and_in_order(keys: list[tuple[int, int]]) -> None:
     first, second = (np.array([key[column] for key in keys], dtype=np.int64) for column in (0, 1))
     groups = [rows.tolist() for rows in by_key(first, second)]
-    assert groups == [[row for row, key in enumerate(keys) if key == one] for one in sorted(set(keys))]
+    assert groups == [[row for row, key in enumerate(keys) if key == item] for item in sorted(set(keys))]
 
 
 CALLS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60), st.integers(0, 20)), min_size=1, max_size=20)
@@ -74,16 +74,16 @@ def test_enclosing_and_within_agree_with_looking_at_every_frame(
     frames = np.flatnonzero(chosen)
     # then an event is within any frame that has begun and not ended
     everything = np.arange(len(events))
-    expected = [any(events[at][0] == one and events[at][1] <= now < events[at][2] for at in frames) for one, now, _ in events]
+    expected = [any(events[at][0] == item and events[at][1] <= now < events[at][2] for at in frames) for item, now, _ in events]
     assert within(trace, everything, frames).tolist() == expected
     # and enclosed by the outermost of those, of which there is at most one
     mask = np.zeros(len(events), dtype=bool)
     mask[frames] = True
     outer = outermost(trace, mask)
-    for row, found in enumerate(enclosing(trace, everything, outer)):
+    for row, entry in enumerate(enclosing(trace, everything, outer)):
         thread, now, _ = events[row]
-        around = [at for at, one in enumerate(outer) if events[one][0] == thread and events[one][1] <= now < events[one][2]]
-        assert around == ([found] if found >= 0 else [])
+        around = [at for at, item in enumerate(outer) if events[item][0] == thread and events[item][1] <= now < events[item][2]]
+        assert around == ([entry] if entry >= 0 else [])
 
 
 @pytest.mark.parametrize(

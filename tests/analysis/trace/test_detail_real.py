@@ -22,15 +22,15 @@ def real(shared_data: Path) -> Callable[[str], RankDetail]:
 
 
 def test_a_moe_layer_computes_under_expert_parallel_communication(real: Callable[[str], RankDetail]) -> None:
-    found = real("moe_dualpipe_deepep/rank-0.json.gz")
-    classes = {row.name: row for row in found.classes}
+    result = real("moe_dualpipe_deepep/rank-0.json.gz")
+    classes = {row.name: row for row in result.classes}
     assert classes["communication"].busy_us == 113_030
     assert classes["communication"].overlapped_us / 113_030 == pytest.approx(0.9632, abs=1e-4)
-    assert found.streams[1].stream == 27
-    assert found.streams[1].kind == "communication"
+    assert result.streams[1].stream == 27
+    assert result.streams[1].kind == "communication"
     # Matrix products in pieces on two streams: their durations add up to more than the time.
     assert classes["gemm"].summed_us > classes["gemm"].busy_us
-    assert classes["other"].busy_us < 0.01 * found.window_us
+    assert classes["other"].busy_us < 0.01 * result.window_us
 
 
 def test_checkpointed_blocks_are_found_where_the_stacks_say_they_are(
@@ -38,39 +38,39 @@ def test_checkpointed_blocks_are_found_where_the_stacks_say_they_are(
 ) -> None:
     # given the reference: kernels launched inside torch's own recomputing function, which only this trace's stacks show
     events = json.loads(gzip.decompress((shared_data / "traces/resnet_8ranks_mi300/rank-0.json.gz").read_bytes()))["traceEvents"]
-    frames = [one for one in events if one.get("cat") == "python_function" and "recompute_fn" in one["name"]]
+    frames = [event for event in events if event.get("cat") == "python_function" and "recompute_fn" in event["name"]]
     calls = {
-        one["args"]["correlation"]: one
-        for one in events
-        if one.get("cat") == "cuda_runtime"
-        and any(one["tid"] == frame["tid"] and frame["ts"] <= one["ts"] < frame["ts"] + frame["dur"] for frame in frames)
+        event["args"]["correlation"]: event
+        for event in events
+        if event.get("cat") == "cuda_runtime"
+        and any(event["tid"] == frame["tid"] and frame["ts"] <= event["ts"] < frame["ts"] + frame["dur"] for frame in frames)
     }
     again = [
-        one
-        for one in events
-        if one.get("cat") in {"kernel", "gpu_memcpy", "gpu_memset"} and one["args"].get("correlation") in calls
+        event
+        for event in events
+        if event.get("cat") in {"kernel", "gpu_memcpy", "gpu_memset"} and event["args"].get("correlation") in calls
     ]
     # then
-    found = real("resnet_8ranks_mi300/rank-0.json.gz").recompute
-    assert found is not None
+    recompute = real("resnet_8ranks_mi300/rank-0.json.gz").recompute
+    assert recompute is not None
     assert len(again) > 500
-    assert found.events == pytest.approx(len(again), rel=0.02)
-    assert found.busy_us == pytest.approx(sum(one["dur"] for one in again), rel=0.02)
+    assert recompute.events == pytest.approx(len(again), rel=0.02)
+    assert recompute.busy_us == pytest.approx(sum(event["dur"] for event in again), rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["ddp_2ranks_nccl_metadata/rank-0", "kineto_2021_schema/rank-0"])
 def test_training_without_checkpointing_recomputes_nothing(real: Callable[[str], RankDetail], name: str) -> None:
-    found = real(f"{name}.json.gz").recompute
-    assert found is not None
-    assert (found.operators, found.busy_us) == (0, 0)
+    recompute = real(f"{name}.json.gz").recompute
+    assert recompute is not None
+    assert (recompute.operators, recompute.busy_us) == (0, 0)
 
 
 def test_device_graphs_of_a_recommender_are_counted(real: Callable[[str], RankDetail]) -> None:
-    found = real("hta_trace_diff_test/rank-1.json.gz").launch
-    assert found is not None
-    assert found.graph_launches == 12
-    assert found.graph_events > 5000
-    assert found.calls < found.linked < found.events
+    launch = real("hta_trace_diff_test/rank-1.json.gz").launch
+    assert launch is not None
+    assert launch.graph_launches == 12
+    assert launch.graph_events > 5000
+    assert launch.calls < launch.linked < launch.events
 
 
 def test_a_rank_that_its_host_keeps_waiting_is_starved(real: Callable[[str], RankDetail]) -> None:
@@ -85,16 +85,16 @@ def test_a_rank_that_its_host_keeps_waiting_is_starved(real: Callable[[str], Ran
 def test_every_real_trace_adds_up(real: Callable[[str], RankDetail], shared_data: Path) -> None:
     golden = json.loads((shared_data / "traces/golden.json").read_text())
     for name in ("moe_dualpipe_deepep/rank-0", "resnet_8ranks_mi300/rank-0", "hta_sampled_128/rank-1", "timesformer_h100/rank-0"):
-        found, truth = real(f"{name}.json.gz"), golden[f"{name}.json.gz"]
-        (device,) = found.devices
+        result, truth = real(f"{name}.json.gz"), golden[f"{name}.json.gz"]
+        (device,) = result.devices
         for field, value in msgspec.structs.asdict(device).items():
             if field != "device":
                 assert value == pytest.approx(truth[field], abs=1, rel=1e-4), (name, field)
-        assert sum(row.events for row in found.classes) == truth["kernels"] + truth["communication_kernels"], name
-        assert sum(row.events for row in found.copies) == truth["copies"], name
-        assert sum(row.busy_us for row in found.classes if row.name != "communication") >= truth["compute_us"] - 1
-        assert sum(idle(found)) == pytest.approx(device.idle_us)
-        assert sum(row.busy_us - row.overlapped_us for row in found.streams) <= device.window_us - device.idle_us + 1
+        assert sum(row.events for row in result.classes) == truth["kernels"] + truth["communication_kernels"], name
+        assert sum(row.events for row in result.copies) == truth["copies"], name
+        assert sum(row.busy_us for row in result.classes if row.name != "communication") >= truth["compute_us"] - 1
+        assert sum(idle(result)) == pytest.approx(device.idle_us)
+        assert sum(row.busy_us - row.overlapped_us for row in result.streams) <= device.window_us - device.idle_us + 1
 
 
 def test_transferring_and_waiting_add_up_to_the_communication_of_every_rank(shared_data: Path) -> None:

@@ -53,11 +53,11 @@ def test_every_event_comes_out_once_and_in_order_however_the_text_is_cut(
     # when it is read
     names, stream = read(text, size)
     # then nothing is missing, double or changed
-    assert names == [one["name"] for one in events]
+    assert names == [item["name"] for item in events]
     assert (stream.events, stream.damaged, stream.complete) == (len(events), 0, True)
     if not bare:
-        said = {key: msgspec.json.decode(value) for key, value in stream.said.items()}
-        assert said == {**whole, "traceEvents": None}
+        by_key = {key: msgspec.json.decode(value) for key, value in stream.said.items()}
+        assert by_key == {**whole, "traceEvents": None}
 
 
 @given(events=EVENTS, cut=st.floats(0, 1), size=st.integers(1, 400), indent=st.sampled_from([None, 2]))
@@ -75,7 +75,7 @@ def test_a_torn_text_gives_every_event_that_is_complete(events: list[Any], cut: 
     for _ in events:
         _, at = decoder.raw_decode(text.decode(), text.index(b"{", at))
         complete += at <= len(torn)
-    assert names == [one["name"] for one in events[:complete]]
+    assert names == [item["name"] for item in events[:complete]]
     assert (stream.damaged, stream.complete) == (0, torn == text)
 
 
@@ -191,7 +191,7 @@ def test_what_stands_behind_the_events_is_read_up_to_a_limit(monkeypatch: pytest
         yield from endless(b"x")
 
     stream = EventStream[Event | Mark](Path("rank-0.json"), text(), ANY_EVENT)
-    assert [one.name for events in stream for one in events if isinstance(one, Event)] == ["k"]
+    assert [item.name for events in stream for item in events if isinstance(item, Event)] == ["k"]
     assert not stream.complete
 
 

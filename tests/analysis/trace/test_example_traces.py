@@ -34,17 +34,17 @@ def refusal(expected: dict[str, Any], found: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("folder", STORED)
 def test_each_value_of_each_trace_agrees(folder: str) -> None:
     for name, expected in STORED[folder]["traces"].items():
-        found = values_of_file(FOLDER / folder / name)
-        assert refusal(expected, found) or differences(expected, found) == []
+        values = values_of_file(FOLDER / folder / name)
+        assert refusal(expected, values) or differences(expected, values) == []
 
 
 @pytest.mark.parametrize("folder", [folder for folder, values in STORED.items() if values["job"]])
 def test_each_value_of_each_job_agrees(folder: str) -> None:
-    expected, found = STORED[folder]["job"], values_of_job(FOLDER / folder)
-    if not refusal(expected, found):
+    expected, result = STORED[folder]["job"], values_of_job(FOLDER / folder)
+    if not refusal(expected, result):
         if expected["imposed"] is None:
-            found["imposed"] = None
-        assert differences(expected, found) == []
+            result["imposed"] = None
+        assert differences(expected, result) == []
 
 
 def test_differences_are_found() -> None:
@@ -88,8 +88,8 @@ def test_each_value_of_any_mixed_trace_agrees(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "rank-0.json"
     path.write_text(json.dumps(make(seed)))
-    expected, found = truth.values_of_file(path), values_of_file(path)
-    assert refusal(expected, found) or differences(expected, found) == []
+    expected, result = truth.values_of_file(path), values_of_file(path)
+    assert refusal(expected, result) or differences(expected, result) == []
 
 
 @pytest.mark.full

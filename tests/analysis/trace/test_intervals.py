@@ -71,7 +71,7 @@ def test_clipping_keeps_what_lies_inside(spans: Spans, start: int, end: int) -> 
 def test_clipping_to_many_windows_is_clipping_to_each(spans: Spans, windows: list[tuple[int, int]]) -> None:
     bounds = np.array(windows, dtype=np.int64).reshape(-1, 2)
     inside = list(clips(spans, bounds[:, 0], bounds[:, 1]))
-    assert [points(one) for one in inside] == [points(spans) & set(range(start, end)) for start, end in windows]
+    assert [points(item) for item in inside] == [points(spans) & set(range(start, end)) for start, end in windows]
 
 
 @given(sets, sets, sets, st.integers(0, LIMIT), st.integers(0, LIMIT))

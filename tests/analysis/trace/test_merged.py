@@ -303,7 +303,7 @@ def test_merged_ranks_are_exported_like_files_of_their_own(job: list[Path]) -> N
         data = bytearray()
         export_perfetto(paths, data.extend)
         events = json.loads(data)["traceEvents"]
-        return sorted((one["pid"], one["ts"], one.get("dur", 0), one["name"]) for one in events if one["ph"] == "X")
+        return sorted((event["pid"], event["ts"], event.get("dur", 0), event["name"]) for event in events if event["ph"] == "X")
 
     expected = slices(*job)
     assert {pid for pid, *_ in expected} >= set(range(1, RANKS + 1))

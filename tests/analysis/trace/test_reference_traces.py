@@ -54,14 +54,14 @@ def test_every_trace_with_golden_values_is_compared(traces: Path) -> None:
 def test_each_field_agrees_with_the_golden_value(traces: Path, name: str) -> None:
     golden = json.loads((traces / "golden.json").read_text())[name]
     (row,) = analyze([traces / name]).ranks
-    found = msgspec.structs.asdict(row)
+    result = msgspec.structs.asdict(row)
     assert row.window_basis == "file"
     for field in FIELDS:
         if golden[field] is None:
-            assert found[field] is None, field
+            assert result[field] is None, field
         else:
             slack = 1e-4 if field == "overlap_ratio" else 1.0
-            assert found[field] == pytest.approx(golden[field], abs=slack, rel=1e-4), field
+            assert result[field] == pytest.approx(golden[field], abs=slack, rel=1e-4), field
 
 
 DAILY = (TRACES[0], "dlrm_8ranks_v100/rank-0.json.gz", "moe_dualpipe_deepep/rank-0.json.gz")
@@ -69,13 +69,15 @@ DAILY = (TRACES[0], "dlrm_8ranks_v100/rank-0.json.gz", "moe_dualpipe_deepep/rank
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(one, marks=() if one in DAILY else pytest.mark.full) for one in TRACES])
+@pytest.mark.parametrize("name", [pytest.param(trace, marks=() if trace in DAILY else pytest.mark.full) for trace in TRACES])
 def test_the_independent_program_of_the_examples_agrees_on_every_value(traces: Path, name: str) -> None:
     golden = json.loads((traces / "golden.json").read_text())[name]
-    found = trace_truth.values_of_file(traces / name)
+    values = trace_truth.values_of_file(traces / name)
     # The golden values are sums of floats: some are off by tens of nanoseconds.
-    assert {field: found["window"][field] for field in FIELDS} == pytest.approx({one: golden[one] for one in FIELDS}, abs=0.1)
-    assert differences(found, values_of_file(traces / name)) == []
+    assert {field: values["window"][field] for field in FIELDS} == pytest.approx(
+        {trace: golden[trace] for trace in FIELDS}, abs=0.1
+    )
+    assert differences(values, values_of_file(traces / name)) == []
 
 
 @pytest.mark.parametrize("name", ["hta_trace_diff_test/rank-1.json.gz", "kineto_2021_schema/rank-0.json.gz"])
@@ -83,9 +85,13 @@ def test_without_details_a_trace_lacks_their_columns_and_nothing_else(traces: Pa
     # when it is read in both ways
     whole, brief = (read_trace(traces / name, detail=detail) for detail in (True, False))
     # then only the columns of the details differ, and those are empty
-    differing = {one for one in whole.__struct_fields__ if not np.array_equal(getattr(whole, one), getattr(brief, one))}
+    differing = {
+        struct_field
+        for struct_field in whole.__struct_fields__
+        if not np.array_equal(getattr(whole, struct_field), getattr(brief, struct_field))
+    }
     assert differing == {"bytes", "graphed", "autograd"}
-    assert {len(getattr(brief, one)) for one in differing} == {0}
+    assert {len(getattr(brief, struct_field)) for struct_field in differing} == {0}
 
 
 @pytest.mark.parametrize("name", ["ddp_2ranks_nccl_metadata/rank-0.json.gz", "resnet_8ranks_mi300/rank-0.json.gz"])
@@ -94,9 +100,9 @@ def test_steps_of_a_device_trace_follow_each_other_and_stay_within_the_file(trac
     steps = reduce_trace(trace).breakdowns
     (whole,) = reduce_file(trace).breakdowns
     assert len(steps) == 3
-    for one, following in itertools.pairwise(steps):
-        assert following.step == one.step + 1
-        assert following.start_unix_ns == one.start_unix_ns + round(one.window_us * 1000)
+    for item, following in itertools.pairwise(steps):
+        assert following.step == item.step + 1
+        assert following.start_unix_ns == item.start_unix_ns + round(item.window_us * 1000)
     assert sum(step.compute_us for step in steps) <= whole.compute_us + 0.001
 
 

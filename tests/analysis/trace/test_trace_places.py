@@ -102,13 +102,13 @@ def test_damage_inside_of_packed_data_never_goes_unnoticed(tmp_path: Path) -> No
     for at in range(100, len(whole), len(whole) // 8):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
         # then it is refused, or used up to there
-        said: str | None
+        output: str | None
         try:
-            said = read_trace(path).torn
+            output = read_trace(path).torn
         except InputError as error:
-            said = str(error)
-        assert said is not None
-        assert "damaged gzip data" in said or "truncated" in said
+            output = str(error)
+        assert output is not None
+        assert "damaged gzip data" in output or "truncated" in output
 
 
 @pytest.mark.parametrize(
@@ -178,9 +178,9 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
         "    return next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
         "before = most()\nread_trace(Path(sys.argv[1]))\nprint(most() - before)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    completed = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
     # then that took a few MiB
-    assert int(done.stdout) < 24 * 1024
+    assert int(completed.stdout) < 24 * 1024
 
 
 @pytest.fixture
@@ -281,8 +281,8 @@ def test_local_traces_need_neither_fsspec_nor_the_rest(tmp_path: Path) -> None:
         "import sys\nfrom rankscope.analysis.engine import analyze\nanalyze([sys.argv[1]])\n"
         "print([name for name in ('fsspec', 'pyarrow', 'backports.zstd', 'torch', 'asyncio') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    completed = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert completed.stdout.strip() == "[]"
 
 
 @pytest.mark.slow
@@ -295,12 +295,12 @@ def test_processes_read_the_same_as_one(monkeypatch: pytest.MonkeyPatch, tmp_pat
     # when they are read by one process and by several, from a thread as in a server, with all options
     chosen: dict[str, Any] = {"communication_pattern": re.compile("gemm_1$"), "detail": True}
     alone = analyze([tmp_path], **chosen)
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(analyze([tmp_path], engine=LocalEngine(2), **chosen)))
+    collected: list[Any] = []
+    thread = threading.Thread(target=lambda: collected.append(analyze([tmp_path], engine=LocalEngine(2), **chosen)))
     thread.start()
     thread.join()
     # then the answers are the same to the byte
-    assert msgspec.json.encode(found[0]) == msgspec.json.encode(alone)
+    assert msgspec.json.encode(collected[0]) == msgspec.json.encode(alone)
     assert len(alone.source.warnings) == 2
     assert all(row.detail is not None and row.communication_us for row in alone.ranks)
     with pytest.raises(InputError, match=r"rank-2\.json: not JSON"):

@@ -70,28 +70,28 @@ def advise(known: dict[str, float], reason: str | None = None, subject: Subject 
 
 
 def names(known: dict[str, float], reason: str | None = None, subject: Subject = SUBJECT) -> set[str]:
-    return {one.name for one in advise(known, reason, subject)}
+    return {item.name for item in advise(known, reason, subject)}
 
 
 @given(known=some_figures)
 def test_advice_has_all_its_evidence_and_is_bounded_by_the_step(known: dict[str, Figure]) -> None:
-    found = recommend(known, Subject(ranks=[1]), step_us=1000.0)
+    result = recommend(known, Subject(ranks=[1]), step_us=1000.0)
     have = derived(known)
-    gains = [-1.0 if one.gain_share_at_most is None else one.gain_share_at_most for one in found]
+    gains = [-1.0 if item.gain_share_at_most is None else item.gain_share_at_most for item in result]
     assert gains == sorted(gains, reverse=True)
-    for one in found:
-        assert one.evidence
-        assert all(have[evidence.name].value == evidence.value for evidence in one.evidence)
-        assert one.gain_share_at_most is None or 0 <= one.gain_share_at_most <= 1
-        assert (one.gain_us_at_most is None) == (one.gain_formula is None)
-        assert "{" not in one.action
+    for item in result:
+        assert item.evidence
+        assert all(have[evidence.name].value == evidence.value for evidence in item.evidence)
+        assert item.gain_share_at_most is None or 0 <= item.gain_share_at_most <= 1
+        assert (item.gain_us_at_most is None) == (item.gain_formula is None)
+        assert "{" not in item.action
 
 
 @given(known=some_figures, less=st.data())
 def test_what_is_not_known_is_never_the_reason_for_advice(known: dict[str, Figure], less: st.DataObject) -> None:
-    before = {one.name for one in recommend(known, SUBJECT, step_us=1.0)}
+    before = {item.name for item in recommend(known, SUBJECT, step_us=1.0)}
     gone = less.draw(st.sampled_from(sorted(known))) if known else None
-    after = {one.name for one in recommend({k: v for k, v in known.items() if k != gone}, SUBJECT, step_us=1.0)}
+    after = {item.name for item in recommend({k: v for k, v in known.items() if k != gone}, SUBJECT, step_us=1.0)}
     # Without the host's share, advice only asks why the device idles
     assert after - before <= {"see_why_idle"}
 
@@ -115,15 +115,15 @@ def test_no_row_of_the_table_hides_another() -> None:
     # The first row that matches is given, so a row must not come after another that matches whatever it does
     rows = [row for row in TABLE if row.kind is not None]
     for index, row in enumerate(rows):
-        before = [one for one in rows[:index] if one.kind == row.kind]
-        wider = [one for one in before if row.whole_host or not one.whole_host]
-        assert not any(one.cause in (None, row.cause) and one.reason in (None, row.reason) for one in wider), row
+        before = [item for item in rows[:index] if item.kind == row.kind]
+        wider = [item for item in before if row.whole_host or not item.whole_host]
+        assert not any(item.cause in (None, row.cause) and item.reason in (None, row.reason) for item in wider), row
 
 
 def test_next_actions_and_recommendations_are_the_same_sentences(synthetic: Synthetic) -> None:
     plan = lambda rank, _step: {"us": 60_000} if rank == 2 else None  # noqa: E731
     analysis = analyze([synthetic(device_kind="cpu", noise=0.005, plan=plan).write()])
-    (advice,) = [one for one in analysis.advice if one.name == "stalls"]
+    (advice,) = [advice_item for advice_item in analysis.advice if advice_item.name == "stalls"]
     assert advice.action in ". ".join(analysis.verdict.next)
     # And a terminal shows them once
     assert render_text(analysis, width=200).count(advice.action) == 1
@@ -133,36 +133,36 @@ def test_next_actions_and_recommendations_are_the_same_sentences(synthetic: Synt
     ("hosts", "without"), [({}, False), ({3: "n1"}, False), ({3: "n1", 0: "n1"}, False), ({3: "n1", 0: "n0"}, True)]
 )
 def test_a_host_is_only_left_out_where_there_are_others(hosts: dict[int, str], without: bool) -> None:
-    said = next_actions("straggler", Subject("run", [3], hosts), cause="compute")
-    assert any("without n1" in action for action in said) == without
+    output = next_actions("straggler", Subject("run", [3], hosts), cause="compute")
+    assert any("without n1" in action for action in output) == without
 
 
 def test_no_host_is_left_out_where_slow_ranks_are_on_several() -> None:
     hosts = {0: "n0", 3: "n1", 5: "n2"}
-    said = next_actions("straggler", Subject("run", [3, 5], hosts), cause="compute")
-    assert not any("without" in action for action in said)
+    output = next_actions("straggler", Subject("run", [3, 5], hosts), cause="compute")
+    assert not any("without" in action for action in output)
 
 
 @pytest.mark.parametrize("cause", ["imbalance", "input", "unknown"])
 def test_where_the_host_is_not_known_to_be_at_fault_it_stays(cause: Cause) -> None:
-    said = " ".join(next_actions("straggler", Subject("run", [3], {3: "n1", 0: "n0"}), cause=cause))
-    assert said
-    assert not re.search("without|replace|DRAIN|drain", said)
+    output = " ".join(next_actions("straggler", Subject("run", [3], {3: "n1", 0: "n0"}), cause=cause))
+    assert output
+    assert not re.search("without|replace|DRAIN|drain", output)
 
 
 @pytest.mark.parametrize("reason", ["power_cap", "clock"])
 def test_a_setting_is_changed_and_its_host_not_drained(reason: str) -> None:
-    said = next_actions("straggler", Subject("run", [3], {3: "n1", 0: "n0"}), cause="compute", reason=reason)
-    assert not any("DRAIN" in action for action in said)
+    output = next_actions("straggler", Subject("run", [3], {3: "n1", 0: "n0"}), cause="compute", reason=reason)
+    assert not any("DRAIN" in action for action in output)
 
 
 @pytest.mark.parametrize("cause", ["compute", "unknown", "communication", "host", "input"])
 @pytest.mark.parametrize("reason", [None, "thermal_throttle", "power_brake", "link", "device_unseen"])
 def test_a_host_at_fault_gets_advice_for_the_host(cause: Cause, reason: str | None) -> None:
-    said = next_actions("straggler", WHOLE_HOST, cause=cause, reason=reason)
-    assert any("n1" in action for action in said)
-    assert not any(re.search(r"\brank [4-7]\b", action) for action in said)
-    assert any("scontrol update NodeName=n1 " in action and "kubectl drain n1 " in action for action in said) == (
+    output = next_actions("straggler", WHOLE_HOST, cause=cause, reason=reason)
+    assert any("n1" in action for action in output)
+    assert not any(re.search(r"\brank [4-7]\b", action) for action in output)
+    assert any("scontrol update NodeName=n1 " in action and "kubectl drain n1 " in action for action in output) == (
         cause not in ("host", "input") or reason is not None
     )
     for finding in advise({"straggler.compute": 0.2, "straggler.hardware": 0.2}, reason, WHOLE_HOST):
@@ -175,22 +175,22 @@ def test_the_reason_of_a_slow_host_decides_on_what_is_checked(reason: str, word:
 
 
 def test_without_a_reason_power_cooling_links_and_nics_of_a_slow_host_are_checked() -> None:
-    said = " ".join(next_actions("straggler", WHOLE_HOST, cause="unknown"))
-    assert all(word in said for word in ("power", "cooling", "NICs", "PCIe", "rankscope exporter"))
+    output = " ".join(next_actions("straggler", WHOLE_HOST, cause="unknown"))
+    assert all(word in output for word in ("power", "cooling", "NICs", "PCIe", "rankscope exporter"))
 
 
 @pytest.mark.parametrize("cause", ["imbalance", "gc", "checkpoint"])
 def test_what_the_script_does_on_a_host_is_no_reason_to_drain_it(cause: Cause) -> None:
-    said = next_actions("straggler", WHOLE_HOST, cause=cause)
-    assert said
-    assert "DRAIN" not in str(said)
+    output = next_actions("straggler", WHOLE_HOST, cause=cause)
+    assert output
+    assert "DRAIN" not in str(output)
 
 
 def test_several_hosts_are_drained_together_and_never_all_of_a_job() -> None:
     two = Subject("run", [*range(8)], ON_HOSTS, whole_hosts=["n0", "n1"])
-    said = " ".join(next_actions("straggler", two, cause="compute"))
-    assert "NodeName=n0,n1 " in said
-    assert "kubectl drain n0 n1 " in said
+    output = " ".join(next_actions("straggler", two, cause="compute"))
+    assert "NodeName=n0,n1 " in output
+    assert "kubectl drain n0 n1 " in output
     every = Subject("run", [*range(12)], ON_HOSTS, whole_hosts=["n0", "n1", "n2"])
     assert "DRAIN" not in str(next_actions("straggler", every, cause="compute"))
 
@@ -201,14 +201,14 @@ def test_the_name_of_a_host_never_runs_as_a_command() -> None:
 
 
 def test_uneven_work_is_balanced_by_tokens_and_by_experts() -> None:
-    (found,) = [one for one in advise({"straggler.imbalance": 0.2}) if one.name == "balance_work"]
-    assert all(word in found.action for word in ("tokens", "pack", "experts"))
+    (ones,) = [item for item in advise({"straggler.imbalance": 0.2}) if item.name == "balance_work"]
+    assert all(word in ones.action for word in ("tokens", "pack", "experts"))
 
 
 def test_slow_transfers_of_a_rank_lead_to_its_links() -> None:
-    said = next_actions("straggler", Subject("run", [3], {3: "n1", 0: "n0"}), cause="communication")
-    assert "rank 3 on host n1" in said[0]
-    assert "nvlink -e" in said[0]
+    output = next_actions("straggler", Subject("run", [3], {3: "n1", 0: "n0"}), cause="communication")
+    assert "rank 3 on host n1" in output[0]
+    assert "nvlink -e" in output[0]
     assert "check_links" in names({"straggler.communication": 0.2})
 
 
@@ -220,7 +220,7 @@ def test_a_slow_rank_whose_device_is_not_profiled_is_to_be_captured(synthetic: S
     assert "rankscope capture" in analysis.verdict.next[0]
     assert any("nvidia-smi" in action for action in analysis.verdict.next)
     assert analysis.advice[0].name == "see_device"
-    assert "py-spy" not in " ".join([*analysis.verdict.next, *(one.action for one in analysis.advice)])
+    assert "py-spy" not in " ".join([*analysis.verdict.next, *(advice_item.action for advice_item in analysis.advice)])
 
 
 def test_host_code_between_steps_is_looked_at_on_the_host_of_a_device_too(synthetic: Synthetic) -> None:
@@ -273,10 +273,10 @@ def test_every_row_is_given_in_some_case() -> None:
     ],
 )
 def test_evidence_leads_to_advice_and_a_bound(known: dict[str, float], name: str, gain: float | None) -> None:
-    (found,) = [one for one in advise(known) if one.name == name]
-    assert found.gain_share_at_most == (None if gain is None else pytest.approx(gain))
-    assert found.gain_us_at_most == (None if gain is None else pytest.approx(1000 * gain))
-    assert found.check.startswith("rankscope compare runs/now NEW_RUN: ")
+    (ones,) = [item for item in advise(known) if item.name == name]
+    assert ones.gain_share_at_most == (None if gain is None else pytest.approx(gain))
+    assert ones.gain_us_at_most == (None if gain is None else pytest.approx(1000 * gain))
+    assert ones.check.startswith("rankscope compare runs/now NEW_RUN: ")
     # And every condition counts: without any one of its figures there is no such advice
     for missing in known:
         assert name not in names({other: value for other, value in known.items() if other != missing})
@@ -299,19 +299,19 @@ def test_evidence_leads_to_advice_and_a_bound(known: dict[str, float], name: str
     ],
 )
 def test_the_reason_of_a_slowness_leads_to_one_remedy(figure: str, reason: str, name: str) -> None:
-    (found,) = advise({f"straggler.{figure}": 0.2}, reason)
-    assert (found.name, found.gain_share_at_most) == (name, 0.2)
+    (result,) = advise({f"straggler.{figure}": 0.2}, reason)
+    assert (result.name, result.gain_share_at_most) == (name, 0.2)
     assert advise({f"straggler.{figure}": 0.2}) == []
 
 
 @pytest.mark.parametrize("kind", ["shards", "activations", "tokens", "stages"])
 def test_buckets_are_mentioned_only_where_gradients_of_ddp_are_exposed(kind: str) -> None:
     small = {"collectives.median_bytes": 4096, "collectives.messages": 50, "overlap_ratio": 0.1}
-    known = {"share.exposed_communication": 0.3, f"exposed.{kind}": 0.9, "collectives.sharding_share": 0.0}
-    assert any("bucket_cap_mb" in one.action for one in advise(DDP | small))
-    assert not any("bucket_cap_mb" in one.action for one in advise(known | small))
+    by_key = {"share.exposed_communication": 0.3, f"exposed.{kind}": 0.9, "collectives.sharding_share": 0.0}
+    assert any("bucket_cap_mb" in item.action for item in advise(DDP | small))
+    assert not any("bucket_cap_mb" in item.action for item in advise(by_key | small))
     hybrid = DDP | small | {"collectives.sharding_share": 0.3}
-    assert not any("bucket_cap_mb" in one.action or "no_sync" in one.action for one in advise(hybrid))
+    assert not any("bucket_cap_mb" in item.action or "no_sync" in item.action for item in advise(hybrid))
 
 
 @pytest.mark.parametrize(
@@ -344,15 +344,15 @@ def test_without_a_kind_that_dominates_no_remedy_of_one_is_given() -> None:
 
 
 def test_a_step_that_compute_limits_is_no_fault() -> None:
-    said = next_actions("compute_bound", SUBJECT)
-    assert "well-tuned" in said[0]
-    assert not any("torch.compile" in action for action in said)
+    output = next_actions("compute_bound", SUBJECT)
+    assert "well-tuned" in output[0]
+    assert not any("torch.compile" in action for action in output)
 
 
 def test_checkpointing_activations_says_what_it_costs() -> None:
-    known = SHORT | {"kernels.recompute_share": 0.0, "share.compute": 0.6}
-    (found,) = [one for one in advise(known) if one.name == "activation_checkpointing"]
-    assert found.cost_share_at_most == pytest.approx(0.2)
+    result = SHORT | {"kernels.recompute_share": 0.0, "share.compute": 0.6}
+    (ones,) = [item for item in advise(result) if item.name == "activation_checkpointing"]
+    assert ones.cost_share_at_most == pytest.approx(0.2)
 
 
 def test_a_full_device_is_no_problem_while_no_allocation_fails() -> None:
@@ -365,8 +365,8 @@ def test_what_is_recomputed_already_is_not_advised() -> None:
 
 
 def test_advice_about_a_rank_names_it() -> None:
-    (found,) = advise({"straggler.compute": 0.2})
-    assert "rank 3 on host n1" in found.action
+    (result,) = advise({"straggler.compute": 0.2})
+    assert "rank 3 on host n1" in result.action
 
 
 @pytest.mark.parametrize(
@@ -403,7 +403,7 @@ def test_the_first_advice_for_a_straggler_is_against_its_cause(synthetic: Synthe
 )
 def test_what_slows_everybody_is_the_first_advice(synthetic: Synthetic, extra: dict[str, Any], name: str) -> None:
     analysis = analyze([synthetic(device_kind="cpu", noise=0.005, plan=lambda _rank, _step: extra).write()])
-    assert [one.name for one in analysis.advice] == [name]
+    assert [advice_item.name for advice_item in analysis.advice] == [name]
     assert analysis.advice[0].gain_share_at_most == pytest.approx(62 / 164, abs=0.03)
 
 
@@ -414,8 +414,8 @@ def test_a_run_in_which_nothing_is_wrong_gets_no_advice(synthetic: Synthetic) ->
 
 
 def test_a_terminal_shows_the_first_three() -> None:
-    found = advise({"share.input": 0.2, "share.gc": 0.05, "share.run_queue": 0.1, "share.between_steps": 0.3})
-    assert [one.name for one in found] == ["between_steps", "data_loading", "cpus", "gc_policy"]
+    result = advise({"share.input": 0.2, "share.gc": 0.05, "share.run_queue": 0.1, "share.between_steps": 0.3})
+    assert [item.name for item in result] == ["between_steps", "data_loading", "cpus", "gc_policy"]
 
 
 @pytest.mark.parametrize(
@@ -442,8 +442,8 @@ def test_a_terminal_shows_the_first_three() -> None:
     ],
 )
 def test_names_of_kernels_tell_their_type_or_nothing(name: str, share: float | None) -> None:
-    found = figures_of_kernels([KernelRecord(step=0, name=name, kind="compute", total_us=5.0, calls=1)], "windows")
-    assert found == ({} if share is None else {"kernels.float32_share": Figure(share, source="windows")})
+    figures = figures_of_kernels([KernelRecord(step=0, name=name, kind="compute", total_us=5.0, calls=1)], "windows")
+    assert figures == ({} if share is None else {"kernels.float32_share": Figure(share, source="windows")})
 
 
 def test_collectives_tell_their_sizes_and_what_they_are_for() -> None:
@@ -453,8 +453,8 @@ def test_collectives_tell_their_sizes_and_what_they_are_for() -> None:
         )
 
     rows = [one("all_gather_base", 30, 100), one("reduce_scatter_base", 30, 200), one("all_reduce", 40, 300)]
-    found = figures_of_collectives(records_of([(0, rows)]), "windows")
-    assert {name: figure.value for name, figure in found.items() if figure.value} == {
+    figures = figures_of_collectives(records_of([(0, rows)]), "windows")
+    assert {name: figure.value for name, figure in figures.items() if figure.value} == {
         "exposed.shards": 0.6,
         "exposed.gradients": 0.4,
         "collectives.median_bytes": 200.0,
@@ -473,9 +473,9 @@ def test_numbers_beside_the_gradients_say_nothing_of_their_buckets() -> None:
     # Given two ranks that reduce two buckets of 25 MiB a step, and twenty losses
     mib = 1 << 20
     rank = [one(step, size) for step in (0, 1) for size in (25 * mib, 25 * mib, *[4] * 20)]
-    found = figures_of_collectives(records_of([(0, rank), (1, rank)]), "windows")
-    assert found["collectives.median_bytes"].value == 25 * mib
-    assert found["collectives.messages"].value == pytest.approx(2, rel=1e-3)
+    figures = figures_of_collectives(records_of([(0, rank), (1, rank)]), "windows")
+    assert figures["collectives.median_bytes"].value == 25 * mib
+    assert figures["collectives.messages"].value == pytest.approx(2, rel=1e-3)
     # And a small model, whose gradients fit into one bucket, cannot send fewer
     small = figures_of_collectives(records_of([(0, [one(0, mib // 2), *[one(0, 4)] * 20])]), "windows")
     assert small["collectives.messages"].value == pytest.approx(1, rel=1e-3)

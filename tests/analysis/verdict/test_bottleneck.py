@@ -53,9 +53,9 @@ def said(costs: Costs) -> Verdict:
 @given(parts=some_parts)
 def test_the_verdict_is_the_largest_part_of_the_waterfall_that_reaches_its_limit(parts: dict[PartName, float]) -> None:
     costs = costs_of(parts)
-    found = waterfall(costs)
-    shares = {name: found.share(name) or 0.0 for name in KINDS}
-    compute = (found.share("compute") or 0.0) + (found.share("ideal") or 0.0) if "compute" in parts else 0.0
+    result = waterfall(costs)
+    shares = {name: result.share(name) or 0.0 for name in KINDS}
+    compute = (result.share("compute") or 0.0) + (result.share("ideal") or 0.0) if "compute" in parts else 0.0
     reached = {KINDS[name]: share for name, share in shares.items() if share >= LIMIT_OF[name]}
     if compute >= next(row.at_least for row in LIMITS if row.kind == "compute_bound"):
         reached["compute_bound"] = compute
@@ -73,14 +73,14 @@ def test_a_balanced_step_is_said_to_be_so_with_its_largest_part_besides_compute(
     verdict = said(costs)
     if verdict.kind != "balanced":
         return
-    known = [part for part in waterfall(costs).parts if part.name not in ("ideal", "compute", "unexplained") and part.share]
-    if not known:
+    collected = [part for part in waterfall(costs).parts if part.name not in ("ideal", "compute", "unexplained") and part.share]
+    if not collected:
         assert verdict.summary.endswith("no part of the step besides compute is known to take any of it.")
         return
-    largest = max(part.share or 0.0 for part in known)
+    largest = max(part.share or 0.0 for part in collected)
     name, share = re.findall(r"the largest is ([a-z ]+), (\d+%) \(from step records\)[;.]", verdict.summary)[0]
     assert share == f"{largest:.0%}"
-    assert name.replace(" ", "_") in {part.name for part in known if part.share == largest}
+    assert name.replace(" ", "_") in {part.name for part in collected if part.share == largest}
     # and a large unexplained share is reported
     unknown = waterfall(costs).share("unexplained") or 0.0
     if abs(unknown - 0.1) > 1e-6 and ("ideal" not in parts or "compute" in parts):
@@ -93,27 +93,27 @@ def test_a_balanced_step_is_said_to_be_so_with_its_largest_part_besides_compute(
 @given(inner=st.fixed_dictionaries({name: st.floats(0, 25) for name in ("between_steps", "stalled", "run_queue", "gc")}))
 def test_the_host_of_ranks_on_cpus_is_called_after_what_it_mostly_is(inner: dict[InnerName, float]) -> None:
     host = sum(inner.values())
-    found = limit_of(shares_of(costs_of({"host": host}, inner)))
+    limit = limit_of(shares_of(costs_of({"host": host}, inner)))
     if host < 100 * LIMIT_OF["host"]:
-        assert found is None
+        assert limit is None
         return
-    assert found is not None
-    row, share = found
+    assert limit is not None
+    row, share = limit
     assert row in HOST_OF_CPU
     assert share == pytest.approx(host / 100, abs=1e-4)
     assert inner[row.figure.removeprefix("share.")] == max(inner.values())  # type: ignore[index]
 
 
 def test_the_host_of_a_device_is_not_called_after_what_its_records_happen_to_tell() -> None:
-    found = limit_of(shares_of(costs_of({"host": 50.0}, {"between_steps": 2.0, "gc": 1.0})))
-    assert found is not None
-    assert found[0].says == "of the step the device has nothing to do: the host does not keep it busy"
+    limit = limit_of(shares_of(costs_of({"host": 50.0}, {"between_steps": 2.0, "gc": 1.0})))
+    assert limit is not None
+    assert limit[0].says == "of the step the device has nothing to do: the host does not keep it busy"
 
 
 def test_that_a_device_idles_is_said_where_nobody_knows_for_what() -> None:
-    found = limit_of(shares_of(costs_of({"compute": 40.0}, {"idle": 50.0})))
-    assert found is not None
-    assert "or the input it waits for" in found[0].says
+    limit = limit_of(shares_of(costs_of({"compute": 40.0}, {"idle": 50.0})))
+    assert limit is not None
+    assert "or the input it waits for" in limit[0].says
 
 
 def profiled(exposed_us: float) -> list[StepBreakdown]:
@@ -138,9 +138,9 @@ def profiled(exposed_us: float) -> list[StepBreakdown]:
 
 
 def share_said(analysis: Analysis) -> str:
-    found = re.search(r"(\d+%) (?:of the step goes|\(from)", analysis.verdict.summary)
-    assert found is not None
-    return found[1]
+    match = re.search(r"(\d+%) (?:of the step goes|\(from)", analysis.verdict.summary)
+    assert match is not None
+    return match[1]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_few_profiled_steps_do_not_outvote_all_the_others(
     assert analysis.verdict.kind == told[0]
     assert share_said(analysis) == f"{analysis.waterfall.share(told[1]):.0%}"
     for finding in analysis.findings:
-        share = {one.name: one for one in finding.evidence}["share.exposed_communication"]
+        share = {row.name: row for row in finding.evidence}["share.exposed_communication"]
         assert share.value == analysis.waterfall.share("exposed_communication")
         assert share.detail == "of the step, from step records"
 
@@ -184,10 +184,10 @@ def test_of_a_pipeline_the_stage_that_waits_for_data_bounds_what_loading_ahead_s
     assert part.share == pytest.approx(60 / 164 / 3, abs=0.01)
     assert part.note == "mean over the stages; most on stage 0, 37% of the step"
     # and the advice is bounded by that stage, and names it
-    (advice,) = [one for one in analysis.advice if one.name == "data_loading"]
+    (advice,) = [advice_item for advice_item in analysis.advice if advice_item.name == "data_loading"]
     assert advice.gain_share_at_most == pytest.approx(60 / 164, abs=0.01)
     assert advice.action.endswith("(most of it is on pipeline stage 0)")
-    assert [one.stage for one in advice.evidence] == [0]
+    assert [advice_item.stage for advice_item in advice.evidence] == [0]
 
 
 def test_what_is_added_to_a_busy_device_that_is_named_is_of_the_others(synthetic: Synthetic, add_windows: AddWindows) -> None:

@@ -23,7 +23,7 @@ def test_waits_of_the_named_ranks_for_each_other_are_not_those_of_the_others(syn
 
     analysis = analyze([synthetic(steps=120, plan=plan, noise=0.01).write()])
     assert sorted(analysis.verdict.ranks) == [0, 2]
-    wait_us = next(one.value for one in analysis.findings[0].evidence if one.name == "imposed_wait")
+    wait_us = next(row.value for row in analysis.findings[0].evidence if row.name == "imposed_wait")
     blocked = [rank.blocked_us for rank in analysis.ranks if rank.rank in (1, 3)]
     assert wait_us == pytest.approx(LONGEST_US, rel=0.05)
     assert wait_us <= np.mean([us for us in blocked if us is not None]) * 1.01

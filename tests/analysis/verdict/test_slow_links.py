@@ -93,8 +93,8 @@ def slowed(synthetic: Callable[..., object], add_windows: Callable[..., None], t
 
 
 def evidence(analysis: Analysis) -> dict[str, float]:
-    found = [one for one in analysis.findings if one.cause == "communication"]
-    return {row.name: row.value for one in found for row in one.evidence}
+    ones = [finding for finding in analysis.findings if finding.cause == "communication"]
+    return {row.name: row.value for finding in ones for row in finding.evidence}
 
 
 def test_a_slow_link_explains_a_step_that_communication_bounds(slowed: Slowed) -> None:
@@ -154,6 +154,6 @@ def test_that_cards_are_slower_than_their_slots_is_no_fault_of_a_link(slowed: Sl
 
 @pytest.mark.parametrize(("dimension", "advised"), [("dp", True), ("tp", False)])
 def test_how_gradients_are_sent_is_advised_on_only_where_they_are_sent(slowed: Slowed, dimension: str, *, advised: bool) -> None:
-    names = {one.name for one in analyze([slowed(40.0, dimension=dimension, signals=False)]).advice}
+    names = {advice_item.name for advice_item in analyze([slowed(40.0, dimension=dimension, signals=False)]).advice}
     assert ({"overlap", "gradient_accumulation"} <= names) is advised
     assert advised or not names & {"overlap", "gradient_accumulation", "shard", "keep_parameters", "prefetch_shards"}

@@ -149,12 +149,12 @@ def plain_chain(table: StepTable, rows: list[int]) -> PlainChain:
     # What follows the last meeting is a stretch, too.
     stretches = stretches if stretches[-1].own.any() or stretches[-1].lost else stretches[:-1]
     for stretch in stretches:
-        left = stretch.above
+        above = stretch.above
         for cause in ORDER:
             if cause in stretch.lost:
-                stretch.lost[cause] = np.minimum(stretch.lost[cause], left)
-                left = left - stretch.lost[cause]
-        stretch.lost["host"] = stretch.lost["unknown"] = left
+                stretch.lost[cause] = np.minimum(stretch.lost[cause], above)
+                above = above - stretch.lost[cause]
+        stretch.lost["host"] = stretch.lost["unknown"] = above
     transfers = sum((np.nan_to_num(blocked[phase]).min(axis=0) for phase in met), np.zeros(len(steps)))
     return PlainChain(stretches, transfers)
 
@@ -170,9 +170,9 @@ def amounts_of(table: StepTable, rows: list[int]) -> dict[str, Floats]:
         return np.array([np.maximum(of_step - low(of_step), 0.0) for of_step in values.T]).T
 
     values = {name: values[rows] for name, values in table.values.items()}
-    found: dict[str, Floats] = {}
+    by_key: dict[str, Floats] = {}
     if "gc_us" in values:
-        found["gc"] = over(values["gc_us"])
+        by_key["gc"] = over(values["gc_us"])
     for cause, tag in (("checkpoint", "checkpoint"), ("evaluation", "eval")):
         tagged = table.tagged(tag)[rows]
         times = np.zeros(tagged.shape)
@@ -180,14 +180,14 @@ def amounts_of(table: StepTable, rows: list[int]) -> dict[str, Floats]:
             if (own := values.get(f"own_{phase}_us")) is not None:
                 usual = np.nanmedian(np.where(tagged, np.nan, own), axis=1)
                 times += np.where(tagged, np.maximum(own - usual[:, None], 0.0), 0.0)
-        found[cause] = over(times)
+        by_key[cause] = over(times)
     if "run_queue_us" in values:
-        found["cpu_contention"] = over(values["run_queue_us"])
+        by_key["cpu_contention"] = over(values["run_queue_us"])
     if "cpu_us" in values:
-        found["compute"] = over(values["cpu_us"] - values.get("gc_us", 0.0))
+        by_key["compute"] = over(values["cpu_us"] - values.get("gc_us", 0.0))
     if "input_elements" in values:
         more = np.array([of_step > 1.1 * low(of_step) for of_step in values["input_elements"].T]).T
-        found["imbalance"] = np.where(more, found["compute"] if "compute" in found else over(values["own_us"]), 0.0)
-        if "compute" in found:
-            found["compute"] = np.where(more, 0.0, found["compute"])
-    return found
+        by_key["imbalance"] = np.where(more, by_key["compute"] if "compute" in by_key else over(values["own_us"]), 0.0)
+        if "compute" in by_key:
+            by_key["compute"] = np.where(more, 0.0, by_key["compute"])
+    return by_key

@@ -43,24 +43,24 @@ def seconds(times: Floats) -> float:
 def test_a_combination_is_what_the_whole_graph_gives(seed: int, healed: set[int], causes: set[str]) -> None:
     """Given ranks and causes, when they are ideal together, then the step is that of the chain changed by hand."""
     table = table_from(seed)
-    found = combinations_of(table).without_step_seconds([100 + row for row in healed], causes)
+    result = combinations_of(table).without_step_seconds([100 + row for row in healed], causes)
 
     chain, longest = plain_chain(table, list(range(RANKS))), []
     for stretch in chain.stretches:
         above = np.maximum(stretch.own - low(stretch.own) - sum(stretch.lost.get(cause, 0.0) for cause in causes), 0.0)
         above[list(healed)] = 0.0
         longest.append(low(stretch.own) + above.max())
-    assert found == pytest.approx(seconds(chain.times(longest)), rel=1e-5)
+    assert result == pytest.approx(seconds(chain.times(longest)), rel=1e-5)
 
 
 def test_a_cause_alone_is_as_in_the_answer() -> None:
     """Given one cause, when it is ideal, then the step is as in ``by_cause``."""
     table = table_from(3)
-    played, found = scenarios_of(table), combinations_of(table)
+    played, result = scenarios_of(table), combinations_of(table)
 
-    assert found.without_step_seconds([], []) == pytest.approx(seconds(played.actual), rel=1e-5)
+    assert result.without_step_seconds([], []) == pytest.approx(seconds(played.actual), rel=1e-5)
     for part in played.causes:
-        assert found.without_step_seconds([], [part.key["cause"]]) == pytest.approx(seconds(part.without), rel=1e-5)
+        assert result.without_step_seconds([], [part.key["cause"]]) == pytest.approx(seconds(part.without), rel=1e-5)
 
 
 def test_two_equally_slow_ranks_gain_only_together(tmp_path: Path) -> None:
@@ -69,11 +69,11 @@ def test_two_equally_slow_ranks_gain_only_together(tmp_path: Path) -> None:
     forward[[1, 3]] = 5000.0
     table = table_of({"forward": forward}, {"forward": np.full((4, 20), 10.0)})
     combinations_of(table).write(tmp_path)
-    found = read_combinations(tmp_path)
+    result = read_combinations(tmp_path)
 
-    assert found is not None
-    assert found.without_step_seconds([101], []) == pytest.approx(5010e-6)
-    assert found.without_step_seconds([101, 103], []) == pytest.approx(1010e-6)
+    assert result is not None
+    assert result.without_step_seconds([101], []) == pytest.approx(5010e-6)
+    assert result.without_step_seconds([101, 103], []) == pytest.approx(1010e-6)
 
 
 def test_nothing_written_is_nothing_to_combine(tmp_path: Path) -> None:

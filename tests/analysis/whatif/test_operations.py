@@ -46,15 +46,15 @@ def job(took: Took, *, stages: int = 2, replicas: int = 2, steps: int = 2, micro
                 reduced[stage] = max(reduced.get(stage, 0.0), ends[stage])
                 tails.append((stage, replica, ends[stage]))
         for stage, replica, end in tails:
-            done = reduced[stage] + took("grads-reduce-scatter", stage, replica, step)
-            rows.append(_row("grads-reduce-scatter", 0, stage, (step, replica, stages), (end, done)))
-            clip_at = max(clip_at, done)
+            result = reduced[stage] + took("grads-reduce-scatter", stage, replica, step)
+            rows.append(_row("grads-reduce-scatter", 0, stage, (step, replica, stages), (end, result)))
+            clip_at = max(clip_at, result)
         for stage, replica, _ in tails:
             begin = reduced[stage] + took("grads-reduce-scatter", stage, replica, step)
-            done = clip_at + took("optimizer-clip-main-grad", stage, replica, step)
-            rows.append(_row("optimizer-clip-main-grad", 0, stage, (step, replica, stages), (begin, done)))
-            last = done + took("optimizer", stage, replica, step)
-            rows.append(_row("optimizer", 0, stage, (step, replica, stages), (done, last)))
+            result = clip_at + took("optimizer-clip-main-grad", stage, replica, step)
+            rows.append(_row("optimizer-clip-main-grad", 0, stage, (step, replica, stages), (begin, result)))
+            last = result + took("optimizer", stage, replica, step)
+            rows.append(_row("optimizer", 0, stage, (step, replica, stages), (result, last)))
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
@@ -252,7 +252,7 @@ def test_scaling_durations_scales_times(table: dict[tuple[str, int, int], int], 
 
 @given(durations, st.permutations(range(3)))
 def test_permuting_replicas_permutes_results(table: dict[tuple[str, int, int], int], order: list[int]) -> None:
-    plain, permuted = (played(job(drawn(table, order=tuple(one)), replicas=3)) for one in (range(3), order))
+    plain, permuted = (played(job(drawn(table, order=tuple(item)), replicas=3)) for item in (range(3), order))
     assert permuted.actual == near(plain.actual)
     assert permuted.ideal == near(plain.ideal)
     ours = {part.key["dp_rank"]: part for part in permuted.replicas}
@@ -310,9 +310,9 @@ def test_without_metadata_hours_are_of_the_ranks_in_the_trace(tmp_path: Path) ->
     assert alone.source.world_size is None
     assert any("no metadata" in warning for warning in alone.source.warnings)
     (tmp_path / "meta-x.yaml").write_text("# a comment\ntrial_name: 'x'\nworld_size: 32\n")
-    told = whatif([path])
-    assert (told.source.world_size, told.source.name, told.source.warnings) == (32, "x", [])
-    assert told.gpu_hours_lost == near((alone.gpu_hours_lost or 0) * 32 / 4)
+    result = whatif([path])
+    assert (result.source.world_size, result.source.name, result.source.warnings) == (32, "x", [])
+    assert result.gpu_hours_lost == near((alone.gpu_hours_lost or 0) * 32 / 4)
 
 
 def without(columns: Columns, name: str) -> Columns:
@@ -351,9 +351,9 @@ WRONG: dict[str, tuple[Columns, str]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_file_is_refused_with_the_place_and_what_is_wrong(tmp_path: Path, name: str) -> None:
-    columns, said = WRONG[name]
+    columns, text = WRONG[name]
     path = write(tmp_path, columns)
-    with pytest.raises(InputError, match=re.escape(said)) as caught:
+    with pytest.raises(InputError, match=re.escape(text)) as caught:
         whatif([path])
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)

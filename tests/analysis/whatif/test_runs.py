@@ -28,7 +28,7 @@ AddWindows = Callable[[Path, int, list[StepBreakdown], list[CollectiveRecord]], 
 
 
 def always(rank: int, **extra: Any) -> Plan:
-    return lambda one, _step: extra if one == rank else None
+    return lambda item, _step: extra if item == rank else None
 
 
 def asked(run: Any, **options: Any) -> WhatIf:
@@ -210,8 +210,8 @@ def test_times_of_steps_that_a_rank_lacks_are_estimated(synthetic: Synthetic) ->
 def test_the_ranks_are_reported_as_they_are_read(synthetic: Synthetic) -> None:
     reports: list[tuple[int, int]] = []
     run = NamedRun(synthetic(plan=always(2, us=60_000)).write(), None)
-    _, chain = whatif_with_chain(run, Terms(accelerated=True, world_size=1), lambda *done: reports.append(done))
-    assert reports == [(done, 4) for done in range(1, 5)]
+    _, chain = whatif_with_chain(run, Terms(accelerated=True, world_size=1), lambda *number: reports.append(number))
+    assert reports == [(number, 4) for number in range(1, 5)]
     assert chain is not None
     assert chain.ranks == [0, 1, 2, 3]
 

@@ -20,20 +20,20 @@ from rankscope.runs.records import PHASES, Phase
 
 def agrees(table: StepTable, rows: list[int]) -> StepScenarios:
     """Return all scenarios, after comparing them with those of the plain chain."""
-    found, chain = scenarios_of(table, np.array(rows)), plain_chain(table, rows)
-    np.testing.assert_allclose(found.actual, chain.of_rows(set(range(len(rows))))[0])
-    np.testing.assert_allclose(found.ideal, chain.of_rows(set())[0])
-    np.testing.assert_allclose(found.measured, table.values["wall_us"][rows].mean(axis=0))
+    result, chain = scenarios_of(table, np.array(rows)), plain_chain(table, rows)
+    np.testing.assert_allclose(result.actual, chain.of_rows(set(range(len(rows))))[0])
+    np.testing.assert_allclose(result.ideal, chain.of_rows(set())[0])
+    np.testing.assert_allclose(result.measured, table.values["wall_us"][rows].mean(axis=0))
     ranks = table.ranks[rows].tolist()
-    assert sorted(part.key["rank"] for part in found.ranks) == ranks
-    for part in found.ranks:
+    assert sorted(part.key["rank"] for part in result.ranks) == ranks
+    for part in result.ranks:
         np.testing.assert_allclose(part.only, chain.of_rows({ranks.index(part.key["rank"])})[0])
-    for part in (*found.phases, *found.causes):
+    for part in (*result.phases, *result.causes):
         np.testing.assert_allclose((part.only, part.without), chain.of(*part.key.values()), err_msg=str(part.key))
-    lost = [part.lost for part in found.causes if part.lost is not None]
+    lost = [part.lost for part in result.causes if part.lost is not None]
     assert all((times >= 0).all() for times in lost)
-    np.testing.assert_allclose(sum(lost, np.zeros(len(found.actual))), found.actual - found.ideal, atol=1e-6)
-    return found
+    np.testing.assert_allclose(sum(lost, np.zeros(len(result.actual))), result.actual - result.ideal, atol=1e-6)
+    return result
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -60,8 +60,8 @@ def test_all_scenarios_are_those_of_the_plain_chain(seed: int) -> None:
             "eval": random.random(shape) < 0.02,
         },
     )
-    found = agrees(table, [0, 1, 2, 3, 4, 5, 6] if seed % 3 else [0, 2, 3, 6])
-    causes = [part.key["cause"] for part in found.causes]
+    result = agrees(table, [0, 1, 2, 3, 4, 5, 6] if seed % 3 else [0, 2, 3, 6])
+    causes = [part.key["cause"] for part in result.causes]
     with_input = ["input"] * ("data" in phases or "h2d" in phases)
     with_cpu = ["compute", "host"] if seed != 4 else ["unknown"]
     assert causes == ["gc", "checkpoint", "evaluation", *with_input, "imbalance", "cpu_contention", *with_cpu]
@@ -90,12 +90,12 @@ def tables(draw: st.DrawFn) -> StepTable:
 
 @given(tables())
 def test_less_slowness_is_never_slower_and_none_is_ideal(table: StepTable) -> None:
-    found = agrees(table, list(range(len(table.ranks))))
-    assert (found.actual >= found.ideal).all()
-    for part in (*found.phases, *found.causes):
+    result = agrees(table, list(range(len(table.ranks))))
+    assert (result.actual >= result.ideal).all()
+    for part in (*result.phases, *result.causes):
         for times in (part.only, part.without):
-            assert (times <= found.actual).all()
-            assert (times >= found.ideal).all()
+            assert (times <= result.actual).all()
+            assert (times >= result.ideal).all()
 
 
 @given(tables())
@@ -108,9 +108,9 @@ def test_the_graph_has_as_much_own_time_as_the_records(table: StepTable) -> None
 @pytest.mark.parametrize("absurd", [-5.0, 1e300, float("inf"), float("nan")])
 def test_absurd_times_count_as_nothing(absurd: float) -> None:
     forward, waited = np.array([[10.0, absurd], [30.0, 30.0]]), np.array([[absurd, 31.0], [1.0, 1.0]])
-    found = scenarios_of(table_of({"forward": forward}, {"forward": waited}))
-    assert found.actual.tolist() == [30.0, 31.0]
-    assert found.ideal.tolist() == [10.0, 1.0]
+    scenarios = scenarios_of(table_of({"forward": forward}, {"forward": waited}))
+    assert scenarios.actual.tolist() == [30.0, 31.0]
+    assert scenarios.ideal.tolist() == [10.0, 1.0]
 
 
 def test_ranks_that_wait_in_too_few_steps_or_never_meet_nowhere() -> None:
@@ -144,8 +144,8 @@ def test_the_middle_does_not_ask_for_order_and_most_are_as_slow(rows: list[list[
     values = np.array(rows, dtype=float)
     shuffled = list(rows)
     random.shuffle(shuffled)
-    found = lower_median(values)
-    assert found.tolist() == lower_median(np.array(shuffled, dtype=float)).tolist()
-    assert found.tolist() == lower_median(values.T, axis=1).tolist()
-    assert (2 * (values >= found).sum(axis=0) >= len(values)).all()
-    assert (2 * (values <= found).sum(axis=0) >= len(values)).all()
+    result = lower_median(values)
+    assert result.tolist() == lower_median(np.array(shuffled, dtype=float)).tolist()
+    assert result.tolist() == lower_median(values.T, axis=1).tolist()
+    assert (2 * (values >= result).sum(axis=0) >= len(values)).all()
+    assert (2 * (values <= result).sum(axis=0) >= len(values)).all()

@@ -74,7 +74,7 @@ def steps(draw: st.DrawFn) -> tuple[Work, list[int], list[int]]:
     work = np.array(draw(st.lists(st.integers(1, 900), min_size=size, max_size=size)), dtype=np.int64).reshape(ranks, count + 1)
     transfer = draw(st.lists(st.integers(1, 50), min_size=count, max_size=count))
     offsets = draw(st.lists(st.integers(-(10**6), 10**6), min_size=ranks, max_size=ranks))
-    return work * 1000, [one * 1000 for one in transfer], [one * 1000 for one in offsets]
+    return work * 1000, [offset * 1000 for offset in transfer], [offset * 1000 for offset in offsets]
 
 
 @given(steps(), st.integers(2, 5), st.randoms())
@@ -92,7 +92,7 @@ def test_the_graph_plays_the_step_and_less_slowness_is_never_slower(
     for rank in range(len(work)):
         assert ideal <= finish(graph, real=graph.ranks != rank) <= graph.measured
     # and it scales with its times, and does not depend on the order of the ranks
-    scaled = step(work * factor, [one * factor for one in transfer], offsets)
+    scaled = step(work * factor, [item * factor for item in transfer], offsets)
     assert (finish(scaled, real=True), finish(scaled, real=False)) == pytest.approx((graph.measured * factor, ideal * factor))
     order = list(range(len(work)))
     random.shuffle(order)

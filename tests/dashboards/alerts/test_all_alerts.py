@@ -51,15 +51,15 @@ def alert(state: Any = "resolved", start_ns: int = AT, end_ns: int | None = AT +
 
 
 def finding(run: Path, status: Any, at_ns: int, *, summary: str = "It hangs.", **labels: str) -> None:
-    told = {"alertname": "TrainingHang", "severity": "critical", **labels}
+    by_key = {"alertname": "TrainingHang", "severity": "critical", **labels}
     append_finding(
         run,
         FindingRecord(
             schema=FINDING_SCHEMA,
             time_unix_ns=at_ns,
             status=status,
-            fingerprint=fingerprint(told),
-            labels=told,
+            fingerprint=fingerprint(by_key),
+            labels=by_key,
             annotations={"summary": summary},
         ),
     )
@@ -69,12 +69,12 @@ def finding(run: Path, status: Any, at_ns: int, *, summary: str = "It hangs.", *
 
 
 def test_a_row_has_what_is_known_and_leaves_out_what_is_not() -> None:
-    known = alert_row(
+    result = alert_row(
         replace(alert(gpu_uuid="GPU-1"), evidence="/run/run-1?rank=2"), {"run-1": "bert"}, now_unix_ns=AT + 9 * MINUTE
     )
     unknown = alert_row(alert_record({}, {}, state="lost", started_unix_ns=AT, source="prometheus"), {}, now_unix_ns=AT)
 
-    assert known | {"id": ""} == {
+    assert result | {"id": ""} == {
         "id": "",
         "state": "Past",
         "state_tone": "plain",
@@ -183,13 +183,13 @@ def test_of_too_many_alerts_it_is_said_how_many_are_left_out(memory_runs: Any, m
 
 
 def test_the_selected_alert_says_what_it_rests_on_with_its_runbook(memory_runs: Any) -> None:
-    found = AlertsFound([alert(), alert(rank="3")], [])
+    result = AlertsFound([alert(), alert(rank="3")], [])
 
-    shown = str(picked(found, row_id(found.alerts[0])))
+    shown = str(picked(result, row_id(result.alerts[0])))
 
     assert "imposed wait" in shown
     assert "Markdown" in shown
-    assert str(picked(found, "another")) == str(picked(found, None)), "the first, unless another one is selected"
+    assert str(picked(result, "another")) == str(picked(result, None)), "the first, unless another one is selected"
     assert picked(AlertsFound([], []), None) == []
 
 
@@ -217,12 +217,12 @@ def test_alerts_of_all_runs_come_from_their_files_alone_those_that_fire_first(
     finding(over, "resolved", AT + MINUTE, run_id="over", rank="0")
     source = DiskRuns(root, prometheus=Prometheus(Server(url="http://127.0.0.1:9")))
 
-    found = until_ready(source.all_alerts)
+    result = until_ready(source.all_alerts)
 
-    told = [(one.state, one.run_id, one.evidence) for one in found.alerts]
-    assert told == [("firing", "live", "/run/live?rank=1"), ("resolved", "over", "/run/over?rank=0")]
-    assert len(found.problems) == 1
-    assert "cannot be reached" in found.problems[0]
+    collected = [(item.state, item.run_id, item.evidence) for item in result.alerts]
+    assert collected == [("firing", "live", "/run/live?rank=1"), ("resolved", "over", "/run/over?rank=0")]
+    assert len(result.problems) == 1
+    assert "cannot be reached" in result.problems[0]
 
 
 def test_an_alert_that_is_told_again_is_the_same_one_with_what_is_known_by_then(tmp_path: Path, write_run: Any) -> None:
@@ -231,9 +231,9 @@ def test_an_alert_that_is_told_again_is_the_same_one_with_what_is_known_by_then(
     finding(run, "firing", AT + SECOND, run_id="b")
     finding(run, "firing", AT + MINUTE, run_id="a", summary="Rank 3 did not come.")
 
-    found = watched_alerts.findings_of(run, over=False)
+    findings = watched_alerts.findings_of(run, over=False)
 
-    assert [(one.run_id, one.started_unix_ns, one.summary) for one in found] == [
+    assert [(item.run_id, item.started_unix_ns, item.summary) for item in findings] == [
         ("a", AT, "Rank 3 did not come."),
         ("b", AT + SECOND, "It hangs."),
     ]
@@ -263,5 +263,5 @@ def test_findings_are_read_again_only_when_they_have_changed(
     assert len(source.all_alerts().alerts) == 2, "asked again within seconds"
     now_s[0] += 60
 
-    assert {one.run_id: one.state for one in source.all_alerts().alerts} == {"a": "resolved", "b": "lost"}
+    assert {item.run_id: item.state for item in source.all_alerts().alerts} == {"a": "resolved", "b": "lost"}
     assert sorted(read) == ["a", "a", "b"]

@@ -240,10 +240,10 @@ def test_an_authority_that_is_none_is_said_at_once(tmp_path: Path) -> None:
 def test_without_prometheus_the_other_alerts_are_shown_and_its_absence_is_said() -> None:
     down = Prometheus(Server(url="http://127.0.0.1:9"))
 
-    found = alerts_of([], root=None, prometheus=down, span_unix_ns=SPAN)
+    alerts = alerts_of([], root=None, prometheus=down, span_unix_ns=SPAN)
 
-    assert found.alerts == []
-    assert "cannot be reached" in found.problems[0]
+    assert alerts.alerts == []
+    assert "cannot be reached" in alerts.problems[0]
 
 
 @pytest.mark.parametrize(("seconds", "step"), [(600, "15.000"), (86_400, "44.000")])

@@ -49,8 +49,8 @@ def _is_drawn(one: Locator) -> None:
 
 def all_drawn(page: Page) -> None:
     """Wait until all figures and tables of a page are drawn."""
-    for one in page.get_by_role("figure").all():
-        _is_drawn(one)
+    for item in page.get_by_role("figure").all():
+        _is_drawn(item)
     page.wait_for_load_state("networkidle")
     # A table creates its header rows before their cells.
     page.wait_for_function("() => [...document.querySelectorAll('[role=row]')].every(row => row.childElementCount)")
@@ -71,8 +71,8 @@ def ranks_drawn(page: Page) -> None:
 
 def fits(page: Page) -> bool:
     """Return whether nothing is wider than the screen."""
-    found: bool = page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    return found
+    result: bool = page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    return result
 
 
 def saved_rows(page: Page, button: str) -> tuple[str, list[dict[str, str]]]:
@@ -86,10 +86,10 @@ def saved_rows(page: Page, button: str) -> tuple[str, list[dict[str, str]]]:
 def serious(page: Page) -> list[str]:
     """Return axe-core's serious and critical violations."""
     return [
-        f"{found['id']}: {node['html'][:160]} {node['any'][:1]}"
-        for found in Axe().run(page).response["violations"]
-        if found["impact"] in {"serious", "critical"}
-        for node in found["nodes"]
+        f"{item['id']}: {node['html'][:160]} {node['any'][:1]}"
+        for item in Axe().run(page).response["violations"]
+        if item["impact"] in {"serious", "critical"}
+        for node in item["nodes"]
     ]
 
 
@@ -168,7 +168,7 @@ def expect_scheme(page: Page, scheme: Literal["light", "dark"]) -> None:
 
 def brightness(one: Locator, of: Literal["color", "fill"]) -> float:
     """Return the brightness of a text, 0 to 255; figures of the dark scheme are inverted on paper."""
-    found, inverted = one.evaluate(
+    result, inverted = one.evaluate(
         """(one, name) => {
             const around = [];
             for (let at = one; at; at = at.parentElement) around.push(getComputedStyle(at).filter);
@@ -176,7 +176,7 @@ def brightness(one: Locator, of: Literal["color", "fill"]) -> float:
         }""",
         of,
     )
-    bright = sum(map(int, re.findall(r"\d+", found)[:3])) / 3
+    bright = sum(map(int, re.findall(r"\d+", result)[:3])) / 3
     return 255 - bright if inverted else bright
 
 

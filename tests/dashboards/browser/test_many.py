@@ -49,14 +49,14 @@ def ticked(page: Page) -> Locator:
 def write_many(root: Path, write_run: Callable[..., Path], count: int) -> None:
     """Write ``count`` runs that share their record files by hard links."""
     first = write_run(root / "run-0000", run_id="id-0000", name="job-0", steps=12, ranks=2, slow_rank=1, windows=False)
-    told = json.loads((first / "run.json").read_text())
+    result = json.loads((first / "run.json").read_text())
     for number in range(1, count):
         run = root / f"run-{number:04}"
         shutil.copytree(first, run, copy_function=os.link)
         (run / "run.json").unlink()
-        begun = told["start_unix_ns"] - number * 10**9
+        begun = result["start_unix_ns"] - number * 10**9
         (run / "run.json").write_text(
-            json.dumps({**told, "run_id": f"id-{number:04}", "name": f"job-{number}", "start_unix_ns": begun})
+            json.dumps({**result, "run_id": f"id-{number:04}", "name": f"job-{number}", "start_unix_ns": begun})
         )
 
 
@@ -89,8 +89,8 @@ def test_many_runs_are_searched_sorted_selected_and_compared(
         expect(page).to_have_url(f"{url}/?q={search}")
         expect(region(page, "The selected run")).to_contain_text("run-0000")
 
-        for one in picked:
-            box_of(page, one).check()
+        for item in picked:
+            box_of(page, item).check()
         page.get_by_role("link", name="Compare 2 runs").click()
         expect(page.get_by_text("Not enough data").first).to_be_visible()
         assert page.url.endswith(f"/compare?runs={','.join(picked)}"), "in the order in which they were marked"

@@ -59,7 +59,7 @@ def test_a_live_page_follows_its_run_to_the_end_and_asks_at_once_when_it_is_show
         expect(page.get_by_text("step 49, written")).to_be_visible()
         expect(heat_map).to_contain_text("50 steps")
 
-        with page.expect_request(lambda one: '"asked"' in (one.post_data or ""), timeout=600):
+        with page.expect_request(lambda item: '"asked"' in (item.post_data or ""), timeout=600):
             page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
 
         for rank in range(4):

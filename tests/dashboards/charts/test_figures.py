@@ -141,7 +141,7 @@ def test_idle_time_that_the_verdict_explains_has_the_look_of_its_cause(analysis:
     assert (explained.name, explained.marker.color) == ("Idle: slow input", LIGHT.input)
     assert [round(value, 1) for value in explained.x] == [0, 0, pytest.approx(39.3, abs=0.1), 0]
     plain = breakdown_bars(analysis.ranks, LIGHT, names=BarNames(blamed=[2]), cause="compute")
-    assert [bar.name for bar in plain.data] == [one.label for one in PARTS]
+    assert [bar.name for bar in plain.data] == [part.label for part in PARTS]
 
 
 def test_a_row_per_host_has_the_mean_of_its_ranks_and_hover_text_has_the_host(analysis: Analysis) -> None:

@@ -63,7 +63,7 @@ def test_the_page_says_what_became_worse_and_shows_where(source: DiskRuns) -> No
     assert ready
     assert parts.says.startswith("tuesday is slower than monday")
     worse = next(trace for trace in parts.figure.data if trace.name == "worse")
-    names = [one[0] for one in worse.customdata]
+    names = [item[0] for item in worse.customdata]
     assert "step time" in names
     step = next(row for row in parts.table.rows if row[1] == "step")
     assert step[5] == pytest.approx(40_000, rel=0.05), "the loader of rank 2 takes so much longer"
@@ -162,7 +162,7 @@ def test_of_several_comparisons_the_chosen_one_is_drawn_and_all_are_in_a_table(s
 @pytest.mark.parametrize(("outcome", "words"), [("untested", "not tested"), ("insufficient_data", "not enough data")])
 def test_a_difference_that_was_not_tested_is_not_called_insignificant(source: DiskRuns, outcome: Any, words: str) -> None:
     comparison = source.compared(["sound", "slow"]).result.comparisons[0]
-    quantities = [msgspec.structs.replace(one, outcome=outcome, average=None) for one in comparison.quantities]
+    quantities = [msgspec.structs.replace(quantity, outcome=outcome, average=None) for quantity in comparison.quantities]
     drawn = part_differences(msgspec.structs.replace(comparison, quantities=quantities), palette("light"))
     assert [trace.name for trace in drawn.figure.data] == [words]
 

@@ -102,10 +102,10 @@ def test_a_clock_that_stays_low_is_an_event_a_single_low_sample_is_none() -> Non
 def test_samples_that_show_a_reason_are_just_those_in_its_events(reasons: list[list[str]]) -> None:
     covered = {
         (event.kind, second)
-        for event in found([{"throttle_reasons": one} for one in reasons])
+        for event in found([{"throttle_reasons": item} for item in reasons])
         for second in range(times(event)[0], times(event)[1] + 1)
     }
-    assert covered == {(reason, at) for at, one in enumerate(reasons) for reason in one if reason != "gpu_idle"}
+    assert covered == {(reason, at) for at, item in enumerate(reasons) for reason in item if reason != "gpu_idle"}
 
 
 def test_of_too_many_those_that_matter_most_stay_and_the_others_are_counted() -> None:
@@ -134,7 +134,7 @@ def test_events_are_in_the_step_that_was_going_on() -> None:
     before = HardwareEvent(unix_ns=5, until_unix_ns=5, host="a", gpu_uuid="GPU-1", kind="xid", detail="")
     elsewhere = HardwareEvent(unix_ns=25, until_unix_ns=25, host="b", gpu_uuid="GPU-2", kind="xid", detail="")
     clock = StepClock(np.array([100, 101, 102, 103]), np.array([10, 20, 0, 40]))
-    steps = [(one.step, one.until_step) for one in placed(most_important([event, before, elsewhere], 0), {"a": clock}).events]
+    steps = [(item.step, item.until_step) for item in placed(most_important([event, before, elsewhere], 0), {"a": clock}).events]
     assert steps == [(None, None), (101, 103), (None, None)]
 
 

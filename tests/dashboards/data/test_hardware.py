@@ -152,16 +152,16 @@ def in_memory(rows: Any) -> Hardware:
 @given(st.lists(st.floats(0, 1000, width=32) | st.just(float("nan")), min_size=1, max_size=300), st.integers(2, 60))
 def test_a_long_series_keeps_what_stands_out_in_few_points(values: list[float], most: int) -> None:
     series = in_memory(rows_of(list(range(len(values))), power_watts=values)).series("GPU-1", most_points=most)
-    told = series.values["power_watts"]
-    assert len(told) == len(series.unix_ns) <= max(most, 2)
+    result = series.values["power_watts"]
+    assert len(result) == len(series.unix_ns) <= max(most, 2)
     assert (np.diff(series.unix_ns) >= 0).all()
-    known = np.array(values)[np.isfinite(values)]
-    if len(known):
-        assert (np.nanmin(told), np.nanmax(told)) == (known.min(), known.max())
+    value = np.array(values)[np.isfinite(values)]
+    if len(value):
+        assert (np.nanmin(result), np.nanmax(result)) == (value.min(), value.max())
     else:
-        assert np.isnan(told).all()
+        assert np.isnan(result).all()
     if series.samples_per_pair == 1:
-        np.testing.assert_array_equal(told, values)
+        np.testing.assert_array_equal(result, values)
 
 
 def test_a_part_of_a_series_has_all_of_its_samples() -> None:
@@ -180,8 +180,8 @@ def test_samples_that_come_in_parts_are_those_that_come_at_once(tmp_path: Path) 
     once.add("node-0", samples)
     for first in range(0, 50, 11):
         parts.add("node-0", samples[first : first + 11])
-    for one in (once, parts):
-        one.publish({}, {})
+    for item in (once, parts):
+        item.publish({}, {})
     assert (tmp_path / "once" / "hardware.json").read_bytes() == (tmp_path / "parts" / "hardware.json").read_bytes()
     assert (tmp_path / "once" / "events.json").read_bytes() == (tmp_path / "parts" / "events.json").read_bytes()
     whole, joined = (stored(tmp_path / name).series(uuid(0)).values["power_watts"] for name in ("once", "parts"))
@@ -208,7 +208,7 @@ def test_following_shows_what_a_finished_run_shows(tmp_path: Path, write_run: Wr
         file.write_bytes(data)
     more = [sample(0, step, temperature_celsius=90, throttle_reasons=["hw_thermal"]) for step in range(30, 60)]
     with next(host_dir(run, "node-0").glob("gpu-*.jsonl")).open("ab") as added:
-        added.writelines(msgspec.json.encode(one) + b"\n" for one in more)
+        added.writelines(msgspec.json.encode(item) + b"\n" for item in more)
     followed.update()
     assert derived.version != before
 

@@ -177,8 +177,8 @@ class Asked:
         """Return the series of an expression at this moment. Raises ``AssertionError`` for an invalid expression."""
         answer = self.client.post(f"{self.url}/api/v1/query", data={"query": expr}).json()
         assert answer["status"] == "success", f"{answer.get('error')}\n{expr}"
-        found: list[dict[str, Any]] = answer["data"]["result"]
-        return found
+        result: list[dict[str, Any]] = answer["data"]["result"]
+        return result
 
 
 @contextmanager

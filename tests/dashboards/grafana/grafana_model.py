@@ -26,8 +26,8 @@ _VARIABLE = re.compile(r"\$\{(\w+)(?::\w+)?\}|\$(\w+)")
 def all_boards() -> dict[str, Json]:
     """Return the shipped boards by uid."""
     folder = files("rankscope.dashboards") / "grafana" / "json"
-    found = [json.loads(file.read_text(encoding="utf-8")) for file in folder.iterdir() if file.name.endswith(".json")]
-    return {board["uid"]: board for board in found}
+    collected = [json.loads(file.read_text(encoding="utf-8")) for file in folder.iterdir() if file.name.endswith(".json")]
+    return {board["uid"]: board for board in collected}
 
 
 def panels(board: Json) -> Iterator[Json]:
@@ -71,10 +71,10 @@ def put_in(expr: str, values: Mapping[str, list[str] | str], *, built_in: Mappin
             return built_in[name]
         if name.isdigit():  # a group of label_replace; Grafana leaves non-variables unchanged
             return match[0]
-        found = values[name]
-        if isinstance(found, str):
-            return found
-        escaped = [re.sub(r"[$^*{}\[\]'+?.()|]", r"\\\\\g<0>", one.replace("\\", "\\\\\\\\")) for one in found]
+        result = values[name]
+        if isinstance(result, str):
+            return result
+        escaped = [re.sub(r"[$^*{}\[\]'+?.()|]", r"\\\\\g<0>", item.replace("\\", "\\\\\\\\")) for item in result]
         return escaped[0] if len(escaped) == 1 else f"({'|'.join(escaped)})"
 
     return _VARIABLE.sub(value, expr)

@@ -33,7 +33,7 @@ def functions(expr: str) -> set[str]:
 
 def selectors(expr: str) -> list[Selector]:  # noqa: C901  # one branch per kind of token
     """Return every selector, in order. Raises ``ValueError`` for invalid PromQL, as far as this parser detects it."""
-    found: list[Selector] = []
+    collected: list[Selector] = []
     around: list[str] = []
     opening = ""
     labels = False
@@ -47,15 +47,15 @@ def selectors(expr: str) -> list[Selector]:  # noqa: C901  # one branch per kind
             if after in ("(", "by"):
                 opening = text
             else:
-                found.append(Selector(text, {}, "", around[-1] if around else ""))
+                collected.append(Selector(text, {}, "", around[-1] if around else ""))
         elif kind == "matchers":
-            last = found.pop()
+            last = collected.pop()
             pairs = {name: (operator, value) for name, operator, value in _MATCHER.findall(text)}
-            found.append(Selector(last.metric, pairs, last.range, last.function))
+            collected.append(Selector(last.metric, pairs, last.range, last.function))
         elif kind == "range":
-            if before != ")" and found and (opening or around):  # after a bracket it belongs to a subquery
-                last = found.pop()
-                found.append(Selector(last.metric, last.matchers, text[1:-1], last.function))
+            if before != ")" and collected and (opening or around):  # after a bracket it belongs to a subquery
+                last = collected.pop()
+                collected.append(Selector(last.metric, last.matchers, text[1:-1], last.function))
         elif text == "(":
             around.append(opening)
             opening = ""
@@ -64,12 +64,12 @@ def selectors(expr: str) -> list[Selector]:  # noqa: C901  # one branch per kind
         before = text
     if around:
         raise ValueError(f"a bracket stays open: {expr}")
-    return found
+    return collected
 
 
 def _tokens(expr: str) -> Iterator[tuple[str, str, str]]:
     """Yield kind, text, and the text of the next token."""
-    found: list[tuple[str, str]] = []
+    collected: list[tuple[str, str]] = []
     place = 0
     while place < len(expr):
         match = _TOKEN.match(expr, place)
@@ -77,6 +77,6 @@ def _tokens(expr: str) -> Iterator[tuple[str, str, str]]:
             raise ValueError(f"what is {expr[place : place + 20]!r} in {expr}")
         place = match.end()
         if match.lastgroup != "space":
-            found.append((str(match.lastgroup), match[0]))
-    for index, (kind, text) in enumerate(found):
-        yield kind, text, found[index + 1][1] if index + 1 < len(found) else ""
+            collected.append((str(match.lastgroup), match[0]))
+    for index, (kind, text) in enumerate(collected):
+        yield kind, text, collected[index + 1][1] if index + 1 < len(collected) else ""

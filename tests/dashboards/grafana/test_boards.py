@@ -54,8 +54,8 @@ needed: set[int] = set()
 @functools.cache
 def _table(file: str, name: str) -> list[dict[str, str]]:
     text = (files("rankscope.dashboards") / "grafana" / "boards" / file).read_text(encoding="utf-8")
-    found: list[dict[str, str]] = tomllib.loads(text)[name]
-    return found
+    result: list[dict[str, str]] = tomllib.loads(text)[name]
+    return result
 
 
 def _exclusions() -> list[dict[str, str]]:
@@ -63,8 +63,8 @@ def _exclusions() -> list[dict[str, str]]:
 
 
 def _excluded(rule: str, metric: str) -> bool:
-    for index, one in enumerate(_exclusions()):
-        if one["rule"] == rule and re.fullmatch(one["metric"], metric):
+    for index, exclusion in enumerate(_exclusions()):
+        if exclusion["rule"] == rule and re.fullmatch(exclusion["metric"], metric):
             needed.add(index)
             return True
     return False
@@ -87,8 +87,8 @@ def _variables(board: Json) -> dict[str, Json]:
 
 
 def test_the_files_are_what_the_code_makes() -> None:
-    found = {str(path.relative_to(FOLDER)): path.read_text() for path in FOLDER.rglob("*.json")}
-    assert found == texts(), "make docs"
+    by_key = {str(path.relative_to(FOLDER)): path.read_text() for path in FOLDER.rglob("*.json")}
+    assert by_key == texts(), "make docs"
 
 
 @pytest.mark.parametrize("uid", BOARDS)
@@ -164,8 +164,8 @@ def test_every_panel_says_what_it_shows_in_which_unit_and_what_when_there_is_not
         assert len(set(letters)) == len(letters)
         if panel["type"] in ("timeseries", "state-timeline"):
             assert all(target["legendFormat"] for target in panel["targets"]), title
-            told = any(target["expr"].startswith("NaN *") for target in panel["targets"])
-            assert told, title
+            result = any(target["expr"].startswith("NaN *") for target in panel["targets"])
+            assert result, title
         if panel["type"] == "stat":
             assert str(NOT_AVAILABLE) in json.dumps(defaults["mappings"]), title
 
@@ -195,9 +195,9 @@ def test_every_query_parses(require_program: Callable[[str], str], tmp_path: Pat
     rules = [{"record": f"query:{index}", "expr": put_in(target.expr, PUT_IN)} for index, target in enumerate(TARGETS)]
     (tmp_path / "queries.yaml").write_text(json.dumps({"groups": [{"name": "queries", "rules": rules}]}))
     command = [require_program("promtool"), "check", "rules", "--lint=none", str(tmp_path / "queries.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert f"{len(TARGETS)} rules found" in done.stdout
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    assert f"{len(TARGETS)} rules found" in completed.stdout
 
 
 def test_every_query_asks_for_what_is_chosen() -> None:
@@ -209,7 +209,7 @@ def test_every_query_asks_for_what_is_chosen() -> None:
 
 def test_every_query_uses_variables_that_its_board_has() -> None:
     for target in TARGETS:
-        used = {one for pair in re.findall(r"\$\{(\w+)|\$([A-Za-z_]\w*)", target.expr) for one in pair if one}
+        used = {item for pair in re.findall(r"\$\{(\w+)|\$([A-Za-z_]\w*)", target.expr) for item in pair if item}
         assert used <= _variables(BOARDS[target.board]).keys() | BUILT_IN.keys(), target.name
 
 
@@ -242,8 +242,8 @@ def test_every_metric_is_one_that_somebody_publishes_or_records() -> None:
 def test_what_rests_on_recording_rules_says_when_they_are_missing_and_is_drawn_no_finer_than_they_record(uid: str) -> None:
     resting = False
     for panel in panels(BOARDS[uid]):
-        asked = {selector.metric for target in panel["targets"] for selector in selectors(target["expr"])}
-        if panel["type"] in ("timeseries", "state-timeline") and asked & _recorded().keys():
+        metrics = {selector.metric for target in panel["targets"] for selector in selectors(target["expr"])}
+        if panel["type"] in ("timeseries", "state-timeline") and metrics & _recorded().keys():
             resting = True
             assert any(f"absent({RULES} " in target["expr"] for target in panel["targets"]), panel["title"]
             if panel["type"] == "timeseries" and ":" in panel["targets"][0]["expr"].partition("[")[0]:
@@ -290,7 +290,7 @@ def test_the_table_of_alerts_keeps_apart_what_differs() -> None:
 def test_every_exclusion_has_a_reason_and_is_needed() -> None:
     test_every_query_asks_for_what_is_chosen()
     test_counters_are_rates_gauges_are_not_and_ratios_are_never_averaged()
-    assert all(len(one["reason"]) > 20 for one in _exclusions())
+    assert all(len(exclusion["reason"]) > 20 for exclusion in _exclusions())
     assert needed == set(range(len(_exclusions())))
 
 
@@ -300,8 +300,8 @@ def test_the_library_that_makes_boards_is_not_needed_to_hand_them_out() -> None:
         "export.shipped()\n"
         "print([name for name in sys.modules if name.startswith(('grafana_foundation_sdk', 'dash', 'rankscope.exporter'))])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (completed.stdout.strip(), completed.stderr) == ("[]", "")
 
 
 @pytest.mark.parametrize(
@@ -316,4 +316,4 @@ def test_the_library_that_makes_boards_is_not_needed_to_hand_them_out() -> None:
     ],
 )
 def test_selectors_are_found(expr: str, expected: list[Any]) -> None:
-    assert [(one.metric, one.range, one.function) for one in selectors(expr)] == expected
+    assert [(selector.metric, selector.range, selector.function) for selector in selectors(expr)] == expected

@@ -25,9 +25,9 @@ def run(*arguments: str | Path) -> Result:
 
 
 def variable(path: Path, name: str) -> dict[str, object]:
-    (found,) = [one for one in json.loads(path.read_text())["templating"]["list"] if one["name"] == name]
-    assert isinstance(found, dict)
-    return found
+    (ones,) = [load for load in json.loads(path.read_text())["templating"]["list"] if load["name"] == name]
+    assert isinstance(ones, dict)
+    return ones
 
 
 def test_a_folder_has_boards_and_what_tells_grafana_where_they_are(tmp_path: Path) -> None:
@@ -51,9 +51,9 @@ def test_without_options_boards_are_as_they_were_generated(tmp_path: Path) -> No
 
 
 def test_addresses_are_put_into_every_board(tmp_path: Path) -> None:
-    done = run("export", tmp_path, "--datasource-uid", "prom-1", "--dashboard-url", "https://r.example/x/")
+    completed = run("export", tmp_path, "--datasource-uid", "prom-1", "--dashboard-url", "https://r.example/x/")
 
-    assert done.exit_code == 0
+    assert completed.exit_code == 0
     paths = list((tmp_path / "dashboards").iterdir())
     assert len(paths) == 5
     for path in paths:
@@ -64,8 +64,8 @@ def test_addresses_are_put_into_every_board(tmp_path: Path) -> None:
 
 
 def test_programs_get_what_was_written_as_an_object(tmp_path: Path) -> None:
-    done = json.loads(run("export", tmp_path, "--format", "json").stdout)
-    assert all(Path(name).is_file() for name in done["files"])
+    completed = json.loads(run("export", tmp_path, "--format", "json").stdout)
+    assert all(Path(name).is_file() for name in completed["files"])
 
 
 def test_exporting_again_replaces_its_own_files_and_leaves_others(tmp_path: Path) -> None:
@@ -95,10 +95,10 @@ def test_exporting_again_replaces_its_own_files_and_leaves_others(tmp_path: Path
     ],
 )
 def test_what_is_no_uid_or_address_is_refused(tmp_path: Path, option: str, value: str) -> None:
-    done = run("export", tmp_path / "out", option, value)
-    assert done.exit_code == 2
-    assert option in done.stderr
-    assert "secret" not in done.stderr
+    completed = run("export", tmp_path / "out", option, value)
+    assert completed.exit_code == 2
+    assert option in completed.stderr
+    assert "secret" not in completed.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -126,7 +126,7 @@ def test_the_command_itself_ends_with_status_3_and_one_line(
     cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    done = cli("grafana", "export", tmp_path / "file" / "out")
-    assert done.returncode == 3
-    assert done.stderr.count("\n") == 1
-    assert "file" in done.stderr
+    completed = cli("grafana", "export", tmp_path / "file" / "out")
+    assert completed.returncode == 3
+    assert completed.stderr.count("\n") == 1
+    assert "file" in completed.stderr

@@ -117,12 +117,12 @@ def test_every_query_has_data_or_a_reason(
             target.name[:2]: target.asked(_values(target.board, jobs)) for target in _queries() if target.name[:2] in PLANTED
         }
         planted = {name: [pytest.approx(value, rel=0.02)] for name, value in PLANTED.items()}
-        while (found := {name: _numbers(asked.instant(expr)) for name, expr in shown.items()}) != planted:
-            assert time.monotonic() < until, {name: value for name, value in found.items() if value != planted[name]}
+        while (by_key := {name: _numbers(asked.instant(expr)) for name, expr in shown.items()}) != planted:
+            assert time.monotonic() < until, {name: value for name, value in by_key.items() if value != planted[name]}
             time.sleep(0.3)
 
         (firing,) = [target for target in _queries() if target.name == ("rankscope-alerts", "Firing alerts", "A")]
-        lost = {one["metric"].get("gpu_uuid") for one in asked.instant(firing.asked(_values("rankscope-alerts", jobs)))}
+        lost = {item["metric"].get("gpu_uuid") for item in asked.instant(firing.asked(_values("rankscope-alerts", jobs)))}
         assert uuid_of(LOST) in lost
 
         # and the errors in the time range are counted, including the first of each code
@@ -131,10 +131,11 @@ def test_every_query_has_data_or_a_reason(
 
         # and a graph names devices without a line, with the reason
         (missing,) = [target for target in _queries() if target.name == ("rankscope-node", "SMs active", "B")]
-        told = {
-            (one["metric"]["of"], one["metric"]["why"]) for one in asked.instant(missing.asked(_values("rankscope-node", jobs)))
+        collected = {
+            (item["metric"]["of"], item["metric"]["why"])
+            for item in asked.instant(missing.asked(_values("rankscope-node", jobs)))
         }
-        assert told >= {
+        assert collected >= {
             ("node1 GPU 1", "not available (before_hopper)"),
             (f"node1 GPU {LOST}", "collection dead (lost)"),
             (dead, "collection dead (no answer)"),
@@ -152,7 +153,7 @@ def test_every_query_has_data_or_a_reason(
             }
         }
         assert _numbers(without["rankscope-cluster", "Recording rules", "A"]) == [0]
-        assert any("no recording rules" in one["metric"]["state"] for one in without["rankscope-run", "Step time", "D"])
+        assert any("no recording rules" in item["metric"]["state"] for item in without["rankscope-run", "Step time", "D"])
 
         # and InfiniBand is found by the host, and reported as missing without node_exporter's metrics
         up = _labelled(asked, jobs, "rankscope-node", "InfiniBand link up", "A")
@@ -207,11 +208,11 @@ def _labelled(
     """Return the values of one query by labels."""
     (target,) = [target for target in _queries() if target.name == name]
     series = asked.instant(target.asked(_values(target.board, jobs)))
-    return {tuple(one["metric"][label] for label in by): float(one["value"][1]) for one in series}
+    return {tuple(sample["metric"][label] for label in by): float(sample["value"][1]) for sample in series}
 
 
 def _numbers(series: list[dict[str, Any]]) -> list[float]:
-    return [float(one["value"][1]) for one in series]
+    return [float(sample["value"][1]) for sample in series]
 
 
 def _everything(board: str) -> dict[str, list[str] | str]:
@@ -229,10 +230,10 @@ def _choices(asked: Asked, variable: Json, values: Mapping[str, list[str] | str]
     function, _, inner = put_in(variable["query"]["query"], values).partition("(")
     if function == "label_values":
         series, _, label = inner.removesuffix(")").rpartition(",")
-        found = {str(one["metric"].get(label.strip(), "")) for one in asked.instant(f"group by ({label}) ({series})")}
-        return {(one, one) for one in found if one}
+        strs = {str(item["metric"].get(label.strip(), "")) for item in asked.instant(f"group by ({label}) ({series})")}
+        return {(item, item) for item in strs if item}
     pattern = re.compile(variable["regex"].strip("/").replace("(?<", "(?P<"))
-    lines = (_as_text(one["metric"]) for one in asked.instant(inner.removesuffix(")")))
+    lines = (_as_text(item["metric"]) for item in asked.instant(inner.removesuffix(")")))
     return {(match["text"], match["value"]) for line in lines if (match := pattern.search(line))}
 
 

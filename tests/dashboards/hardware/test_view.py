@@ -131,19 +131,19 @@ def test_a_gpu_of_which_there_is_nothing_is_said_in_a_line(run: RunData) -> None
 
 
 def test_what_is_missing_is_said_with_how_to_get_it(run: RunData) -> None:
-    said = text_of(write(VIEW, "gpu-hints", run, PageState()))
-    assert f"Source: {ORIGIN}. 2 GPUs on 1 host" in said
-    assert "No samples of the GPUs of ranks 0, 1" in said
-    assert "Simulated GPUs" in said
+    text = text_of(write(VIEW, "gpu-hints", run, PageState()))
+    assert f"Source: {ORIGIN}. 2 GPUs on 1 host" in text
+    assert "No samples of the GPUs of ranks 0, 1" in text
+    assert "Simulated GPUs" in text
 
 
 def test_a_run_without_samples_says_how_to_get_them(tmp_path: Path, write_run: WriteRun) -> None:
     source = DiskRuns(write_run(tmp_path / "run"))
     run = RunData(source, source.summary("run-1"))
-    said = text_of(VIEW.blocks(run, PageState()))
+    text = text_of(VIEW.blocks(run, PageState()))
     for part in ("rankscope exporter", "--exporter-url URL", "--no-hardware"):
-        assert part in said
-    assert said.count("This run has no GPU readings") == 1, "once, not beside every figure"
+        assert part in text
+    assert text.count("This run has no GPU readings") == 1, "once, not beside every figure"
     assert figure_names(VIEW, run, PageState()) == []
 
 
@@ -201,8 +201,8 @@ def test_without_steps_the_axis_is_the_time() -> None:
 def test_idle_clocks_do_not_count_as_low() -> None:
     rows = rows_of(list(range(10)), sm_clock_hertz=[3e8] * 5 + [2e9] * 5, utilization_ratio=[0.0] * 5 + [0.9] * 5)
     hardware = in_memory({"one": rows}, StepClock(np.arange(10), np.arange(10) + 1))
-    (found,) = figures_of(hardware, time_columns(hardware, None))
-    assert found.usual_clock_hertz == found.low_clock_hertz == pytest.approx(2e9)
+    (figures,) = figures_of(hardware, time_columns(hardware, None))
+    assert figures.usual_clock_hertz == figures.low_clock_hertz == pytest.approx(2e9)
 
 
 def test_a_mig_device_has_the_heat_of_its_gpu_and_no_power_of_its_own() -> None:
@@ -223,10 +223,10 @@ def test_a_mig_device_has_the_heat_of_its_gpu_and_no_power_of_its_own() -> None:
 def test_a_gpu_whose_samples_ended_early_is_stale() -> None:
     second = 10**9
     rows = {"old": rows_of([second, 2 * second], power_watts=[1, 1]), "new": rows_of([second, 200 * second], power_watts=[1, 1])}
-    said = text_of(gpu_hints(in_memory(rows, StepClock(np.array([0]), np.array([900 * second]))), Events(), None))
-    assert "newest sample of a GPU old is more than a minute older" in said
-    assert "the last step began" in said
-    assert "Reasons for reduced clocks are not known" in said
+    text = text_of(gpu_hints(in_memory(rows, StepClock(np.array([0]), np.array([900 * second]))), Events(), None))
+    assert "newest sample of a GPU old is more than a minute older" in text
+    assert "the last step began" in text
+    assert "Reasons for reduced clocks are not known" in text
 
 
 def test_links_say_what_they_were() -> None:
@@ -236,11 +236,11 @@ def test_links_say_what_they_were() -> None:
         links={"pcie_link_width": LinkState(8, 8, 16), "nvlinks_down": LinkState(0, 0, 2)},
         rises={"pcie_replays": 3},
     )
-    (found,) = figures_of(
+    (figures,) = figures_of(
         in_memory({"one": rows_of([1, 2], power_watts=[1, 1])}),
         time_columns(in_memory({"one": rows_of([1, 2], power_watts=[1, 1])}), None),
     )
-    (row,) = gpu_rows([gpu], [found], {})
+    (row,) = gpu_rows([gpu], [figures], {})
     assert row["links"] == "PCIe x8 (had 16), 0 NVLinks down (was 2)"
     assert row["link_errors"] == 3
 

@@ -18,14 +18,14 @@ RANKS = "/run/run-1/ranks"
 
 def find(component: Any, identifier: Any) -> Item:
     """Return the props of the component with that id in a serialised tree."""
-    found = _find(component, identifier)
-    assert found is not None, f"no {identifier} on the page"
-    return found
+    result = _find(component, identifier)
+    assert result is not None, f"no {identifier} on the page"
+    return result
 
 
 def _find(component: Any, identifier: Any) -> Item | None:
     if isinstance(component, list):
-        return next((found for item in component if (found := _find(item, identifier)) is not None), None)
+        return next((result for item in component if (result := _find(item, identifier)) is not None), None)
     if isinstance(component, dict):
         props: Item = component.get("props", {})
         return props if props.get("id") == identifier else _find(props.get("children"), identifier)
@@ -74,11 +74,11 @@ class Caller:
     def redrawn(self, what: tuple[str, str, str], path: str, search: str = "", *, scheme: str | None = None) -> Any:
         """Return a property of a piece of a page: (type of the piece, its name, the property)."""
         kind, name, prop = what
-        known = {
+        by_key = {
             "shown": {"path": path, "version": "a"},
             "address": search,
             "scheme": scheme,
-            **{_identifier(one, name): {"name": name, "type": one} for one in ("figure", "part", "grid")},
+            **{_identifier(entry, name): {"name": name, "type": entry} for entry in ("figure", "part", "grid")},
         }
         spec = next(spec for spec in self._specs if f'{{"name":["MATCH"],"type":"{kind}"}}.{prop}' in spec["output"])
 
@@ -91,7 +91,7 @@ class Caller:
                 {
                     "id": json.loads(key) if key.startswith("{") else key,
                     "property": item["property"],
-                    "value": None if item["property"] == "columnDefs" else known.get(key),
+                    "value": None if item["property"] == "columnDefs" else by_key.get(key),
                 }
                 for key, item in zip(keys, items, strict=True)
             ]
@@ -109,17 +109,17 @@ class Caller:
         self, happened: tuple[str, str, Any], search: str = "", *, controls: Mapping[str, Any] | None = None, path: str = RANKS
     ) -> Item:
         """Return the changes after ``happened``: (type of the piece, its name, its value); ``("address", "", None)`` for none."""
-        kind, name, told = happened
+        kind, name, result = happened
         shown = dict(controls or {})
         prop = {"figure": "clickData", "zoomed": "data", "grid": "cellClicked"}.get(kind, "value")
         if kind == "control":
-            shown[name] = told
+            shown[name] = result
 
         def several(of: str, what: str, values: Mapping[str, Any]) -> list[Item]:
             return [{"id": {"type": of, "name": key}, "property": what, "value": value} for key, value in values.items()]
 
         def with_overrides(of: str, what: str) -> list[Item]:
-            return several(of, what, {name: told} if kind == of else {})
+            return several(of, what, {name: result} if kind == of else {})
 
         values = several("control", "value", shown)
         return self._response(

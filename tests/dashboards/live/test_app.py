@@ -37,9 +37,9 @@ def test_every_column_has_a_dash_for_what_is_not_known() -> None:
 def test_unknown_addresses_lead_back_to_the_list(memory_runs: Any) -> None:
     addresses: list[Any] = ["/run/nope", "/run/<script>", "/somewhere/else", 5, ["x"], {"a": 1}]
     for path in addresses:
-        said = page_text(memory_runs, path)
-        assert "There is no such" in said
-        assert '"children": "See all runs", "href": "/"' in said
+        output = page_text(memory_runs, path)
+        assert "There is no such" in output
+        assert '"children": "See all runs", "href": "/"' in output
 
 
 def test_an_unreadable_run_shows_the_reason(memory_runs: Any) -> None:

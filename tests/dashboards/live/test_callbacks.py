@@ -180,8 +180,8 @@ def test_a_page_that_is_being_computed_is_made_again_with_its_progress(memory_ru
 
 def test_a_figure_that_is_being_computed_says_that_it_waits(memory_runs: Any, call: Caller) -> None:
     def waits() -> str | None:
-        found: str | None = call.redrawn(("says", "trend", "data-waits"), RUN)
-        return found
+        result: str | None = call.redrawn(("says", "trend", "data-waits"), RUN)
+        return result
 
     assert waits() is None
     memory_runs.problems["run-1"] = NotReadyError(Progress("reading"))

@@ -29,14 +29,14 @@ FIRING = alert_record(
 
 def grid_of(page: Any, name: str) -> dict[str, Any]:
     """Return the properties of the table with that name on a serialised page."""
-    found = _grid(page, name)
-    assert found is not None, name
-    return found
+    result = _grid(page, name)
+    assert result is not None, name
+    return result
 
 
 def _grid(component: Any, name: str) -> dict[str, Any] | None:
     if isinstance(component, list):
-        return next((found for item in component if (found := _grid(item, name)) is not None), None)
+        return next((result for item in component if (result := _grid(item, name)) is not None), None)
     props = component.get("props", {}) if isinstance(component, dict) else {}
     return (
         props
@@ -70,8 +70,8 @@ def test_the_list_is_sent_again_when_runs_change(memory_runs: Any, analysis: Ana
     seen = call.shown("/")["version"]
 
     def version() -> str:
-        found: str = call.polled("/")["version"]
-        return found
+        result: str = call.polled("/")["version"]
+        return result
 
     assert version() == seen
     memory_runs.summaries["live"] = replace(memory_runs.summaries["live"], revision="b")
@@ -101,7 +101,7 @@ def test_a_click_picks_a_row_unless_it_follows_a_link(call: Caller) -> None:
 def test_marked_runs_can_be_compared(call: Caller) -> None:
     def mark(*ids: str) -> str:
         name = '{"name":"runs","type":"grid"}.selectedRows'
-        rows = [{"id": one} for one in ids]
+        rows = [{"id": item} for item in ids]
         return json.dumps(call("runs-compare.children", {name: rows}, triggered=name))
 
     assert "/compare" not in mark("a")

@@ -36,8 +36,8 @@ def lost(host: str | None, hours: float, cause: Any = "input", **more: Any) -> L
 
 def brief(*losses: Lost, **more: Any) -> Brief:
     gpus: dict[str, Any] = {name: more.pop(name) for name in ("on_gpus", "host_gpu_hours") if name in more}
-    found = Losses(**{"on_gpus": True, "lost_by": list(losses), **gpus})
-    about: dict[str, Any] = {"kind": "straggler", "summary": "", "losses": found, "currency": "USD", **more}
+    result = Losses(**{"on_gpus": True, "lost_by": list(losses), **gpus})
+    about: dict[str, Any] = {"kind": "straggler", "summary": "", "losses": result, "currency": "USD", **more}
     return Brief(**about)
 
 
@@ -61,17 +61,17 @@ def test_a_host_that_several_runs_blame_comes_first() -> None:
     assert list(first.runs) == ["a", "b"]
     assert first.rate == pytest.approx(3 / 15), "also what it trained while nobody blamed it"
     assert (second.host, second.repeated) == ("node-2", False)
-    assert [one.run_id for one in ledger.counted] == ["a", "b", "c", "d"]
+    assert [item.run_id for item in ledger.counted] == ["a", "b", "c", "d"]
 
 
 def test_hours_of_rare_steps_are_told_apart(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
-    told = [
+    collected = [
         RunLoss(run("a"), brief(lost("node-1", 1.0, "checkpoint", steps="rare"), lost("node-1", 3.0, "compute"))),
         RunLoss(run("b"), brief(lost("node-1", 2.0, "compute", steps="rare"))),
     ]
-    (host,) = cluster_ledger(told).hosts
+    (host,) = cluster_ledger(collected).hosts
     assert (host.by_cause, host.rare_by_cause) == ({"checkpoint": 1.0, "compute": 5.0}, {"checkpoint": 1.0, "compute": 2.0})
-    rows = {row[1]: (row[2], row[-1]) for row in lost_hours_table(cluster_ledger(told)).rows}
+    rows = {row[1]: (row[2], row[-1]) for row in lost_hours_table(cluster_ledger(collected)).rows}
     assert rows == {"checkpoint": (1.0, 1.0), "compute": (5.0, 2.0)}
     rare = msgspec.structs.replace(with_loss(analysis), rare_steps=rare_of(with_loss(analysis).findings[0].summary))
     memory_runs.put(rare, table)
@@ -90,10 +90,10 @@ def test_a_loss_has_its_price_whatever_the_verdict_costs(analysis: Analysis) -> 
     # given a finding beside a verdict that costs nothing
     finding = msgspec.structs.replace(analysis.findings[0], gpu_hours_lost=2.0)
     verdict = msgspec.structs.replace(analysis.verdict, kind="balanced", gpu_hours_lost=None, cost=None)
-    found = brief_of(msgspec.structs.replace(analysis, verdict=verdict, findings=[finding]))
-    assert found.losses is not None
-    assert [one.cost for one in found.losses.lost_by] == pytest.approx([5.0])
-    assert found.currency == "USD"
+    result = brief_of(msgspec.structs.replace(analysis, verdict=verdict, findings=[finding]))
+    assert result.losses is not None
+    assert [item.cost for item in result.losses.lost_by] == pytest.approx([5.0])
+    assert result.currency == "USD"
 
 
 def test_what_is_not_in_the_sum_is_told_apart() -> None:
@@ -110,7 +110,7 @@ def test_what_is_not_in_the_sum_is_told_apart() -> None:
         since_unix_ns=50,
     )
     names = {
-        what: [one.run_id for one in getattr(ledger, what)]
+        what: [item.run_id for item in getattr(ledger, what)]
         for what in ("not_analysed", "unreadable", "too_little", "without_gpus", "undated", "counted")
     }
     assert names == {
@@ -128,8 +128,8 @@ def test_a_rate_is_not_known_where_the_host_is_not() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.floats(0, 1e6)), max_size=20))
 def test_nothing_is_lost_between_runs_and_hosts(losses: list[tuple[str | None, float]]) -> None:
-    told = [RunLoss(run(str(number)), brief(lost(host, hours))) for number, (host, hours) in enumerate(losses)]
-    ledger = cluster_ledger(told)
+    collected = [RunLoss(run(str(number)), brief(lost(host, hours))) for number, (host, hours) in enumerate(losses)]
+    ledger = cluster_ledger(collected)
     assert ledger.gpu_hours == pytest.approx(sum(hours for _, hours in losses))
     assert sum(len(host.runs) for host in ledger.hosts) == len(losses)
 
@@ -164,7 +164,7 @@ def test_the_loss_of_a_host_at_fault_is_charged_to_it_whatever_else_the_verdict_
 def test_gpu_time_trained_is_of_gpus_only(analysis: Analysis) -> None:
     trained = losses_of(analysis).host_gpu_hours
     assert trained == pytest.approx(dict.fromkeys(("node-0", "node-1"), 2 * 60 * 77300.0 / 3600000000.0))
-    cpus = msgspec.structs.replace(analysis, ranks=[msgspec.structs.replace(one, device_kind="cpu") for one in analysis.ranks])
+    cpus = msgspec.structs.replace(analysis, ranks=[msgspec.structs.replace(rank, device_kind="cpu") for rank in analysis.ranks])
     assert losses_of(cpus).host_gpu_hours == {}
     assert not losses_of(cpus).on_gpus
 

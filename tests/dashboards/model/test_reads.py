@@ -84,7 +84,7 @@ def check(view: View, source: Any, expected: int) -> None:
 
 @pytest.mark.parametrize(
     "view",
-    [one for one in VIEWS if one.slug in ("ranks", "overlap", "delays")],
+    [item for item in VIEWS if item.slug in ("ranks", "overlap", "delays")],
     ids=lambda view: view.slug or "overview",
 )
 def test_what_does_not_declare_a_field_does_not_depend_on_it(view: View, memory_runs: Any) -> None:

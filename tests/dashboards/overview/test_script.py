@@ -39,12 +39,12 @@ def test_metrics_are_those_of_the_first_rank_that_reports_any(tmp_path: Path, wr
         event(4, tags=["eval"], metrics={"loss": -7.0}),
         event(-5, metrics={"loss": 1.0}),
     )
-    found = read_script(RunReader(run), 0, [0, 1, 2, 3])
-    assert found.rank == 3
-    assert [array.tolist() for array in found.metrics["loss"]] == [[2, 4, 8], [0.0, -7.0, -6.0]]
-    assert set(found.metrics) == {"loss", "<b>\\n"}
-    assert found.tags["eval"].tolist() == [4]
-    write_script(found, tmp_path / "script.npz")
+    script = read_script(RunReader(run), 0, [0, 1, 2, 3])
+    assert script.rank == 3
+    assert [array.tolist() for array in script.metrics["loss"]] == [[2, 4, 8], [0.0, -7.0, -6.0]]
+    assert set(script.metrics) == {"loss", "<b>\\n"}
+    assert script.tags["eval"].tolist() == [4]
+    write_script(script, tmp_path / "script.npz")
     again = stored_script(tmp_path / "script.npz")
     assert (again.rank, again.tags["eval"].tolist()) == (3, [4])
     assert again.metrics["loss"][1].tolist() == [0.0, -7.0, -6.0]
@@ -53,8 +53,8 @@ def test_metrics_are_those_of_the_first_rank_that_reports_any(tmp_path: Path, wr
 def test_a_run_without_metrics_has_the_tags_of_its_first_rank(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run", steps=12)
     append(rank_dir(run, 0, 0), "events", *(event(3, tags=[f"tag{number}"]) for number in range(MOST_TAGS + 3)))
-    found = read_script(RunReader(run), 0, [0, 1, 2, 3])
-    assert (found.rank, found.metrics, len(found.tags)) == (0, {}, MOST_TAGS)
+    script = read_script(RunReader(run), 0, [0, 1, 2, 3])
+    assert (script.rank, script.metrics, len(script.tags)) == (0, {}, MOST_TAGS)
     assert read_script(RunReader(run), 0, []) == Script()
 
 

@@ -75,14 +75,14 @@ def slowing(at: int, by_us: float, *, steps: int = 100) -> StepTable:
 
 
 def test_the_page_of_a_run_says_who_why_how_much_what_next(memory_runs: Any) -> None:
-    said = run_text(memory_runs, VIEW)
+    output = run_text(memory_runs, VIEW)
     for expected in (
         "Rank 2 on host node-1 makes the other 3 ranks wait", "Straggler", "slow input", "phase data", "rank 2", "host node-1",
         "GPU-00000002", "96%", "2.07x", "12.4 GPU-h", "31.00 USD", "100%", "4 of 4 ranks", "steps 5 to 59",
         "rankscope analyze runs/bert --format json", "Look at the data loader of rank 2", "Finished",
     ):  # fmt: skip
-        assert expected in said, expected
-    assert "SIMULATED" not in said
+        assert expected in output, expected
+    assert "SIMULATED" not in output
 
 
 def test_a_host_at_fault_is_named_with_its_ranks_and_the_interval() -> None:
@@ -91,8 +91,8 @@ def test_a_host_at_fault_is_named_with_its_ranks_and_the_interval() -> None:
     assert "ranks 8 to 11" in text
     assert "19% to 26%" in text
     assert "20 steps of 16 ranks" in text
-    links = [one for one in every(write(VIEW, "verdict", run_of(host_runs()), PageState())) if isinstance(one, Text)]
-    hrefs = [piece.href for one in links for piece in pieces(one.line) if isinstance(piece, Link)]
+    links = [link for link in every(write(VIEW, "verdict", run_of(host_runs()), PageState())) if isinstance(link, Text)]
+    hrefs = [piece.href for link in links for piece in pieces(link.line) if isinstance(piece, Link)]
     assert "/run/run-1/ranks?rank=9" in hrefs
     assert any(href.endswith("without=host:node-2") for href in hrefs)
 
@@ -109,7 +109,9 @@ def test_rare_steps_are_beside_the_verdict_with_their_share_and_a_link() -> None
     text = text_of(card, " ")
     assert "61%" in text
     assert RARE.summary in text
-    links = [piece.href for one in every(card) if isinstance(one, Text) for piece in pieces(one.line) if isinstance(piece, Link)]
+    links = [
+        piece.href for item in every(card) if isinstance(item, Text) for piece in pieces(item.line) if isinstance(piece, Link)
+    ]
     assert "/run/run-1/ranks?rank=0&steps=7-14" in links
 
 
@@ -128,9 +130,9 @@ def test_a_crash_comes_before_the_verdict() -> None:
 def test_a_simulated_run_says_so_loudly(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     simulated = msgspec.structs.replace(analysis, source=msgspec.structs.replace(analysis.source, simulated=True))
     memory_runs.put(simulated, table, simulated=True)
-    said = run_text(memory_runs, VIEW)
-    assert "SIMULATED" in said
-    assert "readings of this run are simulated" in said
+    output = run_text(memory_runs, VIEW)
+    assert "SIMULATED" in output
+    assert "readings of this run are simulated" in output
 
 
 def test_warnings_and_what_is_not_known_are_said(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
@@ -140,10 +142,10 @@ def test_warnings_and_what_is_not_known_are_said(memory_runs: Any, analysis: Ana
         verdict=msgspec.structs.replace(analysis.verdict, confidence=None, slowdown=None, gpu_hours_lost=None, cost=None),
     )
     memory_runs.put(vague, table)
-    said = run_text(memory_runs, VIEW)
-    assert "rank 3 was killed" in said
-    assert said.count(" not known ") >= 4, "confidence, slowdown, GPU time and coverage"
-    assert "USD" not in said
+    output = run_text(memory_runs, VIEW)
+    assert "rank 3 was killed" in output
+    assert output.count(" not known ") >= 4, "confidence, slowdown, GPU time and coverage"
+    assert "USD" not in output
 
 
 def test_a_recorder_that_gave_up_is_said(memory_runs: Any) -> None:
@@ -152,18 +154,18 @@ def test_a_recorder_that_gave_up_is_said(memory_runs: Any) -> None:
 
 
 def test_evidence_is_shown_in_units_that_people_use(memory_runs: Any) -> None:
-    said = run_text(memory_runs, VIEW)
-    assert "own time excess 40 ms per step" in said
-    assert "p = 0.0005 permutation test" in said
+    output = run_text(memory_runs, VIEW)
+    assert "own time excess 40 ms per step" in output
+    assert "p = 0.0005 permutation test" in output
 
 
 def test_a_silent_run_says_since_when(memory_runs: Any) -> None:
     memory_runs.summaries["run-1"] = replace(
         memory_runs.summaries["run-1"], status="silent", last_write_unix_ns=1_790_000_000_000_000_000
     )
-    said = run_text(memory_runs, VIEW)
-    assert "Silent" in said
-    assert "2026-09-21" in said
+    output = run_text(memory_runs, VIEW)
+    assert "Silent" in output
+    assert "2026-09-21" in output
 
 
 def test_a_run_without_a_step_says_what_is_missing(tmp_path: Path, write_run: Callable[..., Path]) -> None:
@@ -188,11 +190,13 @@ def test_a_change_is_told_with_its_step_its_size_its_rank_and_a_link(memory_runs
     # Given a run whose rank 1 is slower from step 60 on
     memory_runs.put(msgspec.structs.replace(analysis, findings=[]), slowing(60, 20_000.0))
     # When the list of changes is made
-    said = part(memory_runs, "changes", rank=3)
+    output = part(memory_runs, "changes", rank=3)
     # Then the change is listed, and its link shows the steps around it and keeps the selection
-    assert re.search(r"the step takes 7\d(\.\d)? ms instead of (50|49\.\d) ms \(\+4\d%\): own time changed on rank 1", said), said
-    assert "From step 60" in said
-    assert "/run/run-1?rank=3&steps=20-99" in said
+    assert re.search(r"the step takes 7\d(\.\d)? ms instead of (50|49\.\d) ms \(\+4\d%\): own time changed on rank 1", output), (
+        output
+    )
+    assert "From step 60" in output
+    assert "/run/run-1?rank=3&steps=20-99" in output
 
 
 def test_a_run_that_does_not_change_says_so(memory_runs: Any, analysis: Analysis) -> None:
@@ -203,37 +207,37 @@ def test_a_run_that_does_not_change_says_so(memory_runs: Any, analysis: Analysis
 def test_findings_of_a_part_of_the_run_and_later_attempts_are_among_the_changes(memory_runs: Any, analysis: Analysis) -> None:
     finding = msgspec.structs.replace(analysis.findings[0], steps=(10, 31), explained_by="thermal_throttling")
     memory_runs.put(msgspec.structs.replace(analysis, findings=[finding]), slowing(60, 0.0), attempts=2)
-    said = part(memory_runs, "changes")
-    assert "Steps 10 to 30" in said
-    assert "Explained by thermal throttling." in said
-    assert "attempt 2 begins" in said
+    output = part(memory_runs, "changes")
+    assert "Steps 10 to 30" in output
+    assert "Explained by thermal throttling." in output
+    assert "attempt 2 begins" in output
 
 
 def test_throughput_utilisation_and_memory_are_told_where_they_are_known(
     memory_runs: Any, analysis: Analysis, table: StepTable
 ) -> None:
     memory_runs.put(msgspec.structs.replace(analysis, throughput=WORK, memory=MEMORY), table)
-    said = part(memory_runs, "facts")
-    assert "Samples 1,600/s" in said
-    assert "Tokens" not in said, "samples are known"
-    assert re.search(r"40\.0%.*of the bf16 peak of NVIDIA H100", said)
-    assert re.search("GPU memory left 20 GiB.*of 80 GiB, on rank 3, the fullest", said)
+    output = part(memory_runs, "facts")
+    assert "Samples 1,600/s" in output
+    assert "Tokens" not in output, "samples are known"
+    assert re.search(r"40\.0%.*of the bf16 peak of NVIDIA H100", output)
+    assert re.search("GPU memory left 20 GiB.*of 80 GiB, on rank 3, the fullest", output)
 
 
 def test_what_is_not_known_of_throughput_and_memory_is_not_zero(memory_runs: Any) -> None:
-    said = part(memory_runs, "facts")
-    assert said.count("not known") == 3
-    assert " 0" not in said
+    output = part(memory_runs, "facts")
+    assert output.count("not known") == 3
+    assert " 0" not in output
 
 
 def test_advice_says_what_it_saves_at_most_and_how_to_check_it(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     memory_runs.put(msgspec.structs.replace(analysis, advice=[ADVICE, ADVICE]), table)
-    said = part(memory_runs, "advice")
-    assert "Saves at most 26% of the step (8 ms)" in said
-    assert re.search(r"26\.6% of the step is communication.*10%.*profiled steps", said)
-    assert "share.exposed" not in said
-    assert "To check: share of exposed communication must fall" in said
-    assert said.count("rankscope compare runs/bert NEW_RUN") == 1, "the command that checks all of it is there once"
+    output = part(memory_runs, "advice")
+    assert "Saves at most 26% of the step (8 ms)" in output
+    assert re.search(r"26\.6% of the step is communication.*10%.*profiled steps", output)
+    assert "share.exposed" not in output
+    assert "To check: share of exposed communication must fall" in output
+    assert output.count("rankscope compare runs/bert NEW_RUN") == 1, "the command that checks all of it is there once"
 
 
 def test_every_figure_that_advice_rests_on_has_words() -> None:
@@ -250,8 +254,8 @@ def test_a_group_of_another_run_in_the_address_selects_nothing(memory_runs: Any,
         )
         for group in ("dp", "tp")
     ]  # fmt: skip
-    found = msgspec.structs.replace(analysis.collectives, by_op=rows)
-    memory_runs.put(msgspec.structs.replace(analysis, collectives=found), table)
+    result = msgspec.structs.replace(analysis.collectives, by_op=rows)
+    memory_runs.put(msgspec.structs.replace(analysis, collectives=result), table)
     run = run_of(memory_runs)
     for group, count in (("tp", 1), ("pp", 2), (None, 2)):
         assert len(draw(OVERLAP, "collective-waits", run, PageState(group=group)).figure.data[0].x) == count

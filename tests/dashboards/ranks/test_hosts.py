@@ -93,9 +93,9 @@ def test_the_table_has_a_row_per_host(run: RunData) -> None:
 @pytest.mark.parametrize("hosts", [["n0"] * 16, [f"n{rank}" for rank in range(16)], [None] * 16])
 def test_there_is_no_choice_where_hosts_say_no_more_than_ranks(hosts: list[str | None]) -> None:
     source = host_runs()
-    found = source.analyses["run-1"]
-    rows = [msgspec.structs.replace(row, host=host) for row, host in zip(found.ranks, hosts, strict=True)]
-    source.analyses["run-1"] = msgspec.structs.replace(found, ranks=rows)
+    result = source.analyses["run-1"]
+    rows = [msgspec.structs.replace(row, host=host) for row, host in zip(result.ranks, hosts, strict=True)]
+    source.analyses["run-1"] = msgspec.structs.replace(result, ranks=rows)
     run = run_of(source)
     blocks = VIEW.blocks(run, BY_HOST)
     assert not any(isinstance(tool, Choice) and tool.field == "rows" for block in blocks for tool in getattr(block, "tools", ()))

@@ -29,10 +29,10 @@ def run(tmp_path: Path, write_run: WriteRun) -> RunData:
 
 
 def test_a_step_of_a_rank_stands_beside_the_median_of_all(run: RunData) -> None:
-    known = one_step(run.steps, 2, 30)
-    assert known is not None
-    assert known.window is None
-    values = {one.metric: one for one in known.values}
+    result = one_step(run.steps, 2, 30)
+    assert result is not None
+    assert result.window is None
+    values = {value.metric: value for value in result.values}
     column = run.steps.part("own_us", 30, 31).values[:, 0]
     assert values["own_us"].value == column[2]
     assert values["own_us"].median == np.median(column)
@@ -42,9 +42,9 @@ def test_a_step_of_a_rank_stands_beside_the_median_of_all(run: RunData) -> None:
 
 
 def test_a_profiled_step_leads_to_the_timeline_of_its_window(run: RunData) -> None:
-    known = one_step(run.steps, 1, 22)
-    assert known is not None
-    assert known.window == 20
+    result = one_step(run.steps, 1, 22)
+    assert result is not None
+    assert result.window == 20
     card = write(VIEW, "step-card", run, PageState(rank=1, step=22))
     assert "Timeline of the window from step 20" in text_of(card, "|")
     assert "/run/run-1/timeline?rank=1&window=20&step=22" in text_of(card, "|")

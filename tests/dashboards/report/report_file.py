@@ -50,6 +50,6 @@ def made(source: Any, state: PageState | None = None) -> Report:
 
 def unpacked(page: str, name: str) -> Any:
     """Return a decompressed part of the file."""
-    found = re.search(f'id="{name}">([^<]*)<', page)
-    assert found is not None
-    return gzip.decompress(base64.b64decode(found[1])).decode()
+    match = re.search(f'id="{name}">([^<]*)<', page)
+    assert match is not None
+    return gzip.decompress(base64.b64decode(match[1])).decode()

@@ -32,19 +32,19 @@ def test_the_command_writes_a_file_and_replaces_the_one_before(
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1795000000")
     run, target = write_run(tmp_path / "run"), tmp_path / "report.html"
     target.write_text("old")
-    done = command(run, "-o", target, "--rank", "1", "--steps", "10-30", "--metric", "wall_us", "--rows", "host")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("\n") == 1
-    assert re.search(rf"bert-base .*{re.escape(str(target))} \(\d\.\d MiB\)", done.stdout)
+    completed = command(run, "-o", target, "--rank", "1", "--steps", "10-30", "--metric", "wall_us", "--rows", "host")
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert completed.stdout.count("\n") == 1
+    assert re.search(rf"bert-base .*{re.escape(str(target))} \(\d\.\d MiB\)", completed.stdout)
     text = target.read_text()
     assert "Selected: rank 1; metric wall_us; steps 10-30; one row per host." in text
     assert "Made 2026-11-18 11:06:40 UTC" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "run"]
     # and to standard output, without other output
     first = target.read_bytes()
-    done = command(run, "-o", "-", "--rank", "1", "--steps", "10-30", "--metric", "wall_us", "--rows", "host")
-    assert (done.returncode, done.stdout.encode()) == (0, first)
-    assert "written to standard output" in done.stderr
+    completed = command(run, "-o", "-", "--rank", "1", "--steps", "10-30", "--metric", "wall_us", "--rows", "host")
+    assert (completed.returncode, completed.stdout.encode()) == (0, first)
+    assert "written to standard output" in completed.stderr
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ def test_what_cannot_be_done_is_one_line(
     (tmp_path / "broken" / "run.json").write_text("{")
     (tmp_path / "traces").mkdir()
     (tmp_path / "traces" / "rank-0.json").write_text('{"traceEvents": []}')
-    done = command(*(argument.format(tmp=tmp_path) for argument in arguments))
-    assert (done.returncode, done.stdout) == (status, "")
-    assert says in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
-    assert status == 2 or len(done.stderr.splitlines()) == 1
+    completed = command(*(argument.format(tmp=tmp_path) for argument in arguments))
+    assert (completed.returncode, completed.stdout) == (status, "")
+    assert says in " ".join(completed.stderr.split())
+    assert "Traceback" not in completed.stderr
+    assert status == 2 or len(completed.stderr.splitlines()) == 1
     assert not (tmp_path / "a.html").exists()
 
 
@@ -98,9 +98,9 @@ def test_a_time_that_is_none_is_a_usage_error(
     tmp_path: Path, write_run: Callable[..., Path], command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
-    done = command(write_run(tmp_path / "run"), "-o", tmp_path / "a.html")
-    assert done.returncode == 2
-    assert "SOURCE_DATE_EPOCH" in done.stderr
+    completed = command(write_run(tmp_path / "run"), "-o", tmp_path / "a.html")
+    assert completed.returncode == 2
+    assert "SOURCE_DATE_EPOCH" in completed.stderr
 
 
 @pytest.mark.slow
@@ -108,10 +108,10 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, write_run: Callable[.
     run, target = write_run(tmp_path / "run"), tmp_path / "report.html"
     target.write_text("old")
     with disk_with_room_for(1_000_000):
-        done = command(run, "-o", target)
-    assert (done.returncode, done.stdout) == (3, "")
-    assert len(done.stderr.splitlines()) == 1
-    assert str(target) in done.stderr
+        completed = command(run, "-o", target)
+    assert (completed.returncode, completed.stdout) == (3, "")
+    assert len(completed.stderr.splitlines()) == 1
+    assert str(target) in completed.stderr
     assert target.read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "run"]
 
@@ -122,11 +122,11 @@ def test_what_could_not_be_drawn_is_said_with_status_1(
     def broken(*_: Any) -> Drawn:
         raise ZeroDivisionError("by zero")
 
-    one = Figure(name="one", label="one", draw=broken)
-    view = View(slug="", label="Made up", help=Help("a", "b", "c"), blocks=lambda *_: [one])
+    result = Figure(name="one", label="one", draw=broken)
+    view = View(slug="", label="Made up", help=Help("a", "b", "c"), blocks=lambda *_: [result])
     monkeypatch.setattr(document, "VIEWS", (view,))
-    done = command(write_run(tmp_path / "run"), "-o", tmp_path / "a.html")
-    assert done.returncode == 1
+    completed = command(write_run(tmp_path / "run"), "-o", tmp_path / "a.html")
+    assert completed.returncode == 1
     assert (tmp_path / "a.html").exists()
-    assert done.stderr.count("\n") == 1
-    assert "Made up, figure one: ZeroDivisionError: by zero" in done.stderr
+    assert completed.stderr.count("\n") == 1
+    assert "Made up, figure one: ZeroDivisionError: by zero" in completed.stderr

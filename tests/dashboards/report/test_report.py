@@ -67,9 +67,9 @@ def shown(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
 
     def show(*blocks: Block) -> Parsed:
         one_view(monkeypatch, view_with(blocks))
-        done = made(memory_runs)
-        assert done.faults == []
-        return Parsed(done.file.decode())
+        completed = made(memory_runs)
+        assert completed.faults == []
+        return Parsed(completed.file.decode())
 
     return show
 
@@ -120,27 +120,27 @@ KINDS = {kind for kind in vars(page).values() if isinstance(kind, type) and issu
 def test_both_writers_know_every_kind_of_block_and_all_texts_stay_texts(shown: Callable[..., Parsed]) -> None:
     assert {type(block) for block in EVERY_KIND} == KINDS
     assert len([component(block) for block in EVERY_KIND]) == len(EVERY_KIND)
-    found = shown(*EVERY_KIND)
-    assert found.text.count(HOSTILE) >= 25
-    assert "img" not in {tag for tag, _ in found.tags}
-    assert not any(name.startswith("on") for _, attributes in found.tags for name in attributes)
+    result = shown(*EVERY_KIND)
+    assert result.text.count(HOSTILE) >= 25
+    assert "img" not in {tag for tag, _ in result.tags}
+    assert not any(name.startswith("on") for _, attributes in result.tags for name in attributes)
 
 
 @given(text=st.text(alphabet=st.characters(exclude_categories=["Cs", "Cc"])))
 def test_whatever_a_text_holds_it_stays_a_text(text: str) -> None:
     template = document._environment().from_string("{{ text }}<p{{ {'title': text}|xmlattr }}>")
-    found = Parsed(template.render(text=text))
-    assert found.text == text
-    assert found.tags == [("p", {"title": text})]
+    result = Parsed(template.render(text=text))
+    assert result.text == text
+    assert result.tags == [("p", {"title": text})]
 
 
 def test_what_only_a_server_can_do_is_left_out_and_the_rest_is_kept(shown: Callable[..., Parsed]) -> None:
     select = page.Choice(field="metric", label="Metric of it", value=None, options=[])
     capture = page.Request([("Capture it", "capture", "/api")])
-    found = shown(page.Section(name="s", title="t", help="h", blocks=[capture, page.Text("kept")], tools=[select]))
-    assert "kept" in found.text
-    assert "Capture it" not in found.text
-    assert "Metric of it" not in found.text
+    result = shown(page.Section(name="s", title="t", help="h", blocks=[capture, page.Text("kept")], tools=[select]))
+    assert "kept" in result.text
+    assert "Capture it" not in result.text
+    assert "Metric of it" not in result.text
 
 
 def test_what_to_click_drag_or_choose_is_on_the_page_and_not_in_a_file(plain: Report, memory_runs: Any) -> None:
@@ -153,9 +153,9 @@ def test_what_to_click_drag_or_choose_is_on_the_page_and_not_in_a_file(plain: Re
 def test_links_lead_within_the_file_or_are_texts(shown: Callable[..., Parsed], plain: Report) -> None:
     assert '<a href="#view-ranks">' in plain.file.decode().replace(' class="view-link"', "")
     elsewhere = ("/run/other", "http://elsewhere", "javascript:alert(1)", "//elsewhere", "data:text/html,x")
-    found = shown(*(page.Text(Link("to it", address)) for address in elsewhere))
-    assert found.text.count("to it") == len(elsewhere)
-    assert {href for tag, attributes in found.tags if tag == "a" and (href := attributes.get("href"))} == {
+    result = shown(*(page.Text(Link("to it", address)) for address in elsewhere))
+    assert result.text.count("to it") == len(elsewhere)
+    assert {href for tag, attributes in result.tags if tag == "a" and (href := attributes.get("href"))} == {
         "#page",
         "#view-made-up",
     }
@@ -167,8 +167,8 @@ def test_links_lead_within_the_file_or_are_texts(shown: Callable[..., Parsed], p
 def test_a_table_shows_numbers_as_the_page_does_and_what_is_not_known_as_a_dash(shown: Callable[..., Parsed]) -> None:
     columns = [text_column("name", HOSTILE), number_column("ms", "Time ms", "t", unit_field="unit")]
     rows: list[dict[str, Any]] = [{"name": HOSTILE, "ms": 1234.567, "unit": "USD"}, {"name": None, "ms": None}]
-    found = shown(page.Table(name="one", columns=columns, rows=lambda: rows, file_name="one"))
-    assert found.texts("td")[:3] == [HOSTILE, "1,234.57 USD", "-"]
+    result = shown(page.Table(name="one", columns=columns, rows=lambda: rows, file_name="one"))
+    assert result.texts("td")[:3] == [HOSTILE, "1,234.57 USD", "-"]
 
 
 def test_what_is_cut_off_of_a_table_is_said(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,38 +227,38 @@ def test_only_colours_are_kept_for_the_dark_scheme(plain: Report) -> None:
 
 
 def test_it_has_every_view_with_its_words_figures_and_help(plain: Report, memory_runs: Any) -> None:
-    found = Parsed(plain.file.decode())
+    result = Parsed(plain.file.decode())
     assert plain.faults == []
-    assert "Rank 2 on host node-1 makes the other 3 ranks wait" in found.text
-    assert "100%" in found.text
+    assert "Rank 2 on host node-1 makes the other 3 ranks wait" in result.text
+    assert "100%" in result.text
     for view in VIEWS:
-        assert f"About {view.label}" in found.text
-        assert view.help.formula in found.text
+        assert f"About {view.label}" in result.text
+        assert view.help.formula in result.text
     placed: set[str] = set()
     for view in VIEWS:
         with suppress(RankscopeError):  # this run has no what-if
             placed |= set(figure_names(view, RunData(memory_runs, memory_runs.summary("run-1")), PageState()))
     assert {"step-heatmap", "breakdown-bars", "imposed-bars"} <= placed
-    assert {attributes["data-figure"] for _, attributes in found.tags if attributes.get("class") == "plot"} == placed
+    assert {attributes["data-figure"] for _, attributes in result.tags if attributes.get("class") == "plot"} == placed
     # the captions of figures are present without scripts
-    assert "Rank 2 made the others wait most" in found.text
+    assert "Rank 2 made the others wait most" in result.text
 
 
 def test_identifiers_are_unique_and_every_link_arrives(plain: Report) -> None:
-    found = Parsed(plain.file.decode())
-    identifiers = found.values("id")
+    result = Parsed(plain.file.decode())
+    identifiers = result.values("id")
     assert len(set(identifiers)) == len(identifiers)
-    targets = [href for tag, attributes in found.tags if tag == "a" and (href := attributes.get("href")) is not None]
+    targets = [href for tag, attributes in result.tags if tag == "a" and (href := attributes.get("href")) is not None]
     assert len(targets) > len(VIEWS)
     assert {target.removeprefix("#") for target in targets} <= set(identifiers)
-    assert {name for value in found.values("aria-labelledby") for name in value.split()} <= set(identifiers)
+    assert {name for value in result.values("aria-labelledby") for name in value.split()} <= set(identifiers)
 
 
 def test_views_may_have_the_same_identifiers(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     same = view_with([page.Group([page.Heading("x", 2, name="t")], "", "section", name="s", labelled_by="t")])
     one_view(monkeypatch, same, replace(same, slug="other"))
-    found = Parsed(made(memory_runs).file.decode())
-    assert [attributes for tag, attributes in found.tags if tag == "section" and str(attributes.get("id")).endswith("s")] == [
+    result = Parsed(made(memory_runs).file.decode())
+    assert [attributes for tag, attributes in result.tags if tag == "section" and str(attributes.get("id")).endswith("s")] == [
         {"id": "s", "aria-labelledby": "t"},
         {"id": "view-other-s", "aria-labelledby": "view-other-t"},
     ]
@@ -266,9 +266,9 @@ def test_views_may_have_the_same_identifiers(memory_runs: Any, monkeypatch: pyte
 
 def test_only_its_own_scripts_may_run_and_nothing_may_be_loaded(plain: Report) -> None:
     page = plain.file.decode()
-    found = Parsed(page)
+    result = Parsed(page)
     policies = [
-        attributes["content"] for _, attributes in found.tags if attributes.get("http-equiv") == "Content-Security-Policy"
+        attributes["content"] for _, attributes in result.tags if attributes.get("http-equiv") == "Content-Security-Policy"
     ]
     scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     assert len(policies) == len(scripts) == 1
@@ -278,9 +278,9 @@ def test_only_its_own_scripts_may_run_and_nothing_may_be_loaded(plain: Report) -
         "base-uri 'none'; form-action 'none'"
     )
     assert [
-        tag for tag, attributes in found.tags if "src" in attributes or any(name.startswith("on") for name in attributes)
+        tag for tag, attributes in result.tags if "src" in attributes or any(name.startswith("on") for name in attributes)
     ] == []
-    assert {"iframe", "object", "embed", "form", "img", "base", "svg"}.isdisjoint({tag for tag, _ in found.tags})
+    assert {"iframe", "object", "embed", "form", "img", "base", "svg"}.isdisjoint({tag for tag, _ in result.tags})
 
 
 def _hash(script: str) -> str:
@@ -296,9 +296,9 @@ def test_hostile_names_are_inert(memory_runs: Any, analysis: Any) -> None:
     memory_runs.analyses["run-1"] = msgspec.structs.replace(analysis, ranks=ranks, verdict=verdict)
     memory_runs.summaries["run-1"] = replace(memory_runs.summaries["run-1"], name=HOSTILE, path=HOSTILE)
     # then it is plain text everywhere
-    found = Parsed(made(memory_runs).file.decode())
-    assert "img" not in {tag for tag, _ in found.tags}
-    assert found.text.count(HOSTILE) >= 6
+    result = Parsed(made(memory_runs).file.decode())
+    assert "img" not in {tag for tag, _ in result.tags}
+    assert result.text.count(HOSTILE) >= 6
 
 
 def test_the_same_run_makes_the_same_bytes_but_for_the_time(plain: Report, memory_runs: Any) -> None:
@@ -346,15 +346,15 @@ def test_a_figure_that_cannot_be_drawn_costs_only_itself(memory_runs: Any, monke
 
     makers = {"one": missing, "two": broken, "three": fine}
     one_view(monkeypatch, view_with([page.Figure(name=name, label=name, draw=make) for name, make in makers.items()]))
-    done = made(memory_runs)
-    text = Parsed(done.file.decode()).text
+    completed = made(memory_runs)
+    text = Parsed(completed.file.decode()).text
     # missing data is explained in its place, and is no fault
     assert "no window was captured: rankscope capture asks for one" in text
     assert "This could not be drawn: an error in rankscope" in text
     assert "All is well" in text
-    assert done.faults == ["Made up, figure two: ZeroDivisionError: by zero"]
+    assert completed.faults == ["Made up, figure two: ZeroDivisionError: by zero"]
     # and truncated tables are marked as such
-    assert f'title="the first {MOST_CSV_ROWS:,} of {MOST_CSV_ROWS + 1:,} rows"' in done.file.decode()
+    assert f'title="the first {MOST_CSV_ROWS:,} of {MOST_CSV_ROWS + 1:,} rows"' in completed.file.decode()
 
 
 def test_a_view_that_cannot_be_laid_out_costs_only_itself(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,9 +362,9 @@ def test_a_view_that_cannot_be_laid_out_costs_only_itself(memory_runs: Any, monk
         raise KeyError("x")
 
     one_view(monkeypatch, replace(view_with([]), blocks=broken))
-    done = made(memory_runs)
-    assert "an error in rankscope" in Parsed(done.file.decode()).text
-    assert done.faults == ["Made up: KeyError: 'x'"]
+    completed = made(memory_runs)
+    assert "an error in rankscope" in Parsed(completed.file.decode()).text
+    assert completed.faults == ["Made up: KeyError: 'x'"]
 
 
 def test_a_run_that_goes_on_is_looked_at_once(tmp_path: Path, write_run: Callable[..., Path]) -> None:

@@ -37,9 +37,9 @@ def folder(tmp_path: Path, write_run: Callable[..., Path]) -> Path:
 
 def test_runs_are_listed_with_state_and_stored_verdict(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    done = cli("runs", folder)
-    assert done.returncode == 0, done.stderr
-    head, *lines = done.stdout.splitlines()
+    completed = cli("runs", folder)
+    assert completed.returncode == 0, completed.stderr
+    head, *lines = completed.stdout.splitlines()
     assert head.split() == ["folder", "state", "started", "ranks", "verdict"]
     by_folder = {line.split()[0]: line for line in lines}
     assert "Straggler: Rank 2" in by_folder["judged"]
@@ -100,9 +100,9 @@ def test_a_hung_run_that_was_interrupted_is_hung(cli: Cli, tmp_path: Path, write
 
 
 def test_without_runs_it_says_how_to_record_one(cli: Cli, tmp_path: Path) -> None:
-    done = cli("runs", tmp_path)
-    assert (done.returncode, done.stdout) == (0, "")
-    assert "rankscope run --" in done.stderr
-    done = cli("runs", tmp_path / "gone")
-    assert done.returncode == 3
-    assert "record one with `rankscope run`" in done.stderr
+    completed = cli("runs", tmp_path)
+    assert (completed.returncode, completed.stdout) == (0, "")
+    assert "rankscope run --" in completed.stderr
+    completed = cli("runs", tmp_path / "gone")
+    assert completed.returncode == 3
+    assert "record one with `rankscope run`" in completed.stderr

@@ -50,12 +50,12 @@ def test_rows_come_at_once_and_verdicts_when_they_are_asked_for(memory_runs: Any
     assert "sentence" not in row
     assert "steps" not in row, "not known, and not 0"
 
-    (told,) = rows_of(memory_runs, ["run-1"])
+    (collected,) = rows_of(memory_runs, ["run-1"])
 
-    assert "makes the other 3 ranks wait" in told["sentence"]
-    assert (told["id"], told["kind"], told["kind_tone"]) == ("run-1", "Straggler", "bad")
-    assert (told["steps"], told["lost"], told["cost"], told["currency"]) == (60, 12.4, 31.0, "USD")
-    assert "ask" not in told
+    assert "makes the other 3 ranks wait" in collected["sentence"]
+    assert (collected["id"], collected["kind"], collected["kind_tone"]) == ("run-1", "Straggler", "bad")
+    assert (collected["steps"], collected["lost"], collected["cost"], collected["currency"]) == (60, 12.4, 31.0, "USD")
+    assert "ask" not in collected
 
 
 def test_columns_of_hours_and_rates_name_the_steps_they_are_of(memory_runs: Any) -> None:
@@ -96,9 +96,9 @@ def test_the_picked_run_is_shown_in_words_the_first_if_none_is_picked(
     memory_runs.put(analysis, table, run_id="b", path="runs/other", losses="rank 1 killed")
     assert "makes the other 3 ranks wait" in text_of(picked_run(memory_runs, None))
     assert "runs/bert" in text_of(picked_run(memory_runs, "gone"))
-    said = text_of(picked_run(memory_runs, "b"))
-    assert "runs/other" in said
-    assert "rank 1 killed" in said
+    text = text_of(picked_run(memory_runs, "b"))
+    assert "runs/other" in text
+    assert "rank 1 killed" in text
     memory_runs.problems["run-1"] = NotReadyError(Progress("reading"))
     with pytest.raises(NotReadyError):
         picked_run(memory_runs, "run-1")
@@ -138,7 +138,9 @@ def test_a_run_links_to_its_experiment_trackers_by_web_addresses_only(tmp_path: 
     (run / "run.json").write_text(json.dumps(info))
     assert DiskRuns(run).summary("run-1").trackers == (("W&B", "https://wandb.ai/a/b/runs/c"),)
     head = run_head(DiskRuns(run).summary("run-1"))
-    assert [(one.text, one.href) for one in all_links(head)] == [("W&B run on wandb.ai", "https://wandb.ai/a/b/runs/c")]
+    assert [(all_link.text, all_link.href) for all_link in all_links(head)] == [
+        ("W&B run on wandb.ai", "https://wandb.ai/a/b/runs/c")
+    ]
 
 
 def test_the_name_of_a_run_is_no_markup(memory_runs: Any) -> None:
@@ -185,7 +187,7 @@ def test_a_verdict_in_a_run_directory_counts_for_the_version_and_the_files_it_is
 
 
 def test_dates_are_searched_and_filtered_as_they_are_shown() -> None:
-    started = column_def(next(one for one in COLUMNS if one.field == "start"))
+    started = column_def(next(column for column in COLUMNS if column.field == "start"))
     assert started["filterValueGetter"] == started["getQuickFilterText"] == {"function": "localTime(params.data.start)"}
 
 

@@ -305,8 +305,8 @@ def test_memory_is_bounded_in_bytes_and_failures_are_not_remembered() -> None:
 
 def test_sizes_of_long_lists_are_estimated(analysis: Analysis) -> None:
     ranks = 10_000 * analysis.ranks[:1]
-    one = size_bytes(analysis.ranks[0])
-    assert 10_000 * one <= size_bytes(msgspec.structs.replace(analysis, ranks=ranks)) <= 11_000 * (one + 8)
+    result = size_bytes(analysis.ranks[0])
+    assert 10_000 * result <= size_bytes(msgspec.structs.replace(analysis, ranks=ranks)) <= 11_000 * (result + 8)
     assert size_bytes({"values": np.zeros(1_000_000)}) > 8_000_000
 
 

@@ -100,11 +100,11 @@ def test_a_live_run_that_cannot_be_followed_any_more_says_as_of_when_it_is_shown
         failure = following.failure_of_update()
 
         # Then the pages report it and show the last state
-        told = f"As of {as_of}; nothing newer could be read, and it is tried again: /cache/steps: No space"
+        result = f"As of {as_of}; nothing newer could be read, and it is tried again: /cache/steps: No space"
         assert source.version("run-1") == version, "nothing is drawn anew"
-        assert told in page_says()
+        assert result in page_says()
         assert "Rank 2" in page_says()
-        assert told in list_says()
+        assert result in list_says()
 
     # And the report disappears once the run can be read again
     failure = following.failure_of_update()
@@ -192,6 +192,6 @@ def test_a_full_disk_is_told_with_its_folder_and_what_to_do(tmp_path: Path, monk
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert in_words(error, tmp_path / "new") == "No space left on device"  # of another disk
     monkeypatch.setattr("shutil.disk_usage", lambda _folder: SimpleNamespace(free=0))
-    told = in_words(error, tmp_path / "new")
-    assert str(tmp_path) in told
-    assert "--cache" in told
+    result = in_words(error, tmp_path / "new")
+    assert str(tmp_path) in result
+    assert "--cache" in result

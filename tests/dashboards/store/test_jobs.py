@@ -60,9 +60,9 @@ def stopped_job(jobs: Jobs, run: RunSummary) -> Iterator[int]:
 def pid_of(job: Job) -> int:
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
-        found = subprocess.run(["pgrep", "-f", str(job.folder)], capture_output=True, text=True, check=False)
-        if job.folder is not None and found.returncode == 0:
-            return int(found.stdout.split()[0])
+        completed = subprocess.run(["pgrep", "-f", str(job.folder)], capture_output=True, text=True, check=False)
+        if job.folder is not None and completed.returncode == 0:
+            return int(completed.stdout.split()[0])
         time.sleep(0.02)
     raise TimeoutError
 
@@ -102,8 +102,8 @@ def test_a_job_that_is_killed_is_said_and_a_minute_later_it_is_tried_again(tmp_p
     jobs = Jobs(Store(tmp_path / "cache"))
     with stopped_job(jobs, run) as pid:
         os.kill(pid, signal.SIGKILL)
-        said = outcome(jobs, run)
-    assert "signal 9" in str(said)
+        output = outcome(jobs, run)
+    assert "signal 9" in str(output)
     assert left_over(jobs) == []
     jobs._failures.clear()
     assert isinstance(outcome(jobs, run), Path)
@@ -164,9 +164,9 @@ def test_a_job_without_progress_is_ended(tmp_path: Path, run: RunSummary, monkey
 
 @pytest.mark.slow
 def test_a_job_that_exceeds_the_memory_is_ended_with_the_reason(tmp_path: Path, run: RunSummary) -> None:
-    said = str(outcome(Jobs(Store(tmp_path / "cache"), memory_bytes=1 << 20), run))
-    assert "1.0 MiB" in said
-    assert "--memory" in said
+    output = str(outcome(Jobs(Store(tmp_path / "cache"), memory_bytes=1 << 20), run))
+    assert "1.0 MiB" in output
+    assert "--memory" in output
     assert isinstance(outcome(Jobs(Store(tmp_path / "cache"), memory_bytes=4 << 30), run), Path)
 
 
@@ -174,8 +174,8 @@ def test_a_job_that_exceeds_the_memory_is_ended_with_the_reason(tmp_path: Path, 
 def test_a_full_disk_is_said_and_nothing_half_done_is_left(tmp_path: Path, run: RunSummary) -> None:
     jobs = Jobs(Store(tmp_path / "cache"))
     with disk_with_room_for(1000):
-        said = str(outcome(jobs, run))
-    assert said == os.strerror(errno.EFBIG)
+        output = str(outcome(jobs, run))
+    assert output == os.strerror(errno.EFBIG)
     assert left_over(jobs) == []
 
 

@@ -48,8 +48,8 @@ def test_what_is_recorded_and_what_is_derived_have_different_names() -> None:
 
 def test_every_metric_is_documented_with_its_worst_end() -> None:
     rows = [line.split("|") for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
-    told = {name.strip(" `"): row[3].strip() for row in rows if len(row) == 6 for name in row[1].split(",")}
-    assert told == {name: metric.worst for name, metric in metrics.METRICS.items()}
+    by_key = {name.strip(" `"): row[3].strip() for row in rows if len(row) == 6 for name in row[1].split(",")}
+    assert by_key == {name: metric.worst for name, metric in metrics.METRICS.items()}
 
 
 def test_profiled_steps_have_their_breakdown_and_others_nothing(tmp_path: Path, write_run: WriteRun) -> None:
@@ -102,8 +102,8 @@ def test_in_profiled_steps_it_is_told_from_collectives_and_sums_to_the_analysis(
 
 def test_a_run_tells_which_metrics_it_has_and_the_page_why_not_the_others(tmp_path: Path, write_run: WriteRun) -> None:
     write_run(tmp_path / "run", windows=False)
-    known = DiskRuns(tmp_path / "run").part("run-1", "steps").metrics
-    options = {str(option["value"]): option for option in metrics.choices(known)}
+    result = DiskRuns(tmp_path / "run").part("run-1", "steps").metrics
+    options = {str(option["value"]): option for option in metrics.choices(result)}
     assert next(iter(options)) == "wall_us", "those that there are come first"
     assert options["imposed_wait_us"]["disabled"] is False
     for name, how in (("exposed_communication_us", "rankscope capture"), ("temperature_celsius", "rankscope exporter")):

@@ -30,12 +30,12 @@ ADDED = st.tuples(
 
 def cells_of(tiles: Tiles) -> Cells:
     """Return all finite cells by metric, rank and step."""
-    found: Cells = {}
+    by_key: Cells = {}
     for metric in tiles.meta.metrics:
         values = tiles.part(metric, most_columns=10**9).values
         for row, column in zip(*np.nonzero(np.isfinite(values)), strict=True):
-            found[metric, int(tiles.ranks[row]), int(tiles.steps[column])] = float(values[row, column])
-    return found
+            by_key[metric, int(tiles.ranks[row]), int(tiles.steps[column])] = float(values[row, column])
+    return by_key
 
 
 @given(st.lists(ADDED, min_size=1, max_size=12))

@@ -62,9 +62,9 @@ def test_what_the_job_refuses_says_why_without_tricks(run: Path) -> None:
     name = http.post(URL, json={}, headers=BEARER).json["request_id"]
     reason = "profiling windows are off\u202e\x1b[31m"
     answer(run, ControlAnswer(id=name, accepted=False, reason=reason, answered_unix_ns=1))
-    told = http.get(f"{URL}/{name}", headers=BEARER).json
-    assert told["state"] == "refused"
-    assert told["reason"] == r"profiling windows are off\u202e\x1b[31m"
+    json = http.get(f"{URL}/{name}", headers=BEARER).json
+    assert json["state"] == "refused"
+    assert json["reason"] == r"profiling windows are off\u202e\x1b[31m"
 
 
 def test_who_is_logged_in_asks_from_the_page(run: Path) -> None:
@@ -83,7 +83,7 @@ def test_who_is_logged_in_asks_from_the_page(run: Path) -> None:
 
 def test_nobody_asks_without_the_token(run: Path) -> None:
     proxy = TrustedProxy("X-User")
-    for settings, headers, status, said in (
+    for settings, headers, status, item in (
         ({}, FROM_PAGE, 401, "log in"),
         ({}, {**FROM_PAGE, "Authorization": "Bearer wrong"}, 401, "log in"),
         ({"token": None}, FROM_PAGE, 403, "--token-file FILE"),
@@ -93,7 +93,7 @@ def test_nobody_asks_without_the_token(run: Path) -> None:
     ):
         refused = client(run, **settings).post(URL, json={"steps": 1}, headers=headers)
         assert refused.status_code == status, (settings, headers)
-        assert said in refused.json["error"]
+        assert item in refused.json["error"]
     assert not (run / "control").exists()
 
 
@@ -185,8 +185,8 @@ def test_nothing_is_written_or_read_through_a_link(run: Path, tmp_path: Path) ->
 def test_what_nobody_asked_is_not_known(run: Path) -> None:
     http = client(run)
     for name in ("1790000000000000000-0123abcd", "..%2f..%2frun.json", "x", "%00"):
-        told = http.get(f"{URL}/{name}", headers=BEARER)
-        assert told.status_code == 404
+        result = http.get(f"{URL}/{name}", headers=BEARER)
+        assert result.status_code == 404
     assert http.get("/api/run/..%2f..%2fetc/capture/x", headers=BEARER).status_code == 404
 
 
@@ -195,14 +195,14 @@ def test_what_is_never_answered_is_void(run: Path, write_run: Callable[..., Path
     name = http.post(URL, json={}, headers=BEARER).json["request_id"]
     old = f"{int(name.partition('-')[0]) - int(MAX_AGE_SECONDS * 2e9):019d}-0123abcd"
     (run / "control" / f"{old}.json").write_bytes((run / "control" / f"{name}.json").read_bytes())
-    told = http.get(f"{URL}/{old}", headers=BEARER).json
-    assert (told["state"], "did not answer" in told["reason"]) == ("void", True)
+    json = http.get(f"{URL}/{old}", headers=BEARER).json
+    assert (json["state"], "did not answer" in json["reason"]) == ("void", True)
 
     write_run(run, finished=True)
 
-    told = http.get(f"{URL}/{name}", headers=BEARER).json
-    assert told["state"] == "void"
-    assert "the run is over" in told["reason"]
+    json = http.get(f"{URL}/{name}", headers=BEARER).json
+    assert json["state"] == "void"
+    assert "the run is over" in json["reason"]
 
 
 def test_errors_are_json_whatever_the_run_is_called(tmp_path: Path, write_run: Callable[..., Path]) -> None:

@@ -33,8 +33,8 @@ def test_a_kernel_that_one_side_has_in_fewer_steps_is_as_slow_there() -> None:
     often = [kernel(step, name, 1_000) for step in range(5) for name in ("gemm", "copy")]
     seldom = [kernel(step, "gemm", 1_000) for step in range(5)] + [kernel(3, "copy", 1_000)]
 
-    for mine, healthy in ((often, seldom), (seldom, often)):
-        _, copy = kernel_rows(mine, healthy)
+    for item, healthy in ((often, seldom), (seldom, often)):
+        _, copy = kernel_rows(item, healthy)
         assert (copy["ms"], copy["calls"], copy["healthy_ms"], copy["ratio"]) == (1.0, 2.0, 1.0, 1.0)
 
 

@@ -59,12 +59,12 @@ def some_spans(draw: st.DrawFn) -> Spans:
 @st.composite
 def some_parts(draw: st.DrawFn) -> Parts:
     """Draw parts of up to three lanes, disjoint within each lane."""
-    found: list[tuple[int, int, int, int, int]] = []
+    collected: list[tuple[int, int, int, int, int]] = []
     for lane in range(draw(st.integers(1, 3))):
         edges = sorted(draw(st.sets(st.integers(0, END), max_size=30)))
         for begin, end in zip(edges[::2], edges[1::2], strict=False):
-            found.append((lane, begin, end, draw(st.integers(0, NOTHING - 1)), draw(st.integers(-1, 5))))
-    return Parts(*np.array(found, dtype=np.int64).reshape(-1, 5).T)
+            collected.append((lane, begin, end, draw(st.integers(0, NOTHING - 1)), draw(st.integers(-1, 5))))
+    return Parts(*np.array(collected, dtype=np.int64).reshape(-1, 5).T)
 
 
 @given(parts=some_parts(), columns=st.integers(1, 700), first=st.integers(0, END - 1), length=st.integers(1, END))

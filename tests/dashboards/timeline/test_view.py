@@ -45,7 +45,7 @@ def as_text(components: Any) -> str:
 def test_the_newest_window_is_found_with_its_ranks_and_steps(run: RunData) -> None:
     windows = run.source.windows(run.summary)
 
-    assert [(one.first, one.past, one.ranks) for one in windows.windows] == [(20, 23, 4)]
+    assert [(window.first, window.past, window.ranks) for window in windows.windows] == [(20, 23, 4)]
     assert windows.chosen(None) == windows.chosen(21) == windows.chosen(999) == windows.windows[0]
 
 
@@ -143,11 +143,11 @@ def test_only_a_run_that_goes_on_can_be_asked_for_a_capture_by_visitors_who_may(
 
 @pytest.mark.parametrize("url", [None, "https://perfetto.example/v50/"])
 def test_a_window_is_opened_in_the_configured_perfetto(run: RunData, url: str | None) -> None:
-    found = page_text(run.source, "/run/run-1/timeline", config=DashboardConfig(perfetto_url=url))
+    result = page_text(run.source, "/run/run-1/timeline", config=DashboardConfig(perfetto_url=url))
 
-    assert '"data-export": "/run/run-1/perfetto"' in found
-    assert ("data-perfetto" in found) == (url is not None)
-    assert url is None or f'"data-perfetto": "{url}"' in found
+    assert '"data-export": "/run/run-1/perfetto"' in result
+    assert ("data-perfetto" in result) == (url is not None)
+    assert url is None or f'"data-perfetto": "{url}"' in result
 
 
 def test_a_window_is_saved_for_perfetto(run: RunData) -> None:
@@ -170,8 +170,8 @@ def test_a_window_is_saved_for_perfetto(run: RunData) -> None:
 def test_what_cannot_be_saved_is_said_in_a_line(tmp_path: Path, write_run: WriteRun) -> None:
     http = create_app(DiskRuns(write_run(tmp_path / "run", windows=False))).server.test_client()
 
-    assert (found := http.get("/run/run-1/perfetto")).status_code == 404
-    assert found.json == {"error": "no window has been captured yet"}
+    assert (result := http.get("/run/run-1/perfetto")).status_code == 404
+    assert result.json == {"error": "no window has been captured yet"}
     assert http.get("/run/none/perfetto").status_code == 404
 
 

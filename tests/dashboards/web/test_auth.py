@@ -107,10 +107,10 @@ def test_whoever_is_not_logged_in_is_sent_to_the_login_and_then_on(http: Any, pa
     assert "form-action 'self'" in page.headers["Content-Security-Policy"]
     to = page.text.partition('name="next" value="')[2].partition('"')[0].replace("&amp;", "&")
 
-    done = log_in(browser, to=to)
-    assert (done.status_code, done.location) == (303, to)
-    assert browser.get(done.location).status_code in (200, 302)
-    assert "login" not in str(browser.get(done.location).location)
+    completed = log_in(browser, to=to)
+    assert (completed.status_code, completed.location) == (303, to)
+    assert browser.get(completed.location).status_code in (200, 302)
+    assert "login" not in str(browser.get(completed.location).location)
 
 
 @pytest.mark.parametrize(

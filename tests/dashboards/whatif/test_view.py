@@ -149,11 +149,11 @@ def test_a_cause_that_costs_little_is_left_out_only_alone(run: RunData) -> None:
 def test_price_in_the_address_goes_before_the_recorded_one(run: RunData) -> None:
     """Given a recorded price, when the address has another, then costs use the address's price."""
     answer = run.whatif
-    recorded, told = pace_of(answer), pace_of(answer, price=5.0, currency="EUR")
+    recorded, result = pace_of(answer), pace_of(answer, price=5.0, currency="EUR")
 
     assert (recorded.price_per_gpu_hour, recorded.currency) == (2.5, "USD")
     assert recorded.gpu_hours == 168 * 4
-    assert told.money_of(0.01) == pytest.approx(2 * (recorded.money_of(0.01) or 0))
+    assert result.money_of(0.01) == pytest.approx(2 * (recorded.money_of(0.01) or 0))
     bars = draw(VIEW, "whatif-ranks", run, PageState(price=5.0, currency="EUR"), COLORS).figure
     assert any(text.text.endswith("EUR a week") for text in bars.layout.annotations)
     assert "as entered above" in text_of(write(VIEW, "whatif-answer", run, PageState(without=("rank:2",), price=5.0)))
@@ -202,11 +202,11 @@ def test_bars_go_from_as_it_is_to_without_any_straggler(run: RunData) -> None:
 
 def test_clicks_think_away_and_take_back(run: RunData) -> None:
     """Given bars, when one is clicked, then its delay is removed, and restored by a second click; the first bar restores all."""
-    one = pick(VIEW, "whatif-ranks", run, PageState(without=("cause:gc",)), {"hovertext": "rank:2"})
+    result = pick(VIEW, "whatif-ranks", run, PageState(without=("cause:gc",)), {"hovertext": "rank:2"})
 
-    assert one.without == ("cause:gc", "rank:2")
-    assert pick(VIEW, "whatif-ranks", run, one, {"hovertext": "rank:2"}).without == ("cause:gc",)
-    assert pick(VIEW, "whatif-ranks", run, one, {"hovertext": ""}).without == ()
+    assert result.without == ("cause:gc", "rank:2")
+    assert pick(VIEW, "whatif-ranks", run, result, {"hovertext": "rank:2"}).without == ("cause:gc",)
+    assert pick(VIEW, "whatif-ranks", run, result, {"hovertext": ""}).without == ()
 
 
 def test_fleet_measures_are_said_with_what_they_mean(run: RunData) -> None:

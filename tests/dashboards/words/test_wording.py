@@ -33,21 +33,21 @@ def test_a_duration_beside_an_axis_has_the_unit_of_the_axis() -> None:
 
 def test_a_slowdown_reads_the_same_in_every_output(analysis: Analysis) -> None:
     """Given a verdict, when page, terminal and alert show its slowdown, then they have the same phrase with the same digits."""
-    told = "2.41x"
+    result = "2.41x"
     verdict = msgspec.structs.replace(analysis.verdict, slowdown=2.4087)
     finding = msgspec.structs.replace(analysis.findings[0], slowdown=2.4087)
-    found = msgspec.structs.replace(analysis, verdict=verdict, findings=[finding])
-    fact = next(fact for fact in _facts(found) if fact.name == "Slowdown")
-    (alert, *_) = candidates(found)
+    answer = msgspec.structs.replace(analysis, verdict=verdict, findings=[finding])
+    fact = next(fact for fact in _facts(answer) if fact.name == "Slowdown")
+    (alert, *_) = candidates(answer)
 
-    assert slowdown(found.verdict.slowdown) == fact.value == alert.alert.annotations["slowdown"] == told
-    assert f"slowdown {told}" in render_text(found)
+    assert slowdown(answer.verdict.slowdown) == fact.value == alert.alert.annotations["slowdown"] == result
+    assert f"slowdown {result}" in render_text(answer)
 
 
 def test_code_in_backticks_and_options_become_pieces_of_their_own() -> None:
-    said = pieces("spent at `time.sleep` without --verdict")
+    output = pieces("spent at `time.sleep` without --verdict")
 
-    assert [(one.text, one.kind) for one in said if isinstance(one, Span)] == [
+    assert [(item.text, item.kind) for item in output if isinstance(item, Span)] == [
         ("spent at ", "span"),
         ("time.sleep", "code"),
         (" without ", "span"),

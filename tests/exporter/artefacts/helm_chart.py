@@ -52,16 +52,18 @@ def render_text(values: Manifest | str | None = None, *, name: str = "gpus", nam
 
 def lint() -> list[str]:
     """Return the warnings and errors of ``helm lint``."""
-    found = _answer(None)["lint"]
-    return [*(one["error"] for one in found["messages"] if one["severity"] > 1), *found["errors"]]
+    result = _answer(None)["lint"]
+    return [*(item["error"] for item in result["messages"] if item["severity"] > 1), *result["errors"]]
 
 
 def _answer(values: Manifest | str | None, **options: str) -> dict[str, Any]:
     if importlib.util.find_spec("helm_python") is None:
         skip_or_fail("Helm's library is not installed: pip install helm-python-sdk")
     request = json.dumps([str(CHART), values, options])
-    done = subprocess.run([sys.executable, "-c", _RENDER], input=request, capture_output=True, text=True, check=True, timeout=120)
-    answer: dict[str, Any] = json.loads(done.stdout)
+    completed = subprocess.run(
+        [sys.executable, "-c", _RENDER], input=request, capture_output=True, text=True, check=True, timeout=120
+    )
+    answer: dict[str, Any] = json.loads(completed.stdout)
     if "error" in answer:
         raise ChartError(answer["error"])
     return answer

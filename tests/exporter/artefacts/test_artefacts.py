@@ -30,10 +30,10 @@ NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can become a
 
 def known_variables() -> set[str]:
     """Return every environment variable that the command reads."""
-    found: set[str] = set()
+    result: set[str] = set()
     for param in command.params:
-        found |= {param.envvar} if isinstance(param.envvar, str) else set(param.envvar or ())
-    return found
+        result |= {param.envvar} if isinstance(param.envvar, str) else set(param.envvar or ())
+    return result
 
 
 def accepts(arguments: list[str]) -> click.Context:
@@ -196,15 +196,15 @@ def test_the_image_is_made_of_what_is_there() -> None:
 
 
 def test_the_image_starts_the_exporter_with_a_command_line_it_takes() -> None:
-    said = dict(_instructions())
-    assert json.loads(said["ENTRYPOINT"]) == ["rankscope", "exporter"]
-    assert "CMD" not in said
-    assert "RANKSCOPE_EXPORTER_SPOOL=/run/rankscope/spool" in said["ENV"]
+    output = dict(_instructions())
+    assert json.loads(output["ENTRYPOINT"]) == ["rankscope", "exporter"]
+    assert "CMD" not in output
+    assert "RANKSCOPE_EXPORTER_SPOOL=/run/rankscope/spool" in output["ENV"]
     assert set(re.findall(r"RANKSCOPE_EXPORTER_\w+", DOCKERFILE.read_text())) <= known_variables()
     port = accepts([]).params["listen"]
-    assert said["EXPOSE"] in str(port)
-    assert f"http://127.0.0.1:{said['EXPOSE']}/-/healthy" in said["HEALTHCHECK"]
-    assert said["USER"] == "65532:65532"
+    assert output["EXPOSE"] in str(port)
+    assert f"http://127.0.0.1:{output['EXPOSE']}/-/healthy" in output["HEALTHCHECK"]
+    assert output["USER"] == "65532:65532"
 
 
 def test_what_cannot_read_the_kernel_log_does_not_try(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,6 +279,6 @@ def test_the_rules_of_the_example_join_power_and_idleness_to_the_job(
     story = tmp_path / "story.yaml"
     story.write_text(JOIN_TEST.format(rules=PROMETHEUS / "gpu_jobs.rules.yaml"))
 
-    told = subprocess.run([require_program("promtool"), "test", "rules", story], capture_output=True, text=True, check=False)
+    completed = subprocess.run([require_program("promtool"), "test", "rules", story], capture_output=True, text=True, check=False)
 
-    assert told.returncode == 0, told.stdout + told.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr

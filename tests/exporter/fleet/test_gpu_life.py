@@ -126,7 +126,7 @@ def test_the_table_knows_every_state_and_leads_from_each_to_all_others() -> None
     for state in states:
         seen, ahead = {state}, [state]
         while ahead:
-            ahead = [one for known in ahead for one in reached[known] if one not in seen]
+            ahead = [entry for item in ahead for entry in reached[item] if entry not in seen]
             seen |= set(ahead)
         assert seen == states, state
     # a process is started only where there is none, and none is left behind without its exit

@@ -168,10 +168,10 @@ def test_a_number_of_gpus_that_cannot_be_is_a_failure_of_the_driver(count: int) 
 
 @pytest.mark.parametrize("address", [b"\xff" * 13, "FFFFFFFF:FF:1F.7", b"", "nonsense"])
 def test_a_gpu_with_an_address_that_cannot_be_has_none(address: bytes | str) -> None:
-    _, *listed, done = _probed(_Nvml(nvmlDeviceGetPciInfo=SimpleNamespace(busId=address)))
+    _, *listed, completed = _probed(_Nvml(nvmlDeviceGetPciInfo=SimpleNamespace(busId=address)))
 
     assert listed == [Listed(0, ""), Listed(1, "")]
-    assert done == Done()
+    assert completed == Done()
 
 
 def test_versions_that_cannot_be_are_unknown() -> None:
@@ -180,9 +180,9 @@ def test_versions_that_cannot_be_are_unknown() -> None:
         nvmlSystemGetDriverVersion=undecodable, nvmlSystemGetNVMLVersion="\x7f\x01", nvmlSystemGetCudaDriverVersion=2**32 - 1
     )
 
-    found, *_ = _probed(nvml)
+    result, *_ = _probed(nvml)
 
-    assert found == DriverFound(Driver("", "", ""), 2)
+    assert result == DriverFound(Driver("", "", ""), 2)
 
 
 def test_a_probe_that_meets_a_defect_says_in_which_call() -> None:
@@ -208,10 +208,10 @@ class _Probes:
         return child
 
     def close(self) -> None:
-        for child, theirs in self._open:
+        for child, item in self._open:
             assert child.connection is not None
             child.connection.close()
-            theirs.close()
+            item.close()
 
 
 def test_a_release_that_did_not_come_about_leaves_nothing_released() -> None:

@@ -45,7 +45,7 @@ def _listed(state: dict[str, Any]) -> bytes:
     pods = b""
     for namespace, pod, containers in state.get("pods", []):
         inside = b"".join(
-            _field(3, _text(1, container) + b"".join(_field(2, one) for one in _devices(resources)) + cpus)
+            _field(3, _text(1, container) + b"".join(_field(2, item) for item in _devices(resources)) + cpus)
             for container, resources in containers.items()
         )
         pods += _field(1, _text(1, pod) + _text(2, namespace) + inside)
@@ -73,7 +73,7 @@ class Service:
         state = self._now(context)
         if state["allocatable"] is None:
             context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method")
-        return b"".join(_field(1, one) for one in _devices(state["allocatable"]))
+        return b"".join(_field(1, device) for device in _devices(state["allocatable"]))
 
     def _now(self, context: Any) -> dict[str, Any]:
         state: dict[str, Any] = json.loads(self._state.read_text())

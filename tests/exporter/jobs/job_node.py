@@ -106,12 +106,14 @@ def slurm_folder(folder: Path, **jobs: Mapping[str, str]) -> Path:
 
 def labels_of(series: Iterable[Series], uuid: str) -> dict[str, str] | None:
     """Return the labels of the only ``gpu_job_info`` of a uuid, without the uuid; ``None`` if there is none."""
-    found: list[Labels] = [one.labels for one in series if one.metric == "gpu_job_info" and ("uuid", uuid) in one.labels]
-    assert len(found) <= 1
-    return {name: value for name, value in found[0] if name != "uuid"} if found else None
+    collected: list[Labels] = [
+        sample.labels for sample in series if sample.metric == "gpu_job_info" and ("uuid", uuid) in sample.labels
+    ]
+    assert len(collected) <= 1
+    return {name: value for name, value in collected[0] if name != "uuid"} if collected else None
 
 
 def value_of(series: Iterable[Series], metric: str, uuid: str) -> float | None:
-    found = [one.value for one in series if one.metric == metric and one.labels == (("uuid", uuid),)]
-    assert len(found) <= 1
-    return found[0] if found else None
+    values = [sample.value for sample in series if sample.metric == metric and sample.labels == (("uuid", uuid),)]
+    assert len(values) <= 1
+    return values[0] if values else None

@@ -256,8 +256,8 @@ def test_who_has_the_whole_has_its_parts(node: Callable[..., JobsCollector]) -> 
 
     series = node(pods=pods).read(fleet(gpu(0, migs=(mig(0, 1), mig(1, 2)))))
 
-    found = {uuid: (labels_of(series, uuid) or {}).get("pod_k8s") for uuid in (gpu_uuid(0), mig_uuid(0), mig_uuid(1))}
-    assert found == {gpu_uuid(0): "a", mig_uuid(0): "a", mig_uuid(1): "b"}
+    by_key = {uuid: (labels_of(series, uuid) or {}).get("pod_k8s") for uuid in (gpu_uuid(0), mig_uuid(0), mig_uuid(1))}
+    assert by_key == {gpu_uuid(0): "a", mig_uuid(0): "a", mig_uuid(1): "b"}
 
 
 def test_where_a_gpu_is_divided_a_number_is_an_undivided_one_or_cannot_be_told(
@@ -269,8 +269,8 @@ def test_where_a_gpu_is_divided_a_number_is_an_undivided_one_or_cannot_be_told(
 
     # when the device numbers are unknown
     series = node().read(divided)
-    assert {one.value for one in series if one.metric == "gpu_jobs"} == {0}
-    assert not [one for one in series if one.metric == "gpu_allocated"]
+    assert {sample.value for sample in series if sample.metric == "gpu_jobs"} == {0}
+    assert not [sample for sample in series if sample.metric == "gpu_allocated"]
 
     # and when the driver lists the device numbers
     caplog.clear()
@@ -292,7 +292,7 @@ def test_what_is_private_is_not_shown(node: Callable[..., JobsCollector], proc: 
     series = jobs.read(fleet(gpu(0), gpu(1), gpu(2, pids=[11])))
 
     assert [labels_of(series, gpu_uuid(index)) for index in range(3)] == [{"job_id": "7", "account": "physics"}, {}, {}]
-    assert not [value for one in series for _, value in one.labels if value in {"ann", "bob", "ml", "secret", "train"}]
+    assert not [value for sample in series for _, value in sample.labels if value in {"ann", "bob", "ml", "secret", "train"}]
 
 
 def test_ranks_of_the_spool(node: Callable[..., JobsCollector], tmp_path: Path) -> None:
@@ -302,9 +302,9 @@ def test_ranks_of_the_spool(node: Callable[..., JobsCollector], tmp_path: Path) 
     family = SpoolFamily("rank_info", "gauge", "", (SpoolSeries("rank_info", tuple(labels.items()), 1.0),))
     sample = SpoolSample((family,), {RankKey("r", "5", "1"): "running"}, 1, 0, {}, 0, {"r1": 1000})
 
-    told = {"rank": "5", "local_rank": "1", "world_size": "8", "run_id": "r1"}
+    by_key = {"rank": "5", "local_rank": "1", "world_size": "8", "run_id": "r1"}
     state = fleet(gpu(0, pids=None))
-    assert labels_of(node(ranks=lambda: sample).read(state), gpu_uuid(0)) == ANN_7 | told
+    assert labels_of(node(ranks=lambda: sample).read(state), gpu_uuid(0)) == ANN_7 | by_key
     assert labels_of(node(ranks=empty_sample).read(state), gpu_uuid(0)) == ANN_7
     assert labels_of(node(ranks=lambda: None).read(state), gpu_uuid(0)) == ANN_7
 
@@ -339,7 +339,9 @@ def test_a_source_that_hangs_or_fails_costs_what_it_alone_knows(node: Callable[.
             series = jobs.read(fleet(gpu(0), gpu(1)))
             # GPU 1 may be allocated: only the kubelet knows the pod
             assert [_facts(series, gpu_uuid(index)) for index in range(2)] == [(1, 0, 1), (None, 0, 0)]
-            asked = {one.labels[0][1]: one.value for one in series if one.metric == "rankscope_exporter_jobs_source_ok"}
+            asked = {
+                sample.labels[0][1]: sample.value for sample in series if sample.metric == "rankscope_exporter_jobs_source_ok"
+            }
             assert asked == {"slurm": 1, "kubelet": 0}
         released.set()
 
@@ -402,7 +404,7 @@ def test_the_join_never_becomes_many_to_many(
     series = jobs.read(state)
     uuids = [uuid for gpu in state.gpus for uuid in (gpu.identity.uuid, *(mig.uuid for mig in gpu.sample.mig_devices))]  # type: ignore[union-attr]
     uuids += uuids[:1]  # a second metric of the same device, with another label
-    lines = [f'      - {{series: "{_text(one)}", values: "{one.value:g}x4"}}' for one in series]
+    lines = [f'      - {{series: "{_text(sample)}", values: "{sample.value:g}x4"}}' for sample in series]
     lines += [
         f"      - {{series: \"gpu_temperature_celsius{{uuid='{uuid}', sensor='{index}'}}\", values: \"{40 + index}x4\"}}"
         for index, uuid in enumerate(uuids)

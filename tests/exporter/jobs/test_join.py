@@ -226,7 +226,7 @@ _CLAIMS = st.lists(st.builds(Claim, _UIDS, _RANKS, st.booleans()), max_size=3)
 @st.composite
 def _fleets(draw: st.DrawFn) -> FleetState:
     migs = draw(st.sampled_from([(), (mig(0, 1),), (mig(0, 1), mig(1, 2))]))
-    places = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["", *(one.uuid for one in migs)])), max_size=4)
+    places = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["", *(item.uuid for item in migs)])), max_size=4)
     return fleet(
         gpu(0, pids=draw(st.none() | places), migs=migs, up=draw(st.booleans())),
         gpu(1, pids=draw(st.none() | st.lists(st.integers(1, 4), max_size=3)), up=draw(st.booleans())),
@@ -249,7 +249,7 @@ def test_no_device_ever_has_two_answers(
         )
         jobs._sources[0]._call = lambda: tuple(holds)
         jobs._processes.read = lambda named, *, now_s=None: {pid: uses[pid - 1] for pid in named if pid <= len(uses)}  # type: ignore[method-assign]
-        spooled = {bare(uuid): found for uuid, found in claims.items()}
+        spooled = {bare(uuid): claim for uuid, claim in claims.items()}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("rankscope.exporter.jobs.collector.claims_of", lambda _sample: spooled)
             for state in states:
@@ -258,15 +258,15 @@ def test_no_device_ever_has_two_answers(
 
 def _check(series: tuple[Series, ...]) -> None:
     seen = set()
-    for one in series:
-        labels = dict(one.labels)
-        allowed = BY_NAME[one.metric].labels
+    for sample in series:
+        labels = dict(sample.labels)
+        allowed = BY_NAME[sample.metric].labels
         # at most one series per uuid, or per tenant; labels in the catalogue's order, without duplicates or empty values
-        key = one.labels if one.metric.startswith("gpu_tenant_") else labels.get("uuid", labels.get("source"))
-        assert (one.metric, key) not in seen
-        seen.add((one.metric, key))
-        assert [name for name in allowed if name in labels] == [name for name, _ in one.labels]
+        key = sample.labels if sample.metric.startswith("gpu_tenant_") else labels.get("uuid", labels.get("source"))
+        assert (sample.metric, key) not in seen
+        seen.add((sample.metric, key))
+        assert [name for name in allowed if name in labels] == [name for name, _ in sample.labels]
         assert all(labels.values())
-    infos = {dict(one.labels)["uuid"] for one in series if one.metric == "gpu_job_info"}
-    counted = {dict(one.labels)["uuid"] for one in series if one.metric == "gpu_jobs" and one.value > 0}
+    infos = {dict(sample.labels)["uuid"] for sample in series if sample.metric == "gpu_job_info"}
+    counted = {dict(sample.labels)["uuid"] for sample in series if sample.metric == "gpu_jobs" and sample.value > 0}
     assert infos == counted

@@ -268,7 +268,7 @@ try:
 except MissingError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", script, tmp_path / "none"], capture_output=True, text=True, check=True)
+    completed = subprocess.run([sys.executable, "-c", script, tmp_path / "none"], capture_output=True, text=True, check=True)
 
-    assert done.stdout.splitlines()[0] == "None"
-    assert "rankscope[kubernetes]" in done.stdout.splitlines()[1]
+    assert completed.stdout.splitlines()[0] == "None"
+    assert "rankscope[kubernetes]" in completed.stdout.splitlines()[1]

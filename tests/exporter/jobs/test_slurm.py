@@ -43,9 +43,9 @@ def test_a_job_is_there_from_prolog_to_epilog(script: Callable[..., subprocess.C
     folder = tmp_path / "run" / "jobs"
     assert _read(folder).read() is None
 
-    done = script("prolog", SLURM_JOB_ID="123", SLURM_JOB_GPUS="0,2", **ANN)
+    completed = script("prolog", SLURM_JOB_ID="123", SLURM_JOB_GPUS="0,2", **ANN)
 
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
     assert folder.stat().st_mode & 0o7777 == 0o755
     (hold,) = _read(folder).read() or ()
     assert hold.identity == Identity(job_id="123", user="ann", uid=1000, account="physics", partition="a100")

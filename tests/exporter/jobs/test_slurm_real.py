@@ -59,8 +59,8 @@ def test_who_holds_a_gpu_is_known_before_its_first_process_and_until_the_job_end
     exporter = start_exporter("--jobs.slurm-dir", slurm.jobs, env=driver.env)
 
     def holder(index: int) -> list[float]:
-        found: list[float] = exporter.values("gpu_allocated", uuid=uuid_of(index))
-        return found
+        result: list[float] = exporter.values("gpu_allocated", uuid=uuid_of(index))
+        return result
 
     # given a job with two GPUs, and an array of two jobs with one each
     first = slurm.submit("--gres=gpu:2")

@@ -51,20 +51,20 @@ def held(*names: str, device: Device | None = None) -> list[Hold]:
 
 def tenants(series: Iterable[Series], label: str = "pod_k8s", uuid: str = gpu_uuid(0)) -> Values:
     """Return memory in GiB and share of the SMs by the value of a label."""
-    found: dict[str, dict[str, float]] = {}
-    for one in series:
-        labels = dict(one.labels)
-        if one.metric.startswith("gpu_tenant_") and labels["uuid"] == uuid:
-            values = found.setdefault(labels[label], {})
-            assert one.metric not in values, "a series twice"
-            values[one.metric] = one.value
-    assert all(values["gpu_tenant_info"] == 1 for values in found.values())
+    by_key: dict[str, dict[str, float]] = {}
+    for sample in series:
+        labels = dict(sample.labels)
+        if sample.metric.startswith("gpu_tenant_") and labels["uuid"] == uuid:
+            values = by_key.setdefault(labels[label], {})
+            assert sample.metric not in values, "a series twice"
+            values[sample.metric] = sample.value
+    assert all(values["gpu_tenant_info"] == 1 for values in by_key.values())
     return {
         name: (
             values["gpu_tenant_memory_used_bytes"] / GIB if "gpu_tenant_memory_used_bytes" in values else None,
             values.get("gpu_tenant_sm_utilization_ratio"),
         )
-        for name, values in found.items()
+        for name, values in by_key.items()
     }
 
 
@@ -197,9 +197,9 @@ def test_jobs_of_slurm_and_users_that_share_a_gpu(node: Callable[..., JobsCollec
 
     series = node().read(fleet(gpu(0, pids=[process(10, 1), process(11, 2), process(12, 4)])))
 
-    infos = [dict(one.labels) for one in series if one.metric == "gpu_tenant_info"]
-    assert sorted((one.get("job_id", ""), one["user"]) for one in infos) == [("", "carl"), ("7", "ann"), ("8", "bob")]
-    memory = {one.labels: one.value / GIB for one in series if one.metric == "gpu_tenant_memory_used_bytes"}
+    infos = [dict(sample.labels) for sample in series if sample.metric == "gpu_tenant_info"]
+    assert sorted((sample.get("job_id", ""), sample["user"]) for sample in infos) == [("", "carl"), ("7", "ann"), ("8", "bob")]
+    memory = {sample.labels: sample.value / GIB for sample in series if sample.metric == "gpu_tenant_memory_used_bytes"}
     assert sorted(memory.values()) == [1, 2, 4]
 
 
@@ -245,8 +245,8 @@ def test_hidden_tenants_have_no_series(
 
     series = node(*held("a", "b"), **{hide: False}).read(fleet(gpu(0, pids=[process(pid) for pid in range(10, 14)])))
 
-    shown = [dict(one.labels) for one in series if one.metric == "gpu_tenant_info"]
-    assert {name: {one[name] for one in shown if name in one} for name in left} == left
+    shown = [dict(sample.labels) for sample in series if sample.metric == "gpu_tenant_info"]
+    assert {name: {sample[name] for sample in shown if name in sample} for name in left} == left
 
 
 def test_a_folder_of_pods_that_others_can_write_to_names_nothing(pod_logs: Path, tmp_path: Path) -> None:

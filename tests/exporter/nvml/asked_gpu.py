@@ -83,9 +83,9 @@ class Sample:
         self.identity, self.processes = sample.identity, sample.processes
         self.xids = [event.xid for event in sample.xids]
         self.errors = {run.collector: run.error for run in sample.runs if run.error}
-        self.absent = {(one.metric, *(value for _, value in one.labels)): one.reason for one in sample.absent}
+        self.absent = {(item.metric, *(value for _, value in item.labels)): item.reason for item in sample.absent}
         self.metrics = {reading.metric for reading in sample.readings}
-        self.series = {(one.metric, one.labels, one.uuid): one.value for one in sample.readings}
+        self.series = {(item.metric, item.labels, item.uuid): item.value for item in sample.readings}
         assert len(self.series) == len(sample.readings), "a series twice"
 
     def value(self, metric: str, uuid: str = "", **labels: str) -> float:

@@ -29,7 +29,7 @@ def seven(tmp_path_factory: pytest.TempPathFactory) -> Sample:
 def test_seven_devices_are_named_with_profile_and_parent(seven: Sample) -> None:
     assert seven.value("gpu_mig_enabled") == 1
     assert seven.value("gpu_mig_instances") == 7
-    infos = {one: labels for (metric, labels, one) in seven.series if metric == "gpu_mig_info"}
+    infos = {mig_device: labels for (metric, labels, mig_device) in seven.series if metric == "gpu_mig_info"}
     assert len(infos) == 7
     assert dict(infos[uuid(2)]) == {
         "parent_uuid": uuid_of(0),
@@ -37,7 +37,9 @@ def test_seven_devices_are_named_with_profile_and_parent(seven: Sample) -> None:
         "compute_instance": "0",
         "profile": "1g.10gb",
     }
-    assert [(one.uuid, one.gpu_instance, one.profile) for one in seven.raw.mig_devices][:1] == [(uuid(0), 1, "1g.10gb")]
+    assert [(mig_device.uuid, mig_device.gpu_instance, mig_device.profile) for mig_device in seven.raw.mig_devices][:1] == [
+        (uuid(0), 1, "1g.10gb")
+    ]
 
 
 def test_each_has_its_memory_and_activity(seven: Sample) -> None:
@@ -50,7 +52,7 @@ def test_each_has_its_memory_and_activity(seven: Sample) -> None:
 
 
 def test_processes_are_on_their_device(seven: Sample) -> None:
-    assert [(one.pid, one.kind, one.used_bytes, one.uuid) for one in seven.processes or ()] == [
+    assert [(item.pid, item.kind, item.used_bytes, item.uuid) for item in seven.processes or ()] == [
         (501, "compute", 5 * MIB, uuid(1)),
         (502, "compute", None, uuid(6)),
         (503, "mps", 6 * MIB, uuid(6)),
@@ -96,7 +98,7 @@ def test_processes_are_looked_up_anew_when_the_devices_are_others(tmp_path: Path
         divided = asked.sample()
         asked.close()
 
-    assert [one.uuid for sample in (whole, divided) for one in sample.processes or ()] == ["", uuid(1)]
+    assert [item.uuid for sample in (whole, divided) for item in sample.processes or ()] == ["", uuid(1)]
     assert kept.raw.processes_s == whole.raw.processes_s
     assert (divided.raw.processes_s or 0) > (whole.raw.processes_s or 0)
 
@@ -122,8 +124,8 @@ def test_compute_instances_that_share_a_gpu_instance_have_no_activity_of_their_o
     sample = sample_of(fake)
 
     assert sample.absent["gpu_mig_sm_active_ratio",] == "shared_gpu_instance"
-    assert {one for (metric, _, one) in sample.series if metric == "gpu_mig_sm_active_ratio"} == {uuid(2)}
-    assert {one for (metric, _, one) in sample.series if metric == "gpu_mig_memory_used_bytes"} == {uuid(0), uuid(1), uuid(2)}
+    assert {item for (metric, _, item) in sample.series if metric == "gpu_mig_sm_active_ratio"} == {uuid(2)}
+    assert {item for (metric, _, item) in sample.series if metric == "gpu_mig_memory_used_bytes"} == {uuid(0), uuid(1), uuid(2)}
 
 
 def test_before_hopper_devices_have_memory_but_no_activity(tmp_path: Path) -> None:

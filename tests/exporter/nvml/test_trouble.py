@@ -229,7 +229,7 @@ def test_processes_of_all_kinds_are_named_once(fake: FakeDriver) -> None:
 
     processes = sample_of(fake).processes or ()
 
-    assert [(one.pid, one.kind, one.used_bytes) for one in processes if one.pid < 1000] == [
+    assert [(process.pid, process.kind, process.used_bytes) for process in processes if process.pid < 1000] == [
         (501, "compute", 1000),
         (503, "mps", 2000),
         (502, "graphics", None),

@@ -92,7 +92,8 @@ BYTES_PER_SECOND = {
 
 def _earlier(sample: GpuSample, ago_s: float) -> GpuSample:
     readings = tuple(
-        msgspec.structs.replace(one, value=one.value - BYTES_PER_SECOND.get(one.metric, 0) * ago_s) for one in sample.readings
+        msgspec.structs.replace(reading, value=reading.value - BYTES_PER_SECOND.get(reading.metric, 0) * ago_s)
+        for reading in sample.readings
     )
     return msgspec.structs.replace(sample, monotonic_s=sample.monotonic_s - ago_s, readings=readings)
 
@@ -155,7 +156,7 @@ def test_the_default_set_has_the_names_and_types_of_dcgm_exporter(page: Page) ->
 
 def test_units_are_those_of_dcgm(page: Page) -> None:
     body = text(page)
-    readings = {(one.metric, one.labels): one.value for one in node().gpus[0].sample.readings}  # type: ignore[union-attr]
+    readings = {(reading.metric, reading.labels): reading.value for reading in node().gpus[0].sample.readings}  # type: ignore[union-attr]
 
     def of_first(name: str) -> float:
         (value,) = values(body, name, UUID=H100)
@@ -315,12 +316,13 @@ def test_a_counter_that_was_reset_has_no_rate() -> None:
     sample = state.gpus[0].sample
     assert sample is not None
     zeroed = tuple(
-        msgspec.structs.replace(one, value=0.0) if one.metric == "gpu_pcie_transmit_bytes_total" else one
-        for one in sample.readings
+        msgspec.structs.replace(reading, value=0.0) if reading.metric == "gpu_pcie_transmit_bytes_total" else reading
+        for reading in sample.readings
     )
     later = msgspec.structs.replace(sample, monotonic_s=sample.monotonic_s + 1, readings=zeroed)
     states = [
-        msgspec.structs.replace(state, gpus=(msgspec.structs.replace(state.gpus[0], sample=one),)) for one in (later, sample)
+        msgspec.structs.replace(state, gpus=(msgspec.structs.replace(state.gpus[0], sample=reading),))
+        for reading in (later, sample)
     ]
     fleet: Any = SimpleNamespace(simulated=False, state=states.pop)
     page = DcgmPage(Page("node1", fleet))
@@ -450,7 +452,7 @@ def test_nvlinks_are_served_as_counters_and_as_rates(tmp_path: Path) -> None:
     state = node()
     counters, rates = ("DEV_NVLINK_COUNT_TX_BYTES", "DEV_NVLINK_COUNT_RX_BYTES"), ("PROF_NVLINK_TX_BYTES", "PROF_NVLINK_RX_BYTES")
     names = [*counters, *rates, "DEV_NVLINK_BANDWIDTH_TOTAL"]
-    readings = {one.metric: one.value for one in state.gpus[0].sample.readings}  # type: ignore[union-attr]
+    readings = {reading.metric: reading.value for reading in state.gpus[0].sample.readings}  # type: ignore[union-attr]
 
     body = served(page_of(state), tmp_path, *(f"DCGM_FI_{name}" for name in names))
 
@@ -533,7 +535,7 @@ def test_every_dcgm_name_of_the_catalogue_is_one_thing() -> None:
         for entry in row.dcgm:
             kinds.setdefault(entry.full_name, set()).add((entry.type, entry.help, entry.default_on))
             assert entry.help.endswith(".")
-    assert {name for name, found in kinds.items() if len(found) != 1} == set()
+    assert {name for name, kind in kinds.items() if len(kind) != 1} == set()
 
 
 def test_absent_metrics_without_a_dcgm_name_are_no_remark() -> None:

@@ -89,24 +89,29 @@ def pushing() -> Iterator[Callable[[Page], OtlpPush]]:
 
 
 def _attributes(pairs: Any) -> Attributes:
-    return frozenset((one.key, one.value.string_value) for one in pairs)
+    return frozenset((pair.key, pair.value.string_value) for pair in pairs)
 
 
 def points(*messages: ExportMetricsServiceRequest) -> dict[str, dict[Attributes, float]]:
     """Return values by name and attributes; fail if a point appears twice."""
-    found: dict[str, dict[Attributes, float]] = {}
+    by_key: dict[str, dict[Attributes, float]] = {}
     for metric in (metric for message in messages for metric in _metrics(message)):
         data = metric.gauge if metric.HasField("gauge") else metric.sum
         for point in data.data_points:
             attributes = _attributes(point.attributes)
-            series = found.setdefault(metric.name, {})
+            series = by_key.setdefault(metric.name, {})
             assert attributes not in series, (metric.name, attributes)
             series[attributes] = point.as_double
-    return found
+    return by_key
 
 
 def _metrics(message: ExportMetricsServiceRequest) -> list[Any]:
-    metrics = [metric for one in message.resource_metrics for scope in one.scope_metrics for metric in scope.metrics]
+    metrics = [
+        metric
+        for resource_metric in message.resource_metrics
+        for scope in resource_metric.scope_metrics
+        for metric in scope.metrics
+    ]
     assert len({metric.name for metric in metrics}) == len(metrics)
     return metrics
 
@@ -167,20 +172,20 @@ def test_the_conventions_names_units_types_and_attributes(
     }
     assert {name.split(".")[0] for name in kinds} == {"hw", "rankscope"}
 
-    found = points(message)
-    readings = {(one.metric, one.labels): one.value for one in node().gpus[0].sample.readings}  # type: ignore[union-attr]
-    (memory,) = _of(found, "hw.gpu.memory.usage", hw__id=H100)
+    result = points(message)
+    readings = {(reading.metric, reading.labels): reading.value for reading in node().gpus[0].sample.readings}  # type: ignore[union-attr]
+    (memory,) = _of(result, "hw.gpu.memory.usage", hw__id=H100)
     assert memory == readings["gpu_memory_used_bytes", ()]
-    assert _of(found, "hw.gpu.memory.utilization", hw__id=H100) == [memory / readings["gpu_memory_total_bytes", ()]]
-    assert _of(found, "hw.temperature", hw__id=H100, **{"hw.sensor_location": "memory"}) == [
+    assert _of(result, "hw.gpu.memory.utilization", hw__id=H100) == [memory / readings["gpu_memory_total_bytes", ()]]
+    assert _of(result, "hw.temperature", hw__id=H100, **{"hw.sensor_location": "memory"}) == [
         readings["gpu_memory_temperature_celsius", ()]
     ]
-    assert _of(found, "hw.gpu.io", hw__id=H100, network__io__direction="receive") == [
+    assert _of(result, "hw.gpu.io", hw__id=H100, network__io__direction="receive") == [
         readings["gpu_pcie_receive_bytes_total", ()]
     ]
-    assert _of(found, "hw.errors", hw__id=H100, hw__type="gpu", **{"error.type": "ecc.uncorrected.sram"}) == [0]
-    assert len(_of(found, "rankscope.gpu.clock", hw__id=H100, rankscope__clock="sm")) == 1
-    (power,) = (dict(have) for have in found["hw.power"] if ("hw.id", A100) in have)
+    assert _of(result, "hw.errors", hw__id=H100, hw__type="gpu", **{"error.type": "ecc.uncorrected.sram"}) == [0]
+    assert len(_of(result, "rankscope.gpu.clock", hw__id=H100, rankscope__clock="sm")) == 1
+    (power,) = (dict(have) for have in result["hw.power"] if ("hw.id", A100) in have)
     assert power == {
         "hw.id": A100,
         "hw.name": "GPU 00000000:3b:00.0",
@@ -195,10 +200,10 @@ def test_the_conventions_names_units_types_and_attributes(
 def test_a_mig_device_names_its_parent(
     sent: Sent,
 ) -> None:
-    found = points(sent[1])
+    result = points(sent[1])
 
     of_mig = "MIG-20000000-1111-bbbb-cccc-000000000000"
-    assert _of(found, "rankscope.gpu.mig_memory_used", hw__id=of_mig, hw__parent=DIVIDED, hw__name="MIG 4g.40gb 1.0") == [
+    assert _of(result, "rankscope.gpu.mig_memory_used", hw__id=of_mig, hw__parent=DIVIDED, hw__name="MIG 4g.40gb 1.0") == [
         10 * 2**30
     ]
 
@@ -206,12 +211,12 @@ def test_a_mig_device_names_its_parent(
 def test_a_gpu_that_is_down_has_failed_and_has_no_values(
     sent: Sent,
 ) -> None:
-    found = points(sent[1])
+    result = points(sent[1])
 
-    status = {dict(have)["hw.state"]: value for have, value in found["hw.status"].items() if ("hw.id", HUNG) in have}
+    status = {dict(have)["hw.state"]: value for have, value in result["hw.status"].items() if ("hw.id", HUNG) in have}
     assert status == {"ok": 0, "degraded": 0, "failed": 1, "predicted_failure": 0}
-    assert _of(found, "hw.status", hw__id=H100, hw__state="ok") == [1]
-    with_values = {name for name, series in found.items() if any(("hw.id", HUNG) in have for have in series)}
+    assert _of(result, "hw.status", hw__id=H100, hw__state="ok") == [1]
+    with_values = {name for name, series in result.items() if any(("hw.id", HUNG) in have for have in series)}
     assert with_values == {"hw.status", "rankscope.gpu.down_since_timestamp", "rankscope.gpu.sample_age"}
 
 
@@ -237,19 +242,19 @@ def test_ranks_are_told_with_the_gpu_they_use(http_collector: Received, pushing:
     )
     spooled = SpoolSample(families, {RankKey("r", "3", "0"): "running"}, 1, 0, {}, 0)
     pushing(page_of(node(), spooled))
-    found = points(http_collector.wait(1)[0])
+    result = points(http_collector.wait(1)[0])
 
-    assert _of(found, "rankscope.rank.steps", hw__id=H100, rankscope__rank="3", rankscope__run="r", rankscope__run_id="id-r") == [
-        40
-    ]
-    assert _of(found, "rankscope.rank.state", rankscope__rank="3", rankscope__state="running") == [1]
-    assert not [name for name in found if "xxx" in name]
+    assert _of(
+        result, "rankscope.rank.steps", hw__id=H100, rankscope__rank="3", rankscope__run="r", rankscope__run_id="id-r"
+    ) == [40]
+    assert _of(result, "rankscope.rank.state", rankscope__rank="3", rankscope__state="running") == [1]
+    assert not [name for name in result if "xxx" in name]
 
 
 def test_a_histogram_is_sent_as_one(http_collector: Received, pushing: Callable[[Page], OtlpPush]) -> None:
     pushing(page_of(node(), spooled_histogram(1, 2, 3, total=40.5)))
 
-    (metric,) = [one for one in _metrics(http_collector.wait(1)[0]) if one.name == "rankscope.rank.step_duration"]
+    (metric,) = [item for item in _metrics(http_collector.wait(1)[0]) if item.name == "rankscope.rank.step_duration"]
     (point,) = metric.histogram.data_points
     assert (list(point.bucket_counts), list(point.explicit_bounds)) == ([1, 2, 3], [1, 10])
     assert (point.count, point.sum, point.HasField("min"), metric.unit) == (6, 40.5, False, "s")
@@ -286,13 +291,13 @@ def test_over_grpc(monkeypatch: pytest.MonkeyPatch, pushing: Callable[[Page], Ot
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "50")
     try:
         push = pushing(page_of(node()))
-        found = points(received.wait(1)[0])
+        result = points(received.wait(1)[0])
         push.stop()
     finally:
         server.stop(None).wait()
 
     assert received.messages[0][0]["x-tenant"] == "ml"
-    assert _of(found, "hw.status", hw__id=HUNG, hw__state="failed") == [1]
+    assert _of(result, "hw.status", hw__id=HUNG, hw__state="failed") == [1]
 
 
 @pytest.mark.slow
@@ -345,11 +350,11 @@ def test_stopping_does_not_wait_for_a_collector_that_does_not_answer(monkeypatch
         push.start()
         silent.accept()[0].close()
 
-        done = threading.Thread(target=push.stop)
-        done.start()
-        done.join(120)
+        completed = threading.Thread(target=push.stop)
+        completed.start()
+        completed.join(120)
 
-        assert not done.is_alive()
+        assert not completed.is_alive()
 
 
 @pytest.mark.parametrize(

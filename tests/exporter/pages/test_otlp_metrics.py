@@ -66,9 +66,9 @@ class Exported:
         if accepted:
             self._builder.accept()
         ((scope,),) = (resource.scope_metrics for resource in message.resource_metrics)
-        found = {metric.name: metric for metric in scope.metrics}
-        assert len(found) == len(scope.metrics)
-        return found
+        by_key = {metric.name: metric for metric in scope.metrics}
+        assert len(by_key) == len(scope.metrics)
+        return by_key
 
     def points(self, name: str, *, accepted: bool = True) -> list[Any]:
         """Build one more message and return the points of one metric."""
@@ -132,7 +132,7 @@ def test_deltas_are_what_was_added_since_the_last_accepted_message() -> None:
 def test_a_histogram_of_a_rank_is_a_histogram_and_survives_a_restart_of_the_rank(deltas: bool) -> None:
     page = page_of(node())
     exported = Exported(page, deltas=deltas)
-    found = []
+    collected = []
     for sample in (
         spooled_histogram(1, 2, 0, total=9.5),
         spooled_histogram(2, 2, 1, total=40.5),
@@ -146,10 +146,10 @@ def test_a_histogram_of_a_rank_is_a_histogram_and_survives_a_restart_of_the_rank
         assert point.attributes is not None
         assert {point.attributes[key] for key in ("hw.id", "rankscope.run_id", "rankscope.rank")} == {H100, "id-r", "3"}
         assert point.count == sum(point.bucket_counts)
-        found.append((tuple(point.bucket_counts), point.sum))
+        collected.append((tuple(point.bucket_counts), point.sum))
 
     cumulative = [((1, 2, 0), 9.5), ((2, 2, 1), 40.5), ((0, 1, 0), 2.5)]
-    assert found == ([((0, 0, 0), 0), ((1, 0, 1), 31), ((0, 1, 0), 2.5)] if deltas else cumulative)
+    assert collected == ([((0, 0, 0), 0), ((1, 0, 1), 31), ((0, 1, 0), 2.5)] if deltas else cumulative)
 
 
 def test_a_run_that_ended_leaves_no_point_and_no_memory() -> None:
@@ -187,5 +187,5 @@ def test_every_name_is_one_instrument() -> None:
             placeholders = {label for label in row.labels if any(f"{{{label}}}" in value for value in otel.attributes.values())}
             # labels that distinguish series must be in the attributes
             assert not otel.attributes or placeholders >= set(row.labels) - {"uuid"}, row.name
-    assert {name: found for name, found in kinds.items() if len(found) > 1} == {}
+    assert {name: kind for name, kind in kinds.items() if len(kind) > 1} == {}
     assert len(kinds) > 70

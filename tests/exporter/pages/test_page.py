@@ -70,7 +70,7 @@ def _with_histogram(sample: SpoolSample) -> SpoolSample:
     name, labels = "rank_step_duration_seconds", sample.families[0].series[0].labels
     series = [(f"{name}_bucket", (("le", bound), *labels), value) for bound, value in (("1.0", 30.0), ("+Inf", 40.0))]
     series += [(f"{name}_sum", labels, 32.5), (f"{name}_count", labels, 40)]
-    histogram = SpoolFamily(name, "histogram", "Of a rank.", tuple(SpoolSeries(*one) for one in series))
+    histogram = SpoolFamily(name, "histogram", "Of a rank.", tuple(SpoolSeries(*item) for item in series))
     return replace(sample, families=(histogram, *sample.families))
 
 
@@ -153,9 +153,11 @@ def test_joins_by_uuid_are_never_many_to_many(page: Page, require_program: Calla
     file = tmp_path / "tests.json"  # which is YAML too
     file.write_text(json.dumps(cases))
 
-    done = subprocess.run([require_program("promtool"), "test", "rules", str(file)], capture_output=True, text=True, check=False)
+    completed = subprocess.run(
+        [require_program("promtool"), "test", "rules", str(file)], capture_output=True, text=True, check=False
+    )
 
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 def test_families_come_in_the_catalogues_order_and_labels_as_it_has_them(page: Page) -> None:
@@ -172,7 +174,7 @@ def test_families_come_in_the_catalogues_order_and_labels_as_it_has_them(page: P
 
 def test_a_gpu_that_hangs_keeps_its_identity_and_nothing_else(page: Page) -> None:
     about_it = {
-        name: value for name, found in series(page).items() for labels, value in found.items() if ("uuid", HUNG) in labels
+        name: value for name, sample in series(page).items() for labels, value in sample.items() if ("uuid", HUNG) in labels
     }
 
     assert about_it == {
@@ -239,7 +241,7 @@ def test_jobs_of_a_mig_device_end_with_it_and_not_with_the_answers_of_its_gpu(st
     (divided,) = (gpu for gpu in state.gpus if gpu.identity.uuid == DIVIDED)
     assert divided.sample is not None
     uuid = divided.sample.mig_devices[0].uuid
-    jobs = tuple(Series("gpu_allocated", 1, (("uuid", one),)) for one in (uuid, "MIG-destroyed", DIVIDED))
+    jobs = tuple(Series("gpu_allocated", 1, (("uuid", item),)) for item in (uuid, "MIG-destroyed", DIVIDED))
     now = [msgspec.structs.replace(state, gpus=(divided,))]
     fleet: Any = SimpleNamespace(simulated=False, state=lambda: now[0])
     page = Page("node1", fleet, jobs=loop("jobs", jobs))
@@ -290,8 +292,8 @@ def test_whether_a_gpu_that_is_down_is_in_use_nobody_knows(state: FleetState) ->
         divided = state.gpus[2].sample
         assert divided is not None
         uuids = [H100, *(mig.uuid for mig in divided.mig_devices)]
-        known = [Series(name, 1, (("uuid", uuid),)) for uuid in uuids for name in ("gpu_in_use", "gpu_allocated")]
-        return page_of(msgspec.structs.replace(state, gpus=tuple(gpus)), jobs=loop("jobs", tuple(known)))
+        collected = [Series(name, 1, (("uuid", uuid),)) for uuid in uuids for name in ("gpu_in_use", "gpu_allocated")]
+        return page_of(msgspec.structs.replace(state, gpus=tuple(gpus)), jobs=loop("jobs", tuple(collected)))
 
     before = page_with()
     assert len(_of(before, "gpu_in_use")) == 4

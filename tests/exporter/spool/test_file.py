@@ -161,10 +161,10 @@ def test_reading_only_values_never_differs_from_reading_all(text: str, place: in
 
     def outcome(read: Callable[[], SpoolFile | None]) -> Any:
         try:
-            found = read()
+            result = read()
         except RejectedError as error:
             return error.reason
-        return found and repr(found)
+        return result and repr(result)
 
     quick = outcome(lambda: template.read(bytes(changed), file))
     assert quick is None or quick == outcome(lambda: parse(bytes(changed)))
@@ -177,9 +177,9 @@ def test_what_the_recorder_publishes_is_relayed_to_the_last_series(tmp_path: Pat
     sample = spool_of(tmp_path).read()
 
     lines = [line for line in text.splitlines() if not line.startswith("#")]
-    relayed = [one for family in sample.families for one in family.series]
-    assert sorted(one.name for one in relayed) == sorted(line.partition("{")[0] for line in lines)
+    relayed = [item for family in sample.families for item in family.series]
+    assert sorted(item.name for item in relayed) == sorted(line.partition("{")[0] for line in lines)
     assert len(lines) <= MAX_SERIES / 2
     assert len(text) < MAX_BYTES / 2
     (duration,) = (family for family in sample.families if family.type == "histogram")
-    assert [dict(one.labels).get("le") for one in duration.series][-3:] == ["+Inf", None, None]
+    assert [dict(item.labels).get("le") for item in duration.series][-3:] == ["+Inf", None, None]

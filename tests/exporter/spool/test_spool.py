@@ -142,11 +142,11 @@ def test_a_file_in_which_only_values_changed_is_read_as_anew_and_keeps_what_did_
         return spool.read()
 
     spool = spool_of(tmp_path)
-    before = {one.name: one for family in write(rank_text(40)).families for one in family.series}
+    before = {item.name: item for family in write(rank_text(40)).families for item in family.series}
     sample = write(rank_text(50))
 
     assert sample.families == tuple(sorted(parse(rank_text(50).encode()).families, key=lambda family: family.name))
-    after = {one.name: one for family in sample.families for one in family.series}
+    after = {item.name: item for family in sample.families for item in family.series}
     assert after["rank_steps_total"].value == 50
     assert after["rank_info"] is before["rank_info"]
     assert after["rank_steps_total"].labels is before["rank_steps_total"].labels
@@ -183,7 +183,7 @@ def test_a_run_that_is_started_again_in_the_same_file_has_the_same_series(tmp_pa
         (tmp_path / "next").replace(tmp_path / "a.prom")
         sample = spool.read()
         assert sample.states == {R1: "running"}
-        assert [dict(one.labels)["run_id"] for family in sample.families[:1] for one in family.series] == [run_id]
+        assert [dict(item.labels)["run_id"] for family in sample.families[:1] for item in family.series] == [run_id]
 
 
 def test_a_rank_that_says_its_recorder_is_off_is_neither_running_nor_silent(tmp_path: Path) -> None:

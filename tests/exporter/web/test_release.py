@@ -36,9 +36,9 @@ def test_the_command_releases_and_resumes_a_gpu(
     assert cli("exporter", "resume", uuid, "--control.socket", control).returncode == 0
     exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0, 1.0])
     exporter.wait_until(lambda: "answers again" in exporter.stderr)
-    told = [line for line in exporter.stderr.splitlines() if uuid in line]
-    assert [("level=info" in line, "released" in line) for line in told] == [(True, True), (True, False), (True, False)]
-    assert ["released" in told[0], "resumed" in told[1], "answers again" in told[2]] == [True] * 3
+    lines = [line for line in exporter.stderr.splitlines() if uuid in line]
+    assert [("level=info" in line, "released" in line) for line in lines] == [(True, True), (True, False), (True, False)]
+    assert ["released" in lines[0], "resumed" in lines[1], "answers again" in lines[2]] == [True] * 3
 
 
 def test_a_node_whose_gpus_are_all_released_has_no_failing_collector(
@@ -63,7 +63,7 @@ def test_what_the_socket_refuses(
     control = simulated.control
     assert stat.S_IMODE(control.stat().st_mode) == 0o600
 
-    for arguments, said in [
+    for arguments, item in [
         (("GPU-none",), "no such GPU"),
         (("0", "--ttl", "soon"), "ttl"),
         (("0", "--ttl", "25h"), "24h"),
@@ -71,7 +71,7 @@ def test_what_the_socket_refuses(
     ]:
         result = cli("exporter", "release", *arguments, "--socket", control)
         assert (result.returncode, len(result.stderr.splitlines())) == (3, 1)
-        assert said in result.stderr
+        assert item in result.stderr
     nobody = cli("exporter", "release", "0", "--socket", tmp_path / "nothing.sock")
     assert nobody.returncode == 3
     assert "is the exporter running" in nobody.stderr

@@ -48,7 +48,7 @@ class Node:
 
     def line(self, code: int = 79, *, ago_s: float = 0.0, **changes: Any) -> KernelXid:
         self.seq += 1
-        one = KernelXid(
+        result = KernelXid(
             **{
                 "kind": "xid",
                 "seen_by": "kernel_log",
@@ -60,8 +60,8 @@ class Node:
                 **changes,
             }
         )
-        self.journal.record_line(one, GPU.uuid if one.pci_bus_id == PCI else "")
-        return one
+        self.journal.record_line(result, GPU.uuid if result.pci_bus_id == PCI else "")
+        return result
 
     def values(self, metric: str = "gpu_xid_errors_total", **labels: str) -> list[float]:
         return values(self.journal.series([GPU]), metric, **labels)
@@ -72,4 +72,4 @@ class Node:
 
 
 def values(series: tuple[Series, ...], metric: str, **labels: str) -> list[float]:
-    return [one.value for one in series if one.metric == metric and labels.items() <= dict(one.labels).items()]
+    return [sample.value for sample in series if sample.metric == metric and labels.items() <= dict(sample.labels).items()]

@@ -234,9 +234,9 @@ def test_every_code_that_occurs_has_its_series(node: Node) -> None:
     for code in range(901, 906):
         node.event(code)
 
-    assert {one.labels[1] for one in node.journal.series([GPU]) if one.metric == "gpu_xid_errors_total" and one.value} == {
-        ("xid", str(code)) for code in range(901, 906)
-    }
+    assert {
+        sample.labels[1] for sample in node.journal.series([GPU]) if sample.metric == "gpu_xid_errors_total" and sample.value
+    } == {("xid", str(code)) for code in range(901, 906)}
 
 
 def test_a_storm_of_codes_gets_its_series_in_turns_and_loses_nothing(node: Node, caplog: pytest.LogCaptureFixture) -> None:
@@ -248,13 +248,13 @@ def test_a_storm_of_codes_gets_its_series_in_turns_and_loses_nothing(node: Node,
         node.event(code)
 
     # then what asks for an operator is there at once, the others so many at a time, and the log names it once
-    ours = [code for code in ACTIONABLE if not 200 <= code < 400]
-    assert len([value for value in node.values() if value]) == len(ours) + NEW_CODES
+    codes = [code for code in ACTIONABLE if not 200 <= code < 400]
+    assert len([value for value in node.values() if value]) == len(codes) + NEW_CODES
     assert len(node.values("nvswitch_sxid_errors_total")) == NEW_CODES
     assert [f"from {200 + NEW_CODES} on" in record.getMessage() for record in caplog.records] == [True, True]
 
     node.wait(NEW_CODES_S)
-    assert len([value for value in node.values() if value]) == len(ours) + 2 * NEW_CODES
+    assert len([value for value in node.values() if value]) == len(codes) + 2 * NEW_CODES
     assert node.count(200 + 2 * NEW_CODES - 1) == 2
     for _ in range(200 // NEW_CODES):
         node.wait(NEW_CODES_S)
@@ -264,7 +264,7 @@ def test_a_storm_of_codes_gets_its_series_in_turns_and_loses_nothing(node: Node,
     # and a restart takes no series away
     shown = set(node.journal.series([GPU]))
     node.restart()
-    assert {one for one in shown if one.metric != "gpu_xid_last_code"} < set(node.journal.series([GPU]))
+    assert {item for item in shown if item.metric != "gpu_xid_last_code"} < set(node.journal.series([GPU]))
 
 
 def test_a_restart_takes_no_series_away_however_new_the_codes_are(node: Node) -> None:

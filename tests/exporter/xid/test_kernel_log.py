@@ -29,13 +29,13 @@ def record(message: str, *, priority: int = 3, seq: int = 7, stamp_us: int = 5_0
 
 def errors(*messages: str, priority: int = 3, apart_us: int = 1000) -> list[KernelXid]:
     lines = KernelLines()
-    found = []
+    collected = []
     for number, message in enumerate(messages):
         read = lines.read(record(message, priority=priority, seq=number, stamp_us=5_000_000 + number * apart_us))
         assert read is not None
         if read[2] is not None:
-            found.append(read[2])
-    return found
+            collected.append(read[2])
+    return collected
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ def test_the_severity_of_an_nvlink_error_is_read(message: str, severity: str) ->
 def test_an_nvswitch_says_one_error_in_three_lines() -> None:
     switch = "nvidia-nvswitch3: SXid (PCI:0000:04:00.0):"
 
-    found = errors(
+    result = errors(
         f"{switch} 22013, Data {{0x0000002b, 0x0000002b, 0x00000000}}",
         f"{switch} 22013, Non-fatal, Link 44 Minion Link DLREQ interrupt",
         f"{switch} 22013, Severity 0 Engine instance 44 Sub-engine instance 00",
         f"{switch} 20034, Fatal, Link 30 LTSSM Fault Up",
     )
 
-    assert [(one.kind, one.pci_bus_id, one.code, one.severity) for one in found] == [
+    assert [(item.kind, item.pci_bus_id, item.code, item.severity) for item in result] == [
         ("sxid", "00000000:04:00.0", 22013, "non_fatal"),
         ("sxid", "00000000:04:00.0", 20034, "fatal"),
     ]
@@ -214,9 +214,9 @@ class Kmsg:
 
 @pytest.fixture
 def kmsg(tmp_path: Path) -> Iterator[Kmsg]:
-    one = Kmsg(tmp_path / "kmsg")
-    yield one
-    one.close()
+    result = Kmsg(tmp_path / "kmsg")
+    yield result
+    result.close()
 
 
 def test_the_log_is_followed_without_waiting(kmsg: Kmsg) -> None:
@@ -225,7 +225,7 @@ def test_the_log_is_followed_without_waiting(kmsg: Kmsg) -> None:
     kmsg.say("eth0: link is up")
     kmsg.say("NVRM: Xid (PCI:0000:1a:00): 63, text")
 
-    assert [one.code for one in kmsg.log.read()] == [48, 63]
+    assert [item.code for item in kmsg.log.read()] == [48, 63]
     assert kmsg.log.read() == []
     assert (kmsg.log.problem, kmsg.log.lost) == (None, 0)
 
@@ -242,11 +242,11 @@ def test_a_kernel_that_was_faster_than_we_is_no_end(kmsg: Kmsg, monkeypatch: pyt
     kmsg.say("NVRM: Xid (PCI:0000:1a:00): 48, text")
     assert len(kmsg.log.read()) == 1
     kmsg.say("NVRM: Xid (PCI:0000:1a:00): 63, text", skip=7)
-    told: list[OSError] = [OSError(errno.EPIPE, "overwritten"), OSError(errno.EINVAL, "a record too large")]
+    collected: list[OSError] = [OSError(errno.EPIPE, "overwritten"), OSError(errno.EINVAL, "a record too large")]
     read = os.read
-    monkeypatch.setattr(os, "read", lambda fd, size: (_ for _ in ()).throw(told.pop()) if told else read(fd, size))
+    monkeypatch.setattr(os, "read", lambda fd, size: (_ for _ in ()).throw(collected.pop()) if collected else read(fd, size))
 
-    assert [one.code for one in kmsg.log.read()] == [63]
+    assert [item.code for item in kmsg.log.read()] == [63]
     assert (kmsg.log.problem, kmsg.log.lost) == (None, 7)
 
 
@@ -264,7 +264,7 @@ def test_a_record_that_breaks_the_parser_costs_no_other(
     for text in ("48, text", "63, break", "63, break", "79, text"):
         kmsg.say(f"NVRM: Xid (PCI:0000:1a:00): {text}")
 
-    assert [one.code for one in kmsg.log.read()] == [48, 79]
+    assert [item.code for item in kmsg.log.read()] == [48, 79]
     assert (kmsg.log.problem, kmsg.log.lost) == (None, 2)
     assert caplog.text.count("no such group") == 1
 
@@ -288,9 +288,9 @@ def test_a_record_that_the_journal_refuses_costs_no_other(
     collector.on_xid(gpu, XidEvent(1e6, 63))  # in the fleet's thread
 
     page = {
-        dict(one.labels).get("xid"): one.value
-        for one in collector.read(FleetState((GpuState(gpu, up=True),), None, {}, 0, 0, None, None))
-        if one.metric == "gpu_xid_errors_total"
+        dict(item.labels).get("xid"): item.value
+        for item in collector.read(FleetState((GpuState(gpu, up=True),), None, {}, 0, 0, None, None))
+        if item.metric == "gpu_xid_errors_total"
     }
 
     assert (page["48"], page.get("63"), page["79"]) == (1, None, 1)
@@ -303,7 +303,7 @@ def test_the_kernels_clock_may_drift_but_what_is_new_happened_since_the_last_loo
     kmsg.say("NVRM: Xid (PCI:0000:1a:00): 48, text", at_s=40.0)
     kmsg.say("NVRM: Xid (PCI:0000:1a:00): 48, text", at_s=900.0)
 
-    assert [one.boot_s for one in kmsg.log.read()] == [100.0, 101.0]
+    assert [item.boot_s for item in kmsg.log.read()] == [100.0, 101.0]
 
 
 def test_a_log_that_may_not_be_read_is_no_end(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_a_log_that_may_not_be_read_is_no_end(tmp_path: Path) -> None:
     assert (log.read(), log.problem) == ([], f"{path}: No such file or directory")
 
     path.write_bytes(record("NVRM: Xid (PCI:0000:1a:00): 48, text"))
-    assert [one.code for one in log.read()] == [48]
+    assert [item.code for item in log.read()] == [48]
     assert log.problem is None
     log.close()
 
@@ -346,7 +346,7 @@ def test_events_and_log_meet_in_the_journal_and_on_the_page(kmsg: Kmsg, tmp_path
     collector.read(state)
     collector.on_xid(gpu, XidEvent(1e6 + kmsg.now_s, 149))
     kmsg.say("NVRM: Xid (PCI:0000:1a:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000)")
-    page = {(one.metric, dict(one.labels).get("xid")): one.value for one in collector.read(state)}
+    page = {(item.metric, dict(item.labels).get("xid")): item.value for item in collector.read(state)}
 
     # then each counts once, with its job
     assert page["gpu_xid_errors_total", "79"] == 1
@@ -366,7 +366,7 @@ def test_a_kernel_log_that_may_not_be_read_is_said_once(tmp_path: Path, caplog: 
     state = FleetState((), None, {}, 0, 0, None, None)
 
     for _ in range(3):
-        page = {one.metric: one.value for one in collector.read(state)}
+        page = {item.metric: item.value for item in collector.read(state)}
 
     assert page["rankscope_exporter_kernel_log_readable"] == 0
     assert caplog.text.count("No such file") == 1

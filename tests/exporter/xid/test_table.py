@@ -45,8 +45,8 @@ for name in ("prometheus_client", "uvicorn", "h11", "pynvml", "bcrypt"):
 from rankscope.exporter.xids import XIDS
 print(len(XIDS))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert int(done.stdout) == len(XIDS)
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(completed.stdout) == len(XIDS)
 
 
 def test_the_metrics_are_in_the_catalogue_with_their_labels() -> None:

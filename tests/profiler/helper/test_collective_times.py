@@ -393,7 +393,7 @@ def test_dumps_are_rarer_where_they_are_costly(recorder: Helper) -> None:
             asked.append(recorder.now)
             os.write(recorder.asks, f"{DURATIONS}\n".encode())
             number += 10
-            recorder.dump([entry(one) for one in range(max(0, number - 100), number)], took_us=100_000)
+            recorder.dump([entry(item) for item in range(max(0, number - 100), number)], took_us=100_000)
         else:
             assert heard == []
     # 100 ms are half of 1 % of 20 s, and the next interval is 32 s, by the clock

@@ -378,9 +378,9 @@ def test_ranks_profile_the_same_steps_as_the_budget_allows_and_as_people_ask(tor
         wait_until(lambda: all(captured.last_step in profiled(run, rank) for rank in RANKS), process=job)
     finally:
         stop.touch()
-        _, said = job.communicate(timeout=120)
-    assert job.returncode == 0, said
-    assert "Traceback" not in said
+        _, output = job.communicate(timeout=120)
+    assert job.returncode == 0, output
+    assert "Traceback" not in output
     # Then the ranks have profiled the same steps: the first from the settings, the others as announced
     reader = RunReader(run)
     last = max(row.step for row in reader.steps(0, 0))

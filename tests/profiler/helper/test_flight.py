@@ -348,9 +348,9 @@ def test_what_goes_wrong_beside_is_said_once_and_costs_only_the_dumps(rank: Rank
     monkeypatch.setattr(rank.task._inbox, "pending", fail)
     for _ in range(5):
         rank.tick()
-    (said,) = rank.said
-    assert "FlightDumps" in said
-    assert "ZeroDivisionError: a bug" in said
+    (text,) = rank.said
+    assert "FlightDumps" in text
+    assert "ZeroDivisionError: a bug" in text
 
 
 @pytest.mark.parametrize("variable", ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"])

@@ -38,8 +38,17 @@ def recorded(torch: PreloadedTorch, run: Path, *args: str, windows: int = 0) -> 
     """Record the job on two ranks, of which rank 1 never comes to a collective."""
     if not hasattr(pytest.importorskip("torch._C._distributed_c10d"), "_dump_fr_trace"):
         pytest.skip("this torch has no Flight Recorder for gloo")
-    told = ["run", "--run-dir", str(run), "--window-steps", str(windows), "--no-verdict", "--", *torch.command(2, JOB, *args)]
-    return subprocess.Popen([sys.executable, "-m", "rankscope", *told], stderr=subprocess.PIPE, text=True)
+    collected = [
+        "run",
+        "--run-dir",
+        str(run),
+        "--window-steps",
+        str(windows),
+        "--no-verdict",
+        "--",
+        *torch.command(2, JOB, *args),
+    ]
+    return subprocess.Popen([sys.executable, "-m", "rankscope", *collected], stderr=subprocess.PIPE, text=True)
 
 
 def enqueued(path: Path) -> int:
@@ -53,12 +62,12 @@ def test_a_collective_whose_time_is_up_leaves_a_dump(torch_ranks: PreloadedTorch
         # Seen with 2.8; the two versions between were not checked.
         pytest.skip("gloo in this torch goes by the time that a process group began with, and the job waits for ever")
     job = recorded(torch_ranks, tmp_path / "run", "--timeout", "2")
-    _, said = job.communicate(timeout=200)
+    _, output = job.communicate(timeout=200)
     assert job.returncode == 1
     # three steps of two collectives, and the one that did not end
     assert {path.name: enqueued(path) for path in flight_dir(tmp_path / "run", 0).iterdir()} == {
         "rank-00000-crash-gloo.pickle": 7
-    }, said
+    }, output
 
 
 def test_a_job_that_hangs_shows_who_did_not_come(cli: Cli, torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
@@ -70,17 +79,17 @@ def test_a_job_that_hangs_shows_who_did_not_come(cli: Cli, torch_ranks: Preloade
             wait_until((rank_dir(run, 0, rank) / "steps-000000.npy").exists, process=job)
 
         # when dumps are requested, once it hangs
-        known: list[int] = []
+        collected: list[int] = []
         for _ in range(5):
             asked = cli("capture", run, "--flight-recorder", "--format", "json", "--wait", "60")
             # then both answer, although one of them is inside C++
             assert asked.returncode == 0, asked.stdout + asked.stderr
-            known = [enqueued(run / row["path"]) for row in json.loads(asked.stdout)["dumps"]]
-            if known == [7, 6]:
+            collected = [enqueued(run / row["path"]) for row in json.loads(asked.stdout)["dumps"]]
+            if collected == [7, 6]:
                 break
             time.sleep(flight.REST_SECONDS)  # it has not reached the place yet
         # and their dumps show that rank 0 is one collective ahead: three steps of two, and one
-        assert known == [7, 6]
+        assert collected == [7, 6]
         # and a request for a profile reports that there are no steps, and suggests dumps
         for _ in range(5):
             asked = cli("capture", run, "--format", "json", "--wait", "5")
@@ -91,7 +100,7 @@ def test_a_job_that_hangs_shows_who_did_not_come(cli: Cli, torch_ranks: Preloade
         assert f"rankscope capture {run} --flight-recorder" in json.loads(asked.stdout)["reason"]
     finally:
         job.send_signal(signal.SIGTERM)
-        _, said = job.communicate(timeout=120)
+        _, output = job.communicate(timeout=120)
     # and none of this disturbed the job
-    assert "switched itself off" not in said
-    assert "FlightDumps failed" not in said
+    assert "switched itself off" not in output
+    assert "FlightDumps failed" not in output

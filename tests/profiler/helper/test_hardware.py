@@ -82,9 +82,9 @@ class Rank:
     def end(self) -> str:
         """End the rank; return the output of its helper."""
         self.ring.set_end(End.EXIT)
-        _, said = self.helper.communicate(timeout=60)
+        _, output = self.helper.communicate(timeout=60)
         self.ring.close()
-        return said
+        return output
 
 
 StartRank = Callable[..., Rank]
@@ -160,8 +160,8 @@ def test_one_helper_of_a_host_samples_through_the_death_of_the_exporter_and_its_
     wait_until(lambda: values_since(after) == set(uuids))
 
     # And at the end nothing is left, and the absence was reported once on this host
-    said = [rank.end() for rank in (writer, other)]
-    assert "".join(said).count("no answer from the exporter") == 1
+    ends = [rank.end() for rank in (writer, other)]
+    assert "".join(ends).count("no answer from the exporter") == 1
     assert not HostLock(str(tmp_path))._folder.exists()
     rows = samples(tmp_path)
     assert all(row.unix_ns > 10**18 for row in rows)

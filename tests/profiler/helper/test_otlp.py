@@ -154,8 +154,8 @@ def test_standard_variables_name_the_service_and_sample_the_same_steps_everywher
     assert chosen[0] == chosen[1]
     assert 0 < len(chosen[0]) < 40
     resource = collector.spans()[0].resource
-    said = {"service.name": "theirs", "host.name": "their-host", "team": "ml", "rankscope.run_id": "run-1"}
-    assert said.items() <= resource.items()
+    by_key = {"service.name": "theirs", "host.name": "their-host", "team": "ml", "rankscope.run_id": "run-1"}
+    assert by_key.items() <= resource.items()
 
 
 def test_over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,11 +207,11 @@ def test_only_a_change_is_reported() -> None:
         def export(self, spans: object) -> SpanExportResult:
             return SpanExportResult[next(self.answers)]
 
-    said: list[str] = []
-    exporter = _ReportingExporter(Fickle(), _FirstWarning(), said.append)
+    collected: list[str] = []
+    exporter = _ReportingExporter(Fickle(), _FirstWarning(), collected.append)
     for _ in range(6):
         exporter.export([])
-    assert [line.split(":")[0] for line in said] == [
+    assert [line.split(":")[0] for line in collected] == [
         "no collector accepts the traces over OTLP",
         "the collector accepts the traces over OTLP again",
         "no collector accepts the traces over OTLP",
@@ -286,9 +286,9 @@ def test_a_missing_sdk_is_one_line_with_the_way_out(monkeypatch: pytest.MonkeyPa
     rank = Rank()
     rank.do(0)
     rank.task.end(vanished=False)
-    (said,) = rank.said
-    assert "opentelemetry.sdk.resources" in said
-    assert "pip install 'rankscope[otlp]'" in said
+    (text,) = rank.said
+    assert "opentelemetry.sdk.resources" in text
+    assert "pip install 'rankscope[otlp]'" in text
 
 
 def test_traces_are_off_unless_asked_for_and_the_sdk_may_be_disabled(

@@ -59,11 +59,11 @@ class Rank:
 
     def end(self) -> str:
         """End the rank; return the output of its helper."""
-        _, said = self.helper.communicate(timeout=60)
+        _, output = self.helper.communicate(timeout=60)
         self.ring.close()
         assert self.helper.returncode == 0
         assert not self.scratch.exists()
-        return said
+        return output
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_an_entry_that_makes_no_sense_costs_itself_and_is_counted(tmp_path: Path
         )
     )
     rank.ring.set_end(End.EXIT)
-    said = rank.end()
-    assert said.count("\n") == 1
-    assert "1 record(s) dropped" in said
+    output = rank.end()
+    assert output.count("\n") == 1
+    assert "1 record(s) dropped" in output
     run = RunReader(tmp_path / "run")
     assert [row.step for row in run.steps(0, 0)] == [0, 1]
     info = run.rank(0, 0)
@@ -286,9 +286,9 @@ def test_a_window_whose_trace_is_damaged_is_one_line(tmp_path: Path, keep: int) 
     trace.write_text(one_step_trace(5)[:keep])
     rank.put_window(Window(str(trace), 5, 7))
     rank.ring.set_end(End.EXIT)
-    said = rank.end()
-    assert said.count("\n") == 1
-    assert "a profiler window was left out" in said
+    output = rank.end()
+    assert output.count("\n") == 1
+    assert "a profiler window was left out" in output
     assert not list(RunReader(tmp_path / "run").windows(0, 0))
 
 
@@ -316,9 +316,9 @@ def test_a_window_that_cannot_be_reduced_costs_the_window_only(
     rank.put(1)
     rank.ring.set_end(End.EXIT)
     # Then it reports that once, counts them, and continues to the end
-    said = rank.end()
-    assert said.count("\n") == 1
-    assert reason in said
+    output = rank.end()
+    assert output.count("\n") == 1
+    assert reason in output
     run = RunReader(tmp_path / "run")
     assert [row.step for row in run.steps(0, 0)] == [0, 1]
     info = run.rank(0, 0)
@@ -356,9 +356,9 @@ def test_a_window_with_a_step_that_took_too_long_keeps_its_trace_and_says_why(tm
     assert second.looked_wrong.startswith("it took 9.0 ms; steps around it 1.0 ms")
     assert [path.name for path in rank_dir(run, 0, 0).joinpath("traces").iterdir()] == ["window-000000031.json.gz"]
     # and the analysis reports it, and where it is
-    (said,) = (text for text in analyze([run]).source.warnings if "looked wrong" in text)
-    assert "step 31 of rank 0: it took 9.0 ms" in said
-    assert said.endswith("raw traces are in attempts/000/ranks/00000/traces")
+    (output,) = (text for text in analyze([run]).source.warnings if "looked wrong" in text)
+    assert "step 31 of rank 0: it took 9.0 ms" in output
+    assert output.endswith("raw traces are in attempts/000/ranks/00000/traces")
 
 
 ENDLESS = """
@@ -400,7 +400,7 @@ def test_the_helper_of_an_attached_rank_does_not_wait_for_torch_itself(tmp_path:
     session = Session(hello(tmp_path / "run"), str(tmp_path), RingWriter())
     environment = Path(f"/proc/{session._helper.pid}/environ")
     wait_until(lambda: environment.read_bytes() != b"")  # empty for a moment, while the program is being loaded
-    path = next(one for one in environment.read_bytes().split(b"\0") if one.startswith(b"PYTHONPATH="))
+    path = next(item for item in environment.read_bytes().split(b"\0") if item.startswith(b"PYTHONPATH="))
     assert os.fsencode(SITE_FOLDER) not in path.removeprefix(b"PYTHONPATH=").split(b":")
     session.close()
     wait_until(lambda: not session.scratch.exists())

@@ -64,11 +64,11 @@ def helper(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 def kept(task: FlightDumps, run: Path, *, count: int) -> list[RasAnswer]:
     """Tick until ``count`` answers are in the run."""
     deadline = time.monotonic() + 60
-    while len(found := read_answers(run, 0, most=8)) < count:
+    while len(answers := read_answers(run, 0, most=8)) < count:
         assert time.monotonic() < deadline, "no answer came"
         task.tick()
         time.sleep(0.02)
-    return found
+    return answers
 
 
 def test_a_requested_dump_brings_two_answers_of_nccl_ras_into_the_run(
@@ -79,9 +79,9 @@ def test_a_requested_dump_brings_two_answers_of_nccl_ras_into_the_run(
         monkeypatch.setenv("NCCL_RAS_ADDR", address)
         task = helper(0, "cpu:gloo,cuda:nccl")
         post(run, new_request("dump"))
-        found = kept(task, run, count=2)
+        result = kept(task, run, count=2)
         task.end(vanished=False)
-    assert [one.text for one in found] == [given.decode()] * 2
+    assert [item.text for item in result] == [given.decode()] * 2
 
 
 @pytest.mark.slow

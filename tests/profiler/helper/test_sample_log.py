@@ -42,19 +42,19 @@ def test_samples_are_appended_in_order_and_read_back(run: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_said_once_and_the_newest_are_kept(run: Path) -> None:
     (run / "hosts").touch()  # no folder can be created here
-    said: list[str] = []
-    log = SampleLog(run, "node1", said.append, max_pending=10)
+    collected: list[str] = []
+    log = SampleLog(run, "node1", collected.append, max_pending=10)
     for number in range(25):
         log.add([sample(number)])
         wait_until(lambda: not log._wake.is_set())
-    wait_until(lambda: bool(said))
+    wait_until(lambda: bool(collected))
     (run / "hosts").unlink()
     log.add([sample(25)])
     log.close(20)
     assert [row.unix_ns for row in RunReader(run).hardware("node1")] == list(range(16, 26))
-    assert len(said) == 2
-    assert "cannot write hardware samples" in said[0]
-    assert said[1].startswith("16 hardware samples")
+    assert len(collected) == 2
+    assert "cannot write hardware samples" in collected[0]
+    assert collected[1].startswith("16 hardware samples")
 
 
 def test_a_disk_that_stands_still_holds_up_nobody(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,12 +66,12 @@ def test_a_disk_that_stands_still_holds_up_nobody(run: Path, monkeypatch: pytest
         append(self, *records)
 
     monkeypatch.setattr(JsonLinesWriter, "append", slow)
-    said: list[str] = []
-    log = SampleLog(run, "node1", said.append, max_pending=10)
+    collected: list[str] = []
+    log = SampleLog(run, "node1", collected.append, max_pending=10)
     for number in range(50):
         log.add([sample(number)])
     log.close(0.05)
-    assert said, "what could not be written is said at the end"
+    assert collected, "what could not be written is said at the end"
     go_on.set()
     log.close(20)
     assert len(list(RunReader(run).hardware("node1"))) >= 10

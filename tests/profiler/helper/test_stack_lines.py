@@ -77,8 +77,8 @@ def step(began_ms: int) -> list[PhaseInterval]:
 
 def test_a_time_has_the_phase_of_its_step() -> None:
     phases = PhaseTimeline([step(1090), step(1000)])
-    found = [phases.at(at * MS) for at in (999, 1005, 1030, 1070, 1085, 1095, 1149, 1200, 1300)]
-    assert found == [None, "data", "forward", "backward", "optimizer", "data", "forward", None, None]
+    ats = [phases.at(at * MS) for at in (999, 1005, 1030, 1070, 1085, 1095, 1149, 1200, 1300)]
+    assert ats == [None, "data", "forward", "backward", "optimizer", "data", "forward", None, None]
     assert phases.between(1030 * MS, 1036 * MS) == "forward"
     assert phases.between(1058 * MS, 1064 * MS) is None
 

@@ -116,9 +116,9 @@ def test_whatever_goes_wrong_in_writing_is_said_once_and_tried_again(
     # Then that is one line, and in the end everything is there
     assert storing_to_its_end(store, hello(tmp_path))
     assert [row.step for row in RunReader(tmp_path).steps(0, 0)] == [0, 1]
-    said = capsys.readouterr().err
-    assert f"rank 0: cannot write to {tmp_path} (RuntimeError: something new)" in said
-    assert said.count("\n") == 1
+    err = capsys.readouterr().err
+    assert f"rank 0: cannot write to {tmp_path} (RuntimeError: something new)" in err
+    assert err.count("\n") == 1
 
 
 def test_records_that_cannot_be_written_for_what_no_disk_does_are_counted_and_hold_up_nothing(
@@ -159,9 +159,9 @@ def test_records_that_cannot_be_written_for_what_no_disk_does_are_counted_and_ho
     info = run.rank(0, 0)
     assert info is not None
     assert info.dropped_records == 3
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "1 record(s) dropped (" in said
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "1 record(s) dropped (" in err
     assert "3 records were dropped" in " ".join(analyze([tmp_path]).source.warnings)
 
 
@@ -217,9 +217,9 @@ def test_a_removed_run_is_not_made_again(tmp_path: Path, capsys: pytest.CaptureF
     store.close()
     # Then nothing is created again, and that is reported once
     assert not any(tmp_path.iterdir())
-    said = capsys.readouterr().err
-    assert f"rank 0: {tmp_path / 'run'} was removed" in said
-    assert said.count("\n") == 1
+    err = capsys.readouterr().err
+    assert f"rank 0: {tmp_path / 'run'} was removed" in err
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("stream", ["steps", "windows"], ids=["open file", "new file"])
@@ -259,11 +259,11 @@ def test_the_end_goes_on_as_long_as_something_moves_and_not_longer(tmp_path: Pat
 
     monkeypatch.setattr(module, "LAST_TRY_SECONDS", 0.5)
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
-    said = hello(tmp_path / "run")
+    output = hello(tmp_path / "run")
 
     def ends(failures: int, *, moving: bool) -> bool:
         """Return whether the end is written on a disk on which the first ``failures`` attempts fail."""
-        store = RunStore(msgspec.structs.replace(said, rank=msgspec.structs.replace(said.rank, rank=failures)))
+        store = RunStore(msgspec.structs.replace(output, rank=msgspec.structs.replace(output.rank, rank=failures)))
         write, attempts = store.write_rank, 0
 
         def write_rank(info: RankInfo) -> bool:
@@ -281,7 +281,7 @@ def test_the_end_goes_on_as_long_as_something_moves_and_not_longer(tmp_path: Pat
         store.add_step(step(0))
         storing = WriterThread(store)
         storing.start()
-        return not storing.finish(said.rank)
+        return not storing.finish(output.rank)
 
     assert ends(0, moving=False)
     assert ends(8, moving=True)

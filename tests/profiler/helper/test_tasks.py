@@ -24,19 +24,19 @@ class Failing(HelperTask):
 
 
 def test_a_task_that_fails_is_ended_and_said_once_and_the_others_go_on() -> None:
-    said, ticks = list[str](), list[int]()
+    text, ticks = list[str](), list[int]()
 
     class Other(HelperTask):
         def tick(self) -> None:
             ticks.append(1)
 
     failing = [Failing(at_end=False), Failing(at_end=True)]
-    tasks = HelperTasks([*failing, Other()], said.append)
+    tasks = HelperTasks([*failing, Other()], text.append)
     tasks.tick()
     tasks.tick()
     tasks.end(vanished=True)
     # The helper leaves nothing behind that would make the rank look vanished.
     assert [task.ends for task in failing] == [[False], [False]]
     assert len(ticks) == 2
-    assert len(said) == 2
-    assert all("Failing failed (ValueError: bad day)" in line for line in said)
+    assert len(text) == 2
+    assert all("Failing failed (ValueError: bad day)" in line for line in text)

@@ -97,8 +97,8 @@ def test_where_steps_differ_anyway_longer_ones_are_typical() -> None:
 def test_how_much_the_profiler_slows_steps_is_learnt_from_windows() -> None:
     rank = trained([10.0] * 50)
     # given a profiler that makes steps take four times as long: only the first windows look wrong
-    found = [wrong(rank, 40.0, 40.0, first=1000 + 10 * number) for number in range(WINDOWS + 2)]
-    assert found == [[0, 1]] * WINDOWS + [[]] * 2
+    wrongs = [wrong(rank, 40.0, 40.0, first=1000 + 10 * number) for number in range(WINDOWS + 2)]
+    assert wrongs == [[0, 1]] * WINDOWS + [[]] * 2
     assert wrong(rank, 40.0, 80.0, 40.0, first=2000) == [1]
     # given a profiler without overhead: a slowdown that overhead would have excused looks wrong now
     rank = trained([10.0] * 50)

@@ -35,7 +35,7 @@ def run(folder: Path, *command: str | Path, status: int = 0) -> subprocess.Compl
         "HF_HUB_OFFLINE": "1",
         "PYTHONWARNINGS": "default",
     }
-    done = subprocess.run(
+    completed = subprocess.run(
         [str(word) for word in command],
         cwd=folder,
         env={**os.environ, **variables},
@@ -44,8 +44,8 @@ def run(folder: Path, *command: str | Path, status: int = 0) -> subprocess.Compl
         check=False,
         timeout=240,
     )
-    assert done.returncode == status, done.stdout + done.stderr
-    return done
+    assert completed.returncode == status, completed.stdout + completed.stderr
+    return completed
 
 
 def command_for(framework: str) -> list[str]:
@@ -55,9 +55,9 @@ def command_for(framework: str) -> list[str]:
 
 def example_of(section: str) -> str:
     """Return the code in a section of the page."""
-    found = re.search(rf"^## {section}\n.*?^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-    assert found is not None
-    return found[1]
+    match = re.search(rf"^## {section}\n.*?^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    assert match is not None
+    return match[1]
 
 
 def printed_steps(output: str) -> list[int]:
@@ -88,10 +88,10 @@ def test_without_a_code_change_steps_are_those_of_the_framework(tmp_path: Path, 
     # given a script for two ranks with two batches to a step, an odd batch at the end of each epoch, and evaluations
     shutil.copy(JOBS / f"train_{framework}.py", tmp_path / "train.py")
     # when it is started with the command on the page
-    done = run(tmp_path, *command_for(framework))
+    completed = run(tmp_path, *command_for(framework))
     # then all steps of both ranks are there, and nothing else
-    assert printed_steps(done.stdout) == [10, 10]
-    assert "switched itself off" not in done.stderr
+    assert printed_steps(completed.stdout) == [10, 10]
+    assert "switched itself off" not in completed.stderr
     for rank in RANKS:
         records = recorded(tmp_path / "runs" / framework, rank)
         assert [row.step for row in records] == list(range(10))
@@ -105,8 +105,10 @@ def test_without_a_code_change_steps_are_those_of_the_framework(tmp_path: Path, 
 @pytest.mark.full
 @pytest.mark.usefixtures("require_torch")
 def test_the_lightning_example_records_where_the_launcher_says(tmp_path: Path) -> None:
-    done = run(tmp_path, "rankscope", "run", "--run-dir", "here", "--", "python", EXAMPLES / "lightning_callback.py", "ignored")
-    assert printed_steps(done.stdout) == [10, 10]
+    completed = run(
+        tmp_path, "rankscope", "run", "--run-dir", "here", "--", "python", EXAMPLES / "lightning_callback.py", "ignored"
+    )
+    assert printed_steps(completed.stdout) == [10, 10]
     assert not (tmp_path / "ignored").exists()
     for rank in RANKS:
         records = recorded(tmp_path / "here", rank)
@@ -120,7 +122,7 @@ def test_the_lightning_example_records_where_the_launcher_says(tmp_path: Path) -
 @pytest.mark.usefixtures("require_torch")
 def test_lightning_fits_of_one_process_are_runs_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(example_of("Lightning"))
-    done = run(tmp_path, "python", JOBS / "fits_lightning.py", "example.py")
+    completed = run(tmp_path, "python", JOBS / "fits_lightning.py", "example.py")
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["first", *(f"first-{n}" for n in range(2, 7))]
     # The page's example: five batches, the last one smaller.
     records = recorded(tmp_path / "runs" / "first")
@@ -135,10 +137,10 @@ def test_lightning_fits_of_one_process_are_runs_of_their_own(tmp_path: Path) -> 
     info = reader.rank(0, 0)
     assert info is not None
     assert (info.end_reason, len(list(reader.steps(0, 0)))) == ("crash", 3)
-    assert "the module's own error" in done.stdout
+    assert "the module's own error" in completed.stdout
     # The fit whose callback failed before the first step completes nevertheless, and the failure is reported once.
-    assert printed_steps(done.stdout) == [3, 5, 10]
-    assert done.stderr.count("switched itself off (AttributeError: 'list' object has no attribute 'no_such_thing')") == 1
+    assert printed_steps(completed.stdout) == [3, 5, 10]
+    assert completed.stderr.count("switched itself off (AttributeError: 'list' object has no attribute 'no_such_thing')") == 1
     # Two optimizers on each of five batches: ten steps to Lightning, five cycles.
     assert [row.samples for row in recorded(tmp_path / "runs" / "first-4")] == [4, 4, 4, 4, 2]
     # Logged after every second batch: recorded in the step after it, as the number that the script's own logger wrote.
@@ -148,7 +150,7 @@ def test_lightning_fits_of_one_process_are_runs_of_their_own(tmp_path: Path) -> 
     metrics = [row.metrics for row in recorded(tmp_path / "runs" / "first-5")]
     assert metrics == [{}, {}, {"loss": losses[0], "batch": 1.0}, {}, {"loss": losses[1], "batch": 3.0}]
     # The progress bar and the folder of checkpoints are those of the script's own logger, which is the only one afterwards.
-    assert re.search(r"\nlogged True \{'v_num': '?1234'?\} logs/\S+/version_1234/checkpoints/\S+\.ckpt\n", done.stdout)
+    assert re.search(r"\nlogged True \{'v_num': '?1234'?\} logs/\S+/version_1234/checkpoints/\S+\.ckpt\n", completed.stdout)
     # Without a logger Lightning makes no numbers of its metrics, and nor does the callback.
     assert [row.metrics for row in recorded(tmp_path / "runs" / "first-6")] == [{}] * 5
 
@@ -157,8 +159,8 @@ def test_lightning_fits_of_one_process_are_runs_of_their_own(tmp_path: Path) -> 
 @pytest.mark.full
 @pytest.mark.usefixtures("require_torch")
 def test_the_hugging_face_example_knows_what_each_step_worked_on(tmp_path: Path) -> None:
-    done = run(tmp_path, *TORCHRUN, EXAMPLES / "huggingface_callback.py", "runs/first")
-    assert printed_steps(done.stdout) == [20 // 2, 20 // 2]
+    completed = run(tmp_path, *TORCHRUN, EXAMPLES / "huggingface_callback.py", "runs/first")
+    assert printed_steps(completed.stdout) == [20 // 2, 20 // 2]
     for rank in RANKS:
         records = recorded(tmp_path / "runs" / "first", rank)
         assert [row.step for row in records] == list(range(10))
@@ -175,8 +177,8 @@ def test_the_hugging_face_example_knows_what_each_step_worked_on(tmp_path: Path)
 @pytest.mark.usefixtures("require_torch")
 def test_hugging_face_trainings_of_one_process_are_runs_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(example_of("Hugging Face"))
-    done = run(tmp_path, "python", JOBS / "fits_huggingface.py", "example.py")
-    assert "the script's own error" in done.stdout
+    completed = run(tmp_path, "python", JOBS / "fits_huggingface.py", "example.py")
+    assert "the script's own error" in completed.stdout
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["first", "first-2", "first-3"]
     # The page's example: nine batches in each of two epochs.
     rows = recorded(tmp_path / "runs" / "first")
@@ -187,15 +189,15 @@ def test_hugging_face_trainings_of_one_process_are_runs_of_their_own(tmp_path: P
     assert info is not None
     assert info.end_reason == "crash"
     assert len(list(RunReader(tmp_path / "runs" / "first-2").steps(0, 0))) == 2
-    assert [len(recorded(tmp_path / "runs" / "first-3"))] == printed_steps(done.stdout)
+    assert [len(recorded(tmp_path / "runs" / "first-3"))] == printed_steps(completed.stdout)
 
 
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 def test_the_accelerate_example_ends_steps_where_gradients_are_synchronised(tmp_path: Path) -> None:
-    done = run(tmp_path, "python", EXAMPLES / "accelerate_loop.py", "runs/first")
-    assert printed_steps(done.stdout) == [20]
+    completed = run(tmp_path, "python", EXAMPLES / "accelerate_loop.py", "runs/first")
+    assert printed_steps(completed.stdout) == [20]
     assert [row.samples for row in recorded(tmp_path / "runs" / "first")] == [16] * 20
     # The page's example is a part of that script.
     _, loop = example_of("Accelerate").split("\n", 1)
@@ -244,8 +246,8 @@ for arguments in ((None, {}), ("runs/first", {"window": 3})):
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 def test_the_recorder_loads_no_framework_and_what_is_missing_is_one_line(torch_ranks: PreloadedTorch) -> None:
-    done = subprocess.run(torch_ranks.command(0, "-c", IMPORTS), capture_output=True, text=True, check=True)
-    loaded, lightning, transformers, folder, argument = done.stdout.splitlines()
+    completed = subprocess.run(torch_ranks.command(0, "-c", IMPORTS), capture_output=True, text=True, check=True)
+    loaded, lightning, transformers, folder, argument = completed.stdout.splitlines()
     assert loaded == "[]"
     assert "pip install lightning" in lightning
     assert "pip install transformers" in transformers
@@ -256,7 +258,7 @@ def test_the_recorder_loads_no_framework_and_what_is_missing_is_one_line(torch_r
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 def test_an_example_without_its_folder_says_how_it_is_used(torch_ranks: PreloadedTorch) -> None:
-    done = subprocess.run(torch_ranks.command(0, EXAMPLES / "ddp_one_line.py"), capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "ddp_one_line.py runs/one-line" in done.stderr
-    assert "Traceback" not in done.stderr
+    completed = subprocess.run(torch_ranks.command(0, EXAMPLES / "ddp_one_line.py"), capture_output=True, text=True, check=False)
+    assert completed.returncode == 1
+    assert "ddp_one_line.py runs/one-line" in completed.stderr
+    assert "Traceback" not in completed.stderr

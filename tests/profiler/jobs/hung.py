@@ -18,11 +18,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", default="gloo")
     parser.add_argument("--timeout", type=float, default=1800, help="seconds that a collective may take, at the end")
-    told = parser.parse_args()
-    device = cuda_device() if told.backend == "nccl" else torch.device("cpu")
+    args = parser.parse_args()
+    device = cuda_device() if args.backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(told.backend)
+    dist.init_process_group(args.backend)
     model = torch.nn.Linear(4, 4, device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(STEPS + 1):
@@ -31,7 +31,7 @@ def main() -> None:
         loss.backward()
         if step == STEPS:
             # Only now: on a busy machine the rendezvous takes a while.
-            distributed_c10d._set_pg_timeout(timedelta(seconds=told.timeout))  # there is no public one
+            distributed_c10d._set_pg_timeout(timedelta(seconds=args.timeout))  # there is no public one
         if step == STEPS and dist.get_rank() == dist.get_world_size() - 1:
             threading.Event().wait()
         for parameter in model.parameters():

@@ -39,7 +39,7 @@ def moved(record: Any, by_us: int) -> Any:
             name: value + by_us if name in _TIMES else own[name] if name in own else moved(value, by_us)
             for name, value in record.items()
         }
-    return [moved(one, by_us) for one in record] if isinstance(record, list) else record
+    return [moved(item, by_us) for item in record] if isinstance(record, list) else record
 
 
 class Played:
@@ -79,7 +79,7 @@ class Played:
                 with self.log.open("a") as file:
                     file.write(part)
         elif self.kind == "flight":
-            self.entries += [{**one, "time_created_ns": one["time_created_ns"] + 1000 * by_us} for one in self.by_step[number]]
+            self.entries += [{**item, "time_created_ns": item["time_created_ns"] + 1000 * by_us} for item in self.by_step[number]]
 
     def recorder(self) -> bytes:
         """Return the dump of the recorder."""

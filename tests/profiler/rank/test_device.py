@@ -230,9 +230,9 @@ def test_times_between_marks_out_of_order_are_not_known(out_of_order: str) -> No
         marks[3][0], marks[4][0] = marks[4][0], marks[3][0]
     else:
         marks[2][0] = marks[1][0] - 1
-    known, unknown = training.complete()
+    result, unknown = training.complete()
     # Then what lies between them is unknown rather than zero
-    assert known.device_blocked_us is not None
+    assert result.device_blocked_us is not None
     assert unknown.device_blocked_us is None
     assert (unknown.device_us is None) == (out_of_order == "event")
 

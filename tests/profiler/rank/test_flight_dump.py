@@ -79,9 +79,9 @@ def test_torch_is_told_by_the_names_it_knows(
 ) -> None:
     told.setattr(torch, "__version__", version)
     flight_dump.prepare(str(tmp_path))
-    said = now_told()
-    prefix = Path(said.pop(file))
-    assert said == {size: "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+    output = now_told()
+    prefix = Path(output.pop(file))
+    assert output == {size: "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
     # a unique name: ranks of other attempts have the same number
     assert prefix.parent == tmp_path
     assert str(os.getpid()) in prefix.name
@@ -207,7 +207,7 @@ def test_why_there_is_nothing_to_dump_is_said_as_far_as_it_is_known(tmp_path: Pa
     def nothing() -> bytes:
         return b""
 
-    for number, (dumpers, said) in enumerate(
+    for number, (dumpers, item) in enumerate(
         [
             ({}, "this torch has no Flight Recorder for it"),
             ({"gloo": nothing}, "no collective has been recorded"),
@@ -217,7 +217,7 @@ def test_why_there_is_nothing_to_dump_is_said_as_far_as_it_is_known(tmp_path: Pa
         ]
     ):
         flight_dump.dump(tmp_path, str(number), dumpers)
-        assert done_file(tmp_path, str(number)).read_text() == said
+        assert done_file(tmp_path, str(number)).read_text() == item
 
 
 def test_a_process_waits_a_moment_for_the_dump_that_is_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,14 +275,14 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 @pytest.mark.slow
 def test_the_waiting_thread_is_not_in_a_forked_child_and_keeps_no_process_from_ending(tmp_path: Path) -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", SCRIPT, tmp_path],
         capture_output=True,
         text=True,
         check=False,
         timeout=120,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "0\n", "")
 
 
 def test_durations_are_dumped_without_stacks_and_of_nccl_alone(tmp_path: Path, told: pytest.MonkeyPatch) -> None:

@@ -79,9 +79,9 @@ def test_coordinates_that_make_no_sense_are_complained_of_in_one_line_and_ignore
 ) -> None:
     noted(Mesh((2, 2), ("dp", "tp"), (1, 0)))
     assert layout.find_layout(text).coordinates == {"dp": 1, "tp": 0}
-    said = capsys.readouterr().err
-    assert said.startswith(f"rankscope: coordinates ignored: {text!r} ")
-    assert said.count("\n") == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"rankscope: coordinates ignored: {text!r} ")
+    assert err.count("\n") == 1
 
 
 def test_the_layout_is_that_of_the_largest_named_mesh_and_its_names_are_kept(noted: Any) -> None:
@@ -92,15 +92,15 @@ def test_the_layout_is_that_of_the_largest_named_mesh_and_its_names_are_kept(not
         Mesh((2, 2, 4), ("pp", "replicate", "shard"), (0, 1, 2)),
         Mesh((4, 8), ("others", "not_here"), None),  # this rank is not in it
     )
-    found = layout.find_layout(None)
-    assert found.coordinates == {"pp": 0, "replicate": 1, "shard": 2}
-    assert list(found.sizes.items()) == [("pp", 2), ("replicate", 2), ("shard", 4)]
+    result = layout.find_layout(None)
+    assert result.coordinates == {"pp": 0, "replicate": 1, "shard": 2}
+    assert list(result.sizes.items()) == [("pp", 2), ("replicate", 2), ("shard", 4)]
 
 
 def test_what_the_user_tells_holds_against_what_is_seen(noted: Any) -> None:
     noted(Mesh((4, 2), ("dp", "tp"), (1, 0)))
-    told = layout.find_layout("dp=3,tp=1")
-    assert told == ({"dp": 3, "tp": 1}, {"dp": 4, "tp": 2})
+    result = layout.find_layout("dp=3,tp=1")
+    assert result == ({"dp": 3, "tp": 1}, {"dp": 4, "tp": 2})
     assert layout.find_layout("stage=1") == ({"stage": 1}, {}), "of other dimensions nobody knows the size"
 
 
@@ -155,9 +155,9 @@ def test_groups_are_ordered_by_how_far_apart_their_ranks_lie(monkeypatch: pytest
     monkeypatch.setattr(dist, "get_rank", lambda: 6)
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: group.ranks)
     monkeypatch.setattr(dist.distributed_c10d, "_world", SimpleNamespace(pg_map=dict.fromkeys(world)))
-    found = layout.find_layout(None)
-    assert list(found.coordinates.items()) == [("pp", 1), ("dp", 1), ("tp", 0)]
-    assert found.sizes == {"pp": 2, "dp": 2, "tp": 2}
+    result = layout.find_layout(None)
+    assert list(result.coordinates.items()) == [("pp", 1), ("dp", 1), ("tp", 0)]
+    assert result.sizes == {"pp": 2, "dp": 2, "tp": 2}
 
 
 def test_megatron_is_asked_only_when_it_is_there_and_ready(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,9 +167,9 @@ def test_megatron_is_asked_only_when_it_is_there_and_ready(monkeypatch: pytest.M
         setattr(state, f"get_{name}_parallel_rank", lambda rank=rank: rank)
         setattr(state, f"get_{name}_parallel_world_size", lambda size=size: size)
     monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", state)
-    found = layout.find_layout(None)
-    assert found.coordinates == {"pp": 1, "dp": 3, "cp": 0, "tp": 5}
-    assert list(found.sizes.items()) == [("pp", 2), ("dp", 4), ("cp", 1), ("tp", 8)]
+    result = layout.find_layout(None)
+    assert result.coordinates == {"pp": 1, "dp": 3, "cp": 0, "tp": 5}
+    assert list(result.sizes.items()) == [("pp", 2), ("dp", 4), ("cp", 1), ("tp", 8)]
     state.model_parallel_is_initialized = lambda: False
     assert layout.find_layout(None) == ({}, {})
     del state.model_parallel_is_initialized

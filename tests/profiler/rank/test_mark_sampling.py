@@ -20,12 +20,12 @@ STEPS = 6400
 
 def chosen(step_ns: int, steps: int = STEPS) -> list[int]:
     """Return the numbers of the steps with marks, of steps that last as long."""
-    sampling, found, had = MarkSampling(BUDGET), [], True
+    sampling, result, had = MarkSampling(BUDGET), [], True
     for number in range(1, steps):
         had = sampling.chosen(number, number * step_ns, MARKS if had else 0)
         if had:
-            found.append(number)
-    return found
+            result.append(number)
+    return result
 
 
 @pytest.mark.parametrize(("milliseconds", "stride"), [(1000, 1), (60, 1), (40, 2), (20, 4), (2, 32), (1, 64)], ids=str)
@@ -37,9 +37,9 @@ def test_marks_cost_at_most_their_share_of_the_step(milliseconds: int, stride: i
 @pytest.mark.parametrize("period", [2, 10, 50, 64, 100, 128])
 def test_what_a_script_does_periodically_is_met_about_as_often_as_it_happens(period: int) -> None:
     steps = range(64 * 1000)
-    found = [number for number in steps if is_chosen(number, 64)]
-    met = sum(number % period == 0 for number in found)
-    assert met == pytest.approx(len(found) / period, abs=4 * (len(found) / period) ** 0.5)
+    numbers = [number for number in steps if is_chosen(number, 64)]
+    met = sum(number % period == 0 for number in numbers)
+    assert met == pytest.approx(len(numbers) / period, abs=4 * (len(numbers) / period) ** 0.5)
 
 
 @pytest.mark.parametrize("stride", [2, 4, 8, 16, 32])

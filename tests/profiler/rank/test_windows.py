@@ -128,7 +128,7 @@ def test_an_announced_window_is_profiled_as_a_whole_or_not_at_all(
     assert profiled == [3, 4, 8, 9, 10, 12, 13, 20, 22, 30, 31]
     entries = messages(ring)
     taken = [msgspec.json.decode(payload, type=Window) for kind, payload in entries if kind == MessageKind.WINDOW]
-    assert [(one.first, one.last, one.keep_trace) for one in taken] == [
+    assert [(item.first, item.last, item.keep_trace) for item in taken] == [
         (3, 4, False),
         (8, 10, True),
         (12, 13, False),
@@ -153,7 +153,7 @@ def test_windows_without_a_pause_are_handed_over_one_by_one(
     for step in range(1, 8):
         windows.boundary(step)
     taken = [msgspec.json.decode(payload, type=Window) for _, payload in messages(ring)]
-    assert [(one.first, one.last) for one in taken] == [(1, 2), (3, 4), (5, 6)]
+    assert [(item.first, item.last) for item in taken] == [(1, 2), (3, 4), (5, 6)]
 
 
 @pytest.mark.slow
@@ -195,7 +195,7 @@ def test_a_window_needs_room_for_the_traces_of_all_ranks_of_the_host(
     windows = module.Windows(Schedule(1, 0, 1), tmp_path, writer, ranks_here=ranks)
     windows.boundary(1)
     windows.boundary(2)
-    assert [found for found, _ in messages(ring) if found] == [kind]
+    assert [item for item, _ in messages(ring) if item] == [kind]
 
 
 class OnDevice(Profiler):

@@ -42,14 +42,14 @@ def validation_text(reason: str, place: str, kind: object, *, section: str = "")
     if missing := _MISSING.fullmatch(reason):
         return f"{missing[1]} is missing"
     if wrong := _NONE_OF.fullmatch(reason):
-        values = [str(value) for one in meant if isinstance(one, msgspec.inspect.LiteralType) for value in one.values]
+        values = [str(value) for type_ in meant if isinstance(type_, msgspec.inspect.LiteralType) for value in type_.values]
         return f"{wrong[1]!r} is none of {', '.join(values)}{did_you_mean(wrong[1], values)}"
     if other := _OTHER_KIND.fullmatch(reason):
-        wanted = " or ".join(_KINDS.get(one, one) for one in other[1].split(" | ") if one != "null")
+        wanted = " or ".join(_KINDS.get(type_, type_) for type_ in other[1].split(" | ") if type_ != "null")
         settings = _settings(meant)
         of = f" with {', '.join(settings)}" if other[1].startswith("object") and settings else ""
-        found = f", found {_KINDS.get(other[3], other[3])}" if other[3] else ""
-        return f"expected {wanted}{of}{other[2]}{found}{_brackets(meant, f'{section}{place}', other[3])}"
+        actual = f", found {_KINDS.get(other[3], other[3])}" if other[3] else ""
+        return f"expected {wanted}{of}{other[2]}{actual}{_brackets(meant, f'{section}{place}', other[3])}"
     return reason
 
 
@@ -67,24 +67,24 @@ def name_at(value: object, place: str) -> str:
     return name
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Suggestion such as ``; did you mean slack?``; empty when no known name is close."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _instead(name: str, known: list[str]) -> str:
-    return did_you_mean(name, known) or (f"; there are {', '.join(known)}" if known else "")
+def _instead(name: str, choices: list[str]) -> str:
+    return did_you_mean(name, choices) or (f"; there are {', '.join(choices)}" if choices else "")
 
 
-def _brackets(meant: list[Any], place: str, found: str | None) -> str:
+def _brackets(meant: list[Any], place: str, actual: str | None) -> str:
     """Hint on the ``[[…]]`` syntax when a list of tables was written as one table; empty otherwise."""
-    tables = any(isinstance(one, msgspec.inspect.ListType) and _settings([*_flat(one.item_type)]) for one in meant)
-    return f"; begin each with [[{place.removeprefix('.')}]]" if tables and found == "object" and place else ""
+    tables = any(isinstance(type_, msgspec.inspect.ListType) and _settings([*_flat(type_.item_type)]) for type_ in meant)
+    return f"; begin each with [[{place.removeprefix('.')}]]" if tables and actual == "object" and place else ""
 
 
 def _settings(meant: Iterable[object]) -> list[str]:
-    return [field.encode_name for one in meant if isinstance(one, msgspec.inspect.StructType) for field in one.fields]
+    return [field.encode_name for type_ in meant if isinstance(type_, msgspec.inspect.StructType) for field in type_.fields]
 
 
 def _types_at(node: Any, place: str) -> Iterator[Any]:

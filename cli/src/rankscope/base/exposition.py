@@ -112,11 +112,11 @@ class PointSource(Generic[V]):
         points = points.copy()
         for place, (value, old) in enumerate(zip(values, before, strict=True)):
             if value is not old:
-                point, known = self._point_of(value), points[place]
-                if point.labels != known.labels or point.name != known.name:
+                point, earlier = self._point_of(value), points[place]
+                if point.labels != earlier.labels or point.name != earlier.name:
                     return None
-                if point.value != known.value:
-                    point.beginning = known.beginning
+                if point.value != earlier.value:
+                    point.beginning = earlier.beginning
                     points[place] = point
         return points
 

@@ -31,18 +31,18 @@ class SharedReading:
         """Read, or join the reading in progress; return when it ends, or ``PATIENCE_S`` after its start."""
         loop = asyncio.get_running_loop()
         if self._done is None or self._done.done():
-            done = loop.create_future()
+            finished = loop.create_future()
             # Not in an executor: a process waits for the threads of its executors when it exits.
-            threading.Thread(target=self._work, args=(loop, done), name="file reading", daemon=True).start()
-            self._done, self._began_s = done, loop.time()
+            threading.Thread(target=self._work, args=(loop, finished), name="file reading", daemon=True).start()
+            self._done, self._began_s = finished, loop.time()
         await asyncio.wait({self._done}, timeout=max(0.0, self._began_s + PATIENCE_S - loop.time()))
 
-    def _work(self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[None]) -> None:
+    def _work(self, loop: asyncio.AbstractEventLoop, finished: asyncio.Future[None]) -> None:
         try:
             self._read()
         finally:
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(done.set_result, None)
+                loop.call_soon_threadsafe(finished.set_result, None)
 
 
 class FollowedFiles(Generic[T]):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from rankscope.base.version import VERSION
 
 
-def unread_format(found: str, known: str) -> str:
+def unread_format(version: str, supported: str) -> str:
     """Return the reason why a file of format ``found`` is not read by this version, which reads ``known``, and what to do."""
-    advice = "upgrade rankscope" if _number(found) > _number(known) else "use the version of rankscope that wrote it"
-    return f"written by another version, in format {found[:100]!r}; rankscope {VERSION} reads {known!r}: {advice}"
+    advice = "upgrade rankscope" if _number(version) > _number(supported) else "use the version of rankscope that wrote it"
+    return f"written by another version, in format {version[:100]!r}; rankscope {VERSION} reads {supported!r}: {advice}"
 
 
 def _number(schema: str) -> int:

@@ -317,7 +317,7 @@ class Server:
         """
         if not self._connections:
             return False
-        least = min(self._connections, key=lambda one: (one.busy, one.answered > 0, one.active_at_s))
+        least = min(self._connections, key=lambda connection: (connection.busy, connection.answered > 0, connection.active_at_s))
         self._connections.pop(least).cancel()
         least.evict()
         return True

@@ -40,9 +40,9 @@ class LineWriter:
 
     def flush(self, timeout_s: float = FLUSH_S) -> None:
         """Wait up to ``timeout_s`` for the queue to be written."""
-        done = self._lines.all_tasks_done
-        with done:
-            done.wait_for(lambda: not self._lines.unfinished_tasks, timeout_s)
+        all_written = self._lines.all_tasks_done
+        with all_written:
+            all_written.wait_for(lambda: not self._lines.unfinished_tasks, timeout_s)
 
     def _write_all(self) -> None:
         while True:

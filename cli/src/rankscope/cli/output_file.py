@@ -88,4 +88,4 @@ def output(target: str) -> Iterator[tuple[Write, Callable[[], int]]]:
 def progress() -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function that shows an activity, the number of parts done and their total; on a terminal only."""
     with progress_line() as show:
-        yield lambda what, done, of: show(f"{what}: {done} of {of}" if of > 1 else what)
+        yield lambda what, at, of: show(f"{what}: {at} of {of}" if of > 1 else what)

@@ -21,10 +21,10 @@ class _Ranks(click.ParamType[Any]):
             return value
         ranks: set[int] = set()
         for part in str(value).split(","):
-            found = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part)
-            if found is None:
+            match = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part)
+            if match is None:
                 self.fail(f"{value!r} is not a list of ranks such as 0,3-5", param, ctx)
-            first, last = int(found[1]), int(found[2] or found[1])
+            first, last = int(match[1]), int(match[2] or match[1])
             if last < first or last - first >= MAX_RANKS:
                 self.fail(f"{part.strip()!r} is no range of ranks", param, ctx)
             ranks.update(range(first, last + 1))
@@ -40,13 +40,13 @@ class _Steps(click.ParamType[Any]):
         """Return the first step and the step after the last; ``None``: no bound."""
         if both := re.fullmatch(r"([0-9]{1,15})-([0-9]{1,15})", str(value), re.ASCII):
             value = f"{both[1]}:{int(both[2]) + 1}"
-        found = re.fullmatch(r"([0-9]{1,15})?(:)?([0-9]{1,15})?", str(value), re.ASCII)
-        if found is None or (found[1] is None and found[3] is None):
+        match = re.fullmatch(r"([0-9]{1,15})?(:)?([0-9]{1,15})?", str(value), re.ASCII)
+        if match is None or (match[1] is None and match[3] is None):
             self.fail(f"{value!r} is no range of steps such as 100-119 or 100:120, which are the same", param, ctx)
-        first = None if found[1] is None else int(found[1])
-        if found[2] is None:
+        first = None if match[1] is None else int(match[1])
+        if match[2] is None:
             return int(value), int(value) + 1
-        past = None if found[3] is None else int(found[3])
+        past = None if match[3] is None else int(match[3])
         if first is not None and past is not None and past <= first:
             self.fail(f"{value!r} has no step in it", param, ctx)
         return first, past

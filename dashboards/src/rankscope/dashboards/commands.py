@@ -288,10 +288,10 @@ class _Steps(click.ParamType[Any]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
         """Return first and last step."""
-        found = re.fullmatch(r"([0-9]{1,15})([-:])([0-9]{1,15})", str(value), re.ASCII)
-        if found is None:
+        match = re.fullmatch(r"([0-9]{1,15})([-:])([0-9]{1,15})", str(value), re.ASCII)
+        if match is None:
             self.fail(f"{value!r} is no range of steps such as 100-119", param, ctx)
-        first, last = int(found[1]), int(found[3]) - (found[2] == ":")
+        first, last = int(match[1]), int(match[3]) - (match[2] == ":")
         if last < first:
             self.fail(f"{value!r} has no step in it", param, ctx)
         return first, last

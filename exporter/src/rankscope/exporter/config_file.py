@@ -50,7 +50,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 def _hint(key: str, options: Mapping[str, SectionOption]) -> str:
     section, _, name = key.partition(".")
     if section == "collector":  # the common prefix would make all names look similar
-        names = [one.removeprefix("collector.") for one in options if one.startswith("collector.")]
+        names = [option.removeprefix("collector.") for option in options if option.startswith("collector.")]
         close = difflib.get_close_matches(name, names, n=1)
         return f"did you mean 'collector.{close[0]}'?" if close else f"there is no collector {name!r}, but: {', '.join(names)}"
     near = difflib.get_close_matches(key, [*options, *(name.replace("-", "_") for name in options)], n=1)
@@ -71,10 +71,10 @@ def _value(path: Path, key: str, value: Any, option: SectionOption, ctx: click.C
     if not option.multiple and isinstance(value, list):
         raise wrong("one value, but a list")
     texts: list[str] = []
-    for one in many:
-        if isinstance(one, bool) or not isinstance(one, str | int | float):
+    for item in many:
+        if isinstance(item, bool) or not isinstance(item, str | int | float):
             raise wrong("text or a number")
-        texts.append(str(one))
+        texts.append(str(item))
     given = texts if option.multiple else texts[0]
     try:
         option.type_cast_value(ctx, given)

@@ -90,11 +90,11 @@ def telemetry_path(_ctx: click.Context, _param: click.Parameter, value: str) -> 
 
 def unknown_variables(command: click.Command, environment: Mapping[str, str]) -> list[str]:
     """Return a warning for each variable with the exporter's prefix that belongs to no option, probably a typing error."""
-    known = [param.envvar for param in command.params if isinstance(param.envvar, str)]
+    variables = [param.envvar for param in command.params if isinstance(param.envvar, str)]
     remarks = []
     for name in sorted(environment):
-        if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in variables:
+            near = difflib.get_close_matches(name, variables, n=1)
             remarks.append(f"{name} is no option of the exporter" + (f"; did you mean {near[0]}?" if near else ""))
     return remarks
 

@@ -35,7 +35,7 @@ def metric_tables() -> str:
 def xid_table() -> str:
     """Return a Markdown table of the Xids."""
     lines = ["| Xid | name | meaning | mostly from | usual action | needs an operator |", "|---|---|---|---|---|---|"]
-    for xid in sorted(XIDS.values(), key=lambda one: one.code):
+    for xid in sorted(XIDS.values(), key=lambda row: row.code):
         act = "if it is fatal" if xid.graded else "yes" if xid.actionable else ""
         lines.append(f"| {xid.code} | `{xid.name}` | {xid.meaning} | {xid.cause} | {xid.action.replace('_', ' ')} | {act} |")
     return "\n".join(lines) + "\n"

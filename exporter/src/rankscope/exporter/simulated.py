@@ -106,8 +106,12 @@ class SimulatedFleet:
         """Do nothing; a simulation holds no resources."""
 
     def _uuids(self, gpu: str) -> list[str]:
-        known = [one.identity for one in self._gpus]
-        meant = [one.uuid for one in known if gpu in ("all", one.uuid, one.pci_bus_id, str(one.index))]
+        identities = [candidate.identity for candidate in self._gpus]
+        meant = [
+            candidate.uuid
+            for candidate in identities
+            if gpu in ("all", candidate.uuid, candidate.pci_bus_id, str(candidate.index))
+        ]
         if not meant:
             raise KeyError(gpu)
         return meant
@@ -117,8 +121,8 @@ class SimulatedFleet:
             identity=gpu.identity,
             unix_s=self._started_unix_s + at_s,
             monotonic_s=self._started + at_s,
-            readings=tuple(one for one in gpu.readings(at_s) if BY_NAME[one.metric].collector in self._collectors),
-            absent=tuple(one for one in gpu.absent() if BY_NAME[one.metric].collector in self._collectors),
+            readings=tuple(item for item in gpu.readings(at_s) if BY_NAME[item.metric].collector in self._collectors),
+            absent=tuple(item for item in gpu.absent() if BY_NAME[item.metric].collector in self._collectors),
             runs=tuple(CollectorRun(name, 0.0, None) for name in sorted(self._collectors) if COLLECTORS[name].reads_gpu),
         )
 

@@ -148,8 +148,8 @@ class OnlineAnalysis:
         compared = judged_groups(table.columns(keep), peer_groups(table.numbers.comparable(run.ranks), run.infos))
         judgement = judge(compared, hosts=run.hosts, at_most_us=pipeline_bound(run))
         slow = [straggler.slow for straggler in judgement.stragglers]
-        moving = [] if slow or run.pipeline is not None else [(one, moving_waits(one)) for one in compared]
-        slow += [waits.as_slow(one) for one, waits in moving if waits.stands_out]
+        moving = [] if slow or run.pipeline is not None else [(group, moving_waits(group)) for group in compared]
+        slow += [waits.as_slow(group) for group, waits in moving if waits.stands_out]
         return NewSteps(count, slow)
 
 
@@ -211,7 +211,7 @@ class _Attempt:
         if not rows:
             return
         together = joined_rows(list(rows.values()))
-        counts = [len(one) for one in rows.values()]
+        counts = [len(row) for row in rows.values()]
         if not self._take_alike(list(rows), together, counts[0] if len(set(counts)) == 1 else 0):
             for rank, columns in zip(rows, RankColumns.of_each(together, counts), strict=True):
                 self._take(rank, columns)
@@ -274,20 +274,20 @@ class _Attempt:
 
     def _read_windows(self, reader: RunReader, rank: int, segments: Segments) -> bool:
         """Read new windows of a rank. Return whether there were any."""
-        one = self.ranks[rank]
-        breakdowns = [row for rows in one.windows.new(reader, segments) for row in rows]
-        collectives = [row for rows in one.collectives.new(reader, segments) for row in rows]
+        rank_state = self.ranks[rank]
+        breakdowns = [row for rows in rank_state.windows.new(reader, segments) for row in rows]
+        collectives = [row for rows in rank_state.collectives.new(reader, segments) for row in rows]
         if not breakdowns and not collectives:
             return False
         possible = Reduction(list(filter(is_possible_breakdown, breakdowns)), list(filter(is_possible_collective, collectives)))
         self._damaged[rank] += len(breakdowns) - len(possible.breakdowns) + len(collectives) - len(possible.collectives)
-        one.reduction.breakdowns.extend(possible.breakdowns)
-        one.reduction.collectives.extend(possible.collectives)
-        one.least_ranks = max(one.least_ranks, least_ranks(rank, possible.collectives))
+        rank_state.reduction.breakdowns.extend(possible.breakdowns)
+        rank_state.reduction.collectives.extend(possible.collectives)
+        rank_state.least_ranks = max(rank_state.least_ranks, least_ranks(rank, possible.collectives))
         return True
 
     def _forget_windows(self) -> None:
-        everything = [one.reduction for one in self.ranks.values()]
+        everything = [rank_state.reduction for rank_state in self.ranks.values()]
         steps = sorted(
             {row.step for reduction in everything for row in reduction.breakdowns}
             | {row.step for reduction in everything for row in reduction.collectives}
@@ -314,8 +314,8 @@ class _Attempt:
         by = (world_size, {rank: info.clock_name for rank, info in infos.items()}, list(windows))
         if self._matched is None or self._matched[0] != by:
             self._matched = (by, match_windows(windows, infos, world_size))
-        for one in self.ranks.values():
-            reader.take_over(one.skipped)
+        for rank_state in self.ranks.values():
+            reader.take_over(rank_state.skipped)
         evidence = evidence_of(
             reader,
             table,
@@ -326,7 +326,7 @@ class _Attempt:
             damaged=self._damaged + Counter(table.damaged),
             now=now,
             earlier=Earlier(self._passed.count, self._records, self._wall_us),
-            durations=lambda: {rank: list(one.recent) for rank, one in self.ranks.items() if one.recent},
+            durations=lambda: {rank: list(rank_state.recent) for rank, rank_state in self.ranks.items() if rank_state.recent},
         )
         self._has_own_times = bool(evidence.compared)
         return evidence

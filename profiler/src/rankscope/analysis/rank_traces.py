@@ -92,14 +92,14 @@ def find_traces(paths: Sequence[Location]) -> tuple[list[Location], set[Location
 
     Raises ``InputError`` for a missing remote file, and for a folder or pattern without any trace.
     """
-    found: dict[Location, None] = {}
+    locations: dict[Location, None] = {}
     named: set[Location] = set()
     for path in paths:
         files, by_itself = list_remote(path, SUFFIXES) if isinstance(path, str) else _list_local(path)
-        found.update(dict.fromkeys(files))
+        locations.update(dict.fromkeys(files))
         if by_itself:
             named.update(files)
-    return list(found), named
+    return list(locations), named
 
 
 def _list_local(path: Path) -> tuple[list[Path], bool]:
@@ -148,7 +148,7 @@ def read_ranks(
     A file that cannot be read leads to a warning. Raises ``InputError`` instead if the file is in ``named`` or if no file can be
     read, and as ``job_of`` does.
     """
-    found: list[RankTrace] = []
+    rank_traces: list[RankTrace] = []
     warnings: list[str] = []
     first_error: InputError | None = None
     read = partial(_read_file, pattern=pattern, detail=detail, whole=whole)
@@ -159,12 +159,14 @@ def read_ranks(
             first_error = first_error or traces
             warnings.append(f"left out: {traces}")
         else:
-            found += traces
-    if not found:
+            rank_traces += traces
+    if not rank_traces:
         assert first_error is not None, "without files find_traces raises"
         raise first_error
-    job = job_of([trace.identity for trace in found], cycle)
-    chosen = [msgspec.structs.replace(found[at], rank=rank, lacking=job.lacking.get(rank)) for rank, at in job.traces.items()]
+    job = job_of([trace.identity for trace in rank_traces], cycle)
+    chosen = [
+        msgspec.structs.replace(rank_traces[at], rank=rank, lacking=job.lacking.get(rank)) for rank, at in job.traces.items()
+    ]
     warnings += job.warnings
     warnings += [
         f"{trace.identity.path}: truncated: {trace.torn}; what comes before that is used" for trace in chosen if trace.torn
@@ -238,11 +240,11 @@ def least_ranks_of(trace: Trace, reduction: Reduction) -> int:
     A kernel of NCCL is of several ranks: a group of one rank needs none. Without metadata this is all that shows them, or an
     operator that requests communication on a device.
     """
-    found = max(least_ranks(rank_of(trace) or 0, reduction.collectives), least_ranks_of_groups(trace.groups.values()))
+    least = max(least_ranks(rank_of(trace) or 0, reduction.collectives), least_ranks_of_groups(trace.groups.values()))
     if trace.world_size is not None:
-        return found
+        return least
     communicates = any(row.stream is not None for row in reduction.collectives) or _requests_communication(trace)
-    return max(found, 2) if communicates else found
+    return max(least, 2) if communicates else least
 
 
 def _requests_communication(trace: Trace) -> bool:

@@ -119,7 +119,7 @@ def analysis_of(
     ended = endings(run.infos)
     failure = None if verdict.kind == "hang" else ended.failure()
     verdict = msgspec.structs.replace(verdict, next=ended.advise(verdict, run.hosts), failure=failure)
-    there = table.has_record
+    has_record = table.has_record
     if durations is not None and late:
         attribution = attribution_of_blame(durations.evidence.matched.blame, durations.evidence.source.kind)
     elif run.matching.matches:
@@ -132,7 +132,7 @@ def analysis_of(
         Source(
             kind="run",
             path=run.path,
-            ranks=int(there.any(axis=1).sum()),
+            ranks=int(has_record.any(axis=1).sum()),
             world_size=run.world_size,
             steps=len(table.steps) + run.earlier.steps,
             coverage=_coverage(run, chosen=chosen),
@@ -158,7 +158,7 @@ def analysis_of(
                 clock=run.matched.clocks.found.get(rank),
                 activity=_activity(run, rank),
             )
-            for rank, count, typical in zip(run.ranks, there.sum(axis=1).tolist(), typical_values(table), strict=True)
+            for rank, count, typical in zip(run.ranks, has_record.sum(axis=1).tolist(), typical_values(table), strict=True)
         ],
         (verdict, findings),
         setting,
@@ -275,10 +275,10 @@ def world_size_of(reader: RunReader, table: StepTable, infos: Mapping[int, RankI
 
     ``least``: number of ranks that the job has at least, by the numbers of its ranks and the process groups of profiled steps.
     """
-    told = told_world_size(reader.attempt(table.attempt), infos.values())
-    if told is None:
+    told_size = told_world_size(reader.attempt(table.attempt), infos.values())
+    if told_size is None:
         return least if least > len(table.ranks) else None
-    return max(told, least, len(table.ranks)) or None
+    return max(told_size, least, len(table.ranks)) or None
 
 
 def _activity(run: RunEvidence, rank: int) -> StandingRank | None:

@@ -43,8 +43,8 @@ def warnings_of_run(run: RunEvidence, ended: list[str], *, chosen: bool) -> list
     if absent > 0:
         shown = list(islice((rank for rank in count() if rank not in present), min(_SHOWN, absent)))
         warnings.append(f"no records of {ranks_text(shown, count=absent)}")
-    there = run.table.has_record
-    silent = [rank for row, rank in enumerate(run.ranks) if not there[row].any()]
+    has_record = run.table.has_record
+    silent = [rank for row, rank in enumerate(run.ranks) if not has_record[row].any()]
     if silent:
         warnings.append(f"not one step recorded by {ranks_text(silent)}")
     warnings += ended

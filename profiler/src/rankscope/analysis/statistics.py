@@ -28,8 +28,8 @@ TIMES_LASTING: Final = 3.0
 
 def middle(values: Iterable[float | None]) -> float | None:
     """Return the median of the known values; ``None`` without any."""
-    known = [value for value in values if value is not None]
-    return float(np.median(known)) if known else None
+    numbers = [value for value in values if value is not None]
+    return float(np.median(numbers)) if numbers else None
 
 
 def over_median(value: float | NDArray[np.floating[Any]], peers: Sequence[float] | NDArray[np.floating[Any]]) -> Series:
@@ -61,31 +61,31 @@ def excess_of_rank(
 
 def medians(rows: NDArray[np.floating[Any]]) -> Series:
     """Return the median of the known values of each row; NaN where none is. The values of a row are put in order."""
-    known = _in_order(rows)
+    value_counts = _in_order(rows)
     each = np.arange(len(rows))
-    middles = rows[each, np.maximum(known - 1, 0) // 2], rows[each, np.minimum(known // 2, rows.shape[1] - 1)]
-    found: Series = np.mean(middles, axis=0, dtype=np.float64)
-    return found
+    middles = rows[each, np.maximum(value_counts - 1, 0) // 2], rows[each, np.minimum(value_counts // 2, rows.shape[1] - 1)]
+    medians_found: Series = np.mean(middles, axis=0, dtype=np.float64)
+    return medians_found
 
 
 def lower_medians(rows: NDArray[np.floating[Any]]) -> Series:
     """Return the same, but of an even number of values the lower one of the middle, which is a value of the row."""
-    known = _in_order(rows)
-    found: Series = rows[np.arange(len(rows)), np.maximum(known - 1, 0) // 2].astype(np.float64)
-    return found
+    value_counts = _in_order(rows)
+    medians_found: Series = rows[np.arange(len(rows)), np.maximum(value_counts - 1, 0) // 2].astype(np.float64)
+    return medians_found
 
 
 def lower_median(values: NDArray[np.floating[Any]], axis: int = 0) -> Series:
     """Return the lower median along an axis, of values without NaN: of two ranks it is the faster one."""
     place = (values.shape[axis] - 1) // 2
-    found: Series = np.partition(values, place, axis=axis).take(place, axis=axis).astype(np.float64)
-    return found
+    medians_found: Series = np.partition(values, place, axis=axis).take(place, axis=axis).astype(np.float64)
+    return medians_found
 
 
 def _in_order(rows: NDArray[np.floating[Any]]) -> NDArray[np.intp]:
     rows.sort(axis=1)  # NaN last
-    known: NDArray[np.intp] = np.isfinite(rows).sum(axis=1)
-    return known
+    value_counts: NDArray[np.intp] = np.isfinite(rows).sum(axis=1)
+    return value_counts
 
 
 def lasting(series: Series) -> float:

@@ -151,14 +151,14 @@ def _with_uncalled(matched: Matched, uncalled: int) -> Matched:
 
 def fabric_of(traces: Sequence[RankTrace], links: Sequence[ToldLink]) -> Fabric:
     """Return the hosts, GPUs and links of the ranks of ``traces``."""
-    seen = {trace.host: len(trace.gpu_names) for trace in traces if trace.host}
+    gpus_of_host = {trace.host: len(trace.gpu_names) for trace in traces if trace.host}
     ranks = Counter(trace.host for trace in traces)
     return Fabric(
         # If a host name has more ranks than GPUs, several machines share it.
-        hosts={trace.rank: trace.host for trace in traces if trace.host and not 0 < seen[trace.host] < ranks[trace.host]},
+        hosts={trace.rank: trace.host for trace in traces if trace.host and not 0 < gpus_of_host[trace.host] < ranks[trace.host]},
         # If all GPUs of the host are of one model, it does not matter which one the rank used.
         gpu_names={trace.rank: trace.gpu_names[0] for trace in traces if len(set(trace.gpu_names)) == 1},
-        gpus_on_host=seen,
+        gpus_on_host=gpus_of_host,
         told=links,
     )
 
@@ -167,8 +167,8 @@ def _coverage(traces: Sequence[RankTrace], files: int, steps: Sequence[int]) -> 
     """Return the share of the job's steps that is seen. ``files``: number of files, of which some may be unreadable."""
     expected = max(world_size_of_traces(traces) or files, len(traces))
     # The missing part of a torn trace is of unknown length, so its last step counts half.
-    seen = sum(_whole_steps(trace) for trace in traces)
-    return seen / (expected * max(1, len(steps)))
+    step_count = sum(_whole_steps(trace) for trace in traces)
+    return step_count / (expected * max(1, len(steps)))
 
 
 def _whole_steps(trace: RankTrace) -> float:

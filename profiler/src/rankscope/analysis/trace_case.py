@@ -82,8 +82,8 @@ def _extent_us(traces: Sequence[RankTrace], matched: Matched) -> float:
 
 def _input_us(traces: Sequence[RankTrace]) -> float | None:
     """Return the mean idle time of the devices while their hosts load data; ``None`` unless all traces show a data loader."""
-    known = [trace.input_us for trace in traces if trace.input_us is not None]
-    return float(np.mean(known)) if known and len(known) == len(traces) else None
+    times = [trace.input_us for trace in traces if trace.input_us is not None]
+    return float(np.mean(times)) if times and len(times) == len(traces) else None
 
 
 def stated_world_size(traces: Sequence[RankTrace]) -> int | None:
@@ -125,7 +125,7 @@ def _case(traces: Sequence[RankTrace], matched: Matched, costs: Costs | None, ex
             calm=f"{case.calm}{restriction}",
         ),
         judgement,
-        partial(profile.describe, seen="step" if setting.steps else "window", explained=explained),
+        partial(profile.describe, unit_seen="step" if setting.steps else "window", explained=explained),
         more=Missing("trace more steps", lead=""),
         shares_without=lambda ranks: shares_of(costs_of_traces(traces, matched, without=ranks)),
         unmatched=None if matches else _unmatched(traces, world_size),

@@ -91,9 +91,11 @@ def rank_of(trace: Trace) -> int | None:
     """
     if trace.rank is not None:
         return trace.rank
-    found = {called_rank(args, trace.groups.get(str(args.group_name)), trace.world_size) for args in trace.metadata.values()}
-    found.discard(None)
-    return found.pop() if len(found) == 1 else None
+    ranks_found = {
+        called_rank(args, trace.groups.get(str(args.group_name)), trace.world_size) for args in trace.metadata.values()
+    }
+    ranks_found.discard(None)
+    return ranks_found.pop() if len(ranks_found) == 1 else None
 
 
 def job_of(identities: Sequence[TraceIdentity], cycle: int | None = None) -> Job:
@@ -147,16 +149,16 @@ def job_of(identities: Sequence[TraceIdentity], cycle: int | None = None) -> Job
 
 def lacking_content(traces: Mapping[int, TraceIdentity]) -> dict[int, str]:
     """Return what the traces of some ranks lack that half of them or more have, as the end of a sentence about each."""
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for lacks, has_any in _CONTENTS.items():
         without = [rank for rank, identity in traces.items() if not has_any(identity)]
         if 2 * len(without) <= len(traces):
-            found |= dict.fromkeys(without, f"{lacks}, unlike those of other ranks")
+            reasons |= dict.fromkeys(without, f"{lacks}, unlike those of other ranks")
     usual = sorted(identity.steps for identity in traces.values())[len(traces) // 2]
     single = [rank for rank, identity in traces.items() if identity.steps == 1]
     if usual >= _SEVERAL_STEPS:
-        found |= dict.fromkeys(single, f"has 1 annotated step, where those of other ranks have {usual}")
-    return found
+        reasons |= dict.fromkeys(single, f"has 1 annotated step, where those of other ranks have {usual}")
+    return reasons
 
 
 _SEVERAL_STEPS: Final = 3
@@ -195,15 +197,15 @@ def _ranks(identities: Sequence[TraceIdentity]) -> tuple[list[int | None], list[
     """Return the rank of each trace, ``None`` where it is not known, and warnings of names that say something else."""
     named = [_rank_in_name(identity.path) for identity in identities]
     numbers = [_number_in_name(identity.path) for identity in identities]
-    told = [identity.rank if identity.rank is not None else name for identity, name in zip(identities, named, strict=True)]
+    ranks = [identity.rank if identity.rank is not None else name for identity, name in zip(identities, named, strict=True)]
     warnings = [
         f"{identity.path} is of rank {identity.rank}, though its name says {name}"
         for identity, name in zip(identities, named, strict=True)
         if identity.rank is not None and name is not None and identity.rank != name
     ]
-    both = [(rank, number) for rank, number in zip(told, numbers, strict=True) if rank is not None and number is not None]
+    both = [(rank, number) for rank, number in zip(ranks, numbers, strict=True) if rank is not None and number is not None]
     number_ranks = all(rank == number for rank, number in both) if both else _number_ranks(numbers)
-    return [number if rank is None and number_ranks else rank for rank, number in zip(told, numbers, strict=True)], warnings
+    return [number if rank is None and number_ranks else rank for rank, number in zip(ranks, numbers, strict=True)], warnings
 
 
 def _number_ranks(numbers: Sequence[int | None]) -> bool:
@@ -211,23 +213,23 @@ def _number_ranks(numbers: Sequence[int | None]) -> bool:
 
     They are then different, from 0 on, and at least every second one is there.
     """
-    known = [number for number in numbers if number is not None]
-    distinct = set(known)
-    return len(known) == len(numbers) == len(distinct) > 1 and 0 in distinct and max(distinct) < 2 * len(distinct)
+    numbers_known = [number for number in numbers if number is not None]
+    distinct = set(numbers_known)
+    return len(numbers_known) == len(numbers) == len(distinct) > 1 and 0 in distinct and max(distinct) < 2 * len(distinct)
 
 
 def _rank_in_name(place: Location) -> int | None:
     """Return the rank that the name of a file says, or that of its folder: ``rank_3/trace.json``."""
     name = base_name(place)
     folder = base_name(os.fspath(place)[: -len(name)]) if len(name) < len(os.fspath(place)) else ""
-    said = (*(pattern.search(name) for pattern in _AS_RANK), _AS_RANK[0].fullmatch(folder))
-    found = next(filter(None, said), None)
-    return int(found[1]) if found else None
+    matches = (*(pattern.search(name) for pattern in _AS_RANK), _AS_RANK[0].fullmatch(folder))
+    match = next(filter(None, matches), None)
+    return int(match[1]) if match else None
 
 
 def _number_in_name(place: Location) -> int | None:
-    found = _AS_NUMBER.search(base_name(place))
-    return int(found[1]) if found else None
+    match = _AS_NUMBER.search(base_name(place))
+    return int(match[1]) if match else None
 
 
 def _unknown(identities: Sequence[TraceIdentity], cycle: int | None) -> Job:
@@ -289,8 +291,8 @@ def _no_cycles(identities: Sequence[TraceIdentity], by_rank: Mapping[int, Sequen
     Cycles are of one process, one after the other.
     """
     for rank, positions in by_rank.items():
-        mine = sorted((identities[at] for at in positions), key=lambda identity: identity.start_ns)
-        for earlier, later in pairwise(mine):
+        of_rank = sorted((identities[at] for at in positions), key=lambda identity: identity.start_ns)
+        for earlier, later in pairwise(of_rank):
             first, second = _short_names([earlier, later])
             both = f"{first} and {second} are both of rank {rank}"
             if earlier.process != later.process:
@@ -306,7 +308,7 @@ def _cycles(identities: Sequence[TraceIdentity], by_rank: Mapping[int, Sequence[
     """Return the cycles of a schedule, each as rank to position, in the order of time."""
     leader = max(by_rank, key=lambda rank: (len(by_rank[rank]), -rank))
     starts = sorted(identities[at].start_ns for at in by_rank[leader])
-    found: list[dict[int, int]] = [{} for _ in starts]
+    cycles: list[dict[int, int]] = [{} for _ in starts]
     for rank, positions in by_rank.items():
         ordered = sorted(positions, key=lambda at: identities[at].start_ns)
         if len(ordered) == len(starts):
@@ -316,8 +318,8 @@ def _cycles(identities: Sequence[TraceIdentity], by_rank: Mapping[int, Sequence[
             if len(set(numbers)) < len(numbers):  # the clocks differ by more than a cycle
                 numbers = list(range(len(starts) - len(ordered), len(starts)))
         for number, position in zip(numbers, ordered, strict=True):
-            found[number][rank] = position
-    return found
+            cycles[number][rank] = position
+    return cycles
 
 
 def _nearest(times: Sequence[int], time: int) -> int:

@@ -44,12 +44,12 @@ def copy_file(source: Path, target: Path) -> None:
     Raises ``OSError``, also for a file that is larger than ``MAX_BYTES`` or not regular.
     """
     with open_regular(source, links=False) as file:
-        found = os.fstat(file.fileno())
-        if found.st_size > MAX_BYTES:
+        status = os.fstat(file.fileno())
+        if status.st_size > MAX_BYTES:
             raise OSError(errno.EFBIG, f"larger than {MAX_BYTES} bytes", str(source))
         make_folder(target.parent, parents=False)  # a removed run is not created again
         with replacing(target, shared=True) as copy:
             shutil.copyfileobj(file, copy)
             copy.flush()
             # Keep the time of the dump: it shows how long the rank had waited.
-            os.utime(copy.fileno(), ns=(found.st_atime_ns, found.st_mtime_ns))
+            os.utime(copy.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))

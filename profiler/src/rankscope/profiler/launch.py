@@ -168,8 +168,8 @@ def _check_run_dir(run_dir: Path) -> list[Path]:
             if not run_dir.is_dir():
                 raise InputError(run_dir, "cannot record here: it is a file")
             # A folder with nothing else is a run whose ranks still wrote while it was removed.
-            ours = {"attempts", inspector_dir(run_dir).name, memory_dir(run_dir).name}
-            if not is_run(run_dir) and {entry.name for entry in run_dir.iterdir()} - ours:
+            own_names = {"attempts", inspector_dir(run_dir).name, memory_dir(run_dir).name}
+            if not is_run(run_dir) and {entry.name for entry in run_dir.iterdir()} - own_names:
                 raise InputError(run_dir, "cannot record here: the folder is not empty and is no run")
         run_dir.mkdir(parents=True, exist_ok=True)
         probe = run_dir / f".probe-{os.getpid()}"
@@ -226,14 +226,14 @@ def _settings(command: Sequence[str], options: LaunchOptions, run_dir: Path, scr
 
 def _check_same_job(run_dir: Path, recorded: RunInfo, command: str, name: str) -> None:
     """Check that the command is that of the recorded run: another job would hide the run's verdict. Raises ``InputError``."""
-    if any(os.environ.get(PREFIX + said) for said in ("ATTEMPT", "RUN_ID")):
+    if any(os.environ.get(PREFIX + variable) for variable in ("ATTEMPT", "RUN_ID")):
         return  # set explicitly
     if recorded.launcher is None:
-        theirs, ours = recorded.name, as_recorded(name)
+        recorded_value, own_value = recorded.name, as_recorded(name)
     else:
-        theirs, ours = recorded.launcher, as_recorded(command)
-    if theirs != ours:
-        shown = textwrap.shorten(one_line(theirs, " "), 80, placeholder=" …")
+        recorded_value, own_value = recorded.launcher, as_recorded(command)
+    if recorded_value != own_value:
+        shown = textwrap.shorten(one_line(recorded_value, " "), 80, placeholder=" …")
         reason = (
             f"holds a run of another job ({shown}): take another --run-dir, or set "
             f"{PREFIX}ATTEMPT to the number of this start to add it to that run"
@@ -346,11 +346,11 @@ def _in_foreground() -> bool:
 def _wait_for_helpers(scratch: Path) -> None:
     """Wait, at most ``DRAIN_SECONDS``, until ``scratch`` has no rank's folder: each helper removes its own when it is done."""
     deadline = time.monotonic() + DRAIN_SECONDS
-    left: set[Path] = set()
+    unfinished: set[Path] = set()
     while folders := {entry for entry in scratch.iterdir() if entry.is_dir()}:
-        before, left = left, {folder for folder in folders if is_left(folder)}
+        before, unfinished = unfinished, {folder for folder in folders if is_left(folder)}
         # Seen twice, because a starting helper creates the lock file a moment before it holds the lock.
-        if folders <= before & left:
+        if folders <= before & unfinished:
             print(f"rankscope: the helper of {len(folders)} rank(s) was killed; their records are incomplete", file=sys.stderr)
             return
         if time.monotonic() > deadline:

@@ -291,8 +291,8 @@ class Planner:
             return f"a capture is 1 to {MAX_STEPS} steps, not {steps}"
         if named is not None and (not named or named[0] < 0 or named[-1] >= self.world_size):
             return f"no such rank: this job has ranks 0 to {self.world_size - 1}"
-        if self._captured_at is not None and (left := self._captured_at + self.capture_seconds - now) > 0:
-            return f"there was another capture a moment ago; ask again in {math.ceil(left)} s"
+        if self._captured_at is not None and (pause_s := self._captured_at + self.capture_seconds - now) > 0:
+            return f"there was another capture a moment ago; ask again in {math.ceil(pause_s)} s"
         return None
 
     def _choose(

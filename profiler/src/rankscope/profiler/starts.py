@@ -49,14 +49,14 @@ def process_start_unix_ns(pid: int | None = None) -> int | None:
     return None
 
 
-def is_same_job(mine: AttemptInfo, theirs: AttemptInfo) -> bool:
+def is_same_job(own: AttemptInfo, other: AttemptInfo) -> bool:
     """Return whether both attempts belong to the same job and have the same number of ranks."""
-    return (theirs.start_key, theirs.world_size) == (mine.start_key, mine.world_size)
+    return (other.start_key, other.world_size) == (own.start_key, own.world_size)
 
 
-def is_same_start(mine: AttemptInfo, theirs: AttemptInfo) -> bool | None:
+def is_same_start(own: AttemptInfo, other: AttemptInfo) -> bool | None:
     """Return whether both ranks began in the same start; ``None`` where the id of a start is not known."""
-    return None if mine.start_id is None or theirs.start_id is None else mine.start_id == theirs.start_id
+    return None if own.start_id is None or other.start_id is None else own.start_id == other.start_id
 
 
 def is_earlier(attempt: AttemptInfo, others: Iterable[RankInfo], *, host: str, began_unix_ns: int | None) -> bool:

@@ -11,16 +11,16 @@ _WANDB: Final = "https://wandb.ai"
 
 def tracker_urls(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the address of the run at each tracker whose variables name it: ``W&B``, ``MLflow``."""
-    found: dict[str, str] = {}
+    urls: dict[str, str] = {}
     project, run = environ.get("WANDB_PROJECT"), environ.get("WANDB_RUN_ID")
     server = _address(environ.get("WANDB_BASE_URL", _WANDB).replace("https://api.wandb.ai", _WANDB))
     if (entity := environ.get("WANDB_ENTITY")) and project and run and server:
-        found["W&B"] = f"{server}/{_part(entity)}/{_part(project)}/runs/{_part(run)}"
+        urls["W&B"] = f"{server}/{_part(entity)}/{_part(project)}/runs/{_part(run)}"
     run, experiment = environ.get("MLFLOW_RUN_ID"), environ.get("MLFLOW_EXPERIMENT_ID")
     server = _address(environ.get("MLFLOW_TRACKING_URI", ""))
     if run and experiment and server:
-        found["MLflow"] = f"{server}/#/experiments/{_part(experiment)}/runs/{_part(run)}"
-    return found
+        urls["MLflow"] = f"{server}/#/experiments/{_part(experiment)}/runs/{_part(run)}"
+    return urls
 
 
 def _part(text: str) -> str:

@@ -264,24 +264,24 @@ class Inbox:
     def _take(self, folder: int) -> Iterator[ControlRequest]:
         here, age = time.time_ns(), int(MAX_AGE_SECONDS * 1e9)
         first, last = max(self._since, here - age), here + age
-        self._seen = {one for one in self._seen if first <= made_ns(one) <= last}
-        new = (one for one in self._ids(folder) if first <= made_ns(one) <= last and one not in self._seen)
+        self._seen = {name for name in self._seen if first <= made_ns(name) <= last}
+        new = (name for name in self._ids(folder) if first <= made_ns(name) <= last and name not in self._seen)
         chosen = heapq.nsmallest(MAX_REQUESTS - len(self._seen), new)
         self._seen.update(chosen)
         if len(self._seen) >= MAX_REQUESTS:
             self._changed_ns = None  # more requests may wait until the first of these are void
-        for one in chosen:
-            if any(_is_there(folder, answer_name(one, rank)) for rank in {None, self._rank}):
+        for name in chosen:
+            if any(_is_there(folder, answer_name(name, rank)) for rank in {None, self._rank}):
                 continue
             try:
-                request = _read(folder, request_name(one), ControlRequest)
+                request = _read(folder, request_name(name), ControlRequest)
             except FileNotFoundError:
                 continue  # withdrawn
             except (OSError, ValueError) as error:
-                self._malformed(one, _why(error))
+                self._malformed(name, _why(error))
                 continue
-            if request.id != one:
-                self._malformed(one, f"it says to be {request.id}")
+            if request.id != name:
+                self._malformed(name, f"it says to be {request.id}")
             elif request.kind == self._kind and (self._rank is None or request.ranks is None or self._rank in request.ranks):
                 yield request
 

@@ -54,7 +54,7 @@ def remove_old(folder: int, here_ns: int, *, void_ns: int) -> bool:
     cannot be listed.
     """
     with os.scandir(folder) as entries:
-        names = [(entry.name, found[1]) for entry in islice(entries, MAX_ENTRIES) if (found := _OURS.fullmatch(entry.name))]
+        names = [(entry.name, match[1]) for entry in islice(entries, MAX_ENTRIES) if (match := _OURS.fullmatch(entry.name))]
     away = {one: abs(here_ns - made_ns(one)) for _, one in names}
     void = sorted((one for one in away if away[one] >= void_ns), key=away.__getitem__)
     old = {one for place, one in enumerate(void) if place >= KEPT or away[one] > KEPT_SECONDS * 1e9}

@@ -75,12 +75,12 @@ class _Follower(Generic[_Place, _Part]):
         """
         if segments is None:
             segments = segments_of(reader, self._folder, [self._stream])
-        there = segments[self._stream]
-        for name in there:
-            known = self._positions.get(name)
-            if known is None or not known.over:
+        names = segments[self._stream]
+        for name in names:
+            position = self._positions.get(name)
+            if position is None or not position.over:
                 try:
-                    yield from self._read(name, later=name != there[-1])
+                    yield from self._read(name, later=name != names[-1])
                 except FileNotFoundError:
                     continue  # retention removed it since
                 except (InputError, OSError):

@@ -53,9 +53,9 @@ def _named_run(path: Path) -> NamedRun | None:
         raise InputError(path, f"the attempts of a run; name the run, {whole.parent}, or one of them{_such_as(whole.parent)}")
     run = whole.parent.parent
     if whole.name.isdecimal() and whole.parent.name == ATTEMPTS and _looks_like_run(run):
-        number, there = int(whole.name), RunReader(run).attempts()
-        if number not in there:
-            raise InputError(path, f"no such attempt of the run; there {_listed(there)}")
+        number, attempts = int(whole.name), RunReader(run).attempts()
+        if number not in attempts:
+            raise InputError(path, f"no such attempt of the run; there {_listed(attempts)}")
         return NamedRun(run, number)
     return None
 
@@ -113,8 +113,8 @@ def _is_readable_run(folder: Path) -> bool:
 
 
 def _such_as(run: Path) -> str:
-    there = RunReader(run).attempts()
-    return f", such as {run / ATTEMPTS / f'{there[-1]:03d}'}" if there else ""
+    attempts = RunReader(run).attempts()
+    return f", such as {run / ATTEMPTS / f'{attempts[-1]:03d}'}" if attempts else ""
 
 
 def _listed(numbers: list[int]) -> str:

@@ -84,7 +84,7 @@ def ask(address: str, *, patience_s: float = PATIENCE_SECONDS, most_bytes: int =
     Raises ``InputError`` with the address and the reason for having no complete answer.
     """
     until = time.monotonic() + patience_s
-    asked = time.time_ns()
+    asked_unix_ns = time.time_ns()
     try:
         place = split_address(address)
         while True:
@@ -92,7 +92,7 @@ def ask(address: str, *, patience_s: float = PATIENCE_SECONDS, most_bytes: int =
                 talk = _Talk(connection, until, most_bytes)
                 if (greeting := talk.greeted()) is None:
                     continue
-                return _asked(talk, address, asked, greeting)
+                return _asked(talk, address, asked_unix_ns, greeting)
     except ValueError as error:
         raise InputError(address, str(error)) from error
     except ConnectionRefusedError as error:
@@ -104,9 +104,9 @@ def ask(address: str, *, patience_s: float = PATIENCE_SECONDS, most_bytes: int =
         raise InputError(address, (error.strerror or str(error)).lower()) from error
 
 
-def _asked(talk: _Talk, address: str, asked: int, greeting: str) -> RasAnswer:
-    found = re.fullmatch(r"SERVER PROTOCOL ([0-9]{1,9})", greeting, re.IGNORECASE)
-    if found is None:
+def _asked(talk: _Talk, address: str, asked_unix_ns: int, greeting: str) -> RasAnswer:
+    match = re.fullmatch(r"SERVER PROTOCOL ([0-9]{1,9})", greeting, re.IGNORECASE)
+    if match is None:
         raise InputError(address, f"not NCCL RAS: its first line is {shortened(one_line(greeting), 60)!r}")
     talk.answer_to(f"TIMEOUT {LEG_SECONDS}")
     has_json = talk.answer_to("SET FORMAT json").upper() == "OK"
@@ -116,8 +116,8 @@ def _asked(talk: _Talk, address: str, asked: int, greeting: str) -> RasAnswer:
         raise InputError(address, f"an answer of more than {talk.most_bytes // 1024**2} MiB")
     return RasAnswer(
         address=address,
-        asked_unix_ns=asked,
-        protocol=int(found[1]),
+        asked_unix_ns=asked_unix_ns,
+        protocol=int(match[1]),
         format="json" if has_json else "text",
         text=data.decode("utf-8", "replace"),
     )
@@ -171,10 +171,10 @@ class _Talk:
 
 
 def _left(until: float) -> float:
-    left = until - time.monotonic()
-    if left <= 0:
+    remaining_s = until - time.monotonic()
+    if remaining_s <= 0:
         raise TimeoutError
-    return left
+    return remaining_s
 
 
 def keep_answer(run: Path, attempt: int, answer: RasAnswer) -> None:
@@ -188,13 +188,13 @@ def keep_answer(run: Path, attempt: int, answer: RasAnswer) -> None:
 
 def read_answers(run: Path, attempt: int, *, most: int) -> list[RasAnswer]:
     """Return the newest answers in the run, oldest first; unreadable ones are left out."""
-    found = []
+    answers = []
     for path in _kept(ras_dir(run, attempt))[-most:]:
         with suppress(OSError, *UNDECODABLE), open_run_file(path) as file:
             # JSON escapes line breaks and quotes, so a file is larger than its answer.
             if len(data := file.read(2 * MAX_BYTES + 1)) <= 2 * MAX_BYTES:
-                found.append(msgspec.json.decode(data, type=RasAnswer))
-    return found
+                answers.append(msgspec.json.decode(data, type=RasAnswer))
+    return answers
 
 
 def _kept(folder: Path) -> list[Path]:

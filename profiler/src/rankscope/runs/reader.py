@@ -261,8 +261,8 @@ class RunReader:
     def take_over(self, skipped: Skipped, unusable: Sequence[Path] = ()) -> None:
         """Add the skipped lines and unusable files of another reader of this run."""
         for path, (count, first) in skipped.items():
-            before, known = self.skipped.get(path, (0, first))
-            self.skipped[path] = before + count, known
+            before, first_place = self.skipped.get(path, (0, first))
+            self.skipped[path] = before + count, first_place
         for path in unusable:
             self._cannot_use(path)
 

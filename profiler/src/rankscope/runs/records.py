@@ -239,8 +239,10 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         A host that only launches work runs ahead, and waits for the device once in many steps, so ``wall_us`` says little of a
         single step there.
         """
-        known = () if self.device_us is None else [time for phase in PHASES if (time := self.device_us.get(phase)) is not None]
-        return sum(known) if known else self.wall_us
+        device_times = (
+            () if self.device_us is None else [time for phase in PHASES if (time := self.device_us.get(phase)) is not None]
+        )
+        return sum(device_times) if device_times else self.wall_us
 
     @property
     def blocked_total_us(self) -> float | None:

@@ -126,9 +126,9 @@ class SegmentWriter(ABC):
 
     def _open(self) -> None:
         make_folder(self._folder)
-        if there := list_segments(self._folder, self._stream):
+        if segments := list_segments(self._folder, self._stream):
             # After the last segment, not in a gap: the numbers keep the order of the records.
-            self._number = max(self._number, number_of(there[-1]) + 1)
+            self._number = max(self._number, number_of(segments[-1]) + 1)
         self._file = segment(self._folder, self._stream, self._number).open("xb", buffering=0)
         share(self._file.fileno(), self._folder)
         self._size = self._records = 0

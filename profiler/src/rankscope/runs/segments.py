@@ -38,15 +38,15 @@ def list_streams(folder: Path, streams: Collection[Stream]) -> dict[Stream, list
 
     Raises ``OSError``.
     """
-    found: dict[Stream, list[tuple[int, str]]] = {stream: [] for stream in streams}
+    segments: dict[Stream, list[tuple[int, str]]] = {stream: [] for stream in streams}
     for name in os.listdir(folder):  # noqa: PTH208  # thousands of folders, and only names are needed
         match = _SEGMENT.fullmatch(name)
         if match is None:
             continue
         stream = cast("Stream", match[1])
-        if stream in found and match[3] == suffix_of(stream):
-            found[stream].append((int(match[2]), name))
-    return {stream: [name for _, name in sorted(names)] for stream, names in found.items()}
+        if stream in segments and match[3] == suffix_of(stream):
+            segments[stream].append((int(match[2]), name))
+    return {stream: [name for _, name in sorted(names)] for stream, names in segments.items()}
 
 
 _SEGMENT: Final = re.compile(r"([a-z]+)-(\d{1,9})\.(jsonl|npy)")

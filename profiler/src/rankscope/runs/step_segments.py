@@ -121,7 +121,7 @@ def _foreign(start: bytes, file: BinaryIO, path: Path) -> Layout | None:
     for name in names:
         if fields[name][0] != row_dtype()[name]:
             raise InputError(path, f"not a file of step records: {name} is of type {fields[name][0]}")
-    known = np.dtype(
+    row_type = np.dtype(
         {
             "names": names,
             "formats": [fields[name][0] for name in names],
@@ -129,7 +129,7 @@ def _foreign(start: bytes, file: BinaryIO, path: Path) -> Layout | None:
             "itemsize": size,
         }
     )
-    return Layout(_MAGIC_BYTES + length, size, known)
+    return Layout(_MAGIC_BYTES + length, size, row_type)
 
 
 def _check_description(text: bytes, path: Path) -> None:
@@ -177,10 +177,10 @@ class ColumnRows:
 
     def table(self, names: Sequence[str]) -> NDArray[Any]:
         """Return a copy of several columns of the same type, [columns, rows]."""
-        found = np.empty((len(names), len(self)), row_dtype()[names[0]])
+        columns = np.empty((len(names), len(self)), row_dtype()[names[0]])
         for at, name in enumerate(names):
-            found[at] = self.column(name)
-        return found
+            columns[at] = self.column(name)
+        return columns
 
     def where(self, keep: NDArray[np.bool_]) -> ColumnRows:
         """Return the rows for which ``keep`` is true."""
@@ -221,15 +221,15 @@ def read_single_rows(paths: Sequence[Path], steps: NDArray[np.int64]) -> Rows | 
 
     Return ``None`` if the segments are not like that, or a row is damaged. Raises ``InputError`` and ``OSError``.
     """
-    found: list[Rows] = []
+    blocks: list[Rows] = []
     for path in paths:
         with open_run_file(path) as file:
             layout = read_layout(file, path)
             if layout is None:
                 return None
 
-            there = (os.fstat(file.fileno()).st_size - layout.first) // layout.row_bytes
-            if there <= 0:
+            row_count = (os.fstat(file.fileno()).st_size - layout.first) // layout.row_bytes
+            if row_count <= 0:
                 continue
 
             def read(places: Sequence[int], file: BinaryIO = file, layout: Layout = layout) -> Rows:
@@ -240,9 +240,9 @@ def read_single_rows(paths: Sequence[Path], steps: NDArray[np.int64]) -> Rows | 
             if not len(first):
                 return None
             places = steps - first["step"][0]
-            if len(wanted := places[(places >= 0) & (places < there)].tolist()):
-                found.append(read(wanted))
-    rows = joined_rows(found) if found else np.empty(0, row_dtype())
+            if len(wanted := places[(places >= 0) & (places < row_count)].tolist()):
+                blocks.append(read(wanted))
+    rows = joined_rows(blocks) if blocks else np.empty(0, row_dtype())
     return rows if len(steps) and np.array_equal(rows["step"], steps) else None
 
 
@@ -274,19 +274,19 @@ class Segment:
         Raises ``InputError`` and ``OSError``.
         """
         with open_run_file(self.path) as file:
-            there = self._rows_in(file)
-        self.rows_read = max(self.rows_read, there - keep)
-        return max(0, keep - there)
+            row_count = self._rows_in(file)
+        self.rows_read = max(self.rows_read, row_count - keep)
+        return max(0, keep - row_count)
 
     def read(self) -> Iterator[Rows]:
         """Yield the unread rows, in blocks. Raises ``InputError`` and ``OSError``."""
         with open_run_file(self.path) as file:
-            there = self._rows_in(file)
+            row_count = self._rows_in(file)
             if (layout := self.layout) is None:
                 return
             file.seek(layout.position(self.rows_read))
-            while self.rows_read < there:
-                wanted = min(BLOCK_ROWS, there - self.rows_read) * layout.row_bytes
+            while self.rows_read < row_count:
+                wanted = min(BLOCK_ROWS, row_count - self.rows_read) * layout.row_bytes
                 data = np.empty(wanted, np.uint8).data
                 count = file.readinto(data) // layout.row_bytes  # type: ignore[attr-defined]  # it is a BufferedReader
                 if not count:

@@ -55,7 +55,7 @@ class AppriseCourier:
             return not_answered(str(error), sent=False)
         order = {"url": url, **text_message(payload)}
         try:
-            done = subprocess.run(
+            completed = subprocess.run(
                 # -P: do not import an ``apprise`` module from the current folder.
                 [sys.executable, "-P", "-c", _CHILD],
                 input=msgspec.json.encode(order),
@@ -68,9 +68,9 @@ class AppriseCourier:
             return not_answered("no answer in time", sent=True, late=True)
         except OSError as error:
             return not_answered(f"cannot start a process: {error.strerror or error}", sent=False)
-        if done.returncode == 0:
+        if completed.returncode == 0:
             return AttemptResult(kind="delivered", reason="accepted by Apprise", received=True)
-        if done.returncode == _REFUSED:
+        if completed.returncode == _REFUSED:
             return AttemptResult(kind="dead", reason="Apprise supports no service with such an address")
         return not_answered("Apprise could not deliver it", sent=True)
 

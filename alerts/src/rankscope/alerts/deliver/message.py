@@ -118,10 +118,10 @@ def state_of(notice: Notice) -> AlertState:
     return AlertState(fingerprint=alert.fingerprint, starts_at=alert.starts_at, status=alert.status, revision=notice.revision)
 
 
-def without(body: bytes, gone: Collection[AlertState]) -> bytes:
+def without(body: bytes, states: Collection[AlertState]) -> bytes:
     """Remove alerts from an encoded payload. At least one alert must remain."""
     payload = msgspec.json.decode(body, type=Payload)
-    left_out = {(state.fingerprint, state.starts_at, state.status) for state in gone}
+    left_out = {(state.fingerprint, state.starts_at, state.status) for state in states}
     alerts = [alert for alert in payload.alerts if (alert.fingerprint, alert.starts_at, alert.status) not in left_out]
     return msgspec.json.encode(with_alerts(payload, alerts))
 

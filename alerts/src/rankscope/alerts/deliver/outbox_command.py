@@ -138,8 +138,8 @@ def replay(ctx: click.Context, *, ids: tuple[str, ...], dead: bool, target: str 
     Exit status: 0 done, 1 a named message is not dead, or its alerts have ended.
     """
     _require_choice(ids, dead or target is not None, "--dead, --target NAME")
-    done = [id_ for _, box in _opened(folders) for id_ in box.replay(ids or None, target=target)]
-    _report(ctx, ids, done, "will be sent again", "is not dead, or its alerts have ended")
+    ids_sent = [id_ for _, box in _opened(folders) for id_ in box.replay(ids or None, target=target)]
+    _report(ctx, ids, ids_sent, "will be sent again", "is not dead, or its alerts have ended")
 
 
 @outbox.command()
@@ -154,8 +154,8 @@ def drop(ctx: click.Context, *, ids: tuple[str, ...], state: State | None, targe
     Exit status: 0 done, 1 no such message.
     """
     _require_choice(ids, state is not None or target is not None, "--only STATE, --target NAME")
-    done = [id_ for _, box in _opened(folders) for id_ in box.drop(ids or None, state=state, target=target)]
-    _report(ctx, ids, done, "deleted", "is not in these stores")
+    ids_dropped = [id_ for _, box in _opened(folders) for id_ in box.drop(ids or None, state=state, target=target)]
+    _report(ctx, ids, ids_dropped, "deleted", "is not in these stores")
 
 
 def _require_choice(ids: Sequence[str], chosen: bool, options: str) -> None:
@@ -163,9 +163,9 @@ def _require_choice(ids: Sequence[str], chosen: bool, options: str) -> None:
         raise click.UsageError(f"name messages by their ids, or give {options}")
 
 
-def _report(ctx: click.Context, ids: Sequence[str], done: Sequence[str], what: str, why_not: str) -> None:
-    click.echo(f"{len(done)} {'message' if len(done) == 1 else 'messages'} {what}")
-    missing = [id_ for id_ in ids if id_ not in done]
+def _report(ctx: click.Context, ids: Sequence[str], ids_changed: Sequence[str], what: str, why_not: str) -> None:
+    click.echo(f"{len(ids_changed)} {'message' if len(ids_changed) == 1 else 'messages'} {what}")
+    missing = [id_ for id_ in ids if id_ not in ids_changed]
     for id_ in missing:
         click.echo(f"rankscope: {one_line(id_)} {why_not}", err=True)
     if missing:

@@ -117,14 +117,14 @@ class Worker:
 
     def run_due(self) -> bool:
         """Process the deliveries that need not wait; returns ``True`` if there were any. Raises ``StoreError``."""
-        done = self._process_waiting()
+        deliveries = self._process_waiting()
         if self._late is not None:
             self._late.run_due()
-        self._since_pruned += done
+        self._since_pruned += deliveries
         if self._since_pruned >= PRUNE_DELIVERIES or time.monotonic() - self._pruned > PRUNE_S:
             self._inbox.prune(now_unix_ns=self._clock())
             self._pruned, self._since_pruned = time.monotonic(), 0
-        return done > 0
+        return deliveries > 0
 
     def _process_waiting(self) -> int:
         """Process the deliveries that need not wait; returns their number."""
@@ -135,22 +135,22 @@ class Worker:
             not delivery.blocked and self._may_proceed(delivery) for delivery in remembered.values()
         ):
             return 0
-        held: set[int] = set()
-        done = 0
+        blocked: set[int] = set()
+        deliveries = 0
         for number, received_unix_ns in waiting:
             delivery = remembered.get(number)
-            if delivery is None or (held.isdisjoint(delivery.fingerprints) and self._may_proceed(delivery)):
+            if delivery is None or (blocked.isdisjoint(delivery.fingerprints) and self._may_proceed(delivery)):
                 # One body at a time to limit memory: each may have the maximum size.
-                delivery = self._process_delivery(number, received_unix_ns, held)
+                delivery = self._process_delivery(number, received_unix_ns, blocked)
                 if delivery is None:
                     remembered.pop(number, None)
-                    done += 1
+                    deliveries += 1
                     continue
                 remembered[number] = delivery
             # No later delivery about the same alerts may overtake this one.
-            delivery.blocked = not held.isdisjoint(delivery.fingerprints)
-            held.update(delivery.fingerprints)
-        return done
+            delivery.blocked = not blocked.isdisjoint(delivery.fingerprints)
+            blocked.update(delivery.fingerprints)
+        return deliveries
 
     def _may_proceed(self, delivery: _Waiting) -> bool:
         """Return whether a delivery that had to wait can be processed now."""
@@ -159,7 +159,7 @@ class Worker:
         analyst = self._analyst
         return self._is_late(delivery) or analyst is None or all(analyst.verdict(named) is not None for named in delivery.runs)
 
-    def _process_delivery(self, number: int, received_unix_ns: int, held: set[int]) -> _Waiting | None:
+    def _process_delivery(self, number: int, received_unix_ns: int, blocked: set[int]) -> _Waiting | None:
         """Process a delivery, unless it has to wait; returns what to keep about one that waits.
 
         One that causes an internal fault stays in the inbox and does not block the others.
@@ -171,7 +171,7 @@ class Worker:
             self._report(f"delivery {number} was accepted and is not understood: {error}")
             notification = Notification(source="alertmanager")
         delivery.fingerprints = array("Q", (int(alert.fingerprint, 16) for alert in notification.alerts))
-        if not held.isdisjoint(delivery.fingerprints):
+        if not blocked.isdisjoint(delivery.fingerprints):
             return delivery
         try:
             delivery.runs = self._process(number, delivery, notification)

@@ -239,9 +239,9 @@ class _Replaying:
 class _ObservedRuns(FollowedRuns):
     """``FollowedRuns`` that passes every analysis to ``seen``."""
 
-    def __init__(self, clock: Callable[[], float], seen: Callable[[Analysis], Analysis]) -> None:
+    def __init__(self, clock: Callable[[], float], observe: Callable[[Analysis], Analysis]) -> None:
         super().__init__(clock=clock)
-        self._seen = seen
+        self._seen = observe
 
     def update(self, run: Path) -> Analysis:
         """Analyse the run as the watcher does."""

@@ -116,9 +116,9 @@ def _with_settings(text: str, tables: Tables) -> str:
     shared = _shared(tables) | phrases | _xid_values() | {"price": _price(tables["price"]), "gpu_collectors": gpu_collectors}
 
     def alert(match: re.Match[str]) -> str:
-        mine = tables[match[1]]
-        values = {**shared, **_measured(mine), "alert": match[1], "excepted": _excepted(mine)}
-        return _filled(match[0], values) if mine["enabled"] else ""
+        table = tables[match[1]]
+        values = {**shared, **_measured(table), "alert": match[1], "excepted": _excepted(table)}
+        return _filled(match[0], values) if table["enabled"] else ""
 
     return _filled(_GROUP.sub("", _ALERT.sub(alert, text)), shared).replace(_NOT_KEPT, "")
 

@@ -60,10 +60,10 @@ def is_logged(run: Path, record: FindingRecord) -> bool:
     wanted = (record.fingerprint, record.status, record.time_unix_ns)
     for line in tail.splitlines():
         try:
-            there = msgspec.json.decode(line, type=_Identity)
+            logged = msgspec.json.decode(line, type=_Identity)
         except (msgspec.DecodeError, UnicodeDecodeError):
             continue  # the first line is usually incomplete
-        if (there.fingerprint, there.status, there.time_unix_ns) == wanted:
+        if (logged.fingerprint, logged.status, logged.time_unix_ns) == wanted:
             return True
     return False
 

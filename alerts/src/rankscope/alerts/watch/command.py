@@ -172,8 +172,8 @@ def watch(
             interruptible=signals.interruptible,
         )
         if not once:
-            there = "" if runs == [path] else f", {len(runs)} run{'' if len(runs) == 1 else 's'} in it by now"
-            logger.info("watching %s%s", path, there)
+            others = "" if runs == [path] else f", {len(runs)} run{'' if len(runs) == 1 else 's'} in it by now"
+            logger.info("watching %s%s", path, others)
         if listen is not None:
             port = watch.watcher.page.serve(*listen)
             logger.info("metrics at http://%s/metrics", host_port(listen[0], port))

@@ -48,7 +48,7 @@ class Track(msgspec.Struct, frozen=True):
 
 
 def advance(
-    track: Track | None, *, present: bool, policy: FiringPolicy, firing_s: float = float("inf"), held: bool = False
+    track: Track | None, *, present: bool, policy: FiringPolicy, firing_s: float = float("inf"), unconfirmed: bool = False
 ) -> Track | None:
     """Return the next state after an evaluation with or without the finding; ``None`` drops the finding.
 
@@ -62,7 +62,7 @@ def advance(
     if not present:
         return None
     hits = 1 + (track.streak if track is not None and track.state == "pending" else 0)
-    return Track("firing") if hits >= policy.fire_after and not held else Track("pending", hits)
+    return Track("firing") if hits >= policy.fire_after and not unconfirmed else Track("pending", hits)
 
 
 ENDED_BECAUSE: Final = "ended_because"
@@ -167,7 +167,7 @@ class Ledger(msgspec.Struct, kw_only=True):
         unknown: Collection[int] = (),
         of: Collection[str] | None = None,
         confirmation: Confirmation | None = None,
-        held: Collection[str] = (),
+        unconfirmed: Collection[str] = (),
     ) -> None:
         """Apply one evaluation of a run.
 
@@ -195,7 +195,7 @@ class Ledger(msgspec.Struct, kw_only=True):
                 if hosts and entry.track.state == "firing":
                     _absorb(entry, hosts, now_unix_ns=now_unix_ns, policy=policy)
                     continue
-            if entry.name in held and entry.track.state == "firing":
+            if entry.name in unconfirmed and entry.track.state == "firing":
                 continue
             self._advance(
                 entry,
@@ -203,7 +203,7 @@ class Ledger(msgspec.Struct, kw_only=True):
                 now_unix_ns=now_unix_ns,
                 policy=policy,
                 confirmation=confirmation,
-                held=entry.name in held,
+                unconfirmed=entry.name in unconfirmed,
             )
 
     def _advance(
@@ -214,15 +214,15 @@ class Ledger(msgspec.Struct, kw_only=True):
         now_unix_ns: int,
         policy: FiringPolicy,
         confirmation: Confirmation | None,
-        held: bool,
+        unconfirmed: bool,
     ) -> None:
         """Advance an alert by an evaluation that found its condition, or did not (``None``)."""
         before = entry.track.state
         if confirmation is not None and candidate is not None and before == "pending" and entry.name == STRAGGLER.alertname:
             entry.suspicion = confirmation.advance(entry.suspicion, ranks_of(entry.alert))
-            held = not entry.suspicion.confirmed
+            unconfirmed = not entry.suspicion.confirmed
         firing_s = entry.firing_s(now_unix_ns)
-        track = advance(entry.track, present=candidate is not None, policy=policy, firing_s=firing_s, held=held)
+        track = advance(entry.track, present=candidate is not None, policy=policy, firing_s=firing_s, unconfirmed=unconfirmed)
         if track is None:
             self.entries.remove(entry)
             return

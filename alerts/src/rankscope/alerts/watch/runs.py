@@ -61,8 +61,10 @@ class RankLook:
                 self._grow(os.stat(f"{self._folder}/{self._steps}").st_size)  # noqa: PTH116
         except OSError:
             self._changed_ns = None
-            seen = self._seen
-            self._seen = RankSeen(reader.rank(self._attempt, self._rank) or seen.info, seen.steps, seen.size, readable=False)
+            rank_seen = self._seen
+            self._seen = RankSeen(
+                reader.rank(self._attempt, self._rank) or rank_seen.info, rank_seen.steps, rank_seen.size, readable=False
+            )
         return self._seen
 
     def _grow(self, size: int) -> None:
@@ -113,7 +115,7 @@ class Glance:
     @property
     def infos(self) -> dict[int, RankInfo]:
         """``rank.json`` of each rank that has one."""
-        return {rank: seen.info for rank, seen in self.ranks.items() if seen.info is not None}
+        return {rank: look.info for rank, look in self.ranks.items() if look.info is not None}
 
 
 class Glances:
@@ -141,10 +143,10 @@ class Glances:
         # An unreadable rank stays in the result as unknown; the analysis reports why.
         looks = {rank: looks.get(rank) or RankLook(rank_dir(run, last, rank), last, rank) for rank in reader.ranks(last)}
         self._looks[run] = (last, looks)
-        seen = {rank: look.look(reader) for rank, look in looks.items()}
-        ended = self._ended(run, last, [rank_seen.info for rank_seen in seen.values()], now_unix_ns, elapsed_s)
-        content = (last, len(seen), sum(rank_seen.size for rank_seen in seen.values()))
-        return Glance(reader.info.run_id, content, ended=ended, info=reader.info, ranks=seen)
+        looks_of_ranks = {rank: look.look(reader) for rank, look in looks.items()}
+        ended = self._ended(run, last, [rank_seen.info for rank_seen in looks_of_ranks.values()], now_unix_ns, elapsed_s)
+        content = (last, len(looks_of_ranks), sum(rank_seen.size for rank_seen in looks_of_ranks.values()))
+        return Glance(reader.info.run_id, content, ended=ended, info=reader.info, ranks=looks_of_ranks)
 
     def is_resting(self, run: Path, attempt: int) -> bool:
         """Return whether ``attempt`` is still the last one of a run that is over. Raises ``InputError`` and ``OSError``.

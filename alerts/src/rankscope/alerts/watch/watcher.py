@@ -173,38 +173,38 @@ class Watcher:
 
         Problems are reported; only those of a single run with ``once`` are raised.
         """
-        seen = self._glance(run)
-        if seen is None:
+        glance = self._glance(run)
+        if glance is None:
             return False
         remembered = str(run) in self.ledger.active or not self.ledger.names(str(run)) <= {CRASHED.alertname}
         followed = run == self._single or str(run) in self._fresh_s or remembered
-        if seen.ended and not followed and not self._options.once:
+        if glance.ended and not followed and not self._options.once:
             # It was over before the watcher started: not reported.
-            self._over[run] = seen
+            self._over[run] = glance
             return False
         before = self._seen.get(run)
-        if before is not None and before.attempt != seen.attempt:
+        if before is not None and before.attempt != glance.attempt:
             self.ledger.restart(str(run))
-        changed = before != seen
+        changed = before != glance
         if changed:
             self._fresh_s[str(run)] = self._elapsed()
-        if (seen.ended or (changed and self._due(run, runs))) and not self._judged(run, seen):
+        if (glance.ended or (changed and self._due(run, runs))) and not self._judged(run, glance):
             return False
-        if seen.ended:
-            self._over[run] = seen
+        if glance.ended:
+            self._over[run] = glance
             self._seen.pop(run, None)
             del self._final_failures[run]
             self._set_active(run, active=False)
         elif not self._options.once:
-            self._look_for_life(run, seen, news=run == self._single or remembered)
-        return seen.ended
+            self._look_for_life(run, glance, news=run == self._single or remembered)
+        return glance.ended
 
-    def _judged(self, run: Path, seen: Glance) -> bool:
+    def _judged(self, run: Path, glance: Glance) -> bool:
         """Judge a run; return whether to proceed with it. A run that is over gets ``FINAL_TRIES`` attempts."""
-        if self._judge(run, seen):
+        if self._judge(run, glance):
             self._problems.report(None, ("analyse", run))
-            self._seen[run] = seen
-        elif seen.ended:
+            self._seen[run] = glance
+        elif glance.ended:
             self._final_failures[run] += 1
             return self._final_failures[run] >= FINAL_TRIES
         return True
@@ -219,36 +219,36 @@ class Watcher:
             # Only a new attempt revives a run that is over, so its files need no further look.
             if run in self._over and self._glances.is_resting(run, self._over[run].attempt):
                 return None
-            seen = self._glances.glance(run, now_unix_ns=self._clock(), elapsed_s=self._elapsed())
+            glance = self._glances.glance(run, now_unix_ns=self._clock(), elapsed_s=self._elapsed())
         except (RankscopeError, OSError) as error:
             problem = InputError(run, error.strerror or str(error)) if isinstance(error, OSError) else error
             self._report_problem("read", run, str(problem), problem)
             return None
         self._over.pop(run, None)
         self._problems.report(None, ("read", run))
-        return seen
+        return glance
 
-    def _judge(self, run: Path, seen: Glance) -> bool:
+    def _judge(self, run: Path, glance: Glance) -> bool:
         """Analyse a run and update its alerts; return whether that succeeded."""
         began = time.process_time()
         try:
             # Only here: an interruption anywhere else could cut a change of the ledger or the store in two.
             with self._interruptible():
-                analysis = self._analyse([run]) if seen.ended or self._options.once else self._follow.update(run)
+                analysis = self._analyse([run]) if glance.ended or self._options.once else self._follow.update(run)
         except RankscopeError as error:
             self._report_problem("analyse", run, str(error), error)
             return False
         except Exception as error:  # noqa: BLE001 - a bug triggered by one run must not stop the watch of the others
             self._report_problem("analyse", run, f"{run}: cannot be analysed: {type(error).__name__}: {error}")
             return False
-        self._apply(run, analysis, seen)
+        self._apply(run, analysis, glance)
         self._options.pace.analysed(run, self._elapsed(), time.process_time() - began)
         return True
 
-    def _apply(self, run: Path, analysis: Analysis, seen: Glance) -> None:
+    def _apply(self, run: Path, analysis: Analysis, glance: Glance) -> None:
         now = self._clock()
         self._unreadable.report(run, analysis.source.unreadable)
-        if seen.ended or self._options.once:
+        if glance.ended or self._options.once:
             self._emit(
                 Event(
                     event="verdict",
@@ -259,23 +259,25 @@ class Watcher:
                     kind=analysis.verdict.kind,
                 )
             )
-        conditions, decided = self._conditions(run, analysis, seen)
-        if not seen.ended and not self._options.once:
+        conditions, decided = self._conditions(run, analysis, glance)
+        if not glance.ended and not self._options.once:
             # For an active run, ``_look_for_life`` decides these, which is faster.
             conditions = [candidate for candidate in conditions if candidate.name not in LIFE_ALERTS]
         policy = self._options.policy
-        if seen.ended:
+        if glance.ended:
             # All evidence is available: waiting adds nothing.
             policy = FiringPolicy(fire_after=1, resolve_after=policy.resolve_after, least_firing_s=policy.least_firing_s)
         attempt = analysis.ranks[0].attempt if analysis.ranks else 0
         unknown = ranks_within(run, attempt, analysis.source.unreadable)
         of = decided | {candidate.name for candidate in conditions}
-        self._update(run, conditions, policy=policy, unknown=unknown, of=of, confirmation=self._confirmation(run, analysis, seen))
+        self._update(
+            run, conditions, policy=policy, unknown=unknown, of=of, confirmation=self._confirmation(run, analysis, glance)
+        )
 
-    def _confirmation(self, run: Path, analysis: Analysis, seen: Glance) -> Confirmation | None:
+    def _confirmation(self, run: Path, analysis: Analysis, glance: Glance) -> Confirmation | None:
         """Return the confirmation of stragglers on new steps; ``None`` for a single look and for a verdict from windows."""
         verdict = analysis.verdict
-        if seen.ended or self._options.once or verdict.evidence_source != "steps" or verdict.steps is None:
+        if glance.ended or self._options.once or verdict.evidence_source != "steps" or verdict.steps is None:
             return None
         return Confirmation(
             analysis.ranks[0].attempt if analysis.ranks else 0,
@@ -283,13 +285,13 @@ class Watcher:
             lambda since, at_least: self._follow.judge_since(run, since, at_least=at_least),
         )
 
-    def _conditions(self, run: Path, analysis: Analysis, seen: Glance) -> tuple[list[Candidate], set[str]]:
+    def _conditions(self, run: Path, analysis: Analysis, glance: Glance) -> tuple[list[Candidate], set[str]]:
         """Return the alerts that the records support, and the names of all alerts that the records can decide."""
-        options, price = self._options, seen.info.price_per_gpu_hour
-        subject = self._subject(seen)
+        options, price = self._options, glance.info.price_per_gpu_hour
+        subject = self._subject(glance)
         conditions: list[Candidate] = []
         decided = {CRASHED.alertname}
-        whole = seen.ended or options.once
+        whole = glance.ended or options.once
         past = self._follow.past(run, read=whole)
         if analysis.verdict.kind != "insufficient_data":
             decided |= {*RECORD_ALERTS} - {*HISTORY_ALERTS}
@@ -297,30 +299,32 @@ class Watcher:
                 analysis,
                 subject,
                 budgets=options.budgets,
-                price=None if price is None else Cost(amount=price, currency=seen.info.currency or "USD"),
+                price=None if price is None else Cost(amount=price, currency=glance.info.currency or "USD"),
                 # Of the steps that the analysis is about.
                 rare_share=0.0 if past is None else past.rare_share(None if whole else RECENT_STEPS),
             )
-        regressions = Regressions(run=run, subject=subject, gpus=gpus_of(seen))
+        regressions = Regressions(run=run, subject=subject, gpus=gpus_of(glance))
         slower = None if past is None else regressions.candidates(past, at_least=options.budgets.slower)
         if slower is not None:
             decided |= {*HISTORY_ALERTS}
             conditions += slower
-        alerts = LifeAlerts(run=run, subject=subject, infos=seen.infos)
-        if seen.ended and (crashed := alerts.crashed()) is not None:
+        alerts = LifeAlerts(run=run, subject=subject, infos=glance.infos)
+        if glance.ended and (crashed := alerts.crashed()) is not None:
             conditions.append(crashed)
         return conditions, decided
 
-    def _look_for_life(self, run: Path, seen: Glance, *, news: bool) -> None:
+    def _look_for_life(self, run: Path, glance: Glance, *, news: bool) -> None:
         try:
-            report = self._liveness.look(run, seen, self._follow.past(run), subject=self._subject(seen), news=news)
+            report = self._liveness.look(run, glance, self._follow.past(run), subject=self._subject(glance), news=news)
         except Exception as error:  # noqa: BLE001 - as in ``_judge``
             self._report_problem("look", run, f"{run}: cannot be looked at: {type(error).__name__}: {error}")
             return
         self._problems.report(None, ("look", run))
         if report.moved:
             self._set_active(run, active=True)
-        self._update(run, report.candidates, policy=self._options.policy, unknown=report.unknown, of=report.of, held=report.held)
+        self._update(
+            run, report.candidates, policy=self._options.policy, unknown=report.unknown, of=report.of, unconfirmed=report.held
+        )
 
     def _update(
         self,
@@ -331,19 +335,26 @@ class Watcher:
         unknown: Collection[int],
         of: Collection[str],
         confirmation: Confirmation | None = None,
-        held: Collection[str] = (),
+        unconfirmed: Collection[str] = (),
     ) -> None:
         conditions = merge_shared(conditions, together=self.ledger.names(str(run), together=True))
         now = self._clock()
         self.ledger.update(
-            str(run), conditions, now_unix_ns=now, policy=policy, unknown=unknown, of=of, confirmation=confirmation, held=held
+            str(run),
+            conditions,
+            now_unix_ns=now,
+            policy=policy,
+            unknown=unknown,
+            of=of,
+            confirmation=confirmation,
+            unconfirmed=unconfirmed,
         )
 
-    def _subject(self, seen: Glance) -> Subject:
+    def _subject(self, glance: Glance) -> Subject:
         return Subject(
-            run_id=seen.run_id,
-            name=seen.info.name,
-            simulated=seen.info.simulated,
+            run_id=glance.run_id,
+            name=glance.info.name,
+            simulated=glance.info.simulated,
             dashboard_url=self._options.dashboard_url,
             runbook_url=self._options.runbook_url,
         )

@@ -46,14 +46,14 @@ class Fault:
             calm = verdict.kind not in ("straggler", "hang", "insufficient_data")
             return calm, f"planted nothing; verdict {verdict.kind}" + _named(verdict)
         expected = EXPECTATIONS[self.kind]
-        said = f"planted {self}; verdict {verdict.kind}{_named(verdict)}"
+        sentence = f"planted {self}; verdict {verdict.kind}{_named(verdict)}"
         right = (
             verdict.kind == "straggler"
             and verdict.rank == self.rank
             and verdict.cause == expected.cause
             and expected.phase in (None, verdict.phase)
         )
-        return right, said
+        return right, sentence
 
 
 def _named(verdict: Verdict) -> str:

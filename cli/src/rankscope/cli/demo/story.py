@@ -211,9 +211,9 @@ def _check_recording(story: Story, detail: list[str]) -> None:
 
 def _check_verdict(story: Story, detail: list[str]) -> None:
     story.analysis = analyze([story.run_dir])
-    right, said = story.fault.judge(story.analysis.verdict)
-    expect(right, said)
-    detail.append(said)
+    right, sentence = story.fault.judge(story.analysis.verdict)
+    expect(right, sentence)
+    detail.append(sentence)
 
 
 def says_simulated(page: str) -> bool:
@@ -247,10 +247,10 @@ def _check_dashboard(story: Story, detail: list[str]) -> None:
     expect("<title>" in html and "_dash" in html, "the page is not the app")
     path, summary = story.urls["dashboard"].removeprefix(base), story.analysis.verdict.summary
     deadline = time.monotonic() + _PAGE_DEADLINE_S
-    while (seen := _answer_with(summary, base, path)) is None and time.monotonic() < deadline:
+    while (answer := _answer_with(summary, base, path)) is None and time.monotonic() < deadline:
         time.sleep(0.5)  # the page says how far the analysis is, and asks again
-    expect(seen is not None, f"within {_PAGE_DEADLINE_S:.0f} s no answer of the page held the verdict's sentence")
-    expect(not story.simulated or "imulated" in str(seen), "the page does not say that the hardware is simulated")
+    expect(answer is not None, f"within {_PAGE_DEADLINE_S:.0f} s no answer of the page held the verdict's sentence")
+    expect(not story.simulated or "imulated" in str(answer), "the page does not say that the hardware is simulated")
     detail.append(f"{story.urls['dashboard']} (its callbacks answer with the verdict)")
 
 
@@ -314,9 +314,9 @@ def _check_alert(story: Story, detail: list[str]) -> None:
 def _wait_for_watcher(story: Story) -> None:
     """The watcher ends by itself once the run has ended and everything is delivered."""
     status = story.services.wait("watcher", timeout=30)
-    said = story.services.last_line("watcher")
-    expect(status is not None, f"the watcher still runs 30 s after the training; it said: {said}")
-    expect(status == 0, f"the watcher ended with status {status}; it said: {said}")
+    last_line = story.services.last_line("watcher")
+    expect(status is not None, f"the watcher still runs 30 s after the training; it said: {last_line}")
+    expect(status == 0, f"the watcher ended with status {status}; it said: {last_line}")
 
 
 def announce(story: Story) -> None:

@@ -108,12 +108,12 @@ def main() -> None:
     rank = dist.get_rank()
 
     kind, target = args.fault
-    mine = rank == target
-    pause = args.fault_ms / 1000 if mine else 0.0
+    at_fault = rank == target
+    pause = args.fault_ms / 1000 if at_fault else 0.0
 
     torch.manual_seed(0)
     data = GeneratedText(
-        length=args.length * (4 if mine and kind == "imbalance" else 1),
+        length=args.length * (4 if at_fault and kind == "imbalance" else 1),
         seed=rank,
         pause=pause / args.batch if kind == "input" else 0.0,
     )

@@ -80,7 +80,7 @@ class DumpResult(msgspec.Struct, frozen=True, kw_only=True):
         lines = [f"{len({dump.rank for dump in self.dumps})} ranks wrote their Flight Recorder"]
         lines += [f"  rank {dump.rank}  {dump.host or '-'}  {dump.path}" for dump in self.dumps[:SHOWN]]
         lines += [f"  rank {row.rank}  missing: {row.reason}" for row in self.missing[:SHOWN]]
-        left = max(0, len(self.dumps) - SHOWN) + max(0, len(self.missing) - SHOWN)
-        if left:
-            lines.append(f"  and {left} more; --format json has them all")
+        unshown = max(0, len(self.dumps) - SHOWN) + max(0, len(self.missing) - SHOWN)
+        if unshown:
+            lines.append(f"  and {unshown} more; --format json has them all")
         return printable("\n".join(lines))

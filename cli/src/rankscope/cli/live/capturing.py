@@ -118,10 +118,10 @@ def _unanswered(live: LiveRun, watch: Standstill) -> str:
 def _wait_for_profiles(live: LiveRun, expected: list[int], steps: range, *, until: float) -> list[Missing]:
     waiting = {rank: ProfiledSteps(live, rank, steps) for rank in expected}
     left_out: dict[int, ProfiledSteps] = {}
-    said = time.monotonic()
+    reported_at = time.monotonic()
 
     def look() -> bool | None:
-        nonlocal said
+        nonlocal reported_at
         for rank, profiled in tuple(waiting.items()):
             # Checked before the rows are read: if the rank has ended, all its rows are there.
             ended = live.has_ended(rank)
@@ -131,8 +131,8 @@ def _wait_for_profiles(live: LiveRun, expected: list[int], steps: range, *, unti
                 return False
             elif profiled.left_out():
                 left_out[rank] = waiting.pop(rank)
-        if waiting and time.monotonic() - said > 10:
-            said = time.monotonic()
+        if waiting and time.monotonic() - reported_at > 10:
+            reported_at = time.monotonic()
             say(f"profiled by {len(expected) - len(waiting) - len(left_out)} of {len(expected)} ranks so far")
         return None if waiting else True
 

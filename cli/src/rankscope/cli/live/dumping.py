@@ -23,12 +23,12 @@ def dump_recorders(live: LiveRun, request: ControlRequest, expected: list[int], 
                 if live.follow(given) and request.ranks is None:
                     expected = live.ranks
                     return None
-        left = [rank for rank in expected if rank not in answers]
+        silent = [rank for rank in expected if rank not in answers]
         # A refusal for the whole job: the request came too early.
-        if left and (given := read_answer(live.path, request.id)) is not None and not given.accepted:
-            answers.update(dict.fromkeys(left, given))
+        if silent and (given := read_answer(live.path, request.id)) is not None and not given.accepted:
+            answers.update(dict.fromkeys(silent, given))
             return True
-        return True if all(map(live.has_ended, left)) else None
+        return True if all(map(live.has_ended, silent)) else None
 
     with live.asked(request) as note_answered:
         say(f"asked {ranks_text(expected)} for what the Flight Recorder holds")

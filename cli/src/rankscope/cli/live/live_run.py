@@ -136,9 +136,9 @@ class LiveRun:
             return self.ranks
         absent = sorted(set(wanted) - set(self.ranks))
         if absent:
-            known = "has ended" if absent[0] in self.reader.ranks(self.attempt) else "is not in this run"
-            known = "has left no record yet" if absent[0] in self.absent else known
-            raise click.BadParameter(f"rank {absent[0]} {known}", param_hint="--ranks")
+            state = "has ended" if absent[0] in self.reader.ranks(self.attempt) else "is not in this run"
+            state = "has left no record yet" if absent[0] in self.absent else state
+            raise click.BadParameter(f"rank {absent[0]} {state}", param_hint="--ranks")
         return sorted(set(wanted))
 
     @contextmanager
@@ -178,8 +178,8 @@ def waited_for(look: Callable[[], _T | None], *, until: float, ranks: int) -> _T
     while True:
         # Poll once more when the time is up: the result may have come during the last pause.
         over = time.monotonic() >= until
-        if (found := look()) is not None or over:
-            return found
+        if (result := look()) is not None or over:
+            return result
         time.sleep(min(pause, max(0.0, until - time.monotonic())))
         pause = min(pause * _GROWTH, longest)
 

@@ -52,8 +52,8 @@ class ProfiledSteps:
         """Return whether the ``lacking`` steps will stay so: the rank ran one without the profiler, or profiled later steps."""
         with suppress(StartOverError):
             for rows in self._made.new(self._live.reader):
-                asked = (rows["step"] >= self._steps.start) & (rows["step"] < self._steps.stop)
-                self._passed |= bool((asked & (rows["flags"] & PROFILED == 0)).any())
+                selected = (rows["step"] >= self._steps.start) & (rows["step"] < self._steps.stop)
+                self._passed |= bool((selected & (rows["flags"] & PROFILED == 0)).any())
         return self._passed
 
     def _rest(self) -> list[int]:

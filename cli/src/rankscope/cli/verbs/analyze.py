@@ -109,13 +109,13 @@ def _told(links: tuple[str, ...]) -> list[ToldLink]:
     told: list[ToldLink] = []
     for text in links:
         try:
-            one = parse_link(text)
+            link_option = parse_link(text)
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--link") from error
-        if any(one.link.scope == other.link.scope for other in told):
-            where = "inside a host" if one.link.scope == "host" else "between hosts"
+        if any(link_option.link.scope == other.link.scope for other in told):
+            where = "inside a host" if link_option.link.scope == "host" else "between hosts"
             raise click.BadParameter(f"{text!r}: a second link {where}; name one", param_hint="--link")
-        told.append(one)
+        told.append(link_option)
     return told
 
 

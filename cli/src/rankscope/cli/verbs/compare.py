@@ -79,4 +79,4 @@ def compare(
         print_json(result)
     else:
         click.echo(render_compare(result, width=width(), color=use_color()), color=True)
-    return 1 if any(one.outcome in fail_on for one in result.comparisons) else 0
+    return 1 if any(comparison.outcome in fail_on for comparison in result.comparisons) else 0

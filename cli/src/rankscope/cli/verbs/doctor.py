@@ -61,12 +61,14 @@ def _python() -> Check:
 
 def extras() -> dict[str, list[str]]:
     """Return the packages of each extra, from rankscope's own metadata."""
-    found: dict[str, list[str]] = {extra: [] for extra in metadata("rankscope").get_all("Provides-Extra") or () if extra != "all"}
+    extras_of_packages: dict[str, list[str]] = {
+        extra: [] for extra in metadata("rankscope").get_all("Provides-Extra") or () if extra != "all"
+    }
     for requirement in requires("rankscope") or ():
         match = _REQUIREMENT.fullmatch(requirement)
-        if match is not None and match["extra"] in found:
-            found[match["extra"]].append(match["package"])
-    return found
+        if match is not None and match["extra"] in extras_of_packages:
+            extras_of_packages[match["extra"]].append(match["package"])
+    return extras_of_packages
 
 
 def _extras() -> Iterator[Check]:
@@ -90,7 +92,7 @@ def _is_installed(package: str) -> bool:
 def _torch() -> Check:
     # The version is from the package's metadata: importing torch takes seconds and gigabytes.
     try:
-        found = version("torch")
+        installed = version("torch")
     except PackageNotFoundError:
         return Check(
             "torch",
@@ -98,10 +100,10 @@ def _torch() -> Check:
             "not installed: nothing can be recorded here",
             "pip install torch; without a GPU: pip install torch --index-url https://download.pytorch.org/whl/cpu",
         )
-    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdecimal())
+    numbers = tuple(int(part) for part in installed.split(".")[:2] if part.isdecimal())
     if numbers < _MIN_TORCH:
-        return Check("torch", "missing", f"{found} is too old", "rankscope records with torch 2.6 or newer")
-    return Check("torch", "ok", found)
+        return Check("torch", "missing", f"{installed} is too old", "rankscope records with torch 2.6 or newer")
+    return Check("torch", "ok", installed)
 
 
 def _gpus() -> Check:

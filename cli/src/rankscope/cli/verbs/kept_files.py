@@ -42,11 +42,11 @@ def examine_files(paths: Iterable[Path]) -> Iterator[KeptFile]:
     """
     named = tuple(paths)
     for path in named or (*default_folders(), default_state_dir()):
-        found = list(_examine(path))
-        if named and not found:
+        examined = list(_examine(path))
+        if named and not examined:
             reason = "no run, no folder of runs, and no state folder of alerts or of an exporter"
             raise InputError(path, reason if path.exists() else "no such file or folder")
-        yield from found
+        yield from examined
 
 
 def _examine(path: Path) -> Iterator[KeptFile]:

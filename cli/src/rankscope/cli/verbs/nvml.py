@@ -24,11 +24,13 @@ class Answer:
 def ask_nvml() -> Answer:
     """Return the number of GPUs that NVML sees, and the driver's version. Never raises."""
     try:
-        asked = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+        completed = subprocess.run(
+            [sys.executable, "-c", _SCRIPT], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
     except subprocess.TimeoutExpired:
         return Answer(0, reason=f"the NVIDIA driver does not answer within {DEADLINE_S} s", wedged=True)
-    if asked.returncode != 0:
-        last = (asked.stderr.strip().splitlines() or ["NVML failed"])[-1]
+    if completed.returncode != 0:
+        last = (completed.stderr.strip().splitlines() or ["NVML failed"])[-1]
         return Answer(0, reason=last.rpartition(": ")[2])
-    count, _, driver = asked.stdout.strip().partition(" ")
+    count, _, driver = completed.stdout.strip().partition(" ")
     return Answer(int(count), driver)

@@ -199,8 +199,8 @@ def _default_run_dir(name: str) -> Path:
 
 
 def _similar(option: str) -> list[str]:
-    known = [name for parameter in run.params if isinstance(parameter, click.Option) for name in parameter.opts]
-    return get_close_matches(option.partition("=")[0], known)
+    options = [name for parameter in run.params if isinstance(parameter, click.Option) for name in parameter.opts]
+    return get_close_matches(option.partition("=")[0], options)
 
 
 _BY_HAND: Final = """\
@@ -262,8 +262,8 @@ def _wait_for_other_launchers(result: LaunchResult, attempt: int) -> None:
     """Wait, at most ``DRAIN_SECONDS``, until the ranks of the launchers on other nodes have an end, too."""
     reader = RunReader(result.run_dir)
     info = reader.attempt(attempt)
-    ours = {rank for number, rank in result.ranks if number == attempt}
-    others = set(range(info.world_size if info is not None else 0)) - ours
+    own_ranks = {rank for number, rank in result.ranks if number == attempt}
+    others = set(range(info.world_size if info is not None else 0)) - own_ranks
     deadline = time.monotonic() + DRAIN_SECONDS
     while others := {rank for rank in others if (row := reader.rank(attempt, rank)) is None or row.end_reason is None}:
         if time.monotonic() > deadline:

@@ -46,14 +46,14 @@ def runs(path: Path, format_: str) -> None:
     it, are analysed, to see whether they hang.
     """
     folder = RunFolder(path, clock_s=time.time, look_again_s=0.0)
-    found = [(run, _brief(run)) for run in folder.runs()]
+    runs_with_brief = [(run, _brief(run)) for run in folder.runs()]
     if format_ == "json":
-        click.echo(json.dumps([_record(run, brief) for run, brief in found], indent=2))
+        click.echo(json.dumps([_record(run, brief) for run, brief in runs_with_brief], indent=2))
         return
-    if not found:
+    if not runs_with_brief:
         click.echo(f"no runs in {one_line(str(path))}; record one: rankscope run -- torchrun … train.py", err=True)
         return
-    rows = [["folder", "state", "started", "ranks", "verdict"], *(_row(run, brief) for run, brief in found)]
+    rows = [["folder", "state", "started", "ranks", "verdict"], *(_row(run, brief) for run, brief in runs_with_brief)]
     *others, last = zip(*rows, strict=True)
     room = max(LEAST_WIDTH, width() - len(aligned(list(zip(*others, strict=True)), left=(0, 1, 2))[0]) - 2)
     cut = [shortened(text, room) for text in last]

@@ -65,10 +65,10 @@ def _column(rows: Rows, name: str) -> pa.Array:
 
 
 def _tags(steps: NDArray[np.int64], tags: Tags) -> pa.Array:
-    found = np.flatnonzero(np.isin(steps, np.fromiter(tags, np.int64, len(tags)))).tolist()
+    places = np.flatnonzero(np.isin(steps, np.fromiter(tags, np.int64, len(tags)))).tolist()
     counts = np.zeros(len(steps) + 1, np.int32)
     values: list[str] = []
-    for at in found:
+    for at in places:
         own = tags[int(steps[at])]
         counts[at + 1] = len(own)
         values += own

@@ -110,9 +110,9 @@ def steps(
             ParquetSink(write, schema) if format_ == "parquet" else nullcontext(_TEXT[format_](write, schema))
         )
         with made as sink:
-            for done, rank in enumerate(chosen, 1):
+            for number, rank in enumerate(chosen, 1):
                 written += _write_rank(sink, reader, rank, selection)
-                report("Ranks", done, len(chosen))
+                report("Ranks", number, len(chosen))
     if file is not None:
         click.echo(f"{written:,} records of {len(chosen):,} ranks written to {one_line(target)} ({size_text(size())}).")
     _warn(reader)
@@ -123,7 +123,7 @@ _TEXT: Final[dict[str, type[CsvSink | JsonSink]]] = {"csv": CsvSink, "jsonl": Js
 
 def _format_of(target: str) -> Format:
     suffix = Path(target.removesuffix(".gz")).suffix
-    return next((known for known in get_args(Format) if suffix == f".{known}"), "csv")
+    return next((format_ for format_ in get_args(Format) if suffix == f".{format_}"), "csv")
 
 
 def _opened(path: Path, attempt: int | None) -> tuple[RunReader, int]:
@@ -134,21 +134,23 @@ def _opened(path: Path, attempt: int | None) -> tuple[RunReader, int]:
         RunReader(path)  # raises, with the reason
         raise InputError(path, "not a run directory")
     reader = RunReader(named.path)
-    there = reader.attempts()
-    if not there:
+    attempts = reader.attempts()
+    if not attempts:
         raise InputError(path, "nothing has been recorded yet: no rank has finished its first step")
     if attempt is None:
-        return reader, named.chosen(there)
-    if attempt not in there or named.attempt not in (None, attempt):
-        raise click.BadParameter(f"there is no attempt {attempt}; the last one is {named.chosen(there)}", param_hint="--attempt")
+        return reader, named.chosen(attempts)
+    if attempt not in attempts or named.attempt not in (None, attempt):
+        raise click.BadParameter(
+            f"there is no attempt {attempt}; the last one is {named.chosen(attempts)}", param_hint="--attempt"
+        )
     return reader, attempt
 
 
 def _chosen(reader: RunReader, attempt: int, wanted: list[int] | None) -> Sequence[int]:
-    there = reader.ranks(attempt)
+    ranks = reader.ranks(attempt)
     if wanted is None:
-        return there
-    if absent := sorted(set(wanted) - set(there)):
+        return ranks
+    if absent := sorted(set(wanted) - set(ranks)):
         raise click.BadParameter(f"rank {absent[0]} is not in attempt {attempt} of this run", param_hint="--ranks")
     return wanted
 

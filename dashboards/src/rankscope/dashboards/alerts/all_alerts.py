@@ -139,36 +139,40 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
 
 
 def _version(source: RunSource, _search: str | None) -> str:
-    found = source.all_alerts()
-    return revision_of_rows(found.alerts, found.problems)
+    alerts_found = source.all_alerts()
+    return revision_of_rows(alerts_found.alerts, alerts_found.problems)
 
 
-def alert_notes(found: AlertsFound) -> list[Block]:
+def alert_notes(alerts_found: AlertsFound) -> list[Block]:
     """Return notes on unreadable sources, and on the number of alerts that the table leaves out."""
-    notes: list[Block] = [Text(problem, "reason", role="note") for problem in found.problems]
-    if len(found.alerts) > MOST_ROWS:
-        left = f"{len(found.alerts) - MOST_ROWS:,} older alerts are not in the table; the CSV of the figure has all of them."
-        notes.append(Text(left, "help"))
+    notes: list[Block] = [Text(problem, "reason", role="note") for problem in alerts_found.problems]
+    if len(alerts_found.alerts) > MOST_ROWS:
+        note = (
+            f"{len(alerts_found.alerts) - MOST_ROWS:,} older alerts are not in the table; the CSV of the figure has all of them."
+        )
+        notes.append(Text(note, "help"))
     return notes
 
 
-def alert_rows(source: RunSource, found: AlertsFound) -> list[dict[str, Any]]:
+def alert_rows(source: RunSource, alerts_found: AlertsFound) -> list[dict[str, Any]]:
     """Return a row per alert, firing ones first, ``MOST_ROWS`` at most. Raises ``RankscopeError``."""
     names = {run.run_id: run.name for run in source.runs()}
     now = time.time_ns()
-    return [alert_row(alert, names, now_unix_ns=now) for alert in found.alerts[:MOST_ROWS]]
+    return [alert_row(alert, names, now_unix_ns=now) for alert in alerts_found.alerts[:MOST_ROWS]]
 
 
-def counted(found: AlertsFound) -> str:
+def counted(alerts_found: AlertsFound) -> str:
     """Return the number of alerts, and of firing ones, in words."""
-    firing = sum(alert.state == "firing" for alert in found.alerts)
-    return f"{wording.count(len(found.alerts), 'alert')}, {firing:,} firing"
+    firing = sum(alert.state == "firing" for alert in alerts_found.alerts)
+    return f"{wording.count(len(alerts_found.alerts), 'alert')}, {firing:,} firing"
 
 
-def picked(found: AlertsFound, row: str | None) -> list[Block]:
+def picked(alerts_found: AlertsFound, row: str | None) -> list[Block]:
     """Return the details of the alert in the selected row, else of the first alert, with its runbook."""
-    selected = (alert for alert in found.alerts[:MOST_ROWS] if row_id(alert) == row)
-    return [alert_article(alert) for alert in [next(selected, None) or next(iter(found.alerts), None)] if alert is not None]
+    selected = (alert for alert in alerts_found.alerts[:MOST_ROWS] if row_id(alert) == row)
+    return [
+        alert_article(alert) for alert in [next(selected, None) or next(iter(alerts_found.alerts), None)] if alert is not None
+    ]
 
 
 _EMPTY: Final = Group(

@@ -42,28 +42,28 @@ READ_BYTES: Final = 8 * 2**20
 
 def findings_of(run: Path, *, over: bool) -> list[AlertRecord]:
     """Return the alerts in ``findings.jsonl`` of a run by start time; ``over``: the run has ended. Raises ``InputError``."""
-    found: list[AlertRecord] = []
+    records: list[AlertRecord] = []
     open_: dict[str, int] = {}
     for line in _findings(findings_file(run)):
-        known = open_.pop(line.fingerprint, None)
-        if line.status == "resolved" and known is not None:
-            found[known] = replace(found[known], state="resolved", ended_unix_ns=line.time_unix_ns)
+        place = open_.pop(line.fingerprint, None)
+        if line.status == "resolved" and place is not None:
+            records[place] = replace(records[place], state="resolved", ended_unix_ns=line.time_unix_ns)
         elif line.status == "firing":
             # A repeated firing record updates the same alert; it may come from another watcher that saw it later.
             alert = alert_record(
                 line.labels,
                 line.annotations,
                 state="lost" if over else "firing",
-                started_unix_ns=line.time_unix_ns if known is None else found[known].started_unix_ns,
+                started_unix_ns=line.time_unix_ns if place is None else records[place].started_unix_ns,
                 source="watcher",
             )
-            if known is None:
-                known = len(found)
-                found.append(alert)
+            if place is None:
+                place = len(records)
+                records.append(alert)
             else:
-                found[known] = alert
-            open_[line.fingerprint] = known
-    return sorted(found, key=lambda alert: alert.started_unix_ns)
+                records[place] = alert
+            open_[line.fingerprint] = place
+    return sorted(records, key=lambda alert: alert.started_unix_ns)
 
 
 def revision_of(run: Path) -> str:
@@ -150,14 +150,14 @@ def alerts_of(
     active = {alert.identity for alert in alerts if alert.ended_unix_ns is None}
     folders = {str(Path(run.path).resolve()) for run in runs if run.status not in _OVER}
     for watched in dict.fromkeys([*([root] if root is not None else []), *map(Path, sorted(folders))]):
-        new = [one for one in read(partial(_followed, watched, folders, span_unix_ns[1])) if one.identity not in active]
+        new = [record for record in read(partial(_followed, watched, folders, span_unix_ns[1])) if record.identity not in active]
         active |= {alert.identity for alert in new}
         alerts += new
     if prometheus is not None:
         alerts += read(partial(_of_prometheus, prometheus, (max(span_unix_ns[0], prometheus_from_unix_ns), span_unix_ns[1])))
-    known = {run.run_id for run in runs}
+    run_ids = {run.run_id for run in runs}
     first, last = span_unix_ns
-    shown = [_linked(alert, known) for alert in alerts if _end(alert) >= first and alert.started_unix_ns <= last]
+    shown = [_linked(alert, run_ids) for alert in alerts if _end(alert) >= first and alert.started_unix_ns <= last]
     return AlertsFound(sorted(shown, key=lambda alert: (_ORDER.index(alert.state), -alert.started_unix_ns)), list(problems))
 
 
@@ -165,8 +165,8 @@ def _end(alert: AlertRecord) -> float:
     return float("inf") if alert.ended_unix_ns is None else alert.ended_unix_ns
 
 
-def _linked(alert: AlertRecord, known: set[str]) -> AlertRecord:
-    if alert.run_id is None or alert.run_id not in known:
+def _linked(alert: AlertRecord, run_ids: set[str]) -> AlertRecord:
+    if alert.run_id is None or alert.run_id not in run_ids:
         return alert
     return replace(alert, evidence=overview_url("", alert.run_id, rank=alert.rank))
 
@@ -202,7 +202,7 @@ def _parents(run: RunData, gpus: Collection[str]) -> set[str]:
     return {gpu.parent_uuid for gpu in sampled if gpu.parent_uuid is not None and bare(gpu.gpu_uuid) in devices}
 
 
-def about_run(found: AlertsFound, run_id: str, *, gpus: Collection[str], hosts: Container[str]) -> AlertsFound:
+def about_run(alerts_found: AlertsFound, run_id: str, *, gpus: Collection[str], hosts: Container[str]) -> AlertsFound:
     """Return the alerts about a run, or about its GPUs and MIG devices (uuids) and hosts."""
     devices = set(map(bare, gpus))
 
@@ -212,7 +212,7 @@ def about_run(found: AlertsFound, run_id: str, *, gpus: Collection[str], hosts: 
         labels = alert.labels
         return bare(labels.get("uuid", "")) in devices or ("uuid" not in labels and host_of(labels) in hosts)
 
-    return AlertsFound([alert for alert in found.alerts if concerns(alert)], found.problems)
+    return AlertsFound([alert for alert in alerts_found.alerts if concerns(alert)], alerts_found.problems)
 
 
 ALERTS_AFTER_S: Final = 3600.0

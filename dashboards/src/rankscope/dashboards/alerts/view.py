@@ -43,12 +43,12 @@ STATES: Final[dict[State, tuple[str, str]]] = {
 _SOURCES: Final[dict[Source, str]] = {"watcher": "the watcher", "prometheus": "Prometheus"}
 
 
-def alert_list(found: AlertsFound) -> list[Block]:
+def alert_list(alerts_found: AlertsFound) -> list[Block]:
     """Return notes on unreadable sources, then the alerts in the given order, ``MOST_ALERTS`` at most."""
-    parts: list[Block] = [Text(problem, "reason", role="note") for problem in found.problems]
-    parts += [alert_article(alert) for alert in found.alerts[:MOST_ALERTS]]
-    if len(found.alerts) > MOST_ALERTS:
-        parts.append(Text(f"{len(found.alerts) - MOST_ALERTS} older ones are in the figure's CSV.", "help"))
+    parts: list[Block] = [Text(problem, "reason", role="note") for problem in alerts_found.problems]
+    parts += [alert_article(alert) for alert in alerts_found.alerts[:MOST_ALERTS]]
+    if len(alerts_found.alerts) > MOST_ALERTS:
+        parts.append(Text(f"{len(alerts_found.alerts) - MOST_ALERTS} older ones are in the figure's CSV.", "help"))
     return parts
 
 

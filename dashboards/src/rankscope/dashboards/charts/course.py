@@ -36,10 +36,10 @@ def course_of(trend: Trend, first: int, last: int) -> Course:
     """Return entries ``first`` to ``last`` (exclusive) of ``trend``, with several steps per point beyond ``MOST_POINTS``."""
     wide = max(1, -(-(last - first) // MOST_POINTS))
     highest = _padded(trend.own_us[HIGHEST, first:last], wide)
-    known: NDArray[np.bool_] = np.logical_or.reduce(np.isfinite(highest), axis=-1)
+    has_values: NDArray[np.bool_] = np.logical_or.reduce(np.isfinite(highest), axis=-1)
     slowest = np.full(len(highest), -1, np.int64)
-    at = np.nanargmax(np.where(known[:, None], highest, 0), axis=-1) if len(highest) else np.empty(0, np.intp)
-    slowest[known] = trend.slowest[first:last][(np.arange(len(highest)) * wide + at)[known]]
+    at = np.nanargmax(np.where(has_values[:, None], highest, 0), axis=-1) if len(highest) else np.empty(0, np.intp)
+    slowest[has_values] = trend.slowest[first:last][(np.arange(len(highest)) * wide + at)[has_values]]
     profiled: NDArray[np.bool_] = np.logical_or.reduce(_padded(trend.profiled[first:last], wide) == 1, axis=-1)
     return Course(
         steps=trend.steps[first:last:wide],
@@ -55,8 +55,10 @@ def course_of(trend: Trend, first: int, last: int) -> Course:
 def binned(values: NDArray[Any], wide: int) -> NDArray[np.float32]:
     """Return medians over ``wide`` steps each, [..., steps] to [..., points]; NaN if no step of a point is known."""
     ordered = np.sort(_padded(values, wide), axis=-1)  # NaN sorts last
-    known = np.isfinite(ordered).sum(axis=-1, keepdims=True)
-    low, high = (np.take_along_axis(ordered, place, axis=-1) for place in (np.maximum(known - 1, 0) // 2, known // 2))
+    value_counts = np.isfinite(ordered).sum(axis=-1, keepdims=True)
+    low, high = (
+        np.take_along_axis(ordered, place, axis=-1) for place in (np.maximum(value_counts - 1, 0) // 2, value_counts // 2)
+    )
     return ((low + high) / 2)[..., 0].astype(np.float32)
 
 

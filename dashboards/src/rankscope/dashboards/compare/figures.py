@@ -46,15 +46,19 @@ _MOST_LETTERS: Final = 36
 
 def step_distributions(compared: Compared, colors: Palette) -> Drawn:
     """Draw the cumulative distribution of step times, one line per side. Lines differ in colour and dash."""
-    told = [(side, one) for side, one in zip(compared.result.sides, compared.distributions, strict=True) if one.percentiles_us]
-    if not told:
+    sides = [
+        (side, distribution)
+        for side, distribution in zip(compared.result.sides, compared.distributions, strict=True)
+        if distribution.percentiles_us
+    ]
+    if not sides:
         says = "No side has a usable step: there is nothing to compare."
         return Drawn(note(says, colors), NO_DATA, says)
-    size, unit = time_unit(max(one.percentiles_us[99] for _, one in told))
+    size, unit = time_unit(max(distribution.percentiles_us[99] for _, distribution in sides))
     figure = go.Figure()
-    for index, (side, one) in enumerate(told):
+    for index, (side, distribution) in enumerate(sides):
         figure.add_scatter(
-            x=[value / size for value in one.percentiles_us],
+            x=[value / size for value in distribution.percentiles_us],
             y=list(PERCENTS),
             mode="lines",
             name=plotly_text(side.label, _LEGEND_LETTERS),
@@ -68,17 +72,20 @@ def step_distributions(compared: Compared, colors: Palette) -> Drawn:
         )
     framed(figure, colors, height=340)
     legend_above(figure)
-    lowest, highest = min(one.percentiles_us[0] for _, one in told), max(one.percentiles_us[99] for _, one in told)
+    lowest, highest = (
+        min(distribution.percentiles_us[0] for _, distribution in sides),
+        max(distribution.percentiles_us[99] for _, distribution in sides),
+    )
     room = 0.05 * (highest - lowest) or 0.05 * highest
     # The axis ends at the 99th percentile: one step with a checkpoint would compress all others. The CSV has the rest.
     figure.update_xaxes(title_text=f"step time, {unit}", range=[(lowest - room) / size, (highest + room) / size])
     figure.update_yaxes(title_text="% of steps", range=[0, 101])
     rows = [
         (side.label, side.run_id, percent, value)
-        for side, one in told
-        for percent, value in zip(PERCENTS, one.percentiles_us, strict=True)
+        for side, distribution in sides
+        for percent, value in zip(PERCENTS, distribution.percentiles_us, strict=True)
     ]
-    medians = ", ".join(f"{side.label} {duration(one.percentiles_us[50])}" for side, one in told)
+    medians = ", ".join(f"{side.label} {duration(distribution.percentiles_us[50])}" for side, distribution in sides)
     return Drawn(figure, FigureData(("side", "run", "percentile [%]", "step time [us]"), rows), f"Median step time: {medians}.")
 
 
@@ -95,11 +102,13 @@ class _Row:
 
 def part_differences(comparison: Comparison, colors: Palette) -> Drawn:
     """Draw B minus A for each part of the average step, with its confidence interval. Parts add up to the step's difference."""
-    chosen = [one for one in comparison.quantities if one.role in ("step", "part") and one.difference is not None]
+    chosen = [
+        quantity for quantity in comparison.quantities if quantity.role in ("step", "part") and quantity.difference is not None
+    ]
     if not chosen:
         says = f"{comparison.b} cannot be compared with {comparison.a}: {_why(comparison.quantities)}."
         return Drawn(note(says, colors), NO_DATA, says)
-    rows = [_quantity_row(one) for one in chosen]
+    rows = [_quantity_row(quantity) for quantity in chosen]
     figure = _intervals(rows, colors, _difference(comparison))
     return Drawn(figure, quantities_table(comparison), comparison.summary)
 
@@ -110,14 +119,14 @@ def own_times(comparison: Comparison, colors: Palette) -> Drawn:
     These are own, blocked and CPU time, and compute, communication and idle time of the profiled steps.
     """
     chosen = [
-        one
-        for one in comparison.quantities
-        if one.role in ("inside", "window") and one.unit == "us" and one.difference is not None
+        quantity
+        for quantity in comparison.quantities
+        if quantity.role in ("inside", "window") and quantity.unit == "us" and quantity.difference is not None
     ]
     if not chosen:
         says = "Neither own times nor profiled steps are known of both sides."
         return Drawn(note(says, colors), NO_DATA, says)
-    rows = [_quantity_row(one) for one in chosen]
+    rows = [_quantity_row(quantity) for quantity in chosen]
     figure = _intervals(rows, colors, _difference(comparison))
     largest = max(rows, key=lambda row: abs(row.difference))
     says = f"Largest difference: {largest.name}, {_signed(largest.difference)} ({largest.outcome})."
@@ -177,10 +186,10 @@ def quantities_table(comparison: Comparison) -> FigureData:
     )  # fmt: skip
     rows = [
         (
-            one.label, one.role, one.unit, one.a, one.b, one.difference, *_of_shift(one.average, "low", "high"),
-            *_of_shift(one.typical, "difference", "low", "high", "p_value"), one.outcome, one.why,
+            row.label, row.role, row.unit, row.a, row.b, row.difference, *_of_shift(row.average, "low", "high"),
+            *_of_shift(row.typical, "difference", "low", "high", "p_value"), row.outcome, row.why,
         )
-        for one in comparison.quantities
+        for row in comparison.quantities
     ]  # fmt: skip
     return FigureData(columns, rows)
 
@@ -198,15 +207,15 @@ def _ranks_table(comparison: Comparison) -> FigureData:
     return FigureData(columns, list(map(attrgetter(*fields), comparison.ranks)))
 
 
-def _quantity_row(one: Quantity) -> _Row:
-    low, high = _of_shift(one.average, "low", "high")
-    return _Row(one.label, one.difference or 0.0, low, high, one.outcome)
+def _quantity_row(quantity: Quantity) -> _Row:
+    low, high = _of_shift(quantity.average, "low", "high")
+    return _Row(quantity.label, quantity.difference or 0.0, low, high, quantity.outcome)
 
 
-def _rank_row(one: RankShift) -> _Row:
-    host = f" on {one.host_b}" if one.host_b else ""
-    low, high = _of_shift(one.average, "low", "high")
-    return _Row(f"rank {one.rank}{host}", one.excess_b_us - one.excess_a_us, low, high, one.outcome)
+def _rank_row(shift: RankShift) -> _Row:
+    host = f" on {shift.host_b}" if shift.host_b else ""
+    low, high = _of_shift(shift.average, "low", "high")
+    return _Row(f"rank {shift.rank}{host}", shift.excess_b_us - shift.excess_a_us, low, high, shift.outcome)
 
 
 def _intervals(rows: Sequence[_Row], colors: Palette, title: str) -> go.Figure:
@@ -268,14 +277,14 @@ def steps_overlay(lines: Sequence[tuple[str, Trend]], colors: Palette, *, at: in
 
     A dashed line marks the step ``at``, which divides a run.
     """
-    known = [(name, trend, course_of(trend, 0, len(trend.steps))) for name, trend in lines if len(trend.steps)]
-    known = [row for row in known if np.isfinite(row[2].longest_us).any()]
-    if not known:
+    courses = [(name, trend, course_of(trend, 0, len(trend.steps))) for name, trend in lines if len(trend.steps)]
+    courses = [row for row in courses if np.isfinite(row[2].longest_us).any()]
+    if not courses:
         says = "Step times of these runs are not known."
         return Drawn(note(says, colors), NO_DATA, says)
-    size, unit = time_unit(max(float(np.nanmax(course.longest_us)) for *_, course in known))
+    size, unit = time_unit(max(float(np.nanmax(course.longest_us)) for *_, course in courses))
     figure = go.Figure()
-    for index, (name, _, course) in enumerate(known):
+    for index, (name, _, course) in enumerate(courses):
         color, label = getattr(colors, _ROLES[index % len(_ROLES)]), plotly_text(name, _LEGEND_LETTERS)
         dash = _DASHES[index % len(_DASHES)]
         hover = f"<b>{label}</b><br>step %{{x}}: %{{y:,.4g}} {unit}"
@@ -299,11 +308,11 @@ def steps_overlay(lines: Sequence[tuple[str, Trend]], colors: Palette, *, at: in
     figure.update_yaxes(title_text=unit, rangemode="tozero", zeroline=False)
     rows = [
         (name, int(step), course.steps_per_point, cell(course.wall_us[MEDIAN, at]), cell(course.longest_us[at]))
-        for name, _, course in known
+        for name, _, course in courses
         for at, step in enumerate(course.steps)
     ]
     columns = ("run", "step", "steps", "step time, median rank [us]", "longest step time [us]")
-    longest = ", ".join(f"{name} {duration(float(np.nanmax(course.longest_us)))}" for name, _, course in known)
+    longest = ", ".join(f"{name} {duration(float(np.nanmax(course.longest_us)))}" for name, _, course in courses)
     return Drawn(figure, FigureData(columns, rows), f"Longest step: {longest}.")
 
 
@@ -318,4 +327,4 @@ def _signed(us: float) -> str:
 
 
 def _why(quantities: Sequence[Quantity]) -> str:
-    return next((one.why for one in quantities if one.why), "not one usable step on both sides")
+    return next((quantity.why for quantity in quantities if quantity.why), "not one usable step on both sides")

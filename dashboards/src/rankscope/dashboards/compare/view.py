@@ -113,7 +113,7 @@ def _courses(source: RunSource, result: CompareResult) -> list[tuple[str, Trend]
 
 def _chosen(result: CompareResult, state: PageState) -> Comparison:
     """Return the comparison in the address, else the first one."""
-    return next((one for one in result.comparisons if one.b == state.pair), result.comparisons[0])
+    return next((comparison for comparison in result.comparisons if comparison.b == state.pair), result.comparisons[0])
 
 
 def _all(result: CompareResult) -> Block:
@@ -121,11 +121,11 @@ def _all(result: CompareResult) -> Block:
     steps = {side.label: side.typical_us for side in result.sides}
     rows: list[tuple[Line, ...]] = [
         (
-            named_link(one.b, _address(result, one)),
-            badge(LABELS[one.outcome], tone=TONES[one.outcome]),
-            *("-" if (us := steps[name]) is None else duration(us) for name in (one.a, one.b)),
+            named_link(comparison.b, _address(result, comparison)),
+            badge(LABELS[comparison.outcome], tone=TONES[comparison.outcome]),
+            *("-" if (us := steps[name]) is None else duration(us) for name in (comparison.a, comparison.b)),
         )
-        for one in result.comparisons
+        for comparison in result.comparisons
     ]
     baseline = result.comparisons[0].a
     return Rows(
@@ -146,14 +146,19 @@ def _verdicts(result: CompareResult, state: PageState) -> list[Block]:
         paths = " ".join(quote(side.path) for side in result.sides)
         parts.append(Advice(f"Efficiency by world size, and where the rest went: rankscope compare {paths}"))
     if result.comparisons:
-        one = _chosen(result, state)
+        comparison = _chosen(result, state)
         parts.append(
             Group(
                 [
-                    Inline([badge(LABELS[one.outcome], tone=TONES[one.outcome]), Span(_subject(one, result), style="sides")]),
-                    Heading(one.sentence, 2, "sentence small"),
-                    *([Text(one.details)] if one.details else []),
-                    *([Text(f"Also different: {'; '.join(one.differs)}", "help")] if one.differs else []),
+                    Inline(
+                        [
+                            badge(LABELS[comparison.outcome], tone=TONES[comparison.outcome]),
+                            Span(_subject(comparison, result), style="sides"),
+                        ]
+                    ),
+                    Heading(comparison.sentence, 2, "sentence small"),
+                    *([Text(comparison.details)] if comparison.details else []),
+                    *([Text(f"Also different: {'; '.join(comparison.differs)}", "help")] if comparison.differs else []),
                 ]
             )
         )
@@ -188,14 +193,14 @@ def _sides(result: CompareResult) -> Block:
 
 def _side(side: Side, *, divided: bool) -> tuple[Line, ...]:
     name = named_link(side.name if divided else side.label, run_path(side.run_id))
-    left = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in side.left_out.items() if count]
+    unused = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in side.left_out.items() if count]
     return (
         [Span(f"{side.label} ", "strong"), name] if divided else name,
         f"{side.ranks:,} of {side.world_size:,}",
         f"{side.used_steps:,} ({side.steps[0]:,} to {side.steps[1] - 1:,})",
         *("-" if us is None else duration(us) for us in (side.typical_us, side.step_us)),
         _throughput(side),
-        "; ".join([*left, *side.warnings]) or "nothing",
+        "; ".join([*unused, *side.warnings]) or "nothing",
     )
 
 

@@ -137,17 +137,17 @@ class EventFinder:
 
     def found(self) -> list[HardwareEvent]:
         """Return the events so far, including those that may continue."""
-        going_on = (self._event(what, one) for what, one in self._open.items() if _is_one(what, one))
+        going_on = (self._event(what, open_event) for what, open_event in self._open.items() if _is_one(what, open_event))
         return [*chain.from_iterable(self._done.values()), *going_on]
 
     def _note(self, what: str, now: int, says: str | None) -> None:
         """Open, extend or close the event ``what``. ``says`` describes it in a sample; ``None``: the sample does not show it."""
-        held = self._open.get(what)
-        if says is not None and held is None:
+        open_event = self._open.get(what)
+        if says is not None and open_event is None:
             self._open[what] = _Open(now, now, says)
-        elif says is not None and held is not None:
-            held.until, held.detail = now, says
-        elif held is not None:
+        elif says is not None and open_event is not None:
+            open_event.until, open_event.detail = now, says
+        elif open_event is not None:
             self._close(what)
 
     def _count(self, counter: str, sample: HardwareSample) -> None:
@@ -165,9 +165,9 @@ class EventFinder:
             if counter in self._open:
                 self._close(counter)
             return
-        held = self._open.setdefault(counter, _Open(sample.unix_ns, sample.unix_ns, ""))
-        held.until, held.count = sample.unix_ns, held.count + rise
-        held.detail = f"{COUNTED[counter][1]}: {held.count:,.0f}"
+        open_event = self._open.setdefault(counter, _Open(sample.unix_ns, sample.unix_ns, ""))
+        open_event.until, open_event.count = sample.unix_ns, open_event.count + rise
+        open_event.detail = f"{COUNTED[counter][1]}: {open_event.count:,.0f}"
 
     def _link(self, name: str, says: str, sample: HardwareSample) -> None:
         value: int | None = getattr(sample, name)
@@ -191,28 +191,28 @@ class EventFinder:
             self._close("clock")
 
     def _close(self, what: str) -> None:
-        one, done = self._open.pop(what), self._done.setdefault(what, [])
-        if _is_one(what, one):
-            if len(done) < _MOST_OF_A_KIND:
-                done.append(self._event(what, one))
+        open_event, closed = self._open.pop(what), self._done.setdefault(what, [])
+        if _is_one(what, open_event):
+            if len(closed) < _MOST_OF_A_KIND:
+                closed.append(self._event(what, open_event))
             else:
                 self.left_out += 1
 
-    def _event(self, what: str, one: _Open) -> HardwareEvent:
+    def _event(self, what: str, open_event: _Open) -> HardwareEvent:
         return HardwareEvent(
-            unix_ns=one.since,
-            until_unix_ns=one.until,
+            unix_ns=open_event.since,
+            until_unix_ns=open_event.until,
             host=self.host,
             gpu_uuid=self.gpu_uuid,
             kind=_KIND_OF.get(what, what),
-            detail=one.detail,
+            detail=open_event.detail,
             simulated=self.simulated,
         )
 
 
-def _is_one(what: str, one: _Open) -> bool:
+def _is_one(what: str, open_event: _Open) -> bool:
     """Return whether this is an event: a single sample with a low clock is none."""
-    return what != "clock" or one.until > one.since
+    return what != "clock" or open_event.until > open_event.since
 
 
 _KIND_OF: Final = {
@@ -224,10 +224,13 @@ _KIND_OF: Final = {
 }
 
 
-def most_important(found: Iterable[HardwareEvent], left_out: int, most: int = MOST_EVENTS) -> Events:
+def most_important(all_events: Iterable[HardwareEvent], left_out: int, most: int = MOST_EVENTS) -> Events:
     """Return at most ``most`` events in order of time, chosen by importance of kind, then by duration."""
-    events = sorted(found, key=lambda one: (KINDS.index(one.kind), one.unix_ns - one.until_unix_ns, one.unix_ns, one.gpu_uuid))
-    kept = sorted(events[:most], key=lambda one: (one.unix_ns, one.gpu_uuid, one.kind))
+    events = sorted(
+        all_events,
+        key=lambda event: (KINDS.index(event.kind), event.unix_ns - event.until_unix_ns, event.unix_ns, event.gpu_uuid),
+    )
+    kept = sorted(events[:most], key=lambda event: (event.unix_ns, event.gpu_uuid, event.kind))
     return Events(kept, left_out + len(events) - len(kept))
 
 

@@ -148,7 +148,7 @@ class Hardware:
         """Return readings from ``since_unix_ns`` to ``until_unix_ns`` (both inclusive) in at most ``most_points`` points, which
         must be at least two. Raises ``RankscopeError``.
         """
-        gpu = next((one for one in self.gpus if one.gpu_uuid == gpu_uuid), None)
+        gpu = next((candidate for candidate in self.gpus if candidate.gpu_uuid == gpu_uuid), None)
         if gpu is None:
             raise RankscopeError(f"no samples of GPU {gpu_uuid}")
         rows = self.rows(gpu)
@@ -223,9 +223,9 @@ def in_steps(rows: Rows, metric: str, starts_ns: NDArray[np.int64], walls_us: ND
     values = np.full(len(starts_ns), np.nan, np.float32)
     recorded = np.flatnonzero(np.isfinite(walls_us) & (starts_ns > 0))
     times = rows["unix_ns"]
-    known = np.isfinite(rows[metric])
+    finite = np.isfinite(rows[metric])
     stale_ns = min(STALE_AFTER * float(np.median(np.diff(times))), _MOST_STALE_NS) if len(times) > 1 else 0.0
-    times, told = times[known], np.append(rows[metric][known], np.float32(np.nan))
+    times, told = times[finite], np.append(rows[metric][finite], np.float32(np.nan))
     if not len(recorded) or not len(times):
         return values
     starts = starts_ns[recorded]

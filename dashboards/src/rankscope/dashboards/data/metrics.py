@@ -73,19 +73,19 @@ def why_unknown(metric: str) -> str:
 
 def worst_of(metric: str) -> np.ufunc:
     """Return the function that takes the worst of values; NaN only where all values are NaN."""
-    known = METRICS.get(metric)
-    return np.fmin if known is not None and known.worst == "lowest" else np.fmax
+    description = METRICS.get(metric)
+    return np.fmin if description is not None and description.worst == "lowest" else np.fmax
 
 
-def choices(known: Collection[str]) -> list[dict[str, str | bool]]:
+def choices(available: Collection[str]) -> list[dict[str, str | bool]]:
     """Return the options of a selector: the metrics of a run, then the missing ones, disabled, with the reason."""
     options: list[dict[str, str | bool]] = [
         {
             "value": name,
             "label": metric.label[:1].upper()
             + metric.label[1:]
-            + ("" if name in known else f" (not known: {why_unknown(name)})"),
-            "disabled": name not in known,
+            + ("" if name in available else f" (not known: {why_unknown(name)})"),
+            "disabled": name not in available,
         }
         for name, metric in METRICS.items()
     ]

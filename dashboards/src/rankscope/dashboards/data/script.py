@@ -41,10 +41,10 @@ def read_script(reader: RunReader, attempt: int, ranks: Sequence[int]) -> Script
     first: Script | None = None
     ends = dict.fromkeys([*ranks[:1], *ranks[-1:], *ranks[:: max(1, len(ranks) // MOST_RANKS)]])
     for rank in list(ends)[:MOST_RANKS]:
-        found = _of_rank(rank, [event for event in reader.events(attempt, rank) if 0 <= event.step <= LAST_STEP])
-        if found.metrics:
-            return found
-        first = first or found
+        script = _of_rank(rank, [event for event in reader.events(attempt, rank) if 0 <= event.step <= LAST_STEP])
+        if script.metrics:
+            return script
+        first = first or script
     return first or Script()
 
 

@@ -74,7 +74,7 @@ def row_order(topology: Topology, imposed: Iterable[ImposedWait], sort: str) -> 
     if sort == "host":
         key = _by_host
     elif sort == "imposed":
-        waits = {one.rank: one.imposed_us for one in imposed}
+        waits = {wait.rank: wait.imposed_us for wait in imposed}
 
         def key(place: Place) -> Any:
             return (place.rank not in waits, -waits.get(place.rank, 0.0), place.rank)

@@ -71,7 +71,7 @@ def trend_of(matrices: StepMatrices, profiled: NDArray[np.int64], *, before: Tre
 def write_trend(trend: Trend, file: Path) -> None:
     """Write the trend, replacing the file. Raises ``OSError``."""
     arrays = {name: getattr(trend, name) for name in ("steps", *_BY_STEP, "profiled")}
-    changes = np.array([(one.at, one.before, one.after) for one in trend.changes]).reshape(-1, 3)
+    changes = np.array([(change.at, change.before, change.after) for change in trend.changes]).reshape(-1, 3)
     buffer = io.BytesIO()
     np.savez(buffer, **arrays, changes=changes)
     replace_file(file, buffer.getvalue(), sync=False)
@@ -79,9 +79,9 @@ def write_trend(trend: Trend, file: Path) -> None:
 
 def read_trend(file: Path) -> Trend:
     """Read the trend that ``write_trend`` wrote. Raises ``InputError``."""
-    found = read_arrays(file, "the cached trend")
-    changes = tuple(ChangePoint(int(at), before, after) for at, before, after in found.pop("changes").tolist())
-    return Trend(**found, changes=changes)
+    arrays = read_arrays(file, "the cached trend")
+    changes = tuple(ChangePoint(int(at), before, after) for at, before, after in arrays.pop("changes").tolist())
+    return Trend(**arrays, changes=changes)
 
 
 def _part(matrices: StepMatrices, first: int, last: int) -> dict[str, NDArray[Any]]:
@@ -100,31 +100,31 @@ def _part(matrices: StepMatrices, first: int, last: int) -> dict[str, NDArray[An
 
 def _percentiles(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return [``PERCENTILES``, steps] of [ranks, steps], linearly interpolated."""
-    found = np.full((len(PERCENTILES), values.shape[1]), np.nan, np.float32)
-    known = np.isfinite(values).sum(axis=0)
-    some = np.flatnonzero(known)
+    percentiles = np.full((len(PERCENTILES), values.shape[1]), np.nan, np.float32)
+    value_counts = np.isfinite(values).sum(axis=0)
+    some = np.flatnonzero(value_counts)
     ordered = by_step(values[:, some])
     ordered.sort(axis=1)  # NaN sorts last
     for number, percentile in enumerate(PERCENTILES):
-        place = percentile / 100 * (known[some] - 1)
+        place = percentile / 100 * (value_counts[some] - 1)
         low = np.floor(place).astype(np.intp)
         rows = np.arange(len(some))
         below, above = ordered[rows, low], ordered[rows, np.ceil(place).astype(np.intp)]
-        found[number, some] = below + (above - below) * (place - low)
-    return found
+        percentiles[number, some] = below + (above - below) * (place - low)
+    return percentiles
 
 
 def _slowest(own: NDArray[np.float32], ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-    known = np.isfinite(own).any(axis=0)
-    found = np.full(own.shape[1], -1, np.int64)
-    found[known] = ranks[np.nanargmax(own[:, known], axis=0)] if known.any() else -1
-    return found
+    has_values = np.isfinite(own).any(axis=0)
+    slowest = np.full(own.shape[1], -1, np.int64)
+    slowest[has_values] = ranks[np.nanargmax(own[:, has_values], axis=0)] if has_values.any() else -1
+    return slowest
 
 
 def _mean(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    known = np.isfinite(values).sum(axis=0)
+    value_counts = np.isfinite(values).sum(axis=0)
     sums = values.sum(axis=0, where=np.isfinite(values), dtype=np.float64)
-    means: NDArray[np.float64] = np.divide(sums, known, out=np.full(len(known), np.nan), where=known > 0)
+    means: NDArray[np.float64] = np.divide(sums, value_counts, out=np.full(len(value_counts), np.nan), where=value_counts > 0)
     return means.astype(np.float32)
 
 

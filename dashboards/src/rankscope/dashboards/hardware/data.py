@@ -95,7 +95,11 @@ def source_of(hardware: Hardware, gpu: Gpu, gauge: str) -> Gpu:
     """Return the GPU whose readings of a gauge count for ``gpu``: itself, or the parent GPU of a MIG device without the gauge."""
     if gauge in gpu.gauges or gpu.parent_uuid is None:
         return gpu
-    parents = (one for one in hardware.gpus if one.host == gpu.host and bare(one.gpu_uuid) == bare(gpu.parent_uuid or ""))
+    parents = (
+        candidate
+        for candidate in hardware.gpus
+        if candidate.host == gpu.host and bare(candidate.gpu_uuid) == bare(gpu.parent_uuid or "")
+    )
     return next(parents, gpu)
 
 
@@ -124,9 +128,9 @@ def _figures(rows: Rows, columns: TimeColumns) -> GpuFigures:
     medians, lowest, highest = {}, {}, {}
     for gauge in ("temperature_celsius", "temperature_margin_celsius", "power_watts", "power_limit_watts", "sm_clock_hertz",
                   "utilization_ratio", "memory_used_bytes"):  # fmt: skip
-        known = part[gauge][np.isfinite(part[gauge])]
+        finite = part[gauge][np.isfinite(part[gauge])]
         medians[gauge], lowest[gauge], highest[gauge] = (
-            (float(np.median(known)), float(known.min()), float(known.max())) if len(known) else (np.nan, np.nan, np.nan)
+            (float(np.median(finite)), float(finite.min()), float(finite.max())) if len(finite) else (np.nan, np.nan, np.nan)
         )
     used, used_part = _busy_clock(rows), _busy_clock(part)
     return GpuFigures(

@@ -48,8 +48,8 @@ def gpu_hints(hardware: Hardware, events: Events, steps: tuple[int, int] | None)
     simulated = any(gpu.simulated for gpu in gpus)
     mark = badge("Simulated GPUs", tone="simulated", title="These readings are simulated")
     line: list[Piece] = [mark, f" {source}"] if simulated else [source]
-    said = list(_said(hardware, events, last))
-    return [Text(line, "help"), *([Items(said, "help")] if said else [])]
+    sentences = list(_said(hardware, events, last))
+    return [Text(line, "help"), *([Items(sentences, "help")] if sentences else [])]
 
 
 def _said(hardware: Hardware, events: Events, last: int | None) -> Iterator[str]:

@@ -70,7 +70,7 @@ def gpu_lines(
 
     ``events`` are those of this GPU. A gauge without readings has the text "not known" instead of a line.
     """
-    kinds = {kind: mine for kind in KINDS if (mine := [event for event in events if event.kind == kind])}
+    kinds = {kind: of_kind for kind in KINDS if (of_kind := [event for event in events if event.kind == kind])}
     strip = _STRIP_PX * len(kinds) + 16 if kinds else 0
     plot_px = strip + _ROW_PX * (len(GAUGES) + 1)
     top = 1 - strip / plot_px
@@ -92,8 +92,8 @@ def gpu_lines(
 
 
 def _largest(values: NDArray[np.floating[Any]]) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.max()) if len(known) else 0.0
+    finite = values[np.isfinite(values)]
+    return float(finite.max()) if len(finite) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,22 +151,22 @@ class _Picture:
 
     def happened(self, events: Mapping[str, Sequence[HardwareEvent]], bottom: float) -> None:
         """Add a row of marks per kind above ``bottom``. Throttling and clock drops are shaded through all multiples below."""
-        for kind, mine in events.items():
-            ends = self._ends(mine)
-            texts = [f"<b>{KIND_NAMES[kind]}</b>: {plotly_text(event.detail)}{_made_up(event)}" for event in mine]
+        for kind, of_kind in events.items():
+            ends = self._ends(of_kind)
+            texts = [f"<b>{KIND_NAMES[kind]}</b>: {plotly_text(event.detail)}{_made_up(event)}" for event in of_kind]
             self.traces.append(
                 go.Scatter(
                     x=[at for first, last in ends for at in (first, last, None)],
-                    y=[KIND_NAMES[kind]] * 3 * len(mine),
+                    y=[KIND_NAMES[kind]] * 3 * len(of_kind),
                     mode="lines+markers",
                     line={"color": self.colors.emphasis, "width": 3},
-                    marker={"symbol": ["x", "line-ns-open", "circle"] * len(mine), "size": 7, "color": self.colors.emphasis},
+                    marker={"symbol": ["x", "line-ns-open", "circle"] * len(of_kind), "size": 7, "color": self.colors.emphasis},
                     hovertext=[each for text in texts for each in (text, text, None)],
                     hoverinfo="text",
                     name=KIND_NAMES[kind],
                 )
             )
-        slowing = [event for kind, mine in events.items() if kind in THROTTLES or kind == "clock_drop" for event in mine]
+        slowing = [event for kind, of_kind in events.items() if kind in THROTTLES or kind == "clock_drop" for event in of_kind]
         longest = sorted(slowing, key=lambda event: event.unix_ns - event.until_unix_ns)[:_SHADED]
         shade = {"fillcolor": self.colors.exposed_memcpy, "opacity": 0.22, "line": {"width": 0}}
         for first, last in self._ends(longest):

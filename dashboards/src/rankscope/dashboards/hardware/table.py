@@ -77,11 +77,13 @@ def gpu_rows(gpus: Sequence[Gpu], figures: Sequence[GpuFigures], shared: Mapping
 def _row(gpu: Gpu, own: GpuFigures, whole: GpuFigures | None) -> dict[str, Any]:
     def told(kind: str, gauge: str, size: float = 1.0) -> float | None:
         """Return a value of the device itself, or else of the GPU that contains it, divided by ``size``."""
-        values = [getattr(one, kind)[gauge] for one in (own, whole) if one is not None]
+        values = [getattr(activity, kind)[gauge] for activity in (own, whole) if activity is not None]
         return next((float(value) / size for value in values if math.isfinite(value)), None)
 
     power, limit = told("medians", "power_watts"), told("lowest", "power_limit_watts")
-    clocks = next((one for one in (own, whole) if one is not None and math.isfinite(one.low_clock_hertz)), None)
+    clocks = next(
+        (activity for activity in (own, whole) if activity is not None and math.isfinite(activity.low_clock_hertz)), None
+    )
     return {
         "id": gpu.gpu_uuid,
         "host": gpu.host,
@@ -123,17 +125,17 @@ def _throttled_by(gpu: Gpu) -> str | None:
 
 
 def _link_errors(gpu: Gpu) -> int | None:
-    told = [gpu.rises[counter] for counter in ("nvlink_errors", "pcie_replays") if counter in gpu.rises]
-    return sum(told) if told else None
+    rises = [gpu.rises[counter] for counter in ("nvlink_errors", "pcie_replays") if counter in gpu.rises]
+    return sum(rises) if rises else None
 
 
 def _links(gpu: Gpu) -> str | None:
     """Return the last state of the links, with the worst or best state of the run if it differs from the last."""
-    told = []
+    sentences = []
     for link, says in _LINKS.items():
         if (state := gpu.links.get(link)) is not None:
             worst = state.highest if link == "nvlinks_down" else state.lowest
             best = state.lowest if link == "nvlinks_down" else state.highest
             was = f" (was {worst})" if worst != state.last else f" (had {best})" if best != state.last else ""
-            told.append(says.format(state.last) + was)
-    return ", ".join(told) or None
+            sentences.append(says.format(state.last) + was)
+    return ", ".join(sentences) or None

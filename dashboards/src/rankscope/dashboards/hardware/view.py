@@ -71,9 +71,9 @@ def _gauge(state: PageState) -> tuple[str, Metric]:
 
 def _chosen(state: PageState, hardware: Hardware) -> Gpu | None:
     """Return the GPU in the address; ``None`` if there is none. A rank on another GPU was picked later, so its GPU wins."""
-    found = next((gpu for gpu in hardware.gpus if state.gpu is not None and bare(gpu.gpu_uuid) == bare(state.gpu)), None)
-    if state.rank is None or (found is not None and state.rank in found.ranks):
-        return found
+    picked_gpu = next((gpu for gpu in hardware.gpus if state.gpu is not None and bare(gpu.gpu_uuid) == bare(state.gpu)), None)
+    if state.rank is None or (picked_gpu is not None and state.rank in picked_gpu.ranks):
+        return picked_gpu
     return next((gpu for gpu in hardware.gpus if state.rank in gpu.ranks), None)
 
 
@@ -206,7 +206,7 @@ def _rows(run: RunData, state: PageState) -> list[dict[str, Any]]:
     except RankscopeError:
         return []  # a note above the table shows the error
     gpus, figures = shown.hardware.gpus, figures_of(shown.hardware, shown.columns)
-    of = {(gpu.host, bare(gpu.gpu_uuid)): one for gpu, one in zip(gpus, figures, strict=True)}
+    of = {(gpu.host, bare(gpu.gpu_uuid)): row for gpu, row in zip(gpus, figures, strict=True)}
     parents = ((gpu, of.get((gpu.host, bare(gpu.parent_uuid)))) for gpu in gpus if gpu.parent_uuid is not None)
     return gpu_rows(gpus, figures, {gpu.gpu_uuid: whole for gpu, whole in parents if whole is not None})
 
@@ -236,7 +236,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
     hints = Part("gpu-hints", lambda: gpu_hints(run.hardware, run.events, state.steps))
     if not run.hardware.gpus:
         return [hints, *([Again("hardware")] if run.summary.status in GOING_ON else [])]
-    known = {gauge for gpu in run.hardware.gpus for gauge in gpu.gauges}
+    gauges = {gauge for gpu in run.hardware.gpus for gauge in gpu.gauges}
     steps = partial(steps_of_drag, state)
     return [
         hints,
@@ -257,7 +257,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 )
             ],
             tools=[
-                choice("gauge", "Gauge", _gauges(known), state),
+                choice("gauge", "Gauge", _gauges(gauges), state),
                 *rows_choice(hosts=_several_hosts(run), by_host=_by_host(run, state)),
                 rank_choice(state),
             ],
@@ -298,13 +298,13 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
     ]
 
 
-def _gauges(known: Iterable[str]) -> list[dict[str, Any]]:
-    there = set(known)
+def _gauges(gauges: Iterable[str]) -> list[dict[str, Any]]:
+    available = set(gauges)
     return [
         {
             "value": name,
-            "label": METRICS[name].label[:1].upper() + METRICS[name].label[1:] + ("" if name in there else " (not known)"),
-            "disabled": name not in there,
+            "label": METRICS[name].label[:1].upper() + METRICS[name].label[1:] + ("" if name in available else " (not known)"),
+            "disabled": name not in available,
         }
         for name in of_origin("samples")
     ]

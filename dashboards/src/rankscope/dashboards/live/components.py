@@ -116,7 +116,7 @@ def _(block: model.Items) -> Component:
 
 
 def _are_blocks(item: Any) -> bool:
-    return isinstance(item, (list, tuple)) and any(isinstance(one, model.Block) for one in item)
+    return isinstance(item, (list, tuple)) and any(isinstance(element, model.Block) for element in item)
 
 
 @component.register
@@ -131,8 +131,8 @@ def _fact(fact: model.Fact) -> Component:
     if fact.meter is not None:
         filled = f"{100 * min(max(fact.meter, 0.0), 1.0):.0f}%"
         shown.append(html.Span(html.Span(style={"width": filled}), className="meter", **aria(hidden="true")))
-    known = html.Dd(shown, className="value" if fact.known else "value unknown")
-    return html.Div([html.Dt(fact.name), known], className="fact", **_given(title=fact.why))
+    definition = html.Dd(shown, className="value" if fact.known else "value unknown")
+    return html.Div([html.Dt(fact.name), definition], className="fact", **_given(title=fact.why))
 
 
 @component.register

@@ -27,10 +27,10 @@ def register(app: Dash, pages: Pages) -> None:
         """Return a figure's table. Without one, its sentence as plain text: status 404 if that is final, 503 if not."""
         path = "/" + "/".join(quote(part, safe="") for part in page.split("/"))
         query = flask.request.query_string.decode("utf-8", "replace")
-        found = pages.figure(path, f"?{query}", name, palette(None))
-        if found is None:
+        data = pages.figure(path, f"?{query}", name, palette(None))
+        if data is None:
             flask.abort(404)
-        drawn, ready = found
+        drawn, ready = data
         if not drawn.table.columns:
             return flask.Response(f"{drawn.says}\n", 404 if ready else 503, mimetype="text/plain")
         file = quote(f"{(run_of(path) or ('rankscope',))[0]}-{name}.csv", safe="")

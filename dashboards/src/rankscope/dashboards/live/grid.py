@@ -82,8 +82,8 @@ def table_grid(block: Table, rows: list[dict[str, Any]]) -> Component:
 
 def list_grid(block: Listing, rows: list[dict[str, Any]]) -> Component:
     """Return the table of a list. The browser keeps its order, filters and marked rows for the tab."""
-    known = known_columns(block.columns, rows)
-    columns = [column_def(column) | ({} if column in known else {"hide": True}) for column in block.columns]
+    shown_columns = known_columns(block.columns, rows)
+    columns = [column_def(column) | ({} if column in shown_columns else {"hide": True}) for column in block.columns]
     marks: dict[str, Any] = {
         "rowSelection": {
             "mode": "multiRow",

@@ -105,9 +105,9 @@ class Pages:
                 self._blocks(path, query)  # raises NotReadyError
             if (page := site_page(path)) is not None:
                 return self._site_changes(page, query, rows, work=work)
-            if (found := _view_at(path)) is None:
+            if (place := _view_at(path)) is None:
                 return {}
-            run = self._run(found[0])
+            run = self._run(place[0])
             return {**self._shown(run), "note": stale_note(run)}
         except NotReadyError as error:
             return {"version": error.progress.sentence} if whole else {}  # a page with content keeps it
@@ -138,10 +138,10 @@ class Pages:
     def _page(self, path: object, search: str | None, colors: Palette) -> Page:
         if (page := site_page(path)) is not None:
             return self._site(page, path, search, colors)
-        found = _view_at(path)
-        if found is None:
+        place = _view_at(path)
+        if place is None:
             return _fixed(path, problem("There is no such page", f"Nothing lives at {sanitize(str(path))}."), "Not found")
-        run_id, view = found
+        run_id, view = place
         try:
             run = self._run(run_id)
             if run.summary.problem is not None:
@@ -328,15 +328,15 @@ def site_links(pathname: object) -> list[Component]:
 def _not_ready(name: str, error: NotReadyError) -> Component:
     """Return the card of a computation in progress."""
     progress = error.progress
-    known = progress.of > 0
+    is_counted = progress.of > 0
     return html.Section(
         [
             html.H1(f"{name} is being analysed", className="sentence"),
             html.P(f"{progress.sentence}.", className="reason", **aria(live="polite")),
             dmc.Progress(
-                value=100 * progress.done / progress.of if known else 100,
-                animated=not known,
-                striped=not known,
+                value=100 * progress.done / progress.of if is_counted else 100,
+                animated=not is_counted,
+                striped=not is_counted,
                 **aria(label="Progress of the analysis"),
             ),
             *cancel_button(error, "page"),

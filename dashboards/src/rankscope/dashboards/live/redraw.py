@@ -47,10 +47,10 @@ def register(app: Dash, pages: Pages) -> None:
     )
     def draw_figure(_draw: Any, shown: Any, search: Any, scheme: Any, which: dict[str, str]) -> tuple[Any, ...]:
         with time_zone(request.cookies.get(ZONE_COOKIE)):
-            found = pages.figure(_path(shown), search, which["name"], palette(scheme))
-        if found is None:
+            figure = pages.figure(_path(shown), search, which["name"], palette(scheme))
+        if figure is None:
             return (no_update,) * 4
-        picture, caption = figure_properties(*found)
+        picture, caption = figure_properties(*figure)
         return picture["figure"], picture["style"], caption["children"], caption["data-waits"]
 
     @app.callback(
@@ -121,16 +121,20 @@ def _report_changes(app: Dash, pages: Pages) -> None:
     clientside("isIn", Input("scheme", "data"))
 
     @app.callback(Output("answer", "data"), Input("asked", "data"), prevent_initial_call=True)
-    def answer(asked: Any) -> Any:
-        if not isinstance(asked, dict):
+    def answer(asked_state: Any) -> Any:
+        if not isinstance(asked_state, dict):
             return no_update
-        rows = asked.get("rows")
+        rows = asked_state.get("rows")
         ids = [str(row) for row in rows] if isinstance(rows, list) else []
-        about = {"number": asked.get("number"), "path": asked.get("path")}
-        found = pages.changes(
-            asked.get("path"), asked.get("search"), whole=bool(asked.get("whole")), rows=ids, work=bool(asked.get("work"))
+        about = {"number": asked_state.get("number"), "path": asked_state.get("path")}
+        changed = pages.changes(
+            asked_state.get("path"),
+            asked_state.get("search"),
+            whole=bool(asked_state.get("whole")),
+            rows=ids,
+            work=bool(asked_state.get("work")),
         )
-        return {**about, **found}
+        return {**about, **changed}
 
 
 def _path(shown: Any) -> Any:

@@ -83,7 +83,11 @@ def _picked(  # noqa: PLR0917
     """Return the selection after a click or drag; ``None`` if it selects nothing."""
     if kind == "grid":
         table = pages.block(path, search, Table, name)
-        if table is None or table.pick is None or value.get("colId") in {one.field for one in table.columns if one.is_link}:
+        if (
+            table is None
+            or table.pick is None
+            or value.get("colId") in {column.field for column in table.columns if column.is_link}
+        ):
             return None
         return table.pick(str(value["rowId"]))
     figure = pages.block(path, search, Figure, name)

@@ -88,12 +88,12 @@ def run_losses(source: RunSource) -> list[RunLoss]:
 
 def _known(source: RunSource, run: RunSummary) -> Brief | None:
     try:
-        found = source.known_brief(run)
+        brief = source.known_brief(run)
     except RankscopeError:
-        found = None  # damaged in the cache: treat as absent
-    if found is None and (stored := source.stored_brief(run)) is not None and stored.is_current:
-        found = stored.brief
-    return None if found is None or found.losses is None else found
+        brief = None  # damaged in the cache: treat as absent
+    if brief is None and (stored := source.stored_brief(run)) is not None and stored.is_current:
+        brief = stored.brief
+    return None if brief is None or brief.losses is None else brief
 
 
 def cluster_ledger(runs: Iterable[RunLoss], *, since_unix_ns: int | None = None) -> ClusterLedger:
@@ -119,17 +119,17 @@ def cluster_ledger(runs: Iterable[RunLoss], *, since_unix_ns: int | None = None)
     return ledger
 
 
-def _place(ledger: ClusterLedger, one: RunLoss, *, undated: bool) -> list[RunSummary]:
+def _place(ledger: ClusterLedger, loss: RunLoss, *, undated: bool) -> list[RunSummary]:
     """Return the list of the ledger that a run belongs to."""
-    if one.run.problem is not None:
+    if loss.run.problem is not None:
         return ledger.unreadable
     if undated:
         return ledger.undated
-    if one.brief is None or one.brief.losses is None:
+    if loss.brief is None or loss.brief.losses is None:
         return ledger.not_analysed
-    if one.brief.kind == "insufficient_data":
+    if loss.brief.kind == "insufficient_data":
         return ledger.too_little
-    return ledger.counted if one.brief.losses.on_gpus or one.brief.losses.lost_by else ledger.without_gpus
+    return ledger.counted if loss.brief.losses.on_gpus or loss.brief.losses.lost_by else ledger.without_gpus
 
 
 def _add(loss: HostLoss, lost: Lost, run: RunSummary, currency: str | None) -> None:
@@ -149,8 +149,8 @@ def _add(loss: HostLoss, lost: Lost, run: RunSummary, currency: str | None) -> N
 
 def total_cost(hosts: Sequence[HostLoss]) -> dict[str, float]:
     """Return the total cost by currency."""
-    found: dict[str, float] = {}
+    costs: dict[str, float] = {}
     for host in hosts:
         for currency, amount in host.cost.items():
-            found[currency] = found.get(currency, 0.0) + amount
-    return found
+            costs[currency] = costs.get(currency, 0.0) + amount
+    return costs

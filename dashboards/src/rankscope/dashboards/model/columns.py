@@ -54,4 +54,4 @@ def text_column(field: str, name: str, *, width: int = 130, **others: Any) -> Co
 
 def known_columns(columns: Iterable[Column], rows: Sequence[Mapping[str, Any]]) -> list[Column]:
     """Return the columns without those ``if_known`` of which no row has a value."""
-    return [one for one in columns if not one.if_known or any(row.get(one.field) is not None for row in rows)]
+    return [column for column in columns if not column.if_known or any(row.get(column.field) is not None for row in rows)]

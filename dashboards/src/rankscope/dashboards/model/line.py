@@ -63,10 +63,10 @@ def named_link(name: str, href: str) -> Link:
 
 def pieces(line: Line) -> list[Span | Link | Badge]:
     """Return the pieces of a line. In plain text, code in backticks and command-line options become pieces of their own."""
-    found: list[Span | Link | Badge] = []
+    parts: list[Span | Link | Badge] = []
     for piece in [line] if isinstance(line, (str, Span, Link, Badge)) else line:
-        found += _spans(piece) if isinstance(piece, str) else [piece]
-    return found
+        parts += _spans(piece) if isinstance(piece, str) else [piece]
+    return parts
 
 
 def _spans(text: str) -> list[Span]:

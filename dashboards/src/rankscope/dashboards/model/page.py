@@ -284,9 +284,9 @@ class Entry(Control):
 
 def choice(field: str, label: str, options: Options, state: PageState, *, width: int = 190, nothing: str | None = None) -> Choice:
     """Return a choice whose value is the state's, if it is among the options."""
-    known = {option["value"] for option in options}
+    values = {option["value"] for option in options}
     chosen = state.text(field)
-    value = chosen if chosen in known else None
+    value = chosen if chosen in values else None
     return Choice(field=field, label=label, value=value, width=width, nothing=nothing, options=options)
 
 
@@ -328,4 +328,4 @@ def every(blocks: Sequence[Block]) -> Iterator[Block]:
 
 def find(blocks: Sequence[Block], kind: type[Block], name: str) -> Any:
     """Return the block of a kind with that name; ``None`` if there is none."""
-    return next((one for one in every(blocks) if isinstance(one, kind) and getattr(one, "name", None) == name), None)
+    return next((block for block in every(blocks) if isinstance(block, kind) and getattr(block, "name", None) == name), None)

@@ -115,8 +115,8 @@ class _Codec:
 
 
 def _range(text: str) -> tuple[int, int] | None:
-    found = _RANGE.fullmatch(text)
-    return (first, last) if found and (first := int(found[1])) <= (last := int(found[2])) else None
+    match = _RANGE.fullmatch(text)
+    return (first, last) if match and (first := int(match[1])) <= (last := int(match[2])) else None
 
 
 def host_item(host: str) -> str:
@@ -131,7 +131,7 @@ def _items(text: str) -> tuple[str, ...]:
 
 def _ids(text: str) -> tuple[str, ...]:
     """Return ids, each of which is quoted, since an id may contain a comma."""
-    return tuple(dict.fromkeys(one for item in text.split(",") if 0 < len(one := unquote(item)) <= _LONGEST))[:_MOST]
+    return tuple(dict.fromkeys(id_ for item in text.split(",") if 0 < len(id_ := unquote(item)) <= _LONGEST))[:_MOST]
 
 
 _WHOLE: Final = _Codec(str, lambda text: int(text) if _NUMBER.fullmatch(text) else None)

@@ -97,11 +97,11 @@ def _idle_legend(run: RunData) -> list[tuple[str, str]]:
 
 def _hidden(ranks: Sequence[RankResult]) -> str:
     """Return how much of the communication compute hides, on all ranks and on the rank with the least."""
-    known = [(rank.overlap_ratio, rank.rank) for rank in ranks if rank.overlap_ratio is not None]
-    if not known:
+    ratios = [(rank.overlap_ratio, rank.rank) for rank in ranks if rank.overlap_ratio is not None]
+    if not ratios:
         return "The profiled steps have no communication to hide."
-    lowest, rank = min(known)
-    middle = percent(float(np.median([ratio for ratio, _ in known])))
+    lowest, rank = min(ratios)
+    middle = percent(float(np.median([ratio for ratio, _ in ratios])))
     return f"Compute hides {middle} of the communication of the median rank, and {percent(lowest)} on rank {rank}, the lowest."
 
 
@@ -156,7 +156,7 @@ def _bandwidth(run: RunData, state: PageState, colors: Palette) -> Drawn:
 
 def _about_collectives(run: RunData, state: PageState) -> list[Block]:
     """Return the reasons for missing rows, transfers and bandwidths."""
-    found = run.analysis.collectives
+    collectives = run.analysis.collectives
     rows = _rows(run, state)
     lines = []
     if len(rows) > SHOWN:
@@ -166,11 +166,11 @@ def _about_collectives(run: RunData, state: PageState) -> list[Block]:
         lines.append(
             f"The transfer of {unknown:,} of {len(rows):,} is not known: no instance was matched on all ranks of its group."
         )
-    if found.unmatched:
-        reasons = reasons_text(found.unmatched_by)
-        lines.append(f"{found.unmatched:,} instances could not be matched{f' ({reasons})' if reasons else ''}.")
-    if found.excluded:
-        lines.append(f"Left out, since their records do not show which rank waited: {reasons_text(found.excluded)}.")
+    if collectives.unmatched:
+        reasons = reasons_text(collectives.unmatched_by)
+        lines.append(f"{collectives.unmatched:,} instances could not be matched{f' ({reasons})' if reasons else ''}.")
+    if collectives.excluded:
+        lines.append(f"Left out, since their records do not show which rank waited: {reasons_text(collectives.excluded)}.")
     whys = {row.expected_unknown for row in rows if row.expected_unknown is not None}
     lines += [f"Why the expected bandwidth is not known: {why}." for why in sorted(whys)]
     return [Items(lines, "help")] if lines else []
@@ -192,7 +192,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             help="Mean per profiled step. Exposed communication on all ranks but one means that they wait for that one; on all "
             "ranks alike, that the network is slow." + some,
             blocks=[
-                Legend([*((one.color, one.label) for one in PARTS), *_idle_legend(run)]),
+                Legend([*((part.color, part.label) for part in PARTS), *_idle_legend(run)]),
                 Part("overlap-hidden", lambda: [Text(_hidden(run.analysis.ranks), "help")], reads=()),
                 Figure(
                     name="breakdown-bars",

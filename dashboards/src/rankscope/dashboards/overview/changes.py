@@ -46,7 +46,7 @@ def changes(run: RunData, state: PageState) -> list[Block]:
         return [Text("No step has been recorded yet.", "help")]
     moments = sorted(
         [*_of_step_time(run, trend), *_of_findings(run, trend), *_of_attempts(run, trend), *_of_gpus(run)],
-        key=lambda one: one.first,
+        key=lambda change: change.first,
     )
     if not moments:
         says = f"No lasting change of the step time by {LEAST_SHARE:.0%} or more."
@@ -81,22 +81,22 @@ def _of_step_time(run: RunData, trend: Trend) -> Iterator[Moment]:
 
 
 def _whose(moved: list[int], own: np.ndarray[tuple[int, ...], np.dtype[np.float32]], hosts: Mapping[int, str]) -> str:
-    known = int(np.isfinite(own).any(axis=1).sum())
-    if not known:
+    rank_count = int(np.isfinite(own).any(axis=1).sum())
+    if not rank_count:
         return "which rank's own time changed is not known"
     if not moved:
         return "no rank's own time changed by half as much, so most of it is in waiting or communication"
-    if known > 1 and len(moved) == known:
+    if rank_count > 1 and len(moved) == rank_count:
         return "own time changed on all ranks alike"
-    if len(moved) > known / 2:
-        return f"own time changed on {len(moved):,} of {known:,} ranks"
+    if len(moved) > rank_count / 2:
+        return f"own time changed on {len(moved):,} of {rank_count:,} ranks"
     return f"own time changed on {units_text(moved, hosts, _whole_hosts(moved, hosts))}"
 
 
 def _whole_hosts(moved: list[int], hosts: Mapping[int, str]) -> list[str]:
     """Return the hosts with several ranks that are all among those that moved."""
-    there, on = Counter(hosts.values()), Counter(hosts[rank] for rank in moved if rank in hosts)
-    return [host for host, count in on.items() if count == there[host] > 1]
+    ranks_of_hosts, on = Counter(hosts.values()), Counter(hosts[rank] for rank in moved if rank in hosts)
+    return [host for host, count in on.items() if count == ranks_of_hosts[host] > 1]
 
 
 def _of_findings(run: RunData, trend: Trend) -> Iterator[Moment]:
@@ -128,10 +128,10 @@ def _of_attempts(run: RunData, trend: Trend) -> Iterator[Moment]:
 
 def _of_gpus(run: RunData) -> Iterator[Moment]:
     """Yield the first event of each kind on each GPU, so that an intermittent event does not crowd out all others."""
-    seen: set[tuple[str, str]] = set()
+    shown: set[tuple[str, str]] = set()
     for event in run.events.events:
-        if event.step is not None and (event.gpu_uuid, event.kind) not in seen:
-            seen.add((event.gpu_uuid, event.kind))
+        if event.step is not None and (event.gpu_uuid, event.kind) not in shown:
+            shown.add((event.gpu_uuid, event.kind))
             whose = f"host {event.host}" if event.rank is None else f"rank {event.rank} on host {event.host}"
             simulated = " (simulated)" if event.simulated else ""
             until = event.until_step if event.until_step is not None else event.step

@@ -37,15 +37,15 @@ _GPU_MEMORY: Final = "GPU memory left"
 def work_and_memory(analysis: Analysis) -> list[Fact]:
     """Return the run's throughput, its model FLOP/s utilisation, and its memory use."""
     on_gpus = any(rank.device_kind not in (None, "cpu") for rank in analysis.ranks)
-    memory = [one for one in _memory(analysis.memory) if on_gpus or one.name != _GPU_MEMORY]
+    memory = [fact for fact in _memory(analysis.memory) if on_gpus or fact.name != _GPU_MEMORY]
     return [*_work(analysis.throughput, "of the job" if analysis.rare_steps is None else "of the job, in typical steps"), *memory]
 
 
 def _work(work: Throughput | None, of: str) -> Iterator[Fact]:
     rates = [] if work is None else [("Samples", work.samples_per_second), ("Tokens", work.tokens_per_second)]
-    known = [(name, rate) for name, rate in rates if rate is not None]
-    yield from (Fact(name, wording.rate(rate), detail=of) for name, rate in known)
-    if not known:
+    rates_given = [(name, rate) for name, rate in rates if rate is not None]
+    yield from (Fact(name, wording.rate(rate), detail=of) for name, rate in rates_given)
+    if not rates_given:
         missing = "the script does not report samples or tokens, or not all ranks are recorded"
         yield Fact("Throughput", wording.UNKNOWN, detail=missing)
     if work is None or work.mfu is None:
@@ -75,17 +75,17 @@ def _memory(memory: Memory | None) -> Iterator[Fact]:
                 detail=f"{size(largest)} used at most; the device's size is not known",
             )
     else:
-        left = max(0, fullest.device_bytes - fullest.peak_allocated_bytes)
+        free_bytes = max(0, fullest.device_bytes - fullest.peak_allocated_bytes)
         of = f"of {size(fullest.device_bytes)}, on rank {fullest.rank}, the fullest"
-        yield Fact(_GPU_MEMORY, size(left), meter=fullest.peak_share, detail=of, why="Size less the peak of tensors")
+        yield Fact(_GPU_MEMORY, size(free_bytes), meter=fullest.peak_share, detail=of, why="Size less the peak of tensors")
     resident = max(
         (rank for rank in ranks if rank.resident_bytes is not None), key=lambda rank: rank.resident_bytes or 0, default=None
     )
     if resident is not None and resident.resident_bytes is not None:
         yield Fact("Host memory", size(resident.resident_bytes), detail=f"of the process of rank {resident.rank}, the largest")
-    leaks = [] if memory is None else [one for one in memory.growth if one.leaking]
+    leaks = [] if memory is None else [growth for growth in memory.growth if growth.leaking]
     if leaks:
-        full = min((one.steps_until_full for one in leaks if one.steps_until_full is not None), default=None)
+        full = min((growth.steps_until_full for growth in leaks if growth.steps_until_full is not None), default=None)
         until = "" if full is None else f"; full in {full:,} steps at most"
         rate = size(round(abs(leaks[0].bytes_per_1000_steps)))
         yield Fact("Memory grows", f"{rate} per 1,000 steps", detail=f"{leaks[0].kind} memory of rank {leaks[0].rank}{until}")
@@ -97,7 +97,11 @@ def _share(rank: RankMemory) -> float:
 
 def _waterfall(run: RunData, colors: Palette) -> Drawn:
     fall = run.analysis.waterfall
-    rows = [] if fall is None else [(one.name, one.us, one.share, one.source, one.note, MEANING[one.name]) for one in fall.parts]
+    rows = (
+        []
+        if fall is None
+        else [(part.name, part.us, part.share, part.source, part.note, MEANING[part.name]) for part in fall.parts]
+    )
     return Drawn(
         waterfall_bars(fall, colors),
         FigureData(("part", "time [us]", "share of the step", "source", "note", "meaning"), rows),
@@ -106,7 +110,7 @@ def _waterfall(run: RunData, colors: Palette) -> Drawn:
 
 
 def _largest_part(fall: Waterfall) -> str:
-    largest = max(fall.parts, key=lambda one: one.us or 0.0)
+    largest = max(fall.parts, key=lambda part: part.us or 0.0)
     return (
         f"The {fall.unit} takes {duration(fall.step_us)}; its largest part is {LOOKS[largest.name].label}"
         f" with {percent(largest.share)}"
@@ -118,17 +122,17 @@ def _parts(run: RunData) -> list[Block]:
     fall = run.analysis.waterfall
     if fall is None:
         return []
-    terms = [(LOOKS[one.name].label.capitalize(), _about_part(one), one.us is not None) for one in parts_of(fall)]
+    terms = [(LOOKS[part.name].label.capitalize(), _about_part(part), part.us is not None) for part in parts_of(fall)]
     return [Details("What the parts are", [Terms(terms, "meanings")])]
 
 
 _SOURCES: Final = {"steps": "From step records", "windows": "From profiled steps", "traces": "From traces", None: None}
 
 
-def _about_part(one: WaterfallPart) -> str:
-    means = MEANING[one.name]
-    source = "Not known" if one.us is None else _SOURCES[one.source]
-    return ". ".join(filter(None, [means[:1].upper() + means[1:], source, one.note])) + "."
+def _about_part(part: WaterfallPart) -> str:
+    means = MEANING[part.name]
+    source = "Not known" if part.us is None else _SOURCES[part.source]
+    return ". ".join(filter(None, [means[:1].upper() + means[1:], source, part.note])) + "."
 
 
 def _trend(run: RunData, state: PageState, colors: Palette) -> Drawn:
@@ -168,8 +172,8 @@ def _trend_in_words(trend: Trend, first: int, last: int) -> str:
     typical = trend.wall_us[MEDIAN, first:last]
     if not np.isfinite(typical).any():
         return "Step times are not known"
-    found = sum(first <= change.at < last for change in trend.changes)
-    changed = "does not change lastingly" if not found else f"changes lastingly {count(found, 'time')}"
+    change_count = sum(first <= change.at < last for change in trend.changes)
+    changed = "does not change lastingly" if not change_count else f"changes lastingly {count(change_count, 'time')}"
     return f"Over {last - first:,} steps the median step takes {duration(float(np.nanmedian(typical)))} and {changed}"
 
 

@@ -43,23 +43,23 @@ def one_step(table: StepMatrices, rank: int, step: int) -> OneStep | None:
     row, column = int(np.searchsorted(ranks, rank)), int(np.searchsorted(steps, step))
     if row == len(ranks) or column == len(steps) or ranks[row] != rank or steps[column] != step:
         return None
-    found = []
+    one_values = []
     for metric in METRICS:
         if metric not in table.metrics:
             continue
         values = table.part(metric, column, column + 1).values[:, 0]
         if np.isfinite(values[row]):
-            known = values[np.isfinite(values)]
-            found.append(OneValue(metric, float(values[row]), float(np.median(known)), len(known)))
+            finite = values[np.isfinite(values)]
+            one_values.append(OneValue(metric, float(values[row]), float(np.median(finite)), len(finite)))
     first = max(0, column + 1 - MOST_WINDOW_STEPS)
     profiled = table.part("window_us", first, column + 1).values[row] if "window_us" in table.metrics else np.empty(0)
-    return OneStep(found, _window(profiled, steps[first : column + 1]))
+    return OneStep(one_values, _window(profiled, steps[first : column + 1]))
 
 
 def _window(profiled: NDArray[np.floating[Any]], steps: NDArray[np.int64]) -> int | None:
     """Return the first step of the gapless sequence of profiled steps that ends with the last of ``steps``."""
     if not len(profiled) or np.isnan(profiled[-1]):
         return None
-    apart = np.isnan(profiled[:-1]) | (np.diff(steps) != 1)
-    begins = np.flatnonzero(apart)
+    is_break = np.isnan(profiled[:-1]) | (np.diff(steps) != 1)
+    begins = np.flatnonzero(is_break)
     return int(steps[int(begins[-1]) + 1 if len(begins) else 0])

@@ -50,9 +50,9 @@ def mark_events(figure: go.Figure, events: Iterable[HardwareEvent], colors: Pale
         return figure
     height = figure.layout.height + _STRIP_PX
     for sort in _SORTS:
-        mine = [event for event in shown if event.kind in sort.kinds]
-        if mine:
-            figure.add_trace(_marks(sort, mine, colors, steps))
+        of_sort = [event for event in shown if event.kind in sort.kinds]
+        if of_sort:
+            figure.add_trace(_marks(sort, of_sort, colors, steps))
     share = _STRIP_PX / height
     figure.update_layout(
         height=height,

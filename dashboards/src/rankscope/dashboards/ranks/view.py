@@ -45,14 +45,14 @@ from rankscope.dashboards.words.wording import count as counted
 _ANOTHER: Final = "Click another cell for another step."
 
 
-def step_card(rank: int, step: int, known: OneStep | None, timeline: str) -> list[Block]:
+def step_card(rank: int, step: int, values: OneStep | None, timeline: str) -> list[Block]:
     """Return a table of the rank's numbers and the median of the ranks. ``timeline``: address of the window's timeline."""
-    if known is None:
+    if values is None:
         body: list[Block] = [Text(f"The run has no record of rank {rank} in step {step:,}.")]
-    elif not known.values:
+    elif not values.values:
         body = [Text(f"Rank {rank} left no record of step {step:,}.")]
     else:
-        body = [_numbers(known.values), _profiled(known, timeline)]
+        body = [_numbers(values.values), _profiled(values, timeline)]
     help_text = "Each number beside the median of all ranks in this step."
     return [Section(name="step", title=f"Rank {rank} in step {step:,}", help=help_text, use=_ANOTHER, blocks=body)]
 
@@ -61,12 +61,12 @@ def _numbers(values: list[OneValue]) -> Block:
     columns = (("Metric", "head"), ("This rank", ""), ("Median of the ranks", ""), ("Difference", ""))
     rows: list[tuple[Line, ...]] = [
         (
-            METRICS[one.metric].label,
-            _value_text(one.metric, one.value),
-            [_value_text(one.metric, one.median), Span(f" of {count(one.ranks, 'rank')}", "small")],
-            _difference(one),
+            METRICS[value.metric].label,
+            _value_text(value.metric, value.value),
+            [_value_text(value.metric, value.median), Span(f" of {count(value.ranks, 'rank')}", "small")],
+            _difference(value),
         )
-        for one in values
+        for value in values
     ]
     return Rows(columns, rows, "step-numbers")
 
@@ -79,19 +79,19 @@ def _value_text(metric: str, value: float) -> str:
     return f"{value / size:,.4g} {name}"
 
 
-def _difference(one: OneValue) -> str:
-    apart = one.value - one.median
-    if apart == 0:
+def _difference(value: OneValue) -> str:
+    difference = value.value - value.median
+    if difference == 0:
         return "none"
-    sign, size = ("+" if apart > 0 else "-"), _value_text(one.metric, abs(apart))
-    share = f" ({100 * apart / one.median:+,.0f} %)" if one.median and abs(apart / one.median) >= 0.005 else ""
+    sign, size = ("+" if difference > 0 else "-"), _value_text(value.metric, abs(difference))
+    share = f" ({100 * difference / value.median:+,.0f} %)" if value.median and abs(difference / value.median) >= 0.005 else ""
     return f"{sign}{size}{share}"
 
 
-def _profiled(known: OneStep, timeline: str) -> Block:
-    if known.window is None:
+def _profiled(values: OneStep, timeline: str) -> Block:
+    if values.window is None:
         return Text("This step was not profiled: there is no timeline of it.", "help")
-    return Text(Link(f"Timeline of the window from step {known.window:,}", timeline))
+    return Text(Link(f"Timeline of the window from step {values.window:,}", timeline))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +213,8 @@ def _order(run: RunData, sort: str) -> list[int] | None:
     topology = run.topology
     # A live run may have got new ranks between the reads of topology and steps.
     same = [place.rank for place in topology.places] == list(run.steps.ranks)
-    known = sort != "rank" and sort in topology.sorts
-    return row_order(topology, run.analysis.imposed_wait, sort) if known and same else None
+    is_sorted = sort != "rank" and sort in topology.sorts
+    return row_order(topology, run.analysis.imposed_wait, sort) if is_sorted and same else None
 
 
 def _pick(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
@@ -242,9 +242,9 @@ def _pick(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState
 def _step(run: RunData, state: PageState) -> list[Block]:
     if state.rank is None or state.step is None:
         return []
-    known = one_step(run.steps, state.rank, state.step)
-    window = replace(state, window=None if known is None else known.window)
-    return step_card(state.rank, state.step, known, run_path(run.summary.run_id, "timeline") + window.search)
+    values = one_step(run.steps, state.rank, state.step)
+    window = replace(state, window=None if values is None else values.window)
+    return step_card(state.rank, state.step, values, run_path(run.summary.run_id, "timeline") + window.search)
 
 
 _SORTS: Final = {"rank": "Rank", "host": "Host", "imposed": "Wait imposed on others"}

@@ -133,9 +133,9 @@ def _state(run: RunData, selection: Selection) -> PageState:
     """Return the selection. A missing rank, step or metric is an error: a report would silently show something else."""
     state = PageState()
     if selection.rank is not None:
-        there = [rank.rank for rank in run.analysis.ranks]
-        if selection.rank not in there:
-            raise click.BadParameter(f"rank {selection.rank} is not in this run, which has {_range(there)}", param_hint="--rank")
+        ranks = [rank.rank for rank in run.analysis.ranks]
+        if selection.rank not in ranks:
+            raise click.BadParameter(f"rank {selection.rank} is not in this run, which has {_range(ranks)}", param_hint="--rank")
         state = replace(state, rank=selection.rank)
     if selection.steps is not None:
         steps = [int(step) for step in run.steps.steps]

@@ -117,9 +117,9 @@ class _Contents:
             "begin": self.begin,
             "cell_text": cell_text,
             "figure": self.figure,
-            "holds_blocks": lambda item: isinstance(item, (list, tuple)) and any(isinstance(one, Block) for one in item),
+            "holds_blocks": lambda item: isinstance(item, (list, tuple)) and any(isinstance(element, Block) for element in item),
             "id_of": self.identifier,
-            "kind_of": lambda one: type(one).__name__,
+            "kind_of": lambda element: type(element).__name__,
             "leave_out": leave_out,
             "part": lambda block: self._made(block.make, f"{self._view}, part {block.name}"),
             "pieces": pieces,
@@ -174,14 +174,16 @@ class _Contents:
         except RankscopeError:
             rows = []  # another block shows the error
         shown, columns = rows[:MOST_ROWS], block.columns
-        data = FigureData(tuple(one.name for one in columns), [tuple(row.get(one.field) for one in columns) for row in shown])
+        data = FigureData(
+            tuple(column.name for column in columns), [tuple(row.get(column.field) for column in columns) for row in shown]
+        )
         self.figures[block.name] = {"csv": csv_of(data)}
         return shown, len(rows)
 
     def anchor(self, href: str) -> str | None:
         """Return the anchor of the view that ``href`` leads to, without the link's selection; ``None`` outside of this run."""
-        found = run_of(href.partition("?")[0].partition("#")[0])
-        if found is None or found[0] != self.run.summary.run_id or (view := view_of(found[1])) is None:
+        target = run_of(href.partition("?")[0].partition("#")[0])
+        if target is None or target[0] != self.run.summary.run_id or (view := view_of(target[1])) is None:
             return None
         return anchor_of(view)
 
@@ -273,14 +275,14 @@ def _as_of(run: RunData) -> str:
     return f"The run was last written to {last}."
 
 
-def differences(one: Any, other: Any, at: _Path = ()) -> list[Change]:
+def differences(before: Any, after: Any, at: _Path = ()) -> list[Change]:
     """Return the paths at which ``one`` (JSON) differs from ``other``, with ``other``'s values. The empty path is the root.
 
     So large arrays of a figure in two colour schemes are stored once.
     """
-    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        return [change for key in one for change in differences(one[key], other[key], (*at, key))]
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        pairs = zip(one, other, strict=True)
+    if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
+        return [change for key in before for change in differences(before[key], after[key], (*at, key))]
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = zip(before, after, strict=True)
         return [change for index, (was, now) in enumerate(pairs) for change in differences(was, now, (*at, index))]
-    return [] if type(one) is type(other) and one == other else [(at, other)]
+    return [] if type(before) is type(after) and before == after else [(at, after)]

@@ -99,9 +99,9 @@ class Store:
             with contextlib.suppress(OSError):
                 if not folder.name.startswith("."):
                     folders.append(((folder / _USED).stat().st_mtime, _noted_bytes(folder), folder))
-        left = self.max_bytes - sum(size for _, size, folder in folders if folder.name == keep)
+        room = self.max_bytes - sum(size for _, size, folder in folders if folder.name == keep)
         for _, size, folder in sorted(folders, reverse=True):
-            if folder.name != keep and (left := left - size) < 0:
+            if folder.name != keep and (room := room - size) < 0:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -120,10 +120,10 @@ def key_of(*parts: str) -> str:
 
 def in_words(error: Exception, folder: Path) -> str:
     """Return an error in filling ``folder`` as one line for the user; a path in it may contain undecodable bytes."""
-    said = "no memory is left here" if isinstance(error, MemoryError) else str(error) or type(error).__name__
+    reason = "no memory is left here" if isinstance(error, MemoryError) else str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
-        said = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return full_disk(folder) or sanitize(said, MAX_TEXT)
+        reason = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return full_disk(folder) or sanitize(reason, MAX_TEXT)
 
 
 def full_disk(folder: Path) -> str | None:

@@ -52,7 +52,7 @@ def derive(run: Path, folder: Path, tell: Tell, metrics: Collection[str] = ALL_M
     Raises ``RankscopeError`` for unreadable input, and ``OSError`` if the folder cannot be written.
     """
     evidence = read_evidence(
-        run, report=lambda done, of: tell(Progress("reading the records of all ranks", done, of)), metrics=metrics
+        run, report=lambda at, of: tell(Progress("reading the records of all ranks", at, of)), metrics=metrics
     )
     tell(Progress("judging"))
     write_analysis(analysis_of(evidence), folder)

@@ -60,13 +60,13 @@ class Update(msgspec.Struct, frozen=True):
 def follow(run: Path, folder: Path, report: Callable[[Update], None]) -> NoReturn:
     """Update ``folder`` whenever the files of ``run`` change, and report it."""
     following = Following(run, folder)
-    seen: str | None = None
+    read_revision: str | None = None
     pause_factor = 0.0  # the first read of everything does not predict the duration of later updates
     while True:
         began = time.monotonic()
-        if (revision := footprint(run).revision) != seen:
+        if (revision := footprint(run).revision) != read_revision:
             failure = following.failure_of_update()
-            seen = revision if failure is None else None
+            read_revision = revision if failure is None else None
             report(Update(revision, failure, failure is None and following.is_final))
             os.utime(folder)  # it is in use
         time.sleep(max(_LEAST_PAUSE_S, pause_factor * (time.monotonic() - began)))
@@ -118,7 +118,9 @@ def _has_ended(run: RunEvidence) -> bool:
 def _keeps_all(run: RunEvidence) -> bool:
     """Return whether nothing of the run was too old to be kept in memory."""
     windows = run.windows.values()
-    profiled = {row.step for one in windows for row in one.breakdowns} | {row.step for one in windows for row in one.collectives}
+    profiled = {row.step for part in windows for row in part.breakdowns} | {
+        row.step for part in windows for row in part.collectives
+    }
     return run.earlier.steps == 0 and len(profiled) < RECENT_WINDOWS and not run.durations
 
 
@@ -143,7 +145,7 @@ class _Tiles:
     def clocks(self) -> dict[str, StepClock]:
         """Step clock of the first rank of each host, over the whole attempt."""
         for rank, parts in self._starts.items():
-            self._starts[rank] = [(np.concatenate([one for one, _ in parts]), np.concatenate([one for _, one in parts]))]
+            self._starts[rank] = [(np.concatenate([part for part, _ in parts]), np.concatenate([part for _, part in parts]))]
         return {self._hosts[rank]: StepClock(*parts[0]) for rank, parts in self._starts.items()}
 
     def begin(self, attempt: int) -> None:

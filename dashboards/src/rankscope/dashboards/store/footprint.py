@@ -76,7 +76,7 @@ def _digest(entries: list[str]) -> str:
 
 def _files(run: str, skipped: Container[str]) -> list[tuple[str, int, int]]:
     """Return name, size and modification time of each file in ``run``; those of a link are its own, as no link is followed."""
-    found: list[tuple[str, int, int]] = []
+    files: list[tuple[str, int, int]] = []
     folders = [(run, "")]
     while folders:
         folder, prefix = folders.pop()
@@ -92,7 +92,7 @@ def _files(run: str, skipped: Container[str]) -> list[tuple[str, int, int]]:
                     folders.append((entry.path, f"{prefix}{entry.name}/"))
                 else:
                     status = entry.stat(follow_symlinks=False)
-                    found.append((f"{prefix}{entry.name}", status.st_size, status.st_mtime_ns))
+                    files.append((f"{prefix}{entry.name}", status.st_size, status.st_mtime_ns))
             except OSError:
                 continue  # retention removed it meanwhile
-    return found
+    return files

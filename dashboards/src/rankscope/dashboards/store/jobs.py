@@ -212,10 +212,10 @@ class Jobs:
     def _watch(self, job: Job, process: subprocess.Popen[bytes], connection: Connection) -> Ending:
         """Wait for the end of a job, or for a reason to end it."""
         if self._memory_bytes is None:
-            left = memory_left()
+            free_bytes = memory_left()
             with self._lock:
                 used = sum(job.used_bytes for job in self._jobs.values())
-                self._limit_bytes = None if left is None else int(SHARE_OF_MEMORY * (left + used))
+                self._limit_bytes = None if free_bytes is None else int(SHARE_OF_MEMORY * (free_bytes + used))
         while True:
             if connection.poll(_LOOK_EVERY_S):
                 try:
@@ -260,11 +260,11 @@ class Jobs:
 
 def start(task: str, folder: Path, arguments: Sequence[object]) -> tuple[subprocess.Popen[bytes], Connection]:
     """Start the process of a task; return it with its connection. Raises ``OSError``."""
-    ours, theirs = Pipe()
-    command = [sys.executable, "-m", "rankscope.dashboards.store.tasks", theirs.fileno(), task, folder, *arguments]
-    with theirs:
+    server_end, job_end = Pipe()
+    command = [sys.executable, "-m", "rankscope.dashboards.store.tasks", job_end.fileno(), task, folder, *arguments]
+    with job_end:
         # Its own session: Ctrl-C in a terminal ends the server, which takes the process with it.
         process = subprocess.Popen(
-            [str(part) for part in command], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+            [str(part) for part in command], stdin=subprocess.DEVNULL, pass_fds=[job_end.fileno()], start_new_session=True
         )
-    return process, ours
+    return process, server_end

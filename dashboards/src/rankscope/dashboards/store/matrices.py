@@ -39,10 +39,10 @@ class RunMatrices:
             return self._all.part(metric, first, last, most_columns=most_columns)
         frame = self._all.frame(first, last, most_columns=most_columns)
         # A follower replaces the two one after the other, so only ranks and steps that both have are shown.
-        here, there = np.isin(self.ranks, self._profiled.ranks), np.isin(self._profiled.ranks, self.ranks)
-        known = np.isin(self._profiled.steps, self.steps)
-        few = self._profiled.part(metric, most_columns=len(known)).values[there][:, known]
-        columns = (np.searchsorted(self.steps, self._profiled.steps[known]) - frame.first) // frame.steps_per_column
+        here, in_profile = np.isin(self.ranks, self._profiled.ranks), np.isin(self._profiled.ranks, self.ranks)
+        in_matrix = np.isin(self._profiled.steps, self.steps)
+        few = self._profiled.part(metric, most_columns=len(in_matrix)).values[in_profile][:, in_matrix]
+        columns = (np.searchsorted(self.steps, self._profiled.steps[in_matrix]) - frame.first) // frame.steps_per_column
         values = np.full((len(self.ranks), frame.columns), np.nan, np.float32)
         for at in np.unique(columns[(columns >= 0) & (columns < frame.columns)]):
             values[here, at] = worst_of(metric).reduce(few[:, columns == at], axis=1)
@@ -88,18 +88,18 @@ def _breakdowns(ranks: Sequence[int], windows: Mapping[int, Reduction], steps: N
     values = {name: np.full((len(ranks), len(steps)), np.nan, np.float32) for name in _WINDOW_METRICS}
     column = {int(step): at for at, step in enumerate(steps)}
     for row, rank in enumerate(ranks):
-        for one in windows[rank].breakdowns:
-            if (at := column.get(one.step)) is not None:
+        for breakdown in windows[rank].breakdowns:
+            if (at := column.get(breakdown.step)) is not None:
                 for name, matrix in values.items():
-                    value = _value(one, name)
+                    value = _value(breakdown, name)
                     matrix[row, at] = np.nan if value is None else value
     return values
 
 
-def _value(one: StepBreakdown, metric: str) -> float | None:
+def _value(breakdown: StepBreakdown, metric: str) -> float | None:
     if metric == "overlap_ratio":
-        return one.overlap_us / one.communication_us if one.communication_us > 0 else None
-    value: float | None = getattr(one, metric)
+        return breakdown.overlap_us / breakdown.communication_us if breakdown.communication_us > 0 else None
+    value: float | None = getattr(breakdown, metric)
     return value
 
 

@@ -46,7 +46,7 @@ def _left_in(folder: Path, limit: str, usage: str, reclaimable: str) -> Iterator
 
 def _number(file: Path, pattern: str) -> int | None:
     try:
-        found = re.search(pattern, file.read_text(), re.MULTILINE)
+        match = re.search(pattern, file.read_text(), re.MULTILINE)
     except OSError:
         return None
-    return None if found is None else int(found[1])
+    return None if match is None else int(match[1])

@@ -94,21 +94,21 @@ class RunFolder:
             return error
 
     def _listed(self) -> list[RunSummary]:
-        found: dict[str, RunSummary] = {}
+        runs: dict[str, RunSummary] = {}
         problems: list[tuple[RunSummary, str]] = []
         by_path = {summary.path: summary for summary in map(self._summary, self._folders())}  # a link to a run is that run
         for summary in sorted(by_path.values(), key=lambda run: -(run.last_write_unix_ns or 0)):
             if summary.problem is not None:
                 problems.append((summary, summary.problem))
-            elif (first := found.setdefault(summary.run_id, summary)) is not summary:
+            elif (first := runs.setdefault(summary.run_id, summary)) is not summary:
                 problems.append((summary, f"{summary.path}: has the same run id ({summary.run_id}) as {first.path}"))
-        self._where.update({run.run_id: Path(run.path) for run in found.values()})
+        self._where.update({run.run_id: Path(run.path) for run in runs.values()})
         for summary, problem in problems:
             run = _unreadable(Path(summary.path), summary.revision, problem)
             # The folder's name may be the id of another run.
-            run_id = run.path if run.run_id in found else run.run_id
-            found[run_id] = replace(run, run_id=run_id)
-        return sorted(found.values(), key=lambda run: (run.status == "live", run.start_unix_ns or 0, run.run_id), reverse=True)
+            run_id = run.path if run.run_id in runs else run.run_id
+            runs[run_id] = replace(run, run_id=run_id)
+        return sorted(runs.values(), key=lambda run: (run.status == "live", run.start_unix_ns or 0, run.run_id), reverse=True)
 
     def summary(self, run_id: str) -> RunSummary:
         """Return one run as it is now."""
@@ -195,8 +195,8 @@ def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
 
 def _trackers(info: RunInfo) -> tuple[tuple[str, str], ...]:
     """Return the trackers whose addresses are web addresses: anything may be in the file."""
-    found = [(sanitize(name, MAX_BADGE), url) for name, url in info.trackers.items() if _is_web_address(url)]
-    return tuple(found[:MOST_TRACKERS])
+    links = [(sanitize(name, MAX_BADGE), url) for name, url in info.trackers.items() if _is_web_address(url)]
+    return tuple(links[:MOST_TRACKERS])
 
 
 def _is_web_address(url: str) -> bool:

@@ -97,8 +97,8 @@ class _Sampled:
         for link in LINKS:
             value: int | None = getattr(sample, link)
             if value is not None and (link == "nvlinks_down" or not is_idle(sample)):
-                held = self.links.get(link, LinkState(value, value, value))
-                self.links[link] = LinkState(value, min(value, held.lowest), max(value, held.highest))
+                state = self.links.get(link, LinkState(value, value, value))
+                self.links[link] = LinkState(value, min(value, state.lowest), max(value, state.highest))
 
     def add(self, sample: HardwareSample) -> None:
         if not -_NO_TIME <= sample.unix_ns < _NO_TIME:
@@ -117,12 +117,14 @@ class _Sampled:
         """Append the new rows to the file."""
         rows = np.frombuffer(self.new, ROW)
         for gauge in GAUGES:
-            known = rows[gauge][np.isfinite(rows[gauge])]
-            if len(known):
-                low, high, last = float(known.min()), float(known.max()), float(known[-1])
-                held = self.gauges.get(gauge)
+            finite = rows[gauge][np.isfinite(rows[gauge])]
+            if len(finite):
+                low, high, last = float(finite.min()), float(finite.max()), float(finite[-1])
+                range_ = self.gauges.get(gauge)
                 self.gauges[gauge] = (
-                    GaugeRange(min(low, held.lowest), max(high, held.highest), last) if held else GaugeRange(low, high, last)
+                    GaugeRange(min(low, range_.lowest), max(high, range_.highest), last)
+                    if range_
+                    else GaugeRange(low, high, last)
                 )
         with (folder / self.file).open("ab") as file:
             file.write(self.new)
@@ -137,8 +139,8 @@ class Samples:
         self._gpus: dict[tuple[str, str], _Sampled] = {}
         self._missing: dict[str, None] = {}
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob("*.rows"):
-            left.unlink()
+        for leftover in folder.glob("*.rows"):
+            leftover.unlink()
 
     def add(self, host: str, samples: Iterable[HardwareSample]) -> None:
         """Add samples of a host in the order they were taken."""
@@ -148,18 +150,18 @@ class Samples:
             if sample.gpu_uuid is not None:
                 self._of(host, sample.gpu_uuid).add(sample)
             else:  # about all GPUs of the host
-                for (where, _), one in self._gpus.items():
+                for (where, _), sampled in self._gpus.items():
                     if where == host:
-                        one.add(sample)
-        for (where, _), one in self._gpus.items():
-            if where == host and one.new:
-                one.write(self._folder)
+                        sampled.add(sample)
+        for (where, _), sampled in self._gpus.items():
+            if where == host and sampled.new:
+                sampled.write(self._folder)
 
     def _of(self, host: str, uuid: str) -> _Sampled:
-        found = self._gpus.get((host, uuid))
-        if found is None:
-            found = self._gpus[host, uuid] = _Sampled(host, uuid, f"{len(self._gpus)}.rows", EventFinder(host, uuid))
-        return found
+        sampled = self._gpus.get((host, uuid))
+        if sampled is None:
+            sampled = self._gpus[host, uuid] = _Sampled(host, uuid, f"{len(self._gpus)}.rows", EventFinder(host, uuid))
+        return sampled
 
     def publish(self, infos: Mapping[int, RankInfo], clocks: Mapping[str, StepClock]) -> None:
         """Make the samples visible to readers. ``clocks``: host to the step clock of one of its ranks, which dates the events."""
@@ -181,10 +183,10 @@ class Samples:
         host = max(clocks, key=lambda name: np.count_nonzero(clocks[name].starts_ns), default=None)
         if host is None or not clocks[host].starts_ns.any():
             return None
-        known = clocks[host].starts_ns > 0
-        steps, first = np.unique(clocks[host].steps[known], return_index=True)
+        has_start = clocks[host].starts_ns > 0
+        steps, first = np.unique(clocks[host].steps[has_start], return_index=True)
         # Times must ascend even if the clock was set back.
-        starts = np.maximum.accumulate(clocks[host].starts_ns[known][first])
+        starts = np.maximum.accumulate(clocks[host].starts_ns[has_start][first])
         replace_file(self._folder / CLOCK, np.stack([steps, starts]).tobytes(), sync=False)
         return host
 
@@ -193,38 +195,38 @@ class Samples:
         for rank, info in infos.items():
             if info.gpu_uuid is not None:
                 ranks.setdefault((info.host, bare(info.gpu_uuid)), []).append(rank)
-        for (host, uuid), one in self._gpus.items():
-            mine = sorted(ranks.get((host, bare(uuid)), []))
+        for (host, uuid), sampled in self._gpus.items():
+            ranks_of_gpu = sorted(ranks.get((host, bare(uuid)), []))
             yield Gpu(
                 gpu_uuid=uuid,
                 host=host,
-                index=one.index,
-                name=infos[mine[0]].gpu_name if mine else None,
-                parent_uuid=one.parent_uuid,
-                ranks=mine,
-                samples=one.samples,
-                first_unix_ns=one.first,
-                last_unix_ns=one.last,
-                gauges=dict(one.gauges),
-                memory_total_bytes=one.memory_total_bytes,
-                throttle_samples=one.throttle_samples,
-                throttled_samples=one.throttled_samples,
-                throttled=dict(sorted(one.throttled.items())),
-                rises=dict(one.finder.rises),
-                links=dict(one.links),
-                simulated=one.finder.simulated,
-                file=one.file,
+                index=sampled.index,
+                name=infos[ranks_of_gpu[0]].gpu_name if ranks_of_gpu else None,
+                parent_uuid=sampled.parent_uuid,
+                ranks=ranks_of_gpu,
+                samples=sampled.samples,
+                first_unix_ns=sampled.first,
+                last_unix_ns=sampled.last,
+                gauges=dict(sampled.gauges),
+                memory_total_bytes=sampled.memory_total_bytes,
+                throttle_samples=sampled.throttle_samples,
+                throttled_samples=sampled.throttled_samples,
+                throttled=dict(sorted(sampled.throttled.items())),
+                rises=dict(sampled.finder.rises),
+                links=dict(sampled.links),
+                simulated=sampled.finder.simulated,
+                file=sampled.file,
             )
 
     def _events(self, gpus: Sequence[Gpu]) -> Events:
-        found: list[HardwareEvent] = []
+        events: list[HardwareEvent] = []
         left_out = 0
         for gpu in gpus:
             finder = self._gpus[gpu.host, gpu.gpu_uuid].finder
             left_out += finder.left_out
             rank = gpu.ranks[0] if gpu.ranks else None
-            found += [msgspec.structs.replace(event, rank=rank) for event in finder.found()]
-        return most_important(found, left_out)
+            events += [msgspec.structs.replace(event, rank=rank) for event in finder.found()]
+        return most_important(events, left_out)
 
 
 def host_clocks(infos: Mapping[int, RankInfo], table: StepTable) -> dict[str, StepClock]:
@@ -238,8 +240,8 @@ def host_clocks(infos: Mapping[int, RankInfo], table: StepTable) -> dict[str, St
 
 
 def _why_none(missing: Iterable[str]) -> str:
-    told = "; ".join(missing)
-    return f"{WHY_UNKNOWN['samples']}{f' ({told})' if told else ''}"
+    missing_text = "; ".join(missing)
+    return f"{WHY_UNKNOWN['samples']}{f' ({missing_text})' if missing_text else ''}"
 
 
 def sample_values(folder: Path, infos: Mapping[int, RankInfo], table: StepTable) -> dict[str, Values]:
@@ -259,7 +261,9 @@ def sample_values(folder: Path, infos: Mapping[int, RankInfo], table: StepTable)
         parent = None if gpu.parent_uuid is None else gpus.get((gpu.host, bare(gpu.parent_uuid)))
         walls = table.of_rank("wall_us", row).astype(np.float64)
         for metric in of_origin("samples"):
-            source = next((one for one in (gpu, parent) if one is not None and metric in one.gauges), None)
+            source = next(
+                (source_gpu for source_gpu in (gpu, parent) if source_gpu is not None and metric in source_gpu.gauges), None
+            )
             if source is not None:
                 if metric not in matrices:
                     matrices[metric] = np.full((len(table.ranks), len(table.steps)), np.nan, np.float32)

@@ -145,8 +145,8 @@ class TileWriter:
                 writing.append(pool.submit(self._fill, metric, matrix))
                 if len(writing) == cores:  # bounds the matrices in memory
                     writing.popleft().result()
-            for one in writing:
-                one.result()
+            for future in writing:
+                future.result()
 
     def _fill(self, metric: str, matrix: NDArray[np.floating[Any]]) -> None:
         with contextlib.ExitStack() as files:
@@ -181,11 +181,11 @@ class TileWriter:
             return
         self.add_steps(steps)
         row, at = self._ranks.index(rank), np.searchsorted(self._steps, steps)
-        for metric, told in values.items():
+        for metric, metric_values in values.items():
             if metric not in self._metrics:
                 self._metrics.add(metric)
                 self._lengthen(metric)
-            self._write(metric, row, at, told)
+            self._write(metric, row, at, metric_values)
 
     def put(self, metric: str, steps: NDArray[np.int64], values: Values) -> None:
         """Write the known values of a metric, [ranks, steps], for all ranks at once; NaN leaves a value unchanged."""
@@ -198,10 +198,12 @@ class TileWriter:
         fine = self._map(metric, 1)
         block, column = np.divmod(np.searchsorted(self._steps, steps), BLOCK_STEPS)
         for number in np.unique(block):
-            mine = block == number
-            held = fine[number]
-            held[:, column[mine]] = np.where(np.isnan(values[:, mine]), held[:, column[mine]], values[:, mine])
-            for every, coarse in _coarser(metric, held).items():
+            in_block = block == number
+            row_values = fine[number]
+            row_values[:, column[in_block]] = np.where(
+                np.isnan(values[:, in_block]), row_values[:, column[in_block]], values[:, in_block]
+            )
+            for every, coarse in _coarser(metric, row_values).items():
                 self._map(metric, every)[number] = coarse
 
     @property
@@ -220,22 +222,22 @@ class TileWriter:
             if f".{self._generation}." not in file.name and file.suffix in (".f32", ".i64"):
                 file.unlink(missing_ok=True)
 
-    def _write(self, metric: str, row: int, at: NDArray[np.intp], told: Values) -> None:
+    def _write(self, metric: str, row: int, at: NDArray[np.intp], metric_values: Values) -> None:
         """Write the columns ``at`` of a row, and update the coarse columns of their blocks."""
         fine = self._map(metric, 1)
         block, column = np.divmod(at, BLOCK_STEPS)
-        fine[block, row, column] = told
+        fine[block, row, column] = metric_values
         first, last = int(block.min()), int(block.max()) + 1
         for every, coarse in _coarser(metric, fine[first:last, row]).items():
             self._map(metric, every)[first:last, row] = coarse
 
     def _map(self, metric: str, every: int) -> Values:
         shape = (_blocks_of(len(self._steps)), len(self._ranks), BLOCK_STEPS // every)
-        held = self._open.get((metric, every))
-        if held is None or held.shape != shape:
-            held = np.memmap(self.folder / _file(metric, every, self._generation), np.float32, "r+", shape=shape)
-            self._open[metric, every] = held
-        return held
+        tile_map = self._open.get((metric, every))
+        if tile_map is None or tile_map.shape != shape:
+            tile_map = np.memmap(self.folder / _file(metric, every, self._generation), np.float32, "r+", shape=shape)
+            self._open[metric, every] = tile_map
+        return tile_map
 
     def _lengthen(self, metric: str) -> None:
         """Append empty blocks until all steps have room."""
@@ -254,9 +256,9 @@ class TileWriter:
         for metric in self._metrics:
             self._lengthen(metric)
             shape = (_blocks_of(len(before[1])), len(before[0]), BLOCK_STEPS)
-            held = np.memmap(self.folder / _file(metric, 1, old), np.float32, "r", shape=shape)
+            old_tiles = np.memmap(self.folder / _file(metric, 1, old), np.float32, "r", shape=shape)
             for row, rank in enumerate(before[0]):
-                self._write(metric, ranks.index(rank), at, held[:, row].reshape(-1)[: len(at)])
+                self._write(metric, ranks.index(rank), at, old_tiles[:, row].reshape(-1)[: len(at)])
 
 
 def _generation(folder: Path) -> int:
@@ -269,12 +271,12 @@ def _generation(folder: Path) -> int:
 
 def _coarser(metric: str, values: Values) -> dict[int, Values]:
     """Return ``values`` [rows, ``BLOCK_STEPS``] with one column per so many steps, for each of ``LEVELS`` but the first."""
-    found: dict[int, Values] = {}
+    coarser: dict[int, Values] = {}
     for finer, every in pairwise(LEVELS):
         for _ in range((every // finer).bit_length() - 1):  # halves: numpy is slow where it reduces short rows
             values = worst_of(metric)(values[:, ::2], values[:, 1::2])
-        found[every] = values
-    return found
+        coarser[every] = values
+    return coarser
 
 
 def _blocks_of(columns: int) -> int:

@@ -38,28 +38,28 @@ def derive_window(run: Path, attempt: int, steps: range, folder: Path, tell: Tel
     """Write the window that ``read_window`` reads. Raises ``RankscopeError`` and ``OSError``."""
     reader = RunReader(run)
     everybody = reader.ranks(attempt)
-    held: dict[int, Reduction] = {}
-    for done, rank in enumerate(everybody):
-        tell(Progress("reading the collectives of all ranks", done, len(everybody)))
-        held[rank] = captured_steps(reader, attempt, rank, steps)
+    reductions: dict[int, Reduction] = {}
+    for at, rank in enumerate(everybody):
+        tell(Progress("reading the collectives of all ranks", at, len(everybody)))
+        reductions[rank] = captured_steps(reader, attempt, rank, steps)
     tell(Progress("finding which collectives are the same"))
     infos = reader.infos(attempt)
     clock_names = {rank: info.clock_name for rank, info in infos.items()}
-    matched = match_windows(held, infos, told_world_size(reader.attempt(attempt), infos.values()))
+    matched = match_windows(reductions, infos, told_world_size(reader.attempt(attempt), infos.values()))
     clocks = shared_by_names(matched.clocks, clock_names)
-    there = {rank: one for rank, one in held.items() if one.breakdowns or one.collectives}
-    if not there:
+    captured = {rank: reduction for rank, reduction in reductions.items() if reduction.breakdowns or reduction.collectives}
+    if not captured:
         raise InputError(run, f"nothing of steps {steps.start} to {steps.stop - 1} is left: retention has removed it")
     raw = RawEvents()
-    for rank, file in kept_files(reader.path, attempt, there, steps):
+    for rank, file in kept_files(reader.path, attempt, captured, steps):
         tell(Progress("reading raw traces", len(raw.work)))
         raw.read(rank, file)
     tell(Progress("laying the ranks side by side"))
-    write_window(lay(there, clocks, matched.matching, raw, steps, clock_names=clock_names), folder)
+    write_window(lay(captured, clocks, matched.matching, raw, steps, clock_names=clock_names), folder)
 
 
 def lay(
-    there: Mapping[int, Reduction],
+    captured: Mapping[int, Reduction],
     clocks: Clocks,
     matching: Matching,
     raw: RawEvents,
@@ -68,22 +68,22 @@ def lay(
     clock_names: Mapping[int, str],
 ) -> WindowData:
     """Return the window. ``there``: ranks that have records of it, at least one. Ranks of one kernel have one clock name."""
-    starts = {rank: clocks.correct(rank, _start(one)) for rank, one in there.items()}
+    starts = {rank: clocks.correct(rank, _start(reduction)) for rank, reduction in captured.items()}
     typical = int(np.median(list(starts.values())))
-    ranks = [rank for rank in sorted(there) if abs(starts[rank] - typical) <= _APART_NS]
+    ranks = [rank for rank in sorted(captured) if abs(starts[rank] - typical) <= _APART_NS]
     left_out = [
-        f"rank {rank}: its clock could not be corrected and shows another time" for rank in sorted(there) if rank not in ranks
+        f"rank {rank}: its clock could not be corrected and shows another time" for rank in sorted(captured) if rank not in ranks
     ]
     base = min(starts[rank] for rank in ranks)
     linked = _Linked(matching, clocks, base)
     for rank in ranks:
-        linked.add_rest(rank, there[rank].collectives)
+        linked.add_rest(rank, captured[rank].collectives)
     parts: list[Parts] = []
     calls: list[Numbers] = []
     for row, rank in enumerate(ranks):
-        mine = _calls(row, rank, there[rank].collectives, linked)
-        calls.append(mine)
-        parts.append(parts_of(row, _recorded(rank, there[rank], mine, raw.work.get(rank), linked)))
+        rank_calls = _calls(row, rank, captured[rank].collectives, linked)
+        calls.append(rank_calls)
+        parts.append(parts_of(row, _recorded(rank, captured[rank], rank_calls, raw.work.get(rank), linked)))
     whole, table = joined(parts), np.concatenate(calls)
     offsets = {rank: base + clocks.offset_at(rank, starts[rank]) for rank in ranks}
     events = raw.events(offsets)
@@ -95,7 +95,7 @@ def lay(
             extent_ns=int(max(whole.end.max(initial=1), table[:, 3].max(initial=1))),
             clock=clock_of(clocks, len(matching.matches), ranks, clock_names),
             base_unix_ns=base,
-            steps=_steps(ranks, there, clocks, base),
+            steps=_steps(ranks, captured, clocks, base),
             matched=len(matching.matches) + len(matching.directed),
             unmatched=matching.unmatched,
             collectives=linked.collectives,
@@ -111,14 +111,14 @@ def lay(
     )
 
 
-def _steps(ranks: Iterable[int], there: Mapping[int, Reduction], clocks: Clocks, base: int) -> list[tuple[int, int, int]]:
-    found: dict[int, tuple[int, int]] = {}
+def _steps(ranks: Iterable[int], captured: Mapping[int, Reduction], clocks: Clocks, base: int) -> list[tuple[int, int, int]]:
+    spans: dict[int, tuple[int, int]] = {}
     for rank in ranks:
-        for row in there[rank].breakdowns:
+        for row in captured[rank].breakdowns:
             start = clocks.correct(rank, row.start_unix_ns) - base
-            first, last = found.get(row.step, (start, start))
-            found[row.step] = (min(first, start), max(last, start + round(row.window_us * 1000)))
-    return [(step, *found[step]) for step in sorted(found)]
+            first, last = spans.get(row.step, (start, start))
+            spans[row.step] = (min(first, start), max(last, start + round(row.window_us * 1000)))
+    return [(step, *spans[step]) for step in sorted(spans)]
 
 
 @dataclass(slots=True)
@@ -137,7 +137,7 @@ class _Linked:
         for match in matching.matches:
             waited = waiting_of(match, clocks)
             keys = self._add(match, last=next(iter(waited.values())).last, spread_ns=_spread(match, clocks))
-            self.wait_ns |= {keys[rank]: max(0, round(one.wait_us * 1000)) for rank, one in waited.items()}
+            self.wait_ns |= {keys[rank]: max(0, round(wait.wait_us * 1000)) for rank, wait in waited.items()}
         for match in matching.directed:
             self._add(match)
 
@@ -177,7 +177,7 @@ class _Linked:
 
 
 def _spread(match: Match, clocks: Clocks) -> int:
-    return round(max(one.wait_us for one in waiting_of(match, clocks).values()) * 1000)
+    return round(max(wait.wait_us for wait in waiting_of(match, clocks).values()) * 1000)
 
 
 def _name(match: Match, *, matched: bool) -> str:
@@ -193,28 +193,29 @@ def _calls(row: int, rank: int, records: list[CollectiveRecord], linked: _Linked
         [
             (
                 row,
-                linked.number_of[key := key_of(rank, one)],
-                linked.on_clock(rank, arrival_ns(one)),
-                linked.on_clock(rank, one.end_unix_ns),
+                linked.number_of[key := key_of(rank, record)],
+                linked.on_clock(rank, arrival_ns(record)),
+                linked.on_clock(rank, record.end_unix_ns),
                 linked.wait_ns.get(key, NOBODY),
             )
-            for one in records
+            for record in records
         ],
         dtype=np.int64,
     ).reshape(-1, 5)
 
 
-def _recorded(rank: int, held: Reduction, calls: Numbers, work: Work | None, linked: _Linked) -> Recorded:
+def _recorded(rank: int, reduction: Reduction, calls: Numbers, work: Work | None, linked: _Linked) -> Recorded:
     clocks, base = linked.clocks, linked.base_ns
     steps = [
-        (start := clocks.correct(rank, one.start_unix_ns) - base, start + round(one.window_us * 1000)) for one in held.breakdowns
+        (start := clocks.correct(rank, record.start_unix_ns) - base, start + round(record.window_us * 1000))
+        for record in reduction.breakdowns
     ]
     if work is not None:
-        offset = base + clocks.offset_at(rank, _start(held))
+        offset = base + clocks.offset_at(rank, _start(reduction))
         compute, copies = work.compute - offset, work.copies - offset
     else:
-        enqueued = [clocks.correct(rank, one.enqueue_unix_ns) - base for one in held.collectives]
-        compute, copies = _union([_computing(held.collectives, enqueued)]), EMPTY
+        enqueued = [clocks.correct(rank, record.enqueue_unix_ns) - base for record in reduction.collectives]
+        compute, copies = _union([_computing(reduction.collectives, enqueued)]), EMPTY
     return Recorded(
         steps=_union([np.array(steps, dtype=np.int64).reshape(-1, 2)]),
         collectives=calls[:, 2:4],
@@ -227,9 +228,9 @@ def _recorded(rank: int, held: Reduction, calls: Numbers, work: Work | None, lin
 
 
 def _computing(records: Sequence[CollectiveRecord], enqueued_ns: Sequence[int]) -> Spans:
-    spans = np.array([span for one in records for span in one.compute_spans_us], dtype=np.float64).reshape(-1, 2) * 1000
+    spans = np.array([span for record in records for span in record.compute_spans_us], dtype=np.float64).reshape(-1, 2) * 1000
     whole: Spans = np.rint(spans.clip(-_APART_NS, _APART_NS)).astype(np.int64)
-    counts = np.array([len(one.compute_spans_us) for one in records], dtype=np.intp)
+    counts = np.array([len(record.compute_spans_us) for record in records], dtype=np.intp)
     return whole + np.repeat(np.array(enqueued_ns, dtype=np.int64), counts)[:, None]
 
 

@@ -201,14 +201,14 @@ def _lane_label(lanes: Lanes, at: int) -> str:
 def _add_bars(figure: go.Figure, lanes: Lanes, colors: Palette) -> None:
     parts = lanes.parts
     for kind in np.unique(parts.kind).tolist():
-        mine = parts.kind == kind
+        of_kind = parts.kind == kind
         label = kind_label(kind)
-        names = [lanes.texts[at] if at != NOBODY else label for at in parts.about[mine].tolist()]
-        wide = (parts.end - parts.start)[mine]
+        names = [lanes.texts[at] if at != NOBODY else label for at in parts.about[of_kind].tolist()]
+        wide = (parts.end - parts.start)[of_kind]
         figure.add_bar(
             x=wide / _NS_PER_MS,
-            base=parts.start[mine] / _NS_PER_MS,
-            y=parts.lane[mine],
+            base=parts.start[of_kind] / _NS_PER_MS,
+            y=parts.lane[of_kind],
             orientation="h",
             width=0.86,
             name=label,
@@ -220,7 +220,7 @@ def _add_bars(figure: go.Figure, lanes: Lanes, colors: Palette) -> None:
             insidetextfont={"size": 11, **readable(colors)},
             hovertext=[
                 f"<b>{_lane_text(lanes, lane)}</b><br>{label}: {length / _NS_PER_MS:,.3f} ms<br>{name}"
-                for lane, length, name in zip(parts.lane[mine].tolist(), wide.tolist(), names, strict=True)
+                for lane, length, name in zip(parts.lane[of_kind].tolist(), wide.tolist(), names, strict=True)
             ],
             hoverinfo="text",
         )
@@ -282,9 +282,9 @@ def _add_frames(figure: go.Figure, chosen: NDArray[np.int64], first: int, past: 
     x: list[float | None] = []
     y: list[float | None] = []
     for lane, start, end in chosen.tolist():
-        left, right = max(start, first) / _NS_PER_MS, min(end, past) / _NS_PER_MS
-        if left < right:
-            x += [left, right, right, left, left, None]
+        start_ms, right = max(start, first) / _NS_PER_MS, min(end, past) / _NS_PER_MS
+        if start_ms < right:
+            x += [start_ms, right, right, start_ms, start_ms, None]
             y += [lane - 0.46, lane - 0.46, lane + 0.46, lane + 0.46, lane - 0.46, None]
     figure.add_scatter(x=x, y=y, mode="lines", line={"color": colors.emphasis, "width": 1.5}, hoverinfo="skip", showlegend=False)
 
@@ -308,15 +308,17 @@ class Arrival:
 def arrival_bars(arrivals: Sequence[Arrival], colors: Palette, *, last: int | None, picked: int | None = None) -> go.Figure:
     """Draw a bar per rank from its arrival to its end, the earliest at the top. Rank ``last`` has a flag."""
     shown = list(arrivals) if len(arrivals) <= SHOWN else [*arrivals[:_FIRST], *arrivals[_FIRST - SHOWN :]]
-    begin = np.array([one.arrival_ms for one in shown])
-    whole = np.array([one.end_ms for one in shown]) - begin
-    wait = np.array([0.0 if one.wait_ms is None else min(one.wait_ms, long) for one, long in zip(shown, whole, strict=True)])
-    known = all(one.wait_ms is not None for one in shown)
+    begin = np.array([arrival.arrival_ms for arrival in shown])
+    whole = np.array([arrival.end_ms for arrival in shown]) - begin
+    wait = np.array(
+        [0.0 if arrival.wait_ms is None else min(arrival.wait_ms, long) for arrival, long in zip(shown, whole, strict=True)]
+    )
+    all_known = all(arrival.wait_ms is not None for arrival in shown)
     figure = go.Figure()
     kinds = (
         (Look("Waiting", "straggler_wait", "\\"), begin, wait),
         (
-            Look("Transfer", "exposed_communication", "x") if known else Look("In the collective", "unmatched", "|"),
+            Look("Transfer", "exposed_communication", "x") if all_known else Look("In the collective", "unmatched", "|"),
             begin + wait,
             whole - wait,
         ),
@@ -329,14 +331,14 @@ def arrival_bars(arrivals: Sequence[Arrival], colors: Palette, *, last: int | No
             colors,
             base=base,
             width=0.8,
-            hovertext=[f"rank {one.rank}" for one in shown],
+            hovertext=[f"rank {arrival.rank}" for arrival in shown],
             customdata=begin,
             hovertemplate="<b>%{hovertext}</b><br>arrived %{customdata:,.3f} ms after the first<br>"
             + look.label
             + ": %{x:,.3f} ms<extra></extra>",
         )
     framed(figure, colors, height=80 + (26 if len(shown) <= 16 else 13) * max(2, len(shown)))
-    labels = [rank_label(one.rank, () if last is None else (last,), picked) for one in shown]
+    labels = [rank_label(arrival.rank, () if last is None else (last,), picked) for arrival in shown]
     if len(shown) < len(arrivals):
         figure.add_hline(y=_FIRST - 0.5, line={"color": colors.muted, "width": 1, "dash": "dot"})
         figure.add_annotation(

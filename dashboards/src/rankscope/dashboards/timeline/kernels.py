@@ -40,7 +40,9 @@ def kernel_section(run: RunData, state: PageState, window: Window) -> Block:
             Table(
                 name="kernels",
                 columns=COLUMNS,
-                rows=lambda: [] if rank is None else kernel_rows(*(_of(run, window, one, step) for one in (rank, healthy))),
+                rows=lambda: (
+                    [] if rank is None else kernel_rows(*(_of(run, window, rank_number, step) for rank_number in (rank, healthy)))
+                ),
                 file_name=f"rankscope-{run.summary.run_id}-kernels",
             )
         ],
@@ -50,25 +52,25 @@ def kernel_section(run: RunData, state: PageState, window: Window) -> Block:
 def compared_ranks(analysis: Analysis, picked: int | None) -> tuple[int | None, int | None]:
     """Return the rank to show, and the healthy rank: the median by own time of those not blamed."""
     verdict, ranks = analysis.verdict, [row.rank for row in analysis.ranks]
-    rank = next((one for one in (picked, verdict.rank, *ranks[:1]) if one is not None), None)
-    known = sorted(
+    rank = next((candidate for candidate in (picked, verdict.rank, *ranks[:1]) if candidate is not None), None)
+    by_time = sorted(
         (row.own_us, row.rank)
         for row in analysis.ranks
         if row.own_us is not None and row.rank != rank and row.rank not in verdict.ranks
     )
-    return rank, known[len(known) // 2][1] if known else None
+    return rank, by_time[len(by_time) // 2][1] if by_time else None
 
 
 def _of(run: RunData, window: Window, rank: int | None, step: int | None) -> list[KernelRecord]:
-    found = [] if rank is None else run.source.window_kernels(run.summary, window, rank)
-    return [one for one in found if step is None or one.step == step]
+    records = [] if rank is None else run.source.window_kernels(run.summary, window, rank)
+    return [record for record in records if step is None or record.step == step]
 
 
 def kernel_rows(of_rank: Sequence[KernelRecord], of_healthy: Sequence[KernelRecord]) -> list[dict[str, Any]]:
     """Return a row per kernel of the rank, the costliest first. Times are means over the steps in which it was recorded."""
     healthy = _totals(of_healthy)
-    whole = sum(one.total_us for one in of_rank)
-    kinds = {one.name: one for one in of_rank}
+    whole = sum(record.total_us for record in of_rank)
+    kinds = {record.name: record for record in of_rank}
     rows = []
     for name, (us, calls, steps) in sorted(_totals(of_rank).items(), key=lambda item: -item[1][0]):
         beside = healthy[name][0] / len(healthy[name][2]) if name in healthy else None
@@ -90,8 +92,8 @@ def kernel_rows(of_rank: Sequence[KernelRecord], of_healthy: Sequence[KernelReco
 
 def _totals(records: Sequence[KernelRecord]) -> dict[str, tuple[float, int, set[int]]]:
     """Return time, calls and steps of each kernel. Only the costliest of a step are recorded, so its steps may be few."""
-    found: dict[str, tuple[float, int, set[int]]] = {}
-    for one in records:
-        us, calls, steps = found.get(one.name, (0.0, 0, set()))
-        found[one.name] = us + one.total_us, calls + one.calls, steps | {one.step}
-    return found
+    totals: dict[str, tuple[float, int, set[int]]] = {}
+    for record in records:
+        us, calls, steps = totals.get(record.name, (0.0, 0, set()))
+        totals[record.name] = us + record.total_us, calls + record.calls, steps | {record.step}
+    return totals

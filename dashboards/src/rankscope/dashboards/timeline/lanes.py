@@ -37,10 +37,10 @@ def lanes_of(
     of_ranks: list[int] = []
     parts: list[Parts] = []
     for rank in detailed:
-        for name, found in _detail(run, window, data, rank):
+        for name, group_parts in _detail(run, window, data, rank):
             labels.append(plotly_text(name) or f"rank {rank}")
             of_ranks.append(rank)
-            parts.append(_as_lane(found.of(np.array([0]), first, past), len(labels) - 1))
+            parts.append(_as_lane(group_parts.of(np.array([0]), first, past), len(labels) - 1))
     top = len(labels)
     hosts = known_hosts(run.analysis)
     rows, each = representatives(data.parts, len(ranks), [hosts.get(rank, UNKNOWN_HOST) for rank in ranks] if by_host else None)
@@ -67,37 +67,42 @@ def representatives(parts: Parts, count: int, hosts: Sequence[str] | None = None
     return np.array(rows, dtype=np.int64), max(map(len, groups), default=1)
 
 
-def described(one: Collective) -> str:
+def described(collective: Collective) -> str:
     """Return a collective in one line: ``all_reduce · default_pg · 17, 25 MiB, last: rank 7, 3.20 ms after the first``."""
-    words = [one.label]
-    if one.bytes is not None:
-        words.append(size(one.bytes))
-    if one.last is not None and one.spread_ns is not None:
-        words.append(f"last: rank {one.last}, {one.spread_ns / 1e6:,.2f} ms after the first")
+    words = [collective.label]
+    if collective.bytes is not None:
+        words.append(size(collective.bytes))
+    if collective.last is not None and collective.spread_ns is not None:
+        words.append(f"last: rank {collective.last}, {collective.spread_ns / 1e6:,.2f} ms after the first")
     return ", ".join(words)
 
 
 def _detail(run: RunData, window: Window, data: WindowData, rank: int) -> list[tuple[str, Parts]]:
     """Return name and parts of the lanes of one rank: the whole rank, host phases, each process group, each stream."""
     row = data.about.ranks.index(rank)
-    found = [("", _alone(data.parts, row)), ("host: phases", _phases(run, window, data, rank))]
+    detail = [("", _alone(data.parts, row)), ("host: phases", _phases(run, window, data, rank))]
     calls = data.calls
-    groups = np.array([one.group for one in data.about.collectives])
-    mine = calls.row == row
-    for group in sorted(set(groups[calls.collective[mine]].tolist())):
-        held = mine & (groups[calls.collective] == group)
-        spans = np.column_stack((calls.arrival[held], calls.end[held]))
-        one = Recorded(EMPTY, spans, calls.wait[held], calls.collective[held], EMPTY, EMPTY, is_whole=False)
-        found.append((f"group {group}", parts_of(0, one)))
+    groups = np.array([recorded.group for recorded in data.about.collectives])
+    of_row = calls.row == row
+    for group in sorted(set(groups[calls.collective[of_row]].tolist())):
+        of_group = of_row & (groups[calls.collective] == group)
+        spans = np.column_stack((calls.arrival[of_group], calls.end[of_group]))
+        recorded = Recorded(EMPTY, spans, calls.wait[of_group], calls.collective[of_group], EMPTY, EMPTY, is_whole=False)
+        detail.append((f"group {group}", parts_of(0, recorded)))
     events = data.events
     for lane, (of_rank, name) in enumerate(data.about.lanes):
         if of_rank == rank:
-            held = events.lane == lane
-            about = events.name[held] + len(data.about.collectives)
-            found.append(
-                (name, Parts(np.zeros(len(about), np.int64), events.start[held], events.end[held], events.kind[held], about))
+            of_group = events.lane == lane
+            about = events.name[of_group] + len(data.about.collectives)
+            detail.append(
+                (
+                    name,
+                    Parts(
+                        np.zeros(len(about), np.int64), events.start[of_group], events.end[of_group], events.kind[of_group], about
+                    ),
+                )
             )
-    return [(name, parts) for name, parts in found if len(parts.lane)]
+    return [(name, parts) for name, parts in detail if len(parts.lane)]
 
 
 def _phases(run: RunData, window: Window, data: WindowData, rank: int) -> Parts:

@@ -50,15 +50,15 @@ class Parts:
     def of(self, lanes: Numbers, first: int, past: int) -> Parts:
         """Return the parts of ``lanes`` (ascending), renumbered in their order and cut to ``[first, past)``."""
         at = np.searchsorted(lanes, self.lane)
-        held = at < len(lanes)
-        held[held] = lanes[at[held]] == self.lane[held]
-        held &= (self.start < past) & (self.end > first)
+        inside = at < len(lanes)
+        inside[inside] = lanes[at[inside]] == self.lane[inside]
+        inside &= (self.start < past) & (self.end > first)
         return Parts(
-            at[held],
-            np.maximum(self.start[held], first),
-            np.minimum(self.end[held], past),
-            self.kind[held],
-            self.about[held],
+            at[inside],
+            np.maximum(self.start[inside], first),
+            np.minimum(self.end[inside], past),
+            self.kind[inside],
+            self.about[inside],
         )
 
 
@@ -87,16 +87,16 @@ def parts_of(lane: int, recorded: Recorded) -> Parts:
     arrivals, ends, waits = recorded.collectives[:, 0], recorded.collectives[:, 1], recorded.waits
     lasts = np.minimum(arrivals + np.maximum(waits, 0), ends)
     sets = [recorded.steps, recorded.collectives, recorded.compute, recorded.copies]
-    edges = np.unique(np.concatenate([lasts, *(one.ravel() for one in sets)]))
+    edges = np.unique(np.concatenate([lasts, *(spans.ravel() for spans in sets)]))
     if len(edges) < 2:
         return _no_parts()
-    known = waits != NOBODY
+    has_wait = waits != NOBODY
     in_step, computes, copies = (
-        _depth(edges, one[:, 0], one[:, 1]) for one in (recorded.steps, recorded.compute, recorded.copies)
+        _depth(edges, spans[:, 0], spans[:, 1]) for spans in (recorded.steps, recorded.compute, recorded.copies)
     )
-    waiting = _depth(edges, arrivals[known], lasts[known])
-    transfers = _depth(edges, lasts[known], ends[known])
-    unknown = _depth(edges, arrivals[~known], ends[~known])
+    waiting = _depth(edges, arrivals[has_wait], lasts[has_wait])
+    transfers = _depth(edges, lasts[has_wait], ends[has_wait])
+    unknown = _depth(edges, arrivals[~has_wait], ends[~has_wait])
     talks = waiting | transfers | unknown
     rest = np.where(in_step, Kind.IDLE if recorded.is_whole else Kind.NOT_TOLD, NOBODY)
     kind = np.select(
@@ -131,4 +131,4 @@ def _no_parts() -> Parts:
 def joined(parts: list[Parts]) -> Parts:
     """Concatenate the parts of lanes, in their order."""
     together = [_no_parts(), *parts]
-    return Parts(*(np.concatenate([getattr(one, name) for one in together]) for name in Parts.__slots__))
+    return Parts(*(np.concatenate([getattr(part, name) for part in together]) for name in Parts.__slots__))

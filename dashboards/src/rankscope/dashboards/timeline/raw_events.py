@@ -48,18 +48,18 @@ class RawEvents:
         except InputError as error:
             self.problems.append(sanitize(str(error), MAX_TEXT))
             return
-        found = work_events(trace)
+        trace_work = work_events(trace)
         if (before := self.work.get(rank)) is None:
-            self.work[rank] = found.work
+            self.work[rank] = trace_work.work
         else:
-            self.work[rank] = _both(before, found.work)
-        on_device = found.is_on_device(trace)
-        rows = np.empty((len(found.rows), 6), np.int64)
-        rows[:, 0], rows[:, 2], rows[:, 3] = rank, found.start, found.end
+            self.work[rank] = _both(before, trace_work.work)
+        on_device = trace_work.is_on_device(trace)
+        rows = np.empty((len(trace_work.rows), 6), np.int64)
+        rows[:, 0], rows[:, 2], rows[:, 3] = rank, trace_work.start, trace_work.end
         rows[:, 4] = np.select(
-            [found.kind == COMPUTE, found.kind == COMMUNICATION], [Kind.COMPUTE, Kind.COMMUNICATION], Kind.COPY
+            [trace_work.kind == COMPUTE, trace_work.kind == COMMUNICATION], [Kind.COMPUTE, Kind.COMMUNICATION], Kind.COPY
         )
-        for at, (row, device) in enumerate(zip(found.rows.tolist(), on_device.tolist(), strict=True)):
+        for at, (row, device) in enumerate(zip(trace_work.rows.tolist(), on_device.tolist(), strict=True)):
             lane = f"GPU {trace.device[row]} stream {trace.stream[row]}" if device else f"thread {trace.thread[row]}"
             rows[at, 1] = self._lanes.setdefault((rank, lane), len(self._lanes))
             rows[at, 5] = self._names.setdefault(trace.names[trace.name[row]][:_LONGEST_NAME], len(self._names))
@@ -88,8 +88,10 @@ class RawEvents:
         return Events(rows[:, 1], rows[:, 2] - offsets, rows[:, 3] - offsets, rows[:, 4], rows[:, 5])
 
 
-def _both(left: Work, right: Work) -> Work:
-    return Work(join(left.compute, right.compute), join(left.communication, right.communication), join(left.copies, right.copies))
+def _both(first: Work, right: Work) -> Work:
+    return Work(
+        join(first.compute, right.compute), join(first.communication, right.communication), join(first.copies, right.copies)
+    )
 
 
 def kept_files(run: Path, attempt: int, ranks: Iterable[int], steps: range) -> Iterator[tuple[int, Path]]:

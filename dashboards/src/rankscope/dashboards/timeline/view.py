@@ -108,11 +108,13 @@ def _span(state: PageState, data: WindowData) -> tuple[int, int]:
 
 def _chosen(state: PageState, data: WindowData) -> int | None:
     """Return the index of the collective in the address, else of the one with the longest wait; ``None`` if unknown."""
-    found = data.collective(state.collective)
-    if found is not None:
-        return found
-    known = [(one.spread_ns, -at) for at, one in enumerate(data.about.collectives) if one.spread_ns is not None]
-    return -max(known)[1] if known else None
+    collective = data.collective(state.collective)
+    if collective is not None:
+        return collective
+    spreads = [
+        (candidate.spread_ns, -at) for at, candidate in enumerate(data.about.collectives) if candidate.spread_ns is not None
+    ]
+    return -max(spreads)[1] if spreads else None
 
 
 def _hosts(run: RunData) -> int:
@@ -129,10 +131,10 @@ def _of_several(each: int, *, by_host: bool) -> str:
 
 
 def _picture(run: RunData, state: PageState, colors: Palette) -> Drawn:
-    found = _window(run, state)
-    if found is None:
+    chosen = _window(run, state)
+    if chosen is None:
         return Drawn(note(_NONE, colors), NO_DATA, "No window has been captured yet")
-    window, data = found
+    window, data = chosen
     first, past = _span(state, data)
     by_host = _by_host(run, state)
     lanes, each = lanes_of(run, window, data, picked=state.rank, span=_span(state, data), by_host=by_host)
@@ -165,11 +167,14 @@ def _bounds(data: WindowData, window: Window) -> list[tuple[str, int]]:
 def _frames(data: WindowData, lanes: Lanes, number: int | None) -> Numbers | None:
     if number is None:
         return None
-    held = data.calls.collective == number
+    of_collective = data.calls.collective == number
     times = {
         data.about.ranks[row]: (start, end)
         for row, start, end in zip(
-            data.calls.row[held].tolist(), data.calls.arrival[held].tolist(), data.calls.end[held].tolist(), strict=True
+            data.calls.row[of_collective].tolist(),
+            data.calls.arrival[of_collective].tolist(),
+            data.calls.end[of_collective].tolist(),
+            strict=True,
         )
     }
     rows = [
@@ -181,49 +186,49 @@ def _frames(data: WindowData, lanes: Lanes, number: int | None) -> Numbers | Non
 
 
 def _arrivals(run: RunData, state: PageState, colors: Palette) -> Drawn:
-    found = _window(run, state)
-    number = None if found is None else _chosen(state, found[1])
-    if found is None or number is None:
-        text = _NONE if found is None else "No collective of this window could be matched across its ranks."
+    chosen = _window(run, state)
+    number = None if chosen is None else _chosen(state, chosen[1])
+    if chosen is None or number is None:
+        text = _NONE if chosen is None else "No collective of this window could be matched across its ranks."
         return Drawn(note(text, colors), NO_DATA, text.replace("<br>", " "))
-    data = found[1]
-    one = data.about.collectives[number]
-    held = data.calls.collective == number
-    rows = zip(*(getattr(data.calls, name)[held].tolist() for name in ("row", "arrival", "end", "wait")), strict=True)
+    data = chosen[1]
+    collective = data.about.collectives[number]
+    of_collective = data.calls.collective == number
+    rows = zip(*(getattr(data.calls, name)[of_collective].tolist() for name in ("row", "arrival", "end", "wait")), strict=True)
     arrivals = sorted(
         (
             Arrival(
                 rank=data.about.ranks[row],
-                arrival_ms=(arrival - one.first_ns) / 1e6,
+                arrival_ms=(arrival - collective.first_ns) / 1e6,
                 wait_ms=None if wait == NOBODY else wait / 1e6,
-                end_ms=(end - one.first_ns) / 1e6,
+                end_ms=(end - collective.first_ns) / 1e6,
             )
             for row, arrival, end, wait in rows
         ),
-        key=lambda one: (one.arrival_ms, one.rank),
+        key=lambda collective: (collective.arrival_ms, collective.rank),
     )
     table = FigureData(
         ("rank", "arrival after the first [ms]", "waiting [ms]", "end after the first arrival [ms]"),
-        [(one.rank, one.arrival_ms, one.wait_ms, one.end_ms) for one in arrivals],
+        [(collective.rank, collective.arrival_ms, collective.wait_ms, collective.end_ms) for collective in arrivals],
     )
-    return Drawn(arrival_bars(arrivals, colors, last=one.last, picked=state.rank), table, _sentence(one))
+    return Drawn(arrival_bars(arrivals, colors, last=collective.last, picked=state.rank), table, _sentence(collective))
 
 
-def _sentence(one: Collective) -> str:
-    if not one.matched:
-        return f"{described(one)}: not found on all ranks of its group"
-    if one.spread_ns is None:
-        return f"{described(one)}: in this operation ranks do not all wait for each other"
-    last = "" if one.last is not None else ": the last ranks arrived too close together to name one"
-    return f"{described(one)} ({count(one.ranks, 'rank')}, step {one.step}){last}"
+def _sentence(collective: Collective) -> str:
+    if not collective.matched:
+        return f"{described(collective)}: not found on all ranks of its group"
+    if collective.spread_ns is None:
+        return f"{described(collective)}: in this operation ranks do not all wait for each other"
+    last = "" if collective.last is not None else ": the last ranks arrived too close together to name one"
+    return f"{described(collective)} ({count(collective.ranks, 'rank')}, step {collective.step}){last}"
 
 
 def _facts(run: RunData, state: PageState) -> list[Block]:
     """Return facts on the window (matched collectives, clock quality, omissions), and choices of collective and step."""
-    found = _window(run, state)
-    if found is None:
+    chosen = _window(run, state)
+    if chosen is None:
         return []
-    window, data = found
+    window, data = chosen
     about = data.about
     by_host, hosts = _by_host(run, state), known_hosts(run.analysis)
     each = representatives(
@@ -242,7 +247,7 @@ def _facts(run: RunData, state: PageState) -> list[Block]:
         *([f"Shown: {of_several} the one that waited least; any other can be picked."] if each > 1 else []),
         *(f"Left out: {text}." for text in about.left_out),
     ]
-    choices = [{"value": one.key, "label": described(one)} for one in _costliest(data)]
+    choices = [{"value": collective.key, "label": described(collective)} for collective in _costliest(data)]
     whole = {"value": f"0-{-(-about.extent_ns // 1000)}", "label": "all of it"}
     spans = [
         whole,
@@ -272,27 +277,27 @@ def _raw_sentence(data: WindowData) -> str:
 
 
 def _costliest(data: WindowData) -> list[Collective]:
-    return sorted(data.about.collectives, key=lambda one: (-(one.spread_ns or 0), one.first_ns))[:_LISTED]
+    return sorted(data.about.collectives, key=lambda collective: (-(collective.spread_ns or 0), collective.first_ns))[:_LISTED]
 
 
 def _legend(run: RunData, state: PageState) -> list[Block]:
     """Return the legend of the activities that the window has."""
-    found = _window(run, state)
-    kinds = [] if found is None else np.unique(found[1].parts.kind).tolist()
+    chosen = _window(run, state)
+    kinds = [] if chosen is None else np.unique(chosen[1].parts.kind).tolist()
     return [Legend([(LOOKS[kind].color, LOOKS[kind].label) for kind in kinds])]
 
 
 def _pick(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
     """Select the collective at the clicked point; if there is none, the rank of the lane."""
-    found = _window(run, state)
-    if found is None:
+    chosen = _window(run, state)
+    if chosen is None:
         return state
-    window, data = found
+    window, data = chosen
     lanes, _ = lanes_of(run, window, data, picked=state.rank, span=_span(state, data), by_host=_by_host(run, state))
     lane, at = int(point["y"]), round(float(point["x"]) * 1e6)
     parts = lanes.parts
-    there = np.flatnonzero((parts.lane == lane) & (parts.start < at) & (parts.end >= at))
-    number = int(parts.about[there[0]]) if len(there) else NOBODY
+    hits = np.flatnonzero((parts.lane == lane) & (parts.start < at) & (parts.end >= at))
+    number = int(parts.about[hits[0]]) if len(hits) else NOBODY
     if 0 <= number < len(data.about.collectives):
         return replace(state, collective=data.about.collectives[number].key)
     return replace(state, rank=lanes.ranks[lane])
@@ -326,7 +331,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             *capture,
         ]
     options = [
-        {"value": str(one.first), "label": f"{one.steps} · {count(one.ranks, 'rank')}"} for one in reversed(windows.windows)
+        {"value": str(window.first), "label": f"{window.steps} · {count(window.ranks, 'rank')}"}
+        for window in reversed(windows.windows)
     ]
     shown = windows.chosen(state.window)
     chosen = state if shown is None or state.window is None else replace(state, window=shown.first)

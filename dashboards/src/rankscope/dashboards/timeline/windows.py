@@ -53,39 +53,41 @@ class Windows(msgspec.Struct, frozen=True):
 
     def chosen(self, first: int | None) -> Window | None:
         """Return the window that contains step ``first``, else the newest; ``None`` if there is no window."""
-        named = (one for one in self.windows if first is not None and one.first <= first < one.past)
+        named = (window_ for window_ in self.windows if first is not None and window_.first <= first < window_.past)
         return next(named, self.windows[-1] if self.windows else None)
 
 
 def find_windows(run: Path, folder: Path, tell: Tell) -> None:
     """Write the list of windows of ``run`` into ``folder``. Raises ``RankscopeError`` and ``OSError``."""
     reader = RunReader(run)
-    found = Windows(0)
+    windows = Windows(0)
     for attempt in reversed(reader.attempts()):
         ranks = reader.ranks(attempt)
-        seen: dict[int, tuple[int, int]] = {}
-        for done, rank in enumerate(ranks):
-            tell(Progress("looking for captured windows", done, len(ranks)))
+        steps_seen: dict[int, tuple[int, int]] = {}
+        for at, rank in enumerate(ranks):
+            tell(Progress("looking for captured windows", at, len(ranks)))
             steps = {row.step: row.start_unix_ns for row in reader.windows(attempt, rank) if is_possible_breakdown(row)}
             for step, start in steps.items():
-                count, first = seen.get(step, (0, start))
-                seen[step] = (count + 1, min(first, start))
-        found = Windows(len(ranks), _in_a_row(attempt, seen))
-        if seen:
+                count, first = steps_seen.get(step, (0, start))
+                steps_seen[step] = (count + 1, min(first, start))
+        windows = Windows(len(ranks), _in_a_row(attempt, steps_seen))
+        if steps_seen:
             break
-    (folder / WINDOWS).write_bytes(msgspec.json.encode(found))
+    (folder / WINDOWS).write_bytes(msgspec.json.encode(windows))
 
 
-def _in_a_row(attempt: int, seen: dict[int, tuple[int, int]]) -> list[Window]:
+def _in_a_row(attempt: int, steps_seen: dict[int, tuple[int, int]]) -> list[Window]:
     """Return windows of consecutive steps, each of at most ``MAX_STEPS``, the limit of a capture."""
-    found: list[Window] = []
+    windows: list[Window] = []
     # Within consecutive steps, step minus position is constant.
-    for _, group in itertools.groupby(enumerate(sorted(seen)), key=lambda pair: pair[1] - pair[0]):
+    for _, group in itertools.groupby(enumerate(sorted(steps_seen)), key=lambda pair: pair[1] - pair[0]):
         steps = [step for _, step in group]
         for begin in range(0, len(steps), MAX_STEPS):
             part = steps[begin : begin + MAX_STEPS]
-            found.append(Window(attempt, part[0], part[-1] + 1, max(seen[step][0] for step in part), seen[part[0]][1]))
-    return found
+            windows.append(
+                Window(attempt, part[0], part[-1] + 1, max(steps_seen[step][0] for step in part), steps_seen[part[0]][1])
+            )
+    return windows
 
 
 def steps_of(run: Path, rank: int, window: Window) -> list[StepRecord]:
@@ -95,8 +97,8 @@ def steps_of(run: Path, rank: int, window: Window) -> list[StepRecord]:
 
 def kernels_of(run: Path, rank: int, window: Window) -> list[KernelRecord]:
     """Return the costliest kernels of ``rank`` in ``window``, their names made inert. Raises ``RankscopeError``."""
-    found = RunReader(run, links=False).kernels(window.attempt, rank)
-    return [inert_record(one) for one in found if window.first <= one.step < window.past]
+    records = RunReader(run, links=False).kernels(window.attempt, rank)
+    return [inert_record(record) for record in records if window.first <= record.step < window.past]
 
 
 def read_windows(folder: Path) -> Windows:
@@ -112,8 +114,8 @@ _QUICK: Final = 5
 def export_window(run: Path, attempt: int, steps: range, folder: Path, tell: Tell) -> None:
     """Write ``EXPORT``, without the verdict, which is about the whole run. Raises ``RankscopeError`` and ``OSError``."""
 
-    def progress(what: str, done: int, of: int) -> None:
-        tell(Progress(what, done, of))
+    def progress(what: str, at: int, of: int) -> None:
+        tell(Progress(what, at, of))
 
     with (folder / EXPORT).open("wb") as file, gzip.GzipFile("", "wb", _QUICK, file, mtime=0) as packed:
         selection = Selection(first=steps.start, past=steps.stop)

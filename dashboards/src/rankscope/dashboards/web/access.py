@@ -45,8 +45,8 @@ def visitor_of(request: flask.Request, config: DashboardConfig) -> Visitor:
 
 def visitor() -> Visitor:
     """Return the sender of the current request, also within a callback."""
-    found: Visitor = flask.g.get("visitor", Visitor())
-    return found
+    visitor_: Visitor = flask.g.get("visitor", Visitor())
+    return visitor_
 
 
 def require_change(config: DashboardConfig) -> None:

@@ -75,9 +75,9 @@ def local(address: str) -> str:
         parts = urlsplit(address)
     except ValueError:
         return "/"
-    ours = not parts.scheme and not parts.netloc and address.startswith("/") and address.isascii() and address.isprintable()
+    is_local = not parts.scheme and not parts.netloc and address.startswith("/") and address.isascii() and address.isprintable()
     # Browsers treat a backslash as a slash.
-    return address if ours and not address.startswith("//") and "\\" not in address else "/"
+    return address if is_local and not address.startswith("//") and "\\" not in address else "/"
 
 
 def _page(title: str, kind: str, *, status: int = 200, **values: object) -> flask.Response:

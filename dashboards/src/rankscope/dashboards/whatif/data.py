@@ -161,11 +161,11 @@ def step_without(run: RunData, items: Sequence[str]) -> Thought | None:
     result = run.whatif.result
     if ALL in items:
         return Thought("any straggler", result.ideal_step_seconds)
-    known = {removable.item: removable for removable in removables(result)}
-    label = joined([known[item].label if item in known else item.replace(":", " ") for item in items])
-    if len(items) == 1 and items[0] in known:
-        return Thought(label, known[items[0]].effect.without_step_seconds)
-    return _together(run, _with_ranks_of_hosts(items, result), known, label)
+    labels = {removable.item: removable for removable in removables(result)}
+    label = joined([labels[item].label if item in labels else item.replace(":", " ") for item in items])
+    if len(items) == 1 and items[0] in labels:
+        return Thought(label, labels[items[0]].effect.without_step_seconds)
+    return _together(run, _with_ranks_of_hosts(items, result), labels, label)
 
 
 def _together(run: RunData, items: Sequence[str], known: Mapping[str, Removable], label: str) -> Thought:

@@ -153,21 +153,23 @@ def _fleet(run: RunData) -> list[Block]:
 def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, ...]) -> Drawn:
     result = run.whatif.result
     pace = _pace(run, state)
-    found = sorted(
-        (one for one in removables(result) if one.kind in kinds),
-        key=lambda one: one.effect.without_step_seconds,
+    candidates = sorted(
+        (part for part in removables(result) if part.kind in kinds),
+        key=lambda part: part.effect.without_step_seconds,
     )
-    apart = together(result)
+    joint = together(result)
     # Of two equally slow ranks, neither saves anything alone.
-    matter = [one for one in found if one.item in state.without or (_matters(one.effect) and one.item not in apart)] or found[:1]
+    matter = [
+        part for part in candidates if part.item in state.without or (_matters(part.effect) and part.item not in joint)
+    ] or candidates[:1]
     actual, ideal = result.step_seconds or 0.0, result.ideal_step_seconds or 0.0
     unit = time_unit(1e6 * actual)
-    rows = [_without(one, pace, unit) for one in matter[:RANKS_SHOWN]]
+    rows = [_without(part, pace, unit) for part in matter[:RANKS_SHOWN]]
     says = "There is nothing to leave out"
     if rows:
         saved = actual - rows[0].step_seconds
         gain = seconds_text(max(saved, 0.0))
-        says = f"Of {count(len(found), 'part')}, {found[0].label} gains most: a step would be {gain} shorter"
+        says = f"Of {count(len(candidates), 'part')}, {candidates[0].label} gains most: a step would be {gain} shorter"
     return Drawn(
         without_bars(
             Without("", "as it is", actual, in_unit(1e6 * actual, unit)),
@@ -183,10 +185,10 @@ def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, 
             ),
             [
                 (
-                    one.item, one.effect.slowdown, one.effect.without_step_seconds, one.effect.saved_seconds,
-                    one.effect.share, pace.gpu_hours_of(one.effect.saved_seconds), pace.money_of(one.effect.saved_seconds),
+                    part.item, part.effect.slowdown, part.effect.without_step_seconds, part.effect.saved_seconds,
+                    part.effect.share, pace.gpu_hours_of(part.effect.saved_seconds), pace.money_of(part.effect.saved_seconds),
                 )
-                for one in found
+                for part in candidates
             ],
         ),
         says,
@@ -215,9 +217,11 @@ def _worth(saved: float, pace: Pace, unit: tuple[float, str]) -> str:
     return f"−{in_unit(1e6 * saved, unit)}{worth}"
 
 
-def _without(one: Removable, pace: Pace, unit: tuple[float, str]) -> Without:
-    effect = one.effect
-    return Without(one.item, f"without {one.label}", effect.without_step_seconds, _worth(effect.saved_seconds, pace, unit))
+def _without(removable: Removable, pace: Pace, unit: tuple[float, str]) -> Without:
+    effect = removable.effect
+    return Without(
+        removable.item, f"without {removable.label}", effect.without_step_seconds, _worth(effect.saved_seconds, pace, unit)
+    )
 
 
 def _toggled(state: PageState, point: Mapping[str, Any]) -> PageState:
@@ -225,26 +229,26 @@ def _toggled(state: PageState, point: Mapping[str, Any]) -> PageState:
     item = str(point["hovertext"])
     if not item:
         return replace(state, without=())
-    kept = tuple(one for one in state.without if one != item)
+    kept = tuple(kept_item for kept_item in state.without if kept_item != item)
     return replace(state, without=kept if item in state.without else (*kept, item))
 
 
 def _choice(answer: Answer, state: PageState) -> Choice:
-    found = removables(answer.result)
+    choices = removables(answer.result)
     groups: dict[str, list[dict[str, str]]] = {}
-    for one in found:
-        groups.setdefault(f"{one.kind.capitalize()}s", []).append({"value": one.item, "label": one.label})
+    for removable in choices:
+        groups.setdefault(f"{removable.kind.capitalize()}s", []).append({"value": removable.item, "label": removable.label})
     options: list[dict[str, Any]] = [
         {"group": "Everything", "items": [{"value": ALL, "label": "all stragglers"}]},
         *({"group": group, "items": items} for group, items in groups.items()),
     ]
-    listed = {ALL, *(one.item for one in found)}
+    listed = {ALL, *(removable.item for removable in choices)}
     if others := [item for item in state.without if item not in listed]:
         options.append({"group": "Others", "items": [{"value": item, "label": item.replace(":", " ")} for item in others]})
     return Choice(
         field="without",
         label="Compare without",
-        options=options if found else [],
+        options=options if choices else [],
         value=list(state.without),
         nothing="ranks, hosts, causes, phases …",
         width=320,

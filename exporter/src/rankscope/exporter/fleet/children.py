@@ -87,20 +87,20 @@ class Children:
         self._last_number += 1
         board_fd = new_board()
         try:
-            ours, theirs = socket.socketpair()
-            with theirs:
-                ours.setblocking(False)
-                child = Child(self._last_number, ours, CallBoard(board_fd), now)
+            daemon_end, child_end = socket.socketpair()
+            with child_end:
+                daemon_end.setblocking(False)
+                child = Child(self._last_number, daemon_end, CallBoard(board_fd), now)
                 try:
-                    self._nursery.request(request(child.number), theirs.fileno(), board_fd)
+                    self._nursery.request(request(child.number), child_end.fileno(), board_fd)
                 except OSError:
-                    ours.close()
+                    daemon_end.close()
                     child.board.close()
                     raise
         finally:
             os.close(board_fd)
         self._by_number[child.number] = child
-        self._selector.register(ours, selectors.EVENT_READ, child)
+        self._selector.register(daemon_end, selectors.EVENT_READ, child)
         return child
 
     def hang_up(self, child: Child, now: float) -> None:

@@ -102,8 +102,8 @@ class Inventory:
 
     def identities(self) -> tuple[GpuIdentity, ...]:
         """Return all GPUs in the order of their index."""
-        known = [remembered.identity for remembered in self._known.values()]
-        return tuple(sorted(known, key=lambda identity: (identity.index, identity.uuid)))
+        known_identities = [remembered.identity for remembered in self._known.values()]
+        return tuple(sorted(known_identities, key=lambda identity: (identity.index, identity.uuid)))
 
     def see(self, identity: GpuIdentity) -> None:
         """Add a GPU that was identified. A different GPU at the same PCI address counts as replaced and is forgotten."""
@@ -111,13 +111,17 @@ class Inventory:
             if other.identity.pci_bus_id == identity.pci_bus_id and uuid != identity.uuid:
                 logger.info("GPU %s at %s has been replaced by %s", uuid, identity.pci_bus_id, identity.uuid)
                 del self._known[uuid]
-        known = self._known.get(identity.uuid, Remembered(identity))
-        self._known[identity.uuid] = msgspec.structs.replace(known, identity=identity, absent_s=0.0)
+        remembered = self._known.get(identity.uuid, Remembered(identity))
+        self._known[identity.uuid] = msgspec.structs.replace(remembered, identity=identity, absent_s=0.0)
 
     def meter(self, uuid: str) -> Meter | None:
         """Return the energy counter that an exporter read last in this boot."""
-        known = self._known.get(uuid)
-        return known.meter if known is not None and known.meter is not None and known.meter.boot_id == self._boot_id else None
+        remembered = self._known.get(uuid)
+        return (
+            remembered.meter
+            if remembered is not None and remembered.meter is not None and remembered.meter.boot_id == self._boot_id
+            else None
+        )
 
     def read_meters(self, energies_j: Mapping[str, float]) -> None:
         """Keep the present energy counters of these GPUs, which the next exporter compares with its first reading."""
@@ -194,9 +198,9 @@ class Inventory:
         """Return the GPUs in the file; None if it cannot be used."""
         self._stamp = _stamp(path)
         try:
-            known = load(path)
+            loaded = load(path)
         except FileNotFoundError:
-            known = {}
+            loaded = {}
         except OtherSchemaError as error:
             self._foreign = True
             logger.warning("%s: left unchanged, and known GPUs are kept in memory only: %s", path, error)
@@ -207,8 +211,8 @@ class Inventory:
         except OSError as error:
             self._problems.report(f"{path}: {error.strerror or error}")
             return None
-        self._on_disk = known
-        return dict(known)
+        self._on_disk = loaded
+        return dict(loaded)
 
     def _put_aside(self, path: Path, why: ValueError) -> None:
         """Rename a damaged file to ``gpus.json.bad`` for inspection; the next ``save`` writes a new one."""
@@ -252,9 +256,9 @@ def forget(folder: Path, uuid: str) -> None:
     """
     path = folder / FILE_NAME
     with _locked(path):
-        known = load(path)
-        del known[uuid]
-        _store(path, known)
+        inventory = load(path)
+        del inventory[uuid]
+        _store(path, inventory)
 
 
 @contextlib.contextmanager

@@ -61,7 +61,7 @@ class Nursery:
             MissingError: NVML's binding is not installed, or another package hides it.
             RankscopeError: the process could not be forked, or did not become ready.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        daemon_end, nursery_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         daemon_pid = os.getpid()
         sys.stdout.flush()
         try:
@@ -70,13 +70,13 @@ class Nursery:
             raise RankscopeError(f"cannot start a process: {error.strerror}") from error
         if pid == 0:
             try:
-                run(theirs, load, daemon_pid=daemon_pid)
+                run(nursery_end, load, daemon_pid=daemon_pid)
             except BaseException:  # noqa: BLE001  a bug; the caller's frames are a copy of the daemon and must not run
                 traceback.print_exc()
             os._exit(1)
-        theirs.close()
-        nursery = cls(pid, ours)
-        select.select([ours], [], [], _HELLO_S)
+        nursery_end.close()
+        nursery = cls(pid, daemon_end)
+        select.select([daemon_end], [], [], _HELLO_S)
         hello = next(iter(nursery.receive()), None)
         if isinstance(hello, Hello) and hello.error is None:
             return nursery

@@ -127,7 +127,9 @@ class NvmlFleet:
                 driver_answers=self._survey.answers,
                 driver_problem=self._survey.problem if self._survey.done else None,
                 driver_problem_reason=self._survey.problem_reason,
-                unidentified_gpus=tuple(one for slot in self._slots.values() if (one := slot.unidentified()) is not None),
+                unidentified_gpus=tuple(
+                    unidentified for slot in self._slots.values() if (unidentified := slot.unidentified()) is not None
+                ),
                 inventory_durable=self._inventory.durable,
                 counts=self._counts(),
                 unidentified=self._unidentified(len(self._slots) - len(published)),
@@ -244,8 +246,8 @@ class NvmlFleet:
                     exited = self._children.handle(message, now)
                     if exited is not None:
                         child, unread = exited
-                        for left in unread:
-                            self._handle(child, left, now)
+                        for unread_message in unread:
+                            self._handle(child, unread_message, now)
                         self._ended(child, now)
         else:
             messages = source.read()  # decoded before the lock is taken

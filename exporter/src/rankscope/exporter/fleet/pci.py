@@ -43,15 +43,15 @@ def is_address(text: str) -> bool:
 
 def scan(root: Path = SYSFS_PCI) -> tuple[PciDevice, ...]:
     """Return the NVIDIA GPUs and NVSwitches of this machine in the order of their addresses; empty if sysfs shows none."""
-    found = []
+    devices = []
     for name in _names(root / "devices"):
         folder = root / "devices" / name
         if _read(folder / "vendor") != _NVIDIA:
             continue
         kind = _KINDS.get(_read(folder / "class")[:6])
         if kind is not None:
-            found.append(PciDevice(bus_id(name), kind, _driver(folder)))
-    return tuple(found)
+            devices.append(PciDevice(bus_id(name), kind, _driver(folder)))
+    return tuple(devices)
 
 
 def addresses(root: Path = SYSFS_PCI) -> tuple[str, ...]:

@@ -84,10 +84,10 @@ class JobsCollector:
     def read(self, state: FleetState) -> tuple[Series, ...]:
         """Read the series of all GPUs. If a source fails, only what no other source reports is missing."""
         now_s = time.monotonic()
-        known = [holds for source in self._sources if (holds := source.read(now_s)) is not None]
-        holds = tuple(hold for one in known for hold in one)
+        holds_of_sources = [holds for source in self._sources if (holds := source.read(now_s)) is not None]
+        holds = tuple(hold for source_holds in holds_of_sources for hold in source_holds)
         # A GPU without a known holder counts as free only if every scheduler of the node answered.
-        complete = bool(known) and all(source.known is not False for source in self._sources)
+        complete = bool(holds_of_sources) and all(source.known is not False for source in self._sources)
         uses = self._read_uses(state)
         claims = claims_of(self._ranks())
         devices = self._devices(state)
@@ -146,9 +146,9 @@ class JobsCollector:
 
     def _devices(self, state: FleetState) -> Devices:
         """Return the node's devices. A GPU that does not answer keeps its last known MIG devices, which jobs still hold."""
-        known = {gpu.identity.uuid: gpu.sample.mig_devices for gpu in state.gpus if gpu.sample is not None}
+        migs_of_sampled = {gpu.identity.uuid: gpu.sample.mig_devices for gpu in state.gpus if gpu.sample is not None}
         present = {gpu.identity.uuid for gpu in state.gpus}
-        self._migs = {uuid: migs for uuid, migs in {**self._migs, **known}.items() if uuid in present}
+        self._migs = {uuid: migs for uuid, migs in {**self._migs, **migs_of_sampled}.items() if uuid in present}
         # In every pass: a driver that is loaded again may number its GPUs differently.
         with contextlib.suppress(TimeoutError):
             listed = self._driver.ask(lambda: device_numbers(self._proc))

@@ -57,26 +57,26 @@ def join(
     ``jobs`` are all jobs of the node by id; ``names`` are user names by uid.
     """
     groups = uses_by_party(holders, [use for use in uses if not use.service], jobs)
-    held: dict[str, list[Identity]] = {}
+    holders_of_party: dict[str, list[Identity]] = {}
     for holder in holders:
-        held.setdefault(holder.party, []).append(holder)
+        holders_of_party.setdefault(holder.party, []).append(holder)
     # A process that is not the holder's says nothing about the holder's ranks.
-    own = {party: group for party, group in groups.items() if _is_holders(party, held)}
+    own = {party: group for party, group in groups.items() if _is_holders(party, holders_of_party)}
     users = own or groups
     claimed = {} if groups else _claimed(holders, claims)
     identities = (
-        list(held.values())
+        list(holders_of_party.values())
         or [[identity_of(use, jobs, names) for use in group] for group in groups.values()]
         or [[Identity(user=names.get(uid), uid=uid)] for uid in claimed]
     )
     ranks = [_ranks(group, claims) for group in users.values()] or list(claimed.values())
     values = {name: _shared([_values(name, members) for members in identities]) for name in (*_IDENTITY, *_POD)}
-    if held and values["job_id"] is None:  # a Slurm node that runs in a pod
+    if holders_of_party and values["job_id"] is None:  # a Slurm node that runs in a pod
         values["job_id"] = _shared([_job_ids_in_pod(group) for group in own.values()])
     values |= {name: _shared([_values(name, members) for members in ranks]) for name in _RANKS}
     unnamed = {party for party in groups if is_unnamed(party)}
-    named = (held.keys() | groups.keys()) - unnamed
-    idle_pods = [party for party in held.keys() - groups.keys() if party.startswith("pod ")]
+    named = (holders_of_party.keys() | groups.keys()) - unnamed
+    idle_pods = [party for party in holders_of_party.keys() - groups.keys() if party.startswith("pod ")]
     ordered = ((name, values[name]) for name in (*_IDENTITY, *_RANKS, *_POD))
     labels = tuple((LABEL.get(name, name), value) for name, value in ordered if value is not None)
     # A pod of which only the uid is known may be one of the holders, which are known by name; the count is a lower bound.
@@ -122,10 +122,10 @@ def _job_ids_in_pod(group: list[Use]) -> set[str]:
     return {job_id for job_id in job_ids if job_id is not None}
 
 
-def _is_holders(party: str, held: Mapping[str, list[Identity]]) -> bool:
+def _is_holders(party: str, holders: Mapping[str, list[Identity]]) -> bool:
     if is_unnamed(party):
-        return any(holder.startswith("pod ") for holder in held)
-    return party in held
+        return any(holder.startswith("pod ") for holder in holders)
+    return party in holders
 
 
 def is_unnamed(party: str) -> bool:

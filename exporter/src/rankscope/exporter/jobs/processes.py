@@ -62,14 +62,14 @@ class ProcessTable:
         ``named`` maps a pid to the time at which the driver listed it. Times are monotonic.
         """
         now_s = time.monotonic() if now_s is None else now_s
-        known: dict[int, _Known] = {}
+        processes: dict[int, _Known] = {}
         for pid in sorted(named)[:MAX_PROCESSES]:
             try:
-                known[pid] = self._read(pid, named[pid], now_s)
+                processes[pid] = self._read(pid, named[pid], now_s)
             except (OSError, ValueError):
                 continue
-        self._known = known
-        return {pid: one.use for pid, one in known.items()}
+        self._known = processes
+        return {pid: process.use for pid, process in processes.items()}
 
     def _read(self, pid: int, named_s: float, now_s: float) -> _Known:
         # The descriptor refers to this process even if its pid is reused.

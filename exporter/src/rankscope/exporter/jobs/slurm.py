@@ -133,7 +133,7 @@ def devices_of(text: str) -> tuple[Device, ...]:
             devices.append(Device(uuid=token))
         elif between := _RANGE.fullmatch(token):
             first = int(between[1])
-            devices += [Device(number=one) for one in range(first, int(between[2] or first) + 1)]
+            devices += [Device(number=number) for number in range(first, int(between[2] or first) + 1)]
         elif token not in _NOTHING:
             devices.append(Device())
     return tuple(dict.fromkeys(devices))

@@ -42,8 +42,8 @@ class UserNames:
         with self._answered:
             was_pending = bool(self._pending)
             for uid in wanted - self._pending:
-                known = self._names.get(uid)
-                if known is None or known[1] <= now_s:
+                cached = self._names.get(uid)
+                if cached is None or cached[1] <= now_s:
                     self._pending.add(uid)
                     self._asked.put(uid)
             if self._pending:

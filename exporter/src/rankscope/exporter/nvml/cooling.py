@@ -42,8 +42,8 @@ class Margin(Topic):
                 reason = IMPLAUSIBLE
             else:
                 self._due_s, reason = sample_pass.now_s + RARELY, result
-        limits = [one.value for one in sample_pass.readings if one.labels == (("limit", "slowdown"),)]
-        temperatures = [one.value for one in sample_pass.readings if one.metric == "gpu_temperature_celsius"]
+        limits = [reading.value for reading in sample_pass.readings if reading.labels == (("limit", "slowdown"),)]
+        temperatures = [reading.value for reading in sample_pass.readings if reading.metric == "gpu_temperature_celsius"]
         if limits and temperatures:
             sample_pass.emit(self.metrics[0], limits[0] - temperatures[0])
         else:

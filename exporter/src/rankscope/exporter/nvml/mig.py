@@ -152,8 +152,8 @@ def _identify(nvml: NvmlCalls, handle: Any, uuid: str, name: str) -> MigDevice:
 
 def _profile(nvml: NvmlCalls, handle: Any, name: str) -> str:
     """Return the profile, such as ``1g.10gb``: the end of the device's name, else derived from its attributes."""
-    _, found, profile = name.partition(" MIG ")
-    if found:
+    _, separator, profile = name.partition(" MIG ")
+    if separator:
         return profile
     try:
         slices = nvml("nvmlDeviceGetAttributes", handle)

@@ -94,7 +94,7 @@ class _Counter:
                 self._sources, self.value = (source,), sum(numbers) * source.times
                 return
             reasons = [value for value in values if isinstance(value, str)]
-            reason = next((one for one in reasons if not is_lasting(one)), reasons[0])
+            reason = next((candidate for candidate in reasons if not is_lasting(candidate)), reasons[0])
             if not is_lasting(reason):
                 break
         self.value = reason

@@ -45,11 +45,11 @@ class Pass:
 
     def add(self, outcomes: Iterable[Reading | Absent]) -> None:
         """Add readings, whose values are finite, and absent metrics."""
-        for one in outcomes:
-            if isinstance(one, Reading):
-                self.readings.append(one)
+        for outcome in outcomes:
+            if isinstance(outcome, Reading):
+                self.readings.append(outcome)
             else:
-                self.mark_absent(one.metric, one.reason, one.labels)
+                self.mark_absent(outcome.metric, outcome.reason, outcome.labels)
 
     def mark_absent(self, metric: str, reason: str, labels: Labels = ()) -> None:
         """Mark a metric as absent, with the reason."""

@@ -111,21 +111,21 @@ class _CachedRow(Generic[_Row]):
         if result != self._result:
             self._result = result
             outcome = self.row.outcome(result)
-            self.readings = [one for one in outcome if isinstance(one, Reading)]
-            self.absent = [one for one in outcome if isinstance(one, Absent)]
+            self.readings = [entry for entry in outcome if isinstance(entry, Reading)]
+            self.absent = [entry for entry in outcome if isinstance(entry, Absent)]
             self._pause_s = self._again_after_s() if self.absent else self.row.every_s
         self.due_s = now_s + self._pause_s
 
     def _again_after_s(self) -> float:
-        if not self.readings and all(is_lasting(one.reason) for one in self.absent):
+        if not self.readings and all(is_lasting(absent.reason) for absent in self.absent):
             return RARELY
-        return NOW if any(is_trouble(one.reason) for one in self.absent) else self.row.every_s
+        return NOW if any(is_trouble(absent.reason) for absent in self.absent) else self.row.every_s
 
     def emit(self, sample_pass: Pass) -> None:
         """Add the stored readings and absences to the pass."""
         sample_pass.readings += self.readings
-        for one in self.absent:
-            sample_pass.mark_absent(one.metric, one.reason, one.labels)
+        for absent in self.absent:
+            sample_pass.mark_absent(absent.metric, absent.reason, absent.labels)
 
 
 class Rows(Topic):
@@ -139,7 +139,7 @@ class Rows(Topic):
 
     def wants(self, now_s: float) -> Sequence[FieldKey]:
         """Return the fields that are due and not replaced by another one (``Field.unless``)."""
-        return [(one.row.number, 0) for one in self._fields if one.due_s <= now_s and one.row.unless not in self._known]
+        return [(field.row.number, 0) for field in self._fields if field.due_s <= now_s and field.row.unless not in self._known]
 
     def collect(self, sample_pass: Pass) -> None:
         """Make the calls that are due, and emit all results, including stored ones."""

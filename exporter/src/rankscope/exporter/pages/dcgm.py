@@ -41,9 +41,9 @@ class _Way:
     name: str
     of_mig: bool
 
-    def labels(self, ours: Labels) -> Labels:
+    def labels(self, labels_of_page: Labels) -> Labels:
         """Return the labels that DCGM's series has of ours, and those that all of its series have."""
-        kept = [(self.entry.keep[name], value) for name, value in ours if name in self.entry.keep]
+        kept = [(self.entry.keep[name], value) for name, value in labels_of_page if name in self.entry.keep]
         return (*kept, *self.entry.add.items())
 
 
@@ -152,8 +152,8 @@ class DcgmPage:
             of_gpu = series.get(gpu.identity.uuid, [])
             for way in self._ways[metric]:
                 values: dict[Labels, float] = {}
-                for ours, value in of_gpu:
-                    further = _last_xid_labels(int(value)) if metric == _LAST_XID else way.labels(ours)
+                for labels_of_point, value in of_gpu:
+                    further = _last_xid_labels(int(value)) if metric == _LAST_XID else way.labels(labels_of_point)
                     values[further] = values.get(further, 0) + value
                 if not values and metric == _RECENT_XIDS and self._page.xid is not None:
                     values[way.labels(())] = 0  # as DCGM does without an error
@@ -246,11 +246,11 @@ class _Rates:
 
 def _fresh(loop: SeriesLoop | None, metric: str) -> Iterator[tuple[dict[str, str], float]]:
     """Yield labels and value of each series of a metric, unless the loop's last result is stale."""
-    known = loop.latest() if loop is not None else None
-    if known is not None and known.last is not None and known.fresh:
-        for one in known.last:
-            if one.metric == metric:
-                yield dict(one.labels), one.value
+    snapshot = loop.latest() if loop is not None else None
+    if snapshot is not None and snapshot.last is not None and snapshot.fresh:
+        for point in snapshot.last:
+            if point.metric == metric:
+                yield dict(point.labels), point.value
 
 
 def _by_uuid(series: Iterable[tuple[dict[str, str], float]]) -> dict[str, list[tuple[Labels, float]]]:
@@ -270,14 +270,14 @@ def _pod_labels(job: Mapping[str, str]) -> Labels:
     """Return DCGM's labels of the pod; none if several pods share the device, each of which has series of its own."""
     if MULTIPLE in (job.get("namespace_k8s"), job.get("pod_k8s")):
         return ()
-    return tuple((theirs, job[ours]) for theirs, ours in _POD_LABELS if job.get(ours, MULTIPLE) != MULTIPLE)
+    return tuple((dcgm_label, job[label]) for dcgm_label, label in _POD_LABELS if job.get(label, MULTIPLE) != MULTIPLE)
 
 
 def _by_pod(series: Iterable[tuple[Labels, float]]) -> dict[Labels, float]:
     """Return the values of tenants by the labels of their pod; a tenant without a pod is left out."""
     values: dict[Labels, float] = {}
-    for ours, value in series:
-        if pod := _pod_labels(dict(ours)):
+    for labels, value in series:
+        if pod := _pod_labels(dict(labels)):
             values[pod] = values.get(pod, 0) + value
     return values
 

@@ -68,7 +68,7 @@ def read_counters(path: Path) -> Counters:
 
 
 def _counters(path: Path, lines: Iterable[str]) -> Counters:
-    known = _known()
+    counters = _known()
     metrics: dict[str, Counter] = {}
     labels: dict[LabelField, None] = {}
     refused: dict[str, str] = {}
@@ -77,12 +77,12 @@ def _counters(path: Path, lines: Iterable[str]) -> Counters:
             continue
         name, kind, help_text = _record(path, place, line)
         if kind == "label":
-            field = next((one for one in LABEL_FIELDS if one == name), None)
+            field = next((label for label in LABEL_FIELDS if label == name), None)
             if field is not None:
                 labels[field] = None
             else:
                 refused[name] = f"not a label this exporter has (it has {', '.join(LABEL_FIELDS)})"
-        elif name not in known:
+        elif name not in counters:
             refused[name] = "not among the metrics of this exporter"
         else:
             # As in dcgm-exporter, the file decides on the type.
@@ -108,8 +108,8 @@ def _record(path: Path, number: int, line: str) -> tuple[str, str, str]:
 
 def _known() -> dict[str, tuple[Counter, bool]]:
     """Return DCGM name → counter, and whether it is on by default. The catalogue's first row with a name defines it."""
-    known: dict[str, tuple[Counter, bool]] = {}
+    counters: dict[str, tuple[Counter, bool]] = {}
     for row in CATALOGUE:
         for entry in row.dcgm:
-            known.setdefault(entry.full_name, (Counter(entry.full_name, entry.type, entry.help), entry.default_on))
-    return known
+            counters.setdefault(entry.full_name, (Counter(entry.full_name, entry.type, entry.help), entry.default_on))
+    return counters

@@ -64,9 +64,12 @@ class MessageBuilder:
         self._latest = {}
         now_ns = time.time_ns()
         points: dict[Instrument, tuple[str, list[Any]]] = {}
-        for one in measured:
-            points.setdefault(one.instrument, (one.help, []))[1].append(self._point(one, now_ns))
-        metrics = [Metric(one.name, text, one.unit, self._data(one, found)) for one, (text, found) in points.items()]
+        for measurement in measured:
+            points.setdefault(measurement.instrument, (measurement.help, []))[1].append(self._point(measurement, now_ns))
+        metrics = [
+            Metric(measurement.name, text, measurement.unit, self._data(measurement, points_of_instrument))
+            for measurement, (text, points_of_instrument) in points.items()
+        ]
         scopes = [ScopeMetrics(self._scope, metrics, schema_url="")]
         return MetricsData([ResourceMetrics(self._resource, scopes, schema_url="")])
 
@@ -74,7 +77,7 @@ class MessageBuilder:
         """Continue the series of the last message, because the collector has accepted it."""
         self._number += 1
         series = self._accepted | self._latest
-        self._accepted = {key: one for key, one in series.items() if self._number - one.message <= _KEPT_MESSAGES}
+        self._accepted = {key: entry for key, entry in series.items() if self._number - entry.message <= _KEPT_MESSAGES}
 
     def _data(self, instrument: Instrument, points: list[Any]) -> Gauge | Sum | Histogram:
         match instrument.kind:
@@ -87,23 +90,27 @@ class MessageBuilder:
             case "histogram":
                 return Histogram(points, self._temporality)
 
-    def _point(self, one: Measurement, now_ns: int) -> NumberDataPoint | HistogramDataPoint:
-        attributes = dict(one.attributes)
-        if isinstance(one.value, Buckets):
-            start_ns, (total, *counts) = self._counted(one, (one.value.sum, *one.value.counts), now_ns, one.value.bounds)
+    def _point(self, measurement: Measurement, now_ns: int) -> NumberDataPoint | HistogramDataPoint:
+        attributes = dict(measurement.attributes)
+        if isinstance(measurement.value, Buckets):
+            start_ns, (total, *counts) = self._counted(
+                measurement, (measurement.value.sum, *measurement.value.counts), now_ns, measurement.value.bounds
+            )
             whole = [int(count) for count in counts]
             unknown: Any = None  # minimum and maximum are optional in OTLP
-            return HistogramDataPoint(attributes, start_ns, now_ns, sum(whole), total, whole, one.value.bounds, unknown, unknown)
-        if one.instrument.kind != "counter":
-            return NumberDataPoint(attributes, 0, now_ns, one.value)
-        start_ns, (value,) = self._counted(one, (one.value,), now_ns)
+            return HistogramDataPoint(
+                attributes, start_ns, now_ns, sum(whole), total, whole, measurement.value.bounds, unknown, unknown
+            )
+        if measurement.instrument.kind != "counter":
+            return NumberDataPoint(attributes, 0, now_ns, measurement.value)
+        start_ns, (value,) = self._counted(measurement, (measurement.value,), now_ns)
         return NumberDataPoint(attributes, start_ns, now_ns, value)
 
     def _counted(
-        self, one: Measurement, values: tuple[float, ...], now_ns: int, bounds: tuple[float, ...] = ()
+        self, measurement: Measurement, values: tuple[float, ...], now_ns: int, bounds: tuple[float, ...] = ()
     ) -> tuple[int, tuple[float, ...]]:
         """Return the start of the series, and its values since then."""
-        key = one.instrument, tuple(sorted(one.attributes.items())), bounds
+        key = measurement.instrument, tuple(sorted(measurement.attributes.items())), bounds
         before = self._accepted.get(key)
         start_ns, base = now_ns, values
         if before is not None:

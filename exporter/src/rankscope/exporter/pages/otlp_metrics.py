@@ -80,9 +80,9 @@ def measurements(page: Page) -> Iterator[Measurement]:
     yield from _memory_utilization(families, identities)
     for gpu in state.gpus if state is not None else ():
         now = _status(gpu)
-        for one in _STATES if now is not None else ():
-            given = {**identities.hardware[gpu.identity.uuid], "hw.type": "gpu", "hw.state": one}
-            yield Measurement(_STATUS, "1 for the state the GPU is in.", given, float(one == now))
+        for hw_state in _STATES if now is not None else ():
+            given = {**identities.hardware[gpu.identity.uuid], "hw.type": "gpu", "hw.state": hw_state}
+            yield Measurement(_STATUS, "1 for the state the GPU is in.", given, float(hw_state == now))
 
 
 def _numbers(family: Family, times: float) -> Iterator[tuple[Labels, float]]:
@@ -98,7 +98,9 @@ def _histograms(family: Family) -> Iterator[tuple[Labels, Buckets]]:
         *buckets, _, _ = parts
         total = next(point.value for point in parts if point.name.endswith("_sum"))
         bounds = tuple(float(dict(point.labels)["le"]) for point in buckets[:-1])
-        counts = tuple(point.value - before for point, before in zip(buckets, (0, *(one.value for one in buckets)), strict=False))
+        counts = tuple(
+            point.value - before for point, before in zip(buckets, (0, *(bucket.value for bucket in buckets)), strict=False)
+        )
         yield labels, Buckets(bounds, counts, float(total))
 
 
@@ -122,7 +124,7 @@ class _Identities:
         self.hardware: dict[str, dict[str, str]] = {}
         for gpu in state.gpus if state is not None else ():
             self._add_gpu(gpu, state.driver if state is not None else None)
-        infos = (dict(one.labels) for family in families if family.name == "rank_info" for one in family.points)
+        infos = (dict(point.labels) for family in families if family.name == "rank_info" for point in family.points)
         self._ranks = {_rank(info): info for info in infos}
 
     def of(self, labels: Labels) -> dict[str, str]:
@@ -171,11 +173,11 @@ def _status(gpu: GpuState) -> str | None:
     if not gpu.up:
         return None if gpu.reason in _UNKNOWN else "failed"
     readings = gpu.sample.readings if gpu.sample is not None else ()
-    seen = {(one.metric, one.value, dict(one.labels).get("action")) for one in readings if not one.uuid}
-    if ("gpu_row_remap_failure", 1, None) in seen:
+    values = {(reading.metric, reading.value, dict(reading.labels).get("action")) for reading in readings if not reading.uuid}
+    if ("gpu_row_remap_failure", 1, None) in values:
         return "predicted_failure"
-    actions = {action for metric, _, action in seen if metric == "gpu_recovery_action"}
-    return "degraded" if actions - {"none"} or ("gpu_fabric_healthy", 0, None) in seen else "ok"
+    actions = {action for metric, _, action in values if metric == "gpu_recovery_action"}
+    return "degraded" if actions - {"none"} or ("gpu_fabric_healthy", 0, None) in values else "ok"
 
 
 @lru_cache(maxsize=1024)
@@ -208,12 +210,12 @@ def _extension(name: str, kind: Kind) -> OtelName:
     """Convert ``gpu_sm_active_seconds_total`` to ``rankscope.gpu.sm_active_time`` with unit ``s``."""
     words = name.removesuffix("_total")
     unit = "1"
-    for ours, theirs in _UNITS.items():
-        if words.endswith(f"_{ours}_per_second"):
-            words, unit = words.removesuffix(f"_{ours}_per_second") + "_rate", f"{theirs}/s"
-        elif words.endswith(f"_{ours}"):
+    for unit_word, otel_unit in _UNITS.items():
+        if words.endswith(f"_{unit_word}_per_second"):
+            words, unit = words.removesuffix(f"_{unit_word}_per_second") + "_rate", f"{otel_unit}/s"
+        elif words.endswith(f"_{unit_word}"):
             # The suffix distinguishes a counter of seconds from the ratio of the same name.
-            words = words.removesuffix(f"_{ours}") + ("_time" if ours == "seconds" and kind == "counter" else "")
-            unit = theirs
+            words = words.removesuffix(f"_{unit_word}") + ("_time" if unit_word == "seconds" and kind == "counter" else "")
+            unit = otel_unit
     area, _, rest = words.partition("_")
     return OtelName(name=f"rankscope.{area}.{rest}", kind=kind, unit=unit)

@@ -154,10 +154,10 @@ class Page:
         Left out are MIG devices that no longer exist, and ``gpu_in_use`` of a GPU that is down, where it is unknown.
         """
         present = frozenset().union(*self._mig_devices.values())
-        for one in series:
-            uuid = next((value for name, value in one.labels if name == "uuid"), "")
-            if (not uuid.startswith("MIG-") or uuid in present) and (one.metric != "gpu_in_use" or uuid not in self._down):
-                yield one
+        for item in series:
+            uuid = next((value for name, value in item.labels if name == "uuid"), "")
+            if (not uuid.startswith("MIG-") or uuid in present) and (item.metric != "gpu_in_use" or uuid not in self._down):
+                yield item
 
     def _add_node(self, families: _Families, state: FleetState) -> None:
         if state.nvswitches is not None:
@@ -220,7 +220,7 @@ def _point_of_series(series: Series) -> Point:
 
 
 def _source_of_gpu(uuid: str) -> PointSource[Reading]:
-    return PointSource(lambda one: Point((("uuid", one.uuid or uuid), *one.labels), one.value, one.metric))
+    return PointSource(lambda point: Point((("uuid", point.uuid or uuid), *point.labels), point.value, point.metric))
 
 
 class _RankSource:

@@ -75,11 +75,11 @@ def parse(content: bytes) -> SpoolFile:
     names = {family.name for family in families}
     if len({name.removesuffix("_total") for name in names}) != len(names):
         raise RejectedError("wrong_type")
-    keys = {_key(labels) for labels in {one.labels for family in families for one in family.series}}
+    keys = {_key(labels) for labels in {sample.labels for family in families for sample in family.series}}
     if len(keys) != 1:
         raise RejectedError("several_ranks" if keys else "empty")
     (key,) = keys
-    if any(len({(one.name, one.labels) for one in family.series}) != len(family.series) for family in families):
+    if any(len({(sample.name, sample.labels) for sample in family.series}) != len(family.series) for family in families):
         raise RejectedError("repeated_series")
     return checked(key, families)
 
@@ -94,7 +94,7 @@ def checked(key: RankKey, families: tuple[SpoolFamily, ...]) -> SpoolFile:
         elif family.name == _INFO:
             infos = family.series
         elif family.name == _DISABLED:
-            disabled = any(one.value > 0 for one in family.series)
+            disabled = any(sample.value > 0 for sample in family.series)
     # With two of them, PromQL joins on rank_info would fail.
     if len(infos) != 1 or not (run_id := dict(infos[0].labels).get("run_id")):
         raise RejectedError("no_identity")
@@ -128,7 +128,7 @@ def _family(metric: Metric) -> SpoolFamily:
         raise RejectedError("timestamp")
     try:
         # The parser returns integers of any length.
-        series = tuple(SpoolSeries(one.name, tuple(sorted(one.labels.items())), float(one.value)) for one in metric.samples)
+        series = tuple(SpoolSeries(item.name, tuple(sorted(item.labels.items())), float(item.value)) for item in metric.samples)
     except OverflowError as error:
         raise RejectedError("not_prometheus_text") from error
     if metric.type not in _KINDS or _kind(name) != metric.type:

@@ -16,11 +16,11 @@ _EXACT: Final = 2.0**53
 
 def check_histogram(family: SpoolFamily) -> None:
     """Check that each label set has non-decreasing buckets up to +Inf, a sum, and their count; raises ``RejectedError``."""
-    seen: set[Labels] = set()
+    labels_seen: set[Labels] = set()
     for labels, series in itertools.groupby(family.series, _without_bound):
-        if labels in seen or not _is_histogram(family.name, [*series]):
+        if labels in labels_seen or not _is_histogram(family.name, [*series]):
             raise RejectedError("wrong_histogram")
-        seen.add(labels)
+        labels_seen.add(labels)
 
 
 def _without_bound(series: SpoolSeries) -> Labels:
@@ -33,14 +33,14 @@ def _is_histogram(name: str, series: list[SpoolSeries]) -> bool:
     *buckets, first, second = series
     total, count = (first.value, second.value) if first.name.endswith("_sum") else (second.value, first.value)
     # The values are durations, so their sum is a counter and cannot be negative.
-    if not 0 <= total < math.inf or any(dict(one.labels).get("le") for one in (first, second)):
+    if not 0 <= total < math.inf or any(dict(sample.labels).get("le") for sample in (first, second)):
         return False
     before, bound = 0.0, -math.inf
-    for one in buckets:
-        text = dict(one.labels).get("le", "") if one.name == f"{name}_bucket" else ""
+    for sample in buckets:
+        text = dict(sample.labels).get("le", "") if sample.name == f"{name}_bucket" else ""
         if not _BOUND.fullmatch(text) or not float(text) > bound:
             return False
-        if not before <= one.value < _EXACT or one.value != int(one.value):
+        if not before <= sample.value < _EXACT or sample.value != int(sample.value):
             return False
-        before, bound = one.value, float(text)
+        before, bound = sample.value, float(text)
     return bound == math.inf and before == count

@@ -26,16 +26,16 @@ class Template:
     def of(cls, content: bytes, file: SpoolFile) -> Template | None:
         """Create a template from a file's content and its parsed form; None if the file is not formatted as by a rank."""
         lines: list[tuple[str, bool]] = []
-        series = (one for family in file.families for one in family.series)
+        series = (sample for family in file.families for sample in family.series)
         for line in content.decode("utf-8").split("\n"):
             if not line or line.startswith("#"):
                 lines.append((line, False))
                 continue
             before, _, value = line.rpartition(" ")
-            one = next(series, None)
-            if one is None or not before.startswith(f"{one.name}{{") or not _VALUE.fullmatch(value):
+            sample = next(series, None)
+            if sample is None or not before.startswith(f"{sample.name}{{") or not _VALUE.fullmatch(value):
                 return None
-            if not before.endswith("}") or repr(float(value)) != repr(one.value):  # NaN differs from itself
+            if not before.endswith("}") or repr(float(value)) != repr(sample.value):  # NaN differs from itself
                 return None
             lines.append((f"{before} ", True))
         return cls(tuple(lines)) if next(series, None) is None else None
@@ -52,12 +52,12 @@ class Template:
         if len(lines) != len(self._lines):
             return None
         values: list[float] = []
-        for line, (known, has_value) in zip(lines, self._lines, strict=True):
+        for line, (template_line, has_value) in zip(lines, self._lines, strict=True):
             if not has_value:
-                if line != known:
+                if line != template_line:
                     return None
-            elif line.startswith(known) and _VALUE.fullmatch(line, len(known)):
-                values.append(float(line[len(known) :]))
+            elif line.startswith(template_line) and _VALUE.fullmatch(line, len(template_line)):
+                values.append(float(line[len(template_line) :]))
             else:
                 return None
         return _with_values(before, values)
@@ -68,10 +68,10 @@ def _with_values(before: SpoolFile, values: list[float]) -> SpoolFile:
     for index, family in enumerate(before.families):
         own = values[place : place + len(family.series)]
         place += len(own)
-        if own != [one.value for one in family.series]:
+        if own != [sample.value for sample in family.series]:
             series = tuple(
-                one if one.value == value else SpoolSeries(one.name, one.labels, value)
-                for one, value in zip(family.series, own, strict=True)
+                sample if sample.value == value else SpoolSeries(sample.name, sample.labels, value)
+                for sample, value in zip(family.series, own, strict=True)
             )
             families[index] = type(family)(family.name, family.type, family.help, series)
     return checked(before.key, tuple(families))

@@ -176,43 +176,43 @@ class Spool:
     def _read(self, folder_fd: int) -> SpoolSample:
         accepted: list[_Accepted] = []
         rejected = Rejections()
-        seen = _Seen()
+        pass_state = _Seen()
         now, now_s = self._now(), self._monotonic()
-        found = [one for one in self._files(folder_fd, now, now_s, rejected) if one.age_s <= self._forget_s]
-        found.sort(key=lambda file: (file.age_s, file.name))
-        for one in _in_turns(found, rejected):
+        files = [found_file for found_file in self._files(folder_fd, now, now_s, rejected) if found_file.age_s <= self._forget_s]
+        files.sort(key=lambda file: (file.age_s, file.name))
+        for found_file in _in_turns(files, rejected):
             try:
-                accepted.append(self._accept(folder_fd, one, now_s, seen))
+                accepted.append(self._accept(folder_fd, found_file, now_s, pass_state))
             except FileNotFoundError:
                 continue
             except RejectedError as error:
-                rejected.add(RejectedFile(one.name, one.status.st_uid, error.reason))
+                rejected.add(RejectedFile(found_file.name, found_file.status.st_uid, error.reason))
             except Exception:  # noqa: BLE001  any user can write files: none may hide those of all others
-                rejected.add(RejectedFile(one.name, one.status.st_uid, DEFECT))
+                rejected.add(RejectedFile(found_file.name, found_file.status.st_uid, DEFECT))
         # Owners of runs without files are dropped, so that another user may use the run id.
-        self._cache, self._owners, self._read_s = seen.cache, seen.owners, now_s
+        self._cache, self._owners, self._read_s = pass_state.cache, pass_state.owners, now_s
         self._rejection_log.report(rejected.files)
         return self._merge(accepted, rejected)
 
-    def _accept(self, folder_fd: int, file: _Found, now_s: float, seen: _Seen) -> _Accepted:
+    def _accept(self, folder_fd: int, file: _Found, now_s: float, pass_state: _Seen) -> _Accepted:
         if file.age_s < -_MAX_FUTURE_S:  # it would never become stale
             raise RejectedError("from_the_future")
         user = file.status.st_uid
         if (
-            seen.files_of_user[user] >= MAX_FILES_OF_USER
-            or seen.series_of_user[user] >= MAX_SERIES_OF_USER
-            or seen.bytes_of_user[user] >= MAX_BYTES_OF_USER
+            pass_state.files_of_user[user] >= MAX_FILES_OF_USER
+            or pass_state.series_of_user[user] >= MAX_SERIES_OF_USER
+            or pass_state.bytes_of_user[user] >= MAX_BYTES_OF_USER
         ):
             raise RejectedError("too_many_files")
-        seen.files_of_user[user] += 1
-        seen.bytes_of_user[user] += min(file.status.st_size, MAX_BYTES)
-        cached = seen.cache[file.name] = self._load(folder_fd, file, now_s)
+        pass_state.files_of_user[user] += 1
+        pass_state.bytes_of_user[user] += min(file.status.st_size, MAX_BYTES)
+        cached = pass_state.cache[file.name] = self._load(folder_fd, file, now_s)
         outcome, owner = cached.outcome, cached.owner
         if isinstance(outcome, str):
             raise RejectedError(outcome)
-        if seen.owners.setdefault(outcome.run_id, self._owners.get(outcome.run_id, owner)) != owner:
+        if pass_state.owners.setdefault(outcome.run_id, self._owners.get(outcome.run_id, owner)) != owner:
             raise RejectedError("foreign_owner")
-        seen.series_of_user[owner] += sum(len(family.series) for family in outcome.families)
+        pass_state.series_of_user[owner] += sum(len(family.series) for family in outcome.families)
         return _Accepted(outcome, owner, file.age_s)
 
     def _files(self, folder_fd: int, now: float, now_s: float, rejected: Counter[str]) -> Iterator[_Found]:
@@ -240,11 +240,11 @@ class Spool:
             yield _Found(name, status, self._age_s(name, status, now, now_s))
 
     def _age_s(self, name: str, status: os.stat_result, now: float, now_s: float) -> float:
-        known = self._cache.get(name)
-        if known is None or self._read_s is None:
+        cached = self._cache.get(name)
+        if cached is None or self._read_s is None:
             return now - status.st_mtime
-        if known.key == _key(status):
-            return known.age_s + now_s - known.seen_s
+        if cached.key == _key(status):
+            return cached.age_s + now_s - cached.seen_s
         # The file was written since the last reading, even if the wall clock was set. Its writer may have set an older mtime.
         set_back_s = max(0.0, status.st_ctime - status.st_mtime)
         return set_back_s + min(max(0.0, now - status.st_ctime), now_s - self._read_s)
@@ -272,7 +272,11 @@ class Spool:
         owners: dict[RankKey, int] = {}
         stale_files = duplicates = 0
         # Another user's file must not take over the series of a rank.
-        accepted.sort(key=lambda one: self._owners_of_ranks.get(one.file.key, one.owner) != one.owner)
+        accepted.sort(
+            key=lambda accepted_file: (
+                self._owners_of_ranks.get(accepted_file.file.key, accepted_file.owner) != accepted_file.owner
+            )
+        )
         for file, owner, age_s in accepted:
             stale = age_s > self._stale_s
             stale_files += stale
@@ -290,16 +294,16 @@ class Spool:
         return SpoolSample(merge.result(), states, ok_files, stale_files, dict(+rejected), duplicates, dict(self._owners), named)
 
 
-def _in_turns(found: list[_Found], rejected: Counter[str]) -> list[_Found]:
+def _in_turns(files: list[_Found], rejected: Counter[str]) -> list[_Found]:
     """Select at most ``MAX_FILES`` files round-robin by user, in the given order, so that no user displaces another's."""
     turns: Counter[int] = Counter()
     taken = []
-    for place, one in enumerate(found):
-        turns[one.status.st_uid] += 1
-        taken.append((turns[one.status.st_uid], place))
+    for place, file in enumerate(files):
+        turns[file.status.st_uid] += 1
+        taken.append((turns[file.status.st_uid], place))
     taken.sort()
     rejected["too_many_files"] += len(taken[MAX_FILES:])
-    return [found[place] for place in sorted(place for _, place in taken[:MAX_FILES])]
+    return [files[place] for place in sorted(place for _, place in taken[:MAX_FILES])]
 
 
 def _listed(folder_fd: int) -> tuple[list[str], bool]:

@@ -64,16 +64,16 @@ class Control:
             else:
                 await asyncio.to_thread(fleet.resume, gpu)
         except KeyError:
-            known = ", ".join(f"{one.identity.index} ({one.identity.uuid})" for one in fleet.state().gpus)
-            return _error(404, f"there is no such GPU; known: {known or 'none'}")
+            gpus = ", ".join(f"{gpu_state.identity.index} ({gpu_state.identity.uuid})" for gpu_state in fleet.state().gpus)
+            return _error(404, f"there is no such GPU; known: {gpus or 'none'}")
         except TimeoutError as error:
             logger.warning("a GPU could not be released: %s", error, extra={"gpu": gpu})
             return _error(409, str(error) or "its process is stuck in the driver and does not end")
         finally:
             self._changed()
         logger.info("a GPU was released" if release_for_s else "a GPU was resumed", extra={"gpu": gpu})
-        done: dict[str, object] = {"gpu": gpu, "released": release_for_s is not None}
-        return _json(200, done | {"ttl_s": release_for_s} if release_for_s is not None else done)
+        answer: dict[str, object] = {"gpu": gpu, "released": release_for_s is not None}
+        return _json(200, answer | {"ttl_s": release_for_s} if release_for_s is not None else answer)
 
 
 def _json(status: int, content: Mapping[str, object], *headers: tuple[str, str]) -> Response:

@@ -54,10 +54,10 @@ def landing_page(
 
 def _expected(counts: Mapping[str, int]) -> str:
     """Return a warning if the number of GPUs is not the expected one, else an empty string."""
-    expected, found = counts.get("expected"), counts.get("driver", counts.get("pci"))
-    if expected is None or found is None or expected == found:
+    expected, seen_gpus = counts.get("expected"), counts.get("driver", counts.get("pci"))
+    if expected is None or seen_gpus is None or expected == seen_gpus:
         return ""
-    return f'<p class="down">The node shows {found} GPUs, but {expected} are expected (--expected-gpus).</p>'
+    return f'<p class="down">The node shows {seen_gpus} GPUs, but {expected} are expected (--expected-gpus).</p>'
 
 
 def _gpus(state: FleetState) -> str:
@@ -94,7 +94,7 @@ def _versions(version: str, state: FleetState | None) -> str:
 
 def _words(text: str) -> str:
     """Replace the underscores of reasons such as ``gpu_is_lost`` by spaces."""
-    return re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda found: found[0].replace("_", " "), text)
+    return re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda match: match[0].replace("_", " "), text)
 
 
 def _e(text: str) -> str:

@@ -106,8 +106,8 @@ class XidJournal:
         delay_s = now - event.unix_s
         # If the wall clock was set in between, the difference is not the delay.
         boot_s = boot_now - (delay_s if 0 <= delay_s <= _MAX_DELAY_S else 0.0)
-        seen = KernelXid(kind="xid", seen_by="nvml", pci_bus_id=pci_bus_id, code=event.xid, text="", seq=-1, boot_s=boot_s)
-        self._observe(seen, uuid)
+        xid = KernelXid(kind="xid", seen_by="nvml", pci_bus_id=pci_bus_id, code=event.xid, text="", seq=-1, boot_s=boot_s)
+        self._observe(xid, uuid)
 
     def record_reset(self, uuid: str, pci_bus_id: str, boot_s: float) -> None:
         """Record that the GPU was reset at ``boot_s`` on the monotonic clock."""
@@ -146,21 +146,21 @@ class XidJournal:
 
         Critical codes of a GPU start at zero; other codes appear when they first occur.
         """
-        known = tuple(identities)
+        present = tuple(identities)
         with self._memory:
             if (boot_unix_s := self._clock.boot_unix_s()) != self._boot_unix_s:
                 self._boot_unix_s, self._last_series = boot_unix_s, None
-            if self._last_series is None or self._last_series[0] != known:
-                self._identify({identity.pci_bus_id: identity.uuid for identity in known})
+            if self._last_series is None or self._last_series[0] != present:
+                self._identify({identity.pci_bus_id: identity.uuid for identity in present})
             self._count_what_waited()
             if self._tallies.show_due(self._monotonic()):
                 self._last_series = None
             recent = self._recent()
-            if self._last_series is None or self._last_series[:2] != (known, recent):
+            if self._last_series is None or self._last_series[:2] != (present, recent):
                 of_gpus = (
-                    one
-                    for identity in known
-                    for one in series_of_gpu(
+                    line
+                    for identity in present
+                    for line in series_of_gpu(
                         identity.uuid,
                         self._tallies.of_gpu(identity.uuid),
                         last_code=self._last_codes.get(identity.uuid, (0.0, 0))[1],
@@ -170,7 +170,7 @@ class XidJournal:
                     )
                 )
                 # Cached, because errors are rare and most pages are equal.
-                self._last_series = known, recent, (*of_gpus, *series_of_switches(self._tallies.of_switches(), self._time_of))
+                self._last_series = present, recent, (*of_gpus, *series_of_switches(self._tallies.of_switches(), self._time_of))
             return self._last_series[2]
 
     def flush(self) -> None:
@@ -195,40 +195,40 @@ class XidJournal:
             with self._disk:
                 self._file.close()
 
-    def _observe(self, seen: KernelXid, uuid: str) -> None:
+    def _observe(self, xid: KernelXid, uuid: str) -> None:
         boot_now = self._monotonic()
-        age_s = max(0.0, boot_now - seen.boot_s)
+        age_s = max(0.0, boot_now - xid.boot_s)
         job_id = self._job_at(uuid) if uuid and age_s <= _LIVE_S else None
         with self._memory:
-            self._last_seq = max(self._last_seq, seen.seq)
-            twin = self._match(seen)
+            self._last_seq = max(self._last_seq, xid.seq)
+            twin = self._match(xid)
             if twin is not None:
-                entry = merged(twin, self._entry(seen, uuid, job_id, age_s, number=twin.id))
+                entry = merged(twin, self._entry(xid, uuid, job_id, age_s, number=twin.id))
             else:
-                entry = self._entry(seen, uuid, job_id, age_s, number=self._last_id + 1)
+                entry = self._entry(xid, uuid, job_id, age_s, number=self._last_id + 1)
             self._put(entry, unsaved=True)
 
-    def _entry(self, seen: KernelXid, uuid: str, job_id: str | None, age_s: float, *, number: int) -> XidEntry:
+    def _entry(self, xid: KernelXid, uuid: str, job_id: str | None, age_s: float, *, number: int) -> XidEntry:
         return XidEntry(
             id=number,
-            kind=seen.kind,
-            pci_bus_id=seen.pci_bus_id,
+            kind=xid.kind,
+            pci_bus_id=xid.pci_bus_id,
             uuid=uuid,
-            code=seen.code,
-            severity=seen.severity,
+            code=xid.code,
+            severity=xid.severity,
             unix_s=round(self._now() - age_s, 3),
             boot_id=self._boot_id,
-            boot_s=round(seen.boot_s, 3),
-            seen_by=(seen.seen_by,),
-            seq=seen.seq if seen.seq >= 0 else None,
+            boot_s=round(xid.boot_s, 3),
+            seen_by=(xid.seen_by,),
+            seq=xid.seq if xid.seq >= 0 else None,
             job_id=job_id[:_MAX_JOB_ID] if job_id else None,
-            text=seen.text,
+            text=xid.text,
         )
 
-    def _match(self, seen: KernelXid) -> XidEntry | None:
+    def _match(self, xid: KernelXid) -> XidEntry | None:
         """Return the first recorded error that this one may be a duplicate of; None if it is new."""
-        entries = (self._entries[number] for number in self._ids.get(key_of(seen), {}))
-        return next((entry for entry in entries if is_repeat(seen, entry)), None)
+        entries = (self._entries[number] for number in self._ids.get(key_of(xid), {}))
+        return next((entry for entry in entries if is_repeat(xid, entry)), None)
 
     def _put(self, entry: XidEntry, *, unsaved: bool) -> None:
         """Add an error, or replace the entry with its id. It is counted once its device is known."""
@@ -307,7 +307,7 @@ class XidJournal:
 
     def _identify(self, uuids: dict[str, str]) -> None:
         """Add the uuid to entries of GPUs identified after the kernel log line; of this boot only, since GPUs may be moved."""
-        for entry in [one for one in self._entries.values() if not one.device and one.boot_id == self._boot_id]:
+        for entry in [item for item in self._entries.values() if not item.device and item.boot_id == self._boot_id]:
             if uuid := uuids.get(entry.pci_bus_id):
                 self._put(msgspec.structs.replace(entry, uuid=uuid), unsaved=True)
 
@@ -356,17 +356,17 @@ class XidJournal:
             own, began = list(self._unsaved.values()), self._read_last_id
             self._unsaved = {}
             self._start_from(loaded)
-            theirs = {number for number in self._entries if number > began}
+            taken_over = {number for number in self._entries if number > began}
             for entry in own:
                 twin = self._entries.get(entry.id) if entry.id <= began else None
                 if entry.id > began:
-                    near = (self._entries[number] for number in self._ids.get(key_of(entry), {}) if number in theirs)
-                    near = (one for one in near if may_be_same(one, entry))
-                    twin = next((one for one in near if abs(one.boot_s - entry.boot_s) <= LATE_S), None)
+                    near = (self._entries[number] for number in self._ids.get(key_of(entry), {}) if number in taken_over)
+                    near = (candidate for candidate in near if may_be_same(candidate, entry))
+                    twin = next((candidate for candidate in near if abs(candidate.boot_s - entry.boot_s) <= LATE_S), None)
                 if twin is None:
                     self._put(msgspec.structs.replace(entry, id=self._last_id + 1), unsaved=True)
                 else:
-                    theirs.discard(twin.id)
+                    taken_over.discard(twin.id)
                     self._put(merged(twin, entry), unsaved=True)
 
     def _write(self, file: JournalFile) -> None:

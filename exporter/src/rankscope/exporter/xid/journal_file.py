@@ -84,16 +84,16 @@ class JournalFile:
             if not line:
                 continue
             try:
-                one = _decode(line)
+                record = _decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 loaded.skipped.append(number + 1)
                 continue
-            if isinstance(one, XidEntry):
-                loaded.entries.append(one)
-            elif one.format != SCHEMA:
-                raise JournalError(f"{self._path}: not touched: {unread_format(one.format, SCHEMA)}")
+            if isinstance(record, XidEntry):
+                loaded.entries.append(record)
+            elif record.format != SCHEMA:
+                raise JournalError(f"{self._path}: not touched: {unread_format(record.format, SCHEMA)}")
             elif number == 0:
-                loaded.snapshot = one
+                loaded.snapshot = record
         self.lines = len(lines)
         self._size = len(content)
         return loaded

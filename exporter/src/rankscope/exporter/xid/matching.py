@@ -33,26 +33,26 @@ def may_be_same(error: KernelXid | XidEntry, other: XidEntry) -> bool:
     return error.severity == other.severity or "" in (error.severity, other.severity)
 
 
-def is_repeat(seen: KernelXid, entry: XidEntry) -> bool:
+def is_repeat(xid: KernelXid, entry: XidEntry) -> bool:
     """Return whether a report with the entry's key may be about the same error."""
-    if not may_be_same(seen, entry):
+    if not may_be_same(xid, entry):
         return False
-    later_s = seen.boot_s - entry.boot_s
+    later_s = xid.boot_s - entry.boot_s
     # The driver repeats that a GPU has fallen off the bus; that is the same error.
-    if seen.seen_by == "kernel_log_fallen":
+    if xid.seen_by == "kernel_log_fallen":
         return abs(later_s) <= _FALLEN_S
-    late_s = later_s if seen.seen_by == "nvml" else -later_s
-    return seen.seen_by not in entry.seen_by and -EARLY_S <= late_s <= LATE_S
+    late_s = later_s if xid.seen_by == "nvml" else -later_s
+    return xid.seen_by not in entry.seen_by and -EARLY_S <= late_s <= LATE_S
 
 
-def merged(known: XidEntry, other: XidEntry) -> XidEntry:
+def merged(entry: XidEntry, other: XidEntry) -> XidEntry:
     """Merge two entries of the same error; fields of ``known`` take precedence."""
     return msgspec.structs.replace(
-        known,
-        uuid=known.uuid or other.uuid,
-        severity=known.severity or other.severity,
-        seen_by=tuple(dict.fromkeys((*known.seen_by, *other.seen_by))),
-        seq=max((seq for seq in (known.seq, other.seq) if seq is not None), default=None),
-        job_id=known.job_id or other.job_id,
-        text=known.text or other.text,
+        entry,
+        uuid=entry.uuid or other.uuid,
+        severity=entry.severity or other.severity,
+        seen_by=tuple(dict.fromkeys((*entry.seen_by, *other.seen_by))),
+        seq=max((seq for seq in (entry.seq, other.seq) if seq is not None), default=None),
+        job_id=entry.job_id or other.job_id,
+        text=entry.text or other.text,
     )

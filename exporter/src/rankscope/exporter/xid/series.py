@@ -52,7 +52,7 @@ def series_of_gpu(
     for tally in by_time:
         yield Series("gpu_xid_last_timestamp_seconds", time_of(tally), (*gpu, *_labels(tally)))
     yield Series("gpu_last_reset_timestamp_seconds", last_reset_s, gpu)
-    for tally in [one for one in by_time if one.job_id is not None][-1:]:
+    for tally in [item for item in by_time if item.job_id is not None][-1:]:
         yield Series("gpu_xid_last_job_info", 1, (*gpu, ("xid", tally.code), ("job_id", tally.job_id or "")))
     yield Series("gpu_xid_last_code", last_code, gpu)
     for code, count in recent.items():

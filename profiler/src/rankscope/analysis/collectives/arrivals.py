@@ -198,10 +198,10 @@ class Arrivals:
         rows, records = self.records.rows or [], self.records
         edges, row, rank = self.first.tolist(), self.row.tolist(), self.rank.tolist()
         for at, (op, rule) in enumerate(zip(self.op.tolist(), self.rule.tolist(), strict=True)):
-            mine = slice(edges[at], edges[at + 1])
-            held = [rows[number] for number in row[mine]]
+            rows_of_instance = slice(edges[at], edges[at + 1])
+            held = [rows[number] for number in row[rows_of_instance]]
             root = None if rule == PAIR else held[0].root
-            yield Match(held[0].step, held[0].group, records.ops[op], rank[mine], held, RULES[rule], root)
+            yield Match(held[0].step, held[0].group, records.ops[op], rank[rows_of_instance], held, RULES[rule], root)
 
     @cached_property
     def count(self) -> Numbers:

@@ -63,8 +63,8 @@ class Clocks(msgspec.Struct, frozen=True):
         common = unix_ns - offsets[place]
         for at, one in enumerate(ranks.tolist()):
             if (course := self.courses.get(one)) is not None:
-                mine = np.flatnonzero(place == at)
-                common[mine] = unix_ns[mine] - np.floor(course.offsets(unix_ns[mine])).astype(np.int64)
+                of_rank = np.flatnonzero(place == at)
+                common[of_rank] = unix_ns[of_rank] - np.floor(course.offsets(unix_ns[of_rank])).astype(np.int64)
         return common
 
     def seen_at(self, rank: int, common_ns: int) -> int:
@@ -127,16 +127,16 @@ def _table(matches: Arrivals, clock: Numbers, base: int) -> tuple[Floats, Number
 
 def _linked(table: Floats) -> Iterator[tuple[Numbers, Numbers]]:
     """Yield rows and columns of clocks that matches link, one island after the other."""
-    there = np.isfinite(table)
-    left: Flags = np.logical_or.reduce(there, axis=0)
-    while left.any():
-        clocks: Flags = np.arange(len(left)) == left.argmax()
+    present = np.isfinite(table)
+    unlinked: Flags = np.logical_or.reduce(present, axis=0)
+    while unlinked.any():
+        clocks: Flags = np.arange(len(unlinked)) == unlinked.argmax()
         rows: Flags = np.zeros(len(table), dtype=np.bool_)
-        while (more := there[:, clocks].any(axis=1) & ~rows).any():
+        while (more := present[:, clocks].any(axis=1) & ~rows).any():
             rows |= more
-            clocks |= there[more].any(axis=0)
+            clocks |= present[more].any(axis=0)
         yield np.flatnonzero(rows), np.flatnonzero(clocks)
-        left &= ~clocks
+        unlinked &= ~clocks
 
 
 def _fit_linked(table: Floats, window: Numbers) -> list[Series]:
@@ -149,39 +149,39 @@ def _fit_linked(table: Floats, window: Numbers) -> list[Series]:
         time += np.median(offsets - np.median(offsets, axis=0), axis=1)
     fitted = [_fit(ends, time, window) for ends in table.T]
     level = float(np.median([np.median(at_times(series, time)) for series in fitted]))
-    return [[replace(one, at=one.at + level, offset=one.offset - level) for one in series] for series in fitted]
+    return [[replace(stretch, at=stretch.at + level, offset=stretch.offset - level) for stretch in series] for series in fitted]
 
 
 def _spread(table: Floats, window: Numbers) -> tuple[list[Series], Floats]:
     """Return the offsets of all clocks, and the time of every match, relative to one of the clocks."""
-    there = np.isfinite(table)
+    present = np.isfinite(table)
     first = _steadiest(table)
     time = table[:, first].copy()
     series: dict[int, Series] = {first: [Stretch(np.array([0.0, 1.0]), np.zeros(2), None)]}
     while len(series) < table.shape[1]:
-        links = there[np.isfinite(time)].sum(axis=0)
+        links = present[np.isfinite(time)].sum(axis=0)
         links[list(series)] = 0
         strong = np.flatnonzero(2 * links >= links.max()).tolist()
         series |= {clock: _fit(table[:, clock], time, window) for clock in strong}
         for clock in strong:
-            new = np.isnan(time) & there[:, clock]
+            new = np.isnan(time) & present[:, clock]
             time[new] = table[new, clock] - seen_at(series[clock], table[new, clock])
     return [series[clock] for clock in range(table.shape[1])], time
 
 
 def _steadiest(table: Floats) -> int:
     """Return the clock that moves least against the others, among the clocks with most matches."""
-    there = np.isfinite(table)
-    count = there.sum(axis=0)
+    present = np.isfinite(table)
+    count = present.sum(axis=0)
     busy = np.flatnonzero(10 * count >= 9 * count.max())
-    rows = there[:, busy].all(axis=1)
+    rows = present[:, busy].all(axis=1)
     if not rows.any():
         return int(count.argmax())
-    apart = table[rows][:, busy]
-    apart -= np.median(apart, axis=1, keepdims=True)
-    apart -= np.median(apart, axis=0)
-    apart -= np.median(apart, axis=1, keepdims=True)
-    return int(busy[np.abs(apart).mean(axis=0).argmin()])
+    deviation = table[rows][:, busy]
+    deviation -= np.median(deviation, axis=1, keepdims=True)
+    deviation -= np.median(deviation, axis=0)
+    deviation -= np.median(deviation, axis=1, keepdims=True)
+    return int(busy[np.abs(deviation).mean(axis=0).argmin()])
 
 
 def _fit(ends: Floats, time: Floats, window: Numbers) -> Series:
@@ -196,15 +196,15 @@ def _clocks(matches: Arrivals, clock_of: Numbers, fitted: Mapping[int, Series], 
     offset = np.zeros(len(place))
     courses: dict[int, Course] = {}
     for clock, series in fitted.items():
-        mine = clock_of[place] == clock
+        of_clock = clock_of[place] == clock
         if keeps_one(series):
-            offset[mine] = series[0].offset[0]
+            offset[of_clock] = series[0].offset[0]
         else:
             courses[clock] = course_of(series, base)
-            offset[mine] = courses[clock].offsets(matches.end_ns[mine])
+            offset[of_clock] = courses[clock].offsets(matches.end_ns[of_clock])
     corrected = (matches.end_ns - base).astype(np.float64) - np.rint(offset)
     spread = matches.most(corrected) - matches.least(corrected)
-    apart = medians(np.abs(corrected - medians(corrected, matches.instance)[matches.instance]), place)
+    deviation = medians(np.abs(corrected - medians(corrected, matches.instance)[matches.instance]), place)
     middle = medians(offset, place)
     return Clocks(
         offset_ns={rank: round(float(middle[at])) for at, rank in enumerate(ranks.tolist())},
@@ -215,7 +215,7 @@ def _clocks(matches: Arrivals, clock_of: Numbers, fitted: Mapping[int, Series], 
                 offset_us=round(float(middle[at])) / 1000,
                 drift_ppm=drift_ppm(fitted[clock]) if clock in fitted else None,
                 settings=len(fitted[clock]) if clock in fitted else 1,
-                residual_us=float(apart[at]) / 1000,
+                residual_us=float(deviation[at]) / 1000,
             )
             for at, (rank, clock) in enumerate(zip(ranks.tolist(), clock_of.tolist(), strict=True))
         },

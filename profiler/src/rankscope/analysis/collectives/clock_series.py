@@ -58,49 +58,51 @@ Series = list[Stretch]
 
 def at_times(series: Series, times: Floats) -> Floats:
     """Return the offsets at any times of the common clock."""
-    at = np.concatenate([one.at for one in series])
-    offset = np.concatenate([one.offset for one in series])
-    found: Floats = np.interp(times, at, offset)
-    return found
+    at = np.concatenate([stretch.at for stretch in series])
+    offset = np.concatenate([stretch.offset for stretch in series])
+    offsets: Floats = np.interp(times, at, offset)
+    return offsets
 
 
 def seen_at(series: Series, times: Floats) -> Floats:
     """Return the offsets at any times of the clock itself."""
-    offset = np.concatenate([one.offset for one in series])
+    offset = np.concatenate([stretch.offset for stretch in series])
     # A clock that was set back shows the same time twice.
-    own = np.maximum.accumulate(np.concatenate([one.at for one in series]) + offset)
-    found: Floats = np.interp(times, own, offset)
-    return found
+    own = np.maximum.accumulate(np.concatenate([stretch.at for stretch in series]) + offset)
+    offsets: Floats = np.interp(times, own, offset)
+    return offsets
 
 
 def keeps_one(series: Series) -> bool:
     """Return whether the offset is the same at all times."""
-    return all(bool((one.offset == series[0].offset[0]).all()) for one in series)
+    return all(bool((stretch.offset == series[0].offset[0]).all()) for stretch in series)
 
 
 def drift_ppm(series: Series) -> float | None:
     """Return the drift of the longest stretch in ppm; ``None`` where it is not known."""
-    drift = max(series, key=lambda one: float(one.at[-1] - one.at[0])).drift
+    drift = max(series, key=lambda stretch: float(stretch.at[-1] - stretch.at[0])).drift
     return None if drift is None else drift * 1e6
 
 
 def fit_series(at: Floats, offset: Floats, window: NDArray[np.int64]) -> Series:
     """Fit a series to readings at ascending times; ``window``: ascending, equal for readings that follow each other closely."""
     edges = [0, *_jumps(at, offset), len(at)]
-    found = [_fit(at[first:past], offset[first:past], window[first:past]) for first, past in pairwise(edges)]
+    stretches = [_fit(at[first:past], offset[first:past], window[first:past]) for first, past in pairwise(edges)]
     # A clock counts as set halfway between two readings. Before the first and after the last reading, a drift is extended by
     # the length of its stretch.
     halfway = [float(at[edge - 1] + at[edge]) / 2 for edge in edges[1:-1]]
-    begins = [float(2 * found[0].at[0] - found[0].at[-1]), *halfway]
-    ends = [*halfway, float(2 * found[-1].at[-1] - found[-1].at[0])]
-    return [_reaching(one, begin, end) for one, begin, end in zip(found, begins, ends, strict=True)]
+    begins = [float(2 * stretches[0].at[0] - stretches[0].at[-1]), *halfway]
+    ends = [*halfway, float(2 * stretches[-1].at[-1] - stretches[-1].at[0])]
+    return [_reaching(stretch, begin, end) for stretch, begin, end in zip(stretches, begins, ends, strict=True)]
 
 
-def _reaching(one: Stretch, begin: float, end: float) -> Stretch:
+def _reaching(stretch: Stretch, begin: float, end: float) -> Stretch:
     """Extend a stretch to ``begin`` and ``end``: along its drift if it is one straight line, else at a constant offset."""
-    pace = one.drift if one.drift is not None and len(one.at) == 2 else 0.0
-    before, after = one.offset[0] - pace * (one.at[0] - begin), one.offset[-1] + pace * (end - one.at[-1])
-    return Stretch(np.concatenate([[begin], one.at, [end]]), np.concatenate([[before], one.offset, [after]]), one.drift)
+    pace = stretch.drift if stretch.drift is not None and len(stretch.at) == 2 else 0.0
+    before, after = stretch.offset[0] - pace * (stretch.at[0] - begin), stretch.offset[-1] + pace * (end - stretch.at[-1])
+    return Stretch(
+        np.concatenate([[begin], stretch.at, [end]]), np.concatenate([[before], stretch.offset, [after]]), stretch.drift
+    )
 
 
 def medians(values: Floats, group: NDArray[np.int64]) -> Floats:
@@ -112,8 +114,8 @@ def _middles(ordered: Floats, group: NDArray[np.int64]) -> Floats:
     """Return the median of each group of values that are ordered by group, and ascending within each."""
     count = np.bincount(group)
     first = np.cumsum(count) - count
-    found: Floats = (ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2
-    return found
+    middles: Floats = (ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2
+    return middles
 
 
 def _jumps(at: Floats, offset: Floats) -> list[int]:
@@ -125,14 +127,14 @@ def _jumps(at: Floats, offset: Floats) -> list[int]:
     # The difference of two normal readings exceeds 2.33 times their noise in one case of ten.
     noise = max(_FLOOR_NS, float(np.quantile(np.abs(np.diff(offset)), 0.9)) / 2.33)
     jump[jump <= _JUMP * noise + MAX_DRIFT * (at[2 * SIDE - 1 :] - at[: 1 - 2 * SIDE])] = 0.0
-    found: list[int] = []
+    places: list[int] = []
     while jump.max() > 0:
         first = int(jump.argmax())
         split = _split(offset[first : first + 2 * SIDE])
-        found.append(first + split)
+        places.append(first + split)
         # Differences that span this jump are no evidence of another one.
         jump[max(0, first + split - 2 * SIDE + 1) : first + split] = 0.0
-    return sorted(found)
+    return sorted(places)
 
 
 def _split(near: Floats) -> int:
@@ -185,9 +187,9 @@ def _drift(at: Floats, offset: Floats) -> float | None:
     if count < _ENOUGH or at[-1] - at[0] < _SPAN_NS:
         return None
     half = count // 2
-    apart, change = at[half:] - at[:-half], offset[half:] - offset[:-half]
-    there = apart > 0
-    pace, weight = change[there] / apart[there], apart[there]
+    distance, change = at[half:] - at[:-half], offset[half:] - offset[:-half]
+    is_apart = distance > 0
+    pace, weight = change[is_apart] / distance[is_apart], distance[is_apart]
     order = np.argsort(pace, kind="stable")
     total = np.cumsum(weight[order])
     drift = float(pace[order][np.searchsorted(total, total[-1] / 2)])
@@ -225,8 +227,8 @@ def course_of(series: Series, base_ns: int) -> Course:
     A clock that was set back shows some times twice. These are taken to be the times after it was set.
     """
     at, offset = np.empty(0), np.empty(0)
-    for one in reversed(series):
-        own, amount = one.at + one.offset, one.offset
+    for value in reversed(series):
+        own, amount = value.at + value.offset, value.offset
         if len(at) and own[-1] >= at[0]:
             until = at[0] - 1
             before = own < until
@@ -235,8 +237,8 @@ def course_of(series: Series, base_ns: int) -> Course:
             own, amount = np.append(own[before], until), np.append(amount[before], np.interp(until, own, amount))
         at, offset = np.concatenate([own, at]), np.concatenate([amount, offset])
     latest = 2**62
-    times = [min(max(base_ns + round(one), 0), latest) for one in np.maximum.accumulate(at).tolist()]
-    return Course(tuple(times), tuple(round(one) for one in offset.tolist()))
+    times = [min(max(base_ns + round(value), 0), latest) for value in np.maximum.accumulate(at).tolist()]
+    return Course(tuple(times), tuple(round(value) for value in offset.tolist()))
 
 
 def _between(at: Sequence[int], offset: Sequence[int], time: int) -> int:

@@ -26,10 +26,10 @@ def communication_parts(
     start = matches.records.start[matches.row]
     begins = np.maximum(start, matches.end_ns - matches.shortest_ns[matches.instance])
     parts: dict[int, CommunicationPart] = {}
-    for rank, mine in _by_rank(matches):
-        _, busy_start, busy_end = matches.busy(mine)
-        transfer = union(begins[mine], matches.end_ns[mine])
-        wait = subtract(union(start[mine], begins[mine]), transfer)
+    for rank, rows in _by_rank(matches):
+        _, busy_start, busy_end = matches.busy(rows)
+        transfer = union(begins[rows], matches.end_ns[rows])
+        wait = subtract(union(start[rows], begins[rows]), transfer)
         parts[rank] = _part(transfer, wait, union(busy_start, busy_end), None if whole is None else whole.get(rank))
     return parts
 
@@ -45,8 +45,8 @@ def explained_share(some: Sequence[Arrivals], communication_us: Mapping[int, flo
     spans: dict[int, list[Spans]] = {}
     for matches in some:
         start = matches.records.start[matches.row]
-        for rank, mine in _by_rank(matches):
-            spans.setdefault(rank, []).append(np.column_stack([start[mine], matches.end_ns[mine]]))
+        for rank, rows in _by_rank(matches):
+            spans.setdefault(rank, []).append(np.column_stack([start[rows], matches.end_ns[rows]]))
     matched = 0.0
     for rank, whole in communication_us.items():
         if rank in spans:
@@ -58,9 +58,9 @@ def explained_share(some: Sequence[Arrivals], communication_us: Mapping[int, flo
 def _by_rank(matches: Arrivals) -> Iterator[tuple[int, NDArray[np.intp]]]:
     """Yield each rank with its arrivals."""
     order = np.argsort(matches.rank, kind="stable")
-    for mine in np.split(order, np.flatnonzero(np.diff(matches.rank[order])) + 1):
-        if len(mine):
-            yield int(matches.rank[mine[0]]), mine
+    for rows in np.split(order, np.flatnonzero(np.diff(matches.rank[order])) + 1):
+        if len(rows):
+            yield int(matches.rank[rows[0]]), rows
 
 
 def _part(transfer: Spans, wait: Spans, busy: Spans, whole: tuple[float, float] | None) -> CommunicationPart:

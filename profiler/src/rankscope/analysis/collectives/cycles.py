@@ -67,19 +67,19 @@ Cut = Callable[[Issued], Numbers | None]
 
 def steps_of(issued: Issued) -> Numbers:
     """Return the step of each operation, from 0; ``NONE`` outside of steps, as before the first, and where nothing repeats."""
-    return _steps_of(issued, _cut, apart=True)
+    return _steps_of(issued, _cut, group_by_group=True)
 
 
-def steps_by_group(issued: Issued, *, apart: bool = False) -> Numbers:
+def steps_by_group(issued: Issued, *, group_by_group: bool = False) -> Numbers:
     """Return the same as ``steps_of`` where only the order within each group is exact.
 
     The group whose operations repeat least often marks the steps of a rank: mostly the one that reduces gradients, at the end of
     a step. So operations of other groups belong to the step of the next operation of that group. ``apart``: see ``_steps_of``.
     """
-    return _steps_of(issued, _cut_by_group, apart=apart)
+    return _steps_of(issued, _cut_by_group, group_by_group=group_by_group)
 
 
-def _steps_of(issued: Issued, cut: Cut, *, apart: bool) -> Numbers:
+def _steps_of(issued: Issued, cut: Cut, *, group_by_group: bool) -> Numbers:
     """Return the steps; ``apart``: also of ranks that share no operation with the first ones."""
     steps = np.full(len(issued.key), NONE)
     holders, edges = issued.holders
@@ -93,22 +93,22 @@ def _steps_of(issued: Issued, cut: Cut, *, apart: bool) -> Numbers:
         if shared[place]:
             of_rank = _like(issued.of_rank(place), step_of_key, cut)
         else:
-            remaining = np.flatnonzero(shared == 0).tolist() if apart or (shared >= 0).all() else []
+            remaining = np.flatnonzero(shared == 0).tolist() if group_by_group or (shared >= 0).all() else []
             cuts = ((other, cut(issued.of_rank(other))) for other in remaining)
-            place, of_rank = next(((other, found) for other, found in cuts if found is not None), (-1, None))
+            place, of_rank = next(((other, cut_of_place) for other, cut_of_place in cuts if cut_of_place is not None), (-1, None))
             if of_rank is None:
                 break
             of_rank = _at_times(of_rank, issued.of_rank(place), starts)
-        mine = issued.of_rank(place)
+        of_place = issued.of_rank(place)
         steps[issued.first[place] : issued.first[place + 1]] = of_rank
         shared[place] = -1
         numbers, begins = np.unique(of_rank, return_index=True)
         for step, begin in zip(numbers.tolist(), begins.tolist(), strict=True):
             if step != NONE:
-                starts.setdefault(step, int(mine.created_ns[begin]))
-        new = np.flatnonzero((mine.key >= 0) & (step_of_key[mine.key] == _UNSEEN))[::-1]
-        step_of_key[mine.key[new]] = of_rank[new]
-        for key in np.unique(mine.key[new]).tolist():
+                starts.setdefault(step, int(of_place.created_ns[begin]))
+        new = np.flatnonzero((of_place.key >= 0) & (step_of_key[of_place.key] == _UNSEEN))[::-1]
+        step_of_key[of_place.key[new]] = of_rank[new]
+        for key in np.unique(of_place.key[new]).tolist():
             others = holders[edges[key] : edges[key + 1]]
             shared[others] += shared[others] >= 0
     return steps
@@ -184,8 +184,8 @@ def _cut_by_group(issued: Issued) -> Numbers | None:
 def _windows(true: Flags, length: int) -> Flags:
     """Return at which places ``length`` values in a row are true, for places that have as many behind them."""
     total = np.concatenate([[0], np.cumsum(true)])
-    found: Flags = total[length:] - total[:-length] == length
-    return found
+    is_full: Flags = total[length:] - total[:-length] == length
+    return is_full
 
 
 def _cycle(kinds: Numbers, backward: Flags, elements: Numbers) -> tuple[int, int] | None:

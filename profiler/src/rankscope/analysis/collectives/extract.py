@@ -75,8 +75,8 @@ class Instance(msgspec.Struct, frozen=True):
 
 def collective_instances(trace: Trace, events: WorkEvents) -> list[Instance]:
     """Return every collective whose enqueue is in the trace, in the order of their enqueues."""
-    found = [*_device_collectives(trace, events), *_copy_collectives(trace, events), *_cpu_collectives(trace)]
-    return sorted(found, key=lambda instance: (instance.enqueue, instance.start))
+    instances = [*_device_collectives(trace, events), *_copy_collectives(trace, events), *_cpu_collectives(trace)]
+    return sorted(instances, key=lambda instance: (instance.enqueue, instance.start))
 
 
 def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
@@ -94,7 +94,7 @@ def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
     start, end = events.start[chosen].tolist(), events.end[chosen].tolist()
     enqueue = np.minimum(events.launch[chosen], events.start[chosen]).tolist()
     streams: dict[int, int] = {}
-    found: list[Instance] = []
+    instances: list[Instance] = []
     for at, row in enumerate(rows.tolist()):
         note, stream = notes[at], on_stream[at]
         # Stream numbers differ between ranks; the order in which the communication streams come into use does not.
@@ -130,8 +130,8 @@ def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
             root=_root(op, roots.get(integer(args.external_id)), ranks),
         )
         parts = batches.get(note, []) if args.collective is None and note is not None and kernels[calls[at]] == 1 else []
-        found += [_part(instance, part, trace) for part in parts] or [instance]
-    return found
+        instances += [_part(instance, part, trace) for part in parts] or [instance]
+    return instances
 
 
 def _batches(trace: Trace) -> dict[int, list[EventArgs]]:
@@ -151,10 +151,10 @@ def _batches(trace: Trace) -> dict[int, list[EventArgs]]:
     for thread in distinct(trace.thread[batches]):
         notes = batches[trace.thread[batches] == thread]
         notes = notes[np.argsort(trace.start[notes], kind="stable")]
-        mine = calls[trace.thread[calls] == thread]
-        mine = mine[np.argsort(trace.start[mine], kind="stable")]
-        places = np.searchsorted(trace.start[notes], trace.start[mine])
-        for call, place in zip(mine.tolist(), places.tolist(), strict=True):
+        calls_of_thread = calls[trace.thread[calls] == thread]
+        calls_of_thread = calls_of_thread[np.argsort(trace.start[calls_of_thread], kind="stable")]
+        places = np.searchsorted(trace.start[notes], trace.start[calls_of_thread])
+        for call, place in zip(calls_of_thread.tolist(), places.tolist(), strict=True):
             if place < len(notes):
                 found.setdefault(int(notes[place]), []).append(trace.metadata[call])
     return found
@@ -200,17 +200,17 @@ def _copy_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
     kernels = events.launch_row[(events.kind == COMMUNICATION) & (trace.category[events.rows] == KERNEL)]
     has_kernel = set(enclosing(trace, kernels[kernels >= 0], frames))
     described = np.array([row for row, args in trace.metadata.items() if args.collective], dtype=np.intp)
-    said = dict(zip(enclosing(trace, described, frames), described, strict=True))
+    described_by_frame = dict(zip(enclosing(trace, described, frames), described, strict=True))
     frame_of_copy = enclosing(trace, events.launch_row[copies], frames)
-    found: list[Instance] = []
+    instances: list[Instance] = []
     for number in sorted(set(frame_of_copy) - has_kernel - {-1}):
-        mine = copies[frame_of_copy == number]
+        copies_of_frame = copies[frame_of_copy == number]
         frame = frames[number]
-        args = trace.metadata[int(said[number])] if number in said else EventArgs()
+        args = trace.metadata[int(described_by_frame[number])] if number in described_by_frame else EventArgs()
         op = operation_name(args.collective or trace.names[trace.name[frame]])
         ranks = _ranks(args, trace)
         size = integer(args.group_size)
-        found.append(
+        instances.append(
             Instance(
                 op=op,
                 group=COPY_GROUP if args.group_name is None else str(args.group_name),
@@ -219,14 +219,14 @@ def _copy_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
                 sequence=integer(args.sequence),
                 dtype=args.dtype,
                 bytes=_bytes(args),
-                enqueue=int(min(events.launch[mine].min(), events.start[mine].min())),
-                start=int(events.start[mine].min()),
-                end=int(events.end[mine].max()),
-                stream=max(int(trace.stream[events.rows[mine[0]]]), 0),
+                enqueue=int(min(events.launch[copies_of_frame].min(), events.start[copies_of_frame].min())),
+                start=int(events.start[copies_of_frame].min()),
+                end=int(events.end[copies_of_frame].max()),
+                stream=max(int(trace.stream[events.rows[copies_of_frame[0]]]), 0),
                 p2p=operation(op).is_p2p,
             )
         )
-    return found
+    return instances
 
 
 def _annotations(trace: Trace) -> dict[int, int]:
@@ -237,11 +237,11 @@ def _annotations(trace: Trace) -> dict[int, int]:
     operations: dict[int, int] = {}
     calls = trace.rows(LAUNCHED)
     for thread in distinct(trace.thread[rows]):
-        mine = calls[trace.thread[calls] == thread]
-        mine = mine[np.argsort(trace.start[mine], kind="stable")]
+        calls_of_thread = calls[trace.thread[calls] == thread]
+        calls_of_thread = calls_of_thread[np.argsort(trace.start[calls_of_thread], kind="stable")]
         notes = rows[trace.thread[rows] == thread]
-        correlation = trace.correlation[mine].tolist()
-        first, past = (np.searchsorted(trace.start[mine], times[notes]).tolist() for times in (trace.start, trace.end))
+        correlation = trace.correlation[calls_of_thread].tolist()
+        first, past = (np.searchsorted(trace.start[calls_of_thread], times[notes]).tolist() for times in (trace.start, trace.end))
         for note, begin, end in zip(notes.tolist(), first, past, strict=True):
             operations.update(dict.fromkeys(correlation[begin:end], note))
     operations.pop(-1, None)
@@ -284,7 +284,7 @@ def _cpu_collectives(trace: Trace) -> list[Instance]:
         name = trace.names[trace.name[row]]
         if is_cpu_communication(name):
             workers.setdefault(_queue(name), []).append(int(row))
-    found: list[Instance] = []
+    instances: list[Instance] = []
     for queue, rows in workers.items():
         waiting = sorted(calls.get(queue, []), key=lambda row: int(trace.start[row]))
         for row in sorted(rows, key=lambda row: int(trace.start[row])):
@@ -296,7 +296,7 @@ def _cpu_collectives(trace: Trace) -> list[Instance]:
             if operation(called).family == "reduce_scatter":
                 op = called  # keeps sharding distinct from reducing whole gradients, also where gloo runs an all-reduce
             dtype, moved = input_size(op, trace.metadata.get(row))
-            found.append(
+            instances.append(
                 Instance(
                     op=op,
                     group=CPU_GROUP,
@@ -312,7 +312,7 @@ def _cpu_collectives(trace: Trace) -> list[Instance]:
                     p2p=operation(op).is_p2p,
                 )
             )
-    return found
+    return instances
 
 
 def uncalled(trace: Trace, instances: Sequence[Instance]) -> int:
@@ -346,9 +346,9 @@ def _ranks(args: EventArgs, trace: Trace) -> list[int] | None:
     if configured:
         return configured  # one list for all records: copies of a thousand ranks each would fill the memory
     # Long lists are cut ("[0, 1, ..., 63]"), so the length must equal the group's size.
-    said = integers(args.group_ranks)
+    ranks = integers(args.group_ranks)
     size = integer(args.group_size)
-    return said if said and (size is None or len(said) == size) else None
+    return ranks if ranks and (size is None or len(ranks) == size) else None
 
 
 def integers(value: str | list[int] | None) -> list[int]:

@@ -35,23 +35,23 @@ def figures_of_collectives(
     ``median_bytes``: half of all bytes are in messages of at most this size, so numbers sent beside the gradients (a loss, a
     norm) do not count. ``messages``: number of messages of this size that the bytes of a step would fill.
     """
-    found: dict[str, Figure] = {}
+    figures: dict[str, Figure] = {}
     sizes = np.sort(records.bytes[~records.p2p & (records.bytes > 0)]).astype(np.float64)
     if len(sizes):
         total = np.cumsum(sizes)
         median = float(sizes[np.searchsorted(total, total[-1] / 2)])
         steps = len(np.unique(combined(records.rank[~records.p2p], records.step[~records.p2p])))
-        found["collectives.median_bytes"] = Figure(median, "bytes", source)
-        found["collectives.messages"] = Figure(float(total[-1]) / steps / median, "per step", source)
+        figures["collectives.median_bytes"] = Figure(median, "bytes", source)
+        figures["collectives.messages"] = Figure(float(total[-1]) / steps / median, "per step", source)
     payload = payloads_of(records, coordinates or {}, unstaged)
     times, bare = (
         dict(zip(PAYLOADS, shares.tolist(), strict=False)) if (shares := _shares(payload[chosen], ns[chosen])) is not None else {}
         for ns, chosen in ((records.end - records.start, ~records.p2p), (exposed_ns(records), np.ones(len(payload), np.bool_)))
     )
     if times:
-        found["collectives.sharding_share"] = Figure(times["shards"], source=source)
-        found["collectives.all_reduce_share"] = Figure(times["gradients"], source=source)
-    return found | {f"exposed.{name}": Figure(share, source=source) for name, share in bare.items()}
+        figures["collectives.sharding_share"] = Figure(times["shards"], source=source)
+        figures["collectives.all_reduce_share"] = Figure(times["gradients"], source=source)
+    return figures | {f"exposed.{name}": Figure(share, source=source) for name, share in bare.items()}
 
 
 def _shares(payload: Numbers, ns: Numbers) -> Floats | None:

@@ -170,8 +170,8 @@ class _Cells:
         uneven = ~is_left_out & every.least(exchange[op]) & ~every.agree(self.records.bytes[every.row])
         reason[uneven] = reasons.index("uneven_all_to_all")
         counts = np.bincount(reason[reason >= 0], minlength=len(reasons)).tolist()
-        found = Counter({name: count for name, count in zip(reasons, counts, strict=True) if count})
-        return every.chosen(reason < 0), found
+        exclusions = Counter({name: count for name, count in zip(reasons, counts, strict=True) if count})
+        return every.chosen(reason < 0), exclusions
 
 
 def _changes(values: Numbers) -> Flags:
@@ -186,18 +186,18 @@ def _obstacles(every: Arrivals, cells: _Cells, world_size: int | None) -> Number
     records = every.records
     first, place_of = numbered(cells.group, cells.team)
     expected = _expected(cells, first, place_of, world_size)
-    known = set(records.ranks)
-    missing = np.array([some is None or not some <= known for some in expected])
+    recorded = set(records.ranks)
+    missing = np.array([some is None or not some <= recorded for some in expected])
     cell = cells.of(every)
     place = place_of[cell]
     # Members of each place as sorted codes of (place, rank); places with a missing rank do not matter.
-    width = max(known, default=0) + 1
+    width = max(recorded, default=0) + 1
     codes = np.array(
         [at * width + rank for at, some in enumerate(expected) if not missing[at] for rank in sorted(some or ())], np.int64
     )
-    mine = np.repeat(place, every.count) * width + every.rank
-    at = np.minimum(np.searchsorted(codes, mine), max(0, len(codes) - 1))
-    inside = every.sum((codes[at] == mine).astype(np.int64)) if len(codes) else np.zeros(len(every), np.int64)
+    cell_codes = np.repeat(place, every.count) * width + every.rank
+    at = np.minimum(np.searchsorted(codes, cell_codes), max(0, len(codes) - 1))
+    inside = every.sum((codes[at] == cell_codes).astype(np.int64)) if len(codes) else np.zeros(len(every), np.int64)
     absent = np.array([len(some or ()) for some in expected])[place] - inside
     obstacle = _disagreements(every)
     obstacle[(absent > 0) | (inside != every.count)] = _INCOMPLETE
@@ -216,24 +216,24 @@ def _expected(cells: _Cells, first: Numbers, place_of: Numbers, world_size: int 
 
     Where the members are not recorded, they are the ranks that use the group in any step; ``None`` where not all are there.
     """
-    found: list[set[int] | None] = []
+    expected: list[set[int] | None] = []
     for at, cell in enumerate(first.tolist()):
         if cells.team[cell] != NONE:
-            found.append(set(cells.records.members[cells.team[cell]]))
+            expected.append(set(cells.records.members[cells.team[cell]]))
             continue
         users = set[int]().union(*map(cells.ranks, np.flatnonzero(place_of == at).tolist()))
         is_known = len(users) > 1 and (world_size is None or len(cells.records.ranks) >= world_size)
-        found.append(users if is_known else None)
-    return found
+        expected.append(users if is_known else None)
+    return expected
 
 
 def _disagreements(some: Arrivals, *, of_pairs: bool = False) -> Numbers:
     """Return why the records of each instance cannot be one collective; 0 if they can. What is not recorded agrees."""
-    records, found = some.records, np.zeros(len(some), np.int64)
+    records, obstacles = some.records, np.zeros(len(some), np.int64)
     fields = [(_ROOT, records.root), (_DTYPE, records.dtype), (_BYTES, records.bytes), (_OPERATION, records.op)]
     for obstacle, values in fields[:-1] if of_pairs else fields:
-        found[~some.agree(values[some.row])] = obstacle
-    return found
+        obstacles[~some.agree(values[some.row])] = obstacle
+    return obstacles
 
 
 def _pairs(records: Records, world_size: int | None) -> tuple[Arrivals, Counter[str], int]:
@@ -257,15 +257,15 @@ def _pairs(records: Records, world_size: int | None) -> tuple[Arrivals, Counter[
     sender, receiver = np.where(is_send, rank, peer), np.where(is_send, peer, rank)
     first, way = numbered(records.step[row], records.group[row], sender, receiver)
     sends, receives = (np.bincount(way[side], minlength=len(first)) for side in (is_send, ~is_send))
-    there = np.isin(sender[first], records.ranks) & np.isin(receiver[first], records.ranks)
+    is_recorded = np.isin(sender[first], records.ranks) & np.isin(receiver[first], records.ranks)
     unmatched = Counter[str]()
     for reason, some in (
-        ("rank_missing", ~there),
-        ("order_shifted", there & (sends != receives) & (sends > 0) & (receives > 0)),
-        ("incomplete", there & (sends != receives) & ((sends == 0) | (receives == 0))),
+        ("rank_missing", ~is_recorded),
+        ("order_shifted", is_recorded & (sends != receives) & (sends > 0) & (receives > 0)),
+        ("incomplete", is_recorded & (sends != receives) & ((sends == 0) | (receives == 0))),
     ):
         unmatched[reason] += int(np.maximum(sends, receives)[some].sum())
-    chosen = there & (sends == receives)
+    chosen = is_recorded & (sends == receives)
     inside = chosen[way]
     row, way, is_send = row[inside], way[inside], is_send[inside]
     order = np.argsort(way, kind="stable")
@@ -282,9 +282,9 @@ def _peers(records: Records, row: Numbers, world_size: int | None) -> Numbers:
     unknown = peer == NONE
     for number, members in [*enumerate(records.members), (NONE, tuple(records.ranks) if world_size == 2 else ())]:
         ends = set(members)
-        mine = unknown & (team == number)
-        if len(ends) == 2 and mine.any():
-            mine &= np.isin(rank, list(ends))
-            peer[mine] = sum(ends) - rank[mine]
+        to_fill = unknown & (team == number)
+        if len(ends) == 2 and to_fill.any():
+            to_fill &= np.isin(rank, list(ends))
+            peer[to_fill] = sum(ends) - rank[to_fill]
     peer[peer == rank] = NONE
     return peer

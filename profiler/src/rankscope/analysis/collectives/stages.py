@@ -39,15 +39,15 @@ def stages_of_records(by_rank: Mapping[int, Iterable[CollectiveRecord]]) -> dict
         for rank, records in by_rank.items()
     }
     groups: dict[tuple[int, ...] | str, dict[int, list[Message]]] = {}
-    for rank, mine in rows.items():
-        for row in mine:
+    for rank, rows_of_rank in rows.items():
+        for row in rows_of_rank:
             group = row.group if row.group_ranks is None else tuple(row.group_ranks)
             message = Message(row.step, (row.enqueue_unix_ns, row.start_unix_ns), row.op == "send", row.peer)
             groups.setdefault(group, {}).setdefault(rank, []).append(message)
-    found: dict[int, int] = {}
+    stages: dict[int, int] = {}
     for group, messages in groups.items():
-        found = {**stages_of_group(messages, None if isinstance(group, str) else group), **found}
-    return found
+        stages = {**stages_of_group(messages, None if isinstance(group, str) else group), **stages}
+    return stages
 
 
 _ISSUED = attrgetter("step", "enqueue_unix_ns", "start_unix_ns", "index")
@@ -59,48 +59,53 @@ def stages_of_group(messages: Messages, members: Sequence[int] | None, *, in_ord
     ``members``: ranks of the group, in their order; ``None`` where unknown. ``in_order``: steps begin where training steps do, so
     that the first message of a step shows where data enter.
     """
-    found: dict[int, int] = {}
+    stages_found: dict[int, int] = {}
     for ranks, together in _connected(messages, members):
-        mine = {rank: messages[rank] for rank in sorted(together & messages.keys())}
-        is_whole = in_order and len(mine) == len(together)
-        stages = _chain(mine) if is_whole else None
-        if stages is None and not (_is_exchange(mine) or (is_whole and _is_alike(mine))) and ranks is not None:
-            stages = {rank: ranks.index(rank) for rank in mine if rank in ranks}
-        found |= stages or {}
-    return found
+        messages_of_group = {rank: messages[rank] for rank in sorted(together & messages.keys())}
+        is_whole = in_order and len(messages_of_group) == len(together)
+        stages = _chain(messages_of_group) if is_whole else None
+        if (
+            stages is None
+            and not (_is_exchange(messages_of_group) or (is_whole and _is_alike(messages_of_group)))
+            and ranks is not None
+        ):
+            stages = {rank: ranks.index(rank) for rank in messages_of_group if rank in ranks}
+        stages_found |= stages or {}
+    return stages_found
 
 
 def _connected(messages: Messages, members: Sequence[int] | None) -> list[tuple[Sequence[int] | None, set[int]]]:
     """Return the sets of ranks that messages connect, each with the ranks whose order gives stages where messages do not."""
     sets: list[set[int]] = []
-    for rank, mine in messages.items():
-        together = {rank, *(one.peer for one in mine if one.peer is not None)}
-        if members is not None and (not mine or any(one.peer is None for one in mine)):
+    for rank, own_messages in messages.items():
+        together = {rank, *(connected.peer for connected in own_messages if connected.peer is not None)}
+        if members is not None and (not own_messages or any(connected.peer is None for connected in own_messages)):
             together |= set(members)
-        apart = []
+        separate = []
         for other in sets:
             if other & together:
                 together |= other
             else:
-                apart.append(other)
-        sets = [*apart, together]
+                separate.append(other)
+        sets = [*separate, together]
     # Pipelines that share one group, as that of all ranks, have the order of its ranks, each by itself.
-    return [(None if members is None else [rank for rank in members if rank in one], one) for one in sets]
+    return [(None if members is None else [rank for rank in members if rank in connected], connected) for connected in sets]
 
 
 def _is_exchange(messages: Messages) -> bool:
     """Return whether every batch both sends and receives. In a pipeline some are one-way, at its ends and while it fills."""
     ways: dict[tuple[int, int, Hashable], set[bool]] = {}
-    for rank, mine in messages.items():
-        for one in mine:
-            ways.setdefault((rank, one.step, one.batch), set()).add(one.is_send)
+    for rank, own_messages in messages.items():
+        for message in own_messages:
+            ways.setdefault((rank, message.step, message.batch), set()).add(message.is_send)
     return bool(ways) and all(len(both) == 2 for both in ways.values())
 
 
 def _is_alike(messages: Messages) -> bool:
     """Return whether all ranks, which must be those of the whole set, send and receive alike, as in no pipeline."""
     to, of = (
-        {rank: {one.peer for one in mine if one.is_send is way} for rank, mine in messages.items()} for way in (True, False)
+        {rank: {message.peer for message in own_messages if message.is_send is way} for rank, own_messages in messages.items()}
+        for way in (True, False)
     )
     is_ring = all(len(to[rank]) == 1 == len(of[rank]) and to[rank] != of[rank] for rank in messages)
     to_all = len(messages) > 3 and all(to[rank] == messages.keys() - {rank} for rank in messages)
@@ -113,21 +118,23 @@ def _is_alike(messages: Messages) -> bool:
 def _firsts(messages: Messages) -> list[dict[int, bool]]:
     """Return, per step that all ranks have, whether each rank sends in its first batch."""
     steps: dict[int, dict[int, bool]] = {}
-    for rank, mine in messages.items():
+    for rank, own_messages in messages.items():
         batches: dict[int, Hashable] = {}
-        for one in mine:
-            if batches.setdefault(one.step, one.batch) == one.batch:
-                first = steps.setdefault(one.step, {})
-                first[rank] = first.get(rank, False) or one.is_send
+        for message in own_messages:
+            if batches.setdefault(message.step, message.batch) == message.batch:
+                first = steps.setdefault(message.step, {})
+                first[rank] = first.get(rank, False) or message.is_send
     return [first for first in steps.values() if len(first) == len(messages)]
 
 
 def _chain(messages: Messages) -> dict[int, int] | None:
     """Return the stages that most steps show; empty where data enter at one rank, but pass no pipeline; ``None`` for neither."""
-    steps = sorted({one.step for mine in messages.values() for one in mine})
+    steps = sorted({message.step for own_messages in messages.values() for message in own_messages})
     counts: Counter[tuple[tuple[int, int], ...]] = Counter()
     for step in steps:
-        stages = _chain_of_step({rank: [one for one in mine if one.step == step] for rank, mine in messages.items()})
+        stages = _chain_of_step(
+            {rank: [message for message in own_messages if message.step == step] for rank, own_messages in messages.items()}
+        )
         if stages is not None:
             counts[tuple(sorted(stages.items()))] += 1
     most = counts.most_common(1)
@@ -139,18 +146,18 @@ def _chain_of_step(messages: Messages) -> dict[int, int] | None:
     if not first or sum(first[0].values()) != 1:
         return None
     before: dict[int, set[int]] = {}
-    for rank, mine in messages.items():
+    for rank, own_messages in messages.items():
         received = set()
-        for one in [] if first[0][rank] else mine:
-            if one.is_send:
+        for message in [] if first[0][rank] else own_messages:
+            if message.is_send:
                 break
-            if one.peer is None:
+            if message.peer is None:
                 return None
-            received.add(one.peer)
+            received.add(message.peer)
         before[rank] = received
     stages: dict[int, int] = {}
     while ready := [rank for rank, ranks in before.items() if rank not in stages and ranks <= stages.keys()]:
-        stages |= {rank: 1 + max((stages[one] for one in before[rank]), default=-1) for rank in ready}
+        stages |= {rank: 1 + max((stages[message] for message in before[rank]), default=-1) for rank in ready}
     if len(stages) < len(messages):
         return None
     # A rank that sends to all others, and receives from them, is no stage.

@@ -206,9 +206,9 @@ def _device_windows(steps: Steps, events: WorkEvents, owner: NDArray[np.intp]) -
     first: list[int | None] = []
     last: list[int | None] = []
     for position in range(len(steps.numbers)):
-        mine = owner == position
-        first.append(int(events.start[mine].min()) if mine.any() else None)
-        last.append(int(events.end[mine].max()) if mine.any() else None)
+        of_window = owner == position
+        first.append(int(events.start[of_window].min()) if of_window.any() else None)
+        last.append(int(events.end[of_window].max()) if of_window.any() else None)
     windows: list[tuple[int, int]] = []
     for position in range(len(steps.numbers)):
         begin, stop = first[position], last[position]
@@ -273,13 +273,13 @@ def _records(
     return records
 
 
-def _costliest(trace: Trace, events: WorkEvents, mine: NDArray[np.intp], number: int) -> list[KernelRecord]:
-    if not len(mine):
+def _costliest(trace: Trace, events: WorkEvents, rows: NDArray[np.intp], number: int) -> list[KernelRecord]:
+    if not len(rows):
         return []
-    names = trace.name[events.rows[mine]].astype(np.int64)
-    keys = names * len(KINDS) + events.kind[mine]
+    names = trace.name[events.rows[rows]].astype(np.int64)
+    keys = names * len(KINDS) + events.kind[rows]
     calls = np.bincount(keys)
-    totals = np.bincount(keys, weights=(events.end[mine] - events.start[mine]).astype(np.float64))
+    totals = np.bincount(keys, weights=(events.end[rows] - events.start[rows]).astype(np.float64))
     order = np.argsort(-totals, kind="stable")
     order = order[calls[order] > 0][:COSTLIEST]
     records: list[KernelRecord] = []
@@ -303,12 +303,14 @@ def odd_windows(run: Path, attempt: int, windows: Mapping[int, Sequence[StepBrea
     odd = {rank: rows for rank, all_rows in windows.items() if (rows := [row for row in all_rows if row.looked_wrong])}
     if not odd:
         return []
-    rank, last = max(((rank, row) for rank, rows in odd.items() for row in rows), key=lambda one: (one[1].step, -one[0]))
+    rank, last = max(
+        ((rank, row) for rank, rows in odd.items() for row in rows), key=lambda candidate: (candidate[1].step, -candidate[0])
+    )
     count = len({row.step for rows in odd.values() for row in rows})
     steps = "one profiled step" if count == 1 else f"{count:,} profiled steps"
     where = f"{steps} of {ranks_text(sorted(odd))}, last in step {last.step} of rank {rank}"
     text = f"something looked wrong in {where}: {last.looked_wrong}"
-    with_traces = [one for one in sorted(odd) if any((rank_dir(run, attempt, one) / "traces").glob("window-*"))]
+    with_traces = [candidate for candidate in sorted(odd) if any((rank_dir(run, attempt, candidate) / "traces").glob("window-*"))]
     if with_traces:
         shown = rank if rank in with_traces else with_traces[0]
         text += f"; raw traces are in {rank_dir(Path(), attempt, shown) / 'traces'}"

@@ -28,5 +28,5 @@ def least_ranks(rank: int, collectives: Iterable[CollectiveRecord]) -> int:
 
 def least_ranks_of_groups(groups: Iterable[Collection[int]], sizes: Iterable[int] = ()) -> int:
     """Return the number of ranks of a job, at least, that has process ``groups`` of these ranks and others of these ``sizes``."""
-    known = [*sizes, *(number for ranks in groups for number in (len(ranks), 1 + max(ranks, default=0)))]
-    return max((number for number in known if number < MOST_RANKS), default=0)
+    counts = [*sizes, *(number for ranks in groups for number in (len(ranks), 1 + max(ranks, default=0)))]
+    return max((number for number in counts if number < MOST_RANKS), default=0)

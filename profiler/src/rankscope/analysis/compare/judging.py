@@ -60,7 +60,7 @@ class Tested:
     @property
     def all(self) -> list[Difference]:
         """Statistics that are not ``None``."""
-        return [one for one in (self.typical, self.average) if one is not None]
+        return [difference for difference in (self.typical, self.average) if difference is not None]
 
 
 def both_statistics(a: Sequence[Series], b: Sequence[Series], too_short: float, level: float) -> Tested:
@@ -69,40 +69,45 @@ def both_statistics(a: Sequence[Series], b: Sequence[Series], too_short: float, 
     return Tested(typical, average)
 
 
-def outcome(found: Sequence[Difference], matters: float, better: Literal["lower", "higher"]) -> Outcome:
+def outcome(differences: Sequence[Difference], matters: float, better: Literal["lower", "higher"]) -> Outcome:
     """Combine the statistics of one quantity. ``matters``: the smallest difference that matters, in the quantity's unit."""
-    if not found:
+    if not differences:
         return "insufficient_data"
     sign = 1 if better == "lower" else -1
-    large = [one for one in found if one.is_real and abs(one.difference) >= matters]
-    worse = any(sign * one.difference > 0 for one in large)
-    improved = any(sign * one.difference < 0 for one in large)
+    large = [difference for difference in differences if difference.is_real and abs(difference.difference) >= matters]
+    worse = any(sign * difference.difference > 0 for difference in large)
+    improved = any(sign * difference.difference < 0 for difference in large)
     if worse and improved:
         return "mixed"
     if worse or improved:
         return "worse" if worse else "better"
-    small = all((one.is_real and abs(one.difference) < matters) or (-matters < one.low and one.high < matters) for one in found)
+    small = all(
+        (difference.is_real and abs(difference.difference) < matters) or (-matters < difference.low and difference.high < matters)
+        for difference in differences
+    )
     return "same" if small else "undecided"
 
 
-def as_shift(found: Difference | None, level: float) -> Shift | None:
+def as_shift(difference: Difference | None, level: float) -> Shift | None:
     """Convert to the published form; the p-value is scaled for comparison with 1 - ``CONFIDENCE``."""
-    if found is None:
+    if difference is None:
         return None
     # Divided by A's measured value without its noise, so this interval excludes 0 where that of the difference does.
-    relative, low, high = (value / found.a if found.a > 0 else None for value in (found.difference, found.low, found.high))
+    relative, low, high = (
+        value / difference.a if difference.a > 0 else None for value in (difference.difference, difference.low, difference.high)
+    )
     return Shift(
-        a=found.a,
-        b=found.b,
-        difference=found.difference,
-        low=found.low,
-        high=found.high,
+        a=difference.a,
+        b=difference.b,
+        difference=difference.difference,
+        low=difference.low,
+        high=difference.high,
         relative=relative,
         relative_low=low,
         relative_high=high,
-        p_value=min(1.0, found.p_value * (1 - CONFIDENCE) / level),
-        real=found.is_real,
-        detectable=found.detectable,
+        p_value=min(1.0, difference.p_value * (1 - CONFIDENCE) / level),
+        real=difference.is_real,
+        detectable=difference.detectable,
     )
 
 
@@ -152,11 +157,11 @@ def _quantity(
     step_us: float,
     why: str,
 ) -> Quantity:
-    found = both_statistics(*blocks, level)
+    statistics = both_statistics(*blocks, level)
     of_a, of_b = np.concatenate(blocks[0]), np.concatenate(blocks[1])
-    known = len(of_a) > 0 and len(of_b) > 0
-    difference = float(of_b.mean()) - float(of_a.mean()) if known else None
-    larger = superiority(of_a, of_b) if known else None
+    has_both = len(of_a) > 0 and len(of_b) > 0
+    difference = float(of_b.mean()) - float(of_a.mean()) if has_both else None
+    larger = superiority(of_a, of_b) if has_both else None
     return Quantity(
         name=name,
         label=kind.label,
@@ -167,10 +172,10 @@ def _quantity(
         b=float(of_b.mean()) if len(of_b) else None,
         difference=difference,
         of_step=difference / step_us if difference is not None and kind.unit == "us" else None,
-        typical=as_shift(found.typical, level),
-        average=as_shift(found.average, level),
+        typical=as_shift(statistics.typical, level),
+        average=as_shift(statistics.average, level),
         superiority=larger,
         cliffs_delta=None if larger is None else 2 * larger - 1,
-        outcome=outcome(found.all, matters, kind.better),
-        why=None if found.all else why,
+        outcome=outcome(statistics.all, matters, kind.better),
+        why=None if statistics.all else why,
     )

@@ -60,9 +60,9 @@ def compare_pair(a: Usable, b: Usable, *, min_change: float) -> Comparison:
             if of_a is not None or of_b is not None
         ),
     ]
-    found = rank_shifts(a, b, ranks, work=(work_a, work_b), level=levels.ranks, matters=min_change * step_us)
-    hosts = slower_hosts(found)
-    sentence, summary = summarise(a, b, step, quantities, ranks=found, hosts=hosts, per=per, min_change=min_change)
+    shifts = rank_shifts(a, b, ranks, work=(work_a, work_b), level=levels.ranks, matters=min_change * step_us)
+    hosts = slower_hosts(shifts)
+    sentence, summary = summarise(a, b, step, quantities, ranks=shifts, hosts=hosts, per=per, min_change=min_change)
     return Comparison(
         a=a.label,
         b=b.label,
@@ -73,7 +73,7 @@ def compare_pair(a: Usable, b: Usable, *, min_change: float) -> Comparison:
         basis=basis,
         quantities=quantities,
         throughput=_throughput(a, b, step),
-        ranks=found,
+        ranks=shifts,
         slower_hosts=hosts,
         differs=differs(a, b),
     )
@@ -112,18 +112,18 @@ def _window_quantities(
     if "window_us" not in names:
         return []
     step_us = float(np.concatenate(of_a["window_us"]).mean()) / work_a
-    found = []
+    quantities = []
     for name in names:
         kind = WINDOW[name]
         scale_a, scale_b = (work_a, work_b) if kind.unit == "us" else (1.0, 1.0)
         series_a, series_b = [block / scale_a for block in of_a[name]], [block / scale_b for block in of_b[name]]
-        found.append(window_quantity(name, kind, series_a, series_b, level=level, min_change=min_change, step_us=step_us))
-    return found
+        quantities.append(window_quantity(name, kind, series_a, series_b, level=level, min_change=min_change, step_us=step_us))
+    return quantities
 
 
 def _throughput(a: Usable, b: Usable, step: Quantity) -> list[Throughput]:
     """Return the work per second from the average step; its interval is the inverted interval of the step time."""
-    found = []
+    throughputs = []
     units: tuple[Literal["samples", "tokens"], ...] = ("samples", "tokens")
     for unit in units:
         of_a, of_b = per_second(a, unit), per_second(b, unit)
@@ -138,8 +138,8 @@ def _throughput(a: Usable, b: Usable, step: Quantity) -> list[Throughput]:
             # Change due to the work per step, which the compared time does not contain.
             more = (1 + relative) * middle
             low, high = more / slowest - 1, more / fastest - 1
-        found.append(Throughput(unit=unit, a=of_a, b=of_b, relative=relative, relative_low=low, relative_high=high))
-    return found
+        throughputs.append(Throughput(unit=unit, a=of_a, b=of_b, relative=relative, relative_low=low, relative_high=high))
+    return throughputs
 
 
 def per_second(side: Usable, unit: WorkName) -> float | None:
@@ -164,11 +164,11 @@ def differs(a: Usable, b: Usable) -> list[str]:
     facts: list[tuple[str, str | None, str | None]] = [(what, _facts(old)[what], _facts(new)[what]) for what in _facts(old)]
     versions = (old.about.versions if old.about else {}, new.about.versions if new.about else {})
     facts += [(name, versions[0].get(name), versions[1].get(name)) for name in sorted({*versions[0], *versions[1]})]
-    found = [f"{what}: {before} -> {after}" for what, before, after in facts if before and after and before != after]
+    differences = [f"{what}: {before} -> {after}" for what, before, after in facts if before and after and before != after]
     per_step = [side.work["input_elements"] for side in (a, b)]
     if per_step[0] is not None and per_step[1] is not None and abs(per_step[1] / per_step[0] - 1) > _CLEARLY:
-        found.append(f"input elements per step: {per_step[0]:,.0f} -> {per_step[1]:,.0f}")
-    return [shortened(text, _LONGEST) for text in found]
+        differences.append(f"input elements per step: {per_step[0]:,.0f} -> {per_step[1]:,.0f}")
+    return [shortened(text, _LONGEST) for text in differences]
 
 
 def _facts(recording: Recording) -> dict[str, str]:

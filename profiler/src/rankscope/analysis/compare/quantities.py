@@ -72,7 +72,7 @@ def parts(side: Usable, basis: Basis) -> dict[str, Series]:
     waiting rank is longer.
     """
     names = [f"own_{phase}_us" if basis == "own" else f"{phase}_us" for phase in PHASES]
-    found = {name: side.means[name] for name in names if name in side.means}
+    series_of_parts = {name: side.means[name] for name in names if name in side.means}
     if basis == "own":
 
         def waiting_and_rest(steps: slice) -> tuple[Series, Series]:
@@ -81,8 +81,8 @@ def parts(side: Usable, basis: Basis) -> dict[str, Series]:
             return waiting.mean(axis=0), (blocked - waiting).mean(axis=0)
 
         each = of_blocks((len(side.table.ranks), len(side.table.steps)), waiting_and_rest)
-        found["waiting_us"], found["communication_us"] = map(np.concatenate, zip(*each, strict=True))
-    return found
+        series_of_parts["waiting_us"], series_of_parts["communication_us"] = map(np.concatenate, zip(*each, strict=True))
+    return series_of_parts
 
 
 def with_rest(
@@ -123,7 +123,7 @@ def windows(side: Usable) -> dict[str, list[Series]]:
     }
     ratios = [np.array([ratio for step in group if (ratio := _overlap(rows[step])) is not None]) for group in groups]
     found["overlap_ratio"] = [group for group in ratios if len(group)]
-    if all(row.device_kind == "cpu" for one in rows.values() for row in one):
+    if all(row.device_kind == "cpu" for side_windows in rows.values() for row in side_windows):
         del found["idle_us"]  # without meaning on a CPU build
     return {name: series for name, series in found.items() if series}
 
@@ -145,8 +145,8 @@ def single(side: Usable, name: str) -> float | None:
         return None  # both cover all steps since the process began
     if name == "recorder_share":
         return side.recorder_share
-    found = [memory_samples(samples, name) for samples in recording.table.memory.values()]
-    inside = [values[(first <= steps) & (steps < end)] for steps, values in found]
+    sampled = [memory_samples(samples, name) for samples in recording.table.memory.values()]
+    inside = [values[(first <= steps) & (steps < end)] for steps, values in sampled]
     return max((float(values.max()) for values in inside if len(values)), default=None)
 
 

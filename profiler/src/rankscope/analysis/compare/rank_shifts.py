@@ -95,13 +95,13 @@ def slower_hosts(rows: list[RankShift]) -> list[str]:
     return sorted(host for host, on in of_host.items() if 1 < len(on) < len(rows) and all(row.outcome == "worse" for row in on))
 
 
-def _agreed(found: Outcome, own: list[Stored], work: tuple[float, float], level: float, matters: float) -> Outcome:
+def _agreed(outcome_of_steps: Outcome, own: list[Stored], work: tuple[float, float], level: float, matters: float) -> Outcome:
     """Return the outcome against the peers; a change is undecided unless the rank's own time has the same outcome."""
-    if found not in ("worse", "better", "mixed"):
-        return found
+    if outcome_of_steps not in ("worse", "better", "mixed"):
+        return outcome_of_steps
     a, b = (times.astype(np.float64) / of_step for times, of_step in zip(own, work, strict=True))
     itself = outcome(both_statistics(*cut(a, b), level).all, matters, "lower")
-    return found if itself == found else "undecided"
+    return outcome_of_steps if itself == outcome_of_steps else "undecided"
 
 
 def _phase_excess(side: Usable, ranks: list[int], work: float) -> dict[Phase, NDArray[np.float64]]:
@@ -118,7 +118,7 @@ def _phase_excess(side: Usable, ranks: list[int], work: float) -> dict[Phase, ND
 def _phase(changes: dict[Phase, float]) -> Phase | None:
     """Return the phase with the largest part of the change; ``None`` if that is less than ``_CLEAR`` of it."""
     whole = sum(changes.values())
-    phase = max(changes, key=lambda one: changes[one] * whole)
+    phase = max(changes, key=lambda name: changes[name] * whole)
     return phase if changes[phase] * whole >= _CLEAR * whole**2 > 0 else None
 
 
@@ -128,21 +128,21 @@ def _excess(side: Usable, ranks: list[int], values: Stored) -> Matrix:
     groups = [[place[rank] for rank in group] for group in peer_groups(ranks, side.recording.infos)]
     if len(groups) == 1:
         return excess(values)
-    found = np.zeros(values.shape)
+    excesses = np.zeros(values.shape)
     for at in groups:
-        found[at] = excess(values[at])
-    return found
+        excesses[at] = excess(values[at])
+    return excesses
 
 
 def _imposed(side: Usable, ranks: list[int], work: float) -> dict[int, float]:
     """Return the imposed wait of each rank per unit of work and waiting rank, as in a verdict on that rank alone."""
-    found: dict[int, float] = {}
+    imposed: dict[int, float] = {}
     for group in peer_groups(ranks, side.recording.infos):
         rows = np.searchsorted(side.table.ranks, group)
         judged = StepOwnTimes(side.table, rows, side.table.stored("own_us")[rows], wall_us=0.0)
         victims, steps = len(group) - 1, len(side.table.steps)
-        found |= {rank: total / steps / victims / work for rank, total in imposed_wait(judged).items()}
-    return found
+        imposed |= {rank: total / steps / victims / work for rank, total in imposed_wait(judged).items()}
+    return imposed
 
 
 def _own_times(side: Usable, ranks: list[int]) -> Stored:

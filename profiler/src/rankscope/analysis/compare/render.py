@@ -47,14 +47,17 @@ _SECTIONS: Final[dict[Role, str]] = {
 
 def render_compare(result: CompareResult, *, width: int = 100, color: bool = False) -> str:
     """Render the answer, the sides, the tables and the method, in lines of at most ``width`` columns (tables need 80)."""
-    blocks = [_answer(one.outcome, one.sentence, one.details, width, color) for one in result.comparisons[:1]]
+    blocks = [
+        _answer(comparison.outcome, comparison.sentence, comparison.details, width, color)
+        for comparison in result.comparisons[:1]
+    ]
     if result.scaling is not None:
         blocks.append(_answer(None, result.scaling.summary, "", width, color))
     blocks.append(_sides(result.sides, width))
-    for number, one in enumerate(result.comparisons):
+    for number, comparison in enumerate(result.comparisons):
         if number:
-            blocks.append(_answer(one.outcome, one.sentence, one.details, width, color))
-        blocks += _details(one, width)
+            blocks.append(_answer(comparison.outcome, comparison.sentence, comparison.details, width, color))
+        blocks += _details(comparison, width)
     if result.scaling is not None:
         blocks += [_scaling_table(result.scaling, width), _loss_table(result.scaling)]
     blocks.append(_method(result, width))
@@ -96,22 +99,25 @@ def _sides(sides: Sequence[Side], width: int) -> str:
     return "\n".join(lines)
 
 
-def _details(one: Comparison, width: int) -> list[str]:
-    differs = listing("also not the same", [printable(text) for text in one.differs], width)
-    return [differs, _table(one, width), _rank_table(one.ranks, one.per, width)]
+def _details(comparison: Comparison, width: int) -> list[str]:
+    differs = listing("also not the same", [printable(text) for text in comparison.differs], width)
+    return [differs, _table(comparison, width), _rank_table(comparison.ranks, comparison.per, width)]
 
 
-def _table(one: Comparison, width: int) -> str:
-    step = next(quantity for quantity in one.quantities if quantity.role == "step")
-    rows = [["", _column(one.a), _column(one.b), "change", "of the step", "between", ""], *_step_rows(step, one.per)]
-    rows += [_throughput_row(throughput) for throughput in one.throughput]
+def _table(comparison: Comparison, width: int) -> str:
+    step = next(quantity for quantity in comparison.quantities if quantity.role == "step")
+    rows = [
+        ["", _column(comparison.a), _column(comparison.b), "change", "of the step", "between", ""],
+        *_step_rows(step, comparison.per),
+    ]
+    rows += [_throughput_row(throughput) for throughput in comparison.throughput]
     titles: dict[int, str] = {}
     # Profiling makes steps slower, so quantities of profiled steps are shares of the mean profiled step.
-    wholes = {"window": next((quantity.a for quantity in one.quantities if quantity.name == "window_us"), None)}
+    wholes = {"window": next((quantity.a for quantity in comparison.quantities if quantity.name == "window_us"), None)}
     for role, title in _SECTIONS.items():
-        section = [_row(quantity, wholes.get(role, step.a)) for quantity in one.quantities if quantity.role == role]
+        section = [_row(quantity, wholes.get(role, step.a)) for quantity in comparison.quantities if quantity.role == role]
         if section:
-            titles[len(rows)] = title.format(per=one.per)
+            titles[len(rows)] = title.format(per=comparison.per)
             rows += section
     rows = fitting(rows, width, _DISPENSABLE)
     lines = aligned(rows, left=(0, len(rows[0]) - 1))
@@ -145,9 +151,15 @@ def _step_rows(step: Quantity, per: str) -> list[list[str]]:
     ]
 
 
-def _throughput_row(one: Throughput) -> list[str]:
-    values = [f"{one.a:,.4g}", f"{one.b:,.4g}", f"{one.b - one.a:+,.4g}"]
-    return [f"{one.unit} per second", *values, percent(one.relative), _interval(one.relative_low, one.relative_high), ""]
+def _throughput_row(throughput: Throughput) -> list[str]:
+    values = [f"{throughput.a:,.4g}", f"{throughput.b:,.4g}", f"{throughput.b - throughput.a:+,.4g}"]
+    return [
+        f"{throughput.unit} per second",
+        *values,
+        percent(throughput.relative),
+        _interval(throughput.relative_low, throughput.relative_high),
+        "",
+    ]
 
 
 def _row(quantity: Quantity, step_us: float | None) -> list[str]:

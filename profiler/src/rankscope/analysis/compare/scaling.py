@@ -73,10 +73,10 @@ def _walls(side: Usable, work: WorkName) -> Series:
 
 def _interval(side: Usable, reference: Usable, work: WorkName, level: float) -> tuple[float | None, float | None]:
     """Return the interval of the efficiency: the inverted interval of the ratio of the average rank-times."""
-    found = compare_blocks(*cut(_walls(reference, work), _walls(side, work)), "average", level=level)
-    if found is None or found.ratio is None:
+    difference = compare_blocks(*cut(_walls(reference, work), _walls(side, work)), "average", level=level)
+    if difference is None or difference.ratio is None:
         return None, None
-    return 1 / found.ratio[2], 1 / found.ratio[1]
+    return 1 / difference.ratio[2], 1 / difference.ratio[1]
 
 
 def _losses(side: Usable, reference: Usable, work: WorkName) -> list[Loss]:
@@ -86,15 +86,15 @@ def _losses(side: Usable, reference: Usable, work: WorkName) -> list[Loss]:
     """
     basis: Basis = "own" if side.has_own and reference.has_own else "wall"
     of_reference, of_side = (
-        {name: _rank_time(one, work, series) for name, series in parts(one, basis).items()} for one in (reference, side)
+        {name: _rank_time(side_, work, series) for name, series in parts(side_, basis).items()} for side_ in (reference, side)
     )
     wall_reference, wall = _walls(reference, work), _walls(side, work)
     pieces = with_rest(of_reference, of_side, wall_reference, wall)
-    found = [
+    scaling_losses = [
         Loss(name=name, label=PARTS[name].label, share=float((after.mean() - before.mean()) / wall.mean()))
         for name, (before, after) in pieces.items()
     ]
-    return sorted(found, key=lambda loss: -loss.share)
+    return sorted(scaling_losses, key=lambda loss: -loss.share)
 
 
 def _summary(rows: Sequence[ScalingRow], reference: Usable, work: WorkName | None) -> str:

@@ -139,8 +139,10 @@ def _variances(a: Series, b: Series) -> tuple[float, float]:
     pooled = both / (len(a) + len(b) - 2)
     lagged = sum(float((one[1:] * one[:-1]).sum()) for one in within)
     rho = min(max(lagged / both if both > 0 else 0.0, 0.0), MOST_LEFT)
-    left = (1 + rho) / (1 - rho)
-    of_a, of_b = (left * max(square / (len(one) - 1), pooled) / len(one) for one, square in zip(within, squares, strict=True))
+    inflation = (1 + rho) / (1 - rho)
+    of_a, of_b = (
+        inflation * max(square / (len(one) - 1), pooled) / len(one) for one, square in zip(within, squares, strict=True)
+    )
     return of_a, of_b
 
 

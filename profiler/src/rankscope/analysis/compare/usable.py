@@ -65,10 +65,10 @@ class Usable:
 
 def _is_enough(own_known: NDArray[np.bool_]) -> bool:
     """Return whether own times of these steps stand for all of them: nearly all have one, or steps all along do."""
-    known = np.flatnonzero(own_known)
-    if len(known) == 0 or len(known) >= MOSTLY * len(own_known):
-        return len(known) > 0
-    return len(known) >= FEWEST and int(np.diff(known, prepend=-1, append=len(own_known)).max()) <= LONGEST_GAP
+    own_columns = np.flatnonzero(own_known)
+    if len(own_columns) == 0 or len(own_columns) >= MOSTLY * len(own_known):
+        return len(own_columns) > 0
+    return len(own_columns) >= FEWEST and int(np.diff(own_columns, prepend=-1, append=len(own_known)).max()) <= LONGEST_GAP
 
 
 def usable(recording: Recording, label: str, *, first: int = 0, end: int | None = None) -> Usable:
@@ -83,10 +83,10 @@ def usable(recording: Recording, label: str, *, first: int = 0, end: int | None 
     warm = inside & ~after_warm_up(count)
     profiled = inside & ~warm & table.profiled.any(axis=0)
     keep = inside & ~warm & ~profiled
-    there = table.stored("wall_us") > 0
-    per_rank = (there & keep).sum(axis=1)
+    has_record = table.stored("wall_us") > 0
+    per_rank = (has_record & keep).sum(axis=1)
     rows = np.flatnonzero((per_rank > 0) & (2 * per_rank >= per_rank.max(initial=0)))
-    complete = there[rows].all(axis=0)
+    complete = has_record[rows].all(axis=0)
     incomplete = keep & ~complete
     kept = table.columns(keep & complete).rows(rows)
     own_known: NDArray[np.bool_] = np.logical_and.reduce(kept.known("own_us"), axis=0)
@@ -128,13 +128,13 @@ def _reduced(
     for part in table.parts(_RANKS):
         for name in METRICS:
             values = part.matrix(name)
-            known = np.isfinite(values)
-            if not known.all():
+            finite = np.isfinite(values)
+            if not finite.all():
                 partial.add(name)
-            if known.any():
-                sums[name] = sums.get(name, 0.0) + np.where(known, values, 0.0).sum(axis=0)
+            if finite.any():
+                sums[name] = sums.get(name, 0.0) + np.where(finite, values, 0.0).sum(axis=0)
             if name in WORK_NAMES:
-                rows = zip(part.ranks.tolist(), values, known, strict=True)
+                rows = zip(part.ranks.tolist(), values, finite, strict=True)
                 amounts[name] |= {rank: float(row[has].mean()) if has.any() else None for rank, row, has in rows}
     return {name: total / len(table.ranks) for name, total in sums.items()}, partial, amounts
 
@@ -147,8 +147,8 @@ def work_per_step(amounts: Mapping[int, float | None], infos: Mapping[int, RankI
     groups: dict[tuple[object, ...], list[float]] = {}
     for rank, amount in amounts.items():
         groups.setdefault(batch_of(rank, infos.get(rank)), []).extend([] if amount is None else [amount])
-    found = [float(np.mean(group)) for group in groups.values() if group]
-    total = float(np.mean(found)) * len(groups) if found else 0.0
+    means = [float(np.mean(group)) for group in groups.values() if group]
+    total = float(np.mean(means)) * len(groups) if means else 0.0
     return total * world_size / len(amounts) if total > 0 else None
 
 

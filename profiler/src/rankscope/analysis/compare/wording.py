@@ -98,8 +98,8 @@ def _addition(step: Quantity, a: str, b: str) -> str:
     """Return what belongs to the sentence: the size of the effect, or the change that would have been seen."""
     typical = step.typical
     if typical is not None and step.outcome == "undecided":
-        seen = percent(typical.detectable / typical.a, signed=False) if typical.a > 0 else time(typical.detectable)
-        return f"A change of {seen} or more would most likely have been seen."
+        detectable_text = percent(typical.detectable / typical.a, signed=False) if typical.a > 0 else time(typical.detectable)
+        return f"A change of {detectable_text} or more would most likely have been seen."
     if typical is None or step.outcome not in ("worse", "better"):
         return ""
     rare = (
@@ -128,8 +128,12 @@ def _effect(step: Quantity, a: str, b: str) -> str:
 
 def _where(step: Quantity, quantities: Sequence[Quantity], per: Per) -> str:
     """Name the parts that changed, largest change first."""
-    moved = [(one.label, one.difference) for one in quantities if one.role == "part" and one.outcome in ("worse", "better")]
-    changes = sorted(((label, change) for label, change in moved if change is not None), key=lambda one: -abs(one[1]))
+    moved = [
+        (quantity.label, quantity.difference)
+        for quantity in quantities
+        if quantity.role == "part" and quantity.outcome in ("worse", "better")
+    ]
+    changes = sorted(((label, change) for label, change in moved if change is not None), key=lambda quantity: -abs(quantity[1]))
     decided = step.outcome in ("worse", "better", "mixed")
     if not changes:
         return "No single part of the step stands out." if decided else ""

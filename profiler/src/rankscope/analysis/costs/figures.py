@@ -21,29 +21,29 @@ def figures_of_costs(costs: Costs | None) -> dict[str, Figure]:
     """Return ``share.PART`` for each part of the waterfall, and for the parts of these parts."""
     if costs is None or costs.step_us <= 0:
         return {}
-    found = {
+    figures = {
         f"share.{part.name}": Figure(part.share, source=part.source)
         for part in waterfall(costs).parts
         if part.share is not None and part.name != "unexplained"
     }
     for name, amount in costs.inner.items():
-        found[f"share.{name}"] = Figure(min(1.0, amount.us / costs.step_us), source=amount.source)
-    return found
+        figures[f"share.{name}"] = Figure(min(1.0, amount.us / costs.step_us), source=amount.source)
+    return figures
 
 
 def derived(figures: Figures) -> dict[str, Figure]:
     """Return the figures, with those that are derived from others."""
-    found = dict(figures)
+    figures_found = dict(figures)
     compute = figures.get("share.compute")
     if compute is not None:
         ideal = figures.get("share.ideal", Figure(0.0))
-        found["share.all_compute"] = Figure(compute.value + ideal.value, source=compute.source, stage=compute.stage)
+        figures_found["share.all_compute"] = Figure(compute.value + ideal.value, source=compute.source, stage=compute.stage)
     exposed, host = figures.get("share.exposed_communication"), figures.get("share.host")
     if exposed is not None and host is not None:
-        found["share.overhead"] = Figure(exposed.value + host.value, source=exposed.source, stage=host.stage)
+        figures_found["share.overhead"] = Figure(exposed.value + host.value, source=exposed.source, stage=host.stage)
     if "share.idle" in figures and "share.host" not in figures:
-        found["share.idle_unexplained"] = figures["share.idle"]
-    return found
+        figures_found["share.idle_unexplained"] = figures["share.idle"]
+    return figures_found
 
 
 def figures_of_stages(costs: Costs | None) -> dict[str, Figure]:
@@ -98,7 +98,7 @@ def figures_of_memory(memory: Memory | None) -> dict[str, Figure]:
     """Return the memory figures, each of the rank with the largest value."""
     if memory is None:
         return {}
-    found: dict[str, Figure] = {}
+    figures: dict[str, Figure] = {}
     for name, field, unit in (
         ("memory.peak_share", "peak_share", "ratio"),
         ("memory.fragmentation", "fragmentation", "ratio"),
@@ -106,12 +106,12 @@ def figures_of_memory(memory: Memory | None) -> dict[str, Figure]:
     ):
         values = [value for row in memory.ranks if (value := getattr(row, field)) is not None]
         if values:
-            found[name] = Figure(float(max(values)), unit, "steps")
+            figures[name] = Figure(float(max(values)), unit, "steps")
     for kind in ("device", "host"):
         leaks = [row.bytes_per_1000_steps for row in memory.growth if row.leaking and row.kind == kind]
         if leaks:
-            found[f"memory.{kind}_leak"] = Figure(max(leaks) / (1 << 20), "MiB per 1,000 steps", "steps")
-    return found
+            figures[f"memory.{kind}_leak"] = Figure(max(leaks) / (1 << 20), "MiB per 1,000 steps", "steps")
+    return figures
 
 
 def figures_of_throughput(throughput: Throughput | None) -> dict[str, Figure]:

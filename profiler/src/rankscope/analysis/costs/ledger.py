@@ -40,11 +40,11 @@ def ledger_of_steps(compared: Sequence[StepOwnTimes]) -> Ledger | None:
         last, wait = waits(judged)
         ranks = np.asarray(judged.ranks)
         for at in np.unique(last):
-            mine = wait[:, last == at]
-            total = mine.sum(axis=1)
+            wait_for_rank = wait[:, last == at]
+            total = wait_for_rank.sum(axis=1)
             victim = np.flatnonzero(total > 0)
             of_group, origin = np.full(len(victim), number), np.full(len(victim), ranks[at])
-            columns.append((of_group, origin, ranks[victim], total[victim], (mine > 0).sum(axis=1)[victim]))
+            columns.append((of_group, origin, ranks[victim], total[victim], (wait_for_rank > 0).sum(axis=1)[victim]))
     group, origin, victim, imposed_us, steps = map(np.concatenate, zip(*columns, strict=True))
     pairs = Pairs([(None, tuple(judged.ranks)) for judged in compared], group, origin, victim, imposed_us, imposed_us, steps)
     return _ledger(pairs, "steps", max(judged.own.shape[1] for judged in compared))
@@ -96,7 +96,7 @@ def _ledger(pairs: Pairs, source: LedgerSource, steps: int) -> Ledger:
 
 def _worst(pairs: Pairs, group: int) -> int | None:
     """Return the rank that others waited for most in a group; ``None`` without any."""
-    mine = pairs.group == group
-    origins, place = np.unique(pairs.origin[mine], return_inverse=True)
-    charged = (sums(place, us[mine], len(origins)) for us in (pairs.imposed_us, pairs.exposed_us))
+    of_group = pairs.group == group
+    origins, place = np.unique(pairs.origin[of_group], return_inverse=True)
+    charged = (sums(place, us[of_group], len(origins)) for us in (pairs.imposed_us, pairs.exposed_us))
     return int(origins[np.lexsort((-origins, *charged))[-1]]) if len(origins) else None

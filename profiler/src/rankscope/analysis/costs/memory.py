@@ -184,8 +184,8 @@ def _growth(
 def memory_samples(samples: Matrix, name: str) -> tuple[Values, Values]:
     """Return the steps with a value in one column, ascending and distinct, and the values."""
     column = samples[:, _COLUMN[name]]
-    known = np.isfinite(column)
-    steps, values = samples[known, 0], column[known]
+    finite = np.isfinite(column)
+    steps, values = samples[finite, 0], column[finite]
     if (steps[1:] > steps[:-1]).all():
         return steps, values
     # For a step that was recorded twice the last record counts.

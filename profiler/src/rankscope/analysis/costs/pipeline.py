@@ -37,7 +37,7 @@ NO_BUBBLE: Final = frozenset(("ScheduleInterleavedZeroBubble", "ScheduleZBVZeroB
 def pipeline_of(
     table: StepTable,
     infos: Mapping[int, RankInfo],
-    told: Pipeline | None,
+    settings: Pipeline | None,
     collectives: Mapping[int, Sequence[CollectiveRecord]],
 ) -> PipelineResult | None:
     """Return the pipeline analysis of a run.
@@ -59,7 +59,7 @@ def pipeline_of(
     # What the work of a stage takes shows in its usual replica: a slower one is a slow rank, and no reason to move layers.
     usual = np.stack([_usual(own[[rows[rank] for rank in ranks]]) for ranks in stages.values()])
     work = usual.mean(axis=1)
-    turns = _turns(told)
+    turns = _turns(settings)
     ideal = imbalance = rest = None
     if turns is not None:
         equal = schedule_us(np.full(len(work), work.mean()), turns)
@@ -72,9 +72,9 @@ def pipeline_of(
             StageResult(stage=stage, ranks=ranks, busy_us=float(mean), bubble=1 - float(mean) / step)
             for (stage, ranks), mean in zip(stages.items(), means, strict=True)
         ],
-        schedule=told.schedule if told else None,
-        microbatches=told.microbatches if told else None,
-        chunks=told.chunks if told else 1,
+        schedule=settings.schedule if settings else None,
+        microbatches=settings.microbatches if settings else None,
+        chunks=settings.chunks if settings else 1,
         steps=own.shape[1],
         step_us=step,
         bubble=1 - float(means.mean()) / step,
@@ -88,11 +88,16 @@ def pipeline_of(
     )
 
 
-def _turns(told: Pipeline | None) -> int | None:
+def _turns(settings: Pipeline | None) -> int | None:
     """Return micro-batches times chunks of the model per rank (v·m); ``None`` where unknown or the formula does not apply."""
-    if told is None or told.microbatches is None or told.schedule in NO_BUBBLE or min(told.microbatches, told.chunks) < 1:
+    if (
+        settings is None
+        or settings.microbatches is None
+        or settings.schedule in NO_BUBBLE
+        or min(settings.microbatches, settings.chunks) < 1
+    ):
         return None
-    return told.microbatches * told.chunks
+    return settings.microbatches * settings.chunks
 
 
 def ideal_bubble(stages: int, turns: int) -> float:
@@ -153,14 +158,14 @@ def _slowest(busy: Matrix, step_us: float) -> int | None:
 
 
 def _microbatch_imbalance(ranks: Sequence[Sequence[CollectiveRecord]]) -> float | None:
-    found = []
+    imbalances = []
     for rows in ranks:
         steps: dict[int, list[CollectiveRecord]] = {}
         for row in rows:
             if row.p2p:
                 steps.setdefault(row.step, []).append(row)
-        for one in steps.values():
-            times = microbatches_us(one)
+        for step in steps.values():
+            times = microbatches_us(step)
             if len(times) >= 2:
-                found.append(relative_excess(max(times), times))
-    return middle(found)
+                imbalances.append(relative_excess(max(times), times))
+    return middle(imbalances)

@@ -117,7 +117,9 @@ def _excess(run: RunEvidence, rare: NDArray[np.bool_], typical_us: float) -> tup
     table = run.typical.met
     own = table.matrix("own_us") if table.is_known("own_us") else np.full((len(table.ranks), len(table.steps)), np.nan)
     with np.errstate(all="ignore"):
-        usual = np.array([np.median(known) if len(known := row[np.isfinite(row)]) else typical_us for row in own[:, ~rare]])
+        usual = np.array(
+            [np.median(finite_times) if len(finite_times := row[np.isfinite(row)]) else typical_us for row in own[:, ~rare]]
+        )
     at = own[:, rare]
     excess = np.nan_to_num(at - usual[:, None]).clip(min=0.0)
     if len(at) < 2:  # no rank is seen to wait for it

@@ -43,12 +43,12 @@ def _with_ideal(costs: Costs | None, throughput: Throughput | None) -> Costs | N
     """Return the costs with ``ideal`` split off compute: the time of the step's FLOPs at the device's peak rate."""
     if costs is None or throughput is None or throughput.mfu is None or throughput.flops_per_second_per_rank is None:
         return costs
-    known = dict(costs.known)
+    amounts = dict(costs.known)
     ideal = throughput.mfu * throughput.step_us
-    known["ideal"] = Amount(ideal, "steps")
-    if "compute" in known:
-        known["compute"] = replace(known["compute"], us=max(0.0, known["compute"].us - ideal))
-    return replace(costs, known=known)
+    amounts["ideal"] = Amount(ideal, "steps")
+    if "compute" in amounts:
+        amounts["compute"] = replace(amounts["compute"], us=max(0.0, amounts["compute"].us - ideal))
+    return replace(costs, known=amounts)
 
 
 def together(steps: Costs | None, windows: Costs | None, *, accelerated: bool) -> Costs | None:
@@ -62,26 +62,30 @@ def together(steps: Costs | None, windows: Costs | None, *, accelerated: bool) -
         return steps or windows
     if accelerated and "idle" not in windows.inner:
         return steps  # the profiler did not see the ranks' devices
-    known, notes = dict(steps.known), dict(steps.notes)
+    amounts, notes = dict(steps.known), dict(steps.notes)
     if accelerated:
         for name in ("compute", "copies"):
-            known[name] = windows.known[name]
+            amounts[name] = windows.known[name]
             notes.pop(name, None)
-    if "pipeline_bubble" not in known:
-        missing = [name for name in _FROM_WINDOWS if name not in known]
+    if "pipeline_bubble" not in amounts:
+        missing = [name for name in _FROM_WINDOWS if name not in amounts]
         for name in missing:
             notes.pop(name, None)
             if name in windows.known:
-                known[name] = windows.known[name]
+                amounts[name] = windows.known[name]
             if name in windows.notes:
                 notes[name] = windows.notes[name]
-    if not accelerated and "compute" not in known:
-        known["compute"] = windows.known["compute"]
+    if not accelerated and "compute" not in amounts:
+        amounts["compute"] = windows.known["compute"]
         notes["compute"] = "operators on the training thread; in profiled steps"
         notes["host"] = NO_HOST
     # Amounts from windows are means over all stages.
-    largest = {name: one for name, one in steps.largest.items() if name not in known or known[name].source == "steps"}
-    merged = replace(steps, known=known, notes=notes, inner=steps.inner | windows.inner, largest=largest)
+    largest = {
+        name: largest_amount
+        for name, largest_amount in steps.largest.items()
+        if name not in amounts or amounts[name].source == "steps"
+    }
+    merged = replace(steps, known=amounts, notes=notes, inner=steps.inner | windows.inner, largest=largest)
     return _host_of_device(merged) if accelerated else merged
 
 

@@ -60,9 +60,9 @@ class _Typical:
 
     def mean(self, values: Vector) -> float | None:
         """Return the weighted mean over the steps of ``values`` [places]; ``None`` if none is known."""
-        known = np.isfinite(values)
-        weight = float(self.weight[known].sum())
-        return float((self.weight[known] * values[known]).sum()) / weight if weight > 0 else None
+        finite = np.isfinite(values)
+        weight = float(self.weight[finite].sum())
+        return float((self.weight[finite] * values[finite]).sum()) / weight if weight > 0 else None
 
 
 def costs_of_steps(
@@ -72,18 +72,18 @@ def costs_of_steps(
     typical = _typical(table, world_size, pipeline)
     if typical is None:
         return _without_own_time(table, accelerated=accelerated)
-    known = _waiting(typical, in_bubble=pipeline is not None)
+    amounts = _waiting(typical, in_bubble=pipeline is not None)
     notes: dict[PartName, str] = {}
-    if "pipeline_bubble" in known:
+    if "pipeline_bubble" in amounts:
         notes |= dict.fromkeys(("exposed_communication", "straggler_wait"), IN_BUBBLE)
-    mine, inner = _own(typical, accelerated=accelerated)
-    known |= mine
-    if "compute" not in known:
+    own_amounts, inner = _own(typical, accelerated=accelerated)
+    amounts |= own_amounts
+    if "compute" not in amounts:
         notes |= dict.fromkeys(("compute", "host"), NO_WINDOW if accelerated else NO_CPU_TIME)
     return Costs(
         step_us=_mean_wall(typical),
         steps=len(typical.steps),
-        known=_told(known),
+        known=_told(amounts),
         notes=notes,
         inner=_told(inner),
         largest={} if pipeline is None else _largest(typical, pipeline, accelerated=accelerated),
@@ -109,7 +109,7 @@ def _own(typical: _Typical, *, accelerated: bool) -> tuple[dict[PartName, float 
     If any step has a data phase, steps and stages without one count as waiting 0 for data; their time is in other parts.
     """
     data = typical.own("data_us")
-    known: dict[PartName, float | None] = {
+    amounts: dict[PartName, float | None] = {
         "input": typical.mean(np.nan_to_num(data)) if typical.table.is_known("data_us") else None,
         # Without a device there are no copies.
         "copies": typical.mean(typical.own("h2d_us")) if accelerated else 0.0,
@@ -120,7 +120,7 @@ def _own(typical: _Typical, *, accelerated: bool) -> tuple[dict[PartName, float 
         inner["between_steps"] = typical.mean(typical.own("between_steps_us") - _sum(activities, "between_steps", len(data)))
     elif np.isfinite(typical.at("cpu_us")).any():
         thread = _thread(typical, activities)
-        known |= {"compute": typical.mean(thread.compute), "host": typical.mean(thread.host)}
+        amounts |= {"compute": typical.mean(thread.compute), "host": typical.mean(thread.host)}
         inner = {
             "between_steps": typical.mean(thread.between_steps),
             "stalled": typical.mean(thread.stalled),
@@ -128,7 +128,7 @@ def _own(typical: _Typical, *, accelerated: bool) -> tuple[dict[PartName, float 
             "gc": typical.mean(thread.gc),
         }
     inner |= {name: typical.mean(sum(times.values(), np.zeros(len(data)))) for name, times in activities.items()}
-    return known, inner
+    return amounts, inner
 
 
 _Activities = dict[Literal["evaluation", "checkpoint"], dict[Phase, Vector]]
@@ -141,20 +141,20 @@ def _activities(typical: _Typical) -> _Activities:
     Where a step has both and they were not measured, the evaluation counts.
     """
     rows = np.unique(typical.row)
-    left: dict[Phase, Vector] = {}
-    found: _Activities = {}
+    remaining: dict[Phase, Vector] = {}
+    activities: _Activities = {}
     names: tuple[Literal["evaluation", "checkpoint"], ...] = ("evaluation", "checkpoint")
     for name in names:
         tagged = typical.table.tagged(ACTIVITIES[name])[typical.row, typical.step]
         needed = np.isin(rows, typical.row[tagged])
         times = activity_times(typical.table, ACTIVITIES[name], rows, own=not typical.alone, needed=needed)
         for phase, values in times.at(typical.row, typical.step).items():
-            if phase not in left:
-                left[phase] = np.nan_to_num(typical.own(f"{phase}_us")).clip(min=0.0)
-            taken = np.minimum(values, left[phase])
-            left[phase] = left[phase] - taken
-            found.setdefault(name, {})[phase] = taken
-    return found
+            if phase not in remaining:
+                remaining[phase] = np.nan_to_num(typical.own(f"{phase}_us")).clip(min=0.0)
+            taken = np.minimum(values, remaining[phase])
+            remaining[phase] = remaining[phase] - taken
+            activities.setdefault(name, {})[phase] = taken
+    return activities
 
 
 def _sum(activities: _Activities, phase: Phase, places: int) -> Vector:
@@ -164,19 +164,21 @@ def _sum(activities: _Activities, phase: Phase, places: int) -> Vector:
 
 def _largest(typical: _Typical, pipeline: PipelineResult, *, accelerated: bool) -> dict[PartName | InnerName, tuple[int, Amount]]:
     """Return, per part of own time, the stage whose ranks have most of it on average, and the amount."""
-    found: dict[PartName | InnerName, tuple[int, Amount]] = {}
+    largest: dict[PartName | InnerName, tuple[int, Amount]] = {}
     for stage in pipeline.stages:
-        mine = np.isin(typical.table.ranks[typical.row], stage.ranks)
-        of_stage = replace(typical, row=typical.row[mine], step=typical.step[mine], weight=typical.weight[mine])
-        known, inner = _own(of_stage, accelerated=accelerated)
-        for name, amount in (*_told(known).items(), *_told(inner).items()):
-            if name not in found or amount.us > found[name][1].us:
-                found[name] = (stage.stage, amount)
-    return found
+        of_stage_rows = np.isin(typical.table.ranks[typical.row], stage.ranks)
+        of_stage = replace(
+            typical, row=typical.row[of_stage_rows], step=typical.step[of_stage_rows], weight=typical.weight[of_stage_rows]
+        )
+        amounts, inner = _own(of_stage, accelerated=accelerated)
+        for name, amount in (*_told(amounts).items(), *_told(inner).items()):
+            if name not in largest or amount.us > largest[name][1].us:
+                largest[name] = (stage.stage, amount)
+    return largest
 
 
-def _told(found: Mapping[_Name, float | None]) -> dict[_Name, Amount]:
-    return {name: Amount(us, "steps") for name, us in found.items() if us is not None and np.isfinite(us)}
+def _told(times: Mapping[_Name, float | None]) -> dict[_Name, Amount]:
+    return {name: Amount(us, "steps") for name, us in times.items() if us is not None and np.isfinite(us)}
 
 
 def _waiting(typical: _Typical, *, in_bubble: bool) -> dict[PartName, float | None]:
@@ -245,11 +247,11 @@ def _thread(typical: _Typical, activities: _Activities) -> _Thread:
 
 
 def _typical(table: StepTable, world_size: int | None, pipeline: PipelineResult | None) -> _Typical | None:
-    found = comparable(table, [int(rank) for rank in table.ranks])
-    if found is not None:
-        rows, steps = found[0], np.flatnonzero(found[1])
+    compared = comparable(table, [int(rank) for rank in table.ranks])
+    if compared is not None:
+        rows, steps = compared[0], np.flatnonzero(compared[1])
         if pipeline is None:
-            row, step = _middle(table, rows, found[1])
+            row, step = _middle(table, rows, compared[1])
             sharing = np.bincount(step, minlength=len(table.steps))
             return _Typical(table, rows, steps, row, step, 1 / sharing[step], alone=False)
         weights = _per_stage(table.ranks[rows], (len(rows), len(steps)), pipeline)
@@ -274,16 +276,16 @@ def _middle(table: StepTable, rows: NDArray[np.intp], judged: NDArray[np.bool_])
         column, row = np.nonzero(own == lower_medians(own.copy())[:, None])
         return rows[row], steps.start + columns[column]
 
-    found = of_blocks(table.profiled.shape, of)
-    return np.concatenate([row for row, _ in found]), np.concatenate([column for _, column in found])
+    blocks = of_blocks(table.profiled.shape, of)
+    return np.concatenate([row for row, _ in blocks]), np.concatenate([column for _, column in blocks])
 
 
 def _per_stage(ranks: NDArray[np.int64], shape: tuple[int, ...], pipeline: PipelineResult) -> Matrix:
     """Return weights that are equal for every stage, and within a stage for every rank."""
     weights: Matrix = np.zeros(shape)
     for stage in pipeline.stages:
-        mine = np.isin(ranks, stage.ranks)
-        weights[mine] = 1 / max(1, mine.sum())
+        in_stage = np.isin(ranks, stage.ranks)
+        weights[in_stage] = 1 / max(1, in_stage.sum())
     return weights
 
 
@@ -306,13 +308,13 @@ def _without_own_time(table: StepTable, *, accelerated: bool) -> Costs | None:
         return None
     data = table.stored("data_us")[:, keep]
     # A rank whose records have other phases only loads no data.
-    known = np.isfinite(data).any(axis=0)
-    data = np.where(np.isnan(data) & table.has_record[:, keep] & known, 0.0, data)
-    told = not accelerated and np.isfinite(data).any()
+    has_times = np.isfinite(data).any(axis=0)
+    data = np.where(np.isnan(data) & table.has_record[:, keep] & has_times, 0.0, data)
+    is_recorded = not accelerated and np.isfinite(data).any()
     unknown: tuple[PartName, ...] = ("exposed_communication", "straggler_wait", "compute", "host")
     return Costs(
         step_us=float(np.nanmean(table.stored("wall_us")[:, keep], dtype=np.float64)),
         steps=int(keep.sum()),
-        known={"input": Amount(float(np.nanmean(data, dtype=np.float64)), "steps")} if told else {},
-        notes=dict.fromkeys(unknown if told else (*unknown, "input"), NO_OWN_TIME),
+        known={"input": Amount(float(np.nanmean(data, dtype=np.float64)), "steps")} if is_recorded else {},
+        notes=dict.fromkeys(unknown if is_recorded else (*unknown, "input"), NO_OWN_TIME),
     )

@@ -66,13 +66,13 @@ def waterfall(costs: Costs) -> Waterfall:
 
     Each part gets at most the time that those before it in ``PRECEDENCE`` left.
     """
-    whole = left = round(costs.step_us * 1000)
+    whole = remaining = round(costs.step_us * 1000)
     taken: dict[PartName, int] = {}
     for name in PRECEDENCE:
         if (amount := costs.known.get(name)) is not None:
-            taken[name] = min(round(min(max(amount.us, 0.0), costs.step_us) * 1000), left)
-            left -= taken[name]
-    taken["unexplained"] = left
+            taken[name] = min(round(min(max(amount.us, 0.0), costs.step_us) * 1000), remaining)
+            remaining -= taken[name]
+    taken["unexplained"] = remaining
     assert sum(taken.values()) == whole
     return Waterfall(
         unit=costs.unit,

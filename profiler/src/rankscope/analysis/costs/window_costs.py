@@ -36,7 +36,7 @@ def costs_of_windows(
     ``input_us``: part of ``idle_us`` that the host spent in the data loader; ``None`` if unknown.
     ``extent_us``: time from the first start on any rank to the last end on any; ``None`` if unknown.
     """
-    kept = (one.breakdowns for rank, one in windows.items() if rank not in without)
+    kept = (part.breakdowns for rank, part in windows.items() if rank not in without)
     rows = [row for breakdowns in kept for row in breakdowns if not row.truncated]
     if not rows:
         return None
@@ -45,27 +45,27 @@ def costs_of_windows(
     waited = None if blame is None else _waited(blame, without) / len(rows)
     if world_size == 1 or exposed == 0:
         waited = 0.0
-    known: dict[PartName, Amount] = {
+    amounts: dict[PartName, Amount] = {
         "compute": Amount(compute, source),
         "copies": Amount(copies, source),
         "exposed_communication": Amount(exposed - min(waited or 0.0, exposed), source),
     }
     notes: dict[PartName, str] = {}
     if waited is not None:
-        known["straggler_wait"] = Amount(min(waited, exposed), source)
+        amounts["straggler_wait"] = Amount(min(waited, exposed), source)
     else:
         notes |= {"straggler_wait": NOT_MATCHED, "exposed_communication": WITH_WAITING}
     accelerated = any(row.device_kind != "cpu" for row in rows)
     if not accelerated:
         notes["host"] = NO_HOST
     elif input_us is not None:
-        known["input"] = Amount(min(input_us, idle), source)
-        known["host"] = Amount(idle - min(input_us, idle), source)
+        amounts["input"] = Amount(min(input_us, idle), source)
+        amounts["host"] = Amount(idle - min(input_us, idle), source)
     else:
         notes |= dict.fromkeys(("input", "host"), IDLE.format(share=idle / window if window > 0 else 0.0))
     steps = len({row.step for row in rows})
     inner: dict[InnerName, Amount] = {"idle": Amount(idle, source)} if accelerated else {}
-    return Costs(window, steps, unit, known=known, notes=notes, inner=inner, extent_us=extent_us)
+    return Costs(window, steps, unit, known=amounts, notes=notes, inner=inner, extent_us=extent_us)
 
 
 _parts_us = attrgetter("window_us", "compute_us", "exposed_communication_us", "exposed_memcpy_us", "idle_us")

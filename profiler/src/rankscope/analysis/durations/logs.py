@@ -186,12 +186,12 @@ _DECODER: Final = msgspec.json.Decoder(_Object)
 
 def _pieces(file: BinaryIO, length: int | None) -> Iterator[tuple[bytes, bool]]:
     """Yield the records of the next ``length`` bytes, undecoded, and whether each is the last. Other text between them is one."""
-    left = length
+    remaining = length
     buffer = b""
-    while data := file.read(_HEAD_BYTES if left is None else min(left, _HEAD_BYTES)):
-        left = None if left is None else left - len(data)
+    while data := file.read(_HEAD_BYTES if remaining is None else min(remaining, _HEAD_BYTES)):
+        remaining = None if remaining is None else remaining - len(data)
         buffer += data
-        begins = [found.start() for found in BEGIN.finditer(buffer)]
+        begins = [match.start() for match in BEGIN.finditer(buffer)]
         if begins and buffer[: begins[0]].strip(b" \t\r\n,[\0"):
             yield buffer[: begins[0]], False
         for begin, end in pairwise(begins):

@@ -80,7 +80,7 @@ def _durations(processes: Processes, warnings: list[str], *, most: int) -> Durat
     are_verbose = all(row.issued_ns for log in logs.values() for row in log.rows)
 
     def steps(calls: Calls) -> Numbers:
-        return steps_by_group(calls.issued(calls.has(TRANSFER)), apart=bool(stages))
+        return steps_by_group(calls.issued(calls.has(TRANSFER)), group_by_group=bool(stages))
 
     return Durations(
         msgspec.structs.replace(source, more_order=source.more_evidence) if are_verbose else source,

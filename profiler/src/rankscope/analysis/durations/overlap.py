@@ -52,13 +52,13 @@ def overlapping_by_gaps(matches: Arrivals, ended_ns: Numbers, messages: Mapping[
     ended_us = (ended_ns[matches.row] / 1000).tolist()
     order = np.lexsort((matches.records.index[matches.leader], matches.step, matches.group))
     edges = np.flatnonzero(np.diff(combined(matches.group[order], matches.step[order]))) + 1
-    found: defaultdict[int, list[Numbers]] = defaultdict(list)
+    rows_of_groups: defaultdict[int, list[Numbers]] = defaultdict(list)
     for row in np.split(order, edges) if len(order) else []:
-        found[int(matches.group[row[0]])].append(row)
+        rows_of_groups[int(matches.group[row[0]])].append(row)
     names = matches.group_names
-    beside = {group for group, rows in found.items() if _is_beside_compute(matches, rows, ended_us, messages)}
-    forms = {group: _form(matches, rows[0]) for group, rows in found.items()}
-    blocking = {forms[group] for group in found.keys() - beside} if any(messages.values()) else set()
+    beside = {group for group, rows in rows_of_groups.items() if _is_beside_compute(matches, rows, ended_us, messages)}
+    forms = {group: _form(matches, rows[0]) for group, rows in rows_of_groups.items()}
+    blocking = {forms[group] for group in rows_of_groups.keys() - beside} if any(messages.values()) else set()
     return {names[group] for group in beside if forms[group] not in blocking}
 
 
@@ -82,10 +82,12 @@ def _is_beside_compute(
         for place, (before, after) in enumerate(pairwise(row.tolist())):
             if matches.team[before] != matches.team[after]:
                 continue
-            for one, other in zip(range(first[before], first[before + 1]), range(first[after], first[after + 1]), strict=True):
-                pause = _pause(ended_us[one], ended_us[other], inside[other] / 1000, messages[rank[one]])
+            for earlier, other in zip(
+                range(first[before], first[before + 1]), range(first[after], first[after + 1]), strict=True
+            ):
+                pause = _pause(ended_us[earlier], ended_us[other], inside[other] / 1000, messages[rank[earlier]])
                 if pause is not None:
-                    places[place][rank[one]].append((inside[one] / 1000, pause, min(waits[one], waits[other]) / 1000))
+                    places[place][rank[earlier]].append((inside[earlier] / 1000, pause, min(waits[earlier], waits[other]) / 1000))
     beside = total = 0.0
     for by_rank in places.values():
         rows = [np.array(row) for row in by_rank.values()]
@@ -132,13 +134,13 @@ def longest_waits(matches: Arrivals, groups: set[str]) -> Arrivals:
         return matches
     order = chosen[np.lexsort((matches.records.index[matches.leader[chosen]], matches.step[chosen], matches.group[chosen]))]
     waits = matches.sum(matches.inside_ns) / matches.count - matches.shortest_ns
-    left = np.ones(len(matches), np.bool_)
-    left[chosen] = False
+    is_free = np.ones(len(matches), np.bool_)
+    is_free[chosen] = False
     edges = np.flatnonzero(np.diff(combined(matches.group[order], matches.step[order]))) + 1
     for row in np.split(order, edges):
-        left[[row[place] for place in _longest_of_delays(waits[row].tolist())]] = True
+        is_free[[row[place] for place in _longest_of_delays(waits[row].tolist())]] = True
     without = matches.records.start[matches.row] + matches.shortest_ns[matches.instance]
-    return matches.ending(np.where(left[matches.instance], matches.end_ns, without))
+    return matches.ending(np.where(is_free[matches.instance], matches.end_ns, without))
 
 
 def _longest_of_delays(waits: Sequence[float]) -> Iterator[int]:

@@ -94,8 +94,8 @@ def _times(
 ) -> NDArray[np.float64]:
     """Return the measured times, which count as ``between`` the steps, else the times that a phase is ``longer`` than usual."""
     inferred = np.nan_to_num(longer, nan=0.0, neginf=0.0).clip(min=0.0)
-    found: NDArray[np.float64] = np.where(np.isnan(measured), inferred, measured if between else 0.0)
-    return np.where(tagged, found, 0.0)
+    times: NDArray[np.float64] = np.where(np.isnan(measured), inferred, measured if between else 0.0)
+    return np.where(tagged, times, 0.0)
 
 
 def phase_metric(phase: Phase, *, own: bool) -> str:

@@ -93,8 +93,8 @@ def comparable(table: StepTable, peers: Sequence[int]) -> tuple[NDArray[np.intp]
     unprofiled = keep & ~table.profiled.any(axis=0)
     if unprofiled.sum() >= MINIMUM_STEPS:
         keep = unprofiled
-    known = table.known("own_us")
-    per_rank = (known & keep).sum(axis=1)
+    is_known = table.known("own_us")
+    per_rank = (is_known & keep).sum(axis=1)
     candidates = np.isin(table.ranks, peers)
     recorded = (table.has_record & keep).sum(axis=1)
     whole = 2 * recorded >= recorded[candidates].max(initial=0)
@@ -103,17 +103,17 @@ def comparable(table: StepTable, peers: Sequence[int]) -> tuple[NDArray[np.intp]
     if len(rows) < 2:
         return None
     sparse = rows[2 * per_rank[rows] < most]
-    keep = keep & known[sparse].all(axis=0)
-    keep &= known[rows].sum(axis=0) >= max(2, (len(rows) + 1) // 2)
+    keep = keep & is_known[sparse].all(axis=0)
+    keep &= is_known[rows].sum(axis=0) >= max(2, (len(rows) + 1) // 2)
     return (rows, keep) if keep.sum() >= MINIMUM_STEPS else None
 
 
 def judge(table: StepTable, peers: Sequence[int]) -> StepOwnTimes | None:
     """Return the ``comparable`` part of the table for the ranks ``peers``, or ``None``."""
-    found = comparable(table, peers)
-    if found is None:
+    compared = comparable(table, peers)
+    if compared is None:
         return None
-    rows, keep = found
+    rows, keep = compared
     usable = replace(table, start_unix_ns=None).columns(keep)  # starts are not compared: no copy of them
     stored = usable.stored("own_us")
     own = filled(stored if len(rows) == len(stored) else stored[rows])
@@ -142,10 +142,10 @@ def filled(own: Stored) -> Stored:
         return own
     middle = np.concatenate(of_blocks(own.shape, lambda steps: medians(by_step(own[:, steps]))))
     over = own - middle
-    known = np.isfinite(over)
-    counts = known.sum(axis=1)
+    finite = np.isfinite(over)
+    counts = finite.sum(axis=1)
     mean = np.full(len(own), np.nan)
-    mean[counts > 0] = over.sum(axis=1, dtype=np.float64, where=known)[counts > 0] / counts[counts > 0]
+    mean[counts > 0] = over.sum(axis=1, dtype=np.float64, where=finite)[counts > 0] / counts[counts > 0]
     result = own.copy()
     row, step = np.nonzero(missing)
     result[row, step] = middle[step] + mean[row]

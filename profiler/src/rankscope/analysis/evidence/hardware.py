@@ -152,8 +152,8 @@ def readings_of(samples: Iterable[HardwareSample], wanted: Iterable[str], betwee
             parents[name] = bare(sample.parent_uuid)
         elif name in names or name in parents.values():
             kept.setdefault(name, _Kept()).add(sample)
-    found = {name: one.readings() for name, one in kept.items()}
-    return {uuid: found[at] for name, uuid in names.items() if (at := parents.get(name, name)) in found}
+    readings = {name: history.readings() for name, history in kept.items()}
+    return {uuid: readings[at] for name, uuid in names.items() if (at := parents.get(name, name)) in readings}
 
 
 def in_steps(readings: Readings, starts_ns: NDArray[np.int64], walls_us: Values, wanted: NDArray[np.bool_]) -> Readings:
@@ -170,7 +170,7 @@ def in_steps(readings: Readings, starts_ns: NDArray[np.int64], walls_us: Values,
 
 def median_of(readings: Mapping[int, Readings], name: str, *, at_least: int) -> float | None:
     """Return the median over GPUs of each GPU's median; ``None`` when no GPU has ``at_least`` values."""
-    return middle(float(np.median(values)) for one in readings.values() if len(values := one.known(name)) >= at_least)
+    return middle(float(np.median(values)) for reading in readings.values() if len(values := reading.known(name)) >= at_least)
 
 
 _SAMPLES: Final = 256
@@ -183,9 +183,9 @@ def device_memory(reader: RunReader, infos: Mapping[int, RankInfo]) -> dict[int,
     for rank, info in infos.items():
         if info.gpu_uuid is not None:
             wanted.setdefault(info.gpu_uuid, []).append(rank)
-    found: dict[int, int] = {}
+    bytes_of_rank: dict[int, int] = {}
     for host in {info.host for info in infos.values()} & set(reader.hosts()) if wanted else ():
         for sample in islice(reader.gpu_memory(host), _SAMPLES):
             if sample.memory_total_bytes is not None and 0 < sample.memory_total_bytes < MOST_BYTES:
-                found.update(dict.fromkeys(wanted.get(sample.gpu_uuid or "", ()), sample.memory_total_bytes))
-    return found
+                bytes_of_rank.update(dict.fromkeys(wanted.get(sample.gpu_uuid or "", ()), sample.memory_total_bytes))
+    return bytes_of_rank

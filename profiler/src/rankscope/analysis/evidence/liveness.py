@@ -60,8 +60,8 @@ def _longest_us(table: StepTable) -> float:
     """Return the longest step of the first rank with steps that may recur: a tagged one, or the second longest of all."""
     recent = slice(-_LONG_STEPS, None)
     for row, walls in enumerate(table.some("wall_us", recent)):
-        known = np.isfinite(walls)
-        if known.any():
-            tagged = [walls[known & table.tags[tag][row, recent]] for tag in LONG_TAGS if tag in table.tags]
-            return float(max([*np.sort(walls[known])[-2:-1], *(walls.max() for walls in tagged if len(walls))], default=0.0))
+        finite = np.isfinite(walls)
+        if finite.any():
+            tagged = [walls[finite & table.tags[tag][row, recent]] for tag in LONG_TAGS if tag in table.tags]
+            return float(max([*np.sort(walls[finite])[-2:-1], *(walls.max() for walls in tagged if len(walls))], default=0.0))
     return 0.0

@@ -69,8 +69,8 @@ def ordered(values: NDArray[_Value], places: Sequence[int], rows: Rows = ALL) ->
         block.sort(axis=1)
         return block[:, places].T
 
-    found = of_blocks(values.shape, of)
-    return np.concatenate(found, axis=1) if found else np.empty((len(places), 0), values.dtype)
+    blocks = of_blocks(values.shape, of)
+    return np.concatenate(blocks, axis=1) if blocks else np.empty((len(places), 0), values.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,5 +117,5 @@ def leading(block: NDArray[_Value], places: Sequence[int] = ()) -> Leaders:
 
 def last_ranks(values: NDArray[_Value]) -> NDArray[np.intp]:
     """Return the row of the largest value at each step, the first of equal ones."""
-    found = of_blocks(values.shape, lambda steps: by_step(values[:, steps]).argmax(axis=1))
-    return np.concatenate(found) if found else np.empty(0, dtype=np.intp)
+    blocks = of_blocks(values.shape, lambda steps: by_step(values[:, steps]).argmax(axis=1))
+    return np.concatenate(blocks) if blocks else np.empty(0, dtype=np.intp)

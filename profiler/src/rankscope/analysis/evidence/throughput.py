@@ -211,9 +211,9 @@ def _sums(table: StepTable, name: str | None, keep: NDArray[np.bool_]) -> tuple[
         both = np.isfinite(counts) & np.isfinite(wall) & keep[steps]
         return counts.sum(axis=1, dtype=np.float64, where=both), wall.sum(axis=1, dtype=np.float64, where=both)
 
-    found = of_blocks(table.profiled.shape, of)
+    blocks = of_blocks(table.profiled.shape, of)
     zero = np.zeros(len(table.ranks))
-    return sum((counts for counts, _ in found), start=zero), sum((us for _, us in found), start=zero)
+    return sum((counts for counts, _ in blocks), start=zero), sum((us for _, us in blocks), start=zero)
 
 
 def _rate(counts: NDArray[np.float64], us: NDArray[np.float64], batches: list[list[int]]) -> float | None:
@@ -223,8 +223,8 @@ def _rate(counts: NDArray[np.float64], us: NDArray[np.float64], batches: list[li
     """
     total = 0.0
     for rows in batches:
-        known = [row for row in rows if us[row] > 0]
-        if not known:
+        with_time = [row for row in rows if us[row] > 0]
+        if not with_time:
             return None
-        total += float((counts[known] / us[known]).max()) * 1e6
+        total += float((counts[with_time] / us[with_time]).max()) * 1e6
     return total

@@ -92,9 +92,9 @@ def rare_steps(table: StepTable) -> tuple[NDArray[np.float64], NDArray[np.bool_]
         longest = np.concatenate(
             of_blocks((len(table.ranks), count), lambda steps: np.fmax.reduce(table.some("own_us", steps), axis=0))
         ).astype(np.float64)
-        known = usual & np.isfinite(longest)
-        if known.sum() >= _FEWEST:
-            rare |= _far_longer(longest, known)
+        is_known = usual & np.isfinite(longest)
+        if is_known.sum() >= _FEWEST:
+            rare |= _far_longer(longest, is_known)
     return length, rare
 
 
@@ -105,8 +105,8 @@ def _far_longer(times: NDArray[np.float64], usual: NDArray[np.bool_]) -> NDArray
     # The limit is moved down to the widest gap: it must not divide steps that are slow for the same reason.
     above = np.sort(times[usual & (times >= most)])
     below = above[:-1][above[:-1] <= _LONGER * most]
-    found: NDArray[np.bool_] = usual & (times > below[np.argmax(above[1 : len(below) + 1] / below)])
-    return found
+    is_far_longer: NDArray[np.bool_] = usual & (times > below[np.argmax(above[1 : len(below) + 1] / below)])
+    return is_far_longer
 
 
 def _middle(values: Stored) -> NDArray[np.float64]:
@@ -127,10 +127,10 @@ def up_to_meetings(table: StepTable, infos: Mapping[int, RankInfo]) -> StepTable
     if own is None:
         return table
     wall, blocked = np.nan_to_num(table.matrix("wall_us")), table.matrix("blocked_us")
-    known, blocked = np.isfinite(blocked).any(axis=0), np.nan_to_num(blocked)
+    has_blocked, blocked = np.isfinite(blocked).any(axis=0), np.nan_to_num(blocked)
     # Where ranks take equally long, none has to wait, although they meet.
     longest, least = wall.max(axis=0, initial=0.0), np.where(wall > 0, wall, np.inf).min(axis=0, initial=np.inf)
-    meets = (blocked > _WAITED * wall).any(axis=0) | (known & (longest - least <= _WAITED * longest))
+    meets = (blocked > _WAITED * wall).any(axis=0) | (has_blocked & (longest - least <= _WAITED * longest))
     if not meets.any() or meets.mean() >= _MEETS:
         return table
     firsts = np.concatenate([[0], np.flatnonzero(meets)[:-1] + 1])
@@ -139,8 +139,8 @@ def up_to_meetings(table: StepTable, infos: Mapping[int, RankInfo]) -> StepTable
     whole = slice(0, int(last[-1]) + 1)
 
     def mean(values: Matrix) -> Matrix:
-        found: Matrix = np.add.reduceat(values[:, whole], firsts, axis=1) / sizes
-        return found
+        means: Matrix = np.add.reduceat(values[:, whole], firsts, axis=1) / sizes
+        return means
 
     values = {
         name: mean(table.matrix(name))
@@ -170,8 +170,8 @@ _UNKNOWN: Final = 0.3
 
 def _is_periodic(steps: NDArray[np.bool_]) -> bool:
     """Return whether the true ``steps`` are every N-th one, exactly: those in which a device has marks are chosen by a hash."""
-    apart = np.diff(np.flatnonzero(steps))
-    return len(apart) > 1 and int(apart[0]) > 1 and bool((apart == apart[0]).all())
+    distances = np.diff(np.flatnonzero(steps))
+    return len(distances) > 1 and int(distances[0]) > 1 and bool((distances == distances[0]).all())
 
 
 def _without_waiting(table: StepTable, infos: Mapping[int, RankInfo]) -> dict[str, Matrix] | None:
@@ -188,16 +188,16 @@ def _without_waiting(table: StepTable, infos: Mapping[int, RankInfo]) -> dict[st
         return None
     wall, blocked = table.matrix("wall_us"), table.matrix("blocked_us")
     recorded = np.isfinite(wall)
-    known = np.isfinite(blocked)
-    unknown = recorded & ~known
-    somewhere: NDArray[np.bool_] = np.logical_or.reduce(known, axis=0)
+    is_known = np.isfinite(blocked)
+    unknown = recorded & ~is_known
+    somewhere: NDArray[np.bool_] = np.logical_or.reduce(is_known, axis=0)
     on_device = any(info.device_kind != "cpu" for info in infos.values())
     if on_device and not _is_periodic(somewhere):
         # Own times may be known in some steps only. Where ranks meet, even the last one waits for the transfer.
         without_transfer = (blocked == 0) & (np.nan_to_num(blocked) > 0).any(axis=0)
         if without_transfer.any() or unknown.any(axis=0).mean() > 1 - _MEETS:
             return None
-    fill = unknown & (known.any(axis=1) & (unknown.sum(axis=1) >= _UNKNOWN * recorded.sum(axis=1)))[:, None]
+    fill = unknown & (is_known.any(axis=1) & (unknown.sum(axis=1) >= _UNKNOWN * recorded.sum(axis=1)))[:, None]
     result = {"blocked_us": np.where(fill, 0.0, blocked)}
     for name in METRICS:
         if name.startswith("own_") and table.is_known(name):

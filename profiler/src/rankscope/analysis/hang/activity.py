@@ -159,8 +159,8 @@ def _summary(given: Activities, judged: _Accusation) -> str:
     if judged.cause == "stuck":
         return _stuck(given)
     who, named = _named(judged.named), {rank: given.doing[rank] for rank in judged.named if rank in given.doing}
-    one = len(judged.named) == 1
-    place = _doing(given, named, by_rank=not one)
+    is_one = len(judged.named) == 1
+    place = _doing(given, named, by_rank=not is_one)
     rest = {rank: row for rank, row in given.doing.items() if rank not in judged.named}
     waiting = {rank: row for rank, row in rest.items() if row.waiting}
     others = (
@@ -168,15 +168,15 @@ def _summary(given: Activities, judged: _Accusation) -> str:
     )
     if not named:
         how = " and ".join(dict.fromkeys(given.ended[rank] for rank in judged.named))
-        text = f"{who} {'has' if one else 'have'} ended ({how})"
+        text = f"{who} {'has' if is_one else 'have'} ended ({how})"
     elif judged.cause == "deadlock":
         text = f"{who} {_waits(len(named))} at another place than most ({place})"
     elif any(row.process == "stopped" for row in named.values()):
-        text = f"{who} {'is a stopped process' if one else 'are stopped processes'} ({place})"
+        text = f"{who} {'is a stopped process' if is_one else 'are stopped processes'} ({place})"
     elif waiting:
-        text = f"{who} {'does' if one else 'do'} not wait for other ranks ({place})"
+        text = f"{who} {'does' if is_one else 'do'} not wait for other ranks ({place})"
     else:
-        text = f"{who} probably {'holds' if one else 'hold'} the others up ({place}); the others are {_doing(given, rest)}"
+        text = f"{who} probably {'holds' if is_one else 'hold'} the others up ({place}); the others are {_doing(given, rest)}"
     return f"{text}{others}."
 
 

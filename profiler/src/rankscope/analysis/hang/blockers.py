@@ -47,10 +47,10 @@ class Blockers:
             meetings = set(waiting.values())
             closed = {meeting for meeting in meetings if self.blocks[meeting] and self.blocks[meeting].keys() <= waiting.keys()}
             awaited = {rank for meeting in closed for rank, why in self.blocks[meeting].items() if why != "untold"}
-            left = {rank: meeting for rank, meeting in waiting.items() if meeting in closed and rank in awaited}
-            if len(left) == len(waiting):
-                return sorted(left)
-            waiting = left
+            unresolved = {rank: meeting for rank, meeting in waiting.items() if meeting in closed and rank in awaited}
+            if len(unresolved) == len(waiting):
+                return sorted(unresolved)
+            waiting = unresolved
 
     def chain_to(self, rank: int) -> list[int]:
         """Return a chain of ranks, each waiting for the next, from the furthest one to ``rank``."""

@@ -49,12 +49,12 @@ class Lines:
         """Ranks that may have enqueued more than their dumps show, because records cannot be read."""
         self._lines: dict[tuple[Group, int], Line] = {}
         self._pending: dict[int, int] = {}
-        seen: dict[Group, list[tuple[int, Dump, list[Record]]]] = {}
+        records_of_groups: dict[Group, list[tuple[int, Dump, list[Record]]]] = {}
         for rank, parts in dumps.items():
             for dump in parts:
                 for group, records in _by_group(rank, dump, groups).items():
-                    seen.setdefault(group, []).append((rank, dump, records))
-        for group, users in seen.items():
+                    records_of_groups.setdefault(group, []).append((rank, dump, records))
+        for group, users in records_of_groups.items():
             self._follow(group, users, dumps)
 
     def _follow(self, group: Group, users: list[tuple[int, Dump, list[Record]]], dumps: Mapping[int, Sequence[Dump]]) -> None:

@@ -48,30 +48,30 @@ class ChangePoint:
 
 def change_points(series: NDArray[np.floating[Any]]) -> list[ChangePoint]:
     """Return the lasting changes of ``series`` [steps], ascending; NaN values are unknown and left out."""
-    known = np.flatnonzero(np.isfinite(series))
-    values = series[known].astype(np.float64)
+    finite = np.flatnonzero(np.isfinite(series))
+    values = series[finite].astype(np.float64)
     wide = max(1, -(-len(values) // _MOST_VALUES))
     # Each median covers the same number of values; the few left over at the end count in ``_exact``.
     coarse = np.median(values[: len(values) // wide * wide].reshape(-1, wide), axis=1)
-    found = [_exact(values, cut * wide, wide) for cut in _cuts(coarse, max(2, -(-LEAST_STEPS // wide)))]
-    cuts = _worth_a_word(values, found)
+    exact_cuts = [_exact(values, cut * wide, wide) for cut in _cuts(coarse, max(2, -(-LEAST_STEPS // wide)))]
+    cuts = _worth_a_word(values, exact_cuts)
     medians = _medians(values, cuts) if cuts else []
-    return [ChangePoint(int(known[cut]), before, after) for cut, (before, after) in zip(cuts, pairwise(medians), strict=True)]
+    return [ChangePoint(int(finite[cut]), before, after) for cut, (before, after) in zip(cuts, pairwise(medians), strict=True)]
 
 
 def _cuts(values: Values, least: int) -> list[int]:
     """Return where ``values`` change beyond chance; each part between changes has at least ``least`` values."""
-    found: list[int] = []
-    left = [(0, len(values))]
-    while left:
-        first, last = left.pop()
+    cuts_found: list[int] = []
+    to_cut = [(0, len(values))]
+    while to_cut:
+        first, last = to_cut.pop()
         if last - first < 2 * least:
             continue
         cuts = _most_likely(values[first:last], least)
-        found += [first + cut for cut in cuts]
+        cuts_found += [first + cut for cut in cuts]
         if cuts:
-            left += pairwise([first, *(first + cut for cut in cuts), last])
-    return sorted(found)
+            to_cut += pairwise([first, *(first + cut for cut in cuts), last])
+    return sorted(cuts_found)
 
 
 def _most_likely(values: Values, least: int) -> list[int]:
@@ -93,15 +93,15 @@ def _beyond_chance(ranks: Values, least: int, statistic: Callable[[Values, int],
     # All blocks have the same number of values; the surplus is dropped at the begin, where warm-up is.
     used = ranks[len(ranks) % long :]
     blocks = used.reshape(-1, long)
-    seen = float(statistic(ranks[None], least)[0])
-    if seen <= 0:
+    observed = float(statistic(ranks[None], least)[0])
+    if observed <= 0:
         return False
     reached = 0
     rng = np.random.default_rng(_SEED)
     for first in range(0, _DRAWS, _AT_ONCE):
         order = rng.permuted(np.tile(np.arange(len(blocks)), (min(_AT_ONCE, _DRAWS - first), 1)), axis=1)
         drawn = blocks[order].reshape(len(order), -1)
-        reached += int((statistic(drawn, least) >= seen * (1 - 1e-12)).sum())
+        reached += int((statistic(drawn, least) >= observed * (1 - 1e-12)).sum())
         if (1 + reached) / (1 + _DRAWS) > LIMIT:
             return False
     return True
@@ -120,8 +120,8 @@ def _apart(ranks: Values, least: int) -> Values:
     count = ranks.shape[1]
     places = np.arange(least, count - least + 1)
     sums: Values = np.cumsum(ranks, axis=1)[:, least - 1 : count - least]
-    apart: Values = np.abs(sums) / np.sqrt(places * (count - places) / count)
-    return apart
+    distance: Values = np.abs(sums) / np.sqrt(places * (count - places) / count)
+    return distance
 
 
 def _farthest_apart(ranks: Values, least: int) -> Values:
@@ -175,5 +175,5 @@ def moved_with(before: NDArray[np.floating[Any]], after: NDArray[np.floating[Any
     """
     both: NDArray[np.intp] = np.flatnonzero(np.isfinite(before).any(axis=1) & np.isfinite(after).any(axis=1))
     moved = np.nanmedian(after[both], axis=1) - np.nanmedian(before[both], axis=1)
-    found: NDArray[np.intp] = both[moved * np.sign(change) >= abs(change) / 2]
-    return found
+    ranks_moved: NDArray[np.intp] = both[moved * np.sign(change) >= abs(change) / 2]
+    return ranks_moved

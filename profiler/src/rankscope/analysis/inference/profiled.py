@@ -72,7 +72,7 @@ class Profile:
         self,
         straggler: DeviceStraggler,
         *,
-        seen: str = "step",
+        unit_seen: str = "step",
         explained: float | None = None,
         signals_of: SignalsOf | None = None,
         stage: int | None = None,
@@ -95,7 +95,7 @@ class Profile:
             diagnosis = _diagnosis_by_own_times(straggler, signals, self.blame, stage=stage, per_window=self.steps == 1)
         else:
             diagnosis = diagnosis_of_late(
-                slow, self.blame, self.window_us, signals, steps=self.steps, seen=seen, explained=explained
+                slow, self.blame, self.window_us, signals, steps=self.steps, unit_seen=unit_seen, explained=explained
             )
         if trace is None:
             return diagnosis
@@ -193,7 +193,7 @@ def diagnosis_of_late(
     signals: Signals,
     *,
     steps: int = 1,
-    seen: str = "step",
+    unit_seen: str = "step",
     explained: float | None = None,
 ) -> Diagnosis:
     """Describe a rank that was late in windows of ``window_us`` and ``steps`` steps each; times are per step.
@@ -214,7 +214,7 @@ def diagnosis_of_late(
         unit="window" if steps == 1 else "step",
         last_of=f"{'collectives' if len(blame.steps) < 2 else 'steps'} in which anybody clearly was",
         group=_where(blame, slow.ranks[0]),
-        **few_steps(len(blame.steps), seen, steps),
+        **few_steps(len(blame.steps), unit_seen, steps),
     )
 
 
@@ -253,19 +253,19 @@ class FewSteps(TypedDict):
     note: str
 
 
-def few_steps(count: int, seen: str, steps: int) -> FewSteps:
+def few_steps(count: int, unit_seen: str, steps: int) -> FewSteps:
     """Return the texts for evidence of ``count`` units, called ``seen``, of ``steps`` steps each; empty for enough of them."""
     if count >= ENOUGH_STEPS:
         return {"at_hand": "", "note": ""}
-    return {"at_hand": _at_hand(count, seen, steps), "note": _FEW.format(needed=ENOUGH_STEPS)}
+    return {"at_hand": _at_hand(count, unit_seen, steps), "note": _FEW.format(needed=ENOUGH_STEPS)}
 
 
 _FEW: Final = "At least {needed} steps are needed to show whether it lasts."
 
 
-def _lasts(seen: int, slow: int) -> float:
+def _lasts(steps_seen: int, slow: int) -> float:
     """Return the probability that the next step is slow like ``slow`` of ``seen`` steps (Laplace's rule of succession)."""
-    return (slow + 1) / (seen + 2)
+    return (slow + 1) / (steps_seen + 2)
 
 
 def _at_hand(count: int, what: str, steps: int) -> str:

@@ -128,10 +128,10 @@ def node_task() -> Callable[[Caller, bytes, Seen | None], Answer]:
 
     def unseen(file: Path, size: int) -> str | None:
         try:
-            found = file.stat().st_size
+            size_found = file.stat().st_size
         except OSError as error:
             return f"does not see it ({error.strerror})"
-        if found != size:
+        if size_found != size:
             return "has another file there"
         return None if os.access(file, os.R_OK) else "may not read it"
 
@@ -139,11 +139,11 @@ def node_task() -> Callable[[Caller, bytes, Seen | None], Answer]:
         wanted, folder, function = caller
         node = socket.gethostname()
         try:
-            found = metadata.version("rankscope")
+            version = metadata.version("rankscope")
         except metadata.PackageNotFoundError:
-            found = None
-        if found != wanted:
-            return "version", node, pickle.dumps(found)
+            version = None
+        if version != wanted:
+            return "version", node, pickle.dumps(version)
         # Without this folder, the check below reports files with relative paths as unseen.
         with suppress(OSError):
             os.chdir(folder)

@@ -68,7 +68,9 @@ class RunSource:
         self._spans: dict[int, tuple[int, int]] = {}
         """Rank to the first start and last end of its exported steps, on its own clock."""
         self.plan = self._make_plan(all_ranks, ranks, left_out)
-        self._raw_files = self._merged_files(ranks, left_out, asked=selection.chose_steps if raw is None else raw, named=raw)
+        self._raw_files = self._merged_files(
+            ranks, left_out, ranks_given=selection.chose_steps if raw is None else raw, named=raw
+        )
         free = selection.max_events - self._survey.events_of(self._steps)
         self._raw = RawTracks(max(0, free), sum(map(len, self._raw_files.values())))
         self._stride = self._sampling(left_out, selection.max_events)
@@ -79,8 +81,8 @@ class RunSource:
         self, all_ranks: list[int], ranks: set[int], selection: Selection, left_out: list[str], progress: Progress
     ) -> tuple[int, int]:
         survey = self._survey = Survey(selection)
-        for done, rank in enumerate(all_ranks):
-            progress("Looking through", done, len(all_ranks))
+        for number, rank in enumerate(all_ranks):
+            progress("Looking through", number, len(all_ranks))
             if rank in ranks:
                 survey.add_steps(self._reader.step_rows(self._attempt, rank))
             survey.add_collectives(self._reader.collectives(self._attempt, rank))
@@ -209,7 +211,9 @@ class RunSource:
             else:
                 self._raw.write(writer, pid, trace, self.plan.on_common_clock(rank))
 
-    def _merged_files(self, ranks: list[int], left_out: list[str], *, asked: bool, named: bool | None) -> dict[int, list[Path]]:
+    def _merged_files(
+        self, ranks: list[int], left_out: list[str], *, ranks_given: bool, named: bool | None
+    ) -> dict[int, list[Path]]:
         """Return the raw traces to merge in, by rank. ``named``: true if the user asked for raw traces and for nothing else."""
         kept: dict[int, list[Path]] = {}
         for rank in ranks:
@@ -218,11 +222,11 @@ class RunSource:
             except OSError as error:
                 left_out.append(f"{error.filename}: {error.strerror}")
         count = sum(map(len, kept.values()))
-        if count and not asked:
+        if count and not ranks_given:
             left_out.append(f"raw traces: {count} were kept; --raw merges those of the exported steps in")
         elif named and not count:
             left_out.append("raw traces: none was kept")
-        return kept if asked else {}
+        return kept if ranks_given else {}
 
     def _kept_files(self, rank: int) -> Iterator[Path]:
         folder = rank_dir(self._reader.path, self._attempt, rank) / "traces"
@@ -262,9 +266,9 @@ class RunSource:
         for order, host in enumerate(self._hosts()):
             self._write_host(writer, host, len(self.plan.names) + order)
         path = self._reader.path
-        gone = self.plan.names.keys() - set(RunReader(path).ranks(self._attempt))
-        if gone:
-            lost = rank_dir(path, self._attempt, min(gone))
+        removed = self.plan.names.keys() - set(RunReader(path).ranks(self._attempt))
+        if removed:
+            lost = rank_dir(path, self._attempt, min(removed))
             raise InputError(lost, "was there when the export began, and cannot be read any more")
         if files := sorted({os.fspath(file.relative_to(path)) for file in self._reader.unusable}):
             self.plan.left_out.append(f"{counted(len(files), 'file')} that cannot be read, such as {files[0]}")

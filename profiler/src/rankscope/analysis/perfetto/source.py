@@ -80,7 +80,7 @@ def clock_of(
         matched=matches,
         fitted_to=fitted_to,
         offset_us={rank: clocks.offset_ns[rank] / 1000 for rank in ranks if rank in clocks.offset_ns},
-        drift_ppm={rank: found.drift_ppm for rank in ranks if (found := clocks.found.get(rank)) and found.drift_ppm is not None},
+        drift_ppm={rank: clock.drift_ppm for rank in ranks if (clock := clocks.found.get(rank)) and clock.drift_ppm is not None},
         changing=[rank for rank in ranks if rank in clocks.courses],
     )
 

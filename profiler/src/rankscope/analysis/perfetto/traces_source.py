@@ -79,8 +79,8 @@ class TracesSource:
         left_out: list[str] = []
         files, named = find_traces(paths)
         traces: list[_RankTrace] = []
-        for done, file in enumerate(files):
-            progress("Looking through", done, len(files))
+        for number, file in enumerate(files):
+            progress("Looking through", number, len(files))
             try:
                 traces += map(_rank_trace, read_traces(file, whole=True))
             except InputError as error:

@@ -44,27 +44,27 @@ def typical_values(table: StepTable) -> list[dict[str, float | None]]:
 
     Profiled steps include the profiler's cost, so they count only where there are no others.
     """
-    medians = [[None if isnan(one) else one for one in _medians(table, name).tolist()] for name in TYPICAL]
+    medians = [[None if isnan(median) else median for median in _medians(table, name).tolist()] for name in TYPICAL]
     return [dict(zip(TYPICAL, of_rank, strict=True)) for of_rank in zip(*medians, strict=True)]
 
 
 def _medians(table: StepTable, metric: str) -> NDArray[np.float64]:
     """Return the median of a metric per rank, [ranks]; NaN where nothing is known."""
     stored = table.stored(metric)
-    found = np.full(len(stored), np.nan)
+    medians_of_ranks = np.full(len(stored), np.nan)
     if not stored.size:
-        return found
+        return medians_of_ranks
     rows = max(1, _AT_ONCE // stored.shape[1])
 
     def enter(first: int) -> None:
         values = stored[first : first + rows]
-        known = np.isfinite(values)
-        plain = known & ~table.profiled[first : first + rows]
-        used = np.where(plain.any(axis=1, keepdims=True), plain, known)
-        found[first : first + rows] = medians(np.where(used, values, np.nan))
+        finite = np.isfinite(values)
+        plain = finite & ~table.profiled[first : first + rows]
+        used = np.where(plain.any(axis=1, keepdims=True), plain, finite)
+        medians_of_ranks[first : first + rows] = medians(np.where(used, values, np.nan))
 
     in_parallel(stored.size, enter, range(0, len(stored), rows))
-    return found
+    return medians_of_ranks
 
 
 def rank_result(
@@ -128,8 +128,8 @@ def rank_result(
 
 def _sum(values: Sequence[float | None]) -> float | None:
     """Return the sum of values; ``None`` without any value, and where one of them is not known."""
-    known = [value for value in values if value is not None]
-    return float(sum(known)) if known and len(known) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return float(sum(numbers)) if numbers and len(numbers) == len(values) else None
 
 
 def _classes(breakdowns: Sequence[StepBreakdown]) -> dict[str, float] | None:

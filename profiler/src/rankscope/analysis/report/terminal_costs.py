@@ -21,17 +21,17 @@ _MIB: Final = 1 << 20
 
 def waterfall_text(analysis: Analysis, width: int) -> str:
     """Return one bar per part, each starting where the previous one ends, and the names of unknown parts."""
-    found = analysis.waterfall
-    if found is None:
+    waterfall = analysis.waterfall
+    if waterfall is None:
         return ""
     typical = "" if analysis.rare_steps is None else "typical "
-    count = f"mean of {found.steps:,} {typical}steps" if found.unit == "step" else "mean over the ranks"
-    if found.extent_us is not None and found.extent_us > _CLEARLY * found.step_us:
-        count += f"; {format_duration(found.extent_us)} from the first start on any to the last end on any"
+    count = f"mean of {waterfall.steps:,} {typical}steps" if waterfall.unit == "step" else "mean over the ranks"
+    if waterfall.extent_us is not None and waterfall.extent_us > _CLEARLY * waterfall.step_us:
+        count += f"; {format_duration(waterfall.extent_us)} from the first start on any to the last end on any"
     lines = textwrap.wrap(
-        f"where the {found.unit} goes: {format_duration(found.step_us)} ({count})", width, subsequent_indent="  "
+        f"where the {waterfall.unit} goes: {format_duration(waterfall.step_us)} ({count})", width, subsequent_indent="  "
     )
-    shown = [part for part in found.parts if part.us is not None and (part.share or 0) >= 0.0005]
+    shown = [part for part in waterfall.parts if part.us is not None and (part.share or 0) >= 0.0005]
     label = max((len(_label(part)) for part in shown), default=0)
     before = 0.0
     for part in shown:
@@ -43,7 +43,7 @@ def waterfall_text(analysis: Analysis, width: int) -> str:
         lines.append(
             f"  {_label(part).ljust(label)}  {share:6.1%}  {format_duration(part.us or 0.0):>7}  |{bar.ljust(BARS)}|{source}"
         )
-    unknown = [part for part in found.parts if part.us is None and part.name not in ("pipeline_bubble", "ideal")]
+    unknown = [part for part in waterfall.parts if part.us is None and part.name not in ("pipeline_bubble", "ideal")]
     if unknown:
         names = ", ".join(_label(part) for part in unknown)
         lines += textwrap.wrap(f"not known: {names}", width, initial_indent="  ", subsequent_indent="    ")
@@ -54,30 +54,30 @@ def waterfall_text(analysis: Analysis, width: int) -> str:
 
 def throughput_text(analysis: Analysis, width: int) -> str:
     """Return the rates and MFU, on one line if they fit."""
-    found = analysis.throughput
-    if found is None:
+    throughput = analysis.throughput
+    if throughput is None:
         return ""
     facts = []
-    for rate, noun in ((found.samples_per_second, "samples"), (found.tokens_per_second, "tokens")):
+    for rate, noun in ((throughput.samples_per_second, "samples"), (throughput.tokens_per_second, "tokens")):
         if rate is not None:
             facts.append(f"{rate:,.4g} {noun}/s" if rate < 1000 else f"{rate:,.0f} {noun}/s")
-    if found.flops_per_second_per_rank is not None:
-        facts.append(f"{found.flops_per_second_per_rank / 1e12:.3g} TFLOP/s per rank")
-    if found.mfu is not None:
-        facts.append(f"MFU {found.mfu:.1%} of {found.gpu_name}'s {found.peak_dtype} peak")
+    if throughput.flops_per_second_per_rank is not None:
+        facts.append(f"{throughput.flops_per_second_per_rank / 1e12:.3g} TFLOP/s per rank")
+    if throughput.mfu is not None:
+        facts.append(f"MFU {throughput.mfu:.1%} of {throughput.gpu_name}'s {throughput.peak_dtype} peak")
     of = "" if analysis.rare_steps is None else " (in typical steps)"
     return "\n".join(textwrap.wrap(f"throughput {' · '.join(facts)}{of}", width)) if facts else ""
 
 
 def memory_text(analysis: Analysis, width: int) -> str:
     """Return the peak of the rank with the highest peak memory."""
-    found = analysis.memory
-    if found is None:
+    memory = analysis.memory
+    if memory is None:
         return ""
     lines: list[str] = []
-    peaks = [(row.peak_allocated_bytes, row) for row in found.ranks if row.peak_allocated_bytes is not None]
+    peaks = [(row.peak_allocated_bytes, row) for row in memory.ranks if row.peak_allocated_bytes is not None]
     if peaks:
-        peak, row = max(peaks, key=lambda one: one[0])
+        peak, row = max(peaks, key=lambda peak_row: peak_row[0])
         of = "" if row.peak_share is None else f" ({row.peak_share:.0%} of the device)"
         reserved = "" if row.reserved_bytes is None else f", {size(row.reserved_bytes)} reserved"
         unused = "" if row.fragmentation is None else f", {row.fragmentation:.0%} of it beyond the peak"

@@ -68,7 +68,7 @@ def hosts_of(analysis: Analysis) -> list[HostResult]:
 def _host(
     host: str, rows: Sequence[RankResult], worst: int, imposed: dict[int, float], total: float, *, at_fault: bool
 ) -> HostResult:
-    theirs = [imposed[row.rank] for row in rows if row.rank in imposed]
+    imposed_times = [imposed[row.rank] for row in rows if row.rank in imposed]
     return HostResult(
         host=host,
         ranks=sorted(row.rank for row in rows),
@@ -78,12 +78,12 @@ def _host(
         wall_us=_median([row.wall_us for row in rows]),
         worst=worst,
         worst_own_us=next(row.own_us for row in rows if row.rank == worst),
-        imposed_us=sum(theirs) if theirs else None,
-        imposed_share=sum(theirs) / total if theirs and total > 0 else None,
+        imposed_us=sum(imposed_times) if imposed_times else None,
+        imposed_share=sum(imposed_times) / total if imposed_times and total > 0 else None,
         steps=max(row.steps for row in rows),
     )
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return median(numbers) if numbers else None

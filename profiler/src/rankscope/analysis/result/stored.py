@@ -82,10 +82,10 @@ def stored_verdict(run: Path) -> StoredVerdict | None:
     try:
         with open_run_file(verdict_file(run)) as file:
             data = file.read(MOST_BYTES + 1)
-        found = msgspec.json.decode(data, type=StoredVerdict) if len(data) <= MOST_BYTES else None
+        verdict = msgspec.json.decode(data, type=StoredVerdict) if len(data) <= MOST_BYTES else None
     except (OSError, *UNDECODABLE):
         return None
-    return found if found is not None and found.schema == VERDICT_SCHEMA else None
+    return verdict if verdict is not None and verdict.schema == VERDICT_SCHEMA else None
 
 
 def losses_of(analysis: Analysis) -> Losses:
@@ -100,8 +100,10 @@ def losses_of(analysis: Analysis) -> Losses:
 def _lost(analysis: Analysis, finding: Finding) -> Lost:
     """Return the loss of a finding. A finding on several ranks has one loss for all, charged to their host if they share one."""
     verdict = analysis.verdict
-    said = finding.ranks or ([finding.rank] if finding.rank is not None else [])
-    ranks = (verdict.ranks or said) if finding.summary == verdict.summary and not finding.whole_host else said
+    ranks_of_finding = finding.ranks or ([finding.rank] if finding.rank is not None else [])
+    ranks = (
+        (verdict.ranks or ranks_of_finding) if finding.summary == verdict.summary and not finding.whole_host else ranks_of_finding
+    )
     blamed = [rank for rank in analysis.ranks if rank.rank in ranks]
     hosts = {rank.host for rank in blamed}
     only = blamed[0] if len(blamed) == 1 else None
@@ -125,9 +127,9 @@ def _host_gpu_hours(analysis: Analysis) -> dict[str, float]:
     """
     rare_us = 0.0 if analysis.rare_steps is None else analysis.rare_steps.lost_us
     mean_us = None if analysis.throughput is None else analysis.throughput.step_us
-    found: dict[str, float] = {}
+    hours: dict[str, float] = {}
     for rank in analysis.ranks:
         step_us = mean_us if mean_us is not None else rank.wall_us
         if rank.host is not None and rank.device_kind not in (None, "cpu") and step_us is not None:
-            found[rank.host] = found.get(rank.host, 0.0) + (rank.steps * step_us + rare_us) / 3.6e9
-    return found
+            hours[rank.host] = hours.get(rank.host, 0.0) + (rank.steps * step_us + rare_us) / 3.6e9
+    return hours

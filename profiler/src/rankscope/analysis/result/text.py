@@ -93,14 +93,14 @@ def units_text(ranks: Sequence[int], hosts: Mapping[int, str], whole_hosts: Sequ
     rest = [rank for rank in sorted(ranks) if hosts.get(rank) not in whole_hosts]
     parts = []
     if whole_hosts:
-        there = sum(host in whole_hosts for host in hosts.values())
-        one = len(whole_hosts) == 1
-        which = f"rank{'s' if len(slow) > 1 else ''} {ranges_text(slow)}" if one else ""
-        if len(slow) == there:
-            within = f"all {there} of {'its' if one else 'their'} ranks" if there > 1 else which
+        rank_count = sum(host in whole_hosts for host in hosts.values())
+        is_one = len(whole_hosts) == 1
+        which = f"rank{'s' if len(slow) > 1 else ''} {ranges_text(slow)}" if is_one else ""
+        if len(slow) == rank_count:
+            within = f"all {rank_count} of {'its' if is_one else 'their'} ranks" if rank_count > 1 else which
         else:
-            within = ", ".join(filter(None, [which, f"{len(slow)} of {'its' if one else 'their'} {there} ranks"]))
-        names = f"host{'' if one else 's'} {joined(whole_hosts, _SHOWN_HOSTS)}"
+            within = ", ".join(filter(None, [which, f"{len(slow)} of {'its' if is_one else 'their'} {rank_count} ranks"]))
+        names = f"host{'' if is_one else 's'} {joined(whole_hosts, _SHOWN_HOSTS)}"
         parts.append(f"{names} ({within})" if slow else names)
     if rest:
         parts.append(f"rank{'s' if len(rest) > 1 else ''} {ranges_text(rest)}")
@@ -174,7 +174,7 @@ OUTLIERS: Final = 0.6
 
 def is_of_equal_ranks(finding: Finding) -> bool:
     """Return whether a finding is about waiting for different ranks in turn that noise of equal ranks explains."""
-    return finding.pattern == "rotating" and any(one.name == OUTLIER_STEPS and one.value < OUTLIERS for one in finding.evidence)
+    return finding.pattern == "rotating" and any(row.name == OUTLIER_STEPS and row.value < OUTLIERS for row in finding.evidence)
 
 
 def is_about_rare(finding: Finding, analysis: Analysis) -> bool:

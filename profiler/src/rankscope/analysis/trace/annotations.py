@@ -46,22 +46,22 @@ def kind_of_annotation(name: str) -> HostKind | None:
     if (called := activity_of_function(name)) is not None:
         return called
     words = {word.lower() for word in _WORD.findall(name[:200])}
-    found: HostKind | None = None
+    kind: HostKind | None = None
     if "gc" in words or "garbage" in words:
-        found = "gc"
+        kind = "gc"
     elif words & _CHECKPOINT and not words & _NOT_SAVING:
-        found = "checkpoint"
+        kind = "checkpoint"
     elif words & _EVALUATION:
-        found = "evaluation"
+        kind = "evaluation"
     elif words & _LOADER or (words & _BATCH and words & _FETCH):
-        found = "data"
+        kind = "data"
     elif "optimizer" in words:
-        found = "optimizer"
+        kind = "optimizer"
     elif words & {"backward", "bwd"}:
-        found = "backward"
+        kind = "backward"
     elif words & {"forward", "fwd"}:
-        found = "forward"
-    return found
+        kind = "forward"
+    return kind
 
 
 def host_times(trace: Trace, events: WorkEvents, windows: Sequence[StepBreakdown]) -> HostTimes | None:
@@ -74,18 +74,20 @@ def host_times(trace: Trace, events: WorkEvents, windows: Sequence[StepBreakdown
     ``windows``: those of the steps on the device. ``None`` without annotations of the thread that trains.
     """
     steps = annotated_steps(trace)
-    mine = (trace.category == NOTE) & (trace.thread == (-1 if steps is None else steps.thread))
-    if steps is None or not mine.any():
+    is_note = (trace.category == NOTE) & (trace.thread == (-1 if steps is None else steps.thread))
+    if steps is None or not is_note.any():
         return None
     kinds = np.array([kind_of_annotation(name) or "" for name in trace.names])[trace.name]
     rows: dict[HostKind, NDArray[np.intp]] = {
-        kind: found for kind in get_args(Phase) + get_args(Activity) if len(found := np.flatnonzero(mine & (kinds == kind)))
+        kind: rows_of_kind
+        for kind in get_args(Phase) + get_args(Activity)
+        if len(rows_of_kind := np.flatnonzero(is_note & (kinds == kind)))
     }
     activities = [kind for kind in get_args(Activity) if kind in rows]
     interrupting = np.concatenate([np.empty(0, dtype=np.intp), *(rows[kind] for kind in activities)])
     notes: dict[HostKind, Spans] = {}
-    for kind, found in rows.items():
-        kept = found if kind in activities else found[~within(trace, found, interrupting)]
+    for kind, rows_of_kind in rows.items():
+        kept = rows_of_kind if kind in activities else rows_of_kind[~within(trace, rows_of_kind, interrupting)]
         notes[kind] = union(trace.start[kept], trace.end[kept])
     if _runs_closure(trace, events, steps, notes):
         del notes["optimizer"]
@@ -98,7 +100,7 @@ def host_times(trace: Trace, events: WorkEvents, windows: Sequence[StepBreakdown
         waited["between_steps"] = subtract(join(*between), join(*(notes[kind] for kind in phases)))
     begin, end = _bounds(steps, windows)
     numbers = [row.step for row in windows]
-    return {kind: dict(zip(numbers, (covered(begin, end, one) / 1000).tolist(), strict=True)) for kind, one in waited.items()}
+    return {kind: dict(zip(numbers, (covered(begin, end, spans) / 1000).tolist(), strict=True)) for kind, spans in waited.items()}
 
 
 def _interruption(trace: Trace, events: WorkEvents, frames: NDArray[np.intp]) -> Spans:

@@ -105,11 +105,11 @@ def launch_about(correlation: NDArray[np.int64], calls: Calls, bounds: tuple[int
 
     ``bounds``: times for ids before the first that is known and after the last, of steps before and after the others.
     """
-    known = calls.correlation >= 0
-    if not known.any():
+    has_correlation = calls.correlation >= 0
+    if not has_correlation.any():
         return np.full(len(correlation), -1)
-    order = np.argsort(calls.correlation[known], kind="stable")
-    ids, times = calls.correlation[known][order], calls.start[known][order]
+    order = np.argsort(calls.correlation[has_correlation], kind="stable")
+    ids, times = calls.correlation[has_correlation][order], calls.start[has_correlation][order]
     at = np.searchsorted(ids, correlation)
     times = np.concatenate((bounds[:1], times[:-1], bounds[1:]))
     return np.where(correlation < 0, -1, times[at])

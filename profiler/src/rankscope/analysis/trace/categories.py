@@ -73,8 +73,8 @@ class CategoryCodes(dict[str | None, int]):
 
     def __missing__(self, category: str | None) -> int:
         code = UNLABELLED if category is None else _CATEGORIES.get(category.lower(), -1)
-        if code < 0 and (found := _UNKNOWN_VENDOR.search(category or "")):
-            code = {"kernel": KERNEL, "memcpy": COPY, "memset": COPY}.get(found[1] or "", LAUNCHED)
+        if code < 0 and (match := _UNKNOWN_VENDOR.search(category or "")):
+            code = {"kernel": KERNEL, "memcpy": COPY, "memset": COPY}.get(match[1] or "", LAUNCHED)
         if len(self) < _SPELLINGS:
             self[category] = code
         return code
@@ -101,15 +101,17 @@ def device_events(
 
     ``process``: number of each event's process. ``processes``: names of processes by number, as the trace tells them.
     """
-    role = {number: DEVICE_PROCESSES[said] for number, text in processes.items() if (said := text.lower()) in DEVICE_PROCESSES}
-    collective = np.array([classify_kernel(one) == "communication" for one in names], dtype=bool)[name]
-    part = np.array([one.lower() in PARTS_OF_COLLECTIVES for one in names], dtype=bool)[name]
+    role = {
+        number: DEVICE_PROCESSES[lowered] for number, text in processes.items() if (lowered := text.lower()) in DEVICE_PROCESSES
+    }
+    collective = np.array([classify_kernel(name_) == "communication" for name_ in names], dtype=bool)[name]
+    part = np.array([name_.lower() in PARTS_OF_COLLECTIVES for name_ in names], dtype=bool)[name]
     of_collectives = np.isin(process, [number for number, only in role.items() if only]) & collective
     on_device = np.isin(process, [number for number, only in role.items() if not only]) & ~part
     # A collective is on both; the process of collectives has it as a whole.
     on_device &= ~(collective & bool(of_collectives.any()))
-    found: NDArray[np.bool_] = of_collectives | on_device
-    return found
+    is_device: NDArray[np.bool_] = of_collectives | on_device
+    return is_device
 
 
 def label_events(columns: Mapping[str, NDArray[Any]], names: Sequence[str], processes: Processes) -> bool:
@@ -133,8 +135,8 @@ def label_events(columns: Mapping[str, NDArray[Any]], names: Sequence[str], proc
 
 def device_kind(devices: Sequence[Device], categories: Collection[str], calls: Iterable[str]) -> DeviceKind:
     """Return the kind of the device, from device names, event categories and names of runtime calls."""
-    said = " ".join(device.name or "" for device in devices).lower()
-    if "amd" in said or "instinct" in said or any(call.startswith("hip") for call in calls):
+    device_names = " ".join(device.name or "" for device in devices).lower()
+    if "amd" in device_names or "instinct" in device_names or any(call.startswith("hip") for call in calls):
         return "rocm"
     if any(category.startswith("xpu_") for category in categories):
         return "xpu"

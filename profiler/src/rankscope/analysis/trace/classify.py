@@ -250,8 +250,8 @@ _MEMORY: Final = re.compile(r"\(([A-Za-z ]{1,24}-> ?[A-Za-z ]{1,24})\)")
 
 def memory_of(name: str) -> str | None:
     """Return the kinds of memory in an event's name, such as ``Pageable -> Device``; ``None`` where it has none."""
-    found = _MEMORY.search(name)
-    return found.group(1) if found else None
+    match = _MEMORY.search(name)
+    return match.group(1) if match else None
 
 
 FUNCTIONS: Final[tuple[tuple[Activity, str], ...]] = (

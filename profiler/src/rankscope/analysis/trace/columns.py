@@ -228,8 +228,8 @@ class _Columns:
     def add(self, events: Sequence[Any]) -> None:
         """Append the relevant ones of some events."""
         codes, names, threads, grids, wanted = self._codes, self._names, self._threads, self._grids, self._event
-        found = [codes[event.cat] if type(event) is wanted else -1 for event in events]
-        category = array_of(found, np.int8)
+        codes_found = [codes[event.cat] if type(event) is wanted else -1 for event in events]
+        category = array_of(codes_found, np.int8)
         if not self._rows or None in codes:
             # Only events without a category need the names of processes, which are at the begin or the end of the file.
             self._name_processes(event for event in events if type(event) is Label)
@@ -259,10 +259,10 @@ class _Columns:
                 "category": category,
                 "name": array_of([names[event.name] for event in kept], np.int32),
                 "thread": array_of([threads[event.pid, event.tid] for event in kept], np.int64),
-                "stream": integers_of([one.stream for one in works]),
-                "device": integers_of([one.device for one in works]),
-                "grid": array_of([grids[bytes(one.grid)] for one in works], np.int32),
-                "correlation": integers_of([one.correlation for one in links]),
+                "stream": integers_of([work.stream for work in works]),
+                "device": integers_of([work.device for work in works]),
+                "grid": array_of([grids[bytes(work.grid)] for work in works], np.int32),
+                "correlation": integers_of([work.correlation for work in links]),
             }
             | (self._details(args, category) if self._detail else {})
         )
@@ -278,16 +278,16 @@ class _Columns:
     def _details(self, args: Sequence[Any], category: NDArray[np.int8]) -> dict[str, NDArray[Any]]:
         works, moves, operators = (args_of(args, category, kinds) for kinds in (WORKS, MOVES, OPERATES))
         return {
-            "graphed": integers_of([one.graph_node for one in works]) > 0,
-            "bytes": integers_of([one.bytes for one in moves]),
+            "graphed": integers_of([detail.graph_node for detail in works]) > 0,
+            "bytes": integers_of([detail.bytes for detail in moves]),
             "autograd": _autograd(operators),
         }
 
     def _describe(self, kept: Sequence[Event], args: Sequence[EventArgs], notes: NDArray[np.intp]) -> None:
         """Keep the communication arguments of events."""
-        said = [row for row, one in enumerate(args) if one.collective]
-        said += [row for row in notes.tolist() if kept[row].args and str(kept[row].name).startswith(_COMMUNICATION_NOTES)]
-        for row in said:
+        described = [row for row, args_of_row in enumerate(args) if args_of_row.collective]
+        described += [row for row in notes.tolist() if kept[row].args and str(kept[row].name).startswith(_COMMUNICATION_NOTES)]
+        for row in described:
             self._metadata[self._rows + row] = args[row].detached()
 
     def _check_size(self) -> None:
@@ -386,6 +386,6 @@ class _Columns:
 
 
 def _autograd(args: Sequence[DetailArgs]) -> NDArray[np.int8]:
-    recorded = integers_of([one.autograd_sequence for one in args]) >= 0
-    backward = integers_of([one.forward_thread for one in args]) > 0
+    recorded = integers_of([args_of_event.autograd_sequence for args_of_event in args]) >= 0
+    backward = integers_of([args_of_event.forward_thread for args_of_event in args]) > 0
     return np.where(recorded, np.where(backward, BACKWARD, RECORDED), 0).astype(np.int8)

@@ -152,12 +152,12 @@ class EventStream(Generic[_E]):
     def _find_events(self, text: bytes) -> bytes:
         searched = keys = 0
         while keys < _KEYS:
-            if (found := _KEY.search(text, searched)) is not None:
-                if self._is_top_level(text[: found.start(1)]):
-                    if found[1] == b"[":
-                        return text[found.end() :]
+            if (match := _KEY.search(text, searched)) is not None:
+                if self._is_top_level(text[: match.start(1)]):
+                    if match[1] == b"[":
+                        return text[match.end() :]
                     raise InputError(self._path, _NO_EVENTS)
-                searched, keys = found.end(), keys + 1
+                searched, keys = match.end(), keys + 1
             elif len(text) <= MAX_HEAD_BYTES and (block := next(self._blocks, b"")):
                 searched = max(searched, len(text) - _KEY_BYTES)
                 text += block
@@ -189,8 +189,8 @@ class EventStream(Generic[_E]):
     def _take(self, text: bytes) -> tuple[list[_E], bytes]:
         """Return the events that ``text`` begins with, and the text after them. If there are none: no events and ``text``."""
         text = text.lstrip(_SPACE + b",")
-        if self._opening is None and (found := _OPENING.match(text)):
-            self._opening = found[0]
+        if self._opening is None and (match := _OPENING.match(text)):
+            self._opening = match[0]
         first = 0
         for comma, brace in self._guesses(text):
             first = first or brace
@@ -349,15 +349,15 @@ def _cuts(text: bytes, opening: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _split(text: bytes, start: int, stop: int, opening: bytes) -> Iterator[tuple[int, int]]:
-    for found in re.compile(rb"(?<=\})\s*,\s*(?=%b)" % re.escape(opening)).finditer(text, start, stop):
-        yield start, found.start()
-        start = found.end()
+    for match in re.compile(rb"(?<=\})\s*,\s*(?=%b)" % re.escape(opening)).finditer(text, start, stop):
+        yield start, match.start()
+        start = match.end()
     yield start, stop
 
 
 def _place(error: Exception) -> int:
-    found = _PLACE.search(str(error))
-    return int(found[1]) if found else 0
+    match = _PLACE.search(str(error))
+    return int(match[1]) if match else 0
 
 
 def _is_cut_wrongly(error: Exception, length: int) -> bool:

@@ -99,8 +99,8 @@ def covered(starts: NDArray[np.int64], ends: NDArray[np.int64], spans: Spans) ->
         inside = np.minimum(times, spans[np.maximum(at, 0), 1]) - spans[np.maximum(at, 0), 0]
         return np.where(at < 0, 0, before[np.maximum(at, 0)] + inside).astype(np.int64)
 
-    held: NDArray[np.int64] = np.maximum(until(ends) - until(starts), 0)
-    return held
+    covered_times: NDArray[np.int64] = np.maximum(until(ends) - until(starts), 0)
+    return covered_times
 
 
 def are_within(times: NDArray[np.int64], intervals: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
@@ -133,8 +133,8 @@ def by_key(*columns: NDArray[np.generic]) -> Iterator[NDArray[np.intp]]:
     order = np.lexsort(columns[::-1])
     changes = np.zeros(len(order) - 1, dtype=bool)
     for column in columns:
-        held = column[order]
-        changes |= held[1:] != held[:-1]
+        ordered = column[order]
+        changes |= ordered[1:] != ordered[:-1]
     yield from np.split(order, np.flatnonzero(changes) + 1)
 
 
@@ -146,15 +146,15 @@ def distinct(numbers: NDArray[np.integer[Any]]) -> list[int]:
 
 def positions_of(ids: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray[np.intp]:
     """Return, per id, the position of the first of ``among`` that equals it; -1 where none does, and for a negative id."""
-    known = np.flatnonzero(among >= 0)
-    if not len(known):
+    found_at = np.flatnonzero(among >= 0)
+    if not len(found_at):
         return np.full(len(ids), -1, dtype=np.intp)
-    values = among[known]
+    values = among[found_at]
     if (values[1:] < values[:-1]).any():
-        known = known[np.argsort(values, kind="stable")]
-        values = among[known]
+        found_at = found_at[np.argsort(values, kind="stable")]
+        values = among[found_at]
     at = np.minimum(np.searchsorted(values, ids), len(values) - 1)
-    return np.where((ids >= 0) & (values[at] == ids), known[at], -1)
+    return np.where((ids >= 0) & (values[at] == ids), found_at[at], -1)
 
 
 def middles(values: NDArray[_N], *keys: NDArray[np.integer[Any]]) -> tuple[NDArray[np.intp], NDArray[_N], NDArray[_N]]:

@@ -85,7 +85,7 @@ _PATTERNS: Final = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pa
 @functools.lru_cache(maxsize=4096)
 def kernel_class(name: str) -> str:
     """Return the class of a compute kernel or CPU operator by its name, ``other`` where no row matches."""
-    return next((found for found, pattern in _PATTERNS if pattern.search(name)), OTHER)
+    return next((kernel_kind for kernel_kind, pattern in _PATTERNS if pattern.search(name)), OTHER)
 
 
 LONG: Final = 0.005

@@ -132,14 +132,14 @@ def _refused(url: str, error: BaseException) -> str:
 
     Filesystems define their own errors in packages that may not be installed, so errors are recognised by class name.
     """
-    name, status, said = type(error).__name__, getattr(error, "status", None), one_line(error)
+    name, status, reason = type(error).__name__, getattr(error, "status", None), one_line(error)
     if isinstance(error, PermissionError) or status in _DENIED or _CREDENTIALS.search(name):
-        return f"access denied: {said}; give credentials for {url.partition('://')[0]}:// that may read it"
+        return f"access denied: {reason}; give credentials for {url.partition('://')[0]}:// that may read it"
     if isinstance(status, int):
-        return f"the server does not give it: {said}"
+        return f"the server does not give it: {reason}"
     if (isinstance(error, OSError) and not isinstance(error, IsADirectoryError | NotADirectoryError)) or _NETWORK.search(name):
-        return f"cannot be reached: {said}; check the address, the network and the proxy"
-    return said
+        return f"cannot be reached: {reason}; check the address, the network and the proxy"
+    return reason
 
 
 def filesystem_of(url: str) -> tuple[Any, str]:
@@ -150,11 +150,11 @@ def filesystem_of(url: str) -> tuple[Any, str]:
         raise MissingError(
             f"{url}: what is not on this machine's disks is read with fsspec: pip install 'rankscope[remote]'"
         ) from error
-    found: tuple[Any, str] = asked(url, lambda: url_to_fs(url))
-    return found
+    filesystem: tuple[Any, str] = asked(url, lambda: url_to_fs(url))
+    return filesystem
 
 
 def one_line(error: BaseException) -> str:
     """Return the message of another package's error in one line, for use in our own messages."""
-    said = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return " ".join(said.split())[:300].rstrip(".") or type(error).__name__
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return " ".join(text.split())[:300].rstrip(".") or type(error).__name__

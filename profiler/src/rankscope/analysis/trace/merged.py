@@ -198,8 +198,8 @@ class _MergedFile:
     def _refusal(self, hosts: Collection[int]) -> str:
         if len(hosts) < 2:
             return f"its collectives are of {len(self._ranks_of(self.collective_ranks))} ranks: {_ADVICE}"
-        done = "launched device work" if self._having(LAUNCHED) else "communicated"
-        return f"{len(hosts)} processes have {done}: {_ADVICE}"
+        activity = "launched device work" if self._having(LAUNCHED) else "communicated"
+        return f"{len(hosts)} processes have {activity}: {_ADVICE}"
 
     def _apart(self, members: Mapping[int, tuple[str, list[int]]]) -> list[RankRows]:
         ids = self._processes.ids

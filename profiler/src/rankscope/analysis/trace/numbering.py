@@ -52,10 +52,10 @@ def floats_of(values: list[Time]) -> NDArray[np.float64]:
 def integers_of(values: list[Number]) -> NDArray[np.int64]:
     """Return the values as integers, -1 where there is none."""
     try:
-        found = array_of(values, np.int64)
+        numbers = array_of(values, np.int64)
     except (ValueError, TypeError, OverflowError):
         return np.array([whole(value) for value in values], dtype=np.int64)
-    return np.where((found < -1) | (found >= 2**62), -1, found)
+    return np.where((numbers < -1) | (numbers >= 2**62), -1, numbers)
 
 
 def args_of(args: Sequence[_T], category: NDArray[np.int8], kinds: NDArray[np.bool_]) -> list[_T]:

@@ -47,8 +47,8 @@ class EventArgs(msgspec.Struct, frozen=True, gc=False):
 
     def detached(self) -> EventArgs:
         """Return a copy that does not keep the surrounding text in memory: raw fields refer to that text."""
-        said = {name: getattr(self, name) for name in EventArgs.__struct_fields__}
-        return EventArgs(**said | {name: getattr(self, name).copy() for name in ("input_shapes", "input_types", "grid")})
+        fields = {name: getattr(self, name) for name in EventArgs.__struct_fields__}
+        return EventArgs(**fields | {name: getattr(self, name).copy() for name in ("input_shapes", "input_types", "grid")})
 
 
 class DetailArgs(EventArgs, frozen=True, gc=False):
@@ -180,21 +180,21 @@ class Metadata(msgspec.Struct, frozen=True):
     """Schema of a file that rankscope wrote."""
 
 
-def read_metadata(said: Mapping[str, msgspec.Raw]) -> Metadata:
+def read_metadata(metadata: Mapping[str, msgspec.Raw]) -> Metadata:
     """Return the metadata in the file's top-level keys ``said``; invalid values count as missing."""
-    base = _optional(said, "baseTimeNanoseconds", int)
+    base = _optional(metadata, "baseTimeNanoseconds", int)
     return Metadata(
-        distributed=_optional(said, "distributedInfo", Distributed) or Distributed(),
-        devices=_optional(said, "deviceProperties", list[Device]) or (),
-        host=_optional(said, "host_name", str),
+        distributed=_optional(metadata, "distributedInfo", Distributed) or Distributed(),
+        devices=_optional(metadata, "deviceProperties", list[Device]) or (),
+        host=_optional(metadata, "host_name", str),
         base_unix_ns=base if base is not None and 0 <= base < 2**62 else 0,
-        schema=(_optional(said, "otherData", _Other) or _Other()).schema,
+        schema=(_optional(metadata, "otherData", _Other) or _Other()).schema,
     )
 
 
-def _optional(said: Mapping[str, msgspec.Raw], key: str, kind: type[_T]) -> _T | None:
+def _optional(metadata: Mapping[str, msgspec.Raw], key: str, kind: type[_T]) -> _T | None:
     try:
-        return msgspec.json.decode(said[key], type=kind)
+        return msgspec.json.decode(metadata[key], type=kind)
     except (KeyError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
@@ -218,13 +218,13 @@ def rank_of(text: msgspec.Raw) -> int | None:
 def whole(value: Number) -> int:
     """Convert a whole number that may be written as a float or string; -1 where it is missing or invalid."""
     try:
-        found = -1 if value is None else int(value)
+        number = -1 if value is None else int(value)
     except (ValueError, OverflowError):
         return -1
-    return found if -1 <= found < 2**62 else -1
+    return number if -1 <= number < 2**62 else -1
 
 
 def integer(value: Number) -> int | None:
     """Convert to a non-negative whole number; ``None`` where it is missing, invalid or negative."""
-    found = whole(value)
-    return None if found < 0 else found
+    number = whole(value)
+    return None if number < 0 else number

@@ -106,7 +106,7 @@ class Steps(msgspec.Struct, frozen=True):
 
 def annotated_steps(trace: Trace) -> Steps | None:
     """Return the steps with a ``ProfilerStep#N`` annotation; ``None`` without any."""
-    by_name = [int(found.group(1)) if (found := _STEP.fullmatch(name)) else -1 for name in trace.names]
+    by_name = [int(match.group(1)) if (match := _STEP.fullmatch(name)) else -1 for name in trace.names]
     numbers_of_rows = np.array(by_name, dtype=np.int64)[trace.name]
     # A trace of device activities alone has only the device's copies of the annotations.
     for category in (NOTE, DEVICE_NOTE):

@@ -92,10 +92,10 @@ def reason_of(verdict: Verdict, evidence: Sequence[Evidence], *, accelerated: bo
     The rank's host waits for its device inside the step, so profiled steps tell which of them is late, or a host that
     sleeps. ``evidence``: that of the finding on the rank. ``recorded``: the job was recorded, so steps of it may be profiled.
     """
-    seen = not accelerated or verdict.stalls_at is not None or any(row.name in HOST_OR_DEVICE for row in evidence)
+    is_told_apart = not accelerated or verdict.stalls_at is not None or any(row.name in HOST_OR_DEVICE for row in evidence)
     of_one = verdict.kind == "straggler" and verdict.pattern != "rotating"
     of_either = verdict.cause in _OF_HOST_OR_DEVICE and verdict.phase not in _OF_HOST
-    unseen = of_one and recorded and verdict.evidence_source in _OF_ALL_STEPS and of_either and not seen
+    unseen = of_one and recorded and verdict.evidence_source in _OF_ALL_STEPS and of_either and not is_told_apart
     processor = verdict.kind == "straggler" and verdict.cause == "compute" and not accelerated
     return verdict.explained_by or ("device_unseen" if unseen else "processor" if processor else None)
 

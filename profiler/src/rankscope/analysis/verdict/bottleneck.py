@@ -101,7 +101,7 @@ def exposed_transfer(figures: Figures) -> str | None:
 
     Gradients count only where parameters are not sharded, because hybrid sharding reduces gradients differently.
     """
-    most = next((name for name in PAYLOADS if (one := figures.get(f"exposed.{name}")) and one.value >= _MOST), None)
+    most = next((name for name in PAYLOADS if (figure := figures.get(f"exposed.{name}")) and figure.value >= _MOST), None)
     sharding = figures.get("collectives.sharding_share")
     return None if most == "gradients" and (sharding is None or sharding.value >= _SHARDED) else most
 

@@ -147,7 +147,7 @@ def _diagnosis(
     steps = max(1, len(evidence.matched.blame.steps)) if straggler.times is None else len(straggler.times.steps)
     diagnosis = Profile(evidence.matched, {}, {}, evidence.window_us, steps).describe(
         straggler,
-        seen=setting.unit,
+        unit_seen=setting.unit,
         explained=evidence.explained,
         signals_of=signals_of,
         stage=evidence.stages.get(straggler.slow.ranks[0]),
@@ -208,10 +208,10 @@ def _useless(evidence: DurationEvidence) -> str | None:
         return f"the {words.one} of one rank cannot show which rank waits for which; give the {words.many} of all ranks"
     if not evidence.matched.matching.matches:
         return "no collective could be matched across the ranks"
-    apart = [rank for rank in evidence.matched.blame.ranks if rank not in evidence.unmatched_us]
-    if apart and not evidence.source.is_exact:
+    alone = [rank for rank in evidence.matched.blame.ranks if rank not in evidence.unmatched_us]
+    if alone and not evidence.source.is_exact:
         return (
-            f"{ranks_text(apart)} {'has' if len(apart) == 1 else 'have'} no collective in the steps of the others; ranks that "
+            f"{ranks_text(alone)} {'has' if len(alone) == 1 else 'have'} no collective in the steps of the others; ranks that "
             "meet in sends and receives only, as the stages of a pipeline, are judged where verbose logs of NCCL 2.30 or later "
             "have all of these, and each stage has several ranks"
         )
@@ -246,8 +246,8 @@ def _nobody_unclear(evidence: DurationEvidence) -> str | None:
     if (explained := evidence.explained or 0.0) < _MOST:
         return f"no rank is last at the matched collectives, but these are {explained:.0%} of the communication. {_IN_THE_REST}"
     if evidence.step_count is None or evidence.step_count < ENOUGH_STEPS:
-        seen = "steps are not known" if evidence.step_count is None else f"there are {counted(evidence.step_count, 'step')}"
-        return f"no rank is last beyond chance, but {seen}; {ENOUGH_STEPS} or more are needed to say that no rank is late"
+        steps_text = "steps are not known" if evidence.step_count is None else f"there are {counted(evidence.step_count, 'step')}"
+        return f"no rank is last beyond chance, but {steps_text}; {ENOUGH_STEPS} or more are needed to say that no rank is late"
     return _left_out(evidence, evidence.step_count)
 
 

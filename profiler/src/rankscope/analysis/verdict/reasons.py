@@ -154,14 +154,14 @@ def _diagnosis(run: RunEvidence, judged: StepOwnTimes, slow: SlowRanks) -> Diagn
         affected = affected & (last_ranks(judged.own) == judged.ranks.index(worst))
         peers = [rank for rank in judged.ranks if rank != worst]
     # Profiled steps between the slow ones would show a device that is as fast as the others, and as many calls.
-    seen = None if slow.pattern == "fixed" else _slow_and_profiled(run, worst, peers, slow.excess_us)
-    busy = _busy_excess(run, worst, peers, seen) if run.accelerated else None
+    profile = None if slow.pattern == "fixed" else _slow_and_profiled(run, worst, peers, slow.excess_us)
+    busy = _busy_excess(run, worst, peers, profile) if run.accelerated else None
     if slow.pattern == "rotating":
         last = judged.rows[last_ranks(judged.own)]
         signals = replace(signals_of_moving(judged.table, last, slow.affected, judged.rows), device_busy_us=busy)
     else:
         signals = signals_of(judged.table, worst, affected, peers, device_busy_us=busy)
-        signals = _with_work(signals, run, worst, peers, seen)
+        signals = _with_work(signals, run, worst, peers, profile)
     signals = replace(signals, device_unseen=busy is None and _is_on_device(judged.table, worst))
     together = [] if slow.pattern == "rotating" else slow.ranks
     imposed = imposed_wait(judged, without=together)

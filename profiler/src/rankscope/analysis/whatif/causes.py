@@ -42,13 +42,13 @@ class Causes:
 
     def parts(self, block: Block) -> list[Matrix | None]:
         """Return the part of each cause, [stretches, ranks], ``None`` where it took nothing. They add up to ``block.above``."""
-        left = block.above.copy()
+        remaining = block.above.copy()
         parts: list[Matrix | None] = []
         for row in self.rows:
             part = row.amounts(self, block)
             if part is not None:
-                np.minimum(part, left, out=part)
-                left -= part
+                np.minimum(part, remaining, out=part)
+                remaining -= part
             parts.append(part)
         return parts
 

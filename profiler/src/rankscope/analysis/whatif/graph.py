@@ -74,7 +74,7 @@ def build_graph(
             waiting[owner[then]].add(owner[first])
             following[owner[first]].append(owner[then])
     open_for = [len(events) for events in waiting]
-    order = [number for number, left in enumerate(open_for) if not left]
+    order = [number for number, open_count in enumerate(open_for) if not open_count]
     for number in order:
         for later in following[number]:
             open_for[later] -= 1
@@ -83,23 +83,23 @@ def build_graph(
     if len(order) < len(members_of):
         raise CycleError(_circle(waiting, set(order), members_of))
     events: list[Event] = []
-    asked = [False] * count
+    is_optional = [False] * count
     for number in reversed(order):
         members, after = members_of[number], tuple(before[number])
-        done_with = tuple(node for node in (*after, *members) if not asked[node])
+        done_with = tuple(node for node in (*after, *members) if not is_optional[node])
         for node in done_with:
-            asked[node] = True
+            is_optional[node] = True
         events.append(Event(members, after, number < len(groups) and across_replicas[number], done_with))
     return Graph(events=tuple(reversed(events)), last=tuple(node for node in range(count) if not followed[node]))
 
 
-def _circle(waiting: list[set[int]], done: set[int], members_of: list[tuple[int, ...]]) -> list[int]:
+def _circle(waiting: list[set[int]], finished: set[int], members_of: list[tuple[int, ...]]) -> list[int]:
     """Return a cycle among the unfinished events: walk back from any of them until one repeats."""
-    at = next(number for number in range(len(waiting)) if number not in done)
+    at = next(number for number in range(len(waiting)) if number not in finished)
     path: dict[int, None] = {}
     while at not in path:
         path[at] = None
-        at = next(number for number in sorted(waiting[at]) if number not in done)
+        at = next(number for number in sorted(waiting[at]) if number not in finished)
     walked = list(path)
     return [members_of[number][0] for number in reversed(walked[walked.index(at) :])]
 
@@ -152,11 +152,11 @@ def play(graph: Graph, durations: NodeDurations, masks: Iterable[Mask]) -> Times
     nodes, replicas, steps = durations.real.shape
     at_once = max(1, min(_CELLS_AT_ONCE // (replicas * steps), _MASKED_AT_ONCE // (nodes * replicas)))
     coming = iter(masks)
-    found = [np.empty((0, steps))]
+    blocks = [np.empty((0, steps))]
     while some := list(islice(coming, at_once)):
         chosen = np.stack(some, axis=-1)[:, :, None, :]
-        found.append(step_times(graph, partial(_either, chosen, real, ideal)).T)
-    return np.concatenate(found)
+        blocks.append(step_times(graph, partial(_either, chosen, real, ideal)).T)
+    return np.concatenate(blocks)
 
 
 def _either(chosen: NDArray[np.bool_], real: Times, ideal: Sequence[float], node: int) -> Times:

@@ -164,25 +164,25 @@ def arrange(columns: Mapping[str, NDArray[np.generic]]) -> Operations:
         raise ColumnsError(f"a step of {count:,} operations on one replica; at most {MAX_NODES:,} are played")
     rows = order[kept[:, None] + np.arange(count)].reshape(len(steps), len(replicas), count)
     rows = np.ascontiguousarray(rows.transpose(2, 1, 0))
-    one = rows[:, 0, 0]
+    firsts = rows[:, 0, 0]
     start = times["start_ts"][rows]
     ranks = integers["rank"][rows]
     if (ranks != ranks[:, :, :1]).any():
         raise ColumnsError("a stage of a replica changes its rank from step to step")
     places = {
         (stage, replica, rank)
-        for stage, row in zip(integers["stage"][one].tolist(), ranks[:, :, 0].tolist(), strict=True)
+        for stage, row in zip(integers["stage"][firsts].tolist(), ranks[:, :, 0].tolist(), strict=True)
         for replica, rank in enumerate(row)
     }
     if not len(places) == len({place[:2] for place in places}) == len({place[2] for place in places}):
         raise ColumnsError("each stage of a replica needs a rank of its own: some has two, or two have the same")
     none = np.full(len(lane), NO_CHUNK)
     return Operations(
-        kind=integers["kind"][one],
-        stage=integers["stage"][one],
-        seq=integers["seq_id"][one],
-        chunk=columns.get("mc", none)[one].astype(np.int64),
-        global_chunk=columns.get("gmc", none)[one].astype(np.int64),
+        kind=integers["kind"][firsts],
+        stage=integers["stage"][firsts],
+        seq=integers["seq_id"][firsts],
+        chunk=columns.get("mc", none)[firsts].astype(np.int64),
+        global_chunk=columns.get("gmc", none)[firsts].astype(np.int64),
         steps=steps,
         replicas=replicas,
         ranks=ranks[:, :, 0],

@@ -48,9 +48,9 @@ def whatif_of_operations(path: Path, terms: Terms) -> WhatIf:
     if world_size is None:
         warnings.append(f"no metadata beside it say how many GPUs the job has; hours are those of the {ranks} ranks in the trace")
     if operations.steps_left_out:
-        left = operations.steps_left_out
+        left_out = operations.steps_left_out
         warnings.append(
-            f"{left} of {left + len(operations.steps)} steps left out: an operation is missing, or one too many there"
+            f"{left_out} of {left_out + len(operations.steps)} steps left out: an operation is missing, or one too many there"
         )
     source = WhatIfSource(
         kind="operations",
@@ -116,13 +116,13 @@ def _worst_ranks(operations: Operations, by_stage: list[Part], by_replica: list[
     """
     stage = {part.key["stage"]: part.only.mean() for part in by_stage}
     replica = np.array([part.only.mean() for part in by_replica])
-    found: dict[int, tuple[float, dict[str, Any]]] = {}
+    worst: dict[int, tuple[float, dict[str, Any]]] = {}
     for node in np.unique(operations.stage, return_index=True)[1]:
         own = int(operations.stage[node])
         for at, rank in enumerate(operations.ranks[node].tolist()):
             key = {"rank": rank, "dp_rank": int(operations.replicas[at]), "stage": own}
-            found[rank] = (min(stage[own], replica[at]), key)
-    return [key for _, key in sorted(found.values(), key=lambda one: (-one[0], one[1]["rank"]))]
+            worst[rank] = (min(stage[own], replica[at]), key)
+    return [key for _, key in sorted(worst.values(), key=lambda one: (-one[0], one[1]["rank"]))]
 
 
 def own_durations(operations: Operations, graph: Graph) -> Times:

@@ -69,17 +69,17 @@ def read_layout(path: Path) -> Layout | None:
         raise InputError(meta, error.strerror or str(error)) from error
     except UnicodeDecodeError as error:
         raise InputError(meta, "not text in UTF-8") from error
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip() and not line.lstrip().startswith("#"):
             name, colon, value = line.partition(":")
             if not colon:
                 raise InputError(meta, "not of the form `name: value`", place=f"line {number}")
-            found[name.strip()] = value.strip().strip("'\"")
-    size = found.get("world_size")
+            settings[name.strip()] = value.strip().strip("'\"")
+    size = settings.get("world_size")
     if size is not None and (re.fullmatch(r"[0-9]{1,9}", size) is None or int(size) == 0):
         raise InputError(meta, f"world_size is {size!r}, not a number of GPUs")
-    return Layout(name=found.get("trial_name"), world_size=None if size is None else int(size))
+    return Layout(name=settings.get("trial_name"), world_size=None if size is None else int(size))
 
 
 def _check_ends(path: Path, file: Any) -> None:

@@ -287,9 +287,9 @@ def rare_steps_text(source: WhatIfSource) -> str | None:
     if not source.rare_steps:
         return None
     share = source.rare_share or 0.0
-    seen = ": see rankscope analyze" if share >= MATTERS else ""
+    hint = ": see rankscope analyze" if share >= MATTERS else ""
     cost = f"{share:.0%}" if share >= _LEAST_SHARE else f"less than {_LEAST_SHARE:.0%}"
-    return f"{counted(source.rare_steps, 'rare step')} left out, which cost {cost} of the run's time{seen}"
+    return f"{counted(source.rare_steps, 'rare step')} left out, which cost {cost} of the run's time{hint}"
 
 
 _LEAST_SHARE: Final = 0.01

@@ -130,8 +130,8 @@ def _table(title: str, rows: Sequence[tuple[str, Effect]], width: int) -> str:
         "GPU-hours": [UNKNOWN if row.gpu_hours_lost is None else hours_text(row.gpu_hours_lost) for row in effects],
         "cost": [UNKNOWN if row.cost is None else _plain(row.cost.amount) for row in effects],
     }
-    known = {name: cells for name, cells in columns.items() if name == title or set(cells) != {UNKNOWN}}
-    table = [list(known), *map(list, zip(*known.values(), strict=True))]
+    known_columns = {name: cells for name, cells in columns.items() if name == title or set(cells) != {UNKNOWN}}
+    table = [list(known_columns), *map(list, zip(*known_columns.values(), strict=True))]
     lines = aligned(fitting(table, width, _DISPENSABLE), left=(0,))
     if len(rows) > SHOWN:
         lines += textwrap.wrap(f"{len(rows) - SHOWN} more not shown; --format json has them", width)

@@ -131,8 +131,8 @@ def _from_steps(
 ) -> tuple[WhatIf, Chain | None]:
     ranks = [int(rank) for rank in table.ranks]
     if len(peer_groups(ranks, infos)) > 1:
-        told = "stages of a pipeline wait for each other at every micro-batch, which step records do not tell apart"
-        return insufficient(source, told), None
+        reason = "stages of a pipeline wait for each other at every micro-batch, which step records do not tell apart"
+        return insufficient(source, reason), None
     typical = typical_steps(table, infos)
     comparable = table.numbers.comparable(ranks)
     if table.numbers.apart and len(comparable) < 2:
@@ -143,8 +143,8 @@ def _from_steps(
     count = len(judged.steps)
     graph = build_step_graph(judged.table, judged.rows)
     if graph is None:
-        told = "no rank ever waited for another, as far as the step records tell, so it is not known where they meet"
-        return insufficient(source, told), None
+        reason = "no rank ever waited for another, as far as the step records tell, so it is not known where they meet"
+        return insufficient(source, reason), None
     compared = judged.ranks
     missing = (source.world_size or 0) - len(compared)
     steps = min(round(typical.per_entry * count), len(table.steps))
@@ -190,16 +190,16 @@ def _busy_above(reader: RunReader, attempt: int, ranks: Sequence[int]) -> Times 
 
 def _busy(rows: Sequence[StepBreakdown]) -> float:
     """Return the mean compute and exposed copies per profiled step; NaN without a complete one."""
-    known = [row.compute_us + row.exposed_memcpy_us for row in rows if not row.truncated]
-    return float(np.mean(known)) if known else float("nan")
+    times = [row.compute_us + row.exposed_memcpy_us for row in rows if not row.truncated]
+    return float(np.mean(times)) if times else float("nan")
 
 
 def _meeting_at_the_end(table: StepTable) -> StepTable:
     """Return a table whose entries end with a meeting, with all waiting in the last phase."""
-    known = {metric: table.stored(metric).astype(np.float32) for metric in METRICS if table.is_known(metric)}
-    last = [phase for phase in PHASES if f"own_{phase}_us" in known][-1:]
-    known |= {f"blocked_{phase}_us": known["blocked_us"] for phase in last}
-    return replace(table, values=Matrices(known, table.ranks, np.arange(len(table.steps))))
+    known_metrics = {metric: table.stored(metric).astype(np.float32) for metric in METRICS if table.is_known(metric)}
+    last = [phase for phase in PHASES if f"own_{phase}_us" in known_metrics][-1:]
+    known_metrics |= {f"blocked_{phase}_us": known_metrics["blocked_us"] for phase in last}
+    return replace(table, values=Matrices(known_metrics, table.ranks, np.arange(len(table.steps))))
 
 
 def _missing(source: WhatIfSource, table: StepTable) -> str:

@@ -142,9 +142,9 @@ def _belonging(program: _Program, nodes: Sequence[int], compute: Sequence[int], 
     if not compute:
         return []
     if way == "recv":
-        latest = max(program.start[one] for one in compute) + _TOLERANCE_SECONDS
+        latest = max(program.start[number] for number in compute) + _TOLERANCE_SECONDS
         return [node for node in nodes if program.start[node] <= latest]
-    earliest = min(program.end[one] for one in compute) - _TOLERANCE_SECONDS
+    earliest = min(program.end[number] for number in compute) - _TOLERANCE_SECONDS
     return [node for node in nodes if program.end[node] >= earliest]
 
 

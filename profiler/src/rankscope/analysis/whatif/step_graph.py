@@ -166,8 +166,8 @@ def _as_slice(places: NDArray[np.intp]) -> slice | NDArray[np.intp]:
     """Return ascending places as a slice if they are evenly spaced: numpy copies nothing for a slice."""
     if len(places) < 2:
         return slice(int(places[0]), int(places[0]) + 1) if len(places) else slice(0, 0)
-    apart = np.diff(places)
-    return slice(int(places[0]), int(places[-1]) + 1, int(apart[0])) if (apart == apart[0]).all() else places
+    distances = np.diff(places)
+    return slice(int(places[0]), int(places[-1]) + 1, int(distances[0])) if (distances == distances[0]).all() else places
 
 
 def build_step_graph(table: StepTable, rows: NDArray[np.intp]) -> StepGraph | None:
@@ -215,8 +215,8 @@ def _is_known(table: StepTable, rows: NDArray[np.intp], metric: str) -> bool:
 
 def _some(table: StepTable, rows: NDArray[np.intp], metric: str, steps: slice, gaps: Gaps | None = None) -> Stored:
     """Return a metric of the ranks in ``rows``, [ranks, steps]; not copied if these are all ranks, and none lacks a step."""
-    found = table.some(metric, steps, None if len(rows) == len(table.ranks) else rows)
-    return found if gaps is None else gaps.filled(metric, found, steps)
+    values = table.some(metric, steps, None if len(rows) == len(table.ranks) else rows)
+    return values if gaps is None else gaps.filled(metric, values, steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +262,8 @@ def _gaps(table: StepTable, rows: NDArray[np.intp]) -> Gaps | None:
         if metric in _OF_PHASES:  # a phase that a recorded step does not have took no time
             values = np.nan_to_num(values)
         values[row, step] = np.nan
-        found: Stored = filled(values)[row, step]
-        return found
+        estimates: Stored = filled(values)[row, step]
+        return estimates
 
     return Gaps(row, step, {metric: estimated(metric) for metric in (*GRAPH_METRICS, *SIGNALS) if table.is_known(metric)})
 
@@ -283,10 +283,10 @@ def _blocked(table: StepTable, rows: NDArray[np.intp], metric: str, gaps: Gaps |
 
 def possible(times: Stored) -> Stored:
     """Return a copy with 0 for unknown times, and for those that damage made negative or absurd."""
-    found: Stored = np.fmax(times, times.dtype.type(0))
-    if found.max(initial=0) >= MAX_US:
-        found[found >= MAX_US] = 0
-    return found
+    possible_times: Stored = np.fmax(times, times.dtype.type(0))
+    if possible_times.max(initial=0) >= MAX_US:
+        possible_times[possible_times >= MAX_US] = 0
+    return possible_times
 
 
 def over(values: Stored, typical: NDArray[np.float64]) -> Matrix:

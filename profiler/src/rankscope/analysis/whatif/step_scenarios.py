@@ -181,8 +181,8 @@ class Combinations:
         """Return the mean step time with these ranks (at most ``MOST_RANKS``) and causes ideal."""
         at = sum(1 << number for number, cause in enumerate(self.causes) if cause in causes)
         healed = np.isin(self.rows[at], [row for row, rank in enumerate(self.ranks) if rank in ranks])
-        left = np.where(healed, np.float32(0.0), self.above[at]).max(axis=1)
-        return (self.ideal_us + float(left.sum(dtype=np.float64))) / self.steps * _SECONDS
+        lateness = np.where(healed, np.float32(0.0), self.above[at]).max(axis=1)
+        return (self.ideal_us + float(lateness.sum(dtype=np.float64))) / self.steps * _SECONDS
 
     def write(self, folder: Path) -> None:
         """Write files into ``folder``. Raises ``OSError``."""
@@ -210,14 +210,14 @@ def combinations(causes: Causes, ranks: Sequence[int], names: Sequence[str]) -> 
         parts = causes.parts(block)
         return _longest(block, [parts[place] for place in places])
 
-    found = graph.of_blocks(of_block)
+    blocks = graph.of_blocks(of_block)
     return Combinations(
         ranks=ranks,
         causes=list(names),
         steps=len(graph.transfers),
-        ideal_us=sum(typical for typical, _, _ in found) + float(graph.transfers.sum()),
-        above=np.concatenate([above for _, above, _ in found], axis=1),
-        rows=np.concatenate([rows for _, _, rows in found], axis=1),
+        ideal_us=sum(typical for typical, _, _ in blocks) + float(graph.transfers.sum()),
+        above=np.concatenate([above for _, above, _ in blocks], axis=1),
+        rows=np.concatenate([rows for _, _, rows in blocks], axis=1),
     )
 
 
@@ -234,13 +234,13 @@ def _longest(block: Block, amounts: Sequence[Matrix | None]) -> tuple[float, NDA
         if same != at:
             above[at], rows[at] = above[same], rows[same]
             continue
-        left = block.above.copy()
+        remaining = block.above.copy()
         for number, taken in enumerate(amounts):
             if at >> number & 1 and taken is not None:
-                left -= taken
-        np.maximum(left, 0.0, out=left)
+                remaining -= taken
+        np.maximum(remaining, 0.0, out=remaining)
         for place in range(kept):  # for so few, several times as fast as a partition
-            longest = left.argmax(axis=1)
-            above[at, :, place], rows[at, :, place] = left[each, longest], longest
-            left[each, longest] = -1.0
+            longest = remaining.argmax(axis=1)
+            above[at, :, place], rows[at, :, place] = remaining[each, longest], longest
+            remaining[each, longest] = -1.0
     return float(block.typical.sum()), above, rows

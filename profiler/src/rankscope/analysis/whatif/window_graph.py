@@ -94,24 +94,24 @@ def build_window_graph(
     begin, _ = common_extent(windows, clocks)
     ends = {rank: row.start_unix_ns + round(row.window_us * 1000) for rank, row in windows.items()}
     builder = _Builder(matches)
-    held: dict[int, list[tuple[int, CollectiveRecord]]] = {rank: [] for rank in windows}
+    stops: dict[int, list[tuple[int, CollectiveRecord]]] = {rank: [] for rank in windows}
     for number, match in enumerate(matches):
         for rank, record in zip(match.ranks, match.records, strict=True):
-            if rank in held:
-                held[rank].append((number, record))
+            if rank in stops:
+                stops[rank].append((number, record))
     if following:
         next_begin, _ = common_extent(following, clocks)
-        for rank, records in held.items():
+        for rank, records in stops.items():
             last = max((record.end_unix_ns for _, record in records), default=0)
             ends[rank] = min(ends[rank], max(last, clocks.seen_at(rank, next_begin)))
     finish = max(clocks.correct(rank, end) for rank, end in ends.items())
     if finish <= begin:
         return None
     passed: dict[int, list[float]] = {}
-    for rank, records in held.items():
+    for rank, records in stops.items():
         start = clocks.seen_at(rank, begin)
         passed[rank] = _walk(builder, rank, records, (start, ends[rank]))
-    ideal = _ideal(builder, passed, {rank: _signature(matches, held[rank]) for rank in held})
+    ideal = _ideal(builder, passed, {rank: _signature(matches, stops[rank]) for rank in stops})
     groups = [nodes for nodes in builder.members.values() if len(nodes) > 1]
     graph = build_graph(len(builder.real), builder.edges, groups, [False] * len(groups))
     return WindowGraph(
@@ -131,16 +131,16 @@ def _transfers(matches: Sequence[Match]) -> list[float]:
     The time of a rank counts from its arrival, or from the end of the previous collective in the group if that is later.
     """
     free: dict[tuple[str, int], int] = {}
-    found = [0.0] * len(matches)
-    for number in sorted(range(len(matches)), key=lambda one: min(record.end_unix_ns for record in matches[one].records)):
+    transfers = [0.0] * len(matches)
+    for number in sorted(range(len(matches)), key=lambda index: min(record.end_unix_ns for record in matches[index].records)):
         match = matches[number]
         took = []
         for rank, record in zip(match.ranks, match.records, strict=True):
             key = (match.group, rank)
             took.append(record.end_unix_ns - max(arrival_ns(record), free.get(key, 0)))
             free[key] = record.end_unix_ns
-        found[number] = float(max(0, min(took)))
-    return found
+        transfers[number] = float(max(0, min(took)))
+    return transfers
 
 
 def _stops(records: Sequence[tuple[int, CollectiveRecord]], end: int) -> tuple[list[_Stop], Spans]:
@@ -185,9 +185,9 @@ def _walk(builder: _Builder, rank: int, records: Sequence[tuple[int, CollectiveR
             continue
         match = builder.matches[stop.match]
         before = [last_of_group[match.group]] if match.group in last_of_group else []
-        there = builder.add(rank, match.op, builder.transfer[stop.match], [node, *before])
-        builder.members.setdefault(stop.match, []).append(there)
-        at[stop.match] = last_of_group[match.group] = there
+        node_ = builder.add(rank, match.op, builder.transfer[stop.match], [node, *before])
+        builder.members.setdefault(stop.match, []).append(node_)
+        at[stop.match] = last_of_group[match.group] = node_
         intervals.append(0.0)
     builder.add(rank, OWN, float(own[-1]), after, len(intervals) - 1)
     intervals[-1] += float(own[-1])
@@ -223,10 +223,10 @@ def _ideal(
     interval = np.array(builder.interval)
     owners = np.array(builder.ranks)
     for rank, factors in shortened.items():
-        mine = (owners == rank) & (interval >= 0)
-        ideal[mine] *= factors[interval[mine]]
+        of_rank = (owners == rank) & (interval >= 0)
+        ideal[of_rank] *= factors[interval[of_rank]]
     kinds = np.array(builder.kinds)
     for kind in np.unique(kinds[interval < 0]):
-        mine = (kinds == kind) & (interval < 0)
-        ideal[mine] = np.minimum(real[mine], np.median(real[mine]))
+        of_rank = (kinds == kind) & (interval < 0)
+        ideal[of_rank] = np.minimum(real[of_rank], np.median(real[of_rank]))
     return ideal

@@ -81,9 +81,9 @@ def whatif_of_windows(
     ``windows``: breakdowns of the steps of each rank. ``profile``: of the same steps.
     """
     whole = _whole_windows(windows)
-    seen = {row.step for rows in windows.values() for row in rows}
+    steps_seen = {row.step for rows in windows.values() for row in rows}
     evidence: Literal["windows", "traces"] = "traces" if source.kind == "traces" else "windows"
-    source = msgspec.structs.replace(source, evidence=evidence, steps_left_out=len(seen))
+    source = msgspec.structs.replace(source, evidence=evidence, steps_left_out=len(steps_seen))
     if len(windows) < 2:
         return insufficient(source, "one rank cannot show which rank waits for which; all ranks are needed")
     matching = matched.matching
@@ -102,18 +102,22 @@ def whatif_of_windows(
     if evidence == "windows" and len(graphs) < _FEW:
         return insufficient(source, f"{len(graphs)} profiled steps that all ranks have; {_FEW} needed to speak for a run")
     ranks = len(whole[graphs[0].step])
-    left = matching.unmatched + sum(matching.excluded.values()) + len(matching.directed)
+    unmatched = matching.unmatched + sum(matching.excluded.values()) + len(matching.directed)
     missing = (source.world_size or 0) - ranks
     warnings = [
         *source.warnings,
         *([f"{impossible} profiled steps left out: the order of their collectives contradicts itself"] if impossible else []),
-        *([f"{left} collectives, unmatched or rooted, are not in the graph; time in them counts as own"] if left else []),
+        *(
+            [f"{unmatched} collectives, unmatched or rooted, are not in the graph; time in them counts as own"]
+            if unmatched
+            else []
+        ),
         *([f"{missing} of {source.world_size} ranks are not in it"] if missing > 0 else []),
     ]
     source = msgspec.structs.replace(
-        source, steps=len(graphs), steps_left_out=len(seen) - len(graphs), ranks=ranks, warnings=warnings
+        source, steps=len(graphs), steps_left_out=len(steps_seen) - len(graphs), ranks=ranks, warnings=warnings
     )
-    return answer(_outcome(graphs, profile.hosts, healed_of_profile(profile, len(seen))), source, terms)
+    return answer(_outcome(graphs, profile.hosts, healed_of_profile(profile, len(steps_seen))), source, terms)
 
 
 def _graphs(

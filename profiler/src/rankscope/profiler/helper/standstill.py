@@ -129,13 +129,13 @@ class ActivityFile(HelperTask):
                 return
             self._started = True
             self._write(None)  # the file of a killed predecessor of this helper
-        seen, written = self._context.activity(), self._written
-        if seen is None:
+        activity, written = self._context.activity(), self._written
+        if activity is None:
             if written is not None:
                 self.finish()
-        elif written is None or _changed(seen, written) or _refreshes(seen, written):
-            self._written = seen
-            self._write(seen)
+        elif written is None or _changed(activity, written) or _refreshes(activity, written):
+            self._written = activity
+            self._write(activity)
 
     def finish(self) -> None:
         """Remove the file: the rank goes on, or has ended."""
@@ -143,18 +143,18 @@ class ActivityFile(HelperTask):
         self._write(None)
 
 
-def _changed(seen: RankActivity, written: RankActivity) -> bool:
+def _changed(activity: RankActivity, written: RankActivity) -> bool:
     """Return whether the rank does something else; the state of its process varies by itself."""
     same_times = {"since_unix_ns": 0, "updated_unix_ns": 0}
     now, before = (
         msgspec.structs.replace(row, process=None if row.process == "disk" else row.process, **same_times)
-        for row in (seen, written)
+        for row in (activity, written)
     )
     return now != before
 
 
-def _refreshes(seen: RankActivity, written: RankActivity) -> bool:
-    return abs(seen.updated_unix_ns - written.updated_unix_ns) >= REFRESH_SECONDS * 1e9
+def _refreshes(activity: RankActivity, written: RankActivity) -> bool:
+    return abs(activity.updated_unix_ns - written.updated_unix_ns) >= REFRESH_SECONDS * 1e9
 
 
 def process_state(pid: int, proc: Path = Path("/proc")) -> ProcessState | None:

@@ -179,9 +179,9 @@ class StepAssembler:
         # A first step whose beginning was not observed has a number but no record.
         if not flags & words.WHOLE:
             return
-        held = _Held(evaluated, position, self._clock())
-        self._held.append(held)
-        self._span.append(held)
+        pending = _Held(evaluated, position, self._clock())
+        self._held.append(pending)
+        self._span.append(pending)
         if len(self._span) > MAX_SPAN:
             self._end_span()
         if len(self._held) > MAX_HELD:
@@ -206,24 +206,24 @@ class StepAssembler:
         # If a step is missing, its share is not known.
         if not span or len(span) != self._number - self._read_after:
             return
-        walls = [held.step.wall_ns + 1 for held in span]
-        own = [max(held.step.wall_ns - sum(held.step.blocked_ns or ()), 0) + 1 for held in span]
+        walls = [pending.step.wall_ns + 1 for pending in span]
+        own = [max(pending.step.wall_ns - sum(pending.step.blocked_ns or ()), 0) + 1 for pending in span]
         used = [None if last is None or first is None else last - first for first, last in zip(before, after, strict=True)]
         weights = (walls, walls, walls, own)
         parts = [[None] * len(span) if total is None else _shares(total, by) for total, by in zip(used, weights, strict=True)]
-        for held, shares in zip(span, zip(*parts, strict=True), strict=True):
-            held.usage = Usage(*shares)
+        for pending, shares in zip(span, zip(*parts, strict=True), strict=True):
+            pending.usage = Usage(*shares)
 
     def _end_span(self) -> None:
-        for held in self._span:
-            held.awaits_usage = False
+        for pending in self._span:
+            pending.awaits_usage = False
         self._span.clear()
 
     def _add_device(self, content: bytes) -> None:
         number, *marks_ns = struct.unpack(f"={len(content) // 8}q", content)
-        for held in self._held:
-            if held.step.number == number:
-                held.device, held.awaits = device_times(held.step, marks_ns), False
+        for pending in self._held:
+            if pending.step.number == number:
+                pending.device, pending.awaits = device_times(pending.step, marks_ns), False
                 break
 
     @property
@@ -234,43 +234,43 @@ class StepAssembler:
     def complete(self) -> list[AssembledStep]:
         """Return the steps that are complete, or have waited long enough; to be called after ``add`` and periodically."""
         now = self._clock()
-        for held in self._held:
-            if now <= held.usage_until:
+        for pending in self._held:
+            if now <= pending.usage_until:
                 break
-            held.awaits_usage = False
+            pending.awaits_usage = False
         offset = self._unix_offset()
         steps = []
         while self._held:
-            held = self._held[0]
-            if held.awaits_usage or (held.awaits and now <= held.until):
+            pending = self._held[0]
+            if pending.awaits_usage or (pending.awaits and now <= pending.until):
                 break
             self._held.popleft()
-            steps.append(AssembledStep(_record(held, offset), _intervals(held.step, offset)))
+            steps.append(AssembledStep(_record(pending, offset), _intervals(pending.step, offset)))
         return steps
 
     def rest(self) -> list[AssembledStep]:
         """Return all remaining steps, after the end of the rank."""
-        for held in self._held:
-            held.awaits = held.awaits_usage = False
+        for pending in self._held:
+            pending.awaits = pending.awaits_usage = False
         return self.complete()
 
 
 def _shares(total: int, weights: list[int]) -> list[int | None]:
     """Split ``total`` into integers proportional to ``weights``, as far as integers can be, that add up to it."""
-    whole, done, before = sum(weights), 0, 0
+    whole, weight_so_far, before = sum(weights), 0, 0
     shares: list[int | None] = []
     for weight in weights:
-        done += weight
-        up_to = total * done // whole
+        weight_so_far += weight
+        up_to = total * weight_so_far // whole
         shares.append(up_to - before)
         before = up_to
     return shares
 
 
-def _record(held: _Held, unix_offset: int) -> StepRecord:
-    step, memory, usage, work = held.step, held.memory, held.usage, held.step.work
+def _record(pending: _Held, unix_offset: int) -> StepRecord:
+    step, memory, usage, work = pending.step, pending.memory, pending.usage, pending.step.work
     samples, elements, given = work.work
-    device, device_blocked = held.device or (None, None)
+    device, device_blocked = pending.device or (None, None)
     return StepRecord(
         step=step.number,
         start_unix_ns=step.start_ns + unix_offset,

@@ -58,25 +58,27 @@ def adopt(thing: object) -> None:
         _note(thing)
 
 
-def find_layout(told: str | None) -> Layout:
+def find_layout(given_layout: str | None) -> Layout:
     """Return the place of this rank. ``told``: the user's text, ``dp=3,tp=0``; invalid text is reported and ignored.
 
     Never raises.
     """
-    found = next((layout for look in (_of_meshes, _of_megatron, _of_groups) if (layout := _safely(look)).coordinates), _NOWHERE)
-    if not _STAGES & found.coordinates.keys():
+    layout_found = next(
+        (layout for look in (_of_meshes, _of_megatron, _of_groups) if (layout := _safely(look)).coordinates), _NOWHERE
+    )
+    if not _STAGES & layout_found.coordinates.keys():
         # Pipeline stages do different work, so they must not be missed.
         stage = _safely(_of_pipelines)
-        found = Layout(stage.coordinates | found.coordinates, stage.sizes | found.sizes)
-    if told is None:
-        return found
+        layout_found = Layout(stage.coordinates | layout_found.coordinates, stage.sizes | layout_found.sizes)
+    if given_layout is None:
+        return layout_found
     try:
-        coordinates = parse_coordinates(told)
+        coordinates = parse_coordinates(given_layout)
     except ValueError as error:
         with suppress(Exception):
             sys.stderr.write(f"rankscope: coordinates ignored: {error}\n")
-        return found
-    return Layout(coordinates, found.sizes if found.sizes.keys() == coordinates.keys() else {})
+        return layout_found
+    return Layout(coordinates, layout_found.sizes if layout_found.sizes.keys() == coordinates.keys() else {})
 
 
 def parse_coordinates(text: str) -> dict[str, int]:
@@ -138,9 +140,9 @@ def _of_megatron() -> Layout:
     if state is None or not state.model_parallel_is_initialized():
         return _NOWHERE
     coordinates, sizes = {}, {}
-    for name, theirs in _MEGATRON:
-        coordinates[name] = int(getattr(state, f"get_{theirs}_parallel_rank")())
-        sizes[name] = int(getattr(state, f"get_{theirs}_parallel_world_size")())
+    for name, megatron_name in _MEGATRON:
+        coordinates[name] = int(getattr(state, f"get_{megatron_name}_parallel_rank")())
+        sizes[name] = int(getattr(state, f"get_{megatron_name}_parallel_world_size")())
     return Layout(coordinates, sizes)
 
 
@@ -149,7 +151,7 @@ def _of_groups() -> Layout:
     if not dist.is_initialized():
         return _NOWHERE
     rank = dist.get_rank()
-    found: list[tuple[int, str, int, int]] = []
+    groups: list[tuple[int, str, int, int]] = []
     for group in list(dist.distributed_c10d._world.pg_map):  # noqa: SLF001  # there is no public list
         described = str(getattr(group, "group_desc", ""))
         name = described.removeprefix(_MESH_GROUP)
@@ -158,10 +160,10 @@ def _of_groups() -> Layout:
         ranks = dist.get_process_group_ranks(group)
         if rank in ranks:
             stride = ranks[1] - ranks[0] if len(ranks) > 1 else 0
-            found.append((stride, name, ranks.index(rank), len(ranks)))
+            groups.append((stride, name, ranks.index(rank), len(ranks)))
     # Ranks of an outer dimension have a larger stride.
-    found.sort(key=lambda one: -one[0])
-    return Layout({name: place for _, name, place, _ in found}, {name: size for _, name, _, size in found})
+    groups.sort(key=lambda one: -one[0])
+    return Layout({name: place for _, name, place, _ in groups}, {name: size for _, name, _, size in groups})
 
 
 def _of_pipelines() -> Layout:
@@ -186,7 +188,7 @@ def _living(module: str, name: str) -> Any:
     if kind is None:
         return None
     kinds = {kind}
-    while more := {deeper for one in kinds for deeper in one.__subclasses__()} - kinds:
+    while more := {deeper for class_ in kinds for deeper in class_.__subclasses__()} - kinds:
         kinds |= more
     # ``gc.get_referrers`` of the classes goes through all objects several times faster than Python code.
     return next((thing for thing in gc.get_referrers(*kinds) if type(thing) in kinds), None)

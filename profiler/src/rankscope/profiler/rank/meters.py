@@ -140,8 +140,8 @@ def _cuda_statistics(device: int | None) -> Statistics | None:
     """Return the statistics of ``device``; ``None`` if the script has not used CUDA: reading would create a context."""
     if not cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
-    found: Statistics = cuda.memory_stats_as_nested_dict(device)
-    return found
+    statistics: Statistics = cuda.memory_stats_as_nested_dict(device)
+    return statistics
 
 
 class MemoryMeter:
@@ -167,13 +167,13 @@ class MemoryMeter:
 
     def _device(self) -> tuple[int | None, int | None, int | None, int | None]:
         try:
-            found = _cuda_statistics(self.gpu)
+            statistics = _cuda_statistics(self.gpu)
         except Exception:  # noqa: BLE001  # another kind of allocator has no statistics; all else is still known
-            found = None
-        if not found:
+            statistics = None
+        if not statistics:
             return None, None, None, None
-        allocated, reserved = _all(found, "allocated_bytes"), _all(found, "reserved_bytes")
-        return allocated.get("current"), reserved.get("current"), allocated.get("peak"), found.get("num_alloc_retries")
+        allocated, reserved = _all(statistics, "allocated_bytes"), _all(statistics, "reserved_bytes")
+        return allocated.get("current"), reserved.get("current"), allocated.get("peak"), statistics.get("num_alloc_retries")
 
     def close(self) -> None:
         """Close the file handle."""
@@ -182,6 +182,6 @@ class MemoryMeter:
             self._statm = None
 
 
-def _all(found: Statistics, name: str) -> Mapping[str, int]:
-    of_all: Mapping[str, int] = found.get(name, {}).get("all", {})
+def _all(statistics: Statistics, name: str) -> Mapping[str, int]:
+    of_all: Mapping[str, int] = statistics.get(name, {}).get("all", {})
     return of_all

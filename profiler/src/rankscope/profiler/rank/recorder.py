@@ -347,9 +347,9 @@ class StepRecorder(OccasionalEvents):
             self._unseen_wait = True
         self.gradients.passed(tail)
 
-    def after_scaler(self, optimizer: object, seen: int) -> None:
+    def after_scaler(self, optimizer: object, steps_before: int) -> None:
         """Note the decision of the gradient scaler: a skipped optimizer step still ends a training step."""
-        if get_ident() == self.listening and self._optimizers.taken == seen:
+        if get_ident() == self.listening and self._optimizers.taken == steps_before:
             self.tag("optimizer_skipped")
             self.before_optimizer(optimizer)
             self.after_optimizer(optimizer)

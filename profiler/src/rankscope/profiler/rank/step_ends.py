@@ -249,5 +249,5 @@ class StepEnds(RecorderLifecycle):
         """
         if self._alone:
             return True
-        seen = self.gradients.present and self._tail_seen and not self._unseen_wait
-        return seen and not self._others.communicate(self.step_number, self.gradients.groups())
+        is_signalled = self.gradients.present and self._tail_seen and not self._unseen_wait
+        return is_signalled and not self._others.communicate(self.step_number, self.gradients.groups())

@@ -64,10 +64,10 @@ def _plain(text: str, most: int) -> dict[str, Any]:
 
 def _ours(commands: list[str], links: str) -> dict[str, Any]:
     """Build a section of the links and as many whole commands as fit: a truncated command would be wrong."""
-    lines, left = [], _MOST_OF_BLOCK - len(links)
+    lines, room = [], _MOST_OF_BLOCK - len(links)
     for command in commands:
-        left -= len(command) + 1
-        if left >= 0:
+        room -= len(command) + 1
+        if room >= 0:
             lines.append(command)
     return {"type": "mrkdwn", "text": "\n".join(filter(None, [*lines, links])), "verbatim": True}
 

@@ -98,8 +98,8 @@ class Actor:
     def run_due(self) -> None:
         """Advance every action as far as possible now. Raises ``StoreError`` and ``OSError``."""
         for running in list(self._running.values()):
-            if (done := running.child.poll()) is not None:
-                self._try(running.action.number, self._finish, running, done)
+            if (result := running.child.poll()) is not None:
+                self._try(running.action.number, self._finish, running, result)
         for action in self._inbox.actions("wanted", "requested"):
             if action.number not in self._running and len(self._running) < AT_ONCE:
                 self._try(action.number, self._begin, action)
@@ -147,17 +147,17 @@ class Actor:
         child = BoundedChild([*arguments, f"--note={note}", "--format", "json"], limit_s=wait_s + _SPARE_S)
         self._running[action.number] = _Running(action, run, child)
 
-    def _finish(self, running: _Running, done: ChildResult) -> None:
+    def _finish(self, running: _Running, child_result: ChildResult) -> None:
         action = running.action
         if action.kind == "capture":
-            result = capture_result(done, dashboard_url=self._dashboard_url)
-        elif running.dumped is None and done.output:
+            result = capture_result(child_result, dashboard_url=self._dashboard_url)
+        elif running.dumped is None and child_result.output:
             # Start the child first: if that fails, the result of the dump is processed again.
             running.child = BoundedChild(["hang", str(running.run.path), "--format", "json"], limit_s=_SPARE_S)
-            running.dumped = done
+            running.dumped = child_result
             return
         else:
-            dumped, hang = (done, None) if running.dumped is None else (running.dumped, done)
+            dumped, hang = (child_result, None) if running.dumped is None else (running.dumped, child_result)
             result = dump_result(dumped, hang, run=running.run, dashboard_url=self._dashboard_url)
         alert = msgspec.json.decode(action.alert, type=PayloadAlert)
         self._record(action, result_of_run(result, running.run, by_name=not alert.labels.get("run_id")))
@@ -217,13 +217,13 @@ def wanted_actions(
     if alert.status != "firing" or named is None:
         return
     run_id = run_id or named.text
-    done: set[str] = set()
+    actions: set[str] = set()
     for rule in rules:
-        if not rule.applies(alert.labels) or rule.do in done:
+        if not rule.applies(alert.labels) or rule.do in actions:
             continue
         if inbox.has_action(rule.do, alert.fingerprint, episode.starts_unix_ns):
             continue
-        done.add(rule.do)
+        actions.add(rule.do)
         for limit, run in ((rule.at_most, run_id), (rule.at_most_overall, None)):
             count, seconds = action_rate(limit)
             made = inbox.recent_actions(rule.do, seconds, run, now_unix_ns=now_unix_ns)

@@ -84,11 +84,11 @@ def merged_steps(before: str, after: str) -> str:
     return "\n".join(concrete([*filter(is_stack, new), *before.splitlines(), *new]))
 
 
-def capture_result(done: ChildResult, *, dashboard_url: str | None) -> ActionResult:
+def capture_result(child_result: ChildResult, *, dashboard_url: str | None) -> ActionResult:
     """Describe the result of a capture."""
-    result = _decoded(done)
+    result = _decoded(child_result)
     if result is None:
-        return impossible_result("capture", done.error or "the command that requests it failed")
+        return impossible_result("capture", child_result.error or "the command that requests it failed")
     analysis = result.analysis
     if analysis is None or result.first_step is None:
         outcome: Outcome = "unanswered" if result.accepted is None else "refused"
@@ -163,9 +163,9 @@ def _stacks(run: Path, ranks: Sequence[int]) -> list[str]:
     return stacks(info for info in infos if info is not None)
 
 
-def _decoded(done: ChildResult) -> _Captured | None:
+def _decoded(child_result: ChildResult) -> _Captured | None:
     try:
-        return msgspec.json.decode(done.output, type=_Captured)
+        return msgspec.json.decode(child_result.output, type=_Captured)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 

@@ -93,12 +93,12 @@ class Analyst:
         return msgspec.structs.replace(self._analysed(run), by_name=not named.run_id)
 
     def _analysed(self, run: KnownRun) -> RunVerdict:
-        done = BoundedChild(["analyze", str(run.path), "--format", "json"], limit_s=self._limit_s).wait()
-        if done.status is None:
+        ended = BoundedChild(["analyze", str(run.path), "--format", "json"], limit_s=self._limit_s).wait()
+        if ended.status is None:
             return RunVerdict(problem=f"the run could not be analysed within {self._limit_s:g} s", run_id=run.run_id)
-        if done.status != 0:
-            return RunVerdict(problem=f"the run cannot be analysed: {done.error or f'status {done.status}'}", run_id=run.run_id)
-        run_verdict = run_verdict_of(msgspec.json.decode(done.output, type=Analysis))
+        if ended.status != 0:
+            return RunVerdict(problem=f"the run cannot be analysed: {ended.error or f'status {ended.status}'}", run_id=run.run_id)
+        run_verdict = run_verdict_of(msgspec.json.decode(ended.output, type=Analysis))
         if run_verdict.run_id and run_verdict.run_id != run.run_id:
             return RunVerdict(problem="the run was replaced by another while it was analysed")
         return run_verdict

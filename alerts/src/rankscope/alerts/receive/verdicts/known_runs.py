@@ -75,7 +75,7 @@ class KnownRuns:
         """Find the run with the given id; without an id the only live one with the name. Raises ``UnknownRunError``."""
         runs = list(self._all())
         self._read = {path: read for path, read in self._read.items() if path in {run.path for run in runs}}
-        gone = "".join(f"; {root} cannot be read: {reason}" for root, reason in absent(self._roots).items())
+        unreadable = "".join(f"; {root} cannot be read: {reason}" for root, reason in absent(self._roots).items())
         if named.run_id:
             matches = [run for run in runs if run.run_id == named.run_id]
             if len(matches) > 1:
@@ -84,18 +84,18 @@ class KnownRuns:
             # A name is typically the script's: it does not identify one of several runs, or a run that is over.
             of_name = [run for run in runs if run.name == named.name]
             matches = [run for run in of_name if _is_live(run.path)]
-            if gone or (of_name and len(matches) != 1):
-                raise UnknownRunError(f"the alert gives no run_id, and live runs of this name are {len(matches)}{gone}")
+            if unreadable or (of_name and len(matches) != 1):
+                raise UnknownRunError(f"the alert gives no run_id, and live runs of this name are {len(matches)}{unreadable}")
         if not matches:
-            raise UnknownRunError(f"this run is not under the receiver's --runs{gone}")
+            raise UnknownRunError(f"this run is not under the receiver's --runs{unreadable}")
         return matches[0]
 
     def _all(self) -> Iterator[KnownRun]:
-        seen: set[Path] = set()
+        paths: set[Path] = set()
         for root in self._roots:
             for path in self._folders(root):
-                if path not in seen and (run := self._known(path)) is not None:
-                    seen.add(path)
+                if path not in paths and (run := self._known(path)) is not None:
+                    paths.add(path)
                     yield run
 
     def _folders(self, root: Path) -> Iterator[Path]:

@@ -99,12 +99,12 @@ class BodyBudget:
     def _victim(self) -> Body | None:
         """Return the oldest unfinished body of the address that holds most in unfinished bodies."""
         unfinished = [body for body in self._bodies if body.deadline is not None and body.size]
-        held = Counter[str]()
+        bytes_of_address = Counter[str]()
         for body in unfinished:
-            held[body.address] += body.size
-        if not held:
+            bytes_of_address[body.address] += body.size
+        if not bytes_of_address:
             return None
-        [(largest, _)] = held.most_common(1)
+        [(largest, _)] = bytes_of_address.most_common(1)
         return next(body for body in unfinished if body.address == largest)
 
 

@@ -45,9 +45,9 @@ class LifeAlerts:
     gpus: Loss | None = None
     """Hourly cost of all its GPUs; ``None`` for a run without GPUs or a price."""
 
-    def lost(self, silent: Collection[int], gone: Mapping[int, str] = MappingProxyType({})) -> list[Candidate]:
+    def lost(self, silent: Collection[int], reasons: Mapping[int, str] = MappingProxyType({})) -> list[Candidate]:
         """Build one alert for each rank that stopped or ended while others are active. ``gone``: how each ended."""
-        return [self._lost_rank(rank, gone.get(rank)) for rank in sorted({*silent, *gone})]
+        return [self._lost_rank(rank, reasons.get(rank)) for rank in sorted({*silent, *reasons})]
 
     def outage(self, outage: Outage, silence_s: Mapping[int, float], *, first: bool) -> list[Candidate]:
         """Build one alert for each rank that is silent after others ended.
@@ -181,11 +181,11 @@ class LifeAlerts:
         info = None if first is None else self.infos.get(first)
         died = sorted({*ended.crashed, *ended.killed})
         where = "" if info is None else f" of rank {first} on {info.host}"
-        said = "; ".join(ended.sentences())
+        sentences = "; ".join(ended.sentences())
         return self.subject.candidate(
             CRASHED,
             {
-                "summary": f"Run {self.subject.title} ended early: {said}.",
+                "summary": f"Run {self.subject.title} ended early: {sentences}.",
                 "culprit": "" if first is None else str(first),
                 "culprit_host": "" if info is None else info.host,
                 "gpu_uuid": "" if info is None else info.gpu_uuid or "",
@@ -218,8 +218,8 @@ _KERNEL: Final = "dmesg -T | grep -i -E 'oom|killed process|xid'"
 
 def stacks(infos: Iterable[RankInfo]) -> list[str]:
     """Return commands that print the Python stacks of the first ``PIDS`` ranks whose processes have not ended."""
-    there = (info for info in infos if info.end_unix_ns is None and info.end_reason is None)
-    return [f"{_STACK}{info.pid}   (rank {info.rank}, on {info.host})" for info in islice(there, PIDS)]
+    running = (info for info in infos if info.end_unix_ns is None and info.end_reason is None)
+    return [f"{_STACK}{info.pid}   (rank {info.rank}, on {info.host})" for info in islice(running, PIDS)]
 
 
 def _stack_of_what_may_be_dead(info: RankInfo) -> str:

@@ -74,9 +74,9 @@ class AttemptLiveness:
     moved: bool = False
     """A rank has made a step since the first look."""
 
-    def look(self, seen: Mapping[int, RankSeen], now_s: float) -> None:
+    def look(self, looks: Mapping[int, RankSeen], now_s: float) -> None:
         """Record the state of the ranks at ``now_s`` of the watched time."""
-        for rank, state in seen.items():
+        for rank, state in looks.items():
             watched = self._ranks.get(rank)
             if watched is None:
                 watched = self._ranks[rank] = _Rank(state.steps, now_s, gone_at_first_look=_is_gone(state))
@@ -86,31 +86,31 @@ class AttemptLiveness:
             if watched.gone_s is None and _is_gone(state):
                 watched.gone_s = now_s
 
-    def judge(self, seen: Mapping[int, RankSeen], patience_s: float, now_s: float, *, news: bool = True) -> LivenessVerdict:
+    def judge(self, looks: Mapping[int, RankSeen], patience_s: float, now_s: float, *, news: bool = True) -> LivenessVerdict:
         """Judge which ranks are silent or gone; ``seen`` is that of the last ``look``.
 
         ``news``: report events before the first look even if no rank has made a step since.
         """
-        live = [rank for rank, state in seen.items() if _is_live(state)]
-        there = [rank for rank in live if seen[rank].readable]
-        silence = {rank: now_s - self._ranks[rank].moved_s for rank in there}
-        going = [rank for rank in there if self._ranks[rank].moved and silence[rank] <= GOING * patience_s]
-        quiet = [rank for rank in there if silence[rank] >= patience_s]
+        live = [rank for rank, state in looks.items() if _is_live(state)]
+        readable = [rank for rank in live if looks[rank].readable]
+        silence = {rank: now_s - self._ranks[rank].moved_s for rank in readable}
+        going = [rank for rank in readable if self._ranks[rank].moved and silence[rank] <= GOING * patience_s]
+        quiet = [rank for rank in readable if silence[rank] >= patience_s]
         stalled_s = min(silence.values(), default=0.0)
         stalled: bool | None = None
-        if any(self._ranks[rank].moved and silence[rank] < patience_s for rank in there):
+        if any(self._ranks[rank].moved and silence[rank] < patience_s for rank in readable):
             stalled = False
         elif live and len(quiet) == len(live):
             # A job without any step is still starting, however long that takes.
-            stalled = True if any(seen[rank].steps is not None for rank in live) else None
+            stalled = True if any(looks[rank].steps is not None for rank in live) else None
         gone = {
             rank: str(state.info.end_reason)
-            for rank, state in seen.items()
+            for rank, state in looks.items()
             if live and state.info is not None and self._is_gone_for_good(rank, now_s, news=news or self.moved)
         }
         silent = quiet if going else []
-        ended = bool(live) and any(self._is_news(rank, news=news or self.moved) for rank in seen)
-        others = (rank for rank, state in seen.items() if state.info is not None and not _is_live(state) and not _is_gone(state))
+        ended = bool(live) and any(self._is_news(rank, news=news or self.moved) for rank in looks)
+        others = (rank for rank, state in looks.items() if state.info is not None and not _is_live(state) and not _is_gone(state))
         certain = {*going, *silent, *gone, *others}
         return LivenessVerdict(
             stalled=stalled,
@@ -119,7 +119,7 @@ class AttemptLiveness:
             quiet=quiet,
             gone=gone,
             ended=ended,
-            unknown=frozenset(seen.keys() - certain),
+            unknown=frozenset(looks.keys() - certain),
             live=live,
         )
 

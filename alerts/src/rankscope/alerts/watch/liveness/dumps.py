@@ -120,10 +120,10 @@ class Dumps:
 
 def _answered(run: Path, request: str, ranks: Iterable[int]) -> set[int]:
     """Return which of ``ranks`` left an answer of their own."""
-    there: set[str] = set()
+    answers: set[str] = set()
     with suppress(OSError):
-        there = {entry.name for entry in (control_dir(run) / answer_name(request, 0)).parent.iterdir()}
-    return {rank for rank in ranks if Path(answer_name(request, rank)).name in there}
+        answers = {entry.name for entry in (control_dir(run) / answer_name(request, 0)).parent.iterdir()}
+    return {rank for rank in ranks if Path(answer_name(request, rank)).name in answers}
 
 
 def _files(folder: Path) -> _Files:

@@ -72,36 +72,36 @@ class LivenessMonitor:
         """Begin an evaluation."""
         self._time.tick(self._elapsed())
 
-    def look(self, run: Path, seen: Glance, past: StepPast | None, *, subject: Subject, news: bool) -> LifeReport:
+    def look(self, run: Path, glance: Glance, past: StepPast | None, *, subject: Subject, news: bool) -> LifeReport:
         """Look at a run. ``news``: report also what happened before the watcher started."""
         now_s = self._time.s
-        liveness, last_steps = self._attempt(run, seen.attempt)
-        liveness.look(seen.ranks, now_s)
+        liveness, last_steps = self._attempt(run, glance.attempt)
+        liveness.look(glance.ranks, now_s)
         patience_s = self._patience.seconds(past)
-        verdict = liveness.judge(seen.ranks, float("inf") if patience_s is None else patience_s, now_s, news=news)
+        verdict = liveness.judge(glance.ranks, float("inf") if patience_s is None else patience_s, now_s, news=news)
         alerts = LifeAlerts(
             run=run,
             subject=subject,
-            infos=seen.infos,
+            infos=glance.infos,
             usual_us=None if past is None else past.usual_us(),
-            gpus=gpus_of(seen),
+            gpus=gpus_of(glance),
         )
         if verdict.stalled is False:
             self._dumps.over(run)
         outage = None
         if verdict.ended and patience_s is not None:
-            outage = find_outage(run, seen, verdict.live, last_steps)
+            outage = find_outage(run, glance, verdict.live, last_steps)
         quiet = outage is not None and outage.is_within(verdict.quiet)
         stalled = bool(verdict.stalled) and (news or liveness.moved)
         hung, missing, activities = None, None, None
         if quiet or stalled:
-            activities = self._activities(run, seen)
+            activities = self._activities(run, glance)
             # A stopped process cannot write a dump.
             stopped = {rank for rank, row in activities.doing.items() if row.process == "stopped"} if activities else set()
             # Without a reason why dumps are missing, they may still arrive.
-            hung, missing = self._dumps.look(run, seen.attempt, [rank for rank in verdict.live if rank not in stopped], now_s)
+            hung, missing = self._dumps.look(run, glance.attempt, [rank for rank in verdict.live if rank not in stopped], now_s)
         decided = quiet and missing is not None and bool(verdict.gone)
-        if outage is not None and not decided and outage.waited_s >= shortest_wait_s(past, asked=True):
+        if outage is not None and not decided and outage.waited_s >= shortest_wait_s(past, dumps_asked=True):
             # Whether the ranks without an end are silent shows later, as does an elastic restart.
             candidates = alerts.lost(verdict.silent)
             return LifeReport(
@@ -117,13 +117,13 @@ class LivenessMonitor:
             candidates.append(alerts.hang(verdict, hung, missing=missing or "", activities=activities))
             of.add(HANG.alertname)
         # The evaluations that an alert needs to fire count while dumps may still arrive.
-        held = {HANG.alertname} if stalled and missing is None else set[str]()
-        return LifeReport(candidates=candidates, of=of, unknown=verdict.unknown, moved=liveness.moved, held=held)
+        unconfirmed = {HANG.alertname} if stalled and missing is None else set[str]()
+        return LifeReport(candidates=candidates, of=of, unknown=verdict.unknown, moved=liveness.moved, held=unconfirmed)
 
-    def _activities(self, run: Path, seen: Glance) -> Activities | None:
+    def _activities(self, run: Path, glance: Glance) -> Activities | None:
         """Return what the ranks of a stalled run are doing; ``None``: not known."""
         try:
-            return read_activities(RunReader(run), seen.attempt, seen.infos, now_unix_ns=self._clock())
+            return read_activities(RunReader(run), glance.attempt, glance.infos, now_unix_ns=self._clock())
         except InputError:
             return None  # removed since
 
@@ -137,7 +137,7 @@ class LivenessMonitor:
     def _lost(self, run: Path, outage: Outage, past: StepPast | None) -> tuple[Outage | None, bool]:
         """Return the quiet ranks that are lost, if any, and whether that is why the others ended."""
         answered = self._dumps.answered(run, outage.silent)
-        first = outage.waited_s >= shortest_wait_s(past, asked=answered is not None)
+        first = outage.waited_s >= shortest_wait_s(past, dumps_asked=answered is not None)
         lost = outage.without(answered) if answered is not None else outage if first else None
         return lost, lost is not None and first
 
@@ -148,11 +148,11 @@ class LivenessMonitor:
             self._dumps.over(run)
 
 
-def gpus_of(seen: Glance) -> Loss | None:
+def gpus_of(glance: Glance) -> Loss | None:
     """Cost of all GPUs of a run while they do nothing; ``None`` for a run on CPUs without a price."""
-    infos = seen.infos.values()
-    price = seen.info.price_per_gpu_hour
+    infos = glance.infos.values()
+    price = glance.info.price_per_gpu_hour
     if price is None and all(info.device_kind == "cpu" for info in infos):
         return None
     world = min(LARGEST_WORLD, max((info.world_size for info in infos), default=0))
-    return Loss(gpu_hours=0.0, per_hour=float(world), price=price, currency=seen.info.currency)
+    return Loss(gpu_hours=0.0, per_hour=float(world), price=price, currency=glance.info.currency)

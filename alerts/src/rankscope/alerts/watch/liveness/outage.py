@@ -55,13 +55,13 @@ class LastSteps:
     def __init__(self) -> None:
         self._known: dict[int, tuple[tuple[str, int], LastStep | None]] = {}
 
-    def read(self, run: Path, attempt: int, rank: int, seen: RankSeen) -> LastStep | None:
+    def read(self, run: Path, attempt: int, rank: int, look: RankSeen) -> LastStep | None:
         """Return the last step of a rank; ``None`` if it has none that can be read."""
-        if seen.steps is None:
+        if look.steps is None:
             return None
         cached = self._known.get(rank)
-        if cached is None or cached[0] != seen.steps:
-            cached = self._known[rank] = (seen.steps, _last_step(rank_dir(real_run(run), attempt, rank)))
+        if cached is None or cached[0] != look.steps:
+            cached = self._known[rank] = (look.steps, _last_step(rank_dir(real_run(run), attempt, rank)))
         return cached[1]
 
 
@@ -97,18 +97,18 @@ class Outage:
         return Outage(silent=silent, ended=self.ended, waited_s=self.waited_s) if silent else None
 
 
-def find_outage(run: Path, seen: Glance, live: Collection[int], last_steps: LastSteps) -> Outage | None:
+def find_outage(run: Path, glance: Glance, live: Collection[int], last_steps: LastSteps) -> Outage | None:
     """Return the ranks of ``live`` that may be lost, with those that ended; ``None`` if one of them went on after these.
 
     ``live``: ranks that have not ended; those that cannot be read now are left out. Their silence is not judged here.
     """
-    last = {rank: last_steps.read(run, seen.attempt, rank, state) for rank, state in seen.ranks.items()}
-    ended = {rank: info for rank, info in sorted(seen.infos.items()) if info.end_reason in ("crash", "killed")}
+    last = {rank: last_steps.read(run, glance.attempt, rank, state) for rank, state in glance.ranks.items()}
+    ended = {rank: info for rank, info in sorted(glance.infos.items()) if info.end_reason in ("crash", "killed")}
     furthest = max((step.step for rank in ended if (step := last[rank]) is not None), default=0)
     if any(step.step > furthest + STEPS_AHEAD for rank in live if (step := last[rank]) is not None):
         return None
     return Outage(
-        silent={rank: last[rank] for rank in sorted(live) if seen.ranks[rank].readable},
+        silent={rank: last[rank] for rank in sorted(live) if glance.ranks[rank].readable},
         ended={rank: str(info.end_reason) for rank, info in ended.items()},
         waited_s=min((_waited_s(info, last[rank]) for rank, info in ended.items()), default=0.0),
     )
@@ -119,11 +119,11 @@ def _waited_s(info: RankInfo, last: LastStep | None) -> float:
     return 0.0 if last is None or info.end_unix_ns is None else max(0.0, (info.end_unix_ns - last.end_unix_ns) / 1e9)
 
 
-def shortest_wait_s(past: StepPast | None, *, asked: bool) -> float:
+def shortest_wait_s(past: StepPast | None, *, dumps_asked: bool) -> float:
     """Wait after which a rank did not fail by itself. ``asked``: the silent ranks were asked for an answer, and gave none.
 
     Without an answer to expect, a rank may as well have failed in a checkpoint or evaluation as long as the longest so far.
     """
     usual_us = 0.0 if past is None else past.usual_us() or 0.0
-    longest_us = 0.0 if past is None or asked else past.longest_us()
+    longest_us = 0.0 if past is None or dumps_asked else past.longest_us()
     return max(WAITED_S, WAITED_STEPS * usual_us / 1e6, longest_us / 1e6)

@@ -117,9 +117,9 @@ def _hosts(canvas: Canvas) -> None:
     by = "instance, host, simulated"
 
     def of_hosts(function: str, expr: str) -> str:
-        known = f"max by (instance, uuid, host, simulated) (gpu_info{{{SCOPE}}})"
+        gpus = f"max by (instance, uuid, host, simulated) (gpu_info{{{SCOPE}}})"
         return (
-            f"{function} by ({by}) (max by (instance, uuid) ({expr})\n* on (instance, uuid) group_left (host, simulated) {known})"
+            f"{function} by ({by}) (max by (instance, uuid) ({expr})\n* on (instance, uuid) group_left (host, simulated) {gpus})"
         )
 
     def counted(name: str) -> str:

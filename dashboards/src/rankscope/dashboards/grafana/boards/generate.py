@@ -44,11 +44,11 @@ def _text(value: Any) -> str:
 
 def main() -> None:
     """Write all boards, and remove files of boards that no longer exist."""
-    found = texts()
+    board_texts = texts()
     for path in FOLDER.rglob("*.json"):
-        if str(path.relative_to(FOLDER)) not in found:
+        if str(path.relative_to(FOLDER)) not in board_texts:
             path.unlink()
-    for name, text in found.items():
+    for name, text in board_texts.items():
         path = FOLDER / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -113,8 +113,8 @@ def lines(canvas: Canvas) -> None:
 def _lines(canvas: Canvas, *rows: Line) -> None:
     """Add graphs with one line per GPU."""
     for title, unit, metric, look, text in rows:
-        asked = NATIVE.rate if metric.endswith("_total") else NATIVE.value
-        expr = asked(metric, **look.get("among", {}))
+        expression = NATIVE.rate if metric.endswith("_total") else NATIVE.value
+        expr = expression(metric, **look.get("among", {}))
         legend = NATIVE.legend + (f" {{{{{look['label']}}}}}" if "label" in look else "")
         queries = [Query(expr, legend), _limit(*look["limit"]) if "limit" in look else None]
         more = {name: value for name, value in look.items() if name not in ("label", "among", "limit")}

@@ -86,9 +86,9 @@ def _positive(parts: Sequence[Floats]) -> Floats:
 
 def _bytes(part: Arrivals) -> Numbers:
     """Return the size that the first rank with a possible one recorded."""
-    found = part.records.bytes[part.row]
-    place = part.least(np.where((found > 0) & (found < MOST_BYTES), np.arange(len(found)), len(found)))
-    return np.asarray(np.append(found, NONE)[place])
+    byte_counts = part.records.bytes[part.row]
+    place = part.least(np.where((byte_counts > 0) & (byte_counts < MOST_BYTES), np.arange(len(byte_counts)), len(byte_counts)))
+    return np.asarray(np.append(byte_counts, NONE)[place])
 
 
 def size_bucket(size: int | None) -> int | None:
@@ -104,8 +104,8 @@ def bandwidths(instances: Samples, fabric: Fabric) -> list[CollectiveBandwidth]:
     names = [np.unique(names, return_inverse=True)[1] for names in (instances.op, instances.group)]
     number = numbered(*names, instances.size, bucket)[1]
     order = np.argsort(number, kind="stable")
-    found = [_row(instances, rows, fabric) for rows in np.split(order, np.flatnonzero(np.diff(number[order])) + 1)]
-    return sorted(found, key=lambda row: (-(row.transfer_us or 0.0) * row.matched, -row.count, row.op, row.group))
+    bandwidth_rows = [_row(instances, rows, fabric) for rows in np.split(order, np.flatnonzero(np.diff(number[order])) + 1)]
+    return sorted(bandwidth_rows, key=lambda row: (-(row.transfer_us or 0.0) * row.matched, -row.count, row.op, row.group))
 
 
 def _row(samples: Samples, rows: NDArray[np.intp], fabric: Fabric) -> CollectiveBandwidth:
@@ -159,14 +159,14 @@ def _expected(samples: Samples, rows: NDArray[np.intp], group_size: int | None, 
     if bus_factor(op, group_size) is None:
         return Expectation(unknown="the operation has no bus bandwidth")
     placements = {(samples.ranks(row), bool(samples.on_cpu[row])) for row in rows.tolist()}
-    found = {expect(op, ranks, fabric, on_cpu=on_cpu) for ranks, on_cpu in placements}
-    return found.pop() if len(found) == 1 else Expectation(unknown="its instances go over different links")
+    expectations = {expect(op, ranks, fabric, on_cpu=on_cpu) for ranks, on_cpu in placements}
+    return expectations.pop() if len(expectations) == 1 else Expectation(unknown="its instances go over different links")
 
 
 def _gb_s(size: Numbers, us: Floats) -> Floats:
     """Return the rates where both are known."""
-    known = (size != NONE) & ~np.isnan(us)
-    return np.asarray(size[known] / us[known] / 1000)
+    measured = (size != NONE) & ~np.isnan(us)
+    return np.asarray(size[measured] / us[measured] / 1000)
 
 
 def _quantile(values: Sequence[float] | Floats, at: float) -> float | None:

@@ -145,7 +145,7 @@ class Fabric(msgspec.Struct, frozen=True):
     told: Sequence[ToldLink] = ()
 
 
-def run_fabric(infos: Mapping[int, RankInfo], told: Sequence[ToldLink]) -> Fabric:
+def run_fabric(infos: Mapping[int, RankInfo], told_links: Sequence[ToldLink]) -> Fabric:
     """Return the fabric of a run. A host name with two ranks of the same local rank is left out: several machines have it."""
     accelerated = {rank: info for rank, info in infos.items() if info.device_kind != "cpu"}
     places = Counter((info.host, info.local_rank) for info in infos.values() if info.local_rank is not None)
@@ -154,7 +154,7 @@ def run_fabric(infos: Mapping[int, RankInfo], told: Sequence[ToldLink]) -> Fabri
         hosts={rank: info.host for rank, info in infos.items() if info.host not in shared},
         gpu_names={rank: info.gpu_name for rank, info in accelerated.items() if info.gpu_name is not None},
         gpus_on_host=Counter(info.host for info in accelerated.values()),
-        told=told,
+        told=told_links,
     )
 
 
@@ -181,26 +181,26 @@ def expect(op: str, ranks: Sequence[int], fabric: Fabric, *, on_cpu: bool) -> Ex
     if None in per_host:
         if len(fabric.told) != 1:
             return Expectation(unknown=_HOSTS_UNKNOWN)
-        told = fabric.told[0]
-        return _of_told_alone(told, on_cpu=on_cpu)
+        told_link = fabric.told[0]
+        return _of_told_alone(told_link, on_cpu=on_cpu)
     if len(per_host) == 1:
         return Expectation(unknown=_ON_CPU) if on_cpu else _inside(ranks, fabric)
     return _between(op, ranks, fabric, max(per_host.values()), on_cpu=on_cpu)
 
 
-def _of_told_alone(told: ToldLink, *, on_cpu: bool) -> Expectation:
+def _of_told_alone(told_link: ToldLink, *, on_cpu: bool) -> Expectation:
     """Return the expectation where only one named link is known. By naming it, the user states that it carries everything."""
-    if told.link.scope == "host" and on_cpu:
+    if told_link.link.scope == "host" and on_cpu:
         return Expectation(unknown=_ON_CPU)
-    if told.ports > 1:
-        return Expectation(told.link.name, "told", unknown=f"{_HOSTS_UNKNOWN}, so neither is the share of each in the ports")
-    return Expectation(told.link.name, "told", told.link.gb_s)
+    if told_link.ports > 1:
+        return Expectation(told_link.link.name, "told", unknown=f"{_HOSTS_UNKNOWN}, so neither is the share of each in the ports")
+    return Expectation(told_link.link.name, "told", told_link.link.gb_s)
 
 
 def _inside(ranks: Sequence[int], fabric: Fabric) -> Expectation:
-    for told in fabric.told:
-        if told.link.scope == "host":
-            return Expectation(told.link.name, "told", told.link.gb_s)
+    for told_link in fabric.told:
+        if told_link.link.scope == "host":
+            return Expectation(told_link.link.name, "told", told_link.link.gb_s)
     names = {fabric.gpu_names.get(rank) for rank in ranks}
     if None in names:
         return Expectation(unknown="the names of its GPUs are not known")
@@ -231,18 +231,18 @@ def _between(op: str, ranks: Sequence[int], fabric: Fabric, together: int, *, on
     ring, data that enters a host passes through all its ranks of the group, so their shares add up. In an all-to-all, each rank
     has only its own share, for the data to other hosts.
     """
-    told = next((one for one in fabric.told if one.link.scope == "network"), None)
-    if told is None:
+    told_link = next((candidate for candidate in fabric.told if candidate.link.scope == "network"), None)
+    if told_link is None:
         return Expectation(unknown="it crosses hosts, over a network that --link does not name")
     crowd = max(Counter(fabric.hosts.values()).values())
-    part = told.link.gb_s * max(1.0, told.ports * together / crowd)
+    part = told_link.link.gb_s * max(1.0, told_link.ports * together / crowd)
     if op == "all_to_all":
         rate = part / together * (len(ranks) - 1) / (len(ranks) - together)
     elif operation(op).rule == "pair" or op in ("gather", "scatter"):
-        rate = told.link.gb_s
+        rate = told_link.link.gb_s
     else:
         rate = min([part, *([] if on_cpu else _inside_each(ranks, fabric))])
-    return Expectation(told.link.name, "told", rate)
+    return Expectation(told_link.link.name, "told", rate)
 
 
 def _inside_each(ranks: Sequence[int], fabric: Fabric) -> Iterator[float]:

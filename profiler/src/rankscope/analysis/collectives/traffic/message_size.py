@@ -59,7 +59,7 @@ def input_size(op: str, args: EventArgs | None) -> tuple[str | None, int | None]
         shapes, types = _shapes.decode(args.input_shapes), _types.decode(args.input_types)
     except msgspec.DecodeError:
         return None, None
-    widths = [element_bytes(one) for one in types]
+    widths = [element_bytes(type_) for type_ in types]
     if not shapes or len(shapes) != len(types) or any(size < 0 for shape in shapes for size in shape):
         return None, None
     total = sum(math.prod(shape) * width for shape, width in zip(shapes, widths, strict=True) if width is not None)

@@ -173,10 +173,10 @@ def _charged(matches: Arrivals, clocks: Clocks, late: Lateness, threshold: float
     return _joined(charges, Charges(parts.arrival, parts.origin, np.minimum(end, start + until - rounded), end, parts.amount))
 
 
-def _joined(one: Charges, other: Charges) -> Charges:
+def _joined(charges: Charges, other: Charges) -> Charges:
     if not len(other.arrival):
-        return one
-    return Charges(*(np.concatenate(both) for both in zip(one, other, strict=True)))
+        return charges
+    return Charges(*(np.concatenate(both) for both in zip(charges, other, strict=True)))
 
 
 _Gains = tuple[Numbers, Numbers, Floats]

@@ -78,14 +78,14 @@ def waits_of(matching: Matching, clocks: Clocks, machines: Mapping[int, str]) ->
     ranks, place = np.unique(directed.rank, return_inverse=True)
     island = np.array([islands.get(rank, -1 - rank) for rank in ranks.tolist()])[place]
     comparable = directed.least(island) == directed.most(island)
-    apart = len(directed) - int(comparable.sum())
+    without_clock = len(directed) - int(comparable.sum())
     judged = directed.chosen(comparable)
     arrival = clocks.corrected(judged.rank, judged.arrival_ns)
     end = clocks.corrected(judged.rank, judged.end_ns)
     waiter, origin, since = _dependencies(judged, arrival)
-    mine, last = arrival[waiter], arrival[origin]
-    waited = (last - mine > residual) & (end[waiter] >= last)
-    waiter, origin, since, mine, last = waiter[waited], origin[waited], since[waited], mine[waited], last[waited]
+    own_arrival, last = arrival[waiter], arrival[origin]
+    waited = (last - own_arrival > residual) & (end[waiter] >= last)
+    waiter, origin, since, own_arrival, last = waiter[waited], origin[waited], since[waited], own_arrival[waited], last[waited]
     here = judged.arrival_ns[waiter]
     return Waits(
         judged,
@@ -93,9 +93,9 @@ def waits_of(matching: Matching, clocks: Clocks, machines: Mapping[int, str]) ->
         waiter,
         judged.rank[origin],
         here,
-        here + last - mine,
-        here + since - mine,
-        {"no_common_clock": apart} if apart else {},
+        here + last - own_arrival,
+        here + since - own_arrival,
+        {"no_common_clock": without_clock} if without_clock else {},
     )
 
 
@@ -140,10 +140,10 @@ def _transfers(judged: Arrivals, arrival: Numbers, end: Numbers, residual: int) 
     rooted = judged.rule != PAIR
     to_root = (judged.rule == TO_ROOT) & (root >= 0)
     until[to_root] = end[root[to_root]]
-    known = ~rooted | (root >= 0)
-    known &= ~((judged.rule == FROM_ROOT) & (arrival[root] < last - residual))
+    is_known = ~rooted | (root >= 0)
+    is_known &= ~((judged.rule == FROM_ROOT) & (arrival[root] < last - residual))
     transfer = until - last
-    return np.where(known & (transfer > residual), transfer, 0)
+    return np.where(is_known & (transfer > residual), transfer, 0)
 
 
 def clock_islands(matches: Arrivals, machines: Mapping[int, str]) -> dict[int, int]:
@@ -153,10 +153,10 @@ def clock_islands(matches: Arrivals, machines: Mapping[int, str]) -> dict[int, i
     """
     parent: dict[int | str, int | str] = {}
 
-    def root(one: int | str) -> int | str:
-        while parent.setdefault(one, one) != one:
-            parent[one] = one = parent[parent[one]]
-        return one
+    def root(node: int | str) -> int | str:
+        while parent.setdefault(node, node) != node:
+            parent[node] = node = parent[parent[node]]
+        return node
 
     for rank, machine in machines.items():
         parent[root(rank)] = root(machine)
@@ -164,4 +164,4 @@ def clock_islands(matches: Arrivals, machines: Mapping[int, str]) -> dict[int, i
         for rank in ranks[1:]:
             parent[root(rank)] = root(ranks[0])
     numbers: dict[int | str, int] = {}
-    return {one: numbers.setdefault(root(one), len(numbers)) for one in list(parent) if isinstance(one, int)}
+    return {node: numbers.setdefault(root(node), len(numbers)) for node in list(parent) if isinstance(node, int)}

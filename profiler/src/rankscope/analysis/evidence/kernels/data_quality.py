@@ -21,7 +21,7 @@ def quality_warnings(qualities: Mapping[int, DataQuality], others: Mapping[int, 
 
     ``others``: number of other events that are left out, by rank.
     """
-    found = []
+    warnings = []
     unused = {rank: quality for rank, quality in qualities.items() if quality.problem is not None}
     used = {rank: quality for rank, quality in qualities.items() if rank not in unused}
     damaged = {rank: quality for rank, quality in used.items() if quality.without_time or quality.far or quality.overlong}
@@ -32,27 +32,29 @@ def quality_warnings(qualities: Mapping[int, DataQuality], others: Mapping[int, 
             (sum(quality.far for quality in damaged.values()), "left out, far in time from the rest"),
             (sum(quality.overlong for quality in damaged.values()), "cut, as they last beyond the next event of their stream"),
         ]
-        said = ", ".join(f"{count:,} {what}" for count, what in parts if count)
+        counts_text = ", ".join(f"{count:,} {what}" for count, what in parts if count)
         share = sum(count for count, _ in parts) / events
-        found.append(f"{share:.1%} of the {counted(events, 'device event')} of {ranks_text(sorted(damaged))} are damaged: {said}")
+        warnings.append(
+            f"{share:.1%} of the {counted(events, 'device event')} of {ranks_text(sorted(damaged))} are damaged: {counts_text}"
+        )
     lost = {rank: quality for rank, quality in used.items() if _lost(quality)}
     if lost:
         launches, kernels = (sum(getattr(quality, name) for quality in lost.values()) for name in ("launches", "without_kernel"))
         worst = max(lost, key=lambda rank: (lost[rank].without_kernel_share or 0.0, -rank))
         share = lost[worst].without_kernel_share or 0.0
         most = f", {share:.0%} of rank {worst}" if len(lost) > 1 else ""
-        found.append(
+        warnings.append(
             f"{kernels:,} of {launches:,} kernel launches of {ranks_text(sorted(lost))} have no kernel in the trace "
             f"({kernels / launches:.0%}{most}): the profiler lost those kernels, and the figures are of the others"
         )
     if left_out := {rank: count for rank, count in others.items() if count}:
-        said = f"{counted(sum(left_out.values()), 'event')} of {ranks_text(sorted(left_out))}"
-        found.append(f"{said}{' besides' if damaged else ''} left out: damaged, or their times make no sense")
+        counts_text = f"{counted(sum(left_out.values()), 'event')} of {ranks_text(sorted(left_out))}"
+        warnings.append(f"{counts_text}{' besides' if damaged else ''} left out: damaged, or their times make no sense")
     if unused:
         rank, quality = next(iter(unused.items()))
         alike = f", and those of {ranks_text(sorted(unused.keys() - {rank}))} are like it" if len(unused) > 1 else ""
-        found.append(f"not used: the trace of rank {rank} {quality.reason}{alike}")
-    return found
+        warnings.append(f"not used: the trace of rank {rank} {quality.reason}{alike}")
+    return warnings
 
 
 def _lost(quality: DataQuality) -> bool:

@@ -78,7 +78,7 @@ def device_own_times(times: Mapping[int, DeviceTimes], blame: Blame) -> list[Dev
 
     ``blame``: waits at the matched collectives of the same steps.
     """
-    found = []
+    own_times = []
     for ranks in _same_work(times):
         own = {rank: times[rank].own_us for rank in ranks}
         steps = sorted(set.intersection(*(set(row) for row in own.values())))
@@ -86,8 +86,8 @@ def device_own_times(times: Mapping[int, DeviceTimes], blame: Blame) -> list[Dev
             matrix = np.array([[own[rank][step] for step in steps] for rank in ranks])
             walls = [row.window_us for rank in ranks for row in times[rank].by_step if not row.truncated]
             savings = Savings(blame, ranks, steps) if blame.steps else None
-            found.append(DeviceOwnTimes(ranks, steps, matrix, float(np.mean(walls)), savings))
-    return found
+            own_times.append(DeviceOwnTimes(ranks, steps, matrix, float(np.mean(walls)), savings))
+    return own_times
 
 
 def _same_work(times: Mapping[int, DeviceTimes]) -> list[list[int]]:
@@ -111,11 +111,13 @@ _SAME_CALLS: Final = 0.02
 """Relative difference of calls up to which two ranks do the same work."""
 
 
-def _alike(one: DeviceTimes, other: DeviceTimes) -> bool:
+def _alike(times: DeviceTimes, other: DeviceTimes) -> bool:
     """Return whether two ranks launch the same kernels equally often; false where they are not known."""
-    (calls, mattering), (other_calls, other_mattering) = _calls(one), _calls(other)
+    (calls, mattering), (other_calls, other_mattering) = _calls(times), _calls(other)
     counts = [(calls.get(name, 0), other_calls.get(name, 0)) for name in mattering | other_mattering]
-    return bool(counts) and all(abs(mine - theirs) <= _SAME_CALLS * max(mine, theirs) for mine, theirs in counts)
+    return bool(counts) and all(
+        abs(mine - calls_of_other) <= _SAME_CALLS * max(mine, calls_of_other) for mine, calls_of_other in counts
+    )
 
 
 def _calls(times: DeviceTimes) -> tuple[dict[str, int], set[str]]:
@@ -172,10 +174,10 @@ def more_rows(times: Mapping[int, DeviceTimes], rank: int, peers: Sequence[int])
 
 def _blocks(times: DeviceTimes) -> dict[str, tuple[int, float]]:
     """Return the number of blocks and the time of each kernel, by name; without kernels whose grids are unknown."""
-    found: dict[str, tuple[int, float]] = {}
+    by_name: dict[str, tuple[int, float]] = {}
     for kernel in times.kernels:
         sizes = [int(size) for size in re.findall(r"\d{1,12}", kernel.grid)]
-        blocks, took = found.get(kernel.name, (0, 0.0))
+        blocks, took = by_name.get(kernel.name, (0, 0.0))
         if sizes:
-            found[kernel.name] = (blocks + kernel.calls * math.prod(sizes), took + kernel.total_us)
-    return found
+            by_name[kernel.name] = (blocks + kernel.calls * math.prod(sizes), took + kernel.total_us)
+    return by_name

@@ -72,15 +72,17 @@ def compare_calls(
     that a peer lacks has at most the time of the last that it has.
     """
     common = {row.step for row in kernels.get(rank, ())} if steps is None else set(steps)
-    mine, least_us = _of_rank(kernels.get(rank, ()), common)
-    others = [found for peer in peers if (found := _of_rank(kernels.get(peer, ()), common))[0]]
-    if not mine or not others:
+    own_calls, least_us = _of_rank(kernels.get(rank, ()), common)
+    others = [peer_calls for peer in peers if (peer_calls := _of_rank(kernels.get(peer, ()), common))[0]]
+    if not own_calls or not others:
         return None
     excess = more = more_calls = fewer_calls = most = 0.0
     name, calls, usual_calls = "", 0.0, 0.0
-    for one in dict.fromkeys([*mine, *(known for calls_of, _ in others for known in calls_of)]):
-        usual = _median([known.get(one) or _at_most(mine.get(one, _NONE), least) for known, least in others])
-        own = mine.get(one) or _at_most(usual, least_us)
+    for call in dict.fromkeys([*own_calls, *(calls_of_peer for calls_of, _ in others for calls_of_peer in calls_of)]):
+        usual = _median(
+            [calls_of_peer.get(call) or _at_most(own_calls.get(call, _NONE), least) for calls_of_peer, least in others]
+        )
+        own = own_calls.get(call) or _at_most(usual, least_us)
         longer = max(0.0, own.total_us - usual.total_us)
         excess += longer
         if longer and own.calls >= (1 + MORE_WORK) * usual.calls:
@@ -88,7 +90,7 @@ def compare_calls(
             more += additional
             more_calls += own.calls - usual.calls
             if additional > most:
-                most, name, calls, usual_calls = additional, shortened(one_line(one, " "), _NAME), own.calls, usual.calls
+                most, name, calls, usual_calls = additional, shortened(one_line(call, " "), _NAME), own.calls, usual.calls
         elif usual.calls >= (1 + MORE_WORK) * own.calls:
             fewer_calls += usual.calls - own.calls
     return CallComparison(excess, more, more_calls, fewer_calls, name, calls, usual_calls)
@@ -113,10 +115,10 @@ def _of_rank(rows: Sequence[KernelRecord], steps: Collection[int]) -> tuple[dict
     return {name: _Calls(calls / count, us / count) for name, (calls, us) in totals.items()}, least
 
 
-def _at_most(found: _Calls, least_us: float) -> _Calls:
+def _at_most(calls: _Calls, least_us: float) -> _Calls:
     """Return the calls of one that was not recorded: as many as ``least_us`` allows, were each as long as those ``found``."""
-    part = min(1.0, least_us / found.total_us) if found.total_us > 0 else 1.0
-    return _Calls(found.calls * part, found.total_us * part)
+    part = min(1.0, least_us / calls.total_us) if calls.total_us > 0 else 1.0
+    return _Calls(calls.calls * part, calls.total_us * part)
 
 
 def _count(calls: float) -> str:

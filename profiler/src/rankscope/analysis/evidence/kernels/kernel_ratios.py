@@ -91,25 +91,25 @@ def compare_kernels(
     times: Mapping[int, DeviceTimes], rank: int, peers: Sequence[int], steps: Collection[int]
 ) -> KernelComparison | None:
     """Compare the kernels of ``rank`` in ``steps`` with those of its ``peers``; ``None`` where too few are the same."""
-    mine = times[rank].kernels
-    total = sum(kernel.total_us for kernel in mine)
-    theirs = [{(kernel.name, kernel.grid): kernel for kernel in times[peer].kernels} for peer in peers]
-    names = [{name for name, _ in kernels} for kernels in theirs]
+    own_kernels = times[rank].kernels
+    total = sum(kernel.total_us for kernel in own_kernels)
+    kernels_of_peers = [{(kernel.name, kernel.grid): kernel for kernel in times[peer].kernels} for peer in peers]
+    names = [{name for name, _ in kernels} for kernels in kernels_of_peers]
     compared: list[KernelRatio] = []
     unlike: dict[str, float] = {}
-    for kernel in mine:
+    for kernel in own_kernels:
         if kernel.total_us < MATTERS * total:
             continue
-        if 2 * sum(kernel.name in known for known in names) <= len(peers):
+        if 2 * sum(kernel.name in peer_names for peer_names in names) <= len(peers):
             unlike[kernel.name] = unlike.get(kernel.name, 0.0) + kernel.total_us / total
             continue
-        usual = [us for one in theirs if (us := _typical(one.get((kernel.name, kernel.grid)), steps))]
+        usual = [us for of_peer in kernels_of_peers if (us := _typical(of_peer.get((kernel.name, kernel.grid)), steps))]
         own = _typical(kernel, steps)
         if own and 2 * len(usual) > len(peers):
             compared.append(KernelRatio(kernel.name, kernel.grid, own, float(np.median(usual)), kernel.calls))
-    known = sum(kernel.median_us * kernel.calls for kernel in compared)
-    different = sorted(unlike.items(), key=lambda one: -one[1])
-    if not total or known + sum(unlike.values()) * total < _COMPARABLE * total:
+    peer_names = sum(kernel.median_us * kernel.calls for kernel in compared)
+    different = sorted(unlike.items(), key=lambda of_peer: -of_peer[1])
+    if not total or peer_names + sum(unlike.values()) * total < _COMPARABLE * total:
         return None
     return _judged(compared, different)
 
@@ -142,7 +142,10 @@ def _costly_names(longer: Sequence[KernelRatio]) -> list[str]:
 def _parts(compared: Sequence[KernelRatio]) -> list[list[KernelRatio]]:
     """Return the kernels that calculate, and those that move data."""
     calculates = [kernel_class(kernel.name) in _CALCULATES for kernel in compared]
-    return [[kernel for kernel, one in zip(compared, calculates, strict=True) if one is kind] for kind in (True, False)]
+    return [
+        [kernel for kernel, kind_of_kernel in zip(compared, calculates, strict=True) if kind_of_kernel is kind]
+        for kind in (True, False)
+    ]
 
 
 def _is_slow(part: Sequence[KernelRatio], longer: Sequence[KernelRatio], usual_us: float) -> bool:

@@ -52,14 +52,14 @@ def kernels_on_own_streams(trace: Trace, events: WorkEvents) -> frozenset[str]:
     That is the stream with the most time in kernels that surely compute, or in any if there are none: the kernels of a rank that
     waits for long may take longer than its compute.
     """
-    mine = (events.kind == COMPUTE) & events.is_on_device(trace)
-    rows = events.rows[mine]
-    length = (events.end - events.start)[mine]
+    of_device = (events.kind == COMPUTE) & events.is_on_device(trace)
+    rows = events.rows[of_device]
+    length = (events.end - events.start)[of_device]
     sure = np.isin(
         trace.name[rows], [name for name in distinct(trace.name[rows]) if kernel_class(trace.names[name]) in _COMPUTES]
     )
     weight = np.where(sure, length, 0) if sure.any() else length
-    beside = beside_the_main_stream(trace.device[rows], trace.stream[rows], events.kind[mine], weight)
+    beside = beside_the_main_stream(trace.device[rows], trace.stream[rows], events.kind[of_device], weight)
     names = set(distinct(trace.name[rows[beside]])).difference(distinct(trace.name[rows[~beside]]))
     return frozenset(trace.names[name] for name in names)
 

@@ -34,9 +34,9 @@ class StepRange(NamedTuple):
         numbers = table.steps
         keep = (numbers >= (self.first or 0)) & (True if self.past is None else numbers < self.past)
         if not keep.any() or (table.earlier.steps and (self.first or 0) < numbers[0]):
-            there = f"there are {steps_text(table)}" if len(numbers) else "no step was recorded"
+            known_steps = f"there are {steps_text(table)}" if len(numbers) else "no step was recorded"
             read = "; of so long a run only the last steps are read" if table.earlier.steps else ""
-            raise InputError(path, f"no such steps: {there}{read}")
+            raise InputError(path, f"no such steps: {known_steps}{read}")
         return replace(table.columns(keep), earlier=Earlier())
 
 

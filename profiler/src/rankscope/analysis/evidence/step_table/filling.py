@@ -144,10 +144,12 @@ class Filling:
 
     def _begin(self, columns: RankColumns) -> None:
         """Make matrices for metrics that have none. Their earlier values are unknown, or equal to those of another metric."""
-        known = {name for name in columns.same if name.removeprefix("own_") in self.values}
+        names = {name for name in columns.same if name.removeprefix("own_") in self.values}
         # ``known - self.same``: in earlier records the phase was known, but its own time was not.
-        apart = (known - self.same) | {name for name in self.same - columns.same if name.removeprefix("own_") in columns.values}
-        for name in (columns.values.keys() | apart) - self.values.keys():
+        separate = (names - self.same) | {
+            name for name in self.same - columns.same if name.removeprefix("own_") in columns.values
+        }
+        for name in (columns.values.keys() | separate) - self.values.keys():
             if name in self.same:
                 self.same.discard(name)
                 self.values[name] = self.values[name.removeprefix("own_")].copy()
@@ -177,8 +179,8 @@ class Filling:
     def _places(self, steps: NDArray[np.int64]) -> NDArray[np.intp] | slice:
         if np.array_equal(steps, self.steps):
             return slice(0, len(steps))  # usual for every rank but the first
-        known, places = self._last_places
-        if len(known) and np.array_equal(steps, known):
+        last_steps, places = self._last_places
+        if len(last_steps) and np.array_equal(steps, last_steps):
             return places  # same steps as the previous rank
         new = np.setdiff1d(steps, self.steps)
         if len(new):

@@ -250,11 +250,11 @@ def _values(
 
     ``StepRecord`` defines ``own_us`` and similar metrics.
     """
-    found = np.empty((len(names), len(rows)), np.float32)
+    columns = np.empty((len(names), len(rows)), np.float32)
     for at, name in enumerate(("samples", "tokens")):
-        found[at] = _count(counts, name)
-    found[2] = rows.column("flops")
-    return found, _times(rows, flags, *np.split(found, [3, 6, 6 + len(PHASE_METRICS)])[1:])
+        columns[at] = _count(counts, name)
+    columns[2] = rows.column("flops")
+    return columns, _times(rows, flags, *np.split(columns, [3, 6, 6 + len(PHASE_METRICS)])[1:])
 
 
 def _count(counts: NDArray[np.int64], name: str) -> NDArray[np.floating[Any]]:
@@ -265,7 +265,7 @@ def _count(counts: NDArray[np.int64], name: str) -> NDArray[np.floating[Any]]:
 def _times(
     rows: ColumnRows,
     flags: NDArray[np.uint32],
-    found: NDArray[np.float32],
+    times: NDArray[np.float32],
     of_phases: NDArray[np.float32],
     of_blocked: NDArray[np.float32],
 ) -> frozenset[str]:
@@ -281,8 +281,8 @@ def _times(
     whole, step = wall, wall
     if has_device.any():
         device = _of_phases(rows, "device_")
-        seen = has_device & np.isfinite(device).any(axis=0)
-        step = np.where(seen, np.nansum(device, axis=0, dtype=np.float64), wall)
+        is_on_device = has_device & np.isfinite(device).any(axis=0)
+        step = np.where(is_on_device, np.nansum(device, axis=0, dtype=np.float64), wall)
     if on_device.any():
         blocked = np.where(on_device, _of_phases(rows, "device_blocked_"), blocked)
         clock = None if phases is None else np.where(on_device, device, phases)
@@ -293,7 +293,7 @@ def _times(
     if not has_blocked.all():
         blocked[:, ~has_blocked] = np.nan
     total = blocked.sum(axis=0)
-    found[0], found[1], found[2] = step, whole - total, total
+    times[0], times[1], times[2] = step, whole - total, total
     if len(of_blocked):
         of_blocked[:] = np.where(_waited(blocked)[:, None], blocked, np.nan)
     if phases is None or clock is None:
@@ -326,20 +326,20 @@ def _known(rows: ColumnRows, flags: NDArray[np.uint32], counts: NDArray[np.int64
     on_device = (flags & (HAS_DEVICE | HAS_DEVICE_BLOCKED)) == HAS_DEVICE | HAS_DEVICE_BLOCKED
     on_host = (flags & HAS_BLOCKED != 0) & ~on_device
     has_device, all_on_host = bool(on_device.any()), bool(on_host.all())
-    found = set()
+    metrics = set()
     for name in names:
         if name in _ELEMENTS:
-            known = bool((counts[COUNTS.index(name)] >= 0).any())
+            has_values = bool((counts[COUNTS.index(name)] >= 0).any())
         elif name.startswith("own_"):
             phase = name.removeprefix("own_")
             column = rows.column(phase)
-            known = _any_known(column if all_on_host else column[on_host])
-            known = known or (has_device and _any_known(rows.column(f"device_{phase}")[on_device]))
+            has_values = _any_known(column if all_on_host else column[on_host])
+            has_values = has_values or (has_device and _any_known(rows.column(f"device_{phase}")[on_device]))
         else:
-            known = _any_known(rows.column(name))
-        if known:
-            found.add(name)
-    return frozenset(found)
+            has_values = _any_known(rows.column(name))
+        if has_values:
+            metrics.add(name)
+    return frozenset(metrics)
 
 
 def _any_known(column: NDArray[np.float32]) -> bool:
@@ -358,8 +358,8 @@ def _named(names: Sequence[str], values: NDArray[np.float32], metrics: Collectio
     absurd = np.abs(values) >= most[:, None]
     if absurd.any():
         values[absurd] = np.nan
-    known = np.logical_not(np.isnan(values).all(axis=1))
-    return {name: row for name, row, is_known in zip(names, values, known, strict=True) if is_known}
+    is_recorded = np.logical_not(np.isnan(values).all(axis=1))
+    return {name: row for name, row, is_known in zip(names, values, is_recorded, strict=True) if is_known}
 
 
 def _memory(rows: ColumnRows) -> NDArray[np.float64]:

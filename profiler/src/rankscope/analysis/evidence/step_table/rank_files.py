@@ -42,7 +42,7 @@ Report = Callable[[int, int], None]
 """Progress callback, called with the number of ranks read so far and the number of all ranks."""
 
 
-def ignore(done: int, of: int) -> None:
+def ignore(at: int, of: int) -> None:
     """Report nothing."""
 
 
@@ -93,14 +93,14 @@ class OnRequest:
         reader: RunReader,
         attempt: int,
         steps: NDArray[np.int64],
-        known: AbstractSet[str],
+        known_metrics: AbstractSet[str],
         numbers: StepNumbers = ALL_ALIKE,
     ) -> None:
         self._reader = reader
         self._attempt = attempt
         self._steps = steps
         self._numbers = numbers
-        self.known = known
+        self.known = known_metrics
         self._parts: list[Filling] = []
         self._starts: dict[int, NDArray[np.int64]] = {}
         self._of_rank: dict[int, tuple[int, int]] = {}
@@ -110,8 +110,8 @@ class OnRequest:
 
     def unread(self, metrics: Collection[str]) -> OnRequest:
         """Return a reader of the same table that has read nothing yet, and reads only ``metrics``."""
-        known = {name for name in self.known if name in metrics}
-        return OnRequest(self._reader, self._attempt, self._steps, known, self._numbers)
+        known_metrics = {name for name in self.known if name in metrics}
+        return OnRequest(self._reader, self._attempt, self._steps, known_metrics, self._numbers)
 
     def renumbered(self, numbers: StepNumbers) -> OnRequest:
         """Return a reader of the table with other step numbers on some ranks, which has read nothing yet."""
@@ -132,14 +132,14 @@ class OnRequest:
         if self._places is None or self._places[0] is not ranks or self._places[1] is not columns:
             self._places = (ranks, columns, self._places_of(ranks, columns))
         places = self._places[2]
-        found = np.full(len(ranks), np.nan, np.float32)
+        values = np.full(len(ranks), np.nan, np.float32)
         if metric in places.rows.metrics:
-            found[places.of_rows] = places.rows.metrics[metric]
+            values[places.of_rows] = places.rows.metrics[metric]
         for rank, at in places.of_ranks.items():
             part, row = self._of_rank[rank]
             if (matrix := self._parts[part].metric(metric)) is not None:
-                found[at] = matrix[row, columns[at]]
-        return found
+                values[at] = matrix[row, columns[at]]
+        return values
 
     def _places_of(self, ranks: NDArray[np.int64], columns: NDArray[np.intp]) -> _Places:
         """Read what is needed for ``at`` at these places."""
@@ -172,9 +172,9 @@ class OnRequest:
         if rank not in self._starts:
             rows = ColumnRows(self._reader.quiet().step_rows(self._attempt, rank))
             columns_of_rank = self._numbered(rank, RankColumns.of_columns(rows, ()))
-            there = np.isin(columns_of_rank.step, self._steps)  # the run may have gone on
+            is_step = np.isin(columns_of_rank.step, self._steps)  # the run may have gone on
             started = np.zeros(len(self._steps), np.int64)
-            started[np.searchsorted(self._steps, columns_of_rank.step[there])] = columns_of_rank.start[there]
+            started[np.searchsorted(self._steps, columns_of_rank.step[is_step])] = columns_of_rank.start[is_step]
             self._starts[rank] = started
         found: NDArray[np.int64] = self._starts[rank][columns]
         return found
@@ -228,9 +228,9 @@ def _side_by_side(
     with ThreadPoolExecutor(threads, thread_name_prefix="steps") as pool:
         more = iter(ranks)
         waiting = deque(pool.submit(loaded, rank) for rank in islice(more, threads * _AHEAD))
-        for done, rank in enumerate(ranks, start=1):
+        for number, rank in enumerate(ranks, start=1):
             result, own = waiting.popleft().result()
-            waiting.extend(pool.submit(loaded, one) for one in islice(more, 1))
+            waiting.extend(pool.submit(loaded, next_rank) for next_rank in islice(more, 1))
             reader.take_over(own.skipped, own.unusable)
-            report(done, len(ranks))
+            report(number, len(ranks))
             yield rank, result

@@ -155,20 +155,20 @@ def find_step_numbers(table: Table, infos: Mapping[int, RankInfo]) -> StepNumber
     if middle != first:
         flagged = case.look(middle)
     changed: dict[int, NewNumbers] = {}
-    apart: dict[int, Apart] = {}
+    new_numbers: dict[int, Apart] = {}
     for place in np.flatnonzero(flagged).tolist():
-        found = case.compare(place)
-        if isinstance(found, NewNumbers):
-            changed[ranks[rows[place]]] = found
-        elif found is not None:
-            apart[ranks[rows[place]]] = found
-    return StepNumbers(ranks[rows[middle]], changed, apart) if changed or apart else ALL_ALIKE
+        comparison = case.compare(place)
+        if isinstance(comparison, NewNumbers):
+            changed[ranks[rows[place]]] = comparison
+        elif comparison is not None:
+            new_numbers[ranks[rows[place]]] = comparison
+    return StepNumbers(ranks[rows[middle]], changed, new_numbers) if changed or new_numbers else ALL_ALIKE
 
 
 def _is_usable(starts: Floats) -> bool:
     """Return whether there are enough starts, on a clock that was not turned back."""
-    known = starts[np.isfinite(starts)]
-    return len(known) >= _FEWEST and bool((np.diff(known) > 0).all())
+    finite = starts[np.isfinite(starts)]
+    return len(finite) >= _FEWEST and bool((np.diff(finite) > 0).all())
 
 
 class _Case:
@@ -225,8 +225,8 @@ class _Case:
         if self._has_jumped(place):
             return None
         own, starts = self.starts(place)
-        seen = np.isfinite(self.offset[place])
-        starts = starts - np.interp(starts, self._at[place][seen], self.offset[place][seen])
+        is_seen = np.isfinite(self.offset[place])
+        starts = starts - np.interp(starts, self._at[place][is_seen], self.offset[place][is_seen])
         # Ranks end a step together, after its communication. An extra step comes before the one that all do.
         at, times = starts + self._walls_ns(place, own), self._times + self._walls_ns(self._reference, self._known)
         at, times = np.maximum.accumulate(at), np.maximum.accumulate(times)
@@ -243,10 +243,10 @@ class _Case:
         lag = self._place(starts) - own
         common = np.flatnonzero(np.isfinite(lag))
         near = np.flatnonzero(np.abs(lag[common]) < _LAG)
-        apart = common[near[-1] + 1 :] if len(near) else common
-        if len(apart) < max(_FEWEST, len(common) / 2):
+        far = common[near[-1] + 1 :] if len(near) else common
+        if len(far) < max(_FEWEST, len(common) / 2):
             return None
-        example = apart[len(apart) // 2]
+        example = far[len(far) // 2]
         return Apart(int(own[example]), int(self._known[nearest[example]]))
 
     def _has_jumped(self, place: int) -> bool:
@@ -267,8 +267,8 @@ class _Case:
         between = np.diff(at) - self._walls_ns(place, numbers)[:-1]
         # Between profiled steps the recorder works, and steps without a record are no jump.
         between[(np.abs(between) < _JUMP * self._step_ns) | (np.diff(numbers) != 1) | profiled[1:] | profiled[:-1]] = 0.0
-        found: Floats = np.cumsum(np.insert(between, 0, 0.0))
-        return found
+        offsets: Floats = np.cumsum(np.insert(between, 0, 0.0))
+        return offsets
 
     def _walls_ns(self, place: int, numbers: Ints) -> Floats:
         """Return the durations of a rank's steps."""
@@ -277,8 +277,8 @@ class _Case:
 
     def _place(self, at: Floats) -> Floats:
         """Return the number of the reference's step at some times, in fractions of steps; NaN before its first and after."""
-        found: Floats = np.interp(at, self._times, self._known, left=np.nan, right=np.nan)
-        return found
+        places: Floats = np.interp(at, self._times, self._known, left=np.nan, right=np.nan)
+        return places
 
     def _offsets(self, late_ns: Floats) -> Floats:
         """Return the difference of each rank's clock, and of where it ends a step, [ranks, samples].
@@ -316,8 +316,8 @@ def _longest(mask: NDArray[np.bool_]) -> int:
 
 
 def _median(values: Floats) -> float:
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else np.nan
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else np.nan
 
 
 def _nearest(sorted_times: Floats, times: Floats) -> NDArray[np.intp]:

@@ -104,8 +104,8 @@ class Matrices(Mapping[str, Matrix]):
         """Return ``stored`` for some of the steps, and only for the ranks in ``rows`` if given."""
         columns = self._columns(steps)
         if metric in self._stored:
-            found: NDArray[np.float32] = self._stored[metric][:, columns][self._rows]
-            return found if rows is None else found[rows]
+            stored_values: NDArray[np.float32] = self._stored[metric][:, columns][self._rows]
+            return stored_values if rows is None else stored_values[rows]
         if metric not in METRICS:
             raise KeyError(metric)
         ranks = self._ranks if rows is None else self._ranks[rows]
@@ -156,8 +156,8 @@ class Matrices(Mapping[str, Matrix]):
     def at(self, metric: str, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> NDArray[np.float32]:
         """Return a metric at places, given as a row and a column each: [places]."""
         if metric in self._stored or self._meters is None or metric not in self._meters.known:
-            found: NDArray[np.float32] = self.stored(metric)[rows, columns]
-            return found
+            stored_values: NDArray[np.float32] = self.stored(metric)[rows, columns]
+            return stored_values
         if self._asked is None or self._asked[0] is not rows or self._asked[1] is not columns:
             self._asked = (rows, columns, self._ranks[rows], self._kept[columns])
         return self._meters.at(metric, *self._asked[2:])
@@ -171,8 +171,8 @@ class Matrices(Mapping[str, Matrix]):
         """Return one row of a matrix."""
         if metric in self._stored:
             place = row if isinstance(self._rows, slice) else self._rows[row]
-            found: NDArray[np.float32] = self._stored[metric][place, self._columns(slice(None))]
-            return found
+            stored_values: NDArray[np.float32] = self._stored[metric][place, self._columns(slice(None))]
+            return stored_values
         read: NDArray[np.float32] = self.some(metric, slice(None), np.array([row]))[0]
         return read
 
@@ -300,8 +300,8 @@ class StepTable:
         """
         if isinstance(self.values, Matrices):
             return self.values.some(metric, steps, rows)
-        found = self.values[metric][:, steps]
-        return found if rows is None else found[rows]
+        chosen = self.values[metric][:, steps]
+        return chosen if rows is None else chosen[rows]
 
     def at(self, metric: str, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Stored:
         """Return one metric at places, given as a row and a column each: [places]."""
@@ -340,8 +340,8 @@ class StepTable:
 
     def tagged(self, tag: str) -> NDArray[np.bool_]:
         """Return the mask of records that have a tag, [ranks, steps]."""
-        found = self.tags.get(tag)
-        return np.zeros((len(self.ranks), len(self.steps)), dtype=bool) if found is None else found
+        is_tagged = self.tags.get(tag)
+        return np.zeros((len(self.ranks), len(self.steps)), dtype=bool) if is_tagged is None else is_tagged
 
     def columns(self, keep: NDArray[np.bool_]) -> StepTable:
         """Return the table of the steps where ``keep`` [steps] is true."""
@@ -388,10 +388,10 @@ class StepTable:
 
     def known(self, metric: str) -> NDArray[np.bool_]:
         """Return the mask of the known values of a metric, [ranks, steps]; in blocks, for the selected steps may need a copy."""
-        found = np.empty((len(self.ranks), len(self.steps)), dtype=bool)
+        is_known = np.empty((len(self.ranks), len(self.steps)), dtype=bool)
 
         def enter(steps: slice) -> None:
-            np.isfinite(self.some(metric, steps), out=found[:, steps])
+            np.isfinite(self.some(metric, steps), out=is_known[:, steps])
 
-        of_blocks(found.shape, enter)
-        return found
+        of_blocks(is_known.shape, enter)
+        return is_known

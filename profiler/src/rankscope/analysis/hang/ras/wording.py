@@ -21,12 +21,14 @@ def summary_of(judgement: Judgement, latest: Snapshot, interval_s: float | None)
         return _hang(judgement, over)
     if judgement.moved:
         lost = _named(judgement, judgement.suspected("unreachable", "dead"))
-        gone = f", but no contact to {lost}" if lost else ""
-        return f"{'Not enough data for a verdict' if lost else 'No hang'}: the ranks launched collectives{over}{gone}."
+        no_contact = f", but no contact to {lost}" if lost else ""
+        return f"{'Not enough data for a verdict' if lost else 'No hang'}: the ranks launched collectives{over}{no_contact}."
     if interval_s is None:
         behind = _named(judgement, judgement.suspected("behind"))
-        seen = f"{behind} {_are(behind)} behind at that moment, as also happens" if behind else "no rank was behind, as also"
-        return f"Not enough data for a verdict: NCCL RAS answered once only; {seen} in a job that trains."
+        behind_text = (
+            f"{behind} {_are(behind)} behind at that moment, as also happens" if behind else "no rank was behind, as also"
+        )
+        return f"Not enough data for a verdict: NCCL RAS answered once only; {behind_text} in a job that trains."
     return f"Not enough data for a verdict: {_standing(judgement, latest, over)}."
 
 
@@ -51,9 +53,9 @@ def _hang(judgement: Judgement, over: str) -> str:
     match judgement.cause:
         case "unreachable":
             dead = all(suspect.row.why == "dead" for suspect in judgement.named)
-            gone = f"NCCL's processes gave up on {'it' if is_one else 'them'} after a minute without contact."
+            given_up = f"NCCL's processes gave up on {'it' if is_one else 'them'} after a minute without contact."
             return f"{upper} {'does' if is_one else 'do'} not answer NCCL's other processes" + (
-                f"; {gone}" if dead else ": stopped, dead, or cut off from the network."
+                f"; {given_up}" if dead else ": stopped, dead, or cut off from the network."
             )
         case "nccl_error" if judgement.named:
             errors = sorted({suspect.row.error or "unknown" for suspect in judgement.named})

@@ -94,12 +94,12 @@ class Healing:
         others, steps = np.flatnonzero(~slow), own.shape[1]
         longest, middle = self._of_others(slow)
         sample = others[:: max(1, len(others) // _DRAWS)]
-        apart = own[sample] - middle
+        deviations = own[sample] - middle
         alike = 0
         replaced = np.zeros(steps, dtype=bool)
         for row in np.flatnonzero(slow).tolist():
             over = own[row] - middle
-            usual = as_in_other_steps(over, apart if len(others) > 1 else -over[None])
+            usual = as_in_other_steps(over, deviations if len(others) > 1 else -over[None])
             if usual is None:
                 alike += 1
             else:
@@ -130,10 +130,10 @@ class Healing:
         difference of the two is from its middle.
         """
         own, leading = self._times.own, self._leading
-        apart = own[0].astype(np.float64) - own[1]
-        parts = [apart[part] for part in block_slices(len(apart))]
+        difference = own[0].astype(np.float64) - own[1]
+        parts = [difference[part] for part in block_slices(len(difference))]
         noise = 0.5 * float(np.concatenate([np.abs(part - np.median(part)) for part in parts]).mean())
-        return max(float(leading.ahead[~slow[leading.rows]].sum() / len(apart)), noise)
+        return max(float(leading.ahead[~slow[leading.rows]].sum() / len(difference)), noise)
 
 
 def hosts_of(ranks: Sequence[int], hosts: Mapping[int, str]) -> dict[str, list[int]]:
@@ -211,9 +211,9 @@ REGULAR: Final = 0.75
 
 def period(steps: NDArray[np.int64]) -> int | None:
     """Return the period of ascending ``steps`` if most distances are multiples of it; ``None`` otherwise or below 5 steps."""
-    apart = np.diff(steps)
-    if len(apart) < 4:
+    distances = np.diff(steps)
+    if len(distances) < 4:
         return None
-    usual = int(np.median(apart))
+    usual = int(np.median(distances))
     # Some of the periodic steps may be missing from ``steps``, so multiples count.
-    return usual if usual > 1 and (apart % usual == 0).mean() >= REGULAR else None
+    return usual if usual > 1 and (distances % usual == 0).mean() >= REGULAR else None

@@ -118,15 +118,15 @@ class _Case:
 
     def slow_ranks(self) -> list[Outliers]:
         """Return the ranks whose excess chance does not explain, most significant first."""
-        found: list[Outliers] = []
+        outliers: list[Outliers] = []
         slow = np.zeros(len(self.own), dtype=bool)
         while (ahead := ranks_ahead(self.own, self.measures, slow, self.excess, self.limit)) is not None:
             if ahead.p_value > LIMIT:
                 break
-            found.append(ahead)
+            outliers.append(ahead)
             slow[ahead.rows] = True
         self.slow = slow
-        return found
+        return outliers
 
     def slow_hosts(self) -> list[Outliers]:
         """Return the ranks of hosts that are slow although no single rank is: their ranks are slow one after the other."""
@@ -144,14 +144,14 @@ class _Case:
         # A host whose ranks pause at different steps is slower, but costs no more than its ranks are slower themselves.
         longer = np.array([(self.excess[rows] - np.median(self.excess)).sum() for rows in rest.values()])
         over = np.minimum(mean_excess(own, np.arange(len(own))), longer)
-        found = []
+        outliers = []
         while (ahead := ranks_ahead(own, measures, floor, over, self.limit)) is not None and ahead.p_value <= LIMIT:
             floor[ahead.rows] = True
             rows = [row for at in ahead.rows for row in taking_part(self.excess, list(rest.values())[at])]
-            found.append(Outliers(rows, ahead.p_value, self.measures[-1]))
-        for one in found:
-            self.slow[one.rows] = True
-        return found
+            outliers.append(Outliers(rows, ahead.p_value, self.measures[-1]))
+        for host_outliers in outliers:
+            self.slow[host_outliers.rows] = True
+        return outliers
 
     def named(self, tested: Sequence[Outliers]) -> SlowRanks | None:
         """Return the slow ranks if healing them saves enough; without those tested last that take away the certainty."""
@@ -162,26 +162,26 @@ class _Case:
                 return slow
         return None
 
-    def _waited_for(self, found: Sequence[Outliers]) -> tuple[list[Outliers], list[int]]:
+    def _waited_for(self, outliers: Sequence[Outliers]) -> tuple[list[Outliers], list[int]]:
         """Return those of ``found`` for which the others wait, and the rows of the rest: a slower rank comes after them."""
-        rows = [row for ahead in found for row in ahead.rows]
+        rows = [row for ahead in outliers for row in ahead.rows]
         if len(rows) < 2 or self.times.savings is not None:
-            return list(found), []
+            return list(outliers), []
         leading = leaders(self.own)
         waits = leading.largest - self.own.mean(axis=0, dtype=np.float64)
         imposed = np.bincount(leading.rows, weights=waits, minlength=len(self.own))
         behind = [row for row in rows if imposed[row] < _WAITED_FOR * imposed[rows].mean()]
-        kept = [replace(ahead, rows=rest) for ahead in found if (rest := [row for row in ahead.rows if row not in behind])]
+        kept = [replace(ahead, rows=rest) for ahead in outliers if (rest := [row for row in ahead.rows if row not in behind])]
         return kept, behind
 
-    def _slow(self, found: Sequence[Outliers], behind: Sequence[int]) -> SlowRanks | None:
-        rows, whole = self._with_hosts([row for ahead in found for row in ahead.rows])
+    def _slow(self, outliers: Sequence[Outliers], behind: Sequence[int]) -> SlowRanks | None:
+        rows, whole = self._with_hosts([row for ahead in outliers for row in ahead.rows])
         rows.sort(key=lambda row: -self.excess[row])
         slow = np.zeros(len(self.own), dtype=bool)
         slow[rows] = True
         gain = gain_of(self.times, slow)
-        p = max(ahead.p_value for ahead in found)
-        estimate = self._estimate(gain, slow, found[0].measure)
+        p = max(ahead.p_value for ahead in outliers)
+        estimate = self._estimate(gain, slow, outliers[0].measure)
         low, high = estimate.bounds(LEVEL)
         steps = self.own.shape[1]
         # What happened in one step alone is no slowness.
@@ -189,8 +189,8 @@ class _Case:
             return None
         if (low if steps >= FEWEST_BATCHES else estimate.mean) < self.limit:
             return None
-        over_usual, far = self._slow_steps(rows, slow, found[0].measure)
-        limited = found[0].measure.limited
+        over_usual, far = self._slow_steps(rows, slow, outliers[0].measure)
+        limited = outliers[0].measure.limited
         often = max(float(gain.last.mean()), float(far.mean()) if limited else 0.0)
         pattern: Pattern = "fixed" if often >= FIXED and far.mean() >= FAR else "intermittent"
         affected = gain.last if pattern == "fixed" and not limited else far
@@ -241,8 +241,8 @@ class _Case:
         """Return the hosts most of whose ranks are slow, and more than chance puts there if slow ranks are placed at random."""
         most = {host: rows for host, rows in self.hosts.items() if 2 * len(slow & set(rows)) > len(rows)}
         every = {host for host, rows in most.items() if len(taking_part(self.excess, rows)) == len(rows)}
-        there = sum(len(self.hosts[host]) for host in every)
-        if 2 * there > len(slow):
+        rank_count = sum(len(self.hosts[host]) for host in every)
+        if 2 * rank_count > len(slow):
             return sorted(most)
         return [
             host

@@ -87,7 +87,7 @@ def noise_of(own: Stored, at_most: float = math.inf) -> Noise:
 
 def _over_peers(own: Stored, rows: NDArray[np.intp]) -> Matrix:
     if len(own) == 2:
-        apart: Matrix = (own[:1].astype(np.float64) - own[1:]).repeat(1, axis=0)
-        return np.concatenate([apart, -apart])
+        difference: Matrix = (own[:1].astype(np.float64) - own[1:]).repeat(1, axis=0)
+        return np.concatenate([difference, -difference])
     sample = own[:: max(1, len(own) // (4 * _SAMPLED))]
     return own[rows].astype(np.float64) - np.median(sample, axis=0)

@@ -74,7 +74,7 @@ def gap_p_value(scores: Scores, gap: float, beside: Sequence[Scores] = ()) -> fl
 
 def _standardised(scores: Scores, beside: Sequence[Scores]) -> tuple[NDArray[np.float64], float]:
     """Return the measures [measures, blocks, ranks], each in units of its totals' standard deviation, and that of the first."""
-    centred = np.stack([one - one.mean(axis=1, keepdims=True) for one in (scores, *beside)])
+    centred = np.stack([block - block.mean(axis=1, keepdims=True) for block in (scores, *beside)])
     deviation = np.sqrt((centred**2).mean(axis=2).sum(axis=1))
     deviation[deviation == 0] = 1.0
     standardised: NDArray[np.float64] = centred / deviation[:, None, None]

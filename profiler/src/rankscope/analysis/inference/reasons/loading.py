@@ -29,7 +29,7 @@ class LoadingLine(NamedTuple):
 
 
 def loading_line(
-    source: BatchSource | None, mine: Sequence[StackSamples], others: Iterable[Sequence[StackSamples]]
+    source: BatchSource | None, own_samples: Sequence[StackSamples], others: Iterable[Sequence[StackSamples]]
 ) -> LoadingLine | None:
     """Return where batches are loaded for which a slow rank waits; ``None``: it waits for no other thread or process, or for
     something else.
@@ -41,7 +41,9 @@ def loading_line(
         return None
     healthy = _together(row for rows in others for row in rows)
     loaders = {
-        target: loader for target, loader in _together(mine).items() if source == "workers" or _loads(loader, healthy.get(target))
+        target: loader
+        for target, loader in _together(own_samples).items()
+        if source == "workers" or _loads(loader, healthy.get(target))
     }
     busy = {target: loader for target, loader in loaders.items() if loader.lines}
     if not busy:

@@ -51,9 +51,9 @@ def line_of_run(
     ``healthy``: ranks to compare with. ``steps``: the first step that counts, and the one after the last.
     """
     rows = list(run.reader.stacks(run.table.attempt, rank))
-    mine = samples_in(rows, steps)
-    others = [samples_in(run.reader.stacks(run.table.attempt, one), steps) for one in healthy] if mine else []
-    line = find_stalled_line(mine, others, cost_share=cost_share) if mine else None
+    own_samples = samples_in(rows, steps)
+    others = [samples_in(run.reader.stacks(run.table.attempt, peer), steps) for peer in healthy] if own_samples else []
+    line = find_stalled_line(own_samples, others, cost_share=cost_share) if own_samples else None
     return line, next((row.missing[:200] for row in reversed(rows) if row.missing), None)
 
 
@@ -75,29 +75,29 @@ def samples_in(rows: Iterable[StackSamples], steps: tuple[int, int] | None) -> l
 
 
 def find_stalled_line(
-    mine: Sequence[StackSamples], others: Sequence[Sequence[StackSamples]], *, cost_share: float
+    own_samples: Sequence[StackSamples], others: Sequence[Sequence[StackSamples]], *, cost_share: float
 ) -> StalledLine | None:
     """Return the line with the largest excess on a slow rank, or ``None`` where none is beyond chance and large enough.
 
     ``others``: samples of each healthy rank. ``cost_share``: share of the step that the slow rank costs.
     """
-    rank, healthy = _count(mine), [one for rows in others if (one := _count(rows)).samples]
-    together = _Count(sum(one.samples for one in healthy), sum((one.at for one in healthy), Counter()))
+    rank, healthy = _count(own_samples), [counted for rows in others if (counted := _count(rows)).samples]
+    together = _Count(sum(counted.samples for counted in healthy), sum((counted.at for counted in healthy), Counter()))
     if rank.samples < LEAST_SAMPLES or together.samples < LEAST_SAMPLES:
         return None
-    place = max(rank.at, key=lambda one: rank.share(one) - together.share(one), default=None)
+    place = max(rank.at, key=lambda counted: rank.share(counted) - together.share(counted), default=None)
     if place is None:
         return None
     share, usual = rank.share(place), together.share(place)
-    if share - usual < max(LEAST_EXCESS, LEAST_PART * cost_share) or share <= max(one.share(place) for one in healthy):
+    if share - usual < max(LEAST_EXCESS, LEAST_PART * cost_share) or share <= max(counted.share(place) for counted in healthy):
         return None
     pooled = (rank.at[place] + together.at[place]) / (rank.samples + together.samples)
     deviation = math.sqrt(pooled * (1 - pooled) * (1 / rank.samples + 1 / together.samples))
     if share - usual < DEVIATIONS * deviation:
         return None
-    there = [row for rows in mine for row in rows.lines if _place(row) == place]
-    most = max(there, key=lambda row: row.samples)
-    loading = loading_line(most.batches_from, mine, others)
+    lines_of_place = [row for rows in own_samples for row in rows.lines if _place(row) == place]
+    most = max(lines_of_place, key=lambda row: row.samples)
+    loading = loading_line(most.batches_from, own_samples, others)
     named = most if loading is None or loading.line is None else loading.line
     beside = None if named is most or loading is None else loading
     return StalledLine(
@@ -106,7 +106,7 @@ def find_stalled_line(
         function=named.function,
         call=named.call,
         innermost=named.innermost,
-        phase=_phase(there),
+        phase=_phase(lines_of_place),
         runs_in="training_thread" if beside is None else "worker_process" if beside.in_process else "background_thread",
         loads=loading is not None or most.batches_from == "loader",
         share=share,

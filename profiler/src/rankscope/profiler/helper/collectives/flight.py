@@ -170,17 +170,17 @@ class FlightDumps(HelperTask):
         if read_answer(self._run, name) is None:
             self._answer(name, _TOO_SOON)
 
-    def _follow(self, name: str, asked: _Asked) -> None:
+    def _follow(self, name: str, request: _Asked) -> None:
         try:
             reason = done_file(self._context.scratch, name).read_text(encoding="utf-8", errors="replace")
         except OSError:
-            if asked.given_up or time.monotonic() < asked.deadline:
+            if request.given_up or time.monotonic() < request.deadline:
                 return
             # NCCL's own thread may still be able to dump, if torch's pipe is enabled.
-            if not asked.piped and self._watchdog is not None and write_to_pipe(self._rank):
-                asked.piped, asked.deadline = True, time.monotonic() + ANSWER_SECONDS
+            if not request.piped and self._watchdog is not None and write_to_pipe(self._rank):
+                request.piped, request.deadline = True, time.monotonic() + ANSWER_SECONDS
                 return
-            asked.given_up = True
+            request.given_up = True
             why = _UNABLE[process_state(self._context.hello.rank.pid)]
             self._answer(name, f"no dump within {ANSWER_SECONDS:.0f} s: {why}")
             return
@@ -228,20 +228,20 @@ class FlightDumps(HelperTask):
             answer(self._run, given, rank=None if for_all else self._rank)
 
     def _collect_watchdog(self, *, last: bool = False) -> None:
-        found = None if self._watchdog is None else self._watchdog.complete(last=last)
-        if found is None:
+        dump = None if self._watchdog is None else self._watchdog.complete(last=last)
+        if dump is None:
             return
         # If a request was sent through torch's pipe, this is its dump.
-        name = next((name for name, asked in self._asked.items() if asked.piped), None)
+        name = next((name for name, request in self._asked.items() if request.piped), None)
         if name is None:
             if self._rank == 0:
                 self._ras.ask(self._attempt)
-            self._keep(found, self._target("watchdog-nccl"))
+            self._keep(dump, self._target("watchdog-nccl"))
             return
         del self._asked[name]
         target = self._target(f"{name}-nccl")
         self._kept.append([target])
-        self._deliver(name, {found: target})
+        self._deliver(name, {dump: target})
 
     def _keep(self, source: Path, target: Path) -> None:
         try:
@@ -297,13 +297,13 @@ class WatchdogFile:
     def complete(self, *, last: bool = False) -> Path | None:
         """Return the file once, when it exists and no longer grows; with ``last`` even if it may still grow."""
         try:
-            found = self._path.stat(follow_symlinks=False)
+            status = self._path.stat(follow_symlinks=False)
         except OSError:
             return None
-        state = (found.st_size, found.st_mtime_ns)
+        state = (status.st_size, status.st_mtime_ns)
         before, self._seen = self._seen, state
         # Torch may rewrite the file, as after a request through its pipe: another state is another dump.
-        if state == self._taken or not found.st_size or found.st_mtime_ns < self._newer_than:
+        if state == self._taken or not status.st_size or status.st_mtime_ns < self._newer_than:
             return None
         if state != before and not last:
             return None

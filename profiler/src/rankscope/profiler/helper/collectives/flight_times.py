@@ -75,19 +75,19 @@ class FlightTimes:
                 os.write(_REQUESTS, f"{DURATIONS}\n".encode())
                 self._asked = now
             return
-        done = done_file(self._context.scratch, DURATIONS)
+        answer_file = done_file(self._context.scratch, DURATIONS)
         try:
-            answer = done.read_text(encoding="utf-8", errors="replace")
+            answer = answer_file.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             if now - self._asked > ANSWER_SECONDS and not self._late:
                 self._late = True
                 raise NoTimesError(f"no dump of the Flight Recorder within {ANSWER_SECONDS:.0f} s") from None
             return
-        done.unlink()
-        asked, self._asked, self._late = self._asked, None, False
-        yield from self._take(answer, asked)
+        answer_file.unlink()
+        asked_at, self._asked, self._late = self._asked, None, False
+        yield from self._take(answer, asked_at)
 
-    def _take(self, answer: str, asked: float) -> Iterator[DurationBlock]:
+    def _take(self, answer: str, asked_at: float) -> Iterator[DurationBlock]:
         """Yield the blocks of the dumps that were written after ``asked``; ``answer``: the rank's answer to the request."""
         from rankscope.analysis.durations.blocks import blocks_of
         from rankscope.analysis.durations.flight_recorder import calls_of_dump
@@ -110,7 +110,7 @@ class FlightTimes:
                     source.unlink()
         new = self._new(dump.records)
         last = dump.records[-1].record_id + 1 if dump.records else 0
-        self._pace(asked, last, int(cost) if cost.isdecimal() else 0)
+        self._pace(asked_at, last, int(cost) if cost.isdecimal() else 0)
         self._next = max(self._next, last)
         note_progress(self._context.scratch, self._next, *self._open)
         lost, damaged = self._lost_now, dump.damaged
@@ -125,7 +125,7 @@ class FlightTimes:
         for record in records:
             if record.retired or record.raw.get("duration_ms") is not None:
                 ended[record.backend, record.group] = record.record_id
-        there = {record.record_id for record in records}
+        record_ids = {record.record_id for record in records}
         new, still = [], set[int]()
         for record in records:
             if record.record_id < self._next and record.record_id not in self._open:
@@ -140,19 +140,21 @@ class FlightTimes:
         first = records[0].record_id if records else self._next
         # What was there before the first dump is of no interest.
         skipped = max(0, first - self._next) if self._dumped is not None else 0
-        self._lost_now = skipped + len(self._open - there)
+        self._lost_now = skipped + len(self._open - record_ids)
         self._lost += self._lost_now
         self._open = still
         return new
 
-    def _pace(self, asked: float, last: int, cost_us: int) -> None:
+    def _pace(self, asked_at: float, last: int, cost_us: int) -> None:
         """Set the interval: short enough that the ring is not overwritten, if that does not exceed the share of the budget."""
-        before, self._dumped = self._dumped, asked
+        before, self._dumped = self._dumped, asked_at
         if before is not None:
-            a_second = max(1, last - self._next) / max(0.1, asked - before)
-            lasts = [one for one in INTERVALS if one <= min(_USUAL_SECONDS, _HALF * self._entries / a_second)]
+            a_second = max(1, last - self._next) / max(0.1, asked_at - before)
+            lasts = [interval for interval in INTERVALS if interval <= min(_USUAL_SECONDS, _HALF * self._entries / a_second)]
             least = cost_us / 1e6 / (_SHARE * self._context.hello.settings.budget)
-            self._interval = max(next((one for one in INTERVALS if one >= least), INTERVALS[-1]), *lasts[-1:], INTERVALS[0])
+            self._interval = max(
+                next((interval for interval in INTERVALS if interval >= least), INTERVALS[-1]), *lasts[-1:], INTERVALS[0]
+            )
         self._set_due()
 
     def _set_due(self) -> None:

@@ -55,13 +55,13 @@ class LogFollower:
         A last record that is not complete is left for the next call. Raises ``ValueError`` for a log of another process.
         """
         with open_regular(self.path, links=False) as file:
-            found = os.fstat(file.fileno())
-            if self._inode != found.st_ino or 0 < found.st_size < self._offset:
-                self._inode, self._offset, self._released = found.st_ino, 0, 0
-            behind = found.st_size - self._offset
+            status = os.fstat(file.fileno())
+            if self._inode != status.st_ino or 0 < status.st_size < self._offset:
+                self._inode, self._offset, self._released = status.st_ino, 0, 0
+            behind = status.st_size - self._offset
             if behind > BEHIND_BYTES:
                 self.skipped_bytes += behind - READ_BYTES
-                self._offset = found.st_size - READ_BYTES
+                self._offset = status.st_size - READ_BYTES
             file.seek(self._offset)
             data = file.read(READ_BYTES)
         used = self._decode(data)
@@ -88,10 +88,10 @@ class LogFollower:
             return
         handle = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            found = os.fstat(handle)
-            if found.st_ino != self._inode or found.st_nlink != 1:
+            status = os.fstat(handle)
+            if status.st_ino != self._inode or status.st_nlink != 1:
                 return
-            if not _punch_hole(handle, end) and found.st_size == self._offset:
+            if not _punch_hole(handle, end) and status.st_size == self._offset:
                 # What is written in this moment is lost; the record that it cuts is counted as damaged.
                 os.ftruncate(handle, 0)
             self._released = end
@@ -105,11 +105,11 @@ class LogFollower:
 
     def _decode(self, data: bytes) -> int:
         """Decode the records in ``data``; return how many bytes of it are done with."""
-        begins = [found.start() for found in BEGIN.finditer(data)]
+        begins = [match.start() for match in BEGIN.finditer(data)]
         if not begins:
-            done = len(data) if not data.strip(b"\0 \t\r\n,[]") else max(0, len(data) - MOST_RECORD_BYTES)
-            self.log.damaged += 0 < done < len(data)
-            return done
+            consumed = len(data) if not data.strip(b"\0 \t\r\n,[]") else max(0, len(data) - MOST_RECORD_BYTES)
+            self.log.damaged += 0 < consumed < len(data)
+            return consumed
         self.log.damaged += bool(data[: begins[0]].strip(b"\0 \t\r\n,[]"))
         for begin, end in pairwise(begins):
             self._add(data[begin:end])

@@ -96,7 +96,7 @@ def _by_label(totals: Totals, rank: RankInfo) -> Iterator[Sample]:
 
 def _numbers(totals: Totals, rank: RankInfo) -> Iterator[Sample]:
     sums, levels, window = totals.sums, totals.levels, totals.last_window
-    known: dict[str, float | None] = {
+    values: dict[str, float | None] = {
         "rank_device_steps_total": totals.device_steps,
         "rank_last_step": totals.last_step,
         "rank_last_step_timestamp_seconds": totals.last_end_s,
@@ -116,7 +116,7 @@ def _numbers(totals: Totals, rank: RankInfo) -> Iterator[Sample]:
         "rank_exposed_communication_seconds": None if window is None else window.exposed_s / window.steps,
         "rank_recorder_budget_ratio": rank.budget,
     }
-    for metric, value in known.items():
+    for metric, value in values.items():
         if value is not None:
             yield Sample(metric, {}, value)
 

@@ -91,8 +91,8 @@ class Totals:
             _add_known(self.device_blocked_s, step.device_blocked_us, step.device_us)
         for name, time_us in step.sections_us.items():
             section = label_text(name)
-            known = section in self.sections_s or len(self.sections_s) < MAX_SECTIONS
-            _add(self.sections_s, section if known else _OTHER, time_us * _MICRO)
+            has_room = section in self.sections_s or len(self.sections_s) < MAX_SECTIONS
+            _add(self.sections_s, section if has_room else _OTHER, time_us * _MICRO)
         for name, value in step.metrics.items():
             label = label_text(name)
             if label in self.script_metrics or len(self.script_metrics) < MAX_SCRIPT_METRICS:

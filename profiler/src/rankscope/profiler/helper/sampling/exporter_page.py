@@ -121,8 +121,8 @@ def _take(gpu: _Gpu, name: str, labels: dict[str, str], value: float) -> None:
     else:
         kept = _KEPT[name]
         if math.isfinite(value) and (kept.label is None or labels.get(kept.label[0]) == kept.label[1]):
-            for one in (kept.field, *([_OF_PROGRAMS] if name == _XIDS and labels.get("xid") in PROGRAMS else [])):
-                gpu.values[one] = gpu.values.get(one, 0) + value
+            for field in (kept.field, *([_OF_PROGRAMS] if name == _XIDS and labels.get("xid") in PROGRAMS else [])):
+                gpu.values[field] = gpu.values.get(field, 0) + value
 
 
 def _sample(uuid: str, gpu: _Gpu, unix_ns: int) -> HardwareSample:

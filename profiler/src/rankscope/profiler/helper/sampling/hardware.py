@@ -169,17 +169,17 @@ class History:
 
     def seen(self, answer: list[HardwareSample], unix_ns: int) -> list[HardwareSample]:
         """Return the rows for an exporter that answered with the GPUs in ``answer``."""
-        found = {_bare(row.gpu_uuid): row.gpu_uuid for row in answer if row.gpu_uuid is not None}
+        uuids = {_bare(row.gpu_uuid): row.gpu_uuid for row in answer if row.gpu_uuid is not None}
         rows = [
             HardwareSample(unix_ns=unix_ns, gpu_uuid=uuid, missing="the exporter does not show this GPU")
             for bare, uuid in self._known.items()
-            if bare not in found
+            if bare not in uuids
         ]
         if answer:
             self._missing.pop(None, None)
         else:
             rows.append(HardwareSample(unix_ns=unix_ns, missing=NO_GPU))
-        self._known |= found
+        self._known |= uuids
         return [row for row in (*answer, *rows) if self._is_new(row)]
 
     def _is_new(self, row: HardwareSample) -> bool:

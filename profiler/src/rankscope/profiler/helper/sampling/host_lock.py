@@ -74,10 +74,10 @@ class HostLock:
         if self._holding is None:
             return False
         with suppress(OSError):
-            there = os.pread(self._holding, 4096, 0)
-            if word in there.split():
+            noted = os.pread(self._holding, 4096, 0)
+            if word in noted.split():
                 return False
-            os.pwrite(self._holding, word + b"\n", len(there))
+            os.pwrite(self._holding, word + b"\n", len(noted))
         return True
 
     def release(self) -> None:

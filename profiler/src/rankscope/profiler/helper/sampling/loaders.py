@@ -136,16 +136,16 @@ def _target(frames: Sequence[Frame]) -> str:
 
 def workers_of(pid: int) -> list[int]:
     """Return at most ``MAX_WORKERS`` worker processes of a process, also those that a fork server started."""
-    found: list[int] = []
+    processes: list[int] = []
     above = [pid]
     while above:
         children = [child for parent in above for child in _children(parent)]
         above = [child for child in children if child != os.getpid() and not _is_other(child)]
-        found += above
-    servers = {child for child in found if _children(child)}
-    found = [child for child in found if child not in servers] or found
-    of_torch = [child for child in found if _name(child) == TORCH_WORKER]
-    return sorted(of_torch or found)[:MAX_WORKERS]
+        processes += above
+    servers = {child for child in processes if _children(child)}
+    processes = [child for child in processes if child not in servers] or processes
+    of_torch = [child for child in processes if _name(child) == TORCH_WORKER]
+    return sorted(of_torch or processes)[:MAX_WORKERS]
 
 
 def _children(pid: int) -> list[int]:

@@ -140,24 +140,28 @@ class StackLines:
 
         ``rate``: samples per second. ``zero_ns``: start of py-spy's process, in nanoseconds since 1970.
         """
-        found: defaultdict[Frame, _Found] = defaultdict(_Found)
+        stays_of_frames: defaultdict[Frame, _Found] = defaultdict(_Found)
         for stay in stays:
             frame, innermost = own_frame(stay.frames), stay.frames[-1]
-            one = found[frame]
-            one.duration_us += stay.end_us - stay.start_us
-            one.sources[self._source(stay.frames)] += stay.end_us - stay.start_us
+            of_frame = stays_of_frames[frame]
+            of_frame.duration_us += stay.end_us - stay.start_us
+            of_frame.sources[self._source(stay.frames)] += stay.end_us - stay.start_us
             if innermost is not frame:
-                one.innermost[innermost.function] += stay.end_us - stay.start_us
+                of_frame.innermost[innermost.function] += stay.end_us - stay.start_us
             # Only at its first sample is the time of a stay exact.
-            one.phases[phases.between(earliest := zero_ns + stay.start_us * 1000, earliest + _STARTING_NS)] += 1
-        total = sum(one.duration_us for one in found.values())
-        most = sorted(found.items(), key=lambda item: -item[1].duration_us)[:MAX_LINES]
-        lines = [self._line(frame, one, samples) for frame, one in most if (samples := round(one.duration_us * rate / 1e6))]
+            of_frame.phases[phases.between(earliest := zero_ns + stay.start_us * 1000, earliest + _STARTING_NS)] += 1
+        total = sum(of_frame.duration_us for of_frame in stays_of_frames.values())
+        most = sorted(stays_of_frames.items(), key=lambda item: -item[1].duration_us)[:MAX_LINES]
+        lines = [
+            self._line(frame, of_frame, samples)
+            for frame, of_frame in most
+            if (samples := round(of_frame.duration_us * rate / 1e6))
+        ]
         return round(total * rate / 1e6), lines
 
-    def _line(self, frame: Frame, found: _Found, samples: int) -> StackLine:
-        call, innermost = self._call(frame), next((name for name, _ in found.innermost.most_common(1)), None)
-        source = found.sources.most_common(1)[0][0]
+    def _line(self, frame: Frame, of_frame: _Found, samples: int) -> StackLine:
+        call, innermost = self._call(frame), next((name for name, _ in of_frame.innermost.most_common(1)), None)
+        source = of_frame.sources.most_common(1)[0][0]
         if source is None and innermost is None and (call or "").endswith(_GETS):
             source = "queue"
         return StackLine(
@@ -167,7 +171,7 @@ class StackLines:
             samples=samples,
             call=call,
             innermost=None if innermost is None else innermost[:_MAX_TEXT],
-            phase=_clear(found.phases),
+            phase=_clear(of_frame.phases),
             batches_from=source,
         )
 
@@ -216,18 +220,18 @@ def short_function(frame: Frame) -> str:
 def _package(script: str) -> str:
     """Return the folder of the installed package that a script is in, with a slash at the end; empty: it is not installed."""
     for name in _LIBRARIES:
-        above, found, inside = script.partition(f"/{name}/")
-        if found:
-            return f"{above}{found}{inside.partition('/')[0]}/"
+        above, separator, inside = script.partition(f"/{name}/")
+        if separator:
+            return f"{above}{separator}{inside.partition('/')[0]}/"
     return ""
 
 
 def _clear(phases: Counter[Phase | None]) -> Phase | None:
-    known = Counter({phase: count for phase, count in phases.items() if phase is not None})
-    if known.total() < _KNOWN * phases.total() or not known:
+    known_phases = Counter({phase: count for phase, count in phases.items() if phase is not None})
+    if known_phases.total() < _KNOWN * phases.total() or not known_phases:
         return None
-    phase, count = known.most_common(1)[0]
-    return phase if count >= _CLEARLY * known.total() else None
+    phase, count = known_phases.most_common(1)[0]
+    return phase if count >= _CLEARLY * known_phases.total() else None
 
 
 def calls_in(path: Path) -> dict[tuple[int, str], str]:

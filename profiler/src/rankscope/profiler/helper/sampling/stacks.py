@@ -229,14 +229,14 @@ class Stacks(HelperTask):
         assert self._program is not None
         # --idle: a thread that sleeps or waits is what is searched.
         options = ("--nonblocking", "--idle", "--full-filenames", "--format", "chrometrace")
-        told = ("--duration", str(math.ceil(seconds)), "--rate", str(rate), "--output", str(output))
-        command = [self._program, "record", *options, *told, "--pid", str(pid)]
+        request = ("--duration", str(math.ceil(seconds)), "--rate", str(rate), "--output", str(output))
+        command = [self._program, "record", *options, *request, "--pid", str(pid)]
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
         ) as process:
             self._processes.append(process)
             try:
-                _, said = process.communicate(timeout=seconds + GRACE_SECONDS)
+                _, errors = process.communicate(timeout=seconds + GRACE_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()
@@ -244,7 +244,7 @@ class Stacks(HelperTask):
             finally:
                 self._processes.remove(process)
         if process.returncode:
-            raise explained(said.decode(errors="replace"), process.returncode)
+            raise explained(errors.decode(errors="replace"), process.returncode)
 
     def _wait_for_steps(self, end_unix_ns: int) -> None:
         """Wait until the step at the end of the series is there, but not for long: it may never end."""
@@ -273,10 +273,10 @@ def _read(output: Path) -> dict[int, list[Stay]]:
     return stays_of(output.read_bytes())
 
 
-def explained(said: str, status: int) -> StackError:
+def explained(errors: str, status: int) -> StackError:
     """Return the error for what py-spy wrote to its standard error when it failed."""
-    first = next((line.removeprefix("Error: ").strip() for line in said.splitlines() if line.strip()), f"status {status}")
-    if any(sign in said for sign in ("Permission", "permission", "not permitted", "os error 1)", "os error 13)")):
+    first = next((line.removeprefix("Error: ").strip() for line in errors.splitlines() if line.strip()), f"status {status}")
+    if any(sign in errors for sign in ("Permission", "permission", "not permitted", "os error 1)", "os error 13)")):
         return StackError(DENIED, lasting=True)
     return StackError(f"py-spy: {first[:200]}")
 
@@ -284,7 +284,7 @@ def explained(said: str, status: int) -> StackError:
 def find_program() -> str | None:
     """Return the path of py-spy: that of this Python's environment, else that on PATH; ``None``: it is not installed."""
     beside = (str(Path(sys.executable).parent), sysconfig.get_path("scripts"))
-    return next((found for path in (*beside, None) if (found := shutil.which("py-spy", path=path)) is not None), None)
+    return next((program for path in (*beside, None) if (program := shutil.which("py-spy", path=path)) is not None), None)
 
 
 def _cpu_of_children() -> float:

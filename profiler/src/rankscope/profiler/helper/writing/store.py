@@ -201,15 +201,15 @@ class RunStore:
             self._writers[stream].append(*batch)
         except Exception as error:
             # Records that were written before the error must not be written twice.
-            left = batch[self._writers[stream].landed :]
+            unwritten = batch[self._writers[stream].landed :]
             self._failed[stream] += not isinstance(error, OSError)
             if self._failed[stream] >= PATIENCE:
                 # Otherwise they would block all records after them.
                 self._failed[stream] = 0
-                self.lose(len(left), error)
+                self.lose(len(unwritten), error)
                 return
             with self._lock:
-                self._pending[stream].extendleft(reversed(left))
+                self._pending[stream].extendleft(reversed(unwritten))
                 self._keep_bounds(stream)
             raise
         self._failed[stream] = 0
@@ -254,33 +254,33 @@ class RunStore:
 
     def _join(self) -> bool:
         """Take the rank's place in this attempt, or be refused. Return False if the next attempt must be tried instead."""
-        mine = msgspec.structs.replace(self._hello.attempt, attempt=self.attempt)
-        if not create_attempt(self._run_dir, mine):
-            theirs = _read(attempt_file(self._run_dir, self.attempt), AttemptInfo)
-            if theirs is not None and self._passes(mine, theirs):
+        own = msgspec.structs.replace(self._hello.attempt, attempt=self.attempt)
+        if not create_attempt(self._run_dir, own):
+            first = _read(attempt_file(self._run_dir, self.attempt), AttemptInfo)
+            if first is not None and self._passes(own, first):
                 return False
-            if theirs is not None and theirs.world_size != mine.world_size:
+            if first is not None and first.world_size != own.world_size:
                 if self._is_over():
                     return False
-                of = f"{theirs.world_size} rank(s), and this process is one of {mine.world_size}"
+                of = f"{first.world_size} rank(s), and this process is one of {own.world_size}"
                 self._refuse(f"attempt {self.attempt} of {self._run_dir} is that of another job, of {of}; it is not recorded")
                 return True
         file, rank = self.folder / "rank.json", msgspec.structs.replace(self._hello.rank, attempt=self.attempt)
         if not create_record(file, rank):
-            there = _read(file, RankInfo)
-            if there is None or not _is_of(rank, there):
-                is_elastic = mine.start_key is not None and there is not None and not is_alive(there, rank.host)
-                if is_elastic or (there is not None and (is_over(there, rank.host) or _is_process_of(rank, there))):
+            recorded = _read(file, RankInfo)
+            if recorded is None or not _is_of(rank, recorded):
+                is_elastic = own.start_key is not None and recorded is not None and not is_alive(recorded, rank.host)
+                if is_elastic or (recorded is not None and (is_over(recorded, rank.host) or _is_process_of(rank, recorded))):
                     return False  # an earlier start, or an earlier program of the same command
-                by = "" if there is None else f" (pid {there.pid} on {there.host})"
+                by = "" if recorded is None else f" (pid {recorded.pid} on {recorded.host})"
                 self._refuse(
                     f"rank {rank.rank} is already recorded in {self._run_dir}{by}; this process is not: "
                     "give this program its own --run-dir"
                 )
                 return True
             # Counts of a killed predecessor of this helper are continued.
-            self._written, self._expired, self._unconfirmed = there, there.expired_records, there.unconfirmed_records
-            self._info = there
+            self._written, self._expired, self._unconfirmed = recorded, recorded.expired_records, recorded.unconfirmed_records
+            self._info = recorded
         else:
             self._info = self._written = rank
         self.begun = True
@@ -292,22 +292,22 @@ class RunStore:
         ranks = [_read(file, RankInfo) for file in attempt_dir(self._run_dir, self.attempt).glob("ranks/*/rank.json")]
         return all(rank is not None and is_over(rank, self._hello.rank.host) for rank in ranks)
 
-    def _passes(self, mine: AttemptInfo, theirs: AttemptInfo) -> bool:
+    def _passes(self, own: AttemptInfo, first: AttemptInfo) -> bool:
         """Return whether an existing attempt belongs to another job, or to an earlier start of this one."""
-        if (same := is_same_start(mine, theirs)) is not None:
+        if (same := is_same_start(own, first)) is not None:
             return not same
-        if mine.start_key is None:
+        if own.start_key is None:
             return False
-        if not is_same_job(mine, theirs):
+        if not is_same_job(own, first):
             return True
         rank = self._hello.rank
         if _is_of(rank, _read(self.folder / "rank.json", RankInfo)):
             return False
         # The two most telling ranks: the job's first, and the first on this host. Thousands of ranks may do this check.
         numbers = {0, rank.rank - (rank.local_rank or 0)} - {rank.rank}
-        found = [_read(rank_file(self._run_dir, self.attempt, number), RankInfo) for number in numbers]
-        others = [one for one in found if one is not None]
-        return is_earlier(theirs, others, host=rank.host, began_unix_ns=self._hello.process_unix_ns)
+        infos = [_read(rank_file(self._run_dir, self.attempt, number), RankInfo) for number in numbers]
+        others = [info for info in infos if info is not None]
+        return is_earlier(first, others, host=rank.host, began_unix_ns=self._hello.process_unix_ns)
 
     def write_rank(self, info: RankInfo) -> bool:
         """Rewrite ``rank.json``. Return False if it must be retried later."""
@@ -381,14 +381,18 @@ def _read(file: Path, kind: type[_T]) -> _T | None:
         return None
 
 
-def _is_of(rank: RankInfo, there: RankInfo | None) -> bool:
+def _is_of(rank: RankInfo, recorded: RankInfo | None) -> bool:
     """Return whether ``rank`` is the process described by ``there``: then another helper of it began, and was killed."""
-    return there is not None and (there.host, there.pid, there.start_unix_ns) == (rank.host, rank.pid, rank.start_unix_ns)
+    return recorded is not None and (recorded.host, recorded.pid, recorded.start_unix_ns) == (
+        rank.host,
+        rank.pid,
+        rank.start_unix_ns,
+    )
 
 
-def _is_process_of(rank: RankInfo, there: RankInfo) -> bool:
+def _is_process_of(rank: RankInfo, recorded: RankInfo) -> bool:
     """Return whether the process of ``rank`` is that of ``there``, in which it had this place before."""
-    return (there.host, there.pid) == (rank.host, rank.pid)
+    return (recorded.host, recorded.pid) == (rank.host, rank.pid)
 
 
 def _report(message: str) -> None:

@@ -136,11 +136,11 @@ def used_gpus(parameters: Iterable[torch.device] = ()) -> list[int]:
 
     CUDA must be initialised.
     """
-    found = sorted({device.index for device in parameters if device.type == "cuda"})
+    indices = sorted({device.index for device in parameters if device.type == "cuda"})
     if cuda.get_allocator_backend() != "native":
         # Others ask the driver, which would make a context on every GPU.
-        return found or [cuda.current_device()]
-    return found + [device for device in range(cuda.device_count()) if device not in found and _holds_memory(device)]
+        return indices or [cuda.current_device()]
+    return indices + [device for device in range(cuda.device_count()) if device not in indices and _holds_memory(device)]
 
 
 def _holds_memory(device: int) -> bool:

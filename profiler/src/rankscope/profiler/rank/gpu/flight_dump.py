@@ -145,9 +145,11 @@ def _nothing(dumpers: Mapping[str, Callable[[], bytes]]) -> str:
 
 def _dumpers() -> dict[str, Callable[..., bytes]]:
     module = sys.modules.get("torch._C._distributed_c10d")
-    found = {backend: make for backend, name in _DUMPERS.items() if (make := getattr(module, name, None)) is not None}
+    dumpers = {backend: make for backend, name in _DUMPERS.items() if (make := getattr(module, name, None)) is not None}
     make = _by_backend()
-    return found if make is None else found | {backend: partial(make, backend=backend) for backend in _hooked() - found.keys()}
+    return (
+        dumpers if make is None else dumpers | {backend: partial(make, backend=backend) for backend in _hooked() - dumpers.keys()}
+    )
 
 
 def _by_backend() -> Callable[..., bytes] | None:

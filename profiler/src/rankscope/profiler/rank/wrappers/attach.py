@@ -215,9 +215,9 @@ def _scaler(original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = _listening()
         if recorder is None:
             return original(self, optimizer, *args, **kwargs)
-        seen = recorder.before_scaler()
+        steps_before = recorder.before_scaler()
         result = original(self, optimizer, *args, **kwargs)
-        recorder.after_scaler(optimizer, seen)
+        recorder.after_scaler(optimizer, steps_before)
         return result
 
     return step

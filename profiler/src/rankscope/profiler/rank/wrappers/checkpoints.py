@@ -95,14 +95,14 @@ class _Finder:
         """See ``importlib.abc.MetaPathFinder``."""
         del path, target
         # A caller of ``find_spec`` may not import the module, so the wanted name stays until it is executed.
-        asked = (name, get_ident())
-        if name not in self._wanted or asked in self._asking:
+        request = (name, get_ident())
+        if name not in self._wanted or request in self._asking:
             return None
-        self._asking.add(asked)
+        self._asking.add(request)
         try:
             spec = importlib.util.find_spec(name)
         finally:
-            self._asking.discard(asked)
+            self._asking.discard(request)
         if spec is not None and spec.loader is not None:
             # A module with a custom loader must load, wrapped or not.
             with suppress(Exception):

@@ -21,7 +21,7 @@ class OtherGroups:
         self._due = 0
         self._moved = True
 
-    def communicate(self, step: int, known: Iterable[Any]) -> bool:
+    def communicate(self, step: int, groups: Iterable[Any]) -> bool:
         """Return whether groups besides those ``known`` communicated between the last two looks; true until there were two."""
         if step >= self._due:
             before, self._numbers = self._numbers, self._look()
@@ -29,7 +29,7 @@ class OtherGroups:
             if before is None or self._numbers is None:
                 self._moved = True
             else:
-                others = self._numbers.keys() - set(map(_name, known))
+                others = self._numbers.keys() - set(map(_name, groups))
                 self._moved = any(self._numbers[name] != before.get(name, 0) for name in others)
         return self._moved
 
@@ -45,8 +45,8 @@ def _of_torch() -> Iterable[tuple[Any, str]]:
     """Return the process groups of more than one rank of this process, with the names of their backends."""
     # Not imported: a job that has not imported it has no groups.
     torch = sys.modules.get("torch.distributed.distributed_c10d")
-    known: Mapping[Any, tuple[str, Any]] = {} if torch is None else torch._world.pg_map  # noqa: SLF001  # no public list of them
-    return [(group, str(backend)) for group, (backend, _) in list(known.items()) if group.size() > 1]
+    group_map: Mapping[Any, tuple[str, Any]] = {} if torch is None else torch._world.pg_map  # noqa: SLF001  # no public list of them
+    return [(group, str(backend)) for group, (backend, _) in list(group_map.items()) if group.size() > 1]
 
 
 def _name(group: Any) -> str:

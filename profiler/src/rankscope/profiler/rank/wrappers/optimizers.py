@@ -61,13 +61,13 @@ class StepBoundary:
             return True
         self._only = None
         key = id(optimizer)
-        known = self._known.get(key)
-        again = key == self._newest and known is not None and known() is optimizer
+        reference = self._known.get(key)
+        again = key == self._newest and reference is not None and reference() is optimizer
         if again and self.backward_seen and not self.backward_since_step:
             return False
         self._newest = key
         self.backward_since_step = False
-        if known is None or known() is not optimizer:
+        if reference is None or reference() is not optimizer:
             self._forget_dead()
             first = not self._known
             self._known[key] = weakref.ref(optimizer)

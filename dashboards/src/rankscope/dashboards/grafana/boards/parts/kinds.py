@@ -201,22 +201,22 @@ def sheet(rows: str | None, columns: Sequence[Column], *, sort: str | None = Non
 
 
 def _shown(column: Column) -> list[DynamicConfigValue]:
-    found: dict[str, object] = {}
+    properties: dict[str, object] = {}
     if column.unit is not None:
-        found["unit"] = column.unit
+        properties["unit"] = column.unit
     if column.words is not None:
-        found["mappings"] = [column.words]
+        properties["mappings"] = [column.words]
     if column.thresholds:
-        found |= {"thresholds": steps(*column.thresholds).build(), "custom.cellOptions": {"type": "color-text"}}
+        properties |= {"thresholds": steps(*column.thresholds).build(), "custom.cellOptions": {"type": "color-text"}}
     if column.links:
-        found["links"] = [{"title": title, "url": url} for title, url in column.links]
+        properties["links"] = [{"title": title, "url": url} for title, url in column.links]
     if column.hidden:
-        found["custom.hidden"] = True
-    return _properties(found)
+        properties["custom.hidden"] = True
+    return _properties(properties)
 
 
-def _properties(found: Mapping[str, object]) -> list[DynamicConfigValue]:
-    return [DynamicConfigValue(name, value) for name, value in found.items()]
+def _properties(properties: Mapping[str, object]) -> list[DynamicConfigValue]:
+    return [DynamicConfigValue(name, value) for name, value in properties.items()]
 
 
 def timeline(queries: Sequence[Query], words: ValueMap) -> statetimeline.Panel:

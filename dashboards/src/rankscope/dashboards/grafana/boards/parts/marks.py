@@ -39,9 +39,9 @@ STATES: Final = {
 """State of a GPU to its number in a state timeline, its text and its colour."""
 
 
-def steps(*found: tuple[float | None, str]) -> ThresholdsConfig:
+def steps(*limits: tuple[float | None, str]) -> ThresholdsConfig:
     """Return thresholds from (value, colour); the first value is ``None``."""
-    return ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps([Threshold(value, color) for value, color in found])
+    return ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps([Threshold(value, color) for value, color in limits])
 
 
 ANY_IS_BAD: Final = ((None, GOOD), (1, BAD))
