@@ -20,7 +20,8 @@ from rankscope.dashboards.model.state import PageState, host_item
 from rankscope.dashboards.store.builders import InlineBuilder
 from rankscope.dashboards.store.cache import Store
 from rankscope.dashboards.store.disk import WHATIF_EVERY_S, DiskRuns
-from rankscope.dashboards.whatif.data import pace_of, step_without
+from rankscope.dashboards.whatif.counterfactuals import step_without
+from rankscope.dashboards.whatif.data import pace_of
 from rankscope.dashboards.whatif.view import VIEW, fleet, together, without
 
 COLORS = palette("dark")

@@ -11,8 +11,9 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from rankscope.analysis.result.analysis import RankResult
+from rankscope.analysis.result.analysis import Analysis, RankResult
 from rankscope.analysis.result.collectives import CollectiveBandwidth
+from rankscope.analysis.result.hosts import worst_ranks
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.result.text import size as bytes_in_words
 from rankscope.dashboards.charts.bar_names import BarNames
@@ -71,17 +72,18 @@ def part_times(ranks: Sequence[RankResult]) -> NDArray[np.float64]:
     return per_step
 
 
-def means_by_host(ranks: Sequence[RankResult], hosts: Mapping[int, str]) -> list[RankResult]:
-    """Return a row per host with the sums over its profiled ranks; the rank with the longest own time stands for it."""
+def means_by_host(analysis: Analysis, hosts: Mapping[int, str]) -> list[RankResult]:
+    """Return a row per host with the sums over its profiled ranks; its worst rank stands for it."""
     by_host: dict[str, list[RankResult]] = {}
-    for rank in ranks:
+    for rank in analysis.ranks:
         by_host.setdefault(hosts.get(rank.rank, UNKNOWN_HOST), []).append(rank)
-    found: list[RankResult] = []
-    for of_host in by_host.values():
-        worst, profiled = max(of_host, key=lambda rank: rank.own_us or 0.0), [one for one in of_host if one.window_us is not None]
-        sums = {name: sum(getattr(one, name) or 0 for one in profiled) for name in _SUMMED} if profiled else {"window_us": None}
-        found.append(msgspec.structs.replace(worst, **sums))
-    return found
+    rows: list[RankResult] = []
+    worst_of = worst_ranks(analysis, [[row.rank for row in of_host] for of_host in by_host.values()])
+    for of_host, number in zip(by_host.values(), worst_of, strict=True):
+        profiled = [row for row in of_host if row.window_us is not None]
+        sums = {name: sum(getattr(row, name) or 0 for row in profiled) for name in _SUMMED} if profiled else {"window_us": None}
+        rows.append(msgspec.structs.replace(next(row for row in of_host if row.rank == number), **sums))
+    return rows
 
 
 def breakdown_bars(

@@ -56,8 +56,8 @@ from rankscope.dashboards.words.wording import count, percent
 
 def _bar_rows(run: RunData, state: PageState) -> list[RankResult]:
     """Return the ranks, or a row per host."""
-    names, ranks = bar_names(run.analysis, state.rows, state.rank), run.analysis.ranks
-    return means_by_host(ranks, names.hosts) if names.by_host else ranks
+    names = bar_names(run.analysis, state.rows, state.rank)
+    return means_by_host(run.analysis, names.hosts) if names.by_host else run.analysis.ranks
 
 
 def _pick(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:

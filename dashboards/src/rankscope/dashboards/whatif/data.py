@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from rankscope.analysis.evidence.step_table.steps import StepTable
-from rankscope.analysis.result.text import joined
 from rankscope.analysis.whatif.outcome import Terms
 from rankscope.analysis.whatif.result import Effect, WhatIf
 from rankscope.analysis.whatif.run_answer import Chain, whatif_with_chain
-from rankscope.analysis.whatif.step_scenarios import MOST_CAUSES, MOST_RANKS, Combinations, combinations, read_combinations
+from rankscope.analysis.whatif.step_scenarios import Combinations, combinations, read_combinations
 from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
 from rankscope.base.text import shortened
@@ -26,9 +24,6 @@ from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.inert import inert_record
 from rankscope.runs.named import NamedRun
 from rankscope.runs.reader import RunReader
-
-if TYPE_CHECKING:
-    from rankscope.dashboards.data.run_data import RunData
 
 ANSWER: Final = "whatif.json"
 
@@ -112,10 +107,6 @@ def cached_combinations(folder: Path) -> Combinations | None:
         raise InputError(folder, f"the cached what-if cannot be read: {error}") from error
 
 
-ALL: Final = "all"
-"""Every straggler."""
-
-
 @dataclass(frozen=True, slots=True)
 class Removable:
     """One removable item of the what-if."""
@@ -140,87 +131,6 @@ def removables(result: WhatIf) -> list[Removable]:
 
 
 _HOST_LETTERS: Final = 24
-
-
-@dataclass(frozen=True, slots=True)
-class Thought:
-    """Step time without the removed items; ``why``: the reason if it is not known."""
-
-    label: str
-    step_seconds: float | None
-    why: str = ""
-
-
-def step_without(run: RunData, items: Sequence[str]) -> Thought | None:
-    """Return the step without ``items``, ``None`` if there are no items. The answer must be ``ok``.
-
-    The combinations of the run are read only for several parts, or for one that is not among the answer's.
-    """
-    if not items:
-        return None
-    result = run.whatif.result
-    if ALL in items:
-        return Thought("any straggler", result.ideal_step_seconds)
-    labels = {removable.item: removable for removable in removables(result)}
-    label = joined([labels[item].label if item in labels else item.replace(":", " ") for item in items])
-    if len(items) == 1 and items[0] in labels:
-        return Thought(label, labels[items[0]].effect.without_step_seconds)
-    return _together(run, _with_ranks_of_hosts(items, result), labels, label)
-
-
-def _together(run: RunData, items: Sequence[str], known: Mapping[str, Removable], label: str) -> Thought:
-    if run.whatif.result.source.evidence != "steps":
-        return Thought(label, None, _ONE_BY_ONE)
-    causes = _named(items, "cause")
-    ranks = [int(name) for name in _named(items, "rank") if name.isascii() and name.isdecimal()]
-    if why := _never_together(items, ranks, causes):
-        return Thought(label, None, why)
-    if (together := run.combinations) is None:
-        return Thought(label, None, _ONE_BY_ONE)
-    alone = [known[item].label for item in items if item in known and _is_only_alone(item, together)]
-    if why := _only_alone(alone) or _absent(together, ranks, causes):
-        return Thought(label, None, why)
-    return Thought(label, together.without_step_seconds(ranks, causes))
-
-
-def _with_ranks_of_hosts(items: Sequence[str], result: WhatIf) -> list[str]:
-    """Return the items with the ranks of each host in its place."""
-    ranks_of = {host_item(row.host): [f"rank:{rank}" for rank in row.ranks] for row in result.by_host}
-    return list(dict.fromkeys(each for item in items for each in ranks_of.get(item, [item])))
-
-
-_ONE_BY_ONE: Final = "From profiled steps only one part can be removed at a time. Choose one listed part, or all stragglers."
-
-
-def _is_only_alone(item: str, together: Combinations) -> bool:
-    kind, _, name = item.partition(":")
-    return kind == "cause" and name not in together.causes
-
-
-def _only_alone(labels: Sequence[str]) -> str:
-    if not labels:
-        return ""
-    return f"Only the {MOST_CAUSES} costliest causes can be removed together with other parts; {joined(labels)} only alone."
-
-
-def _never_together(items: Sequence[str], ranks: Sequence[int], causes: Sequence[str]) -> str:
-    """Return why no run allows these items together; ``""`` if some run may."""
-    if len(ranks) + len(causes) < len(items):
-        return "Ranks and causes can be removed together; phases and stages only one at a time."
-    return f"At most {MOST_RANKS} ranks can be removed together; all stragglers can." if len(ranks) > MOST_RANKS else ""
-
-
-def _absent(together: Combinations, ranks: Sequence[int], causes: Sequence[str]) -> str:
-    """Return which of these the run does not have; ``""`` if it has all of them."""
-    absent = [
-        *(f"rank {rank}" for rank in ranks if rank not in together.ranks),
-        *(cause for cause in causes if cause not in together.causes),
-    ]
-    return f"The evidence does not have {joined(absent)}." if absent else ""
-
-
-def _named(items: Sequence[str], kind: str) -> list[str]:
-    return [name for of, _, name in (item.partition(":") for item in items) if of == kind]
 
 
 HOURS_A_WEEK: Final = 168

@@ -16,7 +16,8 @@ from rankscope.dashboards.model.page import Block, Choice, Entry, Fact, Facts, F
 from rankscope.dashboards.model.run_head import nothing_yet
 from rankscope.dashboards.model.state import PageState, host_item
 from rankscope.dashboards.model.view import Help, View
-from rankscope.dashboards.whatif.data import ALL, Answer, Pace, Removable, Thought, pace_of, removables, step_without
+from rankscope.dashboards.whatif.counterfactuals import ALL, Counterfactual, step_without
+from rankscope.dashboards.whatif.data import Answer, Pace, Removable, pace_of, removables
 from rankscope.dashboards.whatif.figures import Without, without_bars
 from rankscope.dashboards.words.units import duration, in_unit, time_unit
 from rankscope.dashboards.words.wording import UNKNOWN, count, gpu_hours, moment, money, percent, slowdown
@@ -38,7 +39,7 @@ def seconds_text(seconds: float) -> str:
     return duration(1e6 * seconds)
 
 
-def without(result: WhatIf, thought: Thought | None, pace: Pace, *, price_given: bool) -> list[Block]:
+def without(result: WhatIf, thought: Counterfactual | None, pace: Pace, *, price_given: bool) -> list[Block]:
     """Return the counterfactual step without the chosen parts, and the value of the saving. ``result`` must be ``ok``.
 
     ``price_given``: True if the price was entered on the page, False if it was recorded with the run.
