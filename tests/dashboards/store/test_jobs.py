@@ -47,11 +47,12 @@ def run(tmp_path: Path, write_run: WriteRun) -> RunSummary:
 
 @contextmanager
 def stopped_job(jobs: Jobs, run: RunSummary) -> Iterator[int]:
-    """Start the analysis of ``run``, which then hangs; yield its process id."""
-    with pytest.raises(NotReadyError):
-        jobs.result("key", "analyse", [run.path], [run])
-    pid = pid_of(jobs._jobs["key"])
-    os.kill(pid, signal.SIGSTOP)
+    """Start the analysis of ``run``, which hangs from the start; yield its process id."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "start", hanging(module.start))
+        with pytest.raises(NotReadyError):
+            jobs.result("key", "analyse", [run.path], [run])
+        pid = pid_of(jobs._jobs["key"])  # a thread starts the process
     yield pid
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
@@ -60,9 +61,10 @@ def stopped_job(jobs: Jobs, run: RunSummary) -> Iterator[int]:
 def pid_of(job: Job) -> int:
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
-        completed = subprocess.run(["pgrep", "-f", str(job.folder)], capture_output=True, text=True, check=False)
-        if job.folder is not None and completed.returncode == 0:
-            return int(completed.stdout.split()[0])
+        if job.folder is not None:  # "None" is in the command lines of others
+            completed = subprocess.run(["pgrep", "-f", str(job.folder)], capture_output=True, text=True, check=False)
+            if completed.returncode == 0:
+                return int(completed.stdout.split()[0])
         time.sleep(0.02)
     raise TimeoutError
 
@@ -120,7 +122,7 @@ def test_a_job_that_hangs_can_be_cancelled_on_the_page(
     call = Caller(create_app(DiskRuns(Path(run.path), builder)))
 
     def page() -> Any:
-        return call("page.children", {"url.pathname": f"/run/run-1{view}"}, triggered="url.pathname")
+        return call.page(f"/run/run-1{view}")
 
     waiting = page()
     assert "Starting" in str(waiting)
