@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -15,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from rankscope.base.errors import RankscopeError
 from rankscope.base.process import end_with_parent
@@ -50,15 +49,6 @@ def get(url: str, *, timeout: float = 10.0) -> str:
     with _opener.open(url, timeout=timeout) as response:
         body: bytes = response.read()
         return body.decode()
-
-
-def post_json(url: str, payload: object, *, timeout: float = 20.0) -> Any:
-    """Decoded JSON answer of a POST. Raises ``OSError`` on any failure."""
-    request = urllib.request.Request(  # noqa: S310  # our own http:// address
-        url, data=json.dumps(payload).encode(), headers={"Content-Type": "application/json"}
-    )
-    with _opener.open(request, timeout=timeout) as response:
-        return json.loads(response.read())
 
 
 class Services:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+from urllib.parse import quote
 
 import click
 import msgspec
@@ -19,7 +20,7 @@ from rankscope.analysis.engine import analyze
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
 from rankscope.cli.demo.faults import WORLD_SIZE, Fault
-from rankscope.cli.demo.services import HOST, Services, free_port, get, post_json, rankscope_command
+from rankscope.cli.demo.services import HOST, Services, free_port, get, rankscope_command
 from rankscope.cli.verbs.nvml import ask_nvml
 from rankscope.runs.links import overview_url
 from rankscope.runs.reader import RunReader, is_run
@@ -251,45 +252,14 @@ def _check_dashboard(story: Story, detail: list[str]) -> None:
         time.sleep(0.5)  # the page says how far the analysis is, and asks again
     expect(answer is not None, f"within {_PAGE_DEADLINE_S:.0f} s no answer of the page held the verdict's sentence")
     expect(not story.simulated or "imulated" in str(answer), "the page does not say that the hardware is simulated")
-    detail.append(f"{story.urls['dashboard']} (its callbacks answer with the verdict)")
+    detail.append(f"{story.urls['dashboard']} (it answers with the verdict)")
 
 
 def _answer_with(summary: str, base: str, path: str) -> str | None:
+    """Return the content of the page, as a browser asks for it; ``None`` while it does not hold the verdict's sentence."""
+    content = str(msgspec.json.decode(get(f"{base}/api/page?path={quote(path)}")))
     # What is between backticks is an element of its own on the page.
-    parts = summary.split("`")
-    return next((text for text in map(str, _call_page(base, path)) if all(part in text for part in parts)), None)
-
-
-def _call_page(base: str, path: str) -> Iterator[Any]:
-    """Answers of the app's callbacks that depend on the address alone, called as a browser calls them."""
-    get(f"{base}/_dash-layout")
-    dependencies = msgspec.json.decode(get(f"{base}/_dash-dependencies"))
-    for dependency in dependencies:
-        inputs = dependency["inputs"]
-        if not any(item["property"] == "pathname" for item in inputs):
-            continue
-        values = {"pathname": path, "search": "", "href": base + path}
-
-        def filled(items: list[dict[str, Any]], values: dict[str, str] = values) -> list[dict[str, Any]]:
-            return [{**item, "value": values.get(item["property"])} for item in items]
-
-        yield post_json(
-            f"{base}/_dash-update-component",
-            {
-                "output": dependency["output"],
-                "outputs": _outputs(dependency["output"]),
-                "inputs": filled(inputs),
-                "state": filled(dependency.get("state", [])),
-                "changedPropIds": [f"{item['id']}.{item['property']}" for item in inputs],
-            },
-        )
-
-
-def _outputs(spec: str) -> dict[str, str] | list[dict[str, str]]:
-    """The outputs of a callback in the form its address names them: ``id.prop`` or ``..id.prop...id.prop..``."""
-    names = spec[2:-2].split("...") if spec.startswith("..") else [spec]
-    parsed = [dict(zip(("id", "property"), name.rsplit(".", 1), strict=True)) for name in names]
-    return parsed if spec.startswith("..") else parsed[0]
+    return content if all(part in content for part in summary.split("`")) else None
 
 
 def _check_alert(story: Story, detail: list[str]) -> None:
