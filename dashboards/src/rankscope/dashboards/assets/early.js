@@ -61,8 +61,8 @@
 
   // The server makes the content of the page while the scripts that show it are loading.
   window.rankscopePage = {
-    address: function (path, search, scheme) {
-      return "/api/page?" + new URLSearchParams({ path: path, search: search || "", scheme: scheme });
+    address: function (path, search, colors) {
+      return "/api/page?" + new URLSearchParams({ path: path, search: search || "", scheme: colors });
     },
     ask: function (address) {
       return window.fetch(address, { credentials: "same-origin" }).then(function (answer) {
