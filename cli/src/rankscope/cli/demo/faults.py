@@ -44,7 +44,10 @@ class Fault:
         """Return whether the verdict is right about the fault, and a sentence for people."""
         if self.rank is None:
             calm = verdict.kind not in ("straggler", "hang", "insufficient_data")
-            return calm, f"planted nothing; verdict {verdict.kind}" + _named(verdict)
+            # On a busy machine with fewer cores than ranks, the ranks really wait for a CPU in turn.
+            busy = verdict.kind == "straggler" and verdict.rank is None and verdict.explained_by == "cpu_contention"
+            sentence = f"planted nothing; verdict {verdict.kind}" + _named(verdict)
+            return calm or busy, sentence + (", no rank: all of them wait for a CPU in turn" if busy else "")
         expected = EXPECTATIONS[self.kind]
         sentence = f"planted {self}; verdict {verdict.kind}{_named(verdict)}"
         right = (
