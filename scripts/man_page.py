@@ -1,11 +1,11 @@
 """Write cli/share: the manual page of the command, and the completion of three shells. The wheel installs them under share/.
 
-usage: python scripts/man_page.py [FOLDER]        (`make docs` calls it; a test compares)
+`make docs` calls it; a test compares.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import click
@@ -53,7 +53,9 @@ Where traces and metrics are sent over OTLP.
 
 def main() -> None:
     """Write all files below the folder."""
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent / "cli" / "share")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent.parent / "cli" / "share")
+    folder = parser.parse_args().folder
     files = {"man/man1/rankscope.1": manual_page()}
     for name, shell in COMPLETIONS.items():
         files[name] = shell(cli, {}, "rankscope", "_RANKSCOPE_COMPLETE").source()

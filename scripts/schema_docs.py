@@ -5,10 +5,10 @@ usage: python scripts/schema_docs.py [FOLDER]
 
 from __future__ import annotations
 
+import argparse
 import ast
 import inspect
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,7 +56,9 @@ The fields of the records in a run directory, of requests to a running job, and 
 
 def main() -> None:
     """Write the pages."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=DOCS)
+    folder = parser.parse_args().folder
     targets: dict[type, str] = {}
     for page, head in PAGES.items():
         (folder / page).write_text(head + "".join(_sections(page, targets)))

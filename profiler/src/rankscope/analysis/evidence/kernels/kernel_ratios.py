@@ -108,7 +108,7 @@ def compare_kernels(
         if own and 2 * len(usual) > len(peers):
             compared.append(KernelRatio(kernel.name, kernel.grid, own, float(np.median(usual)), kernel.calls))
     peer_names = sum(kernel.median_us * kernel.calls for kernel in compared)
-    different = sorted(unlike.items(), key=lambda of_peer: -of_peer[1])
+    different = sorted(unlike.items(), key=lambda unlike_share: -unlike_share[1])
     if not total or peer_names + sum(unlike.values()) * total < _COMPARABLE * total:
         return None
     return _judged(compared, different)
