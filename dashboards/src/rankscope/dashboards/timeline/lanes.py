@@ -82,7 +82,7 @@ def _detail(run: RunData, window: Window, data: WindowData, rank: int) -> list[t
     row = data.about.ranks.index(rank)
     detail = [("", _alone(data.parts, row)), ("host: phases", _phases(run, window, data, rank))]
     calls = data.calls
-    groups = np.array([recorded.group for recorded in data.about.collectives])
+    groups = np.array([collective.group for collective in data.about.collectives])
     of_row = calls.row == row
     for group in sorted(set(groups[calls.collective[of_row]].tolist())):
         of_group = of_row & (groups[calls.collective] == group)

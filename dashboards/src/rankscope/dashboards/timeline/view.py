@@ -205,11 +205,11 @@ def _arrivals(run: RunData, state: PageState, colors: Palette) -> Drawn:
             )
             for row, arrival, end, wait in rows
         ),
-        key=lambda collective: (collective.arrival_ms, collective.rank),
+        key=lambda arrival: (arrival.arrival_ms, arrival.rank),
     )
     table = FigureData(
         ("rank", "arrival after the first [ms]", "waiting [ms]", "end after the first arrival [ms]"),
-        [(collective.rank, collective.arrival_ms, collective.wait_ms, collective.end_ms) for collective in arrivals],
+        [(row.rank, row.arrival_ms, row.wait_ms, row.end_ms) for row in arrivals],
     )
     return Drawn(arrival_bars(arrivals, colors, last=collective.last, picked=state.rank), table, _sentence(collective))
 

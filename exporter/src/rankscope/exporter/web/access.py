@@ -161,7 +161,7 @@ class Passwords:
     async def _work(self) -> None:
         """Check all waiting pairs."""
         while self._waiting:
-            network = min(self._waiting, key=lambda candidate: self._resting_until.get(candidate, 0.0))
+            network = min(self._waiting, key=lambda address: self._resting_until.get(address, 0.0))
             rest_s = self._resting_until.get(network, 0.0) - time.monotonic()
             if rest_s > 0:
                 self._arrived.clear()
@@ -175,7 +175,7 @@ class Passwords:
                 self._waiting[network] = self._waiting.pop(network)  # its next turn comes after the others'
             is_right = await asyncio.to_thread(_check, check.name, check.password, self._users)
             now_s = time.monotonic()
-            self._resting_until = {candidate: until_s for candidate, until_s in self._resting_until.items() if until_s > now_s}
+            self._resting_until = {address: until_s for address, until_s in self._resting_until.items() if until_s > now_s}
             if not is_right:
                 self._resting_until[network] = now_s + REST_S / max(1, len(self._waiting.get(network, ())))
             check.is_right.set_result(is_right)

@@ -227,8 +227,8 @@ def course_of(series: Series, base_ns: int) -> Course:
     A clock that was set back shows some times twice. These are taken to be the times after it was set.
     """
     at, offset = np.empty(0), np.empty(0)
-    for value in reversed(series):
-        own, amount = value.at + value.offset, value.offset
+    for stretch in reversed(series):
+        own, amount = stretch.at + stretch.offset, stretch.offset
         if len(at) and own[-1] >= at[0]:
             until = at[0] - 1
             before = own < until

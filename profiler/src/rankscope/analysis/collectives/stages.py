@@ -157,7 +157,7 @@ def _chain_of_step(messages: Messages) -> dict[int, int] | None:
         before[rank] = received
     stages: dict[int, int] = {}
     while ready := [rank for rank, ranks in before.items() if rank not in stages and ranks <= stages.keys()]:
-        stages |= {rank: 1 + max((stages[message] for message in before[rank]), default=-1) for rank in ready}
+        stages |= {rank: 1 + max((stages[sender] for sender in before[rank]), default=-1) for rank in ready}
     if len(stages) < len(messages):
         return None
     # A rank that sends to all others, and receives from them, is no stage.

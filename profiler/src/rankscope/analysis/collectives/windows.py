@@ -310,7 +310,7 @@ def odd_windows(run: Path, attempt: int, windows: Mapping[int, Sequence[StepBrea
     steps = "one profiled step" if count == 1 else f"{count:,} profiled steps"
     where = f"{steps} of {ranks_text(sorted(odd))}, last in step {last.step} of rank {rank}"
     text = f"something looked wrong in {where}: {last.looked_wrong}"
-    with_traces = [candidate for candidate in sorted(odd) if any((rank_dir(run, attempt, candidate) / "traces").glob("window-*"))]
+    with_traces = [number for number in sorted(odd) if any((rank_dir(run, attempt, number) / "traces").glob("window-*"))]
     if with_traces:
         shown = rank if rank in with_traces else with_traces[0]
         text += f"; raw traces are in {rank_dir(Path(), attempt, shown) / 'traces'}"

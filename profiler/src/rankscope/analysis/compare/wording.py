@@ -133,7 +133,7 @@ def _where(step: Quantity, quantities: Sequence[Quantity], per: Per) -> str:
         for quantity in quantities
         if quantity.role == "part" and quantity.outcome in ("worse", "better")
     ]
-    changes = sorted(((label, change) for label, change in moved if change is not None), key=lambda quantity: -abs(quantity[1]))
+    changes = sorted(((label, change) for label, change in moved if change is not None), key=lambda labelled: -abs(labelled[1]))
     decided = step.outcome in ("worse", "better", "mixed")
     if not changes:
         return "No single part of the step stands out." if decided else ""

@@ -107,9 +107,9 @@ def compare_kernels(
         own = _typical(kernel, steps)
         if own and 2 * len(usual) > len(peers):
             compared.append(KernelRatio(kernel.name, kernel.grid, own, float(np.median(usual)), kernel.calls))
-    peer_names = sum(kernel.median_us * kernel.calls for kernel in compared)
-    different = sorted(unlike.items(), key=lambda unlike_share: -unlike_share[1])
-    if not total or peer_names + sum(unlike.values()) * total < _COMPARABLE * total:
+    compared_us = sum(kernel.median_us * kernel.calls for kernel in compared)
+    different = sorted(unlike.items(), key=lambda pair: -pair[1])
+    if not total or compared_us + sum(unlike.values()) * total < _COMPARABLE * total:
         return None
     return _judged(compared, different)
 

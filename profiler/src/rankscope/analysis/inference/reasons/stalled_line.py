@@ -85,7 +85,7 @@ def find_stalled_line(
     together = _Count(sum(counted.samples for counted in healthy), sum((counted.at for counted in healthy), Counter()))
     if rank.samples < LEAST_SAMPLES or together.samples < LEAST_SAMPLES:
         return None
-    place = max(rank.at, key=lambda counted: rank.share(counted) - together.share(counted), default=None)
+    place = max(rank.at, key=lambda line: rank.share(line) - together.share(line), default=None)
     if place is None:
         return None
     share, usual = rank.share(place), together.share(place)
