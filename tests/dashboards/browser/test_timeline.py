@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 from playwright.sync_api import TimeoutError as NotInTimeError
 from tests.dashboards.browser.pages import Opened, another_site, area, caption, drag, figure, region
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -95,7 +96,7 @@ def test_a_window_is_opened_in_perfetto(
             with page.expect_popup() as tab:
                 click_open(page)
             expect(status).to_contain_text("Sign in")
-            assert tab.value.is_closed()
+            wait_until(lambda: page.evaluate("true") and tab.value.is_closed())  # a call to the browser takes in its events
 
             page.evaluate("window.open = () => null")
             click_open(page)
