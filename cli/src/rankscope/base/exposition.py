@@ -98,8 +98,8 @@ class PointSource(Generic[V]):
         """Return a point for each value; of a duplicate series only the last, because a duplicate makes the scrape fail."""
         points = self._of_same_series(values)
         if points is None:
-            made = [(value, self._point_of(value)) for value in values]
-            once = {(point.name, point.labels): (value, point) for value, point in made}
+            pairs = [(value, self._point_of(value)) for value in values]
+            once = {(point.name, point.labels): (value, point) for value, point in pairs}
             values, points = [value for value, _ in once.values()], [point for _, point in once.values()]
         self._last = values, points
         return points
@@ -125,8 +125,8 @@ def number(value: float) -> str:
     """Format a value for both formats: whole numbers without a fraction, other values exactly."""
     if value - value != 0:
         return "NaN" if value != value else "+Inf" if value > 0 else "-Inf"  # noqa: PLR0124  only NaN differs from itself
-    whole = int(value)
-    return str(whole) if whole == value and -_LARGEST_PLAIN < whole < _LARGEST_PLAIN else repr(float(value))
+    integer = int(value)
+    return str(integer) if integer == value and -_LARGEST_PLAIN < integer < _LARGEST_PLAIN else repr(float(value))
 
 
 def has_unique_openmetrics_names(families: Iterable[Family]) -> bool:
@@ -141,9 +141,9 @@ def prefers_openmetrics(accept: str) -> bool:
     openmetrics = text = 0.0
     for item in accept.lower().split(","):
         media_type, *parameters = (part.strip() for part in item.split(";"))
-        given = dict(parameter.partition("=")[::2] for parameter in parameters)
-        quality = float(given["q"]) if _QUALITY.fullmatch(given.get("q", "")) else 1.0
-        if media_type == "application/openmetrics-text" and given.get("version", "1.0.0") == "1.0.0":
+        parameter_values = dict(parameter.partition("=")[::2] for parameter in parameters)
+        quality = float(parameter_values["q"]) if _QUALITY.fullmatch(parameter_values.get("q", "")) else 1.0
+        if media_type == "application/openmetrics-text" and parameter_values.get("version", "1.0.0") == "1.0.0":
             openmetrics = max(openmetrics, quality)
         elif media_type in ("text/plain", "text/*"):
             text = max(text, quality)

@@ -6,7 +6,7 @@ from rankscope.base.version import VERSION
 
 
 def unread_format(version: str, supported: str) -> str:
-    """Return the reason why a file of format ``found`` is not read by this version, which reads ``known``, and what to do."""
+    """Return why a file of format ``version`` is not read by this version, which reads ``supported``, and what to do."""
     advice = "upgrade rankscope" if _number(version) > _number(supported) else "use the version of rankscope that wrote it"
     return f"written by another version, in format {version[:100]!r}; rankscope {VERSION} reads {supported!r}: {advice}"
 

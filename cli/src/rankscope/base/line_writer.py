@@ -63,9 +63,9 @@ class LineWriter:
             self._reported = count
 
     def _write(self, line: str) -> None:
-        rest = memoryview(f"{line}\n".encode(errors="backslashreplace"))
-        while rest:
+        remaining = memoryview(f"{line}\n".encode(errors="backslashreplace"))
+        while remaining:
             try:
-                rest = rest[os.write(self._fd, rest) :]
+                remaining = remaining[os.write(self._fd, remaining) :]
             except BlockingIOError:  # another process that shares the pipe has set O_NONBLOCK
                 select.select([], [self._fd], [])

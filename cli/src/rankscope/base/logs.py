@@ -144,8 +144,8 @@ class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = _fields(record)
         time, level, component, message = (_text(fields.pop(name)) for name in ("ts", "level", "component", "msg"))
-        rest = "".join(f"  {name}={_quoted(value)}" for name, value in fields.items())
-        return f"{time[11:19]} {level.upper():<5} {component}: {message}{rest}"
+        fields_text = "".join(f"  {name}={_quoted(value)}" for name, value in fields.items())
+        return f"{time[11:19]} {level.upper():<5} {component}: {message}{fields_text}"
 
 
 _FORMATTERS: Final[dict[LogFormat, type[logging.Formatter]]] = {"text": _Text, "logfmt": _Logfmt, "json": _Json}

@@ -16,14 +16,14 @@ class _Raw(io.FileIO):
 
         Raises ``OSError`` with the name of standard output; ``BrokenPipeError`` is raised unchanged.
         """
-        rest = memoryview(data).cast("B")
-        size = len(rest)
+        remaining = memoryview(data).cast("B")
+        size = len(remaining)
         try:
-            while rest:
-                taken: int | None = super().write(rest)
+            while remaining:
+                taken: int | None = super().write(remaining)
                 if taken is None:  # another process made the shared file non-blocking
                     select.select((), (self,), ())
-                rest = rest[taken or 0 :]
+                remaining = remaining[taken or 0 :]
         except BrokenPipeError:
             raise
         except OSError as error:

@@ -223,16 +223,16 @@ def _collector_options(command: Any) -> Any:
 )
 @_daemon("--once", is_flag=True, help="Print one page and exit.")
 @click.pass_context
-def exporter(ctx: click.Context, /, once: bool, forget: tuple[str, ...], **given: Any) -> None:
+def exporter(ctx: click.Context, /, once: bool, forget: tuple[str, ...], **parameters: Any) -> None:
     """Serve the metrics of this node's GPUs and ranks to Prometheus.
 
     Each GPU is read in the background by a process of its own. A scrape of /metrics shows the last sample and never waits for
     the driver. Without a driver the exporter keeps running, reports it in rankscope_exporter_collector_success, and retries.
     """
     if ctx.invoked_subcommand is not None:
-        ctx.obj = given["control_socket"]
+        ctx.obj = parameters["control_socket"]
         return
-    settings = _settings(given)
+    settings = _settings(parameters)
     if forget:
         _forget(settings, forget)
         return
@@ -262,25 +262,25 @@ def option_names() -> dict[str, str]:
 def _read_again(arguments: tuple[str, ...]) -> Settings:
     """Return the settings of these arguments, environment and configuration file now; raises ``click.ClickException``."""
     with exporter.make_context("exporter", list(arguments)) as ctx:
-        given = {name: value for name, value in ctx.params.items() if name not in ("once", "forget")}
-        return _settings(given)
+        parameters = {name: value for name, value in ctx.params.items() if name not in ("once", "forget")}
+        return _settings(parameters)
 
 
-def _settings(given: dict[str, Any]) -> Settings:
-    given = dict(given)
-    named = {name: given.pop(f"collect_{name}") for name in COLLECTORS}
-    collectors = _collectors(named, disable=given.pop("disable_defaults"))
+def _settings(parameters: dict[str, Any]) -> Settings:
+    parameters = dict(parameters)
+    named = {name: parameters.pop(f"collect_{name}") for name in COLLECTORS}
+    collectors = _collectors(named, disable=parameters.pop("disable_defaults"))
     off = frozenset(name for name, choice in named.items() if choice is False)
-    compat = given.pop("compat")
-    if given["simulate"] and "gpu" not in collectors:
+    compat = parameters.pop("compat")
+    if parameters["simulate"] and "gpu" not in collectors:
         raise click.UsageError("--simulate needs the gpu collector")
-    if compat is None and (given["compat_counters"] or given["compat_listen"]):
+    if compat is None and (parameters["compat_counters"] or parameters["compat_listen"]):
         raise click.UsageError("--compat.… needs --compat dcgm")
-    if given["spool_forget_s"] < given["spool_stale_s"]:
+    if parameters["spool_forget_s"] < parameters["spool_stale_s"]:
         raise click.UsageError("--spool-forget is shorter than --spool-stale: no rank would ever be silent")
-    given["host"] = given["host"] or socket.gethostname()
-    given["log_format"] = given["log_format"] or default_style()
-    return Settings(collectors=collectors, collectors_off=off, compat_dcgm=compat == "dcgm", **given)
+    parameters["host"] = parameters["host"] or socket.gethostname()
+    parameters["log_format"] = parameters["log_format"] or default_style()
+    return Settings(collectors=collectors, collectors_off=off, compat_dcgm=compat == "dcgm", **parameters)
 
 
 def _collectors(named: dict[str, bool | None], *, disable: bool) -> frozenset[str]:
@@ -289,12 +289,12 @@ def _collectors(named: dict[str, bool | None], *, disable: bool) -> frozenset[st
     Enabling a collector that queries GPUs by name also enables ``gpu``; without ``gpu`` no such collector runs.
     """
     on = {name for name, choice in named.items() if (COLLECTORS[name].default_on and not disable if choice is None else choice)}
-    asked = {name for name, choice in named.items() if choice and COLLECTORS[name].reads_gpu}
+    enabled = {name for name, choice in named.items() if choice and COLLECTORS[name].reads_gpu}
     if named["gpu"] is False:
-        if asked:
-            raise click.UsageError(f"--collector.{min(asked)} needs the gpu collector")
+        if enabled:
+            raise click.UsageError(f"--collector.{min(enabled)} needs the gpu collector")
         on = {name for name in on if not COLLECTORS[name].reads_gpu}
-    elif asked:
+    elif enabled:
         on.add("gpu")
     # Jobs are attributed to GPUs, so the jobs collector needs the gpu collector.
     if "gpu" not in on:

@@ -75,9 +75,9 @@ def _value(path: Path, key: str, value: Any, option: SectionOption, ctx: click.C
         if isinstance(item, bool) or not isinstance(item, str | int | float):
             raise wrong("text or a number")
         texts.append(str(item))
-    given = texts if option.multiple else texts[0]
+    option_value = texts if option.multiple else texts[0]
     try:
-        option.type_cast_value(ctx, given)
+        option.type_cast_value(ctx, option_value)
     except click.BadParameter as error:
         raise InputError(path, error.message.removesuffix("."), place=key) from error
-    return given
+    return option_value

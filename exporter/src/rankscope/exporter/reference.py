@@ -51,8 +51,8 @@ TABLES: Final[dict[str, tuple[str, str, Callable[[], str]]]] = {
 def with_tables(page: str, document: str) -> str:
     """Return the document of a page with the current tables between its markers; raises ``ValueError`` if one is missing."""
     opening, closing, tables = TABLES[page]
-    before, begin, rest = document.partition(opening)
-    _, end, after = rest.partition(closing)
+    before, begin, remainder = document.partition(opening)
+    _, end, after = remainder.partition(closing)
     if not begin or not end:
         raise ValueError(f"no {opening} … {closing} in the document")
     return f"{before}{begin}\n\n{tables()}\n{end}{after}"

@@ -82,10 +82,10 @@ def _run_verdict(live: LiveRun) -> Verdict | None:
 
 
 def _answer(live: LiveRun, request: ControlRequest) -> ControlAnswer | None:
-    given = read_answer(live.path, request.id)
-    if given is None and all(map(live.has_ended, live.ranks)) and (reason := _given_up(live, request)) is not None:
+    job_answer = read_answer(live.path, request.id)
+    if job_answer is None and all(map(live.has_ended, live.ranks)) and (reason := _given_up(live, request)) is not None:
         return ControlAnswer(id=request.id, accepted=False, reason=reason, answered_unix_ns=0)
-    return given
+    return job_answer
 
 
 def _steps_of(answer: ControlAnswer) -> range | None:

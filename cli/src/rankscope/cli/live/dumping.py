@@ -18,15 +18,15 @@ def dump_recorders(live: LiveRun, request: ControlRequest, expected: list[int], 
     def look() -> bool | None:
         nonlocal expected
         for rank in expected:
-            if rank not in answers and (given := read_answer(live.path, request.id, rank=rank)) is not None:
-                answers[rank] = given
-                if live.follow(given) and request.ranks is None:
+            if rank not in answers and (control_answer := read_answer(live.path, request.id, rank=rank)) is not None:
+                answers[rank] = control_answer
+                if live.follow(control_answer) and request.ranks is None:
                     expected = live.ranks
                     return None
         silent = [rank for rank in expected if rank not in answers]
         # A refusal for the whole job: the request came too early.
-        if silent and (given := read_answer(live.path, request.id)) is not None and not given.accepted:
-            answers.update(dict.fromkeys(silent, given))
+        if silent and (control_answer := read_answer(live.path, request.id)) is not None and not control_answer.accepted:
+            answers.update(dict.fromkeys(silent, control_answer))
             return True
         return True if all(map(live.has_ended, silent)) else None
 
@@ -45,9 +45,9 @@ def dump_recorders(live: LiveRun, request: ControlRequest, expected: list[int], 
             for path in sorted(flight_dir(live.path, live.attempt).glob(f"rank-{rank:05d}-{request.id}-*"))
         ],
         missing=[
-            Missing(rank=rank, reason=given.reason or "refused" if given is not None else "no answer in time")
+            Missing(rank=rank, reason=rank_answer.reason or "refused" if rank_answer is not None else "no answer in time")
             for rank in expected
-            if (given := answers.get(rank)) is None or not given.accepted
+            if (rank_answer := answers.get(rank)) is None or not rank_answer.accepted
         ]
         + absent,
     )

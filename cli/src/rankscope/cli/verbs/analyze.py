@@ -106,17 +106,17 @@ def analyze(
 
 
 def _told(links: tuple[str, ...]) -> list[ToldLink]:
-    told: list[ToldLink] = []
+    parsed_links: list[ToldLink] = []
     for text in links:
         try:
             link_option = parse_link(text)
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--link") from error
-        if any(link_option.link.scope == other.link.scope for other in told):
+        if any(link_option.link.scope == other.link.scope for other in parsed_links):
             where = "inside a host" if link_option.link.scope == "host" else "between hosts"
             raise click.BadParameter(f"{text!r}: a second link {where}; name one", param_hint="--link")
-        told.append(link_option)
-    return told
+        parsed_links.append(link_option)
+    return parsed_links
 
 
 def _check_kinds(kinds: tuple[str, ...]) -> None:

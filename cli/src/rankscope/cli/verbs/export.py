@@ -85,11 +85,11 @@ def export(
     with progress() as report, output(target) as (write, size):
         result = export_perfetto(paths, write, selection=selection, raw=raw, verdict=not no_verdict, progress=report)
     result = msgspec.structs.replace(result, path=target, bytes=size())
-    said = sys.stderr if target == "-" else sys.stdout
+    destination = sys.stderr if target == "-" else sys.stdout
     if format_ == "json":
-        print_json(result, said)
+        print_json(result, destination)
     else:
-        click.echo(_text(result), file=said)
+        click.echo(_text(result), file=destination)
 
 
 def _check_target(target: str, paths: Sequence[str]) -> None:

@@ -69,11 +69,11 @@ def _run(path: Path) -> KeptFile:
     except InputError as error:
         return KeptFile(path, "unreadable", error.reason)
     writers = {attempt.versions["rankscope"] for attempt in attempts if "rankscope" in attempt.versions}
-    here = version("rankscope")
+    own_version = version("rankscope")
     text = f"{run.info.schema}, recorded by rankscope {' and '.join(sorted(writers)) or '(unknown version)'}"
-    if writers <= {here}:
+    if writers <= {own_version}:
         return KeptFile(path, "ok", text)
-    return KeptFile(path, "other", f"{text}; {here} reads it")
+    return KeptFile(path, "other", f"{text}; {own_version} reads it")
 
 
 def _store(folder: Path) -> KeptFile:

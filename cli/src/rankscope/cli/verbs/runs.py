@@ -55,9 +55,9 @@ def runs(path: Path, format_: str) -> None:
         return
     rows = [["folder", "state", "started", "ranks", "verdict"], *(_row(run, brief) for run, brief in runs_with_brief)]
     *others, last = zip(*rows, strict=True)
-    room = max(LEAST_WIDTH, width() - len(aligned(list(zip(*others, strict=True)), left=(0, 1, 2))[0]) - 2)
+    room = max(LEAST_WIDTH, width() - len(aligned(list(zip(*others, strict=True)), left_columns=(0, 1, 2))[0]) - 2)
     cut = [shortened(text, room) for text in last]
-    for line in aligned(list(zip(*others, cut, strict=True)), left=(0, 1, 2, 4)):
+    for line in aligned(list(zip(*others, cut, strict=True)), left_columns=(0, 1, 2, 4)):
         click.echo(line)
 
 

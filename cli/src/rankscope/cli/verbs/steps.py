@@ -106,10 +106,10 @@ def steps(
     schema = pa.schema([FIELDS[name] for name in selection.columns])
     written = 0
     with progress() as report, output(target) as (write, size):
-        made: AbstractContextManager[Sink] = (
+        opened_sink: AbstractContextManager[Sink] = (
             ParquetSink(write, schema) if format_ == "parquet" else nullcontext(_TEXT[format_](write, schema))
         )
-        with made as sink:
+        with opened_sink as sink:
             for number, rank in enumerate(chosen, 1):
                 written += _write_rank(sink, reader, rank, selection)
                 report("Ranks", number, len(chosen))

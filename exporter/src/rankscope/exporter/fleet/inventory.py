@@ -151,8 +151,8 @@ class Inventory:
         if self._found is None:
             self._begin(self._look, self._path)
             return
-        here = {uuid: remembered for uuid, remembered in self._known.items() if uuid in present}
-        self._known, self._found = self._found | here, None
+        present_gpus = {uuid: remembered for uuid, remembered in self._known.items() if uuid in present}
+        self._known, self._found = self._found | present_gpus, None
 
     def changed(self) -> bool:
         """Return True if another process changed the file and the change is not applied yet."""

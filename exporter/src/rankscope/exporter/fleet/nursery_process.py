@@ -177,9 +177,9 @@ def _become(name: str, *, parent: int, keep: Iterable[int]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    kept = set(keep)
+    kept_fds = set(keep)
     for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
-        if fd not in kept:
+        if fd not in kept_fds:
             with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(fd)
     # Libraries assume that descriptors 0, 1 and 2 are open.

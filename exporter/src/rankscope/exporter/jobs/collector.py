@@ -92,7 +92,9 @@ class JobsCollector:
         claims = claims_of(self._ranks())
         devices = self._devices(state)
         node = _Node(state, devices, holds, uses, claims, complete=complete, hidden=self._hidden)
-        self._unidentified.replace({held: _unidentified_text(*held) for held in sorted(node.unidentified, key=str)})
+        self._unidentified.replace(
+            {device_key: _unidentified_text(*device_key) for device_key in sorted(node.unidentified, key=str)}
+        )
         names = self._names.names(node.uids()) if self._show_users else {}
         jobs_at: dict[str, str] = {}
         series: list[Series] = []
@@ -230,12 +232,12 @@ class _Node:
         """Yield the occupancy of each device; each uuid once, even if two GPUs report the same."""
         for gpu in {gpu.identity.uuid: gpu for gpu in self._gpus}.values():
             migs = self._migs.get(gpu.identity.uuid, ())
-            whole = self._holders.get(gpu.identity.uuid, [])
-            if not migs or whole:
-                yield self._occupancy(gpu, None, whole, names)
+            whole_gpu_holders = self._holders.get(gpu.identity.uuid, [])
+            if not migs or whole_gpu_holders:
+                yield self._occupancy(gpu, None, whole_gpu_holders, names)
             for mig in migs:
                 # The holder of the whole GPU holds its MIG devices, unless they are allocated separately.
-                yield self._occupancy(gpu, mig.uuid, self._holders.get(mig.uuid) or whole, names)
+                yield self._occupancy(gpu, mig.uuid, self._holders.get(mig.uuid) or whole_gpu_holders, names)
 
     def _occupancy(self, gpu: GpuState, mig: str | None, holders: list[Identity], names: dict[int, str]) -> _DeviceOccupancy:
         processes = gpu.sample.processes if gpu.sample is not None else None

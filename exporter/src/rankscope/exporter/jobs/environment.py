@@ -18,8 +18,8 @@ _NO_RUN: Final = "none"  # torchrun's default
 
 def variables(content: bytes) -> dict[str, str]:
     """Parse the variables of ``/proc/PID/environ``; a truncated last one is left out."""
-    whole = content[: content.rfind(b"\0") + 1]
-    pairs = (piece.decode("utf-8", "replace").partition("=") for piece in whole.split(b"\0"))
+    complete = content[: content.rfind(b"\0") + 1]
+    pairs = (piece.decode("utf-8", "replace").partition("=") for piece in complete.split(b"\0"))
     values: dict[str, str] = {}
     for name, separator, value in pairs:
         if separator:

@@ -139,8 +139,8 @@ def _is_installed(module: str) -> bool:
 def _holds(response: Any) -> Iterator[Hold]:
     for pod in response.pod_resources:
         for container in pod.containers:
-            given = [device for resource in container.devices for device in _devices_of(resource)]
-            devices = tuple(dict.fromkeys([*given, *_claimed_devices(container)]))
+            allocated_devices = [device for resource in container.devices for device in _devices_of(resource)]
+            devices = tuple(dict.fromkeys([*allocated_devices, *_claimed_devices(container)]))
             if devices:
                 identity = Identity(namespace=word(pod.namespace), pod=word(pod.name), container=word(container.name))
                 yield Hold(identity, devices)

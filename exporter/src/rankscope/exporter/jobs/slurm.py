@@ -116,10 +116,10 @@ def parse(text: str, this_boot: str) -> Hold | None:
         account=word(values.get("SLURM_JOB_ACCOUNT")),
         partition=word(values.get("SLURM_JOB_PARTITION")),
     )
-    given = [devices_of(values.get(name, "")) for name in ("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")]
+    device_lists = [devices_of(values.get(name, "")) for name in ("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")]
     # Prefer uuids: they are exact, and only they can name a MIG device. Numbers outside a job's device cgroup are the node's.
-    exact = [devices for devices in given if all(device.uuid for device in devices) and devices]
-    return Hold(identity, next((devices for devices in (*exact, *given) if devices), ()))
+    exact = [devices for devices in device_lists if all(device.uuid for device in devices) and devices]
+    return Hold(identity, next((devices for devices in (*exact, *device_lists) if devices), ()))
 
 
 def devices_of(text: str) -> tuple[Device, ...]:

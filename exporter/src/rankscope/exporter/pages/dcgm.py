@@ -43,8 +43,8 @@ class _Way:
 
     def labels(self, labels_of_page: Labels) -> Labels:
         """Return the labels that DCGM's series has of ours, and those that all of its series have."""
-        kept = [(self.entry.keep[name], value) for name, value in labels_of_page if name in self.entry.keep]
-        return (*kept, *self.entry.add.items())
+        kept_labels = [(self.entry.keep[name], value) for name, value in labels_of_page if name in self.entry.keep]
+        return (*kept_labels, *self.entry.add.items())
 
 
 class DcgmPage:

@@ -98,12 +98,12 @@ def _record(path: Path, number: int, line: str) -> tuple[str, str, str]:
     except (csv.Error, ValueError) as error:
         raise InputError(path, f"{error}: a line is NAME, type, help", place=f"line {number}") from error
     # Commas in the help text need no quotes.
-    name, kind, *rest = [*(field.strip() for field in fields), "", ""][: max(len(fields), 2)]
+    name, kind, *help_parts = [*(field.strip() for field in fields), "", ""][: max(len(fields), 2)]
     if not name.startswith("DCGM_") or not name.replace("_", "").isalnum() or not name.isascii():
         raise InputError(path, f"{name[:80]!r} is no name of a DCGM field: a line is NAME, type, help", place=f"line {number}")
     if kind not in _TYPES:
         raise InputError(path, f"type {kind[:80]!r} of {name} is none of {', '.join(_TYPES)}", place=f"line {number}")
-    return name, kind, ", ".join(rest)
+    return name, kind, ", ".join(help_parts)
 
 
 def _known() -> dict[str, tuple[Counter, bool]]:

@@ -167,5 +167,5 @@ def _resource(page: Page) -> Resource:
         "host.name": page.host,
         **({"rankscope.simulated": "true"} if page.simulated else {}),
     }
-    given = OTELResourceDetector().detect().attributes
-    return Resource.create({key: value for key, value in attributes.items() if key not in given})
+    detected = OTELResourceDetector().detect().attributes
+    return Resource.create({key: value for key, value in attributes.items() if key not in detected})

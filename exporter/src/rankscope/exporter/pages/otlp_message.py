@@ -96,10 +96,10 @@ class MessageBuilder:
             start_ns, (total, *counts) = self._counted(
                 measurement, (measurement.value.sum, *measurement.value.counts), now_ns, measurement.value.bounds
             )
-            whole = [int(count) for count in counts]
+            bucket_counts = [int(count) for count in counts]
             unknown: Any = None  # minimum and maximum are optional in OTLP
             return HistogramDataPoint(
-                attributes, start_ns, now_ns, sum(whole), total, whole, measurement.value.bounds, unknown, unknown
+                attributes, start_ns, now_ns, sum(bucket_counts), total, bucket_counts, measurement.value.bounds, unknown, unknown
             )
         if measurement.instrument.kind != "counter":
             return NumberDataPoint(attributes, 0, now_ns, measurement.value)

@@ -81,8 +81,8 @@ def measurements(page: Page) -> Iterator[Measurement]:
     for gpu in state.gpus if state is not None else ():
         now = _status(gpu)
         for hw_state in _STATES if now is not None else ():
-            given = {**identities.hardware[gpu.identity.uuid], "hw.type": "gpu", "hw.state": hw_state}
-            yield Measurement(_STATUS, "1 for the state the GPU is in.", given, float(hw_state == now))
+            state_attributes = {**identities.hardware[gpu.identity.uuid], "hw.type": "gpu", "hw.state": hw_state}
+            yield Measurement(_STATUS, "1 for the state the GPU is in.", state_attributes, float(hw_state == now))
 
 
 def _numbers(family: Family, times: float) -> Iterator[tuple[Labels, float]]:
@@ -131,20 +131,20 @@ class _Identities:
         """Return the attributes of a series; a rank's include those of its GPU."""
         if labels and labels[0][0] == "uuid":
             return self.hardware.get(labels[0][1], {})
-        given = dict(labels)
-        info = self._ranks.get(_rank(given))
+        label_values = dict(labels)
+        info = self._ranks.get(_rank(label_values))
         if info is None:
             return {}
-        of_run = {f"rankscope.{name}": given[name] for name in ("run", "rank", "slot")}
+        of_run = {f"rankscope.{name}": label_values[name] for name in ("run", "rank", "slot")}
         hardware = self.hardware.get(info.get("gpu_uuid", ""), {})
         return {**hardware, **of_run, "rankscope.run_id": info.get("run_id", "")}
 
     def _add_gpu(self, gpu: GpuState, driver: Driver | None) -> None:
-        given = self.hardware[gpu.identity.uuid] = _gpu_identity(gpu, driver)
+        gpu_attributes = self.hardware[gpu.identity.uuid] = _gpu_identity(gpu, driver)
         devices = gpu.sample.mig_devices if gpu.sample is not None else ()
         for device in devices:
             self.hardware[device.uuid] = {
-                **given,
+                **gpu_attributes,
                 "hw.id": device.uuid,
                 "hw.parent": gpu.identity.uuid,
                 "hw.name": f"MIG {device.profile} {device.gpu_instance}.{device.compute_instance}",
@@ -153,7 +153,7 @@ class _Identities:
 
 def _gpu_identity(gpu: GpuState, driver: Driver | None) -> dict[str, str]:
     identity = gpu.identity
-    given = {
+    gpu_identity = {
         "hw.id": identity.uuid,
         # The index may change, the bus id does not.
         "hw.name": f"GPU {identity.pci_bus_id}",
@@ -162,7 +162,7 @@ def _gpu_identity(gpu: GpuState, driver: Driver | None) -> dict[str, str]:
         "hw.serial_number": identity.serial or "",
         "hw.driver_version": driver.driver_version if driver is not None else "",
     }
-    return {key: value for key, value in given.items() if value}
+    return {key: value for key, value in gpu_identity.items() if value}
 
 
 def _rank(labels: Mapping[str, str]) -> _Rank:
@@ -200,8 +200,8 @@ def attributes(otel: OtelName, labels: Sequence[tuple[str, str]]) -> dict[str, s
     An attribute of the catalogue that is empty, because the series lacks its label, is left out.
     """
     if otel.attributes:
-        given = defaultdict(str, labels)
-        texts = {key: value.format_map(given) for key, value in otel.attributes.items()}
+        label_values = defaultdict(str, labels)
+        texts = {key: value.format_map(label_values) for key, value in otel.attributes.items()}
         return {key: text for key, text in texts.items() if text}
     return {f"rankscope.{label}": value for label, value in labels if label != "uuid"}
 
@@ -217,5 +217,5 @@ def _extension(name: str, kind: Kind) -> OtelName:
             # The suffix distinguishes a counter of seconds from the ratio of the same name.
             words = words.removesuffix(f"_{unit_word}") + ("_time" if unit_word == "seconds" and kind == "counter" else "")
             unit = otel_unit
-    area, _, rest = words.partition("_")
-    return OtelName(name=f"rankscope.{area}.{rest}", kind=kind, unit=unit)
+    area, _, metric_name = words.partition("_")
+    return OtelName(name=f"rankscope.{area}.{metric_name}", kind=kind, unit=unit)

@@ -67,8 +67,10 @@ def make_spool(folder: SpoolFolder, *, mode: int) -> bool:
 def _is_of_kubelet(path: Path) -> bool:
     """Return whether the kubelet may have made this folder for the ``hostPath`` of a pod: empty, of this user, mode 0755."""
     status = path.lstat()
-    kept = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) == _KUBELET_MODE
-    return kept and next(path.iterdir(), None) is None
+    status_matches = (
+        stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) == _KUBELET_MODE
+    )
+    return status_matches and next(path.iterdir(), None) is None
 
 
 def untrusted_reason(*folders: Path) -> str | None:

@@ -280,13 +280,13 @@ class Spool:
         for file, owner, age_s in accepted:
             stale = age_s > self._stale_s
             stale_files += stale
-            kept = [family for family in file.families if not stale or family.name in _KEPT_OF_SILENT]
+            kept_families = [family for family in file.families if not stale or family.name in _KEPT_OF_SILENT]
             if file.key in states:
-                duplicates += sum(len(family.series) for family in kept)
+                duplicates += sum(len(family.series) for family in kept_families)
                 continue
             owners[file.key] = owner
             states[file.key] = "silent" if stale else "disabled" if file.disabled else "running"
-            for family in kept:
+            for family in kept_families:
                 merge.add(family)
         self._owners_of_ranks = owners
         ok_files = len(accepted) - stale_files

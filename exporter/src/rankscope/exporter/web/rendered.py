@@ -46,16 +46,16 @@ class RenderedPages:
     async def get(self, key: Hashable, render: Callable[[], Rendered], *, compressed: bool = False) -> Rendered:
         """Return the page that ``key`` identifies, and its content type. Raises what ``render`` raises."""
         place = (key, compressed)
-        kept = self._kept.get(place)
-        if kept is None or not kept.is_current():
+        rendering = self._kept.get(place)
+        if rendering is None or not rendering.is_current():
             make = (lambda: _compressed(render())) if compressed else render
             began_s = time.monotonic()
-            kept = self._kept[place] = _Rendering(asyncio.get_running_loop().run_in_executor(self._thread, make), began_s)
+            rendering = self._kept[place] = _Rendering(asyncio.get_running_loop().run_in_executor(self._thread, make), began_s)
             if len(self._kept) > _KEPT_PAGES:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(place)
         # Shielded: a client that disconnects must not cancel the rendering for the others.
-        return await asyncio.shield(kept.page)
+        return await asyncio.shield(rendering.page)
 
     def forget(self) -> None:
         """Drop all pages, because the next one must show a change."""

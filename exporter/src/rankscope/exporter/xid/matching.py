@@ -46,7 +46,7 @@ def is_repeat(xid: KernelXid, entry: XidEntry) -> bool:
 
 
 def merged(entry: XidEntry, other: XidEntry) -> XidEntry:
-    """Merge two entries of the same error; fields of ``known`` take precedence."""
+    """Merge two entries of the same error; fields of ``entry`` take precedence."""
     return msgspec.structs.replace(
         entry,
         uuid=entry.uuid or other.uuid,
