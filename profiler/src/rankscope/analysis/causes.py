@@ -78,8 +78,8 @@ def row_of(signals: Signals) -> CauseRow:
 def cause_of(signals: Signals) -> Explanation:
     """Return the cause of the first row that applies, with its wording."""
     row = row_of(signals)
-    says = row.says if isinstance(row.says, str) else row.says(signals)
-    return Explanation(row.cause, row.explained_by, says, row.called)
+    wording = row.says if isinstance(row.says, str) else row.says(signals)
+    return Explanation(row.cause, row.explained_by, wording, row.called)
 
 
 def _is_either(signals: Signals) -> bool:

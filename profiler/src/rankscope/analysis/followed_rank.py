@@ -81,9 +81,9 @@ class FollowedRank:
         """Return the positions of the new entries per tag. Tags of later steps are kept until their rows are read."""
         if not self._tags or not len(steps):
             return {}
-        found, last = entries_of(self._tags, steps), int(steps[-1])
+        new_entries, last = entries_of(self._tags, steps), int(steps[-1])
         self._tags = {tag: later for tag, tagged in self._tags.items() if len(later := tagged[tagged > last])}
-        return found
+        return new_entries
 
     def read_durations(self, reader: RunReader, segments: Segments, most: int) -> None:
         """Read new durations of collectives, and keep those of about the last ``most`` operations. Raises ``StartOverError``."""

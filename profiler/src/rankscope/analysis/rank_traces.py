@@ -137,13 +137,13 @@ def read_ranks(
     *,
     cycle: int | None = None,
     detail: bool = False,
-    whole: bool = False,
+    complete_only: bool = False,
     engine: Engine,
 ) -> tuple[list[RankTrace], Job, list[str]]:
     """Read and reduce every file. Return one trace per rank of the job, ordered by rank, with the job, and warnings.
 
     Kernels whose name matches ``pattern`` count as communication. ``cycle``: see ``job_of``. ``detail``: analyse in detail, too.
-    ``whole``: a trace that was cut off cannot be read.
+    ``complete_only``: a trace that was cut off cannot be read.
 
     A file that cannot be read leads to a warning. Raises ``InputError`` instead if the file is in ``named`` or if no file can be
     read, and as ``job_of`` does.
@@ -151,7 +151,7 @@ def read_ranks(
     rank_traces: list[RankTrace] = []
     warnings: list[str] = []
     first_error: InputError | None = None
-    read = partial(_read_file, pattern=pattern, detail=detail, whole=whole)
+    read = partial(_read_file, pattern=pattern, detail=detail, complete_only=complete_only)
     for file, traces in zip(files, engine.map(read, files, files=files, text_bytes=_text_bytes(files)), strict=True):
         if isinstance(traces, InputError):
             if file in named:
@@ -186,9 +186,13 @@ def _text_bytes(files: Sequence[Location]) -> int:
     return text if len(local) == len(files) else 0
 
 
-def _read_file(file: Location, *, pattern: re.Pattern[str] | None, detail: bool, whole: bool) -> list[RankTrace] | InputError:
+def _read_file(
+    file: Location, *, pattern: re.Pattern[str] | None, detail: bool, complete_only: bool
+) -> list[RankTrace] | InputError:
     try:
-        return [_reduced(trace, pattern, detail=detail) for trace in read_traces(file, detail=detail, whole=whole)]
+        return [
+            _reduced(trace, pattern, detail=detail) for trace in read_traces(file, detail=detail, complete_only=complete_only)
+        ]
     except InputError as error:
         return error
 
@@ -197,7 +201,7 @@ def _reduced(trace: Trace, pattern: re.Pattern[str] | None, *, detail: bool) -> 
     events = work_events(trace, pattern)
     reduction = reduce_file(trace, events)
     by_step = step_breakdowns(trace, events)
-    told: RankDetail | None = None
+    rank_detail: RankDetail | None = None
     if detail:
         # Imported only if needed: without detail, imports are a large part of the time for a trace.
         from rankscope.analysis.trace.detail import detail_of, with_parts
@@ -206,7 +210,7 @@ def _reduced(trace: Trace, pattern: re.Pattern[str] | None, *, detail: bool) -> 
         window = reduction.breakdowns[0]
         columns = detail_columns(trace, events, [window, *by_step])
         reduction = msgspec.structs.replace(reduction, breakdowns=[with_parts(columns, window)])
-        told = detail_of(columns, window, by_step)
+        rank_detail = detail_of(columns, window, by_step)
     return RankTrace(
         identity=identity_of(trace, collectives=reduction.count, steps=len(step_numbers(trace))),
         rank=0,
@@ -220,7 +224,7 @@ def _reduced(trace: Trace, pattern: re.Pattern[str] | None, *, detail: bool) -> 
         torn=trace.torn,
         reduction=reduction,
         by_step=by_step,
-        detail=told,
+        detail=rank_detail,
         pattern_found=pattern is not None and any(map(pattern.search, _kernel_names(trace))),
         own_streams=frozenset() if reduction.breakdowns[0].communication_us else kernels_on_own_streams(trace, events),
         input_us=input_wait_us(trace, events),

@@ -282,8 +282,8 @@ def world_size_of(reader: RunReader, table: StepTable, infos: Mapping[int, RankI
 
 
 def _activity(run: RunEvidence, rank: int) -> StandingRank | None:
-    given = run.activities
-    return standing_rank(given, rank) if given is not None and rank in given.doing else None
+    activities = run.activities
+    return standing_rank(activities, rank) if activities is not None and rank in activities.doing else None
 
 
 def _coverage(run: RunEvidence, *, chosen: bool) -> float | None:

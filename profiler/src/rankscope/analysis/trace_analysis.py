@@ -45,16 +45,16 @@ def analyze_traces(
         warnings.append(f"the communication pattern {communication_pattern.pattern!r} is in no kernel's name")
     # A collective missing from a trace would look as if its rank took no part and another rank came last.
     # So a rank whose trace lacks a part counts as missing.
-    whole = {trace.rank: trace.reduction for trace in traces if not trace.lacks and job.problem is None}
+    complete = {trace.rank: trace.reduction for trace in traces if not trace.lacks and job.problem is None}
     stated, world_size = (None, None) if job.problem else (stated_world_size(traces), world_size_of_traces(traces))
     if stated is not None and stated != world_size:
         warnings.append(f"the traces state {stated} ranks, but their process groups are of a job of at least {world_size}")
     fabric = fabric_of(traces, links)
-    matched = match_traces(traces, whole, fabric, world_size)
+    matched = match_traces(traces, complete, fabric, world_size)
     matching, blame = matched.matching, matched.blame
     explained = explained_share(
         [matching.matches, matching.directed],
-        {rank: reduction.breakdowns[0].communication_us for rank, reduction in whole.items()},
+        {rank: reduction.breakdowns[0].communication_us for rank, reduction in complete.items()},
     )
     collectives = matching_result(matched, fabric, explained=explained)
     if matching.matches and explained is not None and explained < MOST_COMMUNICATION:
@@ -77,7 +77,7 @@ def analyze_traces(
         currency=currency,
     )
     answer = answer_of_traces(traces, job, matched, costs, setting, explained=explained, paths=_quoted(paths, files))
-    answer = with_slow_links(*answer, collectives.by_op, {rank: reduction.breakdowns for rank, reduction in whole.items()})
+    answer = with_slow_links(*answer, collectives.by_op, {rank: reduction.breakdowns for rank, reduction in complete.items()})
     return assemble(
         Source(
             kind="traces",
@@ -115,21 +115,23 @@ def analyze_traces(
         collectives=collectives,
         attribution=attribution_of_blame(blame, "traces"),
         costs=costs,
-        kernels=[row for reduction in whole.values() for row in reduction.kernels],
+        kernels=[row for reduction in complete.values() for row in reduction.kernels],
     )
 
 
-def match_traces(traces: Sequence[RankTrace], whole: Mapping[int, Reduction], fabric: Fabric, world_size: int | None) -> Matched:
-    """Match the collectives of the ``whole`` traces; of the others, waits are not known."""
+def match_traces(
+    traces: Sequence[RankTrace], complete: Mapping[int, Reduction], fabric: Fabric, world_size: int | None
+) -> Matched:
+    """Match the collectives of the ``complete`` traces; of the others, waits are not known."""
     matched = match_ranks(
-        matchable(whole),
+        matchable(complete),
         ranks=[trace.rank for trace in traces],
         clock_names={trace.rank: trace.host for trace in traces if trace.host},
         machines=fabric.hosts,
         world_size=max(len(traces), world_size or 0),
         source="traces",
     )
-    return _with_uncalled(matched, max((reduction.uncalled for reduction in whole.values()), default=0))
+    return _with_uncalled(matched, max((reduction.uncalled for reduction in complete.values()), default=0))
 
 
 _UNEXPLAINED: Final = (

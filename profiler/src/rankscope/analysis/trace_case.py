@@ -149,10 +149,10 @@ def _damaged_steps(traces: Sequence[RankTrace]) -> int:
 def _lack_communication(traces: Sequence[RankTrace]) -> bool:
     """Return whether a job of several ranks shows no communication at all, in whole traces of devices."""
     several = max(len(traces), world_size_of_traces(traces) or 0) > 1
-    whole = all(trace.device_kind != "cpu" and not trace.lacks for trace in traces)
+    all_complete = all(trace.device_kind != "cpu" and not trace.lacks for trace in traces)
     return (
         several
-        and whole
+        and all_complete
         and not any(trace.reduction.collectives or trace.reduction.breakdowns[0].communication_us for trace in traces)
     )
 

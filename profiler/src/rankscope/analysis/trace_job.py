@@ -266,7 +266,7 @@ def _contradiction(identities: Sequence[TraceIdentity]) -> str | None:
     if len(identities) > 1 and sizes == [1]:
         return "the traces are of several jobs: each states that it is the only rank of its job"
     is_told = any(identity.world_size is not None or identity.is_grouped for identity in identities)
-    first_end, last_start = min(one.end_ns for one in identities), max(one.start_ns for one in identities)
+    first_end, last_start = min(trace.end_ns for trace in identities), max(trace.start_ns for trace in identities)
     if not is_told and len(identities) > 1 and last_start - first_end > _SAME_TIME_NS:
         return "the traces are of several jobs: their times do not overlap, and they state no process groups"
     return None

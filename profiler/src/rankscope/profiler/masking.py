@@ -43,8 +43,8 @@ def _masked_within(word: str) -> str:
     word = _IN_ADDRESS.sub(rf"\1{_MASK}@", word)
     if not any(letter.isspace() for letter in word):
         return word
-    word = _ASSIGNMENT.sub(lambda found: f"{found[1]}={_MASK}" if _is_secret(found[1]) else found[0], word)
-    return _OPTION_AND_VALUE.sub(lambda found: f"{found[1]}{found[2]}{_MASK}" if _is_secret(found[1]) else found[0], word)
+    word = _ASSIGNMENT.sub(lambda match: f"{match[1]}={_MASK}" if _is_secret(match[1]) else match[0], word)
+    return _OPTION_AND_VALUE.sub(lambda match: f"{match[1]}{match[2]}{_MASK}" if _is_secret(match[1]) else match[0], word)
 
 
 def _is_secret(name: str) -> bool:

@@ -146,12 +146,12 @@ class RecorderSettings(RecordingOptions, frozen=True, kw_only=True, omit_default
 
 def as_share(value: object) -> float:
     """Return ``"1%"``, ``"0.01"`` or ``0.01`` as a number. Raises ``ValueError`` unless it is above 0 and at most 1."""
-    number, percent, rest = str(value).strip().partition("%")
+    number, percent, text_after = str(value).strip().partition("%")
     try:
         share = float(number) / (100 if percent else 1)
     except ValueError:
         share = math.nan
-    if rest or not 0 < share <= 1:
+    if text_after or not 0 < share <= 1:
         raise ValueError(f"{value!r} is no share: say 1% or 0.01")
     return share
 

@@ -132,20 +132,20 @@ def post(run: Path, request: ControlRequest) -> Path:
     return control_dir(run) / request_name(request.id)
 
 
-def answer(run: Path, given: ControlAnswer, *, rank: int | None = None) -> None:
+def answer(run: Path, control_answer: ControlAnswer, *, rank: int | None = None) -> None:
     """Answer a request, for the whole job or for one rank.
 
     Raises ``OSError``, also where ``control`` is missing: then the run was removed.
     """
-    name = answer_name(given.id, rank)
+    name = answer_name(control_answer.id, rank)
     with _opened(control_dir(run)) as folder:
         if rank is None:
-            _write(folder, name, given)
+            _write(folder, name, control_answer)
             return
         within, _, name = name.rpartition("/")
         _make_like(within, folder, os.fstat(folder))
         with _opened(within, folder) as answers:
-            _write(answers, name, given)
+            _write(answers, name, control_answer)
 
 
 def _write(folder: int, name: str, record: ControlRequest | ControlAnswer) -> None:
@@ -157,10 +157,10 @@ def read_answer(run: Path, request_id: str, *, rank: int | None = None) -> Contr
     """Return the answer, or ``None`` while there is no readable one."""
     try:
         with _opened(control_dir(run)) as folder:
-            given = _read_answer(folder, request_id, rank)
+            control_answer = _read_answer(folder, request_id, rank)
     except (OSError, ValueError):
         return None
-    return given if given.id == request_id else None
+    return control_answer if control_answer.id == request_id else None
 
 
 def _read_answer(folder: int, request_id: str, rank: int | None) -> ControlAnswer:
@@ -184,13 +184,13 @@ def _make_like(folder: Path | str, parent: int | None, like: os.stat_result) -> 
     except FileExistsError:
         return
     # Through a descriptor, because another user may put a link in its place.
-    with _opened(folder, parent) as made:
+    with _opened(folder, parent) as folder_fd:
         with suppress(OSError):
-            os.fchown(made, -1, like.st_gid)
+            os.fchown(folder_fd, -1, like.st_gid)
         mode = stat.S_IMODE(like.st_mode)
-        if os.fstat(made).st_gid != like.st_gid:
+        if os.fstat(folder_fd).st_gid != like.st_gid:
             mode &= ~stat.S_IRWXG  # fchown failed: the permissions are not meant for this group
-        os.fchmod(made, mode)
+        os.fchmod(folder_fd, mode)
 
 
 class Inbox:
@@ -256,14 +256,14 @@ class Inbox:
                 self._clear_at = 0.0
 
     def _may_hold_news(self, folder: int) -> bool:
-        changed, here = os.fstat(folder).st_mtime_ns, time.monotonic()
+        changed, now_s = os.fstat(folder).st_mtime_ns, time.monotonic()
         if changed != self._changed_ns:
-            self._changed_ns, self._settled = changed, here + _SETTLE_SECONDS
-        return here <= self._settled
+            self._changed_ns, self._settled = changed, now_s + _SETTLE_SECONDS
+        return now_s <= self._settled
 
     def _take(self, folder: int) -> Iterator[ControlRequest]:
-        here, age = time.time_ns(), int(MAX_AGE_SECONDS * 1e9)
-        first, last = max(self._since, here - age), here + age
+        now_ns, age = time.time_ns(), int(MAX_AGE_SECONDS * 1e9)
+        first, last = max(self._since, now_ns - age), now_ns + age
         self._seen = {name for name in self._seen if first <= made_ns(name) <= last}
         new = (name for name in self._ids(folder) if first <= made_ns(name) <= last and name not in self._seen)
         chosen = heapq.nsmallest(MAX_REQUESTS - len(self._seen), new)

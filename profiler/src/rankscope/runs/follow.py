@@ -124,11 +124,11 @@ class StreamFollower(_Follower[_LinePosition, list[_T]]):
     @property
     def skipped(self) -> Skipped:
         """Lines so far that could not be used, and those without a newline at the ends of segments."""
-        found = self._damaged.copy()
+        skipped_lines = self._damaged.copy()
         for name, position in self._positions.items():
             if position.read < position.size:
-                add_skipped(found, self._folder / name, [position.read])
-        return found
+                add_skipped(skipped_lines, self._folder / name, [position.read])
+        return skipped_lines
 
     def skip(self, *, keep: int) -> None:
         """Mark everything as read but the last ``keep`` bytes of the last segment. Raises ``OSError``.
@@ -175,7 +175,9 @@ class StepFollower(_Follower[_RowPosition, Rows]):
     @property
     def skipped(self) -> Skipped:
         """Rows and lines so far that could not be used, and those at the ends of segments that are torn."""
-        rows = {path: found for position in self._positions.values() for path, found in position.segment.skipped.items()}
+        rows = {
+            path: skipped_rows for position in self._positions.values() for path, skipped_rows in position.segment.skipped.items()
+        }
         return rows | self._events.skipped
 
     def skip(self, *, keep: int) -> None:

@@ -46,14 +46,16 @@ def _named_run(path: Path) -> NamedRun | None:
     if _looks_like_run(path):
         return NamedRun(path, None)
     # Made absolute so that `.` in the folder of an attempt works.
-    whole = path if len(path.parts) > 2 and os.pardir not in path.parts else Path(os.path.abspath(path))  # noqa: PTH100  # `..` is resolved, links are not
-    if whole.name == run_file(whole).name and _is_readable_run(whole.parent):
-        return NamedRun(whole.parent, None)
-    if whole.name == ATTEMPTS and _looks_like_run(whole.parent):
-        raise InputError(path, f"the attempts of a run; name the run, {whole.parent}, or one of them{_such_as(whole.parent)}")
-    run = whole.parent.parent
-    if whole.name.isdecimal() and whole.parent.name == ATTEMPTS and _looks_like_run(run):
-        number, attempts = int(whole.name), RunReader(run).attempts()
+    absolute = path if len(path.parts) > 2 and os.pardir not in path.parts else Path(os.path.abspath(path))  # noqa: PTH100  # `..` is resolved, links are not
+    if absolute.name == run_file(absolute).name and _is_readable_run(absolute.parent):
+        return NamedRun(absolute.parent, None)
+    if absolute.name == ATTEMPTS and _looks_like_run(absolute.parent):
+        raise InputError(
+            path, f"the attempts of a run; name the run, {absolute.parent}, or one of them{_such_as(absolute.parent)}"
+        )
+    run = absolute.parent.parent
+    if absolute.name.isdecimal() and absolute.parent.name == ATTEMPTS and _looks_like_run(run):
+        number, attempts = int(absolute.name), RunReader(run).attempts()
         if number not in attempts:
             raise InputError(path, f"no such attempt of the run; there {_listed(attempts)}")
         return NamedRun(run, number)

@@ -132,13 +132,13 @@ class _Talk:
 
     def greeted(self) -> str | None:
         """Exchange greetings; ``None``: silence for ``GREETING_SECONDS``."""
-        whole, self._until = self._until, min(self._until, time.monotonic() + GREETING_SECONDS)
+        until, self._until = self._until, min(self._until, time.monotonic() + GREETING_SECONDS)
         try:
             return self.answer_to("CLIENT PROTOCOL 2")
         except TimeoutError:
             return None
         finally:
-            self._until = whole
+            self._until = until
 
     def send(self, line: str) -> None:
         """Send a line."""
@@ -152,8 +152,8 @@ class _Talk:
             if not (data := self._received(_MAX_LINE)):
                 raise ConnectionAbortedError(0, "the connection ended in the middle of the conversation")
             self._read += data
-        found, _, self._read = self._read.partition(b"\n")
-        return found.decode("utf-8", "replace").strip()
+        answer_line, _, self._read = self._read.partition(b"\n")
+        return answer_line.decode("utf-8", "replace").strip()
 
     def rest(self) -> bytes | None:
         """Return everything up to the end of the connection; ``None``: it is too large."""

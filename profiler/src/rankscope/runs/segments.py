@@ -63,16 +63,16 @@ def read_blocks(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
     A last block holds the rest that has no newline (yet). The beginning of a line that is too long is replaced by a NUL byte, so
     the line is no record.
     """
-    rest, length = b"", 0
+    partial_line, length = b"", 0
     while data := file.read(BLOCK_BYTES):
         end = data.rfind(b"\n") + 1
         if end:
-            yield rest + data[:end], length + end
-            rest, length = data[end:], len(data) - end
+            yield partial_line + data[:end], length + end
+            partial_line, length = data[end:], len(data) - end
         else:
-            rest, length = rest + data if length < MAX_LINE_BYTES else b"\0", length + len(data)
-    if rest:
-        yield rest, length
+            partial_line, length = partial_line + data if length < MAX_LINE_BYTES else b"\0", length + len(data)
+    if partial_line:
+        yield partial_line, length
 
 
 def skip_lines(file: BinaryIO, is_before: Callable[[bytes], bool]) -> int:
@@ -124,17 +124,17 @@ def decode_blocks(
         except UNDECODABLE:
             pass
         records, damaged, place = [], [], begin
-        *lines, rest = block.split(b"\n")
-        left = len(block)
+        *lines, partial_line = block.split(b"\n")
+        remaining = len(block)
         for line in lines:
             if (record := _decoded(decoder, line)) is None:
                 damaged.append(place)
             else:
                 records.append(record)
-            left -= len(line) + 1
+            remaining -= len(line) + 1
             # From the end, because the beginning of a line that is too long is not in the block.
-            place = end - left
-        yield records, [*damaged, place] if rest else damaged
+            place = end - remaining
+        yield records, [*damaged, place] if partial_line else damaged
         begin = end
 
 

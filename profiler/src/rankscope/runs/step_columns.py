@@ -193,10 +193,10 @@ def _seed() -> np.uint64:
 def records_of(rows: NDArray[Any], events: dict[int, StepEvent]) -> Iterator[StepRecord]:
     """Yield the records of rows of ``row_dtype``, with the tags and sections of ``events`` (step to event)."""
     for row in rows.tolist():
-        step, start, wall, *rest = row
-        of_phases = [_phase_times(rest[at : at + len(PHASES)]) for at in range(0, len(TIME_COLUMNS), len(PHASES))]
-        cpu, queue, gc, voluntary, involuntary, flags, *rest = rest[len(TIME_COLUMNS) :]
-        samples, tokens, elements, given, flops, *memory, _ = rest
+        step, start, wall, *fields = row
+        of_phases = [_phase_times(fields[at : at + len(PHASES)]) for at in range(0, len(TIME_COLUMNS), len(PHASES))]
+        cpu, queue, gc, voluntary, involuntary, flags, *fields = fields[len(TIME_COLUMNS) :]
+        samples, tokens, elements, model_elements, flops, *memory, _ = fields
         event = events.get(step)
         yield StepRecord(
             step=step,
@@ -214,7 +214,7 @@ def records_of(rows: NDArray[Any], events: dict[int, StepEvent]) -> Iterator[Ste
             samples=_count(samples),
             tokens=_count(tokens),
             input_elements=_count(elements),
-            model_elements=_count(given),
+            model_elements=_count(model_elements),
             flops=_float(flops),
             profiled=bool(flags & PROFILED),
             sections_us={} if event is None else event.sections_us,

@@ -59,9 +59,9 @@ class Layout:
             rows = np.frombuffer(data, row_dtype())
         else:
             rows = unknown_rows(len(good))
-            found = np.frombuffer(data, self.known)
-            for name in found.dtype.names or ():
-                rows[name] = found[name]
+            stored_rows = np.frombuffer(data, self.known)
+            for name in stored_rows.dtype.names or ():
+                rows[name] = stored_rows[name]
         if good.all():
             return rows, []
         return rows[good], np.flatnonzero(~good).tolist()
@@ -149,8 +149,8 @@ def _dtype(text: bytes, path: Path) -> np.dtype[Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            whole = BytesIO(len(text).to_bytes(2, "little") + text)
-            return npy.read_array_header_1_0(whole, max_header_size=_MAX_HEADER_BYTES)[2]
+            header = BytesIO(len(text).to_bytes(2, "little") + text)
+            return npy.read_array_header_1_0(header, max_header_size=_MAX_HEADER_BYTES)[2]
     except Exception as error:  # the exception of numpy's parser depends on the text
         raise InputError(path, "damaged: its header cannot be read") from error
 
@@ -171,8 +171,8 @@ class ColumnRows:
     def column(self, name: str) -> NDArray[Any]:
         """Return one of ``COLUMNS``, [rows]."""
         kind, offset = row_dtype().fields[name][:2]  # type: ignore[index]
-        word, rest = divmod(offset, 8)
-        parts = [words[word].view(kind)[rest // kind.itemsize :: 8 // kind.itemsize] for words in self._words]
+        word, byte = divmod(offset, 8)
+        parts = [words[word].view(kind)[byte // kind.itemsize :: 8 // kind.itemsize] for words in self._words]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def table(self, names: Sequence[str]) -> NDArray[Any]:
@@ -264,9 +264,9 @@ class Segment:
         """Rows left out so far, a damaged header, and a torn end."""
         if self.torn_at is None:
             return self.damaged
-        found = dict(self.damaged)
-        add_skipped(found, self.path, [self.torn_at])
-        return found
+        skipped_rows = dict(self.damaged)
+        add_skipped(skipped_rows, self.path, [self.torn_at])
+        return skipped_rows
 
     def skip(self, *, keep: int = 0) -> int:
         """Mark the rows of the file as read but the last ``keep``; return how many of those it lacks.
@@ -305,6 +305,6 @@ class Segment:
                 self.torn_at = 0 if size else None
                 return 0
             add_skipped(self.damaged, self.path, [0] * self.layout.damaged)
-        rows, rest = divmod(max(0, size - self.layout.first), self.layout.row_bytes)
-        self.torn_at = self.layout.position(rows) if rest else None
+        rows, torn_bytes = divmod(max(0, size - self.layout.first), self.layout.row_bytes)
+        self.torn_at = self.layout.position(rows) if torn_bytes else None
         return rows

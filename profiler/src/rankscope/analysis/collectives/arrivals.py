@@ -125,18 +125,18 @@ class RecordColumns:
 
     def records(self, rows: list[CollectiveRecord] | None = None) -> Records:
         """Return the columns of all ranks, with the records themselves where they are kept."""
-        whole = {name: column.values() for name, column in self._columns.items()}
-        whole["spans"] = offsets(whole["spans"])
-        return Records(self._ranks, self._groups.names, self._teams.names, self._ops.names, **whole, rows=rows)
+        columns = {name: column.values() for name, column in self._columns.items()}
+        columns["spans"] = offsets(columns["spans"])
+        return Records(self._ranks, self._groups.names, self._teams.names, self._ops.names, **columns, rows=rows)
 
 
 def records_of(by_rank: Iterable[tuple[int, Sequence[CollectiveRecord]]]) -> Records:
     """Convert the records of each rank to columns and keep them, to be shown. Ranks ascend."""
-    columns, kept = RecordColumns(), list[CollectiveRecord]()
+    columns, kept_rows = RecordColumns(), list[CollectiveRecord]()
     for rank, rows in by_rank:
         columns.add(rank, rows)
-        kept += rows
-    return columns.records(kept)
+        kept_rows += rows
+    return columns.records(kept_rows)
 
 
 _NAMES: Final = {"size": "group_size", "end": "end_unix_ns"}
@@ -199,9 +199,17 @@ class Arrivals:
         edges, row, rank = self.first.tolist(), self.row.tolist(), self.rank.tolist()
         for at, (op, rule) in enumerate(zip(self.op.tolist(), self.rule.tolist(), strict=True)):
             rows_of_instance = slice(edges[at], edges[at + 1])
-            held = [rows[number] for number in row[rows_of_instance]]
-            root = None if rule == PAIR else held[0].root
-            yield Match(held[0].step, held[0].group, records.ops[op], rank[rows_of_instance], held, RULES[rule], root)
+            match_records = [rows[number] for number in row[rows_of_instance]]
+            root = None if rule == PAIR else match_records[0].root
+            yield Match(
+                match_records[0].step,
+                match_records[0].group,
+                records.ops[op],
+                rank[rows_of_instance],
+                match_records,
+                RULES[rule],
+                root,
+            )
 
     @cached_property
     def count(self) -> Numbers:

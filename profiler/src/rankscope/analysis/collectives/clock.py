@@ -59,10 +59,10 @@ class Clocks(msgspec.Struct, frozen=True):
     def corrected(self, rank: Numbers, unix_ns: Numbers) -> Numbers:
         """Convert times of ranks to the common clock."""
         ranks, place = np.unique(rank, return_inverse=True)
-        offsets = np.array([self.offset_ns.get(one, 0) for one in ranks.tolist()], dtype=np.int64)
+        offsets = np.array([self.offset_ns.get(rank_number, 0) for rank_number in ranks.tolist()], dtype=np.int64)
         common = unix_ns - offsets[place]
-        for at, one in enumerate(ranks.tolist()):
-            if (course := self.courses.get(one)) is not None:
+        for at, rank_number in enumerate(ranks.tolist()):
+            if (course := self.courses.get(rank_number)) is not None:
                 of_rank = np.flatnonzero(place == at)
                 common[of_rank] = unix_ns[of_rank] - np.floor(course.offsets(unix_ns[of_rank])).astype(np.int64)
         return common

@@ -169,8 +169,8 @@ def _fit(at: Floats, offset: Floats, window: NDArray[np.int64]) -> Stretch:
 
 def _price(residual: Floats, parameters: int) -> float:
     count = len(residual)
-    kept = count - count // _FAR_OFF
-    scale = max(_FLOOR_NS, float(np.partition(np.abs(residual), kept - 1)[:kept].mean()))
+    kept_count = count - count // _FAR_OFF
+    scale = max(_FLOOR_NS, float(np.partition(np.abs(residual), kept_count - 1)[:kept_count].mean()))
     return float(2 * count * np.log(scale) + _WEIGHT * parameters * np.log(count))
 
 

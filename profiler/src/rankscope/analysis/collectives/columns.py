@@ -63,9 +63,9 @@ class Numbering:
 
 def whole_numbers(values: Sequence[int | None], dtype: type[Any]) -> NDArray[Any]:
     """Return numbers of records as a column; ``NONE`` where one is not recorded. Damage beyond the type is cut to its limits."""
-    given = [NONE if value is None else value for value in values] if None in values else values
+    filled = [NONE if value is None else value for value in values] if None in values else values
     try:
-        return np.array(given, dtype=dtype)
+        return np.array(filled, dtype=dtype)
     except OverflowError:  # damage
         limits = np.iinfo(dtype)
-        return np.array([min(max(value, limits.min), limits.max) for value in given if value is not None], dtype=dtype)
+        return np.array([min(max(value, limits.min), limits.max) for value in filled if value is not None], dtype=dtype)

@@ -16,11 +16,11 @@ from rankscope.runs.records import StepBreakdown
 
 
 def communication_parts(
-    matches: Arrivals, whole: Mapping[int, tuple[float, float]] | None = None
+    matches: Arrivals, totals: Mapping[int, tuple[float, float]] | None = None
 ) -> dict[int, CommunicationPart]:
     """Return the communication parts of each rank that has matched collectives.
 
-    A collective transfers at its end, for as long as it took on the rank that came last; before that it waits. ``whole``: each
+    A collective transfers at its end, for as long as it took on the rank that came last; before that it waits. ``totals``: each
     rank's communication and overlap in microseconds, in the window of these collectives; the rest of it is unmatched.
     """
     start = matches.records.start[matches.row]
@@ -30,7 +30,7 @@ def communication_parts(
         _, busy_start, busy_end = matches.busy(rows)
         transfer = union(begins[rows], matches.end_ns[rows])
         wait = subtract(union(start[rows], begins[rows]), transfer)
-        parts[rank] = _part(transfer, wait, union(busy_start, busy_end), None if whole is None else whole.get(rank))
+        parts[rank] = _part(transfer, wait, union(busy_start, busy_end), None if totals is None else totals.get(rank))
     return parts
 
 
@@ -48,10 +48,10 @@ def explained_share(some: Sequence[Arrivals], communication_us: Mapping[int, flo
         for rank, rows in _by_rank(matches):
             spans.setdefault(rank, []).append(np.column_stack([start[rows], matches.end_ns[rows]]))
     matched = 0.0
-    for rank, whole in communication_us.items():
+    for rank, total_us in communication_us.items():
         if rank in spans:
             both = np.concatenate(spans[rank])
-            matched += min(measure(union(both[:, 0], both[:, 1])) / 1000, whole)
+            matched += min(measure(union(both[:, 0], both[:, 1])) / 1000, total_us)
     return matched / total
 
 
@@ -63,12 +63,12 @@ def _by_rank(matches: Arrivals) -> Iterator[tuple[int, NDArray[np.intp]]]:
             yield int(matches.rank[rows[0]]), rows
 
 
-def _part(transfer: Spans, wait: Spans, busy: Spans, whole: tuple[float, float] | None) -> CommunicationPart:
+def _part(transfer: Spans, wait: Spans, busy: Spans, totals: tuple[float, float] | None) -> CommunicationPart:
     transfer_overlap, wait_overlap = measure(intersect(transfer, busy)) / 1000, measure(intersect(wait, busy)) / 1000
     matched, matched_overlap = measure(join(transfer, wait)) / 1000, transfer_overlap + wait_overlap
     unmatched_overlap = unmatched_exposed = None
-    if whole is not None:
-        communication, overlap = whole
+    if totals is not None:
+        communication, overlap = totals
         # Clamped at 0: microseconds of Unix times are not exact.
         unmatched_overlap = max(0.0, overlap - matched_overlap)
         unmatched_exposed = max(0.0, communication - overlap - (matched - matched_overlap))

@@ -74,13 +74,14 @@ def steps_by_group(issued: Issued, *, group_by_group: bool = False) -> Numbers:
     """Return the same as ``steps_of`` where only the order within each group is exact.
 
     The group whose operations repeat least often marks the steps of a rank: mostly the one that reduces gradients, at the end of
-    a step. So operations of other groups belong to the step of the next operation of that group. ``apart``: see ``_steps_of``.
+    a step. So operations of other groups belong to the step of the next operation of that group.
+    ``group_by_group``: see ``_steps_of``.
     """
     return _steps_of(issued, _cut_by_group, group_by_group=group_by_group)
 
 
 def _steps_of(issued: Issued, cut: Cut, *, group_by_group: bool) -> Numbers:
-    """Return the steps; ``apart``: also of ranks that share no operation with the first ones."""
+    """Return the steps; ``group_by_group``: also of ranks that share no operation with the first ones."""
     steps = np.full(len(issued.key), NONE)
     holders, edges = issued.holders
     step_of_key = np.full(len(edges), _UNSEEN)  # the last is of the key -1

@@ -147,7 +147,7 @@ def _batches(trace: Trace) -> dict[int, list[EventArgs]]:
         [row for row, args in trace.metadata.items() if trace.category[row] == OPERATOR and args.collective in ("send", "recv")],
         dtype=np.intp,
     )
-    found: dict[int, list[EventArgs]] = {}
+    batch_parts: dict[int, list[EventArgs]] = {}
     for thread in distinct(trace.thread[batches]):
         notes = batches[trace.thread[batches] == thread]
         notes = notes[np.argsort(trace.start[notes], kind="stable")]
@@ -156,8 +156,8 @@ def _batches(trace: Trace) -> dict[int, list[EventArgs]]:
         places = np.searchsorted(trace.start[notes], trace.start[calls_of_thread])
         for call, place in zip(calls_of_thread.tolist(), places.tolist(), strict=True):
             if place < len(notes):
-                found.setdefault(int(notes[place]), []).append(trace.metadata[call])
-    return found
+                batch_parts.setdefault(int(notes[place]), []).append(trace.metadata[call])
+    return batch_parts
 
 
 def _part(batch: Instance, args: EventArgs, trace: Trace) -> Instance:

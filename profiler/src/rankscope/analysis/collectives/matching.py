@@ -71,8 +71,8 @@ def match_collectives(by_rank: Mapping[int, Sequence[CollectiveRecord]] | Record
     every, excluded = cells.judged(cells.instances())
     obstacle = _obstacles(every, cells, world_size)
     possible = (every.rule == EVERYBODY) & (obstacle != 0) & ~cells.shifted[cells.of(every)] & (_disagreements(every) == 0)
-    whole = (obstacle == 0) & (every.count > 1)
-    matches = every.chosen(whole & (every.rule == EVERYBODY))
+    complete = (obstacle == 0) & (every.count > 1)
+    matches = every.chosen(complete & (every.rule == EVERYBODY))
     pairs, unpaired, unknown_peer = _pairs(records, world_size)
     unmatched = _counts(obstacle) + unpaired
     sequenced = int(cells.by_sequence[cells.of(matches)].sum())
@@ -81,7 +81,7 @@ def match_collectives(by_rank: Mapping[int, Sequence[CollectiveRecord]] | Record
         unmatched.total(),
         dict(sorted((excluded + Counter({"p2p": unknown_peer} if unknown_peer else {})).items())),
         None if not len(matches) else "sequence" if 2 * sequenced >= len(matches) else "order",
-        directed=every.chosen(whole & (every.rule != EVERYBODY)).joined(pairs),
+        directed=every.chosen(complete & (every.rule != EVERYBODY)).joined(pairs),
         unmatched_by=dict(sorted(unmatched.items())),
         partial=every.chosen(possible),
     )
@@ -130,13 +130,13 @@ class _Cells:
     def instances(self) -> Arrivals:
         """Return the records with the same place in a cell as instances, ordered by cell and place."""
         key = self.records.sequence[self._row].copy()
-        rest = np.flatnonzero(~self.by_sequence[self._cell])
-        if len(rest):
-            rank, cell = self.records.rank[self._row[rest]], self._cell[rest]
-            order = np.lexsort((self.records.index[self._row[rest]], rank, cell))
+        unsequenced = np.flatnonzero(~self.by_sequence[self._cell])
+        if len(unsequenced):
+            rank, cell = self.records.rank[self._row[unsequenced]], self._cell[unsequenced]
+            order = np.lexsort((self.records.index[self._row[unsequenced]], rank, cell))
             begins = np.flatnonzero(_changes(combined(cell, rank)[order]))
-            lengths = np.diff(np.append(begins, len(rest)))
-            key[rest[order]] = np.arange(len(rest)) - np.repeat(begins, lengths)
+            lengths = np.diff(np.append(begins, len(unsequenced)))
+            key[unsequenced[order]] = np.arange(len(unsequenced)) - np.repeat(begins, lengths)
             cells = cell[order][begins]
             edges = np.flatnonzero(_changes(cells))
             differ = np.maximum.reduceat(lengths, edges) != np.minimum.reduceat(lengths, edges)

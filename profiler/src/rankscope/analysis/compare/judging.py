@@ -46,8 +46,8 @@ class Levels:
     @classmethod
     def over(cls, *, inside: int, ranks: int) -> Levels:
         """Divide the allowance: half for the step time, which decides; a quarter each for quantities inside it and for ranks."""
-        whole = (1 - CONFIDENCE) / len(_STATISTICS)
-        return cls(step=whole / 2, inside=whole / 4 / max(1, inside), ranks=whole / 4 / max(1, ranks))
+        allowance = (1 - CONFIDENCE) / len(_STATISTICS)
+        return cls(step=allowance / 2, inside=allowance / 4 / max(1, inside), ranks=allowance / 4 / max(1, ranks))
 
 
 @dataclass(frozen=True, slots=True)

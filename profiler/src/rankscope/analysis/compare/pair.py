@@ -95,8 +95,8 @@ def _parts(side: Usable, basis: Basis, work: float) -> dict[str, Series]:
 
 def _inside(a: Usable, b: Usable, work_a: float, work_b: float) -> dict[str, tuple[Series, Series]]:
     """Return the series within the parts that all ranks have in all steps: a missing value is not in any other series."""
-    whole = [name for name in INSIDE if name in a.means and name in b.means and name not in a.partial | b.partial]
-    return {name: (a.means[name] / work_a, b.means[name] / work_b) for name in whole}
+    complete_parts = [name for name in INSIDE if name in a.means and name in b.means and name not in a.partial | b.partial]
+    return {name: (a.means[name] / work_a, b.means[name] / work_b) for name in complete_parts}
 
 
 def _window_quantities(

@@ -116,16 +116,16 @@ def windows(side: Usable) -> dict[str, list[Series]]:
             groups[-1].append(step)
         else:
             groups.append([step])
-    found = {
+    by_quantity = {
         name: [np.array([_mean(rows[step], name) for step in group]) for group in groups]
         for name in WINDOW
         if name != "overlap_ratio"
     }
     ratios = [np.array([ratio for step in group if (ratio := _overlap(rows[step])) is not None]) for group in groups]
-    found["overlap_ratio"] = [group for group in ratios if len(group)]
+    by_quantity["overlap_ratio"] = [group for group in ratios if len(group)]
     if all(row.device_kind == "cpu" for side_windows in rows.values() for row in side_windows):
-        del found["idle_us"]  # without meaning on a CPU build
-    return {name: series for name, series in found.items() if series}
+        del by_quantity["idle_us"]  # without meaning on a CPU build
+    return {name: series for name, series in by_quantity.items() if series}
 
 
 def _mean(rows: list[StepBreakdown], name: str) -> float:

@@ -117,9 +117,9 @@ def _phase_excess(side: Usable, ranks: list[int], work: float) -> dict[Phase, ND
 
 def _phase(changes: dict[Phase, float]) -> Phase | None:
     """Return the phase with the largest part of the change; ``None`` if that is less than ``_CLEAR`` of it."""
-    whole = sum(changes.values())
-    phase = max(changes, key=lambda name: changes[name] * whole)
-    return phase if changes[phase] * whole >= _CLEAR * whole**2 > 0 else None
+    total_change = sum(changes.values())
+    phase = max(changes, key=lambda name: changes[name] * total_change)
+    return phase if changes[phase] * total_change >= _CLEAR * total_change**2 > 0 else None
 
 
 def _excess(side: Usable, ranks: list[int], values: Stored) -> Matrix:

@@ -120,7 +120,7 @@ def _table(comparison: Comparison, width: int) -> str:
             titles[len(rows)] = title.format(per=comparison.per)
             rows += section
     rows = fitting(rows, width, _DISPENSABLE)
-    lines = aligned(rows, left=(0, len(rows[0]) - 1))
+    lines = aligned(rows, left_columns=(0, len(rows[0]) - 1))
     for at in sorted(titles, reverse=True):
         lines.insert(at, titles[at])
     return "\n".join(lines)
@@ -169,8 +169,8 @@ def _row(quantity: Quantity, step_us: float | None) -> list[str]:
         return [*cells, "", "", ""]
     shift = quantity.average
     low = high = None
-    if shift is not None and (whole := 1.0 if unit == "ratio" else step_us):
-        low, high = shift.low / whole, shift.high / whole
+    if shift is not None and (reference := 1.0 if unit == "ratio" else step_us):
+        low, high = shift.low / reference, shift.high / reference
     return [*cells, _percent(quantity.of_step), _interval(low, high), _word(quantity.outcome)]
 
 
@@ -219,7 +219,7 @@ def _rank_table(ranks: Sequence[RankShift], per: Per, width: int) -> str:
     lines = textwrap.wrap(
         f"ranks whose own time changed against that of the others; imposed wait per {per} and waiting rank", width
     )
-    lines += aligned(rows, left=(1, len(rows[0]) - 1))
+    lines += aligned(rows, left_columns=(1, len(rows[0]) - 1))
     if len(changed) > _SHOWN_RANKS:
         lines += textwrap.wrap(f"and {len(changed) - _SHOWN_RANKS} more; --format json has them all", width)
     return "\n".join(lines)
@@ -243,7 +243,7 @@ def _scaling_table(scaling: Scaling, width: int) -> str:
     ]
     if all(row[7] == UNKNOWN for row in rows[1:]):
         rows = [row[:7] for row in rows]
-    return "\n".join(aligned(fitting(rows, width, ("linear",)), left=(0,)))
+    return "\n".join(aligned(fitting(rows, width, ("linear",)), left_columns=(0,)))
 
 
 def _loss_table(scaling: Scaling) -> str:
@@ -255,7 +255,7 @@ def _loss_table(scaling: Scaling) -> str:
     for name, label in names.items():
         shares = [next((loss.share for loss in row.losses if loss.name == name), None) for row in with_losses]
         rows.append([f"  {label}", *(UNKNOWN if share is None else percent(share) for share in shares)])
-    return "\n".join(aligned(rows, left=(0,)))
+    return "\n".join(aligned(rows, left_columns=(0,)))
 
 
 def _method(result: CompareResult, width: int) -> str:

@@ -134,14 +134,15 @@ def _variances(a: Series, b: Series) -> tuple[float, float]:
     left between neighbouring blocks increases the variances, as in an autoregressive series of the first order.
     """
     within = [block - block.mean() for block in (a, b)]
-    squares = [float((one**2).sum()) for one in within]
+    squares = [float((deviation**2).sum()) for deviation in within]
     both = sum(squares)
     pooled = both / (len(a) + len(b) - 2)
-    lagged = sum(float((one[1:] * one[:-1]).sum()) for one in within)
+    lagged = sum(float((deviation[1:] * deviation[:-1]).sum()) for deviation in within)
     rho = min(max(lagged / both if both > 0 else 0.0, 0.0), MOST_LEFT)
     inflation = (1 + rho) / (1 - rho)
     of_a, of_b = (
-        inflation * max(square / (len(one) - 1), pooled) / len(one) for one, square in zip(within, squares, strict=True)
+        inflation * max(square / (len(deviation) - 1), pooled) / len(deviation)
+        for deviation, square in zip(within, squares, strict=True)
     )
     return of_a, of_b
 

@@ -88,12 +88,12 @@ def usable(recording: Recording, label: str, *, first: int = 0, end: int | None 
     rows = np.flatnonzero((per_rank > 0) & (2 * per_rank >= per_rank.max(initial=0)))
     complete = has_record[rows].all(axis=0)
     incomplete = keep & ~complete
-    kept = table.columns(keep & complete).rows(rows)
-    own_known: NDArray[np.bool_] = np.logical_and.reduce(kept.known("own_us"), axis=0)
+    usable_table = table.columns(keep & complete).rows(rows)
+    own_known: NDArray[np.bool_] = np.logical_and.reduce(usable_table.known("own_us"), axis=0)
     has_own = _is_enough(own_known)
     if has_own:
-        kept = kept.columns(own_known)
-    means, partial, amounts = _reduced(kept)
+        usable_table = usable_table.columns(own_known)
+    means, partial, amounts = _reduced(usable_table)
     numbers = table.steps[inside]
     left_out = {
         "warm_up": int(warm.sum()),
@@ -105,7 +105,7 @@ def usable(recording: Recording, label: str, *, first: int = 0, end: int | None 
         label=label,
         recording=replace(recording, table=table.without(METRICS)),
         steps=(int(numbers[0]), int(numbers[-1]) + 1) if len(numbers) else (first, first),
-        table=kept.without(METRICS.keys() - {"own_us", "blocked_us"}),
+        table=usable_table.without(METRICS.keys() - {"own_us", "blocked_us"}),
         left_out={name: count for name, count in left_out.items() if count},
         has_own=has_own,
         recorder_share=recorder_share(table, recording.infos),
@@ -152,10 +152,10 @@ def work_per_step(amounts: Mapping[int, float | None], infos: Mapping[int, RankI
     return total * world_size / len(amounts) if total > 0 else None
 
 
-def priced(given: Cost | None, info: RunInfo) -> Cost | None:
+def priced(stated_cost: Cost | None, info: RunInfo) -> Cost | None:
     """Return the price of a GPU-hour: the given one, else the one recorded with the run."""
-    if given is not None or info.price_per_gpu_hour is None:
-        return given
+    if stated_cost is not None or info.price_per_gpu_hour is None:
+        return stated_cost
     return Cost(amount=info.price_per_gpu_hour, currency=info.currency or "USD")
 
 

@@ -62,11 +62,11 @@ def figures_of_ranks(ranks: Sequence[RankResult], source: PartSource) -> dict[st
     figures = {"hosts": Figure(float(len(hosts)), "hosts")} if hosts else {}
     if any(row.device_kind not in (None, "cpu") for row in ranks):
         figures["accelerated"] = Figure(1.0, "boolean")
-    for name, part, whole in (
+    for name, part, total in (
         ("overlap_ratio", "overlap_us", "communication_us"),
         ("kernels.recompute_share", "recompute_us", "compute_us"),
     ):
-        times = [(getattr(row, part), getattr(row, whole)) for row in ranks if not row.truncated]
+        times = [(getattr(row, part), getattr(row, total)) for row in ranks if not row.truncated]
         pairs = [pair for pair in times if pair[0] is not None and pair[1]]
         if pairs:
             parts, wholes = map(sum, zip(*pairs, strict=True))

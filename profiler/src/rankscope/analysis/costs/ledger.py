@@ -58,15 +58,15 @@ def _ledger(pairs: Pairs, source: LedgerSource, steps: int) -> Ledger:
     count = len(pairs.groups)
     imposed, exposed = (sums(pairs.group, us, count) for us in (pairs.imposed_us, pairs.exposed_us))
     # To the nanosecond, because sums of the same waits differ by their rounding.
-    whole = [(-round(exposed[at], 3), -round(imposed[at], 3)) for at in range(count)]
-    order = sorted(range(count), key=lambda at: (whole[at], pairs.groups[at][0] or "", pairs.groups[at][1]))
+    sort_keys = [(-round(exposed[at], 3), -round(imposed[at], 3)) for at in range(count)]
+    order = sorted(range(count), key=lambda at: (sort_keys[at], pairs.groups[at][0] or "", pairs.groups[at][1]))
     place = np.full(count, count)
     shown = order[:MAX_GROUPS]
     place[shown] = np.arange(len(shown))
     at = np.lexsort((pairs.victim, pairs.origin, place[pairs.group], -pairs.imposed_us, -pairs.exposed_us))
     listed = at[place[pairs.group[at]] < count][:MAX_LEDGER_ROWS]
     columns = (place[pairs.group], pairs.origin, pairs.victim, pairs.imposed_us, pairs.exposed_us, pairs.steps)
-    rest = len(pairs) - len(listed)
+    unlisted = len(pairs) - len(listed)
     return Ledger(
         source=source,
         steps=steps,
@@ -87,9 +87,9 @@ def _ledger(pairs: Pairs, source: LedgerSource, steps: int) -> Ledger:
             for group, origin, victim, us, exposed_us, times in zip(*(column[listed].tolist() for column in columns), strict=True)
         ],
         rest=LedgerRest(
-            rows=rest,
-            imposed_us=max(0.0, float(imposed.sum() - pairs.imposed_us[listed].sum())) if rest else 0.0,
-            imposed_exposed_us=max(0.0, float(exposed.sum() - pairs.exposed_us[listed].sum())) if rest else 0.0,
+            rows=unlisted,
+            imposed_us=max(0.0, float(imposed.sum() - pairs.imposed_us[listed].sum())) if unlisted else 0.0,
+            imposed_exposed_us=max(0.0, float(exposed.sum() - pairs.exposed_us[listed].sum())) if unlisted else 0.0,
         ),
     )
 

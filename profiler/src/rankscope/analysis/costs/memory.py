@@ -58,8 +58,8 @@ def slope_of(steps: Values, values: Values, *, series: int = 1) -> Slope | None:
     if count < MINIMUM_SAMPLES:
         return None
     if count > MOST_SAMPLES:
-        kept = np.linspace(0, count - 1, MOST_SAMPLES).astype(np.intp)
-        steps, values, count = steps[kept], values[kept], MOST_SAMPLES
+        sampled = np.linspace(0, count - 1, MOST_SAMPLES).astype(np.intp)
+        steps, values, count = steps[sampled], values[sampled], MOST_SAMPLES
     if (values == values[0]).all():  # usual, and many times as fast
         return Slope(0.0, 0.0, 0.0)
     first, second = _pairs(count)
@@ -110,10 +110,10 @@ def memory_of(table: StepTable, device_bytes: Mapping[int, int]) -> Memory | Non
         return None
     of_rank = {rank: {name: memory_samples(samples, name) for name in MEMORY} for rank, samples in table.memory.items()}
     growth = [
-        found
+        rank_growth
         for rank, series in of_rank.items()
         for kind, name in _GROWING
-        if (found := _growth(rank, series, kind, name, ranks=len(of_rank), device_bytes=device_bytes.get(rank))) is not None
+        if (rank_growth := _growth(rank, series, kind, name, ranks=len(of_rank), device_bytes=device_bytes.get(rank))) is not None
     ]
     return Memory(
         ranks=[_rank(rank, len(table.memory[rank]), series, device_bytes.get(rank)) for rank, series in of_rank.items()],

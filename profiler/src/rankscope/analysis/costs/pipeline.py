@@ -60,12 +60,12 @@ def pipeline_of(
     usual = np.stack([_usual(own[[rows[rank] for rank in ranks]]) for ranks in stages.values()])
     work = usual.mean(axis=1)
     turns = _turns(settings)
-    ideal = imbalance = rest = None
+    ideal = imbalance = remainder = None
     if turns is not None:
         equal = schedule_us(np.full(len(work), work.mean()), turns)
         cut = schedule_us(work, turns)
         ideal, imbalance = equal - float(work.mean()), cut - equal
-        rest = step - float(means.mean()) - ideal - imbalance
+        remainder = step - float(means.mean()) - ideal - imbalance
     slowest = _slowest(usual, step)
     return PipelineResult(
         stages=[
@@ -81,7 +81,7 @@ def pipeline_of(
         ideal_bubble=None if turns is None else ideal_bubble(len(means), turns),
         ideal_us=ideal,
         imbalance_us=imbalance,
-        rest_us=rest,
+        rest_us=remainder,
         slowest_stage=None if slowest is None else list(stages)[slowest],
         slowest_excess=None if slowest is None else relative_excess(work[slowest], np.delete(work, slowest)),
         microbatch_imbalance=_microbatch_imbalance([collectives.get(rank, ()) for rank in stages[max(stages)]]),

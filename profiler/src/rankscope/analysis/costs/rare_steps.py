@@ -95,7 +95,7 @@ def rare_steps_of(run: RunEvidence) -> RareSteps | None:
     number, every = len(costly), round(run.typical.per_entry * int(time.looked_at.sum()))
     # Of the steps up to a meeting, one is as long as that.
     longest = typical + float(extra.max())
-    found = RareSteps(
+    rare_steps = RareSteps(
         count=number,
         of_steps=every,
         steps=sorted(int(step) for step in table.steps[costly[:_LISTED]]),
@@ -109,7 +109,7 @@ def rare_steps_of(run: RunEvidence) -> RareSteps | None:
         cause=cause,
         summary="",
     )
-    return msgspec.structs.replace(found, summary=_sentence(found, int(table.steps[costly[0]])))
+    return msgspec.structs.replace(rare_steps, summary=_sentence(rare_steps, int(table.steps[costly[0]])))
 
 
 def _excess(run: RunEvidence, rare: NDArray[np.bool_], typical_us: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -137,8 +137,8 @@ def chance_alone(count: int, steps: int, ranks: int) -> float:
 
 def _cause(run: RunEvidence, steps: NDArray[np.intp], weights: NDArray[np.float64]) -> Cause | None:
     """Return the cause of most of ``weights``, time of ranks at the rare ``steps`` [ranks, rare]; ``None``: not known."""
-    table, whole = run.typical.met, float(weights.sum())
-    if whole <= 0:
+    table, total_weight = run.typical.met, float(weights.sum())
+    if total_weight <= 0:
         return None
     taken: dict[Cause, float] = {
         cause: float(weights[table.tagged(tag)[:, steps]].sum()) for cause, tag in ACTIVITIES.items() if tag in table.tags
@@ -150,7 +150,7 @@ def _cause(run: RunEvidence, steps: NDArray[np.intp], weights: NDArray[np.float6
             values = np.nan_to_num(table.at(metric, row, steps[column]).astype(np.float64))
             taken[cause] = float(np.minimum(values, weights[row, column]).sum())
     most = max(taken, key=lambda cause: taken[cause], default=None)
-    return most if most is not None and taken[most] >= _MOST * whole else None
+    return most if most is not None and taken[most] >= _MOST * total_weight else None
 
 
 _NOUNS: Final = {row.cause: row.noun for row in CAUSES if row.noun}

@@ -90,8 +90,8 @@ def together(steps: Costs | None, windows: Costs | None, *, accelerated: bool) -
 
 
 def _host_of_device(costs: Costs) -> Costs:
-    rest = max(0.0, costs.step_us - sum(amount.us for amount in costs.known.values()))
-    idle = Amount(min(rest, costs.inner["idle"].us), "windows")
+    unattributed_us = max(0.0, costs.step_us - sum(amount.us for amount in costs.known.values()))
+    idle = Amount(min(unattributed_us, costs.inner["idle"].us), "windows")
     if "input" not in costs.known:
         share = idle.us / costs.step_us if costs.step_us > 0 else 0.0
         notes = costs.notes | dict.fromkeys(("input", "host"), IDLE.format(share=share))

@@ -66,20 +66,20 @@ def waterfall(costs: Costs) -> Waterfall:
 
     Each part gets at most the time that those before it in ``PRECEDENCE`` left.
     """
-    whole = remaining = round(costs.step_us * 1000)
+    step_ns = remaining = round(costs.step_us * 1000)
     taken: dict[PartName, int] = {}
     for name in PRECEDENCE:
         if (amount := costs.known.get(name)) is not None:
             taken[name] = min(round(min(max(amount.us, 0.0), costs.step_us) * 1000), remaining)
             remaining -= taken[name]
     taken["unexplained"] = remaining
-    assert sum(taken.values()) == whole
+    assert sum(taken.values()) == step_ns
     return Waterfall(
         unit=costs.unit,
-        step_us=whole / 1000,
+        step_us=step_ns / 1000,
         steps=costs.steps,
         extent_us=costs.extent_us,
-        parts=[_part(name, taken.get(name), whole, costs) for name in MEANING],
+        parts=[_part(name, taken.get(name), step_ns, costs) for name in MEANING],
     )
 
 
@@ -89,12 +89,12 @@ def waiting_share(costs: Costs | None) -> float:
     return 0.0 if costs is None or waiting is None else waiting.us / costs.step_us
 
 
-def _part(name: PartName, ns: int | None, whole: int, costs: Costs) -> WaterfallPart:
+def _part(name: PartName, ns: int | None, step_ns: int, costs: Costs) -> WaterfallPart:
     amount = costs.known.get(name)
     return WaterfallPart(
         name=name,
         us=None if ns is None else ns / 1000,
-        share=None if ns is None or not whole else ns / whole,
+        share=None if ns is None or not step_ns else ns / step_ns,
         source=None if amount is None else amount.source,
         note=costs.notes.get(name, WHY_NOT.get(name) if ns is None else _of_stages(name, costs)),
     )

@@ -36,8 +36,8 @@ def costs_of_windows(
     ``input_us``: part of ``idle_us`` that the host spent in the data loader; ``None`` if unknown.
     ``extent_us``: time from the first start on any rank to the last end on any; ``None`` if unknown.
     """
-    kept = (part.breakdowns for rank, part in windows.items() if rank not in without)
-    rows = [row for breakdowns in kept for row in breakdowns if not row.truncated]
+    kept_parts = (part.breakdowns for rank, part in windows.items() if rank not in without)
+    rows = [row for breakdowns in kept_parts for row in breakdowns if not row.truncated]
     if not rows:
         return None
 

@@ -117,8 +117,8 @@ def compare_durations(durations: Durations) -> DurationEvidence:
         warnings.append("no sequence of operations repeats, so steps are not known: everything counts as one")
     numbers = _counted(step)
     # The first of each group sets up the connections.
-    kept = np.isin(step, numbers) & (every.issued_ns > 0) & (~every.is_matchable | (every.number > 1))
-    calls, step_of_call = every.chosen(kept), step[kept]
+    is_in_steps = np.isin(step, numbers) & (every.issued_ns > 0) & (~every.is_matchable | (every.number > 1))
+    calls, step_of_call = every.chosen(is_in_steps), step[is_in_steps]
     timed = calls.is_matchable & np.isfinite(calls.duration_us)
     place = _places(calls, step_of_call)
     chosen, index, step_of_record = calls.chosen(timed), place[timed], step_of_call[timed]
@@ -156,7 +156,7 @@ def compare_durations(durations: Durations) -> DurationEvidence:
         in_steps=in_steps,
         overlapping=overlapping,
         gathers=_gather_beside(matches, overlapping),
-        unmatched_us=_unmatched_us(every.chosen(kept | _between(every, step, numbers)), matched_us),
+        unmatched_us=_unmatched_us(every.chosen(is_in_steps | _between(every, step, numbers)), matched_us),
         matched_us=matched_us,
         own=own,
         least_own=least,

@@ -113,8 +113,8 @@ class Calls:
     @cached_property
     def is_matchable(self) -> Flags:
         """False for sends and receives, and for groups whose members are unknown; torch calls the group of all ranks "0"."""
-        whole = [at for at, name in enumerate(self.groups) if name.rpartition(":")[2] == "0"]
-        return np.asarray(~self.has(TRANSFER) & ((self.team != NONE) | np.isin(self.group, whole)))
+        groups_of_all = [at for at, name in enumerate(self.groups) if name.rpartition(":")[2] == "0"]
+        return np.asarray(~self.has(TRANSFER) & ((self.team != NONE) | np.isin(self.group, groups_of_all)))
 
     def chosen(self, wanted: Flags) -> Calls:
         """Return the operations where ``wanted``."""

@@ -156,10 +156,10 @@ def _in_steps_of_run(durations: Durations, run: RunEvidence) -> Durations | None
     of_key = np.zeros(int(key.max(initial=-1)) + 1, np.int64)
     of_key[key[matched[::-1]]] = step[matched[::-1]]
     step[matched] = of_key[key[matched]]
-    whole = set.intersection(*(_whole(step[part]) for _, part in calls.of_ranks()))
-    kept = (step == NONE) | np.isin(step, list(whole))
-    steps = step[kept] if whole else np.full(int(kept.sum()), NONE)
-    return replace(durations, calls=calls.chosen(kept), steps_of=lambda _: steps)
+    complete_steps = set.intersection(*(_whole(step[part]) for _, part in calls.of_ranks()))
+    in_complete = (step == NONE) | np.isin(step, list(complete_steps))
+    steps = step[in_complete] if complete_steps else np.full(int(in_complete.sum()), NONE)
+    return replace(durations, calls=calls.chosen(in_complete), steps_of=lambda _: steps)
 
 
 def _whole(step: Numbers) -> set[int]:

@@ -58,11 +58,11 @@ def own_times(
         by_stage.setdefault(stages[rank], []).append(place_of_rank)
     result: list[DeviceOwnTimes] = []
     for places in by_stage.values():
-        whole = np.isfinite(own_us[places]).all(axis=0)
-        if len(places) < 2 or not whole.any():
+        complete = np.isfinite(own_us[places]).all(axis=0)
+        if len(places) < 2 or not complete.any():
             return []
         ranks = [calls.ranks[at] for at in places]
-        result.append(DeviceOwnTimes(ranks, steps[whole].tolist(), own_us[places][:, whole], step_us))
+        result.append(DeviceOwnTimes(ranks, steps[complete].tolist(), own_us[places][:, complete], step_us))
     return result
 
 
@@ -71,8 +71,8 @@ def stages_of_calls(calls: Calls, step: Numbers) -> dict[int, int]:
 
     Steps are inferred, and may begin anywhere in a training step.
     """
-    whole = ~calls.has(PART)
-    batch: Numbers = np.cumsum(whole) - whole  # the parts of a batch come before it
+    is_whole = ~calls.has(PART)
+    batch: Numbers = np.cumsum(is_whole) - is_whole  # the parts of a batch come before it
     groups: dict[int, dict[int, list[Message]]] = {}
     for at in np.flatnonzero(calls.has(TRANSFER) & (calls.team != NONE)).tolist():
         rank, team = int(calls.rank[at]), int(calls.team[at])

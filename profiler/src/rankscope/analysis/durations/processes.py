@@ -91,10 +91,10 @@ def _last_job(logs: Sequence[ProcessLog], warnings: list[str]) -> list[ProcessLo
         jobs.setdefault(root(next(iter(log.groups))), []).append(log)
     last = max(jobs.values(), key=lambda job: max(log.last_us for log in job))
     began = min(log.first_us for log in last)
-    kept = [log for job in jobs.values() if max(log.last_us for log in job) >= began for log in job]
-    if len(kept) < len(logs):
-        warnings.append(f"{counted(len(logs) - len(kept), 'log')} left out, of jobs that ended before the last one began")
-    return kept
+    last_logs = [log for job in jobs.values() if max(log.last_us for log in job) >= began for log in job]
+    if len(last_logs) < len(logs):
+        warnings.append(f"{counted(len(logs) - len(last_logs), 'log')} left out, of jobs that ended before the last one began")
+    return last_logs
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

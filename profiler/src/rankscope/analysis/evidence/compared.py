@@ -97,9 +97,9 @@ def comparable(table: StepTable, peers: Sequence[int]) -> tuple[NDArray[np.intp]
     per_rank = (is_known & keep).sum(axis=1)
     candidates = np.isin(table.ranks, peers)
     recorded = (table.has_record & keep).sum(axis=1)
-    whole = 2 * recorded >= recorded[candidates].max(initial=0)
+    recorded_enough = 2 * recorded >= recorded[candidates].max(initial=0)
     most = per_rank[candidates].max(initial=0)
-    rows = np.flatnonzero(candidates & whole & (per_rank > 0) & (per_rank >= SPARSEST * most))
+    rows = np.flatnonzero(candidates & recorded_enough & (per_rank > 0) & (per_rank >= SPARSEST * most))
     if len(rows) < 2:
         return None
     sparse = rows[2 * per_rank[rows] < most]

@@ -131,8 +131,8 @@ class _Kept:
 
 def bare(uuid: str) -> str:
     """Return a uuid without ``GPU-`` or ``MIG-``: CUDA reports the uuid of a MIG device without marking it as MIG."""
-    kind, _, rest = uuid.partition("-")
-    return rest if kind in ("GPU", "MIG") else uuid
+    kind, _, bare_uuid = uuid.partition("-")
+    return bare_uuid if kind in ("GPU", "MIG") else uuid
 
 
 def readings_of(samples: Iterable[HardwareSample], wanted: Iterable[str], between_ns: tuple[int, int]) -> dict[str, Readings]:
@@ -143,7 +143,7 @@ def readings_of(samples: Iterable[HardwareSample], wanted: Iterable[str], betwee
     """
     names = {bare(uuid): uuid for uuid in wanted}
     parents: dict[str, str] = {}
-    kept: dict[str, _Kept] = {}
+    histories: dict[str, _Kept] = {}
     for sample in samples:
         if sample.gpu_uuid is None or sample.missing is not None or not between_ns[0] <= sample.unix_ns <= between_ns[1]:
             continue
@@ -151,8 +151,8 @@ def readings_of(samples: Iterable[HardwareSample], wanted: Iterable[str], betwee
         if name in names and sample.parent_uuid is not None:
             parents[name] = bare(sample.parent_uuid)
         elif name in names or name in parents.values():
-            kept.setdefault(name, _Kept()).add(sample)
-    readings = {name: history.readings() for name, history in kept.items()}
+            histories.setdefault(name, _Kept()).add(sample)
+    readings = {name: history.readings() for name, history in histories.items()}
     return {uuid: readings[at] for name, uuid in names.items() if (at := parents.get(name, name)) in readings}
 
 

@@ -165,9 +165,9 @@ def throughput_of(
     step_us = float(wall_us.sum() / records.sum())
     if step_us <= 0:
         return None
-    whole = len(table.ranks) == (world_size or len(table.ranks))
+    has_all_ranks = len(table.ranks) == (world_size or len(table.ranks))
     batches = _batches(table, infos)
-    rates = {name: _rate(*_sums(table, name, keep), batches) if whole else None for name in ("samples", "tokens")}
+    rates = {name: _rate(*_sums(table, name, keep), batches) if has_all_ranks else None for name in ("samples", "tokens")}
     flops, flops_us = _sums(table, "flops", keep)
     rate = float(flops.sum() / flops_us.sum()) * 1e6 if flops_us.sum() > 0 else None
     names = {info.gpu_name for info in infos.values()}
@@ -178,7 +178,7 @@ def throughput_of(
     return Throughput(
         steps=int(keep.sum()),
         step_us=step_us,
-        replicas=len(batches) if whole else None,
+        replicas=len(batches) if has_all_ranks else None,
         samples_per_second=rates["samples"],
         tokens_per_second=rates["tokens"],
         samples_per_second_per_rank=None if rates["samples"] is None else rates["samples"] / ranks,

@@ -136,10 +136,10 @@ def up_to_meetings(table: StepTable, infos: Mapping[int, RankInfo]) -> StepTable
     firsts = np.concatenate([[0], np.flatnonzero(meets)[:-1] + 1])
     last = np.flatnonzero(meets)
     sizes = last - firsts + 1
-    whole = slice(0, int(last[-1]) + 1)
+    met_steps = slice(0, int(last[-1]) + 1)
 
     def mean(values: Matrix) -> Matrix:
-        means: Matrix = np.add.reduceat(values[:, whole], firsts, axis=1) / sizes
+        means: Matrix = np.add.reduceat(values[:, met_steps], firsts, axis=1) / sizes
         return means
 
     values = {
@@ -155,8 +155,8 @@ def up_to_meetings(table: StepTable, infos: Mapping[int, RankInfo]) -> StepTable
         steps=table.steps[last],
         values=Matrices({name: matrix.astype(np.float32) for name, matrix in values.items()}, table.ranks, np.arange(len(last))),
         start_unix_ns=starts,
-        profiled=np.logical_or.reduceat(table.profiled[:, whole], firsts, axis=1),
-        tags={tag: np.logical_or.reduceat(at[:, whole], firsts, axis=1) for tag, at in table.tags.items()},
+        profiled=np.logical_or.reduceat(table.profiled[:, met_steps], firsts, axis=1),
+        tags={tag: np.logical_or.reduceat(at[:, met_steps], firsts, axis=1) for tag, at in table.tags.items()},
         last_end_unix_ns=table.last_end_unix_ns,
         damaged=table.damaged,
         earlier=table.earlier,
@@ -201,6 +201,6 @@ def _without_waiting(table: StepTable, infos: Mapping[int, RankInfo]) -> dict[st
     result = {"blocked_us": np.where(fill, 0.0, blocked)}
     for name in METRICS:
         if name.startswith("own_") and table.is_known(name):
-            whole = table.matrix("wall_us" if name == "own_us" else name.removeprefix("own_"))
-            result[name] = np.where(fill, whole, table.matrix(name))
+            total = table.matrix("wall_us" if name == "own_us" else name.removeprefix("own_"))
+            result[name] = np.where(fill, total, table.matrix(name))
     return result

@@ -80,9 +80,9 @@ class _Accusation:
     """What each named rank does; empty: what it stands in."""
 
 
-def _judge(given: Activities) -> _Accusation:
+def _judge(activities: Activities) -> _Accusation:
     """Return the result of the first rule that applies."""
-    doing = given.doing
+    doing = activities.doing
     stopped = [rank for rank, row in doing.items() if row.process == "stopped"]
     if stopped:
         return _Accusation("hang", "not_arrived", stopped, "its process is stopped (state T in ps)")
@@ -90,8 +90,8 @@ def _judge(given: Activities) -> _Accusation:
     busy = [rank for rank, row in doing.items() if row.waiting is False]
     if waiting and busy:
         return _Accusation("hang", "not_arrived", busy, "does not wait for other ranks")
-    if waiting and len(waiting) == len(doing) and not given.unknown:
-        return _Accusation("hang", "not_arrived", [*given.ended], "has ended") if given.ended else _all_wait(doing)
+    if waiting and len(waiting) == len(doing) and not activities.unknown:
+        return _Accusation("hang", "not_arrived", [*activities.ended], "has ended") if activities.ended else _all_wait(doing)
     if not waiting and not busy:
         return _on_devices(doing)
     return _Accusation("insufficient_data")
@@ -117,57 +117,59 @@ def _on_devices(doing: Mapping[int, RankActivity]) -> _Accusation:
     return _Accusation("insufficient_data")
 
 
-def activity_report(given: Activities) -> ActivityReport:
+def activity_report(activities: Activities) -> ActivityReport:
     """Return what the activities of the ranks show. A pure function."""
-    judged = _judge(given)
-    rows = [standing_rank(given, rank) for rank in sorted(given.doing)]
+    judged = _judge(activities)
+    rows = [standing_rank(activities, rank) for rank in sorted(activities.doing)]
     unknown = (
-        f" It is not known what {ranks_text(given.unknown)} {'does' if len(given.unknown) == 1 else 'do'}."
-        if given.unknown
+        f" It is not known what {ranks_text(activities.unknown)} {'does' if len(activities.unknown) == 1 else 'do'}."
+        if activities.unknown
         else ""
     )
     return ActivityReport(
-        read_unix_ns=given.read_unix_ns,
+        read_unix_ns=activities.read_unix_ns,
         kind=judged.kind,
         cause=judged.cause,
         culprits=sorted(judged.named),
-        unknown=list(given.unknown[:MOST_LISTED]),
+        unknown=list(activities.unknown[:MOST_LISTED]),
         ranks=rows[:MOST_LISTED],
         standing=len(rows),
-        summary=_summary(given, judged) + unknown,
+        summary=_summary(activities, judged) + unknown,
     )
 
 
-def standing_rank(given: Activities, rank: int) -> StandingRank:
+def standing_rank(activities: Activities, rank: int) -> StandingRank:
     """Return what one of the ranks that stand still is doing."""
-    row = given.doing[rank]
+    row = activities.doing[rank]
     return StandingRank(
         rank=rank,
-        host=given.infos[rank].host,
+        host=activities.infos[rank].host,
         step=row.step,
         phase=row.phase,
         section=_section(row),
         waiting=row.waiting,
         process=row.process,
-        since_s=_since_s(given, row),
+        since_s=_since_s(activities, row),
     )
 
 
-def _summary(given: Activities, judged: _Accusation) -> str:
+def _summary(activities: Activities, judged: _Accusation) -> str:
     if judged.kind == "insufficient_data":
-        return f"Not enough data for a verdict: {_lacking(given)}: {_doing(given, given.doing, by_rank=True)}."
+        return f"Not enough data for a verdict: {_lacking(activities)}: {_doing(activities, activities.doing, by_rank=True)}."
     if judged.cause == "stuck":
-        return _stuck(given)
-    who, named = _named(judged.named), {rank: given.doing[rank] for rank in judged.named if rank in given.doing}
+        return _stuck(activities)
+    who, named = _named(judged.named), {rank: activities.doing[rank] for rank in judged.named if rank in activities.doing}
     is_one = len(judged.named) == 1
-    place = _doing(given, named, by_rank=not is_one)
-    rest = {rank: row for rank, row in given.doing.items() if rank not in judged.named}
-    waiting = {rank: row for rank, row in rest.items() if row.waiting}
+    place = _doing(activities, named, by_rank=not is_one)
+    other_rows = {rank: row for rank, row in activities.doing.items() if rank not in judged.named}
+    waiting = {rank: row for rank, row in other_rows.items() if row.waiting}
     others = (
-        f"; {counted(len(waiting), 'rank')} {_waits(len(waiting))} for other ranks {_doing(given, waiting)}" if waiting else ""
+        f"; {counted(len(waiting), 'rank')} {_waits(len(waiting))} for other ranks {_doing(activities, waiting)}"
+        if waiting
+        else ""
     )
     if not named:
-        how = " and ".join(dict.fromkeys(given.ended[rank] for rank in judged.named))
+        how = " and ".join(dict.fromkeys(activities.ended[rank] for rank in judged.named))
         text = f"{who} {'has' if is_one else 'have'} ended ({how})"
     elif judged.cause == "deadlock":
         text = f"{who} {_waits(len(named))} at another place than most ({place})"
@@ -176,22 +178,23 @@ def _summary(given: Activities, judged: _Accusation) -> str:
     elif waiting:
         text = f"{who} {'does' if is_one else 'do'} not wait for other ranks ({place})"
     else:
-        text = f"{who} probably {'holds' if is_one else 'hold'} the others up ({place}); the others are {_doing(given, rest)}"
+        verb = "holds" if is_one else "hold"
+        text = f"{who} probably {verb} the others up ({place}); the others are {_doing(activities, other_rows)}"
     return f"{text}{others}."
 
 
-def _stuck(given: Activities) -> str:
-    if len(given.doing) == 1:
-        return f"{_named([*given.doing])} waits for other ranks {_doing(given, given.doing)}."
+def _stuck(activities: Activities) -> str:
+    if len(activities.doing) == 1:
+        return f"{_named([*activities.doing])} waits for other ranks {_doing(activities, activities.doing)}."
     which = "the communication itself hangs, or they wait in different collectives"
-    return f"All {len(given.doing)} ranks wait for each other, {_doing(given, given.doing)}: {which}."
+    return f"All {len(activities.doing)} ranks wait for each other, {_doing(activities, activities.doing)}: {which}."
 
 
-def _lacking(given: Activities) -> str:
-    waiting = sum(bool(row.waiting) for row in given.doing.values())
+def _lacking(activities: Activities) -> str:
+    waiting = sum(bool(row.waiting) for row in activities.doing.values())
     if waiting:
         return f"{counted(waiting, 'rank')} {_waits(waiting)} for other ranks, and none is seen that does not"
-    if any(row.waiting is None for row in given.doing.values()):
+    if any(row.waiting is None for row in activities.doing.values()):
         return "it is not known whether ranks wait for others, only where they stand"
     return "no rank waits for another"
 
@@ -203,13 +206,15 @@ def _by_place(rows: Mapping[int, RankActivity]) -> dict[tuple[object, ...], list
     return places
 
 
-def _doing(given: Activities, rows: Mapping[int, RankActivity], *, by_rank: bool = False) -> str:
+def _doing(activities: Activities, rows: Mapping[int, RankActivity], *, by_rank: bool = False) -> str:
     """Return where ranks stand and since when: ``in backward of step 12 for 40 s``."""
     texts = []
     for ranks in sorted(_by_place(rows).values(), key=lambda ranks: (-len(ranks), ranks)):
-        longest = max((given.doing[rank] for rank in ranks), key=lambda row: _since_s(given, row))
+        longest = max((activities.doing[rank] for rank in ranks), key=lambda row: _since_s(activities, row))
         who = f"{ranks_text(sorted(ranks))} " if by_rank else ""
-        texts.append(f"{who}{place_text(longest.phase, _section(longest), longest.step)} for {span(_since_s(given, longest))}")
+        texts.append(
+            f"{who}{place_text(longest.phase, _section(longest), longest.step)} for {span(_since_s(activities, longest))}"
+        )
     return first_of(texts, _PLACES, "; ")
 
 
@@ -217,8 +222,8 @@ def _section(row: RankActivity) -> str | None:
     return None if row.section is None else shortened(one_line(row.section), _MAX_NAME)
 
 
-def _since_s(given: Activities, row: RankActivity) -> float:
-    return max(0.0, (given.read_unix_ns - row.since_unix_ns) / 1e9)
+def _since_s(activities: Activities, row: RankActivity) -> float:
+    return max(0.0, (activities.read_unix_ns - row.since_unix_ns) / 1e9)
 
 
 def _named(ranks: Sequence[int]) -> str:
@@ -230,9 +235,9 @@ def _waits(ranks: int) -> str:
     return "waits" if ranks == 1 else "wait"
 
 
-def hang_by_activity(given: Activities) -> HangReport:
+def hang_by_activity(activities: Activities) -> HangReport:
     """Return the report on a job of which nothing but the activities of its ranks is known."""
-    shown = activity_report(given)
+    shown = activity_report(activities)
     report = HangReport(
         kind=shown.kind,
         cause=shown.cause,
@@ -242,27 +247,27 @@ def hang_by_activity(given: Activities) -> HangReport:
         group=None,
         chain=[],
         waiting=[],
-        evidence=_culprits(given),
+        evidence=_culprits(activities),
         mismatches=[],
         summary=shown.summary,
-        path=given.run,
+        path=activities.run,
         ranks=0,
-        world_size=given.world_size,
-        attempt=given.attempt,
+        world_size=activities.world_size,
+        attempt=activities.attempt,
         coverage=None,
         warnings=[],
         next=[],
         activity=shown,
     )
-    return _advised(report, given)
+    return _advised(report, activities)
 
 
-def with_activity(report: HangReport, given: Activities) -> HangReport:
+def with_activity(report: HangReport, activities: Activities) -> HangReport:
     """Add the activities of the ranks to the report on dumps and NCCL RAS.
 
     These stand where they name ranks, because they show calls, and where NCCL RAS saw the job go on.
     """
-    shown = activity_report(given)
+    shown = activity_report(activities)
     report = msgspec.structs.replace(report, activity=shown)
     goes_on = report.ras is not None and report.ras.live and report.ras.moved
     if goes_on or shown.kind != "hang" or not shown.culprits:
@@ -281,40 +286,40 @@ def with_activity(report: HangReport, given: Activities) -> HangReport:
         culprits=shown.culprits,
         suspects=[rank for rank in report.suspects if rank not in shown.culprits],
         chain=[],
-        evidence=_culprits(given),
+        evidence=_culprits(activities),
         summary=shown.summary,
         warnings=[*report.warnings, *earlier],
     )
-    return _advised(named, given)
+    return _advised(named, activities)
 
 
-def _culprits(given: Activities) -> list[Culprit]:
-    judged = _judge(given)
-    waiting = sorted(rank for rank, row in given.doing.items() if row.waiting and rank not in judged.named)
+def _culprits(activities: Activities) -> list[Culprit]:
+    judged = _judge(activities)
+    waiting = sorted(rank for rank, row in activities.doing.items() if row.waiting and rank not in judged.named)
     return [
         Culprit(
             rank=rank,
-            host=given.infos[rank].host if rank in given.infos else None,
+            host=activities.infos[rank].host if rank in activities.infos else None,
             cause=judged.cause or "not_arrived",
             certain=False,
             awaited_in=None,
             awaited_by=waiting[:MOST_LISTED],
             last_sequence=None,
             last=None,
-            detail=_detail(given, judged, rank),
+            detail=_detail(activities, judged, rank),
         )
         for rank in sorted(judged.named)
     ]
 
 
-def _detail(given: Activities, judged: _Accusation, rank: int) -> str:
-    row = given.doing.get(rank)
+def _detail(activities: Activities, judged: _Accusation, rank: int) -> str:
+    row = activities.doing.get(rank)
     if row is None:
-        return f"{judged.why} ({given.ended[rank]})"
+        return f"{judged.why} ({activities.ended[rank]})"
     disk = "its main thread is in an uninterruptible wait, as for a disk or a network filesystem" if row.process == "disk" else ""
-    return ", ".join(filter(None, [judged.why, _doing(given, {rank: row}), disk]))
+    return ", ".join(filter(None, [judged.why, _doing(activities, {rank: row}), disk]))
 
 
-def _advised(report: HangReport, given: Activities) -> HangReport:
-    hosts, pids = ({rank: getattr(info, name) for rank, info in given.infos.items()} for name in ("host", "pid"))
-    return msgspec.structs.replace(report, next=advice(report, run=given.run, hosts=hosts, pids=pids))
+def _advised(report: HangReport, activities: Activities) -> HangReport:
+    hosts, pids = ({rank: getattr(info, name) for rank, info in activities.infos.items()} for name in ("host", "pid"))
+    return msgspec.structs.replace(report, next=advice(report, run=activities.run, hosts=hosts, pids=pids))

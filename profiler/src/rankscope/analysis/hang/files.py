@@ -309,8 +309,8 @@ def _newest(files: list[DumpFile], warnings: list[str]) -> list[DumpFile]:
         newest[file.occasion] = max(newest.get(file.occasion, 0), file.written_ns)
     occasion = max(newest, key=lambda occasion: (newest[occasion], occasion))
     if len(newest) > 1:
-        kept = "those of its end" if occasion == "end" else f"the newest ({occasion})" if occasion else "the newest"
-        warnings.append(f"dumps of {len(newest)} occasions; {kept} are read")
+        occasion_text = "those of its end" if occasion == "end" else f"the newest ({occasion})" if occasion else "the newest"
+        warnings.append(f"dumps of {len(newest)} occasions; {occasion_text} are read")
     files = [file for file in files if file.occasion == occasion]
     chosen: dict[tuple[int, str | None], DumpFile] = {}
     for file in sorted(files, key=lambda file: (file.written_ns, file.path)):

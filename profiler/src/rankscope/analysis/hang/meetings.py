@@ -133,11 +133,11 @@ def _collective(lines: Lines, group: Group, number: int) -> Meeting:
     meeting = Meeting(group, number, group.members)
     overdue: dict[int, Record] = {}
     present = {rank: line for rank in group.members & lines.ranks if (line := lines.of(group, rank)) is not None}
-    whole = max((line.batches.get(number, []) for line in present.values()), key=len, default=[])
+    batch = max((line.batches.get(number, []) for line in present.values()), key=len, default=[])
     for rank, line in present.items():
         if line.newest is None:
             continue
-        if _is_within(line, number, whole):
+        if _is_within(line, number, batch):
             meeting.absent.add(rank)
         elif (record := line.pending.get(number)) is not None:
             meeting.records[rank] = record
@@ -155,10 +155,10 @@ def _collective(lines: Lines, group: Group, number: int) -> Meeting:
     return meeting
 
 
-def _is_within(line: Line, number: int, whole: list[Record]) -> bool:
+def _is_within(line: Line, number: int, batch: list[Record]) -> bool:
     """Return whether a rank has enqueued a part of a batch that others have closed: it stopped there, so it has not come."""
     begun = [record.op for record in line.unclosed if record.sequence == number]
-    return bool(begun) and begun == [record.op for record in whole[: len(begun)]]
+    return bool(begun) and begun == [record.op for record in batch[: len(begun)]]
 
 
 def _transfers(lines: Lines) -> list[Meeting]:

@@ -255,13 +255,13 @@ def _with_ended_members(records: list[Record], completed: dict[str, int]) -> lis
 def _kept(records: list[Record]) -> list[Record]:
     """Drop older records that have ended, so that the dumps of thousands of ranks fit in memory."""
     room_of_group: dict[tuple[str, str], int] = {}
-    kept = []
+    recent_records = []
     for record in reversed(records):
         group = (record.backend, record.group)
         room_of_group[group] = room_of_group.get(group, LAST_OF_GROUP) - 1
         if room_of_group[group] >= 0 or not (record.retired or record.state == "completed"):
-            kept.append(record)
-    return kept[::-1]
+            recent_records.append(record)
+    return recent_records[::-1]
 
 
 def _record(entry: object) -> Record | None:

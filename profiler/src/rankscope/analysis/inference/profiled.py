@@ -79,9 +79,9 @@ class Profile:
     ) -> Diagnosis:
         """Describe a straggler. Times are per step.
 
-        ``seen``: name of the unit that the waits count, for messages. ``explained``: the share of the communication that they
-        rest on, where known. ``signals_of`` returns the signals in step records of the same job; by default those of the profiled
-        steps count. ``stage``: pipeline stage of the worst rank; by default that of its trace.
+        ``unit_seen``: name of the unit that the waits count, for messages. ``explained``: the share of the communication that
+        they rest on, where known. ``signals_of`` returns the signals in step records of the same job; by default those of the
+        profiled steps count. ``stage``: pipeline stage of the worst rank; by default that of its trace.
         """
         slow, worst = straggler.slow, straggler.slow.ranks[0]
         trace = self.times.get(worst)
@@ -198,8 +198,8 @@ def diagnosis_of_late(
 ) -> Diagnosis:
     """Describe a rank that was late in windows of ``window_us`` and ``steps`` steps each; times are per step.
 
-    ``seen``: name of the unit that ``blame`` counts, for messages. ``explained``: the share of the communication that ``blame``
-    rests on, where known.
+    ``unit_seen``: name of the unit that ``blame`` counts, for messages. ``explained``: the share of the communication that
+    ``blame`` rests on, where known.
     """
     victims = max(1, len(blame.ranks) - len(slow.ranks))
     exposed = max(0.0, sum(blame.exposed_us[rank] for rank in slow.ranks) - _among(slow.ranks, blame))
@@ -254,7 +254,7 @@ class FewSteps(TypedDict):
 
 
 def few_steps(count: int, unit_seen: str, steps: int) -> FewSteps:
-    """Return the texts for evidence of ``count`` units, called ``seen``, of ``steps`` steps each; empty for enough of them."""
+    """Return the texts for evidence of ``count`` units, named ``unit_seen``, of ``steps`` steps each; empty for enough."""
     if count >= ENOUGH_STEPS:
         return {"at_hand": "", "note": ""}
     return {"at_hand": _at_hand(count, unit_seen, steps), "note": _FEW.format(needed=ENOUGH_STEPS)}
@@ -264,7 +264,7 @@ _FEW: Final = "At least {needed} steps are needed to show whether it lasts."
 
 
 def _lasts(steps_seen: int, slow: int) -> float:
-    """Return the probability that the next step is slow like ``slow`` of ``seen`` steps (Laplace's rule of succession)."""
+    """Return the probability that the next step is slow like ``slow`` of ``steps_seen`` steps (Laplace's rule of succession)."""
     return (slow + 1) / (steps_seen + 2)
 
 
@@ -306,5 +306,5 @@ def _diagnosis_by_own_times(
         stage=stage,
         **few_steps(count, "step", 1),
     )
-    whole = count if per_window else 1
-    return replace(diagnosis, gain_us=whole * slow.gain_us, wait_us=whole * slow.gain_us, step_us=whole * compared.wall_us)
+    factor = count if per_window else 1
+    return replace(diagnosis, gain_us=factor * slow.gain_us, wait_us=factor * slow.gain_us, step_us=factor * compared.wall_us)

@@ -167,10 +167,10 @@ def understood(answer: Answer, file: Location) -> Any:
     """Return the result in a node's answer, or raise the error that the answer stands for."""
     outcome, name, pickled = answer
     value = pickle.loads(pickled)  # noqa: S301  # from the cluster that runs our code
-    here = metadata.version("rankscope")
-    node, install = f"node {name} of the Ray cluster", f"on all nodes: pip install 'rankscope[analysis]=={here}'"
+    own_version = metadata.version("rankscope")
+    node, install = f"node {name} of the Ray cluster", f"on all nodes: pip install 'rankscope[analysis]=={own_version}'"
     if outcome == "version":
-        raise MissingError(f"{node} has {f'rankscope {value}, not {here}' if value else 'no rankscope'}; {install}")
+        raise MissingError(f"{node} has {f'rankscope {value}, not {own_version}' if value else 'no rankscope'}; {install}")
     if outcome == "lacks":
         raise MissingError(f"{node} lacks the Python package {value!r}; {install}")
     if outcome == "unseen":

@@ -101,13 +101,17 @@ class RunSource:
                 "no step was recorded" if recorded is None else f"no such steps were recorded; there are {step_range(recorded)}"
             )
             raise InputError(self._reader.path, text)
-        whole = (min(weights), max(weights) + 1)
-        if steps != whole:
+        recorded_range = (min(weights), max(weights) + 1)
+        if steps != recorded_range:
             fitting, total = survey.events_of(range(*steps)), sum(weights.values())
             needed = -(-total * reserve // (reserve - 1)) if reserve else total
-            others = f"--steps {steps[1]}:{whole[1]} exports the next" if selection.chose_steps else "--steps A:B chooses others"
+            others = (
+                f"--steps {steps[1]}:{recorded_range[1]} exports the next"
+                if selection.chose_steps
+                else "--steps A:B chooses others"
+            )
             left_out.append(
-                f"all but {step_range(steps)} of {step_range(whole)}: about {fitting:,} of {total:,} events"
+                f"all but {step_range(steps)} of {step_range(recorded_range)}: about {fitting:,} of {total:,} events"
                 f" fit; {others}, --max-events {needed} all"
             )
         return steps
@@ -215,18 +219,18 @@ class RunSource:
         self, ranks: list[int], left_out: list[str], *, ranks_given: bool, named: bool | None
     ) -> dict[int, list[Path]]:
         """Return the raw traces to merge in, by rank. ``named``: true if the user asked for raw traces and for nothing else."""
-        kept: dict[int, list[Path]] = {}
+        files_by_rank: dict[int, list[Path]] = {}
         for rank in ranks:
             try:
-                kept[rank] = list(self._kept_files(rank))
+                files_by_rank[rank] = list(self._kept_files(rank))
             except OSError as error:
                 left_out.append(f"{error.filename}: {error.strerror}")
-        count = sum(map(len, kept.values()))
+        count = sum(map(len, files_by_rank.values()))
         if count and not ranks_given:
             left_out.append(f"raw traces: {count} were kept; --raw merges those of the exported steps in")
         elif named and not count:
             left_out.append("raw traces: none was kept")
-        return kept if ranks_given else {}
+        return files_by_rank if ranks_given else {}
 
     def _kept_files(self, rank: int) -> Iterator[Path]:
         folder = rank_dir(self._reader.path, self._attempt, rank) / "traces"

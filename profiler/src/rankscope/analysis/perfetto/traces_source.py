@@ -82,7 +82,7 @@ class TracesSource:
         for number, file in enumerate(files):
             progress("Looking through", number, len(files))
             try:
-                traces += map(_rank_trace, read_traces(file, whole=True))
+                traces += map(_rank_trace, read_traces(file, complete_only=True))
             except InputError as error:
                 if file in named or len(files) == 1:
                     raise

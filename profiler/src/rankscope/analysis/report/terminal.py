@@ -179,10 +179,10 @@ def _source(analysis: Analysis, width: int, *, detail: bool) -> str:
 
 
 def _more_findings(analysis: Analysis, width: int, most: int | None) -> str:
-    rest = [finding for finding in analysis.findings if finding.summary not in analysis.verdict.summary]
+    other_findings = [finding for finding in analysis.findings if finding.summary not in analysis.verdict.summary]
     lines: list[str] = []
-    for finding in rest[:most]:
+    for finding in other_findings[:most]:
         lines += textwrap.wrap(f"also: {finding.summary}", width, subsequent_indent="  ")
-    if most is not None and len(rest) > most:
-        lines.append(f"{counted(len(rest) - most, 'more finding')} not shown")
+    if most is not None and len(other_findings) > most:
+        lines.append(f"{counted(len(other_findings) - most, 'more finding')} not shown")
     return "\n".join(lines)

@@ -152,7 +152,7 @@ def _rows(rows: list[CollectiveBandwidth], width: int) -> list[str]:
     header = ["collective", "ranks", "size", "count", "transfer", "wait", "bus GB/s", "expected", "share"]
     cells = [[_name(row), *_figures(row)] for row in shown]
     lines = textwrap.wrap("collectives: the transfer alone, without waiting; medians", width)
-    lines += aligned(fitting([header, *cells], width, _DISPENSABLE), left=(0,))
+    lines += aligned(fitting([header, *cells], width, _DISPENSABLE), left_columns=(0,))
     if (more := len(rows) - len(shown)) > 0:
         lines += textwrap.wrap(f"{counted(more, 'more row')} not shown; --format json has all", width)
     if any(row.bus_gb_s is None and row.bus_at_least_gb_s is not None for row in shown):

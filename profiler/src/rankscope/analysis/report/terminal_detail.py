@@ -22,8 +22,8 @@ def render_details(analysis: Analysis, width: int) -> str:
     shown = sorted(having, key=lambda row: (row.rank not in named, row.rank))[:SHOWN_RANKS]
     parts = [_recorded(row, width) if row.detail is None else _rank(row, row.detail, width) for row in shown]
     if len(having) > len(shown):
-        rest = f"details of {counted(len(having) - len(shown), 'more rank')} not shown; --format json has all"
-        parts.append(textwrap.fill(rest, width))
+        not_shown = f"details of {counted(len(having) - len(shown), 'more rank')} not shown; --format json has all"
+        parts.append(textwrap.fill(not_shown, width))
     return "\n\n".join(parts)
 
 
@@ -62,7 +62,7 @@ def _recorded(row: RankResult, width: int) -> str:
     times = ", ".join(f"{format_duration(value)} {what}" for value, what in facts if value is not None)
     parts = [
         f"rank {row.rank} in detail, profiled windows of {format_duration(total)} in all",
-        "\n".join(table(rows, len(row.class_us or {}), left=(0,))),
+        "\n".join(table(rows, len(row.class_us or {}), left_columns=(0,))),
         textwrap.fill(times, width, subsequent_indent="  "),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -87,7 +87,7 @@ def _streams(detail: RankDetail) -> str:
             format_duration(stream.overlapped_us),
         )
         rows.append([name, _KINDS[stream.kind], str(stream.events), *times, format_duration(stream.exposed_us)])
-    return "\n".join(table(rows, len(detail.streams), left=(1,)))
+    return "\n".join(table(rows, len(detail.streams), left_columns=(1,)))
 
 
 _KINDS: Final = {"compute": "compute", "communication": "communication", "memcpy": "copies"}
@@ -100,7 +100,7 @@ def _classes(detail: RankDetail) -> str:
         rows.append(
             [part.name, str(part.events), format_duration(part.busy_us), share_cell(part.busy_us, detail.window_us), hidden]
         )
-    return "\n".join(table(rows, len(detail.classes), left=(0,)))
+    return "\n".join(table(rows, len(detail.classes), left_columns=(0,)))
 
 
 def _copies(detail: RankDetail) -> str:
@@ -110,7 +110,7 @@ def _copies(detail: RankDetail) -> str:
         times = (format_duration(copy.busy_us), format_duration(copy.exposed_us))
         rate = cell(copy.bytes_per_second, lambda rate: f"{rate / 1e9:.3g}")
         rows.append([name, copy.memory or UNKNOWN, str(copy.events), *times, _size(copy), rate])
-    return "\n".join(table(rows, len(detail.copies), left=(0, 1)))
+    return "\n".join(table(rows, len(detail.copies), left_columns=(0, 1)))
 
 
 def _size(copy: CopyPart) -> str:
@@ -135,7 +135,7 @@ def _unclassified(detail: RankDetail, width: int) -> str:
         ]
         for kernel in detail.unclassified[:SHOWN_ROWS]
     ]
-    return "\n".join([*textwrap.wrap(title, width), *(shortened(line, width) for line in aligned(rows, left=(4,)))])
+    return "\n".join([*textwrap.wrap(title, width), *(shortened(line, width) for line in aligned(rows, left_columns=(4,)))])
 
 
 def _steps(detail: RankDetail) -> str:

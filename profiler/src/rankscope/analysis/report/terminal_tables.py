@@ -54,7 +54,7 @@ def host_table(analysis: Analysis, width: int, most: int = SHOWN_ROWS) -> str:
         header += ["own/step", "worst rank", "blocked/step"]
     shown = sorted(hosts, key=_prominence)[:most]
     rows = [header, *(_host_row(row, stepped=stepped) for row in shown)]
-    lines = aligned(fitting(rows, width, _DISPENSABLE_OF_HOSTS), left=(0,))
+    lines = aligned(fitting(rows, width, _DISPENSABLE_OF_HOSTS), left_columns=(0,))
     legend = "imposed: share of all imposed wait"
     if stepped:
         legend += "; own and blocked: medians over the ranks of the host; worst rank: at fault, or with the longest own time"
@@ -109,7 +109,7 @@ def rank_table(analysis: Analysis, width: int, most: int = SHOWN_ROWS) -> str:
             cells += [cell(row.own_us, format_duration), cell(row.blocked_us, format_duration)]
         rows.append(cells)
     rows = fitting(rows, width, _DISPENSABLE)
-    lines = aligned(rows, left=(1,))
+    lines = aligned(rows, left_columns=(1,))
     named = f"{_AT_FAULT} at fault" if any(row.rank in at_fault for row in shown) else ""
     if legend := "; ".join(filter(None, [named, _legend(rows[0])])):
         lines += textwrap.wrap(legend, width)
@@ -174,39 +174,52 @@ def imposed_table(analysis: Analysis, width: int) -> str:
 def _imposed_per_step(analysis: Analysis) -> str:
     """Return the imposed wait of the named ranks in the unit of the verdict's sentence; empty where no finding has it."""
     verdict = analysis.verdict
-    found = next((one for finding in analysis.findings for one in finding.evidence if one.name == "imposed_wait"), None)
-    if verdict.kind != "straggler" or found is None or found.detail is None or not found.detail.startswith("per step"):
+    imposed_wait = next(
+        (
+            evidence_item
+            for finding in analysis.findings
+            for evidence_item in finding.evidence
+            if evidence_item.name == "imposed_wait"
+        ),
+        None,
+    )
+    if (
+        verdict.kind != "straggler"
+        or imposed_wait is None
+        or imposed_wait.detail is None
+        or not imposed_wait.detail.startswith("per step")
+    ):
         return ""
     hosts = {row.rank: row.host for row in analysis.ranks if row.host is not None}
     whose = units_text(verdict.ranks, hosts, verdict.hosts)
-    return f"imposed wait of {whose}: {format_duration(found.value)} {found.detail} (from step records)"
+    return f"imposed wait of {whose}: {format_duration(imposed_wait.value)} {imposed_wait.detail} (from step records)"
 
 
 def _clocks(analysis: Analysis) -> str:
     """Return a note on clocks that drifted or were set, which an administrator may want to fix; empty without any."""
     clocks = [(row.clock, row.rank) for row in analysis.ranks if row.clock is not None]
     drift, rank = max(((abs(clock.drift_ppm or 0.0), rank) for clock, rank in clocks), default=(0.0, 0))
-    said = f"; clocks drift, that of rank {rank} most, by {drift:.3g} us per second: corrected" if drift else ""
+    drift_text = f"; clocks drift, that of rank {rank} most, by {drift:.3g} us per second: corrected" if drift else ""
     set_anew = [rank for clock, rank in clocks if clock.settings > 1]
-    return said + (f"; {counted(len(set_anew), 'rank')} with a clock that was set meanwhile: corrected" if set_anew else "")
+    return drift_text + (f"; {counted(len(set_anew), 'rank')} with a clock that was set meanwhile: corrected" if set_anew else "")
 
 
 def pipeline_table(analysis: Analysis, width: int) -> str:
     """Return the stages of a pipeline with their waiting."""
-    found = analysis.pipeline
-    if found is None:
+    pipeline = analysis.pipeline
+    if pipeline is None:
         return ""
     cells = [["stage", "ranks", "busy/step", "waits"]]
     cells += [
-        [str(one.stage), str(len(one.ranks)), format_duration(one.busy_us), f"{one.bubble:.1%}"]
-        for one in found.stages[:SHOWN_STAGES]
+        [str(stage.stage), str(len(stage.ranks)), format_duration(stage.busy_us), f"{stage.bubble:.1%}"]
+        for stage in pipeline.stages[:SHOWN_STAGES]
     ]
-    schedule = found.schedule or "of an unknown schedule"
-    of = f", {found.microbatches} micro-batches" if found.microbatches is not None else ""
-    ideal = f", {found.ideal_bubble:.1%} with equal stages" if found.ideal_bubble is not None else ""
-    uneven = f"; busiest micro-batch {found.microbatch_imbalance:+.0%}" if found.microbatch_imbalance is not None else ""
-    lines = textwrap.wrap(f"pipeline {schedule}{of}: waits {found.bubble:.1%} of the step{ideal}{uneven}", width)
-    return "\n".join([*lines, *table(cells, len(found.stages))])
+    schedule = pipeline.schedule or "of an unknown schedule"
+    of = f", {pipeline.microbatches} micro-batches" if pipeline.microbatches is not None else ""
+    ideal = f", {pipeline.ideal_bubble:.1%} with equal stages" if pipeline.ideal_bubble is not None else ""
+    uneven = f"; busiest micro-batch {pipeline.microbatch_imbalance:+.0%}" if pipeline.microbatch_imbalance is not None else ""
+    lines = textwrap.wrap(f"pipeline {schedule}{of}: waits {pipeline.bubble:.1%} of the step{ideal}{uneven}", width)
+    return "\n".join([*lines, *table(cells, len(pipeline.stages))])
 
 
 def ledger_table(analysis: Analysis, width: int) -> str:
@@ -226,12 +239,12 @@ def ledger_table(analysis: Analysis, width: int) -> str:
     while len(cells[0]) > 2 and max(map(len, aligned(cells))) > width:
         cells = [row[:-1] for row in cells]
     lines = textwrap.wrap("who waited (columns) because of whom (rows), as far as no compute hid it", width)
-    lines += aligned(cells, left=(0,))
-    left = len({victim for _, victim in waited}) - (len(cells[0]) - 1)
-    if left > 0 or ledger.rest.rows:
+    lines += aligned(cells, left_columns=(0,))
+    hidden_victims = len({victim for _, victim in waited}) - (len(cells[0]) - 1)
+    if hidden_victims > 0 or ledger.rest.rows:
         lines += textwrap.wrap("more ranks waited; --format json has the largest amounts and the sum of the rest", width)
     if ledger.groups > 1:
-        for group in [one for one in ledger.by_group if one.worst is not None][:SHOWN_ORIGINS]:
+        for group in [group_wait for group_wait in ledger.by_group if group_wait.worst is not None][:SHOWN_ORIGINS]:
             members = ", ".join(map(str, group.ranks[:8])) + (", …" if group.size > 8 else "")
             text = f"group {group.group or UNKNOWN} ({members}): {format_duration(group.imposed_exposed_us)}"
             lines += textwrap.wrap(f"{text}, most because of rank {group.worst}", width, subsequent_indent="  ")

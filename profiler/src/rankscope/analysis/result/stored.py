@@ -66,7 +66,7 @@ class StoredVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 def store_verdict(run: Path, analysis: Analysis, *, as_of_unix_ns: int) -> None:
     """Replace the stored verdict of a run. Raises ``OSError``."""
-    kept = StoredVerdict(
+    record = StoredVerdict(
         version=version("rankscope"),
         as_of_unix_ns=as_of_unix_ns,
         verdict=analysis.verdict,
@@ -74,7 +74,7 @@ def store_verdict(run: Path, analysis: Analysis, *, as_of_unix_ns: int) -> None:
         throughput=analysis.throughput,
         losses=losses_of(analysis),
     )
-    write_record(verdict_file(run), kept)
+    write_record(verdict_file(run), record)
 
 
 def stored_verdict(run: Path) -> StoredVerdict | None:

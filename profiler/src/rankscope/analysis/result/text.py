@@ -40,8 +40,8 @@ def page(blocks: Iterable[str], color: str | None = None) -> str:
     text = printable("\n\n".join(filter(None, blocks)))
     if color is None:
         return text
-    answer, newline, rest = text.partition("\n")
-    return f"{colored(answer, color)}{newline}{rest}"
+    answer, newline, text_below = text.partition("\n")
+    return f"{colored(answer, color)}{newline}{text_below}"
 
 
 def colored(text: str, color: str) -> str:
@@ -90,7 +90,7 @@ def units_text(ranks: Sequence[int], hosts: Mapping[int, str], whole_hosts: Sequ
     ``hosts``: host of each rank of the job; ``whole_hosts``: those that are at fault as a whole.
     """
     slow = [rank for rank in sorted(ranks) if hosts.get(rank) in whole_hosts]
-    rest = [rank for rank in sorted(ranks) if hosts.get(rank) not in whole_hosts]
+    single_ranks = [rank for rank in sorted(ranks) if hosts.get(rank) not in whole_hosts]
     parts = []
     if whole_hosts:
         rank_count = sum(host in whole_hosts for host in hosts.values())
@@ -102,8 +102,8 @@ def units_text(ranks: Sequence[int], hosts: Mapping[int, str], whole_hosts: Sequ
             within = ", ".join(filter(None, [which, f"{len(slow)} of {'its' if is_one else 'their'} {rank_count} ranks"]))
         names = f"host{'' if is_one else 's'} {joined(whole_hosts, _SHOWN_HOSTS)}"
         parts.append(f"{names} ({within})" if slow else names)
-    if rest:
-        parts.append(f"rank{'s' if len(rest) > 1 else ''} {ranges_text(rest)}")
+    if single_ranks:
+        parts.append(f"rank{'s' if len(single_ranks) > 1 else ''} {ranges_text(single_ranks)}")
     return " and ".join(parts)
 
 
@@ -161,8 +161,8 @@ _SHOWN_HOSTS: Final = 4
 
 def losses(gpu_hours: float | None, cost: Cost | None) -> list[str]:
     """Return the known facts of a loss: ``12.3 GPU-hours lost``, ``30.75 USD``."""
-    found = [] if gpu_hours is None else [f"{hours_text(gpu_hours)} GPU-hours lost"]
-    return found if cost is None else [*found, f"{cost.amount:.2f} {cost.currency}"]
+    facts = [] if gpu_hours is None else [f"{hours_text(gpu_hours)} GPU-hours lost"]
+    return facts if cost is None else [*facts, f"{cost.amount:.2f} {cost.currency}"]
 
 
 OUTLIER_STEPS: Final = "outlier_steps"
@@ -232,8 +232,8 @@ def reasons_text(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{f'{count:,}' if at else counted(count, 'operation')} {text}" for at, (count, text) in enumerate(texts))
 
 
-def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
-    """Return the lines of ``rows`` with right-aligned cells; cells of the columns ``left`` are left-aligned.
+def aligned(rows: Sequence[Sequence[str]], left_columns: Sequence[int] = ()) -> list[str]:
+    """Return the lines of ``rows`` with right-aligned cells; cells of the columns ``left_columns`` are left-aligned.
 
     Line breaks in cells are replaced: no name needs them, and they could imitate other parts of the page.
     """
@@ -241,7 +241,8 @@ def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
-            cell.ljust(widths[column]) if column in left else cell.rjust(widths[column]) for column, cell in enumerate(row)
+            cell.ljust(widths[column]) if column in left_columns else cell.rjust(widths[column])
+            for column, cell in enumerate(row)
         ).rstrip()
         for row in rows
     ]
@@ -254,19 +255,19 @@ def cell(value: _V | None, form: str | Callable[[_V], str] = "") -> str:
     return format(value, form) if isinstance(form, str) else form(value)
 
 
-def share_cell(part: float | None, whole: float | None) -> str:
+def share_cell(part: float | None, total: float | None) -> str:
     """Return the cell of a part's share of the whole."""
-    return cell(part / whole if part is not None and whole else None, ".1%")
+    return cell(part / total if part is not None and total else None, ".1%")
 
 
-def table(rows: Sequence[Sequence[str]], of: int, left: Sequence[int] = ()) -> list[str]:
+def table(rows: Sequence[Sequence[str]], of: int, left_columns: Sequence[int] = ()) -> list[str]:
     """Return the lines of the first of ``of`` rows, below a row with the names of the columns, as ``aligned`` does.
 
     Return no lines without rows.
     """
     shown = len(rows) - 1
     more = [f"and {of - shown} more"] if of > shown else []
-    return [*aligned(rows, left), *more] if shown else []
+    return [*aligned(rows, left_columns), *more] if shown else []
 
 
 def fitting(rows: list[list[str]], width: int, dispensable: Sequence[str]) -> list[list[str]]:

@@ -87,8 +87,8 @@ def host_times(trace: Trace, events: WorkEvents, windows: Sequence[StepBreakdown
     interrupting = np.concatenate([np.empty(0, dtype=np.intp), *(rows[kind] for kind in activities)])
     notes: dict[HostKind, Spans] = {}
     for kind, rows_of_kind in rows.items():
-        kept = rows_of_kind if kind in activities else rows_of_kind[~within(trace, rows_of_kind, interrupting)]
-        notes[kind] = union(trace.start[kept], trace.end[kept])
+        kept_rows = rows_of_kind if kind in activities else rows_of_kind[~within(trace, rows_of_kind, interrupting)]
+        notes[kind] = union(trace.start[kept_rows], trace.end[kept_rows])
     if _runs_closure(trace, events, steps, notes):
         del notes["optimizer"]
     phases = [kind for kind in notes if kind not in activities]

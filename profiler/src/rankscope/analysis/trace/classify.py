@@ -51,7 +51,7 @@ def _mangled_parts(name: str, at: int) -> list[str]:
 
 def _without_brackets(name: str) -> str:
     """Return the text outside all angle and round brackets; one that is never closed was cut off."""
-    kept: list[str] = []
+    outside: list[str] = []
     angles = rounds = 0
     for letter in name:
         if letter == "(":
@@ -63,8 +63,8 @@ def _without_brackets(name: str) -> str:
         elif letter == ">" and not rounds:
             angles = max(0, angles - 1)
         elif not angles and not rounds:
-            kept.append(letter)
-    return "".join(kept)
+            outside.append(letter)
+    return "".join(outside)
 
 
 WorkKind = Literal["compute", "communication", "memcpy"]

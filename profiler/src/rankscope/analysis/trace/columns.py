@@ -162,7 +162,7 @@ class Trace(msgspec.Struct, frozen=True):
         return np.flatnonzero(self.category == category)
 
 
-def read_traces(path: Location, *, detail: bool = True, whole: bool = False, of_run: bool = False) -> list[Trace]:
+def read_traces(path: Location, *, detail: bool = True, complete_only: bool = False, of_run: bool = False) -> list[Trace]:
     """Read the traces in a file, ordered by rank: usually one.
 
     The file is plain, gzip or Zstandard; an object or a bare list of events.
@@ -170,7 +170,7 @@ def read_traces(path: Location, *, detail: bool = True, whole: bool = False, of_
     Memory holds the columns and one part of the file. Without ``detail``, which takes a fifth of the time, some columns are
     empty. A trace that is cut off or damaged is used as far as possible; see ``torn`` and ``damaged``. Raises ``InputError`` with
     the file and the reason: missing, empty, not JSON, JSON but no trace, hostile, without any compute, of several ranks that
-    cannot be taken apart, or cut off although it is needed as a ``whole``. ``of_run``: see ``open_location``.
+    cannot be taken apart, or cut off although it is needed as a ``complete_only``. ``of_run``: see ``open_location``.
     """
     text = TraceText(path, of_run=of_run)
     columns = _Columns(path, detail=detail)
@@ -180,14 +180,14 @@ def read_traces(path: Location, *, detail: bool = True, whole: bool = False, of_
     traces = columns.traces(stream, torn=text.torn or stream.torn)
     for trace in traces:
         _check_work(trace)
-        if whole and trace.torn:
+        if complete_only and trace.torn:
             raise InputError(path, f"truncated: {trace.torn}, and all of it is needed")
     return traces
 
 
-def read_trace(path: Location, *, detail: bool = True, whole: bool = False, of_run: bool = False) -> Trace:
+def read_trace(path: Location, *, detail: bool = True, complete_only: bool = False, of_run: bool = False) -> Trace:
     """Read a file of one rank like ``read_traces``; raise ``InputError`` if it has several."""
-    trace, *others = read_traces(path, detail=detail, whole=whole, of_run=of_run)
+    trace, *others = read_traces(path, detail=detail, complete_only=complete_only, of_run=of_run)
     if others:
         raise InputError(path, f"the traces of {len(others) + 1} ranks merged into one file; give the files before merging")
     return trace
@@ -236,10 +236,10 @@ class _Columns:
         for row in np.flatnonzero(category == FUNCTION).tolist():
             category[row] = -1 if activity_of_function(str(events[row].name)) is None else NOTE
         matters = category >= 0
-        kept: list[Event] = list(compress(events, matters.tolist()))
+        relevant: list[Event] = list(compress(events, matters.tolist()))
         category = category[matters]
-        start_us = floats_of([event.ts for event in kept])
-        length_us = floats_of([event.dur for event in kept])
+        start_us = floats_of([event.ts for event in relevant])
+        length_us = floats_of([event.dur for event in relevant])
         sane = (np.abs(start_us) < _ABSURD_TIME_US) & (length_us >= 0) & (length_us < MAX_US)
         if not sane.all():
             # A device event without a believable time counts as one without any; its launch tells where it belongs.
@@ -247,18 +247,18 @@ class _Columns:
             start_us[nowhere], length_us[nowhere] = NOWHERE_NS / 1000, 0.0
             sane |= nowhere
             self._damaged += int((~sane).sum())
-            kept = [kept[row] for row in np.flatnonzero(sane)]
+            relevant = [relevant[row] for row in np.flatnonzero(sane)]
             start_us, length_us, category = start_us[sane], length_us[sane], category[sane]
         start = nanoseconds(start_us)
-        args = [event.args or _NO_ARGS for event in kept]
+        args = [event.args or _NO_ARGS for event in relevant]
         works, links = (args_of(args, category, kinds) for kinds in (WORKS, LINKS))
         self._parts.append(
             {
                 "start": start,
                 "end": start + nanoseconds(length_us),
                 "category": category,
-                "name": array_of([names[event.name] for event in kept], np.int32),
-                "thread": array_of([threads[event.pid, event.tid] for event in kept], np.int64),
+                "name": array_of([names[event.name] for event in relevant], np.int32),
+                "thread": array_of([threads[event.pid, event.tid] for event in relevant], np.int64),
                 "stream": integers_of([work.stream for work in works]),
                 "device": integers_of([work.device for work in works]),
                 "grid": array_of([grids[bytes(work.grid)] for work in works], np.int32),
@@ -266,8 +266,8 @@ class _Columns:
             }
             | (self._details(args, category) if self._detail else {})
         )
-        self._describe(kept, args, np.flatnonzero(category == NOTE))
-        self._rows += len(kept)
+        self._describe(relevant, args, np.flatnonzero(category == NOTE))
+        self._rows += len(relevant)
         self._check_size()
 
     def _name_processes(self, labels: Iterable[Label]) -> None:
@@ -283,10 +283,12 @@ class _Columns:
             "autograd": _autograd(operators),
         }
 
-    def _describe(self, kept: Sequence[Event], args: Sequence[EventArgs], notes: NDArray[np.intp]) -> None:
+    def _describe(self, events: Sequence[Event], args: Sequence[EventArgs], notes: NDArray[np.intp]) -> None:
         """Keep the communication arguments of events."""
         described = [row for row, args_of_row in enumerate(args) if args_of_row.collective]
-        described += [row for row in notes.tolist() if kept[row].args and str(kept[row].name).startswith(_COMMUNICATION_NOTES)]
+        described += [
+            row for row in notes.tolist() if events[row].args and str(events[row].name).startswith(_COMMUNICATION_NOTES)
+        ]
         for row in described:
             self._metadata[self._rows + row] = args[row].detached()
 

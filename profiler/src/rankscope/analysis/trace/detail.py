@@ -43,9 +43,9 @@ _LARGEST_COPY_BYTES: Final = 2**40
 
 def detail_of(columns: DetailColumns, window: StepBreakdown, steps: Sequence[StepBreakdown]) -> RankDetail:
     """Return the details of the whole ``window`` of a file, and of its annotated ``steps``."""
-    whole = _window(columns, window, step=None)
+    window_detail = _window(columns, window, step=None)
     return RankDetail(
-        **{name: getattr(whole, name) for name in whole.__struct_fields__},
+        **{name: getattr(window_detail, name) for name in window_detail.__struct_fields__},
         steps=[_window(columns, row, step=row.step) for row in steps[:MAX_STEPS]],
     )
 

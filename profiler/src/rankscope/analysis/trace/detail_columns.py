@@ -137,13 +137,13 @@ def _idle(trace: Trace, events: WorkEvents, gaps: Spans, on_device: NDArray[np.b
     returned = np.minimum(trace.end[called], begun)
     waiting = union(returned, begun)
     calling = union(trace.start[called], returned)
-    rest = subtract(gaps, join(waiting, calling))
+    other_gaps = subtract(gaps, join(waiting, calling))
     unknown = gaps[np.isin(gaps[:, 1], start[~linked]) & ~np.isin(gaps[:, 1], begun)]
     return {
         "idle_queued_us": intersect(gaps, waiting),
         "idle_launching_us": subtract(intersect(gaps, calling), waiting),
-        "idle_unknown_us": intersect(rest, unknown),
-        "idle_starved_us": subtract(rest, unknown),
+        "idle_unknown_us": intersect(other_gaps, unknown),
+        "idle_starved_us": subtract(other_gaps, unknown),
     }
 
 

@@ -110,10 +110,10 @@ class EventStream(Generic[_E]):
             text += block
             if len(text) < wanted:
                 continue
-            events, rest = self._take(text)
+            events, remaining = self._take(text)
             # Nothing could be cut off: an event is longer than this text, so wait until there is twice as much.
-            wanted = 2 * len(text) if len(rest) == len(text) else 0
-            text = rest
+            wanted = 2 * len(text) if len(remaining) == len(text) else 0
+            text = remaining
             if events:
                 yield events
             self._check(text)
@@ -314,12 +314,12 @@ class EventStream(Generic[_E]):
             tail += block
             if len(tail) > MAX_TAIL_BYTES:
                 return
-        rest = tail[1:].strip(_SPACE + b"\0")
+        fields_text = tail[1:].strip(_SPACE + b"\0")
         if self._is_list:
             self.complete = True
             return
         try:
-            self.said |= _object(b"{" + rest.lstrip(_SPACE + b","))
+            self.said |= _object(b"{" + fields_text.lstrip(_SPACE + b","))
         except _UNREADABLE:
             return
         self.complete = True

@@ -73,8 +73,8 @@ def placed(rows: NDArray[np.bool_], values: NDArray[_N], missing: int) -> NDArra
 def nanoseconds(us: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return times in microseconds as whole nanoseconds."""
     # Whole and fraction separately: 1.7e15 us (Unix time) times 1000 exceeds what a float64 holds exactly.
-    whole = np.floor(us)
-    return whole.astype(np.int64) * 1000 + np.rint((us - whole) * 1000).astype(np.int64)
+    whole_us = np.floor(us)
+    return whole_us.astype(np.int64) * 1000 + np.rint((us - whole_us) * 1000).astype(np.int64)
 
 
 class Processes(msgspec.Struct, frozen=True):

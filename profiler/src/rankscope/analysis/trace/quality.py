@@ -128,10 +128,10 @@ def check_columns(
     )
     far = ~device.untimed & _far(device, calls, host)
     keep = ~device.untimed & ~far
-    kept = _in_order(device, np.flatnonzero(keep))
+    kept_rows = _in_order(device, np.flatnonzero(keep))
     cut = np.zeros(len(rows), dtype=bool)
     ends = device.end.copy()
-    ends[kept], cut[kept] = _without_overruns(device, calls, host, kept)
+    ends[kept_rows], cut[kept_rows] = _without_overruns(device, calls, host, kept_rows)
     # Without correlation ids on the device's side nothing can be said of single launches.
     shows_all = not torn and (bool((device.correlation >= 0).any()) or not len(rows))
     launched, lost, captured = kernel_launches(calls, device.call, device.correlation, shows_all=shows_all)
@@ -146,7 +146,7 @@ def check_columns(
         # It is not known where they belong, so they may be missing anywhere.
         missing.append(device.start[keep])
     gives_work = bool(calls.named(GIVES_WORK).any())
-    linked = kept[device.call[kept] >= 0]
+    linked = kept_rows[device.call[kept_rows] >= 0]
     early, disordered = before_launch(device.start[linked], launch[linked]), out_of_order(launch[linked], device.queue[linked])
     quality = DataQuality(
         device_events=len(rows),
@@ -295,36 +295,36 @@ def _in_order(device: DeviceEvents, rows: NDArray[np.intp]) -> NDArray[np.intp]:
 
 
 def _without_overruns(
-    device: DeviceEvents, calls: Calls, host: HostEvents, kept: NDArray[np.intp]
+    device: DeviceEvents, calls: Calls, host: HostEvents, kept_rows: NDArray[np.intp]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the ends of the ``kept`` events, cut where they last beyond the start of the next of their stream, and which are.
+    """Return the ends of the events in ``kept_rows``, cut at the start of the next of their stream, and which are cut.
 
     The events are given by queue and start. They end then after the median length of the same kernel, but before the next of
     their stream begins. The nodes of a device graph may run side by side. A kernel launched to start early does so before its
     predecessor ends.
     """
-    end = device.end[kept].copy()
-    cut = np.zeros(len(kept), dtype=bool)
-    if not len(kept):
+    end = device.end[kept_rows].copy()
+    cut = np.zeros(len(kept_rows), dtype=bool)
+    if not len(kept_rows):
         return end, cut
-    start, queue, correlation = device.start[kept], device.queue[kept], device.correlation[kept]
+    start, queue, correlation = device.start[kept_rows], device.queue[kept_rows], device.correlation[kept_rows]
     is_other_queue = queue[1:] != queue[:-1]
     together = ~is_other_queue & (correlation[1:] >= 0) & (correlation[1:] == correlation[:-1])
     # The nodes of a graph have one id. The next event of their stream is the first after all of them.
-    past = np.arange(1, len(kept) + 1)
+    past = np.arange(1, len(kept_rows) + 1)
     if together.any():
-        firsts = np.concatenate((np.flatnonzero(~together) + 1, [len(kept)]))
+        firsts = np.concatenate((np.flatnonzero(~together) + 1, [len(kept_rows)]))
         past = firsts[np.searchsorted(firsts, past)]
-    is_last = (past == len(kept)) | (queue != queue[np.minimum(past, len(kept) - 1)])
+    is_last = (past == len(kept_rows)) | (queue != queue[np.minimum(past, len(kept_rows) - 1)])
     this, following = np.flatnonzero(~is_last), past[~is_last]
     over = (end[this] - start[following] > _OVERLAP_NS) & (queue[this] >= 0)
     if over.any():
         over &= end[this] - start[following] > _LEAST_OVERLAP * (end[this] - start[this])
         starts_early = np.append(calls.named(EARLY_START), False)  # False: no call
-        over &= ~(starts_early[device.call[kept[following]]] & (end[this] <= end[following] + _OVERLAP_NS))
+        over &= ~(starts_early[device.call[kept_rows[following]]] & (end[this] <= end[following] + _OVERLAP_NS))
         cut[this[over]] = True
         end[this[over]] = np.minimum(
-            start[following[over]], start[this[over]] + _usual(device.kernel[kept], end - start, cut)[this[over]]
+            start[following[over]], start[this[over]] + _usual(device.kernel[kept_rows], end - start, cut)[this[over]]
         )
     # The last of a stream has no next one. It is too long if it goes on for as long again as the whole rest of the trace.
     last = np.flatnonzero(is_last)
@@ -338,7 +338,7 @@ def _without_overruns(
         far = last[(end[last] > latest + max(longest, _LAST_NS)) & (end[last] - start[last] > 2 * longest)]
         cut[far] = True
         if len(far):
-            end[far] = start[far] + np.minimum(longest, _usual(device.kernel[kept], end - start, cut)[far])
+            end[far] = start[far] + np.minimum(longest, _usual(device.kernel[kept_rows], end - start, cut)[far])
     return end, cut
 
 

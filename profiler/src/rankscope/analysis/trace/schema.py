@@ -181,7 +181,7 @@ class Metadata(msgspec.Struct, frozen=True):
 
 
 def read_metadata(metadata: Mapping[str, msgspec.Raw]) -> Metadata:
-    """Return the metadata in the file's top-level keys ``said``; invalid values count as missing."""
+    """Return the metadata in the top-level keys of a file; invalid values count as missing."""
     base = _optional(metadata, "baseTimeNanoseconds", int)
     return Metadata(
         distributed=_optional(metadata, "distributedInfo", Distributed) or Distributed(),

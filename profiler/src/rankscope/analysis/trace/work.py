@@ -239,10 +239,10 @@ def compute_kernels(trace: Trace, events: WorkEvents) -> list[KernelTime]:
     took = (events.end[computes] - events.start[computes]).astype(np.float64) / 1000
     calls = np.bincount(number)
     total = np.bincount(number, weights=took)
-    kept = np.argsort(-total, kind="stable")[:_MOST_KERNELS]
+    costliest = np.argsort(-total, kind="stable")[:_MOST_KERNELS]
     medians = _medians_by_step(trace, events.launch[computes], number, took)
     kernels: list[KernelTime] = []
-    for at in kept.tolist():
+    for at in costliest.tolist():
         name, grid = divmod(int(keys[at]), grids)
         spelling = trace.grids[grid - 1] if grid else ""
         kernels.append(KernelTime(trace.names[name], spelling, int(calls[at]), float(total[at]), medians.get(at, {})))

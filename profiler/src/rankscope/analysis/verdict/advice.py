@@ -207,9 +207,9 @@ def figures_of_verdict(verdict: Verdict, costs: Costs | None, reason: str | None
         return {}
     if verdict.pattern == "rotating":
         return {}  # remedies are for ranks and hosts, of which none is at fault by itself
-    whole = 1.0
+    extent_in_steps = 1.0
     if costs is not None and costs.extent_us is not None and costs.step_us > 0:
-        whole = costs.extent_us / costs.step_us
-    lost = Figure(min(1.0, (1 - 1 / verdict.slowdown) * whole), source=verdict.evidence_source)
+        extent_in_steps = costs.extent_us / costs.step_us
+    lost = Figure(min(1.0, (1 - 1 / verdict.slowdown) * extent_in_steps), source=verdict.evidence_source)
     why = FIGURES.get(reason or "", verdict.cause)
     return {f"straggler.{why or 'unknown'}": lost}

@@ -142,9 +142,9 @@ def _per_host(finding: Finding, diagnosis: Diagnosis, setting: Setting) -> list[
     units: list[tuple[str | None, list[int]]] = [
         (host, [rank for rank in diagnosis.ranks if setting.hosts.get(rank) == host]) for host in diagnosis.hosts
     ]
-    rest = [rank for rank in diagnosis.ranks if setting.hosts.get(rank) not in diagnosis.hosts]
-    if rest:
-        units.append((None, rest))
+    single_ranks = [rank for rank in diagnosis.ranks if setting.hosts.get(rank) not in diagnosis.hosts]
+    if single_ranks:
+        units.append((None, single_ranks))
     first, *others = [
         msgspec.structs.replace(
             finding,
@@ -236,11 +236,10 @@ def _calm(shares: Figures, unit: str) -> str:
         return f"no part of the {unit} besides compute is known to take any of it"
     name, share = largest
     unknown = unknown_share(shares)
-    rest = f"; what takes {unknown:.0%} of it is not known" if unknown >= _TOO_MUCH else ""
+    unknown_clause = f"; what takes {unknown:.0%} of it is not known" if unknown >= _TOO_MUCH else ""
     basis = f"from {_BASIS[share.source]}"
-    return (
-        f"no part of the {unit} that is known dominates: besides compute the largest is {name}, {share.value:.0%} ({basis}){rest}"
-    )
+    besides = f"besides compute the largest is {name}, {share.value:.0%} ({basis})"
+    return f"no part of the {unit} that is known dominates: {besides}{unknown_clause}"
 
 
 _SURE_OF_CAUSE: Final = 0.8
@@ -341,8 +340,8 @@ def loss(gain_us: float, setting: Setting) -> tuple[float | None, Cost | None]:
 
 def _sentence(diagnosis: Diagnosis, setting: Setting, first: Sequence[int] = ()) -> str:
     """Return the sentence about slow ranks. ``first``: those that it begins with, of several units."""
-    whole = f"the window's {format_duration(diagnosis.step_us)}" if setting.unit == "window" else f"the {setting.unit}"
-    share = f"{diagnosis.wait_us / diagnosis.step_us:.0%} of {whole}" if diagnosis.step_us > 0 else ""
+    duration_text = f"the window's {format_duration(diagnosis.step_us)}" if setting.unit == "window" else f"the {setting.unit}"
+    share = f"{diagnosis.wait_us / diagnosis.step_us:.0%} of {duration_text}" if diagnosis.step_us > 0 else ""
     per = f"{format_duration(diagnosis.wait_us)} {diagnosis.at_hand or f'per {setting.unit}'} ({share})"
     sure = f"{diagnosis.confidence:.0%} sure"
     victims = setting.world_size - len(diagnosis.ranks)
@@ -375,10 +374,10 @@ def _sentence(diagnosis: Diagnosis, setting: Setting, first: Sequence[int] = ())
 def _subject(diagnosis: Diagnosis, setting: Setting, first: Sequence[int]) -> tuple[str, str]:
     """Return the ranks or hosts at fault as the subject of a sentence, and its verb."""
     text = units_text(diagnosis.ranks, setting.hosts, diagnosis.hosts)
-    if first and (rest := [rank for rank in diagnosis.ranks if rank not in first]):
+    if first and (other_ranks := [rank for rank in diagnosis.ranks if rank not in first]):
         first_units, other_units = (
             units_text(ranks, setting.hosts, sorted({setting.hosts[rank] for rank in ranks} & set(diagnosis.hosts)))
-            for ranks in (first, rest)
+            for ranks in (first, other_ranks)
         )
         return f"{first_units[0].upper()}{first_units[1:]}, together with {other_units},", "makes" if setting.hosts[
             first[0]
@@ -396,5 +395,5 @@ def _saves(diagnosis: Diagnosis) -> str:
     if diagnosis.saves is None:
         return ""
     low, high = (max(0.0, share) for share in diagnosis.saves)
-    it = "it" if len(diagnosis.ranks) == 1 or len(diagnosis.hosts) == 1 else "them"
-    return f", and healing {it} saves {share_bound(low, upper=False)} to {share_bound(high, upper=True)} of the step"
+    pronoun = "it" if len(diagnosis.ranks) == 1 or len(diagnosis.hosts) == 1 else "them"
+    return f", and healing {pronoun} saves {share_bound(low, upper=False)} to {share_bound(high, upper=True)} of the step"

@@ -126,7 +126,7 @@ def diagnosis_of_moving(run: RunEvidence, judged: StepOwnTimes, moving: Moving) 
     diagnosis = diagnosis_of_slow(run, judged, slow)
     waited_for = list(moving.shares.items())[:_MOST_SHOWN]
     most = ", ".join(f"rank {rank} {share:.0%}" for rank, share in waited_for)
-    rest = ", other ranks the rest" if len(moving.shares) > _MOST_SHOWN else ""
+    others_clause = ", other ranks the rest" if len(moving.shares) > _MOST_SHOWN else ""
     evidence = [
         Evidence(name=OUTLIER_STEPS, value=moving.outlying, unit="ratio", detail="of the steps, in which the last rank is one"),
         *(
@@ -138,7 +138,7 @@ def diagnosis_of_moving(run: RunEvidence, judged: StepOwnTimes, moving: Moving) 
         diagnosis,
         wait_us=slow.gain_us,
         evidence=[*diagnosis.evidence, *evidence],
-        note=f"Of the waiting, {most}{rest}.",
+        note=f"Of the waiting, {most}{others_clause}.",
     )
 
 

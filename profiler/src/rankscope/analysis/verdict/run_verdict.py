@@ -262,9 +262,9 @@ def _suspected(suspect: SuspectedRanks, judged: StepOwnTimes) -> str:
         else "chance is excluded, but not that it costs little"
     )
     interval = "" if math.isinf(high) else f" ({max(0.0, low):.0%} to {high:.0%})"
-    it = "it" if len(suspect.ranks) == 1 else "them"
+    pronoun = "it" if len(suspect.ranks) == 1 else "them"
     return (
-        f"{ranks_text(suspect.ranks)} made the others wait in {suspect.far} of {steps} steps after warm-up; healing {it} "
+        f"{ranks_text(suspect.ranks)} made the others wait in {suspect.far} of {steps} steps after warm-up; healing {pronoun} "
         f"would save {suspect.gain.mean / judged.wall_us:.0%} of the step{interval}: "
         f"{chance}; {enough} are needed"
     )
@@ -274,9 +274,9 @@ def _in_run(steps: float | None) -> int | None:
     """Return the number of steps of a run in which as many can be judged, rounded up to two digits."""
     if steps is None:
         return None
-    whole = steps + min(WARM_UP, steps // 4)  # warm-up is a fifth of a short run
-    digits: int = 10 ** max(0, len(str(int(whole))) - 2)
-    return math.ceil(whole / digits) * digits
+    run_steps = steps + min(WARM_UP, steps // 4)  # warm-up is a fifth of a short run
+    digits: int = 10 ** max(0, len(str(int(run_steps))) - 2)
+    return math.ceil(run_steps / digits) * digits
 
 
 def _reporting(run: RunEvidence) -> int:

@@ -155,14 +155,14 @@ def arrange(columns: Mapping[str, NDArray[np.generic]]) -> Operations:
         )
     first = np.flatnonzero(np.diff(lane, prepend=lane[0] - 1))
     size = np.diff(first, append=len(lane))
-    kept = _complete(lane[first], size, first, key)
-    step, replica = np.divmod(lane[kept], LIMITS["dp_rank"])
+    complete_rows = _complete(lane[first], size, first, key)
+    step, replica = np.divmod(lane[complete_rows], LIMITS["dp_rank"])
     replicas = replica[step == step[0]]
     steps = step[:: len(replicas)]
-    count = int(size[np.searchsorted(first, kept[0])])
+    count = int(size[np.searchsorted(first, complete_rows[0])])
     if count > MAX_NODES:
         raise ColumnsError(f"a step of {count:,} operations on one replica; at most {MAX_NODES:,} are played")
-    rows = order[kept[:, None] + np.arange(count)].reshape(len(steps), len(replicas), count)
+    rows = order[complete_rows[:, None] + np.arange(count)].reshape(len(steps), len(replicas), count)
     rows = np.ascontiguousarray(rows.transpose(2, 1, 0))
     firsts = rows[:, 0, 0]
     start = times["start_ts"][rows]

@@ -122,7 +122,7 @@ def _worst_ranks(operations: Operations, by_stage: list[Part], by_replica: list[
         for at, rank in enumerate(operations.ranks[node].tolist()):
             key = {"rank": rank, "dp_rank": int(operations.replicas[at]), "stage": own}
             worst[rank] = (min(stage[own], replica[at]), key)
-    return [key for _, key in sorted(worst.values(), key=lambda one: (-one[0], one[1]["rank"]))]
+    return [key for _, key in sorted(worst.values(), key=lambda entry: (-entry[0], entry[1]["rank"]))]
 
 
 def own_durations(operations: Operations, graph: Graph) -> Times:

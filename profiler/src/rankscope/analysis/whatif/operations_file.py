@@ -106,9 +106,9 @@ def _check(path: Path, metadata: Any, schema: pa.Schema) -> None:
 
 
 def _numbers(path: Path, name: str, column: pa.ChunkedArray) -> NDArray[np.generic]:
-    whole, kind = name not in TIMES, column.type
-    if not (pa.types.is_integer(kind) or (not whole and pa.types.is_floating(kind))):
-        raise InputError(path, f"column {name} is {kind}, not {'whole numbers' if whole else 'numbers'}")
+    needs_integers, kind = name not in TIMES, column.type
+    if not (pa.types.is_integer(kind) or (not needs_integers and pa.types.is_floating(kind))):
+        raise InputError(path, f"column {name} is {kind}, not {'whole numbers' if needs_integers else 'numbers'}")
     if column.null_count:
         row = column.is_null().to_numpy().argmax()
         raise InputError(path, f"{name} is missing", place=f"row {row}")

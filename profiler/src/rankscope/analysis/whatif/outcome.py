@@ -227,8 +227,8 @@ class _Telling:
 
     def effects(self, parts: Sequence[Part], kind: type[_E]) -> list[_E]:
         """Return the effects of ``parts``, the largest slowdown first."""
-        found = [self._effect(part, kind) for part in parts]
-        return sorted(found, key=lambda effect: -effect.slowdown)
+        largest_first = [self._effect(part, kind) for part in parts]
+        return sorted(largest_first, key=lambda effect: -effect.slowdown)
 
     def _effect(self, part: Part, kind: type[_E]) -> _E:
         without = self._mean(part.without)
@@ -323,9 +323,9 @@ def _of_slowest(result: WhatIf, actual: float, ideal: float, step: str, share: f
     if (result.m_stage or 0.0) >= max(_MOST, share):
         return f"{text}. The last pipeline stage explains {min(result.m_stage or 0.0, 1.0):.0%} of that."
     if (host := max(hosts_slow_together(result), key=lambda host: host.saved_seconds, default=None)) is not None:
-        of_it = host.share or 0.0
-        if of_it >= max(share, 2 * len(host.ranks) / source.ranks):
-            saves = f"{_time(host.without_step_seconds)}, which is {min(of_it, 1.0):.0%} of the loss"
+        host_share = host.share or 0.0
+        if host_share >= max(share, 2 * len(host.ranks) / source.ranks):
+            saves = f"{_time(host.without_step_seconds)}, which is {min(host_share, 1.0):.0%} of the loss"
             return f"{text}. Without the slowness of host {host.host} alone it would take {saves}."
     # If each of R ranks is the last equally often, making one ideal gains about 1/R.
     if share >= min(2 * len(slowest) / source.ranks, _MOST):

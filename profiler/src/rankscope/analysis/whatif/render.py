@@ -132,7 +132,7 @@ def _table(title: str, rows: Sequence[tuple[str, Effect]], width: int) -> str:
     }
     known_columns = {name: cells for name, cells in columns.items() if name == title or set(cells) != {UNKNOWN}}
     table = [list(known_columns), *map(list, zip(*known_columns.values(), strict=True))]
-    lines = aligned(fitting(table, width, _DISPENSABLE), left=(0,))
+    lines = aligned(fitting(table, width, _DISPENSABLE), left_columns=(0,))
     if len(rows) > SHOWN:
         lines += textwrap.wrap(f"{len(rows) - SHOWN} more not shown; --format json has them", width)
     return "\n".join(lines)

@@ -104,16 +104,16 @@ class Block:
         """Own time of each rank in each stretch."""
         total = np.zeros(self.shape)
         for at, values in enumerate(self._values):
-            here, stretches = self._places(at)
-            total[stretches] += values[here]
+            read_steps, stretches = self._places(at)
+            total[stretches] += values[read_steps]
         return total
 
     def middle(self, name: str, values: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
         """Return ``middle`` of each row of ``values``, which are always the same for ``name``."""
         key = (name, self.ending.start)
-        if (found := self.graph.middles.get(key)) is None:
-            found = self.graph.middles[key] = lower_median(values, axis=1)
-        return found
+        if (middles := self.graph.middles.get(key)) is None:
+            middles = self.graph.middles[key] = lower_median(values, axis=1)
+        return middles
 
     def over_middle(self, name: str, values: Stored) -> Matrix:
         """Return the excess of each value over ``middle`` of its row, or 0; [steps, ranks] in and out."""
@@ -142,8 +142,8 @@ class Block:
     def lost_in(self, phase: Phase) -> tuple[slice | NDArray[np.intp], Matrix]:
         """Return the stretches of the block that have ``phase``, and ``lost`` in it, [those stretches, ranks]."""
         at = self.graph.phases.index(phase)
-        here, stretches = self._places(at)
-        return stretches, self.lost[at][here]
+        read_steps, stretches = self._places(at)
+        return stretches, self.lost[at][read_steps]
 
     def place(self, times: Matrix) -> Matrix:
         """Assign times [steps, ranks] to stretches, in proportion to what the rank lost in the phases of the step."""
@@ -151,15 +151,15 @@ class Block:
         share = np.divide(times, lost, out=np.zeros(times.shape), where=lost > 0)
         placed = np.zeros(self.shape)
         for at, of_phase in enumerate(self.lost):
-            here, stretches = self._places(at)
-            placed[stretches] += share[here] * of_phase[here]
+            read_steps, stretches = self._places(at)
+            placed[stretches] += share[read_steps] * of_phase[read_steps]
         return placed
 
     def _places(self, at: int) -> tuple[slice, slice | NDArray[np.intp]]:
         """Return the read steps whose phase ``at`` is in a stretch of the block, and these stretches."""
         stretch = self.graph.stretch[self.steps, at]
-        here = slice(*np.searchsorted(stretch, (self.stretches.start, self.stretches.stop)).tolist())
-        return here, _as_slice(stretch[here] - self.stretches.start)
+        read_steps = slice(*np.searchsorted(stretch, (self.stretches.start, self.stretches.stop)).tolist())
+        return read_steps, _as_slice(stretch[read_steps] - self.stretches.start)
 
 
 def _as_slice(places: NDArray[np.intp]) -> slice | NDArray[np.intp]:

@@ -80,8 +80,8 @@ def play_steps(causes: Causes, healed: Healed) -> StepScenarios:
     """Play all scenarios on the graph of ``causes``: each rank, host, phase and cause alone. ``healed``: of the graph's ranks."""
     graph, ranks = causes.graph, healed.ranks
     played = graph.of_blocks(lambda block: _play(block, causes))
-    above = np.sum([one.above for one in played], axis=0)
-    late = Lateness.joined([one.late for one in played])
+    above = np.sum([block_result.above for block_result in played], axis=0)
+    late = Lateness.joined([block_result.late for block_result in played])
     actual = graph.times(late.leaders.largest)
     order = np.argsort(-above, kind="stable").tolist()
     slowest = [ranks[row] for row in order[: slowest_count(len(order))]]
@@ -100,12 +100,12 @@ def play_steps(causes: Causes, healed: Healed) -> StepScenarios:
     ]
     keys: list[dict[str, Any]] = [*({"op": phase} for phase in graph.phases), *({"cause": name} for name in causes.names)]
     parts = [
-        Part(key, *(graph.times(_joined(one.parts[at][which] for one in played)) for which in (0, 1)))
+        Part(key, *(graph.times(_joined(block_result.parts[at][which] for block_result in played)) for which in (0, 1)))
         for at, key in enumerate(keys)
     ]
-    lost = np.concatenate([one.lost for one in played], axis=1)
+    lost = np.concatenate([block_result.lost for block_result in played], axis=1)
     return StepScenarios(
-        measured=_joined(one.wall for one in played),
+        measured=_joined(block_result.wall for block_result in played),
         actual=actual,
         ideal=graph.times(late.middle),
         ranks=of_units[: len(units) - len(hosts)],
@@ -224,7 +224,7 @@ def combinations(causes: Causes, ranks: Sequence[int], names: Sequence[str]) -> 
 def _longest(block: Block, amounts: Sequence[Matrix | None]) -> tuple[float, NDArray[np.float32], NDArray[np.int32]]:
     """Return the ideal time of a block's stretches, and ``above`` and ``rows`` of ``Combinations`` for them."""
     stretches, ranks = block.shape
-    kept = min(MOST_RANKS + 1, ranks)
+    kept_count = min(MOST_RANKS + 1, ranks)
     above = np.zeros((1 << len(amounts), stretches, MOST_RANKS + 1), np.float32)
     rows = np.full(above.shape, -1, np.int32)
     each = np.arange(stretches)
@@ -239,7 +239,7 @@ def _longest(block: Block, amounts: Sequence[Matrix | None]) -> tuple[float, NDA
             if at >> number & 1 and taken is not None:
                 remaining -= taken
         np.maximum(remaining, 0.0, out=remaining)
-        for place in range(kept):  # for so few, several times as fast as a partition
+        for place in range(kept_count):  # for so few, several times as fast as a partition
             longest = remaining.argmax(axis=1)
             above[at, :, place], rows[at, :, place] = remaining[each, longest], longest
             remaining[each, longest] = -1.0

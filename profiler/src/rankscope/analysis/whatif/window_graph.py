@@ -201,7 +201,7 @@ def _before(spans: Spans, time: int) -> int:
 
 def _signature(matches: Sequence[Match], records: Sequence[tuple[int, CollectiveRecord]]) -> tuple[tuple[str, int | None], ...]:
     """Return operation and size of a rank's collectives in its order: ranks with equal signatures run the same program."""
-    ordered = sorted(records, key=lambda one: arrival_ns(one[1]))
+    ordered = sorted(records, key=lambda entry: arrival_ns(entry[1]))
     return tuple((matches[number].op, record.bytes) for number, record in ordered)
 
 

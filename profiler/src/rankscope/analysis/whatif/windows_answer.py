@@ -47,7 +47,9 @@ Chosen = NDArray[np.bool_]
 def whatif_of_traces(paths: Sequence[Location], terms: Terms, engine: Engine) -> WhatIf:
     """Answer from Kineto traces, one per rank; hours count their world size. Raises ``InputError``."""
     files, named = find_traces(paths)
-    traces, job, warnings = read_ranks(files, named, terms.communication_pattern, cycle=terms.cycle, whole=True, engine=engine)
+    traces, job, warnings = read_ranks(
+        files, named, terms.communication_pattern, cycle=terms.cycle, complete_only=True, engine=engine
+    )
     world_size = None if job.problem else world_size_of_traces(traces)
     source = WhatIfSource(
         kind="traces",
@@ -80,7 +82,7 @@ def whatif_of_windows(
 
     ``windows``: breakdowns of the steps of each rank. ``profile``: of the same steps.
     """
-    whole = _whole_windows(windows)
+    complete_windows = _whole_windows(windows)
     steps_seen = {row.step for rows in windows.values() for row in rows}
     evidence: Literal["windows", "traces"] = "traces" if source.kind == "traces" else "windows"
     source = msgspec.structs.replace(source, evidence=evidence, steps_left_out=len(steps_seen))
@@ -96,12 +98,12 @@ def whatif_of_windows(
         return insufficient(
             source, f"{transfers} point-to-point transfers make ranks wait for each other, and are not in the graph"
         )
-    graphs, impossible = _graphs(matching.matches, whole, matched.clocks)
+    graphs, impossible = _graphs(matching.matches, complete_windows, matched.clocks)
     if not graphs:
         return insufficient(source, "no step was profiled on all ranks, with collectives that could be matched")
     if evidence == "windows" and len(graphs) < _FEW:
         return insufficient(source, f"{len(graphs)} profiled steps that all ranks have; {_FEW} needed to speak for a run")
-    ranks = len(whole[graphs[0].step])
+    ranks = len(complete_windows[graphs[0].step])
     unmatched = matching.unmatched + sum(matching.excluded.values()) + len(matching.directed)
     missing = (source.world_size or 0) - ranks
     warnings = [
@@ -146,13 +148,13 @@ def _graphs(
 
 def _whole_windows(windows: Mapping[int, Sequence[StepBreakdown]]) -> dict[int, dict[int, StepBreakdown]]:
     """Return step to the windows of all ranks, for the steps that every rank has in full."""
-    whole: dict[int, dict[int, StepBreakdown]] = {}
+    complete_windows: dict[int, dict[int, StepBreakdown]] = {}
     for rank, rows in windows.items():
         for row in rows:
             if not row.truncated:
-                whole.setdefault(row.step, {})[rank] = row
+                complete_windows.setdefault(row.step, {})[rank] = row
     ranks = sum(map(bool, windows.values()))
-    return {step: rows for step, rows in whole.items() if len(rows) == ranks}
+    return {step: rows for step, rows in complete_windows.items() if len(rows) == ranks}
 
 
 def _outcome(graphs: Sequence[WindowGraph], hosts: Mapping[int, str], healed: Sequence[Healed]) -> Outcome:

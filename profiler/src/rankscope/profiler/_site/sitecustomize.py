@@ -60,14 +60,14 @@ class _WaitForTorch:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         del path, target
-        here = get_ident()
-        if name != "torch" or here in self._asking:
+        thread_id = get_ident()
+        if name != "torch" or thread_id in self._asking:
             return None
-        self._asking.add(here)
+        self._asking.add(thread_id)
         try:
             spec = importlib.util.find_spec("torch")
         finally:
-            self._asking.discard(here)
+            self._asking.discard(thread_id)
         try:
             _call_after(spec, self._attach)
         except Exception as error:  # noqa: BLE001  # a custom loader must still load torch

@@ -257,11 +257,11 @@ class StepAssembler:
 
 def _shares(total: int, weights: list[int]) -> list[int | None]:
     """Split ``total`` into integers proportional to ``weights``, as far as integers can be, that add up to it."""
-    whole, weight_so_far, before = sum(weights), 0, 0
+    weight_sum, weight_so_far, before = sum(weights), 0, 0
     shares: list[int | None] = []
     for weight in weights:
         weight_so_far += weight
-        up_to = total * weight_so_far // whole
+        up_to = total * weight_so_far // weight_sum
         shares.append(up_to - before)
         before = up_to
     return shares
@@ -269,7 +269,7 @@ def _shares(total: int, weights: list[int]) -> list[int | None]:
 
 def _record(pending: _Held, unix_offset: int) -> StepRecord:
     step, memory, usage, work = pending.step, pending.memory, pending.usage, pending.step.work
-    samples, elements, given = work.work
+    samples, elements, model_elements = work.work
     device, device_blocked = pending.device or (None, None)
     return StepRecord(
         step=step.number,
@@ -285,7 +285,7 @@ def _record(pending: _Held, unix_offset: int) -> StepRecord:
         samples=samples,
         tokens=step.tokens,
         input_elements=elements,
-        model_elements=given,
+        model_elements=model_elements,
         flops=step.flops,
         device_us=None if device is None else _phases(device),
         device_blocked_us=None if device is None else _blocked(device_blocked, device),

@@ -141,10 +141,10 @@ def identify(settings: RecorderSettings, parameters: Collection[torch.device] = 
 
 def ranks_on_host(world_size: int) -> int:
     """Return the number of ranks on this host, as the launcher says or else an estimate that is typical of GPU hosts."""
-    here = _integer("LOCAL_WORLD_SIZE") or _integer("OMPI_COMM_WORLD_LOCAL_SIZE")
-    if not here and (nodes := _integer("SLURM_STEP_NUM_NODES")) and (tasks := _integer("SLURM_STEP_NUM_TASKS")):
-        here = -(-tasks // nodes)
-    return here or min(world_size, _TYPICAL_RANKS)
+    local_size = _integer("LOCAL_WORLD_SIZE") or _integer("OMPI_COMM_WORLD_LOCAL_SIZE")
+    if not local_size and (nodes := _integer("SLURM_STEP_NUM_NODES")) and (tasks := _integer("SLURM_STEP_NUM_TASKS")):
+        local_size = -(-tasks // nodes)
+    return local_size or min(world_size, _TYPICAL_RANKS)
 
 
 def _integer(variable: str) -> int | None:

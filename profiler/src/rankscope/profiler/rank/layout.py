@@ -59,7 +59,7 @@ def adopt(thing: object) -> None:
 
 
 def find_layout(given_layout: str | None) -> Layout:
-    """Return the place of this rank. ``told``: the user's text, ``dp=3,tp=0``; invalid text is reported and ignored.
+    """Return the place of this rank. ``given_layout``: the user's text, ``dp=3,tp=0``; invalid text is reported and ignored.
 
     Never raises.
     """
@@ -162,7 +162,7 @@ def _of_groups() -> Layout:
             stride = ranks[1] - ranks[0] if len(ranks) > 1 else 0
             groups.append((stride, name, ranks.index(rank), len(ranks)))
     # Ranks of an outer dimension have a larger stride.
-    groups.sort(key=lambda one: -one[0])
+    groups.sort(key=lambda member_group: -member_group[0])
     return Layout({name: place for _, name, place, _ in groups}, {name: size for _, name, _, size in groups})
 
 

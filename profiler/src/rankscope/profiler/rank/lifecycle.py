@@ -158,16 +158,16 @@ class RecorderLifecycle:
         """
         # Not ``guarded``, which accepts only the recorded thread.
         try:
-            here = threading.get_ident()
+            thread_id = threading.get_ident()
             foreign = isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001  # torch's own threads
-            if self.off or here == self.thread or foreign or not self._has_moved():
+            if self.off or thread_id == self.thread or foreign or not self._has_moved():
                 return
-            self.thread = self.listening = here
+            self.thread = self.listening = thread_id
             self._optimizers.forget()
             # The DDP models stay: they may have been wrapped on the other thread.
             self._forget_step()
             if self.session is not None:
-                self._ring.put(MessageKind.THREAD, here.to_bytes(8, sys.byteorder))
+                self._ring.put(MessageKind.THREAD, thread_id.to_bytes(8, sys.byteorder))
         except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
 
@@ -297,12 +297,12 @@ class RecorderLifecycle:
                 self._forget_end()
 
     def _publish_rest(self) -> None:
-        here = threading.get_ident() == self.thread
+        is_recorded_thread = threading.get_ident() == self.thread
         self._switch_off()
         if self._windows is not None:
             self._windows.close()
         self._ring.set_cost(self._measured_ns)
-        if here:
+        if is_recorded_thread:
             self._store_usage()
         if self._device is not None:
             self._read_device(self._device)

@@ -76,7 +76,7 @@ class StepRecorder(OccasionalEvents):
                 if self._loading is None or self._loading() is not iterator:
                     self._loading = weakref.ref(iterator)
             if not self._begun:
-                self._start(at, whole=True)
+                self._start(at, is_whole=True)
             if self.may_evaluate and (iterator is None or (self._trained_on is not None and self._trained_on() is iterator)):
                 self._note(TRAINING_BATCH, at)
             self._inside |= IN_DATA

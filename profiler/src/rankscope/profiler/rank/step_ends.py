@@ -60,7 +60,7 @@ class StepEnds(RecorderLifecycle):
     def begin(self, at: int) -> None:
         """Start the first step here (explicit mode)."""
         if not self._begun:
-            self._start(at, whole=True)
+            self._start(at, is_whole=True)
 
     @guarded(default=None)
     def step(self, at: int, samples: object = None, tokens: object = None, flops: object = None) -> None:
@@ -79,11 +79,11 @@ class StepEnds(RecorderLifecycle):
             self._store(at << SHIFT | WORK, *work)
         self._close_step(at)
 
-    def _start(self, at: int, *, whole: bool = False) -> None:
-        """Start recording at the first sign of training. ``whole``: this is the start of a step."""
+    def _start(self, at: int, *, is_whole: bool = False) -> None:
+        """Start recording at the first sign of training. ``is_whole``: this is the start of a step."""
         self._meters = RankMeters()
         self._begun = at
-        self._flags |= WHOLE * whole
+        self._flags |= WHOLE * is_whole
         self._store_usage(begins=True)
 
     def _note(self, kind: int, at: int, *details: int) -> None:

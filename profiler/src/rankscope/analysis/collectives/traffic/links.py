@@ -248,7 +248,7 @@ def _between(op: str, ranks: Sequence[int], fabric: Fabric, together: int, *, on
 def _inside_each(ranks: Sequence[int], fabric: Fabric) -> Iterator[float]:
     """Yield the known rates inside the hosts that have several of the ranks."""
     for host in sorted({fabric.hosts[rank] for rank in ranks}):
-        here = [rank for rank in ranks if fabric.hosts[rank] == host]
-        inside = _inside(here, fabric).bus_gb_s if len(here) > 1 else None
+        ranks_on_host = [rank for rank in ranks if fabric.hosts[rank] == host]
+        inside = _inside(ranks_on_host, fabric).bus_gb_s if len(ranks_on_host) > 1 else None
         if inside is not None:
             yield inside

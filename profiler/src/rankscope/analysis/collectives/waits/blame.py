@@ -156,9 +156,9 @@ def _charged(matches: Arrivals, clocks: Clocks, late: Lateness, threshold: float
     """Return what each wait is charged to."""
     when = clocks.corrected(matches.rank[late.last], matches.arrival_ns[late.last])
     parts = charge_origins(matches, late, when, threshold)
-    whole = late.counted > 0
-    whole[parts.arrival] = False
-    at = np.flatnonzero(whole)
+    undivided = late.counted > 0
+    undivided[parts.arrival] = False
+    at = np.flatnonzero(undivided)
     start = matches.arrival_ns[at]
     origin = matches.rank[late.last[matches.instance[at]]]
     charges = Charges(at, origin, start, start + late.counted[at], late.counted[at].astype(np.float64))
@@ -214,8 +214,8 @@ def _gains_of_roots(every: Arrivals, directed: Waits, of_roots: Charges) -> _Gai
     sooner = (directed.end - directed.since)[~directed.is_of_pair]
     gain = np.full(len(first), np.iinfo(np.int64).max)
     np.minimum.at(gain, number, sooner)
-    whole = complete[instance[first]]
-    return instance[first][whole], of_roots.origin[first][whole], gain[whole] / 1000
+    is_complete = complete[instance[first]]
+    return instance[first][is_complete], of_roots.origin[first][is_complete], gain[is_complete] / 1000
 
 
 def _times(matches: Arrivals, directed: Waits, ranks: Numbers) -> tuple[Floats, Floats]:
@@ -252,9 +252,9 @@ class _WaitColumns:
         wait[of_roots.arrival] = of_roots.end - of_roots.start
         exposed = np.concatenate([late.exposed, _exposed_ns(judged, wait[len(late.wait) :])])
         by_roots = _gains_of_roots(every, directed, of_roots)
-        whole = np.arange(len(every)) < len(late.last)
-        whole[by_roots[0]] = True
-        order = np.flatnonzero(whole)
+        is_counted = np.arange(len(every)) < len(late.last)
+        is_counted[by_roots[0]] = True
+        order = np.flatnonzero(is_counted)
         order = order[np.argsort(every.step[order], kind="stable")]
         count = every.count[order]
         arrival = np.repeat(every.first[:-1][order] - offsets(count)[:-1], count) + np.arange(int(count.sum()))

@@ -87,16 +87,16 @@ class PairSums:
         origin, count = np.searchsorted(self._ranks, charges.origin), len(self._ranks)
         key = (self._numbers(every)[instance] * count + origin) * count + np.searchsorted(self._ranks, victim)
         first, number = numbered(key, step)
-        whole, bare = _measured(number, first, charges, code, busy)
-        self._merge(key[first], whole, bare)
+        total, bare = _measured(number, first, charges, code, busy)
+        self._merge(key[first], total, bare)
         of_ranks, number = numbered(origin, victim, step)
         if len(of_ranks) < len(first):
-            whole, bare = _measured(number, of_ranks, charges, code, busy)
+            total, bare = _measured(number, of_ranks, charges, code, busy)
             first = of_ranks
         of_steps, number = numbered(origin[first], step[first])
-        imposed_us = sums(number, whole, len(of_steps)) / 1000
+        imposed_us = sums(number, total, len(of_steps)) / 1000
         imposed_at = ImposedAt(self._ranks[origin[first[of_steps]]], step[first[of_steps]], imposed_us)
-        return (sums(origin[first], whole, count), sums(origin[first], bare, count)), imposed_at
+        return (sums(origin[first], total, count), sums(origin[first], bare, count)), imposed_at
 
     def _numbers(self, every: Arrivals) -> Numbers:
         """Return the number of the group of each instance."""
@@ -104,13 +104,13 @@ class PairSums:
         names = [(every.group_names[every.group[at]], every.teams[every.team[at]]) for at in first.tolist()]
         return np.array([self._groups.setdefault(name, len(self._groups)) for name in names], dtype=np.int64)[number]
 
-    def _merge(self, key: Numbers, whole: Numbers, bare: Numbers) -> None:
+    def _merge(self, key: Numbers, total: Numbers, bare: Numbers) -> None:
         """Add waits of single steps to the sums."""
         keys = np.concatenate([self._key, key])
         keys.sort(kind="stable")
         keys = keys[np.append(np.diff(keys) != 0, np.ones(min(1, len(keys)), np.bool_))]
         before, place = np.searchsorted(keys, self._key), np.searchsorted(keys, key)
-        values: list[NDArray[Any]] = [whole, bare, np.ones(len(whole), np.int32)]
+        values: list[NDArray[Any]] = [total, bare, np.ones(len(total), np.int32)]
         for at, added in enumerate(values):
             merged = np.zeros(len(keys), added.dtype)
             merged[before] = self._sums[at]
@@ -140,7 +140,7 @@ def _measured(number: Numbers, first: Numbers, charges: Charges, of_victim: Numb
     """Return the length of the union of each set of charges, and of its part outside of the victim's compute."""
     of, start, end = unions((number, charges.start, charges.end))
     bare = end - start - covered((of_victim[first][of], start, end), busy)
-    whole, exposed = np.zeros(len(first), np.int64), np.zeros(len(first), np.int64)
-    np.add.at(whole, of, end - start)
+    total, exposed = np.zeros(len(first), np.int64), np.zeros(len(first), np.int64)
+    np.add.at(total, of, end - start)
     np.add.at(exposed, of, bare)
-    return whole, exposed
+    return total, exposed

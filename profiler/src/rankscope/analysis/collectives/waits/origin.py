@@ -186,21 +186,21 @@ class _Delays:
         sums = np.bincount(place[chosen], weights=amount[at][chosen], minlength=meetings.node.size * count)
         return np.asarray(sums, np.float64).reshape(*meetings.node.shape, count)
 
-    def _settle(self, node: Numbers, outside: Floats, columns: _Columns, kept: Floats) -> None:
+    def _settle(self, node: Numbers, outside: Floats, columns: _Columns, kept_delay: Floats) -> None:
         """Reduce the last ranks' delays ``outside`` of the groups to the part that keeps counting, [collectives, columns].
 
         That is by how much the others were delayed too, or compute hid their waits. Of the rest, what the others waited for now
         delays all members of the group, and the rank has recovered what remains.
         """
-        share = np.minimum(1, np.divide(kept, columns.delay, out=np.ones_like(kept), where=columns.delay > 0))
+        share = np.minimum(1, np.divide(kept_delay, columns.delay, out=np.ones_like(kept_delay), where=columns.delay > 0))
         at = np.nonzero(outside)
         column = columns.find(at[0] * self._width + self._origin[node][at])
         self._amount[node[at[0]], at[1], at[2]] = outside[at] * np.where(column < 0, 1, share[at[0], column])
 
     def _add(self, meetings: _Meetings, columns: _Columns, amount: Floats) -> None:
         """Add amounts [collectives, ranks, columns] to the delays in the group of each collective; keep the largest."""
-        here = meetings.node, meetings.slot
-        origin, before = self._origin[here], self._amount[here]
+        index = meetings.node, meetings.slot
+        origin, before = self._origin[index], self._amount[index]
         at = np.nonzero(before)
         column = columns.find(at[0] * self._width + origin[at])
         number, rank, place = (values[column >= 0] for values in at)
@@ -212,8 +212,8 @@ class _Delays:
             before, origin = np.concatenate([before, amount], axis=-1), np.concatenate([origin, names], axis=-1)
             largest = np.argpartition(-before, MAX_ORIGINS - 1, axis=-1)[..., :MAX_ORIGINS]
             before, origin = np.take_along_axis(before, largest, axis=-1), np.take_along_axis(origin, largest, axis=-1)
-            self._origin[here] = origin
-        self._amount[here] = before
+            self._origin[index] = origin
+        self._amount[index] = before
 
 
 def _medians(values: Floats, chosen: Flags) -> Floats:

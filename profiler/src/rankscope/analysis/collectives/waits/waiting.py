@@ -86,15 +86,15 @@ def waits_of(matching: Matching, clocks: Clocks, machines: Mapping[int, str]) ->
     own_arrival, last = arrival[waiter], arrival[origin]
     waited = (last - own_arrival > residual) & (end[waiter] >= last)
     waiter, origin, since, own_arrival, last = waiter[waited], origin[waited], since[waited], own_arrival[waited], last[waited]
-    here = judged.arrival_ns[waiter]
+    waiter_arrival = judged.arrival_ns[waiter]
     return Waits(
         judged,
         _transfers(judged, arrival, end, residual),
         waiter,
         judged.rank[origin],
-        here,
-        here + last - own_arrival,
-        here + since - own_arrival,
+        waiter_arrival,
+        waiter_arrival + last - own_arrival,
+        waiter_arrival + since - own_arrival,
         {"no_common_clock": without_clock} if without_clock else {},
     )
 

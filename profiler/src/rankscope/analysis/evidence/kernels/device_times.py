@@ -116,7 +116,7 @@ def _alike(times: DeviceTimes, other: DeviceTimes) -> bool:
     (calls, mattering), (other_calls, other_mattering) = _calls(times), _calls(other)
     counts = [(calls.get(name, 0), other_calls.get(name, 0)) for name in mattering | other_mattering]
     return bool(counts) and all(
-        abs(mine - calls_of_other) <= _SAME_CALLS * max(mine, calls_of_other) for mine, calls_of_other in counts
+        abs(own_calls - calls_of_other) <= _SAME_CALLS * max(own_calls, calls_of_other) for own_calls, calls_of_other in counts
     )
 
 
@@ -161,8 +161,8 @@ def more_work(times: Mapping[int, DeviceTimes], rank: int, peers: Sequence[int])
     if took_us[scales].sum() < _SCALING * took_us.sum():
         return mean
     by_these = float(np.average(more_by[scales], weights=took_us[scales]))
-    whole = float(np.average(longer_by, weights=took_us))
-    return max(mean, by_these) if abs(by_these - whole) <= 0.5 * whole else mean
+    overall = float(np.average(longer_by, weights=took_us))
+    return max(mean, by_these) if abs(by_these - overall) <= 0.5 * overall else mean
 
 
 def more_rows(times: Mapping[int, DeviceTimes], rank: int, peers: Sequence[int]) -> float | None:

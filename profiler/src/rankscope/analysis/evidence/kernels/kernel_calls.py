@@ -102,11 +102,11 @@ def _median(rows: Sequence[_Calls]) -> _Calls:
 
 def _of_rank(rows: Sequence[KernelRecord], steps: Collection[int]) -> tuple[dict[str, _Calls], float]:
     """Return the calls by name, and the largest time that one not recorded may have; both are means of the profiled steps."""
-    here = [row for row in rows if row.step in steps and row.calls > 0 and row.total_us >= 0]
-    count = len({row.step for row in here})
+    profiled_rows = [row for row in rows if row.step in steps and row.calls > 0 and row.total_us >= 0]
+    count = len({row.step for row in profiled_rows})
     by_step: dict[int, list[float]] = defaultdict(list)
     totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for row in here:
+    for row in profiled_rows:
         by_step[row.step].append(row.total_us)
         if row.kind == "compute":
             totals[row.name][0] += row.calls
@@ -116,7 +116,7 @@ def _of_rank(rows: Sequence[KernelRecord], steps: Collection[int]) -> tuple[dict
 
 
 def _at_most(calls: _Calls, least_us: float) -> _Calls:
-    """Return the calls of one that was not recorded: as many as ``least_us`` allows, were each as long as those ``found``."""
+    """Return the most calls that an unrecorded kernel has in ``least_us``, if each is as long as those in ``calls``."""
     part = min(1.0, least_us / calls.total_us) if calls.total_us > 0 else 1.0
     return _Calls(calls.calls * part, calls.total_us * part)
 

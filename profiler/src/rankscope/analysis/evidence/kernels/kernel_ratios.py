@@ -150,9 +150,9 @@ def _parts(compared: Sequence[KernelRatio]) -> list[list[KernelRatio]]:
 
 def _is_slow(part: Sequence[KernelRatio], longer: Sequence[KernelRatio], usual_us: float) -> bool:
     """Return whether the kernels of one part take longer, one and all; false for kernels of one name, which do not tell."""
-    whole = sum(kernel.usual_total_us for kernel in part)
+    part_us = sum(kernel.usual_total_us for kernel in part)
     slow = sum(kernel.usual_total_us for kernel in part if kernel in longer)
-    return len({kernel.name for kernel in part}) > 1 and whole >= _PART * usual_us and slow >= _WHOLE * whole
+    return len({kernel.name for kernel in part}) > 1 and part_us >= _PART * usual_us and slow >= _WHOLE * part_us
 
 
 def _typical(kernel: KernelTime | None, steps: Collection[int]) -> float:

@@ -55,9 +55,9 @@ class Filling:
     @classmethod
     def of_steps(cls, steps: NDArray[np.int64], ranks: Iterable[int]) -> Self:
         """Return an empty table of these ``steps`` and ``ranks``, without starts."""
-        made = cls(steps=steps, start=None, profiled=np.zeros((0, len(steps)), np.bool_))
-        made.add_ranks(ranks)
-        return made
+        filling = cls(steps=steps, start=None, profiled=np.zeros((0, len(steps)), np.bool_))
+        filling.add_ranks(ranks)
+        return filling
 
     def add_ranks(self, ranks: Iterable[int]) -> None:
         """Make room for ``ranks``; ranks that are present already are kept."""

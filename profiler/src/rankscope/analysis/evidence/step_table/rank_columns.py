@@ -213,8 +213,8 @@ def _some(names: Sequence[str], metrics: Collection[str]) -> bool:
 
 def entries_of(tags: Tags, steps: NDArray[np.int64]) -> dict[str, NDArray[np.intp]]:
     """Return the positions in ``steps`` that have each tag."""
-    found = {tag: np.flatnonzero(np.isin(steps, tagged)) for tag, tagged in tags.items()}
-    return {tag: entries for tag, entries in found.items() if len(entries)}
+    entries_by_tag = {tag: np.flatnonzero(np.isin(steps, tagged)) for tag, tagged in tags.items()}
+    return {tag: entries for tag, entries in entries_by_tag.items() if len(entries)}
 
 
 def tags_of(events: Iterable[StepEvent]) -> Tags:
@@ -278,7 +278,7 @@ def _times(
     on_device = has_device & (flags & HAS_DEVICE_BLOCKED != 0)
     blocked = _of_phases(rows, "blocked_")
     clock = phases = _of_phases(rows) if len(of_phases) else None
-    whole, step = wall, wall
+    accounted_wall, step = wall, wall
     if has_device.any():
         device = _of_phases(rows, "device_")
         is_on_device = has_device & np.isfinite(device).any(axis=0)
@@ -286,14 +286,14 @@ def _times(
     if on_device.any():
         blocked = np.where(on_device, _of_phases(rows, "device_blocked_"), blocked)
         clock = None if phases is None else np.where(on_device, device, phases)
-        whole = np.where(on_device, step, wall)
+        accounted_wall = np.where(on_device, step, wall)
         has_blocked |= on_device
     # Where blocked time was recorded at all, a phase without a value had none.
     np.copyto(blocked, 0.0, where=np.isnan(blocked))
     if not has_blocked.all():
         blocked[:, ~has_blocked] = np.nan
     total = blocked.sum(axis=0)
-    times[0], times[1], times[2] = step, whole - total, total
+    times[0], times[1], times[2] = step, accounted_wall - total, total
     if len(of_blocked):
         of_blocked[:] = np.where(_waited(blocked)[:, None], blocked, np.nan)
     if phases is None or clock is None:

@@ -176,8 +176,8 @@ class OnRequest:
             started = np.zeros(len(self._steps), np.int64)
             started[np.searchsorted(self._steps, columns_of_rank.step[is_step])] = columns_of_rank.start[is_step]
             self._starts[rank] = started
-        found: NDArray[np.int64] = self._starts[rank][columns]
-        return found
+        rank_starts: NDArray[np.int64] = self._starts[rank][columns]
+        return rank_starts
 
     def _numbered(self, rank: int, columns: RankColumns) -> RankColumns:
         """Return the columns of a rank with the numbers that the table has."""

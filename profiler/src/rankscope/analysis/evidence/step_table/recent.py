@@ -41,12 +41,12 @@ def recent_part(reader: RunReader, attempt: int, ranks: Sequence[int], most_reco
     return Recent(int(max(ends, default=0)) - most_steps + 1, most_steps)
 
 
-def earlier_part(reader: RunReader, attempt: int, kept: dict[int, tuple[int, int]]) -> Earlier:
-    """Return the totals of the records that were not read; ``kept``: per rank the number of those read, and their first start."""
+def earlier_part(reader: RunReader, attempt: int, records_read: dict[int, tuple[int, int]]) -> Earlier:
+    """Return the totals of the records that were not read. ``records_read``: per rank, their number and their first start."""
     reader = reader.quiet()
-    records = {rank: max(0, reader.step_count(attempt, rank) - count) for rank, (count, _) in kept.items()}
-    begins = {rank: _begin(reader, attempt, rank) for rank in kept}
-    wall_us = {rank: (start_ns - begins[rank]) / 1e3 for rank, (_, start_ns) in kept.items() if begins[rank] and start_ns}
+    records = {rank: max(0, reader.step_count(attempt, rank) - count) for rank, (count, _) in records_read.items()}
+    begins = {rank: _begin(reader, attempt, rank) for rank in records_read}
+    wall_us = {rank: (start_ns - begins[rank]) / 1e3 for rank, (_, start_ns) in records_read.items() if begins[rank] and start_ns}
     return Earlier(max(records.values(), default=0), records, wall_us)
 
 

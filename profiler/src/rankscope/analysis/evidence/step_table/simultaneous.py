@@ -101,11 +101,11 @@ class SampledStarts:
     def of_ranks(cls, starts: Sequence[tuple[Ints, Ints]]) -> SampledStarts:
         """Return the samples of ranks, given by the numbers and starts of their steps as ``sample`` returns them."""
         most = max((len(numbers) for numbers, _ in starts), default=0)
-        made = cls(*(np.full((len(starts), most), np.nan) for _ in range(2)))
+        samples = cls(*(np.full((len(starts), most), np.nan) for _ in range(2)))
         for row, (numbers, at) in enumerate(starts):
-            made.steps[row, : len(numbers)] = numbers
-            made.starts[row, : len(numbers)] = at
-        return made
+            samples.steps[row, : len(numbers)] = numbers
+            samples.starts[row, : len(numbers)] = at
+        return samples
 
     @classmethod
     def of_matrix(cls, steps: Ints, starts: Ints) -> SampledStarts:
@@ -132,8 +132,8 @@ def sample(steps: Ints, starts: Ints) -> tuple[Ints, Ints]:
 def _places(count: int) -> NDArray[np.intp]:
     if count <= _SAMPLES:
         return np.arange(count)
-    rest = np.linspace(_FIRST, count - 1, _SAMPLES - _FIRST).astype(np.intp)
-    return np.concatenate([np.arange(_FIRST), rest])
+    later_places = np.linspace(_FIRST, count - 1, _SAMPLES - _FIRST).astype(np.intp)
+    return np.concatenate([np.arange(_FIRST), later_places])
 
 
 def find_step_numbers(table: Table, infos: Mapping[int, RankInfo]) -> StepNumbers:

@@ -81,7 +81,7 @@ class Matrices(Mapping[str, Matrix]):
         self,
         stored: Mapping[str, NDArray[np.float32]],
         ranks: NDArray[np.int64],
-        kept: NDArray[np.intp],
+        kept_columns: NDArray[np.intp],
         meters: OnRequest | None = None,
         rows: NDArray[np.intp] | slice = ALL,
     ) -> None:
@@ -89,7 +89,7 @@ class Matrices(Mapping[str, Matrix]):
         self._ranks = ranks
         self._rows = rows
         """Rows of ``stored`` that are those of ``ranks``: all, or an array of places."""
-        self._kept = kept
+        self._kept = kept_columns
         self._meters = meters
         self._asked: tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int64], NDArray[np.intp]] | None = None
 
@@ -127,10 +127,10 @@ class Matrices(Mapping[str, Matrix]):
 
     def _columns(self, steps: slice) -> NDArray[np.intp] | slice:
         """Return the stored columns of some of the steps, as a slice if possible, which needs no copy."""
-        kept = self._kept[steps]
-        count = len(kept)
-        first = int(kept[0]) if count else 0
-        return slice(first, first + count) if not count or kept[-1] == first + count - 1 else kept
+        columns = self._kept[steps]
+        count = len(columns)
+        first = int(columns[0]) if count else 0
+        return slice(first, first + count) if not count or columns[-1] == first + count - 1 else columns
 
     def columns(self, keep: NDArray[np.bool_]) -> Matrices:
         """Return the matrices of the steps where ``keep`` is true."""
@@ -235,15 +235,15 @@ class StepTable:
         ranks = reader.ranks(attempt)
         filling.add_ranks(ranks)
         recent = recent_part(reader, attempt, ranks, most_records)
-        kept: dict[int, tuple[int, int]] = {}
+        records_read: dict[int, tuple[int, int]] = {}
         samples = []
         for rank, columns in load_ranks(reader, attempt, ranks, report, metrics={"wall_us", *metrics}, recent=recent):
             filling.add(rank, columns)
-            kept[rank] = (len(columns.step), int(columns.start[0]) if len(columns.start) else 0)
+            records_read[rank] = (len(columns.step), int(columns.start[0]) if len(columns.start) else 0)
             samples.append(sample(columns.step, columns.start))
         requests = OnRequest(reader, attempt, filling.steps, filling.postponed)
         table = replace(cls.filled(attempt, filling, requests), samples=SampledStarts.of_ranks(samples))
-        return table if recent is None else replace(table, earlier=earlier_part(reader, attempt, kept))
+        return table if recent is None else replace(table, earlier=earlier_part(reader, attempt, records_read))
 
     @classmethod
     def from_records(cls, attempt: int, records: Mapping[int, Iterable[StepRecord]]) -> Self:
@@ -251,15 +251,15 @@ class StepTable:
         filling = Filling()
         filling.add_ranks(records)
         for rank, of_rank in records.items():
-            packed, kept = [], []
+            packed, kept_records = [], []
             for record in of_rank:
                 try:
                     packed.append(pack_row(record))
-                    kept.append(record)
+                    kept_records.append(record)
                 except (struct.error, OverflowError):
                     filling.damaged[rank] += 1
             rows = np.frombuffer(b"".join(packed), row_dtype())
-            events = [event for record in kept if (event := event_of(record)) is not None]
+            events = [event for record in kept_records if (event := event_of(record)) is not None]
             filling.add(rank, RankColumns.of([rows]).tagged(tags_of(events), times_of_tags(events)))
         return cls.filled(attempt, filling)
 
@@ -316,8 +316,8 @@ class StepTable:
     def starts(self, row: int) -> NDArray[np.int64]:
         """Return the start times of the rank in ``row`` in Unix nanoseconds, [steps]; 0 where there is no record."""
         if self.start_unix_ns is not None:
-            found: NDArray[np.int64] = self.start_unix_ns[row]
-            return found
+            row_starts: NDArray[np.int64] = self.start_unix_ns[row]
+            return row_starts
         assert isinstance(self.values, Matrices)
         return self.values.starts(row)
 

@@ -53,20 +53,20 @@ def live_answers(address: str, *, wait_s: float = WAIT_SECONDS) -> Answers:
 
 def kept_answers(run: Path, attempt: int) -> Answers | None:
     """Return the last answers in a run, or ``None`` if there are none. Raises ``InputError`` for one that cannot be read."""
-    given = read_answers(run, attempt, most=2)
-    if len(given) == 2 and given[1].asked_unix_ns - given[0].asked_unix_ns > PAIR_NS:
-        del given[0]
-    return _read(given, live=False) if given else None
+    ras_answers = read_answers(run, attempt, most=2)
+    if len(ras_answers) == 2 and ras_answers[1].asked_unix_ns - ras_answers[0].asked_unix_ns > PAIR_NS:
+        del ras_answers[0]
+    return _read(ras_answers, live=False) if ras_answers else None
 
 
-def _read(given: list[RasAnswer], *, live: bool) -> Answers:
+def _read(ras_answers: list[RasAnswer], *, live: bool) -> Answers:
     snapshots = []
-    for answer in given:
+    for answer in ras_answers:
         try:
             snapshots.append(read_json(answer.text) if answer.format == "json" else read_text(answer.text))
         except AnswerError as error:
             raise InputError(answer.address, f"NCCL RAS: its answer is {error}") from error
-    return Answers(given, snapshots, live, [])
+    return Answers(ras_answers, snapshots, live, [])
 
 
 def runs_here(reader: RunReader, attempt: int, *, proc: Path = Path("/proc")) -> bool:

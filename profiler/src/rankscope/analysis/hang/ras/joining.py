@@ -180,15 +180,15 @@ def _answers(job: _Job, run: NamedRun | None, address: str | None, wait_s: float
     The error is that of an address that the user named.
     """
     error: InputError | None = None
-    here = False
+    is_local = False
     if run is not None:
         reader = RunReader(run.path)
         attempts = reader.attempts()
         job.run, job.attempt = os.fspath(run.path), run.chosen(attempts)
         job.infos = reader.infos(job.attempt)
         job.world_size = told_world_size(reader.attempt(job.attempt), job.infos.values())
-        here = job.attempt in attempts[-1:] and runs_here(reader, job.attempt)
-    if address is not None or here:
+        is_local = job.attempt in attempts[-1:] and runs_here(reader, job.attempt)
+    if address is not None or is_local:
         try:
             return _live(job, address, wait_s), None
         except InputError as refusal:
@@ -196,8 +196,8 @@ def _answers(job: _Job, run: NamedRun | None, address: str | None, wait_s: float
             job.warnings.append(f"no answer of NCCL RAS: {refusal}")
     if run is not None and job.attempt is not None:
         try:
-            kept = kept_answers(run.path, job.attempt)
-            return kept if kept is not None and is_of(kept, job.infos) else None, error
+            stored_answers = kept_answers(run.path, job.attempt)
+            return stored_answers if stored_answers is not None and is_of(stored_answers, job.infos) else None, error
         except InputError as damage:
             job.warnings.append(f"left out: {damage}")
     return None, error
@@ -212,18 +212,18 @@ def _live(job: _Job, address: str | None, wait_s: float) -> Answers:
 
 def _judged(job: _Job, answers: Answers) -> _Ras:
     before = answers.snapshots[0] if len(answers.snapshots) > 1 else None
-    latest, given = answers.snapshots[-1], answers.given[-1]
+    latest, latest_answer = answers.snapshots[-1], answers.given[-1]
     judgement = judge(latest, before, world_size=job.world_size, pids={rank: info.pid for rank, info in job.infos.items()})
     job.warnings += answers.warnings
     report = RasReport(
-        address=given.address,
+        address=latest_answer.address,
         live=answers.live,
-        asked_unix_ns=given.asked_unix_ns,
+        asked_unix_ns=latest_answer.asked_unix_ns,
         answers=len(answers.given),
         interval_s=answers.interval_s,
         moved=judgement.moved,
         nccl_version=latest.nccl_version,
-        format=given.format,
+        format=latest_answer.format,
         communicators=latest.total,
         gpus=latest.gpus,
         timeouts=latest.timeouts,

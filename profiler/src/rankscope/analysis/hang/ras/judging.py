@@ -96,18 +96,18 @@ def judge(
 def global_ranks(snapshot: Snapshot, *, world_size: int | None, pids: Mapping[int, int]) -> GlobalRanks:
     """Find the communicators of the whole job, and the global ranks of devices."""
     world = world_size or snapshot.gpus
-    whole = [communicator for communicator in snapshot.communicators if communicator.size == world]
+    job_communicators = [communicator for communicator in snapshot.communicators if communicator.size == world]
     by_device: dict[Device, int] = {}
     unique = Counter(pids.values())
     # Several GPUs of one process are several ranks, which the run records as one.
     shared = Counter(device.pid for device in snapshot.devices())
     by_pid = {pid: rank for rank, pid in pids.items() if unique[pid] == 1 and shared[pid] == 1}
-    for communicator in whole:
+    for communicator in job_communicators:
         for rank, member in communicator.members.items():
             if member.device is not None and by_device.setdefault(member.device, rank) != rank:
                 # A group of all ranks in another order: which one has the global ranks is unknown.
                 return GlobalRanks(world, frozenset(), {}, by_pid)
-    return GlobalRanks(world, frozenset(communicator.key for communicator in whole), by_device, by_pid)
+    return GlobalRanks(world, frozenset(communicator.key for communicator in job_communicators), by_device, by_pid)
 
 
 def _judge_standing(judgement: Judgement) -> None:

@@ -65,12 +65,12 @@ class Healing:
         time.
         """
         healed, estimated = self._step_without(slow)
-        whole = Gain(self._leading.largest - healed, slow[self._leading.rows], estimated)
+        step_gain = Gain(self._leading.largest - healed, slow[self._leading.rows], estimated)
         if self._times.savings is None:
-            return whole
+            return step_gain
         together, each = self._times.savings.together(np.flatnonzero(slow).tolist()), self._of_each[~slow]
         met = Gain(together - float(np.median(each.mean(axis=1))), together > each.max(axis=0))
-        return met if met.saved.mean() > whole.saved.mean() else whole
+        return met if met.saved.mean() > step_gain.saved.mean() else step_gain
 
     def _of_others(self, slow: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the longest and the middle own time of the ranks that are not ``slow``, both [steps]."""

@@ -130,24 +130,24 @@ class _Case:
 
     def slow_hosts(self) -> list[Outliers]:
         """Return the ranks of hosts that are slow although no single rank is: their ranks are slow one after the other."""
-        rest = {
+        rows_by_host = {
             host: [row for row in rows if not self.slow[row]]
             for host, rows in self.hosts.items()
             if 2 * self.slow[rows].sum() < len(rows)
         }
-        rest = {host: rows for host, rows in rest.items() if len(rows) > 1}
-        if len(rest) < 2:
+        rows_by_host = {host: rows for host, rows in rows_by_host.items() if len(rows) > 1}
+        if len(rows_by_host) < 2:
             return []
-        own = _longest(self.own, list(rest.values()))
+        own = _longest(self.own, list(rows_by_host.values()))
         floor = np.zeros(len(own), dtype=bool)
         measures = measures_of(own, self.limit, self.blocks)
         # A host whose ranks pause at different steps is slower, but costs no more than its ranks are slower themselves.
-        longer = np.array([(self.excess[rows] - np.median(self.excess)).sum() for rows in rest.values()])
+        longer = np.array([(self.excess[rows] - np.median(self.excess)).sum() for rows in rows_by_host.values()])
         over = np.minimum(mean_excess(own, np.arange(len(own))), longer)
         outliers = []
         while (ahead := ranks_ahead(own, measures, floor, over, self.limit)) is not None and ahead.p_value <= LIMIT:
             floor[ahead.rows] = True
-            rows = [row for at in ahead.rows for row in taking_part(self.excess, list(rest.values())[at])]
+            rows = [row for at in ahead.rows for row in taking_part(self.excess, list(rows_by_host.values())[at])]
             outliers.append(Outliers(rows, ahead.p_value, self.measures[-1]))
         for host_outliers in outliers:
             self.slow[host_outliers.rows] = True
@@ -155,15 +155,15 @@ class _Case:
 
     def named(self, tested: Sequence[Outliers]) -> SlowRanks | None:
         """Return the slow ranks if healing them saves enough; without those tested last that take away the certainty."""
-        kept, behind = self._waited_for(tested)
-        for count in range(len(kept), 0, -1):
-            slow = self._slow(kept[:count], behind)
+        waited_for, behind = self._waited_for(tested)
+        for count in range(len(waited_for), 0, -1):
+            slow = self._slow(waited_for[:count], behind)
             if slow is not None:
                 return slow
         return None
 
     def _waited_for(self, outliers: Sequence[Outliers]) -> tuple[list[Outliers], list[int]]:
-        """Return those of ``found`` for which the others wait, and the rows of the rest: a slower rank comes after them."""
+        """Return the ``outliers`` for which the others wait, and the rows of the rest: a slower rank comes after them."""
         rows = [row for ahead in outliers for row in ahead.rows]
         if len(rows) < 2 or self.times.savings is not None:
             return list(outliers), []
@@ -171,11 +171,15 @@ class _Case:
         waits = leading.largest - self.own.mean(axis=0, dtype=np.float64)
         imposed = np.bincount(leading.rows, weights=waits, minlength=len(self.own))
         behind = [row for row in rows if imposed[row] < _WAITED_FOR * imposed[rows].mean()]
-        kept = [replace(ahead, rows=rest) for ahead in outliers if (rest := [row for row in ahead.rows if row not in behind])]
-        return kept, behind
+        waited_for = [
+            replace(ahead, rows=ahead_rows)
+            for ahead in outliers
+            if (ahead_rows := [row for row in ahead.rows if row not in behind])
+        ]
+        return waited_for, behind
 
     def _slow(self, outliers: Sequence[Outliers], behind: Sequence[int]) -> SlowRanks | None:
-        rows, whole = self._with_hosts([row for ahead in outliers for row in ahead.rows])
+        rows, whole_hosts = self._with_hosts([row for ahead in outliers for row in ahead.rows])
         rows.sort(key=lambda row: -self.excess[row])
         slow = np.zeros(len(self.own), dtype=bool)
         slow[rows] = True
@@ -196,7 +200,7 @@ class _Case:
         affected = gain.last if pattern == "fixed" and not limited else far
         return SlowRanks(
             ranks=[self.ranks[row] for row in rows],
-            hosts=whole,
+            hosts=whole_hosts,
             pattern=pattern,
             gain_us=gain.mean_us,
             gain_low_us=max(0.0, low) if steps >= FEWEST_BATCHES else None,
@@ -233,9 +237,9 @@ class _Case:
 
     def _with_hosts(self, rows: list[int]) -> tuple[list[int], list[str]]:
         """Return the rows with those that take part on a host most of whose ranks are slow, and these hosts."""
-        whole = self._whole_hosts(set(rows))
-        together = set(rows).union(*(taking_part(self.excess, self.hosts[host]) for host in whole))
-        return sorted(together), whole
+        whole_hosts = self._whole_hosts(set(rows))
+        together = set(rows).union(*(taking_part(self.excess, self.hosts[host]) for host in whole_hosts))
+        return sorted(together), whole_hosts
 
     def _whole_hosts(self, slow: set[int]) -> list[str]:
         """Return the hosts most of whose ranks are slow, and more than chance puts there if slow ranks are placed at random."""

@@ -46,17 +46,17 @@ def ranks_ahead(
     tests, so p-values are corrected by ``looks``: of several ranks ahead of the others, then, if that is not certain, of the
     worst rank alone. P-values also account for the other measures, as any of them may name the rank.
     """
-    left = np.flatnonzero(~slow)
+    candidates = np.flatnonzero(~slow)
     best: Outliers | None = None
     for measure in measures:
-        able = over[left] >= floor
+        able = over[candidates] >= floor
         if measure.limited:
-            able &= mean_excess(own, left, measure.at_most) >= _LIMITED * floor
+            able &= mean_excess(own, candidates, measure.at_most) >= _LIMITED * floor
         most = min(len(own) // 2 - int(slow.sum()), int(able.sum()))
         if most < 1:
             continue
-        sums = measure.sums[:, left]
-        beside = [other.sums[:, left] for other in measures if other is not measure]
+        sums = measure.sums[:, candidates]
+        beside = [other.sums[:, candidates] for other in measures if other is not measure]
         totals = np.where(able, sums.sum(axis=0), -np.inf)
         order = np.argsort(-totals, kind="stable")
         several, gap = widest_gap(sums.sum(axis=0)[order], most)
@@ -65,11 +65,13 @@ def ranks_ahead(
             (1, lambda sums=sums, first=int(order[0]), beside=beside: p_value(sums, first, beside)),  # type: ignore[misc]
         ]
         for count, chance in tests:
-            found = Outliers([int(row) for row in left[order[:count]]], min(1.0, looks(len(left)) * chance()), measure)
-            if found.p_value <= LIMIT:
-                return found
-            if best is None or found.p_value < best.p_value:
-                best = found
+            outliers = Outliers(
+                [int(row) for row in candidates[order[:count]]], min(1.0, looks(len(candidates)) * chance()), measure
+            )
+            if outliers.p_value <= LIMIT:
+                return outliers
+            if best is None or outliers.p_value < best.p_value:
+                best = outliers
     return best
 
 
@@ -82,4 +84,4 @@ def by_chance_elsewhere(times: OwnTimes, slow: SlowRanks, others: Sequence[OwnTi
         return 0.0
     row = times.ranks.index(slow.ranks[0])
     mean = float(mean_excess(times.own, np.arange(len(times.own)))[row])
-    return sum(share_reaching(block_sums(excess(one.own).T), mean * one.own.shape[1]) for one in others)
+    return sum(share_reaching(block_sums(excess(group_times.own).T), mean * group_times.own.shape[1]) for group_times in others)

@@ -66,8 +66,8 @@ def explained(diagnosis: Diagnosis, run: RunData, late: NDArray[np.bool_], looke
     explanation = explain(gpus, diagnosis.cause.cause, device_unseen=device_unseen)
     if explanation is None:
         return replace(diagnosis, evidence=evidence)
-    row, says = explanation.row, explanation.says
-    clause = f"{says} (SIMULATED GPU readings)" if _simulated(readings) else says
+    row, wording = explanation.row, explanation.says
+    clause = f"{wording} (SIMULATED GPU readings)" if _simulated(readings) else wording
     cause = diagnosis.cause
     if row.on_device and cause.cause in MAY_BE_DEVICE:
         cause = replace(cause, cause="compute", says="its device needs longer")

@@ -34,7 +34,7 @@ def loading_line(
     """Return where batches are loaded for which a slow rank waits; ``None``: it waits for no other thread or process, or for
     something else.
 
-    ``source``: what the training thread waits for, see ``StackLine.batches_from``. ``mine``: samples of the rank, ``others``: of
+    ``source``: what the training thread waits for, see ``StackLine.batches_from``. ``own_samples``: of the rank, ``others``: of
     each healthy rank.
     """
     if source not in ("workers", "queue"):

@@ -121,9 +121,9 @@ def explain(gpus: GpuComparison, cause: Cause, *, device_unseen: bool) -> Physic
     """Return the first sign that explains a slow rank with this cause. ``device_unseen``: device activity was not observed."""
     for row in PHYSICAL:
         if cause in row.causes or (row.on_device and cause in MAY_BE_DEVICE and device_unseen):
-            for says, evidence_of in row.signs:
+            for wording, evidence_of in row.signs:
                 if (evidence := evidence_of(gpus)) is not None:
-                    return PhysicalReason(row, says, evidence)
+                    return PhysicalReason(row, wording, evidence)
     return None
 
 
@@ -174,7 +174,7 @@ def _low_clock(gpus: GpuComparison) -> Evidence | None:
     return Evidence(name="hardware.sm_clock", value=clock[0], unit="hertz", detail=detail)
 
 
-def _counted(name: str, says: str, *, least: float, times: float) -> Callable[[GpuComparison], Evidence | None]:
+def _counted(name: str, wording: str, *, least: float, times: float) -> Callable[[GpuComparison], Evidence | None]:
     def evidence(gpus: GpuComparison) -> Evidence | None:
         rise = gpus.rise(name)
         if rise is None:
@@ -184,7 +184,7 @@ def _counted(name: str, says: str, *, least: float, times: float) -> Callable[[G
             return None
         when = dt.datetime.fromtimestamp(first // 10**9, tz=dt.UTC).isoformat().replace("+00:00", "Z")
         return Evidence(
-            name=f"hardware.{name}", value=rose, unit="count", detail=f"{says}, the first seen {when}; usual are {usual:g}"
+            name=f"hardware.{name}", value=rose, unit="count", detail=f"{wording}, the first seen {when}; usual are {usual:g}"
         )
 
     return evidence

@@ -90,16 +90,16 @@ def _cause_of_kernels(cause: Explanation, comparison: KernelComparison, elsewher
         "" if elsewhere is None else f" ({elsewhere:.2f} times in its other steps)"
     )
     if comparison.fault == "device":
-        says = f"{len(comparison.longer)} of {len(comparison.compared)} kernels of the same grid take {longer}"
-        return replace(cause, says=f"{cause.says}: {says}")
+        wording = f"{len(comparison.longer)} of {len(comparison.compared)} kernels of the same grid take {longer}"
+        return replace(cause, says=f"{cause.says}: {wording}")
     if comparison.fault == "few_kernels":
         names = _listed(comparison.names)
         takes = "takes" if len(comparison.names) == 1 else "take"
-        says = f"{names} {takes} {longer} as on the others, and its other kernels do not"
-        return replace(cause, explained_by="few_kernels", says=says)
+        wording = f"{names} {takes} {longer} as on the others, and its other kernels do not"
+        return replace(cause, explained_by="few_kernels", says=wording)
     if comparison.fault == "other_kernels":
-        says = f"it runs {_listed([name for name, _ in comparison.unlike])}, which the others do not"
-        return replace(cause, explained_by="other_kernels", says=says)
+        wording = f"it runs {_listed([name for name, _ in comparison.unlike])}, which the others do not"
+        return replace(cause, explained_by="other_kernels", says=wording)
     return cause
 
 

@@ -242,7 +242,7 @@ def _signals(excesses: Sequence[_Excess], *, own_us: float | None, device_busy_u
     }
     means = {metric: float(values.mean()) for metric, values in over.items() if len(values)}
     work = {metric: _weighted(excesses, partial(_more_work, metric)) for metric in _WORK}
-    given, loaded = work["model_elements"], work["input_elements"]
+    model_elements, loaded = work["model_elements"], work["input_elements"]
     loaded = work["samples"] if loaded is None else loaded
     shares = {cause: _weighted(excesses, partial(_share, cause)) or 0.0 for cause in ACTIVITIES}
     of_peers = {cause: _weighted(excesses, partial(_share_of_peers, cause)) or 0.0 for cause in ACTIVITIES}
@@ -257,8 +257,8 @@ def _signals(excesses: Sequence[_Excess], *, own_us: float | None, device_busy_u
         cpu_us=means.get("cpu_us"),
         run_queue_us=means.get("run_queue_us"),
         gc_us=means.get("gc_us"),
-        work=loaded if given is None else given,
-        loaded_work=None if given is None else loaded,
+        work=loaded if model_elements is None else model_elements,
+        loaded_work=None if model_elements is None else loaded,
         activities_us={cause: means[cause] for cause in activities},
         alone=frozenset(cause for cause in activities if of_peers[cause] < 0.5),
         profiler_us=min(

@@ -122,8 +122,8 @@ class FlightDumps(HelperTask):
                 make_control_dir(self._run)
         for request in self._inbox.pending():
             self._ask(request)
-        for name, asked in tuple(self._asked.items()):
-            self._follow(name, asked)
+        for name, dump_request in tuple(self._asked.items()):
+            self._follow(name, dump_request)
         for name, due in tuple(self._refused.items()):
             if time.monotonic() >= due:
                 self._refuse_alone(name)
@@ -216,7 +216,7 @@ class FlightDumps(HelperTask):
                     path.unlink(missing_ok=True)
 
     def _answer(self, name: str, reason: str | None, *, for_all: bool = False) -> None:
-        given = ControlAnswer(
+        control_answer = ControlAnswer(
             id=name,
             accepted=reason is None,
             reason=reason,
@@ -225,7 +225,7 @@ class FlightDumps(HelperTask):
             answered_unix_ns=time.time_ns(),
         )
         with suppress(OSError):  # the requester sees that there is no answer
-            answer(self._run, given, rank=None if for_all else self._rank)
+            answer(self._run, control_answer, rank=None if for_all else self._rank)
 
     def _collect_watchdog(self, *, last: bool = False) -> None:
         dump = None if self._watchdog is None else self._watchdog.complete(last=last)

@@ -88,7 +88,7 @@ class FlightTimes:
         yield from self._take(answer, asked_at)
 
     def _take(self, answer: str, asked_at: float) -> Iterator[DurationBlock]:
-        """Yield the blocks of the dumps that were written after ``asked``; ``answer``: the rank's answer to the request."""
+        """Yield the blocks of the dumps that were written after ``asked_at``; ``answer``: the rank's answer to the request."""
         from rankscope.analysis.durations.blocks import blocks_of
         from rankscope.analysis.durations.flight_recorder import calls_of_dump
         from rankscope.analysis.hang.files import read_dump

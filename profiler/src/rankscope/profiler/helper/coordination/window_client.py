@@ -62,10 +62,10 @@ class WindowClient:
             if error.errno != errno.ESTALE:
                 self._complain("it", error.strerror or str(error))
             return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole) or (len(data) if len(data) == _MAX_READ else 0)
+        complete_lines = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete_lines) or (len(data) if len(data) == _MAX_READ else 0)
         windows = deque[AnnouncedWindow](maxlen=MAX_WINDOWS)
-        for line in whole.splitlines():
+        for line in complete_lines.splitlines():
             try:
                 windows.append(self._decoder.decode(line))
             except UNDECODABLE as error:

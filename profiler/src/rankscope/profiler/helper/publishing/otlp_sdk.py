@@ -54,8 +54,8 @@ class StepTracer:
         self._exporter = _ReportingExporter(_exporter(), self._warning, report)
         self._ids = _StepTraceIds()
         # Resource attributes from the variables override ours.
-        given = OTELResourceDetector().detect().attributes
-        attributes = {name: value for name, value in resource_attributes(run, rank).items() if name not in given}
+        detected = OTELResourceDetector().detect().attributes
+        attributes = {name: value for name, value in resource_attributes(run, rank).items() if name not in detected}
         provider = TracerProvider(resource=Resource.create(attributes), id_generator=self._ids, shutdown_on_exit=False)
         try:
             provider.add_span_processor(BatchSpanProcessor(self._exporter))

@@ -119,9 +119,11 @@ def _take(gpu: _Gpu, name: str, labels: dict[str, str], value: float) -> None:
     elif name == _THROTTLE:
         gpu.throttle = [*(gpu.throttle or []), *([labels["reason"]] if value == 1 and "reason" in labels else [])]
     else:
-        kept = _KEPT[name]
-        if math.isfinite(value) and (kept.label is None or labels.get(kept.label[0]) == kept.label[1]):
-            for field in (kept.field, *([_OF_PROGRAMS] if name == _XIDS and labels.get("xid") in PROGRAMS else [])):
+        sampled_metric = _KEPT[name]
+        if math.isfinite(value) and (
+            sampled_metric.label is None or labels.get(sampled_metric.label[0]) == sampled_metric.label[1]
+        ):
+            for field in (sampled_metric.field, *([_OF_PROGRAMS] if name == _XIDS and labels.get("xid") in PROGRAMS else [])):
                 gpu.values[field] = gpu.values.get(field, 0) + value
 
 
@@ -131,8 +133,8 @@ def _sample(uuid: str, gpu: _Gpu, unix_ns: int) -> HardwareSample:
         return HardwareSample(
             unix_ns=unix_ns, gpu_uuid=uuid, gpu_index=gpu.index, missing=missing, simulated=gpu.simulated, parent_uuid=gpu.parent
         )
-    whole = {_OF_PROGRAMS, *(kept.field for kept in _KEPT.values() if kept.whole)}
-    values = {name: int(value) if name in whole else value for name, value in gpu.values.items()}
+    integer_fields = {_OF_PROGRAMS, *(sampled_metric.field for sampled_metric in _KEPT.values() if sampled_metric.whole)}
+    values = {name: int(value) if name in integer_fields else value for name, value in gpu.values.items()}
     return HardwareSample(
         unix_ns=unix_ns,
         gpu_uuid=uuid,

@@ -382,7 +382,7 @@ def _read(file: Path, kind: type[_T]) -> _T | None:
 
 
 def _is_of(rank: RankInfo, recorded: RankInfo | None) -> bool:
-    """Return whether ``rank`` is the process described by ``there``: then another helper of it began, and was killed."""
+    """Return whether ``rank`` is the process described by ``recorded``: then another helper of it began, and was killed."""
     return recorded is not None and (recorded.host, recorded.pid, recorded.start_unix_ns) == (
         rank.host,
         rank.pid,
@@ -391,7 +391,7 @@ def _is_of(rank: RankInfo, recorded: RankInfo | None) -> bool:
 
 
 def _is_process_of(rank: RankInfo, recorded: RankInfo) -> bool:
-    """Return whether the process of ``rank`` is that of ``there``, in which it had this place before."""
+    """Return whether the process of ``rank`` is that of ``recorded``, in which it had this place before."""
     return (recorded.host, recorded.pid) == (rank.host, rank.pid)
 
 

@@ -124,7 +124,7 @@ def _reduce(path: Path, device_kind: DeviceKind) -> Reduced:
         from rankscope.analysis.trace.columns import read_trace
 
         # A torn trace is rejected here, because the records of a run must describe whole steps.
-        trace = read_trace(path, whole=True)
+        trace = read_trace(path, complete_only=True)
         # As a trace of a CPU build, one without any device work would tell operators on the host for the work.
         if (device_kind != "cpu" and trace.device_kind == "cpu") or trace.quality.problem == "no_activity":
             return Reduced(reason_without_activity(trace.device_kind if device_kind == "cpu" else device_kind))

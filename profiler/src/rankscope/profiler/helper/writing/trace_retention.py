@@ -95,31 +95,31 @@ class TraceRetention:
         folder = self._keep_in()
         if folder is None:
             return
-        kept = folder / "traces" / f"{trace.stem}.json.gz"
+        stored_trace = folder / "traces" / f"{trace.stem}.json.gz"
         try:
             # Without its parents: a removed run must not be created again.
-            make_folder(kept.parent, parents=False)
-            if not stat.S_ISDIR(kept.parent.lstat().st_mode):
+            make_folder(stored_trace.parent, parents=False)
+            if not stat.S_ISDIR(stored_trace.parent.lstat().st_mode):
                 raise OSError(errno.ENOTDIR, "the folder of the traces is a link")  # noqa: TRY301  # reported below
             with (
                 trace.open("rb") as source,
-                replacing(kept, shared=True) as file,
+                replacing(stored_trace, shared=True) as file,
                 gzip.GzipFile(filename="", mode="wb", compresslevel=4, fileobj=file) as target,
             ):
                 shutil.copyfileobj(source, target)
                 target.close()
                 size = file.tell()
                 if purpose == "wrong":
-                    self._make_room(kept.parent, size)
+                    self._make_room(stored_trace.parent, size)
             if purpose == "wrong":
-                self._wrong.append((kept, size))
+                self._wrong.append((stored_trace, size))
                 return
             names, limit = (self._captured, CAPTURED) if purpose == "requested" else (self._last, self._keep)
-            names.append(kept)
+            names.append(stored_trace)
             while len(names) > limit:
                 names.popleft().unlink(missing_ok=True)
         except OSError as error:
-            self._report(f"cannot keep the trace {kept.name}: {error.strerror or error}")
+            self._report(f"cannot keep the trace {stored_trace.name}: {error.strerror or error}")
 
     def _make_room(self, folder: Path, size: int) -> None:
         """Make room for one more trace in which something looked wrong. Raises ``OSError``, also if it alone is too large."""

@@ -255,7 +255,7 @@ class DeviceMarks:
         if usable:
             self.place()
         step, self._step = self._step, None
-        given, waits = 0 if step is None else len(step.marks), self._waits
+        mark_count, waits = 0 if step is None else len(step.marks), self._waits
         if not self.follows and self._clock.leave():
             # As where a graph is replayed from now on: the stream of the steps before may be idle.
             step = None
@@ -266,9 +266,9 @@ class DeviceMarks:
         self.marks_waits = signalled and number >= self._quiet_until
         if step is None or not usable:
             self.begin()
-            self.given = given
+            self.given = mark_count
             return False
-        self.given, self._waits = given, 0
+        self.given, self._waits = mark_count, 0
         step.number = number
         self._pending.append(step)
         self._step = _Step(step.marks[-1])

@@ -22,7 +22,7 @@ class OtherGroups:
         self._moved = True
 
     def communicate(self, step: int, groups: Iterable[Any]) -> bool:
-        """Return whether groups besides those ``known`` communicated between the last two looks; true until there were two."""
+        """Return whether other groups than ``groups`` communicated between the last two looks; true until there were two."""
         if step >= self._due:
             before, self._numbers = self._numbers, self._look()
             self._due = step + (1 if before is None else EVERY)
