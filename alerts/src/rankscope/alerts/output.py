@@ -91,12 +91,12 @@ def _drop_buffered() -> None:
     """Discard buffered output that could not be written: flushing it when the process exits would fail again."""
     with suppress(OSError, ValueError):  # not a file, or closed: nothing is buffered
         number = sys.stdout.fileno()
-        kept = os.dup(number)
+        copy_fd = os.dup(number)
         try:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, number)
             os.close(nowhere)
             sys.stdout.flush()
         finally:
-            os.dup2(kept, number)
-            os.close(kept)
+            os.dup2(copy_fd, number)
+            os.close(copy_fd)

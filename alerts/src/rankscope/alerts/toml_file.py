@@ -91,7 +91,7 @@ def _types_at(node: Any, place: str) -> Iterator[Any]:
     """Yield the types that are allowed at ``place`` of ``node``."""
     nodes = list(_flat(node))
     for is_key, step in _steps(place):
-        nodes = [inner for one in nodes for outer in _inside(one, step, is_key=is_key) for inner in _flat(outer)]
+        nodes = [inner for parent_type in nodes for outer in _inside(parent_type, step, is_key=is_key) for inner in _flat(outer)]
     yield from nodes
 
 

@@ -155,11 +155,11 @@ class Outbox:
     def prune(self) -> None:
         """Delete the oldest finished messages and alert states, to limit the size of the file."""
         with self.store.transaction() as database:
-            for states, kept in (("'delivered', 'overtaken'", KEPT_DELIVERED), ("'dead'", KEPT_DEAD)):
+            for states, limit in (("'delivered', 'overtaken'", KEPT_DELIVERED), ("'dead'", KEPT_DEAD)):
                 database.execute(
                     f"DELETE FROM messages WHERE state IN ({states}) AND sequence <="  # noqa: S608 - constants
                     f" (SELECT sequence FROM messages WHERE state IN ({states}) ORDER BY sequence DESC LIMIT 1 OFFSET ?)",
-                    (kept,),
+                    (limit,),
                 )
             database.execute(
                 "DELETE FROM alert_states WHERE number <= (SELECT number FROM alert_states ORDER BY number DESC LIMIT 1 OFFSET ?)"
@@ -354,8 +354,8 @@ _LISTED: Final = (
 
 
 def _where(**columns: str | None) -> tuple[str, tuple[str, ...]]:
-    given = {name: value for name, value in columns.items() if value is not None}
-    return (" WHERE " + " AND ".join(f"{name} = ?" for name in given) if given else ""), tuple(given.values())
+    conditions = {name: value for name, value in columns.items() if value is not None}
+    return (" WHERE " + " AND ".join(f"{name} = ?" for name in conditions) if conditions else ""), tuple(conditions.values())
 
 
 def _listed(row: tuple[str, str, str, State, int, int, int, int | None, int, str, bytes], now_ns: int) -> MessageSummary:

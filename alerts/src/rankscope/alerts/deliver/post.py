@@ -96,8 +96,8 @@ def redact(url: str) -> str:
     if ":" in host:
         host = f"[{host}]"
     port = f":{parts.port}" if parts.port is not None else ""
-    rest = "/…" if parts.path.strip("/") or parts.query else ""
-    return f"{parts.scheme}://{host}{port}{rest}"
+    hidden_part = "/…" if parts.path.strip("/") or parts.query else ""
+    return f"{parts.scheme}://{host}{port}{hidden_part}"
 
 
 ATTEMPT_S: Final = 15.0

@@ -71,7 +71,7 @@ def verify(keys: Sequence[bytes], headers: Mapping[str, str], body: bytes, *, no
     signatures = signatures_in(headers, now_s=now_s)
     message_id, timestamp = headers[ID_HEADER], headers[TIMESTAMP_HEADER]
     expected = [_signature(key, message_id, timestamp, body).encode() for key in keys]
-    matches = [hmac.compare_digest(given, other) for given in signatures for other in expected]
+    matches = [hmac.compare_digest(signature, other) for signature in signatures for other in expected]
     if not any(matches):
         raise SignatureError("no signature matches")
     return message_id

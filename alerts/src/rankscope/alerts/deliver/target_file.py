@@ -227,18 +227,18 @@ def _no_address(text: str) -> str:
 
 
 def _url(entry: _EndpointEntry, place: _Place, template: TemplateName) -> Secret:
-    given = [name for name in ("url", "url_env", "url_file") if getattr(entry, name) is not None]
-    if not given and template == "pagerduty":
+    url_fields = [name for name in ("url", "url_env", "url_file") if getattr(entry, name) is not None]
+    if not url_fields and template == "pagerduty":
         return Secret(value=_PAGERDUTY)
-    if len(given) != 1:
+    if len(url_fields) != 1:
         raise _WrongError("url", "give exactly one of url, url_env, url_file")
     if template == "apprise" and entry.url is not None:
         raise _WrongError("url", "an address of Apprise is a secret; give url_env or url_file")
     check = _no_address if template != "apprise" else lambda _: ""
     if entry.url is None:
-        return place.secret(given[0], SecretPlace(env=entry.url_env, file=entry.url_file), check)
+        return place.secret(url_fields[0], SecretPlace(env=entry.url_env, file=entry.url_file), check)
     if wrong := check(entry.url):
-        raise _WrongError(given[0], wrong)
+        raise _WrongError(url_fields[0], wrong)
     return Secret(value=entry.url)
 
 

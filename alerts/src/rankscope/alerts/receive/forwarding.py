@@ -82,15 +82,15 @@ class Forwarding:
         for notice in notices:
             for target in self.targets_of(notice.alert.labels):
                 by_target[target].append(notice)
-        made = [
+        messages = [
             message
             for target, members in by_target.items()
             for message in messages_about(target, members, external_url=self._external_url, most_alerts=self._targets[target])
         ]
-        if made:
-            self._outbox.put(made)
+        if messages:
+            self._outbox.put(messages)
             self._wake()
-        return len(made)
+        return len(messages)
 
     def targets_of(self, labels: dict[str, str]) -> list[str]:
         """Return the targets of the first matching route; all targets if none matches."""

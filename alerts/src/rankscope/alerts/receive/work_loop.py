@@ -20,11 +20,11 @@ def run_until_stopped(
     *,
     poll_s: float,
     report: Callable[[str], object],
-    kept: str,
+    item_names: str,
 ) -> None:
     """Call ``work`` when ``woken`` is set, and every ``poll_s``, until ``stopping`` is set.
 
-    A failure is reported once, and ``work`` is called again after a pause. ``kept``: what is not lost meanwhile.
+    A failure is reported once, and ``work`` is called again after a pause. ``item_names``: what is not lost meanwhile.
     """
     problems = ProblemLog(report)
     while not stopping.is_set():
@@ -35,7 +35,7 @@ def run_until_stopped(
             problem = str(error)
         except Exception as error:  # noqa: BLE001 - a bug costs one attempt, not everything after it
             problem = f"internal fault: {type(error).__name__}: {error}"
-        problems.report(problem and f"{problem}; {kept} are kept and retried")
+        problems.report(problem and f"{problem}; {item_names} are kept and retried")
         if problem:
             stopping.wait(PAUSE_S)
         woken.wait(poll_s)

@@ -113,7 +113,7 @@ class Worker:
             while not stopping.is_set() and self.run_due():
                 pass
 
-        run_until_stopped(work, woken, stopping, poll_s=POLL_S, report=self._report, kept="accepted deliveries")
+        run_until_stopped(work, woken, stopping, poll_s=POLL_S, report=self._report, item_names="accepted deliveries")
 
     def run_due(self) -> bool:
         """Process the deliveries that need not wait; returns ``True`` if there were any. Raises ``StoreError``."""

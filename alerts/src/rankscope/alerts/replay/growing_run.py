@@ -73,12 +73,12 @@ class LinesInTime(Generic[_T]):
         except OSError:
             self._unreadable.append(self._segments[0])
             data = b""
-        whole = data[: data.rfind(b"\n") + 1]
-        self._at += len(whole)
-        if not whole:
+        complete_lines = data[: data.rfind(b"\n") + 1]
+        self._at += len(complete_lines)
+        if not complete_lines:
             self._segments.popleft()
             self._at = 0
-        for line in whole.split(b"\n")[:-1]:
+        for line in complete_lines.split(b"\n")[:-1]:
             self._ready.append((self._when(line), line + b"\n"))
 
     def _when(self, line: bytes) -> int:

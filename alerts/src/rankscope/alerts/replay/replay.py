@@ -150,8 +150,8 @@ class _Replaying:
 
     def _percent(self) -> int:
         """Replayed share in percent, at most 99: the watcher waits for more after the last record."""
-        whole = max(1, self._growing.end_unix_ns - self._start_unix_ns)
-        return max(0, min(99, 100 * (self._now - self._start_unix_ns) // whole))
+        replay_ns = max(1, self._growing.end_unix_ns - self._start_unix_ns)
+        return max(0, min(99, 100 * (self._now - self._start_unix_ns) // replay_ns))
 
     def _next_moment(self) -> int | None:
         """Time of the next evaluation that can change anything; ``None`` after the last."""
@@ -173,11 +173,11 @@ class _Replaying:
         """Analyse the original run if the copy is complete, else the copy, as when another attempt follows."""
         if self._growing.next_unix_ns is not None:
             return self._remember(analyze(paths))
-        whole = analyze([self._run])
+        full_analysis = analyze([self._run])
         # The watcher would look for unreadable files in the copy, which lacks them.
-        self._note_unreadable([self._run / path for path in whole.source.unreadable])
-        source = msgspec.structs.replace(whole.source, unreadable=[])
-        return self._remember(msgspec.structs.replace(whole, source=source))
+        self._note_unreadable([self._run / path for path in full_analysis.source.unreadable])
+        source = msgspec.structs.replace(full_analysis.source, unreadable=[])
+        return self._remember(msgspec.structs.replace(full_analysis, source=source))
 
     def _remember(self, analysis: Analysis) -> Analysis:
         self._judged = self._judged or analysis.verdict.kind != "insufficient_data"

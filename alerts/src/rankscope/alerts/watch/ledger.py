@@ -52,8 +52,8 @@ def advance(
 ) -> Track | None:
     """Return the next state after an evaluation with or without the finding; ``None`` drops the finding.
 
-    Do not call this for an evaluation that could not decide. ``firing_s``: how long the alert has been firing. ``held``: it
-    may not fire yet, however many evaluations found it.
+    Do not call this for an evaluation that could not decide. ``firing_s``: how long the alert has been firing.
+    ``unconfirmed``: it may not fire yet, however many evaluations found it.
     """
     if track is not None and track.state == "firing":
         misses = 0 if present else track.streak + 1
@@ -172,8 +172,8 @@ class Ledger(msgspec.Struct, kw_only=True):
         """Apply one evaluation of a run.
 
         ``unknown``: ranks that were not evaluated; their alerts stay unchanged unless found. ``of``: names of the evaluated
-        alerts, all for ``None``. ``confirmation``: of stragglers on new steps; without it they need none. ``held``: names of
-        alerts whose details are incomplete: those do not fire yet, and firing ones stay unchanged.
+        alerts, all for ``None``. ``confirmation``: of stragglers on new steps; without it they need none. ``unconfirmed``: names
+        of alerts whose details are incomplete: those do not fire yet, and firing ones stay unchanged.
         """
         silent = set(unknown)
         present = {candidate.fingerprint: candidate for candidate in candidates}

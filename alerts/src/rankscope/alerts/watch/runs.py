@@ -80,12 +80,12 @@ class RankLook:
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 try:
-                    of_it = entry.stat(follow_symlinks=False).st_size
+                    file_bytes = entry.stat(follow_symlinks=False).st_size
                 except OSError:  # removed by retention
                     continue
-                size += of_it
+                size += file_bytes
                 if segments and entry.name == segments[-1]:
-                    last = of_it
+                    last = file_bytes
         self._steps = segments[-1] if segments else None
         steps = None if self._steps is None else (self._steps, last)
         self._seen = RankSeen(reader.rank(self._attempt, self._rank), steps, size)

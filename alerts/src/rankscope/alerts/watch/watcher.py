@@ -291,8 +291,8 @@ class Watcher:
         subject = self._subject(glance)
         conditions: list[Candidate] = []
         decided = {CRASHED.alertname}
-        whole = glance.ended or options.once
-        past = self._follow.past(run, read=whole)
+        read_all = glance.ended or options.once
+        past = self._follow.past(run, read=read_all)
         if analysis.verdict.kind != "insufficient_data":
             decided |= {*RECORD_ALERTS} - {*HISTORY_ALERTS}
             conditions += candidates(
@@ -301,7 +301,7 @@ class Watcher:
                 budgets=options.budgets,
                 price=None if price is None else Cost(amount=price, currency=glance.info.currency or "USD"),
                 # Of the steps that the analysis is about.
-                rare_share=0.0 if past is None else past.rare_share(None if whole else RECENT_STEPS),
+                rare_share=0.0 if past is None else past.rare_share(None if read_all else RECENT_STEPS),
             )
         regressions = Regressions(run=run, subject=subject, gpus=gpus_of(glance))
         slower = None if past is None else regressions.candidates(past, at_least=options.budgets.slower)

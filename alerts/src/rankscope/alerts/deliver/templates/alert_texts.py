@@ -160,11 +160,13 @@ def fitted(build: Callable[[Payload, int], object], payload: bytes) -> bytes:
 
     Texts are shortened first. If that is not enough, alerts are left out and counted as truncated.
     """
-    whole = msgspec.json.decode(payload, type=Payload)
-    count = len(whole.alerts)
+    full_payload = msgspec.json.decode(payload, type=Payload)
+    count = len(full_payload.alerts)
     while True:
         part = msgspec.structs.replace(
-            whole, alerts=whole.alerts[:count], truncated_alerts=whole.truncated_alerts + len(whole.alerts) - count
+            full_payload,
+            alerts=full_payload.alerts[:count],
+            truncated_alerts=full_payload.truncated_alerts + len(full_payload.alerts) - count,
         )
         for cap in _CAPS:
             body = msgspec.json.encode(build(part, cap))
@@ -215,8 +217,8 @@ def _deciding(evidence: str, cap: int, *, paged: bool) -> str:
     pieces = evidence.split("; ")
     if len(pieces) <= _DECIDING + 1:
         return _line(evidence, cap)
-    rest = f" … and {len(pieces) - _DECIDING} more figures{' on the page' if paged else ''}"
-    return _line("; ".join(pieces[:_DECIDING]), cap) + rest
+    more_figures = f" … and {len(pieces) - _DECIDING} more figures{' on the page' if paged else ''}"
+    return _line("; ".join(pieces[:_DECIDING]), cap) + more_figures
 
 
 def _few(text: str) -> str:

@@ -91,7 +91,7 @@ class Actor:
 
     def run(self, woken: threading.Event, stopping: threading.Event) -> None:
         """Run until ``stopping`` is set. Requests in progress are resumed at the next start."""
-        run_until_stopped(self.run_due, woken, stopping, poll_s=POLL_S, report=self._report, kept="actions")
+        run_until_stopped(self.run_due, woken, stopping, poll_s=POLL_S, report=self._report, item_names="actions")
         for running in self._running.values():
             running.child.end()
 
@@ -106,12 +106,12 @@ class Actor:
         for action in self._inbox.actions("recorded"):
             self._try(action.number, self._forward, action)
 
-    def _try(self, number: int, step: Callable[..., None], *given: object) -> None:
+    def _try(self, number: int, step: Callable[..., None], *arguments: object) -> None:
         """Run one step of an action. After a bug the action is left for the next start; the others continue."""
         if number in self._faulty:
             return
         try:
-            step(*given)
+            step(*arguments)
         except (StoreError, OSError):
             raise
         except Exception as error:  # noqa: BLE001 - a bug concerns only this action
@@ -226,9 +226,9 @@ def wanted_actions(
         actions.add(rule.do)
         for limit, run in ((rule.at_most, run_id), (rule.at_most_overall, None)):
             count, seconds = action_rate(limit)
-            made = inbox.recent_actions(rule.do, seconds, run, now_unix_ns=now_unix_ns)
-            made += sum(other.kind == rule.do and run in (None, other.run_id) for other in also_wanted)
-            if made >= count:
+            recent_count = inbox.recent_actions(rule.do, seconds, run, now_unix_ns=now_unix_ns)
+            recent_count += sum(other.kind == rule.do and run in (None, other.run_id) for other in also_wanted)
+            if recent_count >= count:
                 most = limit if run is None else f"{limit.removesuffix(' per run')} per run"
                 yield rule.do, f"not requested: the limit of {most} is reached", None
                 break

@@ -100,16 +100,16 @@ class KnownRuns:
 
     def _folders(self, root: Path) -> Iterator[Path]:
         try:
-            here = root.resolve(strict=True)
-            if is_visible_run(here):
-                yield here
+            resolved = root.resolve(strict=True)
+            if is_visible_run(resolved):
+                yield resolved
                 return
-            with os.scandir(here) as entries:
+            with os.scandir(resolved) as entries:
                 for entry in islice(entries, MAX_RUNS):
                     path = Path(entry.path)
                     if entry.is_symlink():
                         path = path.resolve()
-                        if here not in path.parents:
+                        if resolved not in path.parents:
                             continue
                     yield path
         except (OSError, RuntimeError):  # missing now, or a symlink loop

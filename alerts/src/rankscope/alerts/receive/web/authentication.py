@@ -130,32 +130,34 @@ class Credentials:
 
     def _grafana_signature(self, headers: Headers, now_s: float) -> tuple[bytes, bytes] | None:
         """Return Grafana's signature, and what it covers before the body; ``None`` if it is missing or too old."""
-        given = headers.get(GRAFANA_SIGNATURE, b"").strip().lower()
-        if len(given) != hashlib.sha256().digest_size * 2:
+        signature = headers.get(GRAFANA_SIGNATURE, b"").strip().lower()
+        if len(signature) != hashlib.sha256().digest_size * 2:
             return None
         if self.grafana_timestamp_header is None:
-            return given, b""
+            return signature, b""
         at = headers.get(self.grafana_timestamp_header.lower().encode(), b"")
         if not at.isdigit() or len(at) > 12 or abs(int(at) - now_s) > TOLERANCE_S:
             return None
-        return given, at + b":"
+        return signature, at + b":"
 
     def _grafana(self, headers: Headers, body: bytes, now_s: float) -> bool:
         signature = self._grafana_signature(headers, now_s)
         if signature is None:
             return False
-        given, prefix = signature
+        hex_digest, prefix = signature
         signed = prefix + body
-        return _one_of(given, [hmac.new(secret.value, signed, hashlib.sha256).hexdigest().encode() for secret in self.grafana])
+        return _one_of(
+            hex_digest, [hmac.new(secret.value, signed, hashlib.sha256).hexdigest().encode() for secret in self.grafana]
+        )
 
 
 def _words(headers: Headers) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
 
 
-def _one_of(given: bytes, secrets: Sequence[bytes]) -> bool:
-    """Compare ``given`` with all of ``known``. The duration reveals neither a partial match nor which one matches."""
-    digest = hashlib.sha256(given).digest()
+def _one_of(credential: bytes, secrets: Sequence[bytes]) -> bool:
+    """Compare ``credential`` with all of ``secrets``. The duration reveals neither a partial match nor which one matches."""
+    digest = hashlib.sha256(credential).digest()
     accepted = False
     for secret in secrets:
         accepted |= hmac.compare_digest(digest, hashlib.sha256(secret).digest())

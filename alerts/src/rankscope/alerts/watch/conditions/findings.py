@@ -98,8 +98,8 @@ def _over_budget(analysis: Analysis, budgets: Budgets, rare_share: float) -> Ite
         if own is not None:
             # Decisive evidence first: long lists are shown truncated.
             decisive = [item for item in own.evidence if item.name == f"share.{part}"]
-            rest = [item for item in own.evidence if item not in decisive]
-            yield msgspec.structs.replace(own, evidence=[*decisive, evidence[1], *rest])
+            other_evidence = [item for item in own.evidence if item not in decisive]
+            yield msgspec.structs.replace(own, evidence=[*decisive, evidence[1], *other_evidence])
         else:
             on_cpus = part == "host" and all(rank.device_kind == "cpu" for rank in analysis.ranks)
             summary = f"{share:.0%} {_NEITHER if on_cpus else SAYS[part]}, more than {budget:.0%}."

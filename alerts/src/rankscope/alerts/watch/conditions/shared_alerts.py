@@ -27,16 +27,16 @@ def merge_shared(unmerged: Iterable[Candidate], *, together: Collection[str] = (
     by_name: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in unmerged:
         by_name[candidate.name].append(candidate)
-    kept: list[Candidate] = []
+    merged: list[Candidate] = []
     for name, candidates in by_name.items():
         of_units = [candidate for candidate in candidates if {"rank", "host"} & candidate.alert.labels.keys()]
         most = FEW_RANKS if name in together else MOST_RANKS
         if len(of_units) <= most:
-            kept += candidates
+            merged += candidates
             continue
-        kept += [candidate for candidate in candidates if candidate not in of_units]
-        kept.append(_of_all(of_units))
-    return kept
+        merged += [candidate for candidate in candidates if candidate not in of_units]
+        merged.append(_of_all(of_units))
+    return merged
 
 
 def _of_all(candidates: list[Candidate]) -> Candidate:

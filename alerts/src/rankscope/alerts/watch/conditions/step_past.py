@@ -126,8 +126,8 @@ class StepPast:
         """Share of the time of the last ``steps`` (``None``: all) that very long steps took (over ``RARE_TIMES`` medians)."""
         recent = self._walls.values[-(steps or 0) :].astype(np.float64)
         recent = recent[np.isfinite(recent)]
-        whole = float(recent.sum())
-        return float(recent[recent > RARE_TIMES * np.median(recent)].sum()) / whole if whole > 0 else 0.0
+        total_time = float(recent.sum())
+        return float(recent[recent > RARE_TIMES * np.median(recent)].sum()) / total_time if total_time > 0 else 0.0
 
     def longest_us(self) -> float:
         """Longest time between two steps that may recur: that of a tagged step, or the second longest of all, in microseconds."""

@@ -87,7 +87,7 @@ class AttemptLiveness:
                 watched.gone_s = now_s
 
     def judge(self, looks: Mapping[int, RankSeen], patience_s: float, now_s: float, *, news: bool = True) -> LivenessVerdict:
-        """Judge which ranks are silent or gone; ``seen`` is that of the last ``look``.
+        """Judge which ranks are silent or gone; ``looks``: the last one at each rank.
 
         ``news``: report events before the first look even if no rank has made a step since.
         """

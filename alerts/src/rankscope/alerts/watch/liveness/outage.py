@@ -120,7 +120,7 @@ def _waited_s(info: RankInfo, last: LastStep | None) -> float:
 
 
 def shortest_wait_s(past: StepPast | None, *, dumps_asked: bool) -> float:
-    """Wait after which a rank did not fail by itself. ``asked``: the silent ranks were asked for an answer, and gave none.
+    """Wait after which a rank did not fail by itself. ``dumps_asked``: the silent ranks were asked for an answer, and gave none.
 
     Without an answer to expect, a rank may as well have failed in a checkpoint or evaluation as long as the longest so far.
     """
