@@ -234,10 +234,10 @@ def test_one_click_has_the_server_analyse_and_every_viewer_sees_how_far_it_is(
     memory_runs.put(analysis, table)
     memory_runs.put(analysis, table, run_id="live", name="live", status="live")
     pages = Pages(memory_runs, DashboardConfig())
-    before = pages.changes(PAGE.path, "", whole=False, rows=[], work=False)
-    clicked = pages.changes(PAGE.path, "", whole=False, rows=[], work=True)
+    before = pages.changes(PAGE.path, "", redraw=False, rows=[], work=False)
+    clicked = pages.changes(PAGE.path, "", redraw=False, rows=[], work=True)
     assert memory_runs.requested == ["run-1"], "a live run is analysed while its page is open"
-    assert before["version"] != clicked["version"] == pages.changes(PAGE.path, "", whole=False, rows=[], work=False)["version"]
+    assert before["version"] != clicked["version"] == pages.changes(PAGE.path, "", redraw=False, rows=[], work=False)["version"]
     assert memory_runs.requested == ["run-1"], "the poll of a page starts nothing"
     assert "1 run still to be analysed" in page(memory_runs)
     assert "Analyse them" not in page(memory_runs)

@@ -145,8 +145,8 @@ def alert_counts(alerts: Sequence[AlertRecord], colors: Palette) -> Drawn:
     figure.update_yaxes(title_text=f"alerts per {words}", rangemode="tozero", tickformat=",d", dtick=1 if highest <= 8 else None)
     firing = sum(alert.state == "firing" for alert in alerts)
     most = Counter(alert.name for alert in alerts).most_common(1)[0]
-    says = f"{len(alerts):,} alerts, {firing:,} of them firing; {most[0]} most often, {most[1]:,} times."
-    return Drawn(figure, alert_table(alerts), says)
+    sentence = f"{len(alerts):,} alerts, {firing:,} of them firing; {most[0]} most often, {most[1]:,} times."
+    return Drawn(figure, alert_table(alerts), sentence)
 
 
 def bar_width_s(starts_unix_ns: Sequence[int]) -> tuple[int, str]:

@@ -105,14 +105,10 @@ class _Envelope(msgspec.Struct, frozen=True, rename="camel"):
 class Prometheus:
     """Thread-safe client of one server. Queries raise ``PrometheusError``, or ``InputError`` for an unusable token."""
 
-    def __init__(
-        self, server: Server, *, rankscope_only: bool = False, answer_s: float = ANSWER_S, max_bytes: int = MAX_BYTES
-    ) -> None:
-        """Create a client. ``ours``: rankscope started this server, so it is reached without a proxy or credentials."""
+    def __init__(self, server: Server, *, answer_s: float = ANSWER_S, max_bytes: int = MAX_BYTES) -> None:
         self.name = redact(server.url)
         """Address without credentials, for messages."""
         self._server = server
-        self._ours = rankscope_only
         self._answer_s = answer_s
         self._max_bytes = max_bytes
         self._client = httpx.Client(
@@ -121,7 +117,6 @@ class Prometheus:
             # No keep-alive: a request's deadline learns of its connection only while that is opened.
             limits=httpx.Limits(max_keepalive_connections=0),
             follow_redirects=False,
-            trust_env=not rankscope_only,
             headers={"User-Agent": "rankscope", "Accept": "application/json"},
         )
 
@@ -192,7 +187,7 @@ class Prometheus:
 
     def _credentials(self) -> dict[str, str]:
         file = self._server.token_file
-        if self._ours or (file is None and not os.environ.get(TOKEN_VARIABLE, "").strip()):
+        if file is None and not os.environ.get(TOKEN_VARIABLE, "").strip():
             return {}
         secret = Secret(env=TOKEN_VARIABLE) if file is None else Secret(file=file)
         try:

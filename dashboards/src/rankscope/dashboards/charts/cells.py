@@ -32,7 +32,7 @@ class CellRows(Sequence[tuple[Cell, ...]]):
     def __getitem__(self, at: slice) -> Sequence[tuple[Cell, ...]]: ...
     def __getitem__(self, at: int | slice) -> Any:
         if isinstance(at, slice):
-            return [self[one] for one in range(*at.indices(len(self)))]
+            return [self[number] for number in range(*at.indices(len(self)))]
         row, column = divmod(range(len(self))[at], self.values.shape[1])
         value = float(self.values[row, column])
         return (*self.rows[row], *self.columns[column], None if np.isnan(value) else value)

@@ -65,6 +65,6 @@ def binned(values: NDArray[Any], wide: int) -> NDArray[np.float32]:
 def _padded(values: NDArray[Any], wide: int) -> NDArray[np.float64]:
     """Reshape [..., steps] to [..., points, steps of a point], padded with NaN."""
     count = -(-values.shape[-1] // wide)
-    whole = np.full((*values.shape[:-1], count * wide), np.nan)
-    whole[..., : values.shape[-1]] = values
-    return whole.reshape(*values.shape[:-1], count, wide)
+    padded = np.full((*values.shape[:-1], count * wide), np.nan)
+    padded[..., : values.shape[-1]] = values
+    return padded.reshape(*values.shape[:-1], count, wide)

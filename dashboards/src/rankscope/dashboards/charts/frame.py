@@ -77,9 +77,9 @@ def framed(figure: go.Figure, colors: Palette, *, height: int) -> go.Figure:
     return figure
 
 
-def fix_margins(figure: go.Figure, *, left: int) -> None:
+def fix_margins(figure: go.Figure, *, left_px: int) -> None:
     """Set the margins of a figure whose labels have a known width. Plotly draws a figure twice to measure the labels itself."""
-    figure.update_layout(margin_l=left, margin_b=_AXIS_PX)
+    figure.update_layout(margin_l=left_px, margin_b=_AXIS_PX)
     figure.update_xaxes(automargin=False, tickangle=0)
     figure.update_yaxes(automargin=False)
 

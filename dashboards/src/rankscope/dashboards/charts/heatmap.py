@@ -74,9 +74,9 @@ class MapRows:
 
     def positions(self) -> list[str]:
         """Return the axis position of each row: its items in words, with hosts, as Plotly's hover text shows them."""
-        found = [self.text(self.of(row)) for row in range(len(self))]
+        texts = [self.text(self.of(row)) for row in range(len(self))]
         # Names that were cut may be equal, and Plotly draws equal categories over each other.
-        return found if len(set(found)) == len(found) else [f"{text} (row {row + 1})" for row, text in enumerate(found)]
+        return texts if len(set(texts)) == len(texts) else [f"{text} (row {row + 1})" for row, text in enumerate(texts)]
 
     def text(self, items: Sequence[int]) -> str:
         """Return items in words, which Plotly reads as HTML: ``ranks 4 to 7 on node-1``."""
@@ -318,6 +318,6 @@ def _with_holes(
     A rank without any record is therefore an empty row of the map, not a missing one.
     """
     first_step = int(steps[0])
-    whole = np.full((int(ranks[-1]) + 1, int(steps[-1]) - first_step + 1), np.nan, np.float32)
-    whole[np.ix_(ranks, steps - first_step)] = matrix
-    return whole, first_step
+    expanded = np.full((int(ranks[-1]) + 1, int(steps[-1]) - first_step + 1), np.nan, np.float32)
+    expanded[np.ix_(ranks, steps - first_step)] = matrix
+    return expanded, first_step

@@ -52,8 +52,8 @@ def step_distributions(compared: Compared, colors: Palette) -> Drawn:
         if distribution.percentiles_us
     ]
     if not sides:
-        says = "No side has a usable step: there is nothing to compare."
-        return Drawn(note(says, colors), NO_DATA, says)
+        sentence = "No side has a usable step: there is nothing to compare."
+        return Drawn(note(sentence, colors), NO_DATA, sentence)
     size, unit = time_unit(max(distribution.percentiles_us[99] for _, distribution in sides))
     figure = go.Figure()
     for index, (side, distribution) in enumerate(sides):
@@ -106,8 +106,8 @@ def part_differences(comparison: Comparison, colors: Palette) -> Drawn:
         quantity for quantity in comparison.quantities if quantity.role in ("step", "part") and quantity.difference is not None
     ]
     if not chosen:
-        says = f"{comparison.b} cannot be compared with {comparison.a}: {_why(comparison.quantities)}."
-        return Drawn(note(says, colors), NO_DATA, says)
+        sentence = f"{comparison.b} cannot be compared with {comparison.a}: {_why(comparison.quantities)}."
+        return Drawn(note(sentence, colors), NO_DATA, sentence)
     rows = [_quantity_row(quantity) for quantity in chosen]
     figure = _intervals(rows, colors, _difference(comparison))
     return Drawn(figure, quantities_table(comparison), comparison.summary)
@@ -124,13 +124,13 @@ def own_times(comparison: Comparison, colors: Palette) -> Drawn:
         if quantity.role in ("inside", "window") and quantity.unit == "us" and quantity.difference is not None
     ]
     if not chosen:
-        says = "Neither own times nor profiled steps are known of both sides."
-        return Drawn(note(says, colors), NO_DATA, says)
+        sentence = "Neither own times nor profiled steps are known of both sides."
+        return Drawn(note(sentence, colors), NO_DATA, sentence)
     rows = [_quantity_row(quantity) for quantity in chosen]
     figure = _intervals(rows, colors, _difference(comparison))
     largest = max(rows, key=lambda row: abs(row.difference))
-    says = f"Largest difference: {largest.name}, {_signed(largest.difference)} ({largest.outcome})."
-    return Drawn(figure, quantities_table(comparison), says)
+    sentence = f"Largest difference: {largest.name}, {_signed(largest.difference)} ({largest.outcome})."
+    return Drawn(figure, quantities_table(comparison), sentence)
 
 
 def rank_changes(comparison: Comparison, sides: Sequence[Side], colors: Palette, *, by: str) -> Drawn:
@@ -144,18 +144,18 @@ def rank_changes(comparison: Comparison, sides: Sequence[Side], colors: Palette,
             if len({side.world_size for side in sides}) > 1
             else "own times are not known, or ranks have no peers that do the same work"
         )
-        says = f"Ranks cannot be compared: {why}."
-        return Drawn(note(says, colors), NO_DATA, says)
+        sentence = f"Ranks cannot be compared: {why}."
+        return Drawn(note(sentence, colors), NO_DATA, sentence)
     rows = host_rows(comparison.ranks) if by == "host" else [_rank_row(rank) for rank in comparison.ranks]
     rows.sort(key=lambda row: -abs(row.difference))
     shown = rows[:SHOWN]
     figure = _intervals(shown, colors, f"own time above the peers',<br>{_difference(comparison)}")
     worse = [row.name for row in rows if row.outcome == "worse"]
     more = f" The {SHOWN} that changed most of {len(rows):,} are drawn." if len(rows) > SHOWN else ""
-    says = f"Slower than before, against their peers: {', '.join(worse[:8]) or 'none'}.{more}"
+    sentence = f"Slower than before, against their peers: {', '.join(worse[:8]) or 'none'}.{more}"
     if all(row.outcome == "insufficient_data" for row in rows):
-        says = f"Not enough data to test what changed.{more}"
-    return Drawn(figure, _ranks_table(comparison), says)
+        sentence = f"Not enough data to test what changed.{more}"
+    return Drawn(figure, _ranks_table(comparison), sentence)
 
 
 def host_rows(ranks: Sequence[RankShift]) -> list[_Row]:
@@ -280,8 +280,8 @@ def steps_overlay(lines: Sequence[tuple[str, Trend]], colors: Palette, *, at: in
     courses = [(name, trend, course_of(trend, 0, len(trend.steps))) for name, trend in lines if len(trend.steps)]
     courses = [row for row in courses if np.isfinite(row[2].longest_us).any()]
     if not courses:
-        says = "Step times of these runs are not known."
-        return Drawn(note(says, colors), NO_DATA, says)
+        sentence = "Step times of these runs are not known."
+        return Drawn(note(sentence, colors), NO_DATA, sentence)
     size, unit = time_unit(max(float(np.nanmax(course.longest_us)) for *_, course in courses))
     figure = go.Figure()
     for index, (name, _, course) in enumerate(courses):

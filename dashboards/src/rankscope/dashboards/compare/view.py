@@ -212,7 +212,7 @@ def _throughput(side: Side) -> str:
 
 def _differences(result: CompareResult, state: PageState) -> list[Block]:
     comparison = _chosen(result, state)
-    pairs = [{"value": one.b, "label": f"{one.b} against {one.a}"} for one in result.comparisons]
+    pairs = [{"value": pair.b, "label": f"{pair.b} against {pair.a}"} for pair in result.comparisons]
     several = len({rank.host_b for rank in comparison.ranks}) > 1  # a single host has no peers to compare with; its ranks do
     units = [{"value": "host", "label": "Hosts"}, {"value": "rank", "label": "Ranks"}]
     return [

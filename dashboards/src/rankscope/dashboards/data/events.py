@@ -124,8 +124,8 @@ class EventFinder:
         self.simulated = self.simulated or sample.simulated
         now = sample.unix_ns
         if (active := sample.throttle_reasons) is not None:
-            for reason, says in THROTTLES.items():
-                self._note(reason, now, says if reason in active else None)
+            for reason, description in THROTTLES.items():
+                self._note(reason, now, description if reason in active else None)
         for counter in COUNTED:
             self._count(counter, sample)
         if not is_idle(sample):
@@ -140,13 +140,13 @@ class EventFinder:
         going_on = (self._event(what, open_event) for what, open_event in self._open.items() if _is_one(what, open_event))
         return [*chain.from_iterable(self._done.values()), *going_on]
 
-    def _note(self, what: str, now: int, says: str | None) -> None:
-        """Open, extend or close the event ``what``. ``says`` describes it in a sample; ``None``: the sample does not show it."""
+    def _note(self, what: str, now: int, description: str | None) -> None:
+        """Open, extend or close the event ``what``. ``description``: how a sample shows it; ``None``: it does not."""
         open_event = self._open.get(what)
-        if says is not None and open_event is None:
-            self._open[what] = _Open(now, now, says)
-        elif says is not None and open_event is not None:
-            open_event.until, open_event.detail = now, says
+        if description is not None and open_event is None:
+            self._open[what] = _Open(now, now, description)
+        elif description is not None and open_event is not None:
+            open_event.until, open_event.detail = now, description
         elif open_event is not None:
             self._close(what)
 
@@ -169,12 +169,12 @@ class EventFinder:
         open_event.until, open_event.count = sample.unix_ns, open_event.count + rise
         open_event.detail = f"{COUNTED[counter][1]}: {open_event.count:,.0f}"
 
-    def _link(self, name: str, says: str, sample: HardwareSample) -> None:
+    def _link(self, name: str, template: str, sample: HardwareSample) -> None:
         value: int | None = getattr(sample, name)
         if value is None:
             return
         most = self._most[name] = max(self._most.get(name, 0), value)
-        self._note(name, sample.unix_ns, says.format(value, most) if value < most else None)
+        self._note(name, sample.unix_ns, template.format(value, most) if value < most else None)
 
     def _drop(self, sample: HardwareSample) -> None:
         """Note a clock drop: two low samples in a row. The usual clock is averaged over the samples that are not low."""
@@ -182,8 +182,8 @@ class EventFinder:
         if clock is None:
             return
         if self._busy >= _USUAL_AFTER and clock < _DROP * self._clock:
-            says = f"SM clock {clock / 1e6:,.0f} MHz, usual while busy are {self._clock / 1e6:,.0f}"
-            self._note("clock", sample.unix_ns, says)
+            description = f"SM clock {clock / 1e6:,.0f} MHz, usual while busy are {self._clock / 1e6:,.0f}"
+            self._note("clock", sample.unix_ns, description)
             return
         self._busy += 1
         self._clock += (clock - self._clock) / min(self._busy, 100)
@@ -230,8 +230,8 @@ def most_important(all_events: Iterable[HardwareEvent], left_out: int, most: int
         all_events,
         key=lambda event: (KINDS.index(event.kind), event.unix_ns - event.until_unix_ns, event.unix_ns, event.gpu_uuid),
     )
-    kept = sorted(events[:most], key=lambda event: (event.unix_ns, event.gpu_uuid, event.kind))
-    return Events(kept, left_out + len(events) - len(kept))
+    chosen_events = sorted(events[:most], key=lambda event: (event.unix_ns, event.gpu_uuid, event.kind))
+    return Events(chosen_events, left_out + len(events) - len(chosen_events))
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,15 +225,15 @@ def in_steps(rows: Rows, metric: str, starts_ns: NDArray[np.int64], walls_us: ND
     times = rows["unix_ns"]
     finite = np.isfinite(rows[metric])
     stale_ns = min(STALE_AFTER * float(np.median(np.diff(times))), _MOST_STALE_NS) if len(times) > 1 else 0.0
-    times, told = times[finite], np.append(rows[metric][finite], np.float32(np.nan))
+    times, readings = times[finite], np.append(rows[metric][finite], np.float32(np.nan))
     if not len(recorded) or not len(times):
         return values
     starts = starts_ns[recorded]
     low = np.searchsorted(times, starts, "left")
     high = np.searchsorted(times, starts + (walls_us[recorded] * 1000).astype(np.int64), "left")
     # reduceat reduces each [low, high); for an empty range it returns the value at low, which is replaced below.
-    within = worst_of(metric).reduceat(told, np.stack([low, high], axis=1).ravel())[::2]
+    within = worst_of(metric).reduceat(readings, np.stack([low, high], axis=1).ravel())[::2]
     before = np.maximum(low - 1, 0)
     fresh = (low > 0) & (starts - times[before] <= stale_ns)
-    values[recorded] = np.where(high > low, within, np.where(fresh, told[before], np.nan))
+    values[recorded] = np.where(high > low, within, np.where(fresh, readings[before], np.nan))
     return values

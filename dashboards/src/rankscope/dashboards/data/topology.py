@@ -44,8 +44,8 @@ class Topology(msgspec.Struct, frozen=True):
     @property
     def dimensions(self) -> list[str]:
         """Parallel dimensions in which any rank's coordinate is known, outermost first."""
-        known = {name for place in self.places for name in place.coordinates} - _WORDS
-        return [*(name for name in self.layout if name in known), *sorted(known - set(self.layout))]
+        known_dimensions = {name for place in self.places for name in place.coordinates} - _WORDS
+        return [*(name for name in self.layout if name in known_dimensions), *sorted(known_dimensions - set(self.layout))]
 
 
 _WORDS: Final = {"rank", "host", "imposed"}

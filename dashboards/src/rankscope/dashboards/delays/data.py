@@ -121,14 +121,14 @@ class Delays(msgspec.Struct, frozen=True, kw_only=True):
 
 def delays_of(run: RunEvidence) -> Delays:
     """Compute the ``Delays`` of a run that has been read."""
-    charges = [_charged(one) for one in run.compared]
+    charges = [_charged(own_times) for own_times in run.compared]
     windows = bool(run.blame.steps)
-    groups = list(_window_groups(run)) if windows else [_step_group(run, one) for one in run.compared]
+    groups = list(_window_groups(run)) if windows else [_step_group(run, own_times) for own_times in run.compared]
     groups += _directed_groups(run)
     groups.sort(key=lambda group: -group.imposed_us)
     return Delays(
         matrix_source="windows" if windows else "steps" if run.compared else None,
-        matrix_steps=len(run.blame.steps) if windows else max((one.own.shape[1] for one in run.compared), default=0),
+        matrix_steps=len(run.blame.steps) if windows else max((own_times.own.shape[1] for own_times in run.compared), default=0),
         groups=_told_apart(groups[:MOST_GROUPS]),
         groups_left_out=max(0, len(groups) - MOST_GROUPS),
         ranks=_ranks(run, charges, windows=windows),
@@ -138,12 +138,12 @@ def delays_of(run: RunEvidence) -> Delays:
 
 def _told_apart(groups: Sequence[WaitGroup]) -> list[WaitGroup]:
     """Return the groups with unique keys: repeated keys get a number."""
-    seen: dict[str, int] = {}
-    found: list[WaitGroup] = []
+    counts: dict[str, int] = {}
+    unique_groups: list[WaitGroup] = []
     for group in groups:
-        seen[group.key] = number = seen.get(group.key, 0) + 1
-        found.append(group if number == 1 else msgspec.structs.replace(group, key=f"{group.key} ({number})"))
-    return found
+        counts[group.key] = number = counts.get(group.key, 0) + 1
+        unique_groups.append(group if number == 1 else msgspec.structs.replace(group, key=f"{group.key} ({number})"))
+    return unique_groups
 
 
 def _window_groups(run: RunEvidence) -> Iterator[WaitGroup]:
@@ -167,10 +167,10 @@ def _directed_groups(run: RunEvidence) -> list[WaitGroup]:
         _group(
             run,
             f"{name}: sends, receives and operations with a root",
-            sorted({rank for pair in found for rank in pair}),
-            ((origin, waiter, waited) for (origin, waiter), waited in found.items()),
+            sorted({rank for pair in waits_by_pair for rank in pair}),
+            ((origin, waiter, waited) for (origin, waiter), waited in waits_by_pair.items()),
         )
-        for name, found in pairs.items()
+        for name, waits_by_pair in pairs.items()
     ]
 
 
@@ -179,8 +179,8 @@ def _step_group(run: RunEvidence, judged: StepOwnTimes) -> WaitGroup:
     axis = _axis(run, judged.ranks)
     matrix = axis.no_cells()
     for victim in range(len(matrix)):
-        mine = wait[axis.of == victim].sum(axis=0)
-        matrix[:, victim] = np.bincount(axis.of[last], weights=mine, minlength=len(matrix))
+        victim_waits = wait[axis.of == victim].sum(axis=0)
+        matrix[:, victim] = np.bincount(axis.of[last], weights=victim_waits, minlength=len(matrix))
     stages = {stage_of(run.infos.get(rank)) for rank in judged.ranks}
     stage = stages.pop() if len(stages) == 1 else None
     label = _members(judged.ranks) if stage is None else f"stage {stage} · {_members(judged.ranks)}"
@@ -235,11 +235,11 @@ def _axis(run: RunEvidence, members: Sequence[int]) -> _Axis:
     if len(members) <= RANK_BY_RANK:
         return _Axis(members, [str(rank) for rank in members], np.arange(len(members)))
     hosts = [run.hosts.get(rank, "host not known") for rank in members]
-    known = list(dict.fromkeys(hosts))
-    each = -(-len(known) // MOST_NAMES)
-    several = [known[at : at + each] for at in range(0, len(known), each)]
+    host_names = list(dict.fromkeys(hosts))
+    each = -(-len(host_names) // MOST_NAMES)
+    several = [host_names[at : at + each] for at in range(0, len(host_names), each)]
     names = [some[0] if len(some) == 1 else f"{some[0]} … {some[-1]}" for some in several]
-    place = {host: at // each for at, host in enumerate(known)}
+    place = {host: at // each for at, host in enumerate(host_names)}
     return _Axis(members, names, np.array([place[host] for host in hosts], dtype=np.intp))
 
 
@@ -307,21 +307,21 @@ def _charged(judged: StepOwnTimes) -> _Charged:
     ranks = _LastRanks(judged, last)
     excess = ranks.excess("own_us")
     assert excess is not None  # judged ranks have own times
-    left = excess.copy()
+    remaining = excess.copy()
     taken: dict[str, Values] = {}
     for row in _EXPLAINED:
         if (amount := ranks.excess_of(row)) is not None:
             cause = row.explained_by or row.cause
-            taken[cause] = np.minimum(amount, left)
-            left = left - taken[cause]
+            taken[cause] = np.minimum(amount, remaining)
+            remaining = remaining - taken[cause]
     inside = {phase: amount for phase in _PHASES if (amount := ranks.excess(f"own_{phase}_us")) is not None}
-    total = sum(inside.values(), start=np.zeros_like(left))
+    total = sum(inside.values(), start=np.zeros_like(remaining))
     # Phases contain the causes taken above, so each phase gets its share of the remainder.
-    part = np.divide(np.minimum(total, left), total, out=np.zeros_like(total), where=total > 0)
+    part = np.divide(np.minimum(total, remaining), total, out=np.zeros_like(total), where=total > 0)
     for phase, amount in inside.items():
         taken[phase] = amount * part
-    left = left - total * part
-    taken["unknown"] = left
+    remaining = remaining - total * part
+    taken["unknown"] = remaining
     # Wait without any excess own time has no known cause.
     scale = np.divide(wait, excess, out=np.zeros_like(excess), where=excess > 0)
     causes = {cause: amount * scale for cause, amount in taken.items()}
@@ -344,10 +344,10 @@ def _ranks(run: RunEvidence, charges: Sequence[_Charged], *, windows: bool) -> l
     last_in: dict[int, int] = {}
     for charge in charges:
         for rank, count in zip(*np.unique(charge.rank, return_counts=True), strict=True):
-            mine = charge.rank == rank
+            of_rank = charge.rank == rank
             last_in[int(rank)] = int(count)
-            by_cause[int(rank)] = {cause: float(amount[mine].sum()) for cause, amount in charge.causes.items()}
-    found = [
+            by_cause[int(rank)] = {cause: float(amount[of_rank].sum()) for cause, amount in charge.causes.items()}
+    delays = [
         RankDelay(
             rank=rank,
             direct_us=direct.get(rank, 0.0) if windows else None,
@@ -359,7 +359,7 @@ def _ranks(run: RunEvidence, charges: Sequence[_Charged], *, windows: bool) -> l
         )
         for rank in sorted({*direct, *knock_on, *by_cause})
     ]
-    return sorted(found, key=lambda row: (-(row.steps_us or 0.0), -(row.direct_us or 0.0), row.rank))
+    return sorted(delays, key=lambda row: (-(row.steps_us or 0.0), -(row.direct_us or 0.0), row.rank))
 
 
 def _timeline(charges: Sequence[_Charged]) -> CauseTimeline:
@@ -373,8 +373,8 @@ def _timeline(charges: Sequence[_Charged]) -> CauseTimeline:
         at = np.searchsorted(steps, charge.steps) // width
         for cause, amount in charge.causes.items():
             sums[cause] += np.bincount(at, weights=amount, minlength=count)
-        whole = sum(charge.causes.values(), start=np.zeros(len(at)))
-        for bin_, rank, amount in zip(at.tolist(), charge.rank.tolist(), whole.tolist(), strict=True):
+        cause_total = sum(charge.causes.values(), start=np.zeros(len(at)))
+        for bin_, rank, amount in zip(at.tolist(), charge.rank.tolist(), cause_total.tolist(), strict=True):
             by_rank[bin_][rank] = by_rank[bin_].get(rank, 0.0) + amount
     worst = [max(of, key=lambda rank, of=of: (of[rank], -rank)) for of in by_rank]  # type: ignore[misc]
     totals = [sum(of.values()) for of in by_rank]

@@ -164,10 +164,10 @@ def cause_bars(
     names: BarNames = PLAIN,
 ) -> go.Figure:
     """Draw horizontal stacked bars per cause for the ranks or hosts that imposed the most wait."""
-    known = [rank for rank in ranks if rank.steps_us is not None]
-    if not known:
+    known_ranks = [rank for rank in ranks if rank.steps_us is not None]
+    if not known_ranks:
         return note(NO_STEPS if not ranks or ranks[0].steps_us is None else NO_CAUSES, colors)
-    top = sorted((rank for rank in known if rank.steps_us), key=lambda rank: -(rank.steps_us or 0.0))[:MOST_CAUSE_BARS]
+    top = sorted((rank for rank in known_ranks if rank.steps_us), key=lambda rank: -(rank.steps_us or 0.0))[:MOST_CAUSE_BARS]
     if not top:
         return note(NO_CAUSES, colors)
     longest = top[0].steps_us or 0.0
@@ -193,11 +193,11 @@ def cause_bars(
 
 def _visible(causes: Mapping[str, Sequence[float]]) -> dict[str, NDArray[np.float64]]:
     """Return the values by cause, in stacking order. Causes that no bar shows, below 1% of the highest, count as unknown."""
-    known = {key: np.array(causes[key], np.float64) for key in CHARGED if key in causes}
-    whole = sum(known.values(), start=np.zeros(1))
-    shown = {key: values for key, values in known.items() if key != "unknown" and values.max() >= 0.01 * whole.max()}
-    rest = whole - sum(shown.values(), start=np.zeros(1))
-    return {**shown, **({"unknown": rest} if rest.max() >= 1e-6 * whole.max() else {})}
+    by_cause = {key: np.array(causes[key], np.float64) for key in CHARGED if key in causes}
+    total = sum(by_cause.values(), start=np.zeros(1))
+    shown = {key: values for key, values in by_cause.items() if key != "unknown" and values.max() >= 0.01 * total.max()}
+    unshown = total - sum(shown.values(), start=np.zeros(1))
+    return {**shown, **({"unknown": unshown} if unshown.max() >= 1e-6 * total.max() else {})}
 
 
 def cause_timeline(timeline: CauseTimeline | None, colors: Palette) -> go.Figure:

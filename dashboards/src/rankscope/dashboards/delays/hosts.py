@@ -16,7 +16,7 @@ Row = TypeVar("Row", ImposedWait, RankDelay)
 
 def imposed_by_host(rows: Iterable[ImposedWait], hosts: Mapping[int, str], worst: Mapping[str, int]) -> list[ImposedWait]:
     """Return a row per host, most imposed first. ``worst``: rank that stands for each host."""
-    found = [
+    host_rows = [
         ImposedWait(
             rank=worst[host],
             imposed_us=sum(row.imposed_us for row in of_host),
@@ -25,12 +25,12 @@ def imposed_by_host(rows: Iterable[ImposedWait], hosts: Mapping[int, str], worst
         )
         for host, of_host in _grouped(rows, hosts).items()
     ]
-    return sorted(found, key=lambda row: -row.imposed_us)
+    return sorted(host_rows, key=lambda row: -row.imposed_us)
 
 
 def delays_by_host(rows: Iterable[RankDelay], hosts: Mapping[int, str], worst: Mapping[str, int]) -> list[RankDelay]:
     """Return a row per host, most imposed first. ``worst``: rank that stands for each host."""
-    found = [
+    host_rows = [
         RankDelay(
             rank=worst[host],
             direct_us=_sum([row.direct_us for row in of_host]),
@@ -42,7 +42,7 @@ def delays_by_host(rows: Iterable[RankDelay], hosts: Mapping[int, str], worst: M
         )
         for host, of_host in _grouped(rows, hosts).items()
     ]
-    return sorted(found, key=lambda row: (-(row.steps_us or 0.0), -(row.direct_us or 0.0), row.rank))
+    return sorted(host_rows, key=lambda row: (-(row.steps_us or 0.0), -(row.direct_us or 0.0), row.rank))
 
 
 def group_by_host(group: WaitGroup, hosts: Mapping[int, str]) -> WaitGroup:
@@ -77,13 +77,13 @@ def _grouped(rows: Iterable[Row], hosts: Mapping[int, str]) -> dict[str, list[Ro
 
 
 def _causes(rows: Sequence[RankDelay]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for row in rows:
         for cause, us in row.causes_us.items():
-            found[cause] = found.get(cause, 0.0) + us
-    return found
+            totals[cause] = totals.get(cause, 0.0) + us
+    return totals
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    known_values = [value for value in values if value is not None]
+    return sum(known_values) if known_values else None

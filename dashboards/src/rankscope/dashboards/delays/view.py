@@ -117,10 +117,10 @@ def _matrix(run: RunData, state: PageState, colors: Palette) -> Drawn:
     what = "host" if group.by_host else "rank"
     cells = sorted(zip(group.victims, group.origins, group.waited_us, strict=True), key=lambda cell: -cell[2])
     rows = [(group.names[victim], group.names[origin], waited) for victim, origin, waited in cells]
-    says = "No rank of this group waited"
+    sentence = "No rank of this group waited"
     if rows:
         victim_name, origin_name, waited = rows[0]
-        says = f"In {group.label}, {what} {victim_name} waited longest: {duration(waited)} for {what} {origin_name}"
+        sentence = f"In {group.label}, {what} {victim_name} waited longest: {duration(waited)} for {what} {origin_name}"
     hosts = known_hosts(run.analysis)
     if group.by_host:
         blamed, picked = blamed_hosts(run.analysis), None if state.rank is None else hosts.get(state.rank)
@@ -138,7 +138,7 @@ def _matrix(run: RunData, state: PageState, colors: Palette) -> Drawn:
             picked=None if picked is None else place.get(picked),
         ),
         FigureData((f"{what} that waited", f"{what} waited for", "wait [us]"), rows),
-        says,
+        sentence,
     )
 
 
@@ -174,7 +174,7 @@ def _about_matrix(run: RunData, state: PageState) -> list[Block]:
         text += (
             f" {count(group.ranks, 'rank')}, shown host by host; on the diagonal is what ranks of a host waited for each other."
         )
-    total = sum(one.imposed_us for one in delays.groups)
+    total = sum(wait_group.imposed_us for wait_group in delays.groups)
     if len(delays.groups) > 1 and total > 0:
         text += f" This group has {percent(group.imposed_us / total)} of the waiting in {count(len(delays.groups), 'group')}."
     if delays.groups_left_out:
@@ -196,21 +196,22 @@ def _group_choice(run: RunData, state: PageState) -> Block:
 
 def _cause_bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
     ranks, names = _delay_rows(run, state), _names(run, state)
-    known = [rank for rank in ranks if rank.steps_us]
-    says = "What made ranks late is not known"
-    if known:
-        cause = max(known[0].causes_us, key=lambda name: known[0].causes_us[name])
-        cost = duration(known[0].steps_us or 0.0)
-        says = (
-            f"{names.what.capitalize()} {names.item(known[0].rank)} cost the others {cost}, most of it by: {CAUSES[cause].label}"
+    known_ranks = [rank for rank in ranks if rank.steps_us]
+    sentence = "What made ranks late is not known"
+    if known_ranks:
+        worst = known_ranks[0]
+        cause = max(worst.causes_us, key=lambda name: worst.causes_us[name])
+        cost = duration(worst.steps_us or 0.0)
+        sentence = (
+            f"{names.what.capitalize()} {names.item(worst.rank)} cost the others {cost}, most of it by: {CAUSES[cause].label}"
         )
     return Drawn(
         cause_bars(ranks, colors, names=names),
         FigureData(
             (names.what, "imposed wait [us]", *(f"{CAUSES[cause].label} [us]" for cause in CHARGED)),
-            [(names.item(rank.rank), rank.steps_us, *(rank.causes_us.get(key) for key in CHARGED)) for rank in known],
+            [(names.item(rank.rank), rank.steps_us, *(rank.causes_us.get(key) for key in CHARGED)) for rank in known_ranks],
         ),
-        says,
+        sentence,
     )
 
 
@@ -228,15 +229,15 @@ def _timeline(run: RunData, _state: PageState, colors: Palette) -> Drawn:
     ]  # fmt: skip
     totals = [sum(timeline.causes_us[cause][at] for cause in causes) for at in range(len(timeline.first))]
     worst = max(range(len(totals)), key=lambda at: totals[at] / timeline.steps[at], default=None)
-    says = "No rank made others wait"
+    sentence = "No rank made others wait"
     if worst is not None and totals[worst] > 0:
         span = span_of(timeline.first[worst], timeline.last[worst])
-        says = f"The others waited longest per step in {span}, most of it for rank {timeline.worst[worst]}"
+        sentence = f"The others waited longest per step in {span}, most of it for rank {timeline.worst[worst]}"
     columns = ("first step", "last step", "steps judged", "rank charged with most", "its share")
     return Drawn(
         cause_timeline(timeline, colors),
         FigureData((*columns, *(f"{CAUSES[cause].label} [us]" for cause in causes)), rows),
-        says,
+        sentence,
     )
 
 

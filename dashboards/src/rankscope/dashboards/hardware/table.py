@@ -74,15 +74,15 @@ def gpu_rows(gpus: Sequence[Gpu], figures: Sequence[GpuFigures], shared: Mapping
     return [_row(gpu, own, shared.get(gpu.gpu_uuid)) for gpu, own in zip(gpus, figures, strict=True)]
 
 
-def _row(gpu: Gpu, own: GpuFigures, whole: GpuFigures | None) -> dict[str, Any]:
+def _row(gpu: Gpu, own: GpuFigures, parent_figures: GpuFigures | None) -> dict[str, Any]:
     def told(kind: str, gauge: str, size: float = 1.0) -> float | None:
         """Return a value of the device itself, or else of the GPU that contains it, divided by ``size``."""
-        values = [getattr(activity, kind)[gauge] for activity in (own, whole) if activity is not None]
+        values = [getattr(activity, kind)[gauge] for activity in (own, parent_figures) if activity is not None]
         return next((float(value) / size for value in values if math.isfinite(value)), None)
 
     power, limit = told("medians", "power_watts"), told("lowest", "power_limit_watts")
     clocks = next(
-        (activity for activity in (own, whole) if activity is not None and math.isfinite(activity.low_clock_hertz)), None
+        (activity for activity in (own, parent_figures) if activity is not None and math.isfinite(activity.low_clock_hertz)), None
     )
     return {
         "id": gpu.gpu_uuid,
@@ -132,10 +132,10 @@ def _link_errors(gpu: Gpu) -> int | None:
 def _links(gpu: Gpu) -> str | None:
     """Return the last state of the links, with the worst or best state of the run if it differs from the last."""
     sentences = []
-    for link, says in _LINKS.items():
+    for link, template in _LINKS.items():
         if (state := gpu.links.get(link)) is not None:
             worst = state.highest if link == "nvlinks_down" else state.lowest
             best = state.lowest if link == "nvlinks_down" else state.highest
             was = f" (was {worst})" if worst != state.last else f" (had {best})" if best != state.last else ""
-            sentences.append(says.format(state.last) + was)
+            sentences.append(template.format(state.last) + was)
     return ", ".join(sentences) or None

@@ -208,7 +208,9 @@ def _rows(run: RunData, state: PageState) -> list[dict[str, Any]]:
     gpus, figures = shown.hardware.gpus, figures_of(shown.hardware, shown.columns)
     of = {(gpu.host, bare(gpu.gpu_uuid)): row for gpu, row in zip(gpus, figures, strict=True)}
     parents = ((gpu, of.get((gpu.host, bare(gpu.parent_uuid)))) for gpu in gpus if gpu.parent_uuid is not None)
-    return gpu_rows(gpus, figures, {gpu.gpu_uuid: whole for gpu, whole in parents if whole is not None})
+    return gpu_rows(
+        gpus, figures, {gpu.gpu_uuid: parent_figures for gpu, parent_figures in parents if parent_figures is not None}
+    )
 
 
 def _with_gpu(state: PageState, gpu: Gpu) -> PageState:

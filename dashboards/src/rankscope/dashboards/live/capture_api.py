@@ -48,10 +48,10 @@ def register(server: flask.Flask, source: RunSource, config: DashboardConfig) ->
     def tell(run_id: str, request_id: str) -> flask.typing.ResponseReturnValue:
         return _answer(200, lambda: capture_state(source, run_id, request_id))
 
-    def unknown(rest: str) -> flask.typing.ResponseReturnValue:
-        return {"error": f"there is no /api/{sanitize(rest)}; docs/dashboard-access.md has what there is"}, 404
+    def unknown(path: str) -> flask.typing.ResponseReturnValue:
+        return {"error": f"there is no /api/{sanitize(path)}; docs/dashboard-access.md has what there is"}, 404
 
-    server.add_url_rule("/api/<path:rest>", "unknown_to_scripts", unknown, methods=["GET", "POST"])
+    server.add_url_rule("/api/<path:path>", "unknown_to_scripts", unknown, methods=["GET", "POST"])
     server.add_url_rule("/api/run/<path:run_id>/capture", "ask_for_capture", ask, methods=["POST"])
     server.add_url_rule("/api/run/<path:run_id>/capture/<request_id>", "tell_of_capture", tell, methods=["GET"])
 

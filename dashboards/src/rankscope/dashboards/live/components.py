@@ -111,7 +111,7 @@ def _(block: model.Heading) -> Component:
 @component.register
 def _(block: model.Items) -> Component:
     kind = html.Ol if block.ordered else html.Ul
-    items = [html.Li(drawn(cast("Any", one)) if _are_blocks(one) else line(cast("Any", one))) for one in block.entries]
+    items = [html.Li(drawn(cast("Any", entry)) if _are_blocks(entry) else line(cast("Any", entry))) for entry in block.entries]
     return kind(items, **_given(className=block.style))
 
 
@@ -121,7 +121,7 @@ def _are_blocks(item: Any) -> bool:
 
 @component.register
 def _(block: model.Facts) -> Component:
-    return html.Dl([_fact(one) for one in block.facts], className=f"facts tone-{block.tone}" if block.tone else "facts")
+    return html.Dl([_fact(fact) for fact in block.facts], className=f"facts tone-{block.tone}" if block.tone else "facts")
 
 
 def _fact(fact: model.Fact) -> Component:
@@ -138,8 +138,8 @@ def _fact(fact: model.Fact) -> Component:
 @component.register
 def _(block: model.Terms) -> Component:
     rows = [
-        html.Div([html.Dt(term), html.Dd(line(meaning), className="" if known else "unknown")])
-        for term, meaning, known in block.terms
+        html.Div([html.Dt(term), html.Dd(line(meaning), className="" if is_known else "unknown")])
+        for term, meaning, is_known in block.terms
     ]
     return html.Dl(rows, **_given(className=block.style))
 
@@ -353,7 +353,7 @@ def _(block: model.Section) -> Component:
                     html.P(line(help_text), className="help"),
                 ]
             ),
-            html.Div([*drawn(block.tools), *(_save_table(one, block.title) for one in block.blocks)], className="tools"),
+            html.Div([*drawn(block.tools), *(_save_table(nested, block.title) for nested in block.blocks)], className="tools"),
         ],
         className="section-head",
     )

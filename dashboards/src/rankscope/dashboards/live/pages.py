@@ -67,9 +67,9 @@ class Pages:
     def _blocks(self, path: object, search: str | None) -> Sequence[Block]:
         if (page := site_page(path)) is not None:
             return page.blocks(self.source, search, self.config)
-        if (found := _view_at(path)) is None:
+        if (location := _view_at(path)) is None:
             return []
-        run, view = self._run(found[0]), found[1]
+        run, view = self._run(location[0]), location[1]
         return [_head(run), *view.blocks(run, PageState.parse(search))]
 
     def figure(self, path: object, search: object, name: str, colors: Palette) -> tuple[Drawn, bool] | None:
@@ -94,14 +94,14 @@ class Pages:
             _LOG.exception("page %s", sanitize(str(path)))
             return _fixed(path, problem("This page could not be made", OUR_FAULT), "Error")
 
-    def changes(self, path: object, search: object, *, whole: bool, rows: Sequence[str], work: bool) -> dict[str, Any]:
+    def changes(self, path: object, search: object, *, redraw: bool, rows: Sequence[str], work: bool) -> dict[str, Any]:
         """Return the present version of a page, and for a run how it goes on.
 
-        ``whole``: the page has nothing to show yet. ``rows``: ids of rows of its list to return. ``work``: start its work.
+        ``redraw``: the page has nothing to show yet. ``rows``: ids of rows of its list to return. ``work``: start its work.
         """
         query = search if isinstance(search, str) else None
         try:
-            if whole:
+            if redraw:
                 self._blocks(path, query)  # raises NotReadyError
             if (page := site_page(path)) is not None:
                 return self._site_changes(page, query, rows, work=work)
@@ -110,7 +110,7 @@ class Pages:
             run = self._run(place[0])
             return {**self._shown(run), "note": stale_note(run)}
         except NotReadyError as error:
-            return {"version": error.progress.sentence} if whole else {}  # a page with content keeps it
+            return {"version": error.progress.sentence} if redraw else {}  # a page with content keeps it
         except RankscopeError as error:
             # The run or folder is being moved or written: the page keeps its content and polls again.
             return {"note": f"{AS_IT_WAS} {error}"}
@@ -163,12 +163,12 @@ class Pages:
             return _waiting(path, summary.name, summary.name, error)
         try:
             blocks = view.blocks(run, state)
-            content, whole = _content(blocks, colors), _has_nothing(blocks)
+            content, redraw = _content(blocks, colors), _has_nothing(blocks)
         except NotReadyError as error:
-            content, whole = [_not_ready(summary.name, error)], True
+            content, redraw = [_not_ready(summary.name, error)], True
             now |= {"version": error.progress.sentence, "every_ms": WAITING_MS}
         except RankscopeError as error:  # other views may still work
-            content, whole = [html.Section(html.P(str(error), className="reason"), className="card", role="alert")], False
+            content, redraw = [html.Section(html.P(str(error), className="reason"), className="card", role="alert")], False
         page = html.Div(
             [
                 html.Header(
@@ -184,7 +184,7 @@ class Pages:
             ],
             className="stack",
         )
-        return Page(page, summary.name, {"path": path, **now, "whole": whole})
+        return Page(page, summary.name, {"path": path, **now, "whole": redraw})
 
     def _site(self, page: SitePage, path: object, search: str | None, colors: Palette) -> Page:
         every_ms = 0 if page.version is None else int(self.config.poll_interval_s * 1000)
@@ -198,8 +198,10 @@ class Pages:
             return _fixed(path, problem(f"{page.title}: this cannot be shown", str(error)), page.title)
         note = html.P("", id="page-note", className="reason", role="status")
         no_views = html.Nav(id="views", hidden=True)  # callbacks that keep the selection write into it
-        whole = html.Div([*content, note, no_views, _address(search)], className="stack wide" if page.wide else "stack")
-        return Page(whole, page.title, {"path": path, "version": version, "every_ms": every_ms, "whole": _has_nothing(blocks)})
+        page_content = html.Div([*content, note, no_views, _address(search)], className="stack wide" if page.wide else "stack")
+        return Page(
+            page_content, page.title, {"path": path, "version": version, "every_ms": every_ms, "whole": _has_nothing(blocks)}
+        )
 
 
 def _view_at(path: object) -> tuple[str, View] | None:
@@ -314,11 +316,11 @@ def view_links(run_id: str, current: str, state: PageState) -> list[Component]:
 
 def site_links(pathname: object) -> list[Component]:
     """Return the navigation in the head of every page."""
-    here = site_page(pathname)
+    current_page = site_page(pathname)
     return [
         html.Span(
-            dcc.Link(page.title, href=page.path, className="site-link current" if page is here else "site-link"),
-            **aria(current="page" if page is here else "false"),
+            dcc.Link(page.title, href=page.path, className="site-link current" if page is current_page else "site-link"),
+            **aria(current="page" if page is current_page else "false"),
         )
         for page in SITE
         if page.in_navigation

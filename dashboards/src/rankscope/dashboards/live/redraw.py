@@ -130,7 +130,7 @@ def _report_changes(app: Dash, pages: Pages) -> None:
         changed = pages.changes(
             asked_state.get("path"),
             asked_state.get("search"),
-            whole=bool(asked_state.get("whole")),
+            redraw=bool(asked_state.get("whole")),
             rows=ids,
             work=bool(asked_state.get("work")),
         )

@@ -25,9 +25,9 @@ def register(app: Dash, pages: Pages) -> None:
     """Add the callbacks."""
 
     def page_content() -> flask.Response:
-        asked = flask.request.args
+        query = flask.request.args
         with time_zone(flask.request.cookies.get(ZONE_COOKIE)):
-            page = pages.page(asked.get("path"), asked.get("search"), palette(asked.get("scheme")))
+            page = pages.page(query.get("path"), query.get("search"), palette(query.get("scheme")))
         content = {"content": page.content, "title": f"{page.name} · {pages.config.title}", "shown": page.shown}
         return flask.Response(to_json_plotly(content), mimetype="application/json", headers={"Cache-Control": "no-store"})
 

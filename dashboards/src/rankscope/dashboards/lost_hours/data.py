@@ -101,18 +101,18 @@ def cluster_ledger(runs: Iterable[RunLoss], *, since_unix_ns: int | None = None)
     ledger = ClusterLedger([], [], [], [], [], [], [])
     hosts: dict[str | None, HostLoss] = {}
     trained: dict[str, float] = {}
-    for one in runs:
-        start = one.run.start_unix_ns
+    for run_loss in runs:
+        start = run_loss.run.start_unix_ns
         if since_unix_ns is not None and start is not None and start < since_unix_ns:
             continue
-        place = _place(ledger, one, undated=since_unix_ns is not None and start is None)
-        place.append(one.run)
-        if one.brief is None or one.brief.losses is None or place is not ledger.counted:
+        place = _place(ledger, run_loss, undated=since_unix_ns is not None and start is None)
+        place.append(run_loss.run)
+        if run_loss.brief is None or run_loss.brief.losses is None or place is not ledger.counted:
             continue
-        for host, hours in one.brief.losses.host_gpu_hours.items():
+        for host, hours in run_loss.brief.losses.host_gpu_hours.items():
             trained[host] = trained.get(host, 0.0) + hours
-        for lost in one.brief.losses.lost_by:
-            _add(hosts.setdefault(lost.host, HostLoss(lost.host)), lost, one.run, one.brief.currency)
+        for lost in run_loss.brief.losses.lost_by:
+            _add(hosts.setdefault(lost.host, HostLoss(lost.host)), lost, run_loss.run, run_loss.brief.currency)
     for loss in hosts.values():
         loss.trained_gpu_hours = None if loss.host is None else trained.get(loss.host)
     ledger.hosts.extend(sorted(hosts.values(), key=lambda loss: (not loss.repeated, -loss.gpu_hours, loss.host or "")))

@@ -29,8 +29,8 @@ def lost_hours_bars(ledger: ClusterLedger, colors: Palette) -> Drawn:
     """Draw a stacked bar of lost GPU-hours per host. Hosts blamed in several runs have a flag."""
     hosts = [host for host in ledger.hosts if host.gpu_hours > 0]
     if not hosts:
-        says = "No GPU time was lost in the runs that are counted." if ledger.counted else "No run is counted yet."
-        return Drawn(note(says, colors), NO_DATA, says)
+        sentence = "No GPU time was lost in the runs that are counted." if ledger.counted else "No run is counted yet."
+        return Drawn(note(sentence, colors), NO_DATA, sentence)
     shown = hosts[:SHOWN]
     names = [plotly_text(_name(host), _MOST_LETTERS) for host in shown]
     size, unit = gpu_time_unit(max(host.gpu_hours for host in shown))
@@ -86,8 +86,8 @@ def _name(host: HostLoss) -> str:
     return host.host or NO_HOST
 
 
-def _says(hosts: list[HostLoss], whole: float) -> str:
+def _says(hosts: list[HostLoss], total_hours: float) -> str:
     most = max(hosts, key=lambda host: host.gpu_hours)
     repeated = sum(host.repeated for host in hosts)
     more = f"; {repeated} of {len(hosts)} were blamed in several runs" if repeated else ""
-    return f"{_name(most)} cost most: {gpu_hours(most.gpu_hours)} of {gpu_hours(whole)} lost{more}."
+    return f"{_name(most)} cost most: {gpu_hours(most.gpu_hours)} of {gpu_hours(total_hours)} lost{more}."

@@ -121,8 +121,8 @@ def _coverage(ledger: ClusterLedger, backlog: Progress) -> Block:
     if not lines:
         return Text("Every run is counted." if ledger.counted else "There is no run in this time range.", "help")
     ask: list[Block] = [Button("lost-hours-analyse", "Analyse them")] if _to_analyse(ledger) else []
-    if left := backlog.of - backlog.done:
-        ask = [Text(f"{wording.count(left, 'run')} still to be analysed …", "help", live=True)]
+    if remaining_runs := backlog.of - backlog.done:
+        ask = [Text(f"{wording.count(remaining_runs, 'run')} still to be analysed …", "help", live=True)]
     return Group([Inline(Span("Not in the sum", "strong"), ""), Items(lines), *ask], "covers")
 
 

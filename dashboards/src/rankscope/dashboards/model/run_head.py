@@ -57,8 +57,8 @@ def _badges(run: RunSummary, kind: Kind | None) -> list[Badge]:
 
 def simulated_band() -> Block:
     """Return the banner above all content of a run with simulated GPUs."""
-    says = " The GPU readings of this run are simulated. The times of its ranks were measured."
-    return Group([Inline([Span("SIMULATED GPUS", "strong"), says], "")], "simulated-band", role="note")
+    sentence = " The GPU readings of this run are simulated. The times of its ranks were measured."
+    return Group([Inline([Span("SIMULATED GPUS", "strong"), sentence], "")], "simulated-band", role="note")
 
 
 def about(view: View) -> Block:

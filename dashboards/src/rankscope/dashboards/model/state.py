@@ -87,12 +87,12 @@ class PageState:
         if not isinstance(search, str):  # a client other than a browser may send anything
             return state
         try:
-            given = parse_qs(search.removeprefix("?"), max_num_fields=32)
+            query_fields = parse_qs(search.removeprefix("?"), max_num_fields=32)
         except ValueError:
             return state
         for name in _DEFAULTS:
-            if name in given:
-                state = state.having(name, given[name][-1])
+            if name in query_fields:
+                state = state.having(name, query_fields[name][-1])
         return state
 
     def having(self, name: str, text: str | None) -> Self:

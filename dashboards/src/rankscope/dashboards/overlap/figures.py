@@ -290,8 +290,8 @@ def _measured(row: CollectiveBandwidth) -> float | None:
 
 
 def _share(row: CollectiveBandwidth) -> float:
-    whole = (row.transfer_us or 0.0) + (row.wait_us or 0.0)
-    return 100 * (row.wait_us or 0.0) / whole if whole else 0.0
+    total_us = (row.transfer_us or 0.0) + (row.wait_us or 0.0)
+    return 100 * (row.wait_us or 0.0) / total_us if total_us else 0.0
 
 
 def _rows(figure: go.Figure, rows: Sequence[CollectiveBandwidth], colors: Palette) -> None:

@@ -114,9 +114,9 @@ def _rows(run: RunData, state: PageState) -> list[CollectiveBandwidth]:
 def _waits(run: RunData, state: PageState, colors: Palette) -> Drawn:
     rows = _rows(run, state)
     first = next((row for row in rows if row.transfer_us is not None), None)
-    says = "Transfer and waiting in collectives are not known"
+    sentence = "Transfer and waiting in collectives are not known"
     if first is not None:
-        says = f"Most time goes into {name_of(first)}: {duration(cost_us(first))} of a rank"
+        sentence = f"Most time goes into {name_of(first)}: {duration(cost_us(first))} of a rank"
     columns = (
         "operation", "process group", "ranks", "median size [bytes]", "instances", "matched", "median transfer [us]",
         "transfer, 10th percentile [us]", "transfer, 90th percentile [us]", "mean wait of a rank [us]",
@@ -129,7 +129,7 @@ def _waits(run: RunData, state: PageState, colors: Palette) -> Drawn:
         )
         for row in rows
     ]  # fmt: skip
-    return Drawn(wait_bars(rows, colors), FigureData(columns, cells), says)
+    return Drawn(wait_bars(rows, colors), FigureData(columns, cells), sentence)
 
 
 def _bandwidth(run: RunData, state: PageState, colors: Palette) -> Drawn:
@@ -147,11 +147,11 @@ def _bandwidth(run: RunData, state: PageState, colors: Palette) -> Drawn:
         for row in rows
     ]  # fmt: skip
     slow = [row for row in rows if row.share is not None and row.bound_by == "bandwidth"]
-    says = "Bandwidth and the expected bandwidth of the links are not known"
+    sentence = "Bandwidth and the expected bandwidth of the links are not known"
     if slow:
         worst = min(slow, key=lambda row: row.share or 0.0)
-        says = f"Farthest below its link's rate: {name_of(worst)}, {against(worst)}"
-    return Drawn(bandwidth_bars(rows, colors), FigureData(columns, cells), says)
+        sentence = f"Farthest below its link's rate: {name_of(worst)}, {against(worst)}"
+    return Drawn(bandwidth_bars(rows, colors), FigureData(columns, cells), sentence)
 
 
 def _about_collectives(run: RunData, state: PageState) -> list[Block]:

@@ -78,7 +78,10 @@ def advice_list(advice: list[Advice]) -> list[Block]:
     if not advice:
         return [Text(NOTHING, "help")]
     commands = dict.fromkeys(command for item in advice if (command := _check(item)[0]))
-    return [Items([_one(item) for item in advice], "advices", ordered=True), *(Command(f"To check: {one}") for one in commands)]
+    return [
+        Items([_one(item) for item in advice], "advices", ordered=True),
+        *(Command(f"To check: {check}") for check in commands),
+    ]
 
 
 def _one(item: Advice) -> list[Block]:

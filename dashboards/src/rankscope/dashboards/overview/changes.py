@@ -49,8 +49,8 @@ def changes(run: RunData, state: PageState) -> list[Block]:
         key=lambda change: change.first,
     )
     if not moments:
-        says = f"No lasting change of the step time by {LEAST_SHARE:.0%} or more."
-        return [Text(says, "help")]
+        sentence = f"No lasting change of the step time by {LEAST_SHARE:.0%} or more."
+        return [Text(sentence, "help")]
     lines = [_line(run, state, moment) for moment in moments[:MOST_LINES]]
     more = len(moments) - MOST_LINES
     return [Items(lines, "moments", ordered=True), *([Text(f"… and {more:,} more", "help")] if more > 0 else [])]

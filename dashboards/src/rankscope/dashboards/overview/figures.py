@@ -87,7 +87,7 @@ def waterfall_bars(waterfall: Waterfall | None, colors: Palette) -> go.Figure:
     framed(figure, colors, height=70 + 36 * len(labels))
     figure.update_layout(barmode="overlay", bargap=0.3, showlegend=False)
     rows_axis(figure, labels, fixedrange=True)
-    fix_margins(figure, left=label_width(labels) + 16)
+    fix_margins(figure, left_px=label_width(labels) + 16)
     figure.update_xaxes(title_text=f"{unit} per {waterfall.unit}", range=[0, 1.02 * waterfall.step_us / size], fixedrange=True)
     return figure
 
@@ -257,6 +257,6 @@ def _steps_axis(figure: go.Figure, course: Course) -> None:
     half = course.steps_per_point / 2
     span = (float(course.steps[0]) - half, float(course.steps[-1]) + half)
     figure.update_xaxes(title_text="step", showgrid=False, zeroline=False, range=span)
-    fix_margins(figure, left=STEPS_MARGIN)
+    fix_margins(figure, left_px=STEPS_MARGIN)
     if len(course.steps) * course.steps_per_point <= _EVERY_STEP_UP_TO:
         figure.update_xaxes(dtick=1)  # there is no step 0.5

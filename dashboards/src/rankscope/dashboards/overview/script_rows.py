@@ -38,12 +38,12 @@ def add_rows(figure: go.Figure, script: Script, colors: Palette) -> None:
     if not heights:
         return
     top = sum(heights) + _GAP * len(heights)
-    whole = figure.layout.height + top
-    figure.update_layout(height=whole, yaxis={"domain": [top / whole, 1]})
+    full_height = figure.layout.height + top
+    figure.update_layout(height=full_height, yaxis={"domain": [top / full_height, 1]})
     plain = {"fixedrange": True, "zeroline": False, "exponentformat": "power"}
     for number, height in enumerate(heights, start=2):
         top -= _GAP + height
-        figure.update_layout({f"yaxis{number}": {**plain, "domain": [top / whole, (top + height) / whole]}})
+        figure.update_layout({f"yaxis{number}": {**plain, "domain": [top / full_height, (top + height) / full_height]}})
     for number, (name, values_at) in enumerate(script.metrics.items(), start=2):
         figure.update_layout({f"yaxis{number}": {"title": {"text": plotly_text(name, 24)}}})
         _add_metric(figure, f"y{number}", name, values_at, colors)

@@ -184,11 +184,11 @@ def _rate(run: RunData, state: PageState, colors: Palette) -> Drawn:
     picture, rate, course = rate_line(trend, first, last, colors, replicas=None if work is None else work.replicas)
     picture.update_layout(uirevision=str(state.steps))
     name = rate_name(trend)
-    says = "Throughput is not known"
+    sentence = "Throughput is not known"
     if np.isfinite(rate).any():
-        says = f"{name.capitalize()}: typically {per_second(float(np.nanmedian(rate)))}"
+        sentence = f"{name.capitalize()}: typically {per_second(float(np.nanmedian(rate)))}"
     rows = [(int(step), cell(value)) for step, value in zip(course.steps, rate, strict=True)]
-    return Drawn(picture, FigureData(("step", f"{name} per second"), rows), says)
+    return Drawn(picture, FigureData(("step", f"{name} per second"), rows), sentence)
 
 
 def _shown(trend: Trend, state: PageState) -> tuple[int, int]:

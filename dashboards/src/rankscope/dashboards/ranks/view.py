@@ -175,15 +175,15 @@ def _heatmap(run: RunData, state: PageState, colors: Palette) -> Drawn:
     )
     count = min(shown.part.values.shape[1] * per_column, len(run.steps.steps))
     on = "" if shown.hosts is None else f" on {counted(several_hosts(run.analysis), 'host')}"
-    says = f"{metric.label} of {counted(len(shown.ranks), 'rank')}{on} in {counted(count, 'step')}"
+    sentence = f"{metric.label} of {counted(len(shown.ranks), 'rank')}{on} in {counted(count, 'step')}"
     if picture.data:
         across = (int(shown.steps[0]), min(int(shown.steps[-1]) + per_column - 1, int(run.steps.steps[-1])))
         mark_events(picture, run.events.events, colors, steps=across)
-        says += _happened(run.events, across)
+        sentence += _happened(run.events, across)
     # The address alone sets the zoom: the axis range that the browser remembers belongs to other steps.
     picture.update_layout(uirevision=str(state.steps))
     table = _table(shown) if picture.data else NO_DATA
-    return Drawn(picture, table, says)
+    return Drawn(picture, table, sentence)
 
 
 def _table(shown: _Shown) -> FigureData:

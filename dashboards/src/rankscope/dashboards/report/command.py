@@ -70,10 +70,10 @@ def write_report(
         source = DiskRuns(folder, builder, look_again_s=math.inf)  # a live run is read once
         tell(Progress("looking at the run").sentence)
         run = RunData(source, source.runs()[0])
-        made = report(run, _state(run, selection), made_unix_ns=made_unix_ns, tell=lambda what: tell(Progress(what).sentence))
-        _write(made, target)
+        document = report(run, _state(run, selection), made_unix_ns=made_unix_ns, tell=lambda what: tell(Progress(what).sentence))
+        _write(document, target)
     where = "standard output" if target == STANDARD_OUTPUT else target
-    return Result(f"Report of {run.summary.name} written to {where} ({size(len(made.file))}).", made.faults)
+    return Result(f"Report of {run.summary.name} written to {where} ({size(len(document.file))}).", document.faults)
 
 
 def _store(root: Path, max_bytes: int, scratch: Path) -> Store:
@@ -154,13 +154,13 @@ def _range(numbers: list[int]) -> str:
     return f"{numbers[0]} to {numbers[-1]}" if numbers else "none"
 
 
-def _write(made: Report, target: str) -> None:
+def _write(document: Report, target: str) -> None:
     if target == STANDARD_OUTPUT:
-        sys.stdout.buffer.write(made.file)
+        sys.stdout.buffer.write(document.file)
         return
     try:
         # Follow a symbolic link, to replace its target and not the link.
         with replacing(os.path.realpath(target), shared=True) as file:
-            file.write(made.file)
+            file.write(document.file)
     except OSError as error:
         raise InputError(target, error.strerror or str(error)) from error

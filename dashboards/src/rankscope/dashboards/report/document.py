@@ -276,7 +276,7 @@ def _as_of(run: RunData) -> str:
 
 
 def differences(before: Any, after: Any, at: _Path = ()) -> list[Change]:
-    """Return the paths at which ``one`` (JSON) differs from ``other``, with ``other``'s values. The empty path is the root.
+    """Return the paths at which ``after`` (JSON) differs from ``before``, with its values. The empty path is the root.
 
     So large arrays of a figure in two colour schemes are stored once.
     """

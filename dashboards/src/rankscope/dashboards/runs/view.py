@@ -292,8 +292,8 @@ def compare_link(run_ids: Sequence[str]) -> Block:
     if 2 <= len(run_ids) <= MOST_COMPARED:
         return Inline(Link(f"Compare {len(run_ids)} runs", compare_path(run_ids), style="button compact"), "")
     too_many = len(run_ids) > MOST_COMPARED
-    says = f"At most {MOST_COMPARED} runs can be compared" if too_many else "Mark two runs to compare"
-    return Inline(says, "help")
+    hint = f"At most {MOST_COMPARED} runs can be compared" if too_many else "Mark two runs to compare"
+    return Inline(hint, "help")
 
 
 _EMPTY: Final = Group(

@@ -25,13 +25,13 @@ class Ending:
     """Key under which the result of a follower is published."""
 
 
-def too_large(limit: int, *, given: bool, alone: bool) -> str:
-    """Return why a job was ended for its memory. ``given``: the operator set the limit; ``alone``: this job exceeds it."""
-    why = "as --memory says" if given else "nearly all that was left when it began"
+def too_large(limit: int, *, set_by_operator: bool, alone: bool) -> str:
+    """Return why a job was ended for its memory. ``set_by_operator``: the limit is; ``alone``: this job exceeds it."""
+    why = "as --memory says" if set_by_operator else "nearly all that was left when it began"
     needs = f"it needs more than {size(limit)} of memory" if alone else f"all analyses together need more than {size(limit)}"
     return (
         f"this was ended because {needs}, {why}; start the dashboard where more is free"
-        f"{', or with a larger --memory' if given else ''}"
+        f"{', or with a larger --memory' if set_by_operator else ''}"
     )
 
 

@@ -255,7 +255,9 @@ class Jobs:
         job = (alone or followers or sorted(running, key=lambda job: -job.used_bytes))[0]
         # A page that is shown would start its follower again at once, and in vain.
         needed = bool(alone) or job.task != FOLLOW or self._clock_s() - job.asked_s <= WATCHED_S
-        job.ending = Ending(too_large(limit, given=self._memory_bytes is not None, alone=bool(alone)) if needed else None)
+        job.ending = Ending(
+            too_large(limit, set_by_operator=self._memory_bytes is not None, alone=bool(alone)) if needed else None
+        )
 
 
 def start(task: str, folder: Path, arguments: Sequence[object]) -> tuple[subprocess.Popen[bytes], Connection]:

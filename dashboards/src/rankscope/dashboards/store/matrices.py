@@ -39,13 +39,13 @@ class RunMatrices:
             return self._all.part(metric, first, last, most_columns=most_columns)
         frame = self._all.frame(first, last, most_columns=most_columns)
         # A follower replaces the two one after the other, so only ranks and steps that both have are shown.
-        here, in_profile = np.isin(self.ranks, self._profiled.ranks), np.isin(self._profiled.ranks, self.ranks)
+        profiled_rows, in_profile = np.isin(self.ranks, self._profiled.ranks), np.isin(self._profiled.ranks, self.ranks)
         in_matrix = np.isin(self._profiled.steps, self.steps)
         few = self._profiled.part(metric, most_columns=len(in_matrix)).values[in_profile][:, in_matrix]
         columns = (np.searchsorted(self.steps, self._profiled.steps[in_matrix]) - frame.first) // frame.steps_per_column
         values = np.full((len(self.ranks), frame.columns), np.nan, np.float32)
         for at in np.unique(columns[(columns >= 0) & (columns < frame.columns)]):
-            values[here, at] = worst_of(metric).reduce(few[:, columns == at], axis=1)
+            values[profiled_rows, at] = worst_of(metric).reduce(few[:, columns == at], axis=1)
         return StepPart(values, frame.first, frame.steps_per_column)
 
 

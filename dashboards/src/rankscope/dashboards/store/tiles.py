@@ -63,10 +63,10 @@ class Tiles:
         try:
             self.meta = msgspec.json.decode((folder / _META).read_bytes(), type=TilesMeta)
             self.steps: NDArray[np.int64] = np.fromfile(folder / f"steps.{self.meta.generation}.i64", np.int64, self.meta.columns)
-            whole = len(self.steps) == self.meta.columns and all(map(self._is_whole, self.meta.metrics))
+            is_complete = len(self.steps) == self.meta.columns and all(map(self._is_whole, self.meta.metrics))
         except (OSError, ValueError) as error:
             raise InputError(folder, f"cached matrices cannot be read: {error}") from error
-        if not whole:
+        if not is_complete:
             raise InputError(folder, "cached matrices cannot be read: they are cut off")
         self.ranks: NDArray[np.int64] = np.array(self.meta.ranks, dtype=np.int64)
 

@@ -67,7 +67,7 @@ def lay(
     *,
     clock_names: Mapping[int, str],
 ) -> WindowData:
-    """Return the window. ``there``: ranks that have records of it, at least one. Ranks of one kernel have one clock name."""
+    """Return the window. ``captured``: of the ranks with records of it, at least one. Ranks of one kernel have one clock name."""
     starts = {rank: clocks.correct(rank, _start(reduction)) for rank, reduction in captured.items()}
     typical = int(np.median(list(starts.values())))
     ranks = [rank for rank in sorted(captured) if abs(starts[rank] - typical) <= _APART_NS]
@@ -84,7 +84,7 @@ def lay(
         rank_calls = _calls(row, rank, captured[rank].collectives, linked)
         calls.append(rank_calls)
         parts.append(parts_of(row, _recorded(rank, captured[rank], rank_calls, raw.work.get(rank), linked)))
-    whole, table = joined(parts), np.concatenate(calls)
+    all_parts, table = joined(parts), np.concatenate(calls)
     offsets = {rank: base + clocks.offset_at(rank, starts[rank]) for rank in ranks}
     events = raw.events(offsets)
     return WindowData(
@@ -92,7 +92,7 @@ def lay(
             first=steps.start,
             past=steps.stop,
             ranks=ranks,
-            extent_ns=int(max(whole.end.max(initial=1), table[:, 3].max(initial=1))),
+            extent_ns=int(max(all_parts.end.max(initial=1), table[:, 3].max(initial=1))),
             clock=clock_of(clocks, len(matching.matches), ranks, clock_names),
             base_unix_ns=base,
             steps=_steps(ranks, captured, clocks, base),
@@ -104,7 +104,7 @@ def lay(
             names=raw.names,
             left_out=[*left_out, *raw.problems],
         ),
-        parts=whole,
+        parts=all_parts,
         calls=Calls(*table.T),
         events=events,
         offset_ns=np.array([offsets[rank] for rank in ranks], dtype=np.int64),
@@ -229,9 +229,9 @@ def _recorded(rank: int, reduction: Reduction, calls: Numbers, work: Work | None
 
 def _computing(records: Sequence[CollectiveRecord], enqueued_ns: Sequence[int]) -> Spans:
     spans = np.array([span for record in records for span in record.compute_spans_us], dtype=np.float64).reshape(-1, 2) * 1000
-    whole: Spans = np.rint(spans.clip(-_APART_NS, _APART_NS)).astype(np.int64)
+    relative_ns: Spans = np.rint(spans.clip(-_APART_NS, _APART_NS)).astype(np.int64)
     counts = np.array([len(record.compute_spans_us) for record in records], dtype=np.intp)
-    return whole + np.repeat(np.array(enqueued_ns, dtype=np.int64), counts)[:, None]
+    return relative_ns + np.repeat(np.array(enqueued_ns, dtype=np.int64), counts)[:, None]
 
 
 def _union(spans: Iterable[Spans]) -> Spans:

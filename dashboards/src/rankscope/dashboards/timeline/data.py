@@ -109,7 +109,7 @@ class WindowData:
 
     def collective(self, key: str | None) -> int | None:
         """Return the number of the collective with that key, ``None`` if there is none."""
-        return next((at for at, one in enumerate(self.about.collectives) if one.key == key), None)
+        return next((at for at, candidate in enumerate(self.about.collectives) if candidate.key == key), None)
 
 
 _SETS: Final[dict[str, type[Parts | Calls | Events]]] = {"parts": Parts, "calls": Calls, "events": Events}

@@ -179,8 +179,8 @@ def timeline(
 
 def _picked_lane(lanes: Lanes) -> int | None:
     """Return the lane of the picked rank as a whole; ``None`` if it is not drawn."""
-    whole = [at for at, rank in enumerate(lanes.ranks) if rank == lanes.picked and lanes.labels[at] == f"rank {rank}"]
-    return whole[-1] if whole else None
+    picked_lanes = [at for at, rank in enumerate(lanes.ranks) if rank == lanes.picked and lanes.labels[at] == f"rank {rank}"]
+    return picked_lanes[-1] if picked_lanes else None
 
 
 def _lane_text(lanes: Lanes, at: int) -> str:
@@ -309,9 +309,9 @@ def arrival_bars(arrivals: Sequence[Arrival], colors: Palette, *, last: int | No
     """Draw a bar per rank from its arrival to its end, the earliest at the top. Rank ``last`` has a flag."""
     shown = list(arrivals) if len(arrivals) <= SHOWN else [*arrivals[:_FIRST], *arrivals[_FIRST - SHOWN :]]
     begin = np.array([arrival.arrival_ms for arrival in shown])
-    whole = np.array([arrival.end_ms for arrival in shown]) - begin
+    lengths_ms = np.array([arrival.end_ms for arrival in shown]) - begin
     wait = np.array(
-        [0.0 if arrival.wait_ms is None else min(arrival.wait_ms, long) for arrival, long in zip(shown, whole, strict=True)]
+        [0.0 if arrival.wait_ms is None else min(arrival.wait_ms, long) for arrival, long in zip(shown, lengths_ms, strict=True)]
     )
     all_known = all(arrival.wait_ms is not None for arrival in shown)
     figure = go.Figure()
@@ -320,7 +320,7 @@ def arrival_bars(arrivals: Sequence[Arrival], colors: Palette, *, last: int | No
         (
             Look("Transfer", "exposed_communication", "x") if all_known else Look("In the collective", "unmatched", "|"),
             begin + wait,
-            whole - wait,
+            lengths_ms - wait,
         ),
     )
     for look, base, length in kinds:

@@ -69,7 +69,7 @@ def _of(run: RunData, window: Window, rank: int | None, step: int | None) -> lis
 def kernel_rows(of_rank: Sequence[KernelRecord], of_healthy: Sequence[KernelRecord]) -> list[dict[str, Any]]:
     """Return a row per kernel of the rank, the costliest first. Times are means over the steps in which it was recorded."""
     healthy = _totals(of_healthy)
-    whole = sum(record.total_us for record in of_rank)
+    total_us = sum(record.total_us for record in of_rank)
     kinds = {record.name: record for record in of_rank}
     rows = []
     for name, (us, calls, steps) in sorted(_totals(of_rank).items(), key=lambda item: -item[1][0]):
@@ -82,7 +82,7 @@ def kernel_rows(of_rank: Sequence[KernelRecord], of_healthy: Sequence[KernelReco
                 "class": kinds[name].kernel_class,
                 "calls": calls / len(steps),
                 "ms": us / len(steps) / 1e3,
-                "share_percent": 100 * us / whole if whole else None,
+                "share_percent": 100 * us / total_us if total_us else None,
                 "healthy_ms": None if beside is None else beside / 1e3,
                 "ratio": us / len(steps) / beside if beside else None,
             }

@@ -98,11 +98,11 @@ def parts_of(lane: int, recorded: Recorded) -> Parts:
     transfers = _depth(edges, lasts[has_wait], ends[has_wait])
     unknown = _depth(edges, arrivals[~has_wait], ends[~has_wait])
     talks = waiting | transfers | unknown
-    rest = np.where(in_step, Kind.IDLE if recorded.is_whole else Kind.NOT_TOLD, NOBODY)
+    remaining_kind = np.where(in_step, Kind.IDLE if recorded.is_whole else Kind.NOT_TOLD, NOBODY)
     kind = np.select(
         [talks & computes, transfers, waiting, unknown, computes, copies],
         [Kind.OVERLAP, Kind.TRANSFER, Kind.WAITING, Kind.COMMUNICATION, Kind.COMPUTE, Kind.COPY],
-        rest,
+        remaining_kind,
     )
     about = np.full(len(kind), NOBODY)
     for at in np.argsort(arrivals, kind="stable"):

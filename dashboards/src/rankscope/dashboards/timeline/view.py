@@ -143,8 +143,8 @@ def _picture(run: RunData, state: PageState, colors: Palette) -> Drawn:
     picture.update_layout(uirevision=f"{window.first} {state.span} {state.rank}")
     some = f"; {_of_several(each, by_host=by_host)} the one that waited least" if each > 1 else ""
     ranks = count(len(data.about.ranks), "rank")
-    says = f"Activity of {ranks} in {window.steps}, from {first / 1e6:,.2f} to {past / 1e6:,.2f} ms{some}"
-    return Drawn(picture, _times(lanes, first, past), says)
+    sentence = f"Activity of {ranks} in {window.steps}, from {first / 1e6:,.2f} to {past / 1e6:,.2f} ms{some}"
+    return Drawn(picture, _times(lanes, first, past), sentence)
 
 
 def _times(lanes: Lanes, first: int, past: int) -> FigureData:
@@ -248,9 +248,9 @@ def _facts(run: RunData, state: PageState) -> list[Block]:
         *(f"Left out: {text}." for text in about.left_out),
     ]
     choices = [{"value": collective.key, "label": described(collective)} for collective in _costliest(data)]
-    whole = {"value": f"0-{-(-about.extent_ns // 1000)}", "label": "all of it"}
+    full_range = {"value": f"0-{-(-about.extent_ns // 1000)}", "label": "all of it"}
     spans = [
-        whole,
+        full_range,
         *({"value": f"{begin // 1000}-{-(-end // 1000)}", "label": f"step {step}"} for step, begin, end in about.steps),
     ]
     return [
@@ -266,10 +266,10 @@ def _facts(run: RunData, state: PageState) -> list[Block]:
 
 
 def _raw_sentence(data: WindowData) -> str:
-    kept = len(data.about.raw_ranks)
-    if kept == len(data.about.ranks):
+    rank_count = len(data.about.raw_ranks)
+    if rank_count == len(data.about.ranks):
         return "Raw traces of all ranks were kept: all kernels, copies and idle times are shown."
-    some = f"{kept} ranks were" if kept else "the ranks were not"
+    some = f"{rank_count} ranks were" if rank_count else "the ranks were not"
     return (
         f"Raw traces of {some} kept: without them, time outside of collectives is not divided. "
         "Keep them with rankscope capture RUN --keep-trace or rankscope run --keep-traces N."

@@ -35,8 +35,8 @@ def visitor_of(request: flask.Request, config: DashboardConfig) -> Visitor:
     token = config.token
     user = None if config.proxy is None else config.proxy.user(request)
     if token is not None:
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and token.matches(given.strip()):
+        scheme, _, bearer_token = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and token.matches(bearer_token.strip()):
             return Visitor(may_view=True, may_change=True, by="bearer", user=user)
         if token.is_session(request.cookies.get(token.cookie, "")):
             return Visitor(may_view=True, may_change=True, by="session", user=user)

@@ -130,5 +130,5 @@ def _to_login(request: flask.Request) -> flask.typing.ResponseReturnValue:
     if request.method not in _READS or request.path.startswith(_FOR_SCRIPTS) or sends_token:
         challenge = {"WWW-Authenticate": 'Bearer realm="rankscope"', "X-Rankscope-Login": LOGIN}
         return {"error": "log in first, or send the token as: Authorization: Bearer TOKEN"}, 401, challenge
-    here = quote(request.path) + (f"?{request.query_string.decode('latin-1')}" if request.query_string else "")
-    return flask.redirect(f"{LOGIN}?next={quote(here)}")
+    target = quote(request.path) + (f"?{request.query_string.decode('latin-1')}" if request.query_string else "")
+    return flask.redirect(f"{LOGIN}?next={quote(target)}")

@@ -42,9 +42,9 @@ class Token:
         self.cookie = f"rankscope-{hashlib.sha256(key).hexdigest()[:8]}"
         """Name of the cookie, so that dashboards on different ports of one host do not share one."""
 
-    def matches(self, given: str) -> bool:
-        """Return whether ``given`` is the token, in constant time."""
-        return hmac.compare_digest(given.encode(errors="replace"), self._secret)
+    def matches(self, candidate: str) -> bool:
+        """Return whether ``candidate`` is the token, in constant time."""
+        return hmac.compare_digest(candidate.encode(errors="replace"), self._secret)
 
     def new_session(self) -> str:
         """Return the cookie value of a new session, valid for ``SESSION_S``."""

@@ -43,7 +43,7 @@ def step_without(run: RunData, items: Sequence[str]) -> Counterfactual | None:
     return _together(run, _with_ranks_of_hosts(items, result), labels, label)
 
 
-def _together(run: RunData, items: Sequence[str], known: Mapping[str, Removable], label: str) -> Counterfactual:
+def _together(run: RunData, items: Sequence[str], by_item: Mapping[str, Removable], label: str) -> Counterfactual:
     if run.whatif.result.source.evidence != "steps":
         return Counterfactual(label, None, _ONE_BY_ONE)
     causes = _named(items, "cause")
@@ -52,7 +52,7 @@ def _together(run: RunData, items: Sequence[str], known: Mapping[str, Removable]
         return Counterfactual(label, None, why)
     if (together := run.combinations) is None:
         return Counterfactual(label, None, _ONE_BY_ONE)
-    alone = [known[item].label for item in items if item in known and _is_only_alone(item, together)]
+    alone = [by_item[item].label for item in items if item in by_item and _is_only_alone(item, together)]
     if why := _only_alone(alone) or _absent(together, ranks, causes):
         return Counterfactual(label, None, why)
     return Counterfactual(label, together.without_step_seconds(ranks, causes))

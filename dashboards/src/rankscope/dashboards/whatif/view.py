@@ -166,11 +166,11 @@ def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, 
     actual, ideal = result.step_seconds or 0.0, result.ideal_step_seconds or 0.0
     unit = time_unit(1e6 * actual)
     rows = [_without(part, pace, unit) for part in matter[:RANKS_SHOWN]]
-    says = "There is nothing to leave out"
+    sentence = "There is nothing to leave out"
     if rows:
         saved = actual - rows[0].step_seconds
         gain = seconds_text(max(saved, 0.0))
-        says = f"Of {count(len(candidates), 'part')}, {candidates[0].label} gains most: a step would be {gain} shorter"
+        sentence = f"Of {count(len(candidates), 'part')}, {candidates[0].label} gains most: a step would be {gain} shorter"
     return Drawn(
         without_bars(
             Without("", "as it is", actual, in_unit(1e6 * actual, unit)),
@@ -192,7 +192,7 @@ def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, 
                 for part in candidates
             ],
         ),
-        says,
+        sentence,
     )  # fmt: skip
 
 
@@ -230,8 +230,8 @@ def _toggled(state: PageState, point: Mapping[str, Any]) -> PageState:
     item = str(point["hovertext"])
     if not item:
         return replace(state, without=())
-    kept = tuple(kept_item for kept_item in state.without if kept_item != item)
-    return replace(state, without=kept if item in state.without else (*kept, item))
+    remaining_items = tuple(kept_item for kept_item in state.without if kept_item != item)
+    return replace(state, without=remaining_items if item in state.without else (*remaining_items, item))
 
 
 def _choice(answer: Answer, state: PageState) -> Choice:

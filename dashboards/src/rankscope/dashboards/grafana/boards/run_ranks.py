@@ -24,8 +24,8 @@ def stragglers(canvas: Canvas) -> None:
     last = f"1000 * run_id_rank:rank_last_step_timestamp_seconds:max{RANK}"
     identity = "run_id, rank, host, gpu_uuid"
 
-    def of_phase(blocked: str, whole: str) -> Query:
-        return Query(f"run_id_phase:{blocked}:rate5m{RUN}\n/\n(run_id_phase:{whole}:rate5m{RUN} > 0)", "{{phase}}")
+    def of_phase(blocked: str, total: str) -> Query:
+        return Query(f"run_id_phase:{blocked}:rate5m{RUN}\n/\n(run_id_phase:{total}:rate5m{RUN} > 0)", "{{phase}}")
 
     def of_rank(expr: str) -> str:
         return f"max by ({identity}) ({expr}\n* on (run_id, rank) group_left (host, gpu_uuid) {info})"
