@@ -90,7 +90,7 @@ def shown(value: float, unit: str, decimals: int | None = None) -> str:
     if unit == "percentunit":
         text, size = "%", 0.01
     elif unit in SCALES:
-        text, size = next((one for one in reversed(SCALES[unit]) if abs(value) >= one[1]), SCALES[unit][0])
+        text, size = next((scale for scale in reversed(SCALES[unit]) if abs(value) >= scale[1]), SCALES[unit][0])
         text = text if value or len(SCALES[unit]) == 1 else ""
     number = value / size
     return (
@@ -100,10 +100,10 @@ def shown(value: float, unit: str, decimals: int | None = None) -> str:
 
 def mapped(value: str, mappings: list[Json]) -> tuple[str, str] | None:
     """Return text and colour of a mapped value."""
-    for one in mappings:
-        found = one["options"].get(value)
-        if found is not None:
-            return found["text"], found.get("color") or ""
+    for mapping in mappings:
+        mapped_value = mapping["options"].get(value)
+        if mapped_value is not None:
+            return mapped_value["text"], mapped_value.get("color") or ""
     return None
 
 
@@ -114,8 +114,8 @@ def css(name: str) -> str:
 
 def colour(value: float, limits: Json) -> str:
     """Return the colour of the highest threshold that the value reaches."""
-    found = [step["color"] for step in limits["steps"] if step["value"] is None or value >= step["value"]]
-    return found[-1] if found else ""
+    reached = [step["color"] for step in limits["steps"] if step["value"] is None or value >= step["value"]]
+    return reached[-1] if reached else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,33 +139,35 @@ class Source:
 
     def series(self, board: Json, target: Target) -> Iterator[Series]:
         """Yield the series that a panel's query returns."""
-        asked = boards.question(board, target, boards.chosen(board["uid"]), self.interval_s)
-        if asked.step_s is None:
-            _, content = self.prometheus.asked("query", query=asked.expr, time=self.end_s)
+        question = boards.question(board, target, boards.chosen(board["uid"]), self.interval_s)
+        if question.step_s is None:
+            _, content = self.prometheus.asked("query", query=question.expr, time=self.end_s)
         else:
-            begin = self.end_s - asked.range_s
-            _, content = self.prometheus.asked("query_range", query=asked.expr, start=begin, end=self.end_s, step=asked.step_s)
-        pattern = next(one["legendFormat"] for one in target.panel["targets"] if one["refId"] == target.letter)
-        for one in msgspec.json.decode(content)["data"]["result"]:
-            points = [(float(moment), float(value)) for moment, value in one.get("values") or [one["value"]]]
-            legend = re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda name, found=one: found["metric"].get(name[1], ""), pattern)
-            yield Series(target.letter, one["metric"], points, legend.strip(), "NaN" in asked.expr[:4])
+            begin = self.end_s - question.range_s
+            _, content = self.prometheus.asked(
+                "query_range", query=question.expr, start=begin, end=self.end_s, step=question.step_s
+            )
+        pattern = next(query["legendFormat"] for query in target.panel["targets"] if query["refId"] == target.letter)
+        for result in msgspec.json.decode(content)["data"]["result"]:
+            points = [(float(moment), float(value)) for moment, value in result.get("values") or [result["value"]]]
+            legend = re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda name, labels=result["metric"]: labels.get(name[1], ""), pattern)
+            yield Series(target.letter, result["metric"], points, legend.strip(), "NaN" in question.expr[:4])
 
 
-def graph(panel: Json, found: list[Series], begin_s: float, end_s: float) -> str:
+def graph(panel: Json, series: list[Series], begin_s: float, end_s: float) -> str:
     """Return lines over time as SVG, and a legend with the latest and the greatest values."""
     defaults, overrides = panel["fieldConfig"]["defaults"], panel["fieldConfig"]["overrides"]
     unit = defaults["unit"]
-    named = {one["matcher"]["options"]: one["properties"] for one in overrides if one["matcher"]["id"] == "byName"}
+    named = {item["matcher"]["options"]: item["properties"] for item in overrides if item["matcher"]["id"] == "byName"}
     dashed = {
-        one["matcher"]["options"] for one in overrides if any(part["id"] == "custom.lineStyle" for part in one["properties"])
+        item["matcher"]["options"] for item in overrides if any(part["id"] == "custom.lineStyle" for part in item["properties"])
     }
     stacked = defaults["custom"].get("stacking", {}).get("mode") == "normal"
-    lines = [one for one in found if not one.tells]
+    lines = [line for line in series if not line.tells]
     total: dict[float, float] = {}
     drawn = []
-    for one in lines:
-        points = [(moment, value) for moment, value in one.points if math.isfinite(value)]
+    for line in lines:
+        points = [(moment, value) for moment, value in line.points if math.isfinite(value)]
         if stacked:
             for moment, value in points:
                 total[moment] = total.get(moment, 0.0) + value
@@ -188,63 +190,65 @@ def graph(panel: Json, found: list[Series], begin_s: float, end_s: float) -> str
             f'<text x="{x}" y="{height + 22}" text-anchor="{anchor}">{time.strftime("%H:%M", time.gmtime(moment))}</text>'
         )
     legend = []
-    for index, (one, points) in enumerate(zip(lines, drawn, strict=True)):
+    for index, (line, points) in enumerate(zip(lines, drawn, strict=True)):
         stroke = next(
-            (part["value"]["fixedColor"] for part in named.get(one.legend, ()) if part["id"] == "color"), PALETTE[index % 11]
+            (part["value"]["fixedColor"] for part in named.get(line.legend, ()) if part["id"] == "color"), PALETTE[index % 11]
         )
         stroke = css(stroke)
         path = " ".join(
             f"{70 + width * (x - begin_s) / (end_s - begin_s):.1f},{8 + height * (high - y) / (high - low):.1f}"
             for x, y in points
         )
-        dash = ' stroke-dasharray="6 4"' if one.letter in dashed else ""
+        dash = ' stroke-dasharray="6 4"' if line.letter in dashed else ""
         parts.append(f'<polyline points="{path}" fill="none" stroke="{stroke}"{dash}/>')
-        own = [value for _, value in one.points]
-        numbers = f"{shown(own[-1], unit)}, max {shown(max(own), unit)}"
-        legend.append((own[-1], f'<div><span style="color:{stroke}">▬</span> {escape(one.legend)}: {escape(numbers)}</div>'))
+        line_values = [value for _, value in line.points]
+        numbers = f"{shown(line_values[-1], unit)}, max {shown(max(line_values), unit)}"
+        legend.append(
+            (line_values[-1], f'<div><span style="color:{stroke}">▬</span> {escape(line.legend)}: {escape(numbers)}</div>')
+        )
     legend = [text for _, text in sorted(legend, key=lambda pair: pair[0], reverse=panel["options"]["legend"]["sortDesc"])]
-    legend += [f'<div style="color:{GREY}">▬ {escape(one.legend)}</div>' for one in found if one.tells]
-    if not found:
+    legend += [f'<div style="color:{GREY}">▬ {escape(line.legend)}</div>' for line in series if line.tells]
+    if not series:
         return f'<div class="none">{escape(defaults["noValue"])}</div>'
     return _drawing(width + 78, height + 28, parts, legend)
 
 
-def figure(panel: Json, found: list[Series]) -> str:
+def figure(panel: Json, series: list[Series]) -> str:
     """Return a single value, or the text for none."""
     defaults = panel["fieldConfig"]["defaults"]
-    if not found:
+    if not series:
         return f'<div class="value words" style="color:{GREY}">{escape(defaults["noValue"])}</div>'
-    value = found[0].points[-1][1]
+    value = series[0].points[-1][1]
     words = mapped(f"{value:g}" if abs(value) < 1e6 else f"{value:.0f}", defaults["mappings"])
     text, paint = words or (shown(value, defaults["unit"], defaults.get("decimals")), colour(value, defaults["thresholds"]))
-    name = f"<br><small>{escape(found[0].legend)}</small>" if found[0].legend else ""
+    name = f"<br><small>{escape(series[0].legend)}</small>" if series[0].legend else ""
     return f'<div class="value{" words" if words else ""}" style="color:{paint}">{escape(text)}{name}</div>'
 
 
-def table(panel: Json, found: list[Series]) -> str:
+def table(panel: Json, series: list[Series]) -> str:
     """Return the rows of all queries, merged by their labels, with the columns of the panel."""
     several = len(panel["targets"]) > 1
     rows: dict[str, dict[str, Any]] = {}
-    for one in found:
-        labels = {name: value for name, value in one.labels.items() if name != "__name__"}
-        rows.setdefault(json.dumps(labels, sort_keys=True), dict(labels))[f"Value #{one.letter}" if several else "Value"] = (
-            one.points[-1][1]
+    for line in series:
+        labels = {name: value for name, value in line.labels.items() if name != "__name__"}
+        rows.setdefault(json.dumps(labels, sort_keys=True), dict(labels))[f"Value #{line.letter}" if several else "Value"] = (
+            line.points[-1][1]
         )
     options = panel["transformations"][-1]["options"]
     titles = {
         source: options["renameByName"][source] for source in sorted(options["indexByName"], key=options["indexByName"].get)
     }
     looks = {
-        one["matcher"]["options"]: {part["id"]: part["value"] for part in one["properties"]}
-        for one in panel["fieldConfig"]["overrides"]
-        if one["matcher"]["id"] == "byName"
+        item["matcher"]["options"]: {part["id"]: part["value"] for part in item["properties"]}
+        for item in panel["fieldConfig"]["overrides"]
+        if item["matcher"]["id"] == "byName"
     }
     columns = [
         (source, title, looks.get(title, {}))
         for source, title in titles.items()
         if not looks.get(title, {}).get("custom.hidden") and any(source in row for row in rows.values())
     ]
-    by = [one["displayName"] for one in panel.get("options", {}).get("sortBy", ())]
+    by = [item["displayName"] for item in panel.get("options", {}).get("sortBy", ())]
     source = next((source for source, title in titles.items() if title in by), "")
     ordered = sorted(rows.values(), key=lambda row: -row.get(source, -math.inf) if isinstance(row.get(source, 0.0), float) else 0)
     if not rows:
@@ -263,37 +267,37 @@ def _cell(value: str | float, look: dict[str, Any]) -> str:
     return f'<td style="color:{paint}">{escape(text)}</td>'
 
 
-def states(panel: Json, found: list[Series], begin_s: float, end_s: float) -> str:
+def states(panel: Json, series: list[Series], begin_s: float, end_s: float) -> str:
     """Return a bar of coloured states for each series, or of a heatmap one of shades for each bucket."""
     mappings = panel["fieldConfig"]["defaults"].get("mappings", [])
     if panel["type"] == "heatmap":  # Grafana turns cumulative buckets into counts
-        found = sorted(found, key=lambda one: float(one.legend))
-        found = [
+        series = sorted(series, key=lambda line: float(line.legend))
+        series = [
             Series(
-                one.letter,
-                one.labels,
-                [(moment, value - below) for (moment, value), (_, below) in zip(one.points, less, strict=False)],
-                one.legend,
+                line.letter,
+                line.labels,
+                [(moment, value - below) for (moment, value), (_, below) in zip(line.points, less, strict=False)],
+                line.legend,
                 False,
             )
-            for one, less in zip(found, [[(0.0, 0.0)] * 2000, *(one.points for one in found)], strict=False)
+            for line, less in zip(series, [[(0.0, 0.0)] * 2000, *(line.points for line in series)], strict=False)
         ]
-    peak = max((value for one in found for _, value in one.points), default=1) or 1
+    peak = max((value for line in series for _, value in line.points), default=1) or 1
     width, lines = 66 * panel["gridPos"]["w"] - 180, []
-    for one in [one for one in found if not one.tells]:
-        step, name = width / max(1, len(one.points)), escape(one.legend)
+    for line in [drawn for drawn in series if not drawn.tells]:
+        step, name = width / max(1, len(line.points)), escape(line.legend)
         cells = []
-        for moment, value in one.points:
+        for moment, value in line.points:
             paint = (mapped(f"{value:g}", mappings) or ("", f"rgba(31,120,193,{value / peak:.2f})"))[1]
             x = 120 + width * (moment - begin_s) / (end_s - begin_s)
             cells.append(f'<rect x="{x:.1f}" width="{step + 0.6:.1f}" height="14" fill="{css(paint)}"/>')
         lines.append(f'<g transform="translate(0,{17 * len(lines)})"><text y="11">{name}</text>{"".join(cells)}</g>')
     words = [
         f'<div><span style="color:{css(part["color"])}">■</span> {part["text"]}</div>'
-        for one in mappings
-        for part in one["options"].values()
+        for mapping in mappings
+        for part in mapping["options"].values()
     ]
-    words += [f'<div style="color:{GREY}">▬ {escape(one.legend)}</div>' for one in found if one.tells]
+    words += [f'<div style="color:{GREY}">▬ {escape(line.legend)}</div>' for line in series if line.tells]
     return _drawing(width + 130, 17 * len(lines), lines, words)
 
 
@@ -314,15 +318,15 @@ def page(board: Json, source: Source) -> tuple[str, list[str]]:
             parts.append(f'</div><h2>{"▸" if row["collapsed"] else "▾"} {escape(row["title"])}</h2><div class="row">')
             top = row["gridPos"]["y"] + 1
         for panel in row.get("panels", []) if row["type"] == "row" else [row]:
-            found = by_panel[panel["id"]]
-            if not any(not one.tells for one in found):
+            series = by_panel[panel["id"]]
+            if not any(not line.tells for line in series):
                 empty.append(panel["title"])
             kind, span = panel["type"], (source.end_s - range_s, source.end_s)
             if kind in ("state-timeline", "heatmap"):
-                content = states(panel, found, *span)
+                content = states(panel, series, *span)
             else:
                 content = (
-                    {"stat": figure, "table": table}[kind](panel, found) if kind != "timeseries" else graph(panel, found, *span)
+                    {"stat": figure, "table": table}[kind](panel, series) if kind != "timeseries" else graph(panel, series, *span)
                 )
             place = panel["gridPos"]
             where = f"grid-area: {place['y'] - top + 1} / {place['x'] + 1} / span {place['h']} / span {place['w']}"

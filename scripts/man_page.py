@@ -80,15 +80,15 @@ def manual_page() -> str:
 def summaries(group: click.Group, words: tuple[str, ...]) -> list[tuple[str, str]]:
     """Return name and one-line help of each command below a group."""
     context = click.Context(group)
-    found: list[tuple[str, str]] = []
+    rows: list[tuple[str, str]] = []
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
         below = summaries(command, (*words, name)) if isinstance(command, click.Group) else []
         if not below or getattr(command, "invoke_without_command", False):
-            found.append((" ".join((*words, name)), command.get_short_help_str(limit=200)))
-        found += below
-    return found
+            rows.append((" ".join((*words, name)), command.get_short_help_str(limit=200)))
+        rows += below
+    return rows
 
 
 def escaped(text: str) -> str:

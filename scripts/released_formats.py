@@ -48,8 +48,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("version", metavar="VERSION", help="version that is about to be released, as 0.1.0")
     release = parser.parse_args().version
-    kept = FOLDER / release
-    shutil.rmtree(kept, ignore_errors=True)
+    release_folder = FOLDER / release
+    shutil.rmtree(release_folder, ignore_errors=True)
     with tempfile.TemporaryDirectory() as temporary:
         run = Path(temporary) / "train"
         _record(run)
@@ -57,12 +57,12 @@ def main() -> None:
         _add_rare_records(run)
         _raise_an_alert(run, Path(temporary) / "alerts")
         _replace(run, {str(run): str(RUN)})
-        shutil.copytree(run, kept / "run")
+        shutil.copytree(run, release_folder / "run")
         store = _store(Path(temporary) / "alerts" / "alerts.sqlite", {str(run): str(RUN), boot_id(): "boot-0"})
-    (kept / "alerts.sqlite.gz").write_bytes(store)
-    _exporter_state(kept / "exporter")
-    total = sum(path.stat().st_size for path in kept.rglob("*") if path.is_file())
-    print(f"{kept}: {total / 1e3:.0f} kB")
+    (release_folder / "alerts.sqlite.gz").write_bytes(store)
+    _exporter_state(release_folder / "exporter")
+    total = sum(path.stat().st_size for path in release_folder.rglob("*") if path.is_file())
+    print(f"{release_folder}: {total / 1e3:.0f} kB")
 
 
 def _record(run: Path) -> None:

@@ -84,8 +84,9 @@ def _sections(page: str, targets: dict[type, str]) -> Iterator[str]:
             yield f"\n## {name}\n\n{_origin(name)}\n" if struct is kind else f"\n### {name}: {title}\n"
             yield f"\n{_text(inspect.getdoc(struct) or '')}\n\n| field | type | meaning |\n|---|---|---|\n"
             meanings = _meanings(struct)
-            for field, known in schema[title]["properties"].items():
-                yield f"| `{field}` | {_type(known, links)} | {_text(meanings.get(field, '')).replace('|', chr(92) + '|')} |\n"
+            for field, field_schema in schema[title]["properties"].items():
+                meaning = _text(meanings.get(field, "")).replace("|", chr(92) + "|")
+                yield f"| `{field}` | {_type(field_schema, links)} | {meaning} |\n"
 
 
 def _origin(name: str) -> str:
@@ -95,32 +96,38 @@ def _origin(name: str) -> str:
 
 def _structs(kind: Any) -> Iterator[tuple[str, type]]:
     """Yield a struct and all that its fields refer to, by name, outer ones first."""
-    seen: set[type] = set()
+    visited: set[type] = set()
     waiting: list[Any] = [msgspec.inspect.type_info(kind)]
     while waiting:
-        one = waiting.pop(0)
-        if isinstance(one, msgspec.inspect.StructType):
-            if one.cls in seen:
+        node = waiting.pop(0)
+        if isinstance(node, msgspec.inspect.StructType):
+            if node.cls in visited:
                 continue
-            seen.add(one.cls)
-            yield one.cls.__name__, one.cls
-            waiting[:0] = [field.type for field in one.fields]
+            visited.add(node.cls)
+            yield node.cls.__name__, node.cls
+            waiting[:0] = [field.type for field in node.fields]
         else:
-            parts = [getattr(one, name, ()) for name in ("types", "item_types", "item_type", "value_type", "type")]
-            waiting[:0] = [part for found in parts for part in (found if isinstance(found, tuple) else (found,))]
+            parts = [getattr(node, name, ()) for name in ("types", "item_types", "item_type", "value_type", "type")]
+            waiting[:0] = [
+                part
+                for part_or_parts in parts
+                for part in (part_or_parts if isinstance(part_or_parts, tuple) else (part_or_parts,))
+            ]
 
 
 def _meanings(struct: type) -> dict[str, str]:
     """Return the text below each field of a struct and of its bases."""
-    found: dict[str, str] = {}
-    for base in reversed([one for one in struct.__mro__ if issubclass(one, msgspec.Struct) and one is not msgspec.Struct]):
+    meanings: dict[str, str] = {}
+    for base in reversed(
+        [ancestor for ancestor in struct.__mro__ if issubclass(ancestor, msgspec.Struct) and ancestor is not msgspec.Struct]
+    ):
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(definition, ast.ClassDef)
         names = dict(zip(base.__struct_fields__, base.__struct_encode_fields__, strict=True))
         for field, text in zip(definition.body, definition.body[1:], strict=False):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-                found[names[field.target.id]] = inspect.cleandoc(ast.literal_eval(text.value))
-    return found
+                meanings[names[field.target.id]] = inspect.cleandoc(ast.literal_eval(text.value))
+    return meanings
 
 
 def _text(docstring: str) -> str:
@@ -136,11 +143,11 @@ def _type(schema: dict[str, Any], links: dict[str, str]) -> str:
             title = reference.rpartition("/")[2]
             text = f"[{title}]({links[title]})"
         case {"anyOf": kinds}:
-            text = " or ".join(_type(one, links) for one in kinds)
+            text = " or ".join(_type(part, links) for part in kinds)
         case {"enum": values}:
             text = ", ".join(f"`{value}`" for value in values)
         case {"prefixItems": items}:
-            text = f"array of {' and '.join(_type(one, links) for one in items)}"
+            text = f"array of {' and '.join(_type(part, links) for part in items)}"
         case {"type": "array", "items": dict(item)}:
             text = f"array of {_type(item, links)}"
         case {"type": "object", "additionalProperties": dict(item)}:

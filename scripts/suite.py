@@ -201,9 +201,9 @@ def main() -> None:
         "by_kind": table(tests, kind),
         "slowest": [{"test": test["test"], "seconds": round(test["seconds"], 1), "kind": kind(test)} for test in slowest],
     }
-    budgets = [budget("runs that failed", sum(one["status"] != 0 for one in runs), 0)]
+    budgets = [budget("runs that failed", sum(row["status"] != 0 for row in runs), 0)]
     if not options.busy:
-        budgets.append(budget("minutes of the slowest run", max(one["minutes"] for one in runs), MINUTES_BUDGET[options.target]))
+        budgets.append(budget("minutes of the slowest run", max(row["minutes"] for row in runs), MINUTES_BUDGET[options.target]))
     environment = {
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
@@ -211,7 +211,7 @@ def main() -> None:
         "pytest": version("pytest"),
     }
     print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=1))
-    sys.exit(0 if all(one["ok"] for one in budgets) else 1)
+    sys.exit(0 if all(row["ok"] for row in budgets) else 1)
 
 
 if __name__ == "__main__":

@@ -110,13 +110,13 @@ def receiver(folder: Path) -> Iterator[tuple[str, Received]]:
 
 def messages(count: int, name: str) -> list[Message]:
     """Return a message per alert, of the size of the watcher's messages."""
-    made: list[Message] = []
+    batch: list[Message] = []
     for number in range(count):
         labels = {"alertname": "TrainingStraggler", "severity": "warning", "run_id": f"{name}-{number}", "rank": str(number % 64)}
         annotations = {"summary": "Rank 5 makes the others wait.", "evidence": "x" * 400, "next": "look at the data loader"}
         alert = payload_alert(Alert(labels=labels, annotations=annotations), starts_at_unix_ns=1_790_000_000_000_000_000)
-        made += messages_about(TARGET, [Notice(alert=alert)])
-    return made
+        batch += messages_about(TARGET, [Notice(alert=alert)])
+    return batch
 
 
 def summary(latencies_ms: Sequence[float]) -> dict[str, float]:
@@ -128,7 +128,7 @@ def summary(latencies_ms: Sequence[float]) -> dict[str, float]:
     }
 
 
-def through_outbox(folder: Path, made: Sequence[Message], *, at_once: int, pause_s: float) -> dict[str, float]:
+def through_outbox(folder: Path, batch: Sequence[Message], *, at_once: int, pause_s: float) -> dict[str, float]:
     """Put the messages into the outbox, ``at_once`` at a time, while the sender delivers them."""
     with receiver(folder) as (url, received):
         outbox = Outbox(Store(folder / "state"))
@@ -136,8 +136,8 @@ def through_outbox(folder: Path, made: Sequence[Message], *, at_once: int, pause
         sender.start()
         cpu, began = time.process_time(), time.monotonic_ns()
         put: dict[str, int] = {}
-        for first in range(0, len(made), at_once):
-            part = made[first : first + at_once]
+        for first in range(0, len(batch), at_once):
+            part = batch[first : first + at_once]
             now = time.monotonic_ns()
             put |= {message.id: now for message in part}
             outbox.put(part)
@@ -151,8 +151,8 @@ def through_outbox(folder: Path, made: Sequence[Message], *, at_once: int, pause
     latencies = [(received.first[name] - when) / 1e6 for name, when in put.items()]
     took_s = (max(received.first.values()) - began) / 1e9
     return {
-        "messages": len(made),
-        "deliveries_per_s": round(len(made) / took_s, 1),
+        "messages": len(batch),
+        "deliveries_per_s": round(len(batch) / took_s, 1),
         "requests": received.count,
         "cpu_s": round(cpu, 2),
         "file_mib": round((folder / "state" / STORE_FILE).stat().st_size / 2**20, 1),
@@ -160,20 +160,20 @@ def through_outbox(folder: Path, made: Sequence[Message], *, at_once: int, pause
     }
 
 
-def plain_loop(folder: Path, made: Sequence[Message]) -> dict[str, float]:
+def plain_loop(folder: Path, batch: Sequence[Message]) -> dict[str, float]:
     """Post the same bodies in a loop that keeps its connection and stores nothing."""
     with receiver(folder) as (url, received), httpx.Client() as client:
         cpu, began = time.process_time(), time.monotonic_ns()
         put: dict[str, int] = {}
-        for message in made:
+        for message in batch:
             put[message.id] = time.monotonic_ns()
             client.post(url, content=message.body, headers={"webhook-id": message.id}).raise_for_status()
         cpu = time.process_time() - cpu
     latencies = [(received.first[name] - when) / 1e6 for name, when in put.items()]
     took_s = (max(received.first.values()) - began) / 1e9
     return {
-        "messages": len(made),
-        "deliveries_per_s": round(len(made) / took_s, 1),
+        "messages": len(batch),
+        "deliveries_per_s": round(len(batch) / took_s, 1),
         "cpu_s": round(cpu, 2),
         **summary(latencies),
     }
@@ -192,9 +192,9 @@ def main() -> None:
         folders = [Path(name) / part for part in ("burst", "paced", "peer")]
         for folder in folders:
             folder.mkdir()
-        made = messages(options.alerts, "burst")
-        peer = plain_loop(folders[2], made)
-        burst = through_outbox(folders[0], made, at_once=PUT_AT_ONCE, pause_s=0.0)
+        batch = messages(options.alerts, "burst")
+        peer = plain_loop(folders[2], batch)
+        burst = through_outbox(folders[0], batch, at_once=PUT_AT_ONCE, pause_s=0.0)
         paced = through_outbox(folders[1], messages(options.paced, "paced"), at_once=1, pause_s=PAUSE_S)
     peak_mib = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
     figures = {"burst": burst, "one_by_one": paced, "plain_httpx_loop": peer, "peak_mib": peak_mib}

@@ -58,9 +58,9 @@ def told(what: str) -> None:
 def cpu_seconds(pid: int) -> float:
     """Return the user and system time of a process, of its living children, and of its ended ones."""
     total = 0
-    for number, one in enumerate(tree(pid)):
+    for number, process_id in enumerate(tree(pid)):
         try:
-            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue  # the process has ended
         total += sum(map(int, fields[11:13])) + (sum(map(int, fields[13:15])) if number == 0 else 0)
@@ -172,10 +172,10 @@ def main() -> None:
         growing.advance(now_ns)
         shift_ns = time.time_ns() - now_ns
         told(f"watching it for {SETTLE_S + args.seconds:.0f} s")
-        seen = watched(growing, shift_ns, Path(folder) / "state", args.seconds)
+        observed = watched(growing, shift_ns, Path(folder) / "state", args.seconds)
         told(f"analysing all of it, {args.peers} times")
-        whole = naive(run, args.peers)
-    fired = [event for event in seen["events"] if event["event"] == "firing"]
+        peer_seconds = naive(run, args.peers)
+    fired = [event for event in observed["events"] if event["event"] == "firing"]
     slow = Shape(ranks=args.ranks, steps=0).slow_rank
     right = [
         event
@@ -187,18 +187,18 @@ def main() -> None:
     figures = {
         "ranks": args.ranks,
         "steps": steps,
-        "watched_s": round(seen["seconds"], 1),
-        "share_of_a_core": round(seen["share"], 4),
-        "cpu_s_to_take_in_what_is_there": round(seen["start_s"], 2),
-        "peak_rss_mib": round(seen["rss"] / 2**20, 1),
+        "watched_s": round(observed["seconds"], 1),
+        "share_of_a_core": round(observed["share"], 4),
+        "cpu_s_to_take_in_what_is_there": round(observed["start_s"], 2),
+        "peak_rss_mib": round(observed["rss"] / 2**20, 1),
         "straggler_told_after_s": None if latency is None else round(latency, 1),
         "other_alerts": others,
-        "growing_was_late_by_at_most_s": round(seen["behind_s"], 2),
-        "peer_cpu_s_per_evaluation": [round(one, 2) for one in whole],
-        "peer_share_of_a_core_at_5_s": round(sum(whole) / max(1, len(whole)) / 5, 3),
+        "growing_was_late_by_at_most_s": round(observed["behind_s"], 2),
+        "peer_cpu_s_per_evaluation": [round(seconds, 2) for seconds in peer_seconds],
+        "peer_share_of_a_core_at_5_s": round(sum(peer_seconds) / max(1, len(peer_seconds)) / 5, 3),
     }
     budgets = [
-        budget("share_of_a_core", round(seen["share"], 4), CORE_SHARE),
+        budget("share_of_a_core", round(observed["share"], 4), CORE_SHARE),
         budget("straggler_is_told", len(right), 1, at_least=True),
         budget("alerts_about_anything_else", len(set(others) - SLOWER), 0),
     ]

@@ -83,8 +83,8 @@ class Times:
     @classmethod
     def of(cls, own: Own) -> Times:
         """Return the times of a look without the steps that count as warm-up."""
-        kept = np.ascontiguousarray(own[:, warm_up(own.shape[1]) :])
-        return cls(kept, float(kept.max(axis=0).mean() + 0.04 * STEP_US), list(range(len(own))))
+        judged_times = np.ascontiguousarray(own[:, warm_up(own.shape[1]) :])
+        return cls(judged_times, float(judged_times.max(axis=0).mean() + 0.04 * STEP_US), list(range(len(own))))
 
 
 def slow_in(own: Own) -> SlowRanks | None:

@@ -123,7 +123,7 @@ def main() -> None:
         load_before = os.getloadavg()[0]
         os.sync()
         wholes = [whole_command("analyze", run) for _ in range(args.repeats)]
-        whole = typical(wholes)
+        typical_run = typical(wholes)
         other = Path(folder) / "other"
         write_other(other, shape)
         comparison = whole_command("compare", run, other)
@@ -140,14 +140,14 @@ def main() -> None:
     figures = {
         "ranks": args.ranks,
         "steps": args.steps,
-        "verdict": whole.result["verdict"]["summary"],
-        "whole_s": round(whole.wall_s, 2),
+        "verdict": typical_run.result["verdict"]["summary"],
+        "whole_s": round(typical_run.wall_s, 2),
         "wholes_s": [round(item.wall_s, 2) for item in wholes],
-        "whole_cpu_s": round(whole.cpu_s, 2),
+        "whole_cpu_s": round(typical_run.cpu_s, 2),
         "read_s": round(read_s, 2),
         "judge_s": round(judge_s, 2),
         "judge_cpu_s": round(judge_cpu_s, 2),
-        "peak_bytes": whole.peak_bytes,
+        "peak_bytes": typical_run.peak_bytes,
         "compare_s": round(comparison.wall_s, 2),
         "compare_cpu_s": round(comparison.cpu_s, 2),
         "first_update_s": round(first_s, 2),
@@ -157,7 +157,7 @@ def main() -> None:
         "load_before": round(load_before, 1),
         "load_after": round(os.getloadavg()[0], 1),
     }
-    budgets = [*whole.budgets(), budget("compare_peak_bytes", comparison.peak_bytes, COMPARE_BYTES_BUDGET)]
+    budgets = [*typical_run.budgets(), budget("compare_peak_bytes", comparison.peak_bytes, COMPARE_BYTES_BUDGET)]
     for name, measured in (("update_s", updates), ("update_after_week_of_samples_s", after_week)):
         budgets.append(budget(name, round(float(np.median([wall for wall, _ in measured])), 3), UPDATE_BUDGET))
     environment = {"python": platform.python_version(), "numpy": np.__version__, "cpus": WORKERS}

@@ -171,8 +171,8 @@ def measure(name: str, times: int, analyser: Analyser | None) -> dict[str, list[
     """Return the seconds of each measurement; the repeats take turns. Exits if the answers differ."""
     taken: dict[str, list[float]] = {}
     for _ in range(times):
-        whole, answer = timed(ours, name)
-        taken.setdefault("ours_process_s", []).append(whole)
+        process_s, answer = timed(ours, name)
+        taken.setdefault("ours_process_s", []).append(process_s)
         taken.setdefault("ours_inside_s", []).append(inside(name))
         if analyser is None:
             continue
@@ -181,9 +181,9 @@ def measure(name: str, times: int, analyser: Analyser | None) -> dict[str, list[
         first, everything = analyser.inside()
         taken.setdefault("theirs_first_inside_s", []).append(first)
         taken.setdefault("theirs_inside_s", []).append(everything)
-        mine = [answer["slowdown"], answer["m_worker"], answer["m_stage"]]
-        if not np.allclose(mine, analyser.answer(), rtol=1e-5, atol=1e-5):
-            sys.exit(f"the answers differ: S, M_W and M_S are {mine}, the analyser's {analyser.answer()}")
+        own_answer = [answer["slowdown"], answer["m_worker"], answer["m_stage"]]
+        if not np.allclose(own_answer, analyser.answer(), rtol=1e-5, atol=1e-5):
+            sys.exit(f"the answers differ: S, M_W and M_S are {own_answer}, the analyser's {analyser.answer()}")
     return taken
 
 

@@ -189,30 +189,30 @@ def opening(of: Filled, questions: list[Question], end_s: int, repeats: int) -> 
     return round(min(collected), 3)
 
 
-def of_board(found: list[dict[str, Any]], rules: list[dict[str, Any]], rule_seconds: dict[str, float]) -> dict[str, Any]:
+def of_board(results: list[dict[str, Any]], rules: list[dict[str, Any]], rule_seconds: dict[str, float]) -> dict[str, Any]:
     """Return the figures of one board."""
-    slowest = max(found, key=lambda item: item["s"])
-    opened = [item for item in found if not item["question"].later]
+    slowest = max(results, key=lambda item: item["s"])
+    opened = [item for item in results if not item["question"].later]
     lines: dict[tuple[str, str], int] = {}
-    for item in found:
+    for item in results:
         key = (item["question"].kind, item["question"].panel)
         is_table = key[0] == "table"
         lines[key] = max(lines.get(key, 0), item["series"]) if is_table else lines.get(key, 0) + item["series"]
     graph = max(((count, title) for (kind, title), count in lines.items() if kind != "table"), default=(0, ""))
     table = max(((count, title) for (kind, title), count in lines.items() if kind == "table"), default=(0, ""))
-    needed = set().union(*(rests_on(item["question"].expr, rules) for item in found))
+    needed = set().union(*(rests_on(item["question"].expr, rules) for item in results))
     return {
-        "queries": len(found),
+        "queries": len(results),
         "queries_at_once": len(opened),
         "total_s": round(sum(item["s"] for item in opened), 3),
         "opening_cpu_s": round(sum(item["cpu_s"] for item in opened), 3),
-        "total_of_closed_rows_s": round(sum(item["s"] for item in found if item["question"].later), 3),
+        "total_of_closed_rows_s": round(sum(item["s"] for item in results if item["question"].later), 3),
         "slowest_s": round(slowest["s"], 3),
-        "slowest_cpu_s": round(max(item["cpu_s"] for item in found), 3),
+        "slowest_cpu_s": round(max(item["cpu_s"] for item in results), 3),
         "slowest": slowest["question"].panel,
-        "worst_s_of_any": round(max(item["worst_s"] for item in found), 3),
-        "samples": sum(item["samples"] for item in found),
-        "series": sum(item["series"] for item in found),
+        "worst_s_of_any": round(max(item["worst_s"] for item in results), 3),
+        "samples": sum(item["samples"] for item in results),
+        "series": sum(item["series"] for item in results),
         "most_lines_of_a_graph": [graph[1], graph[0]],
         "most_rows_of_a_table": [table[1], table[0]],
         "without_rules_more_s": round(sum(rule_seconds[name] for name in needed), 3),
@@ -224,7 +224,7 @@ def of_board(found: list[dict[str, Any]], rules: list[dict[str, Any]], rule_seco
                 "samples": item["samples"],
                 "series": item["series"],
             }
-            for item in sorted(found, key=lambda item: -item["s"])[:5]
+            for item in sorted(results, key=lambda item: -item["s"])[:5]
         ],
     }
 

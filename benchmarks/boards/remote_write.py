@@ -110,13 +110,13 @@ class Filled:
     def _post(self, parts: list[bytes]) -> None:
         body = b"".join(parts)
         # One literal: Snappy without compression.
-        whole = varint(len(body)) + b"\xfc" + struct.pack("<I", len(body) - 1) + body
+        compressed = varint(len(body)) + b"\xfc" + struct.pack("<I", len(body) - 1) + body
         headers = {
             "Content-Encoding": "snappy",
             "Content-Type": "application/x-protobuf",
             "X-Prometheus-Remote-Write-Version": "0.1.0",
         }
-        answer = self.client.post(f"{self.url}/api/v1/write", content=whole, headers=headers)
+        answer = self.client.post(f"{self.url}/api/v1/write", content=compressed, headers=headers)
         if answer.status_code >= httpx.codes.BAD_REQUEST:
             raise SystemExit(f"Prometheus does not take the samples: {answer.text[:300]}")
 
@@ -138,8 +138,8 @@ class Filled:
         return took
 
     @staticmethod
-    def _recorded(found: list[_Series], more: Mapping[str, str]) -> Iterator[bytes]:
-        for item in found:
+    def _recorded(series_list: list[_Series], more: Mapping[str, str]) -> Iterator[bytes]:
+        for item in series_list:
             times = np.array([moment for moment, _ in item.values]) * 1000
             values = np.array([float(value) for _, value in item.values])
             head = label_bytes({**item.metric, **more})
@@ -216,8 +216,8 @@ def rests_on(expr: str, rules: Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the names of all recorded series that an expression needs, directly or through others."""
     by_name = {rule["record"]: set(_NAME.findall(rule["expr"])) for rule in rules}
     result: set[str] = set()
-    left = set(_NAME.findall(expr)) & by_name.keys()
-    while left:
-        result |= left
-        left = {name for item in left for name in by_name[item] & by_name.keys()} - result
+    pending = set(_NAME.findall(expr)) & by_name.keys()
+    while pending:
+        result |= pending
+        pending = {name for item in pending for name in by_name[item] & by_name.keys()} - result
     return result

@@ -189,14 +189,22 @@ def _template(library: Path, port: int, kind: str) -> list[Line]:
 
 def _node_exporter(collectives: str) -> Iterator[Line]:
     for family in text_string_to_metric_families(NODE_EXPORTER.format(1000) + collectives):
-        for one in family.samples:
-            slope = 1e9 if "port_data" in one.name else 0.01 if "symbol_error" in one.name else 0.0
-            yield Line(one.name, dict(one.labels), "node", 9100, one.value, slope, wavers=_WAVERS.fullmatch(one.name) is not None)
+        for sample in family.samples:
+            slope = 1e9 if "port_data" in sample.name else 0.01 if "symbol_error" in sample.name else 0.0
+            yield Line(
+                sample.name,
+                dict(sample.labels),
+                "node",
+                9100,
+                sample.value,
+                slope,
+                wavers=_WAVERS.fullmatch(sample.name) is not None,
+            )
 
 
 def _of_host(line: Line, host: int, run: tuple[int, str, int, int] | None) -> dict[str, str]:
     """Return the labels of a line on a host. ``run``: number and name of its run, the first rank on the host, all ranks."""
-    found = {"__name__": line.name, "job": line.job, "instance": f"node{host:03d}:{line.port}"}
+    labels = {"__name__": line.name, "job": line.job, "instance": f"node{host:03d}:{line.port}"}
     for name, text in line.labels.items():
         value = text.replace("aaaa-bbbb-cccc", f"aaaa-{host:04x}-cccc").replace("node1", f"node{host:03d}")
         if run is not None:
@@ -211,17 +219,17 @@ def _of_host(line: Line, host: int, run: tuple[int, str, int, int] | None) -> di
                 value = str(700 + number)
             elif name == "rank" and text.isdigit():
                 value = str(first + int(text))
-        found[name] = value
-    return {name: value for name, value in found.items() if value}
+        labels[name] = value
+    return {name: value for name, value in labels.items() if value}
 
 
 def _runs_of(hosts: int) -> list[tuple[int, str, int, int] | None]:
     """Return, per host, number and name of its run, its first rank and the run's number of ranks; ``None`` for an idle host."""
-    found: list[tuple[int, str, int, int] | None] = []
+    runs: list[tuple[int, str, int, int] | None] = []
     for number, (name, share) in enumerate(RUNS):
         of_run = int(share * hosts)
-        found += [(number, name, GPUS * index, GPUS * of_run) for index in range(of_run)]
-    return found + [None] * (hosts - len(found))
+        runs += [(number, name, GPUS * index, GPUS * of_run) for index in range(of_run)]
+    return runs + [None] * (hosts - len(runs))
 
 
 def site(hosts: int, port: int, start_s: int) -> list[Block]:
@@ -231,24 +239,24 @@ def site(hosts: int, port: int, start_s: int) -> list[Block]:
     """
     library = build_library()
     templates = {kind: _template(library, port, kind) for kind in ("training", "troubled", "idle")}
-    found: dict[bool, list[tuple[bytes, float, float, float]]] = {True: [], False: []}
-    seen: set[str] = set()
+    series_by_length: dict[bool, list[tuple[bytes, float, float, float]]] = {True: [], False: []}
+    started_runs: set[str] = set()
     for host, run in enumerate(_runs_of(hosts)):
         alive = host < hosts - 1
         for job, listening in (("gpus", 9838), ("node", 9100)):
             labels = {"__name__": "up", "job": job, "instance": f"node{host:03d}:{listening}"}
-            found[True].append((label_bytes(labels), float(alive), 0.0, 0.0))
+            series_by_length[True].append((label_bytes(labels), float(alive), 0.0, 0.0))
         if not alive:
             continue
         # One host of each run is in trouble: it has a slow rank, a hot GPU, an allocated but idle GPU, and an Xid.
-        kind = "idle" if run is None else "training" if run[1] in seen or run[2] == 0 else "troubled"
+        kind = "idle" if run is None else "training" if run[1] in started_runs or run[2] == 0 else "troubled"
         if run is not None and kind == "troubled":
-            seen.add(run[1])
+            started_runs.add(run[1])
         for line in templates[kind]:
             head = label_bytes(_of_host(line, host, run))
             is_long = KEPT_LONG.fullmatch(line.name) is not None
             value = line.value + (start_s if line.name.endswith("_timestamp_seconds") else 0)
-            found[is_long].append((head, value, line.slope, NOISE if line.wavers else 0.0))
+            series_by_length[is_long].append((head, value, line.slope, NOISE if line.wavers else 0.0))
     return [
         Block(
             [head for head, *_ in part],
@@ -257,7 +265,7 @@ def site(hosts: int, port: int, start_s: int) -> list[Block]:
             np.array([noise for *_, noise in part]),
             is_long,
         )
-        for is_long, all_of in found.items()
+        for is_long, all_of in series_by_length.items()
         for part in (all_of[begin : begin + 2000] for begin in range(0, len(all_of), 2000))
     ]
 
@@ -270,15 +278,15 @@ def alerts(
     ``names``: alerts and their severities; each fires for two hosts, which may coincide.
     """
     rng = random.Random(7)
-    found = []
+    alert_series = []
     for number, (name, severity) in enumerate(names):
         for host in {number % hosts, rng.randrange(hosts)}:
             began = end_s - rng.randrange(step_s, past_s)
             times = np.arange(end_s - (end_s - began) // step_s * step_s, end_s + 1, step_s) * 1000
             about = {"alertname": name, "severity": severity, "host": f"node{host:03d}", "instance": f"node{host:03d}:9838"}
             about |= {"index": "0", "gpu_uuid": f"GPU-00000000-aaaa-{host:04x}-cccc-000000000000"}
-            found += [
+            alert_series += [
                 (label_bytes({"__name__": "ALERTS", "alertstate": "firing", **about}), times, 1.0),
                 (label_bytes({"__name__": "ALERTS_FOR_STATE", **about}), times, float(began)),
             ]
-    return found
+    return alert_series

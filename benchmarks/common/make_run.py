@@ -189,13 +189,13 @@ def write_ranks(run: Path, shape: Shape, steps: range, walls: Floats, ranks: ran
         writers = {stream: JsonLinesWriter(folder, stream) for stream in ("windows", "collectives")}
         for chunk in range(first // CHUNK, -(-last // CHUNK)):
             within = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
-            made = step_rows(shape, rank, chunk, walls[within], starts[within])
-            made = made[(made["step"] >= first) & (made["step"] < last)]
-            tagged = made[made["step"] % 1000 == 999]
+            chunk_rows = step_rows(shape, rank, chunk, walls[within], starts[within])
+            chunk_rows = chunk_rows[(chunk_rows["step"] >= first) & (chunk_rows["step"] < last)]
+            tagged = chunk_rows[chunk_rows["step"] % 1000 == 999]
             ends = (tagged["start_unix_ns"] + (tagged["wall_us"] * 1000).astype(np.int64)).tolist()
             pairs = zip(tagged["step"].tolist(), ends, strict=True)
             events.append(*(StepEvent(step=step, end_unix_ns=end, tags=["checkpoint"]) for step, end in pairs))
-            rows.append(made.tobytes())
+            rows.append(chunk_rows.tobytes())
         for step in (step for step in range(first, last) if is_profiled(shape, step)):
             breakdown, collectives = window(shape, rank, step, int(starts[step]), float(walls[step]))
             writers["windows"].append(breakdown)

@@ -297,8 +297,8 @@ def serving(driver: FakeDriver, folder: Path, *, bursts: int, scrapes: int) -> d
 def linear(small: FakeDriver, large: FakeDriver, folder: Path, *, rounds: int, seconds: int) -> dict[str, Any]:
     """Measure the CPU of a node with twice the hardware over twice the CPU of the smaller node."""
     places = [folder / f"linear-{driver.folder.name}" for driver in (small, large)]
-    with rankscope(small.env, places[0]) as one, rankscope(large.env, places[1]) as two:
-        cpu = cpu_side_by_side([one, two], rounds=rounds, seconds=seconds)
+    with rankscope(small.env, places[0]) as small_node, rankscope(large.env, places[1]) as large_node:
+        cpu = cpu_side_by_side([small_node, large_node], rounds=rounds, seconds=seconds)
     ratios = [twice / (2 * once) for once, twice in zip(*cpu, strict=True)]
     return {"cpu_per_unit_ratio": round(statistics.median(ratios), 3), "ratios": [round(ratio, 3) for ratio in ratios]}
 

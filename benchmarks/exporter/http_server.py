@@ -73,49 +73,49 @@ def own_cpu_s(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | 2)
 
 
-def cpu_us_per_scrape(one: Running, scrapes: int) -> float:
+def cpu_us_per_scrape(server: Running, scrapes: int) -> float:
     """Return the CPU microseconds of the serving process per scrape, from the cheapest block of scrapes.
 
     That block has no sampling in it, and ran on a quiet core.
     """
     blocks = []
     for _ in range(scrapes // BLOCK):
-        before = own_cpu_s(one.pid)
+        before = own_cpu_s(server.pid)
         for _ in range(BLOCK):
-            one.scrape()
-        blocks.append(own_cpu_s(one.pid) - before)
+            server.scrape()
+        blocks.append(own_cpu_s(server.pid) - before)
     return 1e6 * min(blocks) / BLOCK
 
 
-def stalled(one: Running) -> dict[str, float]:
+def stalled(server: Running) -> dict[str, float]:
     """Measure the cost of half requests: memory, the time of a health check among them, and the connections left open."""
-    before = one.pss_mib()
+    before = server.pss_mib()
     with contextlib.ExitStack() as stack:
         began = time.monotonic()
         poll = select.poll()
         for _ in range(STALLED):
-            connection = stack.enter_context(socket.create_connection(("127.0.0.1", one.port), timeout=60))
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
             with contextlib.suppress(ConnectionError):
                 connection.sendall(HALF_A_REQUEST)
             poll.register(connection, select.POLLRDHUP)
-        grown = one.pss_mib() - before
-        asked = time.perf_counter()
-        probe = http.client.HTTPConnection("127.0.0.1", one.port, timeout=60)
+        grown = server.pss_mib() - before
+        begin_s = time.perf_counter()
+        probe = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         probe.request("GET", "/-/healthy")
         status = probe.getresponse().status
-        health_ms = 1e3 * (time.perf_counter() - asked)
+        health_ms = 1e3 * (time.perf_counter() - begin_s)
         probe.close()
-        left = STALLED
-        while left and time.monotonic() - began < STALLED_LIMIT_S:
+        open_connections = STALLED
+        while open_connections and time.monotonic() - began < STALLED_LIMIT_S:
             for descriptor, _ in poll.poll(1000):
                 poll.unregister(descriptor)
-                left -= 1
+                open_connections -= 1
         ended_s = time.monotonic() - began
     return {
         "memory_mib": round(grown, 1),
         "healthy_status": status,
         "healthy_ms": round(health_ms, 1),
-        "left_open": left,
+        "left_open": open_connections,
         "all_closed_after_s": round(ended_s, 1),
     }
 

@@ -142,9 +142,9 @@ def measure(removed: str, driver: FakeDriver, lock: threading.Lock, folder: Path
         measured[PEER] = stack.enter_context(nvitop(driver.env))
         cpu["no ranks"] = cpu_per_second(measured, rounds=args.rounds, seconds=args.seconds, scrapers=1)
     turns = {"repeats": args.repeats, "bursts": args.bursts}
-    with exporter(driver, folder, ALL_KEPT) as kept, exporter(driver, folder, removed) as without, nvitop(driver.env) as peer:
-        ours = {ALL_KEPT: kept, removed: without}
-        series = kept.series()
+    with exporter(driver, folder, ALL_KEPT) as cached, exporter(driver, folder, removed) as without, nvitop(driver.env) as peer:
+        ours = {ALL_KEPT: cached, removed: without}
+        series = cached.series()
         for scrapers in (1, 3):
             key = f"8 ranks, {scrapers} scraper{'s' if scrapers > 1 else ''}"
             measured = {**ours, PEER: peer}
@@ -173,8 +173,8 @@ def measure(removed: str, driver: FakeDriver, lock: threading.Lock, folder: Path
 
 def cpu_of_one(removed: str, driver: FakeDriver, folder: Path, pages: int) -> dict[str, Any]:
     """Return the CPU of rendering one page, and of one scrape of a rendered page. A busy machine changes them little."""
-    with exporter(driver, folder, ALL_KEPT) as kept, exporter(driver, folder, removed) as without:
-        scrapes = {ALL_KEPT: round(cpu_us_per_scrape(kept, 500), 1), removed: round(cpu_us_per_scrape(without, 500), 1)}
+    with exporter(driver, folder, ALL_KEPT) as cached, exporter(driver, folder, removed) as without:
+        scrapes = {ALL_KEPT: round(cpu_us_per_scrape(cached, 500), 1), removed: round(cpu_us_per_scrape(without, 500), 1)}
     return {"page_cpu_ms": {name: page_cpu_ms(name, pages) for name in (ALL_KEPT, removed)}, "scrape_cpu_us": scrapes}
 
 
@@ -185,19 +185,19 @@ def page_cpu_ms(removed: str, pages: int) -> dict[str, float]:
     return result
 
 
-def _median_ratio(values: dict[str, list[float]], one: str, other: str) -> float:
-    return statistics.median(first / second for first, second in zip(values[one], values[other], strict=True))
+def _median_ratio(values: dict[str, list[float]], variant: str, other: str) -> float:
+    return statistics.median(first / second for first, second in zip(values[variant], values[other], strict=True))
 
 
 def _cpu_row(scrapers: str, values: dict[str, list[float]], removed: str) -> dict[str, Any]:
-    kept, without = (round(_median_ratio(values, name, PEER), 3) for name in (ALL_KEPT, removed))
-    return {"budget": f"CPU over nvitop-exporter's, {scrapers}", "kept": kept, "removed": without, "limit": CPU_RATIO_BUDGET}
+    cached, without = (round(_median_ratio(values, name, PEER), 3) for name in (ALL_KEPT, removed))
+    return {"budget": f"CPU over nvitop-exporter's, {scrapers}", "kept": cached, "removed": without, "limit": CPU_RATIO_BUDGET}
 
 
 def _p99_row(kind: str, values: dict[str, list[float]], removed: str) -> dict[str, Any]:
-    kept, without = (round(statistics.median(values[name]), 2) for name in (ALL_KEPT, removed))
+    cached, without = (round(statistics.median(values[name]), 2) for name in (ALL_KEPT, removed))
     limit = SCRAPE_P99_HUNG_MS_BUDGET if "hangs" in kind else SCRAPE_P99_MS_BUDGET
-    return {"budget": f"scrape p99, {kind} (ms)", "kept": kept, "removed": without, "limit": limit}
+    return {"budget": f"scrape p99, {kind} (ms)", "kept": cached, "removed": without, "limit": limit}
 
 
 def main() -> None:

@@ -43,11 +43,11 @@ def without_parsed_files() -> None:
     """Parse an unchanged file of a rank in every pass."""
     load = reading.Spool._load
 
-    def parsed(self: reading.Spool, folder_fd: int, found: Any, now_s: float) -> Any:
-        before, result = self._cache.get(found.name), load(self, folder_fd, found, now_s)
+    def parsed(self: reading.Spool, folder_fd: int, spool_file: Any, now_s: float) -> Any:
+        before, result = self._cache.get(spool_file.name), load(self, folder_fd, spool_file, now_s)
         if result is not before:
             return result
-        content, _ = file.read_regular(found.name, folder_fd)
+        content, _ = file.read_regular(spool_file.name, folder_fd)
         return dataclasses.replace(result, outcome=file.parse(content))
 
     reading.Spool._load = parsed  # type: ignore[method-assign,assignment]

@@ -180,8 +180,8 @@ def main() -> None:
 
 def _causes(named: list[dict[str, Any]]) -> float:
     """Return the share of right causes among the named ranks whose cause is given."""
-    given = [row["cause"] == CAUSES[row["fault"].partition(":")[0]] for row in named if row["cause"] not in (None, "unknown")]
-    return sum(given) / len(given) if given else 0.0
+    is_right = [row["cause"] == CAUSES[row["fault"].partition(":")[0]] for row in named if row["cause"] not in (None, "unknown")]
+    return sum(is_right) / len(is_right) if is_right else 0.0
 
 
 if __name__ == "__main__":

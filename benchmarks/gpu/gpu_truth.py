@@ -123,8 +123,8 @@ def judged(layout: str, fault: str, source: str, seed: int) -> Answer:
     return Answer(layout, fault, source, "right", cause, cost, stated)
 
 
-def share(answers: list[Answer], said: str) -> float:
-    return sum(answer.said == said for answer in answers) / max(1, len(answers))
+def share(answers: list[Answer], outcome: str) -> float:
+    return sum(answer.said == outcome for answer in answers) / max(1, len(answers))
 
 
 def kind_of(answer: Answer) -> str:

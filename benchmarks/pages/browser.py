@@ -83,30 +83,32 @@ def answering(command: list[str], environment: dict[str, str]) -> Iterator[tuple
     """Run a server that prints its address at its start. Yields its address and process id."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     assert process.stdout is not None
-    found = next(found for line in process.stdout if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
+    address_match = next(
+        address_match for line in process.stdout if (address_match := re.search(r"http://127\.0\.0\.1:\d+", line))
+    )
     threading.Thread(target=process.stdout.read, daemon=True).start()
     try:
-        yield found[0], process.pid
+        yield address_match[0], process.pid
     finally:
         process.terminate()
         process.wait(timeout=30)
 
 
 @contextmanager
-def looked_at(browser: Browser, view: str, asked: list[Asked]) -> Iterator[Page]:
-    """Yield a page of a fresh browser. Its update requests are appended to ``asked``."""
-    made: list[Request] = []
+def looked_at(browser: Browser, view: str, update_requests: list[Asked]) -> Iterator[Page]:
+    """Yield a page of a fresh browser. Its update requests are appended to ``update_requests``."""
+    finished_requests: list[Request] = []
     with browser.new_context(viewport=VIEWPORT) as session:
         page = session.new_page()
-        page.on("requestfinished", lambda request: made.append(request))  # noqa: PLW0108  Playwright sets attributes on the handler
+        page.on("requestfinished", lambda request: finished_requests.append(request))  # noqa: PLW0108  Playwright sets attributes on the handler
         yield page
-        for request in made:
+        for request in finished_requests:
             response = request.response()
             address = urlsplit(request.url)
             if address.path in (UPDATE, PAGE) and response is not None:
                 took = request.timing["responseEnd"] - request.timing["requestStart"]
                 path = address.path if address.path == UPDATE else f"{address.path}?{address.query}"
-                asked.append(Asked(view, path, request.post_data, took / 1e3, len(response.body())))
+                update_requests.append(Asked(view, path, request.post_data, took / 1e3, len(response.body())))
 
 
 def seconds_to_draw(page: Page, address: str) -> float:
@@ -154,8 +156,8 @@ def first_views(playwright: Playwright, browser: Browser, chromium: str, address
             with plains.new_page() as page:
                 seconds.append((verdict, drawn, seconds_to_draw(page, plain_url)))
         fresh, fresh_plain = seconds_of_fresh_browsers(browser, (address, plain_url), repeats)
-    known = [list(column) for column in zip(*seconds[BEEN_HERE:], strict=True)]
-    return FirstViews(*known, fresh, fresh_plain)
+    returning = [list(column) for column in zip(*seconds[BEEN_HERE:], strict=True)]
+    return FirstViews(*returning, fresh, fresh_plain)
 
 
 @contextmanager
@@ -174,23 +176,23 @@ def seconds_of_fresh_browsers(browser: Browser, addresses: Sequence[str], repeat
     """Return the seconds per address in fresh browsers; the addresses are opened in turn."""
     seconds: list[list[float]] = [[] for _ in addresses]
     for _ in range(repeats):
-        for address, of_it in zip(addresses, seconds, strict=True):
+        for address, address_seconds in zip(addresses, seconds, strict=True):
             with looked_at(browser, "", []) as page:
-                of_it.append(seconds_to_draw(page, address))
+                address_seconds.append(seconds_to_draw(page, address))
     return seconds
 
 
-def seconds_of_views(browser: Browser, address: str, asked: list[Asked]) -> dict[str, list[float]]:
+def seconds_of_views(browser: Browser, address: str, update_requests: list[Asked]) -> dict[str, list[float]]:
     """Return the seconds of every view of a run in fresh browsers, with each of ``SELECTIONS``.
 
-    The requests of the views are appended to ``asked``.
+    The requests of the views are appended to ``update_requests``.
     """
     seconds: dict[str, list[float]] = {}
     for view in VIEWS:
         told(f"the view {view.label}")
         name = view.slug or "overview"
         for selection in SELECTIONS:
-            with looked_at(browser, name, asked) as page:
+            with looked_at(browser, name, update_requests) as page:
                 seconds.setdefault(name, []).append(seconds_to_draw(page, f"{address}/{view.slug}".rstrip("/") + selection))
     return seconds
 
@@ -200,7 +202,7 @@ def live_updates(browser: Browser, address: str, run: Path, shape: Shape, repeat
     first = max(int(rows["step"].max()) for rows in RunReader(run).step_rows(0, 0)) + 1
     new = round(NEW_SECONDS * 1e6 / (sum(MEANS_US.values()) + TRANSFER_US + shape.slow_us))
     updates: list[float] = []
-    seen: list[float] = []
+    delays_s: list[float] = []
     with browser.new_context(viewport=VIEWPORT) as session:
         page = session.new_page()
         page.goto(address)
@@ -213,8 +215,8 @@ def live_updates(browser: Browser, address: str, run: Path, shape: Shape, repeat
             written = time.time()
             began, ended = next_redraw(page)
             updates.append(ended - began)
-            seen.append(ended - written)
-    return updates[1:], seen[1:]  # without the first update, which reads the whole run
+            delays_s.append(ended - written)
+    return updates[1:], delays_s[1:]  # without the first update, which reads the whole run
 
 
 def next_redraw(page: Page) -> tuple[float, float]:

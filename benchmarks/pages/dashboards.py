@@ -62,29 +62,29 @@ def percentile(values: list[float], share: float) -> float:
     return float(np.percentile(values, 100 * share)) if values else float("nan")
 
 
-def replayed(url: str, asked: list[Asked], repeats: int) -> list[tuple[str, float]]:
+def replayed(url: str, update_requests: list[Asked], repeats: int) -> list[tuple[str, float]]:
     """Return the view and the seconds of each request when it is made by itself."""
     with httpx.Client(timeout=60) as client:
-        return [(item.view, timed(client, url, item)) for _ in range(repeats) for item in asked]
+        return [(item.view, timed(client, url, item)) for _ in range(repeats) for item in update_requests]
 
 
-def timed(client: httpx.Client, url: str, one: Asked) -> float:
+def timed(client: httpx.Client, url: str, request: Asked) -> float:
     """Return the seconds of one request."""
     begin = time.perf_counter()
-    method = "GET" if one.body is None else "POST"
+    method = "GET" if request.body is None else "POST"
     headers = {"Content-Type": "application/json", "Origin": url}
-    client.request(method, f"{url}{one.address}", content=one.body, headers=headers).raise_for_status()
+    client.request(method, f"{url}{request.address}", content=request.body, headers=headers).raise_for_status()
     return time.perf_counter() - begin
 
 
-def at_once(url: str, asked: list[Asked], requests: int) -> list[float]:
+def at_once(url: str, update_requests: list[Asked], requests: int) -> list[float]:
     """Return the seconds of each request of ``USERS`` parallel users; each user sends one after the other without a pause."""
     seconds: list[float] = []
 
     def user(number: int) -> None:
         draw = random.Random(number)
         with httpx.Client(timeout=120) as client:
-            seconds.extend(timed(client, url, draw.choice(asked)) for _ in range(requests))
+            seconds.extend(timed(client, url, draw.choice(update_requests)) for _ in range(requests))
 
     users = [threading.Thread(target=user, args=(number,)) for number in range(USERS)]
     for item in users:
@@ -157,16 +157,16 @@ def main() -> None:
             if args.first_view:
                 print_results(about, figures_of(first), first_view_budgets(first))
                 return
-            asked: list[Asked] = []
-            views = seconds_of_views(browser, address, asked)
-            told(f"{len(asked)} requests, {args.repeats} times one by one")
-            alone = replayed(url, asked, args.repeats)
+            update_requests: list[Asked] = []
+            views = seconds_of_views(browser, address, update_requests)
+            told(f"{len(update_requests)} requests, {args.repeats} times one by one")
+            alone = replayed(url, update_requests, args.repeats)
             told(f"{USERS} users at once")
-            together = at_once(url, asked, requests=30)
+            together = at_once(url, update_requests, requests=30)
             server_bytes = pss_bytes(pid)
             told("a page of a run that grows")
             with peak_beside(cache) as following:
-                updates, seen = live_updates(browser, address, run, shape, args.repeats)
+                updates, delays_s = live_updates(browser, address, run, shape, args.repeats)
             live_bytes = pss_bytes(pid)
         browser.close()
         report_s = seconds_of_report(run, Path(folder))
@@ -180,7 +180,7 @@ def main() -> None:
         "following_peak_bytes": following[0],
         **figures_of(first),
         "views_s": {view: round(float(np.median(seconds)), 3) for view, seconds in views.items()},
-        "requests": len(asked),
+        "requests": len(update_requests),
         "callback_p50_s": round(percentile([seconds for _, seconds in alone], 0.5), 4),
         "callback_p95_s_by_view": {
             of: round(percentile([seconds for view, seconds in alone if view == of], 0.95), 4)
@@ -188,14 +188,15 @@ def main() -> None:
         },
         "slowest_view": slowest,
         "payload_bytes_by_view": {
-            of: max(item.answered_bytes for item in asked if item.view == of) for of in sorted({item.view for item in asked})
+            of: max(item.answered_bytes for item in update_requests if item.view == of)
+            for of in sorted({item.view for item in update_requests})
         },
         "users_p50_s": round(percentile(together, 0.5), 4),
         "users_requests_per_s": round(len(together) / (sum(together) / USERS), 1),
         "server_bytes": server_bytes,
         "server_bytes_live": live_bytes,
         "live_update_s": rounded(updates),
-        "live_written_to_shown_s": rounded(seen),
+        "live_written_to_shown_s": rounded(delays_s),
         "plain_plotly_1000_steps_s": round(plain_s, 3),
         "plain_plotly_1000_steps_bytes": plain_bytes,
     }
@@ -204,7 +205,7 @@ def main() -> None:
         budget("whatif_cold_s", whatif_s, WHATIF_S),
         budget("report_cold_s", report_s, REPORT_S),
         budget("callback_p95_s", percentile([seconds for _, seconds in alone], 0.95), CALLBACK_P95_S),
-        budget("payload_bytes", max(item.answered_bytes for item in asked), PAYLOAD_BYTES),
+        budget("payload_bytes", max(item.answered_bytes for item in update_requests), PAYLOAD_BYTES),
         budget("server_bytes", max(server_bytes, live_bytes), SERVER_BYTES),
         budget("users_20_p95_s", percentile(together, 0.95), USERS_P95_S),
         budget("live_update_s", float(np.median(updates)), LIVE_S),

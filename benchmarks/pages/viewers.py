@@ -107,15 +107,15 @@ def window_stopped(server: int) -> Iterator[None]:
 
 def recorded(browser: Browser, address: str, until: str, seconds: float) -> list[Sent]:
     """Open an address in a fresh browser; return its requests until some seconds after ``until`` holds."""
-    made: list[tuple[float, Request]] = []
+    timed_requests: list[tuple[float, Request]] = []
     with browser.new_context(viewport=VIEWPORT) as session:
         page = session.new_page()
-        page.on("request", lambda request: made.append((time.monotonic(), request)))
+        page.on("request", lambda request: timed_requests.append((time.monotonic(), request)))
         began = time.monotonic()
         page.goto(address)
         page.wait_for_function(until, timeout=120_000)
         page.wait_for_timeout(1000 * seconds)
-    return [Sent(at - began, request.post_data) for at, request in made if UPDATE in request.url and request.post_data]
+    return [Sent(at - began, request.post_data) for at, request in timed_requests if UPDATE in request.url and request.post_data]
 
 
 def viewed(url: str, sent: Sequence[Sent], count: int, seconds: float) -> Measured:
@@ -137,9 +137,9 @@ def viewed(url: str, sent: Sequence[Sent], count: int, seconds: float) -> Measur
                     time.sleep(max(0.0, began + after_s - time.monotonic()))
                     if time.monotonic() >= until:
                         return
-                    asked = time.perf_counter()
+                    begin_s = time.perf_counter()
                     answer = client.post(f"{url}{UPDATE}", content=body)
-                    measured.callbacks.append(time.perf_counter() - asked)
+                    measured.callbacks.append(time.perf_counter() - begin_s)
                     if answer.status_code not in (200, 204):
                         failed.append(answer.text)
 
@@ -156,12 +156,12 @@ def ask_health(url: str, until: float, seconds: list[float]) -> None:
     """Ask for ``/-/healthy`` until a moment, each time on a new connection, and append the seconds that it takes."""
     host = url.removeprefix("http://")
     while time.monotonic() < until:
-        asked = time.perf_counter()
+        begin_s = time.perf_counter()
         connection = http.client.HTTPConnection(host, timeout=120)
         connection.request("GET", "/-/healthy")
         assert connection.getresponse().read() == b"ok\n"
         connection.close()
-        seconds.append(time.perf_counter() - asked)
+        seconds.append(time.perf_counter() - begin_s)
         time.sleep(EVERY_S)
 
 

@@ -137,20 +137,20 @@ def run(*command: str) -> Run:
         output = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-    whole = time.perf_counter() - begin
+    wall_s = time.perf_counter() - begin
     if process.returncode:
         raise SystemExit(f"{command[:2]} ended with status {process.returncode}")
     cpu = usage.ru_utime + usage.ru_stime
-    inside, inside_cpu = (whole, cpu) if "rankscope.analysis/1" in output else map(float, output.split())
-    return Run(inside, inside_cpu, whole, cpu, usage.ru_maxrss / 1024)
+    inside, inside_cpu = (wall_s, cpu) if "rankscope.analysis/1" in output else map(float, output.split())
+    return Run(inside, inside_cpu, wall_s, cpu, usage.ru_maxrss / 1024)
 
 
 def median(runs: list[Run]) -> Run:
     return Run(*(statistics.median(column) for column in zip(*runs, strict=True)))
 
 
-def shown(one: Run) -> dict[str, float]:
-    return {name: round(value, 3) for name, value in one._asdict().items()}
+def shown(measured_run: Run) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in measured_run._asdict().items()}
 
 
 def ratios(longer: list[Run], shorter: list[Run], what: str) -> list[float]:

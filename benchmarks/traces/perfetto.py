@@ -144,14 +144,14 @@ def main() -> None:
     budgets: list[dict[str, object]] = []
 
     with tempfile.TemporaryDirectory() as folder:
-        here = Path(folder)
-        make_run(here / "short", arguments.ranks, arguments.steps)
-        make_run(here / "long", arguments.ranks, 4 * arguments.steps)
+        root = Path(folder)
+        make_run(root / "short", arguments.ranks, arguments.steps)
+        make_run(root / "long", arguments.ranks, 4 * arguments.steps)
         limit = ["--max-events", "200000"]
         for name in ("short", "long"):
-            wall, cpu, peak = export(here / name, here / "out.json.gz", "--no-verdict", *limit)
+            wall, cpu, peak = export(root / name, root / "out.json.gz", "--no-verdict", *limit)
             figures[name] = {"wall_s": round(wall, 2), "cpu_s": round(cpu, 2), "peak_mib": round(peak)}
-        wall, cpu, peak = export(here / "short", here / "out.json.gz", *limit)
+        wall, cpu, peak = export(root / "short", root / "out.json.gz", *limit)
         figures["short_with_verdict"] = {"wall_s": round(wall, 2), "cpu_s": round(cpu, 2), "peak_mib": round(peak)}
         budgets.append(budget("peak memory without verdict, MiB", figures["long"]["peak_mib"], MEMORY_BUDGET_MIB))
         budgets.append(
@@ -160,18 +160,20 @@ def main() -> None:
             )
         )
         if arguments.trace.exists():
-            (here / "naive.py").write_text(NAIVE)
+            (root / "naive.py").write_text(NAIVE)
             ours: list[tuple[float, float, float]] = []
             naive: list[tuple[float, float, float]] = []
             for _ in range(REPEATS):
-                ours.append(export(arguments.trace, here / "out.json.gz", "--no-verdict"))
-                naive.append(measure(here / "naive.py", arguments.trace, here / "naive.json.gz"))
-            mine, theirs = median(ours), median(naive)
+                ours.append(export(arguments.trace, root / "out.json.gz", "--no-verdict"))
+                naive.append(measure(root / "naive.py", arguments.trace, root / "naive.json.gz"))
+            own_median, theirs = median(ours), median(naive)
             names = ("wall_s", "cpu_s", "peak_mib")
-            figures["trace"] = dict(zip(names, (round(value, 2) for value in mine), strict=True))
+            figures["trace"] = dict(zip(names, (round(value, 2) for value in own_median), strict=True))
             figures["trace_naive_merge"] = dict(zip(names, (round(value, 2) for value in theirs), strict=True))
-            budgets.append(budget("CPU time of a trace over a naive merge of it", mine[1] / theirs[1], MERGE_BUDGET))
-            budgets.append(budget("peak memory of a trace over that of a naive merge", mine[2] / theirs[2], MERGE_MEMORY_BUDGET))
+            budgets.append(budget("CPU time of a trace over a naive merge of it", own_median[1] / theirs[1], MERGE_BUDGET))
+            budgets.append(
+                budget("peak memory of a trace over that of a naive merge", own_median[2] / theirs[2], MERGE_MEMORY_BUDGET)
+            )
     environment = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
     print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
     sys.exit(not all(row["ok"] for row in budgets))

@@ -72,9 +72,9 @@ def main() -> None:
     args = parser.parse_args()
     figures: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / "rank-0.json"
-        synthetic(made, args.size * 1e6)
-        paths = {"synthetic": made} | {name.partition("/")[0]: args.data / name for name in PUBLIC}
+        synthetic_trace = Path(folder) / "rank-0.json"
+        synthetic(synthetic_trace, args.size * 1e6)
+        paths = {"synthetic": synthetic_trace} | {name.partition("/")[0]: args.data / name for name in PUBLIC}
         for name, path in paths.items():
             if path.exists():
                 for detail in (False, True):

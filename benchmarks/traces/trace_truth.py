@@ -75,19 +75,19 @@ def main() -> None:
         totals = {"rankscope": 0.0, "hta": 0.0}
         for folder in folders:
             print(f"repeat {repeat + 1}/{args.repeats}: {folder}", file=sys.stderr)
-            mine, took = ours(args.data / folder)
+            own_result, took = ours(args.data / folder)
             totals["rankscope"] += took
             theirs, took = hta(args.data / folder)
             totals["hta"] += took
             if repeat:
                 continue
             if folder.startswith("dlrm"):
-                dlrm = {"rankscope": [mine["verdict"]["rank"]], "hta": theirs["stragglers"]}
+                dlrm = {"rankscope": [own_result["verdict"]["rank"]], "hta": theirs["stragglers"]}
             for key, truth in golden.items():
                 if key.partition("/")[0] != folder:
                     continue
                 rank = int(key.rpartition("rank-")[2].partition(".")[0])
-                row = next((row for row in mine["ranks"] if row["rank"] == rank), {})
+                row = next((row for row in own_result["ranks"] if row["rank"] == rank), {})
                 fields = [name for name in truth if name.endswith("_us")]
                 error = max(abs((row.get(name) or 0.0) - truth[name]) / (1.0 + 1e-4 * truth[name]) for name in fields)
                 worst = max(worst, error)

@@ -32,35 +32,37 @@ OUTCOMES = ("right", "right rank", "other rank", "nobody", "too little")
 
 def outcome(row: dict[str, Any], arm: str) -> str:
     """Return the outcome of the case."""
-    said = row[arm]
-    if "insufficient" in said["kind"] or said["kind"] in ("no_data", "warmup"):
+    verdict = row[arm]
+    if "insufficient" in verdict["kind"] or verdict["kind"] in ("no_data", "warmup"):
         return "too little"
     if row["fault"] == "network":
-        return "right" if said["kind"] == "communication_bound" else "other rank" if said["kind"] == "straggler" else "nobody"
-    if said["kind"] != "straggler":
+        return (
+            "right" if verdict["kind"] == "communication_bound" else "other rank" if verdict["kind"] == "straggler" else "nobody"
+        )
+    if verdict["kind"] != "straggler":
         return "nobody" if row["slow"] or row["fault"] == "rotating" else "right"
     if row["fault"] == "rotating":
-        return "right" if said.get("pattern") == "rotating" else "other rank"
-    if not row["slow"] or sorted(said["ranks"]) != row["slow"]:
+        return "right" if verdict.get("pattern") == "rotating" else "other rank"
+    if not row["slow"] or sorted(verdict["ranks"]) != row["slow"]:
         return "other rank"
     cause, phase = EXPECTED[row["fault"]]
     # TraceML reports phases and no causes.
-    right = (arm == "traceml" or said["cause"] == cause) and phase in (None, said["phase"])
+    right = (arm == "traceml" or verdict["cause"] == cause) and phase in (None, verdict["phase"])
     return "right" if right else "right rank"
 
 
 def loss_error(row: dict[str, Any]) -> float | None:
     """Return the relative error of the reported loss; ``None`` if a loss is unknown, or the verdict is not right."""
-    said = row["windows"]
+    verdict = row["windows"]
     if (
         not row["required"]
         or row.get("noise")  # pauses of other ranks hide a part of it
         or not row["planted_us"]
-        or said["saved_us"] is None
+        or verdict["saved_us"] is None
         or not outcome(row, "windows").startswith("right")
     ):
         return None
-    return said["saved_us"] / row["planted_us"] - 1
+    return verdict["saved_us"] / row["planted_us"] - 1
 
 
 def share(rows: Sequence[dict[str, Any]], arm: str, *wanted: str) -> float | None:
@@ -76,12 +78,12 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     errors = sorted(abs(error) for row in rows if (error := loss_error(row)) is not None)
     figures: dict[str, Any] = {"cases": len(rows), "planted": len(planted), "nothing_planted": len(quiet)}
     for arm in ("windows", "records", "traceml"):
-        mine, calm = ([row for row in part if arm in row] for part in (planted, quiet))
+        with_arm, calm = ([row for row in part if arm in row] for part in (planted, quiet))
         figures[arm] = {
-            "planted": len(mine),
-            "right_rank": share(mine, arm, "right", "right rank"),
-            "right_rank_cause_and_phase": share(mine, arm, "right"),
-            "rank_or_too_little": share(mine, arm, "right", "right rank", "too little"),
+            "planted": len(with_arm),
+            "right_rank": share(with_arm, arm, "right", "right rank"),
+            "right_rank_cause_and_phase": share(with_arm, arm, "right"),
+            "rank_or_too_little": share(with_arm, arm, "right", "right rank", "too little"),
             "false_accusations": share(calm, arm, "other rank"),
             "nothing_planted": len(calm),
         }

@@ -171,9 +171,11 @@ def job(case: Case, ms: float, truth: Path) -> list[str]:
 def run_all(commands: Sequence[Sequence[str]], log: Path) -> None:
     """Run the commands at the same time until all have ended. Raises ``RuntimeError`` with their output if one fails."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6"}
-    with ExitStack() as stack, log.open("wb") as said:
+    with ExitStack() as stack, log.open("wb") as log_file:
         running = [
-            stack.enter_context(subprocess.Popen(command, stdout=said, stderr=said, env=environment, start_new_session=True))
+            stack.enter_context(
+                subprocess.Popen(command, stdout=log_file, stderr=log_file, env=environment, start_new_session=True)
+            )
             for command in commands
         ]
         try:
@@ -295,10 +297,10 @@ def measure(case: Case, ms: float, traceml: str | None, keep: Path) -> dict[str,
         return row
 
 
-def judge_again(row: dict[str, Any], kept: Path) -> dict[str, Any]:
+def judge_again(row: dict[str, Any], runs_folder: Path) -> dict[str, Any]:
     """Return a line of the results with the verdicts of the current analysis on its run."""
     with tempfile.TemporaryDirectory(prefix="rankscope-truth-") as name:
-        return {**row, **judged(kept, Path(name))}
+        return {**row, **judged(runs_folder, Path(name))}
 
 
 # The campaign.
@@ -334,8 +336,8 @@ def kept_run(folder: Path, name: str) -> Path:
 def campaign(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Run the cases without a result. Returns all results."""
     args.folder.mkdir(parents=True, exist_ok=True)
-    kept = args.folder / "results.jsonl"
-    rows = [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()] if kept.exists() else []
+    results_file = args.folder / "results.jsonl"
+    rows = [json.loads(line) for line in results_file.read_text(encoding="utf-8").splitlines()] if results_file.exists() else []
     collected = {row["name"] for row in rows}
     # Jobs without a fault come first, because they show the step time.
     wanted = [case for case in cases(args.repeats) if case.name not in collected and fnmatch.fnmatch(case.name, args.only)]
@@ -352,7 +354,7 @@ def campaign(args: argparse.Namespace) -> list[dict[str, Any]]:
             print(f"{case.name}: {error}", file=sys.stderr)
             continue
         rows.append(row)
-        with kept.open("a", encoding="utf-8") as file:
+        with results_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         output = ", ".join(f"{arm} {outcome(row, arm)}" for arm in ("windows", "records", "traceml") if arm in row)
         print(f"{number + 1}/{len(wanted)} {case.name}: {output}", file=sys.stderr)

@@ -333,27 +333,27 @@ def heap(seconds: float) -> list[object]:
     """Return objects that the garbage collector needs at least ``seconds`` to traverse."""
     gc.collect()
     gc.freeze()
-    held: list[object] = []
+    objects: list[object] = []
     while collecting() < seconds:
-        held.append([[number] for number in range(4_000)])
-    return held
+        objects.append([[number] for number in range(4_000)])
+    return objects
 
 
 def loop(args: argparse.Namespace, planted: Planted, tracer: Callable[[Any], Any]) -> list[float]:
     """Train. Returns the wall seconds of the steps, without the time to load their batches."""
-    mine = planted.rank in planted.slow
-    storm = heap(planted.seconds) if planted.kind == "gc" and mine else []
+    is_planted = planted.rank in planted.slow
+    storm = heap(planted.seconds) if planted.kind == "gc" and is_planted else []
     trained, train = build(args, planted)
     optimizer = Sgd(trained.parameters(), lr=1e-4)
     optimizer.planted = planted
     longer = round(args.length * (1 + args.ms / 100))
-    length = longer if planted.kind == "work" and mine else args.length
+    length = longer if planted.kind == "work" and is_planted else args.length
     walls = []
     for step, batch in enumerate(DataLoader(Samples(length, args.width, planted), batch_size=BATCH)):
         if step == args.steps:
             break
         began = time.perf_counter()
-        if planted.kind == "enlarged" and mine:
+        if planted.kind == "enlarged" and is_planted:
             batch = nn.functional.pad(batch, (0, 0, 0, longer - length))  # noqa: PLW2901  # what a script does
         with tracer(trained):
             optimizer.zero_grad()
@@ -361,7 +361,7 @@ def loop(args: argparse.Namespace, planted: Planted, tracer: Callable[[Any], Any
             optimizer.step()
         if storm:
             planted.steps[-1] += collecting()
-        if planted.kind == "checkpoint" and mine:
+        if planted.kind == "checkpoint" and is_planted:
             planted.steps[-1] = saving({"step": step, "model": trained.state_dict()}, SlowFile(planted.seconds))
         planted.at("between")
         walls.append(time.perf_counter() - began)
