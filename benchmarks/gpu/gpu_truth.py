@@ -71,7 +71,7 @@ class Answer(NamedTuple):
     layout: str
     fault: str
     source: str
-    said: str
+    outcome: str
     """``right``, ``wrong``, ``missed`` or ``not enough data``."""
     cause: bool | None
     """True if the cause is right; ``None`` where no rank was to be named, or was not."""
@@ -124,7 +124,7 @@ def judged(layout: str, fault: str, source: str, seed: int) -> Answer:
 
 
 def share(answers: list[Answer], outcome: str) -> float:
-    return sum(answer.said == outcome for answer in answers) / max(1, len(answers))
+    return sum(answer.outcome == outcome for answer in answers) / max(1, len(answers))
 
 
 def kind_of(answer: Answer) -> str:
@@ -156,7 +156,7 @@ def jobs_of(layouts: Sequence[str], sources: Sequence[str], seeds: int) -> list[
 def budgets_of(kind: str, of: list[Answer]) -> list[dict[str, object]]:
     """Return the budgets of the answers that are counted together."""
     faulty = [answer for answer in of if FAULTS[answer.fault].cause is not None and answer.cost >= COSTS]
-    answered = [answer for answer in faulty if answer.said != "not enough data"]
+    answered = [answer for answer in faulty if answer.outcome != "not enough data"]
     causes = [answer.cause for answer in faulty if answer.cause is not None]
     budgets = [budget(f"{kind}: another rank named, of all jobs", share(of, "wrong"), 0.01)]
     if answered:
@@ -174,7 +174,7 @@ def figures_of(rows: list[Answer]) -> dict[str, Any]:
     stated = [answer.stated for answer in rows if answer.stated is not None]
     quantiles = [round(float(value), 2) for value in np.quantile(stated, (0.1, 0.5, 0.9))] if stated else None
     wrong = sum(answer.cause is False for answer in rows)
-    return Counter(answer.said for answer in rows) | {
+    return Counter(answer.outcome for answer in rows) | {
         "wrong_causes": wrong,
         "stated_over_true_gain_p10_p50_p90": quantiles,
     }
@@ -192,8 +192,8 @@ def main() -> int:
     with ProcessPoolExecutor() as pool:
         for number, answer in enumerate(pool.map(judged, *zip(*jobs, strict=True)), 1):
             answers.append(answer)
-            if answer.said != "right" or answer.cause is False:
-                print(f"{jobs[number - 1]}: {answer.said}, cause {answer.cause}, costs {answer.cost:.1%}", file=sys.stderr)
+            if answer.outcome != "right" or answer.cause is False:
+                print(f"{jobs[number - 1]}: {answer.outcome}, cause {answer.cause}, costs {answer.cost:.1%}", file=sys.stderr)
             if number % 20 == 0:
                 print(f"{number} of {len(jobs)}", file=sys.stderr, flush=True)
     kinds: dict[str, list[Answer]] = {}

@@ -69,7 +69,7 @@ class _Wrappers:
             if name in old and new is not old[name]
         ]
         assert any(owner is torch.autograd and name == "backward" for owner, name, _, _ in self._changed), "nothing was attached"
-        self._held: list[OrderedDict[int, Any]] = [OrderedDict(hooks) for hooks in self._hooks]
+        self._saved_hooks: list[OrderedDict[int, Any]] = [OrderedDict(hooks) for hooks in self._hooks]
 
     def off(self) -> None:
         for owner, name, old, _ in self._changed:
@@ -139,7 +139,7 @@ class _Wrappers:
             hooks.clear()
         for owner, name, _, new in self._changed:
             setattr(owner, name, new)
-        for hooks, item in zip(self._hooks, self._held, strict=True):
+        for hooks, item in zip(self._hooks, self._saved_hooks, strict=True):
             hooks.update(item)
 
 

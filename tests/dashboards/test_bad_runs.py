@@ -36,7 +36,7 @@ FIGURE = re.compile(r'"id":\s*\{\s*"type":\s*"figure",\s*"name":\s*"([^"]*)"')
 
 def drawn(figure: Drawn) -> str:
     """Return a figure as it is sent to a browser."""
-    return figure.says + str(plotly.io.json.to_json_plotly(figure.figure))
+    return figure.sentence + str(plotly.io.json.to_json_plotly(figure.figure))
 
 
 def written(page: Component) -> str:

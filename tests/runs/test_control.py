@@ -357,7 +357,7 @@ def test_any_number_of_files_neither_hangs_nor_grows_the_helper(run: Path, repor
     for _ in range(20):
         assert inbox.pending(now=True) == []
     # then it stays within its bounds, and has reported it
-    assert len(inbox._seen) <= MAX_REQUESTS
+    assert len(inbox._taken_names) <= MAX_REQUESTS
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 5 * 1024
     assert len(list(Path("/proc/self/fd").iterdir())) <= opened
     assert [line for line in reports if str(MAX_ENTRIES) in line] == [reports[0]]

@@ -47,7 +47,7 @@ def sums(found: Waterfall) -> None:
 
 @given(step=st.floats(0, 1e12), known=st.dictionaries(st.sampled_from(PRECEDENCE), amounts))
 def test_the_parts_sum_to_the_step_whatever_their_sources_say(step: float, known: dict[Any, float]) -> None:
-    result = waterfall(Costs(step, 5, known={name: Amount(us, "steps") for name, us in known.items()}))
+    result = waterfall(Costs(step, 5, amounts={name: Amount(us, "steps") for name, us in known.items()}))
     sums(result)
     assert {part.name for part in result.parts if part.us is None} == set(MEANING) - set(known) - {"unexplained"}
     assert all((part.source is None) == (part.us is None) for part in result.parts if part.name != "unexplained")
@@ -57,7 +57,7 @@ def test_the_parts_sum_to_the_step_whatever_their_sources_say(step: float, known
 def test_more_of_a_part_is_never_less_in_the_waterfall(step: float, known: dict[Any, float], more: float) -> None:
     for name, us in known.items():
         before, after = (
-            waterfall(Costs(step, 5, known={other: Amount(value, "steps") for other, value in amount.items()}))
+            waterfall(Costs(step, 5, amounts={other: Amount(value, "steps") for other, value in amount.items()}))
             for amount in (known, {**known, name: us + more})
         )
         parts = [{part.name: part.us or 0.0 for part in value.parts} for value in (before, after)]

@@ -94,7 +94,7 @@ def test_steps_of_a_rank_that_did_more_are_those_of_the_same_time(extra: tuple[i
     numbers = find_step_numbers(table_of(ranks), infos(hosts=hosts))
     assert list(numbers.changed) == [1]
     assert numbers.reference != 1
-    assert not numbers.apart
+    assert not numbers.separate_ranks
     table = table_of(ranks).renumbered(numbers)
     assert table.steps.tolist() == list(range(STEPS))
     late = slice(extra[-1] + 1, STEPS)
@@ -168,10 +168,10 @@ def test_ranks_that_never_meet_cannot_be_compared() -> None:
         for rank in range(RANKS)
     ]
     numbers = find_step_numbers(table_of(ranks), infos())
-    assert len(numbers.apart) == RANKS - 1
+    assert len(numbers.separate_ranks) == RANKS - 1
     assert not numbers.changed
     assert numbers.comparable(range(RANKS)) == [numbers.reference]
-    example = numbers.apart[0]
+    example = numbers.separate_ranks[0]
     assert example.step != example.reference_step
     assert f"step {example.step} of rank 0" in numbers.incomparable()
 

@@ -56,7 +56,7 @@ def test_every_event_comes_out_once_and_in_order_however_the_text_is_cut(
     assert names == [item["name"] for item in events]
     assert (stream.events, stream.damaged, stream.complete) == (len(events), 0, True)
     if not bare:
-        by_key = {key: msgspec.json.decode(value) for key, value in stream.said.items()}
+        by_key = {key: msgspec.json.decode(value) for key, value in stream.top_level.items()}
         assert by_key == {**whole, "traceEvents": None}
 
 
@@ -94,7 +94,7 @@ def test_damage_in_the_middle_costs_the_events_it_is_in_and_no_other() -> None:
         assert set(names) == {f"kernel {at}" for at in range(3000)} - {"kernel 50", "kernel 1500", "kernel 2900"}
         assert stream.damaged == 3
         assert stream.complete
-        assert msgspec.json.decode(stream.said["host_name"]) == "n1"
+        assert msgspec.json.decode(stream.top_level["host_name"]) == "n1"
 
 
 def test_a_closing_bracket_that_does_not_belong_there_ends_nothing() -> None:

@@ -41,7 +41,7 @@ def costs_of(parts: Mapping[PartName, float], inner: Mapping[InnerName, float] |
     return Costs(
         100.0,
         9,
-        known={name: Amount(us, "steps") for name, us in parts.items()},
+        amounts={name: Amount(us, "steps") for name, us in parts.items()},
         inner={name: Amount(us, "steps") for name, us in (inner or {}).items()},
     )
 
@@ -107,13 +107,13 @@ def test_the_host_of_ranks_on_cpus_is_called_after_what_it_mostly_is(inner: dict
 def test_the_host_of_a_device_is_not_called_after_what_its_records_happen_to_tell() -> None:
     limit = limit_of(shares_of(costs_of({"host": 50.0}, {"between_steps": 2.0, "gc": 1.0})))
     assert limit is not None
-    assert limit[0].says == "of the step the device has nothing to do: the host does not keep it busy"
+    assert limit[0].wording == "of the step the device has nothing to do: the host does not keep it busy"
 
 
 def test_that_a_device_idles_is_said_where_nobody_knows_for_what() -> None:
     limit = limit_of(shares_of(costs_of({"compute": 40.0}, {"idle": 50.0})))
     assert limit is not None
-    assert "or the input it waits for" in limit[0].says
+    assert "or the input it waits for" in limit[0].wording
 
 
 def profiled(exposed_us: float) -> list[StepBreakdown]:

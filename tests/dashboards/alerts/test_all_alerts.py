@@ -108,7 +108,7 @@ def test_a_time_that_no_calendar_has_takes_nothing_else_away() -> None:
     assert not {"started", "ended"} & set(row)
     assert "not known" in str(alert_article(odd))
     assert len(alert_times([odd, alert()], COLORS, now_unix_ns=AT).data) == 4
-    assert alert_counts([odd, alert()], COLORS).says
+    assert alert_counts([odd, alert()], COLORS).sentence
 
 
 def test_hostile_names_are_inert_in_a_row() -> None:
@@ -146,7 +146,7 @@ def test_bars_are_as_narrow_as_the_time_allows() -> None:
 def test_the_figure_says_how_many_fire_and_which_most_often() -> None:
     drawn = alert_counts([alert("firing", end_ns=None), alert(start_ns=AT + SECOND), alert(alertname="GpuDown")], COLORS)
 
-    assert drawn.says == "3 alerts, 1 of them firing; TrainingStraggler most often, 2 times."
+    assert drawn.sentence == "3 alerts, 1 of them firing; TrainingStraggler most often, 2 times."
     # Distinguishable without colour
     assert len({bar.marker.pattern.shape for bar in drawn.figure.data}) == 3
 

@@ -68,7 +68,7 @@ def run(memory_runs: Any) -> RunData:
 def test_the_figure_of_a_run_has_its_numbers_and_a_sentence(run: RunData) -> None:
     drawn = draw(VIEW, "alert-times", run, PageState(), COLORS)
 
-    assert drawn.says == "Alerts: 1 firing, 0 pending or past"
+    assert drawn.sentence == "Alerts: 1 firing, 0 pending or past"
     assert [row[:5] for row in drawn.table.rows] == [("TrainingStraggler", "warning", "firing", "run-1", 2)]
     assert all(len(row) == len(drawn.table.columns) for row in drawn.table.rows)
 

@@ -61,7 +61,7 @@ def test_the_page_says_what_became_worse_and_shows_where(source: DiskRuns) -> No
         assert expected in page, expected
     parts, ready = draw_at(source, "/compare", "compare-parts", "?runs=sound,slow")
     assert ready
-    assert parts.says.startswith("tuesday is slower than monday")
+    assert parts.sentence.startswith("tuesday is slower than monday")
     worse = next(trace for trace in parts.figure.data if trace.name == "worse")
     names = [item[0] for item in worse.customdata]
     assert "step time" in names
@@ -81,7 +81,7 @@ def test_the_distributions_are_of_the_compared_steps(source: DiskRuns) -> None:
     assert sound.line.dash != slow.line.dash, "not by colour alone"
     assert list(sound.x) == sorted(sound.x)
     assert slow.x[50] > 1.5 * sound.x[50]
-    assert drawn.says.startswith("Median step time: monday ")
+    assert drawn.sentence.startswith("Median step time: monday ")
     assert len(drawn.table.rows) == 2 * 101
 
 
@@ -90,7 +90,7 @@ def test_changes_are_shown_per_host_and_per_rank(source: DiskRuns) -> None:
     ranks, _ = draw_at(source, "/compare", "compare-ranks", "?runs=sound,slow&by=rank")
     assert set(hosts.figure.layout.yaxis.ticktext) == {"node-0", "node-1"}
     assert ranks.figure.layout.yaxis.ticktext[0] == "rank 2 on node-1"
-    assert "rank 2 on node-1" in ranks.says
+    assert "rank 2 on node-1" in ranks.sentence
 
 
 def test_a_swapped_node_is_named_with_the_one_it_replaced() -> None:
@@ -108,7 +108,7 @@ def test_a_swapped_node_is_named_with_the_one_it_replaced() -> None:
 def test_changes_of_hosts_without_enough_data_are_not_called_the_same(source: DiskRuns, by: str) -> None:
     drawn, _ = draw_at(source, "/compare", "compare-ranks", f"?runs=slow,short&by={by}")
     assert {trace.name for trace in drawn.figure.data} == {"not enough data"}
-    assert "Not enough data" in drawn.says
+    assert "Not enough data" in drawn.sentence
     assert not any(trace.error_x.visible for trace in drawn.figure.data), "a mark without an interval has no whisker"
 
 
@@ -156,7 +156,7 @@ def test_of_several_comparisons_the_chosen_one_is_drawn_and_all_are_in_a_table(s
     first, _ = draw_at(source, "/compare", "compare-parts", search)
     assert "tuesday<br>minus monday" in first.figure.layout.xaxis.title.text
     chosen, _ = draw_at(source, "/compare", "compare-parts", f"{search}&pair=short")
-    assert chosen.says != first.says
+    assert chosen.sentence != first.sentence
 
 
 @pytest.mark.parametrize(("outcome", "words"), [("untested", "not tested"), ("insufficient_data", "not enough data")])

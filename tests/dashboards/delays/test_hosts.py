@@ -53,7 +53,7 @@ def test_bars_are_sums_over_the_ranks_of_a_host(run: RunData) -> None:
     assert row[0] == AT_FAULT
     assert row[1] == pytest.approx(4 * 10e3 + sum(SLOW))
     assert drawn.figure.layout.yaxis.ticktext[0].startswith(f"<b>⚑ {AT_FAULT}</b>")
-    assert "Host node-2" in drawn.says
+    assert "Host node-2" in drawn.sentence
     causes = draw(VIEW, "cause-bars", run, BY_HOST)
     assert [(row[0], row[1]) for row in causes.table.rows] == [(AT_FAULT, 5e4), ("node-0", 1e4)]
 

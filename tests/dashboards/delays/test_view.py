@@ -95,9 +95,9 @@ def test_figures_have_their_numbers_and_a_sentence(tmp_path: Path, write_run: Ca
 
     assert drawn["wait-matrix"].table.columns == ("rank that waited", "rank waited for", "wait [us]")
     assert {row[1] for row in drawn["wait-matrix"].table.rows[:3]} == {str(SLOW)}
-    assert f"Rank {SLOW}" in drawn["cause-bars"].says
-    assert "slow input" in drawn["cause-bars"].says
-    assert f"rank {SLOW}" in drawn["cause-timeline"].says
+    assert f"Rank {SLOW}" in drawn["cause-bars"].sentence
+    assert "slow input" in drawn["cause-bars"].sentence
+    assert f"rank {SLOW}" in drawn["cause-timeline"].sentence
     assert all(len(row) == len(one.table.columns) for one in drawn.values() for row in one.table.rows)
 
 
@@ -133,7 +133,7 @@ def test_an_unknown_group_in_the_address_is_the_first(tmp_path: Path, write_run:
     run = opened(write_run(tmp_path / "run"))
     first = draw(VIEW, "wait-matrix", run, PageState(), COLORS)
 
-    assert draw(VIEW, "wait-matrix", run, PageState(group="gone"), COLORS).says == first.says
+    assert draw(VIEW, "wait-matrix", run, PageState(group="gone"), COLORS).sentence == first.sentence
 
 
 def test_the_timeline_is_per_step_and_names_who_is_charged() -> None:

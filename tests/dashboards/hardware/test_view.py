@@ -46,8 +46,8 @@ def test_the_map_has_a_row_per_gpu_and_the_gauge_of_every_step(run: RunData) -> 
     np.testing.assert_array_equal(heat.z[1], [88 if hot(step) else 63 for step in range(STEPS)])
     assert "▸ node-1 · GPU 1" in drawn.figure.layout.yaxis.ticktext[1]
     assert "SIMULATED" in drawn.figure.layout.title.text
-    assert "SIMULATED" in drawn.says
-    assert "highest is on node-1 · GPU 1" in drawn.says
+    assert "SIMULATED" in drawn.sentence
+    assert "highest is on node-1 · GPU 1" in drawn.sentence
     assert drawn.table.columns[-1] == "GPU temperature, highest [celsius]"
     assert drawn.table.rows[STEPS + 20] == ("node-1 · GPU 1", 20.0, START_NS + 20 * STEP_NS, 88.0)
 
@@ -62,21 +62,21 @@ def test_the_picked_gpu_is_marked_however_its_uuid_is_written_and_a_rank_that_is
     ):
         figure = draw(VIEW, "gpu-map", run, state, LIGHT).figure
         assert ["▸" in text for text in figure.layout.yaxis.ticktext] == [row == 0, row == 1], state
-        assert f"node-1 · GPU {row}," in draw(VIEW, "gpu-lines", run, state, LIGHT).says
+        assert f"node-1 · GPU {row}," in draw(VIEW, "gpu-lines", run, state, LIGHT).sentence
 
 
 def test_of_clocks_the_lowest_is_the_worst(run: RunData) -> None:
     drawn = draw(VIEW, "gpu-map", run, PageState(gauge="sm_clock_hertz"), LIGHT)
     assert drawn.figure.data[0].reversescale
     assert drawn.figure.data[0].z.min() == 1200
-    assert "lowest is on node-1 · GPU 1" in drawn.says
+    assert "lowest is on node-1 · GPU 1" in drawn.sentence
 
 
 def test_a_gauge_that_nobody_told_says_why_and_one_that_is_none_is_the_usual_one(run: RunData) -> None:
     drawn = draw(VIEW, "gpu-map", run, PageState(gauge="memory_used_bytes"), LIGHT)
     assert "No GPU memory used is known" in drawn.figure.layout.annotations[0].text
     other = draw(VIEW, "gpu-map", run, PageState(gauge="own_us"), LIGHT)
-    assert "GPU temperature" in other.says
+    assert "GPU temperature" in other.sentence
 
 
 def test_a_clock_that_drops_stands_above_the_own_time_of_the_rank(run: RunData) -> None:

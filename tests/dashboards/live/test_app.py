@@ -46,7 +46,7 @@ def test_an_unreadable_run_shows_the_reason(memory_runs: Any) -> None:
     memory_runs.problems["run-1"] = InputError("runs/bert/run.json", "not JSON", place="byte 4")
     reason = "runs/bert/run.json: byte 4: not JSON"
     assert reason in page_text(memory_runs, "/run/run-1")
-    assert draw_at(memory_runs, RANKS, "step-heatmap")[0].says == reason
+    assert draw_at(memory_runs, RANKS, "step-heatmap")[0].sentence == reason
 
 
 def test_the_only_run_is_the_front_page(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:

@@ -200,7 +200,7 @@ def test_an_empty_ledger_knows_of_no_loss(memory_runs: Any) -> None:
     shown = page(memory_runs)
     assert "not known" in shown
     assert "0 GPU-h" not in shown, "nothing is counted, so nothing is known to be lost"
-    assert draw_at(memory_runs, PAGE.path, "lost-hours-bars", "")[0].says == "No run is counted yet."
+    assert draw_at(memory_runs, PAGE.path, "lost-hours-bars", "")[0].sentence == "No run is counted yet."
 
 
 def test_the_figure_and_its_table_have_what_the_page_says(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
@@ -208,7 +208,7 @@ def test_the_figure_and_its_table_have_what_the_page_says(memory_runs: Any, anal
     memory_runs.known.add("run-1")
     drawn, ready = draw_at(memory_runs, PAGE.path, "lost-hours-bars", "?since=9999d")
     assert ready
-    assert drawn.says == "node-1 cost most: 12.4 GPU-h of 12.4 GPU-h lost."
+    assert drawn.sentence == "node-1 cost most: 12.4 GPU-h of 12.4 GPU-h lost."
     assert [tuple(bar.x) for bar in drawn.figure.data] == [(12.4,)]
     assert drawn.table.rows[0][:4] == ("node-1", "input", 12.4, 1)
     assert len(drawn.table.columns) == len(drawn.table.rows[0])

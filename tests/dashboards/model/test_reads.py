@@ -56,7 +56,7 @@ def content(block: Any) -> str:
     try:
         if isinstance(block, Figure):
             drawn = block.draw(PALETTES["light"])
-            shown: str = drawn.figure.to_json() + drawn.says
+            shown: str = drawn.figure.to_json() + drawn.sentence
             return shown
         return text_of(block.make(), "|") if isinstance(block, Part) else json.dumps([block.rows(), repr(block.columns)])
     except RankscopeError as error:

@@ -51,7 +51,7 @@ def test_parts_of_the_waterfall_begin_where_the_one_before_ends_and_what_is_not_
     costs = Costs(
         step_us=100_000,
         steps=50,
-        known={
+        amounts={
             "compute": Amount(40_000, "steps"),
             "exposed_communication": Amount(30_000, "windows"),
             "input": Amount(0, "steps"),
@@ -85,7 +85,7 @@ def test_parts_of_the_waterfall_differ_in_colour_and_all_but_compute_are_hatched
 
 
 def test_no_figure_of_the_overview_is_drawn_twice_to_measure_its_labels() -> None:
-    costs = Costs(step_us=100_000, steps=50, known={"input": Amount(60_000, "steps")})
+    costs = Costs(step_us=100_000, steps=50, amounts={"input": Amount(60_000, "steps")})
     figures = [waterfall_bars(waterfall(costs), LIGHT), trend_lines(trend(), 0, 4, LIGHT)]
     for figure in figures:
         assert figure.layout.xaxis.automargin is False

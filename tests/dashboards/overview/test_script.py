@@ -74,8 +74,8 @@ def test_each_metric_has_a_row_below_the_steps_and_shares_their_axis(tmp_path: P
     assert layout.xaxis.anchor == "y4"
     loss = next(line for line in drawn.figure.data if line.yaxis == "y2")
     assert loss.x.tolist() == list(range(10, 41, 5))
-    assert "The script of rank 0: last loss 3, tags 0.1; tagged checkpoint 1 step" in drawn.says
-    assert "script" not in plain.says
+    assert "The script of rank 0: last loss 3, tags 0.1; tagged checkpoint 1 step" in drawn.sentence
+    assert "script" not in plain.sentence
 
 
 def test_long_runs_have_few_points_and_hostile_names_are_text() -> None:

@@ -36,7 +36,7 @@ def test_the_map_has_a_row_per_host_with_its_worst_rank(run: RunData) -> None:
     assert heat.hovertemplate.startswith("<b>%{y}</b>")
     assert "<b>⚑ node-2</b>" in drawn.figure.layout.yaxis.ticktext
     assert drawn.figure.layout.yaxis.title.text == "host"
-    assert "16 ranks on 4 hosts" in drawn.says
+    assert "16 ranks on 4 hosts" in drawn.sentence
     assert (drawn.table.columns[0], drawn.table.rows[0][0]) == ("hosts", "node-0")
 
 

@@ -70,7 +70,7 @@ def test_made_up_versions_do_not_fill_the_memory() -> None:
     kept = delivery._Compressed()
     for number in range(10_000):
         kept.set(f"gzip;/_dash-component-suites/dash/a.v{number}m1.js", b"")
-    assert len(kept._kept) < 100
+    assert len(kept._cache) < 100
 
 
 def test_a_health_check_does_not_wait_for_requests_that_are_being_answered() -> None:

@@ -196,7 +196,7 @@ def test_bars_go_from_as_it_is_to_without_any_straggler(run: RunData) -> None:
     assert ideal.x[0] <= min(parts.x)
     assert "✓" in drawn.figure.layout.yaxis.ticktext[1]
     assert drawn.table.rows[0][0] == "rank:2"
-    assert "rank 2 gains most" in drawn.says
+    assert "rank 2 gains most" in drawn.sentence
     causes = draw(VIEW, "whatif-parts", run, PageState(), COLORS)
     assert {row[0] for row in causes.table.rows} >= {"cause:input", "op:data"}
 

@@ -174,14 +174,14 @@ def test_a_kubelet_that_restarts_is_found_again(fake: FakeKubelet, kubelet: Kube
     fake.stop()
 
     # then its last answer is used for ``KEEP_S``, and no longer
-    assert (source.read(KEEP_S), source.ok, source.known) == (first, False, True)
-    assert (source.read(KEEP_S + 1), source.ok, source.known) == (None, False, False)
+    assert (source.read(KEEP_S), source.ok, source.is_valid) == (first, False, True)
+    assert (source.read(KEEP_S + 1), source.ok, source.is_valid) == (None, False, False)
 
     fake.says(pods=[["ml", "b", {"train": {"nvidia.com/gpu": [OTHER]}}]])
     fake.start()
 
     assert source.read(KEEP_S + 2) == (_pod("b", Device(uuid=OTHER)),)
-    assert (source.ok, source.known) == (True, True)
+    assert (source.ok, source.is_valid) == (True, True)
 
 
 def test_a_socket_that_comes_and_goes_is_believed_as_long_when_nobody_asked_for_it(fake: FakeKubelet) -> None:
@@ -193,7 +193,7 @@ def test_a_socket_that_comes_and_goes_is_believed_as_long_when_nobody_asked_for_
     fake.stop()
 
     assert source.read(KEEP_S) == first
-    assert (source.read(KEEP_S + 1), source.ok, source.known) == (None, None, None)
+    assert (source.read(KEEP_S + 1), source.ok, source.is_valid) == (None, None, None)
 
 
 @pytest.mark.parametrize(

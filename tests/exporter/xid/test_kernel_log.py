@@ -325,7 +325,7 @@ def test_the_real_log_can_be_read_to_its_end() -> None:
     log.read()
     assert log.problem is None
     assert log._next_seq is not None
-    assert log._rest == b""
+    assert log._partial_line == b""
     log.close()
 
 

@@ -109,7 +109,7 @@ def test_no_other_rank_asks_and_no_job_without_nccl_ras(
         request = new_request("dump")
         post(run, request)
         deadline = time.monotonic() + 60
-        while not task._asked:
+        while not task._requests:
             assert time.monotonic() < deadline
             task.tick()
             time.sleep(0.02)

@@ -65,7 +65,7 @@ class _DefectFilter(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._seen: set[tuple[str, str, int]] = set()
+        self._defects: set[tuple[str, str, int]] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True if the record is new or has no exception."""
@@ -78,8 +78,8 @@ class _DefectFilter(logging.Filter):
         while place.tb_next is not None:
             place = place.tb_next
         defect = (type(error).__name__, place.tb_frame.f_code.co_filename, place.tb_lineno)
-        new = defect not in self._seen
-        self._seen.add(defect)
+        new = defect not in self._defects
+        self._defects.add(defect)
         return new
 
 
@@ -109,7 +109,7 @@ class Connection(H11Protocol):
         self._on_close = on_close
         self._on_evict = on_evict
         self._between_requests = False
-        self._made = False
+        self._is_connected = False
         self._half_closed = False
         self._ending = False
         self._deadline_s = 0.0
@@ -125,7 +125,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the deadline of the first request."""
         super().connection_made(transport)
-        self._made = True
+        self._is_connected = True
         if self.client is not None:
             host, port = self.client
             self.client = (host.removeprefix("::ffff:"), port)  # IPv4 through a dual-stack socket
@@ -197,7 +197,7 @@ class Connection(H11Protocol):
     def end(self, *, at_once: bool = False) -> None:
         """Close after the active response, or immediately if ``at_once``."""
         self._ending = True
-        if not self._made:
+        if not self._is_connected:
             return  # connection_made closes it
         if at_once:
             self.transport.abort()

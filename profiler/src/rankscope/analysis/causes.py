@@ -42,7 +42,7 @@ class CauseRow:
 
     cause: Cause
     applies: Callable[[Signals], bool]
-    says: str | Callable[[Signals], str]
+    wording: str | Callable[[Signals], str]
     """Wording for people: the end of "Rank 2 makes the others wait: …"."""
     explained_by: str | None = None
     called: str = ""
@@ -64,7 +64,7 @@ class Explanation:
 
     cause: Cause
     explained_by: str | None
-    says: str
+    wording: str
     """The end of "Rank 2 makes the others wait: …"."""
     called: str = ""
     """Name of the cause for people, where it may be more than ``cause``."""
@@ -78,7 +78,7 @@ def row_of(signals: Signals) -> CauseRow:
 def cause_of(signals: Signals) -> Explanation:
     """Return the cause of the first row that applies, with its wording."""
     row = row_of(signals)
-    wording = row.says if isinstance(row.says, str) else row.says(signals)
+    wording = row.wording if isinstance(row.wording, str) else row.wording(signals)
     return Explanation(row.cause, row.explained_by, wording, row.called)
 
 

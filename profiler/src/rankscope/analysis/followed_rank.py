@@ -46,7 +46,7 @@ class FollowedRank:
         self._file = self.folder / "rank.json"
         self._attempt = attempt
         self._rank = rank
-        self._known: tuple[tuple[int, int, int], RankInfo] | None = None
+        self._rank_file: tuple[tuple[int, int, int], RankInfo] | None = None
         """Identity of the file that was read (inode, size, modification time), and its content."""
         self._listed: tuple[int, Segments] | None = None
         """Segments in the folder, and its modification time when they were listed."""
@@ -98,10 +98,10 @@ class FollowedRank:
         except OSError:
             return reader.rank(self._attempt, self._rank)
         now = (status.st_ino, status.st_size, status.st_mtime_ns)
-        if self._known is None or self._known[0] != now:
+        if self._rank_file is None or self._rank_file[0] != now:
             read = reader.rank(self._attempt, self._rank)
-            self._known = None if read is None else (now, read)
-        return None if self._known is None else self._known[1]
+            self._rank_file = None if read is None else (now, read)
+        return None if self._rank_file is None else self._rank_file[1]
 
     @property
     def skipped(self) -> Skipped:

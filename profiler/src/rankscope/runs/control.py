@@ -217,7 +217,7 @@ class Inbox:
         self._problems = ProblemLog(report, each_reason=False)
         self._rank = rank
         self._clear_at = 0.0 if clears else math.inf
-        self._seen: set[str] = set()
+        self._taken_names: set[str] = set()
         self._due = 0.0
         self._changed_ns: int | None = None
         self._settled = 0.0
@@ -264,11 +264,11 @@ class Inbox:
     def _take(self, folder: int) -> Iterator[ControlRequest]:
         now_ns, age = time.time_ns(), int(MAX_AGE_SECONDS * 1e9)
         first, last = max(self._since, now_ns - age), now_ns + age
-        self._seen = {name for name in self._seen if first <= made_ns(name) <= last}
-        new = (name for name in self._ids(folder) if first <= made_ns(name) <= last and name not in self._seen)
-        chosen = heapq.nsmallest(MAX_REQUESTS - len(self._seen), new)
-        self._seen.update(chosen)
-        if len(self._seen) >= MAX_REQUESTS:
+        self._taken_names = {name for name in self._taken_names if first <= made_ns(name) <= last}
+        new = (name for name in self._ids(folder) if first <= made_ns(name) <= last and name not in self._taken_names)
+        chosen = heapq.nsmallest(MAX_REQUESTS - len(self._taken_names), new)
+        self._taken_names.update(chosen)
+        if len(self._taken_names) >= MAX_REQUESTS:
             self._changed_ns = None  # more requests may wait until the first of these are void
         for name in chosen:
             if any(_is_there(folder, answer_name(name, rank)) for rank in {None, self._rank}):

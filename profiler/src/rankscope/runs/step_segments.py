@@ -42,7 +42,7 @@ class Layout:
     first: int
     """Bytes before the first row."""
     row_bytes: int
-    known: np.dtype[Any] | None = None
+    known_columns: np.dtype[Any] | None = None
     """Columns that this version knows, at their offsets in the row; ``None``: all columns, as this version writes them."""
     damaged: bool = False
     """True if the header is damaged and the layout was inferred from the checksums of the rows."""
@@ -55,11 +55,11 @@ class Layout:
         """Return the intact rows of ``data``, which holds whole rows, and the numbers of the damaged ones."""
         words = np.frombuffer(data, "<u8").reshape(-1, self.row_bytes // 8)
         good = intact(words)
-        if self.known is None:
+        if self.known_columns is None:
             rows = np.frombuffer(data, row_dtype())
         else:
             rows = unknown_rows(len(good))
-            stored_rows = np.frombuffer(data, self.known)
+            stored_rows = np.frombuffer(data, self.known_columns)
             for name in stored_rows.dtype.names or ():
                 rows[name] = stored_rows[name]
         if good.all():

@@ -241,11 +241,11 @@ class _ObservedRuns(FollowedRuns):
 
     def __init__(self, clock: Callable[[], float], observe: Callable[[Analysis], Analysis]) -> None:
         super().__init__(clock=clock)
-        self._seen = observe
+        self._observe = observe
 
     def update(self, run: Path) -> Analysis:
         """Analyse the run as the watcher does."""
-        return self._seen(super().update(run))
+        return self._observe(super().update(run))
 
 
 def _values(finding: Finding) -> list[Evidence]:

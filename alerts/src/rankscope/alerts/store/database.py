@@ -60,7 +60,7 @@ class Store:
         self._mutex = threading.RLock()
         self._depth = 0
         self._writer: int | None = None
-        self._held: int | None = None
+        self._lock_fd: int | None = None
         self._connection = self._open(report, repair=repair)
         # A WAL reader does not wait for writers, so metrics and polls never wait for the disk.
         self._reading = threading.Lock()
@@ -88,21 +88,21 @@ class Store:
         Only the holder sends messages and works as watcher or receiver on this store. Raises ``StoreError``.
         """
         with self._mutex:
-            if self.path is None or self._held is not None:
+            if self.path is None or self._lock_fd is not None:
                 return True
             path = self.path.with_name(f"{STORE_FILE}.lock")
             try:
-                self._held = lock_file(path)
+                self._lock_fd = lock_file(path)
             except OSError as error:
                 raise StoreError(f"{path}: cannot be locked: {error.strerror or error}") from error
-            return self._held is not None
+            return self._lock_fd is not None
 
     def release(self) -> None:
         """Unlock the store."""
         with self._mutex:
-            if self._held is not None:
-                os.close(self._held)
-                self._held = None
+            if self._lock_fd is not None:
+                os.close(self._lock_fd)
+                self._lock_fd = None
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:

@@ -33,7 +33,7 @@ class RankSeen:
 class RankLook:
     """Repeated look at one rank of an attempt."""
 
-    __slots__ = ("_attempt", "_changed_ns", "_due", "_folder", "_rank", "_seen", "_steps")
+    __slots__ = ("_attempt", "_changed_ns", "_due", "_folder", "_rank", "_state", "_steps")
 
     def __init__(self, folder: Path, attempt: int, rank: int) -> None:
         self._folder = os.fspath(folder)
@@ -43,7 +43,7 @@ class RankLook:
         self._due = 0
         """Looks until the folder is scanned regardless of its modification time."""
         self._steps: str | None = None
-        self._seen = RankSeen(None, None, 0, readable=False)
+        self._state = RankSeen(None, None, 0, readable=False)
 
     def look(self, reader: RunReader) -> RankSeen:
         """Return the current state."""
@@ -61,17 +61,17 @@ class RankLook:
                 self._grow(os.stat(f"{self._folder}/{self._steps}").st_size)  # noqa: PTH116
         except OSError:
             self._changed_ns = None
-            rank_seen = self._seen
-            self._seen = RankSeen(
+            rank_seen = self._state
+            self._state = RankSeen(
                 reader.rank(self._attempt, self._rank) or rank_seen.info, rank_seen.steps, rank_seen.size, readable=False
             )
-        return self._seen
+        return self._state
 
     def _grow(self, size: int) -> None:
-        before = self._seen.steps
+        before = self._state.steps
         if before is None or before[1] != size:
             more = size - (0 if before is None else before[1])
-            self._seen = RankSeen(self._seen.info, (self._steps or "", size), self._seen.size + more)
+            self._state = RankSeen(self._state.info, (self._steps or "", size), self._state.size + more)
 
     def _look_through(self, reader: RunReader) -> None:
         folder = Path(self._folder)
@@ -88,7 +88,7 @@ class RankLook:
                     last = file_bytes
         self._steps = segments[-1] if segments else None
         steps = None if self._steps is None else (self._steps, last)
-        self._seen = RankSeen(reader.rank(self._attempt, self._rank), steps, size)
+        self._state = RankSeen(reader.rank(self._attempt, self._rank), steps, size)
 
 
 RESTART_GRACE_S: Final = 30.0

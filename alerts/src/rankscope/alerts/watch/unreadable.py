@@ -31,22 +31,22 @@ class Unreadable:
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
-        self._known: dict[Path, frozenset[str]] = {}
+        self._reported: dict[Path, frozenset[str]] = {}
 
     def report(self, run: Path, paths: Sequence[str]) -> None:
         """Report ``paths`` inside ``run`` that cannot be read now."""
-        reported = self._known.get(run, frozenset())
+        reported = self._reported.get(run, frozenset())
         everything = set(paths)
         new = [path for path in paths if path not in reported and everything.isdisjoint(map(str, Path(path).parents))]
         for path in new[:SHOWN]:
             self._report(f"{run / path}: {why_unreadable(run / path)}; left out, the rest of the run is followed")
         if len(new) > SHOWN:
             self._report(f"{run}: {len(new) - SHOWN} more files and folders cannot be read, and are left out")
-        self._known[run] = frozenset(paths)
+        self._reported[run] = frozenset(paths)
 
     def keep(self, runs: Collection[Path]) -> None:
         """Forget all other runs."""
-        self._known = {run: reported for run, reported in self._known.items() if run in runs}
+        self._reported = {run: reported for run, reported in self._reported.items() if run in runs}
 
 
 def ranks_within(run: Path, attempt: int, paths: Iterable[str]) -> set[int]:

@@ -96,7 +96,7 @@ class Watcher:
         self._liveness = LivenessMonitor(
             patience=options.patience, interval_s=options.interval_s, dumps=dumps, elapsed=elapsed, clock=clock
         )
-        self._seen: dict[Path, Glance] = {}
+        self._last_glances: dict[Path, Glance] = {}
         self._over: dict[Path, Glance] = {}
         self._final_failures: Counter[Path] = Counter()
         self._problems = ProblemLog(report)
@@ -182,7 +182,7 @@ class Watcher:
             # It was over before the watcher started: not reported.
             self._over[run] = glance
             return False
-        before = self._seen.get(run)
+        before = self._last_glances.get(run)
         if before is not None and before.attempt != glance.attempt:
             self.ledger.restart(str(run))
         changed = before != glance
@@ -192,7 +192,7 @@ class Watcher:
             return False
         if glance.ended:
             self._over[run] = glance
-            self._seen.pop(run, None)
+            self._last_glances.pop(run, None)
             del self._final_failures[run]
             self._set_active(run, active=False)
         elif not self._options.once:
@@ -203,7 +203,7 @@ class Watcher:
         """Judge a run; return whether to proceed with it. A run that is over gets ``FINAL_TRIES`` attempts."""
         if self._judge(run, glance):
             self._problems.report(None, ("analyse", run))
-            self._seen[run] = glance
+            self._last_glances[run] = glance
         elif glance.ended:
             self._final_failures[run] += 1
             return self._final_failures[run] >= FINAL_TRIES
@@ -323,7 +323,12 @@ class Watcher:
         if report.moved:
             self._set_active(run, active=True)
         self._update(
-            run, report.candidates, policy=self._options.policy, unknown=report.unknown, of=report.of, unconfirmed=report.held
+            run,
+            report.candidates,
+            policy=self._options.policy,
+            unknown=report.unknown,
+            of=report.of,
+            unconfirmed=report.unconfirmed,
         )
 
     def _update(

@@ -24,12 +24,12 @@ class ProfiledSteps:
     def __init__(self, live: LiveRun, rank: int, steps: range) -> None:
         self._live, self._rank, self._steps = live, rank, steps
         folder = rank_dir(live.path, live.attempt, rank)
-        self._windows, self._made = StreamFollower(folder, "windows", _Window), StepFollower(folder)
+        self._windows, self._step_follower = StreamFollower(folder, "windows", _Window), StepFollower(folder)
         self._profiled: set[int] = set()
         self._passed = False
         with suppress(OSError):
             # The requested steps are in the future or among the last ones.
-            self._made.skip(keep=TAIL_STEPS)
+            self._step_follower.skip(keep=TAIL_STEPS)
 
     def lacking(self) -> list[int]:
         """Return the steps without a profile in the records read so far."""
@@ -51,7 +51,7 @@ class ProfiledSteps:
     def left_out(self) -> bool:
         """Return whether the ``lacking`` steps will stay so: the rank ran one without the profiler, or profiled later steps."""
         with suppress(StartOverError):
-            for rows in self._made.new(self._live.reader):
+            for rows in self._step_follower.new(self._live.reader):
                 selected = (rows["step"] >= self._steps.start) & (rows["step"] < self._steps.stop)
                 self._passed |= bool((selected & (rows["flags"] & PROFILED == 0)).any())
         return self._passed

@@ -30,7 +30,7 @@ class BackgroundAnswers:
         self._kind = kind
         self._progress = Progress(f"asking {source}")
         self._lifetime_s = lifetime_s
-        self._asked: set[str] = set()
+        self._running_keys: set[str] = set()
         self._lock = threading.Lock()
 
     def get(self, key: str, revision: str, ask: Callable[[], T]) -> T:
@@ -52,9 +52,9 @@ class BackgroundAnswers:
 
     def _start(self, key: str, revision: str, ask: Callable[[], T]) -> None:
         with self._lock:
-            if key in self._asked or len(self._asked) >= MAX_THREADS:
+            if key in self._running_keys or len(self._running_keys) >= MAX_THREADS:
                 return
-            self._asked.add(key)
+            self._running_keys.add(key)
         threading.Thread(target=self._answer, args=(key, revision, ask), name=f"ask {self._kind}", daemon=True).start()
 
     def _answer(self, key: str, revision: str, ask: Callable[[], T]) -> None:
@@ -64,4 +64,4 @@ class BackgroundAnswers:
             self._cache.put(self._kind, key, revision, (revision, ended + self._lifetime_s(ended - began), answer))
         finally:
             with self._lock:
-                self._asked.discard(key)
+                self._running_keys.discard(key)

@@ -230,7 +230,7 @@ def figure_properties(drawn: Drawn, ready: bool) -> tuple[dict[str, Any], dict[s
     """Return the properties of the graph and of the caption of a figure; not ready: it is to be requested again."""
     # When the window is resized or printed, Plotly takes the height of the place, not of the figure.
     graph = {"figure": drawn.figure, "style": {"height": f"{drawn.figure.layout.height}px"}}
-    return graph, {"children": drawn.says, "data-waits": None if ready else "1"}
+    return graph, {"children": drawn.sentence, "data-waits": None if ready else "1"}
 
 
 @component.register

@@ -32,7 +32,7 @@ def register(app: Dash, pages: Pages) -> None:
             flask.abort(404)
         drawn, ready = data
         if not drawn.table.columns:
-            return flask.Response(f"{drawn.says}\n", 404 if ready else 503, mimetype="text/plain")
+            return flask.Response(f"{drawn.sentence}\n", 404 if ready else 503, mimetype="text/plain")
         file = quote(f"{(run_of(path) or ('rankscope',))[0]}-{name}.csv", safe="")
         headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{file}"}
         return flask.Response(csv_of(drawn.table), mimetype="text/csv", headers=headers)

@@ -35,11 +35,11 @@ NO_DATA: Final = FigureData((), ())
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Figure with its numbers. ``says`` is its content in one sentence, for screen readers."""
+    """Figure with its numbers. ``sentence`` is its content in one sentence, for screen readers."""
 
     figure: go.Figure
     table: FigureData
-    says: str
+    sentence: str
 
 
 def csv_of(table: FigureData) -> str:

@@ -151,7 +151,7 @@ class _Contents:
         count = len(data.rows)
         cut = f"the first {MOST_CSV_ROWS:,} of {count:,} rows" if count > MOST_CSV_ROWS else None
         height = int(drawn.figure.layout.height or 450)  # Plotly's default
-        return {"height": height, "says": drawn.says, "saved": saved is not None, "cut": cut}
+        return {"height": height, "says": drawn.sentence, "saved": saved is not None, "cut": cut}
 
     def _drawn(self, block: model.Figure, colors: Palette) -> Drawn:
         try:

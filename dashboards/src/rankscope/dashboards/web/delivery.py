@@ -28,17 +28,17 @@ class _Compressed:
     """Compressed scripts and styles, so that each is compressed once."""
 
     def __init__(self) -> None:
-        self._kept: LRUCache[str, bytes] = LRUCache(_MOST_KEPT)
+        self._cache: LRUCache[str, bytes] = LRUCache(_MOST_KEPT)
         self._guard = threading.Lock()
 
     def get(self, key: str) -> bytes | None:
         with self._guard:
-            return self._kept.get(key)
+            return self._cache.get(key)
 
     def set(self, key: str, value: bytes) -> None:
         if not key.endswith(";"):  # other answers have no key
             with self._guard:
-                self._kept[key] = value
+                self._cache[key] = value
 
 
 def _key(request: flask.Request) -> str:

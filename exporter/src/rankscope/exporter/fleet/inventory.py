@@ -77,7 +77,7 @@ class Inventory:
         self._write_at = 0.0
         self._meters_due = 0.0
         self._boot_id = boot_id()
-        self._known: dict[str, Remembered] = {}
+        self._gpus: dict[str, Remembered] = {}
         self._on_disk: dict[str, Remembered] = {}
         self._stamp: tuple[int, int] | None = None
         self._writer: threading.Thread | None = None
@@ -88,12 +88,12 @@ class Inventory:
             )
         )
         self._foreign = False
-        self._found: dict[str, Remembered] | None = None
+        self._changed_content: dict[str, Remembered] | None = None
         if self._path is not None:
-            self._known = self._read(self._path) or {}
+            self._gpus = self._read(self._path) or {}
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._gpus)
 
     @property
     def durable(self) -> bool | None:
@@ -102,21 +102,21 @@ class Inventory:
 
     def identities(self) -> tuple[GpuIdentity, ...]:
         """Return all GPUs in the order of their index."""
-        known_identities = [remembered.identity for remembered in self._known.values()]
+        known_identities = [remembered.identity for remembered in self._gpus.values()]
         return tuple(sorted(known_identities, key=lambda identity: (identity.index, identity.uuid)))
 
     def see(self, identity: GpuIdentity) -> None:
         """Add a GPU that was identified. A different GPU at the same PCI address counts as replaced and is forgotten."""
-        for uuid, other in tuple(self._known.items()):
+        for uuid, other in tuple(self._gpus.items()):
             if other.identity.pci_bus_id == identity.pci_bus_id and uuid != identity.uuid:
                 logger.info("GPU %s at %s has been replaced by %s", uuid, identity.pci_bus_id, identity.uuid)
-                del self._known[uuid]
-        remembered = self._known.get(identity.uuid, Remembered(identity))
-        self._known[identity.uuid] = msgspec.structs.replace(remembered, identity=identity, absent_s=0.0)
+                del self._gpus[uuid]
+        remembered = self._gpus.get(identity.uuid, Remembered(identity))
+        self._gpus[identity.uuid] = msgspec.structs.replace(remembered, identity=identity, absent_s=0.0)
 
     def meter(self, uuid: str) -> Meter | None:
         """Return the energy counter that an exporter read last in this boot."""
-        remembered = self._known.get(uuid)
+        remembered = self._gpus.get(uuid)
         return (
             remembered.meter
             if remembered is not None and remembered.meter is not None and remembered.meter.boot_id == self._boot_id
@@ -127,19 +127,19 @@ class Inventory:
         """Keep the present energy counters of these GPUs, which the next exporter compares with its first reading."""
         now = time.monotonic()
         for uuid, energy_j in energies_j.items():
-            if uuid in self._known:
+            if uuid in self._gpus:
                 meter = Meter(energy_j, self._boot_id, now)
-                self._known[uuid] = msgspec.structs.replace(self._known[uuid], meter=meter)
+                self._gpus[uuid] = msgspec.structs.replace(self._gpus[uuid], meter=meter)
 
     def pass_time(self, elapsed_s: float, present: frozenset[str]) -> None:
         """Add ``elapsed_s`` to the absence of all GPUs but ``present``, and forget those absent for too long."""
-        for uuid, remembered in tuple(self._known.items()):
+        for uuid, remembered in tuple(self._gpus.items()):
             absent_s = 0.0 if uuid in present else remembered.absent_s + elapsed_s
             if absent_s > self._forget_after_s:
                 logger.info("GPU %s has been absent for %d days and is forgotten", uuid, absent_s // 86400)
-                del self._known[uuid]
+                del self._gpus[uuid]
             elif absent_s != remembered.absent_s:
-                self._known[uuid] = msgspec.structs.replace(remembered, absent_s=absent_s)
+                self._gpus[uuid] = msgspec.structs.replace(remembered, absent_s=absent_s)
 
     def take_over_changes(self, present: frozenset[str]) -> None:
         """Forget the GPUs that another process removed from the file (``forget``), except those in ``present``.
@@ -148,22 +148,22 @@ class Inventory:
         """
         if self._path is None or self._foreign or self._busy():
             return
-        if self._found is None:
+        if self._changed_content is None:
             self._begin(self._look, self._path)
             return
-        present_gpus = {uuid: remembered for uuid, remembered in self._known.items() if uuid in present}
-        self._known, self._found = self._found | present_gpus, None
+        present_gpus = {uuid: remembered for uuid, remembered in self._gpus.items() if uuid in present}
+        self._gpus, self._changed_content = self._changed_content | present_gpus, None
 
     def changed(self) -> bool:
         """Return True if another process changed the file and the change is not applied yet."""
-        return self._found is not None and not self._busy()
+        return self._changed_content is not None and not self._busy()
 
     def save(self, *, meters: bool = False) -> None:
         """Write the file in the background if GPUs or their absence (by an hour) changed; energy hourly, or with ``meters``."""
         if self._path is None or self._foreign or time.monotonic() < self._write_at or self._busy():
             return
-        if self._found is None and self._differs(meters=meters or time.monotonic() >= self._meters_due):
-            self._begin(self._write, self._path, dict(self._known))
+        if self._changed_content is None and self._differs(meters=meters or time.monotonic() >= self._meters_due):
+            self._begin(self._write, self._path, dict(self._gpus))
 
     def wait(self, timeout_s: float) -> None:
         """Wait up to ``timeout_s`` for reading or writing in progress."""
@@ -178,21 +178,21 @@ class Inventory:
         return self._writer is not None and self._writer.is_alive()
 
     def _differs(self, *, meters: bool) -> bool:
-        if self._known.keys() != self._on_disk.keys():
+        if self._gpus.keys() != self._on_disk.keys():
             return True
         return any(
             remembered.identity != self._on_disk[uuid].identity
             or abs(remembered.absent_s - self._on_disk[uuid].absent_s) >= _SAVE_ABSENCE_S
             or (meters and remembered.meter != self._on_disk[uuid].meter)
-            for uuid, remembered in self._known.items()
+            for uuid, remembered in self._gpus.items()
         )
 
     def _look(self, path: Path) -> bool:
         """Read the file if another process changed it; return True if it was read."""
         if self._stamp == _stamp(path):
             return False
-        self._found = self._read(path)
-        return self._found is not None
+        self._changed_content = self._read(path)
+        return self._changed_content is not None
 
     def _read(self, path: Path) -> dict[str, Remembered] | None:
         """Return the GPUs in the file; None if it cannot be used."""

@@ -87,7 +87,7 @@ class NvmlFleet:
         self._stopping = False
         self._step_at = 0.0
         self._surveyed = False
-        self._found = self._expected_gpus
+        self._gpu_count = self._expected_gpus
         self._hopeless_since: float | None = None
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
@@ -323,9 +323,9 @@ class NvmlFleet:
         """Log each change of the number of GPUs against ``expected_gpus``."""
         counts = self._counts()
         count = counts.get("driver", counts.get("pci"))
-        if self._expected_gpus is None or not self._survey.done or count is None or count == self._found:
+        if self._expected_gpus is None or not self._survey.done or count is None or count == self._gpu_count:
             return
-        self._found = count
+        self._gpu_count = count
         if count != self._expected_gpus:
             logger.warning("the node shows %d GPUs instead of the %d of --expected-gpus", count, self._expected_gpus)
         else:

@@ -87,7 +87,7 @@ class JobsCollector:
         holds_of_sources = [holds for source in self._sources if (holds := source.read(now_s)) is not None]
         holds = tuple(hold for source_holds in holds_of_sources for hold in source_holds)
         # A GPU without a known holder counts as free only if every scheduler of the node answered.
-        complete = bool(holds_of_sources) and all(source.known is not False for source in self._sources)
+        complete = bool(holds_of_sources) and all(source.is_valid is not False for source in self._sources)
         uses = self._read_uses(state)
         claims = claims_of(self._ranks())
         devices = self._devices(state)

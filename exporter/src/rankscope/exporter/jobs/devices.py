@@ -41,8 +41,8 @@ class Devices:
         self._uuids = {bare(gpu.identity.uuid): gpu.identity.uuid for gpu in gpus}
         self._uuids |= {bare(mig.uuid): mig.uuid for devices in migs.values() for mig in devices}
         places = {gpu.identity.pci_bus_id: gpu.identity for gpu in gpus}
-        self._known = {numbers[place]: identity.uuid for place, identity in places.items() if place in numbers}
-        self._by_number = self._known or {identity.index: identity.uuid for identity in places.values()}
+        self._by_device_number = {numbers[place]: identity.uuid for place, identity in places.items() if place in numbers}
+        self._by_number = self._by_device_number or {identity.index: identity.uuid for identity in places.values()}
 
     def uuid_of(self, device: Device) -> str | None:
         """Return the uuid of the GPU or MIG device; None if no device matches, or the match is ambiguous."""
@@ -52,7 +52,7 @@ class Devices:
             uuid = self._by_number.get(device.number)
             # With MIG, Slurm numbers the MIG devices after the whole GPUs, and only these keep their minor numbers.
             if device.gpu_instance is None and any(self.migs.values()):
-                return uuid if uuid == self._known.get(device.number) and not self.migs.get(uuid or "") else None
+                return uuid if uuid == self._by_device_number.get(device.number) and not self.migs.get(uuid or "") else None
         else:
             return None
         if uuid is None or device.gpu_instance is None:

@@ -22,13 +22,13 @@ _DEADLINE_S: Final = 2.0
 class HoldSource:
     """Scheduler whose allocations ``call`` lists, with a deadline of two seconds per call.
 
-    ``ok``: the last call succeeded. ``known``: the last answer is still valid. Both are None on a node without this scheduler.
+    ``ok``: the last call succeeded. ``is_valid``: the last answer is still valid. Both are None on a node without this scheduler.
     """
 
     def __init__(self, name: str, call: Callable[[], tuple[Hold, ...] | None]) -> None:
         self.name = name
         self.ok: bool | None = None
-        self.known: bool | None = None
+        self.is_valid: bool | None = None
         self._call = call
         self._deadline = Deadline(_DEADLINE_S)
         self._last: tuple[Hold, ...] | None = None
@@ -43,13 +43,13 @@ class HoldSource:
         try:
             holds = self._deadline.ask(self._call)
         except Exception as error:  # noqa: BLE001  a failing source must not affect the others
-            self.ok, self.known = False, recent
+            self.ok, self.is_valid = False, recent
             self._problems.report(str(error) or type(error).__name__)
             return self._last if recent else None
         if holds is None and recent:  # a restarting kubelet removes its socket
-            self.ok, self.known = False, True
+            self.ok, self.is_valid = False, True
             return self._last
         self._problems.report(None)
         self._last, self._last_s = holds, now_s
-        self.ok = self.known = None if holds is None else True
+        self.ok = self.is_valid = None if holds is None else True
         return holds

@@ -46,7 +46,7 @@ class ProcessTable:
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
-        self._known: dict[int, _Known] = {}
+        self._processes: dict[int, _Known] = {}
         self._deadline = Deadline(_ENVIRON_DEADLINE_S, most_stuck=_MOST_STUCK)
 
     def sees_all(self) -> bool:
@@ -68,7 +68,7 @@ class ProcessTable:
                 processes[pid] = self._read(pid, named[pid], now_s)
             except (OSError, ValueError):
                 continue
-        self._known = processes
+        self._processes = processes
         return {pid: process.use for pid, process in processes.items()}
 
     def _read(self, pid: int, named_s: float, now_s: float) -> _Known:
@@ -78,7 +78,7 @@ class ProcessTable:
             start_ticks = _start_ticks(_text("stat", fd))
             if _began_s(start_ticks) > named_s + _SLACK_S:
                 raise ValueError("the number is another process's by now")
-            before = self._known.get(pid)
+            before = self._processes.get(pid)
             if (
                 before is not None
                 and before.start_ticks == start_ticks

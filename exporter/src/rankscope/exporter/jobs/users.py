@@ -30,7 +30,7 @@ class UserNames:
         self._look_up = look_up
         self._wait_s = wait_s
         self._names: dict[int, tuple[str, float]] = {}
-        self._asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._requested_uids: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._pending: set[int] = set()
         self._answered = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -45,7 +45,7 @@ class UserNames:
                 cached = self._names.get(uid)
                 if cached is None or cached[1] <= now_s:
                     self._pending.add(uid)
-                    self._asked.put(uid)
+                    self._requested_uids.put(uid)
             if self._pending:
                 self._start()
             if not was_pending:
@@ -60,7 +60,7 @@ class UserNames:
 
     def _run(self) -> None:
         while True:
-            uid = self._asked.get()
+            uid = self._requested_uids.get()
             try:
                 # The name becomes a label value: one with unusual characters is replaced by the uid.
                 answer = (word(self._look_up(uid)) or str(uid), float("inf"))

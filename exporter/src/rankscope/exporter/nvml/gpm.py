@@ -125,7 +125,7 @@ class GpmChain:
         self._samples: list[Any] = []
         self._spare: list[Any] = []
         self._first_s = self._last_s = 0.0
-        self._whole: _Query | None = None
+        self._full_query: _Query | None = None
         self._part: _Query | None = None
 
     def look(self, nvml: NvmlCalls) -> None:
@@ -186,8 +186,8 @@ class GpmChain:
     def _learn(self, nvml: NvmlCalls) -> None:
         """Evaluate the interval and start the next one with its last sample."""
         samples = self._samples
-        self._whole = self._whole or _Query(nvml, self._activities)
-        self._answers = self._whole.answers(nvml, samples[0], samples[-1])
+        self._full_query = self._full_query or _Query(nvml, self._activities)
+        self._answers = self._full_query.answers(nvml, samples[0], samples[-1])
         seconds = self._last_s - self._first_s
         for activity, answer in zip(self._activities, self._answers, strict=True):
             if not isinstance(answer, str):

@@ -34,7 +34,7 @@ class Mig(Topic):
     metrics = ("gpu_mig_enabled", "gpu_mig_instances")
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], MigDevice] = {}
+        self._by_key: dict[tuple[str, str], MigDevice] = {}
         self._chains: dict[int, GpmChain] = {}
         self._memory = create_string_buffer(_MEMORY_LAYOUT.size)
         self._most = 0
@@ -77,11 +77,11 @@ class Mig(Topic):
                 handle = nvml("nvmlDeviceGetMigDeviceHandleByIndex", nvml.handle, index)
                 # The key includes the name: a new device of another size may get the uuid of a destroyed one.
                 key = nvml("nvmlDeviceGetUUID", handle), nvml("nvmlDeviceGetName", handle)
-                by_key[key] = self._known.get(key) or _identify(nvml, handle, *key)
+                by_key[key] = self._by_key.get(key) or _identify(nvml, handle, *key)
                 devices.append((handle, by_key[key]))
             except (nvml.binding.NVMLError_NotFound, nvml.binding.NVMLError_InvalidArgument):
                 continue  # no device at this index
-        self._known = by_key
+        self._by_key = by_key
         return devices
 
     def _emit(self, sample_pass: Pass, handle: Any, device: MigDevice) -> None:

@@ -39,8 +39,8 @@ class Processes(Topic):
     def __init__(self, *, series: bool) -> None:
         self._series = series
         self._due_s = float("-inf")
-        self._found: list[GpuProcess] = []
-        self._found_s = 0.0
+        self._gpu_processes: list[GpuProcess] = []
+        self._read_s = 0.0
         self._sampled: dict[int, float] | None = None
         self._mig_devices: list[MigDevice] = []
         self._since_us = 0
@@ -51,10 +51,14 @@ class Processes(Topic):
         """Read the process table. A process in several of NVML's lists is kept once, with the kind of the first."""
         # If the MIG devices changed, the same processes have other uuids.
         if self._due_s <= sample_pass.now_s or sample_pass.mig_devices != self._mig_devices:
-            self._found, self._found_s, self._mig_devices = self._find(sample_pass), sample_pass.now_s, sample_pass.mig_devices
+            self._gpu_processes, self._read_s, self._mig_devices = (
+                self._find(sample_pass),
+                sample_pass.now_s,
+                sample_pass.mig_devices,
+            )
             self._add_utilization(sample_pass)
             self._due_s = sample_pass.now_s + (NOW if self._series else JOBS_LOOK_S)
-        sample_pass.processes, sample_pass.processes_s = self._found, self._found_s
+        sample_pass.processes, sample_pass.processes_s = self._gpu_processes, self._read_s
         if self._series:
             self._emit(sample_pass, sample_pass.processes)
 
@@ -71,7 +75,7 @@ class Processes(Topic):
     def _add_utilization(self, sample_pass: Pass) -> None:
         """Add the share of the SMs to the processes; if it cannot be read, the processes themselves are still known."""
         self._sampled = None
-        if not self._found:
+        if not self._gpu_processes:
             return
         try:
             self._sampled = self._utilization(sample_pass.nvml)
@@ -81,9 +85,9 @@ class Processes(Topic):
         if self._sampled is not None:
             # A process without a sample had no kernel running.
             ratios = self._sampled
-            self._found = [
+            self._gpu_processes = [
                 msgspec.structs.replace(process, sm_ratio=ratios.get(process.pid, 0.0)) if not process.uuid else process
-                for process in self._found
+                for process in self._gpu_processes
             ]
 
     def _list(self, nvml: NvmlCalls, call: str) -> Iterator[tuple[int, ...]]:

@@ -134,12 +134,14 @@ class Rows(Topic):
     def __init__(self, calls: Sequence[Call] = (), fields: Sequence[Field] = ()) -> None:
         self._calls = [(Prepared(call), _CachedRow(call)) for call in calls]
         self._fields = [_CachedRow(field) for field in fields]
-        self._known: set[int] = set()
+        self._read_fields: set[int] = set()
         self.has_fields = bool(fields)
 
     def wants(self, now_s: float) -> Sequence[FieldKey]:
         """Return the fields that are due and not replaced by another one (``Field.unless``)."""
-        return [(field.row.number, 0) for field in self._fields if field.due_s <= now_s and field.row.unless not in self._known]
+        return [
+            (field.row.number, 0) for field in self._fields if field.due_s <= now_s and field.row.unless not in self._read_fields
+        ]
 
     def collect(self, sample_pass: Pass) -> None:
         """Make the calls that are due, and emit all results, including stored ones."""
@@ -153,8 +155,8 @@ class Rows(Topic):
             if raw is not None:
                 field.learn(raw, sample_pass.now_s)
             if field.readings:
-                self._known.add(row.number)
-            if row.unless not in self._known:
+                self._read_fields.add(row.number)
+            if row.unless not in self._read_fields:
                 field.emit(sample_pass)
 
 

@@ -41,25 +41,27 @@ class RenderedPages:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "render")
-        self._kept: OrderedDict[Hashable, _Rendering] = OrderedDict()
+        self._renderings: OrderedDict[Hashable, _Rendering] = OrderedDict()
 
     async def get(self, key: Hashable, render: Callable[[], Rendered], *, compressed: bool = False) -> Rendered:
         """Return the page that ``key`` identifies, and its content type. Raises what ``render`` raises."""
         place = (key, compressed)
-        rendering = self._kept.get(place)
+        rendering = self._renderings.get(place)
         if rendering is None or not rendering.is_current():
             make = (lambda: _compressed(render())) if compressed else render
             began_s = time.monotonic()
-            rendering = self._kept[place] = _Rendering(asyncio.get_running_loop().run_in_executor(self._thread, make), began_s)
-            if len(self._kept) > _KEPT_PAGES:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(place)
+            rendering = self._renderings[place] = _Rendering(
+                asyncio.get_running_loop().run_in_executor(self._thread, make), began_s
+            )
+            if len(self._renderings) > _KEPT_PAGES:
+                self._renderings.popitem(last=False)
+        self._renderings.move_to_end(place)
         # Shielded: a client that disconnects must not cancel the rendering for the others.
         return await asyncio.shield(rendering.page)
 
     def forget(self) -> None:
         """Drop all pages, because the next one must show a change."""
-        self._kept.clear()
+        self._renderings.clear()
 
 
 def _compressed(rendered: Rendered) -> Rendered:

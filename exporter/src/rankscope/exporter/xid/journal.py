@@ -349,7 +349,7 @@ class XidJournal:
         except JournalError:
             file.close()
             raise
-        if not loaded.found:
+        if not loaded.exists:
             self._nothing_saved = True
             return
         with self._memory:

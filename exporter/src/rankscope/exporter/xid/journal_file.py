@@ -31,13 +31,13 @@ class JournalError(Exception):
 
 @dataclass(slots=True)
 class Loaded:
-    """Content of the file. ``skipped``: numbers of the damaged lines, from 1; ``found``: the file exists."""
+    """Content of the file. ``skipped``: numbers of the damaged lines, from 1; ``exists``: the file exists."""
 
     path: Path
     snapshot: Snapshot = field(default_factory=lambda: Snapshot(format=SCHEMA))
     entries: list[XidEntry] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
-    found: bool = True
+    exists: bool = True
 
 
 class JournalFile:
@@ -75,7 +75,7 @@ class JournalFile:
         try:
             content = self._read()
         except FileNotFoundError:
-            return Loaded(self._path, found=False)
+            return Loaded(self._path, exists=False)
         except OSError as error:
             raise JournalError(f"{self._path}: {error.strerror}") from error
         loaded = Loaded(self._path)

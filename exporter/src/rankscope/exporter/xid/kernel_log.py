@@ -41,7 +41,7 @@ class KernelLog:
         self._fd: int | None = None
         self._lines = KernelLines()
         self._defects = ProblemLog(partial(logger.warning, "a record of the kernel log is left out: %s"))
-        self._rest = b""
+        self._partial_line = b""
         self._next_seq: int | None = None
         self._read_until_s = 0.0
 
@@ -65,7 +65,7 @@ class KernelLog:
         """Close the file. The next ``read`` opens it again and returns all errors again."""
         if self._fd is not None:
             os.close(self._fd)
-        self._fd, self._rest, self._next_seq = None, b"", None
+        self._fd, self._partial_line, self._next_seq = None, b"", None
 
     def _drain(self, fd: int) -> list[KernelXid]:
         errors: list[KernelXid] = []
@@ -82,8 +82,8 @@ class KernelLog:
                 raise
             if not data:
                 break
-            *records, self._rest = (self._rest + data).split(b"\n")
-            self._rest = self._rest[-_MAX_RECORD:]
+            *records, self._partial_line = (self._partial_line + data).split(b"\n")
+            self._partial_line = self._partial_line[-_MAX_RECORD:]
             errors += [xid for record in records if (xid := self._parsed(record)) is not None]
         else:
             return errors

@@ -43,12 +43,12 @@ def _with_ideal(costs: Costs | None, throughput: Throughput | None) -> Costs | N
     """Return the costs with ``ideal`` split off compute: the time of the step's FLOPs at the device's peak rate."""
     if costs is None or throughput is None or throughput.mfu is None or throughput.flops_per_second_per_rank is None:
         return costs
-    amounts = dict(costs.known)
+    amounts = dict(costs.amounts)
     ideal = throughput.mfu * throughput.step_us
     amounts["ideal"] = Amount(ideal, "steps")
     if "compute" in amounts:
         amounts["compute"] = replace(amounts["compute"], us=max(0.0, amounts["compute"].us - ideal))
-    return replace(costs, known=amounts)
+    return replace(costs, amounts=amounts)
 
 
 def together(steps: Costs | None, windows: Costs | None, *, accelerated: bool) -> Costs | None:
@@ -62,21 +62,21 @@ def together(steps: Costs | None, windows: Costs | None, *, accelerated: bool) -
         return steps or windows
     if accelerated and "idle" not in windows.inner:
         return steps  # the profiler did not see the ranks' devices
-    amounts, notes = dict(steps.known), dict(steps.notes)
+    amounts, notes = dict(steps.amounts), dict(steps.notes)
     if accelerated:
         for name in ("compute", "copies"):
-            amounts[name] = windows.known[name]
+            amounts[name] = windows.amounts[name]
             notes.pop(name, None)
     if "pipeline_bubble" not in amounts:
         missing = [name for name in _FROM_WINDOWS if name not in amounts]
         for name in missing:
             notes.pop(name, None)
-            if name in windows.known:
-                amounts[name] = windows.known[name]
+            if name in windows.amounts:
+                amounts[name] = windows.amounts[name]
             if name in windows.notes:
                 notes[name] = windows.notes[name]
     if not accelerated and "compute" not in amounts:
-        amounts["compute"] = windows.known["compute"]
+        amounts["compute"] = windows.amounts["compute"]
         notes["compute"] = "operators on the training thread; in profiled steps"
         notes["host"] = NO_HOST
     # Amounts from windows are means over all stages.
@@ -85,20 +85,20 @@ def together(steps: Costs | None, windows: Costs | None, *, accelerated: bool) -
         for name, largest_amount in steps.largest.items()
         if name not in amounts or amounts[name].source == "steps"
     }
-    merged = replace(steps, known=amounts, notes=notes, inner=steps.inner | windows.inner, largest=largest)
+    merged = replace(steps, amounts=amounts, notes=notes, inner=steps.inner | windows.inner, largest=largest)
     return _host_of_device(merged) if accelerated else merged
 
 
 def _host_of_device(costs: Costs) -> Costs:
-    unattributed_us = max(0.0, costs.step_us - sum(amount.us for amount in costs.known.values()))
+    unattributed_us = max(0.0, costs.step_us - sum(amount.us for amount in costs.amounts.values()))
     idle = Amount(min(unattributed_us, costs.inner["idle"].us), "windows")
-    if "input" not in costs.known:
+    if "input" not in costs.amounts:
         share = idle.us / costs.step_us if costs.step_us > 0 else 0.0
         notes = costs.notes | dict.fromkeys(("input", "host"), IDLE.format(share=share))
         return replace(costs, notes=notes, inner=costs.inner | {"idle": idle})
     return replace(
         costs,
-        known=costs.known | {"host": idle},
+        amounts=costs.amounts | {"host": idle},
         notes={name: note for name, note in costs.notes.items() if name != "host"},
         inner={name: amount for name, amount in costs.inner.items() if name != "idle"},
     )

@@ -83,7 +83,7 @@ def costs_of_steps(
     return Costs(
         step_us=_mean_wall(typical),
         steps=len(typical.steps),
-        known=_told(amounts),
+        amounts=_told(amounts),
         notes=notes,
         inner=_told(inner),
         largest={} if pipeline is None else _largest(typical, pipeline, accelerated=accelerated),
@@ -315,6 +315,6 @@ def _without_own_time(table: StepTable, *, accelerated: bool) -> Costs | None:
     return Costs(
         step_us=float(np.nanmean(table.stored("wall_us")[:, keep], dtype=np.float64)),
         steps=int(keep.sum()),
-        known={"input": Amount(float(np.nanmean(data, dtype=np.float64)), "steps")} if is_recorded else {},
+        amounts={"input": Amount(float(np.nanmean(data, dtype=np.float64)), "steps")} if is_recorded else {},
         notes=dict.fromkeys(unknown if is_recorded else (*unknown, "input"), NO_OWN_TIME),
     )

@@ -51,7 +51,7 @@ class Costs:
     step_us: float
     steps: int
     unit: Literal["step", "window"] = "step"
-    known: dict[PartName, Amount] = field(default_factory=dict)
+    amounts: dict[PartName, Amount] = field(default_factory=dict)
     notes: dict[PartName, str] = field(default_factory=dict)
     inner: dict[InnerName, Amount] = field(default_factory=dict)
     """Inner parts of these parts, which advice rests on."""
@@ -69,7 +69,7 @@ def waterfall(costs: Costs) -> Waterfall:
     step_ns = remaining = round(costs.step_us * 1000)
     taken: dict[PartName, int] = {}
     for name in PRECEDENCE:
-        if (amount := costs.known.get(name)) is not None:
+        if (amount := costs.amounts.get(name)) is not None:
             taken[name] = min(round(min(max(amount.us, 0.0), costs.step_us) * 1000), remaining)
             remaining -= taken[name]
     taken["unexplained"] = remaining
@@ -85,12 +85,12 @@ def waterfall(costs: Costs) -> Waterfall:
 
 def waiting_share(costs: Costs | None) -> float:
     """Return the share of the step that ranks wait for the last one; 0 where it is not known."""
-    waiting = None if costs is None or costs.step_us <= 0 else costs.known.get("straggler_wait")
+    waiting = None if costs is None or costs.step_us <= 0 else costs.amounts.get("straggler_wait")
     return 0.0 if costs is None or waiting is None else waiting.us / costs.step_us
 
 
 def _part(name: PartName, ns: int | None, step_ns: int, costs: Costs) -> WaterfallPart:
-    amount = costs.known.get(name)
+    amount = costs.amounts.get(name)
     return WaterfallPart(
         name=name,
         us=None if ns is None else ns / 1000,

@@ -65,7 +65,7 @@ def costs_of_windows(
         notes |= dict.fromkeys(("input", "host"), IDLE.format(share=idle / window if window > 0 else 0.0))
     steps = len({row.step for row in rows})
     inner: dict[InnerName, Amount] = {"idle": Amount(idle, source)} if accelerated else {}
-    return Costs(window, steps, unit, known=amounts, notes=notes, inner=inner, extent_us=extent_us)
+    return Costs(window, steps, unit, amounts=amounts, notes=notes, inner=inner, extent_us=extent_us)
 
 
 _parts_us = attrgetter("window_us", "compute_us", "exposed_communication_us", "exposed_memcpy_us", "idle_us")

@@ -96,7 +96,7 @@ class _Kept:
     """Buffer for the readings of one GPU while samples are read."""
 
     stride: int = 1
-    seen: int = 0
+    sample_count: int = 0
     times: array[int] = field(default_factory=lambda: array("q"))
     columns: dict[str, array[float]] = field(
         default_factory=lambda: {name: array("d") for name in (*GAUGES, *COUNTERS, *(f"reason.{one}" for one in REASONS))}
@@ -104,8 +104,8 @@ class _Kept:
     simulated: bool = False
 
     def add(self, sample: HardwareSample) -> None:
-        self.seen += 1
-        if (self.seen - 1) % self.stride:
+        self.sample_count += 1
+        if (self.sample_count - 1) % self.stride:
             return
         self.times.append(sample.unix_ns)
         for name in (*GAUGES, *COUNTERS):

@@ -111,7 +111,7 @@ def read_raw_trace(
     events = [event for part in stream for event in part]
     if torn := text.torn or stream.torn:
         raise InputError(path, f"truncated: {torn}, and all of it is needed")
-    base_ns = read_metadata(stream.said).base_unix_ns
+    base_ns = read_metadata(stream.top_level).base_unix_ns
     events = [event for event in events if processes is None or process_id(event.pid) in processes]
     codes = CategoryCodes()
     launches = _launches((event for event in events if codes[event.cat] == LAUNCHED), base_ns)

@@ -305,7 +305,7 @@ class _Columns:
 
     def traces(self, stream: EventStream[Any], torn: str | None) -> list[Trace]:
         """Return the traces of all added events, with the file's metadata."""
-        about = read_metadata(stream.said)
+        about = read_metadata(stream.top_level)
         if about.schema.startswith(_OWN_SCHEMA):
             raise InputError(self._path, "written by rankscope export, not by a profiler; give the traces it was made of")
         self.add([])  # so that there are columns

@@ -65,15 +65,15 @@ _NO_EVENTS: Final = "JSON, but not a trace: it has no list of traceEvents"
 class EventStream(Generic[_E]):
     """Lists of the events of a trace, decoded as type ``event``, in file order. It can be iterated over once.
 
-    After the iteration ``said`` has the other top-level keys of the file. Raises ``InputError`` where the file is no trace, or is
-    hostile. Damaged events are counted and left out; the rest is used.
+    After the iteration ``top_level`` has the other top-level keys of the file. Raises ``InputError`` where the file is no trace,
+    or is hostile. Damaged events are counted and left out; the rest is used.
     """
 
     def __init__(
         self, path: Location, blocks: Iterable[bytes], event: Any, needed: Callable[[str | None], bool] = lambda _: True
     ) -> None:
         """``needed``: whether events of a category matter; others do not count as damaged."""
-        self.said: dict[str, msgspec.Raw] = {}
+        self.top_level: dict[str, msgspec.Raw] = {}
         self.events = 0
         """Number of events in the file, usable or not."""
         self.damaged = 0
@@ -84,7 +84,7 @@ class EventStream(Generic[_E]):
         self._needed = needed
         self._why = ""
         self._blocks = iter(blocks)
-        self._one: msgspec.json.Decoder[_E] = msgspec.json.Decoder(event)
+        self._event_decoder: msgspec.json.Decoder[_E] = msgspec.json.Decoder(event)
         self._many: msgspec.json.Decoder[list[_E]] = msgspec.json.Decoder(list[event])
         self._is_list = False
         self._opening: bytes | None = None
@@ -168,7 +168,7 @@ class EventStream(Generic[_E]):
     def _is_top_level(self, head: bytes) -> bool:
         """Return whether ``head``, the text up to the value of a key, ends at the top level of the file's object."""
         try:
-            self.said = _object(head + b"null}")
+            self.top_level = _object(head + b"null}")
         except _UNREADABLE:
             return False
         return True
@@ -265,7 +265,7 @@ class EventStream(Generic[_E]):
     def _event(self, text: bytes) -> _E | None:
         for read in (bytes, _repair):
             try:
-                return self._one.decode(read(text))
+                return self._event_decoder.decode(read(text))
             except _UNREADABLE as error:
                 self._why = str(error)
         return None
@@ -319,7 +319,7 @@ class EventStream(Generic[_E]):
             self.complete = True
             return
         try:
-            self.said |= _object(b"{" + fields_text.lstrip(_SPACE + b","))
+            self.top_level |= _object(b"{" + fields_text.lstrip(_SPACE + b","))
         except _UNREADABLE:
             return
         self.complete = True

@@ -24,7 +24,7 @@ class LimitRow:
     kind: Kind
     figure: str
     at_least: float
-    says: str
+    wording: str
     cause: Cause | None = None
     phase: Phase | None = None
     explained_by: str | None = None

@@ -285,7 +285,7 @@ def limits(shares: Figures, setting: Setting, *, lead: str, confidence: float | 
             phase=row.phase,
             steps=setting.steps,
             confidence=confidence,
-            summary=f"{lead}{share:.0%} {row.says.replace('the step', f'the {setting.unit}')}.",
+            summary=f"{lead}{share:.0%} {row.wording.replace('the step', f'the {setting.unit}')}.",
             evidence=[
                 Evidence(
                     name=name,
@@ -361,13 +361,13 @@ def _sentence(diagnosis: Diagnosis, setting: Setting, first: Sequence[int] = ())
     )
     if diagnosis.pattern == "rotating":
         text = f"The ranks wait for each other {per}, for {len(diagnosis.ranks)} of them in turn"
-        text += f": on the rank that is last at the time, {cause.says} ({facts})"
+        text += f": on the rank that is last at the time, {cause.wording} ({facts})"
     else:
         who, verb = _subject(diagnosis, setting, first)
         often = " intermittently," if diagnosis.pattern == "intermittent" and len(diagnosis.ranks) == 1 else ""
         worst = "" if len(diagnosis.ranks) == 1 else f"for the worst of them, rank {diagnosis.ranks[0]}, "
         saves = _saves(diagnosis)
-        text = f"{who} {verb} {others} wait{often} {per}{saves}: {worst}{cause.says} ({facts})"
+        text = f"{who} {verb} {others} wait{often} {per}{saves}: {worst}{cause.wording} ({facts})"
     return f"{text}. {diagnosis.note}" if diagnosis.note else f"{text}."
 
 

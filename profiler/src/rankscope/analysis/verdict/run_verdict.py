@@ -153,7 +153,7 @@ def _lacking(run: RunEvidence) -> Missing:
     if (unseen := _unseen_communication(run)) is not None:
         return unseen
     numbers = run.table.numbers
-    if numbers.apart and len(numbers.comparable(run.ranks)) < 2:
+    if numbers.separate_ranks and len(numbers.comparable(run.ranks)) < 2:
         return Missing(numbers.incomparable(), "steps_apart")
     if not np.isfinite(run.table.stored("own_us")).any():
         return Missing("the step records do not separate own time from waiting, and no profiled window decides", "few_windows")

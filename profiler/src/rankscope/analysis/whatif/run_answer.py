@@ -135,7 +135,7 @@ def _from_steps(
         return insufficient(source, reason), None
     typical = typical_steps(table, infos)
     comparable = table.numbers.comparable(ranks)
-    if table.numbers.apart and len(comparable) < 2:
+    if table.numbers.separate_ranks and len(comparable) < 2:
         return insufficient(source, table.numbers.incomparable()), None
     judged = judge(_meeting_at_the_end(typical.table) if typical.per_entry > 1 else typical.table, comparable)
     if judged is None:

@@ -55,7 +55,7 @@ class StandstillMonitor:
         self._longest_us: list[float] = []
         """Durations of the two longest steps."""
         self._due_ns = 0
-        self._seen: RankActivity | None = None
+        self._activity: RankActivity | None = None
 
     def add(self, record: StepRecord) -> None:
         """Add a step of the rank."""
@@ -66,11 +66,11 @@ class StandstillMonitor:
         now, last = self._clock_ns(), self._assembler.last
         patience_ns = round(self._patience_s() * 1e9)
         if last is not None and now - last.ended_ns < patience_ns:
-            self._seen = None
+            self._activity = None
         elif now >= self._due_ns:
             self._due_ns = now + round(LOOK_SECONDS * 1e9)
-            self._seen = self._look(info, now, patience_ns)
-        return self._seen
+            self._activity = self._look(info, now, patience_ns)
+        return self._activity
 
     def _patience_s(self) -> float:
         if self._assembler.last is None:

@@ -110,7 +110,7 @@ class StepAssembler:
         self._parsed = 0
         """Number of the pending words that have been looked at."""
         self._position = position
-        self._held: deque[_Held] = deque()
+        self._pending_steps: deque[_Held] = deque()
         self._span: list[_Held] = []
         """Steps since the last reading of the thread's counters."""
         self._counters: Usage | None = None
@@ -164,8 +164,8 @@ class StepAssembler:
         if kind == words.USAGE:
             self._add_usage(details)
         elif kind == words.MEMORY:
-            if self._held:
-                self._held[-1].memory = Memory(*map(value_of, details))
+            if self._pending_steps:
+                self._pending_steps[-1].memory = Memory(*map(value_of, details))
         elif kind == words.END:
             self._end(at, *details)
 
@@ -180,12 +180,12 @@ class StepAssembler:
         if not flags & words.WHOLE:
             return
         pending = _Held(evaluated, position, self._clock())
-        self._held.append(pending)
+        self._pending_steps.append(pending)
         self._span.append(pending)
         if len(self._span) > MAX_SPAN:
             self._end_span()
-        if len(self._held) > MAX_HELD:
-            self._held[-1 - MAX_HELD].awaits = False
+        if len(self._pending_steps) > MAX_HELD:
+            self._pending_steps[-1 - MAX_HELD].awaits = False
 
     def _cut(self) -> None:
         """Forget the words that have been looked at."""
@@ -221,7 +221,7 @@ class StepAssembler:
 
     def _add_device(self, content: bytes) -> None:
         number, *marks_ns = struct.unpack(f"={len(content) // 8}q", content)
-        for pending in self._held:
+        for pending in self._pending_steps:
             if pending.step.number == number:
                 pending.device, pending.awaits = device_times(pending.step, marks_ns), False
                 break
@@ -229,28 +229,28 @@ class StepAssembler:
     @property
     def position(self) -> int:
         """Position of the first word that is not part of a returned step."""
-        return self._held[0].position if self._held else self._position
+        return self._pending_steps[0].position if self._pending_steps else self._position
 
     def complete(self) -> list[AssembledStep]:
         """Return the steps that are complete, or have waited long enough; to be called after ``add`` and periodically."""
         now = self._clock()
-        for pending in self._held:
+        for pending in self._pending_steps:
             if now <= pending.usage_until:
                 break
             pending.awaits_usage = False
         offset = self._unix_offset()
         steps = []
-        while self._held:
-            pending = self._held[0]
+        while self._pending_steps:
+            pending = self._pending_steps[0]
             if pending.awaits_usage or (pending.awaits and now <= pending.until):
                 break
-            self._held.popleft()
+            self._pending_steps.popleft()
             steps.append(AssembledStep(_record(pending, offset), _intervals(pending.step, offset)))
         return steps
 
     def rest(self) -> list[AssembledStep]:
         """Return all remaining steps, after the end of the rank."""
-        for pending in self._held:
+        for pending in self._pending_steps:
             pending.awaits = pending.awaits_usage = False
         return self.complete()
 

@@ -195,7 +195,7 @@ class StepEnds(RecorderLifecycle):
             signalled = self._is_signalled()
             if self._marks.finish(self.step_number, signalled=signalled):
                 flags |= AWAITS_DEVICE | SIGNALLED * signalled
-            self._measured_ns += self._marks.given * MARK_NS
+            self._measured_ns += self._marks.mark_count * MARK_NS
         self._store(at << SHIFT | END, self.step_number << NUMBER | flags, self._begun)
         # Before the rest, as above.
         self.step_number += 1
@@ -232,7 +232,9 @@ class StepEnds(RecorderLifecycle):
     def _choose_marks(self, device: DeviceMarks, number: int, at: int, windows: Windows) -> None:
         """Let the step ``number``, which begins, have marks on the device, or not."""
         # Steps of windows always have marks: they are compared with the profile.
-        chosen = self._sampling.chosen(number, at, device.given) or windows.session is not None or windows.prepared is not None
+        chosen = (
+            self._sampling.chosen(number, at, device.mark_count) or windows.session is not None or windows.prepared is not None
+        )
         if chosen is (self._marks is not None):
             return
         self._marks = device if chosen else None

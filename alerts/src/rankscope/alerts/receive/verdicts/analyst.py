@@ -38,7 +38,7 @@ class Analyst:
         self._ready = ready
         self._changed = threading.Condition()
         self._queue: dict[RunName, None] = {}
-        self._known: OrderedDict[RunName, tuple[float, RunVerdict]] = OrderedDict()
+        self._cached_verdicts: OrderedDict[RunName, tuple[float, RunVerdict]] = OrderedDict()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="analyst", daemon=True)
 
@@ -55,7 +55,7 @@ class Analyst:
     def verdict(self, named: RunName) -> RunVerdict | None:
         """Return the verdict about a run; ``None`` while its analysis is pending: call again."""
         with self._changed:
-            cached = self._known.get(named)
+            cached = self._cached_verdicts.get(named)
             if cached is not None and time.monotonic() - cached[0] < self._fresh_s:
                 return cached[1]
             if named not in self._queue:
@@ -79,10 +79,10 @@ class Analyst:
                 run_verdict = RunVerdict(problem=f"the run cannot be analysed: {type(error).__name__}")
             with self._changed:
                 del self._queue[named]
-                self._known.pop(named, None)
-                self._known[named] = (time.monotonic(), run_verdict)
-                while len(self._known) > _KEPT:
-                    self._known.popitem(last=False)
+                self._cached_verdicts.pop(named, None)
+                self._cached_verdicts[named] = (time.monotonic(), run_verdict)
+                while len(self._cached_verdicts) > _KEPT:
+                    self._cached_verdicts.popitem(last=False)
             self._ready()
 
     def _analyse(self, named: RunName) -> RunVerdict:

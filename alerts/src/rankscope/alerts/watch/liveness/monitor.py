@@ -51,7 +51,7 @@ class LifeReport:
     """Ranks for which nothing was decided."""
     moved: bool
     """The run has made a step since the watcher started."""
-    held: Collection[str] = ()
+    unconfirmed: Collection[str] = ()
     """Names of alerts in ``candidates`` that do not fire yet."""
 
 
@@ -118,7 +118,7 @@ class LivenessMonitor:
             of.add(HANG.alertname)
         # The evaluations that an alert needs to fire count while dumps may still arrive.
         unconfirmed = {HANG.alertname} if stalled and missing is None else set[str]()
-        return LifeReport(candidates=candidates, of=of, unknown=verdict.unknown, moved=liveness.moved, held=unconfirmed)
+        return LifeReport(candidates=candidates, of=of, unknown=verdict.unknown, moved=liveness.moved, unconfirmed=unconfirmed)
 
     def _activities(self, run: Path, glance: Glance) -> Activities | None:
         """Return what the ranks of a stalled run are doing; ``None``: not known."""

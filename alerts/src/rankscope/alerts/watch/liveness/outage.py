@@ -53,15 +53,15 @@ class LastSteps:
     """Last step of each rank of an attempt; a file is read again only after it has grown."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[tuple[str, int], LastStep | None]] = {}
+        self._cached_steps: dict[int, tuple[tuple[str, int], LastStep | None]] = {}
 
     def read(self, run: Path, attempt: int, rank: int, look: RankSeen) -> LastStep | None:
         """Return the last step of a rank; ``None`` if it has none that can be read."""
         if look.steps is None:
             return None
-        cached = self._known.get(rank)
+        cached = self._cached_steps.get(rank)
         if cached is None or cached[0] != look.steps:
-            cached = self._known[rank] = (look.steps, _last_step(rank_dir(real_run(run), attempt, rank)))
+            cached = self._cached_steps[rank] = (look.steps, _last_step(rank_dir(real_run(run), attempt, rank)))
         return cached[1]
 
 

@@ -84,8 +84,8 @@ class _Places:
 class OnRequest:
     """Reader of the ``POSTPONED_METRICS`` and step starts of a table's ranks, which keeps what it has read of whole ranks.
 
-    ``steps``: the columns of the table. ``known``: metrics that may have known values. ``numbers``: the step numbers that the
-    table has instead of the recorded ones.
+    ``steps``: the columns of the table. ``known_metrics``: metrics that may have known values. ``numbers``: the step numbers
+    that the table has instead of the recorded ones.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class OnRequest:
         self._attempt = attempt
         self._steps = steps
         self._numbers = numbers
-        self.known = known_metrics
+        self.known_metrics = known_metrics
         self._parts: list[Filling] = []
         self._starts: dict[int, NDArray[np.int64]] = {}
         self._of_rank: dict[int, tuple[int, int]] = {}
@@ -110,12 +110,12 @@ class OnRequest:
 
     def unread(self, metrics: Collection[str]) -> OnRequest:
         """Return a reader of the same table that has read nothing yet, and reads only ``metrics``."""
-        known_metrics = {name for name in self.known if name in metrics}
+        known_metrics = {name for name in self.known_metrics if name in metrics}
         return OnRequest(self._reader, self._attempt, self._steps, known_metrics, self._numbers)
 
     def renumbered(self, numbers: StepNumbers) -> OnRequest:
         """Return a reader of the table with other step numbers on some ranks, which has read nothing yet."""
-        return OnRequest(self._reader, self._attempt, self._steps, self.known, numbers)
+        return OnRequest(self._reader, self._attempt, self._steps, self.known_metrics, numbers)
 
     def matrix(self, metric: str, ranks: Sequence[int], columns: NDArray[np.intp] | slice) -> NDArray[np.float32]:
         """Return one metric, [ranks, columns]."""
@@ -152,7 +152,7 @@ class OnRequest:
                 unique, at = np.unique(self._steps[columns[places]], return_inverse=True)
                 if (rows := self._single_rows(rank, unique)) is not None:
                     few[rank] = rows[at]
-        single = RankColumns.of([joined_rows(list(few.values()))] if few else [], self.known)
+        single = RankColumns.of([joined_rows(list(few.values()))] if few else [], self.known_metrics)
         if single.damaged:
             few, single = {}, RankColumns()
         of_ranks = {rank: places for rank, places in parts.items() if rank not in few}
@@ -199,7 +199,7 @@ class OnRequest:
 
             part = Filling.of_steps(self._steps, missing)
             for rank, rows in _side_by_side(reader, load, missing, ignore):
-                columns = self._numbered(rank, RankColumns.of_columns(rows, self.known))
+                columns = self._numbered(rank, RankColumns.of_columns(rows, self.known_metrics))
                 if not np.array_equal(columns.step, self._steps):
                     columns = columns.where(np.isin(columns.step, self._steps))  # the run may have gone on
                 part.add(rank, columns)

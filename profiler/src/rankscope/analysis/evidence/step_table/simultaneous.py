@@ -196,10 +196,10 @@ class _Case:
     def look(self, reference: int) -> NDArray[np.bool_]:
         """Compare all ranks with a reference rank. Return those whose lag lasts, [ranks]."""
         self._reference = reference
-        self._known, self._times = self.starts(reference)
+        self._known_steps, self._times = self.starts(reference)
         self._step_ns = float(np.median(np.diff(self._times))) or 1.0
         self._reference_jumps = self._jumps(reference)
-        expected = np.interp(self._numbers, self._known, self._times, left=np.nan, right=np.nan)
+        expected = np.interp(self._numbers, self._known_steps, self._times, left=np.nan, right=np.nan)
         self.offset = self._offsets(self._at - expected)
         self.lag = self._place(self._at - self.offset) - self._numbers
         late = np.abs(self.lag) >= _LAG
@@ -228,7 +228,7 @@ class _Case:
         is_seen = np.isfinite(self.offset[place])
         starts = starts - np.interp(starts, self._at[place][is_seen], self.offset[place][is_seen])
         # Ranks end a step together, after its communication. An extra step comes before the one that all do.
-        at, times = starts + self._walls_ns(place, own), self._times + self._walls_ns(self._reference, self._known)
+        at, times = starts + self._walls_ns(place, own), self._times + self._walls_ns(self._reference, self._known_steps)
         at, times = np.maximum.accumulate(at), np.maximum.accumulate(times)
         nearest = _nearest(times, at)
         gaps = np.diff(times)
@@ -238,7 +238,7 @@ class _Case:
         inside = ((at >= times[0]) & (at <= times[-1])).sum()
         of_reference = ((times >= at[0]) & (times <= at[-1])).sum()
         if is_pair.sum() >= _CLEAR * min(inside, of_reference):
-            new = _joined(_filled(own, np.where(is_pair, self._known[nearest], -1), self._known))
+            new = _joined(_filled(own, np.where(is_pair, self._known_steps[nearest], -1), self._known_steps))
             return NewNumbers(own, new) if _longest(new[new >= 0] != own[new >= 0]) >= _LASTING_STEPS else None
         lag = self._place(starts) - own
         common = np.flatnonzero(np.isfinite(lag))
@@ -247,7 +247,7 @@ class _Case:
         if len(far) < max(_FEWEST, len(common) / 2):
             return None
         example = far[len(far) // 2]
-        return Apart(int(own[example]), int(self._known[nearest[example]]))
+        return Apart(int(own[example]), int(self._known_steps[nearest[example]]))
 
     def _has_jumped(self, place: int) -> bool:
         """Return whether the lag of a rank is that of a clock that was set: such a jump is in no step."""
@@ -256,7 +256,7 @@ class _Case:
             return False
         own, at = self.starts(place)
         steady = self._times - of_reference
-        lag = np.interp(at - jumps - self.offset[place][0], steady, self._known, left=np.nan, right=np.nan) - own
+        lag = np.interp(at - jumps - self.offset[place][0], steady, self._known_steps, left=np.nan, right=np.nan) - own
         return bool(np.nanmean(np.abs(lag) < _LAG) >= _CLEAR) if np.isfinite(lag).any() else False
 
     def _jumps(self, place: int) -> Floats:
@@ -277,7 +277,7 @@ class _Case:
 
     def _place(self, at: Floats) -> Floats:
         """Return the number of the reference's step at some times, in fractions of steps; NaN before its first and after."""
-        places: Floats = np.interp(at, self._times, self._known, left=np.nan, right=np.nan)
+        places: Floats = np.interp(at, self._times, self._known_steps, left=np.nan, right=np.nan)
         return places
 
     def _offsets(self, late_ns: Floats) -> Floats:

@@ -73,12 +73,12 @@ class StepNumbers:
     """Rank whose numbers count."""
     changed: Mapping[int, NewNumbers] = field(default_factory=dict)
     """Ranks whose steps get its numbers."""
-    apart: Mapping[int, Apart] = field(default_factory=dict)
+    separate_ranks: Mapping[int, Apart] = field(default_factory=dict)
     """Ranks whose steps cannot be compared with those of the others."""
 
     def comparable(self, ranks: Collection[int]) -> list[int]:
         """Return those of ``ranks`` whose steps can be compared."""
-        return [rank for rank in ranks if rank not in self.apart]
+        return [rank for rank in ranks if rank not in self.separate_ranks]
 
     def places(self, ranks: Ints, steps: Ints) -> dict[int, Places]:
         """Return the new columns of the ``steps`` of each row of ``ranks`` that changes."""
@@ -102,7 +102,7 @@ class StepNumbers:
 
     def collectives(self, rank: int, rows: list[CollectiveRecord]) -> list[CollectiveRecord]:
         """Return the collectives of a rank with the numbers that count: those of other times are not matched."""
-        return [] if rank in self.apart else self.changed[rank].rows(rows) if rank in self.changed else rows
+        return [] if rank in self.separate_ranks else self.changed[rank].rows(rows) if rank in self.changed else rows
 
     def warnings(self) -> list[str]:
         """Return the warnings about these ranks."""
@@ -115,12 +115,12 @@ class StepNumbers:
                 f"({self._difference(ranks[0])}), as with uneven inputs or extra optimizer steps: {its} steps are compared with "
                 f"those of the same time, by the numbers of rank {self.reference}"
             )
-        return [*warnings, self.incomparable()] if self.apart else warnings
+        return [*warnings, self.incomparable()] if self.separate_ranks else warnings
 
     def incomparable(self) -> str:
         """Return which ranks cannot be compared, and why."""
-        ranks = sorted(self.apart)
-        example = self.apart[ranks[0]]
+        ranks = sorted(self.separate_ranks)
+        example = self.separate_ranks[ranks[0]]
         return (
             f"steps of {ranks_text(ranks)} cannot be compared with those of rank {self.reference}: step {example.step} of rank "
             f"{ranks[0]} ran while rank {self.reference} was in step {example.reference_step}"

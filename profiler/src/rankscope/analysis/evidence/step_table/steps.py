@@ -89,9 +89,9 @@ class Matrices(Mapping[str, Matrix]):
         self._ranks = ranks
         self._rows = rows
         """Rows of ``stored`` that are those of ``ranks``: all, or an array of places."""
-        self._kept = kept_columns
+        self._kept_columns = kept_columns
         self._meters = meters
-        self._asked: tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int64], NDArray[np.intp]] | None = None
+        self._last_selection: tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int64], NDArray[np.intp]] | None = None
 
     def __getitem__(self, metric: str) -> Matrix:
         return self.stored(metric).astype(np.float64)
@@ -109,9 +109,9 @@ class Matrices(Mapping[str, Matrix]):
         if metric not in METRICS:
             raise KeyError(metric)
         ranks = self._ranks if rows is None else self._ranks[rows]
-        if self._meters is not None and metric in self._meters.known and len(ranks):
+        if self._meters is not None and metric in self._meters.known_metrics and len(ranks):
             return self._meters.matrix(metric, ranks.tolist(), columns)
-        unknown: NDArray[np.float32] = np.broadcast_to(np.float32(np.nan), (len(ranks), len(self._kept[steps])))
+        unknown: NDArray[np.float32] = np.broadcast_to(np.float32(np.nan), (len(ranks), len(self._kept_columns[steps])))
         return unknown
 
     def __iter__(self) -> Iterator[str]:
@@ -123,24 +123,24 @@ class Matrices(Mapping[str, Matrix]):
     @property
     def recorded(self) -> Collection[str]:
         """Metrics with any known value."""
-        return self._stored.keys() | set(() if self._meters is None else self._meters.known)
+        return self._stored.keys() | set(() if self._meters is None else self._meters.known_metrics)
 
     def _columns(self, steps: slice) -> NDArray[np.intp] | slice:
         """Return the stored columns of some of the steps, as a slice if possible, which needs no copy."""
-        columns = self._kept[steps]
+        columns = self._kept_columns[steps]
         count = len(columns)
         first = int(columns[0]) if count else 0
         return slice(first, first + count) if not count or columns[-1] == first + count - 1 else columns
 
     def columns(self, keep: NDArray[np.bool_]) -> Matrices:
         """Return the matrices of the steps where ``keep`` is true."""
-        return Matrices(self._stored, self._ranks, self._kept[keep], self._meters, self._rows)
+        return Matrices(self._stored, self._ranks, self._kept_columns[keep], self._meters, self._rows)
 
     def rows(self, keep: NDArray[np.intp], metrics: Collection[str]) -> Matrices:
         """Return the matrices of the ranks in the rows ``keep``; what they read on request, they keep for themselves."""
         meters = None if self._meters is None else self._meters.unread(metrics)
         rows = keep if isinstance(self._rows, slice) else self._rows[keep]
-        return Matrices(self._stored, self._ranks[keep], self._kept, meters, rows)
+        return Matrices(self._stored, self._ranks[keep], self._kept_columns, meters, rows)
 
     def moved(self, places: Mapping[int, Places], steps: NDArray[np.int64], numbers: StepNumbers) -> Matrices:
         """Return the matrices with the values of some rows at other columns, for all ``steps``; see ``StepTable.renumbered``."""
@@ -151,16 +151,16 @@ class Matrices(Mapping[str, Matrix]):
     def without(self, metrics: Collection[str]) -> Matrices:
         """Return the same without what is stored of ``metrics``."""
         stored = {name: matrix for name, matrix in self._stored.items() if name not in metrics}
-        return Matrices(stored, self._ranks, self._kept, self._meters, self._rows)
+        return Matrices(stored, self._ranks, self._kept_columns, self._meters, self._rows)
 
     def at(self, metric: str, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> NDArray[np.float32]:
         """Return a metric at places, given as a row and a column each: [places]."""
-        if metric in self._stored or self._meters is None or metric not in self._meters.known:
+        if metric in self._stored or self._meters is None or metric not in self._meters.known_metrics:
             stored_values: NDArray[np.float32] = self.stored(metric)[rows, columns]
             return stored_values
-        if self._asked is None or self._asked[0] is not rows or self._asked[1] is not columns:
-            self._asked = (rows, columns, self._ranks[rows], self._kept[columns])
-        return self._meters.at(metric, *self._asked[2:])
+        if self._last_selection is None or self._last_selection[0] is not rows or self._last_selection[1] is not columns:
+            self._last_selection = (rows, columns, self._ranks[rows], self._kept_columns[columns])
+        return self._meters.at(metric, *self._last_selection[2:])
 
     def starts(self, row: int) -> NDArray[np.int64]:
         """Return the start times of the steps of the rank in ``row``, in Unix nanoseconds; 0 where there is no record."""

@@ -27,7 +27,7 @@ PAIR_NS: Final = 60 * 10**9
 class Answers:
     """One or two answers of the same job, oldest first, and their snapshots."""
 
-    given: list[RasAnswer]
+    ras_answers: list[RasAnswer]
     snapshots: list[Snapshot]
     live: bool
     warnings: list[str]
@@ -35,8 +35,8 @@ class Answers:
     @property
     def interval_s(self) -> float | None:
         """Seconds between the two questions."""
-        first, last = self.given[0].asked_unix_ns, self.given[-1].asked_unix_ns
-        return (last - first) / 1e9 if len(self.given) > 1 else None
+        first, last = self.ras_answers[0].asked_unix_ns, self.ras_answers[-1].asked_unix_ns
+        return (last - first) / 1e9 if len(self.ras_answers) > 1 else None
 
 
 def live_answers(address: str, *, wait_s: float = WAIT_SECONDS) -> Answers:
@@ -48,7 +48,7 @@ def live_answers(address: str, *, wait_s: float = WAIT_SECONDS) -> Answers:
     except InputError as error:
         answers.warnings.append(f"NCCL RAS answered once and not a second time: {error}")
         return answers
-    return Answers(answers.given + later.given, answers.snapshots + later.snapshots, live=True, warnings=[])
+    return Answers(answers.ras_answers + later.ras_answers, answers.snapshots + later.snapshots, live=True, warnings=[])
 
 
 def kept_answers(run: Path, attempt: int) -> Answers | None:

@@ -206,20 +206,20 @@ def _answers(job: _Job, run: NamedRun | None, address: str | None, wait_s: float
 def _live(job: _Job, address: str | None, wait_s: float) -> Answers:
     answers = live_answers(address or default_address(), wait_s=wait_s)
     if not is_of(answers, job.infos):
-        raise InputError(answers.given[-1].address, "NCCL RAS of another job: none of its processes is in this run")
+        raise InputError(answers.ras_answers[-1].address, "NCCL RAS of another job: none of its processes is in this run")
     return answers
 
 
 def _judged(job: _Job, answers: Answers) -> _Ras:
     before = answers.snapshots[0] if len(answers.snapshots) > 1 else None
-    latest, latest_answer = answers.snapshots[-1], answers.given[-1]
+    latest, latest_answer = answers.snapshots[-1], answers.ras_answers[-1]
     judgement = judge(latest, before, world_size=job.world_size, pids={rank: info.pid for rank, info in job.infos.items()})
     job.warnings += answers.warnings
     report = RasReport(
         address=latest_answer.address,
         live=answers.live,
         asked_unix_ns=latest_answer.asked_unix_ns,
-        answers=len(answers.given),
+        answers=len(answers.ras_answers),
         interval_s=answers.interval_s,
         moved=judgement.moved,
         nccl_version=latest.nccl_version,

@@ -30,7 +30,7 @@ class GlobalRanks:
     """Which communicators are of the whole job, and the global ranks of devices."""
 
     world_size: int | None
-    whole: frozenset[str]
+    job_communicators: frozenset[str]
     """Keys of the communicators of the whole job: their ranks are the global ones, as torch makes them."""
     by_device: Mapping[Device, int]
     by_pid: Mapping[int, int]
@@ -38,7 +38,7 @@ class GlobalRanks:
 
     def of(self, communicator: Communicator, rank: int) -> int | None:
         """Return the global rank, or ``None`` if it is unknown."""
-        if communicator.key in self.whole:
+        if communicator.key in self.job_communicators:
             return rank
         device = communicator.members[rank].device
         return None if device is None else self.by_device.get(device, self.by_pid.get(device.pid))
@@ -213,7 +213,7 @@ def differing(judgement: Judgement) -> list[RasCommunicator]:
             RasCommunicator(
                 hash=communicator.name,
                 size=communicator.size,
-                whole_job=communicator.key in judgement.ranks.whole,
+                whole_job=communicator.key in judgement.ranks.job_communicators,
                 furthest=None if furthest is None else dict(furthest),
                 waiting=None if furthest is None else len(communicator.waiting),
                 ranks=[suspect.row for suspect in suspects[:MOST_LISTED]],

@@ -122,7 +122,7 @@ class _Reader:
         self._what = ""
         """What differs: ``status``, ``error``, or a kind of collective."""
         self._value = ""
-        self._size = self._left = 0
+        self._size = self._remaining_ranks = 0
         """Number of ranks of the last set, with ``_value``, and of those of them that may still follow one by one."""
 
     def read(self, line: str) -> None:
@@ -147,7 +147,7 @@ class _Reader:
                 raise AnswerError(f"its communicators have more than {MAX_RANKS:,} ranks")
             self.drafts[head[2]] = _Draft(size)
         self._draft, self._section = self.drafts.get(head[2]), head[3]
-        self._what, self._left = "error" if head[3] == "ERROR" else "", 0
+        self._what, self._remaining_ranks = "error" if head[3] == "ERROR" else "", 0
 
     def _of_communicator(self, draft: _Draft, line: str) -> None:
         if match := _DIFFERENT.fullmatch(line):
@@ -155,9 +155,9 @@ class _Reader:
         elif match := _LIST.fullmatch(line):
             self._list(draft, [int(number) for number in match[2].split(",") if number], reachable=match[1] == "unknown")
         elif match := _SET.fullmatch(line):
-            self._left, self._value = int(match[1]), _value(match)
-            draft.unlisted.append((self._what, self._value, self._left))
-            self._size = self._left
+            self._remaining_ranks, self._value = int(match[1]), _value(match)
+            draft.unlisted.append((self._what, self._value, self._remaining_ranks))
+            self._size = self._remaining_ranks
         elif (match := _RANK.fullmatch(line)) and int(match[1]) < draft.size:
             self._rank(draft, int(match[1]), match)
 
@@ -173,8 +173,8 @@ class _Reader:
             draft.absent[rank] = False
         elif any(match.group(2, 3, 4, 5)):
             draft.note(self._what, rank, _value(match))
-        elif self._left:
-            self._left -= 1
+        elif self._remaining_ranks:
+            self._remaining_ranks -= 1
             if draft.unlisted[-1:] == [(self._what, self._value, self._size)]:
                 draft.unlisted.pop()
             draft.note(self._what, rank, self._value)

@@ -91,7 +91,7 @@ def missing_of(less: Mapping[str, int], more: Mapping[str, int]) -> str:
 
 def place_of(judgement: Judgement, communicator: Communicator) -> str:
     """Describe a communicator: ``the communicator of all 8 ranks``, ``communicator 0xab12 (4 ranks)``."""
-    if communicator.key in judgement.ranks.whole:
+    if communicator.key in judgement.ranks.job_communicators:
         return f"the communicator of all {counted(communicator.size, 'rank')}"
     return f"communicator {communicator.name} ({counted(communicator.size, 'rank')})"
 

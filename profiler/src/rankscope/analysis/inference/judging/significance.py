@@ -138,14 +138,14 @@ class _Orders:
     draws: int
     blocks: int
     ranks: int
-    _kept: list[NDArray[np.unsignedinteger]] | None = None
+    _stored_orders: list[NDArray[np.unsignedinteger]] | None = None
     _used: bool = False
 
     def __iter__(self) -> Iterator[NDArray[np.unsignedinteger]]:
-        if self._kept is None and self._used and self.draws * self.blocks * self.ranks <= _MOST_KEPT:
-            self._kept = list(self._drawn())
+        if self._stored_orders is None and self._used and self.draws * self.blocks * self.ranks <= _MOST_KEPT:
+            self._stored_orders = list(self._drawn())
         self._used = True
-        return self._drawn() if self._kept is None else iter(self._kept)
+        return self._drawn() if self._stored_orders is None else iter(self._stored_orders)
 
     def _drawn(self) -> Iterator[NDArray[np.unsignedinteger]]:
         """Yield [some draws, blocks, ranks] at a time, which bounds memory."""

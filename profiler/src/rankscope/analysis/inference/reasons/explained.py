@@ -66,12 +66,12 @@ def explained(diagnosis: Diagnosis, run: RunData, late: NDArray[np.bool_], looke
     explanation = explain(gpus, diagnosis.cause.cause, device_unseen=device_unseen)
     if explanation is None:
         return replace(diagnosis, evidence=evidence)
-    row, wording = explanation.row, explanation.says
+    row, wording = explanation.row, explanation.wording
     clause = f"{wording} (SIMULATED GPU readings)" if _simulated(readings) else wording
     cause = diagnosis.cause
     if row.on_device and cause.cause in MAY_BE_DEVICE:
-        cause = replace(cause, cause="compute", says="its device needs longer")
-    cause = replace(cause, explained_by=row.reason, says=f"{cause.says}, for {clause}")
+        cause = replace(cause, cause="compute", wording="its device needs longer")
+    cause = replace(cause, explained_by=row.reason, wording=f"{cause.wording}, for {clause}")
     return replace(diagnosis, cause=cause, evidence=[*evidence, _labelled(explanation.evidence, readings)])
 
 

@@ -113,7 +113,7 @@ class PhysicalReason:
     """Physical reason of a slow rank, with its evidence."""
 
     row: PhysicalRow
-    says: str
+    wording: str
     evidence: Evidence
 
 

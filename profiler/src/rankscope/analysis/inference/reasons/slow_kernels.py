@@ -91,15 +91,15 @@ def _cause_of_kernels(cause: Explanation, comparison: KernelComparison, elsewher
     )
     if comparison.fault == "device":
         wording = f"{len(comparison.longer)} of {len(comparison.compared)} kernels of the same grid take {longer}"
-        return replace(cause, says=f"{cause.says}: {wording}")
+        return replace(cause, wording=f"{cause.wording}: {wording}")
     if comparison.fault == "few_kernels":
         names = _listed(comparison.names)
         takes = "takes" if len(comparison.names) == 1 else "take"
         wording = f"{names} {takes} {longer} as on the others, and its other kernels do not"
-        return replace(cause, explained_by="few_kernels", says=wording)
+        return replace(cause, explained_by="few_kernels", wording=wording)
     if comparison.fault == "other_kernels":
         wording = f"it runs {_listed([name for name, _ in comparison.unlike])}, which the others do not"
-        return replace(cause, explained_by="other_kernels", says=wording)
+        return replace(cause, explained_by="other_kernels", wording=wording)
     return cause
 
 

@@ -85,11 +85,11 @@ class FlightDumps(HelperTask):
         self._looks = False
         """True while the thread has not finished the last check."""
         self._begun = False
-        self._asked: dict[str, _Asked] = {}
+        self._requests: dict[str, _Asked] = {}
         self._refused: dict[str, float] = {}
         """Refused requests that another rank should answer, with the time by which it should have done so."""
         self._rest_until = 0.0
-        self._kept: list[list[Path]] = []
+        self._kept_dumps: list[list[Path]] = []
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         self._failed = False
@@ -122,7 +122,7 @@ class FlightDumps(HelperTask):
                 make_control_dir(self._run)
         for request in self._inbox.pending():
             self._ask(request)
-        for name, dump_request in tuple(self._asked.items()):
+        for name, dump_request in tuple(self._requests.items()):
             self._follow(name, dump_request)
         for name, due in tuple(self._refused.items()):
             if time.monotonic() >= due:
@@ -131,7 +131,7 @@ class FlightDumps(HelperTask):
         self._looks = False
 
     def _look_at_the_end(self) -> None:
-        for name in tuple(self._asked):
+        for name in tuple(self._requests):
             self._finish(name, "the process ended before it answered")
         for name in tuple(self._refused):
             self._refuse_alone(name)
@@ -141,7 +141,7 @@ class FlightDumps(HelperTask):
 
     def _ask(self, request: ControlRequest) -> None:
         name = request.id
-        if self._asked:
+        if self._requests:
             self._answer(name, "the process still owes the dump that was asked for before")
             return
         if time.monotonic() < self._rest_until:
@@ -163,7 +163,7 @@ class FlightDumps(HelperTask):
         except OSError as error:
             self._answer(name, f"the process does not listen: {error.strerror}")
             return
-        self._asked[name] = _Asked(time.monotonic() + ANSWER_SECONDS)
+        self._requests[name] = _Asked(time.monotonic() + ANSWER_SECONDS)
 
     def _refuse_alone(self, name: str) -> None:
         del self._refused[name]
@@ -187,13 +187,13 @@ class FlightDumps(HelperTask):
         self._finish(name, reason)
 
     def _finish(self, name: str, reason: str) -> None:
-        del self._asked[name]
+        del self._requests[name]
         sources = dump_files(self._context.scratch, name)
         with suppress(OSError):
             done_file(self._context.scratch, name).unlink(missing_ok=True)
         targets = {source: self._target(f"{name}-{backend}") for backend, source in sources.items()}
         if targets:
-            self._kept.append(list(targets.values()))
+            self._kept_dumps.append(list(targets.values()))
             self._deliver(name, targets)
         else:
             self._answer(name, reason or "the process wrote nothing")
@@ -210,8 +210,8 @@ class FlightDumps(HelperTask):
                 reason = f"cannot write {target.name}: {error.strerror or error}"
             self._remove(source)
         self._answer(name, reason)
-        while len(self._kept) > KEPT:
-            for path in self._kept.pop(0):
+        while len(self._kept_dumps) > KEPT:
+            for path in self._kept_dumps.pop(0):
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
 
@@ -232,15 +232,15 @@ class FlightDumps(HelperTask):
         if dump is None:
             return
         # If a request was sent through torch's pipe, this is its dump.
-        name = next((name for name, request in self._asked.items() if request.piped), None)
+        name = next((name for name, request in self._requests.items() if request.piped), None)
         if name is None:
             if self._rank == 0:
                 self._ras.ask(self._attempt)
             self._keep(dump, self._target("watchdog-nccl"))
             return
-        del self._asked[name]
+        del self._requests[name]
         target = self._target(f"{name}-nccl")
-        self._kept.append([target])
+        self._kept_dumps.append([target])
         self._deliver(name, {dump: target})
 
     def _keep(self, source: Path, target: Path) -> None:
@@ -285,7 +285,7 @@ class WatchdogFile:
         self._path = path
         # A name that the recorder chose is unique, so the file's age does not matter.
         self._newer_than = 0 if is_flight_file(path) else newer_than_ns
-        self._seen: tuple[int, int] | None = None
+        self._last_state: tuple[int, int] | None = None
         self._taken: tuple[int, int] | None = None
 
     @classmethod
@@ -301,7 +301,7 @@ class WatchdogFile:
         except OSError:
             return None
         state = (status.st_size, status.st_mtime_ns)
-        before, self._seen = self._seen, state
+        before, self._last_state = self._last_state, state
         # Torch may rewrite the file, as after a request through its pipe: another state is another dump.
         if state == self._taken or not status.st_size or status.st_mtime_ns < self._newer_than:
             return None

@@ -46,7 +46,7 @@ class FlightTimes:
     def __init__(self, context: HelperContext, entries: int) -> None:
         self._context = context
         self._entries = entries
-        self._asked: float | None = None
+        self._asked_at: float | None = None
         self._late = False
         self._interval = INTERVALS[0]
         self._set_due()
@@ -69,22 +69,22 @@ class FlightTimes:
     def look(self, *, last: bool) -> Iterator[DurationBlock]:
         """Yield new durations, or ask for a dump. Raises ``NoTimesError``, ``OSError`` and ``ValueError``."""
         now = time.monotonic()
-        if self._asked is None:
+        if self._asked_at is None:
             if not last and time.time() >= self._due:
                 os.set_blocking(_REQUESTS, False)
                 os.write(_REQUESTS, f"{DURATIONS}\n".encode())
-                self._asked = now
+                self._asked_at = now
             return
         answer_file = done_file(self._context.scratch, DURATIONS)
         try:
             answer = answer_file.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
-            if now - self._asked > ANSWER_SECONDS and not self._late:
+            if now - self._asked_at > ANSWER_SECONDS and not self._late:
                 self._late = True
                 raise NoTimesError(f"no dump of the Flight Recorder within {ANSWER_SECONDS:.0f} s") from None
             return
         answer_file.unlink()
-        asked_at, self._asked, self._late = self._asked, None, False
+        asked_at, self._asked_at, self._late = self._asked_at, None, False
         yield from self._take(answer, asked_at)
 
     def _take(self, answer: str, asked_at: float) -> Iterator[DurationBlock]:

@@ -29,29 +29,29 @@ class _Kept:
     """Target field of a metric in a sample: the sum of the metric's series that have ``label``."""
 
     field: str
-    whole: bool = False
+    is_integer: bool = False
     label: tuple[str, str] | None = None
 
 
 _KEPT: Final[dict[str, _Kept]] = {
     "gpu_utilization_ratio": _Kept("utilization_ratio"),
-    "gpu_memory_used_bytes": _Kept("memory_used_bytes", whole=True),
-    "gpu_memory_total_bytes": _Kept("memory_total_bytes", whole=True),
-    "gpu_mig_memory_used_bytes": _Kept("memory_used_bytes", whole=True),
-    "gpu_mig_memory_total_bytes": _Kept("memory_total_bytes", whole=True),
+    "gpu_memory_used_bytes": _Kept("memory_used_bytes", is_integer=True),
+    "gpu_memory_total_bytes": _Kept("memory_total_bytes", is_integer=True),
+    "gpu_mig_memory_used_bytes": _Kept("memory_used_bytes", is_integer=True),
+    "gpu_mig_memory_total_bytes": _Kept("memory_total_bytes", is_integer=True),
     "gpu_temperature_celsius": _Kept("temperature_celsius"),
     "gpu_temperature_margin_celsius": _Kept("temperature_margin_celsius"),
     "gpu_power_watts": _Kept("power_watts"),
     "gpu_power_limit_watts": _Kept("power_limit_watts"),
     "gpu_clock_hertz": _Kept("sm_clock_hertz", label=("clock", "sm")),
     "gpu_clock_max_hertz": _Kept("sm_clock_max_hertz", label=("clock", "sm")),
-    "gpu_xid_errors_total": _Kept("xid_errors", whole=True),
-    "gpu_ecc_errors_total": _Kept("ecc_uncorrected_errors", whole=True, label=("error", "uncorrected")),
-    "gpu_pcie_replays_total": _Kept("pcie_replays", whole=True),
-    "gpu_nvlink_errors_total": _Kept("nvlink_errors", whole=True),
-    "gpu_pcie_link_width": _Kept("pcie_link_width", whole=True),
-    "gpu_pcie_link_generation": _Kept("pcie_link_generation", whole=True),
-    "gpu_nvlink_links": _Kept("nvlinks_down", whole=True, label=("state", "down")),
+    "gpu_xid_errors_total": _Kept("xid_errors", is_integer=True),
+    "gpu_ecc_errors_total": _Kept("ecc_uncorrected_errors", is_integer=True, label=("error", "uncorrected")),
+    "gpu_pcie_replays_total": _Kept("pcie_replays", is_integer=True),
+    "gpu_nvlink_errors_total": _Kept("nvlink_errors", is_integer=True),
+    "gpu_pcie_link_width": _Kept("pcie_link_width", is_integer=True),
+    "gpu_pcie_link_generation": _Kept("pcie_link_generation", is_integer=True),
+    "gpu_nvlink_links": _Kept("nvlinks_down", is_integer=True, label=("state", "down")),
 }
 _VIDEO: Final = (68, 82, 83, 84, 86, 88, 89, *range(96, 106), 139)
 PROGRAMS: Final = frozenset(map(str, (8, 11, 13, 25, 31, 43, 45, 69, 137, 174, *_VIDEO)))
@@ -133,7 +133,7 @@ def _sample(uuid: str, gpu: _Gpu, unix_ns: int) -> HardwareSample:
         return HardwareSample(
             unix_ns=unix_ns, gpu_uuid=uuid, gpu_index=gpu.index, missing=missing, simulated=gpu.simulated, parent_uuid=gpu.parent
         )
-    integer_fields = {_OF_PROGRAMS, *(sampled_metric.field for sampled_metric in _KEPT.values() if sampled_metric.whole)}
+    integer_fields = {_OF_PROGRAMS, *(sampled_metric.field for sampled_metric in _KEPT.values() if sampled_metric.is_integer)}
     values = {name: int(value) if name in integer_fields else value for name, value in gpu.values.items()}
     return HardwareSample(
         unix_ns=unix_ns,

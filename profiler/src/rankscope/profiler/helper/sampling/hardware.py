@@ -157,7 +157,7 @@ class History:
     """Filter of rows: every row with values passes, but a missing GPU or exporter only when that is new."""
 
     def __init__(self, expected: str | None) -> None:
-        self._known = {} if expected is None else {_bare(expected): expected}
+        self._uuids = {} if expected is None else {_bare(expected): expected}
         self._missing: dict[str | None, str] = {}
 
     def absent(self, reason: str, unix_ns: int) -> list[HardwareSample]:
@@ -172,14 +172,14 @@ class History:
         uuids = {_bare(row.gpu_uuid): row.gpu_uuid for row in answer if row.gpu_uuid is not None}
         rows = [
             HardwareSample(unix_ns=unix_ns, gpu_uuid=uuid, missing="the exporter does not show this GPU")
-            for bare, uuid in self._known.items()
+            for bare, uuid in self._uuids.items()
             if bare not in uuids
         ]
         if answer:
             self._missing.pop(None, None)
         else:
             rows.append(HardwareSample(unix_ns=unix_ns, missing=NO_GPU))
-        self._known |= uuids
+        self._uuids |= uuids
         return [row for row in (*answer, *rows) if self._is_new(row)]
 
     def _is_new(self, row: HardwareSample) -> bool:

@@ -81,14 +81,14 @@ class Stacks(HelperTask):
         self._began = self._due = 0.0
         self._cpu_seconds = 0.0
         self._failures = 0
-        self._asked = False
+        self._has_requested = False
         self._processes: list[subprocess.Popen[bytes]] = []
         self._worker: threading.Thread | None = None
         self._ending = threading.Event()
 
     def ask(self) -> None:
         """Take the next series as soon as possible. May be called on any thread."""
-        self._asked = True
+        self._has_requested = True
 
     def step(self, record: StepRecord, intervals: Sequence[PhaseInterval] = ()) -> None:
         """Count a step, and keep its phases during a series."""
@@ -113,14 +113,14 @@ class Stacks(HelperTask):
             if self._program is None:
                 self._stop(NOT_INSTALLED)
             return
-        if not self._asked:
+        if not self._has_requested:
             if now < self._due:
                 return
             self._due = self._next(now)
             # The share of the budget, in CPU time of one core.
             if self._cpu_seconds > self._context.hello.settings.budget * (now - self._began):
                 return
-        self._asked = False
+        self._has_requested = False
         self._worker = threading.Thread(target=self._work, args=(self._duration(),), name="stacks", daemon=True)
         self._worker.start()
 

@@ -71,7 +71,7 @@ class CudaClock:
     def __init__(self, device: int) -> None:
         self.device = device
         self._stream: cuda.Stream | None = None
-        self._known: object = None
+        self._stream_identity: object = None
         """Identity of ``_stream``, as torch's C functions give it."""
 
     def usable(self) -> bool:
@@ -92,9 +92,9 @@ class CudaClock:
     def follow(self) -> bool:
         """Ask torch for the stream; nothing is asked of the driver."""
         current = _current_stream(self.device) if _current_stream is not None else None
-        if current is not None and current == self._known and self._stream is not None:
+        if current is not None and current == self._stream_identity and self._stream is not None:
             return False
-        before, self._known, self._stream = self._stream, current, cuda.current_stream(self.device)
+        before, self._stream_identity, self._stream = self._stream, current, cuda.current_stream(self.device)
         return before is not None
 
     def leave(self) -> bool:
@@ -174,7 +174,7 @@ class DeviceMarks:
         self._free: list[Mark] = []
         self._waits = 0
         """Marks of waits in this step."""
-        self.given = 0
+        self.mark_count = 0
         """Number of marks in the step that ended last; 0 if it had none."""
         self.follows = False
         """True if training showed its stream in this step."""
@@ -237,7 +237,7 @@ class DeviceMarks:
 
     def pause(self) -> None:
         """Place no marks until ``begin``: the step that begins gets none."""
-        self.given = 0
+        self.mark_count = 0
         step, self._step = self._step, None
         if step is None:
             return
@@ -266,9 +266,9 @@ class DeviceMarks:
         self.marks_waits = signalled and number >= self._quiet_until
         if step is None or not usable:
             self.begin()
-            self.given = mark_count
+            self.mark_count = mark_count
             return False
-        self.given, self._waits = mark_count, 0
+        self.mark_count, self._waits = mark_count, 0
         step.number = number
         self._pending.append(step)
         self._step = _Step(step.marks[-1])

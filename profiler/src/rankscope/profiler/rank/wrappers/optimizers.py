@@ -18,10 +18,10 @@ class StepBoundary:
     """Detector of the end of steps, from the events of one thread."""
 
     __slots__ = (
-        "_known",
         "_last",
         "_newest",
         "_only",
+        "_optimizers",
         "backward_seen",
         "backward_since_close",
         "backward_since_step",
@@ -29,7 +29,7 @@ class StepBoundary:
     )
 
     def __init__(self) -> None:
-        self._known: dict[int, weakref.ref[object]] = {}
+        self._optimizers: dict[int, weakref.ref[object]] = {}
         self._last: int | None = None
         self._only: weakref.ref[object] | None = None
         """Optimizer that ended the last step, if no other is known."""
@@ -43,7 +43,7 @@ class StepBoundary:
     @property
     def knows_optimizers(self) -> bool:
         """True if any optimizer has stepped outside of a backward pass."""
-        return bool(self._known)
+        return bool(self._optimizers)
 
     def before_optimizer(self, optimizer: object) -> bool:
         """Return whether the step was over before ``optimizer``, which is about to step."""
@@ -61,7 +61,7 @@ class StepBoundary:
             return True
         self._only = None
         key = id(optimizer)
-        reference = self._known.get(key)
+        reference = self._optimizers.get(key)
         again = key == self._newest and reference is not None and reference() is optimizer
         if again and self.backward_seen and not self.backward_since_step:
             return False
@@ -69,17 +69,17 @@ class StepBoundary:
         self.backward_since_step = False
         if reference is None or reference() is not optimizer:
             self._forget_dead()
-            first = not self._known
-            self._known[key] = weakref.ref(optimizer)
+            first = not self._optimizers
+            self._optimizers[key] = weakref.ref(optimizer)
             self._last = key
             if not first:
                 # Another optimizer in the first cycle: the step that just ended includes its step.
                 return False
         self.stepped.add(key)
-        if key == self._last and (self.backward_since_close or len(self._known) == 1):
+        if key == self._last and (self.backward_since_close or len(self._optimizers) == 1):
             self._close()
-            if len(self._known) == 1:
-                self._only = self._known[key]
+            if len(self._optimizers) == 1:
+                self._only = self._optimizers[key]
             return True
         return False
 
@@ -88,8 +88,8 @@ class StepBoundary:
         self.backward_since_close = False
 
     def _forget_dead(self) -> None:
-        for key in [key for key, reference in self._known.items() if reference() is None]:
-            del self._known[key]
+        for key in [key for key, reference in self._optimizers.items() if reference() is None]:
+            del self._optimizers[key]
 
 
 class OptimizerSteps:
