@@ -119,7 +119,7 @@ def colour(value: float, limits: Json) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class LegendSeries:
     """An answer's series with its legend; ``tells``: its values are drawn nowhere."""
 
     letter: str
@@ -130,14 +130,14 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PrometheusRange:
     """A Prometheus and the end of the time range."""
 
     prometheus: Filled
     end_s: int
     interval_s: int
 
-    def series(self, board: Json, target: Target) -> Iterator[Series]:
+    def series(self, board: Json, target: Target) -> Iterator[LegendSeries]:
         """Yield the series that a panel's query returns."""
         question = boards.question(board, target, boards.chosen(board["uid"]), self.interval_s)
         if question.step_s is None:
@@ -151,10 +151,10 @@ class Source:
         for result in msgspec.json.decode(content)["data"]["result"]:
             points = [(float(moment), float(value)) for moment, value in result.get("values") or [result["value"]]]
             legend = re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda name, labels=result["metric"]: labels.get(name[1], ""), pattern)
-            yield Series(target.letter, result["metric"], points, legend.strip(), "NaN" in question.expr[:4])
+            yield LegendSeries(target.letter, result["metric"], points, legend.strip(), "NaN" in question.expr[:4])
 
 
-def graph(panel: Json, series: list[Series], begin_s: float, end_s: float) -> str:
+def graph(panel: Json, series: list[LegendSeries], begin_s: float, end_s: float) -> str:
     """Return lines over time as SVG, and a legend with the latest and the greatest values."""
     defaults, overrides = panel["fieldConfig"]["defaults"], panel["fieldConfig"]["overrides"]
     unit = defaults["unit"]
@@ -213,7 +213,7 @@ def graph(panel: Json, series: list[Series], begin_s: float, end_s: float) -> st
     return _drawing(width + 78, height + 28, parts, legend)
 
 
-def figure(panel: Json, series: list[Series]) -> str:
+def figure(panel: Json, series: list[LegendSeries]) -> str:
     """Return a single value, or the text for none."""
     defaults = panel["fieldConfig"]["defaults"]
     if not series:
@@ -225,7 +225,7 @@ def figure(panel: Json, series: list[Series]) -> str:
     return f'<div class="value{" words" if words else ""}" style="color:{paint}">{escape(text)}{name}</div>'
 
 
-def table(panel: Json, series: list[Series]) -> str:
+def table(panel: Json, series: list[LegendSeries]) -> str:
     """Return the rows of all queries, merged by their labels, with the columns of the panel."""
     several = len(panel["targets"]) > 1
     rows: dict[str, dict[str, Any]] = {}
@@ -267,13 +267,13 @@ def _cell(value: str | float, look: dict[str, Any]) -> str:
     return f'<td style="color:{paint}">{escape(text)}</td>'
 
 
-def states(panel: Json, series: list[Series], begin_s: float, end_s: float) -> str:
+def states(panel: Json, series: list[LegendSeries], begin_s: float, end_s: float) -> str:
     """Return a bar of coloured states for each series, or of a heatmap one of shades for each bucket."""
     mappings = panel["fieldConfig"]["defaults"].get("mappings", [])
     if panel["type"] == "heatmap":  # Grafana turns cumulative buckets into counts
         series = sorted(series, key=lambda line: float(line.legend))
         series = [
-            Series(
+            LegendSeries(
                 line.letter,
                 line.labels,
                 [(moment, value - below) for (moment, value), (_, below) in zip(line.points, less, strict=False)],
@@ -306,10 +306,10 @@ def _drawing(width: float, height: float, parts: list[str], legend: list[str]) -
     return f'{svg}<div class="legend">{"".join(legend)}</div>'
 
 
-def page(board: Json, source: Source) -> tuple[str, list[str]]:
+def page(board: Json, source: PrometheusRange) -> tuple[str, list[str]]:
     """Return a board as HTML, and the titles of panels without any series."""
     range_s = boards.seconds_of(board["time"]["from"])
-    by_panel: dict[int, list[Series]] = {}
+    by_panel: dict[int, list[LegendSeries]] = {}
     for target in targets(board):
         by_panel.setdefault(target.panel["id"], []).extend(source.series(board, target))
     empty, parts = [], []
@@ -335,7 +335,7 @@ def page(board: Json, source: Source) -> tuple[str, list[str]]:
     return f'<meta charset="utf-8"><style>{CSS}</style><h1>{title}</h1><div>{"".join(parts)}</div>', empty
 
 
-def draw(source: Source, folder: Path, uids: list[str], top: int) -> None:
+def draw(source: PrometheusRange, folder: Path, uids: list[str], top: int) -> None:
     """Write page and picture of each board; ``top``: height of the pictures, 0 for all of a board."""
     folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
@@ -367,7 +367,7 @@ def main() -> None:
     args.quick = True
     if args.prometheus:
         client = httpx.Client(timeout=60, trust_env=False)
-        draw(Source(Filled(args.prometheus, client), args.end, args.interval), args.folder, args.uid, args.top)
+        draw(PrometheusRange(Filled(args.prometheus, client), args.end, args.interval), args.folder, args.uid, args.top)
         return
     program = shutil.which("prometheus", path="/usr/bin:/usr/sbin:/usr/local/bin")
     if program is None:
@@ -378,7 +378,7 @@ def main() -> None:
         with empty_prometheus(program, Path(name), f"127.0.0.1:{boards.free_port()}") as prometheus:
             boards.fill(prometheus, args, args.end, boards.free_port())
             boards.recorded(prometheus, rules, args.end - args.hours * 3600, args.end)
-            draw(Source(prometheus, args.end, args.interval), args.folder, args.uid, args.top)
+            draw(PrometheusRange(prometheus, args.end, args.interval), args.folder, args.uid, args.top)
 
 
 if __name__ == "__main__":

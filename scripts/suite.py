@@ -96,7 +96,7 @@ class Meter:
 BEFORE: pytest.StashKey[tuple[float, int, int]] = pytest.StashKey()
 
 
-class Collector:
+class ResultCollector:
     """Plugin of the process that prints the results: writes one JSON object per test."""
 
     def __init__(self, path: Path) -> None:
@@ -122,7 +122,7 @@ def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("--suite-timing")
     worker = hasattr(config, "workerinput")
     if path and not worker:
-        config.pluginmanager.register(Collector(path))
+        config.pluginmanager.register(ResultCollector(path))
     if path and (worker or not config.getoption("numprocesses", None)):
         config.pluginmanager.register(Meter())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from tests import step_files
 
-from rankscope.runs.control import ControlAnswer, ControlRequest, Inbox, Kind, answer
+from rankscope.runs.control import ControlAnswer, ControlInbox, ControlRequest, Kind, answer
 from rankscope.runs.paths import Stream, rank_dir
 from rankscope.runs.records import AttemptInfo, CollectiveRecord, RankInfo, RunInfo, StepBreakdown, StepRecord
 from rankscope.runs.small_files import create_attempt, create_run, write_record
@@ -84,7 +84,7 @@ def job(run: Path, serve: Serve, *, rank: int | None = None) -> Iterator[list[Co
     """Run a thread that serves requests like the ranks' helpers; yields the requests it has seen."""
     seen: list[ControlRequest] = []
     over = threading.Event()
-    inboxes = [Inbox(run, kind, since_unix_ns=0, report=lambda _: None, rank=rank) for kind in KINDS]
+    inboxes = [ControlInbox(run, kind, since_unix_ns=0, report=lambda _: None, rank=rank) for kind in KINDS]
 
     def live() -> None:
         while not over.wait(0.02):

@@ -20,7 +20,7 @@ Own = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Noise:
+class HealthyNoise:
     """Noise of the own times of healthy ranks."""
 
     scatter: float
@@ -39,18 +39,18 @@ class Noise:
 
 
 NOISES = {
-    "independent, 3 %": Noise(0.03),
-    "independent, 20 %": Noise(0.2),
-    "lasts 20 steps, 5 %": Noise(0.05, 20),
-    "lasts 20 steps, 20 %": Noise(0.2, 20),
-    "lasts 100 steps, 10 %": Noise(0.1, 100),
-    "shared by a host, lasts 20 steps, 10 %": Noise(0.1, 20, shared=True),
-    "pauses in one step of ten": Noise(0.03, 6, pauses=0.1),
-    "pauses, heavy-tailed": Noise(0.03, 6, heavy=0.002),
-    "neighbours of a rank, up to 20 s": Noise(0.05, 6, neighbours=0.2),
+    "independent, 3 %": HealthyNoise(0.03),
+    "independent, 20 %": HealthyNoise(0.2),
+    "lasts 20 steps, 5 %": HealthyNoise(0.05, 20),
+    "lasts 20 steps, 20 %": HealthyNoise(0.2, 20),
+    "lasts 100 steps, 10 %": HealthyNoise(0.1, 100),
+    "shared by a host, lasts 20 steps, 10 %": HealthyNoise(0.1, 20, shared=True),
+    "pauses in one step of ten": HealthyNoise(0.03, 6, pauses=0.1),
+    "pauses, heavy-tailed": HealthyNoise(0.03, 6, heavy=0.002),
+    "neighbours of a rank, up to 20 s": HealthyNoise(0.05, 6, neighbours=0.2),
 }
 
-DISTURBED = Noise(0.05, 6, neighbours=0.2, longest=60, shared=True)
+DISTURBED = HealthyNoise(0.05, 6, neighbours=0.2, longest=60, shared=True)
 """Neighbours of all ranks of a host, for up to a minute: the ranks *are* slow, though not lastingly. Outside the guarantee."""
 
 
@@ -58,7 +58,7 @@ MORE = {"neighbours of a rank, up to 20 s": 8}
 """Factor of jobs for kinds of noise that name ranks often: their upper limit needs more job-days."""
 
 
-def own_times(rng: np.random.Generator, steps: int, noise: Noise, ranks: int = RANKS) -> Own:
+def own_times(rng: np.random.Generator, steps: int, noise: HealthyNoise, ranks: int = RANKS) -> Own:
     """Return the own times of healthy ranks, [ranks, steps]."""
     own = _lasting(rng, ranks, steps, noise.lasts)
     hosts = -(-ranks // RANKS_PER_HOST)

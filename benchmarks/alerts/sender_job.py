@@ -33,7 +33,7 @@ from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.payload import Notice, payload_alert
-from rankscope.alerts.store.database import Store
+from rankscope.alerts.store.database import AlertStore
 from rankscope.alerts.store.folders import STORE_FILE
 
 DELIVERIES_BUDGET = 50.0
@@ -131,7 +131,7 @@ def summary(latencies_ms: Sequence[float]) -> dict[str, float]:
 def through_outbox(folder: Path, batch: Sequence[Message], *, at_once: int, pause_s: float) -> dict[str, float]:
     """Put the messages into the outbox, ``at_once`` at a time, while the sender delivers them."""
     with receiver(folder) as (url, received):
-        outbox = Outbox(Store(folder / "state"))
+        outbox = Outbox(AlertStore(folder / "state"))
         sender = Sender(outbox, [Target(name=TARGET, label=TARGET, url=Secret(value=url))], report=print)
         sender.start()
         cpu, began = time.process_time(), time.monotonic_ns()

@@ -39,7 +39,7 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-from benchmarks.alerts.healthy_times import DISTURBED, MORE, NOISES, RANKS, STEP_US, Noise, Own, own_times
+from benchmarks.alerts.healthy_times import DISTURBED, MORE, NOISES, RANKS, STEP_US, HealthyNoise, Own, own_times
 from benchmarks.common.budget import budget
 from benchmarks.common.upper_limits import CONFIDENCE, binomial_limit, poisson_limit
 from numpy.typing import NDArray
@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.watch.conditions.candidate import Candidate, Subject
 from rankscope.alerts.watch.conditions.confirmation import Confirmation, next_test
-from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
+from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
 from rankscope.analysis.evidence.typical import WARM_UP, warm_up
 from rankscope.analysis.inference.judging.judge import judge_ranks
 from rankscope.analysis.inference.judging.moving import moving_waits
@@ -129,13 +129,13 @@ def candidates_of(slow: SlowRanks | None) -> list[Candidate]:
     return [SUBJECT.candidate(STRAGGLER, {"summary": "simulated"}, rank=rank) for rank in ranks]
 
 
-class Watch:
+class SimulatedWatch:
     """A watcher's ledger over simulated own times."""
 
     def __init__(self, own: Own, *, confirms: bool) -> None:
         self._own = own
         self._confirms = confirms
-        self._ledger = Ledger()
+        self._ledger = AlertLedger()
         self.suspicions = 0
         """Number of looks at which any rank became pending."""
         self.fired: list[int] = []
@@ -174,9 +174,9 @@ class Watch:
             self.fired.append(end)
 
 
-def watched(own: Own, ends: NDArray[np.int64], may_name: NDArray[np.bool_]) -> tuple[Watch, Watch, int]:
+def watched(own: Own, ends: NDArray[np.int64], may_name: NDArray[np.bool_]) -> tuple[SimulatedWatch, SimulatedWatch, int]:
     """Return the watch before and after the correction, and the number of looks that were judged."""
-    before, after = Watch(own, confirms=False), Watch(own, confirms=True)
+    before, after = SimulatedWatch(own, confirms=False), SimulatedWatch(own, confirms=True)
     by_key: dict[int, SlowRanks | None] = {}
 
     def slow_at(look: int) -> SlowRanks | None:
@@ -251,7 +251,7 @@ def tests() -> Iterator[int]:
         yield steps
 
 
-def false_alerts(noise: Noise, jobs: int, days: int, starts: int, seed: int) -> dict[str, Any]:
+def false_alerts(noise: HealthyNoise, jobs: int, days: int, starts: int, seed: int) -> dict[str, Any]:
     """Return the rates of false alerts of one kind of noise, before and after the correction."""
     began = time.process_time()
     steady, start = Counts(), Counts()
@@ -307,7 +307,7 @@ SLOW = {"10 %": 0.1, "25 %": 0.25, "50 %": 0.5}
 def delays(seeds: int) -> dict[str, Any]:
     """Return the steps from the moment at which a rank becomes slow, or a job with a slow rank starts, to the alert."""
     result: dict[str, Any] = {}
-    noise = Noise(0.01, 6)
+    noise = HealthyNoise(0.01, 6)
     for name, slower in SLOW.items():
         for when, onset in (("in a run", 700), ("from the start", 0)):
             by_key: dict[str, list[int]] = {"before": [], "after": []}
@@ -316,7 +316,7 @@ def delays(seeds: int) -> dict[str, Any]:
                 own = own_times(rng, onset + 1000, noise)
                 own[17, onset:] *= np.float32(1 + slower)
                 ends = np.arange(max(10, onset) + int(rng.integers(LOOK_EVERY)), own.shape[1], LOOK_EVERY)
-                watches = {"before": Watch(own, confirms=False), "after": Watch(own, confirms=True)}
+                watches = {"before": SimulatedWatch(own, confirms=False), "after": SimulatedWatch(own, confirms=True)}
                 for end in ends.tolist():
                     look = own[:, max(0, end - RECENT_STEPS) : end]
                     slow = slow_in(look)

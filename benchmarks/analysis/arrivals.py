@@ -41,7 +41,7 @@ MOST_SKEW_NS = 5_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobSize:
     """Size of a job, its late rank and its times, [ranks, steps times collectives]."""
 
     ranks: int
@@ -117,7 +117,7 @@ class Job:
             )
 
 
-def measure(job: Job) -> tuple[dict[str, float], int]:
+def measure(job: JobSize) -> tuple[dict[str, float], int]:
     """Return the figures, and the rank that imposed most wait."""
     count = job.ranks * job.steps * job.collectives
     columns, converting_s = RecordColumns(), 0.0
@@ -165,7 +165,7 @@ def main() -> None:
     budgets = []
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         for name, is_random in (("late rank", False), ("random arrivals", True)):
-            job = Job(args.ranks, args.group, args.steps, args.collectives, is_random)
+            job = JobSize(args.ranks, args.group, args.steps, args.collectives, is_random)
             figures, worst = pool.submit(measure, job).result()
             assert is_random or worst == job.late, f"rank {worst} is blamed, but rank {job.late} is late"
             cases[name] = figures

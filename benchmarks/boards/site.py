@@ -50,7 +50,7 @@ _WAVERS = re.compile(r".*(_watts|_celsius|_ratio|_bytes_per_second|_used_bytes|_
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PageSeries:
     """A series of a page. ``value``: a timestamp counts from the beginning; ``slope``: growth per second; ``wavers``: noisy."""
 
     name: str
@@ -63,7 +63,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class SeriesBlock:
     """Many series: ``label_bytes`` of each, and the components of their values."""
 
     labels: list[bytes]
@@ -78,7 +78,7 @@ class Block:
         return grown * (1 + self.noise[:, None] * rng.standard_normal(grown.shape, np.float32))
 
 
-class _Ranks:
+class _NodeRanks:
     """The ranks of a node, one for each GPU."""
 
     def __init__(self, spool: Path, *, slow: int | None) -> None:
@@ -136,7 +136,7 @@ def _page(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], tuple[float
     }
 
 
-def _lines(before: dict, after: dict, seconds: float, job: str, port: int) -> Iterator[Line]:  # type: ignore[type-arg]
+def _lines(before: dict, after: dict, seconds: float, job: str, port: int) -> Iterator[PageSeries]:  # type: ignore[type-arg]
     for (name, labels), (value, kind) in after.items():
         was = before.get((name, labels), (value, kind))[0]
         is_counter = kind in ("counter", "histogram") or name.endswith("_total")
@@ -144,10 +144,10 @@ def _lines(before: dict, after: dict, seconds: float, job: str, port: int) -> It
         wavers = not is_counter and value > 0 and _WAVERS.fullmatch(name) is not None
         is_time = name.endswith("_timestamp_seconds")
         slope = GROWTH.get(name, slope)
-        yield Line(name, dict(labels), job, port, 0.0 if is_time else value, slope, wavers)
+        yield PageSeries(name, dict(labels), job, port, 0.0 if is_time else value, slope, wavers)
 
 
-def _template(library: Path, port: int, kind: str) -> list[Line]:
+def _template(library: Path, port: int, kind: str) -> list[PageSeries]:
     """Return every series of a node that is ``training``, ``troubled`` or ``idle``."""
     states = [h100_state(index) for index in range(GPUS)]
     if kind == "idle":
@@ -161,7 +161,7 @@ def _template(library: Path, port: int, kind: str) -> list[Line]:
         job = {"CUDA_VISIBLE_DEVICES": ",".join(uuid_of(index) for index in range(GPUS)), "SLURM_JOB_PARTITION": "gpu"}
         slurm = slurm_folder(folder / "jobs", **({} if kind == "idle" else {"job_7": job}))
         slow = SLOW_RANK if kind == "troubled" else None
-        ranks = None if kind == "idle" else _Ranks(folder / "spool", slow=slow)
+        ranks = None if kind == "idle" else _NodeRanks(folder / "spool", slow=slow)
         command = [sys.executable, "-m", "rankscope", "exporter", "--listen", f"127.0.0.1:{port}", "--interval", "1s"]
         command += ["--host", "node1", "--no-xid.kernel-log", "--expected-gpus", str(GPUS)]
         command += ["--spool", str(folder / "spool"), "--state-dir", str(folder / "state"), "--jobs.slurm-dir", str(slurm)]
@@ -187,11 +187,11 @@ def _template(library: Path, port: int, kind: str) -> list[Line]:
     ]
 
 
-def _node_exporter(collectives: str) -> Iterator[Line]:
+def _node_exporter(collectives: str) -> Iterator[PageSeries]:
     for family in text_string_to_metric_families(NODE_EXPORTER.format(1000) + collectives):
         for sample in family.samples:
             slope = 1e9 if "port_data" in sample.name else 0.01 if "symbol_error" in sample.name else 0.0
-            yield Line(
+            yield PageSeries(
                 sample.name,
                 dict(sample.labels),
                 "node",
@@ -202,7 +202,7 @@ def _node_exporter(collectives: str) -> Iterator[Line]:
             )
 
 
-def _of_host(line: Line, host: int, run: tuple[int, str, int, int] | None) -> dict[str, str]:
+def _of_host(line: PageSeries, host: int, run: tuple[int, str, int, int] | None) -> dict[str, str]:
     """Return the labels of a line on a host. ``run``: number and name of its run, the first rank on the host, all ranks."""
     labels = {"__name__": line.name, "job": line.job, "instance": f"node{host:03d}:{line.port}"}
     for name, text in line.labels.items():
@@ -232,7 +232,7 @@ def _runs_of(hosts: int) -> list[tuple[int, str, int, int] | None]:
     return runs + [None] * (hosts - len(runs))
 
 
-def site(hosts: int, port: int, start_s: int) -> list[Block]:
+def site(hosts: int, port: int, start_s: int) -> list[SeriesBlock]:
     """Return all series of ``hosts`` hosts of 8 GPUs; the last host is down. ``start_s``: time at which the series begin.
 
     ``port`` is for the exporter, on this machine's loopback.
@@ -258,7 +258,7 @@ def site(hosts: int, port: int, start_s: int) -> list[Block]:
             value = line.value + (start_s if line.name.endswith("_timestamp_seconds") else 0)
             series_by_length[is_long].append((head, value, line.slope, NOISE if line.wavers else 0.0))
     return [
-        Block(
+        SeriesBlock(
             [head for head, *_ in part],
             np.array([value for _, value, _, _ in part]),
             np.array([slope for *_, slope, _ in part]),

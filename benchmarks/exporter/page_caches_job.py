@@ -23,7 +23,7 @@ from typing import Any, Final, cast
 from rankscope.base import exposition
 from rankscope.cli.start import main
 from rankscope.exporter.fleet import changes, wire
-from rankscope.exporter.loop import Snapshot
+from rankscope.exporter.loop import CollectorState
 from rankscope.exporter.pages import page
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.spool import file, incremental_parse, reading
@@ -121,14 +121,16 @@ def page_cpu_ms(pages: int) -> dict[str, float]:
     spool = reading.Spool(SpoolFolder(folder), stale_s=60, forget_s=600)
     snapshot: Any = None
     ranks = cast("Any", SimpleNamespace(name="spool", latest=lambda: snapshot))
-    moving, still = (page.Page("node", SimulatedFleet("8", interval_s=interval_s), spool=ranks) for interval_s in (0.001, 3600))
+    moving, still = (
+        page.MetricsPage("node", SimulatedFleet("8", interval_s=interval_s), spool=ranks) for interval_s in (0.001, 3600)
+    )
     by_key: dict[str, list[float]] = {"spool_pass": [], "page_of_new_gpu_values": [], "page_of_the_same_gpu_values": []}
     for second in range(pages):
         write_ranks(folder, second)
         began = time.thread_time()
         sample = spool.read()
         read = time.thread_time()
-        snapshot = Snapshot(sample, fresh=True, ok=True, age_s=0, duration_s=0, reason=None)
+        snapshot = CollectorState(sample, fresh=True, ok=True, age_s=0, duration_s=0, reason=None)
         moving.render()
         first = time.thread_time()
         still.render()

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 from benchmarks.common.make_run import RANKS_PER_HOST
-from benchmarks.fleets.fleet import STEP_US, Expected, Fleet, Floats, Mask, host_of
+from benchmarks.fleets.fleet import STEP_US, Expected, Floats, Mask, PlantedFleet, host_of
 from benchmarks.fleets.noise import Rng, moving_pauses, noise, random_steps
 
 SLOW_US: Final = 30_000.0
@@ -61,11 +61,11 @@ def periodic(rng: Rng, steps: int, share: float) -> Mask:
 # Slow ranks
 
 
-def slow_ranks(rng: Rng, ranks: int, count: int = 1, steps: int = 1000, by_us: float = SLOW_US) -> Fleet:
+def slow_ranks(rng: Rng, ranks: int, count: int = 1, steps: int = 1000, by_us: float = SLOW_US) -> PlantedFleet:
     """Return a fleet with some ranks that are always slow, on different hosts as far as there are enough."""
     base = noise(rng, ranks, steps)
     culprits = spread(rng, ranks, count)
-    return Fleet(base, names(culprits), fault=slow(base, {rank: always(steps) for rank in culprits}, rng, by_us))
+    return PlantedFleet(base, names(culprits), fault=slow(base, {rank: always(steps) for rank in culprits}, rng, by_us))
 
 
 def spread(rng: Rng, ranks: int, count: int) -> list[int]:
@@ -76,14 +76,14 @@ def spread(rng: Rng, ranks: int, count: int) -> list[int]:
     return [rank for _, rank in sorted(zip(place_on_host, order, strict=True), key=lambda pair: pair[0])[:count]]
 
 
-def one_rank(rng: Rng, when: Callable[[int], Mask], ranks: int = 64, by_us: float = SLOW_US) -> Fleet:
+def one_rank(rng: Rng, when: Callable[[int], Mask], ranks: int = 64, by_us: float = SLOW_US) -> PlantedFleet:
     """Return a fleet with one rank that is slow in some of its steps."""
     base = noise(rng, ranks)
     rank = int(rng.integers(ranks))
-    return Fleet(base, names([rank]), fault=slow(base, {rank: when(base.shape[1])}, rng, by_us))
+    return PlantedFleet(base, names([rank]), fault=slow(base, {rank: when(base.shape[1])}, rng, by_us))
 
 
-def in_part_of_the_steps(rng: Rng, share: float, how: str, ranks: int = 64) -> Fleet:
+def in_part_of_the_steps(rng: Rng, share: float, how: str, ranks: int = 64) -> PlantedFleet:
     """Return a fleet with one rank that is slow in a share of the steps. Few slow steps are slower, so that healing them pays."""
     when = {
         "random": lambda steps: random_steps(rng, steps, share),
@@ -93,121 +93,121 @@ def in_part_of_the_steps(rng: Rng, share: float, how: str, ranks: int = 64) -> F
     return one_rank(rng, when, ranks, by_us=80_000.0 if share < 0.2 else SLOW_US)
 
 
-def pair(rng: Rng, scatter: float, first: int, by_us: float) -> Fleet:
+def pair(rng: Rng, scatter: float, first: int, by_us: float) -> PlantedFleet:
     """Return a fleet of two ranks, one of which is slow from a step on."""
     base = noise(rng, 2, scatter=scatter)
     rank = int(rng.integers(2))
-    return Fleet(base, names([rank]), fault=slow(base, {rank: since(first, 1000)}, rng, by_us))
+    return PlantedFleet(base, names([rank]), fault=slow(base, {rank: since(first, 1000)}, rng, by_us))
 
 
-def every_second_step(rng: Rng, *, together: bool) -> Fleet:
+def every_second_step(rng: Rng, *, together: bool) -> PlantedFleet:
     """Return a fleet with four slow GPUs of four hosts, at every second step: the same ones, or each at its own."""
     base = noise(rng, 64)
     culprits = spread(rng, 64, 4)
     odd = rng.permutation([0, 0, 1, 1]) if not together else np.zeros(4, int)
     when = {rank: np.arange(1000) % 2 == first for rank, first in zip(culprits, odd.tolist(), strict=True)}
-    return Fleet(base, names(culprits), fault=slow(base, when, rng))
+    return PlantedFleet(base, names(culprits), fault=slow(base, when, rng))
 
 
-def in_bursts(rng: Rng, ranks: int, count: int, length: int) -> Fleet:
+def in_bursts(rng: Rng, ranks: int, count: int, length: int) -> PlantedFleet:
     """Return a fleet with slow ranks of different hosts in bursts of their own, half of the time."""
     base = noise(rng, ranks)
     culprits = spread(rng, ranks, count)
-    return Fleet(base, names(culprits), fault=slow(base, {rank: bursts(rng, 1000, length) for rank in culprits}, rng))
+    return PlantedFleet(base, names(culprits), fault=slow(base, {rank: bursts(rng, 1000, length) for rank in culprits}, rng))
 
 
-def beside_pauses(rng: Rng, by_us: float, *, undecided: bool = False) -> Fleet:
+def beside_pauses(rng: Rng, by_us: float, *, undecided: bool = False) -> PlantedFleet:
     """Return a fleet with a rank that is slow in 30 % of the steps, beside pauses of random other ranks in half of the steps."""
     base = noise(rng, 64)
     rank = int(rng.integers(64))
     pauses = moving_pauses(rng, base, 0.5, 55_000.0, 65_000.0)
     pauses[rank] = 0
     fault = slow(base, {rank: random_steps(rng, 1000, 0.3)}, rng, by_us)
-    return Fleet(base, names([rank], undecided=undecided), fault=fault, pauses=pauses)
+    return PlantedFleet(base, names([rank], undecided=undecided), fault=fault, pauses=pauses)
 
 
-def local_steps(rng: Rng, every: int, *, waits_known: bool = True) -> Fleet:
+def local_steps(rng: Rng, every: int, *, waits_known: bool = True) -> PlantedFleet:
     """Return a fleet whose ranks average their parameters once in several steps; one is 20 ms slower in each step."""
     base = noise(rng, 8)
     rank = int(rng.integers(8))
     fault = slow(base, {rank: always(1000)}, rng, 20_000.0)
-    return Fleet(base, names([rank]), fault=fault, meets_every=every, waits_known=waits_known)
+    return PlantedFleet(base, names([rank]), fault=fault, meets_every=every, waits_known=waits_known)
 
 
 # Hosts
 
 
-def slow_hosts(rng: Rng, ranks: int = 64, count: int = 1, when: Callable[[int], Mask] = always) -> Fleet:
+def slow_hosts(rng: Rng, ranks: int = 64, count: int = 1, when: Callable[[int], Mask] = always) -> PlantedFleet:
     """Return a fleet with hosts whose ranks are slow, each when ``when`` says."""
     base = noise(rng, ranks)
     hosts = rng.permutation(ranks // RANKS_PER_HOST)[:count].tolist()
     culprits = [rank for host in hosts for rank in members(host)]
-    return Fleet(base, names(culprits, hosts), fault=slow(base, {rank: when(1000) for rank in culprits}, rng))
+    return PlantedFleet(base, names(culprits, hosts), fault=slow(base, {rank: when(1000) for rank in culprits}, rng))
 
 
-def part_of_a_host(rng: Rng, count: int) -> Fleet:
+def part_of_a_host(rng: Rng, count: int) -> PlantedFleet:
     """Return a fleet with some slow ranks of one host, which is at fault as a whole if they are most of its ranks."""
     base = noise(rng, 64)
     host = int(rng.integers(8))
     culprits = rng.permutation(members(host))[:count].tolist()
     hosts = [host] if 2 * count > RANKS_PER_HOST else []
-    return Fleet(base, names(culprits, hosts), fault=slow(base, {rank: always(1000) for rank in culprits}, rng))
+    return PlantedFleet(base, names(culprits, hosts), fault=slow(base, {rank: always(1000) for rank in culprits}, rng))
 
 
-def ranks_in_turn(rng: Rng, length: int) -> Fleet:
+def ranks_in_turn(rng: Rng, length: int) -> PlantedFleet:
     """Return a fleet with a host of which one rank at a time is slow, for some steps, in random order."""
     base = noise(rng, 64)
     host = int(rng.integers(8))
     turns = np.concatenate([rng.permutation(RANKS_PER_HOST) for _ in range(1000 // length // RANKS_PER_HOST + 1)])
     turn = np.repeat(turns, length)[:1000]
     when = {rank: turn == place for place, rank in enumerate(members(host))}
-    return Fleet(base, names(members(host), [host]), fault=slow(base, when, rng))
+    return PlantedFleet(base, names(members(host), [host]), fault=slow(base, when, rng))
 
 
-def host_in_bursts(rng: Rng, ranks: int, length: int) -> Fleet:
+def host_in_bursts(rng: Rng, ranks: int, length: int) -> PlantedFleet:
     """Return a fleet with a host whose GPUs are slow half of the time, each in bursts of its own."""
     return slow_hosts(rng, ranks, when=lambda steps: bursts(rng, steps, length))
 
 
-def drifting_host(rng: Rng) -> Fleet:
+def drifting_host(rng: Rng) -> PlantedFleet:
     """Return a fleet with a host that heats up: it gets slower over the run, from nothing to 40 ms."""
     base = noise(rng, 64)
     host = int(rng.integers(8))
     fault = slow(base, {rank: always(1000) for rank in members(host)}, rng, 40_000.0) * np.linspace(0, 1, 1000)
-    return Fleet(base, names(members(host), [host]), fault=fault)
+    return PlantedFleet(base, names(members(host), [host]), fault=fault)
 
 
-def slow_switch(rng: Rng) -> Fleet:
+def slow_switch(rng: Rng) -> PlantedFleet:
     """Return a fleet with a host whose ranks arrive 25 ms late, all of them at the same time."""
     base = noise(rng, 64)
     host = int(rng.integers(8))
     fault = np.zeros_like(base)
     fault[members(host)] = 25_000.0 * np.exp(rng.normal(0, 0.05, 1000))
-    return Fleet(base, names(members(host), [host]), fault=fault)
+    return PlantedFleet(base, names(members(host), [host]), fault=fault)
 
 
-def hosts_in_turn(rng: Rng) -> Fleet:
+def hosts_in_turn(rng: Rng) -> PlantedFleet:
     """Return a fleet in which four hosts of eight are slow for 100 steps each, in turn, all their ranks together."""
     base = noise(rng, 64)
     hosts = rng.permutation(8)[:4].tolist()
     when = {rank: np.arange(1000) // 100 % 4 == turn for turn, host in enumerate(hosts) for rank in members(host)}
-    return Fleet(base, names(list(when), hosts, or_rotating=True), fault=slow(base, when, rng))
+    return PlantedFleet(base, names(list(when), hosts, or_rotating=True), fault=slow(base, when, rng))
 
 
 # Records that are missing, and runs that change
 
 
-def lost_records(rng: Rng, share: float) -> Fleet:
+def lost_records(rng: Rng, share: float) -> PlantedFleet:
     """Return a fleet of 256 ranks, one of them slow, with some records of any rank missing."""
     fleet = one_rank(rng, always, 256, by_us=0.4 * STEP_US)
     return with_missing(fleet, rng.random(fleet.shape) < share)
 
 
-def with_missing(fleet: Fleet, missing: Mask) -> Fleet:
-    return Fleet(fleet.base, fleet.expected, fault=fleet.fault, missing=missing)
+def with_missing(fleet: PlantedFleet, missing: Mask) -> PlantedFleet:
+    return PlantedFleet(fleet.base, fleet.expected, fault=fleet.fault, missing=missing)
 
 
-def own_records_lost(rng: Rng) -> Fleet:
+def own_records_lost(rng: Rng) -> PlantedFleet:
     """Return a fleet whose slow rank lacks a fifth of its records."""
     fleet = one_rank(rng, always)
     missing = np.zeros(fleet.shape, bool)
@@ -215,34 +215,34 @@ def own_records_lost(rng: Rng) -> Fleet:
     return with_missing(fleet, missing)
 
 
-def ranks_lost(rng: Rng, *, folders: bool) -> Fleet:
+def ranks_lost(rng: Rng, *, folders: bool) -> PlantedFleet:
     """Return a fleet of 64 ranks, one slow, and without any record of 10 others. ``folders``: those have left their identity."""
     fleet = one_rank(rng, always)
     others = [rank for rank in rng.permutation(64).tolist() if rank not in fleet.expected.ranks][:10]
     if not folders:
-        return Fleet(fleet.base, fleet.expected, fault=fleet.fault, absent=tuple(others))
+        return PlantedFleet(fleet.base, fleet.expected, fault=fleet.fault, absent=tuple(others))
     missing = np.zeros(fleet.shape, bool)
     missing[others] = True
     return with_missing(fleet, missing)
 
 
-def culprit_lost(rng: Rng) -> Fleet:
+def culprit_lost(rng: Rng) -> PlantedFleet:
     """Return a fleet of 4 ranks, one of which makes the others wait for 180 ms and left nothing."""
     base = noise(rng, 4)
     rank = int(rng.integers(4))
     expected = names([rank], undecided=True)
-    return Fleet(base, expected, fault=slow(base, {rank: always(1000)}, rng, 180_000.0), absent=(rank,))
+    return PlantedFleet(base, expected, fault=slow(base, {rank: always(1000)}, rng, 180_000.0), absent=(rank,))
 
 
-def replaced(rng: Rng) -> Fleet:
+def replaced(rng: Rng) -> PlantedFleet:
     """Return a fleet with a rank that was slow until its node was replaced, in the middle of the run."""
     return one_rank(rng, lambda steps: ~since(500, steps))
 
 
-def restarted(rng: Rng) -> Fleet:
+def restarted(rng: Rng) -> PlantedFleet:
     """Return two attempts with another slow rank each; the last is judged."""
     first, last = one_rank(rng, always), one_rank(rng, always)
-    return Fleet(last.base, last.expected, fault=last.fault, earlier=first)
+    return PlantedFleet(last.base, last.expected, fault=last.fault, earlier=first)
 
 
 # Rare steps
@@ -252,22 +252,22 @@ def rare(steps: int, chosen: Sequence[int]) -> Mask:
     return np.isin(np.arange(steps), chosen)
 
 
-def stopped_once(rng: Rng) -> Fleet:
+def stopped_once(rng: Rng) -> PlantedFleet:
     """Return a fleet with one step of 600 that takes 30 s, because a rank was stopped; the others take 85 ms."""
     base = noise(rng, 8, 600)
     rank, step = int(rng.integers(8)), int(rng.integers(100, 550))
     fault = np.zeros_like(base)
     fault[rank, step] = 30e6
-    return Fleet(base, Expected("rare", (rank,)), fault=fault, rare=rare(600, [step]))
+    return PlantedFleet(base, Expected("rare", (rank,)), fault=fault, rare=rare(600, [step]))
 
 
-def checkpoints(rng: Rng) -> Fleet:
+def checkpoints(rng: Rng) -> PlantedFleet:
     """Return a fleet of which one rank writes a checkpoint of 4 s at every 50th of 200 steps."""
     base = noise(rng, 8, 200)
     rank, steps = int(rng.integers(8)), [49, 99, 149, 199]
     fault = np.zeros_like(base)
     fault[rank, steps] = rng.normal(4e6, 0.1e6, len(steps))
-    return Fleet(
+    return PlantedFleet(
         base,
         Expected("rare", (rank,), cause="checkpoint"),
         fault=fault,
@@ -277,13 +277,13 @@ def checkpoints(rng: Rng) -> Fleet:
     )
 
 
-def evaluations(rng: Rng) -> Fleet:
+def evaluations(rng: Rng) -> PlantedFleet:
     """Return a fleet whose ranks all evaluate for 10 s in 4 of 400 steps."""
     base = noise(rng, 8, 400)
     steps = [99, 199, 299, 399]
     fault = np.zeros_like(base)
     fault[:, steps] = rng.normal(10e6, 0.1e6, (8, len(steps)))
-    return Fleet(
+    return PlantedFleet(
         base,
         Expected("rare", cause="evaluation"),
         fault=fault,

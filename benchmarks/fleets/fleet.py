@@ -55,7 +55,7 @@ class Expected(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Fleet:
+class PlantedFleet:
     """Own times of a job with a fault, and everything else that its run directory shows."""
 
     base: Floats
@@ -76,7 +76,7 @@ class Fleet:
     """(rank, step) to its tag."""
     rare: Mask | None = None
     """Steps [steps] that are not typical."""
-    earlier: Fleet | None = None
+    earlier: PlantedFleet | None = None
     """Attempt before this one."""
     meets_every: int = 1
     """Number of steps after which the ranks meet; divides the number of steps."""
@@ -99,7 +99,7 @@ class Fleet:
         """Own times with the fault."""
         return self.healthy + self.fault
 
-    def without_fault(self) -> Fleet:
+    def without_fault(self) -> PlantedFleet:
         """Return the same fleet, of the same noise, without its fault."""
         # Without any record of a rank, whether that rank is slow may stay unknown.
         undecided = self.expected.undecided and set(self.expected.ranks) <= set(self.absent)
@@ -163,7 +163,7 @@ def job_us(own: Floats, every: int = 1) -> float:
     return float((_by_meeting(own, every).max(axis=0) + TRANSFER_US).sum())
 
 
-def phase_times(fleet: Fleet) -> dict[str, Floats]:
+def phase_times(fleet: PlantedFleet) -> dict[str, Floats]:
     """Return the own time in each phase, [ranks, steps], in the order of the phases."""
     times = {phase: share * fleet.base for phase, share in PARTS.items()}
     times["forward"] = times["forward"] + fleet.pauses
@@ -171,7 +171,7 @@ def phase_times(fleet: Fleet) -> dict[str, Floats]:
     return times
 
 
-def write_fleet(fleet: Fleet, run: Path) -> None:
+def write_fleet(fleet: PlantedFleet, run: Path) -> None:
     """Write the run directory of a fleet."""
     create_run(run, RunInfo(run_id="fleet", name="fleet", start_unix_ns=START_NS))
     start = START_NS
@@ -179,7 +179,7 @@ def write_fleet(fleet: Fleet, run: Path) -> None:
         start = _write_attempt(part, run, attempt, start) + 60_000_000_000
 
 
-def _write_attempt(fleet: Fleet, run: Path, attempt: int, start: int) -> int:
+def _write_attempt(fleet: PlantedFleet, run: Path, attempt: int, start: int) -> int:
     """Write an attempt that starts at ``start`` (Unix ns) and return its end."""
     ranks, steps = fleet.shape
     create_attempt(run, AttemptInfo(attempt=attempt, start_unix_ns=start, world_size=ranks, backend="nccl"))
@@ -214,7 +214,7 @@ def _write_attempt(fleet: Fleet, run: Path, attempt: int, start: int) -> int:
     return end
 
 
-def _rows(fleet: Fleet, rank: int, times: dict[str, Floats], blocked: Floats, start: int) -> NDArray[Any]:
+def _rows(fleet: PlantedFleet, rank: int, times: dict[str, Floats], blocked: Floats, start: int) -> NDArray[Any]:
     """Return the step records of a rank as rows, without checksums."""
     rows = unknown_rows(len(blocked))
     walls = sum(times.values()) + blocked

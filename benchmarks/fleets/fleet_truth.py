@@ -39,7 +39,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from benchmarks.common.budget import budget
 from benchmarks.fleets.baselines import BASELINES, frontier_of
-from benchmarks.fleets.fleet import Expected, Fleet, Floats, phase_times, write_fleet
+from benchmarks.fleets.fleet import Expected, Floats, PlantedFleet, phase_times, write_fleet
 from benchmarks.fleets.kinds import FAULTY, HEALTHY
 from benchmarks.fleets.scores import Score, cost_error, interval_holds, named_ranks, score_of, score_of_ranks
 
@@ -51,7 +51,7 @@ ENOUGH_STEPS: Final = 200
 """Number of steps from which on a healthy run must be recognised as such."""
 
 
-class Job(NamedTuple):
+class FleetCase(NamedTuple):
     """One fleet to judge."""
 
     kind: str
@@ -70,10 +70,10 @@ class Job(NamedTuple):
         return self.kind in HEALTHY or not self.has_fault
 
 
-class Outcome(NamedTuple):
+class FleetOutcome(NamedTuple):
     """Answers about one fleet."""
 
-    job: Job
+    job: FleetCase
     expected: Expected
     steps: int
     score: Score
@@ -89,28 +89,28 @@ class Outcome(NamedTuple):
     """The verdict, for people."""
 
 
-def jobs_of(only: Sequence[str], seeds: int) -> list[Job]:
+def jobs_of(only: Sequence[str], seeds: int) -> list[FleetCase]:
     """Return the jobs of the kinds whose name contains any of ``only``."""
-    jobs = [Job(kind, seed) for kind in HEALTHY for seed in range(seeds)]
-    jobs += [Job(kind, seed, fault) for kind in FAULTY for fault in (True, False) for seed in range(seeds)]
+    jobs = [FleetCase(kind, seed) for kind in HEALTHY for seed in range(seeds)]
+    jobs += [FleetCase(kind, seed, fault) for kind in FAULTY for fault in (True, False) for seed in range(seeds)]
     return [job for job in jobs if any(part in job.name for part in only)]
 
 
-def fleet_of(job: Job) -> Fleet:
+def fleet_of(job: FleetCase) -> PlantedFleet:
     """Return the fleet of a job; its kind and seed determine the noise and the ranks at fault."""
     rng = np.random.default_rng((zlib.crc32(job.kind.encode()), job.seed))
     fleet = (FAULTY | HEALTHY)[job.kind](rng)
     return fleet if job.has_fault else fleet.without_fault()
 
 
-def recorded_times(fleet: Fleet) -> tuple[Floats, Floats, dict[str, Floats]]:
+def recorded_times(fleet: PlantedFleet) -> tuple[Floats, Floats, dict[str, Floats]]:
     """Return step times, own times and own times by phase [ranks, steps], NaN where no record is."""
     phases = {phase: np.where(fleet.recorded, times, np.nan) for phase, times in phase_times(fleet).items()}
     own = sum(phases.values(), start=np.zeros(fleet.shape))
     return own + fleet.blocked, own, phases
 
 
-def judged(job: Job, keep: Path | None = None) -> Outcome:
+def judged(job: FleetCase, keep: Path | None = None) -> FleetOutcome:
     """Write a fleet, analyse it, and compare the answers with the truth. ``keep``: folder in which the run stays."""
     fleet = fleet_of(job)
     with tempfile.TemporaryDirectory() as folder:
@@ -127,7 +127,7 @@ def judged(job: Job, keep: Path | None = None) -> Outcome:
     fields = ("kind", "ranks", "hosts", "pattern", "cause", "slowdown", "saves", "confidence", "steps_needed", "summary")
     answer = {name: getattr(verdict, name) for name in fields}
     answer["rare_steps"] = None if analysis.rare_steps is None else analysis.rare_steps.summary
-    return Outcome(
+    return FleetOutcome(
         job=job,
         expected=fleet.expected,
         steps=fleet.shape[1],
@@ -141,7 +141,7 @@ def judged(job: Job, keep: Path | None = None) -> Outcome:
     )
 
 
-def judged_or_failed(job: Job, keep: Path | None = None) -> Outcome | str:
+def judged_or_failed(job: FleetCase, keep: Path | None = None) -> FleetOutcome | str:
     """Return the outcome of a job, or the traceback with which its analysis failed."""
     try:
         return judged(job, keep)
@@ -155,7 +155,7 @@ def share(values: Iterable[bool | None]) -> float | None:
     return round(sum(collected) / len(collected), 4) if collected else None
 
 
-def frontier_finds(outcomes: Sequence[Outcome], more: int) -> float | None:
+def frontier_finds(outcomes: Sequence[FleetOutcome], more: int) -> float | None:
     """Return the share of faults whose k ranks are among the first ``k + more`` of frontier accounting, if it knew k."""
     return share(
         None if outcome.frontier_last is None else outcome.frontier_last < len(outcome.expected.ranks) + more
@@ -163,7 +163,7 @@ def frontier_finds(outcomes: Sequence[Outcome], more: int) -> float | None:
     )
 
 
-def figures_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def figures_of(outcomes: Sequence[FleetOutcome]) -> dict[str, Any]:
     """Return the figures of some outcomes: shares of the runs, 0 to 1."""
     at_fault = [outcome for outcome in outcomes if outcome.expected.must_name]
     errors = [outcome.cost_error for outcome in outcomes if outcome.cost_error is not None]
@@ -190,7 +190,7 @@ def figures_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def budgets_of(outcomes: Sequence[Outcome]) -> list[dict[str, object]]:
+def budgets_of(outcomes: Sequence[FleetOutcome]) -> list[dict[str, object]]:
     """Return the budgets that the kinds that were run determine."""
     parts = {
         "all runs": outcomes,
@@ -229,7 +229,7 @@ Shares of the runs. Columns of methods: the ranks that they name are right, by r
 among the first of frontier accounting, as many as are at fault and one more."""
 
 
-def table_of(figures: dict[str, dict[str, Any]], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def table_of(figures: dict[str, dict[str, Any]], outcomes: Sequence[FleetOutcome]) -> dict[str, Any]:
     """Return the figures as a table: a row per kind, those without their fault in one."""
     left_out = [outcome for outcome in outcomes if not outcome.job.has_fault]
     rows = {kind: of_kind for kind, of_kind in figures.items() if kind in FAULTY or kind in HEALTHY}
@@ -259,7 +259,7 @@ def percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.3g} %"
 
 
-def wrong_answer(outcome: Outcome) -> str | None:
+def wrong_answer(outcome: FleetOutcome) -> str | None:
     """Return an answer that is not right, or not exact, beside the expected one, as text; ``None`` if it is."""
     score = outcome.score
     states = {
@@ -290,7 +290,7 @@ def main() -> int:
     jobs = jobs_of(args.only, args.seeds)
     if not jobs:
         parser.error(f"no kind contains {' or '.join(args.only)}")
-    outcomes: list[Outcome] = []
+    outcomes: list[FleetOutcome] = []
     with ProcessPoolExecutor(args.jobs) as pool:
         for number, outcome in enumerate(pool.map(partial(judged_or_failed, keep=args.keep), jobs), 1):
             if isinstance(outcome, str):
@@ -306,9 +306,9 @@ def main() -> int:
     return 0 if all(row["ok"] for row in result["budgets"]) else 1
 
 
-def result_of(outcomes: Sequence[Outcome], *, failed: int) -> dict[str, Any]:
+def result_of(outcomes: Sequence[FleetOutcome], *, failed: int) -> dict[str, Any]:
     """Return the result as it is printed. ``failed``: number of analyses that raised an error."""
-    kinds: dict[str, list[Outcome]] = {}
+    kinds: dict[str, list[FleetOutcome]] = {}
     for outcome in outcomes:
         kinds.setdefault(outcome.job.name, []).append(outcome)
     figures = {kind: figures_of(of_kind) for kind, of_kind in kinds.items()}

@@ -32,10 +32,10 @@ from benchmarks.fleets.faults import (
     slow_switch,
     stopped_once,
 )
-from benchmarks.fleets.fleet import STEP_US, Fleet
+from benchmarks.fleets.fleet import STEP_US, PlantedFleet
 from benchmarks.fleets.noise import SCATTER, Rng, collections, healthy, heavy_tails, pauses_of_any
 
-Kind = Callable[[Rng], Fleet]
+Kind = Callable[[Rng], PlantedFleet]
 """Function from a random generator, which determines the noise and the ranks at fault, to a fleet."""
 
 HEALTHY: Final[dict[str, Kind]] = {

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 from benchmarks.common.make_run import RANKS_PER_HOST
-from benchmarks.fleets.fleet import STEP_US, Expected, Fleet, Floats, Mask
+from benchmarks.fleets.fleet import STEP_US, Expected, Floats, Mask, PlantedFleet
 
 Rng = np.random.Generator
 
@@ -41,23 +41,23 @@ def no_fault(steps: int = 1000) -> Expected:
 
 def healthy(
     rng: Rng, ranks: int, steps: int = 1000, *, scatter: float = SCATTER, lasts: float = 1, of_hosts: bool = False
-) -> Fleet:
-    return Fleet(noise(rng, ranks, steps, scatter=scatter, lasts=lasts, of_hosts=of_hosts), no_fault(steps))
+) -> PlantedFleet:
+    return PlantedFleet(noise(rng, ranks, steps, scatter=scatter, lasts=lasts, of_hosts=of_hosts), no_fault(steps))
 
 
-def heavy_tails(rng: Rng, ranks: int, steps: int = 1000) -> Fleet:
+def heavy_tails(rng: Rng, ranks: int, steps: int = 1000) -> PlantedFleet:
     """Return a fleet in which 3 % of the records have a pause, of two steps on average."""
     base = noise(rng, ranks, steps)
     pauses = (rng.random(base.shape) < 0.03) * rng.exponential(2 * STEP_US, base.shape)
-    return Fleet(base, no_fault(steps), pauses=pauses)
+    return PlantedFleet(base, no_fault(steps), pauses=pauses)
 
 
 def pauses_of_any(
     rng: Rng, ranks: int, share: float, *, steps: int = 1000, shortest_us: float = 50_000.0, longest_us: float = 150_000.0
-) -> Fleet:
+) -> PlantedFleet:
     """Return a fleet in which some rank, any, pauses in a share of the steps."""
     base = noise(rng, ranks, steps)
-    return Fleet(base, no_fault(steps), pauses=moving_pauses(rng, base, share, shortest_us, longest_us))
+    return PlantedFleet(base, no_fault(steps), pauses=moving_pauses(rng, base, share, shortest_us, longest_us))
 
 
 def moving_pauses(rng: Rng, base: Floats, share: float, shortest_us: float, longest_us: float) -> Floats:
@@ -67,9 +67,9 @@ def moving_pauses(rng: Rng, base: Floats, share: float, shortest_us: float, long
     return pauses
 
 
-def collections(rng: Rng, ranks: int) -> Fleet:
+def collections(rng: Rng, ranks: int) -> PlantedFleet:
     """Return a fleet whose ranks collect garbage at every eighth step each, at other steps than their peers."""
     base = noise(rng, ranks, 400)
     first = rng.permutation(8)[:ranks, None]
     pauses = ((np.arange(400) + first) % 8 == 0) * rng.uniform(300_000, 500_000, base.shape)
-    return Fleet(base, Expected("rotating", cause="gc"), pauses=pauses, of_collections=True)
+    return PlantedFleet(base, Expected("rotating", cause="gc"), pauses=pauses, of_collections=True)

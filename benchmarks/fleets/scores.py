@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
-from benchmarks.fleets.fleet import Expected, Fleet
+from benchmarks.fleets.fleet import Expected, PlantedFleet
 
 from rankscope.analysis.result.analysis import Analysis, Verdict
 
@@ -38,7 +38,7 @@ def named_ranks(verdict: Verdict) -> set[int]:
     return {*verdict.ranks, *(() if verdict.rank is None else (verdict.rank,))}
 
 
-def score_of(analysis: Analysis, fleet: Fleet) -> Score:
+def score_of(analysis: Analysis, fleet: PlantedFleet) -> Score:
     """Return the score of all that an analysis says about a fleet."""
     expected, verdict = fleet.expected, analysis.verdict
     ranks, hosts = named_ranks(verdict), set(verdict.hosts)
@@ -84,7 +84,7 @@ def score_of_ranks(named: Collection[int], expected: Expected) -> Score:
     return Score(right and not false, set(named) == at_fault, false)
 
 
-def cost_error(analysis: Analysis, fleet: Fleet) -> float | None:
+def cost_error(analysis: Analysis, fleet: PlantedFleet) -> float | None:
     """Return the stated saving divided by the true one, minus 1; ``None`` where none is to be stated.
 
     For rare steps, it is the share of the job's time that they take.
@@ -97,7 +97,7 @@ def cost_error(analysis: Analysis, fleet: Fleet) -> float | None:
     return -1.0 if verdict.slowdown is None else (1 - 1 / verdict.slowdown) / fleet.saving - 1
 
 
-def interval_holds(analysis: Analysis, fleet: Fleet) -> bool | None:
+def interval_holds(analysis: Analysis, fleet: PlantedFleet) -> bool | None:
     """Return whether the stated interval of the saving has the true one; ``None`` without an interval or ranks at fault."""
     interval = analysis.verdict.saves
     if interval is None or fleet.expected.answer != "names":

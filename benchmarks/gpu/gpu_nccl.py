@@ -49,7 +49,7 @@ UNRECORDED = ("dumps", "traces", "logs")
 
 
 @dataclass(frozen=True)
-class Case:
+class NcclCase:
     """A job: its layout, the planted fault as ``PHASE:RANK`` or ``none:0``, and the sources of evidence."""
 
     layout: str
@@ -64,17 +64,17 @@ class Case:
 
 
 CASES = (
-    Case("ddp", "data:1", ("windows",)),
-    Case("fsdp2", "forward:2", ("flight recorder",)),
-    Case("fsdp2", "backward:0", ("inspector",)),
-    Case("tp", "forward:1", ("flight recorder",)),
-    Case("hsdp", "forward:3", ("inspector",)),
-    Case("fsdp2+tp", "forward:1", UNRECORDED),
-    Case("pp-1f1b+ddp", "forward:3", ("flight recorder",)),
-    Case("pp-1f1b+fsdp2", "forward:2", ("inspector",)),
-    Case("fsdp2", "device:1", ("flight recorder",)),
-    Case("fsdp2", "none:0", ("flight recorder",)),
-    Case("fsdp2+tp", "none:0", ("inspector",)),
+    NcclCase("ddp", "data:1", ("windows",)),
+    NcclCase("fsdp2", "forward:2", ("flight recorder",)),
+    NcclCase("fsdp2", "backward:0", ("inspector",)),
+    NcclCase("tp", "forward:1", ("flight recorder",)),
+    NcclCase("hsdp", "forward:3", ("inspector",)),
+    NcclCase("fsdp2+tp", "forward:1", UNRECORDED),
+    NcclCase("pp-1f1b+ddp", "forward:3", ("flight recorder",)),
+    NcclCase("pp-1f1b+fsdp2", "forward:2", ("inspector",)),
+    NcclCase("fsdp2", "device:1", ("flight recorder",)),
+    NcclCase("fsdp2", "none:0", ("flight recorder",)),
+    NcclCase("fsdp2+tp", "none:0", ("inspector",)),
 )
 
 
@@ -92,7 +92,7 @@ def start(command: list[str], **more: str) -> None:
         raise SystemExit(f"{' '.join(command)}: exit {job.returncode}\n{output[-3000:]}")
 
 
-def evidence_of(case: Case, folder: Path, steps: int, plugin: Path | None) -> dict[str, Path]:
+def evidence_of(case: NcclCase, folder: Path, steps: int, plugin: Path | None) -> dict[str, Path]:
     """Run the job of a case. Return what to analyze, by source."""
     job = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", str(JOB)]
     job += ["--device", "cuda", "--sync", "--layout", case.layout, "--fault", case.fault]
@@ -121,7 +121,7 @@ def evidence_of(case: Case, folder: Path, steps: int, plugin: Path | None) -> di
     return {source: run}
 
 
-def judged(case: Case, source: str, path: Path) -> dict[str, Any]:
+def judged(case: NcclCase, source: str, path: Path) -> dict[str, Any]:
     """Return the verdict on a job by one source, beside the truth."""
     row: dict[str, Any] = {"layout": case.layout, "fault": case.fault, "source": source, "rank": case.rank}
     try:

@@ -65,7 +65,7 @@ COSTS = 0.05
 """Share of the step that a fault must cost for its rank to be named."""
 
 
-class Answer(NamedTuple):
+class JobAnswer(NamedTuple):
     """Answer about one job."""
 
     layout: str
@@ -87,7 +87,7 @@ def step_us(layout: str, late: int, steps: int, seed: int) -> float:
     return LayoutJob(EVERY[layout], FAULTS["none"], late=late, steps=steps, seed=seed).step_us
 
 
-def judged(layout: str, fault: str, source: str, seed: int) -> Answer:
+def judged(layout: str, fault: str, source: str, seed: int) -> JobAnswer:
     """Play a job, analyse what it leaves, and compare the answer with the truth."""
     late = int(np.random.default_rng((seed, 1)).integers(EVERY[layout].world))
     steps = (STEPS_OF_LARGE if layout in LARGE else STEPS)[source]
@@ -107,27 +107,27 @@ def judged(layout: str, fault: str, source: str, seed: int) -> Answer:
     expected = FAULTS[fault].cause
     is_fault = expected is not None and cost >= COSTS
     if verdict.kind == "insufficient_data":
-        return Answer(layout, fault, source, "not enough data", None, cost, None)
+        return JobAnswer(layout, fault, source, "not enough data", None, cost, None)
     if verdict.kind != "straggler":
-        return Answer(layout, fault, source, "missed" if is_fault else "right", None, cost, None)
+        return JobAnswer(layout, fault, source, "missed" if is_fault else "right", None, cost, None)
     if expected is None:
         groups = [members for name, members in job.groups.items() if late in members and name != "0"]
         of_link = verdict.cause == "communication" and any(set(verdict.ranks) <= set(members) for members in groups)
-        return Answer(layout, fault, source, "right" if fault == "slow link" and of_link else "wrong", None, cost, None)
+        return JobAnswer(layout, fault, source, "right" if fault == "slow link" and of_link else "wrong", None, cost, None)
     if verdict.ranks != [late]:
-        return Answer(layout, fault, source, "wrong", None, cost, None)
+        return JobAnswer(layout, fault, source, "wrong", None, cost, None)
     assert verdict.slowdown is not None
     stated = (1 - 1 / verdict.slowdown) / (cost / (1 + cost)) if is_fault else None
     right = verdict.cause == expected or (source == "run" and verdict.cause == "unknown" and expected in UNSEEN)
     cause = right if source in ("traces", "run") and is_fault else None
-    return Answer(layout, fault, source, "right", cause, cost, stated)
+    return JobAnswer(layout, fault, source, "right", cause, cost, stated)
 
 
-def share(answers: list[Answer], outcome: str) -> float:
+def share(answers: list[JobAnswer], outcome: str) -> float:
     return sum(answer.outcome == outcome for answer in answers) / max(1, len(answers))
 
 
-def kind_of(answer: Answer) -> str:
+def kind_of(answer: JobAnswer) -> str:
     """Return the name of the answers that an answer is counted with."""
     if answer.layout in LARGE:
         return f"{answer.source} of 64 ranks or more"
@@ -153,7 +153,7 @@ def jobs_of(layouts: Sequence[str], sources: Sequence[str], seeds: int) -> list[
     return sorted(large, key=lambda job: (job[2] != "traces", -LARGE[job[0]].world)) + usual
 
 
-def budgets_of(kind: str, of: list[Answer]) -> list[dict[str, object]]:
+def budgets_of(kind: str, of: list[JobAnswer]) -> list[dict[str, object]]:
     """Return the budgets of the answers that are counted together."""
     faulty = [answer for answer in of if FAULTS[answer.fault].cause is not None and answer.cost >= COSTS]
     answered = [answer for answer in faulty if answer.outcome != "not enough data"]
@@ -169,7 +169,7 @@ def budgets_of(kind: str, of: list[Answer]) -> list[dict[str, object]]:
     return budgets
 
 
-def figures_of(rows: list[Answer]) -> dict[str, Any]:
+def figures_of(rows: list[JobAnswer]) -> dict[str, Any]:
     """Return the figures of the answers on one layout."""
     stated = [answer.stated for answer in rows if answer.stated is not None]
     quantiles = [round(float(value), 2) for value in np.quantile(stated, (0.1, 0.5, 0.9))] if stated else None
@@ -188,7 +188,7 @@ def main() -> int:
     parser.add_argument("--source", nargs="*", default=list(STEPS), choices=list(STEPS))
     args = parser.parse_args()
     jobs = jobs_of(args.layout, args.source, args.seeds)
-    answers: list[Answer] = []
+    answers: list[JobAnswer] = []
     with ProcessPoolExecutor() as pool:
         for number, answer in enumerate(pool.map(judged, *zip(*jobs, strict=True)), 1):
             answers.append(answer)
@@ -196,7 +196,7 @@ def main() -> int:
                 print(f"{jobs[number - 1]}: {answer.outcome}, cause {answer.cause}, costs {answer.cost:.1%}", file=sys.stderr)
             if number % 20 == 0:
                 print(f"{number} of {len(jobs)}", file=sys.stderr, flush=True)
-    kinds: dict[str, list[Answer]] = {}
+    kinds: dict[str, list[JobAnswer]] = {}
     for answer in answers:
         kinds.setdefault(kind_of(answer), []).append(answer)
     figures = {

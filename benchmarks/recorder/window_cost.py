@@ -31,7 +31,7 @@ from torch import nn
 from torch.autograd import profiler
 
 from rankscope.profiler.plan import Schedule
-from rankscope.profiler.rank.gpu.windows import Windows
+from rankscope.profiler.rank.gpu.windows import WindowController
 from rankscope.profiler.ring import RingReader, RingWriter
 from rankscope.profiler.scratch import LOCAL_MEMORY
 
@@ -69,7 +69,7 @@ def window(step: Step, folder: Path, device: str) -> tuple[float, int]:
     """Measure the recorder's window. Returns its milliseconds, and the bytes of the trace."""
     folder.mkdir()
     ring = RingWriter(folder / "ring", slots=8)
-    windows = Windows(Schedule(2, 0, STEPS), folder, ring)
+    windows = WindowController(Schedule(2, 0, STEPS), folder, ring)
     spent = timed(lambda: windows.boundary(1))  # warm-up: on the CPU once per process, on a device for each window
     spent *= device != "cpu"
     step()

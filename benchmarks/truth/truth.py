@@ -73,7 +73,7 @@ TRACEML_PHASES = {"input": "data", "input_wait": "data", "dataloader_fetch": "da
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class CampaignCase:
     """One job of the campaign."""
 
     fault: str
@@ -114,45 +114,45 @@ class Case:
         return self.layout != "pp" and self.fault in EXPECTED and (not self.size or self.size >= COUNTED_FROM)
 
 
-def cases(repeats: int) -> Iterator[Case]:
+def cases(repeats: int) -> Iterator[CampaignCase]:
     """Generate all cases; one repeat of everything before the next."""
     data_parallel = (("ddp", 2), ("ddp", 4), ("fsdp2", 2))
     for repeat in range(repeats):
         for layout, ranks in data_parallel:
             for model in ("mlp", "convolution", "transformer"):
-                yield Case("none", layout, ranks, repeat, model=model)
+                yield CampaignCase("none", layout, ranks, repeat, model=model)
             # Twice: a low rate of false accusations shows only in many jobs.
-            yield Case("neighbour", layout, ranks, repeat)
-            yield Case("neighbour", layout, ranks, repeat, model="transformer")
+            yield CampaignCase("neighbour", layout, ranks, repeat)
+            yield CampaignCase("neighbour", layout, ranks, repeat, model="transformer")
             for fault in STALLS:
                 for size in SIZES:
-                    yield Case(fault, layout, ranks, repeat, size)
+                    yield CampaignCase(fault, layout, ranks, repeat, size)
         for layout in ("ddp", "fsdp2"):
-            yield Case("core", layout, 2, repeat)
+            yield CampaignCase("core", layout, 2, repeat)
             for size in SIZES[1:]:
-                yield Case("work", layout, 2, repeat, size)
-                yield Case("enlarged", layout, 2, repeat, size)
+                yield CampaignCase("work", layout, 2, repeat, size)
+                yield CampaignCase("enlarged", layout, 2, repeat, size)
         for size in SIZES[1:]:
-            yield Case("two", "ddp", 4, repeat, size)
-            yield Case("rotating", "ddp", 4, repeat, size)
+            yield CampaignCase("two", "ddp", 4, repeat, size)
+            yield CampaignCase("rotating", "ddp", 4, repeat, size)
         yield from noisy(repeat)
         for fault in ("none", "forward", "backward_late", "loader"):
-            yield Case(fault, "pp", 2, repeat, 0.0 if fault == "none" else 0.5)
-        yield Case("network", "ddp", 2, repeat)
+            yield CampaignCase(fault, "pp", 2, repeat, 0.0 if fault == "none" else 0.5)
+        yield CampaignCase("network", "ddp", 2, repeat)
 
 
-def noisy(repeat: int) -> Iterator[Case]:
+def noisy(repeat: int) -> Iterator[CampaignCase]:
     """Generate the cases with noise."""
     for ranks in (2, 4):
-        yield Case("none", "ddp", ranks, repeat, noise=True)
+        yield CampaignCase("none", "ddp", ranks, repeat, noise=True)
         for fault in ("loader", "forward", "backward_early", "optimizer"):
-            yield Case(fault, "ddp", ranks, repeat, 0.25, noise=True)
+            yield CampaignCase(fault, "ddp", ranks, repeat, 0.25, noise=True)
 
 
 # One job.
 
 
-def torchrun(case: Case, node: int | None = None) -> list[str]:
+def torchrun(case: CampaignCase, node: int | None = None) -> list[str]:
     """Return the launcher's command. ``node``: one of two nodes, each with one rank."""
     launcher = [sys.executable, "-m", "torch.distributed.run"]
     if node is None:
@@ -160,7 +160,7 @@ def torchrun(case: Case, node: int | None = None) -> list[str]:
     return [*launcher, "--nnodes", "2", "--node-rank", str(node), "--master-addr", "10.9.8.1", "--master-port", "29511"]
 
 
-def job(case: Case, ms: float, truth: Path) -> list[str]:
+def job(case: CampaignCase, ms: float, truth: Path) -> list[str]:
     """Return the script and its options."""
     options = ["--fault", case.fault, "--layout", case.layout, "--model", case.model, "--seed", str(case.repeat), *case.options]
     if case.slow:
@@ -193,7 +193,7 @@ def run_all(commands: Sequence[Sequence[str]], log: Path) -> None:
         raise RuntimeError(log.read_text(encoding="utf-8", errors="replace"))
 
 
-def record(case: Case, ms: float, folder: Path) -> Path:
+def record(case: CampaignCase, ms: float, folder: Path) -> Path:
     """Run the case under the recorder. Returns the run directory."""
     run_dir = folder / "run"
     recorder = [sys.executable, "-m", "rankscope", "run", "--run-dir", str(run_dir), "--no-verdict"]
@@ -254,7 +254,7 @@ def without_windows(run_dir: Path, to: Path) -> Path:
     return to
 
 
-def under_traceml(case: Case, ms: float, folder: Path, python: str) -> dict[str, Any]:
+def under_traceml(case: CampaignCase, ms: float, folder: Path, python: str) -> dict[str, Any]:
     """Run the same job under TraceML and return its diagnosis."""
     command = [str(Path(python).with_name("traceml")), "run", str(JOB), f"--nproc-per-node={case.ranks}"]
     command += ["--logs-dir", str(folder / "logs"), "--args", "--traceml", *job(case, ms, folder / "their_truth")[1:]]
@@ -276,7 +276,7 @@ def judged(run_dir: Path, scratch: Path) -> dict[str, Any]:
     return {"windows": verdict_of(run_dir), "records": verdict_of(without_windows(run_dir, scratch / "records"))}
 
 
-def measure(case: Case, ms: float, traceml: str | None, keep: Path) -> dict[str, Any]:
+def measure(case: CampaignCase, ms: float, traceml: str | None, keep: Path) -> dict[str, Any]:
     """Run a case and return its line of the results. The run, without its raw traces, is copied to ``keep``."""
     with tempfile.TemporaryDirectory(prefix="rankscope-truth-") as name:
         folder = Path(name)
@@ -306,7 +306,7 @@ def judge_again(row: dict[str, Any], runs_folder: Path) -> dict[str, Any]:
 # The campaign.
 
 
-def base_us(case: Case, rows: Sequence[dict[str, Any]]) -> float:
+def base_us(case: CampaignCase, rows: Sequence[dict[str, Any]]) -> float:
     """Return the median step time of earlier jobs with the layout of the case and without a fault."""
     job = (case.layout, case.ranks, case.noise)
     calm = [
@@ -317,7 +317,7 @@ def base_us(case: Case, rows: Sequence[dict[str, Any]]) -> float:
     return statistics.median(calm)
 
 
-def fault_ms(case: Case, rows: Sequence[dict[str, Any]]) -> float:
+def fault_ms(case: CampaignCase, rows: Sequence[dict[str, Any]]) -> float:
     """Return the option ``--ms`` of the job."""
     if case.fault in ("work", "enlarged"):
         return case.size * 100
@@ -392,8 +392,8 @@ def main() -> None:
     print(json.dumps(result, indent=1))
 
 
-def _case(row: dict[str, Any]) -> Case:
-    return Case(**{name: row[name] for name in Case.__slots__ if name in row})
+def _case(row: dict[str, Any]) -> CampaignCase:
+    return CampaignCase(**{name: row[name] for name in CampaignCase.__slots__ if name in row})
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ while True:
 """
 
 
-class Noise:
+class HostPauses:
     """Pauses of the hosts: short ones of every rank, and in 5 to 10 % of the steps a long one of any rank."""
 
     def __init__(self, seed: int, rank: int, world: int) -> None:
@@ -165,7 +165,7 @@ class Model(nn.Module):
         self.layers = nn.ModuleList(layer(args.model, args.width) for _ in range(depth))
         self.planted = planted
         self.device = args.device_ms / 1000 / depth / 3
-        self.noise = Noise(args.seed, planted.rank, planted.world) if args.noise else None
+        self.noise = HostPauses(args.seed, planted.rank, planted.world) if args.noise else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, length, width] in and out."""

@@ -22,7 +22,7 @@ from rankscope.analysis.result.stored import losses_of, store_verdict, stored_ve
 from rankscope.analysis.result.text import GREEN, YELLOW
 from rankscope.analysis.whatif import render
 from rankscope.analysis.whatif.engine import whatif
-from rankscope.analysis.whatif.outcome import Outcome, Part, Terms, answer
+from rankscope.analysis.whatif.outcome import CostTerms, JobPart, Outcome, answer
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
 from rankscope.runs.records import PhaseTimes
 
@@ -145,19 +145,19 @@ def test_a_rank_that_costs_more_than_the_graph_loses_is_in_the_summary() -> None
     steps = np.full(10, 0.1)
     outcome = Outcome(
         steps=np.arange(10), measured=steps, actual=steps, ideal=steps - 0.001,
-        ranks=[Part({"rank": 3}, only=steps, without=steps - 0.03)],
+        ranks=[JobPart({"rank": 3}, only=steps, without=steps - 0.03)],
         slowest=[3], without_slowest=steps - 0.03, savings_of="verdict",
     )  # fmt: skip
     source = WhatIfSource(
         kind="traces", path="t", name=None, evidence="traces", ranks=4, world_size=4, steps=10, steps_left_out=0
     )
-    result = answer(outcome, source, Terms(accelerated=True, world_size=4))
+    result = answer(outcome, source, CostTerms(accelerated=True, world_size=4))
     assert (result.by_rank[0].saved_seconds, result.by_rank[0].share, result.m_worker) == (near(0.03), None, None)
     for text in (result.summary, result.source.warnings[0]):
         assert "rank 3" in text
     assert YELLOW in render.render_text(result, color=True)
     # and nothing of that is said of a graph's own savings
-    assert not answer(replace(outcome, savings_of="graph"), source, Terms(accelerated=True, world_size=4)).source.warnings
+    assert not answer(replace(outcome, savings_of="graph"), source, CostTerms(accelerated=True, world_size=4)).source.warnings
 
 
 def test_rare_steps_are_left_out_with_the_share_that_the_analysis_reports(analysis: Analysis, simulated: WhatIf) -> None:

@@ -11,15 +11,15 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 import pytest
 
 from rankscope.base import http_server
-from rankscope.base.http import Handler, Request, Response, application
-from rankscope.base.http_server import Endpoint, Server
+from rankscope.base.http import Handler, HttpRequest, Response, application
+from rankscope.base.http_server import ListenEndpoint, Server
 
 HEALTHY = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n"
 HALF_A_REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: "
 PATIENCE_S = 120
 
 
-async def healthy(_request: Request) -> Response:
+async def healthy(_request: HttpRequest) -> Response:
     return Response(200, b"healthy\n")
 
 
@@ -32,7 +32,7 @@ async def serving(
 ) -> AsyncIterator[tuple[Server, int]]:
     """Run a server, yielding it and its port; a test may stop it early."""
     sock = socket.create_server(("127.0.0.1", 0), backlog=512)
-    server = Server([Endpoint(sock, application(handler), evicted=evicted)], max_connections=max_connections)
+    server = Server([ListenEndpoint(sock, application(handler), evicted=evicted)], max_connections=max_connections)
     port = sock.getsockname()[1]
     server.start()
     try:
@@ -138,7 +138,7 @@ def test_a_response_that_is_not_read_has_a_deadline(monkeypatch: pytest.MonkeyPa
     for deadline in ("REQUEST_DEADLINE_S", "RESPONSE_DEADLINE_S", "KEEP_ALIVE_S"):
         monkeypatch.setattr(http_server, deadline, 0.1)
 
-    async def large(_request: Request) -> Response:
+    async def large(_request: HttpRequest) -> Response:
         return Response(200, bytes(2**25))
 
     async def main() -> None:
@@ -161,7 +161,7 @@ GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 def test_every_request_of_a_connection_reaches_the_handler() -> None:
     handled: list[str] = []
 
-    async def count(request: Request) -> Response:
+    async def count(request: HttpRequest) -> Response:
         handled.append(request.path)
         return Response(200, b"handled\n")
 
@@ -199,7 +199,7 @@ def test_an_idle_connection_ends_after_its_last_request(monkeypatch: pytest.Monk
 def test_a_response_under_way_ends_before_the_server_does() -> None:
     begun, may_end = asyncio.Event(), asyncio.Event()
 
-    async def slow(_request: Request) -> Response:
+    async def slow(_request: HttpRequest) -> Response:
         begun.set()
         await may_end.wait()
         return Response(200, b"x" * 2**20)
@@ -227,7 +227,7 @@ def test_a_response_under_way_ends_before_the_server_does() -> None:
 def test_a_response_that_never_ends_does_not_hold_up_the_end() -> None:
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
-    async def endless(_request: Request) -> Response:
+    async def endless(_request: HttpRequest) -> Response:
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -249,7 +249,7 @@ def test_a_response_that_never_ends_does_not_hold_up_the_end() -> None:
 
 
 def test_a_defect_is_a_500_and_logged_once_however_often_it_is_met(caplog: pytest.LogCaptureFixture) -> None:
-    async def fail(_request: Request) -> Response:
+    async def fail(_request: HttpRequest) -> Response:
         raise RuntimeError("a defect")
 
     async def main() -> None:
@@ -262,7 +262,7 @@ def test_a_defect_is_a_500_and_logged_once_however_often_it_is_met(caplog: pytes
 
 
 def test_a_response_that_cannot_be_sent_ends_the_connection(caplog: pytest.LogCaptureFixture) -> None:
-    async def unsendable(_request: Request) -> Response:
+    async def unsendable(_request: HttpRequest) -> Response:
         return Response(200, b"", headers=(("x-blank", " first"),))
 
     async def main() -> None:
@@ -304,14 +304,14 @@ def test_an_ipv4_client_of_a_dual_stack_socket_has_its_ipv4_address() -> None:
         pytest.skip("the kernel has no IPv6")
     peers: list[str] = []
 
-    async def note(request: Request) -> Response:
+    async def note(request: HttpRequest) -> Response:
         peers.append(request.peer)
         return Response(200, b"")
 
     async def main() -> None:
         sock = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
         port = sock.getsockname()[1]
-        server = Server([Endpoint(sock, application(note))])
+        server = Server([ListenEndpoint(sock, application(note))])
         server.start()
         assert await ask(port) == b"HTTP/1.1 200 OK\r\n"
         await server.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.base.launchers import Place, place_in_job
+from rankscope.base.launchers import LauncherPlace, place_in_job
 
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}
 
@@ -12,15 +12,15 @@ OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMP
 @pytest.mark.parametrize(
     ("environ", "place"),
     [
-        (OPEN_MPI, Place(2, 0, 4)),
-        ({"PMI_RANK": "3", "MPI_LOCALRANKID": "1", "PMI_SIZE": "4"}, Place(3, 1, 4)),
-        ({"RANK": "7", "LOCAL_RANK": "1", "WORLD_SIZE": "8", **OPEN_MPI}, Place(7, 1, 8)),
-        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, Place(None, None, None)),  # a batch script
-        ({"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "2"}, Place(1, 0, 2)),
-        ({"RANK": "one", "WORLD_SIZE": "-2"}, Place(None, None, None)),
-        ({"RANK": "1"}, Place(1, None, None)),
-        ({}, Place(None, None, None)),
+        (OPEN_MPI, LauncherPlace(2, 0, 4)),
+        ({"PMI_RANK": "3", "MPI_LOCALRANKID": "1", "PMI_SIZE": "4"}, LauncherPlace(3, 1, 4)),
+        ({"RANK": "7", "LOCAL_RANK": "1", "WORLD_SIZE": "8", **OPEN_MPI}, LauncherPlace(7, 1, 8)),
+        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, LauncherPlace(None, None, None)),  # a batch script
+        ({"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "2"}, LauncherPlace(1, 0, 2)),
+        ({"RANK": "one", "WORLD_SIZE": "-2"}, LauncherPlace(None, None, None)),
+        ({"RANK": "1"}, LauncherPlace(1, None, None)),
+        ({}, LauncherPlace(None, None, None)),
     ],
 )
-def test_the_launcher_that_started_the_process_tells_its_place(environ: dict[str, str], place: Place) -> None:
+def test_the_launcher_that_started_the_process_tells_its_place(environ: dict[str, str], place: LauncherPlace) -> None:
     assert place_in_job(environ) == place

@@ -28,7 +28,7 @@ from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.targets import Target, TemplateName
 from rankscope.alerts.deliver.templates import TEMPLATES
-from rankscope.alerts.store.database import Store
+from rankscope.alerts.store.database import AlertStore
 
 pytestmark = [pytest.mark.campaign, pytest.mark.slow]
 KILLS = int(os.environ.get("RANKSCOPE_CAMPAIGN_KILLS", "100"))
@@ -57,7 +57,7 @@ class World:
     attempts: int = 0
 
     def __post_init__(self) -> None:
-        self.box = Outbox(Store(self.path, clock=self.clock))
+        self.box = Outbox(AlertStore(self.path, clock=self.clock))
         target = Target(name="hook", label="hook", url=Secret(value=self.receiver.url), timeout_s=0.5)
         self.sender = Sender(self.box, [target], report=self.reports.append, chance=random.Random(1).random)
 
@@ -177,7 +177,7 @@ def test_every_kind_of_answer(receiver: WebhookReceiver, tmp_path: Path, name: s
 
 
 def test_a_sender_that_is_killed(receiver: WebhookReceiver, tmp_path: Path) -> None:
-    box = Outbox(Store(tmp_path / "state"))
+    box = Outbox(AlertStore(tmp_path / "state"))
     box.put(about(*(notice(rank, run=str(rank % 50)) for rank in range(3000)), most_alerts=1))
     ids = [one.id for one in box.listed()]
     receiver.behaviour = slow_a_little
@@ -229,7 +229,7 @@ def test_the_machines_clock_steps(
     receiver: WebhookReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: float
 ) -> None:
     # Given a sender on the machine's own clock, and a receiver that is down
-    box = Outbox(Store(tmp_path / "state"))
+    box = Outbox(AlertStore(tmp_path / "state"))
     reports: list[str] = []
 
     def sender() -> Sender:
@@ -245,7 +245,7 @@ def test_the_machines_clock_steps(
     first.run_due()
     first.stop()
     box.store.close()
-    box = Outbox(Store(tmp_path / "state"))
+    box = Outbox(AlertStore(tmp_path / "state"))
     second = sender()
     second.run_due()
     tried = len(receiver.tried)
@@ -265,7 +265,7 @@ def test_a_thousand_alerts_at_once(receiver: WebhookReceiver, tmp_path: Path, gr
     path = tmp_path / "state"
     alerts = [notice(rank, run=str(rank % groups), more={"evidence": "x" * 800}) for rank in range(1000)]
     began = time.monotonic()
-    Outbox(Store(path)).put(messages_about("hook", alerts))
+    Outbox(AlertStore(path)).put(messages_about("hook", alerts))
     job = Path(__file__).parent / "jobs" / "sending.py"
     sending = subprocess.Popen([sys.executable, str(job), str(path), receiver.url], stdout=subprocess.DEVNULL)
     # wait4 gives this child's own peak; RUSAGE_CHILDREN also covers earlier children.

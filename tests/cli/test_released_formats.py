@@ -20,7 +20,7 @@ from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.targets import Target
-from rankscope.alerts.store.database import Store
+from rankscope.alerts.store.database import AlertStore
 from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.watch.ledger import load_ledger
 from rankscope.dashboards.store.disk import DiskRuns
@@ -96,7 +96,7 @@ def test_a_waiting_message_is_delivered(kept: Path, cli: Cli) -> None:
     database.close()
     (listing,) = json.loads(cli("alerts", "outbox", "list", "--state", state, "--format", "json").stdout)["outboxes"]
     assert listing["counts"] == {"waiting": 1}
-    with receiving() as receiver, Store(state, report=pytest.fail, clock=lambda: due_ns) as store:
+    with receiving() as receiver, AlertStore(state, report=pytest.fail, clock=lambda: due_ns) as store:
         (entry,) = load_ledger(store).entries
         assert (entry.alert.labels["alertname"], entry.alert.labels["rank"]) == ("TrainingStraggler", "1")
         # when a sender has a target of that name

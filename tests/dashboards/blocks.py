@@ -13,7 +13,7 @@ from rankscope.dashboards.charts.palette import PALETTES, Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.live.pages import Page, Pages, verdict_kind
 from rankscope.dashboards.model.drawn import Drawn
-from rankscope.dashboards.model.page import Block, Figure, Part, Table, every, find
+from rankscope.dashboards.model.page import Block, FigureBlock, Part, Table, every, find
 from rankscope.dashboards.model.run_head import run_head
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import View
@@ -50,12 +50,12 @@ def only(blocks: Sequence[Block], kind: type[B]) -> B:
 
 def figure_names(view: View, run: RunData, state: PageState) -> list[str]:
     """Return the names of the figures of a view."""
-    return [item.name for item in every(view.blocks(run, state)) if isinstance(item, Figure)]
+    return [item.name for item in every(view.blocks(run, state)) if isinstance(item, FigureBlock)]
 
 
 def draw(view: View, name: str, run: RunData, state: PageState, colors: Palette = PALETTES["light"]) -> Drawn:
     """Draw a figure."""
-    figure: Drawn = block(Figure, view, name, run, state).draw(colors)
+    figure: Drawn = block(FigureBlock, view, name, run, state).draw(colors)
     return figure
 
 
@@ -73,7 +73,7 @@ def table_rows(view: View, name: str, run: RunData, state: PageState) -> list[di
 
 def pick(view: View, name: str, run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
     """Return the selection after a click on a point of a figure."""
-    after: PageState = block(Figure, view, name, run, state).pick(point)
+    after: PageState = block(FigureBlock, view, name, run, state).pick(point)
     return after
 
 
@@ -85,7 +85,7 @@ def pick_row(view: View, name: str, run: RunData, state: PageState, row: str) ->
 
 def zoom(view: View, name: str, run: RunData, state: PageState, across: tuple[float, float] | None) -> PageState:
     """Return the selection after dragging over a figure."""
-    after: PageState = block(Figure, view, name, run, state).zoom(across)
+    after: PageState = block(FigureBlock, view, name, run, state).zoom(across)
     return after
 
 

@@ -17,17 +17,17 @@ from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.alerts.record import AlertsFound
 from rankscope.dashboards.compare.data import Compared
 from rankscope.dashboards.data.brief import Brief, StoredBrief, brief_of
-from rankscope.dashboards.data.events import Events
+from rankscope.dashboards.data.events import HardwareEvents
 from rankscope.dashboards.data.hardware import Hardware, nothing
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.script import Script
 from rankscope.dashboards.data.source import RunSummary, Stale, StepMatrices, StepPart, UnknownRunError
-from rankscope.dashboards.data.topology import Place, Topology
+from rankscope.dashboards.data.topology import RankPlace, Topology
 from rankscope.dashboards.data.trend import Trend, trend_of
 from rankscope.dashboards.delays.data import Delays
 from rankscope.dashboards.timeline.data import WindowData
 from rankscope.dashboards.timeline.windows import Window, Windows
-from rankscope.dashboards.whatif.data import Answer
+from rankscope.dashboards.whatif.data import WhatIfAnswer
 from rankscope.runs.records import KernelRecord, StepRecord
 
 T = TypeVar("T")
@@ -58,11 +58,11 @@ class MemoryRuns:
         self.analyses: dict[str, Analysis] = {}
         self.tables: dict[str, Matrices] = {}
         self.delays_of_run: dict[str, Delays] = {}
-        self.whatifs: dict[str, Answer] = {}
+        self.whatifs: dict[str, WhatIfAnswer] = {}
         self.topologies: dict[str, Topology] = {}
         self.scripts: dict[str, Script] = {}
         self.samples: dict[str, Hardware] = {}
-        self.happened: dict[str, Events] = {}
+        self.happened: dict[str, HardwareEvents] = {}
         self.versions: dict[str, str] = {}
         """Version of a run's analysis by run id, where it differs from the revision of the files."""
         self.stales: dict[str, Stale] = {}
@@ -161,7 +161,7 @@ class MemoryRuns:
     def delays(self, run_id: str) -> Delays:
         return self._or_problem(self.delays_of_run, run_id)
 
-    def whatif(self, run_id: str) -> Answer:
+    def whatif(self, run_id: str) -> WhatIfAnswer:
         return self._or_problem(self.whatifs, run_id)
 
     def combinations(self, run_id: str) -> Combinations | None:
@@ -205,10 +205,10 @@ class MemoryRuns:
         return self.scripts.get(run_id, Script())
 
     def topology(self, run_id: str) -> Topology:
-        return self.topologies.get(run_id, Topology([Place(int(rank)) for rank in self.tables[run_id].ranks]))
+        return self.topologies.get(run_id, Topology([RankPlace(int(rank)) for rank in self.tables[run_id].ranks]))
 
     def hardware(self, run_id: str) -> Hardware:
         return self.samples.get(run_id, nothing("there are no hardware samples"))
 
-    def events(self, run_id: str) -> Events:
-        return self.happened.get(run_id, Events(why_none="there are no hardware samples"))
+    def events(self, run_id: str) -> HardwareEvents:
+        return self.happened.get(run_id, HardwareEvents(why_none="there are no hardware samples"))

@@ -17,12 +17,12 @@ from tests.exporter.fake_driver import FakeDriver
 from rankscope.base.errors import InputError
 from rankscope.exporter.catalogue import COLLECTORS
 from rankscope.exporter.commands import _settings, exporter, option_names
-from rankscope.exporter.settings import Settings
+from rankscope.exporter.settings import ExporterSettings
 
 DEFAULTS = frozenset(name for name, collector in COLLECTORS.items() if collector.default_on)
 
 
-def settings(*arguments: str | Path) -> Settings:
+def settings(*arguments: str | Path) -> ExporterSettings:
     with exporter.make_context("exporter", [str(argument) for argument in arguments]) as ctx:
         return _settings({name: value for name, value in ctx.params.items() if name not in ("once", "forget")})
 
@@ -186,7 +186,7 @@ def test_settings_are_called_as_their_options_are() -> None:
 
     names = option_names()
 
-    assert {names[field.name] for field in dataclasses.fields(Settings)} <= written | {"--collector.…"}
+    assert {names[field.name] for field in dataclasses.fields(ExporterSettings)} <= written | {"--collector.…"}
 
 
 def test_a_file_that_cannot_be_read_is_status_3(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.cli.verbs.nvml import Answer
+from rankscope.cli.verbs.nvml import NvmlAnswer
 
 pytestmark = pytest.mark.usefixtures("require_torch")
 
@@ -28,7 +28,7 @@ def test_without_a_usable_gpu_it_says_what_it_skips_and_why(
     import torch
 
     gpus, cuda, fact = case
-    monkeypatch.setattr(script, "ask_nvml", lambda: Answer(gpus, "570.1", None if gpus else "no such library"))
+    monkeypatch.setattr(script, "ask_nvml", lambda: NvmlAnswer(gpus, "570.1", None if gpus else "no such library"))
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("sys.argv", ["gpu.py"])

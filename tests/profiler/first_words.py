@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankscope.profiler.handover import Hello
+from rankscope.profiler.handover import Handover
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
 
 
-def hello(run_dir: Path, *, spool: Path | None = None, rank: int = 0, run_id: str = "run", pid: int = 1) -> Hello:
+def hello(run_dir: Path, *, spool: Path | None = None, rank: int = 0, run_id: str = "run", pid: int = 1) -> Handover:
     """Return the first message that a rank sends to its helper."""
-    return Hello(
+    return Handover(
         settings=RecorderSettings(
             run_dir=str(run_dir),
             run_id=run_id,

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rankscope.profiler.handover import Hello
+from rankscope.profiler.handover import Handover
 from rankscope.profiler.helper.writing.store import RunStore
 from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
 from rankscope.profiler.starts import process_start_unix_ns, start_key
@@ -40,7 +40,7 @@ def joined(  # what may differ between two processes
     """Return the store of a rank whose process began at ``begun_s``, and had its first step 5 s later."""
     first = (begun_s + 5) * SECOND
     store = RunStore(
-        Hello(
+        Handover(
             settings=RecorderSettings(run_dir=str(run), run_id="r", name="r", start_unix_ns=1, exporter_url=None),
             run=RunInfo(run_id="r", name="r", start_unix_ns=1),
             attempt=AttemptInfo(attempt=attempt, start_unix_ns=first, world_size=world_size, start_key=key),

@@ -17,8 +17,8 @@ from rankscope.runs.control import (
     MAX_REQUESTS,
     MAX_STEPS,
     ControlAnswer,
+    ControlInbox,
     ControlRequest,
-    Inbox,
     answer,
     make_control_dir,
     new_request,
@@ -64,8 +64,8 @@ def write(run: Path, name: str, content: bytes) -> Path:
 
 def test_a_request_is_handed_out_once_to_those_who_serve_its_kind(run: Path, reports: Reports) -> None:
     # given inboxes for captures, and for dumps of two ranks
-    captures = Inbox(run, "capture", since_unix_ns=0, report=reports)
-    dumps = [Inbox(run, "dump", since_unix_ns=0, report=reports, rank=rank) for rank in (0, 1)]
+    captures = ControlInbox(run, "capture", since_unix_ns=0, report=reports)
+    dumps = [ControlInbox(run, "dump", since_unix_ns=0, report=reports, rank=rank) for rank in (0, 1)]
     assert captures.pending(now=True) == []
     # when requests for both are posted, the dump of rank 1 only
     wanted = new_request("capture", steps=5, ranks=[3, 4], keep_trace=True, note="slow since noon")
@@ -86,7 +86,7 @@ def test_requests_come_in_the_order_in_which_they_were_made(run: Path, reports: 
     made = [request_made(now - after, after) for after in (3, 1, 2)]
     for request in made:
         post(run, request)
-    got = Inbox(run, "capture", since_unix_ns=0, report=reports).pending(now=True)
+    got = ControlInbox(run, "capture", since_unix_ns=0, report=reports).pending(now=True)
     assert [request.id for request in got] == sorted(request.id for request in made)
 
 
@@ -98,7 +98,7 @@ def test_an_answer_reaches_who_asked_and_nobody_serves_the_request_again(run: Pa
     answer(run, given)
     assert read_answer(run, request.id) == given
     # then a helper that replaced the one that answered does not see it
-    assert Inbox(run, "capture", since_unix_ns=0, report=reports).pending(now=True) == []
+    assert ControlInbox(run, "capture", since_unix_ns=0, report=reports).pending(now=True) == []
 
 
 def test_each_rank_answers_for_itself(run: Path, reports: Reports) -> None:
@@ -108,15 +108,15 @@ def test_each_rank_answers_for_itself(run: Path, reports: Reports) -> None:
     answer(run, no, rank=5)
     assert read_answer(run, request.id, rank=5) == no
     assert read_answer(run, request.id) is read_answer(run, request.id, rank=4) is None
-    assert Inbox(run, "dump", since_unix_ns=0, report=reports, rank=5).pending(now=True) == []
-    assert Inbox(run, "dump", since_unix_ns=0, report=reports, rank=4).pending(now=True) == [request]
+    assert ControlInbox(run, "dump", since_unix_ns=0, report=reports, rank=5).pending(now=True) == []
+    assert ControlInbox(run, "dump", since_unix_ns=0, report=reports, rank=4).pending(now=True) == [request]
 
 
 def test_what_has_been_answered_for_the_job_no_rank_does(run: Path, reports: Reports) -> None:
     request = new_request("dump")
     post(run, request)
     answer(run, ControlAnswer(id=request.id, accepted=False, reason="too soon", answered_unix_ns=1))
-    assert Inbox(run, "dump", since_unix_ns=0, report=reports, rank=4).pending(now=True) == []
+    assert ControlInbox(run, "dump", since_unix_ns=0, report=reports, rank=4).pending(now=True) == []
 
 
 def test_answers_of_many_ranks_do_not_hide_requests(run: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_answers_of_many_ranks_do_not_hide_requests(run: Path, reports: Reports,
     # then the next request is seen
     request = new_request("capture")
     post(run, request)
-    assert Inbox(run, "capture", since_unix_ns=0, report=reports).pending(now=True) == [request]
+    assert ControlInbox(run, "capture", since_unix_ns=0, report=reports).pending(now=True) == [request]
     assert reports == []
     assert len(list((run / "control").iterdir())) == 3
 
@@ -220,11 +220,11 @@ def test_old_requests_and_their_answers_are_removed(
         write(run, name, b"precious")
     # when a helper that does not clear reads the folder, then all files stay
     before = sorted(control.rglob("*"))
-    Inbox(run, "dump", since_unix_ns=0, report=reports, rank=1).pending(now=True)
+    ControlInbox(run, "dump", since_unix_ns=0, report=reports, rank=1).pending(now=True)
     assert sorted(control.rglob("*")) == before
     # when the clearing helper reads it, removing a few at a time, then new requests and foreign files stay
     monkeypatch.setattr(control_names, "REMOVED_AT_ONCE", 4)
-    inbox = Inbox(run, "dump", since_unix_ns=0, report=reports, rank=0, clears=True)
+    inbox = ControlInbox(run, "dump", since_unix_ns=0, report=reports, rank=0, clears=True)
     for _ in range(10):
         inbox.pending(now=True)
     assert {path.name for path in control.iterdir()} == kept | set(strange)
@@ -236,7 +236,7 @@ def test_no_request_that_waits_is_removed_however_many_there_are(run: Path, repo
     now = time.time_ns()
     for number in range(KEPT + 20):
         write(run, f"{id_at(now - number, number)}.json", b"")
-    Inbox(run, "dump", since_unix_ns=0, report=reports, rank=0, clears=True).pending(now=True)
+    ControlInbox(run, "dump", since_unix_ns=0, report=reports, rank=0, clears=True).pending(now=True)
     assert len(list((run / "control").iterdir())) == KEPT + 20
 
 
@@ -245,7 +245,7 @@ def test_a_request_that_waits_can_be_taken_back_and_gets_too_old(
 ) -> None:
     request = new_request("capture")
     path = post(run, request)
-    inbox = Inbox(run, "capture", since_unix_ns=0, report=reports)
+    inbox = ControlInbox(run, "capture", since_unix_ns=0, report=reports)
     assert inbox.pending(now=True) == [request]
     assert inbox.still_wanted(request)
     with monkeypatch.context() as later:
@@ -260,11 +260,11 @@ def test_requests_of_an_earlier_attempt_old_ones_and_those_of_the_future_are_voi
     began = now - 2 * minute
     for number, made in enumerate((began - 1, began + 1, now, now + minute, now + 11 * minute, 9_999_999_999_999_999_999)):
         write(run, f"{id_at(made, number)}.json", msgspec.json.encode(request_made(min(made, 2**63 - 1), number)))
-    got = Inbox(run, "capture", since_unix_ns=began, report=reports).pending(now=True)
+    got = ControlInbox(run, "capture", since_unix_ns=began, report=reports).pending(now=True)
     assert [request.created_unix_ns for request in got] == [began + 1, now, now + minute]
     # and without the start of an attempt, age alone decides
     write(run, f"{id_at(now - 11 * minute, 9)}.json", msgspec.json.encode(request_made(now - 11 * minute, 9)))
-    assert len(Inbox(run, "capture", since_unix_ns=0, report=reports).pending(now=True)) == 4
+    assert len(ControlInbox(run, "capture", since_unix_ns=0, report=reports).pending(now=True)) == 4
     assert reports == []
 
 
@@ -290,7 +290,7 @@ def test_requests_of_an_earlier_attempt_old_ones_and_those_of_the_future_are_voi
 def test_what_nobody_may_ask_is_no_request(run: Path, reports: Reports, wrong: dict[str, object]) -> None:
     good = new_request("capture")
     write(run, f"{good.id}.json", msgspec.json.encode(msgspec.to_builtins(good) | wrong))
-    inbox = Inbox(run, "capture", since_unix_ns=0, report=reports)
+    inbox = ControlInbox(run, "capture", since_unix_ns=0, report=reports)
     assert inbox.pending(now=True) == []
     assert len(reports) == 1
     assert good.id in reports[0]
@@ -329,7 +329,7 @@ def test_a_folder_full_of_rubbish_costs_one_line_and_no_request(run: Path, repor
     good = new_request("capture")
     post(run, good)
     # when they are read, twice
-    inbox = Inbox(run, "capture", since_unix_ns=0, report=reports)
+    inbox = ControlInbox(run, "capture", since_unix_ns=0, report=reports)
     got = [*inbox.pending(now=True), *inbox.pending(now=True)]
     # then the valid one is found, and the others are reported, once
     assert got == [good]
@@ -340,7 +340,7 @@ def test_a_folder_full_of_rubbish_costs_one_line_and_no_request(run: Path, repor
 def test_unknown_fields_of_a_later_version_are_ignored(run: Path, reports: Reports) -> None:
     good = new_request("capture")
     write(run, f"{good.id}.json", msgspec.json.encode(msgspec.to_builtins(good) | {"colour": "blue"}))
-    assert Inbox(run, "capture", since_unix_ns=0, report=reports).pending(now=True) == [good]
+    assert ControlInbox(run, "capture", since_unix_ns=0, report=reports).pending(now=True) == [good]
 
 
 def test_any_number_of_files_neither_hangs_nor_grows_the_helper(run: Path, reports: Reports) -> None:
@@ -350,7 +350,7 @@ def test_any_number_of_files_neither_hangs_nor_grows_the_helper(run: Path, repor
     content.write_bytes(msgspec.json.encode(new_request("dump")))
     for number in range(MAX_ENTRIES + 1000):
         (run / "control" / f"{id_at(now - number, number)}.json").symlink_to(content)
-    inbox = Inbox(run, "capture", since_unix_ns=0, report=reports)
+    inbox = ControlInbox(run, "capture", since_unix_ns=0, report=reports)
     inbox.pending(now=True)
     before, opened = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, len(list(Path("/proc/self/fd").iterdir()))
     # when the folder is read again and again
@@ -370,7 +370,7 @@ def test_requests_above_the_limit_are_seen_when_earlier_ones_have_become_void(
     now, minute = time.time_ns(), 60 * 10**9
     for number in range(MAX_REQUESTS + 10):
         write(run, f"{id_at(now + number, number)}.json", msgspec.json.encode(request_made(now + number, number)))
-    inbox = Inbox(run, "capture", since_unix_ns=0, report=reports)
+    inbox = ControlInbox(run, "capture", since_unix_ns=0, report=reports)
     assert len(inbox.pending(now=True)) == MAX_REQUESTS
     assert inbox.pending(now=True) == []
     # given a later request, and time passing without a change of the folder
@@ -381,7 +381,7 @@ def test_requests_above_the_limit_are_seen_when_earlier_ones_have_become_void(
 
 
 def test_a_folder_that_is_not_there_or_is_something_else_holds_no_requests(tmp_path: Path, reports: Reports) -> None:
-    assert Inbox(tmp_path, "capture", since_unix_ns=0, report=reports).pending(now=True) == []
+    assert ControlInbox(tmp_path, "capture", since_unix_ns=0, report=reports).pending(now=True) == []
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     post(elsewhere, new_request("capture"))
@@ -392,7 +392,7 @@ def test_a_folder_that_is_not_there_or_is_something_else_holds_no_requests(tmp_p
             os.mkfifo(run / "control")
         else:
             (run / "control").symlink_to(elsewhere / "control")
-        inbox = Inbox(run, "capture", since_unix_ns=0, report=reports)
+        inbox = ControlInbox(run, "capture", since_unix_ns=0, report=reports)
         assert inbox.pending(now=True) == []
         assert read_answer(run, id_at(1)) is None
     assert reports == []
@@ -411,7 +411,7 @@ def test_a_quiet_folder_is_not_listed_again_and_a_change_is_seen(
     monkeypatch.setattr(os, "scandir", counting)
     clock = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    inbox = Inbox(run, "capture", since_unix_ns=0, report=reports)
+    inbox = ControlInbox(run, "capture", since_unix_ns=0, report=reports)
     for _ in range(100):
         clock[0] += 1
         inbox.pending()

@@ -18,7 +18,7 @@ from tests.full_disk import disk_with_room_for
 from tests.step_files import StepWriter, append
 
 from rankscope.base.errors import InputError
-from rankscope.profiler.handover import Hello
+from rankscope.profiler.handover import Handover
 from rankscope.profiler.helper.writing.store import RunStore
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.paths import (
@@ -54,8 +54,8 @@ def kernel(number: int) -> KernelRecord:
     return KernelRecord(step=number, name="k", kind="compute", total_us=1.0, calls=1)
 
 
-def hello(run: Path) -> Hello:
-    return Hello(
+def hello(run: Path) -> Handover:
+    return Handover(
         settings=RecorderSettings(run_dir=str(run), run_id="r1", name="test", start_unix_ns=1),
         run=RunInfo(run_id="r1", name="test", start_unix_ns=1),
         attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=2),

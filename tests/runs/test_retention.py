@@ -10,7 +10,7 @@ import pytest
 
 from rankscope.analysis.engine import analyze
 from rankscope.base.size import Size
-from rankscope.profiler.handover import Hello
+from rankscope.profiler.handover import Handover
 from rankscope.profiler.helper.writing.store import RETAINED, RETAINED_TRACES, RunStore
 from rankscope.profiler.settings import RecorderSettings, from_environment
 from rankscope.runs.paths import RANK_STREAMS, Stream
@@ -82,8 +82,8 @@ def test_segments_of_another_writer_and_other_files_are_told_apart(tmp_path: Pat
     assert all(path.exists() for path in others)
 
 
-def hello(run: Path, retain_bytes: int | None) -> Hello:
-    return Hello(
+def hello(run: Path, retain_bytes: int | None) -> Handover:
+    return Handover(
         settings=RecorderSettings(run_dir=str(run), run_id="r", name="test", start_unix_ns=1, retain_bytes=retain_bytes),
         run=RunInfo(run_id="r", name="test", start_unix_ns=1),
         attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=1),

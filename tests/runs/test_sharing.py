@@ -17,7 +17,7 @@ import pytest
 from tests.ring_step import put_step, ring_in
 from tests.step_files import append
 
-from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Hello
+from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Handover
 from rankscope.profiler.helper.writing.store import RunStore
 from rankscope.profiler.ring import End
 from rankscope.profiler.settings import RecorderSettings
@@ -61,7 +61,7 @@ class Rank:
         self.scratch = place / f"scratch{rank}"
         self.scratch.mkdir()
         self.ring = ring_in(self.scratch / RING_FILE)
-        output = Hello(
+        output = Handover(
             settings=RecorderSettings(
                 run_dir=str(run), run_id="r", name="test", start_unix_ns=1, exporter_url=None, window_steps=0
             ),
@@ -164,7 +164,7 @@ def test_ranks_of_two_jobs_are_not_mixed_in_one_attempt(tmp_path: Path, capsys: 
     # given a job of two ranks that goes on, and one of four that uses the same folder; the places of its last ranks are free
     def joins(rank: int, world_size: int) -> bool:
         store = RunStore(
-            Hello(
+            Handover(
                 settings=RecorderSettings(run_dir=str(tmp_path), run_id="r", name="test", start_unix_ns=1),
                 run=RunInfo(run_id="r", name="test", start_unix_ns=1),
                 attempt=AttemptInfo(attempt=0, start_unix_ns=rank, world_size=world_size),

@@ -27,7 +27,7 @@ from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.alerts.watch.conditions.candidate import Subject
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.followed_runs import FollowedRuns
-from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
+from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
 from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.watcher import Watcher
 from rankscope.analysis.result.analysis import Analysis
@@ -118,7 +118,7 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(
             interval_s=1,
             report=pytest.fail,
         ),
-        ledger=Ledger(),
+        ledger=AlertLedger(),
         options=WatcherSettings(policy=FiringPolicy(1, 1), dashboard_url="http://127.0.0.1:8050"),
         report=pytest.fail,
         emit=lambda _: None,
@@ -173,7 +173,7 @@ def test_an_alertmanager_that_was_restarted_learns_what_fires_and_forgets_what_i
     )
     began = time.time_ns() - 3600 * 10**9
     result = Subject(run_id="r1").candidate(HANG, {"summary": "It stands still."})
-    ledger = Ledger()
+    ledger = AlertLedger()
     ledger.update("r1", [result], now_unix_ns=began, policy=FiringPolicy(1, 1))
 
     def known() -> list[Any]:

@@ -17,13 +17,13 @@ from tests.webhook_receiver import SimulatedClock, about, notice
 
 from rankscope.alerts.deliver.message import MAX_PAYLOAD_BYTES, state_of
 from rankscope.alerts.deliver.outbox import ClaimedMessage, Outbox
-from rankscope.alerts.store.database import Store, StoreError
+from rankscope.alerts.store.database import AlertStore, StoreError
 from rankscope.alerts.store.folders import STORE_FILE
 
 
 @pytest.fixture
 def box() -> Outbox:
-    return Outbox(Store(None, clock=SimulatedClock()))
+    return Outbox(AlertStore(None, clock=SimulatedClock()))
 
 
 def claim(box: Outbox) -> ClaimedMessage:
@@ -57,14 +57,14 @@ def test_an_alert_that_is_twice_in_a_payload_is_told_once(box: Outbox) -> None:
 def test_what_a_target_is_owed(tmp_path: Path) -> None:
     firing, ended = state_of(notice(1)), state_of(notice(1, ended=True))
     more = msgspec.structs.replace(firing, revision="7")
-    with Store(tmp_path) as store:
+    with AlertStore(tmp_path) as store:
         box = Outbox(store)
         # The end of an alert is owed only to those that its beginning was put for
         assert (box.owes("hook", firing), box.owes("hook", ended)) == (True, False)
         box.put(about(notice(1)))
         assert (box.owes("hook", firing), box.owes("hook", more), box.owes("else", firing)) == (False, True, True)
     # Also for the next process
-    with Store(tmp_path) as store:
+    with AlertStore(tmp_path) as store:
         box = Outbox(store)
         assert (box.owes("hook", firing), box.owes("hook", ended)) == (False, True)
         box.put(about(notice(1, ended=True)))
@@ -190,7 +190,7 @@ def test_a_process_that_is_killed_after_it_put_has_put(tmp_path: Path) -> None:
     )
     completed = subprocess.run([sys.executable, "-c", code, path], check=False, cwd=Path(__file__).parents[3])
     assert completed.returncode == -9
-    assert len(alerts_of(Outbox(Store(path)))) == 20
+    assert len(alerts_of(Outbox(AlertStore(path)))) == 20
 
 
 @pytest.mark.slow
@@ -221,12 +221,12 @@ def test_many_processes_may_begin_an_outbox_at_once(tmp_path: Path) -> None:
     for process in processes:
         process.communicate(timeout=60)
     assert [process.returncode for process in processes] == [0] * 4
-    assert len(alerts_of(Outbox(Store(path)))) == 80
+    assert len(alerts_of(Outbox(AlertStore(path)))) == 80
 
 
 def test_a_full_disk_loses_nothing_that_was_taken(tmp_path: Path) -> None:
     path = tmp_path / "state"
-    box = Outbox(Store(path))
+    box = Outbox(AlertStore(path))
     taken = 0
     with disk_with_room_for(400_000):
         while taken < 1000:
@@ -240,12 +240,12 @@ def test_a_full_disk_loses_nothing_that_was_taken(tmp_path: Path) -> None:
     assert len(alerts_of(box)) == taken
     # when the disk has room again, the refused message can be put
     assert box.put(about(notice(taken, run=str(taken)))) == 1
-    assert len(alerts_of(Outbox(Store(path)))) == taken + 1
+    assert len(alerts_of(Outbox(AlertStore(path)))) == taken + 1
 
 
 def test_an_outbox_that_is_full_becomes_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankscope.alerts.store.database.MAX_FILE_BYTES", 2**20)
-    box = Outbox(Store(tmp_path / "state", clock=SimulatedClock()))
+    box = Outbox(AlertStore(tmp_path / "state", clock=SimulatedClock()))
 
     def fill() -> None:
         for run in itertools.count():
@@ -285,13 +285,13 @@ def test_messages_that_are_dropped_are_gone(box: Outbox) -> None:
 def test_a_new_start_of_the_machine_puts_nothing_off_for_long(tmp_path: Path) -> None:
     # Given a message that was scheduled by a wrong clock before the machine rebooted
     path = tmp_path / "state"
-    box = Outbox(Store(path))
+    box = Outbox(AlertStore(path))
     box.put(about(notice(1)))
     box.store.close()
     with sqlite3.connect(path / STORE_FILE) as database:
         database.execute("UPDATE messages SET queued_ns = 4e18, next_attempt_ns = 4e18")
         database.execute("UPDATE meta SET value = 'another boot' WHERE name = 'boot'")
     database.close()
-    [result] = Outbox(Store(path)).listed()
+    [result] = Outbox(AlertStore(path)).listed()
     assert result.next_attempt_s is not None
     assert result.next_attempt_s <= 3600

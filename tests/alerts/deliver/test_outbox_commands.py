@@ -14,7 +14,7 @@ from tests.webhook_receiver import WebhookReceiver, about, notice, receiving
 
 from rankscope.alerts.alert import rfc3339
 from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.store.database import Store
+from rankscope.alerts.store.database import AlertStore
 from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.watch import setup as watching
 
@@ -42,7 +42,7 @@ def config(tmp_path: Path, receiver: WebhookReceiver) -> Path:
 def box(tmp_path: Path) -> Path:
     """State folder of an outbox with one dead, one delivered and one waiting message."""
     path = tmp_path / "state" / "rankscope" / "watch-1"
-    box = Outbox(Store(path))
+    box = Outbox(AlertStore(path))
     box.put(about(*(notice(1, run=f"run\x1b[2J{number}") for number in range(3))))
     for state in ("dead", "delivered"):
         message = box.claim("hook")
@@ -122,7 +122,7 @@ def test_the_outbox_is_listed_shown_replayed_and_emptied(cli: Callable[..., Any]
     assert run("replay", "--dead").stdout.startswith("1 message ")
     assert run("drop").returncode == 2
     assert run("drop", waiting).stdout.startswith("1 message ")
-    assert Outbox(Store(box)).counts() == {("hook", "waiting"): 1, ("hook", "delivered"): 1}
+    assert Outbox(AlertStore(box)).counts() == {("hook", "waiting"): 1, ("hook", "delivered"): 1}
 
 
 @pytest.mark.parametrize(

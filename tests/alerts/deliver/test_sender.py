@@ -26,7 +26,7 @@ from rankscope.alerts.deliver.retrying import AttemptResult, judge_status, pause
 from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.targets import Rate, Target
-from rankscope.alerts.store.database import Store, StoreError
+from rankscope.alerts.store.database import AlertStore, StoreError
 
 SECRET = "s3cr3t-token"
 
@@ -38,7 +38,7 @@ class World:
         self.clock = SimulatedClock()
         self.receiver = receiver
         self.reports: list[str] = []
-        self.box = Outbox(Store(path, clock=self.clock))
+        self.box = Outbox(AlertStore(path, clock=self.clock))
         self.target = Target(name="hook", label="hook", url=Secret(value=f"{receiver.url}/{SECRET}"), timeout_s=30.0)
         self.sender = self.restarted()
 
@@ -433,7 +433,7 @@ def test_a_slow_receiver_holds_up_no_other(receiver: WebhookReceiver) -> None:
 
     with receiving() as other:
         receiver.behaviour = slow
-        box = Outbox(Store(None))
+        box = Outbox(AlertStore(None))
         targets = [
             Target(name=name, label=name, url=Secret(value=where.url), timeout_s=30.0)
             for name, where in (("slow", receiver), ("quick", other))

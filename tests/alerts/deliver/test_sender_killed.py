@@ -15,7 +15,7 @@ import pytest
 from tests.webhook_receiver import WebhookReceiver, about, notice, receiving
 
 from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.store.database import Store
+from rankscope.alerts.store.database import AlertStore
 
 JOB = Path(__file__).parents[2] / "campaigns" / "jobs" / "sending.py"
 
@@ -51,7 +51,7 @@ def check_delivered(receiver: WebhookReceiver, ids: list[str]) -> None:
 
 @pytest.mark.slow
 def test_a_sender_that_is_killed_delivers_everything_in_the_end(tmp_path: Path) -> None:
-    box = Outbox(Store(tmp_path / "state"))
+    box = Outbox(AlertStore(tmp_path / "state"))
     box.put(about(*(notice(rank, run=str(rank % 7)) for rank in range(105)), most_alerts=1))
     ids = [item.id for item in box.listed()]
     with receiving() as receiver:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from rankscope.alerts.receive.inbox import Inbox
-from rankscope.alerts.store.database import Store
+from rankscope.alerts.store.database import AlertStore
 
 
 @pytest.fixture
 def inbox() -> Iterator[Inbox]:
-    with Store(None) as store:
+    with AlertStore(None) as store:
         yield Inbox(store)

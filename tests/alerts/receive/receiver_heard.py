@@ -16,8 +16,8 @@ from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.forwarding import Forwarding
 from rankscope.alerts.receive.inbox import Inbox
-from rankscope.alerts.receive.worker import Worker, WorkerSettings
-from rankscope.alerts.store.database import Store
+from rankscope.alerts.receive.worker import InboxWorker, WorkerSettings
+from rankscope.alerts.store.database import AlertStore
 
 S = 10**9
 STRAGGLER = {"alertname": "TrainingStraggler", "severity": "warning", "run_id": "r1", "run": "llama", "rank": "1"}
@@ -27,14 +27,14 @@ class Heard:
     """A worker over a store in memory, with a clock that the test sets."""
 
     def __init__(self, *rules: ActionRule) -> None:
-        store = Store(None)
+        store = AlertStore(None)
         self.inbox = Inbox(store)
         self.delivered: list[bytes] = []
         outbox = Outbox(store)
         chat = webhook_target("http://127.0.0.1:1/")
         self.sender = Sender(outbox, [chat], report=pytest.fail, courier=lambda _: self)
         self.now_s = 1_000_000.0
-        self.worker = Worker(
+        self.worker = InboxWorker(
             self.inbox,
             settings=WorkerSettings(repeat_after_s=4 * 3600, rules=rules),
             counters=Counters(),

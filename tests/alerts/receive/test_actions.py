@@ -18,7 +18,7 @@ from rankscope.alerts.receive.actions.results import merged_steps
 from rankscope.alerts.receive.bounded_child import ChildResult
 from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
-from rankscope.alerts.receive.verdicts.known_runs import KnownRun, KnownRuns, UnknownRunError
+from rankscope.alerts.receive.verdicts.known_runs import KnownRun, KnownRuns, UnmatchedRunError
 from rankscope.alerts.receive.verdicts.run_verdict import RunVerdict
 
 CAPTURE = ActionRule(alert="TrainingStraggler", do="capture", at_most="1/10min per run", at_most_overall="2/1h")
@@ -129,7 +129,7 @@ def test_a_run_that_was_found_by_its_name_is_the_one_that_is_asked(tmp_path: Pat
     alert = msgspec.json.decode(action.alert, type=PayloadAlert)
     assert runs.find(_run_of(action, alert)).run_id == "r1"
     # an action whose run was not looked up in time has only the name
-    with pytest.raises(UnknownRunError, match="are 2"):
+    with pytest.raises(UnmatchedRunError, match="are 2"):
         runs.find(_run_of(msgspec.structs.replace(action, run_id="test"), alert))
 
 

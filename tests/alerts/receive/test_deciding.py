@@ -20,8 +20,8 @@ from rankscope.alerts.receive.episodes import Episode, next_episode
 from rankscope.alerts.receive.forwarding import Forwarding
 from rankscope.alerts.receive.notification import MAX_ALERTS, read_notification
 from rankscope.alerts.receive.verdicts import known_runs as known_runs_module
-from rankscope.alerts.receive.verdicts.known_runs import KnownRuns, RunName, UnknownRunError
-from rankscope.alerts.store.database import Store
+from rankscope.alerts.receive.verdicts.known_runs import KnownRuns, RunName, UnmatchedRunError
+from rankscope.alerts.store.database import AlertStore
 from rankscope.runs.records import RunInfo
 from rankscope.runs.small_files import create_run
 
@@ -127,7 +127,7 @@ def test_routes_say_who_is_told() -> None:
         Route(match={"alertname": ["TrainingStraggler", "Other"], "team": ""}, targets=["chat"]),
         Route(match={"alertname": "Quiet"}, targets=[]),
     )
-    forwarding = Forwarding(Outbox(Store(None)), targets={"chat": 16, "pager": 1}, routes=routes)
+    forwarding = Forwarding(Outbox(AlertStore(None)), targets={"chat": 16, "pager": 1}, routes=routes)
     assert forwarding.targets_of({"severity": "critical"}) == ["pager", "chat"]
     assert forwarding.targets_of(STRAGGLER) == ["chat"]
     assert forwarding.targets_of(STRAGGLER | {"team": "a"}) == ["chat", "pager"]
@@ -197,11 +197,11 @@ def test_runs_are_found_by_what_they_say_and_not_by_path(tmp_path: Path) -> None
     runs = KnownRuns([root])
     assert runs.find(RunName("id-a", "")).path == root / "a"
     for name in ("outside", "../outside", str(root / "a"), "a", "link", "\x00", "id-a/../id-b"):
-        with pytest.raises(UnknownRunError, match="not under"):
+        with pytest.raises(UnmatchedRunError, match="not under"):
             runs.find(RunName(name, ""))
     # two folders with the same run id: neither is used
     create_run(root / "c", RunInfo(run_id="id-a", name="llama", start_unix_ns=1))
-    with pytest.raises(UnknownRunError, match="2 folders"):
+    with pytest.raises(UnmatchedRunError, match="2 folders"):
         runs.find(RunName("id-a", ""))
 
 
@@ -212,17 +212,17 @@ def test_a_run_is_found_by_its_name_only_if_it_is_the_only_live_one(tmp_path: Pa
     for rank in (0, 1):
         end(old, rank)
     end(result, 0)  # rank 1 still runs
-    with pytest.raises(UnknownRunError, match="no run_id, and live runs of this name are 2"):
+    with pytest.raises(UnmatchedRunError, match="no run_id, and live runs of this name are 2"):
         runs.find(RunName("", "test"))
     end(two, 0)
     end(two, 1)
     assert runs.find(RunName("", "test")).run_id == "one"
     # a run that was quiet for too long does not count as live
     monkeypatch.setattr(known_runs_module, "QUIET_S", 0.0)
-    with pytest.raises(UnknownRunError, match="are 0"):
+    with pytest.raises(UnmatchedRunError, match="are 0"):
         runs.find(RunName("", "test"))
     assert runs.find(RunName("old", "test")).run_id == "old"
-    with pytest.raises(UnknownRunError, match="not under"):
+    with pytest.raises(UnmatchedRunError, match="not under"):
         runs.find(RunName("", "other"))
 
 
@@ -232,9 +232,9 @@ def test_a_folder_of_runs_that_is_away_is_no_reason_to_know_nothing_and_none_to_
     runs = KnownRuns([tmp_path / "here", away])
     assert runs.find(RunName("one", "test")).run_id == "one"
     gone = re.escape(f"{away} cannot be read: No such file or directory")
-    with pytest.raises(UnknownRunError, match=f"not under the receiver's --runs; {gone}"):
+    with pytest.raises(UnmatchedRunError, match=f"not under the receiver's --runs; {gone}"):
         runs.find(RunName("two", "test"))
-    with pytest.raises(UnknownRunError, match=f"are 1; {gone}"):
+    with pytest.raises(UnmatchedRunError, match=f"are 1; {gone}"):
         runs.find(RunName("", "test"))
     # when the folder is back, its runs are found without a restart
     two_ranks(away / "two", run_id="two")

@@ -10,7 +10,7 @@ from tests.alerts.receive.receiver_heard import STRAGGLER, Heard, S
 from rankscope.alerts.alert import fingerprint
 from rankscope.alerts.receive import inbox as inbox_module
 from rankscope.alerts.receive.inbox import Inbox
-from rankscope.alerts.store.database import Store
+from rankscope.alerts.store.database import AlertStore
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_of_alerts_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) 
 def test_an_inbox_forgets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox_module, "MAX_KEPT", 5)
     monkeypatch.setattr(inbox_module, "MAX_KNOWN", 8)
-    with Store(folder, report=pytest.fail) as store:
+    with AlertStore(folder, report=pytest.fail) as store:
         inbox = Inbox(store)
         for number in range(1, 13):
             inbox.accept(b"x" * 1000, key=str(number), now_unix_ns=number)
@@ -48,7 +48,7 @@ def test_an_inbox_forgets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_kept_bodies_are_bounded_in_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox_module, "MAX_KEPT_BYTES", 2500)
-    with Store(folder, report=pytest.fail) as store:
+    with AlertStore(folder, report=pytest.fail) as store:
         inbox = Inbox(store)
         for number in range(1, 6):
             inbox.accept(b"x" * 1000, key=None, now_unix_ns=number)

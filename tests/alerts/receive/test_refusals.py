@@ -32,8 +32,8 @@ from rankscope.alerts.receive.web import refusals as refusals_module
 from rankscope.alerts.receive.web.app import MAX_BODIES_BYTES, MAX_UNPROVEN_BODIES_BYTES, ReceiverApp
 from rankscope.alerts.receive.web.bodies import MAX_BODY_BYTES
 from rankscope.alerts.rules.rule_file import rules_text
-from rankscope.alerts.store.database import Store
-from rankscope.base.http_server import Endpoint, Server
+from rankscope.alerts.store.database import AlertStore
+from rankscope.base.http_server import ListenEndpoint, Server
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ def test_senders_that_are_cut_off_for_others_are_counted_and_logged_once_per_bur
 
     async def serve() -> None:
         with socket.create_server(("127.0.0.1", 0)) as sock:
-            server = Server([Endpoint(sock, client.app, evicted=client.app.evicted)], max_connections=2)
+            server = Server([ListenEndpoint(sock, client.app, evicted=client.app.evicted)], max_connections=2)
             server.start()
             senders = []
             for _ in range(5):
@@ -285,7 +285,7 @@ def test_times_that_senders_write_are_accepted(client: Client, moment: str) -> N
 
 
 def test_readiness_does_not_write(tmp_path: Path, reports: list[str]) -> None:
-    with Store(tmp_path / "state", report=reports.append) as store:
+    with AlertStore(tmp_path / "state", report=reports.append) as store:
         client = Client(ReceiverApp(Inbox(store), show=lambda _: None, report=reports.append))
         assert client.post(PAYLOAD).status_code == 200
 
@@ -323,6 +323,6 @@ def test_a_disk_that_has_room_again_is_noticed_without_a_delivery(
             assert "writable 1\n" in (await client.get("/metrics")).text
             assert (await client.post("/webhook", json=PAYLOAD)).status_code == 200
 
-    with Store(tmp_path / "state", report=reports.append) as store:
+    with AlertStore(tmp_path / "state", report=reports.append) as store:
         asyncio.run(course(ReceiverApp(Inbox(store), show=lambda _: None, report=reports.append, out=out)))
         assert not (tmp_path / "state" / "room").exists()

@@ -14,9 +14,9 @@ from tests.webhook_receiver import about, notice
 
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.receive.inbox import Inbox
-from rankscope.alerts.store.database import Store, StoreError, read_only
+from rankscope.alerts.store.database import AlertStore, StoreError, read_only
 from rankscope.alerts.store.folders import STORE_FILE
-from rankscope.alerts.watch.ledger import Ledger, load_ledger, read_entries, save_ledger
+from rankscope.alerts.watch.ledger import AlertLedger, load_ledger, read_entries, save_ledger
 from rankscope.base.errors import InputError
 
 
@@ -25,12 +25,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def filled(folder: Path) -> Store:
+def filled(folder: Path) -> AlertStore:
     """Return a store with data of the inbox, the outbox and the ledger."""
-    store = Store(folder, report=pytest.fail)
+    store = AlertStore(folder, report=pytest.fail)
     Inbox(store).accept(b"{}", key="k", now_unix_ns=1)
     Outbox(store).put(about(*(notice(rank, run=str(rank)) for rank in range(20))))
-    save_ledger(store, Ledger(active=["/runs/one"]))
+    save_ledger(store, AlertLedger(active=["/runs/one"]))
     return store
 
 
@@ -41,14 +41,14 @@ def test_all_parts_share_one_file_for_its_owner_only(folder: Path) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     store.close()
-    with Store(folder, report=pytest.fail) as again:
+    with AlertStore(folder, report=pytest.fail) as again:
         assert len(Inbox(again).waiting()) == 1
         assert Outbox(again).counts() == {("hook", "waiting"): 20}
         assert load_ledger(again).active == ["/runs/one"]
 
 
 def test_one_holder_at_a_time(folder: Path) -> None:
-    with Store(folder) as first, Store(folder) as second:
+    with AlertStore(folder) as first, AlertStore(folder) as second:
         assert (first.hold(), first.hold(), second.hold()) == (True, True, False)
         # the other one may still write
         Outbox(second).put(about(notice(1)))
@@ -57,12 +57,12 @@ def test_one_holder_at_a_time(folder: Path) -> None:
 
 
 def test_an_inner_transaction_is_part_of_the_outer_one(folder: Path) -> None:
-    def put_and_fail(store: Store) -> None:
+    def put_and_fail(store: AlertStore) -> None:
         with store.transaction():
             Outbox(store).put(about(notice(1)))
             raise RuntimeError
 
-    with Store(folder) as store:
+    with AlertStore(folder) as store:
         with pytest.raises(RuntimeError):
             put_and_fail(store)
         assert Outbox(store).counts() == {}
@@ -86,7 +86,7 @@ def test_a_newer_version_is_refused_and_left_as_it_is(folder: Path) -> None:
     database.close()
     before = (folder / STORE_FILE).read_bytes()
     with pytest.raises(InputError, match=r"/9.*/2.*upgrade rankscope"):
-        Store(folder, report=pytest.fail)
+        AlertStore(folder, report=pytest.fail)
     with pytest.raises(InputError, match=r"/9.*/2.*upgrade rankscope"):
         read_entries(folder)
     assert (folder / STORE_FILE).read_bytes() == before
@@ -107,14 +107,14 @@ def test_what_is_no_store_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     before = other.read_bytes()
     for path in (text, other):
         with pytest.raises(InputError, match="not a store"):
-            Store(path.parent, report=pytest.fail)
+            AlertStore(path.parent, report=pytest.fail)
         with pytest.raises(InputError, match="not a store"):
             read_entries(path.parent)
     for path in (directory, fifo):
         with pytest.raises(StoreError, match=str(path)):
-            Store(path.parent, report=pytest.fail)
+            AlertStore(path.parent, report=pytest.fail)
     with pytest.raises((InputError, StoreError), match=str(text)):
-        Store(text, report=pytest.fail)
+        AlertStore(text, report=pytest.fail)
     assert (text.read_text(), other.read_bytes()) == ("my novel", before)
 
 
@@ -130,20 +130,20 @@ def test_a_damaged_file_is_set_aside_and_reported_once(folder: Path, damage: str
     }
     path.write_bytes(damaged[damage])
     with pytest.raises(InputError, match="damaged"):
-        Store(folder, repair=False)
+        AlertStore(folder, repair=False)
     reports: list[str] = []
-    with Store(folder, report=reports.append) as fresh:
+    with AlertStore(folder, report=reports.append) as fresh:
         assert Outbox(fresh).counts() == {}
     [line] = reports
     assert all(fact in line for fact in (str(path), "damaged", f"{STORE_FILE}.bad"))
     assert (folder / f"{STORE_FILE}.bad").read_bytes() == damaged[damage]
-    Store(folder, report=pytest.fail).close()
+    AlertStore(folder, report=pytest.fail).close()
 
 
 def test_a_full_disk_is_one_line_and_changes_nothing(folder: Path) -> None:
     with filled(folder) as store, disk_with_room_for(20_000):
         with pytest.raises(StoreError, match=f"{STORE_FILE}: cannot be used") as caught:
-            save_ledger(store, Ledger(active=["x" * 100_000]))
+            save_ledger(store, AlertLedger(active=["x" * 100_000]))
         assert "\n" not in str(caught.value)
         assert load_ledger(store).active == ["/runs/one"]
 

@@ -14,11 +14,11 @@ from tests.alerts.watch.watched_world import RecordingWebhook, World, past_of
 
 from rankscope.alerts.owners import HANG, STRAGGLER
 from rankscope.alerts.watch.conditions.budgets import Budgets, budgets_of
-from rankscope.alerts.watch.conditions.candidate import Candidate, Loss, Subject
+from rankscope.alerts.watch.conditions.candidate import Candidate, ConditionLoss, Subject
 from rankscope.alerts.watch.conditions.findings import candidates
 from rankscope.alerts.watch.conditions.regressions import Regressions
 from rankscope.alerts.watch.conditions.shared_alerts import FEW_RANKS, MOST_RANKS, merge_shared
-from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
+from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
 from rankscope.alerts.watch.pace import LONGEST_PAUSE_S, Pace
 from rankscope.analysis.online import RECENT_STEPS
 from rankscope.analysis.result.analysis import Analysis, Cost, Evidence, Finding, RareSteps
@@ -166,7 +166,7 @@ def noisy(*levels: tuple[float, int], seed: int = 1) -> list[float]:
 
 
 def regressions(past: Any, *, at_least: float = 0.1) -> list[Candidate] | None:
-    gpus = Loss(gpu_hours=0, per_hour=4, price=2.0, currency="USD")
+    gpus = ConditionLoss(gpu_hours=0, per_hour=4, price=2.0, currency="USD")
     return Regressions(run=RUN, subject=SUBJECT, gpus=gpus).candidates(past, at_least=at_least)
 
 
@@ -237,12 +237,12 @@ def test_a_run_that_became_slower_is_told_though_too_little_is_known_to_judge_it
 
 
 def test_what_is_lost_adds_up_while_it_lasts() -> None:
-    loss = Loss(gpu_hours=1.0, per_hour=6.0, price=2.0, currency="USD")
+    loss = ConditionLoss(gpu_hours=1.0, per_hour=6.0, price=2.0, currency="USD")
     result = SUBJECT.candidate(HANG, {"summary": "s"}, loss=loss)
-    ledger = Ledger()
+    ledger = AlertLedger()
     for minutes in (0, 10, 20, 20 + 24 * 60):  # the last gap is as of a clock that was set, or a watcher that was stopped
         ledger.update("x", [result], now_unix_ns=10**18 + minutes * HOUR_NS // 60, policy=FiringPolicy(1, 1))
-        ledger = msgspec.json.decode(msgspec.json.encode(ledger), type=Ledger)
+        ledger = msgspec.json.decode(msgspec.json.encode(ledger), type=AlertLedger)
     [entry] = ledger.entries
     assert entry.gpu_hours_lost == pytest.approx(1 + 2 + 6)
     assert (entry.alert.annotations["gpu_hours_lost"], entry.alert.annotations["cost"]) == ("9", "18.00 USD")
@@ -271,7 +271,7 @@ def test_around_the_limit_alerts_do_not_come_and_go() -> None:
 
 
 def test_an_alert_about_many_ranks_stays_while_one_of_them_is_not_known() -> None:
-    ledger = Ledger()
+    ledger = AlertLedger()
     ledger.update("x", merge_shared(of_ranks(40)), now_unix_ns=1, policy=FiringPolicy(1, 1))
     assert ledger.names("x", together=True) == {"TrainingStraggler"}
     [entry] = ledger.entries
@@ -282,7 +282,7 @@ def test_an_alert_about_many_ranks_stays_while_one_of_them_is_not_known() -> Non
 
 
 def test_an_alert_fires_for_a_while_at_least() -> None:
-    ledger, policy = Ledger(), FiringPolicy(1, 1, least_firing_s=60)
+    ledger, policy = AlertLedger(), FiringPolicy(1, 1, least_firing_s=60)
     result = of_ranks(1)
     ledger.update("x", result, now_unix_ns=0, policy=policy)
     [entry] = ledger.entries

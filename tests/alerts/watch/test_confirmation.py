@@ -11,7 +11,7 @@ from tests.alerts.watch.watched_world import RecordingWebhook, World
 
 from rankscope.alerts.watch.conditions.confirmation import FIRST_TEST, TESTS, Confirmation, Suspicion
 from rankscope.alerts.watch.followed_runs import FollowedRuns
-from rankscope.alerts.watch.ledger import Ledger
+from rankscope.alerts.watch.ledger import AlertLedger
 from rankscope.analysis.inference.judging.slow import SlowRanks
 from rankscope.analysis.online import NewSteps
 from rankscope.analysis.result.analysis import Analysis
@@ -69,7 +69,7 @@ def test_a_restarted_watcher_continues_a_suspicion(make_run: Any, make_analysis:
     run = make_run()
     first = World(run.path, receiver=webhook)
     first.evaluate(from_steps(make_analysis(2), 500), run)
-    saved = msgspec.json.decode(first.saved[-1], type=Ledger)
+    saved = msgspec.json.decode(first.saved[-1], type=AlertLedger)
     second = World(run.path, receiver=webhook, ledger=saved)
     second.new_steps = named(32, 2)
     second.evaluate(from_steps(make_analysis(2), 535), run)

@@ -23,10 +23,10 @@ from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.targets import webhook_target
 from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.payload import Notice, Payload, payload_alert
-from rankscope.alerts.store.database import Store
+from rankscope.alerts.store.database import AlertStore
 from rankscope.alerts.watch.conditions.candidate import Subject
 from rankscope.alerts.watch.delivery import RESOLVED_FOR_S, Delivery
-from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
+from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
 
 SECRET = "s3cr3t-token"
 HERE = "http://127.0.0.1"
@@ -51,7 +51,7 @@ def notice(rank: int = 2, *, ended: bool = False, **more: str) -> Notice:
 
 
 def test_a_webhook_gets_the_payload_that_alertmanager_would_send(sink: Any) -> None:
-    outbox = Outbox(Store(None))
+    outbox = Outbox(AlertStore(None))
     sender = Sender(outbox, [webhook_target(sink.url + "/hook")], report=pytest.fail)
     webhook = Webhook(webhook_target(sink.url + "/hook"), outbox, wake=sender.wake, external_url="http://host")
     webhook.send([notice(3, ended=True), notice(2)])
@@ -196,16 +196,16 @@ def test_a_receiver_hears_of_the_end_of_those_alerts_only_whose_beginning_it_hea
     assert all("answered 500" in line for line in reports)
 
 
-def firing(*ranks: int) -> Ledger:
+def firing(*ranks: int) -> AlertLedger:
     """Return a ledger in which these ranks fire and no receiver was notified."""
-    ledger = Ledger()
+    ledger = AlertLedger()
     candidates = [Subject(run_id="r1").candidate(STRAGGLER, {"summary": "It is slow."}, rank=rank) for rank in ranks]
     ledger.update("r", candidates, now_unix_ns=STARTED_NS, policy=FiringPolicy(1, 1))
     return ledger
 
 
 def test_a_watcher_that_was_killed_before_it_noted_whom_it_told_tells_nobody_twice() -> None:
-    outbox, target = Outbox(Store(None)), webhook_target("http://hooks.example/x")
+    outbox, target = Outbox(AlertStore(None)), webhook_target("http://hooks.example/x")
     # Given a second watcher that begins with a ledger saved before the webhook was notified
     for _ in range(2):
         ledger = firing(2, 3)
@@ -217,7 +217,7 @@ def test_a_watcher_that_was_killed_before_it_noted_whom_it_told_tells_nobody_twi
 
 
 def test_while_the_outbox_takes_nothing_alerts_stay_with_the_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    outbox, target, ledger = Outbox(Store(None)), webhook_target("http://hooks.example/x"), firing(2)
+    outbox, target, ledger = Outbox(AlertStore(None)), webhook_target("http://hooks.example/x"), firing(2)
     reports: list[str] = []
     delivery = Delivery(webhooks=[Webhook(target, outbox, wake=lambda: None)], interval_s=1, report=reports.append)
     with monkeypatch.context() as patch:
@@ -234,7 +234,7 @@ def test_while_the_outbox_takes_nothing_alerts_stay_with_the_watcher(monkeypatch
 class Posting:
     """A delivery to one Alertmanager, every ten seconds of a clock that the test advances."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: AlertLedger) -> None:
         self.manager, self.ledger, self.clock = Manager(), ledger, Elapsed()
         self.reports: list[str] = []
         self.step_s = 0
@@ -292,7 +292,7 @@ def test_an_alertmanager_that_was_away_is_posted_everything_when_it_is_back(capl
 
 
 def test_an_alert_that_fires_again_is_not_posted_as_ended_any_more() -> None:
-    posting, policy = Posting(Ledger()), FiringPolicy(1, 1)
+    posting, policy = Posting(AlertLedger()), FiringPolicy(1, 1)
     result = Subject(run_id="r1").candidate(STRAGGLER, {"summary": "It is slow."}, rank=2)
     for seconds, present in ((1, [result]), (2, []), (3, [result])):
         posting.ledger.update("r", present, now_unix_ns=seconds * 10**9, policy=policy)

@@ -12,10 +12,10 @@ from rankscope.alerts.deliver.templates.alert_texts import alert_texts
 from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.payload import PayloadAlert, payload_alert
 from rankscope.alerts.receive.verdicts.run_verdict import run_verdict_of, verdict_annotations
-from rankscope.alerts.watch.conditions.candidate import Candidate, Loss, Subject
+from rankscope.alerts.watch.conditions.candidate import Candidate, ConditionLoss, Subject
 from rankscope.alerts.watch.conditions.findings import candidates
 from rankscope.alerts.watch.conditions.shared_alerts import FEW_RANKS, MOST_RANKS, merge_shared
-from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
+from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
 from rankscope.analysis.result.analysis import Analysis
 
 Make = Callable[..., Analysis]
@@ -136,7 +136,7 @@ def test_after_its_host_a_rank_that_stays_slow_has_its_own_alert(make_run: Any, 
 
 
 def test_an_alert_about_many_ranks_ends_when_all_their_hosts_have_theirs() -> None:
-    ledger, policy = Ledger(), FiringPolicy(1, 3)
+    ledger, policy = AlertLedger(), FiringPolicy(1, 3)
     ranks = [SUBJECT.candidate(STRAGGLER, {"summary": "s"}, rank=rank, host=f"n{rank // 8}") for rank in range(40)]
     ledger.update("x", merge_shared(ranks), now_unix_ns=1, policy=policy)
     hosts = hosts_alerts(5)
@@ -153,14 +153,14 @@ def hosts_alerts(count: int) -> list[Candidate]:
             STRAGGLER,
             {"summary": f"Host n{at}.", "ranks": ",".join(str(8 * at + local) for local in range(8))},
             host=f"n{at}",
-            loss=Loss(gpu_hours=at, per_hour=1),
+            loss=ConditionLoss(gpu_hours=at, per_hour=1),
         )
         for at in range(count)
     ]
 
 
 def test_hosts_do_not_count_as_alerts_about_many_ranks() -> None:
-    ledger = Ledger()
+    ledger = AlertLedger()
     ledger.update("x", hosts_alerts(2), now_unix_ns=1, policy=FiringPolicy(1, 1))
     assert ledger.names("x") == {"TrainingStraggler"}
     assert ledger.names("x", together=True) == set()
@@ -176,7 +176,7 @@ def test_very_many_hosts_have_one_alert_together() -> None:
 
 
 def test_the_alert_of_a_host_stays_while_one_of_its_ranks_cannot_be_read() -> None:
-    ledger = Ledger()
+    ledger = AlertLedger()
     ledger.update("x", hosts_alerts(1), now_unix_ns=1, policy=FiringPolicy(1, 1))
     ledger.update("x", [], now_unix_ns=2, policy=FiringPolicy(1, 1), unknown=[7])
     assert ledger.entries[0].ends_at_unix_ns is None

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.alerts.watch.ledger import FiringPolicy, Track, advance
+from rankscope.alerts.watch.ledger import FiringPolicy, FiringState, advance
 
 policies = st.builds(FiringPolicy, fire_after=st.integers(1, 5), resolve_after=st.integers(1, 5))
 histories = st.lists(st.booleans(), max_size=60)
 
 
-def follow(history: list[bool], policy: FiringPolicy) -> list[Track | None]:
-    track: Track | None = None
+def follow(history: list[bool], policy: FiringPolicy) -> list[FiringState | None]:
+    track: FiringState | None = None
     tracks = []
     for present in history:
         track = advance(track, present=present, policy=policy)

@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 
 from rankscope.alerts.watch import announcements as announcing
 from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding, is_logged
-from rankscope.alerts.watch.ledger import Ledger
+from rankscope.alerts.watch.ledger import AlertLedger
 
 RECORD = FindingRecord(schema=FINDING_SCHEMA, time_unix_ns=7, status="firing", fingerprint="f", labels={"a": "b"}, annotations={})
 
@@ -63,10 +63,10 @@ def followed(
     """Follow two ranks that become slow and recover, with a watcher that is killed once and restarted."""
     run, webhook = make_run(name), RecordingWebhook()
     monkeypatch.setattr(announcing, "append_finding", reaper.around(append_finding))
-    saved: list[bytes] = [msgspec.json.encode(Ledger())]
+    saved: list[bytes] = [msgspec.json.encode(AlertLedger())]
 
     def start(before: World | None) -> World:
-        world = World(run.path, receiver=webhook, ledger=msgspec.json.decode(saved[-1], type=Ledger))
+        world = World(run.path, receiver=webhook, ledger=msgspec.json.decode(saved[-1], type=AlertLedger))
         # The next watcher loads the last saved ledger; after a kill during the save, the one before.
         saving = reaper.around(lambda ledger: saved.append(msgspec.json.encode(ledger)))
         world.watcher._save = world.watcher._announcer._save = saving

@@ -12,7 +12,7 @@ import pytest
 from tests.waiting import wait_until
 from tests.watched_job import QUICK, Watch, training
 
-from rankscope.alerts.store.database import Store
+from rankscope.alerts.store.database import AlertStore
 from rankscope.alerts.watch.ledger import load_ledger
 from rankscope.alerts.watch.liveness.dumps import WAIT_S
 from rankscope.runs.reader import RunReader
@@ -20,7 +20,7 @@ from rankscope.runs.reader import RunReader
 
 def alive(state: Path) -> list[str]:
     """Return the runs that the watcher has seen making steps."""
-    with Store(state) as store:
+    with AlertStore(state) as store:
         return load_ledger(store).active
 
 

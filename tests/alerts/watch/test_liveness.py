@@ -13,7 +13,7 @@ from tests.alerts.watch.watched_world import RecordingWebhook, World, past_of
 from tests.flight_dumps import Job, write
 
 from rankscope.alerts.deliver.message import messages_about
-from rankscope.alerts.watch.ledger import Ledger
+from rankscope.alerts.watch.ledger import AlertLedger
 from rankscope.alerts.watch.liveness.dumps import AGAIN_S, WAIT_S
 from rankscope.alerts.watch.liveness.monitor import Patience
 from rankscope.alerts.watch.runs import RESTART_GRACE_S
@@ -206,7 +206,7 @@ def test_a_watcher_that_is_started_anew_neither_forgets_nor_resolves(
     second = World(
         run.path.parent,
         receiver=first.receiver,
-        ledger=msgspec.json.decode(first.saved[-1], type=Ledger),
+        ledger=msgspec.json.decode(first.saved[-1], type=AlertLedger),
         patience=Patience(silent_after_s=PATIENCE_S),
         ask_for_dumps=False,
     )

@@ -13,7 +13,7 @@ from tests.alerts.conftest import START_NS
 from tests.alerts.watch.watched_world import RecordingWebhook, World, past_of
 from tests.step_files import add_damaged, add_rows, change, rows_of, tear
 
-from rankscope.alerts.watch.ledger import Ledger
+from rankscope.alerts.watch.ledger import AlertLedger
 from rankscope.alerts.watch.liveness.monitor import Patience
 from rankscope.alerts.watch.liveness.outage import WAITED_S
 from rankscope.alerts.watch.runs import RESTART_GRACE_S
@@ -194,7 +194,7 @@ def test_a_watcher_that_is_restarted_goes_on_with_the_alert(powered_off: Callabl
     job.watched = World(
         job.run.path.parent,
         receiver=first.receiver,
-        ledger=msgspec.json.decode(first.saved[-1], type=Ledger),
+        ledger=msgspec.json.decode(first.saved[-1], type=AlertLedger),
         patience=Patience(silent_after_s=PATIENCE_S),
         ask_for_dumps=False,
     )

@@ -11,10 +11,10 @@ import pytest
 from tests.alerts.watch.watched_world import RecordingWebhook, World
 from tests.step_files import append
 
-from rankscope.alerts.store.database import Store
+from rankscope.alerts.store.database import AlertStore
 from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.watch.followed_runs import FollowedRuns
-from rankscope.alerts.watch.ledger import Ledger, load_ledger, read_entries, save_ledger
+from rankscope.alerts.watch.ledger import AlertLedger, load_ledger, read_entries, save_ledger
 from rankscope.alerts.watch.runs import RESTART_GRACE_S, Glance, Glances
 from rankscope.alerts.watch.unreadable import SHOWN
 from rankscope.alerts.watch.watcher import FINAL_TRIES, FORGET_AFTER_S
@@ -133,7 +133,9 @@ def test_once_tells_about_a_finished_run_without_resolving(make_run: Any, make_a
     assert webhook.heard == [("firing", "2")]
     assert world.said() == ["verdict", "firing"]
     # A second watcher with the saved state does not notify the webhook again.
-    again = World(run.path, receiver=webhook, once=True, fire_after=1, ledger=msgspec.json.decode(world.saved[-1], type=Ledger))
+    again = World(
+        run.path, receiver=webhook, once=True, fire_after=1, ledger=msgspec.json.decode(world.saved[-1], type=AlertLedger)
+    )
     again.evaluate(make_analysis(2))
     assert webhook.heard == [("firing", "2")]
 
@@ -145,9 +147,9 @@ def test_a_restart_keeps_start_time_and_identity_and_tells_nobody_twice(
     first = World(run.path, receiver=webhook)
     first.evaluate(make_analysis(2), run)
     first.evaluate(make_analysis(2), run)
-    with Store(tmp_path / "state") as store:
+    with AlertStore(tmp_path / "state") as store:
         save_ledger(store, first.watcher.ledger)
-    with Store(tmp_path / "state") as store:
+    with AlertStore(tmp_path / "state") as store:
         second = World(run.path, receiver=webhook, ledger=load_ledger(store))
     second.now_s = first.now_s
     second.evaluate(make_analysis(2), run)
@@ -410,7 +412,7 @@ def test_findings_that_cannot_be_written_again_are_mentioned_again(
 
 
 def test_a_ledger_of_another_version_is_an_error_naming_the_file(tmp_path: Path) -> None:
-    with Store(tmp_path) as store:
+    with AlertStore(tmp_path) as store:
         with store.transaction() as database:
             database.execute("INSERT INTO alerts (entry) VALUES (?)", (b'{"run": 7}',))
         with pytest.raises(InputError, match=STORE_FILE):

@@ -15,11 +15,11 @@ from rankscope.alerts.deliver.post import DeliveryError
 from rankscope.alerts.deliver.targets import webhook_target
 from rankscope.alerts.output import Event
 from rankscope.alerts.payload import Notice
-from rankscope.alerts.store.database import Store
+from rankscope.alerts.store.database import AlertStore
 from rankscope.alerts.watch.conditions.step_past import StepPast
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.followed_runs import FollowedRuns
-from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
+from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
 from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.watcher import Watcher
 from rankscope.analysis.evidence.step_table.rank_columns import RankColumns
@@ -32,7 +32,7 @@ class RecordingWebhook(Webhook):
     """A webhook with an outbox in memory that records its notices, or refuses them."""
 
     def __init__(self) -> None:
-        super().__init__(webhook_target("http://told.example/"), Outbox(Store(None)), wake=lambda: None)
+        super().__init__(webhook_target("http://told.example/"), Outbox(AlertStore(None)), wake=lambda: None)
         self.name = "told"
         self.broken = False
         self.calls: list[list[Notice]] = []
@@ -56,7 +56,7 @@ class World(FollowedRuns):
         path: Path,
         *,
         receiver: RecordingWebhook,
-        ledger: Ledger | None = None,
+        ledger: AlertLedger | None = None,
         once: bool = False,
         fire_after: int = 2,
         **options: Any,
@@ -84,7 +84,7 @@ class World(FollowedRuns):
             analyse=self.analyse,
             follow=self,
             delivery=Delivery(webhooks=[receiver], interval_s=5, report=self.reports.append),
-            ledger=ledger or Ledger(),
+            ledger=ledger or AlertLedger(),
             options=WatcherSettings(**{"policy": FiringPolicy(fire_after, 2), "once": once, **options}),
             report=self.reports.append,
             emit=self.events.append,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.analysis.planted_clocks import SECOND, START, Floats, Job, Planted, apart, windows
 
 from rankscope.analysis.collectives.clock import Clocks, fit_clocks
-from rankscope.analysis.collectives.clock_series import Course, at_times, fit_series
+from rankscope.analysis.collectives.clock_series import ClockCourse, at_times, fit_series
 from rankscope.analysis.collectives.waits.blame import Blame, assign_blame
 from rankscope.analysis.inference.judging.late import find_late, too_few
 
@@ -225,7 +225,7 @@ def test_a_course_can_be_gone_back_and_keeps_the_order_of_times(
     for gap, ppm in gaps:
         at.append(at[-1] + gap)
         offsets.append(offsets[-1] + gap * ppm // 10**6)
-    course = Course(tuple(at), tuple(offsets))
+    course = ClockCourse(tuple(at), tuple(offsets))
     common = [START + time_ - course.offset_at(START + time_) for time_ in sorted(times)]
     assert common == sorted(common)
     for here, time_ in zip(sorted(times), common, strict=True):

@@ -13,9 +13,9 @@ from rankscope.analysis.collectives.traffic.links import (
     BY_NAME,
     GPU_LINKS,
     LINKS,
-    Expectation,
+    ExpectedBandwidth,
     Fabric,
-    Link,
+    LinkKind,
     expect,
     link_of_gpu,
     parse_link,
@@ -108,7 +108,7 @@ def test_every_pattern_leads_to_a_link_inside_a_host_and_every_link_has_a_source
 
 
 @pytest.mark.parametrize("link", LINKS, ids=lambda link: link.name)
-def test_a_rate_is_what_its_description_multiplies_to(link: Link) -> None:
+def test_a_rate_is_what_its_description_multiplies_to(link: LinkKind) -> None:
     links = re.search(r"(\d+) links of ([\d.]+) GB/s", link.what)
     lanes = re.search(r"x16, (\d+) GT/s, 128b/130b", link.what)
     bits = re.search(r"([\d.]+) Gb/s", link.what)
@@ -128,14 +128,14 @@ def test_the_page_has_the_same_table() -> None:
     page = (ROOT / "docs" / "bandwidth.md").read_text()
     rows = re.findall(r"^\| `([\w-]+)` \| (\w[\w ]*) \| ([\d.]+) \| (.+?) \| \[[^\]]+\]\((\S+)\) \|$", page, re.MULTILINE)
     where = {"inside a host": "host", "between hosts": "network"}
-    result = [Link(name, where[place], float(rate), what, source) for name, place, rate, what, source in rows]  # type: ignore[arg-type]
-    assert result == [Link(link.name, link.scope, link.gb_s, link.what, link.source) for link in LINKS]
+    result = [LinkKind(name, where[place], float(rate), what, source) for name, place, rate, what, source in rows]  # type: ignore[arg-type]
+    assert result == [LinkKind(link.name, link.scope, link.gb_s, link.what, link.source) for link in LINKS]
 
 
 def test_a_told_link_outweighs_the_gpus_name() -> None:
     assert gb_s("all_reduce", [0, 1], fabric(1, 2, gpu="NVIDIA H100 PCIe")) is None
     result = expect("all_reduce", [0, 1], fabric(1, 2, "pcie5", gpu="NVIDIA H100 80GB HBM3"), on_cpu=False)
-    assert result == Expectation("pcie5", "told", 63.02)
+    assert result == ExpectedBandwidth("pcie5", "told", 63.02)
 
 
 def test_which_way_cards_have_to_each_other_is_not_guessed() -> None:
@@ -203,7 +203,7 @@ def test_cpu_threads_do_not_use_the_links_between_gpus() -> None:
 
 def test_of_ranks_on_unknown_hosts_only_a_lone_told_link_says_something() -> None:
     collected = [parse_link("nvlink2"), parse_link("ib-edr")]
-    assert expect("all_reduce", [0, 1], Fabric(told=collected[:1]), on_cpu=False) == Expectation("nvlink2", "told", 150)
+    assert expect("all_reduce", [0, 1], Fabric(told=collected[:1]), on_cpu=False) == ExpectedBandwidth("nvlink2", "told", 150)
     for unclear in (Fabric(told=collected), Fabric(), Fabric(told=[parse_link("ib-edr:4")])):
         result = expect("all_reduce", [0, 1], unclear, on_cpu=False)
         assert result.bus_gb_s is None

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from rankscope.analysis.durations.calls import Calls, RankCalls, Row, calls_of
+from rankscope.analysis.durations.calls import DurationCall, DurationCalls, RankCalls, calls_of
 from rankscope.analysis.durations.stages import block_on_sends, pipeline_stages
 from rankscope.runs.durations import TRANSFER, DurationGroup
 
 
-def message(group: str, op: str = "send", *, start_us: int = 0, took_us: float = 10.0, parts: int = 1) -> Row:
+def message(group: str, op: str = "send", *, start_us: int = 0, took_us: float = 10.0, parts: int = 1) -> DurationCall:
     """Return a send, a receive or a batch."""
-    return Row(group, op, 1, parts, 1000 * start_us, 1000 * (start_us + round(took_us)), took_us, TRANSFER)
+    return DurationCall(group, op, 1, parts, 1000 * start_us, 1000 * (start_us + round(took_us)), took_us, TRANSFER)
 
 
 def ranks_of(groups: Mapping[str, Sequence[int]]) -> dict[int, RankCalls]:
@@ -28,7 +28,7 @@ def ranks_of(groups: Mapping[str, Sequence[int]]) -> dict[int, RankCalls]:
     }
 
 
-def names(calls: Calls) -> list[str]:
+def names(calls: DurationCalls) -> list[str]:
     return [calls.ops[at] for at in calls.op.tolist()]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from tests.flight_dumps import START_NS
 
 from rankscope.analysis.hang.diagnosis import diagnose
-from rankscope.analysis.hang.files import Dumps
+from rankscope.analysis.hang.files import LoadedDumps
 from rankscope.analysis.hang.records import parse
 from rankscope.analysis.hang.result import HangReport
 
@@ -17,7 +17,7 @@ def report_of(
     documents: Mapping[int, dict[str, Any]], *, waited_s: Mapping[int, float] | None = None, world_size: int | None = None
 ) -> HangReport:
     """Return the report on one document per rank. ``waited_s``: seconds from the start of the job to the dump, by rank."""
-    dumps = Dumps("dumps", world_size=world_size)
+    dumps = LoadedDumps("dumps", world_size=world_size)
     for rank, document in documents.items():
         dump = parse(document)
         assert dump is not None

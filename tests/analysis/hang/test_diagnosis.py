@@ -12,7 +12,7 @@ from tests.analysis.hang.reports import report_of
 from tests.flight_dumps import START_NS, Call, Job, as_json, p2p, write
 
 from rankscope.analysis.hang.diagnosis import analyze_hang, diagnose
-from rankscope.analysis.hang.files import Dumps
+from rankscope.analysis.hang.files import LoadedDumps
 from rankscope.analysis.hang.records import parse
 
 WORLD = {"0": (0, 1, 2, 3)}
@@ -318,7 +318,7 @@ def test_what_gloo_gave_up_when_its_time_was_up_has_not_ended() -> None:
     documents = job.dumps()
     for rank in range(3):
         documents[rank]["entries"][-1]["retired"] = True
-    dumps = Dumps("dumps", world_size=4, crashed=dict.fromkeys(range(3), START_NS + 601 * 10**9))
+    dumps = LoadedDumps("dumps", world_size=4, crashed=dict.fromkeys(range(3), START_NS + 601 * 10**9))
     dumps.ranks = {rank: [dump] for rank, document in documents.items() if (dump := parse(document))}
     assert diagnose(dumps).culprits == [3]
     # also when it was killed and left nothing

@@ -21,7 +21,7 @@ from tests.flight_dumps import START_NS, Job, write
 from rankscope.analysis.hang import files as hang_files
 from rankscope.analysis.hang import pickles
 from rankscope.analysis.hang.diagnosis import analyze_hang, diagnose
-from rankscope.analysis.hang.files import Dumps, read_dump
+from rankscope.analysis.hang.files import LoadedDumps, read_dump
 from rankscope.analysis.hang.pickles import PickleError, load_plain
 from rankscope.analysis.hang.records import parse
 from rankscope.analysis.hang.render import render_text
@@ -186,7 +186,7 @@ def test_a_dump_with_anything_in_the_place_of_anything_is_read_or_none(thing: An
         assert all(isinstance(frame, str) for frame in record.frames())
     other = parse(Job.of_events({"0": (0, 1)}, ["0", "0"], stops={1: 1}).dumps()[1])
     assert other is not None
-    report = diagnose(Dumps("dumps", ranks={0: [dump], 1: [other]}))
+    report = diagnose(LoadedDumps("dumps", ranks={0: [dump], 1: [other]}))
     assert msgspec.json.decode(msgspec.json.encode(report), type=HangReport) == report
     assert render_text(report)
 

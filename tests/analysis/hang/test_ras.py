@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.ras_server import Comm, answer, text_answer
 
 from rankscope.analysis.hang.ras.json_form import MAX_OBJECTS, read_json
-from rankscope.analysis.hang.ras.judging import Judgement, differing, judge
+from rankscope.analysis.hang.ras.judging import RasJudgement, differing, judge
 from rankscope.analysis.hang.ras.snapshot import LARGEST, AnswerError, Snapshot
 from rankscope.analysis.hang.ras.text_form import MAX_KINDS, MAX_RANKS, read_text
 from rankscope.analysis.hang.ras.wording import summary_of
@@ -23,11 +23,11 @@ def seen(*comms: Comm) -> Snapshot:
     return read_json(answer(*comms).decode())
 
 
-def ranks(found: Judgement) -> list[int | None]:
+def ranks(found: RasJudgement) -> list[int | None]:
     return sorted((item.row.global_rank for item in found.named), key=lambda rank: (rank is None, rank))
 
 
-def standing(*comms: Comm, world_size: int | None = None, pids: Mapping[int, int] | None = None) -> Judgement:
+def standing(*comms: Comm, world_size: int | None = None, pids: Mapping[int, int] | None = None) -> RasJudgement:
     """Judge a job of which two answers are the same."""
     return judge(seen(*comms), seen(*comms), world_size=world_size, pids=pids)
 

@@ -19,7 +19,7 @@ from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence.hardware import MAX_SAMPLES, REASONS, bare, in_steps, readings_of
 from rankscope.analysis.inference.reasons.physical import PHYSICAL
 from rankscope.analysis.result.analysis import Analysis
-from rankscope.analysis.verdict.advice import Subject, next_actions
+from rankscope.analysis.verdict.advice import AdviceSubject, next_actions
 from rankscope.exporter.nvml.tables import _THROTTLE_BITS
 from rankscope.runs.records import CollectiveRecord, HardwareSample, StepBreakdown
 
@@ -320,23 +320,23 @@ def test_a_very_long_run_keeps_a_bounded_number_of_readings() -> None:
 
 
 def test_every_reason_of_the_table_has_advice_of_its_own() -> None:
-    general = next_actions("straggler", Subject("r", [1], {1: "n1", 0: "n0"}), cause="compute")
+    general = next_actions("straggler", AdviceSubject("r", [1], {1: "n1", 0: "n0"}), cause="compute")
     for row in PHYSICAL:
-        actions = next_actions("straggler", Subject("r", [1], {1: "n1", 0: "n0"}), cause="compute", reason=row.reason)
+        actions = next_actions("straggler", AdviceSubject("r", [1], {1: "n1", 0: "n0"}), cause="compute", reason=row.reason)
         assert actions
         assert actions != general, row.reason
 
 
 @pytest.mark.parametrize("host", ["n1; rm -rf /", "$(reboot)", "-x", "a b", ""])
 def test_a_host_whose_name_could_be_a_command_is_in_none(host: str) -> None:
-    actions = next_actions("straggler", Subject("r", [1], {1: host, 0: "n0"}), cause="compute", reason="xid")
+    actions = next_actions("straggler", AdviceSubject("r", [1], {1: host, 0: "n0"}), cause="compute", reason="xid")
     assert not any("scontrol" in action for action in actions)
 
 
 @pytest.mark.parametrize("hosts", [{1: "n1"}, {1: "n1", 0: "n1"}])
 def test_the_only_host_is_not_to_be_taken_out(hosts: dict[int, str]) -> None:
     for row in PHYSICAL:
-        actions = next_actions("straggler", Subject("r", [1], hosts), cause="compute", reason=row.reason)
+        actions = next_actions("straggler", AdviceSubject("r", [1], hosts), cause="compute", reason=row.reason)
         assert actions
         assert not any("DRAIN" in action for action in actions)
 

@@ -16,7 +16,7 @@ from rankscope.analysis.perfetto.chrome_json import (
     MAX_ARGS_BYTES,
     MAX_LANES,
     MAX_NAME,
-    Lanes,
+    SliceLanes,
     TraceWriter,
     inert,
     inert_args,
@@ -39,7 +39,7 @@ def ordered(found: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 @given(spans)
 def test_slices_of_a_nesting_lane_lie_inside_each_other_or_apart(found: list[tuple[int, int]]) -> None:
-    lanes = Lanes(nest=True)
+    lanes = SliceLanes(nest=True)
     placed = [(lanes.place(*span), *span) for span in ordered(found)]
     for at, (lane, start, end) in enumerate(placed):
         for other, begin, stop in placed[:at]:
@@ -50,7 +50,7 @@ def test_slices_of_a_nesting_lane_lie_inside_each_other_or_apart(found: list[tup
 
 @given(spans)
 def test_slices_of_a_lane_that_does_not_nest_never_overlap(found: list[tuple[int, int]]) -> None:
-    lanes = Lanes(nest=False)
+    lanes = SliceLanes(nest=False)
     placed = [(lanes.place(*span), *span) for span in ordered(found)]
     for at, (lane, start, _) in enumerate(placed):
         assert all(stop <= start for other, _, stop in placed[:at] if other == lane)
@@ -60,12 +60,12 @@ def test_slices_of_a_lane_that_does_not_nest_never_overlap(found: list[tuple[int
 def test_what_nests_needs_one_lane(found: list[tuple[int, int]]) -> None:
     # given nested slices
     nested = [(at, 200 - at) for at in range(len(found))]
-    lanes = Lanes(nest=True)
+    lanes = SliceLanes(nest=True)
     assert {lanes.place(*span) for span in nested} <= {0}
 
 
 def test_too_many_at_once_are_refused() -> None:
-    lanes = Lanes(nest=False)
+    lanes = SliceLanes(nest=False)
     assert [lanes.place(0, 10) for _ in range(MAX_LANES + 1)] == [*range(MAX_LANES), None]
     assert lanes.place(10, 20) == 0
 

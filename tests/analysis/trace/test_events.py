@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.trace import events
 from rankscope.analysis.trace.events import EventStream
-from rankscope.analysis.trace.schema import ANY_EVENT, Event, Mark
+from rankscope.analysis.trace.schema import ANY_EVENT, Mark, TraceEvent
 from rankscope.base.errors import InputError
 
-Read = tuple[list[Any], EventStream[Event | Mark]]
+Read = tuple[list[Any], EventStream[TraceEvent | Mark]]
 
 
 def blocks(text: bytes, size: int) -> Iterator[bytes]:
@@ -26,8 +26,8 @@ def blocks(text: bytes, size: int) -> Iterator[bytes]:
 
 
 def read(text: bytes, size: int = 1 << 19) -> Read:
-    stream = EventStream[Event | Mark](Path("rank-0.json"), blocks(text, size), ANY_EVENT)
-    return [event.name for events in stream for event in events if isinstance(event, Event)], stream
+    stream = EventStream[TraceEvent | Mark](Path("rank-0.json"), blocks(text, size), ANY_EVENT)
+    return [event.name for events in stream for event in events if isinstance(event, TraceEvent)], stream
 
 
 def event(name: Any, **args: Any) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def test_endless_text_without_events_is_refused(
 
     # then reading gives up
     with pytest.raises(InputError, match=reason):
-        list(EventStream[Event | Mark](Path("rank-0.json"), text(), ANY_EVENT))
+        list(EventStream[TraceEvent | Mark](Path("rank-0.json"), text(), ANY_EVENT))
 
 
 def test_what_stands_behind_the_events_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,8 +190,8 @@ def test_what_stands_behind_the_events_is_read_up_to_a_limit(monkeypatch: pytest
         yield json.dumps({"traceEvents": [event("k")]}).encode()[:-1] + b', "a": "'
         yield from endless(b"x")
 
-    stream = EventStream[Event | Mark](Path("rank-0.json"), text(), ANY_EVENT)
-    assert [item.name for events in stream for item in events if isinstance(item, Event)] == ["k"]
+    stream = EventStream[TraceEvent | Mark](Path("rank-0.json"), text(), ANY_EVENT)
+    assert [item.name for events in stream for item in events if isinstance(item, TraceEvent)] == ["k"]
     assert not stream.complete
 
 
@@ -208,7 +208,7 @@ def test_parts_are_decoded_once_each() -> None:
             yield block
 
     # when it is read
-    stream = EventStream[Event | Mark](Path("rank-0.json"), counted(), ANY_EVENT)
+    stream = EventStream[TraceEvent | Mark](Path("rank-0.json"), counted(), ANY_EVENT)
     parts = [len(part) for part in stream]
     # then each block returns its events at once: nothing piles up
     assert sum(parts) == len(events)

@@ -20,7 +20,7 @@ from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Verdict
 from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.result.costs import Advice
-from rankscope.analysis.verdict.advice import Subject, figures_of_verdict, next_actions, recommend
+from rankscope.analysis.verdict.advice import AdviceSubject, figures_of_verdict, next_actions, recommend
 from rankscope.analysis.verdict.advice_table import TABLE
 from rankscope.analysis.verdict.bottleneck import exposed_transfer
 from rankscope.analysis.verdict.builders import Setting, no_straggler
@@ -59,23 +59,23 @@ SHORT = {"memory.peak_share": 0.95, "memory.retries": 3.0}
 """Figures of a device whose memory is short."""
 DDP = {"share.exposed_communication": 0.3, "exposed.gradients": 0.9, "collectives.sharding_share": 0.0}
 FSDP = {"share.exposed_communication": 0.3, "exposed.shards": 0.9}
-SUBJECT = Subject("runs/now", [3], {3: "n1", 0: "n0"})
+SUBJECT = AdviceSubject("runs/now", [3], {3: "n1", 0: "n0"})
 ON_HOSTS = {rank: f"n{rank // 4}" for rank in range(12)}
-WHOLE_HOST = Subject("runs/now", [4, 5, 6, 7], ON_HOSTS, whole_hosts=["n1"])
+WHOLE_HOST = AdviceSubject("runs/now", [4, 5, 6, 7], ON_HOSTS, whole_hosts=["n1"])
 
 
-def advise(known: dict[str, float], reason: str | None = None, subject: Subject = SUBJECT) -> list[Advice]:
+def advise(known: dict[str, float], reason: str | None = None, subject: AdviceSubject = SUBJECT) -> list[Advice]:
     figures = {name: Figure(value) for name, value in known.items()}
     return recommend(figures, subject, step_us=1000.0, reason=reason)
 
 
-def names(known: dict[str, float], reason: str | None = None, subject: Subject = SUBJECT) -> set[str]:
+def names(known: dict[str, float], reason: str | None = None, subject: AdviceSubject = SUBJECT) -> set[str]:
     return {item.name for item in advise(known, reason, subject)}
 
 
 @given(known=some_figures)
 def test_advice_has_all_its_evidence_and_is_bounded_by_the_step(known: dict[str, Figure]) -> None:
-    result = recommend(known, Subject(ranks=[1]), step_us=1000.0)
+    result = recommend(known, AdviceSubject(ranks=[1]), step_us=1000.0)
     have = derived(known)
     gains = [-1.0 if item.gain_share_at_most is None else item.gain_share_at_most for item in result]
     assert gains == sorted(gains, reverse=True)
@@ -133,26 +133,26 @@ def test_next_actions_and_recommendations_are_the_same_sentences(synthetic: Synt
     ("hosts", "without"), [({}, False), ({3: "n1"}, False), ({3: "n1", 0: "n1"}, False), ({3: "n1", 0: "n0"}, True)]
 )
 def test_a_host_is_only_left_out_where_there_are_others(hosts: dict[int, str], without: bool) -> None:
-    output = next_actions("straggler", Subject("run", [3], hosts), cause="compute")
+    output = next_actions("straggler", AdviceSubject("run", [3], hosts), cause="compute")
     assert any("without n1" in action for action in output) == without
 
 
 def test_no_host_is_left_out_where_slow_ranks_are_on_several() -> None:
     hosts = {0: "n0", 3: "n1", 5: "n2"}
-    output = next_actions("straggler", Subject("run", [3, 5], hosts), cause="compute")
+    output = next_actions("straggler", AdviceSubject("run", [3, 5], hosts), cause="compute")
     assert not any("without" in action for action in output)
 
 
 @pytest.mark.parametrize("cause", ["imbalance", "input", "unknown"])
 def test_where_the_host_is_not_known_to_be_at_fault_it_stays(cause: Cause) -> None:
-    output = " ".join(next_actions("straggler", Subject("run", [3], {3: "n1", 0: "n0"}), cause=cause))
+    output = " ".join(next_actions("straggler", AdviceSubject("run", [3], {3: "n1", 0: "n0"}), cause=cause))
     assert output
     assert not re.search("without|replace|DRAIN|drain", output)
 
 
 @pytest.mark.parametrize("reason", ["power_cap", "clock"])
 def test_a_setting_is_changed_and_its_host_not_drained(reason: str) -> None:
-    output = next_actions("straggler", Subject("run", [3], {3: "n1", 0: "n0"}), cause="compute", reason=reason)
+    output = next_actions("straggler", AdviceSubject("run", [3], {3: "n1", 0: "n0"}), cause="compute", reason=reason)
     assert not any("DRAIN" in action for action in output)
 
 
@@ -187,16 +187,16 @@ def test_what_the_script_does_on_a_host_is_no_reason_to_drain_it(cause: Cause) -
 
 
 def test_several_hosts_are_drained_together_and_never_all_of_a_job() -> None:
-    two = Subject("run", [*range(8)], ON_HOSTS, whole_hosts=["n0", "n1"])
+    two = AdviceSubject("run", [*range(8)], ON_HOSTS, whole_hosts=["n0", "n1"])
     output = " ".join(next_actions("straggler", two, cause="compute"))
     assert "NodeName=n0,n1 " in output
     assert "kubectl drain n0 n1 " in output
-    every = Subject("run", [*range(12)], ON_HOSTS, whole_hosts=["n0", "n1", "n2"])
+    every = AdviceSubject("run", [*range(12)], ON_HOSTS, whole_hosts=["n0", "n1", "n2"])
     assert "DRAIN" not in str(next_actions("straggler", every, cause="compute"))
 
 
 def test_the_name_of_a_host_never_runs_as_a_command() -> None:
-    evil = Subject("run", [1], {0: "n0", 1: "n1; reboot"}, whole_hosts=["n1; reboot"])
+    evil = AdviceSubject("run", [1], {0: "n0", 1: "n1; reboot"}, whole_hosts=["n1; reboot"])
     assert not any("scontrol" in action for action in next_actions("straggler", evil, cause="compute"))
 
 
@@ -206,7 +206,7 @@ def test_uneven_work_is_balanced_by_tokens_and_by_experts() -> None:
 
 
 def test_slow_transfers_of_a_rank_lead_to_its_links() -> None:
-    output = next_actions("straggler", Subject("run", [3], {3: "n1", 0: "n0"}), cause="communication")
+    output = next_actions("straggler", AdviceSubject("run", [3], {3: "n1", 0: "n0"}), cause="communication")
     assert "rank 3 on host n1" in output[0]
     assert "nvlink -e" in output[0]
     assert "check_links" in names({"straggler.communication": 0.2})

@@ -12,7 +12,7 @@ from tests.step_files import add_damaged, steps_file
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.whatif.engine import whatif
-from rankscope.analysis.whatif.outcome import Terms, slowest_count
+from rankscope.analysis.whatif.outcome import CostTerms, slowest_count
 from rankscope.analysis.whatif.render import render_text
 from rankscope.analysis.whatif.result import WhatIf
 from rankscope.analysis.whatif.run_answer import whatif_with_chain
@@ -210,7 +210,7 @@ def test_times_of_steps_that_a_rank_lacks_are_estimated(synthetic: Synthetic) ->
 def test_the_ranks_are_reported_as_they_are_read(synthetic: Synthetic) -> None:
     reports: list[tuple[int, int]] = []
     run = NamedRun(synthetic(plan=always(2, us=60_000)).write(), None)
-    _, chain = whatif_with_chain(run, Terms(accelerated=True, world_size=1), lambda *number: reports.append(number))
+    _, chain = whatif_with_chain(run, CostTerms(accelerated=True, world_size=1), lambda *number: reports.append(number))
     assert reports == [(number, 4) for number in range(1, 5)]
     assert chain is not None
     assert chain.ranks == [0, 1, 2, 3]

@@ -10,12 +10,12 @@ from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.targets import Target
-from rankscope.alerts.store.database import Store
+from rankscope.alerts.store.database import AlertStore
 
 
 def main(path: Path, url: str) -> None:
     """Send until no message waits; print a line when the sender has begun."""
-    outbox = Outbox(Store(path))
+    outbox = Outbox(AlertStore(path))
     target = Target(name="hook", label="hook", url=Secret(value=url))
     sender = Sender(outbox, [target], report=lambda _: None)
     sender.start()

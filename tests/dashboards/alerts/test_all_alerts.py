@@ -20,7 +20,7 @@ from rankscope.dashboards.alerts import all_alerts as page
 from rankscope.dashboards.alerts import data as watched_alerts
 from rankscope.dashboards.alerts.all_alerts import PAGE, alert_row, picked, row_id
 from rankscope.dashboards.alerts.figures import MOST_BARS, alert_counts, alert_times, bar_width_s
-from rankscope.dashboards.alerts.prometheus import Prometheus, Server
+from rankscope.dashboards.alerts.prometheus import Prometheus, PrometheusServer
 from rankscope.dashboards.alerts.record import AlertRecord, AlertsFound, alert_record
 from rankscope.dashboards.alerts.view import alert_article
 from rankscope.dashboards.charts.palette import PALETTES
@@ -215,7 +215,7 @@ def test_alerts_of_all_runs_come_from_their_files_alone_those_that_fire_first(
     finding(live, "firing", AT, run_id="live", rank="1")
     finding(over, "firing", AT + SECOND, run_id="over", rank="0")
     finding(over, "resolved", AT + MINUTE, run_id="over", rank="0")
-    source = DiskRuns(root, prometheus=Prometheus(Server(url="http://127.0.0.1:9")))
+    source = DiskRuns(root, prometheus=Prometheus(PrometheusServer(url="http://127.0.0.1:9")))
 
     result = until_ready(source.all_alerts)
 

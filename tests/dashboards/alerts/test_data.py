@@ -13,10 +13,10 @@ from tests.dashboards.gpu_samples import write_samples
 from tests.dashboards.recorded_run import START_NS, write_run
 
 from rankscope.alerts.alert import Alert, fingerprint
-from rankscope.alerts.store.database import Store
+from rankscope.alerts.store.database import AlertStore
 from rankscope.alerts.store.folders import STORE_FILE, watcher_state
 from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding
-from rankscope.alerts.watch.ledger import Entry, Ledger, Track, save_ledger
+from rankscope.alerts.watch.ledger import AlertLedger, FiringState, LedgerEntry, save_ledger
 from rankscope.dashboards.alerts.data import about_run, alerts_about, alerts_of
 from rankscope.dashboards.alerts.record import AlertRecord, AlertsFound, alert_record
 from rankscope.dashboards.data.run_data import RunData
@@ -98,11 +98,16 @@ def test_what_the_watcher_follows_just_now_comes_from_its_state(run: RunSummary,
     # Given a watcher of the folder or of the run, with a pending finding of this run and one of a run elsewhere
     root = Path(run.path).parent
     entries = [
-        Entry(run=folder, fingerprint="1", alert=Alert(labels=LABELS, annotations={"summary": "S."}), track=Track("pending", 2))
+        LedgerEntry(
+            run=folder,
+            fingerprint="1",
+            alert=Alert(labels=LABELS, annotations={"summary": "S."}),
+            track=FiringState("pending", 2),
+        )
         for folder in (run.path, "/elsewhere")
     ]
-    with Store(watcher_state(root if watched == "root" else Path(run.path))) as store:
-        save_ledger(store, Ledger(entries=entries))
+    with AlertStore(watcher_state(root if watched == "root" else Path(run.path))) as store:
+        save_ledger(store, AlertLedger(entries=entries))
 
     [alert] = found(run, root=root).alerts
 
@@ -195,15 +200,15 @@ def test_an_alert_that_fires_is_shown_once_though_two_watchers_follow_it(run: Ru
     root = Path(run.path).parent
     finding(run, "firing", 0, summary="Rank 2 is slow.")
     for watched in (root, Path(run.path)):
-        entry = Entry(
+        entry = LedgerEntry(
             run=run.path,
             fingerprint=fingerprint(LABELS),
             alert=Alert(labels=LABELS, annotations={}),
-            track=Track("firing"),
+            track=FiringState("firing"),
             starts_at_unix_ns=AT,
         )
-        with Store(watcher_state(watched)) as store:
-            save_ledger(store, Ledger(entries=[entry]))
+        with AlertStore(watcher_state(watched)) as store:
+            save_ledger(store, AlertLedger(entries=[entry]))
 
     [alert] = found(run, root=root).alerts
 

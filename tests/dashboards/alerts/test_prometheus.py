@@ -20,7 +20,7 @@ from rankscope.dashboards.alerts.prometheus import (
     Prometheus,
     PrometheusDownError,
     PrometheusError,
-    Server,
+    PrometheusServer,
     prometheus_alerts,
 )
 
@@ -60,7 +60,9 @@ def real(tmp_path_factory: pytest.TempPathFactory, require_program: Callable[[st
 
 @pytest.mark.slow
 def test_past_alerts_come_from_what_prometheus_remembers(real: str) -> None:
-    silent, down = sorted(prometheus_alerts(Prometheus(Server(url=real)), SPAN), key=lambda alert: alert.name, reverse=True)
+    silent, down = sorted(
+        prometheus_alerts(Prometheus(PrometheusServer(url=real)), SPAN), key=lambda alert: alert.name, reverse=True
+    )
 
     # Then one alert is past, with start and end; Prometheus keeps a series without new samples for 5 minutes
     assert (silent.name, silent.state, silent.run_id, silent.rank, silent.severity) == (
@@ -81,12 +83,12 @@ def test_past_alerts_come_from_what_prometheus_remembers(real: str) -> None:
 @pytest.mark.slow
 def test_an_expression_that_prometheus_cannot_read_is_its_own_words(real: str) -> None:
     with pytest.raises(PrometheusError, match=r"^http://127\.0\.0\.1:\d+: cannot answer: .*parse error"):
-        Prometheus(Server(url=real)).query_range("sum(", span_unix_ns=SPAN, step_s=15)
+        Prometheus(PrometheusServer(url=real)).query_range("sum(", span_unix_ns=SPAN, step_s=15)
 
 
 @pytest.mark.slow
 def test_a_server_without_alerts_has_none(real: str) -> None:
-    client = Prometheus(Server(url=real))
+    client = Prometheus(PrometheusServer(url=real))
 
     assert client.alerts() == []
 
@@ -153,7 +155,7 @@ def test_whatever_a_server_answers_the_error_is_one_line(
     hostile.answer = answer
 
     with pytest.raises(PrometheusError, match=says) as caught:
-        Prometheus(Server(url=hostile.url), max_bytes=2**20).query_range("up", span_unix_ns=SPAN, step_s=15)
+        Prometheus(PrometheusServer(url=hostile.url), max_bytes=2**20).query_range("up", span_unix_ns=SPAN, step_s=15)
 
     assert str(caught.value).startswith(f"{hostile.url}: ")
     assert str(caught.value).isprintable()
@@ -164,7 +166,7 @@ def test_a_redirect_is_not_followed_and_no_credential_goes_with_it(hostile: Host
     hostile.answer = lambda it: respond(it, 302, Location=f"{hostile.url}/elsewhere")
 
     with pytest.raises(PrometheusError, match="answered 302; redirects are not followed"):
-        Prometheus(Server(url=hostile.url, token_file=tmp_path / "token")).alerts()
+        Prometheus(PrometheusServer(url=hostile.url, token_file=tmp_path / "token")).alerts()
 
     assert [path for path, _, _ in hostile.requests] == ["/api/v1/alerts"]
 
@@ -174,12 +176,12 @@ def test_an_answer_that_never_ends_is_cut_off(hostile: Hostile) -> None:
     hostile.answer = never_end
 
     with pytest.raises(PrometheusDownError, match=r"no (whole )?answer within 2 s"):
-        Prometheus(Server(url=hostile.url), answer_s=2).query_range("up", span_unix_ns=SPAN, step_s=15)
+        Prometheus(PrometheusServer(url=hostile.url), answer_s=2).query_range("up", span_unix_ns=SPAN, step_s=15)
 
 
 def test_nobody_there_is_said_with_what_to_do() -> None:
     with pytest.raises(PrometheusDownError, match=r"cannot be reached: .*refused; is Prometheus running there"):
-        Prometheus(Server(url="http://127.0.0.1:9")).alerts()
+        Prometheus(PrometheusServer(url="http://127.0.0.1:9")).alerts()
 
 
 @pytest.mark.parametrize(
@@ -191,13 +193,13 @@ def test_credentials_come_from_a_file_read_each_time_or_from_the_environment(
     hostile.answer = lambda it: respond(it, 200, b'{"status":"success","data":{"alerts":[]}}')
     file = tmp_path / "token"
     file.write_text("old")
-    client = Prometheus(Server(url=hostile.url, token_file=file))
+    client = Prometheus(PrometheusServer(url=hostile.url, token_file=file))
 
     # When the token file has been renewed
     file.write_text(token)
     client.alerts()
     monkeypatch.setenv("RANKSCOPE_PROMETHEUS_TOKEN", token)
-    Prometheus(Server(url=hostile.url)).alerts()
+    Prometheus(PrometheusServer(url=hostile.url)).alerts()
 
     assert [headers["Authorization"] for _, headers, _ in hostile.requests] == [header, header]
 
@@ -205,7 +207,7 @@ def test_credentials_come_from_a_file_read_each_time_or_from_the_environment(
 @pytest.mark.parametrize("url", ["http://ann:s3cr3t@{}", "http://{}/s3cr3t", "http://{}?token=s3cr3t"])
 def test_no_message_has_a_secret(url: str) -> None:
     with answering(lambda it, _: respond(it, 500)) as address:
-        client = Prometheus(Server(url=url.format(address.removeprefix("http://"))))
+        client = Prometheus(PrometheusServer(url=url.format(address.removeprefix("http://"))))
         with pytest.raises(PrometheusError) as refused:
             client.alerts()
     with pytest.raises(PrometheusDownError) as gone:
@@ -225,7 +227,7 @@ def test_a_token_that_cannot_be_used_is_said_before_anybody_is_asked(
         file.write_bytes(content)
 
     with pytest.raises(InputError, match=says):
-        Prometheus(Server(url=hostile.url, token_file=file)).alerts()
+        Prometheus(PrometheusServer(url=hostile.url, token_file=file)).alerts()
 
     assert hostile.requests == []
 
@@ -234,11 +236,11 @@ def test_an_authority_that_is_none_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("no certificate")
 
     with pytest.raises(InputError, match="no certificates of an authority"):
-        Prometheus(Server(url="https://127.0.0.1", ca_file=tmp_path / "ca.pem"))
+        Prometheus(PrometheusServer(url="https://127.0.0.1", ca_file=tmp_path / "ca.pem"))
 
 
 def test_without_prometheus_the_other_alerts_are_shown_and_its_absence_is_said() -> None:
-    down = Prometheus(Server(url="http://127.0.0.1:9"))
+    down = Prometheus(PrometheusServer(url="http://127.0.0.1:9"))
 
     alerts = alerts_of([], root=None, prometheus=down, span_unix_ns=SPAN)
 
@@ -251,7 +253,7 @@ def test_a_long_span_is_asked_for_in_few_points(hostile: Hostile, seconds: int, 
     alerts = b'{"status":"success","data":{"alerts":[]}}'
     hostile.answer = lambda it: respond(it, 200, matrix() if "query_range" in it.path else alerts)
 
-    assert prometheus_alerts(Prometheus(Server(url=hostile.url)), (SPAN[0], SPAN[0] + seconds * 10**9)) == []
+    assert prometheus_alerts(Prometheus(PrometheusServer(url=hostile.url)), (SPAN[0], SPAN[0] + seconds * 10**9)) == []
 
     [body] = [body for path, _, body in hostile.requests if "query_range" in path]
     assert f"step={step}" in body.decode()

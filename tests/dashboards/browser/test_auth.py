@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, expect
 from playwright.sync_api import TimeoutError as NotInTimeError
 from tests.dashboards.browser.pages import PATIENCE_MS, another_site, fits, ranks_drawn, serious
 
-from rankscope.runs.control import Inbox
+from rankscope.runs.control import ControlInbox
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +75,7 @@ def test_logging_in_leads_to_the_page_that_was_asked_for(run: Path, url: str, br
             with page.expect_response(f"{url}/api/run/run-1/capture") as refused:
                 page.get_by_text("win").click()
             assert refused.value.status in (401, 403)
-        inbox = Inbox(run, "capture", since_unix_ns=0, report=pytest.fail)
+        inbox = ControlInbox(run, "capture", since_unix_ns=0, report=pytest.fail)
         assert inbox.pending(now=True) == []
 
         # but rankscope's own page can
@@ -86,7 +86,9 @@ def test_logging_in_leads_to_the_page_that_was_asked_for(run: Path, url: str, br
                headers: {"Content-Type": "application/json", "X-Rankscope-Request": "capture"}}).then(answer => answer.status)"""
         )
         assert status == 202
-        assert [request.steps for request in Inbox(run, "capture", since_unix_ns=0, report=pytest.fail).pending(now=True)] == [2]
+        assert [
+            request.steps for request in ControlInbox(run, "capture", since_unix_ns=0, report=pytest.fail).pending(now=True)
+        ] == [2]
 
         # when the session has ended, then the open page goes to the login
         session.clear_cookies()

@@ -19,7 +19,7 @@ from rankscope.dashboards.charts.cells import bin_worst
 from rankscope.dashboards.charts.heatmap import MapRows, step_heatmap
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data import metrics
-from rankscope.dashboards.data.hardware import Gpu
+from rankscope.dashboards.data.hardware import SampledGpu
 from rankscope.dashboards.delays.data import WaitGroup
 from rankscope.dashboards.delays.figures import NO_WAIT_IN_GROUP, wait_matrix
 from rankscope.dashboards.hardware.figures import gpu_cells
@@ -235,7 +235,7 @@ def test_rows_of_equal_names_stay_two_rows() -> None:
 
 
 def test_a_map_of_gpus_has_a_row_per_host_which_opens_into_its_gpus() -> None:
-    gpus = [Gpu(gpu_uuid=f"GPU-{at}", host=f"<b>n{at // 4}", index=at % 4) for at in range(8)]
+    gpus = [SampledGpu(gpu_uuid=f"GPU-{at}", host=f"<b>n{at // 4}", index=at % 4) for at in range(8)]
     values = np.arange(16, dtype=np.float32).reshape(8, 2)
     hosts = gpu_cells(values, gpus, "highest", by_host=True, opened=6)
     assert hosts.rows.positions()[:3] == ["&lt;b&gt;n0", "&lt;b&gt;n1", "GPU 0 on &lt;b&gt;n1"]

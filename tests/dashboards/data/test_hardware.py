@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from tests.step_files import keep_rows, steps_file
 
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.data.hardware import ROW, Gpu, Hardware, HardwareIndex, in_steps, nothing, stored
+from rankscope.dashboards.data.hardware import ROW, Hardware, HardwareIndex, SampledGpu, in_steps, nothing, stored
 from rankscope.dashboards.store.derive import Derived
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.follow import Following
-from rankscope.dashboards.store.samples import Samples
+from rankscope.dashboards.store.samples import SampleWriter
 from rankscope.runs.paths import host_dir, rank_dir
 from rankscope.runs.records import HardwareSample, RankInfo
 from rankscope.runs.segment_writer import JsonLinesWriter
@@ -114,7 +114,7 @@ def test_why_samples_are_missing_is_told_and_leaves_a_gap(tmp_path: Path, write_
 
 
 def test_hosts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    samples = Samples(tmp_path)
+    samples = SampleWriter(tmp_path)
     for host in ("node-10", "node-9"):
         samples.add(host, [sample(0, 1, power_watts=1)])
     samples.publish({}, {})
@@ -145,7 +145,7 @@ def test_what_a_mig_device_does_not_tell_is_that_of_its_gpu(tmp_path: Path, writ
 
 
 def in_memory(rows: Any) -> Hardware:
-    gpu = Gpu(gpu_uuid="GPU-1", host="a", samples=len(rows))
+    gpu = SampledGpu(gpu_uuid="GPU-1", host="a", samples=len(rows))
     return Hardware(HardwareIndex([gpu]), lambda _gpu: rows)
 
 
@@ -176,7 +176,7 @@ def test_a_part_of_a_series_has_all_of_its_samples() -> None:
 
 def test_samples_that_come_in_parts_are_those_that_come_at_once(tmp_path: Path) -> None:
     samples = [sample(0, step, power_watts=float(step % 7), xid_errors=step // 20) for step in range(50)]
-    once, parts = Samples(tmp_path / "once"), Samples(tmp_path / "parts")
+    once, parts = SampleWriter(tmp_path / "once"), SampleWriter(tmp_path / "parts")
     once.add("node-0", samples)
     for first in range(0, 50, 11):
         parts.add("node-0", samples[first : first + 11])

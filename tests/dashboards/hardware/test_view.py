@@ -14,8 +14,8 @@ from tests.dashboards.recorded_run import START_NS
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.charts.palette import PALETTES
-from rankscope.dashboards.data.events import Events, StepClock
-from rankscope.dashboards.data.hardware import ORIGIN, ROW, GaugeRange, Gpu, Hardware, HardwareIndex, LinkState
+from rankscope.dashboards.data.events import HardwareEvents, StepClock
+from rankscope.dashboards.data.hardware import ORIGIN, ROW, GaugeRange, Hardware, HardwareIndex, LinkState, SampledGpu
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.hardware.data import MOST_COLUMNS, figures_of, time_columns, worst_in
 from rankscope.dashboards.hardware.hints import gpu_hints
@@ -159,7 +159,7 @@ def rows_of(times: list[int], **gauges: list[float]) -> Any:
 
 def in_memory(rows: dict[str, Any], clock: StepClock | None = None, **about: dict[str, Any]) -> Hardware:
     gpus = [
-        Gpu(
+        SampledGpu(
             gpu_uuid=name,
             host="a",
             samples=len(own),
@@ -195,7 +195,7 @@ def test_without_steps_the_axis_is_the_time() -> None:
     columns = time_columns(hardware, (5, 6))
     assert columns.steps_each == 0
     assert worst_in(hardware, "power_watts", columns)[0].tolist() == [1, 2, 3]
-    assert "No step has a time" in text_of(gpu_hints(hardware, Events(), None))
+    assert "No step has a time" in text_of(gpu_hints(hardware, HardwareEvents(), None))
 
 
 def test_idle_clocks_do_not_count_as_low() -> None:
@@ -217,20 +217,20 @@ def test_a_mig_device_has_the_heat_of_its_gpu_and_no_power_of_its_own() -> None:
     whole, part = figures_of(hardware, columns)
     row = gpu_rows(hardware.gpus, [whole, part], {"MIG-part": whole})[1]
     assert (row["temperature_highest"], row["memory"], row["gpu"]) == (70, 1, "MIG of GPU-whole")
-    assert "1 MIG device" in text_of(gpu_hints(hardware, Events(), None))
+    assert "1 MIG device" in text_of(gpu_hints(hardware, HardwareEvents(), None))
 
 
 def test_a_gpu_whose_samples_ended_early_is_stale() -> None:
     second = 10**9
     rows = {"old": rows_of([second, 2 * second], power_watts=[1, 1]), "new": rows_of([second, 200 * second], power_watts=[1, 1])}
-    text = text_of(gpu_hints(in_memory(rows, StepClock(np.array([0]), np.array([900 * second]))), Events(), None))
+    text = text_of(gpu_hints(in_memory(rows, StepClock(np.array([0]), np.array([900 * second]))), HardwareEvents(), None))
     assert "newest sample of a GPU old is more than a minute older" in text
     assert "the last step began" in text
     assert "Reasons for reduced clocks are not known" in text
 
 
 def test_links_say_what_they_were() -> None:
-    gpu = Gpu(
+    gpu = SampledGpu(
         gpu_uuid="one",
         host="a",
         links={"pcie_link_width": LinkState(8, 8, 16), "nvlinks_down": LinkState(0, 0, 2)},

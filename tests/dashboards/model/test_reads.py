@@ -15,7 +15,7 @@ from tests.dashboards.hosts_at_fault import host_analysis, host_table
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.charts.palette import PALETTES
-from rankscope.dashboards.model.page import Block, Figure, Part, Table, every
+from rankscope.dashboards.model.page import Block, FigureBlock, Part, Table, every
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import View
 from rankscope.dashboards.registry import VIEWS
@@ -48,13 +48,13 @@ def drawables(view: View, source: Any, state: PageState) -> Iterator[Any]:
         blocks: list[Block] = list(view.blocks(run_of(source), state))
     except RankscopeError:
         return
-    yield from (block for block in every(blocks) if isinstance(block, (Figure, Part, Table)))
+    yield from (block for block in every(blocks) if isinstance(block, (FigureBlock, Part, Table)))
 
 
 def content(block: Any) -> str:
     """Return what a block shows."""
     try:
-        if isinstance(block, Figure):
+        if isinstance(block, FigureBlock):
             drawn = block.draw(PALETTES["light"])
             shown: str = drawn.figure.to_json() + drawn.sentence
             return shown

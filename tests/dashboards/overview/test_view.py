@@ -18,7 +18,7 @@ from rankscope.analysis.result.analysis import Analysis, Verdict
 from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.analysis.result.costs import Advice, AdviceEvidence, Memory, RankMemory, Throughput
 from rankscope.analysis.verdict.advice_table import TABLE
-from rankscope.dashboards.model.line import Link, pieces
+from rankscope.dashboards.model.line import PageLink, pieces
 from rankscope.dashboards.model.page import Text, every
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.overlap.view import VIEW as OVERLAP
@@ -92,7 +92,7 @@ def test_a_host_at_fault_is_named_with_its_ranks_and_the_interval() -> None:
     assert "19% to 26%" in text
     assert "20 steps of 16 ranks" in text
     links = [link for link in every(write(VIEW, "verdict", run_of(host_runs()), PageState())) if isinstance(link, Text)]
-    hrefs = [piece.href for link in links for piece in pieces(link.line) if isinstance(piece, Link)]
+    hrefs = [piece.href for link in links for piece in pieces(link.line) if isinstance(piece, PageLink)]
     assert "/run/run-1/ranks?rank=9" in hrefs
     assert any(href.endswith("without=host:node-2") for href in hrefs)
 
@@ -110,7 +110,7 @@ def test_rare_steps_are_beside_the_verdict_with_their_share_and_a_link() -> None
     assert "61%" in text
     assert RARE.summary in text
     links = [
-        piece.href for item in every(card) if isinstance(item, Text) for piece in pieces(item.line) if isinstance(piece, Link)
+        piece.href for item in every(card) if isinstance(item, Text) for piece in pieces(item.line) if isinstance(piece, PageLink)
     ]
     assert "/run/run-1/ranks?rank=0&steps=7-14" in links
 

@@ -13,7 +13,7 @@ from tests.dashboards.blocks import draw
 from rankscope.analysis.result.analysis import ImposedWait
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.data.topology import Place, Topology, row_order
+from rankscope.dashboards.data.topology import RankPlace, Topology, row_order
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.ranks.view import VIEW
 from rankscope.dashboards.store.disk import DiskRuns
@@ -27,7 +27,7 @@ def imposed(rank: int, us: float) -> ImposedWait:
 
 EIGHT = Topology(
     [
-        Place(rank, host=f"node-{10 - rank // 4}", local_rank=3 - rank % 4, coordinates={"dp": rank // 4, "tp": rank % 2})
+        RankPlace(rank, host=f"node-{10 - rank // 4}", local_rank=3 - rank % 4, coordinates={"dp": rank // 4, "tp": rank % 2})
         for rank in range(8)
     ],
     {"tp": 2, "dp": 2, "pp": 1},
@@ -36,8 +36,8 @@ EIGHT = Topology(
 
 def test_what_can_be_sorted_by_is_what_is_known() -> None:
     assert EIGHT.sorts == ["rank", "host", "tp", "dp", "imposed"]
-    assert Topology([Place(0), Place(1)]).sorts == ["rank", "imposed"]
-    assert Topology([Place(0, coordinates={"ep": 1, "host": 2})]).sorts == ["rank", "ep", "imposed"]
+    assert Topology([RankPlace(0), RankPlace(1)]).sorts == ["rank", "imposed"]
+    assert Topology([RankPlace(0, coordinates={"ep": 1, "host": 2})]).sorts == ["rank", "ep", "imposed"]
 
 
 @pytest.mark.parametrize(
@@ -58,12 +58,14 @@ def test_rows_in_order(sort: str, order: list[int]) -> None:
 
 @pytest.mark.parametrize("sort", ["host", "dp"])
 def test_what_is_not_known_comes_last(sort: str) -> None:
-    topology = Topology([Place(0), Place(3, host="b", coordinates={"dp": 1}), Place(5, host="a", coordinates={"dp": 0})])
+    topology = Topology(
+        [RankPlace(0), RankPlace(3, host="b", coordinates={"dp": 1}), RankPlace(5, host="a", coordinates={"dp": 0})]
+    )
     assert row_order(topology, [], sort) == [2, 1, 0]
 
 
 PLACES = st.builds(
-    Place,
+    RankPlace,
     rank=st.integers(0, 10**6),
     host=st.none() | st.text(max_size=8),
     local_rank=st.none() | st.integers(0, 7),
@@ -72,7 +74,7 @@ PLACES = st.builds(
 
 
 @given(st.lists(PLACES, max_size=12), st.sampled_from(["rank", "host", "dp", "tp", "imposed", ""]))
-def test_every_row_is_there_once_whatever_ranks_claim(places: list[Place], sort: str) -> None:
+def test_every_row_is_there_once_whatever_ranks_claim(places: list[RankPlace], sort: str) -> None:
     assert sorted(row_order(Topology(places), [imposed(1, 2.0)], sort)) == list(range(len(places)))
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.full_disk import disk_with_room_for
 
 from rankscope.dashboards.model.drawn import Drawn
-from rankscope.dashboards.model.page import Figure
+from rankscope.dashboards.model.page import FigureBlock
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.report import document
 
@@ -122,7 +122,7 @@ def test_what_could_not_be_drawn_is_said_with_status_1(
     def broken(*_: Any) -> Drawn:
         raise ZeroDivisionError("by zero")
 
-    result = Figure(name="one", label="one", draw=broken)
+    result = FigureBlock(name="one", label="one", draw=broken)
     view = View(slug="", label="Made up", help=Help("a", "b", "c"), blocks=lambda *_: [result])
     monkeypatch.setattr(document, "VIEWS", (view,))
     completed = command(write_run(tmp_path / "run"), "-o", tmp_path / "a.html")

@@ -28,7 +28,7 @@ from rankscope.dashboards.live.components import component
 from rankscope.dashboards.model import page
 from rankscope.dashboards.model.columns import number_column, text_column
 from rankscope.dashboards.model.drawn import Drawn, FigureData
-from rankscope.dashboards.model.line import Badge, Link, Span
+from rankscope.dashboards.model.line import Badge, PageLink, Span
 from rankscope.dashboards.model.page import Block
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
@@ -87,8 +87,8 @@ EVERY_KIND: tuple[Block, ...] = (
     page.Items([HOSTILE, [page.Text(HOSTILE)]], "warnings", ordered=True),
     page.Facts([page.Fact(HOSTILE, HOSTILE, HOSTILE, 0.38, HOSTILE), page.Fact("a", "not known")], "plain"),
     page.Terms([(HOSTILE, HOSTILE, True)]),
-    page.Inline([Link(HOSTILE, "/run/run-1/ranks"), Link(HOSTILE, "javascript:alert(1)", elsewhere=True)]),
-    page.Advice(f"{HOSTILE}: rankscope analyze {HOSTILE} --format json"),
+    page.Inline([PageLink(HOSTILE, "/run/run-1/ranks"), PageLink(HOSTILE, "javascript:alert(1)", elsewhere=True)]),
+    page.AdviceItem(f"{HOSTILE}: rankscope analyze {HOSTILE} --format json"),
     page.Details(HOSTILE, [page.Text(HOSTILE)]),
     page.Group([page.Text(HOSTILE)], "card", "section", "alert", "group", "heading"),
     page.Rows([(HOSTILE, "head"), ("b", "number")], [(HOSTILE, HOSTILE)]),
@@ -97,14 +97,14 @@ EVERY_KIND: tuple[Block, ...] = (
     page.Request([(HOSTILE, "capture", "/api")], ("steps", "Steps", 3, 9)),
     page.Button("button", HOSTILE),
     page.Again("again"),
-    page.Figure(name="one", label=HOSTILE, draw=no_figure, long=True),
+    page.FigureBlock(name="one", label=HOSTILE, draw=no_figure, long=True),
     page.Table(
         name="two",
         columns=[text_column("a", HOSTILE, tooltip=HOSTILE), number_column("b", "b", "b")],
         rows=lambda: [{"id": "1", "a": HOSTILE, "b": 1.0}],
         file_name="two",
     ),
-    page.Listing(name="three", columns=[], rows=list, file_name="three", q=None),
+    page.SearchTable(name="three", columns=[], rows=list, file_name="three", q=None),
     page.Part("part", lambda: [page.Text(HOSTILE)]),
     page.Choice(field="metric", label="Metric", value=None, options=[{"value": "a", "label": HOSTILE}]),
     page.Choice(field="without", label="Without", value=[], options=[{"group": "a", "items": []}], many=True),
@@ -153,7 +153,7 @@ def test_what_to_click_drag_or_choose_is_on_the_page_and_not_in_a_file(plain: Re
 def test_links_lead_within_the_file_or_are_texts(shown: Callable[..., Parsed], plain: Report) -> None:
     assert '<a href="#view-ranks">' in plain.file.decode().replace(' class="view-link"', "")
     elsewhere = ("/run/other", "http://elsewhere", "javascript:alert(1)", "//elsewhere", "data:text/html,x")
-    result = shown(*(page.Text(Link("to it", address)) for address in elsewhere))
+    result = shown(*(page.Text(PageLink("to it", address)) for address in elsewhere))
     assert result.text.count("to it") == len(elsewhere)
     assert {href for tag, attributes in result.tags if tag == "a" and (href := attributes.get("href"))} == {
         "#page",
@@ -345,7 +345,7 @@ def test_a_figure_that_cannot_be_drawn_costs_only_itself(memory_runs: Any, monke
         return Drawn(go.Figure(), FigureData(("a",), [(row,) for row in range(MOST_CSV_ROWS + 1)]), "All is well")
 
     makers = {"one": missing, "two": broken, "three": fine}
-    one_view(monkeypatch, view_with([page.Figure(name=name, label=name, draw=make) for name, make in makers.items()]))
+    one_view(monkeypatch, view_with([page.FigureBlock(name=name, label=name, draw=make) for name, make in makers.items()]))
     completed = made(memory_runs)
     text = Parsed(completed.file.decode()).text
     # missing data is explained in its place, and is no fault

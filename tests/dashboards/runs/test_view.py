@@ -26,8 +26,8 @@ from rankscope.dashboards.data.memory_cache import FACTOR, MemoryCache, adaptive
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.live.grid import column_def
-from rankscope.dashboards.model.line import Link, Span, pieces
-from rankscope.dashboards.model.page import Again, Heading, Inline, Listing, every
+from rankscope.dashboards.model.line import PageLink, Span, pieces
+from rankscope.dashboards.model.page import Again, Heading, Inline, SearchTable, every
 from rankscope.dashboards.model.run_head import run_head
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.runs.view import COLUMNS, MOST_FOLLOWED, PAGE, asked_row, first_row, picked_run, rows_of
@@ -38,9 +38,9 @@ START_NS = 1_790_000_000_000_000_000
 WriteRun = Callable[..., Path]
 
 
-def listed(source: Any) -> Listing:
+def listed(source: Any) -> SearchTable:
     """Return the table of the list of runs."""
-    return only(PAGE.blocks(source, "", DashboardConfig()), Listing)
+    return only(PAGE.blocks(source, "", DashboardConfig()), SearchTable)
 
 
 def test_rows_come_at_once_and_verdicts_when_they_are_asked_for(memory_runs: Any) -> None:
@@ -149,8 +149,8 @@ def test_the_name_of_a_run_is_no_markup(memory_runs: Any) -> None:
     assert pieces(name) == [Span("`a` --b")]
 
 
-def all_links(blocks: Any) -> list[Link]:
-    return [piece for block in blocks if isinstance(block, Inline) for piece in pieces(block.line) if isinstance(piece, Link)]
+def all_links(blocks: Any) -> list[PageLink]:
+    return [piece for block in blocks if isinstance(block, Inline) for piece in pieces(block.line) if isinstance(piece, PageLink)]
 
 
 @pytest.mark.parametrize("status", ["finished", "failed", "silent"])
@@ -277,7 +277,7 @@ def test_an_empty_folder_says_how_to_record_a_run_and_looks_again(tmp_path: Path
 
     page = PAGE.blocks(source, "", DashboardConfig())
     assert not [block for block in page if isinstance(block, Again)]
-    assert [row["name"] for row in only(page, Listing).rows()] == ["bert-base", "bert-base"]
+    assert [row["name"] for row in only(page, SearchTable).rows()] == ["bert-base", "bert-base"]
     assert "2 runs" in text_of(page)
 
 

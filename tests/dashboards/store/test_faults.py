@@ -24,7 +24,7 @@ from rankscope.dashboards.store.cache import LEFT_AFTER_S, Store, in_words
 from rankscope.dashboards.store.derive import PARTS, Derived
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.follow import Following, Update
-from rankscope.dashboards.store.jobs import Job
+from rankscope.dashboards.store.jobs import AnalysisProcess
 from rankscope.dashboards.store.tasks import State
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.web.errors import ANSWER
@@ -72,8 +72,8 @@ def test_a_live_run_that_cannot_be_followed_any_more_says_as_of_when_it_is_shown
     failure = following.failure_of_update()
     builder = JobBuilder(Store(tmp_path / "cache"))
 
-    def followed(_key: str, run: RunSummary, **_: bool) -> Job:
-        return Job("follow", run.name, large=False, arguments=[], asked_s=0, heard_s=0, folder=folder, state=state())
+    def followed(_key: str, run: RunSummary, **_: bool) -> AnalysisProcess:
+        return AnalysisProcess("follow", run.name, large=False, arguments=[], asked_s=0, heard_s=0, folder=folder, state=state())
 
     def state() -> State:
         return State(update=Update("1", failure))

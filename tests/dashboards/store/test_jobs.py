@@ -31,7 +31,7 @@ from rankscope.dashboards.store.cache import Store
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.endings import CANCELLED, ended_silently
 from rankscope.dashboards.store.follow import Update
-from rankscope.dashboards.store.jobs import LARGE_BYTES, SLOTS, Job, Jobs
+from rankscope.dashboards.store.jobs import LARGE_BYTES, SLOTS, AnalysisProcess, Jobs
 from rankscope.dashboards.store.memory import memory_left, used_bytes
 from rankscope.dashboards.store.tasks import State, main
 
@@ -58,7 +58,7 @@ def stopped_job(jobs: Jobs, run: RunSummary) -> Iterator[int]:
         os.kill(pid, signal.SIGKILL)
 
 
-def pid_of(job: Job) -> int:
+def pid_of(job: AnalysisProcess) -> int:
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
         if job.folder is not None:  # "None" is in the command lines of others

@@ -37,7 +37,7 @@ from rankscope.dashboards.store.jobs import (
     MAX_FOLLOWERS,
     WAITS_S,
     WATCHED_S,
-    Job,
+    AnalysisProcess,
     Jobs,
 )
 from rankscope.dashboards.store.tasks import State
@@ -74,7 +74,7 @@ def a_run(name: str, *, status: Any = "live", **about: Any) -> RunSummary:
     return RunSummary(run_id=name, name=name, path=f"/runs/{name}", revision="1", status=status, **about)
 
 
-def follow(jobs: Jobs, name: str, *, watched: bool = True, used_bytes: int = 0) -> Job:
+def follow(jobs: Jobs, name: str, *, watched: bool = True, used_bytes: int = 0) -> AnalysisProcess:
     """Ask for a live run, and let its follower read it."""
     with contextlib.suppress(NotReadyError):
         jobs.followed(name, a_run(name), watched=watched)

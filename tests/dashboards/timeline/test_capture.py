@@ -17,7 +17,7 @@ from rankscope.dashboards.timeline.capture import NotLiveError, request_capture
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.web.token import Token
 from rankscope.dashboards.web.trusted_proxy import TrustedProxy
-from rankscope.runs.control import MAX_AGE_SECONDS, MAX_STEPS, ControlAnswer, ControlRequest, Inbox, answer
+from rankscope.runs.control import MAX_AGE_SECONDS, MAX_STEPS, ControlAnswer, ControlInbox, ControlRequest, answer
 
 SECRET = "0123456789abcdef0123456789abcdef"
 TOKEN = Token(SECRET)
@@ -38,7 +38,7 @@ def client(path: Path, **settings: Any) -> Any:
 
 def requests_in(run: Path) -> list[ControlRequest]:
     """Return the pending capture requests as the job reads them."""
-    return Inbox(run, "capture", since_unix_ns=0, report=pytest.fail).pending(now=True)
+    return ControlInbox(run, "capture", since_unix_ns=0, report=pytest.fail).pending(now=True)
 
 
 def test_a_request_reaches_the_job_and_its_answer_the_page(run: Path) -> None:

@@ -28,7 +28,7 @@ from rankscope.dashboards.timeline.figures import (
     timeline,
 )
 from rankscope.dashboards.timeline.lanes import representatives
-from rankscope.dashboards.timeline.parts import NOBODY, Kind, Parts, Recorded, parts_of
+from rankscope.dashboards.timeline.parts import NOBODY, ActivityKind, Parts, Recorded, parts_of
 from rankscope.dashboards.timeline.raw_events import RawEvents
 from rankscope.runs.records import CollectiveRecord
 
@@ -101,41 +101,45 @@ def test_a_rank_waits_until_the_last_has_come_and_then_transfers() -> None:
     parts = parts_of(0, recorded(spans((0, 100)), spans((20, 60)), [25], compute=spans((50, 55))))
 
     assert rows(parts) == [
-        (0, 20, Kind.NOT_TOLD, NOBODY),
-        (20, 45, Kind.WAITING, 0),
-        (45, 50, Kind.TRANSFER, 0),
-        (50, 55, Kind.OVERLAP, 0),
-        (55, 60, Kind.TRANSFER, 0),
-        (60, 100, Kind.NOT_TOLD, NOBODY),
+        (0, 20, ActivityKind.NOT_TOLD, NOBODY),
+        (20, 45, ActivityKind.WAITING, 0),
+        (45, 50, ActivityKind.TRANSFER, 0),
+        (50, 55, ActivityKind.OVERLAP, 0),
+        (55, 60, ActivityKind.TRANSFER, 0),
+        (60, 100, ActivityKind.NOT_TOLD, NOBODY),
     ]
 
 
 def test_without_a_match_waiting_is_not_made_up() -> None:
     parts = parts_of(0, recorded(EMPTY, spans((20, 60))))
 
-    assert rows(parts) == [(20, 60, Kind.COMMUNICATION, 0)]
+    assert rows(parts) == [(20, 60, ActivityKind.COMMUNICATION, 0)]
 
 
 def test_idle_is_said_only_where_the_raw_trace_tells() -> None:
     parts = parts_of(0, recorded(spans((0, 10)), compute=spans((2, 5)), is_whole=True))
 
-    assert rows(parts) == [(0, 2, Kind.IDLE, NOBODY), (2, 5, Kind.COMPUTE, NOBODY), (5, 10, Kind.IDLE, NOBODY)]
+    assert rows(parts) == [
+        (0, 2, ActivityKind.IDLE, NOBODY),
+        (2, 5, ActivityKind.COMPUTE, NOBODY),
+        (5, 10, ActivityKind.IDLE, NOBODY),
+    ]
 
 
 def test_the_cell_of_a_column_has_what_took_most_of_it() -> None:
-    parts = Parts(*np.array([[0, 0, 6, Kind.WAITING, 3], [0, 6, 10, Kind.TRANSFER, 3]], dtype=np.int64).T)
+    parts = Parts(*np.array([[0, 0, 6, ActivityKind.WAITING, 3], [0, 6, 10, ActivityKind.TRANSFER, 3]], dtype=np.int64).T)
 
     cells = cut(parts, 2, 0, 20, 2)
 
     assert cells.edges.tolist() == [0, 10, 20]
-    assert cells.prevailing.tolist() == [[Kind.WAITING, NOTHING], [NOTHING, NOTHING]]
+    assert cells.prevailing.tolist() == [[ActivityKind.WAITING, NOTHING], [NOTHING, NOTHING]]
     assert cells.about.tolist() == [[3, NOBODY], [NOBODY, NOBODY]]
 
 
 def lanes(count: int) -> Lanes:
     """Return one lane with ``count`` parts of a microsecond each."""
     at = np.arange(count, dtype=np.int64) * 1000
-    parts = Parts(np.zeros(count, np.int64), at, at + 1000, at // 1000 % len(Kind), np.zeros(count, np.int64))
+    parts = Parts(np.zeros(count, np.int64), at, at + 1000, at // 1000 % len(ActivityKind), np.zeros(count, np.int64))
     return Lanes(["rank 0"], parts, ["all_reduce · pg · 7"], [0])
 
 
@@ -161,11 +165,11 @@ def test_many_parts_are_one_heat_map_and_no_shapes() -> None:
 def test_a_cell_without_a_collective_has_its_kind_only() -> None:
     count = MOST_BARS + 1
     some = lanes(count)
-    some.parts.about[some.parts.kind != Kind.OVERLAP] = NOBODY
+    some.parts.about[some.parts.kind != ActivityKind.OVERLAP] = NOBODY
 
     (row,) = timeline(some, 0, count * 1000, palette("dark")).data[1].text
 
-    kinds = {LOOKS[kind].label for kind in Kind} | {f"{LOOKS[Kind.OVERLAP].label}<br>all_reduce · pg · 7"}
+    kinds = {LOOKS[kind].label for kind in ActivityKind} | {f"{LOOKS[ActivityKind.OVERLAP].label}<br>all_reduce · pg · 7"}
     assert {text.removeprefix("rank 0<br>") for text in row} <= kinds
     assert len(set(row)) > 1
 
@@ -190,7 +194,7 @@ def test_compute_in_a_window_is_where_each_collective_recorded_it() -> None:
         {0: Reduction(breakdowns=[], collectives=records)}, Clocks(), Matching(), RawEvents(), range(7, 8), clock_names={}
     )
     # then time counts from the first arrival, at 6 µs
-    overlap = window.parts.kind == Kind.OVERLAP
+    overlap = window.parts.kind == ActivityKind.OVERLAP
     assert window.parts.start[overlap].tolist() == [1_000, 3_000, 31_000]
     assert window.parts.end[overlap].tolist() == [2_000, 4_500, 32_000]
 
@@ -204,7 +208,9 @@ def test_a_part_of_the_window_without_anything_says_so() -> None:
 def test_the_lane_of_the_picked_rank_is_marked_also_among_many() -> None:
     count = 128
     at = np.arange(count)
-    parts = Parts(at, np.zeros(count, np.int64), np.full(count, 900), np.full(count, int(Kind.WAITING)), np.full(count, NOBODY))
+    parts = Parts(
+        at, np.zeros(count, np.int64), np.full(count, 900), np.full(count, int(ActivityKind.WAITING)), np.full(count, NOBODY)
+    )
     figure = timeline(Lanes([f"rank {rank}" for rank in at], parts, [], at.tolist(), picked=77), 0, 1000, palette(None))
     assert [label for label in figure.layout.yaxis.ticktext if "▸" in label] == ["<b>▸ rank 77</b>"]
 
@@ -240,7 +246,7 @@ def test_of_many_ranks_the_one_that_waits_least_stands_for_its_neighbours() -> N
     ranks = 2 * MOST_LANES
     waits = np.full(ranks, 90)
     waits[[1, 2, 5]] = 10
-    rows_ = [(rank, 0, wait, int(Kind.WAITING), 0) for rank, wait in enumerate(waits.tolist())]
+    rows_ = [(rank, 0, wait, int(ActivityKind.WAITING), 0) for rank, wait in enumerate(waits.tolist())]
     parts = Parts(*np.array(rows_, dtype=np.int64).T)
 
     shown, each = representatives(parts, ranks)
@@ -251,12 +257,16 @@ def test_of_many_ranks_the_one_that_waits_least_stands_for_its_neighbours() -> N
 
 
 def test_a_lane_of_a_host_is_its_rank_that_waits_least_and_hover_text_has_the_host() -> None:
-    for kind in (Kind.WAITING, Kind.COMMUNICATION):  # collectives that were matched, and some that were not
+    for kind in (ActivityKind.WAITING, ActivityKind.COMMUNICATION):  # collectives that were matched, and some that were not
         waits = np.array([[rank, 0, wait, int(kind), 0] for rank, wait in enumerate([90, 10, 80, 20, 5, 70])], dtype=np.int64)
         rows_, each = representatives(Parts(*waits.T), 6, ["a", "a", "b", "b", "a", "<i>"])
         assert (rows_.tolist(), each) == ([4, 3, 5], 3)
 
-    parts = Parts(*np.array([[0, 0, 500, int(Kind.COMPUTE), NOBODY], [1, 0, 500, int(Kind.COMPUTE), NOBODY]], dtype=np.int64).T)
+    parts = Parts(
+        *np.array(
+            [[0, 0, 500, int(ActivityKind.COMPUTE), NOBODY], [1, 0, 500, int(ActivityKind.COMPUTE), NOBODY]], dtype=np.int64
+        ).T
+    )
     shown = Lanes(["rank 4", "rank 5"], parts, [], [4, 5], picked=5, hosts={4: "a", 5: "<i>"}, by_host=True)
     figure = timeline(shown, 0, 1000, palette(None))
     assert list(figure.layout.yaxis.ticktext) == ["a · rank 4", "&lt;i&gt; · <b>▸ rank 5</b>"]

@@ -62,8 +62,8 @@ def test_the_choice_of_windows_shows_the_one_that_is_drawn(run: RunData) -> None
 def test_the_late_rank_is_named_and_the_others_wait_for_it(run: RunData) -> None:
     drawn = picture(run, "", "timeline-arrival")
 
-    assert drawn.says.startswith("all_reduce · default_pg · ")
-    assert "last: rank 2" in drawn.says
+    assert drawn.sentence.startswith("all_reduce · default_pg · ")
+    assert "last: rank 2" in drawn.sentence
     ranks = {row[0]: row for row in drawn.table.rows}
     assert ranks[2][2] == pytest.approx(0, abs=0.01)
     assert all(ranks[rank][2] == pytest.approx(40, abs=1.5) for rank in (0, 1, 3))
@@ -84,8 +84,8 @@ def test_a_part_of_the_window_is_what_is_in_the_address(run: RunData) -> None:
 
     times = [sum(value for value in row[2:] if value is not None) for row in drawn.table.rows]
     assert 0 < max(times) <= 10_000
-    assert "10.00 to 20.00 ms" in drawn.says
-    assert "0.00 to" in picture(run, "?span=999999999-9999999999").says  # outside the window: everything is shown
+    assert "10.00 to 20.00 ms" in drawn.sentence
+    assert "0.00 to" in picture(run, "?span=999999999-9999999999").sentence  # outside the window: everything is shown
 
 
 def test_dragging_and_double_click_set_and_clear_the_part(run: RunData) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.exporter.jobs.cgroups import Place, place_of
+from rankscope.exporter.jobs.cgroups import CgroupIdentity, place_of
 from rankscope.exporter.jobs.environment import ranks_of, variables
 from rankscope.exporter.jobs.party import Ranks
 
@@ -14,7 +14,7 @@ UID = "6f1b2c3d-0000-4444-8888-abcdefabcdef"
 UNDER = UID.replace("-", "_")
 ONE, TWO = "0123456789abcdef" * 4, "fedcba9876543210" * 4
 SLUID = "s5K1KKYAYG5D00"
-IN_POD = Place(pod_uid=UID, container_id=ONE)
+IN_POD = CgroupIdentity(pod_uid=UID, container_id=ONE)
 
 
 @pytest.mark.parametrize(
@@ -28,44 +28,50 @@ IN_POD = Place(pod_uid=UID, container_id=ONE)
         (f"0::/system.slice/containerd.service/kubepods-burstable-pod{UNDER}.slice:cri-containerd:{ONE}", IN_POD),
         # a reader in its own cgroup namespace
         (f"0::/../../kubepods-burstable-pod{UNDER}.slice/cri-containerd-{ONE}.scope", IN_POD),
-        (f"0::/../cri-containerd-{ONE}.scope", Place(container_id=ONE)),
+        (f"0::/../cri-containerd-{ONE}.scope", CgroupIdentity(container_id=ONE)),
         # a static pod has a hash; a node that is itself a container; a container in a pod's container
-        (f"0::/kubepods/pod{'a' * 32}/{ONE}", Place(pod_uid="a" * 32, container_id=ONE)),
+        (f"0::/kubepods/pod{'a' * 32}/{ONE}", CgroupIdentity(pod_uid="a" * 32, container_id=ONE)),
         (f"0::/docker/{TWO}/kubelet.slice/kubelet-kubepods-pod{UNDER}.slice/cri-containerd-{ONE}.scope", IN_POD),
         (f"0::/kubepods/pod{UID}/{TWO}/kubepods/pod{'b' * 32}/{ONE}", IN_POD),
         # containers without Kubernetes
-        (f"0::/system.slice/docker-{ONE}.scope", Place(container_id=ONE)),
-        (f"9:cpuset:/docker/{ONE}", Place(container_id=ONE)),
-        (f"0::/machine.slice/libpod-{ONE}.scope/container", Place(container_id=ONE)),
+        (f"0::/system.slice/docker-{ONE}.scope", CgroupIdentity(container_id=ONE)),
+        (f"9:cpuset:/docker/{ONE}", CgroupIdentity(container_id=ONE)),
+        (f"0::/machine.slice/libpod-{ONE}.scope/container", CgroupIdentity(container_id=ONE)),
         # Slurm: version 1, version 2, several slurmd on a node, a namespace, in a pod
-        ("11:devices:/slurm/uid_1000/job_123/step_0/task_0\n1:name=systemd:/system.slice/slurmd.service", Place(job_id="123")),
-        ("11:devices:/slurm_node1/uid_1000/job_123/step_batch", Place(job_id="123")),
-        ("0::/system.slice/slurmstepd.scope/job_123/step_0/user/task_0", Place(job_id="123")),
-        ("0::/system.slice/node1_slurmstepd.scope/job_123/step_extern/user", Place(job_id="123")),
-        ("0::/../job_123/step_0/user/task_1", Place(job_id="123")),
-        (f"0::/kubepods/pod{UID}/{ONE}/system.slice/slurmstepd.scope/job_5/step_0", Place("5", UID, ONE)),
+        (
+            "11:devices:/slurm/uid_1000/job_123/step_0/task_0\n1:name=systemd:/system.slice/slurmd.service",
+            CgroupIdentity(job_id="123"),
+        ),
+        ("11:devices:/slurm_node1/uid_1000/job_123/step_batch", CgroupIdentity(job_id="123")),
+        ("0::/system.slice/slurmstepd.scope/job_123/step_0/user/task_0", CgroupIdentity(job_id="123")),
+        ("0::/system.slice/node1_slurmstepd.scope/job_123/step_extern/user", CgroupIdentity(job_id="123")),
+        ("0::/../job_123/step_0/user/task_1", CgroupIdentity(job_id="123")),
+        (f"0::/kubepods/pod{UID}/{ONE}/system.slice/slurmstepd.scope/job_5/step_0", CgroupIdentity("5", UID, ONE)),
         # Slurm 26.05 and later: the SLUID, also for a reader in the scope's own namespace, and with CgroupJobIdPaths=yes
-        (f"0::/system.slice/slurmstepd.scope/{SLUID}/step_0/user/task_0", Place(sluid=SLUID)),
-        (f"0::/system.slice/node1_slurmstepd.scope/{SLUID}/step_extern/user/task_special", Place(sluid=SLUID)),
-        (f"0::/../{SLUID}/step_batch/user/task_0", Place(sluid=SLUID)),
-        (f"0::/kubepods/pod{UID}/{ONE}/system.slice/slurmstepd.scope/{SLUID}/step_0", Place(None, UID, ONE, SLUID)),
+        (f"0::/system.slice/slurmstepd.scope/{SLUID}/step_0/user/task_0", CgroupIdentity(sluid=SLUID)),
+        (f"0::/system.slice/node1_slurmstepd.scope/{SLUID}/step_extern/user/task_special", CgroupIdentity(sluid=SLUID)),
+        (f"0::/../{SLUID}/step_batch/user/task_0", CgroupIdentity(sluid=SLUID)),
+        (f"0::/kubepods/pod{UID}/{ONE}/system.slice/slurmstepd.scope/{SLUID}/step_0", CgroupIdentity(None, UID, ONE, SLUID)),
         # paths that users can create themselves
-        (f"0::/system.slice/slurmstepd.scope/{SLUID}/step_0/user/task_0/slurm/job_999", Place(sluid=SLUID)),
-        (f"0::/system.slice/slurmstepd.scope/job_123/step_0/user/slurmstepd.scope/{SLUID}", Place(job_id="123")),
-        (f"0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/{SLUID}/step_0", Place()),
-        (f"0::/system.slice/my.service/{SLUID}", Place()),
+        (f"0::/system.slice/slurmstepd.scope/{SLUID}/step_0/user/task_0/slurm/job_999", CgroupIdentity(sluid=SLUID)),
+        (f"0::/system.slice/slurmstepd.scope/job_123/step_0/user/slurmstepd.scope/{SLUID}", CgroupIdentity(job_id="123")),
+        (f"0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/{SLUID}/step_0", CgroupIdentity()),
+        (f"0::/system.slice/my.service/{SLUID}", CgroupIdentity()),
         # no SLUIDs
-        ("0::/system.slice/slurmstepd.scope/system", Place()),
-        (f"0::/system.slice/slurmstepd.scope/{SLUID.lower()}/step_0", Place()),
-        ("0::/system.slice/slurmstepd.scope/job_123/step_0/user/task_0/slurmstepd.scope/job_999/step_0", Place(job_id="123")),
-        (f"0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_999/step_0/{ONE}", Place()),
-        ("0::/system.slice/my.service/job_999/step_0", Place()),
-        ("0::/", Place()),
-        ("", Place()),
-        ("nonsense\n0:\n::", Place()),
+        ("0::/system.slice/slurmstepd.scope/system", CgroupIdentity()),
+        (f"0::/system.slice/slurmstepd.scope/{SLUID.lower()}/step_0", CgroupIdentity()),
+        (
+            "0::/system.slice/slurmstepd.scope/job_123/step_0/user/task_0/slurmstepd.scope/job_999/step_0",
+            CgroupIdentity(job_id="123"),
+        ),
+        (f"0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_999/step_0/{ONE}", CgroupIdentity()),
+        ("0::/system.slice/my.service/job_999/step_0", CgroupIdentity()),
+        ("0::/", CgroupIdentity()),
+        ("", CgroupIdentity()),
+        ("nonsense\n0:\n::", CgroupIdentity()),
     ],
 )
-def test_jobs_pods_and_containers_are_found_in_every_layout(text: str, place: Place) -> None:
+def test_jobs_pods_and_containers_are_found_in_every_layout(text: str, place: CgroupIdentity) -> None:
     assert place_of(text) == place
 
 

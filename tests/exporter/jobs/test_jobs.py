@@ -29,7 +29,7 @@ from tests.exporter.jobs.job_node import (
 
 from rankscope.exporter.jobs.collector import JobsCollector
 from rankscope.exporter.jobs.join import claims_of
-from rankscope.exporter.jobs.party import Device, Hold, Identity
+from rankscope.exporter.jobs.party import Hold, Identity, SchedulerDevice
 from rankscope.exporter.jobs.processes import ProcessTable
 from rankscope.exporter.jobs.users import UserNames
 from rankscope.exporter.source import FleetState, Series
@@ -60,7 +60,7 @@ def node(tmp_path: Path, proc: Proc) -> Callable[..., JobsCollector]:
     return make
 
 
-def _pod(name: str, *devices: Device) -> Hold:
+def _pod(name: str, *devices: SchedulerDevice) -> Hold:
     return Hold(Identity(namespace="ml", pod=name, container="train"), devices)
 
 
@@ -252,7 +252,7 @@ def test_mig_devices_have_holders_of_their_own(node: Callable[..., JobsCollector
 
 
 def test_who_has_the_whole_has_its_parts(node: Callable[..., JobsCollector]) -> None:
-    pods = [_pod("a", Device(uuid=gpu_uuid(0))), _pod("b", Device(uuid=mig_uuid(1)))]
+    pods = [_pod("a", SchedulerDevice(uuid=gpu_uuid(0))), _pod("b", SchedulerDevice(uuid=mig_uuid(1)))]
 
     series = node(pods=pods).read(fleet(gpu(0, migs=(mig(0, 1), mig(1, 2)))))
 
@@ -287,7 +287,7 @@ def test_where_a_gpu_is_divided_a_number_is_an_undivided_one_or_cannot_be_told(
 def test_what_is_private_is_not_shown(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:
     slurm_folder(tmp_path / "jobs", job_7={"SLURM_JOB_GPUS": "0", "SLURM_JOB_ACCOUNT": "physics"})
     proc.process(11, uid=1001)
-    jobs = node(pods=[_pod("secret", Device(uuid=gpu_uuid(1)))], show_users=False, show_pods=False)
+    jobs = node(pods=[_pod("secret", SchedulerDevice(uuid=gpu_uuid(1)))], show_users=False, show_pods=False)
 
     series = jobs.read(fleet(gpu(0), gpu(1), gpu(2, pids=[11])))
 
@@ -366,7 +366,7 @@ def _sharing(proc: Proc, folder: Path, node: Callable[..., JobsCollector]) -> tu
     for rank in range(4):
         proc.process(20 + rank, cgroup=in_job(9), environ={"RANK": str(rank)})
     proc.process(30, uid=1001)
-    pods = [_pod(name, Device(uuid=gpu_uuid(1))) for name in ("a", "b", "c")]
+    pods = [_pod(name, SchedulerDevice(uuid=gpu_uuid(1))) for name in ("a", "b", "c")]
     state = fleet(
         gpu(0, pids=[10, 11, 12]),
         gpu(1, pids=[13, 14]),

@@ -15,7 +15,7 @@ from rankscope.exporter.catalogue import BY_NAME
 from rankscope.exporter.jobs.collector import JobsCollector
 from rankscope.exporter.jobs.devices import bare
 from rankscope.exporter.jobs.join import Claim, join
-from rankscope.exporter.jobs.party import Device, Hold, Identity, Ranks, Use
+from rankscope.exporter.jobs.party import Hold, Identity, Ranks, SchedulerDevice, Use
 from rankscope.exporter.jobs.users import UserNames
 from rankscope.exporter.source import FleetState, Series
 
@@ -196,10 +196,10 @@ _UIDS = st.sampled_from([0, 1000, 1001])
 _RANKS = st.builds(Ranks, rank=_JOB_IDS, local_rank=_JOB_IDS, world_size=_JOB_IDS, run_id=_WORDS)
 _UUIDS = [gpu_uuid(0), gpu_uuid(1), mig_uuid(0), mig_uuid(1), "GPU-unknown"]
 _DEVICES = st.one_of(
-    st.builds(Device, uuid=st.sampled_from(_UUIDS)),
-    st.builds(Device, number=st.integers(0, 3), gpu_instance=st.sampled_from([None, 1, 2])),
-    st.builds(Device, uuid=st.just(gpu_uuid(0)), gpu_instance=st.integers(0, 2), compute_instance=st.integers(0, 1)),
-    st.just(Device()),
+    st.builds(SchedulerDevice, uuid=st.sampled_from(_UUIDS)),
+    st.builds(SchedulerDevice, number=st.integers(0, 3), gpu_instance=st.sampled_from([None, 1, 2])),
+    st.builds(SchedulerDevice, uuid=st.just(gpu_uuid(0)), gpu_instance=st.integers(0, 2), compute_instance=st.integers(0, 1)),
+    st.just(SchedulerDevice()),
 )
 _IDENTITIES = st.one_of(
     st.builds(Identity, job_id=st.sampled_from(["7", "8"]), user=_WORDS, uid=st.none() | _UIDS, account=_WORDS, partition=_WORDS),

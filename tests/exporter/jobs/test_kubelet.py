@@ -21,7 +21,7 @@ from rankscope.base.errors import MissingError
 from rankscope.exporter.jobs import kubelet as kubelet_module
 from rankscope.exporter.jobs.hold_source import KEEP_S, HoldSource
 from rankscope.exporter.jobs.kubelet import Kubelet, KubeletError
-from rankscope.exporter.jobs.party import Device, Hold, Identity
+from rankscope.exporter.jobs.party import Hold, Identity, SchedulerDevice
 
 FAKE = Path(__file__).with_name("fake_kubelet.py")
 GPU = "GPU-10000000-aaaa-bbbb-cccc-000000000000"
@@ -80,7 +80,7 @@ def kubelet(fake: FakeKubelet) -> Iterator[Kubelet]:
     kubelet.close()
 
 
-def _pod(pod: str, *devices: Device, container: str = "train", namespace: str = "ml") -> Hold:
+def _pod(pod: str, *devices: SchedulerDevice, container: str = "train", namespace: str = "ml") -> Hold:
     return Hold(Identity(namespace=namespace, pod=pod, container=container), devices)
 
 
@@ -110,17 +110,17 @@ def test_containers_and_their_devices_in_all_spellings(fake: FakeKubelet, kubele
     )
 
     assert kubelet.read() == (
-        _pod("whole", Device(uuid=GPU), Device(uuid=OTHER)),
-        _pod("sliced", Device(uuid=GPU), container="a"),
-        _pod("sliced", Device(uuid=GPU), container="b"),
-        _pod("part", Device(uuid=MIG)),
-        _pod("old-part", Device(uuid=GPU, gpu_instance=3, compute_instance=0)),
-        _pod("gke", Device(number=2), Device(number=3, gpu_instance=4), Device(number=1)),
-        _pod("strange", Device()),
-        _pod("another-plugin", Device(uuid=GPU)),
-        _pod("claims", Device(number=4)),
-        _pod("claims-uuid", Device(uuid=OTHER.lower())),
-        _pod("claims-part", Device()),
+        _pod("whole", SchedulerDevice(uuid=GPU), SchedulerDevice(uuid=OTHER)),
+        _pod("sliced", SchedulerDevice(uuid=GPU), container="a"),
+        _pod("sliced", SchedulerDevice(uuid=GPU), container="b"),
+        _pod("part", SchedulerDevice(uuid=MIG)),
+        _pod("old-part", SchedulerDevice(uuid=GPU, gpu_instance=3, compute_instance=0)),
+        _pod("gke", SchedulerDevice(number=2), SchedulerDevice(number=3, gpu_instance=4), SchedulerDevice(number=1)),
+        _pod("strange", SchedulerDevice()),
+        _pod("another-plugin", SchedulerDevice(uuid=GPU)),
+        _pod("claims", SchedulerDevice(number=4)),
+        _pod("claims-uuid", SchedulerDevice(uuid=OTHER.lower())),
+        _pod("claims-part", SchedulerDevice()),
     )
 
 
@@ -169,7 +169,7 @@ def test_a_kubelet_that_restarts_is_found_again(fake: FakeKubelet, kubelet: Kube
     fake.says(pods=[["ml", "a", {"train": {"nvidia.com/gpu": [GPU]}}]])
     source = HoldSource("kubelet", kubelet.read)
     first = source.read(0.0)
-    assert (first, source.ok) == ((_pod("a", Device(uuid=GPU)),), True)
+    assert (first, source.ok) == ((_pod("a", SchedulerDevice(uuid=GPU)),), True)
 
     fake.stop()
 
@@ -180,7 +180,7 @@ def test_a_kubelet_that_restarts_is_found_again(fake: FakeKubelet, kubelet: Kube
     fake.says(pods=[["ml", "b", {"train": {"nvidia.com/gpu": [OTHER]}}]])
     fake.start()
 
-    assert source.read(KEEP_S + 2) == (_pod("b", Device(uuid=OTHER)),)
+    assert source.read(KEEP_S + 2) == (_pod("b", SchedulerDevice(uuid=OTHER)),)
     assert (source.ok, source.is_valid) == (True, True)
 
 

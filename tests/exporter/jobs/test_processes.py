@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.exporter.jobs.job_node import CONTAINER, IN_POD, POD_UID, Proc, in_job
 
-from rankscope.exporter.jobs.deadline import Deadline
+from rankscope.exporter.jobs.deadline import BoundedCalls
 from rankscope.exporter.jobs.party import Ranks, Use
 from rankscope.exporter.jobs.processes import ProcessTable
 from rankscope.exporter.jobs.users import UserNames
@@ -170,7 +170,7 @@ def test_process_numbers_are_believed_in_the_first_namespace_only(tmp_path: Path
 
 def test_calls_that_do_not_come_back_are_few() -> None:
     released, begun = threading.Event(), []
-    deadline = Deadline(0.01, most_stuck=2)
+    deadline = BoundedCalls(0.01, most_stuck=2)
 
     def hang() -> None:
         begun.append(1)
@@ -185,13 +185,13 @@ def test_calls_that_do_not_come_back_are_few() -> None:
     until = time.monotonic() + 120
     while True:
         try:
-            assert Deadline(30).ask(lambda: 7) == 7
+            assert BoundedCalls(30).ask(lambda: 7) == 7
             assert deadline.ask(lambda: 8) == 8
             break
         except TimeoutError:
             assert time.monotonic() < until
     with pytest.raises(ZeroDivisionError):
-        Deadline(30).ask(lambda: 1 // 0)
+        BoundedCalls(30).ask(lambda: 1 // 0)
 
 
 def test_a_process_without_a_thread_for_its_environment_is_known_by_its_other_files(

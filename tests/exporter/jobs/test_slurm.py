@@ -12,7 +12,7 @@ import pytest
 from tests.exporter.jobs.job_node import ROOT, slurm_folder
 
 from rankscope.exporter.jobs import slurm
-from rankscope.exporter.jobs.party import Device, Identity
+from rankscope.exporter.jobs.party import Identity, SchedulerDevice
 from rankscope.exporter.jobs.slurm import SlurmError, SlurmFolder, devices_of
 from rankscope.exporter.spool.file import read_regular
 from rankscope.exporter.spool.series import RejectedError
@@ -49,7 +49,7 @@ def test_a_job_is_there_from_prolog_to_epilog(script: Callable[..., subprocess.C
     assert folder.stat().st_mode & 0o7777 == 0o755
     (hold,) = _read(folder).read() or ()
     assert hold.identity == Identity(job_id="123", user="ann", uid=1000, account="physics", partition="a100")
-    assert hold.devices == (Device(number=0), Device(number=2))
+    assert hold.devices == (SchedulerDevice(number=0), SchedulerDevice(number=2))
 
     assert script("epilog", SLURM_JOB_ID="123").returncode == 0
 
@@ -71,11 +71,11 @@ def test_jobs_of_all_kinds_side_by_side(script: Callable[..., subprocess.Complet
     holds = {hold.identity.job_id: hold.devices for hold in _read(folder).read() or ()}
 
     assert holds == {
-        "20": (Device(number=1),),
-        "21": (Device(number=2),),
-        "22": (Device(number=3),),
-        "23": (Device(number=4),),
-        "24": (Device(uuid=MIG),),
+        "20": (SchedulerDevice(number=1),),
+        "21": (SchedulerDevice(number=2),),
+        "22": (SchedulerDevice(number=3),),
+        "23": (SchedulerDevice(number=4),),
+        "24": (SchedulerDevice(uuid=MIG),),
         "25": (),
     }
 
@@ -164,8 +164,8 @@ def test_a_file_that_cannot_be_read_hides_no_other_job_and_leaves_no_gpu_free(
     monkeypatch.setattr(slurm, "read_regular", unreadable)
 
     assert {hold.identity.job_id: hold.devices for hold in _read(folder).read() or ()} == {
-        "1": (Device(number=0),),
-        "2": (Device(),),
+        "1": (SchedulerDevice(number=0),),
+        "2": (SchedulerDevice(),),
     }
 
 
@@ -199,14 +199,14 @@ def test_a_link_instead_of_the_folder_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "devices"),
     [
-        ("0", [Device(number=0)]),
-        ("0,2-4,3", [Device(number=0), Device(number=2), Device(number=3), Device(number=4)]),
-        (f"{GPU}, {MIG}", [Device(uuid=GPU), Device(uuid=MIG)]),
-        (f"MIG-{GPU}/3/0", [Device(uuid=GPU, gpu_instance=3, compute_instance=0)]),
+        ("0", [SchedulerDevice(number=0)]),
+        ("0,2-4,3", [SchedulerDevice(number=0), SchedulerDevice(number=2), SchedulerDevice(number=3), SchedulerDevice(number=4)]),
+        (f"{GPU}, {MIG}", [SchedulerDevice(uuid=GPU), SchedulerDevice(uuid=MIG)]),
+        (f"MIG-{GPU}/3/0", [SchedulerDevice(uuid=GPU, gpu_instance=3, compute_instance=0)]),
         ("", []),
         ("NoDevFiles", []),
-        ("card0", [Device()]),
+        ("card0", [SchedulerDevice()]),
     ],
 )
-def test_devices_are_named_in_many_ways(text: str, devices: list[Device]) -> None:
+def test_devices_are_named_in_many_ways(text: str, devices: list[SchedulerDevice]) -> None:
     assert devices_of(text) == tuple(devices)

@@ -23,7 +23,7 @@ from tests.exporter.jobs.job_node import (
 )
 
 from rankscope.exporter.jobs.collector import JobsCollector
-from rankscope.exporter.jobs.party import Device, Hold, Identity
+from rankscope.exporter.jobs.party import Hold, Identity, SchedulerDevice
 from rankscope.exporter.jobs.pod_names import PodNames
 from rankscope.exporter.jobs.tenants import MAX_TENANTS
 from rankscope.exporter.jobs.users import UserNames
@@ -43,9 +43,9 @@ def process(pid: int, gib: float | None = 1, sm: float | None = None, uuid: str 
     return GpuProcess(pid, "compute", None if gib is None else int(gib * GIB), uuid, sm)
 
 
-def held(*names: str, device: Device | None = None) -> list[Hold]:
+def held(*names: str, device: SchedulerDevice | None = None) -> list[Hold]:
     """Return what the kubelet reports of pods that share a device by time slicing."""
-    devices = (device or Device(uuid=gpu_uuid(0)),)
+    devices = (device or SchedulerDevice(uuid=gpu_uuid(0)),)
     return [Hold(Identity(namespace="ml", pod=name, container="train"), devices) for name in names]
 
 
@@ -205,7 +205,7 @@ def test_jobs_of_slurm_and_users_that_share_a_gpu(node: Callable[..., JobsCollec
 
 def test_mig_devices_have_their_own_tenants(node: Callable[..., JobsCollector], proc: Proc) -> None:
     migs = (mig(1, 1), mig(2, 2))
-    pods = [*held("a", "b", device=Device(uuid=mig_uuid(1))), *held("c", device=Device(uuid=mig_uuid(2)))]
+    pods = [*held("a", "b", device=SchedulerDevice(uuid=mig_uuid(1))), *held("c", device=SchedulerDevice(uuid=mig_uuid(2)))]
     for pid, name in {10: "a", 11: "b", 12: "c"}.items():
         proc.process(pid, cgroup=in_pod(name))
     pids = [process(10, 1, uuid=mig_uuid(1)), process(11, 2, uuid=mig_uuid(1)), process(12, 4, uuid=mig_uuid(2))]

@@ -9,18 +9,18 @@ from typing import Any
 
 from tests.exporter.pages.golden_node import H100
 
-from rankscope.exporter.loop import Snapshot
-from rankscope.exporter.pages.page import Page
+from rankscope.exporter.loop import CollectorState
+from rankscope.exporter.pages.page import MetricsPage
 from rankscope.exporter.source import FleetState
 from rankscope.exporter.spool.reading import SpoolSample
 from rankscope.exporter.spool.series import RankKey, SpoolFamily, SpoolSeries
 
 
-def page_of(state: FleetState | Callable[[], FleetState], spooled: SpoolSample | None = None) -> Page:
-    snapshot = Snapshot(spooled, fresh=True, ok=True, age_s=0, duration_s=0, reason=None)
+def page_of(state: FleetState | Callable[[], FleetState], spooled: SpoolSample | None = None) -> MetricsPage:
+    snapshot = CollectorState(spooled, fresh=True, ok=True, age_s=0, duration_s=0, reason=None)
     spool: Any = SimpleNamespace(name="spool", latest=lambda: snapshot) if spooled is not None else None
     fleet: Any = SimpleNamespace(simulated=False, state=state if callable(state) else lambda: state)
-    return Page("node1", fleet, spool=spool)
+    return MetricsPage("node1", fleet, spool=spool)
 
 
 def spooled_histogram(*counts: int, total: float) -> SpoolSample:

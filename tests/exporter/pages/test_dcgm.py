@@ -17,11 +17,11 @@ from tests.exporter.pages.golden_node import DIVIDED, GOLDEN, H100, HUNG
 
 from rankscope.base.errors import InputError
 from rankscope.exporter.catalogue import CATALOGUE, COLLECTORS, DEFAULT_COLLECTORS
-from rankscope.exporter.loop import Snapshot
+from rankscope.exporter.loop import CollectorState
 from rankscope.exporter.pages.dcgm import DcgmPage
 from rankscope.exporter.pages.dcgm_counters import counters_of, default_counters, read_counters, with_collectors
-from rankscope.exporter.pages.page import Page
-from rankscope.exporter.settings import Settings
+from rankscope.exporter.pages.page import MetricsPage
+from rankscope.exporter.settings import ExporterSettings
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.source import Absent, FleetState, GpuSample, Reading, Series
 
@@ -113,20 +113,22 @@ class SampledTwice:
         return self._states.pop() if len(self._states) > 1 else self._states[0]
 
 
-def page_of(state: FleetState, *, collectors: frozenset[str] = ALL, jobs: tuple[Series, ...] = JOBS) -> Page:
+def page_of(state: FleetState, *, collectors: frozenset[str] = ALL, jobs: tuple[Series, ...] = JOBS) -> MetricsPage:
     def loop(name: str, last: tuple[Series, ...]) -> Any:
-        return SimpleNamespace(name=name, latest=lambda: Snapshot(last, fresh=True, ok=True, age_s=0, duration_s=0, reason=None))
+        return SimpleNamespace(
+            name=name, latest=lambda: CollectorState(last, fresh=True, ok=True, age_s=0, duration_s=0, reason=None)
+        )
 
     fleet: Any = SampledTwice(state)
-    return Page("node1", fleet, jobs=loop("jobs", jobs), xid=loop("xid", XIDS), collectors=collectors)
+    return MetricsPage("node1", fleet, jobs=loop("jobs", jobs), xid=loop("xid", XIDS), collectors=collectors)
 
 
 @pytest.fixture
-def page() -> Page:
+def page() -> MetricsPage:
     return page_of(node())
 
 
-def text(page: Page, counters: Path | None = None, **options: Any) -> str:
+def text(page: MetricsPage, counters: Path | None = None, **options: Any) -> str:
     dcgm = DcgmPage(page, read_counters(counters) if counters else None, **options)
     dcgm.render()
     body, content_type = dcgm.render()
@@ -140,11 +142,11 @@ def values(body: str, name: str, **labels: str) -> list[float]:
     return [float(line.split()[-1]) for line in lines if all(f'{key}="{value}"' in line for key, value in labels.items())]
 
 
-def test_the_page_is_the_golden_one(page: Page) -> None:
+def test_the_page_is_the_golden_one(page: MetricsPage) -> None:
     assert text(page) == (GOLDEN / "node.dcgm.txt").read_text(), f"if that is meant: python {__file__}"
 
 
-def test_the_default_set_has_the_names_and_types_of_dcgm_exporter(page: Page) -> None:
+def test_the_default_set_has_the_names_and_types_of_dcgm_exporter(page: MetricsPage) -> None:
     assert {counter.name.removeprefix("DCGM_FI_"): counter.type for counter in default_counters().metrics} == DEFAULT_SET
 
     shown = {line.split()[2]: line.split()[3] for line in text(page).splitlines() if line.startswith("# TYPE")}
@@ -154,7 +156,7 @@ def test_the_default_set_has_the_names_and_types_of_dcgm_exporter(page: Page) ->
     assert all(kind == DEFAULT_SET[name.removeprefix("DCGM_FI_")] for name, kind in shown.items())
 
 
-def test_units_are_those_of_dcgm(page: Page) -> None:
+def test_units_are_those_of_dcgm(page: MetricsPage) -> None:
     body = text(page)
     readings = {(reading.metric, reading.labels): reading.value for reading in node().gpus[0].sample.readings}  # type: ignore[union-attr]
 
@@ -185,7 +187,7 @@ def test_where_there_is_no_vgpu_none_is_licensed() -> None:
     assert not [family for family in page.families() if family.name == "gpu_vgpu_license_status"]
 
 
-def test_labels_come_in_dcgms_order(page: Page) -> None:
+def test_labels_come_in_dcgms_order(page: MetricsPage) -> None:
     body = text(page)
 
     assert (
@@ -198,7 +200,7 @@ def test_labels_come_in_dcgms_order(page: Page) -> None:
     assert ',hostname="node1",' in text(page, hostname_label="hostname")
 
 
-def test_a_divided_gpu_is_told_by_its_instances_and_never_twice(page: Page) -> None:
+def test_a_divided_gpu_is_told_by_its_instances_and_never_twice(page: MetricsPage) -> None:
     body = text(page)
 
     assert values(body, "DEV_FB_USED", UUID=DIVIDED) == [10 * 1024, 11 * 1024]
@@ -286,7 +288,7 @@ def test_a_mig_instance_that_several_pods_divide_has_the_pod_of_none() -> None:
     assert "pod=" not in text(page_of(state, jobs=jobs))
 
 
-def test_a_gpu_that_is_down_has_no_values_but_its_last_xid(page: Page) -> None:
+def test_a_gpu_that_is_down_has_no_values_but_its_last_xid(page: MetricsPage) -> None:
     about_it = [line for line in text(page).splitlines() if HUNG in line]
 
     assert [line.split("{")[0] for line in about_it] == [
@@ -325,7 +327,7 @@ def test_a_counter_that_was_reset_has_no_rate() -> None:
         for reading in (later, sample)
     ]
     fleet: Any = SimpleNamespace(simulated=False, state=states.pop)
-    page = DcgmPage(Page("node1", fleet))
+    page = DcgmPage(MetricsPage("node1", fleet))
     page.render()
 
     body = page.render()[0].decode()
@@ -334,18 +336,18 @@ def test_a_counter_that_was_reset_has_no_rate() -> None:
     assert values(body, "PROF_PCIE_RX_BYTES") == [0]
 
 
-def test_what_only_one_gpu_cannot_give_is_said_of_that_gpu(page: Page) -> None:
+def test_what_only_one_gpu_cannot_give_is_said_of_that_gpu(page: MetricsPage) -> None:
     # given two H100s, of which the one with MIG has no utilisation
     assert f"# DCGM_FI_DEV_GPU_UTIL not available on {DIVIDED}: not_supported\n" in text(page)
 
 
-def test_what_a_generation_cannot_give_is_said_once_per_model(page: Page) -> None:
+def test_what_a_generation_cannot_give_is_said_once_per_model(page: MetricsPage) -> None:
     comments = [line for line in text(page).splitlines() if "A100" in line and line.startswith("# DCGM")]
 
     assert '# DCGM_FI_PROF_DRAM_ACTIVE not available on NVIDIA "A100"-SXM4-80GB: before_hopper' in comments
     assert '# DCGM_FI_DEV_SM_CLOCK not available on NVIDIA "A100"-SXM4-80GB: no_permission' in comments
     assert not any("MEM_CLOCK" in line for line in comments)
-    eight = DcgmPage(Page("node1", SimulatedFleet("8xA100"))).render()[0].decode()
+    eight = DcgmPage(MetricsPage("node1", SimulatedFleet("8xA100"))).render()[0].decode()
     assert eight.count("DCGM_FI_PROF_DRAM_ACTIVE not available") == 1
 
 
@@ -357,7 +359,9 @@ def test_a_collector_that_is_off_is_named() -> None:
 
 
 def test_counters_switch_no_collector_on_that_the_user_switched_off() -> None:
-    asked = Settings(collectors=DEFAULT_COLLECTORS - {"gpm"}, collectors_off=frozenset({"gpm"}), host="node1", compat_dcgm=True)
+    asked = ExporterSettings(
+        collectors=DEFAULT_COLLECTORS - {"gpm"}, collectors_off=frozenset({"gpm"}), host="node1", compat_dcgm=True
+    )
 
     collectors = with_collectors(asked, counters_of(asked)).collectors
 
@@ -381,7 +385,9 @@ DCGM_FI_DEV_BRAND, label, Brand.
 """
 
 
-def test_a_file_of_counters_decides_on_names_types_and_help(page: Page, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_of_counters_decides_on_names_types_and_help(
+    page: MetricsPage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / "counters.csv"
     file.write_text(COUNTERS, encoding="utf-8-sig")  # with a byte order mark, as some editors save it
     served = DcgmPage(page, read_counters(file))
@@ -404,13 +410,13 @@ def test_a_file_of_counters_decides_on_names_types_and_help(page: Page, tmp_path
         assert sum(name in record.getMessage() for record in caplog.records) == 1  # not once per page
 
 
-def served(page: Page, tmp_path: Path, *names: str) -> str:
+def served(page: MetricsPage, tmp_path: Path, *names: str) -> str:
     file = tmp_path / "counters.csv"
     file.write_text("".join(f"{name}, {'gauge' if 'REASONS' in name or 'PROF' in name else 'counter'}, x\n" for name in names))
     return text(page, file)
 
 
-def test_xids_have_dcgms_labels(page: Page, tmp_path: Path) -> None:
+def test_xids_have_dcgms_labels(page: MetricsPage, tmp_path: Path) -> None:
     body = text(page)
     assert values(body, "DEV_XID_ERRORS", UUID=HUNG, err_code="79", err_msg="The GPU no longer answers over PCIe.") == [79]
     assert values(body, "DEV_XID_ERRORS", UUID=H100, err_code="0", err_msg="no error") == [0]
@@ -484,7 +490,7 @@ def test_errors_of_links_are_served_by_kind(tmp_path: Path) -> None:
         assert [values(body, name) for name in names] == [[number]] * len(names), names
 
 
-def test_several_of_our_series_may_be_one_there(page: Page, tmp_path: Path) -> None:
+def test_several_of_our_series_may_be_one_there(page: MetricsPage, tmp_path: Path) -> None:
     # given errors in both kinds of memory
     state = node()
     sample = state.gpus[0].sample
@@ -548,7 +554,7 @@ def test_absent_metrics_without_a_dcgm_name_are_no_remark() -> None:
     assert "not available" not in text(page_of(msgspec.structs.replace(state, gpus=(gpu,))))
 
 
-def test_promtool_reads_it(page: Page, require_program: Callable[[str], str]) -> None:
+def test_promtool_reads_it(page: MetricsPage, require_program: Callable[[str], str]) -> None:
     # DCGM sets names and help texts, so promtool's remarks about them are ignored
     checked = subprocess.run(
         [require_program("promtool"), "check", "metrics"], input=text(page).encode(), capture_output=True, check=False

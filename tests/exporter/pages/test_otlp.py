@@ -27,7 +27,7 @@ from tests.otlp_http import receiving
 
 from rankscope.base.errors import InputError, MissingError
 from rankscope.exporter.pages.otlp import OtlpPush
-from rankscope.exporter.pages.page import Page
+from rankscope.exporter.pages.page import MetricsPage
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.source import FleetState
 from rankscope.exporter.spool.reading import SpoolSample
@@ -73,11 +73,11 @@ def http_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Received]:
 
 
 @pytest.fixture
-def pushing() -> Iterator[Callable[[Page], OtlpPush]]:
+def pushing() -> Iterator[Callable[[MetricsPage], OtlpPush]]:
     """Function ``pushing(page)`` that sends a page by OTLP until the test ends."""
     started: list[OtlpPush] = []
 
-    def start(page: Page) -> OtlpPush:
+    def start(page: MetricsPage) -> OtlpPush:
         push = OtlpPush(page)
         push.start()
         started.append(push)
@@ -221,17 +221,17 @@ def test_a_gpu_that_is_down_has_failed_and_has_no_values(
 
 
 def test_the_temporality_preference_is_honoured(
-    http_collector: Received, pushing: Callable[[Page], OtlpPush], monkeypatch: pytest.MonkeyPatch
+    http_collector: Received, pushing: Callable[[MetricsPage], OtlpPush], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "delta")
-    pushing(Page("node1", SimulatedFleet("1", interval_s=0.01)))
+    pushing(MetricsPage("node1", SimulatedFleet("1", interval_s=0.01)))
 
     metrics = {metric.name: metric for metric in _metrics(http_collector.wait(3)[-1])}
     assert metrics["hw.energy"].sum.aggregation_temporality == 1  # delta
     assert metrics["hw.gpu.memory.usage"].sum.aggregation_temporality == 2  # a level stays cumulative
 
 
-def test_ranks_are_told_with_the_gpu_they_use(http_collector: Received, pushing: Callable[[Page], OtlpPush]) -> None:
+def test_ranks_are_told_with_the_gpu_they_use(http_collector: Received, pushing: Callable[[MetricsPage], OtlpPush]) -> None:
     rank = (("rank", "3"), ("run", "r"), ("slot", "0"))
     families = (
         SpoolFamily(
@@ -251,7 +251,7 @@ def test_ranks_are_told_with_the_gpu_they_use(http_collector: Received, pushing:
     assert not [name for name in result if "xxx" in name]
 
 
-def test_a_histogram_is_sent_as_one(http_collector: Received, pushing: Callable[[Page], OtlpPush]) -> None:
+def test_a_histogram_is_sent_as_one(http_collector: Received, pushing: Callable[[MetricsPage], OtlpPush]) -> None:
     pushing(page_of(node(), spooled_histogram(1, 2, 3, total=40.5)))
 
     (metric,) = [item for item in _metrics(http_collector.wait(1)[0]) if item.name == "rankscope.rank.step_duration"]
@@ -261,7 +261,7 @@ def test_a_histogram_is_sent_as_one(http_collector: Received, pushing: Callable[
     assert 0 < point.start_time_unix_nano <= point.time_unix_nano
 
 
-def test_many_series_are_sent_in_several_messages(http_collector: Received, pushing: Callable[[Page], OtlpPush]) -> None:
+def test_many_series_are_sent_in_several_messages(http_collector: Received, pushing: Callable[[MetricsPage], OtlpPush]) -> None:
     ranks = [(("rank", str(rank)), ("run", "r"), ("slot", "0")) for rank in range(5000)]
     family = SpoolFamily("rank_x", "gauge", "X.", tuple(SpoolSeries("rank_x", rank, 1) for rank in ranks))
     pushing(page_of(node(), SpoolSample((family,), {}, 1, 0, {}, 0)))
@@ -273,7 +273,7 @@ def test_many_series_are_sent_in_several_messages(http_collector: Received, push
     assert max(sizes) <= 2048
 
 
-def test_over_grpc(monkeypatch: pytest.MonkeyPatch, pushing: Callable[[Page], OtlpPush]) -> None:
+def test_over_grpc(monkeypatch: pytest.MonkeyPatch, pushing: Callable[[MetricsPage], OtlpPush]) -> None:
     received = Received()
 
     class Service(MetricsServiceServicer):
@@ -302,7 +302,7 @@ def test_over_grpc(monkeypatch: pytest.MonkeyPatch, pushing: Callable[[Page], Ot
 
 @pytest.mark.slow
 def test_a_collector_that_is_away_is_logged_once_and_gets_everything_when_it_is_back(
-    pushing: Callable[[Page], OtlpPush],
+    pushing: Callable[[MetricsPage], OtlpPush],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     free_port: Callable[[], int],

@@ -15,7 +15,7 @@ from tests.exporter.pages.otlp_page import page_of, spooled_histogram
 from rankscope.exporter.catalogue import CATALOGUE
 from rankscope.exporter.pages.otlp_message import MessageBuilder
 from rankscope.exporter.pages.otlp_metrics import measurements, otel_name
-from rankscope.exporter.pages.page import Page
+from rankscope.exporter.pages.page import MetricsPage
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.source import FleetState, Reading
 from rankscope.exporter.spool.series import SpoolFamily, SpoolSeries
@@ -43,7 +43,7 @@ def test_a_released_gpu_has_no_status() -> None:
     fleet = SimulatedFleet("2")
     fleet.release("1", ttl_s=60)
 
-    status = Exported(Page("node1", fleet)).metrics()["hw.status"]
+    status = Exported(MetricsPage("node1", fleet)).metrics()["hw.status"]
 
     assert {(point.attributes or {})["hw.id"] for point in status.data.data_points} == {fleet.state().gpus[0].identity.uuid}
 
@@ -56,7 +56,7 @@ def _states(state: FleetState) -> set[str]:
 class Exported:
     """Messages of a page, as a collector gets them."""
 
-    def __init__(self, page: Page, *, deltas: bool = False) -> None:
+    def __init__(self, page: MetricsPage, *, deltas: bool = False) -> None:
         self._page = page
         self._builder = MessageBuilder(Resource({}), deltas=deltas)
 

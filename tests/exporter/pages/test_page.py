@@ -21,8 +21,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from tests.exporter.pages.golden_node import A100, DIVIDED, GOLDEN, H100, HUNG, node
 
 from rankscope.exporter.catalogue import BY_NAME, CATALOGUE
-from rankscope.exporter.loop import Snapshot
-from rankscope.exporter.pages.page import Page
+from rankscope.exporter.loop import CollectorState
+from rankscope.exporter.pages.page import MetricsPage
 from rankscope.exporter.source import Absent, FleetState, Reading, Series
 from rankscope.exporter.spool.reading import SpoolSample
 from rankscope.exporter.spool.series import RankKey, SpoolFamily, SpoolSeries
@@ -32,7 +32,7 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 def loop(name: str, last: Any, *, reason: str | None = None, fresh: bool = True) -> Any:
     """Return a collector loop with a fixed last result."""
-    snapshot = Snapshot(last, fresh, reason is None, 0.5, 0.002, reason)
+    snapshot = CollectorState(last, fresh, reason is None, 0.5, 0.002, reason)
     return SimpleNamespace(name=name, latest=lambda: snapshot)
 
 
@@ -74,12 +74,12 @@ def _with_histogram(sample: SpoolSample) -> SpoolSample:
     return replace(sample, families=(histogram, *sample.families))
 
 
-def page_of(state: FleetState | None, **loops: Any) -> Page:
+def page_of(state: FleetState | None, **loops: Any) -> MetricsPage:
     fleet: Any = SimpleNamespace(simulated=False, state=lambda: state)
-    return Page("node1", fleet if state is not None else None, **loops)
+    return MetricsPage("node1", fleet if state is not None else None, **loops)
 
 
-def full_page(state: FleetState) -> Page:
+def full_page(state: FleetState) -> MetricsPage:
     return page_of(
         state,
         spool=loop("spool", _with_histogram(_spooled(("rank_steps_total", "counter", 40)))),
@@ -89,29 +89,29 @@ def full_page(state: FleetState) -> Page:
 
 
 @pytest.fixture
-def page(state: FleetState) -> Page:
+def page(state: FleetState) -> MetricsPage:
     return full_page(state)
 
 
-def series(page: Page, collectors: Iterable[str] | None = None) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
+def series(page: MetricsPage, collectors: Iterable[str] | None = None) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
     families = page.families(None if collectors is None else frozenset(collectors))
     return {family.name: {frozenset(point.labels): point.value for point in family.points} for family in families}
 
 
-def _of(page: Page, name: str, **labels: str) -> list[float]:
+def _of(page: MetricsPage, name: str, **labels: str) -> list[float]:
     return [value for have, value in series(page).get(name, {}).items() if labels.items() <= have]
 
 
-def _without_versions(page: Page) -> str:
+def _without_versions(page: MetricsPage) -> str:
     body = page.render()[0].decode()
     return body.replace(platform.python_version(), "PYTHON").replace(f'version="{version("rankscope")}"', 'version="VERSION"')
 
 
-def test_the_page_is_the_golden_one(page: Page) -> None:
+def test_the_page_is_the_golden_one(page: MetricsPage) -> None:
     assert _without_versions(page) == (GOLDEN / "node.txt").read_text(), f"if that is meant: python {__file__}"
 
 
-def test_prometheus_has_nothing_to_object_to(page: Page, require_program: Callable[[str], str]) -> None:
+def test_prometheus_has_nothing_to_object_to(page: MetricsPage, require_program: Callable[[str], str]) -> None:
     checked = subprocess.run(
         [require_program("promtool"), "check", "metrics"], input=page.render()[0], capture_output=True, check=False
     )
@@ -132,7 +132,7 @@ JOINS = {
 }
 
 
-def test_joins_by_uuid_are_never_many_to_many(page: Page, require_program: Callable[[str], str], tmp_path: Path) -> None:
+def test_joins_by_uuid_are_never_many_to_many(page: MetricsPage, require_program: Callable[[str], str], tmp_path: Path) -> None:
     # given ten minutes of the unchanged page
     input_series = [
         {
@@ -160,7 +160,7 @@ def test_joins_by_uuid_are_never_many_to_many(page: Page, require_program: Calla
     assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
-def test_families_come_in_the_catalogues_order_and_labels_as_it_has_them(page: Page) -> None:
+def test_families_come_in_the_catalogues_order_and_labels_as_it_has_them(page: MetricsPage) -> None:
     families = page.families()
 
     own = [family.name for family in families if family.name in BY_NAME]
@@ -172,7 +172,7 @@ def test_families_come_in_the_catalogues_order_and_labels_as_it_has_them(page: P
             assert names == [name for name in BY_NAME[family.name].labels if name in names], family.name
 
 
-def test_a_gpu_that_hangs_keeps_its_identity_and_nothing_else(page: Page) -> None:
+def test_a_gpu_that_hangs_keeps_its_identity_and_nothing_else(page: MetricsPage) -> None:
     about_it = {
         name: value for name, sample in series(page).items() for labels, value in sample.items() if ("uuid", HUNG) in labels
     }
@@ -190,7 +190,7 @@ def test_a_gpu_that_hangs_keeps_its_identity_and_nothing_else(page: Page) -> Non
     assert _of(page, "gpu_down_info", uuid=HUNG, reason="hung") == [1]
 
 
-def test_a_collector_fails_with_any_gpu_that_is_up_and_not_with_those_that_are_down(page: Page) -> None:
+def test_a_collector_fails_with_any_gpu_that_is_up_and_not_with_those_that_are_down(page: MetricsPage) -> None:
     success = {dict(labels)["collector"]: value for labels, value in series(page)["rankscope_exporter_collector_success"].items()}
     slowest = _of(page, "rankscope_exporter_collector_duration_seconds", collector="temperature")
 
@@ -199,7 +199,7 @@ def test_a_collector_fails_with_any_gpu_that_is_up_and_not_with_those_that_are_d
     assert slowest == [0.0002]
 
 
-def test_problems_name_the_gpu_and_the_call(page: Page) -> None:
+def test_problems_name_the_gpu_and_the_call(page: MetricsPage) -> None:
     collector, hung, unidentified = page.problems()
 
     assert collector == ("ecc", f"{A100}: NVML_ERROR_UNKNOWN in nvmlDeviceGetEccMode")
@@ -244,7 +244,7 @@ def test_jobs_of_a_mig_device_end_with_it_and_not_with_the_answers_of_its_gpu(st
     jobs = tuple(Series("gpu_allocated", 1, (("uuid", item),)) for item in (uuid, "MIG-destroyed", DIVIDED))
     now = [msgspec.structs.replace(state, gpus=(divided,))]
     fleet: Any = SimpleNamespace(simulated=False, state=lambda: now[0])
-    page = Page("node1", fleet, jobs=loop("jobs", jobs))
+    page = MetricsPage("node1", fleet, jobs=loop("jobs", jobs))
 
     def allocated() -> set[str]:
         return {dict(labels)["uuid"] for labels in series(page)["gpu_allocated"]}
@@ -285,7 +285,7 @@ def test_stale_values_of_a_loop_are_left_out(state: FleetState) -> None:
 
 def test_whether_a_gpu_that_is_down_is_in_use_nobody_knows(state: FleetState) -> None:
     # given a pass over the jobs made before two GPUs went down, one of them with MIG devices
-    def page_with(*down: int) -> Page:
+    def page_with(*down: int) -> MetricsPage:
         gpus = [
             msgspec.structs.replace(gpu, up=False, sample=None) if index in down else gpu for index, gpu in enumerate(state.gpus)
         ]
@@ -303,7 +303,7 @@ def test_whether_a_gpu_that_is_down_is_in_use_nobody_knows(state: FleetState) ->
     assert (len(_of(before, "gpu_in_use")), len(_of(before, "gpu_allocated"))) == (0, 4)
 
 
-def test_a_scrape_may_ask_for_some_collectors(page: Page) -> None:
+def test_a_scrape_may_ask_for_some_collectors(page: MetricsPage) -> None:
     asked = series(page, ["clocks", "spool"])
 
     assert "gpu_clock_hertz" in asked
@@ -362,7 +362,7 @@ def test_what_is_kept_from_page_to_page_does_not_show(passes: list[list[Reading]
         states.append(msgspec.structs.replace(state, gpus=(msgspec.structs.replace(state.gpus[0], sample=sample),)))
     shown = iter(states)
     fleet: Any = SimpleNamespace(simulated=False, state=lambda: next(shown))
-    lasting = Page("node1", fleet)
+    lasting = MetricsPage("node1", fleet)
 
     for state in states:
         body = lasting.render()[0].decode()

@@ -15,7 +15,7 @@ from tests.rank_file import rank_text
 
 from rankscope.exporter.spool.file import MAX_BYTES, MAX_SERIES, parse
 from rankscope.exporter.spool.incremental_parse import Template
-from rankscope.exporter.spool.series import RejectedError, SpoolFile
+from rankscope.exporter.spool.series import RejectedError, SpoolContent
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_reading_only_values_never_differs_from_reading_all(text: str, place: in
     at = place % len(changed)
     changed[at : at + 1] = text.encode()
 
-    def outcome(read: Callable[[], SpoolFile | None]) -> Any:
+    def outcome(read: Callable[[], SpoolContent | None]) -> Any:
         try:
             result = read()
         except RejectedError as error:

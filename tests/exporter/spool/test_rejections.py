@@ -10,7 +10,7 @@ from tests.exporter.spool.spool_files import GOOD, gauge, spool_of
 
 from rankscope.exporter.spool.file import parse
 from rankscope.exporter.spool.rejections import MAX_LINES_PER_HOUR, MAX_NAMED, RejectedFile, RejectionLog
-from rankscope.exporter.spool.series import SpoolFile
+from rankscope.exporter.spool.series import SpoolContent
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[object, ...]]:
@@ -46,7 +46,7 @@ def test_an_unforeseen_error_costs_the_file_that_causes_it(tmp_path: Path, monke
     (tmp_path / "good.prom").write_text(GOOD)
     (tmp_path / "odd.prom").write_text(GOOD.replace("r1", "odd"))
 
-    def parse_or_fail(content: bytes) -> SpoolFile:
+    def parse_or_fail(content: bytes) -> SpoolContent:
         if b"odd" in content:
             raise ZeroDivisionError
         return parse(content)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import bcrypt
 import pytest
 
-from rankscope.base.http import Request
+from rankscope.base.http import HttpRequest
 from rankscope.exporter.web import access
 from rankscope.exporter.web.access import Passwords
 
@@ -42,7 +42,7 @@ class Client:
             await event.wait()
 
         headers = {"authorization": f"Basic {basic}"}
-        refusal = await self.passwords.refusal(Request("GET", "/", "", headers, peer, tls=False, disconnected=disconnected))
+        refusal = await self.passwords.refusal(HttpRequest("GET", "/", "", headers, peer, tls=False, disconnected=disconnected))
         return 200 if refusal is None else refusal.status
 
 

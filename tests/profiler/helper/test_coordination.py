@@ -16,7 +16,7 @@ from tests.profiler.ranks import PreloadedTorch
 from tests.waiting import wait_until
 
 from rankscope.base.errors import InputError
-from rankscope.profiler.handover import Hello
+from rankscope.profiler.handover import Handover
 from rankscope.profiler.helper.coordination.coordination import Coordination
 from rankscope.profiler.helper.coordination.reports import ReportWriter, report_file
 from rankscope.profiler.helper.coordination.window_client import AnnouncedWindow, WindowClient, plan_file
@@ -68,7 +68,7 @@ class Rank:
         )
         info = RankInfo(rank=rank, world_size=2, host="h", pid=1, start_unix_ns=1, device_kind=device)
         context = HelperContext(
-            hello=Hello(
+            hello=Handover(
                 settings=settings,
                 run=RunInfo(run_id="r", name="r", start_unix_ns=1),
                 attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=2),

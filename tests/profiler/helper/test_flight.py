@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 
 from rankscope.base.atomic_files import replace_file
 from rankscope.profiler.flight_files import MAX_BYTES, copy_file, done_file, dump_file
-from rankscope.profiler.handover import Hello
+from rankscope.profiler.handover import Handover
 from rankscope.profiler.helper.collectives import flight
 from rankscope.profiler.helper.collectives.flight import KEPT, FlightDumps, WatchdogFile
 from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
@@ -51,7 +51,7 @@ class Rank:
         rank = RankInfo(rank=RANK, world_size=world_size, host="n1", pid=1, start_unix_ns=1)
         info = RunInfo(run_id="r1", name="test", start_unix_ns=1)
         settings = RecorderSettings(run_dir=str(self.run), run_id="r1", name="test", start_unix_ns=1)
-        hello = Hello(settings=settings, run=info, attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=8), rank=rank)
+        hello = Handover(settings=settings, run=info, attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=8), rank=rank)
         return FlightDumps(
             HelperContext(
                 hello=hello,

@@ -18,7 +18,7 @@ from tests.exporter.fake_driver import FakeDriver, uuid_of
 from tests.ring_step import ring_in
 from tests.waiting import wait_until
 
-from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Hello
+from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Handover
 from rankscope.profiler.helper.sampling.host_lock import HostLock
 from rankscope.profiler.ring import End
 from rankscope.profiler.settings import EXPORTER_URL, RecorderSettings
@@ -43,7 +43,7 @@ class Rank:
     """Simulated rank: a scratch folder, a ring, and a real helper."""
 
     def __init__(self, folder: Path, run_id: str, rank: int, url: str | None, *, device: bool = True) -> None:
-        hello = Hello(
+        hello = Handover(
             settings=RecorderSettings(run_dir=str(folder / "run"), run_id=run_id, name="n", start_unix_ns=1, exporter_url=url),
             run=RunInfo(run_id=run_id, name="n", start_unix_ns=1),
             attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=2),

@@ -6,27 +6,27 @@ import pytest
 from tests.profiler.helper.test_stack_lines import STANDARD
 
 from rankscope.profiler.helper.sampling.loaders import batch_source, loader_samples, waits_for_others
-from rankscope.profiler.helper.sampling.stack_lines import Frame, StackLines, Stay
+from rankscope.profiler.helper.sampling.stack_lines import StackFrame, StackLines, Stay
 from rankscope.runs.records import BatchSource, LoaderSamples, StackLine
 
 PACKAGES = "/usr/lib/python3/site-packages"
 STDLIB = STANDARD.rpartition("/")[0]
-LOADER = Frame(f"{PACKAGES}/torch/utils/data/dataloader.py", 1, "__next__")
-FETCH = Frame(f"{PACKAGES}/torch/utils/data/_utils/fetch.py", 2, "fetch")
-WORKER = Frame(f"{PACKAGES}/torch/utils/data/_utils/worker.py", 3, "_worker_loop")
-PIN = Frame(f"{PACKAGES}/torch/utils/data/_utils/pin_memory.py", 4, "_pin_memory_loop")
-DATASET = Frame("/job/data.py", 5, "Samples.__getitem__")
-SCRIPT = Frame("/job/train.py", 6, "<module>")
-FILL = Frame("/job/train.py", 7, "fill")
-RUN = Frame(f"{STDLIB}/threading.py", 8, "Thread.run")
-PROCESS = Frame(f"{STDLIB}/multiprocessing/process.py", 9, "BaseProcess.run")
-WAIT = Frame(f"{STDLIB}/threading.py", 10, "Condition.wait")
-GET = Frame(f"{STDLIB}/queue.py", 11, "Queue.get")
-PUT = Frame(f"{STDLIB}/queue.py", 12, "Queue.put")
-PROCESS_GET = Frame(f"{STDLIB}/multiprocessing/queues.py", 13, "Queue.get")
-POLL = Frame(f"{STDLIB}/multiprocessing/connection.py", 14, "wait")
-RESULT = Frame(f"{STDLIB}/concurrent/futures/_base.py", 15, "Future.result")
-LOCK = Frame(f"{STDLIB}/logging/__init__.py", 16, "Handler.acquire")
+LOADER = StackFrame(f"{PACKAGES}/torch/utils/data/dataloader.py", 1, "__next__")
+FETCH = StackFrame(f"{PACKAGES}/torch/utils/data/_utils/fetch.py", 2, "fetch")
+WORKER = StackFrame(f"{PACKAGES}/torch/utils/data/_utils/worker.py", 3, "_worker_loop")
+PIN = StackFrame(f"{PACKAGES}/torch/utils/data/_utils/pin_memory.py", 4, "_pin_memory_loop")
+DATASET = StackFrame("/job/data.py", 5, "Samples.__getitem__")
+SCRIPT = StackFrame("/job/train.py", 6, "<module>")
+FILL = StackFrame("/job/train.py", 7, "fill")
+RUN = StackFrame(f"{STDLIB}/threading.py", 8, "Thread.run")
+PROCESS = StackFrame(f"{STDLIB}/multiprocessing/process.py", 9, "BaseProcess.run")
+WAIT = StackFrame(f"{STDLIB}/threading.py", 10, "Condition.wait")
+GET = StackFrame(f"{STDLIB}/queue.py", 11, "Queue.get")
+PUT = StackFrame(f"{STDLIB}/queue.py", 12, "Queue.put")
+PROCESS_GET = StackFrame(f"{STDLIB}/multiprocessing/queues.py", 13, "Queue.get")
+POLL = StackFrame(f"{STDLIB}/multiprocessing/connection.py", 14, "wait")
+RESULT = StackFrame(f"{STDLIB}/concurrent/futures/_base.py", 15, "Future.result")
+LOCK = StackFrame(f"{STDLIB}/logging/__init__.py", 16, "Handler.acquire")
 
 
 @pytest.mark.parametrize(
@@ -41,17 +41,17 @@ LOCK = Frame(f"{STDLIB}/logging/__init__.py", 16, "Handler.acquire")
         ([SCRIPT, LOCK], None),
         ([SCRIPT], None),
         # What a dataset waits for is part of loading
-        ([SCRIPT, LOADER, FETCH, Frame(f"{PACKAGES}/requests/api.py", 1, "get")], "loader"),
-        ([SCRIPT, Frame(f"{PACKAGES}/datasets/iterable_dataset.py", 1, "__iter__")], "loader"),
+        ([SCRIPT, LOADER, FETCH, StackFrame(f"{PACKAGES}/requests/api.py", 1, "get")], "loader"),
+        ([SCRIPT, StackFrame(f"{PACKAGES}/datasets/iterable_dataset.py", 1, "__iter__")], "loader"),
         # A folder of the script's own is no library
-        ([SCRIPT, Frame("/job/datasets/text.py", 1, "read")], None),
+        ([SCRIPT, StackFrame("/job/datasets/text.py", 1, "read")], None),
     ],
 )
-def test_a_stack_shows_where_batches_come_from(frames: list[Frame], source: BatchSource | None) -> None:
+def test_a_stack_shows_where_batches_come_from(frames: list[StackFrame], source: BatchSource | None) -> None:
     assert batch_source(frames) == source
 
 
-def stays(*parts: tuple[int, list[Frame]]) -> list[Stay]:
+def stays(*parts: tuple[int, list[StackFrame]]) -> list[Stay]:
     """Return consecutive stays of so many samples at 100 a second."""
     result, at = [], 0
     for samples, frames in parts:
@@ -65,7 +65,7 @@ def test_threads_are_counted_by_the_function_that_they_run() -> None:
         1: stays((30, [RUN, FILL, LOADER, FETCH, DATASET]), (10, [RUN, FILL, PUT, WAIT])),
         2: stays((20, [RUN, FILL, LOADER, FETCH, DATASET]), (5, [RUN, FILL, GET, WAIT])),
         3: stays((40, [RUN, PIN, PROCESS_GET, POLL])),
-        4: stays((40, [RUN, Frame(f"{PACKAGES}/tqdm/_monitor.py", 1, "run"), WAIT])),
+        4: stays((40, [RUN, StackFrame(f"{PACKAGES}/tqdm/_monitor.py", 1, "run"), WAIT])),
     }
     (loader,) = loader_samples(threads, "thread", StackLines(), rate=100)
     assert (loader.kind, loader.target) == ("thread", "train.py:fill")

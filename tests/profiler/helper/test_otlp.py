@@ -24,9 +24,9 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from tests.profiler.otlp_collector import Collector, collecting
 from tests.waiting import wait_until
 
-from rankscope.profiler.handover import Hello
+from rankscope.profiler.handover import Handover
 from rankscope.profiler.helper.publishing.otlp import MAX_WAITING, OtlpTraces
-from rankscope.profiler.helper.publishing.otlp_sdk import _FirstWarning, _ReportingExporter
+from rankscope.profiler.helper.publishing.otlp_sdk import _FirstStepWarning, _ReportingExporter
 from rankscope.profiler.helper.publishing.spans import trace_id
 from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.helper.tasks import HelperContext
@@ -69,7 +69,7 @@ class Rank:
         info = RankInfo(rank=rank, local_rank=rank, world_size=2, host="h", pid=5, start_unix_ns=1)
         run = RunInfo(run_id="run-1", name="bert", start_unix_ns=1)
         attempt = AttemptInfo(attempt=0, start_unix_ns=1, world_size=2)
-        hello = Hello(settings=settings, run=RunInfo(run_id="proposed", name="p", start_unix_ns=1), attempt=attempt, rank=info)
+        hello = Handover(settings=settings, run=RunInfo(run_id="proposed", name="p", start_unix_ns=1), attempt=attempt, rank=info)
         self.task = OtlpTraces(
             HelperContext(
                 hello=hello,
@@ -208,7 +208,7 @@ def test_only_a_change_is_reported() -> None:
             return SpanExportResult[next(self.answers)]
 
     collected: list[str] = []
-    exporter = _ReportingExporter(Fickle(), _FirstWarning(), collected.append)
+    exporter = _ReportingExporter(Fickle(), _FirstStepWarning(), collected.append)
     for _ in range(6):
         exporter.export([])
     assert [line.split(":")[0] for line in collected] == [

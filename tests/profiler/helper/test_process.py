@@ -18,7 +18,7 @@ from tests.ring_step import put_step, ring_in
 from tests.waiting import wait_until
 
 from rankscope.analysis.engine import analyze
-from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Hello, MessageKind, Window
+from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Handover, MessageKind, ProfiledWindow
 from rankscope.profiler.rank.session import Session
 from rankscope.profiler.ring import BYTES, CAPACITY, EVENT_NS, STEP_WORDS, TAIL, End, RingWriter
 from rankscope.profiler.scratch import hold, is_left, recorded_ranks, spooled
@@ -30,7 +30,7 @@ from rankscope.runs.reader import RunReader
 class Rank:
     """Simulated rank: a scratch folder, a ring, and a real helper."""
 
-    def __init__(self, scratch: Path, said: Hello) -> None:
+    def __init__(self, scratch: Path, said: Handover) -> None:
         scratch.mkdir()
         self.scratch = scratch
         self.ring = ring_in(scratch / "ring")
@@ -50,9 +50,9 @@ class Rank:
         """Record a profiled window of one step without events."""
         trace = self.scratch / f"window-{number}.json"
         trace.write_text('{"traceEvents": []}')
-        self.put_window(Window(str(trace), number, number))
+        self.put_window(ProfiledWindow(str(trace), number, number))
 
-    def put_window(self, window: Window) -> None:
+    def put_window(self, window: ProfiledWindow) -> None:
         """Record a profiled window."""
         self.ring.put(MessageKind.WINDOW, msgspec.json.encode(window))
         self.ring.publish()
@@ -284,7 +284,7 @@ def test_a_window_whose_trace_is_damaged_is_one_line(tmp_path: Path, keep: int) 
     rank.put(0)
     trace = rank.scratch / "window.json"
     trace.write_text(one_step_trace(5)[:keep])
-    rank.put_window(Window(str(trace), 5, 7))
+    rank.put_window(ProfiledWindow(str(trace), 5, 7))
     rank.ring.set_end(End.EXIT)
     output = rank.end()
     assert output.count("\n") == 1
@@ -345,7 +345,7 @@ def test_a_window_with_a_step_that_took_too_long_keeps_its_trace_and_says_why(tm
         assert put_step(rank.ring, number, wall_ns=wall_ns, profiled=True)
         trace = rank.scratch / f"window-{number:09d}.json"
         trace.write_text(one_step_trace(number))
-        rank.put_window(Window(str(trace), number, number))
+        rank.put_window(ProfiledWindow(str(trace), number, number))
     rank.ring.set_end(End.EXIT)
     assert rank.end() == ""
     # then the second alone is kept, its record gives the reason

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 from tests.rank_file import EACH, RANK, RUN, STEP, WINDOW, rank_text, totals_of
 
-from rankscope.profiler.handover import Hello
+from rankscope.profiler.handover import Handover
 from rankscope.profiler.helper.publishing.metrics_publisher import MetricsPublisher, render, samples
 from rankscope.profiler.helper.publishing.totals import Totals
 from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
@@ -209,7 +209,7 @@ def context(tmp_path: Path) -> Callable[..., HelperContext]:
     def make(run: RunInfo = RUN, rank: RankInfo = RANK, *, scratch: str = "rank") -> HelperContext:
         (job / scratch).mkdir(exist_ok=True)
         settings = RecorderSettings(run_dir="", run_id=run.run_id, name=run.name, start_unix_ns=1, spool_dir=str(spool))
-        hello = Hello(settings=settings, run=run, attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=8), rank=rank)
+        hello = Handover(settings=settings, run=run, attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=8), rank=rank)
         return HelperContext(
             hello=hello,
             scratch=job / scratch,

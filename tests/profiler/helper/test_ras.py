@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.ras_server import Comm, answer, listening, ras
 
-from rankscope.profiler.handover import Hello
+from rankscope.profiler.handover import Handover
 from rankscope.profiler.helper.collectives import flight
 from rankscope.profiler.helper.collectives import ras as module
 from rankscope.profiler.helper.collectives.flight import FlightDumps
@@ -43,7 +43,7 @@ def helper(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         rank_info = RankInfo(rank=rank, world_size=2, host="n1", pid=1, start_unix_ns=1)
         info = RunInfo(run_id="r1", name="test", start_unix_ns=1)
         settings = RecorderSettings(run_dir=str(run), run_id="r1", name="test", start_unix_ns=1)
-        hello = Hello(settings=settings, run=info, attempt=about, rank=rank_info)
+        hello = Handover(settings=settings, run=info, attempt=about, rank=rank_info)
         return FlightDumps(
             HelperContext(
                 hello=hello,

@@ -9,7 +9,15 @@ import msgspec
 import pytest
 
 from rankscope.profiler.helper.sampling import stack_lines
-from rankscope.profiler.helper.sampling.stack_lines import Frame, PhaseTimeline, StackLines, Stay, calls_in, own_frame, stays_of
+from rankscope.profiler.helper.sampling.stack_lines import (
+    PhaseTimeline,
+    StackFrame,
+    StackLines,
+    Stay,
+    calls_in,
+    own_frame,
+    stays_of,
+)
 from rankscope.profiler.intervals import PhaseInterval
 from rankscope.runs.records import Phase
 
@@ -63,9 +71,9 @@ def test_samples_of_one_thread_become_stays_with_a_stack_each() -> None:
     ],
 )
 def test_the_line_is_that_of_the_innermost_frame_outside_of_libraries(files: list[str], own: int) -> None:
-    frames = [Frame(file, number, "<module>" if number == 0 else "f") for number, file in enumerate(files)]
+    frames = [StackFrame(file, number, "<module>" if number == 0 else "f") for number, file in enumerate(files)]
     if files[0].startswith("<"):
-        frames[1] = Frame(files[1], 1, "<module>")
+        frames[1] = StackFrame(files[1], 1, "<module>")
     assert own_frame(frames) is frames[own]
 
 
@@ -86,8 +94,8 @@ def test_a_time_has_the_phase_of_its_step() -> None:
 def test_a_line_has_its_share_of_the_samples_its_phase_and_what_it_calls(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import time\n\n\ndef forward():\n    time.sleep(1)\n    f(g())\n")
-    main = Frame(str(script), 6, "<module>")
-    pause, library = Frame(str(script), 5, "forward"), Frame(LIBRARY, 3, "Linear.forward")
+    main = StackFrame(str(script), 6, "<module>")
+    pause, library = StackFrame(str(script), 5, "forward"), StackFrame(LIBRARY, 3, "Linear.forward")
     # 40 ms of the pause in forward of each step, and the rest at another line, in a library
     stays = []
     for began_us in (0, 90_000):

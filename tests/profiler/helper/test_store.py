@@ -14,7 +14,7 @@ import pytest
 from tests.profiler.first_words import hello, step
 
 from rankscope.analysis.engine import analyze
-from rankscope.profiler.handover import Hello
+from rankscope.profiler.handover import Handover
 from rankscope.profiler.helper.writing.store import MAX_PENDING, PATIENCE, RunStore
 from rankscope.profiler.helper.writing.writer_thread import WriterThread
 from rankscope.runs.paths import RankStream
@@ -78,7 +78,7 @@ def test_a_rank_that_is_there_already_is_not_mixed_with_another(tmp_path: Path, 
     assert second.run.run_id == "run", "the run is that of whoever made it"
 
 
-def storing_to_its_end(store: RunStore, said: Hello) -> bool:
+def storing_to_its_end(store: RunStore, said: Handover) -> bool:
     storing = WriterThread(store)
     storing.start()
     storing.wake()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.waiting import wait_until
 
-from rankscope.profiler.handover import Window
+from rankscope.profiler.handover import ProfiledWindow
 from rankscope.profiler.helper.writing import trace_reducer as reducer_module
 from rankscope.profiler.helper.writing import trace_retention as retention_module
 from rankscope.profiler.helper.writing.no_activity import reason_without_activity
@@ -44,8 +44,8 @@ class Place:
         path.write_text(TRACE)
         return path
 
-    def window(self, number: int, *, requested: bool = False) -> Window:
-        return Window(str(self.trace(number)), number, number, keep_trace=requested)
+    def window(self, number: int, *, requested: bool = False) -> ProfiledWindow:
+        return ProfiledWindow(str(self.trace(number)), number, number, keep_trace=requested)
 
     def retention(self, *, keep: int = 0, wrong_bytes: int = WRONG_BYTES) -> TraceRetention:
         return TraceRetention(

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from rankscope.profiler.handover import Window
+from rankscope.profiler.handover import ProfiledWindow
 from rankscope.profiler.helper.step_time_baseline import LEAST, StepTimeBaseline
 from rankscope.profiler.helper.writing.window_judge import WINDOWS, WindowJudge
 from rankscope.runs.records import PhaseTimes, StepBreakdown, StepRecord
@@ -64,7 +64,7 @@ def wrong(rank: Rank, *walls_ms: float, first: int = 1000, tags: tuple[str, ...]
     for number, wall in enumerate(walls_ms, start=first):
         rank.add(step(number, wall, *tags, profiled=True))
     last = first + len(walls_ms) - 1
-    rows = rank.judge.judge(Window("", first, last), [breakdown(number) for number in range(first, last + 1)])
+    rows = rank.judge.judge(ProfiledWindow("", first, last), [breakdown(number) for number in range(first, last + 1)])
     return [row.step - first for row in rows if row.looked_wrong]
 
 
@@ -124,17 +124,17 @@ def test_with_hardly_a_step_to_compare_with_none_looks_wrong() -> None:
 
 def test_a_step_whose_record_is_late_is_judged_by_its_window() -> None:
     rank = trained([10.0] * 50)
-    rows = rank.judge.judge(Window("", 60, 61), [breakdown(60, window_ms=90), breakdown(61)])
+    rows = rank.judge.judge(ProfiledWindow("", 60, 61), [breakdown(60, window_ms=90), breakdown(61)])
     assert [row.looked_wrong is not None for row in rows] == [True, False]
 
 
 def test_a_profile_that_is_not_complete_looks_wrong() -> None:
     rank = Rank()
-    (row,) = rank.judge.judge(Window("", 5, 5), [breakdown(5, truncated=True)])
+    (row,) = rank.judge.judge(ProfiledWindow("", 5, 5), [breakdown(5, truncated=True)])
     assert row.looked_wrong == "the profile lacks a part of the step"
-    rows = rank.judge.judge(Window("", 5, 7), [breakdown(5), breakdown(6)])
+    rows = rank.judge.judge(ProfiledWindow("", 5, 7), [breakdown(5), breakdown(6)])
     assert {row.looked_wrong for row in rows} == {"the profile has 2 of its window's 3 steps"}
-    rows = rank.judge.judge(Window("", 5, 6), [breakdown(5), breakdown(6)])
+    rows = rank.judge.judge(ProfiledWindow("", 5, 6), [breakdown(5), breakdown(6)])
     assert {row.looked_wrong for row in rows} == {None}
 
 
@@ -151,7 +151,7 @@ def test_a_host_that_catches_up_with_its_device_in_a_window_is_not_wrong() -> No
     # The profiler waits for the device at its end, and the last record has not come yet.
     for number, device_ms in enumerate((44, 300, None), start=60):
         rank.add(ahead(number, 175, device_ms, profiled=True))
-    rows = rank.judge.judge(Window("", 60, 63), [breakdown(number, window_ms=175) for number in range(60, 64)])
+    rows = rank.judge.judge(ProfiledWindow("", 60, 63), [breakdown(number, window_ms=175) for number in range(60, 64)])
     assert [row.step for row in rows if row.looked_wrong] == [61]
     assert rows[1].looked_wrong is not None
     assert "300.0 ms; steps around it 40.0 ms" in rows[1].looked_wrong

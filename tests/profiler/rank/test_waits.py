@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402  # torch may be missing
 
-from rankscope.profiler.rank.wrappers.waits import Listener, TimedOperator, waiting  # noqa: E402  # torch may be missing
+from rankscope.profiler.rank.wrappers.waits import TimedOperator, WaitListener, waiting  # noqa: E402  # torch may be missing
 
 
 class Told:
@@ -38,7 +38,7 @@ class Told:
 def test_a_wait_inside_a_wait_counts_once_and_one_that_raises_ends() -> None:
     result = Told()
 
-    def asked() -> Listener | None:
+    def asked() -> WaitListener | None:
         return result
 
     inner = waiting(lambda: 1 / 0, asked)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.ring_step import ring_in
 
-from rankscope.profiler.handover import MessageKind, Window
+from rankscope.profiler.handover import MessageKind, ProfiledWindow
 from rankscope.profiler.helper.step_assembler import StepAssembler
 from rankscope.profiler.plan import Schedule
 from rankscope.profiler.ring import Announcement, RingReader, RingWriter
@@ -86,7 +86,7 @@ def test_only_a_window_that_the_helper_receives_leaves_a_trace(
         writer.overflow()
 
     # When a window of one step is due
-    windows = module.Windows(Schedule(1, 0, 1), memory, writer)
+    windows = module.WindowController(Schedule(1, 0, 1), memory, writer)
     windows.boundary(1)
     after: dict[str, Callable[[], None]] = {"given way": windows.give_way, "closed": windows.close}
     after.get(ends, lambda: windows.boundary(2))()
@@ -107,7 +107,7 @@ def test_an_announced_window_is_profiled_as_a_whole_or_not_at_all(
 
     monkeypatch.setattr(module, "KinetoSession", Profiler)
     writer, reader = ring
-    windows = module.Windows(Schedule(3, 0, 2), tmp_path, writer)
+    windows = module.WindowController(Schedule(3, 0, 2), tmp_path, writer)
     announced = {
         5: Announcement(1, 8, 3, keep_trace=True),
         9: Announcement(2, 10, 2),  # in the middle of the other
@@ -127,7 +127,7 @@ def test_an_announced_window_is_profiled_as_a_whole_or_not_at_all(
             profiled.append(step)
     assert profiled == [3, 4, 8, 9, 10, 12, 13, 20, 22, 30, 31]
     entries = messages(ring)
-    taken = [msgspec.json.decode(payload, type=Window) for kind, payload in entries if kind == MessageKind.WINDOW]
+    taken = [msgspec.json.decode(payload, type=ProfiledWindow) for kind, payload in entries if kind == MessageKind.WINDOW]
     assert [(item.first, item.last, item.keep_trace) for item in taken] == [
         (3, 4, False),
         (8, 10, True),
@@ -149,10 +149,10 @@ def test_windows_without_a_pause_are_handed_over_one_by_one(
 
     monkeypatch.setattr(module, "KinetoSession", Profiler)
     writer = ring[0]
-    windows = module.Windows(Schedule(1, 2, 5), tmp_path, writer)
+    windows = module.WindowController(Schedule(1, 2, 5), tmp_path, writer)
     for step in range(1, 8):
         windows.boundary(step)
-    taken = [msgspec.json.decode(payload, type=Window) for _, payload in messages(ring)]
+    taken = [msgspec.json.decode(payload, type=ProfiledWindow) for _, payload in messages(ring)]
     assert [(item.first, item.last) for item in taken] == [(1, 2), (3, 4), (5, 6)]
 
 
@@ -192,7 +192,7 @@ def test_a_window_needs_room_for_the_traces_of_all_ranks_of_the_host(
     monkeypatch.setattr(folders, "_free", lambda folder: folders.MIN_FREE_BYTES if folder == tmp_path else 0)
     monkeypatch.setattr(module, "KinetoSession", Profiler)
     writer = ring[0]
-    windows = module.Windows(Schedule(1, 0, 1), tmp_path, writer, ranks_here=ranks)
+    windows = module.WindowController(Schedule(1, 0, 1), tmp_path, writer, ranks_here=ranks)
     windows.boundary(1)
     windows.boundary(2)
     assert [item for item, _ in messages(ring) if item] == [kind]
@@ -243,10 +243,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> type[OnDevice]:
 def test_a_window_on_a_device_follows_a_warm_up_and_has_the_whole_work_of_its_steps_alone(
     tmp_path: Path, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
 ) -> None:
-    from rankscope.profiler.rank.gpu.windows import Windows
+    from rankscope.profiler.rank.gpu.windows import WindowController
 
     writer, reader = ring
-    windows = Windows(Schedule(10, 0, 2), tmp_path, writer)
+    windows = WindowController(Schedule(10, 0, 2), tmp_path, writer)
     profiled, step = [], 1
     while step < 40:
         if step == 15:
@@ -268,7 +268,7 @@ def test_a_window_on_a_device_follows_a_warm_up_and_has_the_whole_work_of_its_st
 def test_the_cost_of_a_window_on_a_device_has_the_loading_of_the_profiler_but_no_wait_for_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
 ) -> None:
-    from rankscope.profiler.rank.gpu.windows import Windows
+    from rankscope.profiler.rank.gpu.windows import WindowController
 
     def load(session: OnDevice) -> None:
         session.prepared = True
@@ -277,7 +277,7 @@ def test_the_cost_of_a_window_on_a_device_has_the_loading_of_the_profiler_but_no
     monkeypatch.setattr(device, "prepare", load)
     monkeypatch.setattr(device, "drain", lambda _: time.sleep(1.0))
     writer, reader = ring
-    windows = Windows(Schedule(2, 0, 1), tmp_path, writer)
+    windows = WindowController(Schedule(2, 0, 1), tmp_path, writer)
     for step in range(1, 5):
         windows.boundary(step)
     assert reader.windows == 1
@@ -287,10 +287,10 @@ def test_the_cost_of_a_window_on_a_device_has_the_loading_of_the_profiler_but_no
 def test_a_window_on_a_device_that_comes_too_late_for_a_warm_up_is_missed(
     tmp_path: Path, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
 ) -> None:
-    from rankscope.profiler.rank.gpu.windows import Windows
+    from rankscope.profiler.rank.gpu.windows import WindowController
 
     writer, reader = ring
-    windows = Windows(Schedule(100, 0, 2), tmp_path, writer)
+    windows = WindowController(Schedule(100, 0, 2), tmp_path, writer)
     reader.announce(Announcement(1, 7, 1))
     windows.boundary(7)
     windows.boundary(8)
@@ -307,13 +307,13 @@ def test_a_device_is_detached_from_after_a_warm_up_without_a_window(
     ends: str,
 ) -> None:
     from rankscope.profiler import scratch as folders
-    from rankscope.profiler.rank.gpu.windows import Windows
+    from rankscope.profiler.rank.gpu.windows import WindowController
 
     monkeypatch.setattr(device, "starts", ends != "refused")
     if ends == "no room":
         monkeypatch.setattr(folders, "_free", lambda folder: 0)
     writer = ring[0]
-    windows = Windows(Schedule(2, 0, 2), tmp_path, writer)
+    windows = WindowController(Schedule(2, 0, 2), tmp_path, writer)
     windows.boundary(1)
     {"given way": windows.give_way, "closed": windows.close}.get(ends, lambda: windows.boundary(2))()
     assert device.called[-1] == "cancel"
@@ -333,7 +333,7 @@ def test_no_profiler_is_started_or_stopped_while_a_graph_is_captured(
     capturing = False
     monkeypatch.setattr(graph_capture, "going_on", lambda: capturing)
     writer = ring[0]
-    windows = module.Windows(Schedule(10, 0, 2), tmp_path, writer)
+    windows = module.WindowController(Schedule(10, 0, 2), tmp_path, writer)
     # Given a graph whose capture goes over the boundary before step ``captured``
     for step in range(1, 16):
         capturing = step == captured
@@ -352,12 +352,12 @@ def test_no_profiler_is_started_or_stopped_while_a_graph_is_captured(
 def test_a_window_soon_after_another_is_missed_where_cupti_is_detached_after_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice], teardown: str
 ) -> None:
-    from rankscope.profiler.rank.gpu.windows import Windows
+    from rankscope.profiler.rank.gpu.windows import WindowController
 
     # Kineto detaches in the background, at some of the next calls of CUDA: nothing may attach meanwhile.
     monkeypatch.setenv("TEARDOWN_CUPTI", teardown)
     writer = ring[0]
-    windows = Windows(Schedule(1, 5, 2), tmp_path, writer)
+    windows = WindowController(Schedule(1, 5, 2), tmp_path, writer)
     attached = []
     for step in range(1, 45):
         before = device.called.count("start")
@@ -367,7 +367,7 @@ def test_a_window_soon_after_another_is_missed_where_cupti_is_detached_after_eac
     recorded = [1, 16, 31] if teardown == "1" else list(range(1, 45, 5))
     entries = messages(ring)
     assert attached == recorded
-    taken = [msgspec.json.decode(payload, type=Window).first for kind, payload in entries if kind == MessageKind.WINDOW]
+    taken = [msgspec.json.decode(payload, type=ProfiledWindow).first for kind, payload in entries if kind == MessageKind.WINDOW]
     missed = [payload.decode() for kind, payload in entries if kind == MessageKind.MISSED_WINDOW]
     assert taken == recorded
     assert len(missed) == 9 - len(recorded)
@@ -378,11 +378,11 @@ def test_a_cancelled_warm_up_is_given_time_to_detach_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
 ) -> None:
     from rankscope.profiler.rank.gpu import graph_capture
-    from rankscope.profiler.rank.gpu.windows import Windows
+    from rankscope.profiler.rank.gpu.windows import WindowController
 
     monkeypatch.setenv("TEARDOWN_CUPTI", "1")
     writer, reader = ring
-    windows = Windows(Schedule(5, 0, 2), tmp_path, writer)
+    windows = WindowController(Schedule(5, 0, 2), tmp_path, writer)
     # Given a window that is missed after its warm-up, because a CUDA graph is captured, and another one soon after
     for step in range(1, 12):
         monkeypatch.setattr(graph_capture, "going_on", lambda step=step: step == 5)

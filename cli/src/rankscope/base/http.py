@@ -30,7 +30,7 @@ _ANY_IPV4: Final = "0.0.0.0"  # noqa: S104  the caller asked for all addresses
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """A complete request.
 
     ``headers`` have lower-case names; ``peer`` is the client's address, empty on a Unix socket. ``disconnected`` returns when the
@@ -56,7 +56,7 @@ class Response:
     headers: tuple[tuple[str, str], ...] = ()
 
 
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -134,7 +134,7 @@ def application(handler: Handler) -> Callable[..., Any]:
             response = Response(413, b"the request is too large\n", headers=(("connection", "close"),))
         else:
             path = scope["path"]
-            request = Request(
+            request = HttpRequest(
                 method=scope["method"],
                 path=(path if path.startswith("/") else _ABSOLUTE.sub("", path)) or "/",
                 query=scope["query_string"].decode("latin-1"),

@@ -45,7 +45,7 @@ _EVICT_PAUSE_S: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ListenEndpoint:
     """A listening socket and the ASGI application behind it.
 
     ``tls`` is called for every connection, so that the next handshake uses a new certificate. None: plain HTTP.
@@ -236,7 +236,7 @@ class Connection(H11Protocol):
 class Server:
     """Server that accepts connections on all its endpoints in the running event loop."""
 
-    def __init__(self, endpoints: list[Endpoint], *, max_connections: int | None = None) -> None:
+    def __init__(self, endpoints: list[ListenEndpoint], *, max_connections: int | None = None) -> None:
         self._endpoints = endpoints
         self._max_connections = max_connections or _affordable_connections()
         self._state = ServerState()
@@ -265,7 +265,7 @@ class Server:
         for task in self._state.tasks:
             task.cancel()
 
-    async def _accept(self, endpoint: Endpoint) -> None:
+    async def _accept(self, endpoint: ListenEndpoint) -> None:
         endpoint.sock.setblocking(False)
         loop = asyncio.get_running_loop()
         config = uvicorn.Config(
@@ -294,7 +294,7 @@ class Server:
             connection = Connection(config, self._state, admit=endpoint.admit, on_close=self._forget, on_evict=endpoint.evicted)
             self._connections[connection] = asyncio.create_task(self._open(endpoint, accepted, connection))
 
-    async def _open(self, endpoint: Endpoint, accepted: socket.socket, connection: Connection) -> None:
+    async def _open(self, endpoint: ListenEndpoint, accepted: socket.socket, connection: Connection) -> None:
         """Perform the TLS handshake, with a deadline, and attach the socket to the connection."""
         try:
             if accepted.family != socket.AF_UNIX:
@@ -330,7 +330,7 @@ def _affordable_connections() -> int:
 
 
 def serve_until_signal(
-    endpoints: list[Endpoint],
+    endpoints: list[ListenEndpoint],
     *,
     grace_s: float,
     started: Callable[[], object] = lambda: None,
@@ -357,7 +357,7 @@ def serve_until_signal(
     asyncio.run(serve())
 
 
-def serve_in_thread(endpoints: list[Endpoint], name: str) -> None:
+def serve_in_thread(endpoints: list[ListenEndpoint], name: str) -> None:
     """Serve in a daemon thread until the process exits."""
 
     async def serve() -> None:

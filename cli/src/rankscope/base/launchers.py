@@ -17,7 +17,7 @@ _VARIABLES: Final = (
 )
 
 
-class Place(NamedTuple):
+class LauncherPlace(NamedTuple):
     """Place of a process in its job; ``None`` where no launcher says."""
 
     rank: int | None
@@ -25,13 +25,13 @@ class Place(NamedTuple):
     world_size: int | None
 
 
-def place_in_job(environ: Mapping[str, str]) -> Place:
+def place_in_job(environ: Mapping[str, str]) -> LauncherPlace:
     """Return the place that the launcher says which started the process last: torchrun comes before what started torchrun.
 
     Values that are no numbers count as unknown.
     """
     outer = next((names for names in _VARIABLES if names[0] in environ and names[2] in environ), _VARIABLES[0])
-    return Place(*(_number(environ.get(name)) for name in outer))
+    return LauncherPlace(*(_number(environ.get(name)) for name in outer))
 
 
 def _number(text: str | None) -> int | None:

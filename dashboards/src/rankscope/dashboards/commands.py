@@ -210,10 +210,11 @@ def dashboard(
 
         prometheus = None
         if prometheus_url is not None:
-            from rankscope.dashboards.alerts.prometheus import Prometheus, Server
+            from rankscope.dashboards.alerts.prometheus import Prometheus, PrometheusServer
 
             prometheus = Prometheus(
-                Server(url=prometheus_url, token_file=prometheus_token_file, ca_file=prometheus_ca), answer_s=PROMETHEUS_S
+                PrometheusServer(url=prometheus_url, token_file=prometheus_token_file, ca_file=prometheus_ca),
+                answer_s=PROMETHEUS_S,
             )
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("rankscope"):
@@ -281,7 +282,7 @@ def _config(
     return DashboardConfig(token=token, proxy=proxy, allowed_hosts=allowed_hosts, perfetto_url=perfetto_url)
 
 
-class _Steps(click.ParamType[Any]):
+class _StepRange(click.ParamType[Any]):
     """A range of steps: ``100-119``, first and last, as in the address of a page; or ``100:120``."""
 
     name = "A-B"
@@ -326,7 +327,7 @@ The file opens in any browser of 2023 or later, also offline. SOURCE_DATE_EPOCH 
 )
 @cache_options
 @click.option("--rank", type=click.IntRange(0), help="Pick out this rank in every view.")
-@click.option("--steps", type=_Steps(), help="Zoom into steps A to B, both included.")
+@click.option("--steps", type=_StepRange(), help="Zoom into steps A to B, both included.")
 @click.option("--metric", help="Metric of the heat map, such as wall_us.  [default: own_us]")
 @click.option(
     "--rows",
@@ -348,12 +349,12 @@ def report(
 
     RUN is a run directory, by default the newest run in rankscope-runs; one that goes on is reported as it is now.
     """
-    from rankscope.dashboards.report.command import Selection, write_report
+    from rankscope.dashboards.report.command import ReportSelection, write_report
 
     if path is None:
         path = newest_run()
         click.echo(f"rankscope: no RUN is given, so this is the newest run, {one_line(str(path))}", err=True)
-    result = write_report(path, target, Selection(rank, steps, metric, rows), cache=cache, cache_bytes=cache_size)
+    result = write_report(path, target, ReportSelection(rank, steps, metric, rows), cache=cache, cache_bytes=cache_size)
     click.echo(result.sentence, err=target == "-")
     if result.faults:
         raise RankscopeError(f"the report is written, but not all of it could be drawn: {'; '.join(result.faults)}")

@@ -12,11 +12,11 @@ from rankscope.exporter.fleet.inventory import Inventory
 from rankscope.exporter.fleet.nursery import Nursery
 from rankscope.exporter.fleet.nursery_process import freeze_gc
 from rankscope.exporter.fleet.nvml_fleet import NvmlFleet
-from rankscope.exporter.fleet.patience import Patience
+from rankscope.exporter.fleet.patience import FleetTimeouts
 from rankscope.exporter.jobs.collector import JobsCollector
 from rankscope.exporter.loop import CollectorLoop
-from rankscope.exporter.pages.page import Page, SeriesLoop
-from rankscope.exporter.settings import Settings, default_state_dir
+from rankscope.exporter.pages.page import MetricsPage, SeriesLoop
+from rankscope.exporter.settings import ExporterSettings, default_state_dir
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.source import GpuIdentity, XidEvent
 from rankscope.exporter.spool.folder import PRIVATE_MODE, SHARED_MODE, SpoolFolder, default_spool, make_spool
@@ -44,7 +44,7 @@ class Assembly:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ExporterSettings,
         nursery: Nursery | None,
         *,
         lasting: bool,
@@ -69,7 +69,9 @@ class Assembly:
                 xid = self._xid = self._make_xid()
                 xid_loop = CollectorLoop("xid", lambda: xid.read(fleet.state()), interval_s=interval_s)
             fleet = self._fleet = self._make_fleet(nursery, on_fatal)
-        self.page = Page(settings.host, self._fleet, spool=self._spool, jobs=jobs_loop, xid=xid_loop, collectors=collectors)
+        self.page = MetricsPage(
+            settings.host, self._fleet, spool=self._spool, jobs=jobs_loop, xid=xid_loop, collectors=collectors
+        )
         # These need the GPUs: a pass before the fleet's first one would leave the first scrape without them.
         self._late: list[CollectorLoop[Any]] = [loop for loop in (jobs_loop, xid_loop) if loop is not None]
         self._loops: list[CollectorLoop[Any]] = [*([self._spool] if self._spool is not None else []), *self._late]
@@ -120,7 +122,7 @@ class Assembly:
             on_xid=self._xid.on_xid if self._xid is not None else _no_journal,
             on_reset=self._xid.on_reset if self._xid is not None else _no_journal,
             exit_when_stale=settings.restart_on_stale_driver,
-            patience=Patience(call_s=settings.call_timeout_s),
+            patience=FleetTimeouts(call_s=settings.call_timeout_s),
         )
 
     def _make_xid(self) -> XidCollector:

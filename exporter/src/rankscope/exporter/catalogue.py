@@ -84,12 +84,12 @@ class CatalogueMetric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     otel: OtelName | None = None
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _CatalogueFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     collector: tuple[Collector, ...]
     metric: tuple[CatalogueMetric, ...]
 
 
-_FILE: Final = msgspec.toml.decode((files("rankscope.exporter") / "catalogue.toml").read_bytes(), type=_File)
+_FILE: Final = msgspec.toml.decode((files("rankscope.exporter") / "catalogue.toml").read_bytes(), type=_CatalogueFile)
 
 COLLECTORS: Final[dict[str, Collector]] = {collector.name: collector for collector in _FILE.collector}
 

@@ -15,7 +15,7 @@ from rankscope.base.options import Duration, ListenAddress
 from rankscope.exporter.catalogue import COLLECTORS
 from rankscope.exporter.config_file import load_config
 from rankscope.exporter.options import SectionGroup, SimulatedGpus, section, telemetry_path, unknown_variables
-from rankscope.exporter.settings import DEFAULT_PORT, Settings, default_socket, default_state_dir
+from rankscope.exporter.settings import DEFAULT_PORT, ExporterSettings, default_socket, default_state_dir
 
 _DURATION: Final = Duration()
 _ADDRESS: Final = ListenAddress()
@@ -259,14 +259,14 @@ def option_names() -> dict[str, str]:
     return names | dict.fromkeys(("collectors", "collectors_off"), "--collector.…") | {"compat_dcgm": names["compat"]}
 
 
-def _read_again(arguments: tuple[str, ...]) -> Settings:
+def _read_again(arguments: tuple[str, ...]) -> ExporterSettings:
     """Return the settings of these arguments, environment and configuration file now; raises ``click.ClickException``."""
     with exporter.make_context("exporter", list(arguments)) as ctx:
         parameters = {name: value for name, value in ctx.params.items() if name not in ("once", "forget")}
         return _settings(parameters)
 
 
-def _settings(parameters: dict[str, Any]) -> Settings:
+def _settings(parameters: dict[str, Any]) -> ExporterSettings:
     parameters = dict(parameters)
     named = {name: parameters.pop(f"collect_{name}") for name in COLLECTORS}
     collectors = _collectors(named, disable=parameters.pop("disable_defaults"))
@@ -280,7 +280,7 @@ def _settings(parameters: dict[str, Any]) -> Settings:
         raise click.UsageError("--spool-forget is shorter than --spool-stale: no rank would ever be silent")
     parameters["host"] = parameters["host"] or socket.gethostname()
     parameters["log_format"] = parameters["log_format"] or default_style()
-    return Settings(collectors=collectors, collectors_off=off, compat_dcgm=compat == "dcgm", **parameters)
+    return ExporterSettings(collectors=collectors, collectors_off=off, compat_dcgm=compat == "dcgm", **parameters)
 
 
 def _collectors(named: dict[str, bool | None], *, disable: bool) -> frozenset[str]:
@@ -318,7 +318,7 @@ def _look_into(folder: Path) -> None:
         raise InputError(error.filename or folder, f"{error.strerror or error}; name another folder with --spool") from error
 
 
-def _forget(settings: Settings, uuids: tuple[str, ...]) -> None:
+def _forget(settings: ExporterSettings, uuids: tuple[str, ...]) -> None:
     from rankscope.exporter.fleet import inventory
 
     folder = settings.state_dir or default_state_dir()

@@ -14,13 +14,17 @@ from rankscope.base import logs
 from rankscope.base.http import open_listener
 from rankscope.exporter.fleet.nursery import Nursery
 from rankscope.exporter.pages.dcgm_counters import counters_of, with_collectors
-from rankscope.exporter.settings import Settings
+from rankscope.exporter.settings import ExporterSettings
 
 logger = logging.getLogger(__name__)
 
 
 def run(
-    settings: Settings, *, read_again: Callable[[], Settings], option_names: Mapping[str, str], remarks: Sequence[str] = ()
+    settings: ExporterSettings,
+    *,
+    read_again: Callable[[], ExporterSettings],
+    option_names: Mapping[str, str],
+    remarks: Sequence[str] = (),
 ) -> NoReturn:
     """Serve until SIGTERM, SIGINT, or until only a restart helps; then exit the process with the exit status.
 
@@ -48,7 +52,7 @@ def run(
         os._exit(status)
 
 
-def render_once(settings: Settings, *, remarks: Sequence[str] = ()) -> str:
+def render_once(settings: ExporterSettings, *, remarks: Sequence[str] = ()) -> str:
     """Return one page as text, after one pass of every collector. Writes no state and creates no spool."""
     logs.set_up("warning", settings.log_format)
     _log_remarks(remarks)
@@ -82,5 +86,5 @@ def _allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _nursery(settings: Settings) -> Nursery | None:
+def _nursery(settings: ExporterSettings) -> Nursery | None:
     return Nursery.start() if "gpu" in settings.collectors and not settings.simulate else None

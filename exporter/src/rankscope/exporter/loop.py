@@ -24,7 +24,7 @@ _NO_SAMPLE: Final = "no sample yet"
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot(Generic[T]):
+class CollectorState(Generic[T]):
     """State of a collector at one moment.
 
     Attributes:
@@ -84,7 +84,7 @@ class CollectorLoop(Generic[T]):
         """Wait until one pass has succeeded or failed; return False on timeout."""
         return self._first_pass.wait(timeout_s)
 
-    def latest(self) -> Snapshot[T]:
+    def latest(self) -> CollectorState[T]:
         """Return the current state; never blocks on the collector."""
         now = time.monotonic()
         with self._lock:
@@ -104,7 +104,7 @@ class CollectorLoop(Generic[T]):
             error = "the last sample is too old"
         if error != _NO_SAMPLE:
             self._problems.report(error)
-        return Snapshot(last, fresh, error is None, age_s, duration_s, error)
+        return CollectorState(last, fresh, error is None, age_s, duration_s, error)
 
     def _run(self) -> None:
         failures = 0

@@ -10,7 +10,7 @@ import click
 
 from rankscope.base import logs
 from rankscope.base.errors import RankscopeError
-from rankscope.exporter.settings import RELOADED, Settings
+from rankscope.exporter.settings import RELOADED, ExporterSettings
 from rankscope.exporter.web.access import WebAccess
 
 logger = logging.getLogger(__name__)
@@ -21,8 +21,8 @@ class Reload:
 
     def __init__(
         self,
-        settings: Settings,
-        read_again: Callable[[], Settings],
+        settings: ExporterSettings,
+        read_again: Callable[[], ExporterSettings],
         option_names: Mapping[str, str],
         access: WebAccess,
     ) -> None:

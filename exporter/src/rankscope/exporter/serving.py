@@ -14,7 +14,7 @@ from typing import Final
 from rankscope.base.errors import InputError
 from rankscope.base.followed_files import ReloadThread
 from rankscope.base.http import application
-from rankscope.base.http_server import Endpoint, Server
+from rankscope.base.http_server import ListenEndpoint, Server
 from rankscope.base.process import notify_systemd
 from rankscope.exporter.assembly import Assembly
 from rankscope.exporter.fleet.nursery import Nursery
@@ -22,9 +22,9 @@ from rankscope.exporter.pages.dcgm import DcgmPage
 from rankscope.exporter.pages.dcgm_counters import counters_of, with_collectors
 from rankscope.exporter.pages.otlp import OtlpPush
 from rankscope.exporter.reload import Reload
-from rankscope.exporter.settings import Settings, default_socket
+from rankscope.exporter.settings import ExporterSettings, default_socket
 from rankscope.exporter.web.access import WebAccess
-from rankscope.exporter.web.app import App
+from rankscope.exporter.web.app import ExporterApp
 from rankscope.exporter.web.listening import listen_unix, remove_socket
 
 logger = logging.getLogger(__name__)
@@ -33,12 +33,12 @@ _FIRST_SAMPLE_S: Final = 3.0
 
 
 def serve(
-    settings: Settings,
+    settings: ExporterSettings,
     nursery: Nursery | None,
     sockets: list[socket.socket],
     compatible_sockets: list[socket.socket],
     *,
-    read_again: Callable[[], Settings],
+    read_again: Callable[[], ExporterSettings],
     option_names: Mapping[str, str],
 ) -> int:
     """Serve on the sockets until a signal arrives or only a restart helps; return the exit status.
@@ -56,7 +56,7 @@ def serve(
     assembly = Assembly(settings, nursery, lasting=True, on_fatal=on_fatal)
     push = OtlpPush(assembly.page) if settings.otlp else None
     compatible = DcgmPage(assembly.page, counters, hostname_label=settings.compat_hostname) if settings.compat_dcgm else None
-    app = App(assembly.page, access, telemetry_path=settings.telemetry_path, compatible=compatible)
+    app = ExporterApp(assembly.page, access, telemetry_path=settings.telemetry_path, compatible=compatible)
     control_path, control = _control_socket(settings)
     loop = asyncio.new_event_loop()
     ended: asyncio.Future[int] = loop.create_future()
@@ -95,16 +95,16 @@ def serve(
 
 
 def _endpoints(
-    app: App,
+    app: ExporterApp,
     access: WebAccess,
     sockets: list[socket.socket],
     compatible_sockets: list[socket.socket],
     control: socket.socket | None,
-) -> list[Endpoint]:
+) -> list[ListenEndpoint]:
     web, compatible = application(app.web), application(app.compatible_only)
-    endpoints = [Endpoint(sock, web, access.tls, access.admits) for sock in sockets]
-    endpoints += [Endpoint(sock, compatible, access.tls, access.admits) for sock in compatible_sockets]
-    return [*endpoints, Endpoint(control, application(app.local))] if control is not None else endpoints
+    endpoints = [ListenEndpoint(sock, web, access.tls, access.admits) for sock in sockets]
+    endpoints += [ListenEndpoint(sock, compatible, access.tls, access.admits) for sock in compatible_sockets]
+    return [*endpoints, ListenEndpoint(control, application(app.local))] if control is not None else endpoints
 
 
 def _end(ended: asyncio.Future[int], status: int) -> None:
@@ -112,7 +112,7 @@ def _end(ended: asyncio.Future[int], status: int) -> None:
         ended.set_result(status)
 
 
-def _control_socket(settings: Settings) -> tuple[Path, socket.socket | None]:
+def _control_socket(settings: ExporterSettings) -> tuple[Path, socket.socket | None]:
     """Open the control socket for releases; return its path and socket.
 
     Without ``--control.socket``, the socket is None if the default path fails or no real GPU is read.

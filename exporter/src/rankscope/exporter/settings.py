@@ -20,7 +20,7 @@ RELOADED: Final = frozenset({"log_level", "log_format", "web_config"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ExporterSettings:
     """Settings of one daemon. A folder or socket that is None has a default path.
 
     Attributes:
@@ -67,7 +67,7 @@ class Settings:
     log_level: LogLevel = "info"
     log_format: LogFormat = "logfmt"
 
-    def changes(self, other: Settings) -> set[str]:
+    def changes(self, other: ExporterSettings) -> set[str]:
         """Return the names of the settings that differ in ``other``."""
         return {field.name for field in fields(self) if getattr(self, field.name) != getattr(other, field.name)}
 

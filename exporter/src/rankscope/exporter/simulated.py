@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from rankscope.exporter.catalogue import BY_NAME, COLLECTORS, DEFAULT_COLLECTORS
-from rankscope.exporter.simulated_gpu import BOARDS, Board, SimulatedGpu
+from rankscope.exporter.simulated_gpu import BOARDS, GpuModel, SimulatedGpu
 from rankscope.exporter.source import CollectorRun, Driver, FleetState, GpuSample, GpuState
 
 MOST_GPUS: Final = 64
@@ -21,7 +21,7 @@ _SPEC: Final = re.compile(r"(\d{1,3})(?:x(\w+))?")
 _NO_BOARD_IN_PARTICULAR: Final = replace(BOARDS["H100"], model="simulated GPU 80GB")
 
 
-def parse_simulation(text: str) -> tuple[int, Board]:
+def parse_simulation(text: str) -> tuple[int, GpuModel]:
     """Parse ``4`` or ``8xH100`` to number and board; raises ``ValueError`` with the valid values."""
     match = _SPEC.fullmatch(text.strip())
     if match is None or not 1 <= int(match[1]) <= MOST_GPUS:

@@ -38,7 +38,7 @@ _IDLE_WATTS: Final = 90.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Board:
+class GpuModel:
     """GPU model: sizes and limits of its data sheet. ``gpm``: it supports GPM (GPU performance monitoring)."""
 
     model: str
@@ -53,8 +53,8 @@ class Board:
     gpm: bool
 
 
-BOARDS: Final[dict[str, Board]] = {
-    "A100": Board(
+BOARDS: Final[dict[str, GpuModel]] = {
+    "A100": GpuModel(
         model="simulated A100-SXM4-80GB",
         memory_bytes=80 * _GIB,
         power_limit_watts=400,
@@ -66,7 +66,7 @@ BOARDS: Final[dict[str, Board]] = {
         remap_banks=640,
         gpm=False,
     ),
-    "H100": Board(
+    "H100": GpuModel(
         model="simulated H100 80GB HBM3",
         memory_bytes=80 * _GIB,
         power_limit_watts=700,
@@ -78,7 +78,7 @@ BOARDS: Final[dict[str, Board]] = {
         remap_banks=2560,
         gpm=True,
     ),
-    "H200": Board(
+    "H200": GpuModel(
         model="simulated H200",
         memory_bytes=141 * _GIB,
         power_limit_watts=700,
@@ -108,7 +108,7 @@ class Load:
 class SimulatedGpu:
     """Simulated GPU: its board, and its individual load, variation and temperature."""
 
-    board: Board
+    board: GpuModel
     identity: GpuIdentity
     mean: float
     swing: float
@@ -118,7 +118,7 @@ class SimulatedGpu:
     coolness: float
 
     @classmethod
-    def rolled(cls, board: Board, index: int, dice: random.Random) -> SimulatedGpu:
+    def rolled(cls, board: GpuModel, index: int, dice: random.Random) -> SimulatedGpu:
         """Create the GPU ``index`` of a node with random characteristics."""
         return cls(
             board=board,
@@ -168,7 +168,7 @@ class SimulatedGpu:
         return Load(last[0], min(last), max(last), seconds, at_s)
 
 
-def _thermal_and_power(board: Board, load: Load, coolness: float) -> Iterator[Reading]:
+def _thermal_and_power(board: GpuModel, load: Load, coolness: float) -> Iterator[Reading]:
     celsius = 32 + 38 * load.now + coolness
     yield Reading("gpu_temperature_celsius", round(celsius))
     yield Reading("gpu_memory_temperature_celsius", round(celsius + 9))
@@ -184,7 +184,7 @@ def _thermal_and_power(board: Board, load: Load, coolness: float) -> Iterator[Re
     yield Reading("gpu_energy_joules_total", round(_IDLE_WATTS * load.at_s + span * load.seconds, 3))
 
 
-def _memory(board: Board, share: float) -> Iterator[Reading]:
+def _memory(board: GpuModel, share: float) -> Iterator[Reading]:
     reserved = 600 * _MIB
     used = round(share * (board.memory_bytes - reserved))
     yield Reading("gpu_memory_total_bytes", board.memory_bytes)
@@ -227,7 +227,7 @@ def _activity(load: Load, *, gpm: bool) -> Iterator[Reading]:
         yield Reading("gpu_pipe_active_ratio", round(share * load.now, 4), (("pipe", pipe),))
 
 
-def _clocks(board: Board, load: Load) -> Iterator[Reading]:
+def _clocks(board: GpuModel, load: Load) -> Iterator[Reading]:
     # Under load the SM clock drops a little; the memory clock is constant.
     share = 1 - 0.08 * load.now
     highest = {"graphics": board.sm_clock_hertz, "memory": board.memory_clock_hertz, "sm": board.sm_clock_hertz}
@@ -238,7 +238,7 @@ def _clocks(board: Board, load: Load) -> Iterator[Reading]:
     yield Reading("gpu_performance_state", 0)
 
 
-def _links(board: Board, load: Load) -> Iterator[Reading]:
+def _links(board: GpuModel, load: Load) -> Iterator[Reading]:
     yield Reading("gpu_pcie_replays_total", 0)
     for severity in ("correctable", "non_fatal", "fatal"):
         yield Reading("gpu_pcie_errors_total", 0, (("severity", severity),))
@@ -259,7 +259,7 @@ def _links(board: Board, load: Load) -> Iterator[Reading]:
         yield Reading("gpu_fabric_healthy", 1)
 
 
-def _state(board: Board) -> Iterator[Reading]:
+def _state(board: GpuModel) -> Iterator[Reading]:
     for reason in _THROTTLE_REASONS:
         yield Reading("gpu_throttle_active", 0, (("reason", reason),))
     for reason in _THROTTLE_COUNTED:

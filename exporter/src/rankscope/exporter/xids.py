@@ -40,7 +40,7 @@ class Xid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     source: Literal["catalog", "driver"] = "catalog"
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class XidSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Source of the meanings of codes, and the date it was read."""
 
     title: str
@@ -48,12 +48,12 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     read_on: dt.date
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    source: dict[str, Source]
+class _XidFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    source: dict[str, XidSource]
     xid: tuple[Xid, ...]
 
 
-_FILE: Final = msgspec.toml.decode((files("rankscope.exporter") / "xids.toml").read_bytes(), type=_File)
+_FILE: Final = msgspec.toml.decode((files("rankscope.exporter") / "xids.toml").read_bytes(), type=_XidFile)
 
 SOURCES: Final = _FILE.source
 

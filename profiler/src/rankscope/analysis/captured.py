@@ -19,7 +19,7 @@ from rankscope.analysis.report.ranks import rank_result
 from rankscope.analysis.result.analysis import Analysis, Source
 from rankscope.analysis.trace.possible import are_possible_steps, is_possible_breakdown, is_possible_collective
 from rankscope.analysis.verdict.bottleneck import shares_of
-from rankscope.analysis.verdict.builders import Missing, Setting, among
+from rankscope.analysis.verdict.builders import MissingEvidence, Setting, among
 from rankscope.analysis.verdict.job_verdict import Case, verdict_of, with_judgement
 from rankscope.analysis.verdict.slow_links import with_slow_links
 from rankscope.runs.control import MAX_STEPS
@@ -130,11 +130,11 @@ def _costs(
 def _case(reductions: Mapping[int, Reduction], matched: Matched, costs: Costs | None, setting: Setting) -> Case:
     profile = profile_of_windows(reductions, matched, setting.world_size, setting.hosts)
     if profile is None:
-        return Case(setting, {}, missing=Missing("none of these steps has been profiled", "short_capture"))
+        return Case(setting, {}, missing=MissingEvidence("none of these steps has been profiled", "short_capture"))
     judgement = profile.judge()
     restriction = "" if judgement.is_tested else among(len(matched.blame.ranks), setting.world_size, "matched collectives")
     missing = "no collective of these steps could be matched across the ranks"
-    unmatched = Missing(missing, "short_capture", lead="On the ranks at hand ")
+    unmatched = MissingEvidence(missing, "short_capture", lead="On the ranks at hand ")
     return with_judgement(
         Case(
             setting,
@@ -143,7 +143,7 @@ def _case(reductions: Mapping[int, Reduction], matched: Matched, costs: Costs | 
         ),
         judgement,
         profile.describe,
-        more=Missing("capture more steps", "short_capture", lead=""),
+        more=MissingEvidence("capture more steps", "short_capture", lead=""),
         shares_without=lambda ranks: shares_of(_costs(reductions, matched, setting.world_size, without=ranks)),
         unmatched=None if matched.matching.matches or setting.world_size == 1 else unmatched,
     )

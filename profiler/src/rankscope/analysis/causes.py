@@ -59,7 +59,7 @@ class CauseRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class ExplainedCause:
     """Cause of a slowness, and its wording."""
 
     cause: Cause
@@ -75,11 +75,11 @@ def row_of(signals: Signals) -> CauseRow:
     return next(row for row in CAUSES if row.applies(signals))
 
 
-def cause_of(signals: Signals) -> Explanation:
+def cause_of(signals: Signals) -> ExplainedCause:
     """Return the cause of the first row that applies, with its wording."""
     row = row_of(signals)
     wording = row.wording if isinstance(row.wording, str) else row.wording(signals)
-    return Explanation(row.cause, row.explained_by, wording, row.called)
+    return ExplainedCause(row.cause, row.explained_by, wording, row.called)
 
 
 def _is_either(signals: Signals) -> bool:

@@ -51,7 +51,7 @@ def _whole(_ranks: int) -> float:
     return 1.0
 
 
-class Operation(msgspec.Struct, frozen=True):
+class OperationKind(msgspec.Struct, frozen=True):
     """Row of the table.
 
     ``spellings``: the others of torch, NCCL and gloo, in lower case and without underscores.
@@ -113,18 +113,18 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 # What operations have in common.
-_reduces: Final = partial(Operation, family="all_reduce", factor=_two_passes, input_is_message=True, equal=_BOTH)
-_gathers: Final = partial(Operation, family="all_gather", factor=_one_pass, equal=_BOTH)
-_scatters: Final = partial(Operation, family="reduce_scatter", factor=_one_pass, input_is_message=True, equal=_BOTH)
-_hands_over: Final = partial(Operation, factor=_whole, input_is_message=True)
-_routes: Final = partial(Operation, rule=None, excluded="expert_parallel")
+_reduces: Final = partial(OperationKind, family="all_reduce", factor=_two_passes, input_is_message=True, equal=_BOTH)
+_gathers: Final = partial(OperationKind, family="all_gather", factor=_one_pass, equal=_BOTH)
+_scatters: Final = partial(OperationKind, family="reduce_scatter", factor=_one_pass, input_is_message=True, equal=_BOTH)
+_hands_over: Final = partial(OperationKind, factor=_whole, input_is_message=True)
+_routes: Final = partial(OperationKind, rule=None, excluded="expert_parallel")
 
-_ROWS: Final[tuple[Operation, ...]] = (
+_ROWS: Final[tuple[OperationKind, ...]] = (
     # A kernel that fuses two collectives counts as the one in which all ranks exchange everything.
     _reduces("all_reduce", kernels=r"all_?reduce|device_reduce|quickreduce|rdxn|lamport|\bar_|_gpu_(rw|rr|mc)$"),
     _reduces("all_reduce_coalesced", gloo="all_reduce"),
     # Ranks may have any number of values that are not zero.
-    Operation("sparse_all_reduce", ("allreducesparse",), family="all_reduce", gloo="all_reduce"),
+    OperationKind("sparse_all_reduce", ("allreducesparse",), family="all_reduce", gloo="all_reduce"),
     _gathers("all_gather", kernels=r"all_?gather|fcollect|\bag_|userbuffers\w*_ag", parts=("output",)),
     _gathers("all_gather_base", ("allgatherintotensor", "allgathersingle"), gloo="all_gather"),
     _gathers(
@@ -132,19 +132,19 @@ _ROWS: Final[tuple[Operation, ...]] = (
         ("allgatherintotensorcoalesced", "allgatherbasecoalesced", "allgathersinglecoalesced"),
         gloo="all_gather",
     ),
-    Operation("all_gatherv", family="all_gather", rule=None, excluded="unknown_operation", parts=("output",)),
+    OperationKind("all_gatherv", family="all_gather", rule=None, excluded="unknown_operation", parts=("output",)),
     _scatters("reduce_scatter", kernels=r"reduce_?scatter|\brs_|userbuffers\w*_rs", gloo="all_reduce", parts=("input",)),
     _scatters("reduce_scatter_base", ("reducescattertensor", "reducescattersingle"), gloo="all_reduce"),
     _scatters(
         "reduce_scatter_coalesced",
         ("reducescattertensorcoalesced", "reducescatterbasecoalesced", "reducescattersinglecoalesced"),
     ),
-    Operation("reduce_scatterv", family="reduce_scatter", rule=None, excluded="unknown_operation", parts=("input",)),
+    OperationKind("reduce_scatterv", family="reduce_scatter", rule=None, excluded="unknown_operation", parts=("input",)),
     _routes("notify", kernels=r"notify"),
     _routes("dispatch", kernels=r"dispatch"),
     _routes("combine", kernels=r"combine"),
     # Ranks that exchange little leave early, so the shortest duration is no transfer time, and no link carries the whole size.
-    Operation(
+    OperationKind(
         "all_to_allv",
         ("alltoallvsingle",),
         kernels=r"moe_?all_?to_?all|all_?(to_?|2)all_?v|a2av",  # experts get unequal numbers of tokens
@@ -153,7 +153,7 @@ _ROWS: Final[tuple[Operation, ...]] = (
         excluded="uneven_all_to_all",
         parts=_BOTH,
     ),
-    Operation(
+    OperationKind(
         "all_to_all",
         ("alltoallsingle", "alltoallbase", "all2all"),
         kernels=r"all_?(to_?|2)all|a2a|exchange_?split",
@@ -162,12 +162,12 @@ _ROWS: Final[tuple[Operation, ...]] = (
         input_is_message=True,
         parts=_BOTH,
     ),
-    Operation("barrier", ("allreducebarrier",), kernels=r"barrier|\bsync|_sync|clean_low_latency", family="barrier"),
+    OperationKind("barrier", ("allreducebarrier",), kernels=r"barrier|\bsync|_sync|clean_low_latency", family="barrier"),
     _hands_over("broadcast", ("broadcastoop",), kernels=r"broadcast", rule="from_root", excluded="broadcast", equal=_BOTH),
-    Operation("scatter", rule="from_root", factor=_one_pass, excluded="rooted", parts=("input",)),
-    Operation("gather", ("gathersingle",), rule="to_root", factor=_one_pass, excluded="rooted", parts=("output",)),
+    OperationKind("scatter", rule="from_root", factor=_one_pass, excluded="rooted", parts=("input",)),
+    OperationKind("gather", ("gathersingle",), rule="to_root", factor=_one_pass, excluded="rooted", parts=("output",)),
     # Its kernel runs any number of sends and receives, also those of an all-to-all.
-    Operation("send_recv", kernels=r"send_?recv", rule=None, excluded="p2p"),
+    OperationKind("send_recv", kernels=r"send_?recv", rule=None, excluded="p2p"),
     _hands_over("send", ("isend",), kernels=r"send|put_signal|_put_kernel", rule="pair", excluded="p2p", is_p2p=True),
     _hands_over(
         "recv",
@@ -179,10 +179,10 @@ _ROWS: Final[tuple[Operation, ...]] = (
     ),
     _hands_over("reduce", ("reduceoop",), kernels=r"reduce", rule="to_root", excluded="rooted", equal=_BOTH),
     # Batches of sends and receives; which ones, the record does not say.
-    Operation("coalesced", rule=None, excluded="p2p", is_p2p=True),
-    Operation("batch_isend_irecv", rule=None, excluded="p2p", is_p2p=True),
+    OperationKind("coalesced", rule=None, excluded="p2p", is_p2p=True),
+    OperationKind("batch_isend_irecv", rule=None, excluded="p2p", is_p2p=True),
     # Kernel that the user names as communication, and whose name has no operation.
-    Operation("collective"),
+    OperationKind("collective"),
 )
 
 OPERATIONS: Final = {row.name: row for row in _ROWS}
@@ -204,15 +204,15 @@ def operation_name(spelling: str) -> str:
     return _NAMES.get(_bare(bare)) or bare.strip("_").lower() or "unknown"
 
 
-def operation(op: str) -> Operation:
+def operation(op: str) -> OperationKind:
     """Return the row of an operation. One that is not in the table may be a transfer between two ranks."""
     return OPERATIONS.get(op) or _unknown(op)
 
 
 @lru_cache(1024)
-def _unknown(op: str) -> Operation:
+def _unknown(op: str) -> OperationKind:
     family = next((family for family in _FAMILIES if family in op), None)
-    return Operation(op, family=family, rule=None, excluded="unknown_operation")
+    return OperationKind(op, family=family, rule=None, excluded="unknown_operation")
 
 
 def bus_factor(op: str, ranks: int) -> float | None:

@@ -21,7 +21,7 @@ from rankscope.analysis.inference.profiled import Profile
 from rankscope.analysis.rank_traces import RankTrace
 from rankscope.analysis.trace_job import Job
 from rankscope.analysis.verdict.bottleneck import shares_of
-from rankscope.analysis.verdict.builders import Lack, Missing, Setting, among, insufficient
+from rankscope.analysis.verdict.builders import Lack, MissingEvidence, Setting, among, insufficient
 from rankscope.analysis.verdict.job_verdict import Answer, Case, verdict_of, with_judgement
 from rankscope.analysis.verdict.unnamed_communication import with_unnamed_waits, without_communication
 
@@ -38,7 +38,7 @@ def answer_of_traces(
 ) -> Answer:
     """Return the verdict and the findings. ``explained``: share of the communication that is matched. ``paths``: for commands."""
     if job.reason is not None:
-        return insufficient(Missing(job.reason, job.problem), setting), []
+        return insufficient(MissingEvidence(job.reason, job.problem), setting), []
     if _lack_communication(traces):
         return without_communication(_kernels(traces), paths, setting), []
     answer = verdict_of(_case(traces, matched, costs, explained, setting))
@@ -120,24 +120,24 @@ def _case(traces: Sequence[RankTrace], matched: Matched, costs: Costs | None, ex
     return with_judgement(
         replace(
             case,
-            doubt=None if doubt is None else Missing(doubt, "damaged", lead=""),
+            doubt=None if doubt is None else MissingEvidence(doubt, "damaged", lead=""),
             unproven=_too_damaged(traces),
             calm=f"{case.calm}{restriction}",
         ),
         judgement,
         partial(profile.describe, unit_seen="step" if setting.steps else "window", explained=explained),
-        more=Missing("trace more steps", lead=""),
+        more=MissingEvidence("trace more steps", lead=""),
         shares_without=lambda ranks: shares_of(costs_of_traces(traces, matched, without=ranks)),
         unmatched=None if matches else _unmatched(traces, world_size),
     )
 
 
-def _too_damaged(traces: Sequence[RankTrace]) -> Missing | None:
+def _too_damaged(traces: Sequence[RankTrace]) -> MissingEvidence | None:
     damaged, steps = _damaged_steps(traces), len({number for trace in traces for number in trace.steps})
     if 2 * damaged <= steps:
         return None
     missing = f"{damaged} of {steps} steps lack device events of some rank, and in the others no rank is late"
-    return Missing(missing, "damaged", lead="")
+    return MissingEvidence(missing, "damaged", lead="")
 
 
 def _damaged_steps(traces: Sequence[RankTrace]) -> int:
@@ -172,7 +172,7 @@ def _device_times(traces: Sequence[RankTrace], world_size: int | None) -> dict[i
     return {trace.rank: msgspec.structs.replace(trace.device, stage=stages.get(trace.rank)) for trace in traces}
 
 
-def _unmatched(traces: Sequence[RankTrace], world_size: int | None) -> Missing | None:
+def _unmatched(traces: Sequence[RankTrace], world_size: int | None) -> MissingEvidence | None:
     """Return what is missing for matched collectives; ``None`` for a job of one rank, which has none to match."""
     lacking = [trace for trace in traces if trace.lacks]
     lack: Lack | None = None
@@ -198,4 +198,4 @@ def _unmatched(traces: Sequence[RankTrace], world_size: int | None) -> Missing |
         missing, lack = "the traces show no device and no collective, only what the hosts did", "no_activity"
     else:
         missing = "no collective could be matched across the ranks"
-    return Missing(missing, lack, lead="On the ranks at hand " if len(traces) > 1 else "On this rank ")
+    return MissingEvidence(missing, lack, lead="On the ranks at hand " if len(traces) > 1 else "On this rank ")

@@ -8,17 +8,17 @@ were loaded in between or gradients were off.
 
 from __future__ import annotations
 
-from rankscope.profiler.phases import Moment, PhaseClock
+from rankscope.profiler.phases import PhaseClock, PhaseState
 from rankscope.profiler.work import EVALUATION, NO_WORK, StepWork
 
 
-class Evaluation:
+class EvaluationDetector:
     """Detector of evaluation in one step. Times are nanoseconds of one clock."""
 
     __slots__ = ("_began", "_ended", "_likely", "_sure", "_work", "suspected")
 
     def __init__(self) -> None:
-        self.suspected: Moment | None = None
+        self.suspected: PhaseState | None = None
         """State of the phase clock before the suspected evaluation; ``None``: no evaluation is suspected."""
         self._work = NO_WORK
         self._began = self._ended = 0

@@ -25,7 +25,7 @@ class MessageKind(IntEnum):
     """Kind of a message in the ring."""
 
     WINDOW = 1
-    """An encoded ``Window``: a trace in local memory is ready to be read."""
+    """An encoded ``ProfiledWindow``: a trace in local memory is ready to be read."""
     MISSED_WINDOW = 2
     """A window that could not be recorded; the content is the reason."""
     DEVICE = 3
@@ -34,7 +34,7 @@ class MessageKind(IntEnum):
     """Training has moved to the thread with this identifier (``threading.get_ident``), an 8-byte integer."""
 
 
-class Window(msgspec.Struct, frozen=True):
+class ProfiledWindow(msgspec.Struct, frozen=True):
     """Profiled window of the steps ``first`` to ``last``, both included, whose trace is at ``path``."""
 
     path: str
@@ -44,7 +44,7 @@ class Window(msgspec.Struct, frozen=True):
     """True if the request asked for the trace itself."""
 
 
-class Hello(msgspec.Struct, frozen=True, kw_only=True):
+class Handover(msgspec.Struct, frozen=True, kw_only=True):
     """Content of the only file that a rank writes for its helper at the start, in their scratch folder."""
 
     settings: RecorderSettings
@@ -57,9 +57,9 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     """Training thread, by ``threading.get_ident``; ``None``: its stack must not be sampled."""
 
 
-def read_hello(scratch: Path) -> Hello:
+def read_hello(scratch: Path) -> Handover:
     """Read the hello file of the rank. Raises ``OSError`` or ``msgspec.DecodeError``."""
-    return msgspec.json.decode((scratch / HELLO_FILE).read_bytes(), type=Hello)
+    return msgspec.json.decode((scratch / HELLO_FILE).read_bytes(), type=Handover)
 
 
 def read_exit_status(scratch: Path) -> int | None:

@@ -107,11 +107,11 @@ class PhaseClock:
         self._close_gap(_END, now)
         return now - self.start
 
-    def remember(self) -> Moment:
+    def remember(self) -> PhaseState:
         """Return the current state, for ``interrupt``."""
-        return Moment(self)
+        return PhaseState(self)
 
-    def interrupt(self, since: Moment, began: int, ended: int) -> None:
+    def interrupt(self, since: PhaseState, began: int, ended: int) -> None:
         """Take back all phases since ``since``, a moment of this step, and count ``began`` to ``ended`` as between steps.
 
         The phase of the time after ``ended`` is decided later.
@@ -152,7 +152,7 @@ class PhaseClock:
         self.pieces.append((phase, now))
 
 
-class Moment:
+class PhaseState:
     """Saved state of a ``PhaseClock``."""
 
     __slots__ = ("blocked", "gap", "gap_blocked", "last", "mark", "open", "pieces", "times", "undecided")

@@ -74,7 +74,7 @@ def _folder(option: str, path: str | os.PathLike[str]) -> str:
     return str(Path(name).absolute())
 
 
-class Section:
+class StepSection:
     """Named part of a step; see ``StepProfiler.section``. Exceptions pass through it."""
 
     __slots__ = ("_name", "_recorder")
@@ -194,13 +194,13 @@ class StepProfiler:
                 self._recorder.claim()
             self._recorder.step(samples, tokens, flops)
 
-    def section(self, name: str) -> Section:
+    def section(self, name: str) -> StepSection:
         """Measure a section: ``with prof.section("loss"): …`` adds its time to the step's record under this name.
 
         Sections may be nested. A step has at most ten names, each of at most 32 bytes. The section ``h2d`` is the phase of that
         name: copying the batch to the device.
         """
-        return Section(self._recorder, name)
+        return StepSection(self._recorder, name)
 
     def metric(self, name: str, value: float) -> None:
         """Record a number of the script's own in this step, such as its loss: ``prof.metric("loss", loss.item())``.

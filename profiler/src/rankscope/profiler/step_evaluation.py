@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rankscope.profiler import events as words
-from rankscope.profiler.evaluation import Evaluation
+from rankscope.profiler.evaluation import EvaluationDetector
 from rankscope.profiler.events import DETAILS, KIND, MARKED, SHIFT, float_of, size_of_message, value_of
 from rankscope.profiler.phases import BACKWARD, BETWEEN, DATA, H2D, OPTIMIZER, UNSEEN, PhaseClock
 from rankscope.profiler.work import CHECKPOINT, EVALUATION, MAX_METRICS, Sections, StepWork
@@ -29,7 +29,7 @@ _SHOWN: Final = _CUTS | {words.CHECKPOINT_BEGINS, words.CHECKPOINT_ENDS, words.S
 """Kinds of events that show what a rank is doing."""
 
 
-class Event:
+class PhaseEvent:
     """One event that the phases of a step depend on."""
 
     __slots__ = ("at", "details", "kind", "marked")
@@ -46,7 +46,7 @@ class EvaluatedStep:
     start_ns: int
     end_ns: int
     flags: int
-    events: list[Event]
+    events: list[PhaseEvent]
     phases_ns: list[int]
     blocked_ns: list[int] | None
     pieces: list[tuple[int, int]]
@@ -149,19 +149,19 @@ class StepEvaluator:
             flops=annotations.flops, gc_ns=annotations.gc_ns, sections_ns=sections_ns, metrics=annotations.metrics,
         )  # fmt: skip
 
-    def _events(self, step: Sequence[int], annotations: _Annotations, work: StepWork) -> list[Event]:
+    def _events(self, step: Sequence[int], annotations: _Annotations, work: StepWork) -> list[PhaseEvent]:
         """Return the events that the phases depend on; all others are added to ``annotations``."""
-        events: list[Event] = []
+        events: list[PhaseEvent] = []
         for kind, at, marked, details in _parsed(step):
             if kind in _CUTS:
-                events.append(Event(kind, at, marked, [value_of(more) for more in details]))
+                events.append(PhaseEvent(kind, at, marked, [value_of(more) for more in details]))
             elif kind == words.CHECKPOINT_BEGINS:
                 work.tag(CHECKPOINT)
                 self._sections.enter(CHECKPOINT, at)
-                events.append(Event(BETWEEN, at, marked, ()))
+                events.append(PhaseEvent(BETWEEN, at, marked, ()))
             elif kind == words.CHECKPOINT_ENDS:
                 self._sections.leave(CHECKPOINT, at)
-                events.append(Event(words.LEAVE, at, marked, ()))
+                events.append(PhaseEvent(words.LEAVE, at, marked, ()))
             else:
                 annotations.add(kind, at, details)
         return events
@@ -188,13 +188,13 @@ class _Division:
         self.clock = PhaseClock(start)
         self.waits: list[tuple[int, int]] = []
         self._work = work
-        self._evaluation = Evaluation()
+        self._evaluation = EvaluationDetector()
         self._began: int | None = None
         """Start of the wait that is going on."""
         self._ready: int | None = None
         """Time when the graph of the pass that ends next was exhausted."""
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add(self, events: Sequence[PhaseEvent]) -> None:
         """Add events in their order."""
         clock, evaluation = self.clock, self._evaluation
         for event in events:
@@ -243,7 +243,7 @@ class _Division:
             self.waits.append((self._began, at))
             self._began = None
 
-    def _evaluate(self, event: Event) -> None:
+    def _evaluate(self, event: PhaseEvent) -> None:
         kind, at, details = event.kind, event.at, event.details
         clock, work, evaluation = self.clock, self._work, self._evaluation
         if kind == words.MODEL_INPUT:
@@ -270,7 +270,7 @@ def device_times(step: EvaluatedStep, marks_ns: Sequence[int]) -> tuple[list[int
     if len(marks_ns) != marked + 1:
         return None
     at, following, signalled = 0, iter(marks_ns), bool(step.flags & words.SIGNALLED)
-    events: list[Event] = []
+    events: list[PhaseEvent] = []
     for event in step.events:
         time = next(following) if event.marked else at
         if event.kind in _WAITS:
@@ -284,7 +284,7 @@ def device_times(step: EvaluatedStep, marks_ns: Sequence[int]) -> tuple[list[int
             return None
         else:
             at = time
-        events.append(Event(event.kind, time, True, event.details))
+        events.append(PhaseEvent(event.kind, time, True, event.details))
     if marks_ns[-1] < at:
         return None
     division = _Division(0, StepWork())

@@ -193,7 +193,7 @@ def _make_like(folder: Path | str, parent: int | None, like: os.stat_result) -> 
         os.fchmod(folder_fd, mode)
 
 
-class Inbox:
+class ControlInbox:
     """Pending requests of one ``kind`` for a process that serves them; each request is returned once.
 
     Void are requests made before ``since_unix_ns`` (an earlier attempt's) or too long ago. So are requests that already have an

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 STEPS_SCHEMA: Final = "rankscope.steps/1"
 
 
-class Column(NamedTuple):
+class StepColumn(NamedTuple):
     """One column of a step record."""
 
     name: str
@@ -47,16 +47,16 @@ MEMORY: Final = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "a
 """Memory columns, known in every Nth record only."""
 
 COLUMNS: Final = (
-    Column("step", "i8"),
-    Column("start_unix_ns", "i8"),
-    Column("wall_us", "f8"),
-    *(Column(name, "f4") for name in (*TIME_COLUMNS, *METERS)),
-    *(Column(name, "i4") for name in SWITCHES),
-    Column("flags", "u4"),
-    *(Column(name, "i8") for name in COUNTS),
-    Column("flops", "f8"),
-    *(Column(name, "i8") for name in MEMORY),
-    Column("checksum", "u8"),
+    StepColumn("step", "i8"),
+    StepColumn("start_unix_ns", "i8"),
+    StepColumn("wall_us", "f8"),
+    *(StepColumn(name, "f4") for name in (*TIME_COLUMNS, *METERS)),
+    *(StepColumn(name, "i4") for name in SWITCHES),
+    StepColumn("flags", "u4"),
+    *(StepColumn(name, "i8") for name in COUNTS),
+    StepColumn("flops", "f8"),
+    *(StepColumn(name, "i8") for name in MEMORY),
+    StepColumn("checksum", "u8"),
 )
 """All columns, in byte order; the offset of each is a multiple of its size."""
 

@@ -36,7 +36,7 @@ Rows = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RowLayout:
     """Layout of the rows of a segment."""
 
     first: int
@@ -67,7 +67,7 @@ class Layout:
         return rows[good], np.flatnonzero(~good).tolist()
 
 
-def read_layout(file: BinaryIO, path: Path) -> Layout | None:
+def read_layout(file: BinaryIO, path: Path) -> RowLayout | None:
     """Return the layout of a segment from its header; ``None`` while the header is incomplete.
 
     A damaged header, such as one on a page lost when a node failed, loses no rows: their checksums prove their layout. Raises
@@ -84,8 +84,8 @@ def read_layout(file: BinaryIO, path: Path) -> Layout | None:
         raise
 
 
-OWN: Final = Layout(HEADER_BYTES, ROW_BYTES)
-DAMAGED_OWN: Final = Layout(HEADER_BYTES, ROW_BYTES, damaged=True)
+OWN: Final = RowLayout(HEADER_BYTES, ROW_BYTES)
+DAMAGED_OWN: Final = RowLayout(HEADER_BYTES, ROW_BYTES, damaged=True)
 
 
 def _has_own_rows(file: BinaryIO) -> bool:
@@ -95,7 +95,7 @@ def _has_own_rows(file: BinaryIO) -> bool:
     return len(rows) > 0
 
 
-def _foreign(start: bytes, file: BinaryIO, path: Path) -> Layout | None:
+def _foreign(start: bytes, file: BinaryIO, path: Path) -> RowLayout | None:
     """Return the layout of rows that another version wrote, from the first bytes of the file."""
     if not (npy.MAGIC_PREFIX + b"\x01\x00").startswith(start[:8]):
         raise InputError(path, "not a file of step records: it does not begin as numpy's do")
@@ -129,7 +129,7 @@ def _foreign(start: bytes, file: BinaryIO, path: Path) -> Layout | None:
             "itemsize": size,
         }
     )
-    return Layout(_MAGIC_BYTES + length, size, row_type)
+    return RowLayout(_MAGIC_BYTES + length, size, row_type)
 
 
 def _check_description(text: bytes, path: Path) -> None:
@@ -232,7 +232,7 @@ def read_single_rows(paths: Sequence[Path], steps: NDArray[np.int64]) -> Rows | 
             if row_count <= 0:
                 continue
 
-            def read(places: Sequence[int], file: BinaryIO = file, layout: Layout = layout) -> Rows:
+            def read(places: Sequence[int], file: BinaryIO = file, layout: RowLayout = layout) -> Rows:
                 parts = [os.pread(file.fileno(), layout.row_bytes, layout.position(place)) for place in places]
                 return layout.rows(b"".join(part for part in parts if len(part) == layout.row_bytes))[0]
 
@@ -257,7 +257,7 @@ class Segment:
     """Rows left out so far, and a damaged header."""
     torn_at: int | None = None
     """Position of the row or header within which the file ends, if it does."""
-    layout: Layout | None = None
+    layout: RowLayout | None = None
 
     @property
     def skipped(self) -> Skipped:

@@ -35,7 +35,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class EndpointClient:
     """A client for one attempt, the address, and the headers with the credentials."""
 
     client: httpx.Client
@@ -44,7 +44,7 @@ class Connection:
 
 
 @contextmanager
-def connected(endpoint: Endpoint) -> Iterator[Connection]:
+def connected(endpoint: Endpoint) -> Iterator[EndpointClient]:
     """Read address, secrets and certificates, and yield a client.
 
     They are read for each attempt, so they can be rotated without a restart. Raises ``DeliveryError`` if one is unusable now.
@@ -66,7 +66,7 @@ def connected(endpoint: Endpoint) -> Iterator[Connection]:
     except (OSError, ValueError) as error:  # a file of certificates is unusable
         raise DeliveryError(f"cannot connect: {getattr(error, 'strerror', None) or type(error).__name__}") from error
     with client:
-        yield Connection(client, url, headers)
+        yield EndpointClient(client, url, headers)
 
 
 def _authorization(endpoint: Endpoint) -> dict[str, str]:

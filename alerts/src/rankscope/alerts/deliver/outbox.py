@@ -18,7 +18,7 @@ import msgspec
 from rankscope.alerts.deliver.message import AlertState, Message, MessageSummary, State, without
 from rankscope.alerts.deliver.templates.alert_texts import headline
 from rankscope.alerts.payload import Payload
-from rankscope.alerts.store.database import Store
+from rankscope.alerts.store.database import AlertStore
 
 _ABOUT: Final = 150
 """Characters of each text in the one-line summary of a message."""
@@ -45,7 +45,7 @@ class ClaimedMessage:
 class Outbox:
     """Messages in ``store``. ``wall`` returns nanoseconds since 1970, for times that users read."""
 
-    def __init__(self, store: Store, *, wall: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, store: AlertStore, *, wall: Callable[[], int] = time.time_ns) -> None:
         self.store = store
         self.wall = wall
 

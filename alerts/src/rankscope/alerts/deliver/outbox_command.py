@@ -174,13 +174,13 @@ def _report(ctx: click.Context, ids: Sequence[str], ids_changed: Sequence[str], 
 
 def _opened(folders: Sequence[Path]) -> Iterator[tuple[Path, Outbox]]:
     from rankscope.alerts.deliver.outbox import Outbox
-    from rankscope.alerts.store.database import Store
+    from rankscope.alerts.store.database import AlertStore
 
     for folder in folders or default_folders():
         path = folder / STORE_FILE
         if not path.exists():
             raise InputError(path, "no such file; --state names the folder of a watcher or receiver")
-        with Store(folder, repair=False) as store:
+        with AlertStore(folder, repair=False) as store:
             yield path, Outbox(store)
 
 

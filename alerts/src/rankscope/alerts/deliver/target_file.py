@@ -91,7 +91,7 @@ def load_destinations(path: Path, *, absent: Callable[[str], object] | None = No
         raise InputError(path, "no [[target]] and no [[alertmanager]] in it")
     targets: list[Target] = []
     for number, entry in enumerate(config.target):
-        place = _Place(path.parent, f"target {entry.name}", absent)
+        place = _TargetFolder(path.parent, f"target {entry.name}", absent)
         try:
             targets.append(_target(entry, place, taken={target.name for target in targets}))
         except _WrongError as error:
@@ -100,7 +100,7 @@ def load_destinations(path: Path, *, absent: Callable[[str], object] | None = No
     managers: list[Endpoint] = []
     for number, manager in enumerate(config.alertmanager):
         try:
-            managers.append(Endpoint(**_endpoint(manager, _Place(path.parent, f"alertmanager[{number}]", absent))))
+            managers.append(Endpoint(**_endpoint(manager, _TargetFolder(path.parent, f"alertmanager[{number}]", absent))))
         except _WrongError as error:
             raise InputError(path, error.reason, place=f"alertmanager[{number}].{error.field}") from error
     return Destinations(targets, managers)
@@ -114,7 +114,7 @@ class _WrongError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _TargetFolder:
     """Folder of a target's files, name of the target, and callback for missing files."""
 
     folder: Path
@@ -142,7 +142,7 @@ class _Place:
         self.absent(f"{self.name}: {reason}; retried until the file exists")
 
 
-def _target(entry: _TargetEntry, place: _Place, taken: set[str]) -> Target:
+def _target(entry: _TargetEntry, place: _TargetFolder, taken: set[str]) -> Target:
     if not _NAME.fullmatch(entry.name):
         raise _WrongError("name", f"{shortened(entry.name, 70)!r} is not made of at most 64 letters, digits, '.', '_', '-'")
     if entry.name in taken:
@@ -162,7 +162,7 @@ def _target(entry: _TargetEntry, place: _Place, taken: set[str]) -> Target:
     )
 
 
-def _endpoint(entry: _EndpointEntry, place: _Place) -> dict[str, Any]:
+def _endpoint(entry: _EndpointEntry, place: _TargetFolder) -> dict[str, Any]:
     """Return the fields of ``Endpoint``."""
     template = entry.template if isinstance(entry, _TargetEntry) else "generic"
     url = _url(entry, place, template)
@@ -226,7 +226,7 @@ def _no_address(text: str) -> str:
     return ""
 
 
-def _url(entry: _EndpointEntry, place: _Place, template: TemplateName) -> Secret:
+def _url(entry: _EndpointEntry, place: _TargetFolder, template: TemplateName) -> Secret:
     url_fields = [name for name in ("url", "url_env", "url_file") if getattr(entry, name) is not None]
     if not url_fields and template == "pagerduty":
         return Secret(value=_PAGERDUTY)

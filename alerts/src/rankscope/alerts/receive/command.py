@@ -67,10 +67,10 @@ def serve(
     they are kept in memory. Targets, actions, and an address that other machines can reach need credentials of senders in
     [receive]. SIGHUP reads the file again.
     """  # noqa: D301 - \b is for click
-    from rankscope.alerts.receive.settings import Settings, settings
+    from rankscope.alerts.receive.settings import ReceiverSettings, settings
     from rankscope.alerts.receive.setup import Receiver
 
-    def read() -> Settings:
+    def read() -> ReceiverSettings:
         return settings(config, listen=listen, runs=runs, dashboard_url=dashboard_url, state=state, out=out)
 
     with daemon_log(log_level, log_format):

@@ -8,7 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from rankscope.alerts.receive.episodes import Episode
-from rankscope.alerts.store.database import Store, StoreError
+from rankscope.alerts.store.database import AlertStore, StoreError
 
 MAX_KEPT: Final = 200
 """Processed deliveries whose bodies are kept for ``GET /deliveries``, as far as they fit ``MAX_KEPT_BYTES``."""
@@ -27,7 +27,7 @@ MAX_WAITING_BYTES: Final = 128 * 1024 * 1024
 ActionState = Literal["wanted", "requested", "recorded", "done"]
 
 
-class BusyError(StoreError):
+class InboxFullError(StoreError):
     """Too many deliveries wait; no further one is accepted."""
 
 
@@ -63,13 +63,13 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
 class Inbox:
     """Deliveries, episodes and actions in ``store``. Every method raises ``StoreError``."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: AlertStore) -> None:
         self.store = store
 
     def accept(self, body: bytes, *, key: str | None, now_unix_ns: int, also: Callable[[], object] = lambda: None) -> bool:
         """Store a delivery; returns ``False`` if it was stored before. If ``also`` fails, nothing is stored.
 
-        Raises ``BusyError``, and the errors of ``also``.
+        Raises ``InboxFullError``, and the errors of ``also``.
         """
         with self.store.transaction() as db:
             if key is not None and db.execute("SELECT 1 FROM deliveries WHERE key = ?", (key,)).fetchone():
@@ -78,7 +78,7 @@ class Inbox:
                 "SELECT count(*), coalesce(sum(length(body)), 0) FROM deliveries WHERE done_unix_ns IS NULL"
             ).fetchone()
             if waiting >= MAX_WAITING or size + len(body) > MAX_WAITING_BYTES:
-                raise BusyError(f"{waiting} deliveries wait")
+                raise InboxFullError(f"{waiting} deliveries wait")
             db.execute("INSERT INTO deliveries (key, received_unix_ns, body) VALUES (?, ?, ?)", (key, now_unix_ns, body))
             also()
         return True

@@ -12,11 +12,11 @@ from rankscope.alerts.receive.actions.actor import Actor
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.forwarding import Forwarding
 from rankscope.alerts.receive.inbox import Inbox
-from rankscope.alerts.receive.settings import Settings
+from rankscope.alerts.receive.settings import ReceiverSettings
 from rankscope.alerts.receive.verdicts.analyst import Analyst
 from rankscope.alerts.receive.verdicts.known_runs import KnownRuns
 from rankscope.alerts.receive.verdicts.late_verdicts import LateVerdicts
-from rankscope.alerts.receive.worker import Worker, WorkerSettings
+from rankscope.alerts.receive.worker import InboxWorker, WorkerSettings
 from rankscope.base.options import parse_duration
 
 
@@ -28,7 +28,7 @@ class Processing:
 
     def __init__(
         self,
-        chosen: Settings,
+        chosen: ReceiverSettings,
         inbox: Inbox,
         outbox: Outbox,
         *,
@@ -56,7 +56,7 @@ class Processing:
         late = None
         if self._analyst is not None and forwarding is not None:
             late = LateVerdicts(inbox, self._analyst, forwarding, counters=counters, dashboard_url=chosen.dashboard_url)
-        worker = Worker(
+        worker = InboxWorker(
             inbox,
             settings=WorkerSettings(
                 repeat_after_s=parse_duration(receive.repeat_after, needs_unit=True),

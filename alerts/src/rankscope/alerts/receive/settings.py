@@ -22,7 +22,7 @@ DEFAULT_LISTEN: Final = "127.0.0.1:9099"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ReceiverSettings:
     """Settings of a receiver."""
 
     config: ReceiverConfig
@@ -44,7 +44,7 @@ class Settings:
             return None
         return self.folder / receive.tls_cert, self.folder / receive.tls_key
 
-    def needing_restart(self, newer: Settings) -> list[str]:
+    def needing_restart(self, newer: ReceiverSettings) -> list[str]:
         """Names of the settings in which ``newer`` differs and that only a restart applies."""
         names = ("listen", "state", "certificate")
         return [name for name in names if getattr(self, name) != getattr(newer, name)]
@@ -58,7 +58,7 @@ def settings(
     dashboard_url: str | None,
     state: Path | None,
     out: Path | None,
-) -> Settings:
+) -> ReceiverSettings:
     """Combine the file and the command line, which takes precedence. Raises ``InputError``, and usage errors of click."""
     config = ReceiverConfig() if file is None else load_config(file)
     receive = config.receive
@@ -75,7 +75,7 @@ def settings(
         raise click.UsageError("actions need runs: name folders of runs with --runs")
     if state is None and file is not None:
         state = receiver_state() if receive.state is None else folder / receive.state
-    return Settings(
+    return ReceiverSettings(
         config=config,
         config_file=file,
         folder=folder,
@@ -87,7 +87,7 @@ def settings(
     )
 
 
-def accepted_credentials(chosen: Settings, *, report: Callable[[str], object]) -> Credentials:
+def accepted_credentials(chosen: ReceiverSettings, *, report: Callable[[str], object]) -> Credentials:
     """Load the accepted credentials, and check that they suffice for the other settings.
 
     Raises ``InputError`` for an unusable secret and ``click.UsageError`` for settings that would be unsafe.

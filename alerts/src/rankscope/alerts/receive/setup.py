@@ -17,11 +17,11 @@ from rankscope.alerts.receive.config import unknown_alerts
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.inbox import Inbox
 from rankscope.alerts.receive.processing import Processing
-from rankscope.alerts.receive.settings import Settings, accepted_credentials
+from rankscope.alerts.receive.settings import ReceiverSettings, accepted_credentials
 from rankscope.alerts.receive.verdicts.known_runs import absent
 from rankscope.alerts.receive.web.app import ReceiverApp
 from rankscope.alerts.receive.web.server import serve as serve_app
-from rankscope.alerts.store.database import Store, StoreError
+from rankscope.alerts.store.database import AlertStore, StoreError
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.followed_files import ReloadThread
 from rankscope.base.http import host_port, open_listener
@@ -37,7 +37,7 @@ class Receiver:
     Raises ``InputError`` and usage errors of click for settings that cannot be used.
     """
 
-    def __init__(self, chosen: Settings, *, read_again: Callable[[], Settings]) -> None:
+    def __init__(self, chosen: ReceiverSettings, *, read_again: Callable[[], ReceiverSettings]) -> None:
         self._chosen = chosen
         self._read_again = read_again
         self._credentials = accepted_credentials(chosen, report=logger.warning)
@@ -95,7 +95,7 @@ class Receiver:
             self._stopped = True
             self._current.stop()
 
-    def _processing(self, chosen: Settings) -> Processing:
+    def _processing(self, chosen: ReceiverSettings) -> Processing:
         return Processing(
             chosen, self._inbox, self._outbox, counters=self._counters, show=self._shown.write, report=logger.warning
         )
@@ -126,10 +126,10 @@ class Receiver:
             self._current, self._app.credentials, self._app.reloaded = processing, credentials, True
         logger.info("the configuration was read again")
 
-    def _store(self) -> Store:
+    def _store(self) -> AlertStore:
         state = self._chosen.state
         try:
-            store = Store(state, report=logger.warning)
+            store = AlertStore(state, report=logger.warning)
             if store.hold():
                 return store
         except StoreError as error:
@@ -138,7 +138,7 @@ class Receiver:
         raise InputError(state or "the store", "another receiver or watcher uses this folder; choose another with --state")
 
 
-def _report_doubts(chosen: Settings) -> None:
+def _report_doubts(chosen: ReceiverSettings) -> None:
     """Log what may be a mistake in the settings."""
     for line in unknown_alerts(chosen.config):
         logger.warning("%s: %s", chosen.config_file, line)

@@ -73,7 +73,7 @@ class _Waiting:
     """Monotonic time of the next attempt after an internal fault; 0 without one."""
 
 
-class Worker:
+class InboxWorker:
     """Processor of the inbox. Without ``forwarding`` no alert is forwarded; without ``analyst`` none is enriched.
 
     ``late`` forwards verdicts that were not ready in time.

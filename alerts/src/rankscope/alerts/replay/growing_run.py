@@ -158,7 +158,7 @@ class _Ended(msgspec.Struct):
     end_unix_ns: int
 
 
-class _Window(msgspec.Struct):
+class _WindowTimes(msgspec.Struct):
     start_unix_ns: int
     window_us: float
 
@@ -182,7 +182,7 @@ def _end_ns(start_unix_ns: int, us: float) -> int:
 
 _KINDS: Final[dict[Stream, tuple[type[Any], Any]]] = {
     **dict.fromkeys(("events", "collectives", "stacks", "durations"), (_Ended, lambda record: record.end_unix_ns)),
-    "windows": (_Window, lambda record: _end_ns(record.start_unix_ns, record.window_us)),
+    "windows": (_WindowTimes, lambda record: _end_ns(record.start_unix_ns, record.window_us)),
     "gpu": (_Sample, lambda record: record.unix_ns),
 }
 """Type and end time of a record, by stream. Kernels have no time and only add advice, so they are left out."""

@@ -23,7 +23,7 @@ from rankscope.alerts.replay.result import Replay, Replayed, Spell
 from rankscope.alerts.watch.conditions.findings import candidates
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.followed_runs import FollowedRuns
-from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
+from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
 from rankscope.alerts.watch.runs import RESTART_GRACE_S
 from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.unreadable import why_unreadable
@@ -91,7 +91,7 @@ class _Replaying:
             analyse=self._analyse,
             follow=_ObservedRuns(lambda: self._now / 1e9, self._remember),
             delivery=Delivery(interval_s=options.interval_s, report=self._note),
-            ledger=Ledger(),
+            ledger=AlertLedger(),
             options=replace(options, ask_for_dumps=False),
             report=self._note,
             emit=self._take,

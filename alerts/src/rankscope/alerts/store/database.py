@@ -36,7 +36,7 @@ class StoreError(RankscopeError):
     """The store cannot be read or written, and is unchanged. The message names the file and the reason."""
 
 
-class Store:
+class AlertStore:
     """Store in ``folder``, or in memory for ``None``. Threads may share the object, and processes may share the file.
 
     Raises ``InputError`` for a file that is no store or has another version, ``StoreError`` for one that cannot be opened. A

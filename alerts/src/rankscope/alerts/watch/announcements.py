@@ -13,7 +13,7 @@ from typing import Final, Literal
 import msgspec
 
 from rankscope.alerts.output import Event
-from rankscope.alerts.watch.ledger import Entry, Ledger, Status
+from rankscope.alerts.watch.ledger import AlertLedger, LedgerEntry, Status
 from rankscope.analysis.result.analysis import Finding
 from rankscope.base.problems import ProblemLog
 from rankscope.base.regular_files import open_regular
@@ -81,7 +81,12 @@ class Announcer:
     """
 
     def __init__(
-        self, ledger: Ledger, *, emit: Callable[[Event], None], report: Callable[[str], None], save: Callable[[Ledger], None]
+        self,
+        ledger: AlertLedger,
+        *,
+        emit: Callable[[Event], None],
+        report: Callable[[str], None],
+        save: Callable[[AlertLedger], None],
     ) -> None:
         self._ledger = ledger
         self._emit = emit
@@ -101,7 +106,7 @@ class Announcer:
         for entry in entries:
             self._announce(entry)
 
-    def _announce(self, entry: Entry) -> None:
+    def _announce(self, entry: LedgerEntry) -> None:
         status: Status = "resolved" if entry.ends_at_unix_ns is not None else "firing"
         # Time of the last change: a pending entry has none.
         moment = entry.ends_at_unix_ns or entry.revised_unix_ns or entry.starts_at_unix_ns
@@ -132,11 +137,11 @@ class Announcer:
         self._problems.report(None, run)
         self._mark_logged(entry, status)
 
-    def _mark_logged(self, entry: Entry, status: Status) -> None:
+    def _mark_logged(self, entry: LedgerEntry, status: Status) -> None:
         entry.logged, entry.finding = status, None
         self._doubtful.discard(id(entry))
 
-    def _emit_once(self, entry: Entry, status: Status, moment: int) -> None:
+    def _emit_once(self, entry: LedgerEntry, status: Status, moment: int) -> None:
         """Emit the event once, also when writing the file fails and is retried."""
         key = (entry.run, f"{status} {entry.fingerprint}", moment)
         if key in self._emitted:

@@ -13,7 +13,7 @@ from rankscope.alerts.deliver.failure_log import FailureLog
 from rankscope.alerts.deliver.notifiers import Alertmanager, Webhook
 from rankscope.alerts.deliver.post import DeliveryError
 from rankscope.alerts.owners import CRASHED
-from rankscope.alerts.watch.ledger import Entry, Ledger, Status
+from rankscope.alerts.watch.ledger import AlertLedger, LedgerEntry, Status
 
 WAIT_S: Final = 0.5
 """Time that an evaluation waits for the response of an Alertmanager; the next evaluation processes a later one."""
@@ -51,7 +51,7 @@ class Delivery:
         ]
         self._webhooks = [(webhook, FailureLog(webhook.name, self._report)) for webhook in webhooks]
 
-    def deliver(self, ledger: Ledger, *, now_unix_ns: int, wait_s: float = WAIT_S) -> None:
+    def deliver(self, ledger: AlertLedger, *, now_unix_ns: int, wait_s: float = WAIT_S) -> None:
         """Send what is due, wait for the responses of Alertmanagers, then drop resolved alerts that need no more delivery."""
         for webhook, failures in self._webhooks:
             _send_changes(webhook, ledger, failures)
@@ -62,12 +62,12 @@ class Delivery:
             posts.finish(max(0.0, deadline - time.monotonic()))
         ledger.forget(lambda entry: self._is_owed(entry, now_unix_ns))
 
-    def undelivered(self, ledger: Ledger) -> list[str]:
+    def undelivered(self, ledger: AlertLedger) -> list[str]:
         """Names of the destinations that have not accepted the present state of an alert."""
         behind = [posts.name for posts in self._posts if posts.is_behind(ledger)]
         return [*behind, *(webhook.name for webhook, _ in self._webhooks if _changes(webhook, ledger))]
 
-    def _is_owed(self, entry: Entry, now_unix_ns: int) -> bool:
+    def _is_owed(self, entry: LedgerEntry, now_unix_ns: int) -> bool:
         """Return whether a resolved alert still has to be sent."""
         if self._posts and now_unix_ns - (entry.ends_at_unix_ns or 0) < RESOLVED_FOR_S * 1e9:
             return True
@@ -92,7 +92,7 @@ class _Posts:
         """Alert states in the last accepted post; empty after a restart, so that everything is posted again."""
         self._began_s = float("-inf")
 
-    def begin(self, ledger: Ledger, now_unix_ns: int) -> None:
+    def begin(self, ledger: AlertLedger, now_unix_ns: int) -> None:
         """Post all firing and recently resolved alerts, unless a post is in progress or the next one is not yet due."""
         self.finish(0.0)
         entries = _past_pending(ledger)
@@ -129,25 +129,25 @@ class _Posts:
         self._accepted = self._sending
         self._failures.delivered()
 
-    def is_behind(self, ledger: Ledger) -> bool:
+    def is_behind(self, ledger: AlertLedger) -> bool:
         """Return whether the current state of any alert is not yet accepted."""
         return not self._accepted.issuperset(map(_state, _past_pending(ledger)))
 
-    def _pause_s(self, ledger: Ledger) -> float:
+    def _pause_s(self, ledger: AlertLedger) -> float:
         if self._failures.count:
             return min(RETRY_S, self._interval_s)
         return 0.0 if self.is_behind(ledger) else self._interval_s
 
 
-def _past_pending(ledger: Ledger) -> list[Entry]:
+def _past_pending(ledger: AlertLedger) -> list[LedgerEntry]:
     return [entry for entry in ledger.entries if entry.track.state != "pending"]
 
 
-def _status(entry: Entry) -> Status:
+def _status(entry: LedgerEntry) -> Status:
     return "firing" if entry.track.state == "firing" else "resolved"
 
 
-def _state(entry: Entry) -> _State:
+def _state(entry: LedgerEntry) -> _State:
     return entry.fingerprint, _status(entry), entry.revision
 
 
@@ -155,7 +155,7 @@ def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, DeliveryError) else f"{type(error).__name__}: {error}"
 
 
-def _send_changes(webhook: Webhook, ledger: Ledger, failures: FailureLog) -> None:
+def _send_changes(webhook: Webhook, ledger: AlertLedger, failures: FailureLog) -> None:
     changed = _changes(webhook, ledger)
     if not changed:
         return
@@ -167,11 +167,11 @@ def _send_changes(webhook: Webhook, ledger: Ledger, failures: FailureLog) -> Non
     failures.delivered()
 
 
-def _changes(webhook: Webhook, ledger: Ledger) -> list[Entry]:
+def _changes(webhook: Webhook, ledger: AlertLedger) -> list[LedgerEntry]:
     return [entry for entry in ledger.entries if _is_change(entry, webhook)]
 
 
-def _is_change(entry: Entry, webhook: Webhook) -> bool:
+def _is_change(entry: LedgerEntry, webhook: Webhook) -> bool:
     """Return whether the state of an alert must be sent to the webhook."""
     # An incident about a crashed run stays open until a person closes it: a timeout repairs nothing.
     only_forgotten = entry.name == CRASHED.alertname and bool(entry.ended_because)

@@ -15,9 +15,9 @@ import msgspec
 from rankscope.alerts.alert import UPDATED_AT, Alert, is_of_host, ranks_of, rfc3339
 from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.payload import Notice, payload_alert
-from rankscope.alerts.store.database import Store, read_only
+from rankscope.alerts.store.database import AlertStore, read_only
 from rankscope.alerts.store.folders import STORE_FILE
-from rankscope.alerts.watch.conditions.candidate import Candidate, Loss
+from rankscope.alerts.watch.conditions.candidate import Candidate, ConditionLoss
 from rankscope.alerts.watch.conditions.confirmation import Confirmation, Suspicion
 from rankscope.analysis.result.analysis import Finding
 from rankscope.base.errors import InputError
@@ -37,7 +37,7 @@ class FiringPolicy:
             raise ValueError("fire_after and resolve_after must be at least 1")
 
 
-class Track(msgspec.Struct, frozen=True):
+class FiringState(msgspec.Struct, frozen=True):
     """State of one finding.
 
     ``streak`` counts consecutive evaluations towards the next state: with the finding while pending, without it while firing.
@@ -48,8 +48,8 @@ class Track(msgspec.Struct, frozen=True):
 
 
 def advance(
-    track: Track | None, *, present: bool, policy: FiringPolicy, firing_s: float = float("inf"), unconfirmed: bool = False
-) -> Track | None:
+    track: FiringState | None, *, present: bool, policy: FiringPolicy, firing_s: float = float("inf"), unconfirmed: bool = False
+) -> FiringState | None:
     """Return the next state after an evaluation with or without the finding; ``None`` drops the finding.
 
     Do not call this for an evaluation that could not decide. ``firing_s``: how long the alert has been firing.
@@ -58,11 +58,11 @@ def advance(
     if track is not None and track.state == "firing":
         misses = 0 if present else track.streak + 1
         over = misses >= policy.resolve_after and firing_s >= policy.least_firing_s
-        return Track("resolved") if over else Track("firing", misses)
+        return FiringState("resolved") if over else FiringState("firing", misses)
     if not present:
         return None
     hits = 1 + (track.streak if track is not None and track.state == "pending" else 0)
-    return Track("firing") if hits >= policy.fire_after and not unconfirmed else Track("pending", hits)
+    return FiringState("firing") if hits >= policy.fire_after and not unconfirmed else FiringState("pending", hits)
 
 
 ENDED_BECAUSE: Final = "ended_because"
@@ -73,14 +73,14 @@ _LONGEST_HOURS: Final = 1.0
 Status = Literal["firing", "resolved"]
 
 
-class Entry(msgspec.Struct, kw_only=True):
+class LedgerEntry(msgspec.Struct, kw_only=True):
     """One alert in the ledger."""
 
     run: str
     """Folder of the run."""
     fingerprint: str
     alert: Alert
-    track: Track
+    track: FiringState
     starts_at_unix_ns: int | None = None
     """When the alert fired; ``None`` while pending."""
     ends_at_unix_ns: int | None = None
@@ -142,7 +142,7 @@ class Entry(msgspec.Struct, kw_only=True):
             self._lose(candidate.loss, now_unix_ns)
         self.seen_unix_ns = now_unix_ns
 
-    def _lose(self, loss: Loss, now_unix_ns: int) -> None:
+    def _lose(self, loss: ConditionLoss, now_unix_ns: int) -> None:
         hours = 0.0 if self.seen_unix_ns is None else max(0.0, (now_unix_ns - self.seen_unix_ns) / 3.6e12)
         more = self.gpu_hours_lost + loss.per_hour * min(hours, _LONGEST_HOURS)
         self.gpu_hours_lost = max(more, loss.gpu_hours)
@@ -150,10 +150,10 @@ class Entry(msgspec.Struct, kw_only=True):
         self.alert = msgspec.structs.replace(self.alert, annotations=texts)
 
 
-class Ledger(msgspec.Struct, kw_only=True):
+class AlertLedger(msgspec.Struct, kw_only=True):
     """All current alerts of all runs."""
 
-    entries: list[Entry] = []
+    entries: list[LedgerEntry] = []
     active: list[str] = []
     """Folders of runs that made steps and have not ended; a stall of these is reported after a restart of the watcher, too."""
 
@@ -184,7 +184,7 @@ class Ledger(msgspec.Struct, kw_only=True):
         }
         for key, candidate in present.items():
             if key not in followed:
-                followed[key] = Entry(run=run, fingerprint=key, alert=candidate.alert, track=Track("pending"))
+                followed[key] = LedgerEntry(run=run, fingerprint=key, alert=candidate.alert, track=FiringState("pending"))
                 self.entries.append(followed[key])
         # Hosts first: alerts of their ranks end with the beginning of theirs.
         for key, entry in sorted(followed.items(), key=lambda item: not is_of_host(item[1].alert)):
@@ -208,7 +208,7 @@ class Ledger(msgspec.Struct, kw_only=True):
 
     def _advance(
         self,
-        entry: Entry,
+        entry: LedgerEntry,
         candidate: Candidate | None,
         *,
         now_unix_ns: int,
@@ -250,7 +250,7 @@ class Ledger(msgspec.Struct, kw_only=True):
         self.entries = [entry for entry in self.entries if id(entry) not in dropped]
         for entry in meant:
             if entry.track.state == "firing":
-                entry.track = Track("resolved")
+                entry.track = FiringState("resolved")
                 entry.ends_at_unix_ns, entry.ended_because = now_unix_ns, because
 
     def restart(self, run: str) -> None:
@@ -273,17 +273,17 @@ class Ledger(msgspec.Struct, kw_only=True):
         """Return whether an alert of the run is pending."""
         return any(entry.run == run and entry.track.state == "pending" for entry in self.entries)
 
-    def unlogged(self) -> list[Entry]:
+    def unlogged(self) -> list[LedgerEntry]:
         """Entries whose last change is not in ``findings.jsonl``."""
         return [
             entry for entry in self.entries if entry.track.state in ("firing", "resolved") and entry.logged != entry.track.state
         ]
 
-    def forget(self, owed: Callable[[Entry], bool]) -> None:
+    def forget(self, owed: Callable[[LedgerEntry], bool]) -> None:
         """Drop resolved alerts that are no longer ``owed`` to any receiver."""
         self.entries = [entry for entry in self.entries if entry.track.state != "resolved" or owed(entry)]
 
-    def _drop_overtaken(self, entry: Entry) -> None:
+    def _drop_overtaken(self, entry: LedgerEntry) -> None:
         """Drop undelivered ends of an alert that fires again: for their receivers it never ended."""
         self.entries = [
             other
@@ -297,29 +297,29 @@ def _is_of_many(alert: Alert) -> bool:
     return "ranks" in alert.annotations and not is_of_host(alert)
 
 
-def _covering(entry: Entry, present: Iterable[Entry]) -> list[Entry]:
+def _covering(entry: LedgerEntry, present: Iterable[LedgerEntry]) -> list[LedgerEntry]:
     """Return the alerts about whole hosts that are about all ranks of ``entry`` together; empty if they are not."""
     ranks = ranks_of(entry.alert)
     hosts = [host for host in present if host.name == entry.name and is_of_host(host.alert) and ranks & ranks_of(host.alert)]
     return hosts if ranks and ranks <= set().union(*(ranks_of(host.alert) for host in hosts)) else []
 
 
-def _absorb(entry: Entry, hosts: Iterable[Entry], *, now_unix_ns: int, policy: FiringPolicy) -> None:
+def _absorb(entry: LedgerEntry, hosts: Iterable[LedgerEntry], *, now_unix_ns: int, policy: FiringPolicy) -> None:
     """End an alert whose ranks are those of ``hosts`` once all of these fire; until then it alone is about the condition."""
     if all(host.track.state == "firing" for host in hosts) and entry.firing_s(now_unix_ns) >= policy.least_firing_s:
         names = ", ".join(sorted(host.alert.labels["host"] for host in hosts))
-        entry.track, entry.ends_at_unix_ns = Track("resolved"), now_unix_ns
+        entry.track, entry.ends_at_unix_ns = FiringState("resolved"), now_unix_ns
         entry.ended_because = f"part of the alert about host {names} as a whole"
 
 
-def load_ledger(store: Store) -> Ledger:
+def load_ledger(store: AlertStore) -> AlertLedger:
     """Load the ledger from ``store``, empty for a new one. Raises ``StoreError``, and ``InputError`` for undecodable entries."""
     rows = store.query("SELECT entry FROM alerts ORDER BY number")
     active = store.query("SELECT run FROM active_runs ORDER BY run")
-    return Ledger(entries=_decoded(rows, Path(store.name)), active=[run for (run,) in active])
+    return AlertLedger(entries=_decoded(rows, Path(store.name)), active=[run for (run,) in active])
 
 
-def save_ledger(store: Store, ledger: Ledger) -> None:
+def save_ledger(store: AlertStore, ledger: AlertLedger) -> None:
     """Replace the ledger in ``store``. Raises ``StoreError``."""
     with store.transaction() as database:
         database.execute("DELETE FROM alerts")
@@ -328,15 +328,15 @@ def save_ledger(store: Store, ledger: Ledger) -> None:
         database.executemany("INSERT OR IGNORE INTO active_runs VALUES (?)", [(run,) for run in ledger.active])
 
 
-def read_entries(folder: Path) -> list[Entry]:
+def read_entries(folder: Path) -> list[LedgerEntry]:
     """Read the alerts in the store in ``folder``, next to a running watcher; none without a store. Raises ``InputError``."""
     with read_only(folder) as database:
         rows = [] if database is None else database.execute("SELECT entry FROM alerts ORDER BY number").fetchall()
     return _decoded(rows, folder / STORE_FILE)
 
 
-def _decoded(rows: list[tuple[bytes]], path: Path) -> list[Entry]:
+def _decoded(rows: list[tuple[bytes]], path: Path) -> list[LedgerEntry]:
     try:
-        return [msgspec.json.decode(entry, type=Entry) for (entry,) in rows]
+        return [msgspec.json.decode(entry, type=LedgerEntry) for (entry,) in rows]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(path, f"not the ledger of a watcher: {error}") from error

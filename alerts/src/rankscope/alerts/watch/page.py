@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from rankscope.base.exposition import TEXT_TYPE, Family, text
-from rankscope.base.http import Request, Response, application, open_listener
+from rankscope.base.http import HttpRequest, Response, application, open_listener
 
 STUCK_AFTER_S: Final = 300.0
 """Age of the last evaluation at which the watcher is unhealthy; a late evaluation of a thousand ranks takes a minute."""
@@ -102,13 +102,13 @@ class WatcherPage:
 
     def serve(self, host: str, port: int) -> int:
         """Serve from a thread until the process exits; return the port. Raises ``InputError``."""
-        from rankscope.base.http_server import Endpoint, serve_in_thread
+        from rankscope.base.http_server import ListenEndpoint, serve_in_thread
 
         sock = open_listener(host, port)
-        serve_in_thread([Endpoint(sock, application(self._answer))], "rankscope-watcher-page")
+        serve_in_thread([ListenEndpoint(sock, application(self._answer))], "rankscope-watcher-page")
         return int(sock.getsockname()[1])
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: HttpRequest) -> Response:
         if request.path not in ("/metrics", "/-/healthy"):
             return Response(404, b"GET /metrics, /-/healthy\n")
         if request.method not in ("GET", "HEAD"):

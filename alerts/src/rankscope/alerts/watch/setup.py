@@ -16,11 +16,11 @@ from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.sender import REPLACE_S, Sender
 from rankscope.alerts.deliver.target_file import Destinations
 from rankscope.alerts.output import Event, as_json, as_text, print_line
-from rankscope.alerts.store.database import Store, StoreError
+from rankscope.alerts.store.database import AlertStore, StoreError
 from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.followed_runs import FollowedRuns
-from rankscope.alerts.watch.ledger import Ledger, load_ledger, save_ledger
+from rankscope.alerts.watch.ledger import AlertLedger, load_ledger, save_ledger
 from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.watcher import Watcher
 from rankscope.analysis.engine import analyze
@@ -42,7 +42,7 @@ class Watch:
     """A watcher with its store and the sender that delivers its alerts to the targets."""
 
     def __init__(
-        self, *, watcher: Watcher, delivery: Delivery, store: Store, destinations: Destinations, options: WatcherSettings
+        self, *, watcher: Watcher, delivery: Delivery, store: AlertStore, destinations: Destinations, options: WatcherSettings
     ) -> None:
         self.watcher = watcher
         self.once = options.once
@@ -119,20 +119,20 @@ def prepare(
     return Watch(watcher=watcher, delivery=delivery, store=store, destinations=destinations, options=options)
 
 
-def _store(folder: Path, watched: Path, *, once: bool) -> Store:
+def _store(folder: Path, watched: Path, *, once: bool) -> AlertStore:
     """Open the store in ``folder``; if that fails, fall back to a store in memory so that alerts are still delivered.
 
     Raises ``InputError`` if another watcher holds the store, except with ``once``, which shares it.
     """
     try:
-        store = Store(folder, report=logger.warning)
+        store = AlertStore(folder, report=logger.warning)
         if once or store.hold():
             return store
     except StoreError as error:
         logger.warning(
             "%s; alerts are sent, but undelivered ones are lost at the end, and may be sent again after a restart", error
         )
-        return Store(None)
+        return AlertStore(None)
     store.close()
     raise InputError(watched, f"another watcher with the state folder {folder} follows it; --state names another folder")
 
@@ -157,12 +157,12 @@ def _printer(render: Callable[[Event], str], *, needed: bool) -> Callable[[Event
     return emit
 
 
-def _saver(store: Store) -> Callable[[Ledger], None]:
+def _saver(store: AlertStore) -> Callable[[AlertLedger], None]:
     """Return a function that stores a changed ledger and reports its first failure."""
     last: list[object] = [None]
     failed: list[str] = []
 
-    def save(ledger: Ledger) -> None:
+    def save(ledger: AlertLedger) -> None:
         data = msgspec.json.encode(ledger)
         if data == last[0]:
             return

@@ -24,7 +24,7 @@ from rankscope.alerts.watch.conditions.regressions import Regressions
 from rankscope.alerts.watch.conditions.shared_alerts import merge_shared
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.followed_runs import FollowedRuns
-from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
+from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
 from rankscope.alerts.watch.liveness.alerts import LifeAlerts
 from rankscope.alerts.watch.liveness.dumps import Dumps
 from rankscope.alerts.watch.liveness.monitor import LivenessMonitor, gpus_of
@@ -67,11 +67,11 @@ class Watcher:
         analyse: Callable[[Sequence[Path]], Analysis],
         follow: FollowedRuns,
         delivery: Delivery,
-        ledger: Ledger,
+        ledger: AlertLedger,
         options: WatcherSettings,
         report: Callable[[str], None],
         emit: Callable[[Event], None],
-        save: Callable[[Ledger], None],
+        save: Callable[[AlertLedger], None],
         clock: Callable[[], int] = time.time_ns,
         elapsed: Callable[[], float] = time.monotonic,
         interruptible: Callable[[], AbstractContextManager[None]] = nullcontext,

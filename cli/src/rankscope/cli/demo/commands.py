@@ -20,7 +20,7 @@ from rankscope.analysis.report.terminal import render_text
 from rankscope.base.errors import InputError, MissingError
 from rankscope.cli.demo.faults import Fault, FaultType
 from rankscope.cli.demo.services import Services
-from rankscope.cli.demo.story import Part, Story, announce, tell
+from rankscope.cli.demo.story import Story, StoryRow, announce, tell
 from rankscope.cli.terminal import format_option, print_json, use_color, width
 from rankscope.runs.named import DEFAULT_FOLDER
 
@@ -128,7 +128,7 @@ def _print_result(story: Story, format_: str) -> None:
     click.echo("\n" + "\n".join(_row(part) for part in story.parts), color=True)
 
 
-def _row(part: Part) -> str:
+def _row(part: StoryRow) -> str:
     mark = "ok" if part.ok else "FAILED"
     if use_color():
         mark = click.style(f"{mark:6}", fg="green" if part.ok else "red", bold=True)

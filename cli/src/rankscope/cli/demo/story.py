@@ -35,7 +35,7 @@ _TRAINING_DEADLINE_S: Final = 600.0
 _PAGE_DEADLINE_S: Final = 60.0
 
 
-class Part(msgspec.Struct, frozen=True):
+class StoryRow(msgspec.Struct, frozen=True):
     """One row of the table."""
 
     name: str
@@ -53,7 +53,7 @@ class Story:
     say: Callable[[str], None]
     simulated: bool = True
     urls: dict[str, str] = field(default_factory=dict)
-    parts: list[Part] = field(default_factory=list)
+    parts: list[StoryRow] = field(default_factory=list)
     page: str = ""
     """The fullest /metrics page seen while the ranks were training."""
     analysis: Analysis | None = None
@@ -65,10 +65,10 @@ class Story:
         try:
             yield detail
         except (RankscopeError, OSError, msgspec.MsgspecError, CheckFailedError) as error:
-            self.parts.append(Part(name, ok=False, detail="; ".join([*detail, str(error)])))
+            self.parts.append(StoryRow(name, ok=False, detail="; ".join([*detail, str(error)])))
             self.say(f"{name}: FAILED: {error}")
         else:
-            self.parts.append(Part(name, ok=True, detail="; ".join(detail)))
+            self.parts.append(StoryRow(name, ok=True, detail="; ".join(detail)))
             self.say(f"{name}: ok: {'; '.join(detail)}")
 
 

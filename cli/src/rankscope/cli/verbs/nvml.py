@@ -12,7 +12,7 @@ _SCRIPT: Final = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount()
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class NvmlAnswer:
     """Result of the query. Without an answer ``gpus`` is 0 and ``reason`` is set; ``wedged``: no answer within the deadline."""
 
     gpus: int
@@ -21,16 +21,16 @@ class Answer:
     wedged: bool = False
 
 
-def ask_nvml() -> Answer:
+def ask_nvml() -> NvmlAnswer:
     """Return the number of GPUs that NVML sees, and the driver's version. Never raises."""
     try:
         completed = subprocess.run(
             [sys.executable, "-c", _SCRIPT], capture_output=True, text=True, timeout=DEADLINE_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return Answer(0, reason=f"the NVIDIA driver does not answer within {DEADLINE_S} s", wedged=True)
+        return NvmlAnswer(0, reason=f"the NVIDIA driver does not answer within {DEADLINE_S} s", wedged=True)
     if completed.returncode != 0:
         last = (completed.stderr.strip().splitlines() or ["NVML failed"])[-1]
-        return Answer(0, reason=last.rpartition(": ")[2])
+        return NvmlAnswer(0, reason=last.rpartition(": ")[2])
     count, _, driver = completed.stdout.strip().partition(" ")
-    return Answer(int(count), driver)
+    return NvmlAnswer(int(count), driver)

@@ -30,7 +30,7 @@ Format = Literal["csv", "jsonl", "parquet"]
 _SHOWN: Final = 3
 
 
-class _Columns(click.ParamType[Any]):
+class _ColumnList(click.ParamType[Any]):
     """List of column names, ``step,wall_us``, in the order of output."""
 
     name = "columns"
@@ -62,7 +62,7 @@ Examples:
 @click.option("--attempt", type=click.IntRange(0), metavar="N", help="This attempt.  [default: the last]")
 @click.option("--ranks", type=RANKS, help="These ranks only, such as 0,3-5.  [default: all]")
 @click.option("--steps", type=STEPS, help="Steps A to B - 1 only.  [default: all]")
-@click.option("--columns", type=_Columns(), help="These columns only, such as rank,step,wall_us.  [default: all]")
+@click.option("--columns", type=_ColumnList(), help="These columns only, such as rank,step,wall_us.  [default: all]")
 @click.option(
     "--format",
     "format_",

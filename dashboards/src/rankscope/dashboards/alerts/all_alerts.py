@@ -14,7 +14,18 @@ from rankscope.dashboards.alerts.record import AlertRecord, AlertsFound
 from rankscope.dashboards.alerts.view import STATES, alert_article
 from rankscope.dashboards.data.source import RunSource
 from rankscope.dashboards.model.columns import LOCAL_TIME, Column, number_column, text_column
-from rankscope.dashboards.model.page import Advice, Again, Block, Figure, Group, Heading, Listing, Part, Section, Text
+from rankscope.dashboards.model.page import (
+    AdviceItem,
+    Again,
+    Block,
+    FigureBlock,
+    Group,
+    Heading,
+    Part,
+    SearchTable,
+    Section,
+    Text,
+)
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
@@ -106,7 +117,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
     return [
         heading,
         notes,
-        Listing(
+        SearchTable(
             name="alerts",
             columns=COLUMNS,
             rows=lambda: alert_rows(source, source.all_alerts()),
@@ -127,7 +138,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
             title="When alerts began",
             help="Number of alerts over time, by severity. Alerts that began at the same time often have one cause.",
             blocks=[
-                Figure(
+                FigureBlock(
                     name="alert-counts",
                     label="Bars of how many alerts began over time",
                     draw=lambda colors: alert_counts(source.all_alerts().alerts, colors),
@@ -182,9 +193,9 @@ _EMPTY: Final = Group(
             "There were no findings, or no watcher ran. A watcher writes its findings into each run; start one beside the jobs:",
             "help",
         ),
-        Advice("rankscope alerts watch RUNS"),
+        AdviceItem("rankscope alerts watch RUNS"),
         Text("Alerts about hardware come from a Prometheus with rankscope's rules (rankscope alerts rules export):", "help"),
-        Advice("rankscope dashboard RUNS --prometheus URL"),
+        AdviceItem("rankscope dashboard RUNS --prometheus URL"),
     ],
     "card empty",
     "section",

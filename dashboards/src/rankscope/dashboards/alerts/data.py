@@ -17,7 +17,7 @@ import msgspec
 from rankscope.alerts.alert import host_of
 from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.announcements import FindingRecord
-from rankscope.alerts.watch.ledger import Entry, read_entries
+from rankscope.alerts.watch.ledger import LedgerEntry, read_entries
 from rankscope.analysis.evidence.hardware import bare
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.alerts.record import AlertRecord, AlertsFound, State, alert_record
@@ -75,7 +75,7 @@ def revision_of(run: Path) -> str:
     return f"{status.st_mtime_ns} {status.st_size} {status.st_ino}"
 
 
-def followed(watched: Path) -> list[Entry]:
+def followed(watched: Path) -> list[LedgerEntry]:
     """Return the alerts that the watcher of ``watched`` (a run or a folder of runs) follows now, from this user's state folders.
 
     Raises ``InputError``.
@@ -83,7 +83,7 @@ def followed(watched: Path) -> list[Entry]:
     return read_entries(watcher_state(watched))
 
 
-def alert_of(entry: Entry, *, seen_unix_ns: int) -> AlertRecord:
+def alert_of(entry: LedgerEntry, *, seen_unix_ns: int) -> AlertRecord:
     """Return the record of an alert that a watcher follows. A pending one has no start time and gets ``seen_unix_ns``."""
     return alert_record(
         entry.alert.labels,

@@ -51,7 +51,7 @@ class PrometheusDownError(PrometheusError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class PrometheusServer:
     """Address (http or https) and credentials of a Prometheus server.
 
     ``token_file`` has one line: a bearer token, or ``USER:PASSWORD`` (a token has no colon). It is read again for every request,
@@ -65,7 +65,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class RangeSeries:
     """One time series and the times of its samples, in order."""
 
     labels: dict[str, str]
@@ -86,14 +86,14 @@ class _Alerts(msgspec.Struct, frozen=True):
     alerts: list[ActiveAlert]
 
 
-class _Row(msgspec.Struct, frozen=True):
+class _MatrixRow(msgspec.Struct, frozen=True):
     metric: dict[str, str]
     values: list[tuple[float, str]]
 
 
 class _Result(msgspec.Struct, frozen=True, rename="camel"):
     result_type: Literal["matrix"]
-    result: list[_Row]
+    result: list[_MatrixRow]
 
 
 class _Envelope(msgspec.Struct, frozen=True, rename="camel"):
@@ -105,7 +105,7 @@ class _Envelope(msgspec.Struct, frozen=True, rename="camel"):
 class Prometheus:
     """Thread-safe client of one server. Queries raise ``PrometheusError``, or ``InputError`` for an unusable token."""
 
-    def __init__(self, server: Server, *, answer_s: float = ANSWER_S, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, server: PrometheusServer, *, answer_s: float = ANSWER_S, max_bytes: int = MAX_BYTES) -> None:
         self.name = redact(server.url)
         """Address without credentials, for messages."""
         self._server = server
@@ -120,7 +120,7 @@ class Prometheus:
             headers={"User-Agent": "rankscope", "Accept": "application/json"},
         )
 
-    def query_range(self, expression: str, *, span_unix_ns: tuple[int, int], step_s: float) -> list[Series]:
+    def query_range(self, expression: str, *, span_unix_ns: tuple[int, int], step_s: float) -> list[RangeSeries]:
         """Evaluate an expression every ``step_s``, from the first to the last moment of ``span_unix_ns``."""
         first, last = span_unix_ns
         parameters = {"query": expression, "start": _seconds(first), "end": _seconds(last), "step": f"{step_s:.3f}"}
@@ -222,13 +222,13 @@ def _trusted(ca_file: Path | None) -> ssl.SSLContext | bool:
         raise InputError(ca_file, f"no certificates of an authority: {error.strerror or error}") from error
 
 
-def _series(row: _Row) -> Series:
+def _series(row: _MatrixRow) -> RangeSeries:
     times = np.array([second for second, _ in row.values], dtype=np.float64)
     if (np.abs(times) > _MOST_SECONDS).any():
         raise ValueError("a time no clock shows")
     # Prometheus' timestamps are whole milliseconds.
     unix_ns = np.rint(times * 1000).astype(np.int64) * 1_000_000
-    return Series(row.metric, unix_ns)
+    return RangeSeries(row.metric, unix_ns)
 
 
 def _seconds(unix_ns: int) -> str:
@@ -281,7 +281,7 @@ def _key(alert: AlertRecord) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(alert.labels.items()))
 
 
-def _past(series: Series, step_s: float, now_unix_ns: int) -> list[AlertRecord]:
+def _past(series: RangeSeries, step_s: float, now_unix_ns: int) -> list[AlertRecord]:
     labels = {name: value for name, value in series.labels.items() if name not in ("__name__", "alertstate")}
     return [
         alert_record(
@@ -296,7 +296,7 @@ def _past(series: Series, step_s: float, now_unix_ns: int) -> list[AlertRecord]:
     ]
 
 
-def _intervals(series: Series, step_s: float, now_unix_ns: int) -> list[tuple[int, int | None]]:
+def _intervals(series: RangeSeries, step_s: float, now_unix_ns: int) -> list[tuple[int, int | None]]:
     """Return begin and end of each run of consecutive samples, in unix ns; the end is ``None`` if the run reaches to now."""
     step_ns = int(step_s * 1e9)
     gaps = np.flatnonzero(np.diff(series.unix_ns) >= 2 * step_ns - _ROUNDING_NS) + 1

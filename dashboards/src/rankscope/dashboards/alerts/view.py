@@ -14,12 +14,12 @@ from rankscope.dashboards.alerts.record import AlertRecord, AlertsFound, Source,
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.drawn import Drawn
-from rankscope.dashboards.model.line import Link, badge
+from rankscope.dashboards.model.line import PageLink, badge
 from rankscope.dashboards.model.page import (
-    Advice,
+    AdviceItem,
     Block,
     Details,
-    Figure,
+    FigureBlock,
     Group,
     Inline,
     Markdown,
@@ -68,9 +68,9 @@ def alert_article(alert: AlertRecord) -> Block:
     if alert.description:
         parts.append(Details("Evidence", [Text(alert.description)]))
     if alert.evidence is not None:
-        parts.append(Text(Link("Show the evidence", alert.evidence)))
+        parts.append(Text(PageLink("Show the evidence", alert.evidence)))
     if alert.runbook_url is not None:
-        parts.append(Text(Link("Runbook", alert.runbook_url, elsewhere=True)))
+        parts.append(Text(PageLink("Runbook", alert.runbook_url, elsewhere=True)))
     elif (page := runbooks().get(alert.name)) is not None:
         parts.append(Details("Runbook", [Markdown(page)]))
     return Group(parts, "alert", "article")
@@ -108,7 +108,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             help="One row per alert and subject. Alerts that began together often have one cause. Firing alerts come first, then "
             "the newest.",
             blocks=[
-                Figure(
+                FigureBlock(
                     name="alert-times",
                     reads=(),
                     label="Bars of the times at which alerts fired",
@@ -117,7 +117,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                     long=True,
                 ),
                 Part("alert-list", lambda: alert_list(alerts_about(run))),
-                Advice(f"When the watcher would have fired over this run: rankscope alerts replay {quote(run.summary.path)}"),
+                AdviceItem(f"When the watcher would have fired over this run: rankscope alerts replay {quote(run.summary.path)}"),
             ],
         ),
     ]

@@ -90,7 +90,7 @@ def step_distributions(compared: Compared, colors: Palette) -> Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _DifferenceRow:
     """One difference with its interval, in microseconds. Bounds are ``None`` if it was not tested."""
 
     name: str
@@ -158,7 +158,7 @@ def rank_changes(comparison: Comparison, sides: Sequence[Side], colors: Palette,
     return Drawn(figure, _ranks_table(comparison), sentence)
 
 
-def host_rows(ranks: Sequence[RankShift]) -> list[_Row]:
+def host_rows(ranks: Sequence[RankShift]) -> list[_DifferenceRow]:
     """Return the mean change of each host's ranks.
 
     A host is worse if a rank became worse and none better, and vice versa. It is the same only if all its ranks are.
@@ -174,7 +174,7 @@ def host_rows(ranks: Sequence[RankShift]) -> list[_Row]:
         outcomes: set[str] = {rank.outcome for rank in members}
         mean = sum(rank.excess_b_us - rank.excess_a_us for rank in members) / len(members)
         outcome = next((word for word in _OF_HOSTS if word in outcomes), "same")
-        rows.append(_Row(name, mean, None, None, "mixed" if {"worse", "better"} <= outcomes else outcome))
+        rows.append(_DifferenceRow(name, mean, None, None, "mixed" if {"worse", "better"} <= outcomes else outcome))
     return rows
 
 
@@ -207,18 +207,18 @@ def _ranks_table(comparison: Comparison) -> FigureData:
     return FigureData(columns, list(map(attrgetter(*fields), comparison.ranks)))
 
 
-def _quantity_row(quantity: Quantity) -> _Row:
+def _quantity_row(quantity: Quantity) -> _DifferenceRow:
     low, high = _of_shift(quantity.average, "low", "high")
-    return _Row(quantity.label, quantity.difference or 0.0, low, high, quantity.outcome)
+    return _DifferenceRow(quantity.label, quantity.difference or 0.0, low, high, quantity.outcome)
 
 
-def _rank_row(shift: RankShift) -> _Row:
+def _rank_row(shift: RankShift) -> _DifferenceRow:
     host = f" on {shift.host_b}" if shift.host_b else ""
     low, high = _of_shift(shift.average, "low", "high")
-    return _Row(f"rank {shift.rank}{host}", shift.excess_b_us - shift.excess_a_us, low, high, shift.outcome)
+    return _DifferenceRow(f"rank {shift.rank}{host}", shift.excess_b_us - shift.excess_a_us, low, high, shift.outcome)
 
 
-def _intervals(rows: Sequence[_Row], colors: Palette, title: str) -> go.Figure:
+def _intervals(rows: Sequence[_DifferenceRow], colors: Palette, title: str) -> go.Figure:
     """Draw a mark per row at its difference, with a line from low to high. Colour and shape show the outcome."""
     size, unit = time_unit(max(abs(value) for row in rows for value in (row.difference, row.low, row.high) if value is not None))
     figure = go.Figure()
@@ -257,7 +257,7 @@ def _intervals(rows: Sequence[_Row], colors: Palette, title: str) -> go.Figure:
     return figure
 
 
-def _range(rows: Sequence[_Row], size: float) -> tuple[float, float]:
+def _range(rows: Sequence[_DifferenceRow], size: float) -> tuple[float, float]:
     """Return the ends of an axis that includes 0, with room for a whole mark at either end."""
     values = [value / size for row in rows for value in (row.difference, row.low, row.high) if value is not None]
     low, high = min(0.0, *values), max(0.0, *values)
@@ -316,7 +316,7 @@ def steps_overlay(lines: Sequence[tuple[str, Trend]], colors: Palette, *, at: in
     return Drawn(figure, FigureData(columns, rows), f"Longest step: {longest}.")
 
 
-def _interval(row: _Row) -> str:
+def _interval(row: _DifferenceRow) -> str:
     if row.low is None or row.high is None:
         return "no interval"
     return f"between {_signed(row.low)} and {_signed(row.high)}"

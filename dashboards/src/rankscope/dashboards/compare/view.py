@@ -20,7 +20,19 @@ from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import RunSource
 from rankscope.dashboards.data.trend import Trend
 from rankscope.dashboards.model.line import Line, Span, badge, named_link
-from rankscope.dashboards.model.page import Advice, Block, Choice, Figure, Group, Heading, Inline, Rows, Section, Text, choice
+from rankscope.dashboards.model.page import (
+    AdviceItem,
+    Block,
+    Choice,
+    FigureBlock,
+    Group,
+    Heading,
+    Inline,
+    Rows,
+    Section,
+    Text,
+    choice,
+)
 from rankscope.dashboards.model.run_head import problem, simulated_band
 from rankscope.dashboards.model.state import MOST_COMPARED, PageState, run_path
 from rankscope.dashboards.model.view import SitePage
@@ -62,7 +74,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
             title="Step times",
             help="Cumulative distribution: a curve further right is slower; a long flat top means rare slow steps.",
             blocks=[
-                Figure(
+                FigureBlock(
                     name="compare-steps",
                     reads=("runs", "at"),
                     label="Curves of the distribution of step times, one per run",
@@ -70,7 +82,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
                     height=340,
                 ),
                 Heading("Over the steps"),
-                Figure(
+                FigureBlock(
                     name="compare-course",
                     reads=("runs", "at"),
                     label="Lines of the step time over the steps, one per run",
@@ -144,7 +156,7 @@ def _verdicts(result: CompareResult, state: PageState) -> list[Block]:
     if result.scaling is not None:
         parts += [Inline(badge("Scaling")), Heading(result.scaling.summary, 2, "sentence small")]
         paths = " ".join(quote(side.path) for side in result.sides)
-        parts.append(Advice(f"Efficiency by world size, and where the rest went: rankscope compare {paths}"))
+        parts.append(AdviceItem(f"Efficiency by world size, and where the rest went: rankscope compare {paths}"))
     if result.comparisons:
         comparison = _chosen(result, state)
         parts.append(
@@ -222,7 +234,7 @@ def _differences(result: CompareResult, state: PageState) -> list[Block]:
             help="Parts of the average step, which add up to its difference. Lines are confidence intervals: one across 0 may be "
             "noise.",
             blocks=[
-                Figure(
+                FigureBlock(
                     name="compare-parts",
                     reads=("runs", "at", "pair"),
                     label="Differences of the parts of the step, with intervals",
@@ -237,7 +249,7 @@ def _differences(result: CompareResult, state: PageState) -> list[Block]:
             title="Inside the parts, and in profiled steps",
             help="Own time is wall time without waiting. Compute, communication and idle time are of profiled steps only.",
             blocks=[
-                Figure(
+                FigureBlock(
                     name="compare-own",
                     reads=("runs", "at", "pair"),
                     label="Differences of own, blocked and device times, with intervals",
@@ -251,7 +263,7 @@ def _differences(result: CompareResult, state: PageState) -> list[Block]:
             title="On which host" if several else "On which rank",
             help="Change of a rank's own time relative to its peers. After a node swap, look at the new host.",
             blocks=[
-                Figure(
+                FigureBlock(
                     name="compare-ranks",
                     reads=("runs", "at", "pair", "by"),
                     label="Changes of own time above the peers', per host or rank",

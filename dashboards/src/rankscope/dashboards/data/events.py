@@ -75,7 +75,7 @@ class HardwareEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     simulated: bool = False
 
 
-class Events(msgspec.Struct, frozen=True):
+class HardwareEvents(msgspec.Struct, frozen=True):
     """Events of a run in order of time."""
 
     events: list[HardwareEvent] = []
@@ -224,14 +224,14 @@ _KIND_OF: Final = {
 }
 
 
-def most_important(all_events: Iterable[HardwareEvent], left_out: int, most: int = MOST_EVENTS) -> Events:
+def most_important(all_events: Iterable[HardwareEvent], left_out: int, most: int = MOST_EVENTS) -> HardwareEvents:
     """Return at most ``most`` events in order of time, chosen by importance of kind, then by duration."""
     events = sorted(
         all_events,
         key=lambda event: (KINDS.index(event.kind), event.unix_ns - event.until_unix_ns, event.unix_ns, event.gpu_uuid),
     )
     chosen_events = sorted(events[:most], key=lambda event: (event.unix_ns, event.gpu_uuid, event.kind))
-    return Events(chosen_events, left_out + len(events) - len(chosen_events))
+    return HardwareEvents(chosen_events, left_out + len(events) - len(chosen_events))
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ class StepClock:
         return int(self.steps[int(np.argmax(np.where(begun, self.starts_ns, 0)))]) if begun.any() else None
 
 
-def placed(events: Events, clocks: Mapping[str, StepClock]) -> Events:
+def placed(events: HardwareEvents, clocks: Mapping[str, StepClock]) -> HardwareEvents:
     """Return the events with their steps. ``clocks``: host to the step clock of one of its ranks."""
     return msgspec.structs.replace(events, events=[_placed(event, clocks.get(event.host)) for event in events.events])
 

@@ -64,7 +64,7 @@ class LinkState(msgspec.Struct, frozen=True):
     highest: int
 
 
-class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SampledGpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A sampled GPU or MIG device."""
 
     gpu_uuid: str
@@ -102,7 +102,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class HardwareIndex(msgspec.Struct, frozen=True):
     """List of the sampled GPUs, and the source of their samples."""
 
-    gpus: list[Gpu] = []
+    gpus: list[SampledGpu] = []
     """Sorted by host, index and uuid."""
     why_none: str | None = None
     """Reason why there are no samples, and how to get them; ``None``: there are some."""
@@ -118,7 +118,7 @@ class HardwareIndex(msgspec.Struct, frozen=True):
 class HardwareSeries:
     """Readings of one GPU in order of time."""
 
-    gpu: Gpu
+    gpu: SampledGpu
     unix_ns: NDArray[np.int64]
     """[points]"""
     values: dict[str, NDArray[np.float64]]
@@ -133,12 +133,12 @@ class Hardware:
     """GPUs of a run. ``rows`` reads the samples of one as ``ROW`` records, in order of time; raises ``RankscopeError``."""
 
     index: HardwareIndex
-    rows: Callable[[Gpu], Rows]
+    rows: Callable[[SampledGpu], Rows]
     clock: StepClock | None = None
     """Start times of the run's steps."""
 
     @property
-    def gpus(self) -> Sequence[Gpu]:
+    def gpus(self) -> Sequence[SampledGpu]:
         """GPUs sorted by host, index and uuid."""
         return self.index.gpus
 
@@ -160,7 +160,7 @@ class Hardware:
 def nothing(why: str) -> Hardware:
     """Return a ``Hardware`` without samples, for the reason ``why``."""
 
-    def rows(gpu: Gpu) -> Rows:
+    def rows(gpu: SampledGpu) -> Rows:
         raise RankscopeError(f"no samples of GPU {gpu.gpu_uuid}")
 
     return Hardware(HardwareIndex(why_none=why), rows)
@@ -180,7 +180,7 @@ def _clock(folder: Path) -> StepClock:
     return StepClock(steps, starts)
 
 
-def _read(folder: Path, gpu: Gpu) -> Rows:
+def _read(folder: Path, gpu: SampledGpu) -> Rows:
     try:
         rows: Rows = np.fromfile(folder / gpu.file, ROW, gpu.samples)
     except OSError as error:
@@ -194,7 +194,7 @@ def in_time(rows: Rows) -> Rows:
     return rows if (np.diff(times) >= 0).all() else rows[np.argsort(times, kind="stable")]
 
 
-def _thinned(gpu: Gpu, rows: Rows, most_points: int) -> HardwareSeries:
+def _thinned(gpu: SampledGpu, rows: Rows, most_points: int) -> HardwareSeries:
     times = rows["unix_ns"].astype(np.int64)
     if len(rows) <= most_points:
         return HardwareSeries(gpu, times, {gauge: rows[gauge].astype(np.float64) for gauge in GAUGES}, 1)

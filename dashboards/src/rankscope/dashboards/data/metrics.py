@@ -17,7 +17,7 @@ Origin = Literal["records", "judged", "windows", "collectives", "samples"]
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class MetricLabel:
     """Label of a metric and its unit: ``us``, ``ratio``, ``celsius``, ``watts``, ``hertz``, ``bytes``, or a counted noun."""
 
     label: str
@@ -26,27 +26,27 @@ class Metric:
     origin: Origin = "records"
 
 
-METRICS: Final[dict[str, Metric]] = {
-    **{name: Metric(metric.label, metric.unit) for name, metric in recorded.METRICS.items()},
-    "imposed_wait_us": Metric("wait imposed on others", "us", origin="judged"),
-    "profiled_imposed_wait_us": Metric("wait imposed on others, in profiled steps", "us", origin="collectives"),
-    "window_us": Metric("profiled step", "us", origin="windows"),
-    "compute_us": Metric("compute", "us", origin="windows"),
-    "communication_us": Metric("communication", "us", origin="windows"),
-    "overlap_us": Metric("communication hidden by compute", "us", origin="windows"),
-    "overlap_ratio": Metric("share of communication hidden", "ratio", "lowest", "windows"),
-    "exposed_communication_us": Metric("exposed communication", "us", origin="windows"),
-    "memcpy_us": Metric("copies", "us", origin="windows"),
-    "exposed_memcpy_us": Metric("exposed copies", "us", origin="windows"),
-    "idle_us": Metric("idle", "us", origin="windows"),
-    "recompute_us": Metric("activation recomputation", "us", origin="windows"),
-    "idle_starved_us": Metric("idle, as nothing was launched", "us", origin="windows"),
-    "temperature_celsius": Metric("GPU temperature", "celsius", origin="samples"),
-    "temperature_margin_celsius": Metric("thermal headroom", "celsius", "lowest", "samples"),
-    "power_watts": Metric("GPU power", "watts", origin="samples"),
-    "sm_clock_hertz": Metric("SM clock", "hertz", "lowest", "samples"),
-    "utilization_ratio": Metric("GPU use", "ratio", "lowest", "samples"),
-    "memory_used_bytes": Metric("GPU memory used", "bytes", origin="samples"),
+METRICS: Final[dict[str, MetricLabel]] = {
+    **{name: MetricLabel(metric.label, metric.unit) for name, metric in recorded.METRICS.items()},
+    "imposed_wait_us": MetricLabel("wait imposed on others", "us", origin="judged"),
+    "profiled_imposed_wait_us": MetricLabel("wait imposed on others, in profiled steps", "us", origin="collectives"),
+    "window_us": MetricLabel("profiled step", "us", origin="windows"),
+    "compute_us": MetricLabel("compute", "us", origin="windows"),
+    "communication_us": MetricLabel("communication", "us", origin="windows"),
+    "overlap_us": MetricLabel("communication hidden by compute", "us", origin="windows"),
+    "overlap_ratio": MetricLabel("share of communication hidden", "ratio", "lowest", "windows"),
+    "exposed_communication_us": MetricLabel("exposed communication", "us", origin="windows"),
+    "memcpy_us": MetricLabel("copies", "us", origin="windows"),
+    "exposed_memcpy_us": MetricLabel("exposed copies", "us", origin="windows"),
+    "idle_us": MetricLabel("idle", "us", origin="windows"),
+    "recompute_us": MetricLabel("activation recomputation", "us", origin="windows"),
+    "idle_starved_us": MetricLabel("idle, as nothing was launched", "us", origin="windows"),
+    "temperature_celsius": MetricLabel("GPU temperature", "celsius", origin="samples"),
+    "temperature_margin_celsius": MetricLabel("thermal headroom", "celsius", "lowest", "samples"),
+    "power_watts": MetricLabel("GPU power", "watts", origin="samples"),
+    "sm_clock_hertz": MetricLabel("SM clock", "hertz", "lowest", "samples"),
+    "utilization_ratio": MetricLabel("GPU use", "ratio", "lowest", "samples"),
+    "memory_used_bytes": MetricLabel("GPU memory used", "bytes", origin="samples"),
 }
 """``imposed_wait_us`` comes from the step records alone: at each step the rank with the longest own time is charged with the
 blocked time of the others. ``profiled_imposed_wait_us`` comes from matched collectives, in profiled steps only."""

@@ -11,7 +11,7 @@ from rankscope.dashboards.data.source import RunSource, RunSummary, StepMatrices
 
 if TYPE_CHECKING:
     from rankscope.analysis.result.analysis import Analysis
-    from rankscope.dashboards.data.events import Events
+    from rankscope.dashboards.data.events import HardwareEvents
     from rankscope.dashboards.data.hardware import Hardware
     from rankscope.dashboards.data.script import Script
     from rankscope.dashboards.data.topology import Topology
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _Part(Generic[T]):
+class _DerivedPart(Generic[T]):
     """Part of the derived data, which the source has under the name of the attribute."""
 
     def __set_name__(self, owner: type[RunData], name: str) -> None:
@@ -57,20 +57,20 @@ class RunData:
     may_capture: bool = False
     """True if visitors may request captures: only with a token."""
 
-    analysis: ClassVar[_Part[Analysis]] = _Part()
+    analysis: ClassVar[_DerivedPart[Analysis]] = _DerivedPart()
     """Verdict and its evidence."""
-    delays: ClassVar[_Part[Delays]] = _Part()
+    delays: ClassVar[_DerivedPart[Delays]] = _DerivedPart()
     """Imposed wait by origin, victim and cause."""
-    steps: ClassVar[_Part[StepMatrices]] = _Part()
+    steps: ClassVar[_DerivedPart[StepMatrices]] = _DerivedPart()
     """Values per rank and step."""
-    trend: ClassVar[_Part[Trend]] = _Part()
+    trend: ClassVar[_DerivedPart[Trend]] = _DerivedPart()
     """All ranks together, step by step."""
-    script: ClassVar[_Part[Script]] = _Part()
+    script: ClassVar[_DerivedPart[Script]] = _DerivedPart()
     """Metrics and tags that the script reported."""
-    topology: ClassVar[_Part[Topology]] = _Part()
-    hardware: ClassVar[_Part[Hardware]] = _Part()
+    topology: ClassVar[_DerivedPart[Topology]] = _DerivedPart()
+    hardware: ClassVar[_DerivedPart[Hardware]] = _DerivedPart()
     """GPUs of the run's hosts and their samples; if there are none, empty with the reason."""
-    events: ClassVar[_Part[Events]] = _Part()
+    events: ClassVar[_DerivedPart[HardwareEvents]] = _DerivedPart()
     """Events of these GPUs."""
 
     stale = _once(RunSource.stale)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rankscope.dashboards.data.brief import Brief, StoredBrief
     from rankscope.dashboards.timeline.data import WindowData
     from rankscope.dashboards.timeline.windows import Window, Windows
-    from rankscope.dashboards.whatif.data import Answer
+    from rankscope.dashboards.whatif.data import WhatIfAnswer
     from rankscope.runs.records import KernelRecord, StepRecord
 
 Status = Literal["starting", "live", "silent", "finished", "failed", "unreadable"]
@@ -173,7 +173,7 @@ class RunSource(Protocol):
         Live runs are compared as of some minutes ago.
         """
 
-    def whatif(self, run_id: str) -> Answer:
+    def whatif(self, run_id: str) -> WhatIfAnswer:
         """Return the what-if answer; for a live run as of some minutes ago."""
 
     def combinations(self, run_id: str) -> Combinations | None:

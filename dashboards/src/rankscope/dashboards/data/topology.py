@@ -12,7 +12,7 @@ from rankscope.analysis.result.analysis import ImposedWait
 from rankscope.runs.records import RankInfo
 
 
-class Place(msgspec.Struct, frozen=True, omit_defaults=True):
+class RankPlace(msgspec.Struct, frozen=True, omit_defaults=True):
     """Place of a rank; ``None``, and dimensions missing from ``coordinates``, are not known."""
 
     rank: int
@@ -26,7 +26,7 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True):
 class Topology(msgspec.Struct, frozen=True):
     """Places of the ranks that left a folder in the shown attempt."""
 
-    places: list[Place] = []
+    places: list[RankPlace] = []
     """Ascending by rank, as the rows of the step matrices."""
     layout: dict[str, int] = {}
     """Known dimensions of the parallel layout to their sizes, outermost first."""
@@ -57,10 +57,10 @@ def topology_of(ranks: Iterable[int], infos: Mapping[int, RankInfo], layout: Map
     return Topology([_place(rank, infos.get(rank)) for rank in ranks], dict(layout))
 
 
-def _place(rank: int, info: RankInfo | None) -> Place:
+def _place(rank: int, info: RankInfo | None) -> RankPlace:
     if info is None:
-        return Place(rank)
-    return Place(rank, info.host, info.local_rank, info.gpu_uuid, info.gpu_name, info.coordinates)
+        return RankPlace(rank)
+    return RankPlace(rank, info.host, info.local_rank, info.gpu_uuid, info.gpu_name, info.coordinates)
 
 
 def row_order(topology: Topology, imposed: Iterable[ImposedWait], sort: str) -> list[int]:
@@ -70,29 +70,29 @@ def row_order(topology: Topology, imposed: Iterable[ImposedWait], sort: str) -> 
     this run does not have falls back to ``rank``.
     """
     places = topology.places
-    key: Callable[[Place], Any] = _by_rank
+    key: Callable[[RankPlace], Any] = _by_rank
     if sort == "host":
         key = _by_host
     elif sort == "imposed":
         waits = {wait.rank: wait.imposed_us for wait in imposed}
 
-        def key(place: Place) -> Any:
+        def key(place: RankPlace) -> Any:
             return (place.rank not in waits, -waits.get(place.rank, 0.0), place.rank)
 
     elif sort in topology.dimensions:
 
-        def key(place: Place) -> Any:
+        def key(place: RankPlace) -> Any:
             at = place.coordinates.get(sort)
             return (at is None, at or 0, place.rank)
 
     return sorted(range(len(places)), key=lambda row: key(places[row]))
 
 
-def _by_rank(place: Place) -> Any:
+def _by_rank(place: RankPlace) -> Any:
     return place.rank
 
 
-def _by_host(place: Place) -> Any:
+def _by_host(place: RankPlace) -> Any:
     return (place.host is None, natural(place.host or ""), place.local_rank is None, place.local_rank or 0, place.rank)
 
 

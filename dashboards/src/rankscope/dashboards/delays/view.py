@@ -36,7 +36,18 @@ from rankscope.dashboards.delays.figures import (
 from rankscope.dashboards.delays.hosts import delays_by_host, group_by_host, imposed_by_host
 from rankscope.dashboards.model.columns import Column, number_column, text_column
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
-from rankscope.dashboards.model.page import Block, Choice, Figure, Legend, Part, Section, Table, Text, rank_choice, rows_choice
+from rankscope.dashboards.model.page import (
+    Block,
+    Choice,
+    FigureBlock,
+    Legend,
+    Part,
+    Section,
+    Table,
+    Text,
+    rank_choice,
+    rows_choice,
+)
 from rankscope.dashboards.model.picks import rank_of_bar, rank_of_row
 from rankscope.dashboards.model.run_head import nothing_yet
 from rankscope.dashboards.model.state import PageState
@@ -308,7 +319,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             "the ranks that waited. What compute did not hide cost time: fix the longest bar first.",
             blocks=[
                 Legend([("exposed_communication", "Cost time"), ("overlap", "Hidden by compute")]),
-                Figure(
+                FigureBlock(
                     name="imposed-bars",
                     reads=("rank", "rows"),
                     label="Bars of the wait each rank imposed on the others",
@@ -326,7 +337,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             use="Click a cell to pick the rank of its row, or enter its number.",
             blocks=[
                 Part("about-matrix", lambda: _about_matrix(run, state)),
-                Figure(
+                FigureBlock(
                     name="wait-matrix",
                     reads=("rank", "rows", "group"),
                     label="Heat map of who waited how long for whom within the process group",
@@ -343,7 +354,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             help="The wait that each rank imposed over all steps, by the part of the step in which it was slower than the median "
             "rank. From step records, without warm-up and profiled steps.",
             blocks=[
-                Figure(
+                FigureBlock(
                     name="cause-bars",
                     reads=("rank", "rows"),
                     label="Stacked bars of the wait each rank imposed, by cause",
@@ -359,7 +370,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             help="The same over the steps of the run: a band is a lasting cause, a spike a single event. Hover for the rank "
             "that caused most of it.",
             blocks=[
-                Figure(
+                FigureBlock(
                     name="cause-timeline",
                     reads=(),
                     label="Stacked bars of the imposed wait per step, by cause, over the steps of the run",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.hardware import bare
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.data.hardware import Gpu, Hardware, Rows, in_steps
+from rankscope.dashboards.data.hardware import Hardware, Rows, SampledGpu, in_steps
 from rankscope.dashboards.data.memory_cache import MemoryCache
 
 MOST_COLUMNS: Final = 480
@@ -91,7 +91,7 @@ class GpuFigures:
     """5th percentile of the SM clock over the span, while the GPU was in use."""
 
 
-def source_of(hardware: Hardware, gpu: Gpu, gauge: str) -> Gpu:
+def source_of(hardware: Hardware, gpu: SampledGpu, gauge: str) -> SampledGpu:
     """Return the GPU whose readings of a gauge count for ``gpu``: itself, or the parent GPU of a MIG device without the gauge."""
     if gauge in gpu.gauges or gpu.parent_uuid is None:
         return gpu

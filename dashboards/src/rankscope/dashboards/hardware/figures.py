@@ -13,9 +13,9 @@ from rankscope.dashboards.charts.cells import bin_worst
 from rankscope.dashboards.charts.frame import note
 from rankscope.dashboards.charts.heatmap import MapRows, heat_map
 from rankscope.dashboards.charts.palette import Palette
-from rankscope.dashboards.data.hardware import Gpu
+from rankscope.dashboards.data.hardware import SampledGpu
 from rankscope.dashboards.data.hosts import host_rows
-from rankscope.dashboards.data.metrics import Metric, Worst
+from rankscope.dashboards.data.metrics import MetricLabel, Worst
 from rankscope.dashboards.hardware.data import TimeColumns, Values
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import on_clock, zone_name
@@ -73,12 +73,12 @@ def _tick(columns: TimeColumns, mark: int, *, long: bool) -> str:
     return f"{columns.at[mark]:.0f}<br>{clock}" if columns.steps_each else clock
 
 
-def gpu_label(gpu: Gpu) -> str:
+def gpu_label(gpu: SampledGpu) -> str:
     """Return host and ``gpu_number``."""
     return f"{gpu.host} · {gpu_number(gpu)}"
 
 
-def gpu_number(gpu: Gpu) -> str:
+def gpu_number(gpu: SampledGpu) -> str:
     """Return the GPU's number on its host, or the UUID of a GPU without a number and of a MIG device."""
     return gpu.gpu_uuid if gpu.index is None or gpu.parent_uuid is not None else f"GPU {gpu.index}"
 
@@ -93,7 +93,9 @@ class GpuCells:
     """GPUs of each row, by their place among all of them."""
 
 
-def gpu_cells(values: Values, gpus: Sequence[Gpu], worst: Worst, *, by_host: bool = False, opened: int | None = None) -> GpuCells:
+def gpu_cells(
+    values: Values, gpus: Sequence[SampledGpu], worst: Worst, *, by_host: bool = False, opened: int | None = None
+) -> GpuCells:
     """Return the cells of ``values`` [GPUs, columns]. ``by_host``: one row per host; that of the GPU ``opened`` has its GPUs."""
     if by_host:
         hosts = host_rows([gpu.host for gpu in gpus], [gpu_number(gpu) for gpu in gpus], opened=opened)
@@ -107,7 +109,7 @@ def gpu_cells(values: Values, gpus: Sequence[Gpu], worst: Worst, *, by_host: boo
 
 
 def gpu_map(
-    cells: GpuCells, columns: TimeColumns, colors: Palette, *, metric: Metric, why_unknown: str, picked: int | None = None
+    cells: GpuCells, columns: TimeColumns, colors: Palette, *, metric: MetricLabel, why_unknown: str, picked: int | None = None
 ) -> go.Figure:
     """Draw a heat map of a gauge. ``picked``: the highlighted GPU."""
     if not np.isfinite(cells.values).any():

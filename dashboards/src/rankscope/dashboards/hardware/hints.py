@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from rankscope.analysis.result.text import first_of
-from rankscope.dashboards.data.events import Events
-from rankscope.dashboards.data.hardware import ORIGIN, Gpu, Hardware
+from rankscope.dashboards.data.events import HardwareEvents
+from rankscope.dashboards.data.hardware import ORIGIN, Hardware, SampledGpu
 from rankscope.dashboards.model.line import Piece, Span, badge
 from rankscope.dashboards.model.page import Block, Items, Text
 from rankscope.dashboards.words.wording import count, moment
@@ -18,7 +18,7 @@ STALE_NS: Final = 60 * 10**9
 _NAMED: Final = 8
 
 
-def gpu_hints(hardware: Hardware, events: Events, steps: tuple[int, int] | None) -> list[Block]:
+def gpu_hints(hardware: Hardware, events: HardwareEvents, steps: tuple[int, int] | None) -> list[Block]:
     """Return notes on source and gaps of the readings, the source first. Without samples, explain how to get them."""
     gpus, index = hardware.gpus, hardware.index
     if not gpus:
@@ -52,7 +52,7 @@ def gpu_hints(hardware: Hardware, events: Events, steps: tuple[int, int] | None)
     return [Text(line, "help"), *([Items(sentences, "help")] if sentences else [])]
 
 
-def _said(hardware: Hardware, events: Events, last: int | None) -> Iterator[str]:
+def _said(hardware: Hardware, events: HardwareEvents, last: int | None) -> Iterator[str]:
     gpus, index = hardware.gpus, hardware.index
     if index.unsampled_ranks:
         yield f"No samples of the GPUs of {_ranks(index.unsampled_ranks)}: rankscope exporter must run on their hosts, too."
@@ -79,5 +79,5 @@ def _ranks(ranks: list[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {first_of(ranks, _NAMED)}"
 
 
-def _gpus(gpus: list[Gpu]) -> str:
+def _gpus(gpus: list[SampledGpu]) -> str:
     return first_of([f"{gpu.host} GPU {gpu.gpu_uuid if gpu.index is None else gpu.index}" for gpu in gpus], _NAMED)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rankscope.dashboards.data.hardware import Gpu
+from rankscope.dashboards.data.hardware import SampledGpu
 from rankscope.dashboards.hardware.data import GpuFigures
 from rankscope.dashboards.hardware.lines import KIND_NAMES
 from rankscope.dashboards.model.columns import Column, number_column, text_column
@@ -69,12 +69,12 @@ COLUMNS: Final[list[Column]] = [
 ]
 
 
-def gpu_rows(gpus: Sequence[Gpu], figures: Sequence[GpuFigures], shared: Mapping[str, GpuFigures]) -> list[dict[str, Any]]:
+def gpu_rows(gpus: Sequence[SampledGpu], figures: Sequence[GpuFigures], shared: Mapping[str, GpuFigures]) -> list[dict[str, Any]]:
     """Return a row per GPU, ``None`` for values it does not report. ``shared``: UUID of a MIG device to its GPU's figures."""
     return [_row(gpu, own, shared.get(gpu.gpu_uuid)) for gpu, own in zip(gpus, figures, strict=True)]
 
 
-def _row(gpu: Gpu, own: GpuFigures, parent_figures: GpuFigures | None) -> dict[str, Any]:
+def _row(gpu: SampledGpu, own: GpuFigures, parent_figures: GpuFigures | None) -> dict[str, Any]:
     def told(kind: str, gauge: str, size: float = 1.0) -> float | None:
         """Return a value of the device itself, or else of the GPU that contains it, divided by ``size``."""
         values = [getattr(activity, kind)[gauge] for activity in (own, parent_figures) if activity is not None]
@@ -113,23 +113,23 @@ def _row(gpu: Gpu, own: GpuFigures, parent_figures: GpuFigures | None) -> dict[s
     }
 
 
-def _throttled(gpu: Gpu) -> float | None:
+def _throttled(gpu: SampledGpu) -> float | None:
     return 100 * gpu.throttled_samples / gpu.throttle_samples if gpu.throttle_samples else None
 
 
-def _throttled_by(gpu: Gpu) -> str | None:
+def _throttled_by(gpu: SampledGpu) -> str | None:
     if not gpu.throttle_samples:
         return None
     shares = sorted(gpu.throttled.items(), key=lambda item: -item[1])
     return ", ".join(f"{KIND_NAMES[reason]} {100 * count / gpu.throttle_samples:.3g} %" for reason, count in shares) or "nothing"
 
 
-def _link_errors(gpu: Gpu) -> int | None:
+def _link_errors(gpu: SampledGpu) -> int | None:
     rises = [gpu.rises[counter] for counter in ("nvlink_errors", "pcie_replays") if counter in gpu.rises]
     return sum(rises) if rises else None
 
 
-def _links(gpu: Gpu) -> str | None:
+def _links(gpu: SampledGpu) -> str | None:
     """Return the last state of the links, with the worst or best state of the run if it differs from the last."""
     sentences = []
     for link, template in _LINKS.items():

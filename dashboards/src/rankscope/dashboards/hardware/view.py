@@ -15,9 +15,9 @@ from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.charts.cells import CellRows, bin_worst
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.events import HardwareEvent
-from rankscope.dashboards.data.hardware import Gpu, Hardware
+from rankscope.dashboards.data.hardware import Hardware, SampledGpu
 from rankscope.dashboards.data.hosts import rows_by_host
-from rankscope.dashboards.data.metrics import METRICS, Metric, of_origin, why_unknown
+from rankscope.dashboards.data.metrics import METRICS, MetricLabel, of_origin, why_unknown
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.hardware.data import (
     TimeColumns,
@@ -31,7 +31,7 @@ from rankscope.dashboards.hardware.hints import gpu_hints
 from rankscope.dashboards.hardware.lines import GAUGES, NAMES, OwnTime, gpu_lines
 from rankscope.dashboards.hardware.table import COLUMNS, gpu_rows
 from rankscope.dashboards.model.drawn import Drawn, FigureData, cell
-from rankscope.dashboards.model.page import Again, Block, Figure, Part, Section, Table, choice, rank_choice, rows_choice
+from rankscope.dashboards.model.page import Again, Block, FigureBlock, Part, Section, Table, choice, rank_choice, rows_choice
 from rankscope.dashboards.model.picks import steps_of_drag
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
@@ -41,7 +41,7 @@ _FOUND_NONE: Final = "no samples of its GPUs"
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _HardwareInput:
     """Common input of all figures and tables of the view."""
 
     hardware: Hardware
@@ -58,18 +58,18 @@ class _Shown:
         return any(gpu.simulated for gpu in self.hardware.gpus)
 
 
-def _shown(run: RunData, state: PageState) -> _Shown:
+def _shown(run: RunData, state: PageState) -> _HardwareInput:
     if not run.hardware.gpus:
         raise RankscopeError(f"This run has no GPU readings: {run.hardware.index.why_none or _FOUND_NONE}")
-    return _Shown(run.hardware, time_columns(run.hardware, state.steps))
+    return _HardwareInput(run.hardware, time_columns(run.hardware, state.steps))
 
 
-def _gauge(state: PageState) -> tuple[str, Metric]:
+def _gauge(state: PageState) -> tuple[str, MetricLabel]:
     name = state.gauge if state.gauge in of_origin("samples") else PageState().gauge
     return name, METRICS[name]
 
 
-def _chosen(state: PageState, hardware: Hardware) -> Gpu | None:
+def _chosen(state: PageState, hardware: Hardware) -> SampledGpu | None:
     """Return the GPU in the address; ``None`` if there is none. A rank on another GPU was picked later, so its GPU wins."""
     picked_gpu = next((gpu for gpu in hardware.gpus if state.gpu is not None and bare(gpu.gpu_uuid) == bare(state.gpu)), None)
     if state.rank is None or (picked_gpu is not None and state.rank in picked_gpu.ranks):
@@ -77,7 +77,7 @@ def _chosen(state: PageState, hardware: Hardware) -> Gpu | None:
     return next((gpu for gpu in hardware.gpus if state.rank in gpu.ranks), None)
 
 
-def _picked(run: RunData, state: PageState, hardware: Hardware) -> Gpu:
+def _picked(run: RunData, state: PageState, hardware: Hardware) -> SampledGpu:
     """Return the chosen GPU, else the blamed rank's, else the first with an event, else the first.
 
     Raises ``RankscopeError`` if the chosen GPU has no samples.
@@ -96,7 +96,7 @@ def _picked(run: RunData, state: PageState, hardware: Hardware) -> Gpu:
     return next((gpu for gpu in choices if gpu is not None), hardware.gpus[0])
 
 
-def _cells(run: RunData, state: PageState, shown: _Shown) -> GpuCells:
+def _cells(run: RunData, state: PageState, shown: _HardwareInput) -> GpuCells:
     name, metric = _gauge(state)
     gpus, chosen = shown.hardware.gpus, _chosen(state, shown.hardware)
     values = worst_in(shown.hardware, name, shown.columns)
@@ -142,7 +142,7 @@ def _row_names(cells: GpuCells) -> list[str]:
     return [", ".join(names[item] for item in cells.rows.of(row)) for row in range(len(cells.rows))]
 
 
-def _worst(cells: GpuCells, metric: Metric) -> str:
+def _worst(cells: GpuCells, metric: MetricLabel) -> str:
     if not np.isfinite(cells.values).any():
         return "not known"
     at = np.nanargmin(cells.values) if metric.worst == "lowest" else np.nanargmax(cells.values)
@@ -177,7 +177,7 @@ def _lines(run: RunData, state: PageState, colors: Palette) -> Drawn:
     return Drawn(picture, table, f"{_whose(gpu)}{shared}{shown.simulated}: {len(series.unix_ns):,} points, {happened}")
 
 
-def _whose(gpu: Gpu) -> str:
+def _whose(gpu: SampledGpu) -> str:
     ranks = ", ".join(map(str, gpu.ranks))
     return f"{gpu_label(gpu)}, {f'rank {ranks}' if ranks else 'no rank of the run'}"
 
@@ -186,7 +186,7 @@ def _overlaps(event: HardwareEvent, first: int, last: int) -> bool:
     return event.unix_ns <= last and event.until_unix_ns >= first
 
 
-def _own_time(run: RunData, gpu: Gpu, columns: TimeColumns) -> OwnTime | None:
+def _own_time(run: RunData, gpu: SampledGpu, columns: TimeColumns) -> OwnTime | None:
     """Return the own time of the first rank on the GPU, the worst of each bin of steps; ``None`` if it is unknown."""
     table = run.steps
     numbers, ranks = np.asarray(table.steps), np.asarray(table.ranks)
@@ -213,7 +213,7 @@ def _rows(run: RunData, state: PageState) -> list[dict[str, Any]]:
     )
 
 
-def _with_gpu(state: PageState, gpu: Gpu) -> PageState:
+def _with_gpu(state: PageState, gpu: SampledGpu) -> PageState:
     return replace(state, gpu=gpu.gpu_uuid, rank=gpu.ranks[0] if gpu.ranks else None)
 
 
@@ -248,7 +248,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             help="A hot or slow GPU is a line, an event on all GPUs a column, a host with bad cooling a block. Grey: no sample.",
             use="Click a row to see its GPU below; drag over steps to zoom, double-click to see all again.",
             blocks=[
-                Figure(
+                FigureBlock(
                     name="gpu-map",
                     reads=("gauge", "steps", "rank", "gpu", "rows"),
                     label="Heat map of the chosen gauge by GPU and step; the table below has the medians",
@@ -270,7 +270,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             help="Shaded: its clock was reduced; the lines at the top name the reason. If own time rises where the clock drops, "
             "the clock is a cause; if own time rises alone, the GPU is not.",
             blocks=[
-                Figure(
+                FigureBlock(
                     name="gpu-lines",
                     reads=("steps", "rank", "gpu"),
                     label="Temperature, power, SM clock and use of the picked GPU, own time of its rank below",

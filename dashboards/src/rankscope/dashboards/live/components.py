@@ -16,7 +16,7 @@ from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.live.grid import list_grid, table_grid
 from rankscope.dashboards.model import page as model
 from rankscope.dashboards.model.drawn import Drawn
-from rankscope.dashboards.model.line import Badge, Line, Link, Span, pieces
+from rankscope.dashboards.model.line import Badge, Line, PageLink, Span, pieces
 
 CANCEL: Final = "cancel"
 """Type of the buttons that end a computation."""
@@ -40,7 +40,7 @@ def identity(kind: str, name: str) -> Any:
     return {"type": kind, "name": name}
 
 
-def redrawn(kind: str, block: model.Figure | model.Part | model.Table) -> Any:
+def redrawn(kind: str, block: model.FigureBlock | model.Part | model.Table) -> Any:
     """Return the properties of the element whose ``data-draw`` assets/page.js changes when the block is to be drawn again."""
     reads = {} if block.reads is None else {"data-reads": " ".join(block.reads)}
     return {"id": identity(kind, block.name), "data-draws": kind, **reads}
@@ -70,10 +70,10 @@ def line(text: Line) -> list[Component | str]:
     return [_piece(piece) for piece in pieces(text)]
 
 
-def _piece(piece: Span | Link | Badge) -> Component | str:
+def _piece(piece: Span | PageLink | Badge) -> Component | str:
     if isinstance(piece, Badge):
         return html.Span(piece.text, className=f"badge badge-{piece.tone}", **_given(title=piece.title))
-    if isinstance(piece, Link):
+    if isinstance(piece, PageLink):
         if piece.elsewhere:
             return html.A(
                 piece.text, href=piece.href, target="_blank", rel="noopener noreferrer", **_given(className=piece.style)
@@ -150,7 +150,7 @@ def _(block: model.Inline) -> Component:
 
 
 @component.register
-def _(block: model.Advice) -> Component:
+def _(block: model.AdviceItem) -> Component:
     before, command = block.parts
     if command is None:
         return html.Div(line(before), className="advice")
@@ -234,7 +234,7 @@ def figure_properties(drawn: Drawn, ready: bool) -> tuple[dict[str, Any], dict[s
 
 
 @component.register
-def _(block: model.Figure) -> Component:
+def _(block: model.FigureBlock) -> Component:
     blank = {"layout": {"xaxis": {"visible": False}, "yaxis": {"visible": False}, "height": block.height}}
     return html.Figure(
         [
@@ -259,7 +259,7 @@ def _(block: model.Figure) -> Component:
     )
 
 
-def _save(block: model.Figure, kind: str) -> Component:
+def _save(block: model.FigureBlock, kind: str) -> Component:
     """Return a save button. assets/save.js handles its clicks."""
     data = {"data-save": kind.lower(), "data-figure": block.name}
     label = aria(label=f"Save as {kind}: {block.label}")
@@ -276,7 +276,7 @@ def _(block: model.Table) -> Component:
 
 
 @component.register
-def _(block: model.Listing) -> Component:
+def _(block: model.SearchTable) -> Component:
     return html.Section(
         [
             html.Div([*search_box(block), *drawn(block.tools), _save_table(block, f"all {block.name}")], className="list-tools"),
@@ -288,7 +288,7 @@ def _(block: model.Listing) -> Component:
     )
 
 
-def search_box(block: model.Listing) -> list[Component]:
+def search_box(block: model.SearchTable) -> list[Component]:
     """Return the search box of a list: a control of the field ``q``."""
     about = {"placeholder": "Search in all columns", "debounce": 300, "size": "sm", "className": "list-search"}
     return [dmc.TextInput(id=identity("control", "q"), value=block.q or "", **about, **aria(label=f"Search {block.name}"))]

@@ -8,7 +8,7 @@ import dash_ag_grid as dag  # type: ignore[import-untyped]
 from dash.development.base_component import Component
 
 from rankscope.dashboards.model.columns import Column, known_columns
-from rankscope.dashboards.model.page import Listing, Table
+from rankscope.dashboards.model.page import SearchTable, Table
 
 THEME: Final = (
     "themeQuartz.withParams({accentColor: 'var(--accent)', backgroundColor: 'var(--surface)', foregroundColor: 'var(--text)',"
@@ -80,7 +80,7 @@ def table_grid(block: Table, rows: list[dict[str, Any]]) -> Component:
     return grid
 
 
-def list_grid(block: Listing, rows: list[dict[str, Any]]) -> Component:
+def list_grid(block: SearchTable, rows: list[dict[str, Any]]) -> Component:
     """Return the table of a list. The browser keeps its order, filters and marked rows for the tab."""
     shown_columns = known_columns(block.columns, rows)
     columns = [column_def(column) | ({} if column in shown_columns else {"hide": True}) for column in block.columns]

@@ -21,7 +21,7 @@ from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import NotReadyError, RunSource, UnknownRunError
 from rankscope.dashboards.live.components import aria, cancel_button, drawn, figure_properties, identity
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn
-from rankscope.dashboards.model.page import Again, Block, Figure, Part, every, find
+from rankscope.dashboards.model.page import Again, Block, FigureBlock, Part, every, find
 from rankscope.dashboards.model.run_head import about, problem, run_head
 from rankscope.dashboards.model.state import PageState, run_of, run_path
 from rankscope.dashboards.model.view import SitePage, View
@@ -79,7 +79,7 @@ class Pages:
         """
 
         def draw() -> Drawn | None:
-            figure = self.block(path, search, Figure, name)
+            figure = self.block(path, search, FigureBlock, name)
             return None if figure is None else figure.draw(colors)
 
         drawing, ready = _picture_or_why(draw, colors, f"figure {name} of {sanitize(str(path))}")
@@ -218,7 +218,7 @@ def _content(blocks: Sequence[Block], colors: Palette) -> list[Component]:
     """Return blocks as components, the figures drawn."""
     content = html.Div(drawn(blocks))
     for block in every(blocks):
-        if isinstance(block, Figure):
+        if isinstance(block, FigureBlock):
             picture, ready = _picture_or_why(partial(block.draw, colors), colors, f"figure {block.name}")
             assert picture is not None
             for kind, properties in zip(("figure", "says"), figure_properties(picture, ready), strict=True):

@@ -21,7 +21,7 @@ from rankscope.dashboards.live.grid import column_def, grid_style
 from rankscope.dashboards.live.pages import OUR_FAULT, Pages
 from rankscope.dashboards.live.routing import ZONE_COOKIE
 from rankscope.dashboards.model.columns import known_columns
-from rankscope.dashboards.model.page import Listing, Part, Table
+from rankscope.dashboards.model.page import Part, SearchTable, Table
 from rankscope.dashboards.words.units import time_zone
 
 _LOG = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def _fill_tables(app: Dash, pages: Pages) -> None:
         if table is None or rows is None:
             return (no_update,) * 3
         columns = [column_def(column) for column in known_columns(table.columns, rows)]
-        if isinstance(table, Listing) or [column["field"] for column in columns] == [
+        if isinstance(table, SearchTable) or [column["field"] for column in columns] == [
             column.get("field") for column in before or []
         ]:
             return rows, no_update, no_update  # sorting and widths stay as they are

@@ -9,7 +9,7 @@ from dash import ALL, MATCH, ClientsideFunction, Dash, Input, Output, State, ctx
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.live.components import identity
 from rankscope.dashboards.live.pages import Pages, view_links
-from rankscope.dashboards.model.page import Figure, Table
+from rankscope.dashboards.model.page import FigureBlock, Table
 from rankscope.dashboards.model.state import PageState, run_of
 
 
@@ -90,7 +90,7 @@ def _picked(  # noqa: PLR0917
         ):
             return None
         return table.pick(str(value["rowId"]))
-    figure = pages.block(path, search, Figure, name)
+    figure = pages.block(path, search, FigureBlock, name)
     if figure is not None and kind == "figure" and figure.pick is not None:
         return figure.pick(value["points"][0])
     if figure is not None and kind == "zoomed" and figure.zoom is not None:

@@ -24,7 +24,7 @@ from rankscope.dashboards.model.page import (
     Button,
     Fact,
     Facts,
-    Figure,
+    FigureBlock,
     Group,
     Heading,
     Inline,
@@ -62,7 +62,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
             "check what their runs have in common.",
             blocks=[
                 Part("lost-hours-sum", lambda: lost_hours_body(lost_hours_of(source, state), source.backlog)),
-                Figure(
+                FigureBlock(
                     name="lost-hours-bars",
                     label="Bars of the GPU-hours lost per host, by cause",
                     draw=lambda colors: lost_hours_bars(lost_hours_of(source, state), colors),

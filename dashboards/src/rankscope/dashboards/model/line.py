@@ -26,7 +26,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class PageLink:
     """Link to an address of the dashboard. The report links only within the run. ``elsewhere``: a page outside, in a new tab."""
 
     text: str
@@ -45,7 +45,7 @@ class Badge:
     title: str | None = None
 
 
-Piece = str | Span | Link | Badge
+Piece = str | Span | PageLink | Badge
 Line = Piece | Sequence[Piece]
 
 
@@ -55,16 +55,16 @@ def badge(text: str, *, tone: str = "plain", title: str | None = None) -> Badge:
     return Badge(short, tone, title or (None if short == text else sanitize(text, MAX_TEXT)))
 
 
-def named_link(name: str, href: str) -> Link:
+def named_link(name: str, href: str) -> PageLink:
     """Return a link whose long name is cut off, to leave room for a table's other columns."""
     short = sanitize(name, MAX_BADGE)
-    return Link(short, href, None if short == name else sanitize(name, MAX_TEXT))
+    return PageLink(short, href, None if short == name else sanitize(name, MAX_TEXT))
 
 
-def pieces(line: Line) -> list[Span | Link | Badge]:
+def pieces(line: Line) -> list[Span | PageLink | Badge]:
     """Return the pieces of a line. In plain text, code in backticks and command-line options become pieces of their own."""
-    parts: list[Span | Link | Badge] = []
-    for piece in [line] if isinstance(line, (str, Span, Link, Badge)) else line:
+    parts: list[Span | PageLink | Badge] = []
+    for piece in [line] if isinstance(line, (str, Span, PageLink, Badge)) else line:
         parts += _spans(piece) if isinstance(piece, str) else [piece]
     return parts
 

@@ -100,7 +100,7 @@ class Inline(Block):
 
 
 @dataclass(frozen=True, slots=True)
-class Advice(Block):
+class AdviceItem(Block):
     """Next step: a command in monospace with a button that copies it, any other advice as text."""
 
     text: str
@@ -185,7 +185,7 @@ class Again(Block):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure(Block):
+class FigureBlock(Block):
     """Figure: picture, its summary in words, and its numbers.
 
     ``draw`` may raise ``RankscopeError``, which becomes a note in its place; after ``NotReadyError`` it is called again.
@@ -226,7 +226,7 @@ class Table(Block):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listing(Table):
+class SearchTable(Table):
     """Table that fills a page, with a search box.
 
     The address has the search and the picked row; the browser keeps order, filters and marked rows while its tab is open.
@@ -322,7 +322,7 @@ def every(blocks: Sequence[Block]) -> Iterator[Block]:
         yield block
         if isinstance(block, (Section, Group, Details)):
             yield from every(block.blocks)
-        if isinstance(block, (Section, Listing)):
+        if isinstance(block, (Section, SearchTable)):
             yield from every(block.tools)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from rankscope.dashboards.model.line import MAX_BADGE, Badge, Link, Span, badge
+from rankscope.dashboards.model.line import MAX_BADGE, Badge, PageLink, Span, badge
 from rankscope.dashboards.model.page import Again, Block, Details, Group, Heading, Inline, Section, Terms, Text
 from rankscope.dashboards.words import wording
 from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
@@ -28,7 +28,7 @@ def run_head(run: RunSummary, kind: Kind | None = None) -> list[Block]:
     ]
     if run.status == "silent":
         facts.append(f"nothing was written since {wording.moment(run.last_write_unix_ns)}, and no rank has said that it ended")
-    trackers = [Link(f"{name} run on {_host(url)}", url, elsewhere=True) for name, url in run.trackers]
+    trackers = [PageLink(f"{name} run on {_host(url)}", url, elsewhere=True) for name, url in run.trackers]
     path = Span(sanitize(run.path), "code", title=sanitize(run.path, MAX_TEXT), style="path")
     return [
         Group([Heading(Span(run.name), 1, "run-name"), Inline(_badges(run, kind))], "run-head"),
@@ -81,7 +81,7 @@ def problem(title: str, reason: str, *, hint: str | None = None) -> Block:
             Heading(title, 1, "sentence"),
             Text(reason, "reason"),
             *([Text(hint, "help")] if hint else []),
-            Inline([Link("See all runs", "/", style="button")], ""),
+            Inline([PageLink("See all runs", "/", style="button")], ""),
         ],
         "card verdict tone-unknown",
         "section",

@@ -18,7 +18,7 @@ from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.drawn import Drawn, FigureData
 from rankscope.dashboards.model.page import (
     Block,
-    Figure,
+    FigureBlock,
     Heading,
     Items,
     Legend,
@@ -194,7 +194,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Legend([*((part.color, part.label) for part in PARTS), *_idle_legend(run)]),
                 Part("overlap-hidden", lambda: [Text(_hidden(run.analysis.ranks), "help")], reads=()),
-                Figure(
+                FigureBlock(
                     name="breakdown-bars",
                     reads=("rank", "rows"),
                     label="Stacked bars of compute, overlap, exposed communication, exposed copies and idle time per rank",
@@ -212,7 +212,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             "transfer.",
             blocks=[
                 Legend([("exposed_communication", "Transfer"), ("straggler_wait", "Waiting for later ranks")]),
-                Figure(
+                FigureBlock(
                     name="collective-waits",
                     reads=("group",),
                     label="Stacked bars of transfer and waiting per collective",
@@ -220,7 +220,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                     long=True,
                 ),
                 Heading("Bandwidth of the transfer"),
-                Figure(
+                FigureBlock(
                     name="collective-bandwidth",
                     reads=("group",),
                     label="Bars of bus bandwidth per collective, marks of the expected one",

@@ -8,7 +8,7 @@ from typing import Final, get_args
 from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.result.costs import Advice, AdviceEvidence
 from rankscope.dashboards.model.line import Span
-from rankscope.dashboards.model.page import Advice as Command
+from rankscope.dashboards.model.page import AdviceItem as Command
 from rankscope.dashboards.model.page import Block, Group, Items, Text
 from rankscope.dashboards.words.units import duration
 from rankscope.dashboards.words.wording import EVIDENCE, percent

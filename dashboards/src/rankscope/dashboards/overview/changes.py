@@ -15,7 +15,7 @@ from rankscope.analysis.result.analysis import Finding
 from rankscope.analysis.result.text import units_text
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.trend import Trend
-from rankscope.dashboards.model.line import Link, Piece, Span
+from rankscope.dashboards.model.line import PageLink, Piece, Span
 from rankscope.dashboards.model.page import Block, Items, Text
 from rankscope.dashboards.model.state import PageState, run_path
 from rankscope.dashboards.words.causes import CAUSES
@@ -58,7 +58,10 @@ def changes(run: RunData, state: PageState) -> list[Block]:
 
 def _line(run: RunData, state: PageState, moment: Moment) -> list[Piece]:
     shown = replace(state, steps=(moment.first, moment.last))
-    return [Link(moment.when, run_path(run.summary.run_id) + shown.search, style="moment-link"), Span(moment.what, style="what")]
+    return [
+        PageLink(moment.when, run_path(run.summary.run_id) + shown.search, style="moment-link"),
+        Span(moment.what, style="what"),
+    ]
 
 
 def _of_step_time(run: RunData, trend: Trend) -> Iterator[Moment]:

@@ -10,8 +10,8 @@ from rankscope.analysis.verdict.bottleneck import HOST_OR_INPUT
 from rankscope.analysis.whatif.step_scenarios import MOST_RANKS
 from rankscope.base.text import ranges_text, share_bound, shortened
 from rankscope.dashboards.data.source import RunSummary
-from rankscope.dashboards.model.line import Badge, Link, Span, badge
-from rankscope.dashboards.model.page import Advice, Block, Details, Fact, Facts, Group, Heading, Inline, Items, Text
+from rankscope.dashboards.model.line import Badge, PageLink, Span, badge
+from rankscope.dashboards.model.page import AdviceItem, Block, Details, Fact, Facts, Group, Heading, Inline, Items, Text
 from rankscope.dashboards.model.state import PageState, host_item, run_path
 from rankscope.dashboards.words import wording
 from rankscope.dashboards.words.causes import CAUSES
@@ -36,7 +36,7 @@ def verdict_card(run: RunSummary, analysis: Analysis) -> list[Block]:
     # The reader has the dashboard open already.
     steps = [text for text in verdict.next if not text.startswith("rankscope dashboard")]
     if steps:
-        parts.append(Group([Heading("Do next"), *map(Advice, steps)], "next"))
+        parts.append(Group([Heading("Do next"), *map(AdviceItem, steps)], "next"))
     if verdict.rank is not None and verdict.kind != "hang":
         parts.append(_where_to_see(run.run_id, verdict))
     others = [finding for finding in analysis.findings if finding.summary != verdict.summary]
@@ -180,7 +180,7 @@ def _rare(run_id: str, rare: RareSteps, verdict: Verdict) -> Block:
     ]
     blocks: list[Block] = [Heading("Rare steps beside the typical one"), *text, Facts(facts)]
     if rare.steps:
-        blocks.append(Text(["See ", Link("these steps of all ranks", run_path(run_id, "ranks") + shown), "."], "see"))
+        blocks.append(Text(["See ", PageLink("these steps of all ranks", run_path(run_id, "ranks") + shown), "."], "see"))
     return Group(blocks, "rare")
 
 
@@ -198,7 +198,7 @@ def _where_to_see(run_id: str, verdict: Verdict) -> Block:
             replace(picked, without=_without(verdict)).search,
         ),
     )
-    links = [Link(text, run_path(run_id, view) + search) for view, text, search in ways]
+    links = [PageLink(text, run_path(run_id, view) + search) for view, text, search in ways]
     return Text(["See ", links[0], ", ", links[1], ", ", links[2], "."], "see")
 
 

@@ -17,7 +17,7 @@ from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.script import Script
 from rankscope.dashboards.data.trend import MEDIAN, PERCENTILES, Trend
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData, cell
-from rankscope.dashboards.model.page import Block, Details, Fact, Facts, Figure, Group, Heading, Part, Section, Terms
+from rankscope.dashboards.model.page import Block, Details, Fact, Facts, FigureBlock, Group, Heading, Part, Section, Terms
 from rankscope.dashboards.model.picks import steps_of_drag
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
@@ -216,7 +216,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             help="From the ideal step to the actual one: each part begins where the one before it ends. Unmeasured "
             "parts are counted as unexplained.",
             blocks=[
-                Figure(
+                FigureBlock(
                     name="waterfall",
                     reads=(),
                     label="Bars of the parts of a step, one below the other",
@@ -233,7 +233,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             "Below: metrics and tags of the script.",
             use="Drag over steps to zoom, double-click to see all again.",
             blocks=[
-                Figure(
+                FigureBlock(
                     name="trend",
                     reads=("steps",),
                     label="Lines of the step time over the steps",
@@ -244,7 +244,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 Heading("What changed when"),
                 Part("changes", lambda: changes(run, state)),
                 Heading("Throughput"),
-                Figure(
+                FigureBlock(
                     name="rate",
                     reads=("steps",),
                     label="Line of what is done per second over the steps",

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rankscope.dashboards.charts.cells import CellRows, LazyRows
 from rankscope.dashboards.charts.heatmap import MapRows, StepCells, step_cells, step_heatmap
 from rankscope.dashboards.charts.palette import Palette
-from rankscope.dashboards.data.events import Events
+from rankscope.dashboards.data.events import HardwareEvents
 from rankscope.dashboards.data.hosts import (
     UNKNOWN_HOST,
     HostRows,
@@ -25,13 +25,13 @@ from rankscope.dashboards.data.hosts import (
     rows_by_host,
     several_hosts,
 )
-from rankscope.dashboards.data.metrics import METRICS, Metric, choices, why_unknown
+from rankscope.dashboards.data.metrics import METRICS, MetricLabel, choices, why_unknown
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import StepPart
 from rankscope.dashboards.data.topology import row_order
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
-from rankscope.dashboards.model.line import Line, Link, Span
-from rankscope.dashboards.model.page import Block, Figure, Part, Rows, Section, Table, Text, choice, rank_choice, rows_choice
+from rankscope.dashboards.model.line import Line, PageLink, Span
+from rankscope.dashboards.model.page import Block, FigureBlock, Part, Rows, Section, Table, Text, choice, rank_choice, rows_choice
 from rankscope.dashboards.model.picks import rank_of_row, steps_of_drag
 from rankscope.dashboards.model.state import DEFAULT_METRIC, PageState, run_path
 from rankscope.dashboards.model.view import Help, View
@@ -91,15 +91,15 @@ def _difference(value: OneValue) -> str:
 def _profiled(values: OneStep, timeline: str) -> Block:
     if values.window is None:
         return Text("This step was not profiled: there is no timeline of it.", "help")
-    return Text(Link(f"Timeline of the window from step {values.window:,}", timeline))
+    return Text(PageLink(f"Timeline of the window from step {values.window:,}", timeline))
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _MetricPart:
     """Shown part of the chosen metric."""
 
     name: str
-    metric: Metric
+    metric: MetricLabel
     part: StepPart
     ranks: NDArray[np.int64]
     steps: NDArray[np.int64]
@@ -136,7 +136,7 @@ class _Shown:
         return [int(self.ranks[row]) for item in items for row in self.hosts.members[item]]
 
 
-def _shown(run: RunData, state: PageState) -> _Shown:
+def _shown(run: RunData, state: PageState) -> _MetricPart:
     name = state.metric if state.metric in METRICS else DEFAULT_METRIC
     table = run.steps
     steps = np.asarray(table.steps)
@@ -149,7 +149,7 @@ def _shown(run: RunData, state: PageState) -> _Shown:
         opened = ranks.index(state.rank) if state.rank in ranks else None
         names = [f"rank {rank}" for rank in ranks]
         hosts = host_rows([host_of.get(rank, UNKNOWN_HOST) for rank in ranks], names, order, opened=opened)
-    return _Shown(name, METRICS[name], part, np.asarray(table.ranks), columns, order, hosts, host_of)
+    return _MetricPart(name, METRICS[name], part, np.asarray(table.ranks), columns, order, hosts, host_of)
 
 
 def _heatmap(run: RunData, state: PageState, colors: Palette) -> Drawn:
@@ -186,7 +186,7 @@ def _heatmap(run: RunData, state: PageState, colors: Palette) -> Drawn:
     return Drawn(picture, table, sentence)
 
 
-def _table(shown: _Shown) -> FigureData:
+def _table(shown: _MetricPart) -> FigureData:
     """Return the shown cells as a table, in the metric's own unit."""
 
     def rows() -> CellRows:
@@ -200,7 +200,7 @@ def _table(shown: _Shown) -> FigureData:
     return FigureData(("ranks" if shown.hosts is None else "hosts", "first step", "steps", which), LazyRows(rows))
 
 
-def _happened(events: Events, steps: tuple[int, int]) -> str:
+def _happened(events: HardwareEvents, steps: tuple[int, int]) -> str:
     """Return the number of GPU events in these steps by kind, and the number of events that the run leaves out."""
     counts = Counter(event.kind for event in within(events.events, steps))
     kinds = ", ".join(f"{count:,} x {kind}" for kind, count in counts.most_common())
@@ -266,7 +266,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             "no record. Marks above the map: GPU events.",
             use="Click a cell for its numbers; drag over steps to zoom, double-click to see all again.",
             blocks=[
-                Figure(
+                FigureBlock(
                     name="step-heatmap",
                     reads=("rank", "metric", "steps", "sort", "rows"),
                     label="Heat map of the chosen metric by rank and step; the table below has the medians",

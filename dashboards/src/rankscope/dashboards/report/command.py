@@ -34,7 +34,7 @@ SOURCE_DATE_EPOCH: Final = "SOURCE_DATE_EPOCH"
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class ReportSelection:
     """Requested selection. ``None``: the page's default."""
 
     rank: int | None = None
@@ -52,7 +52,7 @@ class Result:
 
 
 def write_report(
-    path: Path, target: str, selection: Selection, *, cache: Path | None = None, cache_bytes: int = MAX_BYTES
+    path: Path, target: str, selection: ReportSelection, *, cache: Path | None = None, cache_bytes: int = MAX_BYTES
 ) -> Result:
     """Write the report of the run at ``path`` to the file ``target``, which is replaced as a whole.
 
@@ -129,7 +129,7 @@ def _made_unix_ns() -> int:
     return int(text) * 1_000_000_000
 
 
-def _state(run: RunData, selection: Selection) -> PageState:
+def _state(run: RunData, selection: ReportSelection) -> PageState:
     """Return the selection. A missing rank, step or metric is an error: a report would silently show something else."""
     state = PageState()
     if selection.rank is not None:

@@ -41,7 +41,7 @@ MOST_ROWS: Final = 2_000
 MOST_CSV_ROWS: Final = 5_000
 """Maximum rows of a figure's CSV in the file. The page has all of them."""
 OUR_FAULT: Final = "This could not be drawn: an error in rankscope, not in the run."
-LEFT_OUT: Final = (model.Choice, model.Entry, model.Request, model.Button, model.Again, model.Listing)
+LEFT_OUT: Final = (model.Choice, model.Entry, model.Request, model.Button, model.Again, model.SearchTable)
 """Blocks that need a server."""
 
 _WORDS: Final = {"rank": "rank", "metric": "metric", "steps": "steps", "rows": "one row per"}
@@ -141,7 +141,7 @@ class _Contents:
             self._fault(where, error)
             return [model.Text(OUR_FAULT, "report-note")]
 
-    def figure(self, block: model.Figure) -> dict[str, Any]:
+    def figure(self, block: model.FigureBlock) -> dict[str, Any]:
         """Draw a figure once per scheme. The dark one is stored as its differences from the light one."""
         drawn, dark = self._drawn(block, PALETTES["light"]), self._drawn(block, PALETTES["dark"])
         light, data = _plain(drawn), drawn.table
@@ -153,7 +153,7 @@ class _Contents:
         height = int(drawn.figure.layout.height or 450)  # Plotly's default
         return {"height": height, "says": drawn.sentence, "saved": saved is not None, "cut": cut}
 
-    def _drawn(self, block: model.Figure, colors: Palette) -> Drawn:
+    def _drawn(self, block: model.FigureBlock, colors: Palette) -> Drawn:
         try:
             return block.draw(colors)
         except RankscopeError as error:

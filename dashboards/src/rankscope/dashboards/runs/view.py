@@ -12,8 +12,8 @@ from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.brief import Brief
 from rankscope.dashboards.data.source import NotReadyError, RunSource, RunSummary, Stale
 from rankscope.dashboards.model.columns import LOCAL_TIME, Column, number_column, text_column
-from rankscope.dashboards.model.line import Link, Span, badge, named_link
-from rankscope.dashboards.model.page import Advice, Again, Block, Group, Heading, Inline, Listing, Part, Section, Text
+from rankscope.dashboards.model.line import PageLink, Span, badge, named_link
+from rankscope.dashboards.model.page import AdviceItem, Again, Block, Group, Heading, Inline, Part, SearchTable, Section, Text
 from rankscope.dashboards.model.state import MOST_COMPARED, PageState, compare_path, run_path
 from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
@@ -189,7 +189,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
         return [heading, _EMPTY, Again("runs")]
     return [
         heading,
-        Listing(
+        SearchTable(
             name="runs",
             columns=COLUMNS,
             rows=lambda: list_rows(source, source.runs()),
@@ -290,7 +290,7 @@ def counted(runs: Sequence[RunSummary]) -> str:
 def compare_link(run_ids: Sequence[str]) -> Block:
     """Return the link to the comparison of the selected runs, or a hint if their number does not allow one."""
     if 2 <= len(run_ids) <= MOST_COMPARED:
-        return Inline(Link(f"Compare {len(run_ids)} runs", compare_path(run_ids), style="button compact"), "")
+        return Inline(PageLink(f"Compare {len(run_ids)} runs", compare_path(run_ids), style="button compact"), "")
     too_many = len(run_ids) > MOST_COMPARED
     hint = f"At most {MOST_COMPARED} runs can be compared" if too_many else "Mark two runs to compare"
     return Inline(hint, "help")
@@ -300,7 +300,7 @@ _EMPTY: Final = Group(
     [
         Heading("No run here yet", 2),
         Text("Record a training job; it needs no change to its code. The run appears here by itself.", "help"),
-        Advice("rankscope run -- torchrun --nproc-per-node 8 train.py"),
+        AdviceItem("rankscope run -- torchrun --nproc-per-node 8 train.py"),
     ],
     "card empty",
     "section",

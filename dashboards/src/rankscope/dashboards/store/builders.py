@@ -15,7 +15,7 @@ from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
 from rankscope.dashboards.store.cache import Store, key_of
 from rankscope.dashboards.store.derive import Derived, derive
-from rankscope.dashboards.store.jobs import Job, Jobs
+from rankscope.dashboards.store.jobs import AnalysisProcess, Jobs
 from rankscope.dashboards.store.tasks import TASKS
 from rankscope.dashboards.whatif.data import StepRecords, make_answer
 
@@ -123,7 +123,7 @@ class JobBuilder(InlineBuilder):
             raise RankscopeError(derived.failure)
         return derived
 
-    def _handed_over(self, run: RunSummary, following: str, follower: Job) -> Derived:
+    def _handed_over(self, run: RunSummary, following: str, follower: AnalysisProcess) -> Derived:
         """Return what the follower of a run that has ended wrote, until the analysis of the whole run is there."""
         key, update = _key(run), follower.state.update
         assert update is not None
@@ -144,7 +144,7 @@ class JobBuilder(InlineBuilder):
         return self.jobs.cancel(key)
 
 
-def _of(follower: Job) -> Derived:
+def _of(follower: AnalysisProcess) -> Derived:
     assert follower.folder is not None
     assert follower.state.update is not None
     return Derived(follower.folder, follower.state.update.failure)

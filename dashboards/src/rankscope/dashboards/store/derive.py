@@ -21,7 +21,7 @@ from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
 from rankscope.dashboards.data.brief import Brief, brief_of
 from rankscope.dashboards.data.cached_files import read_json
-from rankscope.dashboards.data.events import Events
+from rankscope.dashboards.data.events import HardwareEvents
 from rankscope.dashboards.data.hardware import stored
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.script import read_script, stored_script, write_script
@@ -30,7 +30,7 @@ from rankscope.dashboards.data.topology import Topology, topology_of
 from rankscope.dashboards.data.trend import Trend, read_trend, trend_of, write_trend
 from rankscope.dashboards.delays.data import Delays, delays_of
 from rankscope.dashboards.store.matrices import RunMatrices, imposed_values, window_values
-from rankscope.dashboards.store.samples import EVENTS, Samples, host_clocks, sample_values
+from rankscope.dashboards.store.samples import EVENTS, SampleWriter, host_clocks, sample_values
 from rankscope.dashboards.store.tiles import Tiles, TileWriter
 from rankscope.dashboards.words.inert import inert_record
 
@@ -58,7 +58,7 @@ def derive(run: Path, folder: Path, tell: Tell, metrics: Collection[str] = ALL_M
     write_analysis(analysis_of(evidence), folder)
     write_delays(evidence, folder)
     tell(Progress("reading the samples of all GPUs"))
-    samples = Samples(folder / HARDWARE)
+    samples = SampleWriter(folder / HARDWARE)
     for host in evidence.reader.hosts():
         samples.add(host, evidence.reader.hardware(host))
     samples.publish(evidence.infos, host_clocks(evidence.infos, evidence.table))
@@ -175,6 +175,6 @@ PARTS: Final[Mapping[str, Callable[[Path], Any]]] = {
     "script": lambda folder: stored_script(folder / SCRIPT),
     "topology": _json(TOPOLOGY, Topology),
     "hardware": lambda folder: stored(folder / HARDWARE),
-    "events": _json(f"{HARDWARE}/{EVENTS}", Events),
+    "events": _json(f"{HARDWARE}/{EVENTS}", HardwareEvents),
 }
 """Parts of the derived data to their decoders, which raise ``InputError``. ``RunData`` has the type of each."""

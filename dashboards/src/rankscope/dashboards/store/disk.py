@@ -27,7 +27,7 @@ from rankscope.dashboards.store.footprint import VERDICT, footprint
 from rankscope.dashboards.store.run_folder import RunFolder
 from rankscope.dashboards.timeline.data import WindowData, read_window
 from rankscope.dashboards.timeline.windows import CAPTURED, EXPORT, Window, Windows, kernels_of, read_windows, steps_of
-from rankscope.dashboards.whatif.data import Answer, cached_combinations, read_answer
+from rankscope.dashboards.whatif.data import WhatIfAnswer, cached_combinations, read_answer
 from rankscope.runs.records import KernelRecord, StepRecord
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class DiskRuns:
         arguments = ["" if at is None else str(at)]
         return self._repeated(run_ids, "compare", arguments, WHATIF_EVERY_S, read_comparison)
 
-    def whatif(self, run_id: str) -> Answer:
+    def whatif(self, run_id: str) -> WhatIfAnswer:
         """Return the what-if answer; for a live run it is recomputed every ``WHATIF_EVERY_S`` while requested."""
         return self._repeated([run_id], "whatif", [], WHATIF_EVERY_S, read_answer)
 

@@ -34,7 +34,7 @@ from rankscope.dashboards.store.derive import (
     write_topology,
 )
 from rankscope.dashboards.store.footprint import footprint
-from rankscope.dashboards.store.samples import Samples, sample_values
+from rankscope.dashboards.store.samples import SampleWriter, sample_values
 from rankscope.dashboards.store.tiles import TileWriter
 from rankscope.runs.follow import StartOverError, StreamFollower
 from rankscope.runs.paths import host_dir
@@ -203,10 +203,10 @@ class _HostSamples:
         self._begin()
 
     def _begin(self) -> None:
-        self._samples = Samples(self._folder)
+        self._samples = SampleWriter(self._folder)
         self._hosts: dict[str, StreamFollower[HardwareSample]] = {}
 
-    def read(self, reader: RunReader) -> Samples:
+    def read(self, reader: RunReader) -> SampleWriter:
         """Return all samples so far."""
         try:
             self._take_new(reader)

@@ -54,7 +54,7 @@ _MAX_VIEWERS: Final = 256
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class AnalysisProcess:
     """A process beside the server and its last report. Times are of the clock of its ``Jobs``."""
 
     task: str
@@ -95,7 +95,7 @@ class Jobs:
         self._limit_bytes = memory_bytes
         self._clock_s = clock_s
         self._lock = threading.Lock()
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, AnalysisProcess] = {}
         self._failures: TTLCache[str, str] = TTLCache(1024, FAILURE_LASTS_S, timer=clock_s)
         self._cancelled: TTLCache[tuple[str, str], bool] = TTLCache(_MAX_CANCELLED, FAILURE_LASTS_S, timer=clock_s)
         """Keys of jobs and viewers who do not want to wait for them."""
@@ -111,7 +111,7 @@ class Jobs:
             job = self._job(key, task, arguments, runs)
         raise NotReadyError(job.state.progress, key)
 
-    def followed(self, key: str, run: RunSummary, *, watched: bool = True) -> Job:
+    def followed(self, key: str, run: RunSummary, *, watched: bool = True) -> AnalysisProcess:
         """Return the follower of a live run, which has read it. Raises as ``result``. ``watched``: a page shows the run."""
         with self._lock:
             job = self._job(key, FOLLOW, [run.path], [run], watched=watched)
@@ -119,7 +119,7 @@ class Jobs:
             raise NotReadyError(Progress("reading the run for the first time"), key)
         return job
 
-    def follower(self, key: str) -> Job | None:
+    def follower(self, key: str) -> AnalysisProcess | None:
         """Return the follower of a run, which has read it and is now asked for; ``None`` if there is none."""
         with self._lock:
             job = self._jobs.get(key)
@@ -148,7 +148,9 @@ class Jobs:
             job.ending = job.ending or Ending()
             return True
 
-    def _job(self, key: str, task: str, arguments: Sequence[object], runs: Sequence[RunSummary], *, watched: bool = True) -> Job:
+    def _job(
+        self, key: str, task: str, arguments: Sequence[object], runs: Sequence[RunSummary], *, watched: bool = True
+    ) -> AnalysisProcess:
         """Return the job of ``key``, started if there is none."""
         if (failure := self._failures.get(key)) is not None:
             raise RankscopeError(failure)
@@ -159,7 +161,7 @@ class Jobs:
             self._make_room(task, sum(run.size_bytes for run in runs) >= LARGE_BYTES, now, watched=watched)
             subject = f"{'run' if len(runs) == 1 else 'runs'} {', '.join(run.name for run in runs)}"
             large = sum(run.size_bytes for run in runs) >= LARGE_BYTES
-            job = self._jobs[key] = Job(task, subject, large, arguments, asked_s=now, heard_s=now)
+            job = self._jobs[key] = AnalysisProcess(task, subject, large, arguments, asked_s=now, heard_s=now)
             threading.Thread(target=self._attend, args=(key, job), name=f"job {key}", daemon=True).start()
         if len(job.viewers) >= _MAX_VIEWERS:  # a client may make them up
             job.viewers = {name: asked_s for name, asked_s in job.viewers.items() if now - asked_s <= WATCHED_S}
@@ -182,7 +184,7 @@ class Jobs:
             raise NotReadyError(Progress(f"waiting for its turn: {len(followers)} live runs are being followed"))
         min(idle, key=lambda job: job.asked_s).ending = Ending()
 
-    def _attend(self, key: str, job: Job) -> None:
+    def _attend(self, key: str, job: AnalysisProcess) -> None:
         """Run a job until its end, and publish its result."""
         failure: str | None = None
         try:
@@ -209,7 +211,7 @@ class Jobs:
         if job.folder is not None:
             shutil.rmtree(job.folder, ignore_errors=True)
 
-    def _watch(self, job: Job, process: subprocess.Popen[bytes], connection: Connection) -> Ending:
+    def _watch(self, job: AnalysisProcess, process: subprocess.Popen[bytes], connection: Connection) -> Ending:
         """Wait for the end of a job, or for a reason to end it."""
         if self._memory_bytes is None:
             free_bytes = memory_left()
@@ -231,7 +233,7 @@ class Jobs:
         assert job.folder is not None
         return Ending(job.state.failure or ended_silently(status, job.folder))
 
-    def _ending(self, job: Job) -> Ending | None:
+    def _ending(self, job: AnalysisProcess) -> Ending | None:
         """Return why a job must end now; ``None``: it may go on."""
         with self._lock:
             self._keep_to_memory()

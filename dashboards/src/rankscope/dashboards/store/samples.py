@@ -20,8 +20,8 @@ from rankscope.dashboards.data.events import (
     LINKS,
     THROTTLES,
     EventFinder,
-    Events,
     HardwareEvent,
+    HardwareEvents,
     StepClock,
     is_idle,
     most_important,
@@ -33,9 +33,9 @@ from rankscope.dashboards.data.hardware import (
     INDEX,
     ROW,
     GaugeRange,
-    Gpu,
     HardwareIndex,
     LinkState,
+    SampledGpu,
     in_steps,
     stored,
 )
@@ -131,7 +131,7 @@ class _Sampled:
         self.new = bytearray()
 
 
-class Samples:
+class SampleWriter:
     """Writer of samples into ``folder``, which is emptied first; ``hardware.stored`` reads the result."""
 
     def __init__(self, folder: Path) -> None:
@@ -190,14 +190,14 @@ class Samples:
         replace_file(self._folder / CLOCK, np.stack([steps, starts]).tobytes(), sync=False)
         return host
 
-    def _told(self, infos: Mapping[int, RankInfo]) -> Iterator[Gpu]:
+    def _told(self, infos: Mapping[int, RankInfo]) -> Iterator[SampledGpu]:
         ranks: dict[tuple[str, str], list[int]] = {}
         for rank, info in infos.items():
             if info.gpu_uuid is not None:
                 ranks.setdefault((info.host, bare(info.gpu_uuid)), []).append(rank)
         for (host, uuid), sampled in self._gpus.items():
             ranks_of_gpu = sorted(ranks.get((host, bare(uuid)), []))
-            yield Gpu(
+            yield SampledGpu(
                 gpu_uuid=uuid,
                 host=host,
                 index=sampled.index,
@@ -218,7 +218,7 @@ class Samples:
                 file=sampled.file,
             )
 
-    def _events(self, gpus: Sequence[Gpu]) -> Events:
+    def _events(self, gpus: Sequence[SampledGpu]) -> HardwareEvents:
         events: list[HardwareEvent] = []
         left_out = 0
         for gpu in gpus:
@@ -245,7 +245,7 @@ def _why_none(missing: Iterable[str]) -> str:
 
 
 def sample_values(folder: Path, infos: Mapping[int, RankInfo], table: StepTable) -> dict[str, Values]:
-    """Return metrics of the ranks' GPUs in the steps of ``table``, [ranks, steps], from the samples that ``Samples`` published.
+    """Return metrics of the ranks' GPUs in the steps of ``table``, [ranks, steps], from samples that ``SampleWriter`` published.
     Metrics without any value are left out.
 
     A step has its worst sample, or the last one before it. All times are by the clock of the host of rank and GPU.

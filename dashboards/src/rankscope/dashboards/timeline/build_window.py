@@ -22,7 +22,7 @@ from rankscope.analysis.trace.work import Work
 from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
 from rankscope.dashboards.data.progress import Progress, Tell
-from rankscope.dashboards.timeline.data import Calls, Collective, WindowAbout, WindowData, write_window
+from rankscope.dashboards.timeline.data import Collective, CollectiveCalls, WindowAbout, WindowData, write_window
 from rankscope.dashboards.timeline.parts import NOBODY, Numbers, Parts, Recorded, joined, parts_of
 from rankscope.dashboards.timeline.raw_events import RawEvents, kept_files
 from rankscope.runs.reader import RunReader
@@ -105,7 +105,7 @@ def lay(
             left_out=[*left_out, *raw.problems],
         ),
         parts=all_parts,
-        calls=Calls(*table.T),
+        calls=CollectiveCalls(*table.T),
         events=events,
         offset_ns=np.array([offsets[rank] for rank in ranks], dtype=np.int64),
     )
@@ -188,7 +188,7 @@ def _name(match: Match, *, matched: bool) -> str:
 
 
 def _calls(row: int, rank: int, records: list[CollectiveRecord], linked: _Linked) -> Numbers:
-    """Return [n, 5]: the columns of ``Calls``."""
+    """Return [n, 5]: the columns of ``CollectiveCalls``."""
     return np.array(
         [
             (

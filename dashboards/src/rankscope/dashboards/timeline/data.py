@@ -71,7 +71,7 @@ class WindowAbout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Events:
+class LaneEvents:
     """Events of raw traces: lane, begin and end in nanoseconds since the window began, kind, and number of the name."""
 
     lane: Numbers
@@ -82,7 +82,7 @@ class Events:
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class CollectiveCalls:
     """Collectives, one row per collective and rank: position of the rank, number of the collective, and times in nanoseconds
     since the window began.
     """
@@ -102,8 +102,8 @@ class WindowData:
     about: WindowAbout
     parts: Parts
     """One lane per rank, in the order of ``about.ranks``."""
-    calls: Calls
-    events: Events
+    calls: CollectiveCalls
+    events: LaneEvents
     offset_ns: Numbers
     """[ranks]: offset to subtract from a rank's own times."""
 
@@ -112,7 +112,11 @@ class WindowData:
         return next((at for at, candidate in enumerate(self.about.collectives) if candidate.key == key), None)
 
 
-_SETS: Final[dict[str, type[Parts | Calls | Events]]] = {"parts": Parts, "calls": Calls, "events": Events}
+_SETS: Final[dict[str, type[Parts | CollectiveCalls | LaneEvents]]] = {
+    "parts": Parts,
+    "calls": CollectiveCalls,
+    "events": LaneEvents,
+}
 
 
 def write_window(data: WindowData, folder: Path) -> None:

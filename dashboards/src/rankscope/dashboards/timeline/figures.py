@@ -15,7 +15,7 @@ from rankscope.dashboards.charts.bar_names import LONGEST_LABEL
 from rankscope.dashboards.charts.bars import Look, row_bars
 from rankscope.dashboards.charts.frame import framed, hatched, note, rank_label, readable, rows_axis
 from rankscope.dashboards.charts.palette import Palette
-from rankscope.dashboards.timeline.parts import NOBODY, Kind, Numbers, Parts
+from rankscope.dashboards.timeline.parts import NOBODY, ActivityKind, Numbers, Parts
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.runs.records import PHASES
 
@@ -28,7 +28,7 @@ _MOST_TEXT: Final = 600_000
 """Maximum total length of hover texts. Beyond it a cell's text is one word and the number of the collective."""
 _NS_PER_MS: Final = 1e6
 
-FIRST_PHASE: Final = len(Kind)
+FIRST_PHASE: Final = len(ActivityKind)
 """Kinds from this value on are phases of a step, in the order of ``PHASES``."""
 NOTHING: Final = FIRST_PHASE + len(PHASES)
 
@@ -43,9 +43,9 @@ LOOKS: Final = (
     Look("Idle", "idle"),
     Look("In a step, outside of collectives", "not_told", "-"),
 )
-"""Looks, in the order of ``Kind``."""
+"""Looks, in the order of ``ActivityKind``."""
 _WORDS: Final = ("Compute", "Overlap", "Transfer", "Waiting", "Communication", "Copies", "Idle", "In a step")
-"""Short names, in the order of ``Kind``."""
+"""Short names, in the order of ``ActivityKind``."""
 _PHASE_LABELS: Final = {"data": "Data", "h2d": "Copy to the device", "between_steps": "Between steps"}
 
 
@@ -55,7 +55,7 @@ class Lanes:
 
     labels: list[str]
     parts: Parts
-    """``kind``: a ``Kind``, or a phase from ``FIRST_PHASE`` on. ``about``: index into ``texts``, or ``NOBODY`` for none."""
+    """``kind``: ``ActivityKind``, or a phase from ``FIRST_PHASE`` on. ``about``: index in ``texts``, or ``NOBODY`` for none."""
     texts: Sequence[str]
     """Names of parts."""
     ranks: list[int]

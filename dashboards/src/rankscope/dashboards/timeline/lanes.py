@@ -14,7 +14,7 @@ from rankscope.dashboards.data.hosts import UNKNOWN_HOST, host_rows, known_hosts
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.timeline.data import Collective, WindowData
 from rankscope.dashboards.timeline.figures import FIRST_PHASE, MOST_LANES, Lanes
-from rankscope.dashboards.timeline.parts import NOBODY, Kind, Numbers, Parts, Recorded, joined, parts_of
+from rankscope.dashboards.timeline.parts import NOBODY, ActivityKind, Numbers, Parts, Recorded, joined, parts_of
 from rankscope.dashboards.timeline.windows import Window
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.runs.records import PHASES
@@ -61,7 +61,9 @@ def representatives(parts: Parts, count: int, hosts: Sequence[str] | None = None
     groups: list[list[int]] = host_rows(hosts, hosts).members if hosts else [[row] for row in range(count)]
     chunk = max(1, -(-len(groups) // MOST_LANES))
     groups = [[row for group in groups[at : at + chunk] for row in group] for at in range(0, len(groups), chunk)]
-    waits = np.isin(parts.kind, (Kind.WAITING, Kind.COMMUNICATION))  # the wait of an unmatched collective is in its communication
+    waits = np.isin(
+        parts.kind, (ActivityKind.WAITING, ActivityKind.COMMUNICATION)
+    )  # the wait of an unmatched collective is in its communication
     waited = np.bincount(parts.lane[waits], weights=(parts.end - parts.start)[waits], minlength=count)
     rows = [min(group, key=lambda row: float(waited[row])) for group in groups]
     return np.array(rows, dtype=np.int64), max(map(len, groups), default=1)

@@ -14,7 +14,7 @@ from rankscope.analysis.trace.intervals import Spans
 Numbers = NDArray[np.int64]
 
 
-class Kind(IntEnum):
+class ActivityKind(IntEnum):
     """Kind of activity. The order is that of the legend."""
 
     COMPUTE = 0
@@ -43,7 +43,7 @@ class Parts:
     start: Numbers
     end: Numbers
     kind: Numbers
-    """Value of ``Kind``."""
+    """Value of ``ActivityKind``."""
     about: Numbers
     """Number of the window's collective that the part belongs to, else ``NOBODY``."""
 
@@ -98,10 +98,17 @@ def parts_of(lane: int, recorded: Recorded) -> Parts:
     transfers = _depth(edges, lasts[has_wait], ends[has_wait])
     unknown = _depth(edges, arrivals[~has_wait], ends[~has_wait])
     talks = waiting | transfers | unknown
-    remaining_kind = np.where(in_step, Kind.IDLE if recorded.is_whole else Kind.NOT_TOLD, NOBODY)
+    remaining_kind = np.where(in_step, ActivityKind.IDLE if recorded.is_whole else ActivityKind.NOT_TOLD, NOBODY)
     kind = np.select(
         [talks & computes, transfers, waiting, unknown, computes, copies],
-        [Kind.OVERLAP, Kind.TRANSFER, Kind.WAITING, Kind.COMMUNICATION, Kind.COMPUTE, Kind.COPY],
+        [
+            ActivityKind.OVERLAP,
+            ActivityKind.TRANSFER,
+            ActivityKind.WAITING,
+            ActivityKind.COMMUNICATION,
+            ActivityKind.COMPUTE,
+            ActivityKind.COPY,
+        ],
         remaining_kind,
     )
     about = np.full(len(kind), NOBODY)

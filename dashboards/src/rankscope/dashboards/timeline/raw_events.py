@@ -14,8 +14,8 @@ from rankscope.analysis.trace.columns import read_trace
 from rankscope.analysis.trace.intervals import join
 from rankscope.analysis.trace.work import COMMUNICATION, COMPUTE, Work, work_events
 from rankscope.base.errors import InputError
-from rankscope.dashboards.timeline.data import Events
-from rankscope.dashboards.timeline.parts import Kind, Numbers
+from rankscope.dashboards.timeline.data import LaneEvents
+from rankscope.dashboards.timeline.parts import ActivityKind, Numbers
 from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.run_files import list_run_folder
@@ -57,7 +57,9 @@ class RawEvents:
         rows = np.empty((len(trace_work.rows), 6), np.int64)
         rows[:, 0], rows[:, 2], rows[:, 3] = rank, trace_work.start, trace_work.end
         rows[:, 4] = np.select(
-            [trace_work.kind == COMPUTE, trace_work.kind == COMMUNICATION], [Kind.COMPUTE, Kind.COMMUNICATION], Kind.COPY
+            [trace_work.kind == COMPUTE, trace_work.kind == COMMUNICATION],
+            [ActivityKind.COMPUTE, ActivityKind.COMMUNICATION],
+            ActivityKind.COPY,
         )
         for at, (row, device) in enumerate(zip(trace_work.rows.tolist(), on_device.tolist(), strict=True)):
             lane = f"GPU {trace.device[row]} stream {trace.stream[row]}" if device else f"thread {trace.thread[row]}"
@@ -75,7 +77,7 @@ class RawEvents:
         """Rank and name of each lane."""
         return list(self._lanes)
 
-    def events(self, offset_of: dict[int, int]) -> Events:
+    def events(self, offset_of: dict[int, int]) -> LaneEvents:
         """Return events of the ranks in ``offset_of``, minus their offsets in ns; ascending by lane and start."""
         rows = np.concatenate([np.empty((0, 6), np.int64), *self._rows])
         rows = rows[np.isin(rows[:, 0], list(offset_of))]
@@ -85,7 +87,7 @@ class RawEvents:
             self.problems.append(f"the shortest of the raw events: {MOST_EVENTS:,} are kept")
         rows = rows[np.lexsort((rows[:, 2], rows[:, 1]))]
         offsets = np.array([offset_of[rank] for rank in rows[:, 0].tolist()], dtype=np.int64)
-        return Events(rows[:, 1], rows[:, 2] - offsets, rows[:, 3] - offsets, rows[:, 4], rows[:, 5])
+        return LaneEvents(rows[:, 1], rows[:, 2] - offsets, rows[:, 3] - offsets, rows[:, 4], rows[:, 5])
 
 
 def _both(first: Work, right: Work) -> Work:

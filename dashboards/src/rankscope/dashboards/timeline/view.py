@@ -19,9 +19,9 @@ from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import RunSummary
 from rankscope.dashboards.model.drawn import NO_DATA, Cell, Drawn, FigureData
 from rankscope.dashboards.model.page import (
-    Advice,
+    AdviceItem,
     Block,
-    Figure,
+    FigureBlock,
     Group,
     Legend,
     Part,
@@ -63,7 +63,7 @@ def export_panel(run: RunSummary, window: Window | None, perfetto_url: str | Non
                     ("Save the window", "export", f"{run_path(run.run_id)}/perfetto"),
                 ]
             ),
-            Advice(f"The same, with the verdict on top: rankscope export {path} --perfetto window.json.gz{steps}"),
+            AdviceItem(f"The same, with the verdict on top: rankscope export {path} --perfetto window.json.gz{steps}"),
         ],
     )
 
@@ -79,7 +79,7 @@ def capture_panel(run: RunSummary, *, may_capture: bool) -> Block:
         help="All ranks profile the same steps, a few seconds ahead. The new window then appears in the list of windows.",
         blocks=[
             *([request] if may_capture else []),
-            Advice(f"On the command line: rankscope capture {shlex.quote(run.path)} --steps {STEPS}"),
+            AdviceItem(f"On the command line: rankscope capture {shlex.quote(run.path)} --steps {STEPS}"),
         ],
     )
 
@@ -323,7 +323,9 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 help="A timeline shows steps that were profiled on all ranks. The recorder profiles three steps from step 20 on "
                 "(on a GPU, once its budget covers it), then as often as its budget allows; --window-steps 0 switches that off.",
                 blocks=[
-                    Advice(f"Profile the next steps of a live run: rankscope capture {shlex.quote(run.summary.path)} --steps 3")
+                    AdviceItem(
+                        f"Profile the next steps of a live run: rankscope capture {shlex.quote(run.summary.path)} --steps 3"
+                    )
                 ]
                 if not goes_on
                 else [],
@@ -345,7 +347,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             "Click a collective to see it on all ranks, any other part to pick its rank and see its groups and streams.",
             blocks=[
                 Part("timeline-legend", lambda: _legend(run, state)),
-                Figure(
+                FigureBlock(
                     name="timeline-lanes",
                     reads=("window", "span", "rank", "collective", "rows"),
                     label="Lanes of all ranks over the time of the window, by what the time was spent on",
@@ -369,7 +371,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             "finish it before the last one arrives.",
             blocks=[
                 Legend([("straggler_wait", "Waiting"), ("exposed_communication", "Transfer"), ("unmatched", "Both")]),
-                Figure(
+                FigureBlock(
                     name="timeline-arrival",
                     reads=("window", "rank", "collective"),
                     label="Bars of every rank in the collective, from its arrival to its end",

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.evidence.step_table.steps import StepTable
-from rankscope.analysis.whatif.outcome import Terms
+from rankscope.analysis.whatif.outcome import CostTerms
 from rankscope.analysis.whatif.result import Effect, WhatIf
 from rankscope.analysis.whatif.run_answer import Chain, whatif_with_chain
 from rankscope.analysis.whatif.step_scenarios import Combinations, combinations, read_combinations
@@ -28,7 +28,7 @@ from rankscope.runs.reader import RunReader
 ANSWER: Final = "whatif.json"
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class WhatIfAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What-if result, and the terms in which hours and money are counted."""
 
     result: WhatIf
@@ -59,7 +59,7 @@ def make_answer(run: Path, folder: Path, tell: Tell, records: StepRecords | None
     attempts = reader.attempts()
     infos = reader.infos(attempts[-1]) if attempts else {}
     result, _ = _simulated(run, tell, None if records is None else records.table)
-    answer = Answer(
+    answer = WhatIfAnswer(
         result=result,
         accelerated=any(info.device_kind != "cpu" for info in infos.values()),
         price_per_gpu_hour=reader.info.price_per_gpu_hour,
@@ -85,7 +85,7 @@ def _simulated(run: Path, tell: Tell, table: StepTable | None = None) -> tuple[W
     tell(Progress(_SIMULATING))
     return whatif_with_chain(
         NamedRun(run, None),
-        Terms(accelerated=True, world_size=1),
+        CostTerms(accelerated=True, world_size=1),
         lambda done, of: tell(Progress(f"{_SIMULATING}: reading ranks", done, of)),
         table=table,
     )
@@ -94,9 +94,9 @@ def _simulated(run: Path, tell: Tell, table: StepTable | None = None) -> tuple[W
 _SIMULATING: Final = "simulating the run without its stragglers"
 
 
-def read_answer(folder: Path) -> Answer:
+def read_answer(folder: Path) -> WhatIfAnswer:
     """Read the answer that ``make_answer`` wrote. Raises ``InputError``."""
-    return read_json(folder / ANSWER, Answer, "the cached what-if")
+    return read_json(folder / ANSWER, WhatIfAnswer, "the cached what-if")
 
 
 def cached_combinations(folder: Path) -> Combinations | None:
@@ -137,7 +137,7 @@ HOURS_A_WEEK: Final = 168
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class WeekCost:
     """Cost of a week of this job."""
 
     step_seconds: float
@@ -157,14 +157,14 @@ class Pace:
         return None if hours is None or self.price_per_gpu_hour is None else hours * self.price_per_gpu_hour
 
 
-def pace_of(answer: Answer, *, price: float | None = None, currency: str | None = None) -> Pace:
+def pace_of(answer: WhatIfAnswer, *, price: float | None = None, currency: str | None = None) -> WeekCost:
     """Return the pace from an answer that is ``ok``. ``price`` of a GPU-hour and ``currency`` override the recorded ones."""
     result = answer.result
     price = answer.price_per_gpu_hour if price is None else price
     assert result.measured_step_seconds is not None
     # Ranks on CPUs lose no GPU time unless a price is given for them.
     counts = answer.accelerated or price is not None
-    return Pace(
+    return WeekCost(
         step_seconds=result.measured_step_seconds / (1 - (result.source.rare_share or 0.0)),
         gpu_hours=HOURS_A_WEEK * float(result.source.world_size or result.source.ranks) if counts else None,
         price_per_gpu_hour=price,

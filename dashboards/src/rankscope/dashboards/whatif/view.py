@@ -12,12 +12,12 @@ from rankscope.analysis.whatif.result import Effect, WhatIf
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.drawn import Drawn, FigureData
-from rankscope.dashboards.model.page import Block, Choice, Entry, Fact, Facts, Figure, Items, Part, Section, Text
+from rankscope.dashboards.model.page import Block, Choice, Entry, Fact, Facts, FigureBlock, Items, Part, Section, Text
 from rankscope.dashboards.model.run_head import nothing_yet
 from rankscope.dashboards.model.state import PageState, host_item
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.whatif.counterfactuals import ALL, Counterfactual, step_without
-from rankscope.dashboards.whatif.data import Answer, Pace, Removable, pace_of, removables
+from rankscope.dashboards.whatif.data import Removable, WeekCost, WhatIfAnswer, pace_of, removables
 from rankscope.dashboards.whatif.figures import Without, without_bars
 from rankscope.dashboards.words.units import duration, in_unit, time_unit
 from rankscope.dashboards.words.wording import UNKNOWN, count, gpu_hours, moment, money, percent, slowdown
@@ -39,7 +39,7 @@ def seconds_text(seconds: float) -> str:
     return duration(1e6 * seconds)
 
 
-def without(result: WhatIf, thought: Counterfactual | None, pace: Pace, *, price_given: bool) -> list[Block]:
+def without(result: WhatIf, thought: Counterfactual | None, pace: WeekCost, *, price_given: bool) -> list[Block]:
     """Return the counterfactual step without the chosen parts, and the value of the saving. ``result`` must be ``ok``.
 
     ``price_given``: True if the price was entered on the page, False if it was recorded with the run.
@@ -74,14 +74,14 @@ def without(result: WhatIf, thought: Counterfactual | None, pace: Pace, *, price
     ]
 
 
-def _price_source(pace: Pace, *, price_given: bool) -> str:
+def _price_source(pace: WeekCost, *, price_given: bool) -> str:
     if pace.price_per_gpu_hour is None:
         return "no price was recorded with the run; enter one above"
     where = "as entered above" if price_given else "as recorded with the run"
     return f"at {money(pace.price_per_gpu_hour, pace.currency)} per GPU-hour, {where}"
 
 
-def fleet(answer: Answer, *, goes_on: bool) -> list[Block]:
+def fleet(answer: WhatIfAnswer, *, goes_on: bool) -> list[Block]:
     """Return S, M_W and M_S with their evidence. ``goes_on``: the run is still going on."""
     result = answer.result
     source = result.source
@@ -137,7 +137,7 @@ RANKS_SHOWN: Final = 20
 """Maximum number of bars. The table has all parts of the answer."""
 
 
-def _pace(run: RunData, state: PageState) -> Pace:
+def _pace(run: RunData, state: PageState) -> WeekCost:
     """Return the pace of the run's answer, which must be ``ok``."""
     return pace_of(run.whatif, price=state.price, currency=state.currency)
 
@@ -208,7 +208,7 @@ def _matters(effect: Effect) -> bool:
     return effect.saved_seconds >= 0.001 * effect.without_step_seconds or (effect.slowdown or 1.0) >= 1.02
 
 
-def _worth(saved: float, pace: Pace, unit: tuple[float, str]) -> str:
+def _worth(saved: float, pace: WeekCost, unit: tuple[float, str]) -> str:
     if saved <= 0:
         return "saves nothing"
     hours, amount = pace.gpu_hours_of(saved), pace.money_of(saved)
@@ -218,7 +218,7 @@ def _worth(saved: float, pace: Pace, unit: tuple[float, str]) -> str:
     return f"−{in_unit(1e6 * saved, unit)}{worth}"
 
 
-def _without(removable: Removable, pace: Pace, unit: tuple[float, str]) -> Without:
+def _without(removable: Removable, pace: WeekCost, unit: tuple[float, str]) -> Without:
     effect = removable.effect
     return Without(
         removable.item, f"without {removable.label}", effect.without_step_seconds, _worth(effect.saved_seconds, pace, unit)
@@ -234,7 +234,7 @@ def _toggled(state: PageState, point: Mapping[str, Any]) -> PageState:
     return replace(state, without=remaining_items if item in state.without else (*remaining_items, item))
 
 
-def _choice(answer: Answer, state: PageState) -> Choice:
+def _choice(answer: WhatIfAnswer, state: PageState) -> Choice:
     choices = removables(answer.result)
     groups: dict[str, list[dict[str, str]]] = {}
     for removable in choices:
@@ -257,7 +257,7 @@ def _choice(answer: Answer, state: PageState) -> Choice:
     )
 
 
-def _price(answer: Answer, state: PageState) -> list[Block]:
+def _price(answer: WhatIfAnswer, state: PageState) -> list[Block]:
     recorded = "none" if answer.price_per_gpu_hour is None else f"{answer.price_per_gpu_hour:g}"
     return [
         Entry(
@@ -292,7 +292,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             help=f"At most {RANKS_SHOWN} slow ones, largest gain first; the CSV has all. Ranks of a host that are slow together "
             f"have one bar. Of two equally slow ranks, fixing one gains nothing. {_VARIES[result.savings_of]}",
             blocks=[
-                Figure(
+                FigureBlock(
                     name="whatif-ranks",
                     reads=("without", "price", "currency"),
                     label="Bars of the step time without each rank or host",
@@ -308,7 +308,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             title="Without each cause, phase or stage",
             help="On all ranks at once. Parts overlap, so savings do not add up. The CSV also has parts that save nothing.",
             blocks=[
-                Figure(
+                FigureBlock(
                     name="whatif-parts",
                     reads=("without", "price", "currency"),
                     label="Bars of the step time without each cause, phase, operation or stage",

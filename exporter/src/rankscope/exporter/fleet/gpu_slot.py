@@ -13,8 +13,8 @@ from rankscope.exporter.fleet.changes import merged
 from rankscope.exporter.fleet.children import Child, Children
 from rankscope.exporter.fleet.counters import Continuity
 from rankscope.exporter.fleet.gpu_life import LEAVING, READING, TRANSITIONS, WITHOUT_PROCESS, Event, State
-from rankscope.exporter.fleet.inventory import Meter
-from rankscope.exporter.fleet.patience import Patience
+from rankscope.exporter.fleet.inventory import EnergyMeter
+from rankscope.exporter.fleet.patience import FleetTimeouts
 from rankscope.exporter.fleet.resets import Resets, energy_of
 from rankscope.exporter.fleet.wire import Failed, FromChild, Opened, Sampled, Spawn
 from rankscope.exporter.loop import STALE_AFTER_INTERVALS
@@ -47,7 +47,7 @@ class GpuSlot:
         *,
         collectors: frozenset[str],
         interval_s: float,
-        patience: Patience,
+        patience: FleetTimeouts,
         on_xid: Callable[[GpuIdentity, XidEvent], None],
         on_reset: Callable[[GpuIdentity, float], None],
     ) -> None:
@@ -77,7 +77,7 @@ class GpuSlot:
         self._counters = Continuity()
         self._set_down("starting", "not queried yet", time.monotonic())
 
-    def remember(self, identity: GpuIdentity, meter: Meter | None) -> None:
+    def remember(self, identity: GpuIdentity, meter: EnergyMeter | None) -> None:
         """Start with the identity and the energy counter of an earlier exporter."""
         self.identity = identity
         if meter is not None:

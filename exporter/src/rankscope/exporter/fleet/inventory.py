@@ -38,7 +38,7 @@ _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 """Errors of a file system without locks."""
 
 
-class Meter(msgspec.Struct, frozen=True):
+class EnergyMeter(msgspec.Struct, frozen=True):
     """Energy counter of a GPU at a monotonic time of one boot; a later smaller value shows that the GPU was reset in between."""
 
     energy_j: float
@@ -51,14 +51,14 @@ class Remembered(msgspec.Struct, frozen=True, omit_defaults=True):
 
     identity: GpuIdentity
     absent_s: float = 0.0
-    meter: Meter | None = None
+    meter: EnergyMeter | None = None
 
 
-class _Header(msgspec.Struct, frozen=True):
+class _InventoryHeader(msgspec.Struct, frozen=True):
     schema: str = SCHEMA
 
 
-class _File(msgspec.Struct, frozen=True):
+class _InventoryFile(msgspec.Struct, frozen=True):
     gpus: tuple[Remembered, ...]
     schema: str = SCHEMA
 
@@ -114,7 +114,7 @@ class Inventory:
         remembered = self._gpus.get(identity.uuid, Remembered(identity))
         self._gpus[identity.uuid] = msgspec.structs.replace(remembered, identity=identity, absent_s=0.0)
 
-    def meter(self, uuid: str) -> Meter | None:
+    def meter(self, uuid: str) -> EnergyMeter | None:
         """Return the energy counter that an exporter read last in this boot."""
         remembered = self._gpus.get(uuid)
         return (
@@ -128,7 +128,7 @@ class Inventory:
         now = time.monotonic()
         for uuid, energy_j in energies_j.items():
             if uuid in self._gpus:
-                meter = Meter(energy_j, self._boot_id, now)
+                meter = EnergyMeter(energy_j, self._boot_id, now)
                 self._gpus[uuid] = msgspec.structs.replace(self._gpus[uuid], meter=meter)
 
     def pass_time(self, elapsed_s: float, present: frozenset[str]) -> None:
@@ -298,17 +298,17 @@ def load(path: Path) -> dict[str, Remembered]:
     with open_regular(path) as file:  # a pipe would block the start
         content = file.read(_LARGEST_BYTES)
     try:
-        schema = msgspec.json.decode(content, type=_Header).schema
+        schema = msgspec.json.decode(content, type=_InventoryHeader).schema
         if schema != SCHEMA:
             raise OtherSchemaError(unread_format(schema, SCHEMA))
-        decoded = msgspec.json.decode(content, type=_File)
+        decoded = msgspec.json.decode(content, type=_InventoryFile)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(str(error)) from error
     return {remembered.identity.uuid: remembered for remembered in decoded.gpus}
 
 
 def _store(path: Path, content: dict[str, Remembered]) -> None:
-    text = msgspec.json.format(msgspec.json.encode(_File(tuple(content.values()))), indent=2) + b"\n"
+    text = msgspec.json.format(msgspec.json.encode(_InventoryFile(tuple(content.values()))), indent=2) + b"\n"
     replace_file(path, text, mode=0o600)
 
 

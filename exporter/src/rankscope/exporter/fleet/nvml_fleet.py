@@ -17,9 +17,9 @@ from rankscope.exporter.fleet.children import Child, Children
 from rankscope.exporter.fleet.gpu_slot import GpuSlot
 from rankscope.exporter.fleet.inventory import Inventory
 from rankscope.exporter.fleet.nursery import Nursery, NurseryLostError
-from rankscope.exporter.fleet.patience import Patience
+from rankscope.exporter.fleet.patience import FleetTimeouts
 from rankscope.exporter.fleet.pci import SYSFS_PCI, bus_id
-from rankscope.exporter.fleet.survey import DriverNews, Survey
+from rankscope.exporter.fleet.survey import DriverNews, GpuSurvey
 from rankscope.exporter.fleet.wire import Failed, FromChild, Hello, Opened
 from rankscope.exporter.source import FleetState, GpuIdentity, XidEvent
 
@@ -65,7 +65,7 @@ class NvmlFleet:
         on_reset: Callable[[GpuIdentity, float], None] = lambda _gpu, _monotonic_s: None,
         exit_when_stale: bool = True,
         pci_root: Path = SYSFS_PCI,
-        patience: Patience | None = None,
+        patience: FleetTimeouts | None = None,
     ) -> None:
         self._nursery = nursery
         self._collectors = collectors
@@ -76,10 +76,10 @@ class NvmlFleet:
         self._on_xid = on_xid
         self._on_reset = on_reset
         self._exit_when_stale = exit_when_stale
-        self._patience = patience or Patience()
+        self._patience = patience or FleetTimeouts()
         self._selector = selectors.DefaultSelector()
         self._children = Children(nursery, self._selector)
-        self._survey = Survey(self._children, pci_root=pci_root, patience=self._patience)
+        self._survey = GpuSurvey(self._children, pci_root=pci_root, patience=self._patience)
         self._slots: dict[str, GpuSlot] = {}
         self._changed = threading.Condition()
         self._fatal: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Patience(msgspec.Struct, frozen=True, kw_only=True):
+class FleetTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     """Timeouts and intervals of the fleet, in seconds.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from rankscope.exporter.fleet.inventory import Meter
+from rankscope.exporter.fleet.inventory import EnergyMeter
 from rankscope.exporter.source import DownReason, Reading
 
 _CERTAIN: Final = frozenset({"released", "lost", "moved", "energy"})
@@ -35,7 +35,7 @@ class Resets:
         self._energy: tuple[float, float] | None = None
         self._last_sign_s = float("-inf")
 
-    def remember(self, meter: Meter) -> None:
+    def remember(self, meter: EnergyMeter) -> None:
         """Start with the energy counter that an earlier exporter read."""
         self._energy = meter.energy_j, meter.monotonic_s
 

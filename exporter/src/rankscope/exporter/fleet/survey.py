@@ -11,7 +11,7 @@ import msgspec
 
 from rankscope.exporter.fleet import pci
 from rankscope.exporter.fleet.children import Child, Children
-from rankscope.exporter.fleet.patience import Patience
+from rankscope.exporter.fleet.patience import FleetTimeouts
 from rankscope.exporter.fleet.wire import DriverFound, Failed, FromChild, Listed, SpawnProbe
 from rankscope.exporter.source import DownReason, Driver
 
@@ -26,7 +26,7 @@ DriverNews = Literal["exchanged", "returned"]
 _NOT_ASKED: Final = "the driver has not been queried yet"
 
 
-class Survey:
+class GpuSurvey:
     """Survey of the node's GPUs, by the PCI bus and by probes of the driver.
 
     A probe runs when the PCI bus changes, on ``soon``, periodically, and with backoff while the driver does not answer. If the
@@ -34,7 +34,7 @@ class Survey:
     failure; ``problem`` says why the driver as a whole does not answer, ``problem_reason`` in a word.
     """
 
-    def __init__(self, children: Children, *, pci_root: Path, patience: Patience) -> None:
+    def __init__(self, children: Children, *, pci_root: Path, patience: FleetTimeouts) -> None:
         self.driver: Driver | None = None  # the last one seen, kept while the driver does not answer
         self.answers: bool | None = None
         self.count: int | None = None

@@ -17,7 +17,7 @@ _SLUID: Final = re.compile(r"s[0-9A-HJKMNP-TV-Z]{13}")
 """Slurm's unique id of one run of a job, which names its cgroups (version 2) since Slurm 26.05."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class CgroupIdentity(msgspec.Struct, frozen=True):
     """Job, pod and container of a process, from its cgroups; unknown fields are None. A container need not belong to a pod.
 
     A job of Slurm has either its ``job_id`` or its ``sluid``.
@@ -29,17 +29,17 @@ class Place(msgspec.Struct, frozen=True):
     sluid: str | None = None
 
 
-def place_of(text: str) -> Place:
+def place_of(text: str) -> CgroupIdentity:
     """Parse ``/proc/PID/cgroup`` of cgroup version 1 (a line per controller), 2 (one line), or both.
 
     If the reader has a cgroup namespace of its own, a path may begin with ``/..`` or in the middle of the hierarchy, so its
     beginning is not interpreted.
     """
-    place = Place()
+    place = CgroupIdentity()
     for line in text.splitlines():
         _, _, path = line.partition(":")[2].partition(":")
         of_line = _place([part for part in path.split("/") if part not in ("", "..")])
-        place = Place(
+        place = CgroupIdentity(
             place.job_id or of_line.job_id,
             place.pod_uid or of_line.pod_uid,
             place.container_id or of_line.container_id,
@@ -48,7 +48,7 @@ def place_of(text: str) -> Place:
     return place
 
 
-def _place(parts: list[str]) -> Place:
+def _place(parts: list[str]) -> CgroupIdentity:
     """Find job, pod and container in the components of a cgroup path.
 
     The outermost job or pod counts, because a process may create groups of any name below its own. The innermost container
@@ -66,4 +66,4 @@ def _place(parts: list[str]) -> Place:
                 job_id, sluid = (job[1], None) if job else (None, part)
         elif container := _CONTAINER.fullmatch(part):
             container_id = container[1]
-    return Place(job_id, pod_uid, container_id, sluid)
+    return CgroupIdentity(job_id, pod_uid, container_id, sluid)

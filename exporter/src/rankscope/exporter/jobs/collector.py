@@ -13,12 +13,12 @@ from typing import Final
 import msgspec
 
 from rankscope.base.problems import ProblemLog
-from rankscope.exporter.jobs.deadline import Deadline
+from rankscope.exporter.jobs.deadline import BoundedCalls
 from rankscope.exporter.jobs.devices import Devices, bare, device_numbers
 from rankscope.exporter.jobs.hold_source import HoldSource
 from rankscope.exporter.jobs.join import MULTIPLE, Claim, Occupancy, claims_of, join
 from rankscope.exporter.jobs.kubelet import DEFAULT_SOCKET, Kubelet
-from rankscope.exporter.jobs.party import Device, Hold, Identity, Use
+from rankscope.exporter.jobs.party import Hold, Identity, SchedulerDevice, Use
 from rankscope.exporter.jobs.pod_names import PodName, PodNames
 from rankscope.exporter.jobs.processes import ProcessTable
 from rankscope.exporter.jobs.slurm import DEFAULT_FOLDER, SlurmFolder
@@ -74,7 +74,7 @@ class JobsCollector:
         self._processes = ProcessTable(proc)
         self._names = user_names or UserNames()
         self._pod_names = pod_names or PodNames()
-        self._driver = Deadline(_DRIVER_DEADLINE_S)
+        self._driver = BoundedCalls(_DRIVER_DEADLINE_S)
         self._numbers: dict[str, int] = {}
         self._migs: dict[str, tuple[MigDevice, ...]] = {}
         self._jobs_at: tuple[float, dict[str, str]] = (float("-inf"), {})
@@ -160,7 +160,7 @@ class JobsCollector:
         return Devices(state.gpus, self._migs, self._numbers)
 
 
-def _unidentified_text(party: str, device: Device) -> str:
+def _unidentified_text(party: str, device: SchedulerDevice) -> str:
     which = device.uuid or ("without a name" if device.number is None else f"number {device.number}")
     return f"{party} holds a GPU that cannot be identified: {which}"
 
@@ -212,7 +212,7 @@ class _Node:
         self._parents = {mig.uuid: uuid for uuid, migs in devices.migs.items() for mig in migs}
         self._jobs = {hold.identity.job_id: hold.identity for hold in holds if hold.identity.job_id is not None}
         self._holders: dict[str, list[Identity]] = {}
-        self.unidentified: set[tuple[str, Device]] = set()
+        self.unidentified: set[tuple[str, SchedulerDevice]] = set()
         for hold in holds:
             uuids = {device: devices.uuid_of(device) for device in hold.devices}
             self.unidentified |= {(hold.identity.party, device) for device, uuid in uuids.items() if uuid is None}

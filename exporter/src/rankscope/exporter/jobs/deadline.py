@@ -16,11 +16,11 @@ class _Outcome:
     error: BaseException | None = None
 
 
-class BusyError(TimeoutError):
+class TooManyCallsError(TimeoutError):
     """The call was not made, because too many earlier calls have not returned yet, or there is no thread for it."""
 
 
-class Deadline:
+class BoundedCalls:
     """Runner of function calls, each in a thread of its own and bounded by ``seconds``.
 
     A call that misses its deadline keeps running in its thread. While ``most_stuck`` such calls are running, no further call is
@@ -41,14 +41,14 @@ class Deadline:
         """
         self._stuck = [thread for thread in self._stuck if thread.is_alive()]
         if len(self._stuck) >= self._most_stuck:
-            raise BusyError("an earlier call has not returned yet")
+            raise TooManyCallsError("an earlier call has not returned yet")
         outcome = _Outcome()
         # Daemon thread: a call stuck in the kernel must not keep the process from exiting.
         thread = threading.Thread(target=_run, args=(call, outcome), name="jobs-deadline", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # the limit of threads
-            raise BusyError(str(error)) from error
+            raise TooManyCallsError(str(error)) from error
         thread.join(self._seconds)
         if thread.is_alive():
             self._stuck.append(thread)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.exporter.fleet.pci import bus_id
-from rankscope.exporter.jobs.party import Device
+from rankscope.exporter.jobs.party import SchedulerDevice
 from rankscope.exporter.source import GpuState, MigDevice
 
 _MINOR: Final = re.compile(r"^Device Minor:\s*([0-9]+)\s*$", re.MULTILINE)
@@ -44,7 +44,7 @@ class Devices:
         self._by_device_number = {numbers[place]: identity.uuid for place, identity in places.items() if place in numbers}
         self._by_number = self._by_device_number or {identity.index: identity.uuid for identity in places.values()}
 
-    def uuid_of(self, device: Device) -> str | None:
+    def uuid_of(self, device: SchedulerDevice) -> str | None:
         """Return the uuid of the GPU or MIG device; None if no device matches, or the match is ambiguous."""
         if device.uuid is not None:
             uuid = self._uuids.get(bare(device.uuid))

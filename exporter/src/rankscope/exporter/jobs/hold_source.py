@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from rankscope.base.problems import ProblemLog
-from rankscope.exporter.jobs.deadline import Deadline
+from rankscope.exporter.jobs.deadline import BoundedCalls
 from rankscope.exporter.jobs.party import Hold
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class HoldSource:
         self.ok: bool | None = None
         self.is_valid: bool | None = None
         self._call = call
-        self._deadline = Deadline(_DEADLINE_S)
+        self._deadline = BoundedCalls(_DEADLINE_S)
         self._last: tuple[Hold, ...] | None = None
         self._last_s = float("-inf")
         self._problems = ProblemLog(

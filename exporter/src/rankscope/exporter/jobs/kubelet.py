@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rankscope.base.errors import MissingError
 from rankscope.exporter.jobs.environment import word
-from rankscope.exporter.jobs.party import Device, Hold, Identity
+from rankscope.exporter.jobs.party import Hold, Identity, SchedulerDevice
 
 if TYPE_CHECKING:
     import grpc
@@ -146,7 +146,7 @@ def _holds(response: Any) -> Iterator[Hold]:
                 yield Hold(identity, devices)
 
 
-def _devices_of(resource: Any) -> list[Device]:
+def _devices_of(resource: Any) -> list[SchedulerDevice]:
     """Return the devices of a device plugin, also of other vendors' plugins that use uuids.
 
     The id of a time-slicing or MPS replica ends in ``::N``.
@@ -154,24 +154,28 @@ def _devices_of(resource: Any) -> list[Device]:
     devices = []
     for device_id in resource.device_ids:
         if old := _MIG_OLD.match(device_id):
-            devices.append(Device(uuid=old[1], gpu_instance=int(old[2]), compute_instance=int(old[3])))
+            devices.append(SchedulerDevice(uuid=old[1], gpu_instance=int(old[2]), compute_instance=int(old[3])))
         elif uuid := _UUID.match(device_id):
-            devices.append(Device(uuid=uuid[1]))
+            devices.append(SchedulerDevice(uuid=uuid[1]))
         elif _GPUS.fullmatch(resource.resource_name):
             file = _DEVICE_FILE.fullmatch(device_id.split("::", 1)[0])
-            devices.append(Device(number=int(file[1]), gpu_instance=int(file[2]) if file[2] else None) if file else Device())
+            devices.append(
+                SchedulerDevice(number=int(file[1]), gpu_instance=int(file[2]) if file[2] else None)
+                if file
+                else SchedulerDevice()
+            )
     return devices
 
 
-def _claimed_devices(container: Any) -> Iterator[Device]:
+def _claimed_devices(container: Any) -> Iterator[SchedulerDevice]:
     """Yield the devices of dynamic resource allocation (DRA): by a uuid in one of the names, or by device minor number."""
     for claim in container.dynamic_resources:
         for resource in claim.claim_resources:
             names = [resource.device_name, *(device.name for device in resource.cdi_devices)]
             uuids = [uuid[1] for name in names if (uuid := _UUID.search(name))]
             if uuids:
-                yield from (Device(uuid=uuid) for uuid in uuids)
+                yield from (SchedulerDevice(uuid=uuid) for uuid in uuids)
             elif resource.driver_name == _DRA_DRIVER:
                 # The name of a MIG device holds its placement on the GPU, which no uuid can be found by.
                 number = _DRA_DEVICE.fullmatch(resource.device_name)
-                yield Device(number=int(number[1])) if number else Device()
+                yield SchedulerDevice(number=int(number[1])) if number else SchedulerDevice()

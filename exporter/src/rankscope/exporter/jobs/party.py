@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Device(msgspec.Struct, frozen=True):
+class SchedulerDevice(msgspec.Struct, frozen=True):
     """A GPU or MIG device as a scheduler names it: by ``uuid``, or by ``number``, its device minor number.
 
     With instances, it is the MIG device with these ids on that GPU. With neither uuid nor number, it cannot be identified.
@@ -43,7 +43,7 @@ class Hold(msgspec.Struct, frozen=True):
     """Devices that a scheduler allocated to a job or container. Some may be unknown to this node's driver."""
 
     identity: Identity
-    devices: tuple[Device, ...]
+    devices: tuple[SchedulerDevice, ...]
 
 
 class Ranks(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from rankscope.exporter.jobs.deadline import Deadline
+from rankscope.exporter.jobs.deadline import BoundedCalls
 from rankscope.exporter.jobs.environment import word
 
 DEFAULT_FOLDER: Final = Path("/var/log/pods")
@@ -30,7 +30,7 @@ class PodNames:
 
     def __init__(self, folder: Path = DEFAULT_FOLDER) -> None:
         self._folder = folder
-        self._deadline = Deadline(_DEADLINE_S)
+        self._deadline = BoundedCalls(_DEADLINE_S)
         self._names: dict[str, PodName] = {}
 
     def names(self, uids: Collection[str]) -> dict[str, PodName]:

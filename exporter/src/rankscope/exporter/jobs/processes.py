@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from rankscope.exporter.jobs.cgroups import place_of
-from rankscope.exporter.jobs.deadline import BusyError, Deadline
+from rankscope.exporter.jobs.deadline import BoundedCalls, TooManyCallsError
 from rankscope.exporter.jobs.environment import number, ranks_of, variables, word
 from rankscope.exporter.jobs.party import Use
 
@@ -47,7 +47,7 @@ class ProcessTable:
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._processes: dict[int, _Known] = {}
-        self._deadline = Deadline(_ENVIRON_DEADLINE_S, most_stuck=_MOST_STUCK)
+        self._deadline = BoundedCalls(_ENVIRON_DEADLINE_S, most_stuck=_MOST_STUCK)
 
     def sees_all(self) -> bool:
         """Return whether the driver's pids are valid here: False in a container without the node's PID namespace."""
@@ -102,7 +102,7 @@ class ProcessTable:
 
         try:
             return self._deadline.ask(read), False
-        except BusyError:
+        except TooManyCallsError:
             os.close(own)
             return None, False
         except TimeoutError:

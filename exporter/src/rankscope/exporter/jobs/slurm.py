@@ -11,7 +11,7 @@ from typing import Final
 
 from rankscope.base.process import boot_id
 from rankscope.exporter.jobs.environment import number, word
-from rankscope.exporter.jobs.party import Device, Hold, Identity
+from rankscope.exporter.jobs.party import Hold, Identity, SchedulerDevice
 from rankscope.exporter.spool.file import read_regular
 from rankscope.exporter.spool.series import RejectedError
 
@@ -97,7 +97,7 @@ def _hold(name: str, folder_fd: int, this_boot: str, *, trusted: frozenset[int])
         return None
     except RejectedError as error:
         job_id = number(name.removeprefix("job-"))
-        return Hold(Identity(job_id=job_id), (Device(),)) if error.reason == "unreadable" else None
+        return Hold(Identity(job_id=job_id), (SchedulerDevice(),)) if error.reason == "unreadable" else None
     return parse(content.decode("utf-8", "replace"), this_boot) if status.st_uid in trusted else None
 
 
@@ -122,18 +122,18 @@ def parse(text: str, this_boot: str) -> Hold | None:
     return Hold(identity, next((devices for devices in (*exact, *device_lists) if devices), ()))
 
 
-def devices_of(text: str) -> tuple[Device, ...]:
+def devices_of(text: str) -> tuple[SchedulerDevice, ...]:
     """Parse a list such as ``0,2-3`` or ``GPU-…,MIG-…``; any other item is a device that cannot be identified."""
-    devices: list[Device] = []
+    devices: list[SchedulerDevice] = []
     for piece in text.split(","):
         token = piece.strip()
         if old := _MIG_OLD.fullmatch(token):
-            devices.append(Device(uuid=old[1], gpu_instance=int(old[2]), compute_instance=int(old[3])))
+            devices.append(SchedulerDevice(uuid=old[1], gpu_instance=int(old[2]), compute_instance=int(old[3])))
         elif _UUID.fullmatch(token):
-            devices.append(Device(uuid=token))
+            devices.append(SchedulerDevice(uuid=token))
         elif between := _RANGE.fullmatch(token):
             first = int(between[1])
-            devices += [Device(number=number) for number in range(first, int(between[2] or first) + 1)]
+            devices += [SchedulerDevice(number=number) for number in range(first, int(between[2] or first) + 1)]
         elif token not in _NOTHING:
-            devices.append(Device())
+            devices.append(SchedulerDevice())
     return tuple(dict.fromkeys(devices))

@@ -24,7 +24,7 @@ _METRICS_GET_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Activity:
+class GpmMetric:
     """A GPM metric.
 
     Attributes:
@@ -55,17 +55,17 @@ class Activity:
 
 _PER_MIB: Final = 2.0**-20
 _MOST_MIB: Final = 2.0**30
-TRANSMIT: Final = Activity(20, "", per=_PER_MIB, at_most=_MOST_MIB)
-RECEIVE: Final = Activity(21, "", per=_PER_MIB, at_most=_MOST_MIB)
+TRANSMIT: Final = GpmMetric(20, "", per=_PER_MIB, at_most=_MOST_MIB)
+RECEIVE: Final = GpmMetric(21, "", per=_PER_MIB, at_most=_MOST_MIB)
 
 ACTIVITIES: Final = (
-    Activity(1, "gpu_graphics_active", integral=True),
-    Activity(2, "gpu_sm_active", integral=True, bounds=True),
-    Activity(5, "gpu_tensor_active", integral=True, bounds=True),
-    Activity(10, "gpu_dram_active", integral=True, bounds=True),
-    Activity(3, "gpu_sm_occupancy"),
+    GpmMetric(1, "gpu_graphics_active", integral=True),
+    GpmMetric(2, "gpu_sm_active", integral=True, bounds=True),
+    GpmMetric(5, "gpu_tensor_active", integral=True, bounds=True),
+    GpmMetric(10, "gpu_dram_active", integral=True, bounds=True),
+    GpmMetric(3, "gpu_sm_occupancy"),
     *(
-        Activity(number, "gpu_pipe_active", labels=(("pipe", pipe),))
+        GpmMetric(number, "gpu_pipe_active", labels=(("pipe", pipe),))
         for pipe, number in (("fp64", 11), ("fp32", 12), ("fp16", 13))
     ),
     TRANSMIT,
@@ -76,7 +76,7 @@ ACTIVITIES: Final = (
 class _Query:
     """Reusable request for the same GPM metrics for pairs of samples."""
 
-    def __init__(self, nvml: NvmlCalls, activities: Sequence[Activity]) -> None:
+    def __init__(self, nvml: NvmlCalls, activities: Sequence[GpmMetric]) -> None:
         self.activities = activities
         self._metrics = metrics = nvml.binding.c_nvmlGpmMetricsGet_t()
         metrics.version = _METRICS_GET_VERSION
@@ -115,7 +115,7 @@ _SLOT: Final = Struct("Iid")
 class GpmChain:
     """GPM samples of a GPU or of one of its GPU instances, over adjacent intervals that are divided into parts."""
 
-    def __init__(self, activities: Sequence[Activity], instance: int | None = None) -> None:
+    def __init__(self, activities: Sequence[GpmMetric], instance: int | None = None) -> None:
         self._activities = activities
         self._bounded = [activity for activity in activities if activity.bounds]
         self._instance = instance
@@ -172,7 +172,7 @@ class GpmChain:
             if activity.integral:
                 sample_pass.emit(f"{activity.metric}_seconds_total", self._totals[activity.number], activity.labels, uuid)
 
-    def total(self, activity: Activity) -> float | None:
+    def total(self, activity: GpmMetric) -> float | None:
         """Return the integral of a metric since the start; None if it has no value."""
         answer = self._answers[self._activities.index(activity)] if self._answers else ""
         return None if isinstance(answer, str) else self._totals[activity.number]

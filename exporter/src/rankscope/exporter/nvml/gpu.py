@@ -22,10 +22,10 @@ from rankscope.exporter.nvml.cooling import Fans, Margin
 from rankscope.exporter.nvml.fields import FieldBatches
 from rankscope.exporter.nvml.gpm import Gpm, PcieBytes
 from rankscope.exporter.nvml.mig import Mig
-from rankscope.exporter.nvml.nvlink import EachLink, Fabric, Links, NvLinks, PeerToPeer
+from rankscope.exporter.nvml.nvlink import EachLink, FabricTopic, Links, NvLinks, PeerToPeer
 from rankscope.exporter.nvml.one_pass import FieldKey, Pass, Topic
-from rankscope.exporter.nvml.processes import Processes
-from rankscope.exporter.nvml.rows import RARELY, Rows
+from rankscope.exporter.nvml.processes import ProcessTopic
+from rankscope.exporter.nvml.rows import RARELY, RowsTopic
 from rankscope.exporter.nvml.status import RECOVERY_ACTION, RetiredPages, Virtualization
 from rankscope.exporter.nvml.tables import CALLS, FIELDS
 from rankscope.exporter.nvml.utilization import BusySeconds
@@ -42,26 +42,26 @@ def topics_of(collectors: frozenset[str]) -> dict[str, Sequence[Topic]]:
     gpm = Gpm() if "gpm" in collectors else None
     special: dict[str, Sequence[Topic]] = {
         # The jobs collector, which does not query GPUs itself, needs the process table, too.
-        "gpu": [] if "process" in collectors or "jobs" not in collectors else [Processes(series=False)],
+        "gpu": [] if "process" in collectors or "jobs" not in collectors else [ProcessTopic(series=False)],
         "temperature": [Margin()],
         "utilization": [BusySeconds()],
         "gpm": [gpm] if gpm else [],
         "fan": [Fans()],
         "pcie": [PcieBytes(gpm.chain if gpm else None)],
-        "nvlink": [NvLinks(links), Fabric()],
+        "nvlink": [NvLinks(links), FabricTopic()],
         "nvlink_link": [EachLink(links)],
         "xid": [Xids()],
-        "recovery": [Rows(fields=(RECOVERY_ACTION,))],
+        "recovery": [RowsTopic(fields=(RECOVERY_ACTION,))],
         "mig": [Mig()],
         "retired_pages": [RetiredPages()],
         "virtualization": [Virtualization()],
-        "process": [Processes(series=True)],
+        "process": [ProcessTopic(series=True)],
         "p2p": [PeerToPeer()],
     }
     names = [name for name, collector in COLLECTORS.items() if collector.reads_gpu and name != "gpu" and name in collectors]
     return {
         name: [
-            *([Rows(CALLS.get(name, ()), FIELDS.get(name, ()))] if name in CALLS or name in FIELDS else []),
+            *([RowsTopic(CALLS.get(name, ()), FIELDS.get(name, ()))] if name in CALLS or name in FIELDS else []),
             *special.get(name, ()),
         ]
         for name in [*names, "gpu"]
@@ -99,7 +99,7 @@ class NvmlGpu:
     def __init__(self, binding: Any, pci_bus_id: str, collectors: frozenset[str], mark: Callable[[str], None]) -> None:
         self._nvml = NvmlCalls(binding, mark)
         self._pci_bus_id = pci_bus_id
-        self._parts = {name: [_Part(topic) for topic in topics] for name, topics in topics_of(collectors).items()}
+        self._parts = {name: [_TopicState(topic) for topic in topics] for name, topics in topics_of(collectors).items()}
         every = [part for parts in self._parts.values() for part in parts]
         self._between = [part for part in every if part.topic.has_parts]
         self._wanting = [part for part in every if part.topic.has_fields]
@@ -224,7 +224,7 @@ class NvmlGpu:
         return text or None
 
 
-class _Part:
+class _TopicState:
     """A topic and its last error. If it fails, its metrics are absent; an unsupported topic is retried only every minute.
 
     An exception of any kind costs this topic only, except ``SourceError``: then the GPU itself is lost.

@@ -9,17 +9,17 @@ from struct import Struct
 from typing import Any, Final
 
 from rankscope.exporter.nvml.calls import NvmlCalls
-from rankscope.exporter.nvml.gpm import Activity, GpmChain, look_at_all, why_unsupported
+from rankscope.exporter.nvml.gpm import GpmChain, GpmMetric, look_at_all, why_unsupported
 from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.nvml.rows import NOW, RARELY, SOMETIMES
 from rankscope.exporter.nvml.tables import MAX_BYTES, MEMORY_V2, MEMORY_V2_LAYOUT
 from rankscope.exporter.source import MigDevice
 
 _ACTIVITIES: Final = (
-    Activity(1, "gpu_mig_graphics_active"),
-    Activity(2, "gpu_mig_sm_active", integral=True),
-    Activity(5, "gpu_mig_tensor_active"),
-    Activity(10, "gpu_mig_dram_active"),
+    GpmMetric(1, "gpu_mig_graphics_active"),
+    GpmMetric(2, "gpu_mig_sm_active", integral=True),
+    GpmMetric(5, "gpu_mig_tensor_active"),
+    GpmMetric(10, "gpu_mig_dram_active"),
 )
 _ACTIVITY_METRICS: Final = tuple(metric for activity in _ACTIVITIES for metric in activity.metrics)
 _WHOLE_GPU_ONLY: Final = "gpu_utilization_ratio"

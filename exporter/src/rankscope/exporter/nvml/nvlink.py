@@ -217,7 +217,7 @@ _MISCONFIGURED_SHIFT: Final = 8
 _MISCONFIGURED_MASK: Final = 0xF
 
 
-class Fabric(SlowTopic):
+class FabricTopic(SlowTopic):
     """Registration with the NVSwitch fabric, and the fabric's health if it reports it."""
 
     metrics = ("gpu_fabric_state", "gpu_fabric_healthy")

@@ -33,7 +33,7 @@ _US: Final = 1_000_000
 _PROC: Final = Path("/proc")
 
 
-class Processes(Topic):
+class ProcessTopic(Topic):
     """Processes that have the GPU open, read from the whole GPU: NVML names the MIG device of each process."""
 
     def __init__(self, *, series: bool) -> None:

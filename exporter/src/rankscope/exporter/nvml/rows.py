@@ -128,7 +128,7 @@ class _CachedRow(Generic[_Row]):
             sample_pass.mark_absent(absent.metric, absent.reason, absent.labels)
 
 
-class Rows(Topic):
+class RowsTopic(Topic):
     """``Topic`` of rows of the tables."""
 
     def __init__(self, calls: Sequence[Call] = (), fields: Sequence[Field] = ()) -> None:

@@ -12,8 +12,8 @@ from typing import Final, Literal
 from rankscope.base.exposition import TEXT_TYPE, Family, text
 from rankscope.exporter.catalogue import CATALOGUE, DcgmName
 from rankscope.exporter.jobs.join import MULTIPLE
-from rankscope.exporter.pages.dcgm_counters import Counters, LabelField, default_counters
-from rankscope.exporter.pages.page import SIMULATED_COMMENT, Page, SeriesLoop
+from rankscope.exporter.pages.dcgm_counters import DcgmCounters, LabelField, default_counters
+from rankscope.exporter.pages.page import SIMULATED_COMMENT, MetricsPage, SeriesLoop
 from rankscope.exporter.source import FleetState, GpuSample, GpuState, Labels, MigDevice
 from rankscope.exporter.xids import XIDS
 
@@ -54,7 +54,11 @@ class DcgmPage:
     """
 
     def __init__(
-        self, page: Page, counters: Counters | None = None, *, hostname_label: Literal["Hostname", "hostname"] = "Hostname"
+        self,
+        page: MetricsPage,
+        counters: DcgmCounters | None = None,
+        *,
+        hostname_label: Literal["Hostname", "hostname"] = "Hostname",
     ) -> None:
         self._page = page
         self._counters = counters or default_counters()

@@ -11,7 +11,7 @@ from typing import Final, Literal, get_args
 from rankscope.base.config_files import read_config_text
 from rankscope.base.errors import InputError
 from rankscope.exporter.catalogue import CATALOGUE
-from rankscope.exporter.settings import Settings
+from rankscope.exporter.settings import ExporterSettings
 
 LabelField = Literal["DCGM_FI_DRIVER_VERSION", "DCGM_FI_NVML_VERSION", "DCGM_FI_DEV_SERIAL", "DCGM_FI_DEV_VBIOS_VERSION"]
 LABEL_FIELDS: Final[tuple[LabelField, ...]] = get_args(LabelField)
@@ -29,7 +29,7 @@ class Counter:
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
+class DcgmCounters:
     """Requested contents of the page: metrics, fields that become labels of every series, and ``refused`` names with reasons."""
 
     metrics: tuple[Counter, ...]
@@ -43,31 +43,31 @@ class Counters:
         return frozenset(row.collector for row in CATALOGUE for entry in row.dcgm if entry.full_name in names)
 
 
-def default_counters() -> Counters:
+def default_counters() -> DcgmCounters:
     """Return the counters that dcgm-exporter publishes without a counters file."""
-    return Counters(tuple(counter for counter, default_on in _known().values() if default_on), ("DCGM_FI_DRIVER_VERSION",))
+    return DcgmCounters(tuple(counter for counter, default_on in _known().values() if default_on), ("DCGM_FI_DRIVER_VERSION",))
 
 
-def counters_of(settings: Settings) -> Counters | None:
+def counters_of(settings: ExporterSettings) -> DcgmCounters | None:
     """Return the counters that the settings select; None without a compatible page. Raises ``InputError``."""
     if not settings.compat_dcgm:
         return None
     return read_counters(settings.compat_counters) if settings.compat_counters is not None else default_counters()
 
 
-def with_collectors(settings: Settings, counters: Counters | None) -> Settings:
+def with_collectors(settings: ExporterSettings, counters: DcgmCounters | None) -> ExporterSettings:
     """Enable the collectors that the counters need, except those that the user switched off; no change without ``gpu``."""
     if counters is None or "gpu" not in settings.collectors:
         return settings
     return replace(settings, collectors=settings.collectors | (counters.collectors - settings.collectors_off))
 
 
-def read_counters(path: Path) -> Counters:
+def read_counters(path: Path) -> DcgmCounters:
     """Read a counters file with lines ``NAME, type, help``; raises ``InputError`` that names the line."""
     return _counters(path, read_config_text(path).splitlines())
 
 
-def _counters(path: Path, lines: Iterable[str]) -> Counters:
+def _counters(path: Path, lines: Iterable[str]) -> DcgmCounters:
     counters = _known()
     metrics: dict[str, Counter] = {}
     labels: dict[LabelField, None] = {}
@@ -89,7 +89,7 @@ def _counters(path: Path, lines: Iterable[str]) -> Counters:
             metrics[name] = Counter(name, "counter" if kind == "counter" else "gauge", help_text)
     if not metrics:
         raise InputError(path, "no line names a metric that this exporter has: see the table in docs/exporter-metrics.md")
-    return Counters(tuple(metrics.values()), tuple(sorted(labels)), tuple(refused.items()))
+    return DcgmCounters(tuple(metrics.values()), tuple(sorted(labels)), tuple(refused.items()))
 
 
 def _record(path: Path, number: int, line: str) -> tuple[str, str, str]:

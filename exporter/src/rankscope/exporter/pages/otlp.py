@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Self
 from rankscope.base.errors import InputError, MissingError
 from rankscope.base.problems import ProblemLog
 from rankscope.exporter.pages.otlp_metrics import measurements
-from rankscope.exporter.pages.page import Page
+from rankscope.exporter.pages.page import MetricsPage
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricExporter
@@ -44,7 +44,7 @@ class OtlpPush:
         InputError: a variable has an invalid value.
     """
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: MetricsPage) -> None:
         self._interval_s = _interval_s()
         self._exporter = _exporter()
         # Imported after the exporter, so that the error about a missing package names the exporter's extra.
@@ -156,7 +156,7 @@ def _exporter() -> MetricExporter:
     return exporter
 
 
-def _resource(page: Page) -> Resource:
+def _resource(page: MetricsPage) -> Resource:
     """Return the resource of this exporter; ``OTEL_RESOURCE_ATTRIBUTES`` and ``OTEL_SERVICE_NAME`` take precedence."""
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 

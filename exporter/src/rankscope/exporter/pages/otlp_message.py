@@ -34,7 +34,7 @@ _KEPT_MESSAGES: Final = 60
 _Key = tuple[Instrument, tuple[tuple[str, str], ...], tuple[float, ...]]
 
 
-class _Series(NamedTuple):
+class _CumulativeSeries(NamedTuple):
     """A cumulative series: since when its values are counted, its last point, and the number of the message that had it."""
 
     start_ns: int
@@ -55,8 +55,8 @@ class MessageBuilder:
         self._scope = InstrumentationScope("rankscope.exporter", version("rankscope"))
         self._deltas = deltas
         self._temporality = AggregationTemporality.DELTA if deltas else AggregationTemporality.CUMULATIVE
-        self._accepted: dict[_Key, _Series] = {}
-        self._latest: dict[_Key, _Series] = {}
+        self._accepted: dict[_Key, _CumulativeSeries] = {}
+        self._latest: dict[_Key, _CumulativeSeries] = {}
         self._number = 0
 
     def message(self, measured: Iterable[Measurement]) -> MetricsData:
@@ -118,5 +118,5 @@ class MessageBuilder:
             start_ns = before.time_ns if was_reset or self._deltas else before.start_ns
             base = tuple(0.0 for _ in values) if was_reset else before.values
         start_ns = min(start_ns, now_ns)  # the clock may have been set back
-        self._latest[key] = _Series(start_ns, now_ns, values, self._number + 1)
+        self._latest[key] = _CumulativeSeries(start_ns, now_ns, values, self._number + 1)
         return start_ns, tuple(new - old for new, old in zip(values, base, strict=True)) if self._deltas else values

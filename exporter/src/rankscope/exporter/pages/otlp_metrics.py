@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple
 
 from rankscope.base.exposition import Family, Kind
 from rankscope.exporter.catalogue import BY_NAME, OtelName
-from rankscope.exporter.pages.page import Page
+from rankscope.exporter.pages.page import MetricsPage
 from rankscope.exporter.source import Driver, FleetState, GpuState, Labels
 
 InstrumentKind = Literal["gauge", "counter", "updowncounter", "histogram"]
@@ -62,7 +62,7 @@ _STATUS: Final = Instrument("hw.status", "updowncounter", "1")
 _MEMORY_UTILIZATION: Final = Instrument("hw.gpu.memory.utilization", "gauge", "1")
 
 
-def measurements(page: Page) -> Iterator[Measurement]:
+def measurements(page: MetricsPage) -> Iterator[Measurement]:
     """Yield a measurement for every series of the page that has a name in OpenTelemetry.
 
     Infinities and NaN are left out, because many backends reject a message that has one.

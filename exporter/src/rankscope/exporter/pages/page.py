@@ -35,7 +35,7 @@ _NOT_OF_ONE_GPU: Final = ("no_driver", "library_mismatch", "not_in_driver")
 SeriesLoop = CollectorLoop[tuple[Series, ...]]
 
 
-class Page:
+class MetricsPage:
     """The page of one exporter: its data sources, and the ``collectors`` that are switched on. Thread-safe.
 
     ``fleet`` is None if no collector reads GPUs. A loop is None if its collector is switched off.

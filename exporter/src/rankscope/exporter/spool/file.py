@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from rankscope.exporter.spool.histogram import HISTOGRAM_PARTS, check_histogram
-from rankscope.exporter.spool.series import Kind, Labels, RankKey, RejectedError, SpoolFamily, SpoolFile, SpoolSeries
+from rankscope.exporter.spool.series import Kind, Labels, RankKey, RejectedError, SpoolContent, SpoolFamily, SpoolSeries
 
 MAX_BYTES: Final = 64 * 1024
 MAX_SERIES: Final = 200
@@ -65,7 +65,7 @@ def read_regular(name: str, folder_fd: int, max_bytes: int = MAX_BYTES) -> tuple
     return content, status
 
 
-def parse(content: bytes) -> SpoolFile:
+def parse(content: bytes) -> SpoolContent:
     """Parse and check a rank's text; raises ``RejectedError``."""
     parsed = [family for family in parsed_text(content, _MAX_LINES) if family.samples]
     if sum(len(family.samples) for family in parsed) > MAX_SERIES:
@@ -84,7 +84,7 @@ def parse(content: bytes) -> SpoolFile:
     return checked(key, families)
 
 
-def checked(key: RankKey, families: tuple[SpoolFamily, ...]) -> SpoolFile:
+def checked(key: RankKey, families: tuple[SpoolFamily, ...]) -> SpoolContent:
     """Check what depends on values, and that the file names its run; raises ``RejectedError``."""
     infos: tuple[SpoolSeries, ...] = ()
     disabled = False
@@ -98,7 +98,7 @@ def checked(key: RankKey, families: tuple[SpoolFamily, ...]) -> SpoolFile:
     # With two of them, PromQL joins on rank_info would fail.
     if len(infos) != 1 or not (run_id := dict(infos[0].labels).get("run_id")):
         raise RejectedError("no_identity")
-    return SpoolFile(key, run_id, disabled, families)
+    return SpoolContent(key, run_id, disabled, families)
 
 
 def parsed_text(content: bytes, max_lines: int) -> list[Metric]:

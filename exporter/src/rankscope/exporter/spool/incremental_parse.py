@@ -9,7 +9,7 @@ import re
 from typing import Final
 
 from rankscope.exporter.spool.file import checked
-from rankscope.exporter.spool.series import SpoolFile, SpoolSeries
+from rankscope.exporter.spool.series import SpoolContent, SpoolSeries
 
 _VALUE: Final = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?|NaN|[+-]?Inf")
 
@@ -23,7 +23,7 @@ class Template:
         self._lines = lines
 
     @classmethod
-    def of(cls, content: bytes, file: SpoolFile) -> Template | None:
+    def of(cls, content: bytes, file: SpoolContent) -> Template | None:
         """Create a template from a file's content and its parsed form; None if the file is not formatted as by a rank."""
         lines: list[tuple[str, bool]] = []
         series = (sample for family in file.families for sample in family.series)
@@ -40,7 +40,7 @@ class Template:
             lines.append((f"{before} ", True))
         return cls(tuple(lines)) if next(series, None) is None else None
 
-    def read(self, content: bytes, before: SpoolFile) -> SpoolFile | None:
+    def read(self, content: bytes, before: SpoolContent) -> SpoolContent | None:
         """Return ``before`` with the values of ``content``; unchanged families and series are the same objects.
 
         None if more than values changed. Raises ``RejectedError`` for invalid values.
@@ -63,7 +63,7 @@ class Template:
         return _with_values(before, values)
 
 
-def _with_values(before: SpoolFile, values: list[float]) -> SpoolFile:
+def _with_values(before: SpoolContent, values: list[float]) -> SpoolContent:
     families, place = list(before.families), 0
     for index, family in enumerate(before.families):
         own = values[place : place + len(family.series)]

@@ -15,7 +15,7 @@ from rankscope.exporter.spool.file import MAX_BYTES, parse, read_regular
 from rankscope.exporter.spool.folder import SpoolFolder, untrusted_reason
 from rankscope.exporter.spool.incremental_parse import Template
 from rankscope.exporter.spool.rejections import RejectedFile, RejectionLog, Rejections
-from rankscope.exporter.spool.series import RankKey, RejectedError, SpoolFamily, SpoolFile, SpoolSeries
+from rankscope.exporter.spool.series import RankKey, RejectedError, SpoolContent, SpoolFamily, SpoolSeries
 
 MAX_FILES: Final = 1024
 MAX_FILES_OF_USER: Final = 512
@@ -71,14 +71,14 @@ class _Cached:
 
     key: tuple[int, int, int]
     owner: int
-    outcome: SpoolFile | str
+    outcome: SpoolContent | str
     template: Template | None
     age_s: float
     seen_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _SpoolCandidate:
     """Candidate for a rank's file."""
 
     name: str
@@ -89,7 +89,7 @@ class _Found:
 class _Accepted(NamedTuple):
     """Content of a rank's file, the uid of its owner, and its age."""
 
-    file: SpoolFile
+    file: SpoolContent
     owner: int
     age_s: float
 
@@ -194,7 +194,7 @@ class Spool:
         self._rejection_log.report(rejected.files)
         return self._merge(accepted, rejected)
 
-    def _accept(self, folder_fd: int, file: _Found, now_s: float, pass_state: _Seen) -> _Accepted:
+    def _accept(self, folder_fd: int, file: _SpoolCandidate, now_s: float, pass_state: _Seen) -> _Accepted:
         if file.age_s < -_MAX_FUTURE_S:  # it would never become stale
             raise RejectedError("from_the_future")
         user = file.status.st_uid
@@ -215,7 +215,7 @@ class Spool:
         pass_state.series_of_user[owner] += sum(len(family.series) for family in outcome.families)
         return _Accepted(outcome, owner, file.age_s)
 
-    def _files(self, folder_fd: int, now: float, now_s: float, rejected: Counter[str]) -> Iterator[_Found]:
+    def _files(self, folder_fd: int, now: float, now_s: float, rejected: Counter[str]) -> Iterator[_SpoolCandidate]:
         """Yield the candidates in the folder."""
         try:
             names, complete = _listed(folder_fd)
@@ -237,7 +237,7 @@ class Spool:
             if candidates_of_user[status.st_uid] > MAX_CANDIDATES_OF_USER:
                 rejected["too_many_files"] += 1
                 continue
-            yield _Found(name, status, self._age_s(name, status, now, now_s))
+            yield _SpoolCandidate(name, status, self._age_s(name, status, now, now_s))
 
     def _age_s(self, name: str, status: os.stat_result, now: float, now_s: float) -> float:
         cached = self._cache.get(name)
@@ -249,15 +249,15 @@ class Spool:
         set_back_s = max(0.0, status.st_ctime - status.st_mtime)
         return set_back_s + min(max(0.0, now - status.st_ctime), now_s - self._read_s)
 
-    def _load(self, folder_fd: int, file: _Found, now_s: float) -> _Cached:
+    def _load(self, folder_fd: int, file: _SpoolCandidate, now_s: float) -> _Cached:
         cached = self._cache.get(file.name)
         if cached is not None and cached.key == _key(file.status):
             return cached
         content, status = read_regular(file.name, folder_fd)
-        outcome: SpoolFile | str | None = None
+        outcome: SpoolContent | str | None = None
         template = cached.template if cached is not None else None
         try:
-            if cached is not None and template is not None and isinstance(cached.outcome, SpoolFile):
+            if cached is not None and template is not None and isinstance(cached.outcome, SpoolContent):
                 outcome = template.read(content, cached.outcome)
             if outcome is None:
                 outcome = parse(content)
@@ -294,7 +294,7 @@ class Spool:
         return SpoolSample(merge.result(), states, ok_files, stale_files, dict(+rejected), duplicates, dict(self._owners), named)
 
 
-def _in_turns(files: list[_Found], rejected: Counter[str]) -> list[_Found]:
+def _in_turns(files: list[_SpoolCandidate], rejected: Counter[str]) -> list[_SpoolCandidate]:
     """Select at most ``MAX_FILES`` files round-robin by user, in the given order, so that no user displaces another's."""
     turns: Counter[int] = Counter()
     taken = []

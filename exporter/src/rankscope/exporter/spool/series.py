@@ -46,7 +46,7 @@ class RankKey(NamedTuple):
     slot: str
 
 
-class SpoolFile(msgspec.Struct, frozen=True):
+class SpoolContent(msgspec.Struct, frozen=True):
     """The content of one rank's file. All its series belong to one rank of one run."""
 
     key: RankKey

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from rankscope.base.errors import RankscopeError
 from rankscope.base.followed_files import FollowedFiles
-from rankscope.base.http import Request, Response, basic_credentials
+from rankscope.base.http import HttpRequest, Response, basic_credentials
 from rankscope.base.problems import ProblemLog
 from rankscope.exporter.web.config import WebConfig, load_web_config
 
@@ -68,7 +68,7 @@ class WebAccess:
         """Return whether the client's certificate is allowed; True if the configuration does not restrict certificates."""
         return self._config.value.web.admits(transport)
 
-    async def checked(self, request: Request, *, public: bool = False) -> tuple[Response | None, WebConfig]:
+    async def checked(self, request: HttpRequest, *, public: bool = False) -> tuple[Response | None, WebConfig]:
         """Return the configuration in force, and None or the error response for a request without a user's right password.
 
         Requests need no password if no users are configured, or if what they ask for is ``public``.
@@ -122,7 +122,7 @@ class Passwords:
         self._arrived = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
 
-    async def refusal(self, request: Request) -> Response | None:
+    async def refusal(self, request: HttpRequest) -> Response | None:
         """Return None if the request has the name and password of a user, else the error response."""
         pair = basic_credentials(request.headers.get("authorization", "").encode("latin-1", "replace"))
         if pair is None:
@@ -143,7 +143,7 @@ class Passwords:
                 self._wrong.popitem(last=False)
         return _UNAUTHORIZED
 
-    async def _in_turn(self, request: Request, check: _Check) -> bool | None:
+    async def _in_turn(self, request: HttpRequest, check: _Check) -> bool | None:
         """Return whether the pair is right; None if the client disconnected before its turn."""
         network = _network(request.peer)
         self._waiting.setdefault(network, []).append(check)

@@ -10,16 +10,16 @@ from typing import Final
 from urllib.parse import parse_qs
 
 from rankscope.base.exposition import prefers_openmetrics
-from rankscope.base.http import TEXT, Request, Response
+from rankscope.base.http import TEXT, HttpRequest, Response
 from rankscope.base.text import one_line
 from rankscope.exporter.catalogue import COLLECTORS
 from rankscope.exporter.pages.dcgm import DcgmPage
-from rankscope.exporter.pages.page import Page
+from rankscope.exporter.pages.page import MetricsPage
 from rankscope.exporter.settings import DCGM_PATH
 from rankscope.exporter.web.access import WebAccess
 from rankscope.exporter.web.config import WebConfig
 from rankscope.exporter.web.control import PATHS as CONTROL_PATHS
-from rankscope.exporter.web.control import Control
+from rankscope.exporter.web.control import ReleaseHandler
 from rankscope.exporter.web.landing import landing_page
 from rankscope.exporter.web.rendered import RenderedPages
 
@@ -31,10 +31,10 @@ _CONTENT_SECURITY: Final = ("content-security-policy", "default-src 'none'; styl
 _TOO_MANY: Final = Response(400, b"too many parameters\n")
 
 Query = Mapping[str, list[str]]
-Route = Callable[[Request, Query], Awaitable[Response]]
+Route = Callable[[HttpRequest, Query], Awaitable[Response]]
 
 
-class App:
+class ExporterApp:
     """Routes of the exporter: ``/metrics``, ``/-/healthy``, ``/-/ready``, landing page, release. No page waits for a GPU.
 
     ``web`` serves the web addresses, ``local`` the control socket, and ``compatible_only`` an address that has the compatible
@@ -43,7 +43,7 @@ class App:
 
     def __init__(
         self,
-        page: Page,
+        page: MetricsPage,
         access: WebAccess,
         *,
         telemetry_path: str = "/metrics",
@@ -54,7 +54,7 @@ class App:
         self._telemetry_path = telemetry_path
         self._compatible = compatible
         self._rendered = RenderedPages()
-        self.control = Control(page.fleet, self._rendered.forget)
+        self.control = ReleaseHandler(page.fleet, self._rendered.forget)
         self._routes: dict[str, Route] = {
             "/": self._landing,
             telemetry_path: self._metrics,
@@ -64,18 +64,18 @@ class App:
         if compatible is not None:
             self._routes[DCGM_PATH] = self._compatible_metrics
 
-    async def web(self, request: Request) -> Response:
+    async def web(self, request: HttpRequest) -> Response:
         """Answer a request over the network, which may need a password; ``/-/healthy`` is public, for probes."""
         return await self._guarded(request, self._routes)
 
-    async def local(self, request: Request) -> Response:
+    async def local(self, request: HttpRequest) -> Response:
         """Answer a request over the Unix socket, whose file mode restricts access; only here can GPUs be released."""
         if request.path in CONTROL_PATHS:
             query = _query_of(request)
             return _TOO_MANY if query is None else await self.control.answer(request, query)
         return await self._route(request, self._routes)
 
-    async def compatible_only(self, request: Request) -> Response:
+    async def compatible_only(self, request: HttpRequest) -> Response:
         """Answer a request on an address of its own, with the compatible page at ``/metrics``, where its scrapers expect it."""
         routes = {
             "/metrics": self._compatible_metrics,
@@ -85,7 +85,7 @@ class App:
         }
         return await self._guarded(request, routes)
 
-    async def _guarded(self, request: Request, routes: Mapping[str, Route]) -> Response:
+    async def _guarded(self, request: HttpRequest, routes: Mapping[str, Route]) -> Response:
         refused, web = await self._access.checked(request, public=request.path == _HEALTHY)
         return self._under(web, refused or await self._route(request, routes))
 
@@ -94,7 +94,7 @@ class App:
         chosen = {name for name, _ in web.headers}
         return replace(response, headers=(*(header for header in response.headers if header[0] not in chosen), *web.headers))
 
-    async def _route(self, request: Request, routes: Mapping[str, Route]) -> Response:
+    async def _route(self, request: HttpRequest, routes: Mapping[str, Route]) -> Response:
         query = _query_of(request)
         if query is None:
             return _TOO_MANY
@@ -105,7 +105,7 @@ class App:
             return Response(405, b"only GET and HEAD\n", headers=(("allow", "GET, HEAD"),))
         return await route(request, query)
 
-    async def _metrics(self, request: Request, query: Query) -> Response:
+    async def _metrics(self, request: HttpRequest, query: Query) -> Response:
         accept = request.headers.get("accept", "")
         collectors: frozenset[str] | None = None
         if unknown_names := sorted(query.keys() - {"collect[]"}):
@@ -120,14 +120,14 @@ class App:
         key = (prefers_openmetrics(accept), collectors)
         return await self._rendered_page(request, key, lambda: self._page.render(accept, collectors))
 
-    async def _compatible_metrics(self, request: Request, query: Query) -> Response:
+    async def _compatible_metrics(self, request: HttpRequest, query: Query) -> Response:
         if query:
             return Response(400, b"this page has no parameters: choose its metrics with --compat.dcgm-counters\n")
         compatible = self._compatible
         assert compatible is not None
         return await self._rendered_page(request, "compatible", compatible.render)
 
-    async def _rendered_page(self, request: Request, key: Hashable, render: Callable[[], tuple[bytes, str]]) -> Response:
+    async def _rendered_page(self, request: HttpRequest, key: Hashable, render: Callable[[], tuple[bytes, str]]) -> Response:
         compressed = accepts_gzip(request.headers.get("accept-encoding", ""))
         headers: tuple[tuple[str, str], ...] = (("vary", "accept, accept-encoding"), ("cache-control", "no-store"))
         if compressed:
@@ -135,11 +135,11 @@ class App:
         page = await self._rendered.get(key, render, compressed=compressed)
         return Response(200, *page, headers)
 
-    async def _healthy(self, _request: Request, _query: Query) -> Response:
+    async def _healthy(self, _request: HttpRequest, _query: Query) -> Response:
         """Answer without checking anything: a liveness probe must not restart the exporter because a driver hangs."""
         return Response(200, b"healthy\n")
 
-    async def _ready(self, _request: Request, _query: Query) -> Response:
+    async def _ready(self, _request: HttpRequest, _query: Query) -> Response:
         body, content_type = await self._rendered.get(_READY, self._readiness)
         return Response(200 if body.startswith(_IS_READY) else 503, body, content_type)
 
@@ -150,7 +150,7 @@ class App:
         )
         return (b"not ready\n" if problems else _IS_READY) + f"{problems}{notes}".encode(), TEXT
 
-    async def _landing(self, _request: Request, _query: Query) -> Response:
+    async def _landing(self, _request: HttpRequest, _query: Query) -> Response:
         body, content_type = await self._rendered.get("/", self._landing_page)
         return Response(200, body, content_type, (_CONTENT_SECURITY, ("cache-control", "no-store")))
 
@@ -168,7 +168,7 @@ class App:
         return body.encode(), "text/html; charset=utf-8"
 
 
-def _query_of(request: Request) -> Query | None:
+def _query_of(request: HttpRequest) -> Query | None:
     """Parse the query; None if it has too many fields."""
     try:
         return parse_qs(request.query, keep_blank_values=True, max_num_fields=_MAX_QUERY_FIELDS)

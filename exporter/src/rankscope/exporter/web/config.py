@@ -69,7 +69,7 @@ class HttpServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     headers: dict[str, str] = {}
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _WebConfigFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tls_server_config: TlsServerConfig | None = None
     http_server_config: HttpServerConfig = HttpServerConfig()
     basic_auth_users: dict[str, str | None] | None = None
@@ -123,11 +123,11 @@ def load_web_config(path: Path) -> WebConfig:
     return web
 
 
-def _parse(path: Path) -> _File:
+def _parse(path: Path) -> _WebConfigFile:
     content = read_config_text(path)
     try:
         # An empty file is a valid one: neither TLS nor users.
-        return msgspec.yaml.decode(content, type=_File) if content.strip() else _File()
+        return msgspec.yaml.decode(content, type=_WebConfigFile) if content.strip() else _WebConfigFile()
     except msgspec.ValidationError as error:
         raise InputError(path, f"{error}") from error
     except msgspec.DecodeError as error:

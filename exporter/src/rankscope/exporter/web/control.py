@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from rankscope.base.errors import InputError, RankscopeError
-from rankscope.base.http import Request, Response
+from rankscope.base.http import HttpRequest, Response
 from rankscope.base.options import parse_duration
 from rankscope.exporter.source import Fleet
 
@@ -26,14 +26,14 @@ MAX_TTL_S: Final = 24 * 3600.0
 _CLIENT_TIMEOUT_S: Final = 20.0
 
 
-class Control:
+class ReleaseHandler:
     """Handler of release and resume. ``changed`` is called after each attempt."""
 
     def __init__(self, fleet: Fleet | None, changed: Callable[[], None]) -> None:
         self._fleet = fleet
         self._changed = changed
 
-    async def answer(self, request: Request, query: Mapping[str, list[str]]) -> Response:
+    async def answer(self, request: HttpRequest, query: Mapping[str, list[str]]) -> Response:
         """Release or resume a GPU.
 
         The status is 200, 400 for a bad request, 404 for an unknown GPU, 405 unless the method is POST, or 409 if the GPU's

@@ -76,7 +76,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     job_id: str | None = None
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="snapshot"):
+class JournalSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="snapshot"):
     """First line of the file: the counts up to entry ``last_id``; entries up to that id are not counted again.
 
     ``boot_id`` and ``seq``: kernel log lines of that boot up to that number are included.

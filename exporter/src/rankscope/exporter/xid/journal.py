@@ -22,7 +22,7 @@ from rankscope.base.problems import ProblemLog
 from rankscope.base.process import boot_id as this_boot_id
 from rankscope.exporter.source import GpuIdentity, Series, XidEvent
 from rankscope.exporter.wall_clock import WallClock
-from rankscope.exporter.xid.entry import SCHEMA, KernelXid, Snapshot, Tally, XidEntry
+from rankscope.exporter.xid.entry import SCHEMA, JournalSnapshot, KernelXid, Tally, XidEntry
 from rankscope.exporter.xid.journal_file import JournalError, JournalFile, Loaded
 from rankscope.exporter.xid.matching import LATE_S, Key, is_repeat, key_of, may_be_same, merged
 from rankscope.exporter.xid.series import RECENT_S, RecentErrors, recent_errors, series_of_gpu, series_of_switches
@@ -385,12 +385,12 @@ class XidJournal:
                 if self._unsaved.get(number) is entry:
                     del self._unsaved[number]
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self) -> JournalSnapshot:
         """Return the counts, which then include all entries of known devices."""
         for number in list(self._uncounted):
             entry = self._entries.get(number)
             if entry is not None and entry.device:
                 self._count(entry)
-        return Snapshot(
+        return JournalSnapshot(
             format=SCHEMA, last_id=self._last_id, boot_id=self._boot_id, seq=self._last_seq, tallies=self._tallies.all()
         )

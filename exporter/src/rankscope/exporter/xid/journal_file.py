@@ -15,13 +15,13 @@ import msgspec
 from rankscope.base.atomic_files import remove_unfinished, replace_file
 from rankscope.base.formats import unread_format
 from rankscope.base.locks import lock_file
-from rankscope.exporter.xid.entry import SCHEMA, Snapshot, XidEntry
+from rankscope.exporter.xid.entry import SCHEMA, JournalSnapshot, XidEntry
 
 MAX_BYTES: Final = 8 * 1024 * 1024
 FILE_NAME: Final = "xids.jsonl"
 _LOCK: Final = "xids.lock"
 
-_decode: Final = msgspec.json.Decoder(Snapshot | XidEntry).decode
+_decode: Final = msgspec.json.Decoder(JournalSnapshot | XidEntry).decode
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -34,7 +34,7 @@ class Loaded:
     """Content of the file. ``skipped``: numbers of the damaged lines, from 1; ``exists``: the file exists."""
 
     path: Path
-    snapshot: Snapshot = field(default_factory=lambda: Snapshot(format=SCHEMA))
+    snapshot: JournalSnapshot = field(default_factory=lambda: JournalSnapshot(format=SCHEMA))
     entries: list[XidEntry] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
     exists: bool = True
@@ -126,7 +126,7 @@ class JournalFile:
         self._size = size + len(data)
         return True
 
-    def rewrite(self, snapshot: Snapshot, entries: Iterable[XidEntry]) -> None:
+    def rewrite(self, snapshot: JournalSnapshot, entries: Iterable[XidEntry]) -> None:
         """Replace the file atomically. If it raises ``JournalError``, the old file is unchanged."""
         lines = [_encode(snapshot), *map(_encode, entries)]
         try:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.collectives.columns import NONE, Column, Numbering, whole_numbers
+from rankscope.analysis.collectives.columns import NONE, GrowingColumn, NameNumbers, whole_numbers
 from rankscope.analysis.operations import Rule, operation
 from rankscope.runs.records import CollectiveRecord
 
@@ -90,9 +90,9 @@ class RecordColumns:
     """Columns of the records of one rank after the other, whose records can be dropped at once."""
 
     def __init__(self) -> None:
-        self._groups, self._teams, self._ops, self._types = Numbering(), Numbering(), Numbering(), Numbering()
+        self._groups, self._teams, self._ops, self._types = NameNumbers(), NameNumbers(), NameNumbers(), NameNumbers()
         self._ranks: list[int] = []
-        self._columns = {name: Column(dtype) for name, dtype in _DTYPES.items()}
+        self._columns = {name: GrowingColumn(dtype) for name, dtype in _DTYPES.items()}
 
     def add(self, rank: int, rows: Sequence[CollectiveRecord]) -> None:
         """Add the records of the next rank; ranks ascend."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from rankscope.analysis.collectives.arrivals import Arrivals, Flags, Numbers
 from rankscope.analysis.collectives.clock_series import (
-    Course,
+    ClockCourse,
     Floats,
     Series,
     Stretch,
@@ -40,7 +40,7 @@ class Clocks(msgspec.Struct, frozen=True):
     """Per rank: the constant offset of its clock. Where the offset changes, its median over the rank's collectives."""
     residual_ns: float | None = None
     """Median over collectives of the spread (last minus first) of the corrected ends; ``None`` without a match."""
-    courses: dict[int, Course] = msgspec.field(default_factory=dict)
+    courses: dict[int, ClockCourse] = msgspec.field(default_factory=dict)
     """Offset over time, for ranks whose clock drifts or was set."""
     found: dict[int, RankClock] = msgspec.field(default_factory=dict)
     """Clock to report for each rank that is in a match."""
@@ -194,7 +194,7 @@ def _fit(ends: Floats, time: Floats, window: Numbers) -> Series:
 def _clocks(matches: Arrivals, clock_of: Numbers, fitted: Mapping[int, Series], base: int) -> Clocks:
     ranks, place = np.unique(matches.rank, return_inverse=True)
     offset = np.zeros(len(place))
-    courses: dict[int, Course] = {}
+    courses: dict[int, ClockCourse] = {}
     for clock, series in fitted.items():
         of_clock = clock_of[place] == clock
         if keeps_one(series):

@@ -197,7 +197,7 @@ def _drift(at: Floats, offset: Floats) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class ClockCourse:
     """Offset of a clock over time: straight lines between knots, held before the first and after the last."""
 
     at_ns: tuple[int, ...]
@@ -221,7 +221,7 @@ class Course:
         return np.interp((unix_ns - first).astype(np.float64), knots, np.array(self.offset_ns, dtype=np.float64))
 
 
-def course_of(series: Series, base_ns: int) -> Course:
+def course_of(series: Series, base_ns: int) -> ClockCourse:
     """Convert a series, in time since ``base_ns`` on the common clock, to a course in the clock's own time.
 
     A clock that was set back shows some times twice. These are taken to be the times after it was set.
@@ -238,7 +238,7 @@ def course_of(series: Series, base_ns: int) -> Course:
         at, offset = np.concatenate([own, at]), np.concatenate([amount, offset])
     latest = 2**62
     times = [min(max(base_ns + round(value), 0), latest) for value in np.maximum.accumulate(at).tolist()]
-    return Course(tuple(times), tuple(round(value) for value in offset.tolist()))
+    return ClockCourse(tuple(times), tuple(round(value) for value in offset.tolist()))
 
 
 def _between(at: Sequence[int], offset: Sequence[int], time: int) -> int:

@@ -12,7 +12,7 @@ NONE: Final = -(2**31)
 """In columns of numbers: not recorded."""
 
 
-class Column:
+class GrowingColumn:
     """Column that grows in place: the parts of thousands of ranks would leave as many holes in memory when they are joined."""
 
     def __init__(self, dtype: type[Any]) -> None:
@@ -34,7 +34,7 @@ class Column:
         return self._values
 
 
-class Numbering:
+class NameNumbers:
     """Numbers for names, in the order in which they appear."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.collectives.figures import Figures, figures_of_collectives
 from rankscope.analysis.collectives.matching import Matching, match_collectives
 from rankscope.analysis.collectives.stages import stages_of_records
-from rankscope.analysis.collectives.traffic.bandwidth import Samples, samples
+from rankscope.analysis.collectives.traffic.bandwidth import BandwidthSamples, samples
 from rankscope.analysis.collectives.traffic.links import run_fabric
 from rankscope.analysis.collectives.traffic.payload import Coordinates
 from rankscope.analysis.collectives.waits.blame import Blame, assign_blame
@@ -46,7 +46,7 @@ class Matched(msgspec.Struct, frozen=True, dict=True):
         return self.matching.matches.records
 
     @cached_property
-    def samples(self) -> Samples:
+    def samples(self) -> BandwidthSamples:
         """Bandwidth sample of each instance."""
         return samples(self.matching, self.waits)
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from rankscope.runs.records import CollectiveRecord
 
 
-class Message(NamedTuple):
+class StageTransfer(NamedTuple):
     """One send or receive of a rank."""
 
     step: int
@@ -28,7 +28,7 @@ class Message(NamedTuple):
     """Rank at the other end; ``None`` where unknown."""
 
 
-Messages = Mapping[int, Sequence[Message]]
+Messages = Mapping[int, Sequence[StageTransfer]]
 """Messages in one process group by rank, in the order in which they were issued; empty for a rank whose are not known."""
 
 
@@ -38,11 +38,11 @@ def stages_of_records(by_rank: Mapping[int, Iterable[CollectiveRecord]]) -> dict
         rank: sorted((row for row in records if row.p2p and row.op in ("send", "recv")), key=_ISSUED)
         for rank, records in by_rank.items()
     }
-    groups: dict[tuple[int, ...] | str, dict[int, list[Message]]] = {}
+    groups: dict[tuple[int, ...] | str, dict[int, list[StageTransfer]]] = {}
     for rank, rows_of_rank in rows.items():
         for row in rows_of_rank:
             group = row.group if row.group_ranks is None else tuple(row.group_ranks)
-            message = Message(row.step, (row.enqueue_unix_ns, row.start_unix_ns), row.op == "send", row.peer)
+            message = StageTransfer(row.step, (row.enqueue_unix_ns, row.start_unix_ns), row.op == "send", row.peer)
             groups.setdefault(group, {}).setdefault(rank, []).append(message)
     stages: dict[int, int] = {}
     for group, messages in groups.items():

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from rankscope.analysis.compare.quantities import Kind
+from rankscope.analysis.compare.quantities import QuantityKind
 from rankscope.analysis.compare.result import Outcome, Quantity, Role, Shift
 from rankscope.analysis.compare.shift import (
     MIN_BLOCKS,
@@ -112,7 +112,7 @@ def as_shift(difference: Difference | None, level: float) -> Shift | None:
 
 
 def tested_quantity(
-    name: str, kind: Kind, role: Role, a: Series, b: Series, *, level: float, min_change: float, step_us: float
+    name: str, kind: QuantityKind, role: Role, a: Series, b: Series, *, level: float, min_change: float, step_us: float
 ) -> Quantity:
     """Test one quantity of the steps. ``step_us``: A's mean step; ``min_change``: the fraction of it that matters."""
     why = f"{min(len(a), len(b))} usable steps on one side; {MIN_STEPS} are needed"
@@ -121,7 +121,7 @@ def tested_quantity(
 
 
 def window_quantity(
-    name: str, kind: Kind, a: Sequence[Series], b: Sequence[Series], *, level: float, min_change: float, step_us: float
+    name: str, kind: QuantityKind, a: Sequence[Series], b: Sequence[Series], *, level: float, min_change: float, step_us: float
 ) -> Quantity:
     """Test one quantity of the profiled steps, each window a block. ``step_us``: A's mean profiled step."""
     matters = min_change * step_us if kind.unit == "us" else min_change
@@ -129,7 +129,7 @@ def window_quantity(
     return _quantity(name, kind, "window", (a, b, 1.0), level=level, matters=matters, step_us=step_us, why=why)
 
 
-def single_quantity(name: str, kind: Kind, a: float | None, b: float | None) -> Quantity:
+def single_quantity(name: str, kind: QuantityKind, a: float | None, b: float | None) -> Quantity:
     """Compare one number of either side; the difference cannot be tested against noise."""
     return Quantity(
         name=name,
@@ -148,7 +148,7 @@ def single_quantity(name: str, kind: Kind, a: float | None, b: float | None) -> 
 
 def _quantity(
     name: str,
-    kind: Kind,
+    kind: QuantityKind,
     role: Role,
     blocks: tuple[Sequence[Series], Sequence[Series], float],
     *,

@@ -21,7 +21,7 @@ REST: Final = "rest"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class QuantityKind:
     """One quantity: its label, its unit, and which direction is better."""
 
     label: str
@@ -29,38 +29,38 @@ class Kind:
     better: Literal["lower", "higher"] = "lower"
 
 
-STEP: Final = Kind("step time")
+STEP: Final = QuantityKind("step time")
 
-PARTS: Final[dict[str, Kind]] = {
-    **{f"own_{phase}_us": Kind(f"own: {METRICS[f'{phase}_us'].label}") for phase in PHASES},
-    **{f"{phase}_us": Kind(METRICS[f"{phase}_us"].label) for phase in PHASES},
-    "waiting_us": Kind("mean wait for later ranks"),
-    "communication_us": Kind("exposed communication"),
-    REST: Kind("unexplained"),
+PARTS: Final[dict[str, QuantityKind]] = {
+    **{f"own_{phase}_us": QuantityKind(f"own: {METRICS[f'{phase}_us'].label}") for phase in PHASES},
+    **{f"{phase}_us": QuantityKind(METRICS[f"{phase}_us"].label) for phase in PHASES},
+    "waiting_us": QuantityKind("mean wait for later ranks"),
+    "communication_us": QuantityKind("exposed communication"),
+    REST: QuantityKind("unexplained"),
 }
 
-INSIDE: Final[dict[str, Kind]] = {
-    "own_us": Kind("own time"),
-    "blocked_us": Kind("blocked by other ranks"),
-    "cpu_us": Kind("CPU time"),
-    "run_queue_us": Kind("waiting for a CPU"),
-    "gc_us": Kind("garbage collection"),
+INSIDE: Final[dict[str, QuantityKind]] = {
+    "own_us": QuantityKind("own time"),
+    "blocked_us": QuantityKind("blocked by other ranks"),
+    "cpu_us": QuantityKind("CPU time"),
+    "run_queue_us": QuantityKind("waiting for a CPU"),
+    "gc_us": QuantityKind("garbage collection"),
 }
 
-WINDOW: Final[dict[str, Kind]] = {
-    "window_us": Kind("profiled step"),
-    "compute_us": Kind("compute"),
-    "exposed_communication_us": Kind("exposed comm. and waiting"),
-    "exposed_memcpy_us": Kind("exposed copies"),
-    "idle_us": Kind("idle"),
-    "overlap_ratio": Kind("hidden communication", "ratio", "higher"),
+WINDOW: Final[dict[str, QuantityKind]] = {
+    "window_us": QuantityKind("profiled step"),
+    "compute_us": QuantityKind("compute"),
+    "exposed_communication_us": QuantityKind("exposed comm. and waiting"),
+    "exposed_memcpy_us": QuantityKind("exposed copies"),
+    "idle_us": QuantityKind("idle"),
+    "overlap_ratio": QuantityKind("hidden communication", "ratio", "higher"),
 }
 
-SINGLE: Final[dict[str, Kind]] = {
-    "peak_allocated_bytes": Kind("device memory, peak", "bytes"),
-    "reserved_bytes": Kind("device memory reserved", "bytes"),
-    "resident_bytes": Kind("resident memory", "bytes"),
-    "recorder_share": Kind("recorder's cost", "ratio"),
+SINGLE: Final[dict[str, QuantityKind]] = {
+    "peak_allocated_bytes": QuantityKind("device memory, peak", "bytes"),
+    "reserved_bytes": QuantityKind("device memory reserved", "bytes"),
+    "resident_bytes": QuantityKind("resident memory", "bytes"),
+    "recorder_share": QuantityKind("recorder's cost", "ratio"),
 }
 
 

@@ -25,7 +25,7 @@ from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.collectives.waits.blame import assign_blame
 from rankscope.analysis.collectives.waits.waiting import NOBODY_WAITED
-from rankscope.analysis.durations.calls import Calls
+from rankscope.analysis.durations.calls import DurationCalls
 from rankscope.analysis.durations.overlap import longest_waits, overlapping_by_autograd, overlapping_by_gaps
 from rankscope.analysis.durations.own_times import own_times, stages_of_calls
 from rankscope.analysis.durations.sources import Durations, reader
@@ -183,7 +183,7 @@ def _counted(step: Numbers) -> Numbers:
     return numbers[START_UP:-1] if len(numbers) > 3 * START_UP else numbers
 
 
-def _step_us(calls: Calls, step: Numbers) -> float:
+def _step_us(calls: DurationCalls, step: Numbers) -> float:
     """Return the median over the ranks of the mean time of a step; of a single one, from its first call to the last end."""
     times_us: list[float] = []
     for _, part in calls.of_ranks():
@@ -199,7 +199,7 @@ def _step_us(calls: Calls, step: Numbers) -> float:
     return float(np.median(times_us))
 
 
-def _places(calls: Calls, step: Numbers) -> Numbers:
+def _places(calls: DurationCalls, step: Numbers) -> Numbers:
     """Return the place of each collective (step, group, number) in its step: after all that any member issued before it.
 
     A host runs ahead of its device, so the time of a call does not show when the device came to it; the order does. The place of
@@ -242,7 +242,7 @@ def _waiting(matches: Arrivals, ranks: int, step_us: float) -> float:
     return float(np.mean(usual)) / ranks / step_us if usual and step_us > 0 else 0.0
 
 
-def _between(calls: Calls, step: Numbers, numbers: Numbers) -> Flags:
+def _between(calls: DurationCalls, step: Numbers, numbers: Numbers) -> Flags:
     """Return the operations of autograd between the steps that count. Others there are evaluations, which do not matter."""
     between = np.zeros(len(step), np.bool_)
     for _, part in calls.of_ranks():
@@ -266,7 +266,7 @@ def _gather_beside(matches: Arrivals, overlapping: set[str]) -> bool:
     return any(names[op].startswith("all_gather") and groups[group] in overlapping for op, group in used)
 
 
-def _unmatched_us(calls: Calls, matched_us: Mapping[int, float]) -> dict[int, float]:
+def _unmatched_us(calls: DurationCalls, matched_us: Mapping[int, float]) -> dict[int, float]:
     """Return each rank's time in operations that are in no matched collective; one without a duration counts as the mean one."""
     unmatched: dict[int, float] = {}
     unknown, batch = np.isnan(calls.duration_us), calls.called("coalesced")

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from rankscope.analysis.durations.calls import LONGEST_US, MAX_CALLS, RankCalls, Row
+from rankscope.analysis.durations.calls import LONGEST_US, MAX_CALLS, DurationCall, RankCalls
 from rankscope.runs.durations import DurationBlock, DurationGroup, DurationSource
 from rankscope.runs.reader import RunReader
 
@@ -60,7 +60,7 @@ def calls_of_blocks(blocks: Iterable[DurationBlock]) -> RankCalls:
             for column in (block.issued_us, block.ended_us)
         )
         calls.rows += map(
-            Row,
+            DurationCall,
             [block.groups[at].name for at in block.group],
             [block.ops[at] for at in block.op],
             block.number,

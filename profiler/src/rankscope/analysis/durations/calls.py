@@ -22,7 +22,7 @@ LONGEST_US: Final = 86_400_000_000
 """Time from which on the duration of an operation makes no sense: a day."""
 
 
-class Row(NamedTuple):
+class DurationCall(NamedTuple):
     """Operation of one rank. Of a source's records only this is kept, because they would fill the memory."""
 
     group: str
@@ -46,7 +46,7 @@ class Row(NamedTuple):
 class RankCalls:
     """Operations of one rank."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[DurationCall] = field(default_factory=list)
     groups: dict[str, DurationGroup] = field(default_factory=dict)
     """Process groups by name."""
     damaged: int = 0
@@ -59,7 +59,7 @@ class RankCalls:
 
 
 @dataclass(frozen=True)
-class Calls:
+class DurationCalls:
     """Operations of all ranks as columns, [calls]; those of a rank follow each other in the order in which it issued them."""
 
     ranks: list[int]
@@ -116,7 +116,7 @@ class Calls:
         groups_of_all = [at for at, name in enumerate(self.groups) if name.rpartition(":")[2] == "0"]
         return np.asarray(~self.has(TRANSFER) & ((self.team != NONE) | np.isin(self.group, groups_of_all)))
 
-    def chosen(self, wanted: Flags) -> Calls:
+    def chosen(self, wanted: Flags) -> DurationCalls:
         """Return the operations where ``wanted``."""
         names = ("rank", "group", "team", "op", "number", "size", "issued_ns", "ended_ns", "duration_us", "flags", "bytes")
         return replace(self, **{name: getattr(self, name)[wanted] for name in names})
@@ -165,14 +165,14 @@ class Calls:
         )
 
 
-def calls_of(ranks: Mapping[int, RankCalls]) -> Calls:
+def calls_of(ranks: Mapping[int, RankCalls]) -> DurationCalls:
     """Return the operations of all ranks as columns."""
     groups: dict[str, int] = {}
     teams: dict[tuple[int, ...], int] = {}
     ops: dict[str, int] = {}
     place: list[int] = []
     team: list[int] = []
-    rows: list[Row] = []
+    rows: list[DurationCall] = []
     for rank in sorted(ranks):
         of_rank = ranks[rank]
         number = {
@@ -183,9 +183,9 @@ def calls_of(ranks: Mapping[int, RankCalls]) -> Calls:
         place += [rank] * len(of_rank.rows)
         team += [number.get(row.group, NONE) for row in of_rank.rows]
         rows += of_rank.rows
-    columns = zip(*rows, strict=True) if rows else [()] * len(Row._fields)
+    columns = zip(*rows, strict=True) if rows else [()] * len(DurationCall._fields)
     group, op, numbers, size, issued_ns, ended_ns, duration_us, flags, bytes_ = columns
-    return Calls(
+    return DurationCalls(
         sorted(ranks),
         rank=np.array(place, np.int64),
         team=np.array(team, np.int64),

@@ -14,12 +14,12 @@ from rankscope.analysis.collectives.arrivals import Numbers
 from rankscope.analysis.collectives.cycles import steps_of
 from rankscope.analysis.collectives.traffic.message_size import element_bytes
 from rankscope.analysis.collectives.world import least_ranks_of_groups
-from rankscope.analysis.durations.calls import LONGEST_US, MAX_CALLS, Calls, RankCalls, Row, calls_of
+from rankscope.analysis.durations.calls import LONGEST_US, MAX_CALLS, DurationCall, DurationCalls, RankCalls, calls_of
 from rankscope.analysis.durations.sources import Durations
 from rankscope.analysis.hang.diagnosis import analyze_hang, waits_long
 from rankscope.analysis.hang.files import DumpFile, dumps_among, find_dumps, newer_versions, read_dump
 from rankscope.analysis.hang.job_dumps import Origin, dumps_of_one_job, origin_of
-from rankscope.analysis.hang.records import Dump, Record, text
+from rankscope.analysis.hang.records import Record, RecorderDump, text
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.operations import operation, operation_name
 from rankscope.analysis.parallel.workers import Engine
@@ -67,7 +67,7 @@ def _durations(ranks: Mapping[int, RankCalls], world_size: int, warnings: list[s
     return Durations(DURATION_SOURCES["flight_recorder"], calls_of(ranks), world_size, _steps_of, warnings, hang=hang)
 
 
-def _steps_of(calls: Calls) -> Numbers:
+def _steps_of(calls: DurationCalls) -> Numbers:
     # The sizes of an all-to-all may follow the data, and then differ from step to step.
     return steps_of(calls.issued(calls.of_family("all_to_all")))
 
@@ -128,7 +128,7 @@ def _read_one(file: DumpFile, *, most: int) -> ReadDump | InputError:
     return ReadDump(origin, calls_of_dump(dump, dump.records[-most:]), waits_long(file, dump), dump.newer_version)
 
 
-def calls_of_dump(dump: Dump, records: Sequence[Record]) -> RankCalls:
+def calls_of_dump(dump: RecorderDump, records: Sequence[Record]) -> RankCalls:
     """Return some operations of a dump, with all groups in it."""
     members = {_group(dump.backend or "", name): config.ranks for name, config in dump.configs.items() if config.ranks}
     groups = {name: DurationGroup(name, ranks=list(ranks)) for name, ranks in members.items()}
@@ -140,11 +140,11 @@ def _group(backend: str, name: str) -> str:
     return name if backend == "nccl" else f"{backend}:{name}"
 
 
-def _row(record: Record) -> Row:
+def _row(record: Record) -> DurationCall:
     op = operation_name(record.op)
     is_part = record.is_p2p and record.raw.get("duration_ms") is None
     by_autograd = text(record.raw.get("thread_name")).startswith("pt_autograd")
-    return Row(
+    return DurationCall(
         _group(record.backend, record.group),
         op,
         record.sequence,

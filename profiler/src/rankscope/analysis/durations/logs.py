@@ -18,7 +18,7 @@ from typing import Annotated, BinaryIO, Final
 
 import msgspec
 
-from rankscope.analysis.durations.calls import LONGEST_US, Row
+from rankscope.analysis.durations.calls import LONGEST_US, DurationCall
 from rankscope.analysis.durations.log_files import BEGIN, ENABLE, open_log
 from rankscope.base.errors import InputError
 from rankscope.runs.durations import TRANSFER, DurationGroup
@@ -35,7 +35,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, le=2**24)]
 
 
-class _Header(msgspec.Struct):
+class _LogHeader(msgspec.Struct):
     id: _Text
     rank: _Rank
     n_ranks: _Rank
@@ -81,7 +81,7 @@ class _Stats(msgspec.Struct):
 
 
 class _Object(msgspec.Struct):
-    header: _Header
+    header: _LogHeader
     metadata: _Metadata
     coll_perf: _Collective | None = None
     p2p_perf: _Transfer | None = None
@@ -95,7 +95,7 @@ class ProcessLog:
     path: Path
     host: str = ""
     pid: int = -1
-    rows: deque[Row] = field(default_factory=deque)
+    rows: deque[DurationCall] = field(default_factory=deque)
     groups: dict[str, DurationGroup] = field(default_factory=dict)
     """Communicators: the place of the process, the number of ranks, and the name. It is empty where NCCL knows none."""
     first_us: int = 0
@@ -204,18 +204,18 @@ def _pieces(file: BinaryIO, length: int | None) -> Iterator[tuple[bytes, bool]]:
         yield buffer, True
 
 
-def _collective(communicator: str, perf: _Collective, dumped_us: int) -> Row:
+def _collective(communicator: str, perf: _Collective, dumped_us: int) -> DurationCall:
     took_us = _duration_us(perf.coll_exec_time_us, perf.coll_timing_source)
     issued_us = perf.event_trace_ts.coll_start_ts if perf.event_trace_ts is not None else 0
     times = _times_ns(perf.event_trace_ts, issued_us, dumped_us)
-    return Row(communicator, perf.coll, perf.coll_sn, perf.coll_msg_size_bytes, *times, took_us)
+    return DurationCall(communicator, perf.coll, perf.coll_sn, perf.coll_msg_size_bytes, *times, took_us)
 
 
-def _transfer(communicator: str, perf: _Transfer, dumped_us: int) -> Row:
+def _transfer(communicator: str, perf: _Transfer, dumped_us: int) -> DurationCall:
     took_us = _duration_us(perf.p2p_exec_time_us, perf.p2p_timing_source)
     issued_us = perf.event_trace_ts.p2p_start_ts if perf.event_trace_ts is not None else 0
     times = _times_ns(perf.event_trace_ts, issued_us, dumped_us)
-    return Row(communicator, perf.p2p, perf.p2p_sn, 0, *times, took_us, TRANSFER)
+    return DurationCall(communicator, perf.p2p, perf.p2p_sn, 0, *times, took_us, TRANSFER)
 
 
 def _times_ns(trace: _Trace | None, issued_us: int, dumped_us: int) -> tuple[int, int]:

@@ -13,10 +13,10 @@ import msgspec
 
 from rankscope.analysis.collectives.arrivals import Numbers
 from rankscope.analysis.collectives.cycles import steps_by_group
-from rankscope.analysis.durations.calls import MAX_CALLS, Calls, RankCalls, Row, calls_of
+from rankscope.analysis.durations.calls import MAX_CALLS, DurationCall, DurationCalls, RankCalls, calls_of
 from rankscope.analysis.durations.log_files import find_logs, holds
 from rankscope.analysis.durations.logs import ProcessLog, read_log
-from rankscope.analysis.durations.processes import Processes, identify
+from rankscope.analysis.durations.processes import LogsByRank, identify
 from rankscope.analysis.durations.sources import Durations
 from rankscope.analysis.durations.stages import block_on_sends, pipeline_stages
 from rankscope.analysis.operations import OPERATIONS, operation_name
@@ -59,10 +59,10 @@ def read_durations(paths: Sequence[Path], engine: Engine) -> Durations:
 def stored_durations(ranks: Mapping[int, RankCalls], world_size: int) -> Durations:
     """Return the durations of the operations that were stored with a run. Raises ``InputError`` if there are none."""
     logs = {rank: ProcessLog(Path(f"rank {rank}"), rows=deque(calls.rows), groups=calls.groups) for rank, calls in ranks.items()}
-    return _durations(Processes(logs, world_size), [], most=MAX_CALLS)
+    return _durations(LogsByRank(logs, world_size), [], most=MAX_CALLS)
 
 
-def _durations(processes: Processes, warnings: list[str], *, most: int) -> Durations:
+def _durations(processes: LogsByRank, warnings: list[str], *, most: int) -> Durations:
     """Return the durations in the logs of all processes. Raises ``InputError`` if there are none.
 
     ``most``: number of records after which logs were cut, for the warning.
@@ -79,7 +79,7 @@ def _durations(processes: Processes, warnings: list[str], *, most: int) -> Durat
     source = DURATION_SOURCES["nccl_inspector"]
     are_verbose = all(row.issued_ns for log in logs.values() for row in log.rows)
 
-    def steps(calls: Calls) -> Numbers:
+    def steps(calls: DurationCalls) -> Numbers:
         return steps_by_group(calls.issued(calls.has(TRANSFER)), group_by_group=bool(stages))
 
     return Durations(
@@ -119,13 +119,13 @@ def _labels(logs: Mapping[int, ProcessLog]) -> dict[str, str]:
     return labels
 
 
-def _in_order(rows: Iterable[Row], labels: Mapping[str, str]) -> list[Row]:
+def _in_order(rows: Iterable[DurationCall], labels: Mapping[str, str]) -> list[DurationCall]:
     """Return the operations of a process in the order in which it issued them, which only verbose logs have exactly.
 
     Otherwise the order is that of their starts. Sends and receives that overlap on one communicator are one batch.
     """
     last: dict[tuple[str, int], int] = {}
-    ordered: list[Row] = []
+    ordered: list[DurationCall] = []
     for row in rows:
         # Collectives of a communicator are logged in their order, and so are its sends and receives.
         kind = (row.group, row.flags & TRANSFER)
@@ -133,7 +133,7 @@ def _in_order(rows: Iterable[Row], labels: Mapping[str, str]) -> list[Row]:
         last[kind] = max(last.get(kind, 0), began_ns)
         ordered.append(row._replace(issued_ns=last[kind]))
     ordered.sort(key=attrgetter("issued_ns"))
-    calls: list[Row] = []
+    calls: list[DurationCall] = []
     batches: dict[str, int] = {}
     for row in ordered:
         call = _operation(row, labels[row.group])
@@ -149,7 +149,7 @@ def _in_order(rows: Iterable[Row], labels: Mapping[str, str]) -> list[Row]:
     return calls
 
 
-def _operation(row: Row, group: str) -> Row:
+def _operation(row: DurationCall, group: str) -> DurationCall:
     name = operation_name(row.op)
     op = name if name in OPERATIONS else "unknown"
     is_transfer = bool(row.flags & TRANSFER)
@@ -163,24 +163,24 @@ def _operation(row: Row, group: str) -> Row:
     )
 
 
-def _start_us(row: Row) -> float:
+def _start_us(row: DurationCall) -> float:
     return row.ended_ns / 1000 - (row.duration_us or 0.0)
 
 
-def _overlap(row: Row, other: Row) -> bool:
+def _overlap(row: DurationCall, other: DurationCall) -> bool:
     """Return whether two operations ran at the same time; kernels of one communicator run one after the other."""
     took_us = min(row.duration_us or 0.0, other.duration_us or 0.0)
     return min(row.ended_ns, other.ended_ns) / 1000 - max(map(_start_us, (row, other))) > took_us / 2
 
 
-def _joined(batch: Row, part: Row) -> Row:
+def _joined(batch: DurationCall, part: DurationCall) -> DurationCall:
     """Return a batch with one more send or receive: its kernel ends with the longest of them."""
     longer = max(batch, part, key=lambda row: row.duration_us or 0.0)
     ended_ns = max(batch.ended_ns, part.ended_ns)
     return batch._replace(op="coalesced", size=batch.size + 1, duration_us=longer.duration_us, ended_ns=ended_ns)
 
 
-def _hidden(rows: Iterable[Row]) -> int:
+def _hidden(rows: Iterable[DurationCall]) -> int:
     """Return how many collectives between the logged ones are not logged: small messages, or overwritten before the dump."""
     numbers: dict[tuple[str, str], list[int]] = {}
     for row in rows:
@@ -193,7 +193,7 @@ def _missing(numbers: Sequence[int]) -> int:
     return max(numbers) - min(numbers) + 1 - len(set(numbers))
 
 
-def _lacks_transfers(rows: Iterable[Row]) -> bool:
+def _lacks_transfers(rows: Iterable[DurationCall]) -> bool:
     """Return whether the order of sends and receives is not known, or more than a few of them are not logged.
 
     NCCL Inspector numbers the sends and receives of a communicator together.

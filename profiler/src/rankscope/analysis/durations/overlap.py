@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.arrivals import Arrivals, Numbers, combined, sums
-from rankscope.analysis.durations.calls import Calls
+from rankscope.analysis.durations.calls import DurationCalls
 from rankscope.runs.durations import AUTOGRAD
 
 _MORE: Final = 100
@@ -24,7 +24,7 @@ _SLOPE: Final = -0.5
 """Change of a pause with the time in the collective before it. It is -1 beside compute, 0 where compute waits."""
 
 
-def overlapping_by_autograd(calls: Calls) -> set[str]:
+def overlapping_by_autograd(calls: DurationCalls) -> set[str]:
     """Return the groups whose collectives run beside compute: those that reduce gradients, or gather sharded parameters.
 
     In such a group autograd reduces ``_MORE`` times as many elements as the script, which may reduce a loss. Where the script

@@ -14,8 +14,8 @@ import numpy as np
 
 from rankscope.analysis.collectives.arrivals import Arrivals, Flags, Numbers, combined, sums
 from rankscope.analysis.collectives.columns import NONE
-from rankscope.analysis.collectives.stages import Message, stages_of_group
-from rankscope.analysis.durations.calls import Calls
+from rankscope.analysis.collectives.stages import StageTransfer, stages_of_group
+from rankscope.analysis.durations.calls import DurationCalls
 from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes
 from rankscope.runs.durations import PART, TRANSFER
 
@@ -23,7 +23,7 @@ _AT_ONCE_US: Final = 50.0
 
 
 def own_times(
-    calls: Calls,
+    calls: DurationCalls,
     step: Numbers,
     stages: Mapping[int, int | None],
     *,
@@ -66,27 +66,27 @@ def own_times(
     return result
 
 
-def stages_of_calls(calls: Calls, step: Numbers) -> dict[int, int]:
+def stages_of_calls(calls: DurationCalls, step: Numbers) -> dict[int, int]:
     """Return the pipeline stage of each rank that is in a pipeline.
 
     Steps are inferred, and may begin anywhere in a training step.
     """
     is_whole = ~calls.has(PART)
     batch: Numbers = np.cumsum(is_whole) - is_whole  # the parts of a batch come before it
-    groups: dict[int, dict[int, list[Message]]] = {}
+    groups: dict[int, dict[int, list[StageTransfer]]] = {}
     for at in np.flatnonzero(calls.has(TRANSFER) & (calls.team != NONE)).tolist():
         rank, team = int(calls.rank[at]), int(calls.team[at])
         if rank in calls.teams[team]:
             messages = groups.setdefault(team, {}).setdefault(rank, [])
             if (op := calls.ops[calls.op[at]]) in ("send", "recv"):
-                messages.append(Message(int(step[at]), int(batch[at]), op == "send", None))
+                messages.append(StageTransfer(int(step[at]), int(batch[at]), op == "send", None))
     result: dict[int, int] = {}
     for team, of_group in groups.items():
         result = {**stages_of_group(of_group, calls.teams[team], in_order=False), **result}
     return result
 
 
-def _queued_before(calls: Calls) -> Flags:
+def _queued_before(calls: DurationCalls) -> Flags:
     """Return the messages at whose end another one of the same group starts at once.
 
     It was queued behind the send, and compute may have waited for it all the time of the send, or for none of it.

@@ -15,7 +15,7 @@ MISSING: Final = -1
 
 
 @dataclass(slots=True)
-class Processes:
+class LogsByRank:
     """Logs by rank."""
 
     ranks: dict[int, ProcessLog]
@@ -37,7 +37,7 @@ class Processes:
         }
 
 
-def identify(logs: Sequence[ProcessLog], warnings: list[str]) -> Processes:
+def identify(logs: Sequence[ProcessLog], warnings: list[str]) -> LogsByRank:
     """Return the rank of each process: its rank in the largest communicator, if that is the same for all of them.
 
     Otherwise processes are numbered by host and process id, with a warning. Of several jobs one after the other, only the last
@@ -53,13 +53,13 @@ def identify(logs: Sequence[ProcessLog], warnings: list[str]) -> Processes:
             if len(places) == 1:
                 ranks.setdefault(places.pop(), log)
         if len(ranks) == len(chosen):
-            return Processes(dict(sorted(ranks.items())), largest)
+            return LogsByRank(dict(sorted(ranks.items())), largest)
     ordered = sorted(chosen, key=lambda log: (_natural(log.host), log.pid))
     warnings.append(
         "no communicator has all processes, so ranks are numbered by host and process id; the job may number them otherwise"
     )
     names = {rank: f"process {log.pid} on {log.host}" for rank, log in enumerate(ordered)}
-    return Processes(dict(enumerate(ordered)), max(largest, len(ordered)), names)
+    return LogsByRank(dict(enumerate(ordered)), max(largest, len(ordered)), names)
 
 
 def _newest(logs: Sequence[ProcessLog], warnings: list[str]) -> list[ProcessLog]:

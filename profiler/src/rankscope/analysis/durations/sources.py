@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from rankscope.analysis.collectives.arrivals import Numbers
-from rankscope.analysis.durations.calls import Calls, RankCalls
+from rankscope.analysis.durations.calls import DurationCalls, RankCalls
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.runs.durations import DURATION_SOURCES, DurationSource, SourceOfDurations
@@ -20,9 +20,9 @@ class Durations:
     """Operations of all ranks with their durations, and what their source knows beside them."""
 
     source: SourceOfDurations
-    calls: Calls
+    calls: DurationCalls
     world_size: int
-    steps_of: Callable[[Calls], Numbers]
+    steps_of: Callable[[DurationCalls], Numbers]
     """Function that infers the step of each operation; ``NONE`` outside of steps, and where nothing repeats."""
     warnings: list[str]
     is_timed: bool = True

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from rankscope.analysis.collectives.columns import NONE
-from rankscope.analysis.durations.calls import Calls
+from rankscope.analysis.durations.calls import DurationCalls
 from rankscope.runs.durations import TRANSFER
 
 _MOST_PARTS: Final = 4
@@ -23,7 +23,7 @@ _BESIDE: Final = 0.1
 """Share of the time of single sends from which compute goes on during them."""
 
 
-def pipeline_stages(calls: Calls) -> dict[int, int | None]:
+def pipeline_stages(calls: DurationCalls) -> dict[int, int | None]:
     """Return the stage of each rank; empty unless all ranks are in pipelines of one form, of which several run the same stages.
 
     Where all ranks send and receive alike, as in ring attention, they do the same work, and the stage of each is ``None``.
@@ -49,7 +49,7 @@ def pipeline_stages(calls: Calls) -> dict[int, int | None]:
     return stages if is_alike and len(pipelines) > 1 else {}
 
 
-def _is_exchange(messages: Calls) -> bool:
+def _is_exchange(messages: DurationCalls) -> bool:
     """Return whether all ranks send and receive alike, as in ring attention.
 
     Either all their batches have several parts, or each rank only sends to one and only receives from another.
@@ -88,7 +88,7 @@ def _chains(pairs: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
     return chains if sum(map(len, chains)) == len(after) else []
 
 
-def block_on_sends(calls: Calls) -> Calls:
+def block_on_sends(calls: DurationCalls) -> DurationCalls:
     """Return the operations with single sends as batches, for which compute waits, unless other messages start during them.
 
     NCCL does not know whether compute waits for a send. Where it does, no receive can start before the end of the send.

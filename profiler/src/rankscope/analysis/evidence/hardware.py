@@ -92,7 +92,7 @@ class Readings:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _ReadingBuffer:
     """Buffer for the readings of one GPU while samples are read."""
 
     stride: int = 1
@@ -143,7 +143,7 @@ def readings_of(samples: Iterable[HardwareSample], wanted: Iterable[str], betwee
     """
     names = {bare(uuid): uuid for uuid in wanted}
     parents: dict[str, str] = {}
-    histories: dict[str, _Kept] = {}
+    histories: dict[str, _ReadingBuffer] = {}
     for sample in samples:
         if sample.gpu_uuid is None or sample.missing is not None or not between_ns[0] <= sample.unix_ns <= between_ns[1]:
             continue
@@ -151,7 +151,7 @@ def readings_of(samples: Iterable[HardwareSample], wanted: Iterable[str], betwee
         if name in names and sample.parent_uuid is not None:
             parents[name] = bare(sample.parent_uuid)
         elif name in names or name in parents.values():
-            histories.setdefault(name, _Kept()).add(sample)
+            histories.setdefault(name, _ReadingBuffer()).add(sample)
     readings = {name: history.readings() for name, history in histories.items()}
     return {uuid: readings[at] for name, uuid in names.items() if (at := parents.get(name, name)) in readings}
 

@@ -54,7 +54,7 @@ _AMD: Final = "https://www.amd.com/en/products/accelerators/instinct/"
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuPeak:
     """Row of the table: a GPU, its peak per data type in TFLOP/s, and the data sheet with these figures."""
 
     name: str
@@ -78,65 +78,71 @@ def _tensor(bf16: float, tf32: float, fp32: float, fp8: float | None = None) -> 
 _H100_SXM: Final = _tensor(989.4, 494.7, 66.9, 1978.9)
 _HOPPER_NVL: Final = _tensor(835.5, 417.5, 60, 1670.5)
 
-GPUS: Final[tuple[Gpu, ...]] = (
+GPUS: Final[tuple[GpuPeak, ...]] = (
     # A superchip GB200 or GB300 has two GPUs, each of which is a device; system data sheets give the sum over all GPUs.
-    Gpu("GB300", r"GB300", _tensor(2500, 1250, 80, 5000), "GB300 NVL72, a 72nd", _GB300, halved=True),
-    Gpu("GB200", r"GB200", _tensor(2500, 1250, 80, 5000), "Blackwell data sheet", _BLACKWELL, halved=True),
-    Gpu("B300", r"B300( SXM6 AC)?", _tensor(2250, 1125, 75, 4500), "HGX B300, an eighth", _HGX, halved=True),
-    Gpu("B200", r"B200", _tensor(2250, 1125, 75, 4500), "HGX B200, an eighth", _HGX, halved=True),
-    Gpu("GH200", r"GH200( \d+GB?( HBM3e?)?)?", _tensor(990, 494, 67, 1979), "GH200 data sheet", _GH200),
-    Gpu("H200 NVL", r"H200 NVL", _HOPPER_NVL, "H200 data sheet", _H200, halved=True),
-    Gpu("H200 SXM", r"H200", _H100_SXM, "H200 data sheet", _H200, halved=True),
-    Gpu("H100 NVL", r"H100 NVL", _HOPPER_NVL, "H100 data sheet", _H100, halved=True),
-    Gpu("H100 PCIe", r"H100 PCIe", _tensor(756, 378, 51, 1513), "H100 data sheet", _H100, halved=True),
-    Gpu("H100 SXM", r"H100 80GB HBM3", _H100_SXM, "H100 white paper", _H100_PAPER),
+    GpuPeak("GB300", r"GB300", _tensor(2500, 1250, 80, 5000), "GB300 NVL72, a 72nd", _GB300, halved=True),
+    GpuPeak("GB200", r"GB200", _tensor(2500, 1250, 80, 5000), "Blackwell data sheet", _BLACKWELL, halved=True),
+    GpuPeak("B300", r"B300( SXM6 AC)?", _tensor(2250, 1125, 75, 4500), "HGX B300, an eighth", _HGX, halved=True),
+    GpuPeak("B200", r"B200", _tensor(2250, 1125, 75, 4500), "HGX B200, an eighth", _HGX, halved=True),
+    GpuPeak("GH200", r"GH200( \d+GB?( HBM3e?)?)?", _tensor(990, 494, 67, 1979), "GH200 data sheet", _GH200),
+    GpuPeak("H200 NVL", r"H200 NVL", _HOPPER_NVL, "H200 data sheet", _H200, halved=True),
+    GpuPeak("H200 SXM", r"H200", _H100_SXM, "H200 data sheet", _H200, halved=True),
+    GpuPeak("H100 NVL", r"H100 NVL", _HOPPER_NVL, "H100 data sheet", _H100, halved=True),
+    GpuPeak("H100 PCIe", r"H100 PCIe", _tensor(756, 378, 51, 1513), "H100 data sheet", _H100, halved=True),
+    GpuPeak("H100 SXM", r"H100 80GB HBM3", _H100_SXM, "H100 white paper", _H100_PAPER),
     # NVIDIA publishes no data sheet of the GPUs for China; they are H100 and A100 chips at the same rates or with fewer units.
-    Gpu("H800 SXM", r"H800", _H100_SXM, "reported: as H100", _H800),
-    Gpu("H20", r"H20(-3e)?", _tensor(148, 74, 44, 296), "reported", _H20),
-    Gpu("A800", r"A800(-SXM4?-80GB| 80GB PCIe)", _tensor(312, 156, 19.5), "reported: as A100", _A800),
-    Gpu("A100", r"A100(-SXM4?-[48]0GB|-PG509-200|-PCIE-[48]0GB| 80GB PCIe)", _tensor(312, 156, 19.5), "A100 data sheet", _A100),
-    Gpu("A30", r"A30", _tensor(165, 82, 10.3), "A30 data sheet", _A30),
-    Gpu("A40", r"A40", _tensor(149.7, 74.8, 37.4), "GA102 white paper", _AMPERE),
-    Gpu("A10", r"A10", _tensor(125, 62.5, 31.2), "A10 data sheet", _A10),
-    Gpu("A10G", r"A10G", _tensor(70, 35, 35), "A10G data sheet (AWS)", _A10G),
-    Gpu("RTX A6000", r"RTX A6000", _tensor(154.8, 77.4, 38.7), "GA102 white paper", _AMPERE),
-    Gpu("L40S", r"L40S", _tensor(362.05, 183, 91.6, 733), "L40S data sheet", _L40S),
-    Gpu("L40", r"L40", _tensor(181.05, 90.5, 90.5, 362), "Ada white paper", _ADA),
-    Gpu("L4", r"L4", _tensor(121, 60, 30.3, 242.5), "L4 data sheet", _L4, halved=True),
-    Gpu("RTX 4090", r"GeForce RTX 4090", _tensor(165.2, 82.6, 82.6, 330.3), "Ada white paper", _ADA),
-    Gpu("RTX 3090", r"GeForce RTX 3090", _tensor(71, 35.6, 35.6), "GA102 white paper", _AMPERE),
-    Gpu("V100S PCIe", r"V100S-PCIE-32GB", {"fp16": 130, "fp32": 16.4}, "V100 data sheet", _V100),
-    Gpu("V100 PCIe", r"V100-PCIE-\d+GB", {"fp16": 112, "fp32": 14}, "V100 data sheet", _V100),
-    Gpu("V100 SXM", r"V100-SXM[23]-\d+GB", {"fp16": 125, "fp32": 15.7}, "V100 data sheet", _V100),
-    Gpu("T4", r"T4", {"fp16": 65, "fp32": 8.1}, "T4 data sheet", _T4),
-    Gpu(
+    GpuPeak("H800 SXM", r"H800", _H100_SXM, "reported: as H100", _H800),
+    GpuPeak("H20", r"H20(-3e)?", _tensor(148, 74, 44, 296), "reported", _H20),
+    GpuPeak("A800", r"A800(-SXM4?-80GB| 80GB PCIe)", _tensor(312, 156, 19.5), "reported: as A100", _A800),
+    GpuPeak(
+        "A100", r"A100(-SXM4?-[48]0GB|-PG509-200|-PCIE-[48]0GB| 80GB PCIe)", _tensor(312, 156, 19.5), "A100 data sheet", _A100
+    ),
+    GpuPeak("A30", r"A30", _tensor(165, 82, 10.3), "A30 data sheet", _A30),
+    GpuPeak("A40", r"A40", _tensor(149.7, 74.8, 37.4), "GA102 white paper", _AMPERE),
+    GpuPeak("A10", r"A10", _tensor(125, 62.5, 31.2), "A10 data sheet", _A10),
+    GpuPeak("A10G", r"A10G", _tensor(70, 35, 35), "A10G data sheet (AWS)", _A10G),
+    GpuPeak("RTX A6000", r"RTX A6000", _tensor(154.8, 77.4, 38.7), "GA102 white paper", _AMPERE),
+    GpuPeak("L40S", r"L40S", _tensor(362.05, 183, 91.6, 733), "L40S data sheet", _L40S),
+    GpuPeak("L40", r"L40", _tensor(181.05, 90.5, 90.5, 362), "Ada white paper", _ADA),
+    GpuPeak("L4", r"L4", _tensor(121, 60, 30.3, 242.5), "L4 data sheet", _L4, halved=True),
+    GpuPeak("RTX 4090", r"GeForce RTX 4090", _tensor(165.2, 82.6, 82.6, 330.3), "Ada white paper", _ADA),
+    GpuPeak("RTX 3090", r"GeForce RTX 3090", _tensor(71, 35.6, 35.6), "GA102 white paper", _AMPERE),
+    GpuPeak("V100S PCIe", r"V100S-PCIE-32GB", {"fp16": 130, "fp32": 16.4}, "V100 data sheet", _V100),
+    GpuPeak("V100 PCIe", r"V100-PCIE-\d+GB", {"fp16": 112, "fp32": 14}, "V100 data sheet", _V100),
+    GpuPeak("V100 SXM", r"V100-SXM[23]-\d+GB", {"fp16": 125, "fp32": 15.7}, "V100 data sheet", _V100),
+    GpuPeak("T4", r"T4", {"fp16": 65, "fp32": 8.1}, "T4 data sheet", _T4),
+    GpuPeak(
         "MI355X",
         r"MI355X( VF)?",
         {"fp8": 5033.2, "bf16": 2516.6, "fp16": 2516.6, "fp32": 157.3},
         "MI355X specifications",
         _AMD + "mi350/mi355x.html",
     ),
-    Gpu(
+    GpuPeak(
         "MI350X",
         r"MI350X( VF)?",
         {"fp8": 4613.7, "bf16": 2306.9, "fp16": 2306.9, "fp32": 144.2},
         "MI350X specifications",
         _AMD + "mi350/mi350x.html",
     ),
-    Gpu("MI325X", r"MI325X( VF)?", _tensor(1307.4, 653.7, 163.4, 2614.9), "MI325X specifications", _AMD + "mi300/mi325x.html"),
-    Gpu("MI300X", r"MI300X( VF)?", _tensor(1307.4, 653.7, 163.4, 2614.9), "MI300X specifications", _AMD + "mi300/mi300x.html"),
-    Gpu("MI300A", r"MI300A", _tensor(980.6, 490.3, 122.6, 1961.2), "MI300A specifications", _AMD + "mi300/mi300a.html"),
+    GpuPeak(
+        "MI325X", r"MI325X( VF)?", _tensor(1307.4, 653.7, 163.4, 2614.9), "MI325X specifications", _AMD + "mi300/mi325x.html"
+    ),
+    GpuPeak(
+        "MI300X", r"MI300X( VF)?", _tensor(1307.4, 653.7, 163.4, 2614.9), "MI300X specifications", _AMD + "mi300/mi300x.html"
+    ),
+    GpuPeak("MI300A", r"MI300A", _tensor(980.6, 490.3, 122.6, 1961.2), "MI300A specifications", _AMD + "mi300/mi300a.html"),
     # torch sees each of the two dies of an MI250X as a device. The name "MI250X / MI250" of the shared PCI id is left out as
     # ambiguous: the dies of these two have 110 and 104 compute units.
-    Gpu(
+    GpuPeak(
         "MI250X, one die",
         r"MI250X",
         {"bf16": 191.5, "fp16": 191.5, "fp32": 47.9},
         "MI250X specifications, half",
         _AMD + "mi200/mi250x.html",
     ),
-    Gpu("MI210", r"MI210", {"bf16": 181, "fp16": 181, "fp32": 45.3}, "MI210 specifications", _AMD + "mi200/mi210.html"),
-    Gpu("MI100", r"MI100", {"bf16": 92.3, "fp16": 184.6, "fp32": 46.1}, "MI100 specifications", _AMD + "mi100.html"),
+    GpuPeak("MI210", r"MI210", {"bf16": 181, "fp16": 181, "fp32": 45.3}, "MI210 specifications", _AMD + "mi200/mi210.html"),
+    GpuPeak("MI100", r"MI100", {"bf16": 92.3, "fp16": 184.6, "fp32": 46.1}, "MI100 specifications", _AMD + "mi100.html"),
 )
 
 _MAKER: Final = r"(?:NVIDIA |Tesla |AMD Instinct )?"

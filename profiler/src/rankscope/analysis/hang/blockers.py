@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from rankscope.analysis.hang.groups import Group
+from rankscope.analysis.hang.groups import HangGroup
 from rankscope.analysis.hang.meetings import Meeting, Moments
 from rankscope.analysis.operations import operation, operation_name
 
@@ -161,7 +161,7 @@ def _blocked_by(meeting: Meeting, blockers: Blockers, dumped: Container[int], mo
 
 def _lost(meetings: Sequence[Meeting], moments: Moments) -> dict[int, list[Meeting]]:
     """Return the ranks whose device, or its watchdog, no longer answers, with the collectives whose end they never saw."""
-    unseen: dict[tuple[Group, int], list[Meeting]] = {}
+    unseen: dict[tuple[HangGroup, int], list[Meeting]] = {}
     for meeting in meetings:
         if meeting.transfer or not meeting.ended or not operation(operation_name(meeting.sample.op)).is_symmetric:
             continue

@@ -11,12 +11,12 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.hang.blockers import Blockers, find_blockers
-from rankscope.analysis.hang.files import DumpFile, Dumps, read_dumps, taken_ns
-from rankscope.analysis.hang.groups import Group, Groups
+from rankscope.analysis.hang.files import DumpFile, LoadedDumps, read_dumps, taken_ns
+from rankscope.analysis.hang.groups import Groups, HangGroup
 from rankscope.analysis.hang.meetings import Meeting, Moments, find_meetings, moments_of
 from rankscope.analysis.hang.mismatch import find_mismatches
 from rankscope.analysis.hang.progress import Lines
-from rankscope.analysis.hang.records import Dump, Record
+from rankscope.analysis.hang.records import Record, RecorderDump
 from rankscope.analysis.hang.result import (
     MOST_LISTED,
     Culprit,
@@ -54,7 +54,7 @@ Accusations = tuple[HangCause, list[Accusation]]
 class DumpEvidence:
     """All evidence in the dumps: progress, meetings, waits and mismatches."""
 
-    dumps: Dumps
+    dumps: LoadedDumps
     world_size: int | None
     lines: Lines
     meetings: list[Meeting]
@@ -68,7 +68,7 @@ def analyze_hang(paths: Sequence[Path]) -> HangReport:
     return diagnose(read_dumps(paths))
 
 
-def waits_long(file: DumpFile, dump: Dump) -> bool:
+def waits_long(file: DumpFile, dump: RecorderDump) -> bool:
     """Return whether a rank waits for long, or for an unknown time. Only then the dumps of all ranks have to be diagnosed."""
     rank, taken = file.rank, taken_ns(file, dump)
     moments = moments_of({rank: [dump]}, {} if taken is None else {rank: taken})
@@ -76,7 +76,7 @@ def waits_long(file: DumpFile, dump: Dump) -> bool:
     return any(not moments.is_recent(rank, record) for _, _, line in lines.all() for record in line.unfinished())
 
 
-def diagnose(dumps: Dumps) -> HangReport:
+def diagnose(dumps: LoadedDumps) -> HangReport:
     """Name the ranks that did not arrive, or another cause that keeps the others waiting. A pure function."""
     evidence = _evidence(dumps)
     kind, cause, named = _judge(evidence)
@@ -121,7 +121,7 @@ def diagnose(dumps: Dumps) -> HangReport:
     return msgspec.structs.replace(report, next=advice(report, run=dumps.run, hosts=dumps.hosts, pids=dumps.pids))
 
 
-def _evidence(dumps: Dumps) -> DumpEvidence:
+def _evidence(dumps: LoadedDumps) -> DumpEvidence:
     recorded_size = dumps.world_size if dumps.world_size is not None and 0 < dumps.world_size <= LARGEST_WORLD else None
     groups = Groups(dumps.ranks, recorded_size)
     lines = Lines(dumps.ranks, groups, dumps.crashed)
@@ -356,7 +356,7 @@ def _recorded(record: Record, peer: int | None) -> Operation:
     )
 
 
-def _group(group: Group) -> ProcessGroup:
+def _group(group: HangGroup) -> ProcessGroup:
     return ProcessGroup(
         name=group.name,
         description=group.description,

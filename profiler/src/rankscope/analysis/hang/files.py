@@ -15,7 +15,7 @@ import msgspec
 from rankscope.analysis.hang.job_dumps import dumps_of_one_job, origin_of
 from rankscope.analysis.hang.meetings import CLOCKS_NS
 from rankscope.analysis.hang.pickles import MAX_CONTAINERS, PickleError, load_plain
-from rankscope.analysis.hang.records import NEWEST, Dump, newer_version, parse, text, unreadable_fields
+from rankscope.analysis.hang.records import NEWEST, RecorderDump, newer_version, parse, text, unreadable_fields
 from rankscope.analysis.result.text import counted, joined
 from rankscope.base.errors import InputError
 from rankscope.base.regular_files import open_regular
@@ -64,11 +64,11 @@ class DumpFile:
 
 
 @dataclass(slots=True)
-class Dumps:
+class LoadedDumps:
     """All dumps that could be read."""
 
     path: str
-    ranks: dict[int, list[Dump]] = field(default_factory=dict)
+    ranks: dict[int, list[RecorderDump]] = field(default_factory=dict)
     taken_ns: dict[int, int] = field(default_factory=dict)
     """Time of each rank's dump in unix nanoseconds, where known."""
     crashed: dict[int, int | None] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Dumps:
     warnings: list[str] = field(default_factory=list)
 
 
-def read_dumps(paths: Sequence[Path]) -> Dumps:
+def read_dumps(paths: Sequence[Path]) -> LoadedDumps:
     """Read the dumps of a run directory, or of files, folders and patterns.
 
     A file that cannot be read is left out with a warning. If none can be read, raises the ``InputError`` of the first.
@@ -93,9 +93,9 @@ def read_dumps(paths: Sequence[Path]) -> Dumps:
         dumps, files = _of_run(runs[0])
     else:
         files, warnings = find_dumps(paths)
-        dumps = Dumps(os.fspath(paths[0]) if len(paths) == 1 else os.curdir, warnings=warnings)
+        dumps = LoadedDumps(os.fspath(paths[0]) if len(paths) == 1 else os.curdir, warnings=warnings)
     errors: list[InputError] = []
-    read: dict[Path, tuple[DumpFile, Dump]] = {}
+    read: dict[Path, tuple[DumpFile, RecorderDump]] = {}
     for file in files:
         try:
             read[file.path] = file, read_dump(file.path, backend=file.backend, of_run=file.of_run)
@@ -117,14 +117,14 @@ def read_dumps(paths: Sequence[Path]) -> Dumps:
 
 
 def newer_versions(versions: Iterable[str | None]) -> list[str]:
-    """Return the warning about versions of dumps (``Dump.newer_version``) that are newer than the newest known one."""
+    """Return the warning about versions of dumps (``RecorderDump.newer_version``) that are newer than the newest known one."""
     newer = sorted({version for version in versions if version is not None})
     if not newer:
         return []
     return [f"dumps of version {joined(newer, 3)} of the format are read as far as their fields are known; {_NEWEST_TEXT}"]
 
 
-def read_dump(path: Path, *, backend: str | None = None, whole_history: bool = False, of_run: bool = False) -> Dump:
+def read_dump(path: Path, *, backend: str | None = None, whole_history: bool = False, of_run: bool = False) -> RecorderDump:
     """Read one file, pickle or JSON, without ever executing its content; see ``parse``. Raises ``InputError``.
 
     ``of_run``: it is in a run directory, where no link is followed.
@@ -190,7 +190,7 @@ def _document(path: Path, data: bytes) -> object:
         raise InputError(path, "JSON that is nested too deeply") from error
 
 
-def _add(dumps: Dumps, file: DumpFile, dump: Dump) -> None:
+def _add(dumps: LoadedDumps, file: DumpFile, dump: RecorderDump) -> None:
     taken = taken_ns(file, dump)
     if file.rank not in dumps.ranks and taken is not None:
         dumps.taken_ns[file.rank] = taken
@@ -201,7 +201,7 @@ def _add(dumps: Dumps, file: DumpFile, dump: Dump) -> None:
         dumps.warnings.append(f"{file.path}: {counted(dump.damaged, 'record')} left out, which make no sense")
 
 
-def taken_ns(file: DumpFile, dump: Dump) -> int | None:
+def taken_ns(file: DumpFile, dump: RecorderDump) -> int | None:
     """Return the time at which a dump was taken, in unix nanoseconds: the modification time of its file.
 
     ``None`` where it is too far from the newest time in the dump: the watchdog writes a dump when the timeout of an operation is
@@ -214,7 +214,7 @@ def taken_ns(file: DumpFile, dump: Dump) -> int | None:
     return max(file.written_ns, dump.newest_ns) if -CLOCKS_NS <= delay <= timeout + CLOCKS_NS else None
 
 
-def _of_run(run: NamedRun) -> tuple[Dumps, list[DumpFile]]:
+def _of_run(run: NamedRun) -> tuple[LoadedDumps, list[DumpFile]]:
     """Return what a run records of its job, without dumps yet, and the files with the dumps of its last attempt that has any."""
     path = run.path
     reader = RunReader(path)
@@ -226,7 +226,7 @@ def _of_run(run: NamedRun) -> tuple[Dumps, list[DumpFile]]:
         hint = "a job that hangs writes them after `rankscope capture RUN --flight-recorder`"
         raise InputError(place, f"no Flight Recorder dumps in this run; {hint}")
     infos = reader.infos(attempt)
-    dumps = Dumps(
+    dumps = LoadedDumps(
         os.fspath(path),
         hosts={rank: info.host for rank, info in infos.items()},
         pids={rank: info.pid for rank, info in infos.items()},

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rankscope.analysis.hang.records import Dump
+from rankscope.analysis.hang.records import RecorderDump
 
 WORLD: Final = "default_pg"
 """Torch's description of the group of all ranks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Group:
+class HangGroup:
     """One process group."""
 
     backend: str
@@ -33,9 +33,9 @@ class Group:
 class Groups:
     """All process groups, by rank, backend and the name that the rank uses."""
 
-    def __init__(self, dumps: Mapping[int, Sequence[Dump]], world_size: int | None) -> None:
-        self._by_rank: dict[tuple[int, str, str], Group] = {}
-        listed: dict[tuple[str, str, tuple[int, ...]], Group] = {}
+    def __init__(self, dumps: Mapping[int, Sequence[RecorderDump]], world_size: int | None) -> None:
+        self._by_rank: dict[tuple[int, str, str], HangGroup] = {}
+        listed: dict[tuple[str, str, tuple[int, ...]], HangGroup] = {}
         unlisted: dict[tuple[str, str], dict[int, str | None]] = {}
         for rank, parts in dumps.items():
             for backend, name, description, ranks in _mentioned(parts):
@@ -43,10 +43,10 @@ class Groups:
                     unlisted.setdefault((backend, name), {})[rank] = description
                     continue
                 group = listed.setdefault(
-                    (backend, name, ranks), Group(backend, name, description, ranks, frozenset(ranks), ranks_known=True)
+                    (backend, name, ranks), HangGroup(backend, name, description, ranks, frozenset(ranks), ranks_known=True)
                 )
                 self._by_rank[rank, backend, name] = group
-        by_name: dict[tuple[str, str], list[Group]] = {}
+        by_name: dict[tuple[str, str], list[HangGroup]] = {}
         for group in listed.values():
             by_name.setdefault((group.backend, group.name), []).append(group)
         for (backend, name), users in unlisted.items():
@@ -61,15 +61,15 @@ class Groups:
             if description == WORLD:
                 members = tuple(sorted({*members, *dumps, *range(world_size or 0)}))
             ranks_known = description == WORLD and world_size is not None
-            group = Group(backend, name, description, members, frozenset(members), ranks_known)
+            group = HangGroup(backend, name, description, members, frozenset(members), ranks_known)
             self._by_rank.update(dict.fromkeys(((rank, backend, name) for rank in members), group))
 
-    def of(self, rank: int, backend: str, name: str) -> Group:
+    def of(self, rank: int, backend: str, name: str) -> HangGroup:
         """Return the group that a rank's record names."""
         return self._by_rank[rank, backend, name]
 
 
-def _mentioned(parts: Sequence[Dump]) -> set[tuple[str, str, str | None, tuple[int, ...] | None]]:
+def _mentioned(parts: Sequence[RecorderDump]) -> set[tuple[str, str, str | None, tuple[int, ...] | None]]:
     """Return backend, name, description and ranks of all groups in a rank's dumps."""
     mentions: dict[tuple[str, str], tuple[str | None, tuple[int, ...] | None]] = {}
     for dump in parts:

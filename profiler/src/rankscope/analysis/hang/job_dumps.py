@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from rankscope.analysis.hang.records import Dump
+from rankscope.analysis.hang.records import RecorderDump
 from rankscope.base.errors import InputError
 from rankscope.base.text import ranks_text
 
@@ -30,7 +30,7 @@ class Origin:
     """Rank as its sends and receives name it; ``None`` without any, or where they differ."""
 
 
-def origin_of(path: Path, rank: int, dump: Dump) -> Origin:
+def origin_of(path: Path, rank: int, dump: RecorderDump) -> Origin:
     """Return what a dump shows of its rank and its job."""
     lists = {config.ranks for config in dump.configs.values() if config.ranks}
     own = _own_ranks(dump)
@@ -44,7 +44,7 @@ def origin_of(path: Path, rank: int, dump: Dump) -> Origin:
     )
 
 
-def _own_ranks(dump: Dump) -> set[int]:
+def _own_ranks(dump: RecorderDump) -> set[int]:
     ranks: set[int] = set()
     for record in dump.records:
         config = dump.configs.get(record.group)

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from rankscope.analysis.hang.groups import Group
-from rankscope.analysis.hang.progress import Line, Lines
-from rankscope.analysis.hang.records import Dump, Record
+from rankscope.analysis.hang.groups import HangGroup
+from rankscope.analysis.hang.progress import GroupProgress, Lines
+from rankscope.analysis.hang.records import Record, RecorderDump
 
 YOUNG_NS: Final = 5_000_000_000
 """A rank awaited for less than this may be on its way: the ranks of a running job are not dumped at the same moment."""
@@ -28,7 +28,7 @@ MOST_PENDING: Final = 64
 class Meeting:
     """A collective or transfer at which several ranks must arrive."""
 
-    group: Group
+    group: HangGroup
     sequence: int
     expected: frozenset[int]
     """Ranks that take part."""
@@ -108,7 +108,7 @@ class Moments:
         return taken - min(came) < YOUNG_NS and taken - self.completed_ns.get(rank, taken) < CLOCKS_NS
 
 
-def moments_of(dumps: Mapping[int, Sequence[Dump]], taken_ns: Mapping[int, int]) -> Moments:
+def moments_of(dumps: Mapping[int, Sequence[RecorderDump]], taken_ns: Mapping[int, int]) -> Moments:
     """Return the times of ranks, from their dumps and the times at which these were taken."""
     completed = {
         rank: max(times)
@@ -120,7 +120,7 @@ def moments_of(dumps: Mapping[int, Sequence[Dump]], taken_ns: Mapping[int, int])
 
 def find_meetings(lines: Lines) -> list[Meeting]:
     """Return the meetings that have not ended on some rank, up to the ``MOST_PENDING`` oldest per rank and group."""
-    wanted: dict[tuple[Group, int], None] = {}
+    wanted: dict[tuple[HangGroup, int], None] = {}
     for group, _, line in lines.all():
         wanted.update(dict.fromkeys((group, number) for number in sorted(line.pending)[:MOST_PENDING]))
         if line.overdue is not None:
@@ -129,7 +129,7 @@ def find_meetings(lines: Lines) -> list[Meeting]:
     return [meeting for meeting in collectives if meeting.records] + _transfers(lines)
 
 
-def _collective(lines: Lines, group: Group, number: int) -> Meeting:
+def _collective(lines: Lines, group: HangGroup, number: int) -> Meeting:
     meeting = Meeting(group, number, group.members)
     overdue: dict[int, Record] = {}
     present = {rank: line for rank in group.members & lines.ranks if (line := lines.of(group, rank)) is not None}
@@ -155,7 +155,7 @@ def _collective(lines: Lines, group: Group, number: int) -> Meeting:
     return meeting
 
 
-def _is_within(line: Line, number: int, batch: list[Record]) -> bool:
+def _is_within(line: GroupProgress, number: int, batch: list[Record]) -> bool:
     """Return whether a rank has enqueued a part of a batch that others have closed: it stopped there, so it has not come."""
     begun = [record.op for record in line.unclosed if record.sequence == number]
     return bool(begun) and begun == [record.op for record in batch[: len(begun)]]
@@ -163,7 +163,7 @@ def _is_within(line: Line, number: int, batch: list[Record]) -> bool:
 
 def _transfers(lines: Lines) -> list[Meeting]:
     """Return the sends and receives that have not ended. If both sides came, they are one meeting."""
-    waiting: dict[tuple[Group, str, int, int], list[Record]] = {}
+    waiting: dict[tuple[HangGroup, str, int, int], list[Record]] = {}
     for group, rank, line in lines.all():
         for record in line.transfers:
             peer = _peer(group, record)
@@ -185,7 +185,7 @@ def _transfers(lines: Lines) -> list[Meeting]:
     return meetings
 
 
-def _peer(group: Group, record: Record) -> int | None:
+def _peer(group: HangGroup, record: Record) -> int | None:
     if record.peers is None:
         return None
     place = record.peers[record.op == "send"]

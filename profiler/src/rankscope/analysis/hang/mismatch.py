@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from rankscope.analysis.hang.groups import Group
+from rankscope.analysis.hang.groups import HangGroup
 from rankscope.analysis.hang.meetings import Meeting
 from rankscope.analysis.hang.progress import Lines
 from rankscope.analysis.hang.records import COALESCED, Record
 from rankscope.analysis.hang.result import Mismatch, MismatchedPart
-from rankscope.analysis.operations import Operation, Side, operation, operation_name
+from rankscope.analysis.operations import OperationKind, Side, operation, operation_name
 from rankscope.analysis.result.text import counted
 
 MOST_PARTS: Final = 64
@@ -25,7 +25,7 @@ Parts = Sequence[int] | int
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class RecordMismatch:
     """Difference between the records of one collective."""
 
     what: Literal["op", "size", "dtype"]
@@ -62,7 +62,7 @@ def find_mismatches(meetings: Iterable[Meeting], lines: Lines) -> dict[Meeting, 
     return mismatches
 
 
-def _of_collective(meeting: Meeting, lines: Lines) -> Difference | None:
+def _of_collective(meeting: Meeting, lines: Lines) -> RecordMismatch | None:
     records = dict(meeting.records)
     for rank in meeting.ended:
         line = lines.of(meeting.group, rank)
@@ -74,11 +74,11 @@ def _of_collective(meeting: Meeting, lines: Lines) -> Difference | None:
     return _of_batch(meeting.group, {rank: line.batches.get(meeting.sequence, []) for rank, line in lines_of.items()})
 
 
-def _of_records(group: Group, records: Records) -> Difference | None:
+def _of_records(group: HangGroup, records: Records) -> RecordMismatch | None:
     return next((difference for check in _CHECKS if (difference := check(group, records)) is not None), None)
 
 
-def _of_batch(group: Group, batches: Mapping[int, Sequence[Record]]) -> Difference | None:
+def _of_batch(group: HangGroup, batches: Mapping[int, Sequence[Record]]) -> RecordMismatch | None:
     """Compare the members of a coalesced batch one by one: they run in their order."""
     # The recorder may have dropped the members, but not the record that closes them.
     batches = {rank: members for rank, members in batches.items() if members}
@@ -92,7 +92,7 @@ def _of_batch(group: Group, batches: Mapping[int, Sequence[Record]]) -> Differen
     return None
 
 
-def _of_transfer(meeting: Meeting) -> Difference | None:
+def _of_transfer(meeting: Meeting) -> RecordMismatch | None:
     """Compare the two sides of a transfer; there is no majority of two."""
     records = {rank: record for rank, record in meeting.records.items() if record.elements("input")}
     if not meeting.paired or len(records) < 2:
@@ -103,12 +103,12 @@ def _of_transfer(meeting: Meeting) -> Difference | None:
     return _by_value("dtype", {rank: ", ".join(names) for rank, record in records.items() if (names := record.dtypes("input"))})
 
 
-def _by_operation(_group: Group, records: Records) -> Difference | None:
+def _by_operation(_group: HangGroup, records: Records) -> RecordMismatch | None:
     spellings: dict[str, str] = {}
     return _by_value("op", {rank: spellings.setdefault(operation_name(record.op), record.op) for rank, record in records.items()})
 
 
-def _by_size(group: Group, records: Records) -> Difference | None:
+def _by_size(group: HangGroup, records: Records) -> RecordMismatch | None:
     """Compare sizes as the operation requires, which is the same on all ranks."""
     row = operation(_name(records))
     uneven = any(len(set(record.tensors(side))) > 1 for side in row.parts for record in records.values())
@@ -119,7 +119,7 @@ def _by_size(group: Group, records: Records) -> Difference | None:
     return _by_parts(group, records, row) or _by_totals(group, records, row)
 
 
-def _by_type(_group: Group, records: Records) -> Difference | None:
+def _by_type(_group: HangGroup, records: Records) -> RecordMismatch | None:
     row = operation(_name(records))
     if not row.has_one_type:
         return None
@@ -129,7 +129,7 @@ def _by_type(_group: Group, records: Records) -> Difference | None:
     return _by_value("dtype", {rank: names for rank, names in types.items() if names})
 
 
-_CHECKS: Final[tuple[Callable[[Group, Records], Difference | None], ...]] = (_by_operation, _by_size, _by_type)
+_CHECKS: Final[tuple[Callable[[HangGroup, Records], RecordMismatch | None], ...]] = (_by_operation, _by_size, _by_type)
 """Checks in this order, because a different operation also has different sizes."""
 
 
@@ -137,7 +137,7 @@ def _name(records: Records) -> str:
     return operation_name(next(iter(records.values())).op)
 
 
-def _by_value(what: Literal["op", "size", "dtype"], by_rank: Mapping[int, str]) -> Difference | None:
+def _by_value(what: Literal["op", "size", "dtype"], by_rank: Mapping[int, str]) -> RecordMismatch | None:
     values: dict[str, list[int]] = {}
     for rank in sorted(by_rank):
         values.setdefault(by_rank[rank], []).append(rank)
@@ -145,10 +145,10 @@ def _by_value(what: Literal["op", "size", "dtype"], by_rank: Mapping[int, str]) 
         return None
     most = max(values.values(), key=len)
     odd = [] if 2 * len(most) <= len(by_rank) else sorted(by_rank.keys() - set(most))
-    return Difference(what, values, odd)
+    return RecordMismatch(what, values, odd)
 
 
-def _by_elements(records: Records, row: Operation) -> Difference | None:
+def _by_elements(records: Records, row: OperationKind) -> RecordMismatch | None:
     """Find ranks whose tensors have another number of elements. Each tensor of a coalesced collective is a message of its own."""
     coalesced = _name(records).endswith("_coalesced")
     for side in row.equal:
@@ -170,7 +170,7 @@ def _element_texts(tensors: Mapping[int, tuple[int, ...]], of: str) -> dict[int,
     return {rank: f"{_elements(counts[at])}{of}{where}" for rank, counts in tensors.items()}
 
 
-def _by_parts(group: Group, records: Records, row: Operation) -> Difference | None:
+def _by_parts(group: HangGroup, records: Records, row: OperationKind) -> RecordMismatch | None:
     """Find parts whose sender and receiver expect different sizes; a rank is odd if all these parts are its own."""
     place = {rank: at for at, rank in enumerate(group.ranks)}
     sent, expected = (_parts(records, row, side, len(place)) for side in _SIDES)
@@ -187,10 +187,10 @@ def _by_parts(group: Group, records: Records, row: Operation) -> Difference | No
         values.setdefault(f"sends {_elements(part.sent)} to rank {part.receiver}", []).append(part.sender)
         values.setdefault(f"expects {_elements(part.expected)} from rank {part.sender}", []).append(part.receiver)
     common = set.intersection(*({part.sender, part.receiver} for part in differing))
-    return Difference("size", values, sorted(common) if len(common) == 1 else [], parts=differing[:MOST_PARTS])
+    return RecordMismatch("size", values, sorted(common) if len(common) == 1 else [], parts=differing[:MOST_PARTS])
 
 
-def _parts(records: Records, row: Operation, side: Side, ranks: int) -> dict[int, Parts]:
+def _parts(records: Records, row: OperationKind, side: Side, ranks: int) -> dict[int, Parts]:
     """Return the parts for or from each rank of the group, of the ranks that have them in their dumps."""
     by_rank: dict[int, Parts] = {}
     for rank, record in sorted(records.items()):
@@ -204,7 +204,7 @@ def _part(parts: Parts, at: int) -> int:
     return parts if isinstance(parts, int) else parts[at]
 
 
-def _by_totals(group: Group, records: Records, row: Operation) -> Difference | None:
+def _by_totals(group: HangGroup, records: Records, row: OperationKind) -> RecordMismatch | None:
     """Compare what all ranks send with what all expect, where the dumps do not have the parts."""
     tensors = {rank: (records[rank].tensors("input"), records[rank].tensors("output")) for rank in sorted(records)}
     if row.parts != _SIDES or tensors.keys() != group.members or not all(all(sides) for sides in tensors.values()):
@@ -216,7 +216,7 @@ def _by_totals(group: Group, records: Records, row: Operation) -> Difference | N
     values: dict[str, list[int]] = {}
     for rank, (own, other) in totals.items():
         values.setdefault(f"{_elements(own)} in, {other} out", []).append(rank)
-    return Difference("size", values, [], totals=(sent, expected))
+    return RecordMismatch("size", values, [], totals=(sent, expected))
 
 
 def _elements(count: int) -> str:

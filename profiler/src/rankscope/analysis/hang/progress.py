@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from rankscope.analysis.hang.groups import Group, Groups
-from rankscope.analysis.hang.records import COALESCED, Dump, Record
+from rankscope.analysis.hang.groups import Groups, HangGroup
+from rankscope.analysis.hang.records import COALESCED, Record, RecorderDump
 
 _NEARLY: Final = 0.9
 """Fraction of its timeout after which an operation counts as timed out: the clocks of libraries are coarse."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class GroupProgress:
     """Progress of one rank in one group."""
 
     collectives: dict[int, Record] = field(default_factory=dict)
@@ -40,16 +40,16 @@ class Line:
 class Lines:
     """Progress of every rank with a dump, in every group that it is a member of."""
 
-    def __init__(self, dumps: Mapping[int, Sequence[Dump]], groups: Groups, crashed: Mapping[int, int | None]) -> None:
+    def __init__(self, dumps: Mapping[int, Sequence[RecorderDump]], groups: Groups, crashed: Mapping[int, int | None]) -> None:
         """``crashed``: ranks whose dumps were written because of an exception, with its time (unix ns) if known."""
         self._crashed = crashed
         self.ranks = frozenset(dumps)
         """Ranks with a dump."""
         self.damaged = frozenset(rank for rank, parts in dumps.items() if any(dump.damaged for dump in parts))
         """Ranks that may have enqueued more than their dumps show, because records cannot be read."""
-        self._lines: dict[tuple[Group, int], Line] = {}
+        self._lines: dict[tuple[HangGroup, int], GroupProgress] = {}
         self._pending: dict[int, int] = {}
-        records_of_groups: dict[Group, list[tuple[int, Dump, list[Record]]]] = {}
+        records_of_groups: dict[HangGroup, list[tuple[int, RecorderDump, list[Record]]]] = {}
         for rank, parts in dumps.items():
             for dump in parts:
                 for group, records in _by_group(rank, dump, groups).items():
@@ -57,7 +57,9 @@ class Lines:
         for group, users in records_of_groups.items():
             self._follow(group, users, dumps)
 
-    def _follow(self, group: Group, users: list[tuple[int, Dump, list[Record]]], dumps: Mapping[int, Sequence[Dump]]) -> None:
+    def _follow(
+        self, group: HangGroup, users: list[tuple[int, RecorderDump, list[Record]]], dumps: Mapping[int, Sequence[RecorderDump]]
+    ) -> None:
         furthest = max(record.sequence for _, _, records in users for record in records)
         mixed = any(record.is_p2p for _, _, records in users for record in records)
         for rank, dump, records in users:
@@ -74,9 +76,9 @@ class Lines:
             newest = None if mixed else _counted(group, own_dumps, furthest)
             if newest is None and any(_never_used(group, dump) for dump in own_dumps):
                 newest = 0
-            self._lines[group, rank] = Line(newest=newest)
+            self._lines[group, rank] = GroupProgress(newest=newest)
 
-    def of(self, group: Group, rank: int) -> Line | None:
+    def of(self, group: HangGroup, rank: int) -> GroupProgress | None:
         """Return a rank's line; ``None`` if the rank has no dump, or if nothing was ever recorded in this group."""
         return self._lines.get((group, rank))
 
@@ -84,19 +86,19 @@ class Lines:
         """Return the number of operations of a rank that have not ended."""
         return self._pending.get(rank, 0)
 
-    def all(self) -> list[tuple[Group, int, Line]]:
+    def all(self) -> list[tuple[HangGroup, int, GroupProgress]]:
         """Return every line with its group and rank."""
         return [(group, rank, line) for (group, rank), line in self._lines.items()]
 
 
-def _by_group(rank: int, dump: Dump, groups: Groups) -> dict[Group, list[Record]]:
-    by_group: dict[Group, list[Record]] = {}
+def _by_group(rank: int, dump: RecorderDump, groups: Groups) -> dict[HangGroup, list[Record]]:
+    by_group: dict[HangGroup, list[Record]] = {}
     for record in dump.records:
         by_group.setdefault(groups.of(rank, record.backend, record.group), []).append(record)
     return by_group
 
 
-def _line(dump: Dump, records: list[Record], counted: Sequence[int | None]) -> Line:
+def _line(dump: RecorderDump, records: list[Record], counted: Sequence[int | None]) -> GroupProgress:
     collectives = {record.sequence: record for record in records if not record.is_p2p}
     batches: dict[int, list[Record]] = {}
     for record in records:
@@ -107,7 +109,7 @@ def _line(dump: Dump, records: list[Record], counted: Sequence[int | None]) -> L
     reports_end = _reports_end(dump, records)
     # Completed collectives may have no records: torch can be configured to dump only the others.
     recorded = collectives if collectives or not dump.gapless else [record.sequence for record in records]
-    return Line(
+    return GroupProgress(
         collectives=collectives,
         batches=batches,
         unclosed=unclosed,
@@ -122,7 +124,7 @@ def _is_of_batch(record: Record, last: Record) -> bool:
     return not (record.is_p2p or last.is_p2p) and (record.group, record.sequence) == (last.group, last.sequence)
 
 
-def _overdue(line: Line, crashed_ns: int | None) -> Record | None:
+def _overdue(line: GroupProgress, crashed_ns: int | None) -> Record | None:
     record = line.collectives.get(line.newest) if line.newest is not None else None
     if record is None or line.newest in line.pending or record.state == "completed" or record.backend == "nccl":
         return None
@@ -136,7 +138,7 @@ def ended(record: Record, *, reports_end: bool) -> bool:
     return record.state == "completed" or (record.retired and not reports_end)
 
 
-def _reports_end(dump: Dump, records: list[Record]) -> bool:
+def _reports_end(dump: RecorderDump, records: list[Record]) -> bool:
     # NCCL also retires operations that timed out; gloo never reports completion.
     return records[0].backend == "nccl" or any(record.state == "completed" for record in dump.records)
 
@@ -156,12 +158,12 @@ def _transfers(records: list[Record], *, reports_end: bool) -> list[Record]:
     return waiting[::-1]
 
 
-def _never_used(group: Group, dump: Dump) -> bool:
+def _never_used(group: HangGroup, dump: RecorderDump) -> bool:
     """Return whether a rank has done nothing in a group without records in its dump."""
     return dump.from_the_beginning or (dump.all_progress and group.name not in dump.progress)
 
 
-def _counted(group: Group, own_dumps: Sequence[Dump], furthest: int) -> int | None:
+def _counted(group: HangGroup, own_dumps: Sequence[RecorderDump], furthest: int) -> int | None:
     """Return the number of a rank's last collective in a group by torch's own count; ``None`` if missing or implausible.
 
     Torch also counts point-to-point operations in this number, so it may exceed the last collective of every rank.

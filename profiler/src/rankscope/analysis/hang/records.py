@@ -131,7 +131,7 @@ class Config:
 
 
 @dataclass(frozen=True, slots=True)
-class Dump:
+class RecorderDump:
     """Content of one recorder of one rank."""
 
     records: list[Record]
@@ -159,7 +159,7 @@ class Dump:
     """Version of the format, if it is newer than ``NEWEST``: fields may be missing or have another meaning."""
 
 
-def parse(document: object, *, backend: str | None = None, whole_history: bool = False) -> Dump | None:
+def parse(document: object, *, backend: str | None = None, whole_history: bool = False) -> RecorderDump | None:
     """Parse a dump from plain data; ``None`` if it is not a dump. ``backend``: the one in the file's name, if any.
 
     ``whole_history``: also keep older records that have ended.
@@ -182,7 +182,7 @@ def parse(document: object, *, backend: str | None = None, whole_history: bool =
             records, _progress(document.get("pg_status"), "last_completed_collective", records, configs)[0]
         )
     times = (time for record in records for time in (record.created_ns, record.started_ns, record.completed_ns))
-    return Dump(
+    return RecorderDump(
         records=records if whole_history else _kept(records),
         configs=configs,
         progress=progress,

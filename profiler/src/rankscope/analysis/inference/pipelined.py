@@ -34,7 +34,7 @@ from rankscope.runs.records import Phase, RankInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class PipelineRecords:
     """Step records of a pipeline with a known number of micro-batches."""
 
     judged: StepOwnTimes
@@ -61,17 +61,17 @@ class WaitedFor:
     """Longest time that any one rank waited at collectives, whichever ranks it waited for; ``None`` without collectives."""
 
 
-def saved_at_most_us(ranks: Sequence[int], evidence: Schedule | WaitedFor | None) -> float:
+def saved_at_most_us(ranks: Sequence[int], evidence: PipelineRecords | WaitedFor | None) -> float:
     """Return the time per step that healing slow ``ranks`` of one stage, worst first, saves at most.
 
     Infinite where there is no pipeline, or the evidence gives no bound.
     """
-    if isinstance(evidence, Schedule):
+    if isinstance(evidence, PipelineRecords):
         return _by_schedule(ranks, evidence)
     return float("inf") if evidence is None else _by_waits(ranks, evidence)
 
 
-def schedule_of(judged: StepOwnTimes, infos: Mapping[int, RankInfo], pipeline: PipelineResult | None) -> Schedule | None:
+def schedule_of(judged: StepOwnTimes, infos: Mapping[int, RankInfo], pipeline: PipelineResult | None) -> PipelineRecords | None:
     """Return the evidence of step records; ``None`` where the schedule is not known.
 
     It holds for schedules that fill the bubble, too: they take less long, and the less of it for stages that others wait for.
@@ -80,14 +80,14 @@ def schedule_of(judged: StepOwnTimes, infos: Mapping[int, RankInfo], pipeline: P
         return None
     stages = {rank: stage for rank in map(int, judged.table.ranks) if (stage := stage_of(infos.get(rank))) is not None}
     on_cpu = all(info.device_kind == "cpu" for info in infos.values())
-    return Schedule(judged, stages, pipeline.microbatches * pipeline.chunks, on_cpu)
+    return PipelineRecords(judged, stages, pipeline.microbatches * pipeline.chunks, on_cpu)
 
 
 _ONCE: Final[tuple[Phase, ...]] = ("data", "h2d", "optimizer", "between_steps")
 """Phases outside of micro-batches."""
 
 
-def _by_schedule(ranks: Sequence[int], schedule: Schedule) -> float:
+def _by_schedule(ranks: Sequence[int], schedule: PipelineRecords) -> float:
     table = schedule.judged.table
     every = [int(rank) for rank in table.ranks]
     slow = np.isin(every, ranks)

@@ -74,7 +74,7 @@ class TraceWriter:
 
     def track(self, pid: int, name: str, *, nest: bool = True) -> Track:
         """Return a new track of a process; tracks are shown in the order in which they get their first slice."""
-        return Track(self, pid, name, Lanes(nest=nest), [])
+        return Track(self, pid, name, SliceLanes(nest=nest), [])
 
     def thread(self, pid: int, name: str) -> Thread:
         """Write a new thread of a process and return its ids."""
@@ -152,7 +152,7 @@ class Track:
     writer: TraceWriter
     pid: int
     name: str
-    lanes: Lanes
+    lanes: SliceLanes
     threads: list[Thread]
 
     def slice(self, name: str, start_ns: int, end_ns: int, args: Mapping[str, Any] | None = None, *, kind: str) -> Thread | None:
@@ -178,7 +178,7 @@ class Track:
         return self.threads[lane]
 
 
-class Lanes:
+class SliceLanes:
     """Lanes of one track. With ``nest`` a slice may lie inside another one of its lane, else only after it.
 
     Perfetto drops a slice that begins inside another one of its thread and ends after it.

@@ -26,7 +26,7 @@ Key = tuple[int, int, str, tuple[int, ...] | None, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class RankWait:
     """Wait and transfer time of one rank in a matched collective."""
 
     transfer_us: float
@@ -36,7 +36,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SlicePosition:
     """Position of the slice of a collective: its thread, and its times on the common clock."""
 
     thread: Thread
@@ -59,7 +59,7 @@ def key_of(rank: int, record: CollectiveRecord) -> Key:
     return (rank, record.step, record.group, tuple(record.group_ranks) if record.group_ranks else None, record.index)
 
 
-def waiting_of(match: Match, clocks: Clocks) -> dict[int, Waiting]:
+def waiting_of(match: Match, clocks: Clocks) -> dict[int, RankWait]:
     """Return the wait of each rank in ``match``."""
     on_cpu = any(record.stream is None for record in match.records)
     arrivals = [
@@ -71,12 +71,12 @@ def waiting_of(match: Match, clocks: Clocks) -> dict[int, Waiting]:
     clear = latest - arrivals[order[-2]] > (clocks.residual_ns or 0.0)
     shortest = min(record.end_unix_ns - arrival_ns(record) for record in match.records)
     return {
-        rank: Waiting(shortest / 1000, (latest - arrival) / 1000, match.ranks[order[-1]] if clear else None)
+        rank: RankWait(shortest / 1000, (latest - arrival) / 1000, match.ranks[order[-1]] if clear else None)
         for rank, arrival in zip(match.ranks, arrivals, strict=True)
     }
 
 
-def find_arrows(matches: Iterable[Match], clocks: Clocks, shown: Mapping[Key, Place]) -> list[Arrow]:
+def find_arrows(matches: Iterable[Match], clocks: Clocks, shown: Mapping[Key, SlicePosition]) -> list[Arrow]:
     """Return the arrows between slices that are shown, the longest wait first."""
     arrows: list[Arrow] = []
     for match in matches:
@@ -96,12 +96,12 @@ def write_collectives(
     pid: int,
     rank: int,
     records: Sequence[CollectiveRecord],
-    waiting: Mapping[Key, Waiting],
+    waiting: Mapping[Key, RankWait],
     *,
     clocks: Clocks,
-) -> dict[Key, Place]:
+) -> dict[Key, SlicePosition]:
     """Write the tracks of one rank, one per process group; returns the position of each collective's slice."""
-    places: dict[Key, Place] = {}
+    places: dict[Key, SlicePosition] = {}
     groups: dict[tuple[str, tuple[int, ...]], list[CollectiveRecord]] = {}
     for record in records:
         groups.setdefault((record.group, tuple(record.group_ranks or ())), []).append(record)
@@ -116,7 +116,7 @@ def write_collectives(
             thread = track.slice(record.op, start, end, _args(record, waited), kind="collective")
             if thread is None:
                 continue
-            places[key] = Place(thread, start, end)
+            places[key] = SlicePosition(thread, start, end)
             if waited is not None and waited.last not in (None, rank) and waited.wait_us > residual_us:
                 until = min(end, start + round(waited.wait_us * 1000))
                 # Nested in the collective's slice: no other slice of this track overlaps that.
@@ -124,7 +124,7 @@ def write_collectives(
     return places
 
 
-def _args(record: CollectiveRecord, waited: Waiting | None) -> dict[str, Any]:
+def _args(record: CollectiveRecord, waited: RankWait | None) -> dict[str, Any]:
     args: dict[str, Any] = {"op": record.op, "group": record.group, "step": record.step, "index": record.index}
     optional = {"bytes": record.bytes, "dtype": record.dtype, "sequence": record.sequence, "stream": record.stream}
     args |= {name: value for name, value in optional.items() if value is not None}

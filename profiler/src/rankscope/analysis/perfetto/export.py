@@ -15,17 +15,17 @@ from rankscope.analysis.perfetto.chrome_json import TraceWriter
 from rankscope.analysis.perfetto.collective_tracks import (
     MAX_ARROWS,
     Key,
-    Place,
-    Waiting,
+    RankWait,
+    SlicePosition,
     find_arrows,
     key_of,
     waiting_of,
     write_collectives,
 )
 from rankscope.analysis.perfetto.result import EXPORT_SCHEMA, ExportResult, clock_sentence
-from rankscope.analysis.perfetto.run_source import RunSource
+from rankscope.analysis.perfetto.run_source import RunExportSource
 from rankscope.analysis.perfetto.selection import Selection
-from rankscope.analysis.perfetto.source import Plan, Progress, Source
+from rankscope.analysis.perfetto.source import ExportSource, Plan, Progress
 from rankscope.analysis.perfetto.traces_source import TracesSource
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.trace.locations import location
@@ -85,7 +85,7 @@ def export_perfetto(
     )
 
 
-def _source(paths: Sequence[Path | str], selection: Selection, raw: bool | None, progress: Progress) -> Source:
+def _source(paths: Sequence[Path | str], selection: Selection, raw: bool | None, progress: Progress) -> ExportSource:
     if not paths:
         raise InputError(os.curdir, "nothing to export: name a run directory or traces")
     places = [location(path) for path in paths]
@@ -94,16 +94,16 @@ def _source(paths: Sequence[Path | str], selection: Selection, raw: bool | None,
         return TracesSource(places, selection, progress=progress)
     if len(paths) > 1:
         raise InputError(paths[1], f"cannot be exported together with the run {runs[0].path}; export one run at a time")
-    return RunSource(runs[0], selection, raw=raw, progress=progress)
+    return RunExportSource(runs[0], selection, raw=raw, progress=progress)
 
 
-def _write_ranks(source: Source, writer: TraceWriter, progress: Progress) -> dict[Key, Place]:
+def _write_ranks(source: ExportSource, writer: TraceWriter, progress: Progress) -> dict[Key, SlicePosition]:
     plan = source.plan
-    waiting: dict[Key, Waiting] = {}
+    waiting: dict[Key, RankWait] = {}
     for match in plan.matching.matches:
         waited = waiting_of(match, plan.clocks)
         waiting.update({key_of(rank, row): waited[rank] for rank, row in zip(match.ranks, match.records, strict=True)})
-    places: dict[Key, Place] = {}
+    places: dict[Key, SlicePosition] = {}
     for order, (rank, name) in enumerate(plan.names.items()):
         progress("Writing", order, len(plan.names))
         pid = writer.process(name, order=order)
@@ -113,7 +113,7 @@ def _write_ranks(source: Source, writer: TraceWriter, progress: Progress) -> dic
     return places
 
 
-def _write_arrows(plan: Plan, writer: TraceWriter, places: dict[Key, Place]) -> int:
+def _write_arrows(plan: Plan, writer: TraceWriter, places: dict[Key, SlicePosition]) -> int:
     arrows = find_arrows(plan.matching.matches, plan.clocks, places)
     if len(arrows) > MAX_ARROWS:
         plan.left_out.append(f"{len(arrows) - MAX_ARROWS:,} of {len(arrows):,} arrows, those of the shortest waits")

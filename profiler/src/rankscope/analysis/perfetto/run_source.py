@@ -46,7 +46,7 @@ _MARGIN_NS: Final = 1_000_000_000
 """Time added after the last step: device work may continue after the step that launched it, and GPU samples are sparse."""
 
 
-class RunSource:
+class RunExportSource:
     """Source that reads a run. ``raw``: merge in the kept raw traces; ``None``: only if the user chose steps."""
 
     def __init__(self, run: NamedRun, selection: Selection, *, raw: bool | None, progress: Progress) -> None:

@@ -45,7 +45,7 @@ class Plan:
         return partial(self.clocks.correct, rank)
 
 
-class Source(Protocol):
+class ExportSource(Protocol):
     """Source of an export: a run or traces."""
 
     plan: Plan

@@ -24,7 +24,7 @@ from rankscope.analysis.costs.waterfall import Costs, waterfall
 from rankscope.analysis.evidence.compared import StepOwnTimes, imposed_wait
 from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, ImposedWait, RankResult, RareSteps, Source
 from rankscope.analysis.result.costs import Ledger, LedgerSource, Memory, PipelineResult, Throughput
-from rankscope.analysis.verdict.advice import Subject, figures_of_verdict, reason_of, recommend
+from rankscope.analysis.verdict.advice import AdviceSubject, figures_of_verdict, reason_of, recommend
 from rankscope.analysis.verdict.builders import Setting, never_balanced_while_waiting
 from rankscope.analysis.verdict.job_verdict import Answer
 from rankscope.analysis.verdict.stalled_verdict import place
@@ -131,7 +131,7 @@ def assemble(
         **figures_of_stages(costs),
         **figures_of_verdict(verdict, costs, reason),
     }
-    subject = Subject(
+    subject = AdviceSubject(
         run=source.path if is_run else None,
         ranks=sorted(verdict.ranks, key=lambda rank: rank != verdict.rank),
         hosts={row.rank: row.host for row in ranks if row.host is not None},

@@ -23,7 +23,7 @@ _CAPTURE_BEGIN: Final = re.compile("BeginCapture")
 _CAPTURE_END: Final = re.compile("EndCapture")
 
 
-class Calls(msgspec.Struct, frozen=True):
+class RuntimeCalls(msgspec.Struct, frozen=True):
     """Calls of a device's runtime in arrays [calls]. Times are int64 nanoseconds."""
 
     start: NDArray[np.int64]
@@ -43,7 +43,7 @@ class Calls(msgspec.Struct, frozen=True):
 
 
 def kernel_launches(
-    calls: Calls, call: NDArray[np.intp], correlation: NDArray[np.int64], *, shows_all: bool
+    calls: RuntimeCalls, call: NDArray[np.intp], correlation: NDArray[np.int64], *, shows_all: bool
 ) -> tuple[NDArray[np.bool_], ...]:
     """Return which calls launch a kernel by themselves, which of these have none, and which only capture a graph, [calls].
 
@@ -64,7 +64,7 @@ def kernel_launches(
     return launched, lost, captured
 
 
-def _in_capture(calls: Calls) -> NDArray[np.bool_]:
+def _in_capture(calls: RuntimeCalls) -> NDArray[np.bool_]:
     """Return which calls were made while a device graph was captured, [calls].
 
     Autograd launches what is captured from a thread of its own. A trace may lack the begin or the end of a capture.
@@ -79,7 +79,7 @@ def _in_capture(calls: Calls) -> NDArray[np.bool_]:
     return inside
 
 
-def _part_of_another(calls: Calls, launched: NDArray[np.bool_], lost: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _part_of_another(calls: RuntimeCalls, launched: NDArray[np.bool_], lost: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return which ``lost`` launches, those without a kernel, are part of another launch, [calls].
 
     One launch may show as several calls, each inside the one before: of the runtime, and of the driver. One of them has the
@@ -100,7 +100,7 @@ def _part_of_another(calls: Calls, launched: NDArray[np.bool_], lost: NDArray[np
     return part
 
 
-def launch_about(correlation: NDArray[np.int64], calls: Calls, bounds: tuple[int, int]) -> NDArray[np.int64]:
+def launch_about(correlation: NDArray[np.int64], calls: RuntimeCalls, bounds: tuple[int, int]) -> NDArray[np.int64]:
     """Return the launch times of device events whose call is not known, by those before it: ids ascend; -1 without an id.
 
     ``bounds``: times for ids before the first that is known and after the last, of steps before and after the others.

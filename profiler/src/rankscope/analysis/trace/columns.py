@@ -55,10 +55,10 @@ from rankscope.analysis.trace.schema import (
     PROCESS_NAME,
     DetailArgs,
     DetailEvent,
-    Event,
     EventArgs,
     Label,
     Metadata,
+    TraceEvent,
     process_name,
     read_metadata,
 )
@@ -173,7 +173,7 @@ def read_traces(path: Location, *, detail: bool = True, complete_only: bool = Fa
     cannot be taken apart, or cut off although it is needed as a ``complete_only``. ``of_run``: see ``open_location``.
     """
     text = TraceText(path, of_run=of_run)
-    columns = _Columns(path, detail=detail)
+    columns = _TraceBuilder(path, detail=detail)
     stream = EventStream[Any](path, text, ANY_DETAIL_EVENT if detail else ANY_EVENT, columns.needs)
     for events in stream:
         columns.add(events)
@@ -204,11 +204,11 @@ def _check_work(trace: Trace) -> None:
     raise InputError(trace.path, f"nothing to analyse: neither device work nor CPU operators among its {trace.events} events")
 
 
-class _Columns:
+class _TraceBuilder:
     """Builder of a trace's columns from its relevant events, part by part."""
 
     def __init__(self, path: Location, *, detail: bool) -> None:
-        self._event = DetailEvent if detail else Event
+        self._event = DetailEvent if detail else TraceEvent
         self._detail = detail
         self._path = path
         self._parts: list[dict[str, NDArray[Any]]] = []
@@ -236,7 +236,7 @@ class _Columns:
         for row in np.flatnonzero(category == FUNCTION).tolist():
             category[row] = -1 if activity_of_function(str(events[row].name)) is None else NOTE
         matters = category >= 0
-        relevant: list[Event] = list(compress(events, matters.tolist()))
+        relevant: list[TraceEvent] = list(compress(events, matters.tolist()))
         category = category[matters]
         start_us = floats_of([event.ts for event in relevant])
         length_us = floats_of([event.dur for event in relevant])
@@ -283,7 +283,7 @@ class _Columns:
             "autograd": _autograd(operators),
         }
 
-    def _describe(self, events: Sequence[Event], args: Sequence[EventArgs], notes: NDArray[np.intp]) -> None:
+    def _describe(self, events: Sequence[TraceEvent], args: Sequence[EventArgs], notes: NDArray[np.intp]) -> None:
         """Keep the communication arguments of events."""
         described = [row for row, args_of_row in enumerate(args) if args_of_row.collective]
         described += [

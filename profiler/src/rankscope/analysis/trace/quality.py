@@ -15,7 +15,7 @@ from rankscope.analysis.result.text import counted
 from rankscope.analysis.trace.calls import (
     EARLY_START,
     GIVES_WORK,
-    Calls,
+    RuntimeCalls,
     before_launch,
     kernel_launches,
     launch_about,
@@ -115,7 +115,7 @@ def check_columns(
     host = _host_events(columns, base_ns, latest)
     at = np.flatnonzero(category[host.rows] == LAUNCHED)
     launching = host.rows[at]
-    calls = Calls(
+    calls = RuntimeCalls(
         start=host.start[at],
         end=host.end[at],
         thread=columns["thread"][launching],
@@ -188,7 +188,11 @@ def _host_events(columns: Mapping[str, NDArray[Any]], base_ns: int, latest_ns: i
 
 
 def _device_events(
-    columns: Mapping[str, NDArray[Any]], rows: NDArray[np.intp], calls: Calls, kind: DeviceKind, has_no_time: NDArray[np.bool_]
+    columns: Mapping[str, NDArray[Any]],
+    rows: NDArray[np.intp],
+    calls: RuntimeCalls,
+    kind: DeviceKind,
+    has_no_time: NDArray[np.bool_],
 ) -> DeviceEvents:
     start, end, stream, correlation = (columns[name][rows] for name in ("start", "end", "stream", "correlation"))
     # Numbers of streams are below 2**46. The queues of other devices are not known to run one event after the other.
@@ -236,7 +240,7 @@ def are_damaged(present: NDArray[np.int_], missing: NDArray[np.int_], cut: NDArr
     return damaged
 
 
-def _far(device: DeviceEvents, calls: Calls, host: HostEvents) -> NDArray[np.bool_]:
+def _far(device: DeviceEvents, calls: RuntimeCalls, host: HostEvents) -> NDArray[np.bool_]:
     """Return which events are far in time from their launch or, where it is not known, from everything that the host did."""
     near = host.places if len(host.rows) else places(device.start[~device.untimed], share=_DEVICE_PLACE)
     away, is_linked, wait = ~are_within(device.start, near), device.call >= 0, device.start - device.launch
@@ -295,7 +299,7 @@ def _in_order(device: DeviceEvents, rows: NDArray[np.intp]) -> NDArray[np.intp]:
 
 
 def _without_overruns(
-    device: DeviceEvents, calls: Calls, host: HostEvents, kept_rows: NDArray[np.intp]
+    device: DeviceEvents, calls: RuntimeCalls, host: HostEvents, kept_rows: NDArray[np.intp]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the ends of the events in ``kept_rows``, cut at the start of the next of their stream, and which are cut.
 

@@ -64,7 +64,7 @@ class DetailArgs(EventArgs, frozen=True, gc=False):
     """Thread of the forward operator of a backward operator; 0 on forward operators."""
 
 
-class Event(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="X"):
+class TraceEvent(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="X"):
     """Event with a duration; in damaged files numbers may be missing or strings."""
 
     cat: str | None = None
@@ -76,7 +76,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="X"):
     args: EventArgs | None = None
 
 
-class DetailEvent(Event, frozen=True, gc=False, tag_field="ph", tag="X"):
+class DetailEvent(TraceEvent, frozen=True, gc=False, tag_field="ph", tag="X"):
     """Event with the arguments of ``DetailArgs``."""
 
     args: DetailArgs | None = None
@@ -128,7 +128,7 @@ _MARKS = [
     for kind in (*string.ascii_letters, "(", ")")
     if kind not in {"X", "M"}
 ]
-ANY_EVENT: Any = functools.reduce(operator.or_, _MARKS, Event | Label)
+ANY_EVENT: Any = functools.reduce(operator.or_, _MARKS, TraceEvent | Label)
 """Type to decode, ``Event | Label | Mark``. Marks are half of a trace; only their kind is decoded."""
 ANY_DETAIL_EVENT: Any = functools.reduce(operator.or_, _MARKS, DetailEvent | Label)
 """Type to decode for the detailed analysis, ``DetailEvent | Label | Mark``."""
@@ -137,7 +137,7 @@ ANY_MERGED_EVENT: Any = functools.reduce(operator.or_, _MARKS, MergedEvent | Lab
 """Type to decode for the processes of a merged file, ``MergedEvent | Label | Mark``."""
 
 
-class Group(msgspec.Struct, frozen=True):
+class TraceGroup(msgspec.Struct, frozen=True):
     """Process group in ``distributedInfo``."""
 
     pg_name: str | int | None = None
@@ -149,7 +149,7 @@ class Distributed(msgspec.Struct, frozen=True):
 
     rank: _Count | None = None
     world_size: _Count | None = None
-    pg_config: list[Group] | None = None
+    pg_config: list[TraceGroup] | None = None
 
     def groups(self) -> dict[str, list[int]]:
         """Return the ranks of each process group by its name."""

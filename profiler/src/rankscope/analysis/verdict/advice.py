@@ -18,7 +18,7 @@ from rankscope.analysis.result.analysis import Evidence, Kind, Verdict
 from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.result.costs import Advice, AdviceEvidence
 from rankscope.analysis.result.text import counted, first_of, joined, sentences, units_text
-from rankscope.analysis.verdict.advice_rows import RECORD, SHOW, Row
+from rankscope.analysis.verdict.advice_rows import RECORD, SHOW, AdviceRow
 from rankscope.analysis.verdict.advice_table import TABLE
 from rankscope.runs.durations import DURATION_SOURCES
 from rankscope.runs.records import Phase
@@ -28,7 +28,7 @@ _SHOWN: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class AdviceSubject:
     """Ranks and run that advice is about."""
 
     run: str | None = None
@@ -102,7 +102,7 @@ def reason_of(verdict: Verdict, evidence: Sequence[Evidence], *, accelerated: bo
 
 def next_actions(
     kind: Kind,
-    subject: Subject,
+    subject: AdviceSubject,
     *,
     cause: Cause | None = None,
     reason: str | None = None,
@@ -139,7 +139,7 @@ def next_actions(
     return actions if kind == "insufficient_data" or subject.run is None else [*actions, SHOW.format(**values)]
 
 
-def recommend(figures: Figures, subject: Subject, *, step_us: float | None, reason: str | None = None) -> list[Advice]:
+def recommend(figures: Figures, subject: AdviceSubject, *, step_us: float | None, reason: str | None = None) -> list[Advice]:
     """Return the recommendations whose conditions all hold, largest bound on the gain first.
 
     ``reason``: result of ``reason_of``, which decides on the remedy for a named rank.
@@ -160,7 +160,7 @@ def recommend(figures: Figures, subject: Subject, *, step_us: float | None, reas
     )
 
 
-def _filled(row: Row, values: Mapping[str, object]) -> list[str]:
+def _filled(row: AdviceRow, values: Mapping[str, object]) -> list[str]:
     """Return the actions whose placeholders all have a value."""
     needs = [(action, {name for _, name, _, _ in Formatter().parse(action) if name is not None}) for action in row.actions]
     return [
@@ -170,7 +170,7 @@ def _filled(row: Row, values: Mapping[str, object]) -> list[str]:
     ]
 
 
-def _advice(row: Row, actions: Sequence[str], figures: Figures, step_us: float | None, run: str | None) -> Advice:
+def _advice(row: AdviceRow, actions: Sequence[str], figures: Figures, step_us: float | None, run: str | None) -> Advice:
     gain = None if row.bound is None else row.bound.of(figures)
     command = "rankscope analyze NEW_TRACES" if run is None else f"rankscope compare {shlex.quote(run)} NEW_RUN"
     stages = sorted({stage for condition in row.when if (stage := figures[condition.figure].stage) is not None})

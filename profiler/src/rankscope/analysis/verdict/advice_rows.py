@@ -41,7 +41,7 @@ class Bound(msgspec.Struct, frozen=True):
         return self.figure if self.factor == 1 else f"{self.factor:.3g} * {self.figure}"
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class AdviceRow(msgspec.Struct, frozen=True, kw_only=True):
     """Row of the table: actions, and the verdict or the figures for which they are given.
 
     Actions are templates, most useful first. An action is left out if the value of one of its placeholders is not known:
@@ -93,9 +93,9 @@ def below(figure: str, limit: float) -> When:
     return When(figure, "<", limit)
 
 
-def for_ranks(remedy: Remedy, *, cause: Cause | None = None, reason: str | None = None) -> Row:
+def for_ranks(remedy: Remedy, *, cause: Cause | None = None, reason: str | None = None) -> AdviceRow:
     """Return the row of a remedy for named ranks: for verdicts with a cause or a reason."""
-    return Row(
+    return AdviceRow(
         kind="straggler",
         cause=cause,
         reason=reason,
@@ -118,16 +118,18 @@ def for_figures(
     kind: Kind | None = None,
     cause: Cause | None = None,
     reason: str | None = None,
-) -> Row:
+) -> AdviceRow:
     """Return the row of a recommendation for the figures in ``when``, and for verdicts of ``kind``, if given."""
-    return Row(name=name, when=when, falls=falls, actions=actions, gain=gain, cost=cost, kind=kind, cause=cause, reason=reason)
+    return AdviceRow(
+        name=name, when=when, falls=falls, actions=actions, gain=gain, cost=cost, kind=kind, cause=cause, reason=reason
+    )
 
 
 def for_verdict(
     kind: Kind, *actions: str, cause: Cause | None = None, reason: str | None = None, whole_host: bool = False
-) -> Row:
+) -> AdviceRow:
     """Return the row of next actions that are no recommendation."""
-    return Row(kind=kind, cause=cause, reason=reason, actions=actions, whole_host=whole_host)
+    return AdviceRow(kind=kind, cause=cause, reason=reason, actions=actions, whole_host=whole_host)
 
 
 ROTATING: Final = (

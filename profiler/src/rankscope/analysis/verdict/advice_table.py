@@ -25,7 +25,7 @@ from rankscope.analysis.remedies import (
     TRANSPORT,
     WITHOUT_HOST,
 )
-from rankscope.analysis.verdict.advice_rows import RECORD, Bound, Row, at_least, below, for_figures, for_ranks, for_verdict
+from rankscope.analysis.verdict.advice_rows import RECORD, AdviceRow, Bound, at_least, below, for_figures, for_ranks, for_verdict
 
 _EXPOSED: Final = "share.exposed_communication"
 _MUCH_EXPOSED: Final = (at_least(_EXPOSED, 0.1), below("overlap_ratio", 0.5))
@@ -39,7 +39,7 @@ _DDP: Final = (at_least("exposed.gradients", 0.5), _REPLICATED)
 _SHARDS: Final = at_least("exposed.shards", 0.5)
 _SMALL: Final = (below("collectives.median_bytes", 1 << 20), at_least("collectives.messages", 4))
 
-TABLE: Final[tuple[Row, ...]] = (
+TABLE: Final[tuple[AdviceRow, ...]] = (
     # Ranks and hosts that make the others wait: reasons first, then causes
     *(for_ranks(remedy, reason=reason) for reason, remedies in OF_REASONS.items() for remedy in remedies),
     *(for_ranks(remedy, cause=cause) for cause, remedies in OF_CAUSES.items() for remedy in remedies),

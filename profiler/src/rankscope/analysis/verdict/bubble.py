@@ -8,7 +8,7 @@ import msgspec
 
 from rankscope.analysis.result.analysis import Evidence, Finding, Verdict
 from rankscope.analysis.result.costs import PipelineResult
-from rankscope.analysis.verdict.advice import Subject, next_actions
+from rankscope.analysis.verdict.advice import AdviceSubject, next_actions
 
 _PARTS: Final = (
     ("schedule", "ideal_us", "is what the schedule costs with equal stages"),
@@ -45,7 +45,7 @@ def bubble_explained(
             stage=pipeline.slowest_stage,
             explained_by=why,
             summary=f"{verdict.summary} {parts}".strip(),
-            next=next_actions("pipeline_bubble", Subject(run), reason=why),
+            next=next_actions("pipeline_bubble", AdviceSubject(run), reason=why),
         ),
         findings,
     )

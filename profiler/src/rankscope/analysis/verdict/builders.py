@@ -19,7 +19,7 @@ from rankscope.analysis.inference.reasons.diagnosis import Diagnosis
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Verdict
 from rankscope.analysis.result.data_quality import Problem
 from rankscope.analysis.result.text import units_text
-from rankscope.analysis.verdict.advice import Subject, next_actions, reason_of
+from rankscope.analysis.verdict.advice import AdviceSubject, next_actions, reason_of
 from rankscope.analysis.verdict.advice_rows import ROTATING
 from rankscope.analysis.verdict.bottleneck import SHOWN, exposed_transfer, largest_besides_compute, limit_of, unknown_share
 from rankscope.base.text import format_duration, ranks_text, share_bound
@@ -66,7 +66,7 @@ Lack = _LackOfRun | Literal["short_capture"] | _LackOfTraces | Problem
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingEvidence:
     """What is missing for a verdict."""
 
     what: str
@@ -111,7 +111,7 @@ def straggler(diagnosis: Diagnosis, setting: Setting) -> tuple[Verdict, list[Fin
     )
     actions = next_actions(
         "straggler",
-        Subject(setting.run, [] if rotating else diagnosis.ranks, setting.hosts, whole_hosts=diagnosis.hosts),
+        AdviceSubject(setting.run, [] if rotating else diagnosis.ranks, setting.hosts, whole_hosts=diagnosis.hosts),
         cause=unadvised.cause,
         reason=reason_of(unadvised, diagnosis.evidence, accelerated=setting.accelerated, recorded=setting.run is not None),
     )
@@ -186,7 +186,7 @@ def never_balanced_while_waiting(verdict: Verdict, waiting: float | None, settin
         f"{why[0].lower()}{why[1:]}, yet ranks wait for each other {waiting:.0%} of the {setting.unit}; more steps are needed"
     )
     return msgspec.structs.replace(
-        insufficient(Missing(missing, "few_steps"), setting),
+        insufficient(MissingEvidence(missing, "few_steps"), setting),
         costs_at_most=verdict.costs_at_most,
         judged_ranks=verdict.judged_ranks,
         judged_steps=verdict.judged_steps,
@@ -213,7 +213,7 @@ def no_straggler(shares: Figures, setting: Setting, *, confidence: float | None,
         explained_by=limit.explained_by if limit else None,
         phase=limit.phase if limit else None,
         summary=limit.summary if limit else f"{why}; {_calm(shares, setting.unit)}.",
-        next=next_actions(kind, Subject(setting.run), cause=limit.cause if limit else None, reason=_reason(limit, shares)),
+        next=next_actions(kind, AdviceSubject(setting.run), cause=limit.cause if limit else None, reason=_reason(limit, shares)),
     )
     return verdict, findings
 
@@ -266,7 +266,7 @@ def ranks_were(ranks: Sequence[int]) -> str:
     return f"{ranks_text(ranks)} {'was' if len(ranks) == 1 else 'were'}"
 
 
-def rarely_slow(suspects: Sequence[int], more: Missing) -> Missing:
+def rarely_slow(suspects: Sequence[int], more: MissingEvidence) -> MissingEvidence:
     """Return what is missing for ranks that were slow, but too rarely to exclude chance. ``more``: what to do about it."""
     return replace(more, what=f"{ranks_were(suspects)} last, but so rarely that it may be chance; {more.what}")
 
@@ -300,7 +300,7 @@ def limits(shares: Figures, setting: Setting, *, lead: str, confidence: float | 
     ]
 
 
-def insufficient(missing: Missing, setting: Setting, *, command: str | None = None) -> Verdict:
+def insufficient(missing: MissingEvidence, setting: Setting, *, command: str | None = None) -> Verdict:
     """Return the verdict for insufficient data. ``command``: the command that gives a verdict."""
     lack = missing.lack
     over = _WHEN_OVER.get(lack, lack)
@@ -315,7 +315,7 @@ def insufficient(missing: Missing, setting: Setting, *, command: str | None = No
         summary=f"Not enough data for a verdict: {missing.what}.",
         next=next_actions(
             "insufficient_data",
-            Subject(setting.run),
+            AdviceSubject(setting.run),
             reason=reason,
             steps=setting.capture,
             recorded=setting.recorded_steps,

@@ -21,7 +21,7 @@ from rankscope.analysis.inference.profiled import ENOUGH_STEPS, DeviceStraggler,
 from rankscope.analysis.inference.reasons.diagnosis import Diagnosis
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.analysis.result.text import counted
-from rankscope.analysis.verdict.builders import Missing, Setting, among, ranks_were
+from rankscope.analysis.verdict.builders import MissingEvidence, Setting, among, ranks_were
 from rankscope.analysis.verdict.job_verdict import Case, with_judgement
 from rankscope.base.text import format_duration, ranks_text
 from rankscope.runs.durations import SourceOfDurations
@@ -112,7 +112,7 @@ def duration_case(
     blame = evidence.matched.blame
     case = Case(setting, shares or {})
     if (missing := _useless(evidence) or _untested(evidence)) is not None:
-        return replace(case, missing=Missing(missing))
+        return replace(case, missing=MissingEvidence(missing))
     # Where most communication is of ranks that cannot be matched, the time outside of communication shows who is late.
     by_own_times = (evidence.is_pipeline or (evidence.explained or 0.0) < _MOST) and are_tested(evidence.own)
 
@@ -131,13 +131,13 @@ def duration_case(
     return with_judgement(
         replace(
             case,
-            doubt=None if doubt is None else Missing(doubt),
-            unproven=None if unproven is None else Missing(unproven),
+            doubt=None if doubt is None else MissingEvidence(doubt),
+            unproven=None if unproven is None else MissingEvidence(unproven),
             calm=f"{case.calm}{restriction}",
         ),
         judgement,
         lambda straggler: explain(_diagnosis(straggler, evidence, setting, signals_of)),
-        more=Missing("repeat with more steps"),
+        more=MissingEvidence("repeat with more steps"),
     )
 
 

@@ -11,7 +11,15 @@ from rankscope.analysis.inference.judging.judgement import Judgement
 from rankscope.analysis.inference.profiled import DeviceStraggler
 from rankscope.analysis.inference.reasons.diagnosis import Diagnosis
 from rankscope.analysis.result.analysis import Finding, Verdict
-from rankscope.analysis.verdict.builders import Missing, Setting, insufficient, limits, no_straggler, rarely_slow, straggler
+from rankscope.analysis.verdict.builders import (
+    MissingEvidence,
+    Setting,
+    insufficient,
+    limits,
+    no_straggler,
+    rarely_slow,
+    straggler,
+)
 
 Answer = tuple[Verdict, list[Finding]]
 """A verdict, and all findings, most costly first."""
@@ -24,15 +32,15 @@ class Case:
     setting: Setting
     shares: Figures
     """Shares of the step's parts."""
-    missing: Missing | None = None
+    missing: MissingEvidence | None = None
     """What is missing for a judgement on any rank."""
-    doubt: Missing | None = None
+    doubt: MissingEvidence | None = None
     """What is missing for a judgement on ranks that seem slow."""
     diagnosis: Diagnosis | None = None
     """Ranks at fault."""
     shares_without: Figures | None = None
     """Shares of the step's parts without these ranks; ``None``: not known."""
-    unproven: Missing | None = None
+    unproven: MissingEvidence | None = None
     """What is missing for the answer that no rank is at fault."""
     calm: str = "No rank makes the others wait beyond chance"
     """That answer."""
@@ -42,7 +50,7 @@ class Case:
     """Findings beside the verdict."""
 
     @property
-    def lacking(self) -> Missing | None:
+    def lacking(self) -> MissingEvidence | None:
         """What is missing for a verdict; ``None`` where there is one."""
         if self.missing is not None or self.setting.world_size == 1:
             return self.missing
@@ -54,9 +62,9 @@ def with_judgement(
     judgement: Judgement[DeviceOwnTimes],
     describe: Callable[[DeviceStraggler], Diagnosis],
     *,
-    more: Missing,
+    more: MissingEvidence,
     shares_without: Callable[[Sequence[int]], Figures | None] = lambda _: None,
-    unmatched: Missing | None = None,
+    unmatched: MissingEvidence | None = None,
 ) -> Case:
     """Return the case of profiled steps, or of durations, with the answer of the judge.
 

@@ -16,7 +16,7 @@ from rankscope.analysis.costs.waterfall import Costs, waiting_share
 from rankscope.analysis.inference.judging.moving import MOST_WAITING
 from rankscope.analysis.inference.judging.significance import LIMIT
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Pattern, RareSteps, Verdict
-from rankscope.analysis.verdict.advice import Subject, next_actions
+from rankscope.analysis.verdict.advice import AdviceSubject, next_actions
 from rankscope.analysis.verdict.advice_rows import ROTATING
 from rankscope.analysis.verdict.bottleneck import limit_of, shares_of
 from rankscope.analysis.verdict.builders import Setting, loss
@@ -109,7 +109,7 @@ def _finding(rare: RareSteps, kind: Kind, pattern: Pattern | None, setting: Sett
 
 def _verdict(rare: RareSteps, finding: Finding, typical: Verdict, setting: Setting, cost: Cost | None) -> Verdict:
     rotating = finding.pattern == "rotating"
-    subject = Subject(setting.run, finding.ranks, setting.hosts)
+    subject = AdviceSubject(setting.run, finding.ranks, setting.hosts)
     actions = next_actions(finding.kind, subject, cause=finding.cause, reason=None)
     then = typical.summary if typical.kind != "insufficient_data" else ""
     return Verdict(

@@ -27,7 +27,7 @@ from rankscope.analysis.inference.reasons.explained import explained
 from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.verdict.bottleneck import LimitRow, limit_of, shares_of
 from rankscope.analysis.verdict.bubble import bubble_explained
-from rankscope.analysis.verdict.builders import Missing, Setting, among, finding_of_moving, limits
+from rankscope.analysis.verdict.builders import MissingEvidence, Setting, among, finding_of_moving, limits
 from rankscope.analysis.verdict.endings import endings
 from rankscope.analysis.verdict.job_verdict import Answer, Case, verdict_of, with_judgement
 from rankscope.analysis.verdict.reasons import diagnosis_of_moving, diagnosis_of_slow, signals_beside_windows
@@ -87,10 +87,10 @@ def _case(
     if not steps:
         yet = "" if run.liveness == "over" else " yet"
         missing = f"no step has been recorded{yet}" if run.ranks else f"no rank has recorded anything{yet}"
-        return Case(setting, {}, missing=Missing(missing, "few_steps"))
+        return Case(setting, {}, missing=MissingEvidence(missing, "few_steps"))
     case = Case(setting, shares_of(costs(()), run.matched.figures))
     if run.world_size == 1:
-        few = Missing(f"{steps} steps recorded, {MINIMUM_STEPS} needed", "few_steps")
+        few = MissingEvidence(f"{steps} steps recorded, {MINIMUM_STEPS} needed", "few_steps")
         return replace(case, missing=few if steps < MINIMUM_STEPS else _unseen_communication(run))
     if not run.compared:
         return _case_without_own_times(run, case, None if by_durations is None else by_durations(setting, case.shares))
@@ -130,7 +130,7 @@ def _case_without_own_times(run: RunEvidence, case: Case, by_durations: Case | N
     return replace(case, missing=lacking)
 
 
-def _unseen_communication(run: RunEvidence) -> Missing | None:
+def _unseen_communication(run: RunEvidence) -> MissingEvidence | None:
     """Return what is missing where processes work together without torch.distributed; ``None`` where none is known to."""
     infos = run.infos.values()
     if not infos or any(info.process_group is not False for info in infos):
@@ -142,26 +142,32 @@ def _unseen_communication(run: RunEvidence) -> Missing | None:
     else:
         return None
     lead = "As far as the recorded processes show, "
-    return Missing(f"{who}, so how they wait for each other is not seen", "unseen_groups", lead=lead)
+    return MissingEvidence(f"{who}, so how they wait for each other is not seen", "unseen_groups", lead=lead)
 
 
-def _lacking(run: RunEvidence) -> Missing:
+def _lacking(run: RunEvidence) -> MissingEvidence:
     """Return what the step records lack for the comparison of ranks."""
     reporting = _reporting(run)
     if reporting < 2:
-        return Missing(f"step records of {reporting} rank only, of a world of {run.world_size or 'unknown size'}", "few_ranks")
+        return MissingEvidence(
+            f"step records of {reporting} rank only, of a world of {run.world_size or 'unknown size'}", "few_ranks"
+        )
     if (unseen := _unseen_communication(run)) is not None:
         return unseen
     numbers = run.table.numbers
     if numbers.separate_ranks and len(numbers.comparable(run.ranks)) < 2:
-        return Missing(numbers.incomparable(), "steps_apart")
+        return MissingEvidence(numbers.incomparable(), "steps_apart")
     if not np.isfinite(run.table.stored("own_us")).any():
-        return Missing("the step records do not separate own time from waiting, and no profiled window decides", "few_windows")
+        return MissingEvidence(
+            "the step records do not separate own time from waiting, and no profiled window decides", "few_windows"
+        )
     if all(len(peers) == 1 for peers in peer_groups(run.ranks, run.infos)):
         alone = "every pipeline stage is on one rank, so its own time has none to be compared with"
-        return Missing(alone, "one_rank_per_stage")
+        return MissingEvidence(alone, "one_rank_per_stage")
     steps = len(run.table.steps)
-    return Missing(f"{steps} steps recorded, {MINIMUM_STEPS} steps complete on all ranks after warm-up needed", "few_steps")
+    return MissingEvidence(
+        f"{steps} steps recorded, {MINIMUM_STEPS} steps complete on all ranks after warm-up needed", "few_steps"
+    )
 
 
 def _case_without_straggler(run: RunEvidence, case: Case, judgement: Judgement[StepOwnTimes]) -> Case:
@@ -172,7 +178,7 @@ def _case_without_straggler(run: RunEvidence, case: Case, judgement: Judgement[S
     suspect = None if suspected is None else suspected.answer.suspect
     if suspected is not None and suspect is not None and not _is_one_in_turn(suspect, suspected.times, moving):
         needed = _in_run(suspect.steps_needed)
-        return replace(case, doubt=Missing(_suspected(suspect, suspected.times), "few_steps", needed))
+        return replace(case, doubt=MissingEvidence(_suspected(suspect, suspected.times), "few_steps", needed))
     compared = setting.judged_ranks or 0
     restriction = among(compared, setting.world_size, "records")
     # A rank that is slow at no cost, as its pipeline's schedule leaves time for it, raises no doubt.
@@ -194,7 +200,9 @@ def _case_without_straggler(run: RunEvidence, case: Case, judgement: Judgement[S
     unproven = _waits_for_unseen(run, setting, shares, limit)
     if unproven is None and limit is None and (sure < _SURE or at_most >= MOST_WAITING):
         steps = setting.judged_steps
-        unproven = Missing(f"a {unit} may cost up to {at_most:.0%} of the step, as far as the {steps} steps show", "few_steps")
+        unproven = MissingEvidence(
+            f"a {unit} may cost up to {at_most:.0%} of the step, as far as the {steps} steps show", "few_steps"
+        )
     why = case.calm
     if not is_pipeline:  # what a rank costs in a pipeline depends on its schedule
         why = f"No {unit} costs more than {share_bound(at_most, upper=True)} of the step"
@@ -233,7 +241,7 @@ def _is_one_in_turn(suspect: SuspectedRanks, judged: StepOwnTimes, moving: Movin
 
 def _waits_for_unseen(
     run: RunEvidence, setting: Setting, shares: Figures, limit: tuple[LimitRow, float] | None
-) -> Missing | None:
+) -> MissingEvidence | None:
     """Return what is missing where the compared ranks wait, and the reason may be a rank that is not compared."""
     compared = setting.judged_ranks or 0
     waiting = shares.get("share.exposed_communication")
@@ -242,7 +250,7 @@ def _waits_for_unseen(
         return None
     unseen = setting.world_size - compared
     which = "the other rank" if unseen == 1 else f"one of the {unseen} other ranks"
-    return Missing(
+    return MissingEvidence(
         f"the {compared} ranks with enough records wait {waiting.value:.0%} of the step, all at the same time: for "
         f"communication, or for {which}",
         "few_ranks",
@@ -300,7 +308,7 @@ def _case_of_windows(run: RunEvidence, case: Case) -> Case | None:
         replace(case, setting=setting, calm=calm),
         judgement,
         lambda straggler: _diagnosis_by_windows(run, profile, straggler),
-        more=Missing("more profiled steps are needed", "few_windows"),
+        more=MissingEvidence("more profiled steps are needed", "few_windows"),
     )
     if case.doubt is None and case.diagnosis is None and _reporting(run) < 2:
         # A few profiled steps are not evidence for all the steps without a record.

@@ -10,7 +10,7 @@ import msgspec
 from rankscope.analysis.inference.judging.slow import MINIMUM_EFFECT
 from rankscope.analysis.result.analysis import Evidence, Finding, Verdict
 from rankscope.analysis.result.collectives import CollectiveBandwidth
-from rankscope.analysis.verdict.advice import Subject, next_actions
+from rankscope.analysis.verdict.advice import AdviceSubject, next_actions
 from rankscope.runs.records import StepBreakdown
 
 FAR_BELOW: Final = 0.4
@@ -63,7 +63,7 @@ def with_slow_links(
             verdict,
             cause="communication",
             explained_by="link",
-            next=next_actions("communication_bound", Subject(run), cause="communication", reason="link"),
+            next=next_actions("communication_bound", AdviceSubject(run), cause="communication", reason="link"),
         )
     return verdict, [*findings, finding]
 

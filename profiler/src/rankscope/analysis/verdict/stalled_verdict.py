@@ -12,7 +12,7 @@ from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.inference.reasons.stalled_line import evenly, line_of_run
 from rankscope.analysis.result.analysis import Finding, StalledLine, Verdict
 from rankscope.analysis.result.cause import Cause
-from rankscope.analysis.verdict.advice import Subject, next_actions
+from rankscope.analysis.verdict.advice import AdviceSubject, next_actions
 
 _NOT_OF_CODE: Final[frozenset[Cause | None]] = frozenset({"imbalance", "communication"})
 _OF_CODE: Final = frozenset({"more_calls", "other_code"})
@@ -44,7 +44,7 @@ def with_stalled_line(verdict: Verdict, findings: list[Finding], run: RunEvidenc
     summary = f"{verdict.summary} {note}"
     if line is not None:
         ranks = [rank, *(other for other in verdict.ranks if other != rank)]
-        subject = Subject(run.path, ranks, run.hosts, whole_hosts=verdict.hosts, stalls_at=place(line))
+        subject = AdviceSubject(run.path, ranks, run.hosts, whole_hosts=verdict.hosts, stalls_at=place(line))
         actions = next_actions("straggler", subject, cause=verdict.cause, reason=verdict.explained_by)
         verdict = msgspec.structs.replace(verdict, next=actions)
     findings_with_line = [msgspec.structs.replace(findings[0], summary=summary), *findings[1:]]

@@ -14,7 +14,7 @@ import msgspec
 from rankscope.analysis.evidence.kernels.unknown_kernels import RankKernels, kernels_with_waits, pattern_of, unknown_kernels
 from rankscope.analysis.result.analysis import UnknownKernel, Verdict
 from rankscope.analysis.trace.classify import function_of, last_part
-from rankscope.analysis.verdict.builders import Missing, Setting, insufficient
+from rankscope.analysis.verdict.builders import MissingEvidence, Setting, insufficient
 from rankscope.base.text import format_duration, shortened
 
 NO_COMMUNICATION: Final = (
@@ -46,7 +46,7 @@ def _unnamed(
     pattern = shlex.quote(pattern_of(kernels[0], ranks)) if kernels else "REGEX"
     may_be = f". It may be {'; '.join(map(_described, kernels))}" if kernels else ""
     verdict = insufficient(
-        Missing(reason + may_be, "no_communication"),
+        MissingEvidence(reason + may_be, "no_communication"),
         setting,
         command=f"rankscope analyze {traces} --communication-pattern {pattern}",
     )

@@ -19,7 +19,7 @@ from rankscope.analysis.causes import CAUSES, CauseRow
 from rankscope.analysis.evidence.activities import ACTIVITIES, ActivityTimes, activity_times
 from rankscope.analysis.evidence.step_table.steps import Matrix, Stored
 from rankscope.analysis.result.cause import MORE_WORK, Cause
-from rankscope.analysis.whatif.step_graph import SIGNALS, Block, StepGraph
+from rankscope.analysis.whatif.step_graph import SIGNALS, StepGraph, StretchBlock
 from rankscope.runs.records import Phase
 
 CAUSE_METRICS: Final = tuple(dict.fromkeys((*SIGNALS, *(row.meter for row in CAUSES if row.meter is not None), "own_us")))
@@ -40,7 +40,7 @@ class Causes:
         """Names of the causes, in the order of ``parts``."""
         return [row.cause for row in self.rows]
 
-    def parts(self, block: Block) -> list[Matrix | None]:
+    def parts(self, block: StretchBlock) -> list[Matrix | None]:
         """Return the part of each cause, [stretches, ranks], ``None`` where it took nothing. They add up to ``block.above``."""
         remaining = block.above.copy()
         parts: list[Matrix | None] = []
@@ -82,11 +82,11 @@ class CausePart:
     cause: str
     is_known: Callable[[Causes], bool]
     """Function that returns whether the records have a signal for the cause."""
-    amounts: Callable[[Causes, Block], Matrix | None]
+    amounts: Callable[[Causes, StretchBlock], Matrix | None]
     """Function that returns a new array of the most that the cause took, [stretches, ranks]; ``None`` where it took nothing."""
 
 
-def _over(block: Block, name: str, values: Stored | None = None) -> Matrix:
+def _over(block: StretchBlock, name: str, values: Stored | None = None) -> Matrix:
     """Return the excess over the rank in the middle, [steps, ranks]; 0 where unknown, as in the last steps of a killed rank.
 
     ``values``: always the same ones for ``name``; ``None``: those of the metric ``name``.
@@ -96,7 +96,7 @@ def _over(block: Block, name: str, values: Stored | None = None) -> Matrix:
     return np.nan_to_num(block.over_middle(name, values), posinf=0.0)
 
 
-def _placed(block: Block, excess: Matrix) -> Matrix | None:
+def _placed(block: StretchBlock, excess: Matrix) -> Matrix | None:
     return block.place(excess) if excess.any() else None
 
 
@@ -116,13 +116,13 @@ def _part(row: CauseRow) -> CausePart | None:
     return _OTHER_PARTS.get(row.cause) if row.explained_by is None else None
 
 
-def _activity(causes: Causes, block: Block, tag: str) -> Matrix | None:
+def _activity(causes: Causes, block: StretchBlock, tag: str) -> Matrix | None:
     if not block.graph.table.tagged(tag)[block.graph.rows, block.steps].any():
         return None
     return _placed(block, _over(block, f"time of {tag}", causes.activities[tag].in_steps(block.steps).T))
 
 
-def _in_phases(block: Block, phases: Sequence[Phase]) -> Matrix:
+def _in_phases(block: StretchBlock, phases: Sequence[Phase]) -> Matrix:
     taken = np.zeros(block.shape)
     for phase in phases:
         if phase in block.graph.phases:
@@ -131,7 +131,7 @@ def _in_phases(block: Block, phases: Sequence[Phase]) -> Matrix:
     return taken
 
 
-def _computed(causes: Causes, block: Block) -> Matrix:
+def _computed(causes: Causes, block: StretchBlock) -> Matrix:
     """Return the compute above the rank in the middle, [steps, ranks]: on the device or on the CPU, of which one may wait for the
     other.
     """
@@ -149,7 +149,7 @@ def _knows_compute(causes: Causes) -> bool:
     return "cpu_us" in causes.known or causes.busy_us is not None
 
 
-def _more_work(causes: Causes, block: Block) -> NDArray[np.bool_] | None:
+def _more_work(causes: Causes, block: StretchBlock) -> NDArray[np.bool_] | None:
     """Return where a rank has clearly more work than the rank in the middle, [steps, ranks]; ``None`` where no rank has."""
     if causes.work is None:
         return None
@@ -158,7 +158,7 @@ def _more_work(causes: Causes, block: Block) -> NDArray[np.bool_] | None:
     return more if more.any() else None
 
 
-def _imbalance(causes: Causes, block: Block) -> Matrix | None:
+def _imbalance(causes: Causes, block: StretchBlock) -> Matrix | None:
     more = _more_work(causes, block)
     if more is None:
         return None
@@ -166,7 +166,7 @@ def _imbalance(causes: Causes, block: Block) -> Matrix | None:
     return _placed(block, np.where(more, excess, 0.0))
 
 
-def _compute(causes: Causes, block: Block) -> Matrix | None:
+def _compute(causes: Causes, block: StretchBlock) -> Matrix | None:
     more, excess = _more_work(causes, block), _computed(causes, block)
     return _placed(block, excess if more is None else np.where(more, 0.0, excess))
 
@@ -175,7 +175,7 @@ def _knows_host(causes: Causes) -> bool:
     return {"cpu_us", "run_queue_us"} <= causes.known or causes.busy_us is not None
 
 
-def _rest(_: Causes, block: Block) -> Matrix:
+def _rest(_: Causes, block: StretchBlock) -> Matrix:
     return block.above.copy()
 
 

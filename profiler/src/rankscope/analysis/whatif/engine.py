@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rankscope.analysis.parallel.workers import ALONE, Engine
 from rankscope.analysis.trace.locations import OPERATIONS_SUFFIX, Location, location
-from rankscope.analysis.whatif.outcome import Terms
+from rankscope.analysis.whatif.outcome import CostTerms
 from rankscope.analysis.whatif.result import WhatIf
 from rankscope.base.errors import InputError
 from rankscope.runs.named import named_run
@@ -31,7 +31,7 @@ def whatif(
     folders, patterns). The default price per GPU-hour is the one recorded in the run. ``cycle`` and
     ``communication_pattern`` are for traces, as is ``engine``, which reads them (see ``engine.analyze``). Raises ``InputError``.
     """
-    terms = Terms(
+    terms = CostTerms(
         accelerated=True,
         world_size=1,
         price_per_gpu_hour=price_per_gpu_hour,
@@ -48,7 +48,7 @@ def whatif(
         raise InputError(error.filename or paths[0], error.strerror or str(error)) from error
 
 
-def _whatif(paths: Sequence[Location], terms: Terms, engine: Engine) -> WhatIf:
+def _whatif(paths: Sequence[Location], terms: CostTerms, engine: Engine) -> WhatIf:
     local = [path for path in paths if isinstance(path, Path)]
     runs = [run for path in local if (run := named_run(path)) is not None]
     files = [] if runs else [file for path in local for file in _operation_files(path)]

@@ -27,7 +27,7 @@ class CycleError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class GraphEvent:
     """Operations that begin together when all that they wait for have ended: a single one, or all members of a collective."""
 
     nodes: tuple[int, ...]
@@ -43,7 +43,7 @@ class Event:
 class Graph:
     """Events in topological order."""
 
-    events: tuple[Event, ...]
+    events: tuple[GraphEvent, ...]
     last: tuple[int, ...]
     """Nodes without successors: the step ends when all of them have ended."""
 
@@ -82,14 +82,14 @@ def build_graph(
                 order.append(later)
     if len(order) < len(members_of):
         raise CycleError(_circle(waiting, set(order), members_of))
-    events: list[Event] = []
+    events: list[GraphEvent] = []
     is_optional = [False] * count
     for number in reversed(order):
         members, after = members_of[number], tuple(before[number])
         done_with = tuple(node for node in (*after, *members) if not is_optional[node])
         for node in done_with:
             is_optional[node] = True
-        events.append(Event(members, after, number < len(groups) and across_replicas[number], done_with))
+        events.append(GraphEvent(members, after, number < len(groups) and across_replicas[number], done_with))
     return Graph(events=tuple(reversed(events)), last=tuple(node for node in range(count) if not followed[node]))
 
 

@@ -19,7 +19,7 @@ from rankscope.analysis.result.text import first_of
 from rankscope.analysis.whatif.graph import CycleError, Graph, Mask, NodeDurations, Times, play, with_and_without
 from rankscope.analysis.whatif.operations import TYPES, ColumnsError, Operations, arrange
 from rankscope.analysis.whatif.operations_file import read_columns, read_layout
-from rankscope.analysis.whatif.outcome import MAX_RANKS, Outcome, Part, Terms, answer, parts, slowest_count
+from rankscope.analysis.whatif.outcome import MAX_RANKS, CostTerms, JobPart, Outcome, answer, parts, slowest_count
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
 from rankscope.analysis.whatif.schedule import ScheduleError, build_schedule
 from rankscope.base.errors import InputError
@@ -27,7 +27,7 @@ from rankscope.base.errors import InputError
 _SHOWN: Final = 4
 
 
-def whatif_of_operations(path: Path, terms: Terms) -> WhatIf:
+def whatif_of_operations(path: Path, terms: CostTerms) -> WhatIf:
     """Answer from a file of traced operations; hours count the world size of its metadata. Raises ``InputError``."""
     layout = read_layout(path)
     try:
@@ -109,7 +109,7 @@ def _of_node(operations: Operations, chosen: np.ndarray[Any, np.dtype[np.bool_]]
     return np.broadcast_to(chosen[:, None], operations.ranks.shape)
 
 
-def _worst_ranks(operations: Operations, by_stage: list[Part], by_replica: list[Part]) -> list[dict[str, Any]]:
+def _worst_ranks(operations: Operations, by_stage: list[JobPart], by_replica: list[JobPart]) -> list[dict[str, Any]]:
     """Return the ranks by the paper's estimate, worst first: a rank is at most as slow as its stage, and as its replica.
 
     Of equal ranks the lowest comes first.

@@ -32,7 +32,7 @@ _MAX_META_BYTES: Final = 64 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class JobMetadata:
     """Facts about the job from the metadata; ``None``: not given."""
 
     name: str | None = None
@@ -54,7 +54,7 @@ def read_columns(path: Path) -> dict[str, NDArray[np.generic]]:
         return columns | {"kind": _kinds(path, rows.column("optype"))}
 
 
-def read_layout(path: Path) -> Layout | None:
+def read_layout(path: Path) -> JobMetadata | None:
     """Read ``meta-NAME.yaml`` next to ``trace-NAME.parquet``; ``None`` without such a file. Raises ``InputError``.
 
     Its lines are ``name: value``; only ``trial_name`` and ``world_size`` are used.
@@ -79,7 +79,7 @@ def read_layout(path: Path) -> Layout | None:
     size = settings.get("world_size")
     if size is not None and (re.fullmatch(r"[0-9]{1,9}", size) is None or int(size) == 0):
         raise InputError(meta, f"world_size is {size!r}, not a number of GPUs")
-    return Layout(name=settings.get("trial_name"), world_size=None if size is None else int(size))
+    return JobMetadata(name=settings.get("trial_name"), world_size=None if size is None else int(size))
 
 
 def _check_ends(path: Path, file: Any) -> None:

@@ -56,7 +56,7 @@ _E = TypeVar("_E", bound=Effect)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class JobPart:
     """One part of the job and its step times [steps]. ``key``: the further fields of its ``Effect``."""
 
     key: dict[str, Any]
@@ -68,9 +68,9 @@ class Part:
     """Time of this part in the loss, which all parts of a kind add up to; ``None`` where they do not."""
 
 
-def parts(keys: Iterable[dict[str, Any]], played: Iterator[Times]) -> list[Part]:
+def parts(keys: Iterable[dict[str, Any]], played: Iterator[Times]) -> list[JobPart]:
     """Return the parts of ``keys`` from played step times: for each part first ``only``, then ``without``."""
-    return [Part(key, only=next(played), without=next(played)) for key in keys]
+    return [JobPart(key, only=next(played), without=next(played)) for key in keys]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +81,22 @@ class Outcome:
     measured: Times
     actual: Times
     ideal: Times
-    ranks: Sequence[Part]
+    ranks: Sequence[JobPart]
     slowest: list[int]
     without_slowest: Times
     savings_of: Literal["verdict", "graph"] = "graph"
     """What ranks, hosts and the slowest ranks save, see ``WhatIf``."""
-    hosts: Sequence[Part] = ()
-    replicas: Sequence[Part] = ()
-    stages: Sequence[Part] = ()
-    ops: Sequence[Part] = ()
-    causes: Sequence[Part] = ()
+    hosts: Sequence[JobPart] = ()
+    replicas: Sequence[JobPart] = ()
+    stages: Sequence[JobPart] = ()
+    ops: Sequence[JobPart] = ()
+    causes: Sequence[JobPart] = ()
     without_last_stage: Times | None = None
     seconds: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class CostTerms:
     """Parameters for counting hours and cost."""
 
     accelerated: bool
@@ -128,7 +128,7 @@ def insufficient(source: WhatIfSource, missing: str) -> WhatIf:
     )
 
 
-def answer(outcome: Outcome, source: WhatIfSource, terms: Terms) -> WhatIf:
+def answer(outcome: Outcome, source: WhatIfSource, terms: CostTerms) -> WhatIf:
     """Compute the answer from played step times."""
     telling = _Telling(outcome, terms)
     actual, ideal, measured = telling.actual, telling.ideal, float(outcome.measured.mean()) * outcome.seconds
@@ -194,7 +194,7 @@ def _name(row: RankEffect | HostEffect) -> str:
 class _Telling:
     """Converter of played step times to effects in seconds, hours and money."""
 
-    def __init__(self, outcome: Outcome, terms: Terms) -> None:
+    def __init__(self, outcome: Outcome, terms: CostTerms) -> None:
         self._outcome = outcome
         self._terms = terms
         self.actual = self._mean(outcome.actual)
@@ -225,12 +225,12 @@ class _Telling:
         hours = seconds * steps * terms.world_size / 3600
         return hours, None if price is None else Cost(amount=hours * price, currency=terms.currency)
 
-    def effects(self, parts: Sequence[Part], kind: type[_E]) -> list[_E]:
+    def effects(self, parts: Sequence[JobPart], kind: type[_E]) -> list[_E]:
         """Return the effects of ``parts``, the largest slowdown first."""
         largest_first = [self._effect(part, kind) for part in parts]
         return sorted(largest_first, key=lambda effect: -effect.slowdown)
 
-    def _effect(self, part: Part, kind: type[_E]) -> _E:
+    def _effect(self, part: JobPart, kind: type[_E]) -> _E:
         without = self._mean(part.without)
         hours, cost = self.loss(self.actual - without)
         key = part.key

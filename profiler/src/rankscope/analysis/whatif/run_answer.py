@@ -26,7 +26,7 @@ from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible
 from rankscope.analysis.whatif.causes import CAUSE_METRICS, Causes
 from rankscope.analysis.whatif.graph import Times
 from rankscope.analysis.whatif.healed import Healed
-from rankscope.analysis.whatif.outcome import TOO_LITTLE, Outcome, Terms, answer, insufficient
+from rankscope.analysis.whatif.outcome import TOO_LITTLE, CostTerms, Outcome, answer, insufficient
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
 from rankscope.analysis.whatif.step_graph import GRAPH_METRICS, build_step_graph
 from rankscope.analysis.whatif.step_scenarios import MOST_CAUSES, StepScenarios, play_steps
@@ -52,13 +52,13 @@ class Chain:
     """Causes that cost most, which combinations are computed for."""
 
 
-def whatif_of_run(run: NamedRun, terms: Terms) -> WhatIf:
+def whatif_of_run(run: NamedRun, terms: CostTerms) -> WhatIf:
     """Answer from an attempt of a run; hours count its world size. Raises ``InputError``."""
     return whatif_with_chain(run, terms)[0]
 
 
 def whatif_with_chain(
-    run: NamedRun, terms: Terms, report: Report = ignore, *, table: StepTable | None = None
+    run: NamedRun, terms: CostTerms, report: Report = ignore, *, table: StepTable | None = None
 ) -> tuple[WhatIf, Chain | None]:
     """Answer as ``whatif_of_run``, and return its chain; ``None`` if the answer is not from step records.
 
@@ -127,7 +127,7 @@ def _profiled_steps(reader: RunReader, attempt: int, rank: int) -> list[StepBrea
 
 
 def _from_steps(
-    source: WhatIfSource, reader: RunReader, table: StepTable, infos: dict[int, RankInfo], terms: Terms
+    source: WhatIfSource, reader: RunReader, table: StepTable, infos: dict[int, RankInfo], terms: CostTerms
 ) -> tuple[WhatIf, Chain | None]:
     ranks = [int(rank) for rank in table.ranks]
     if len(peer_groups(ranks, infos)) > 1:

@@ -68,16 +68,16 @@ class StepGraph:
         sums: NDArray[np.float64] = np.add.reduceat(times, self.ended[:-1])
         return sums
 
-    def of_blocks(self, function: Callable[[Block], _Result]) -> list[_Result]:
+    def of_blocks(self, function: Callable[[StretchBlock], _Result]) -> list[_Result]:
         """Return the results of ``function`` for each block of steps, in order; blocks of a large graph run in parallel."""
-        return of_blocks((len(self.rows), len(self.transfers)), lambda steps: function(Block(self, steps)))
+        return of_blocks((len(self.rows), len(self.transfers)), lambda steps: function(StretchBlock(self, steps)))
 
     def values(self, metric: str, steps: slice) -> Stored:
         """Return a metric of the table, [steps, ranks], with estimates where a rank lacks a step."""
         return by_step(_some(self.table, self.rows, metric, steps, self.gaps))
 
 
-class Block:
+class StretchBlock:
     """Stretches that end in some consecutive steps. Arrays are [stretches, ranks] unless stated otherwise."""
 
     def __init__(self, graph: StepGraph, steps: slice) -> None:

@@ -24,8 +24,8 @@ from rankscope.analysis.evidence.step_table.steps import Matrix
 from rankscope.analysis.whatif.causes import Causes
 from rankscope.analysis.whatif.graph import Times
 from rankscope.analysis.whatif.healed import Healed
-from rankscope.analysis.whatif.outcome import MAX_RANKS, Part, slowest_count
-from rankscope.analysis.whatif.step_graph import Block
+from rankscope.analysis.whatif.outcome import MAX_RANKS, JobPart, slowest_count
+from rankscope.analysis.whatif.step_graph import StretchBlock
 
 MOST_RANKS: Final = 8
 """Maximum number of ranks that can be made ideal together."""
@@ -50,15 +50,15 @@ class StepScenarios:
     measured: Times
     actual: Times
     ideal: Times
-    ranks: list[Part]
+    ranks: list[JobPart]
     """Ranks with the longest time above the typical, longest first."""
-    hosts: list[Part]
+    hosts: list[JobPart]
     """Hosts, the same."""
     slowest: list[int]
     """The slowest 3 % of the ranks."""
     without_slowest: Times
-    phases: list[Part]
-    causes: list[Part]
+    phases: list[JobPart]
+    causes: list[JobPart]
     """Causes with their ``lost``, which add up to ``actual`` - ``ideal``."""
 
 
@@ -91,7 +91,7 @@ def play_steps(causes: Causes, healed: Healed) -> StepScenarios:
     units += [(rows_of[host].tolist(), {"host": host, "ranks": healed.hosts[host]}) for host in hosts]
     longest = graph.of_blocks(lambda block: np.stack([block.own[:, rows].max(axis=1) for rows, _ in units]))
     of_units = [
-        Part(
+        JobPart(
             key,
             only=graph.times(np.maximum(own, late.middle)),
             without=actual - healed.saves_us([ranks[row] for row in rows]),
@@ -100,7 +100,7 @@ def play_steps(causes: Causes, healed: Healed) -> StepScenarios:
     ]
     keys: list[dict[str, Any]] = [*({"op": phase} for phase in graph.phases), *({"cause": name} for name in causes.names)]
     parts = [
-        Part(key, *(graph.times(_joined(block_result.parts[at][which] for block_result in played)) for which in (0, 1)))
+        JobPart(key, *(graph.times(_joined(block_result.parts[at][which] for block_result in played)) for which in (0, 1)))
         for at, key in enumerate(keys)
     ]
     lost = np.concatenate([block_result.lost for block_result in played], axis=1)
@@ -123,7 +123,7 @@ def _joined(parts: Iterator[Times]) -> Times:
     return np.concatenate(list(parts))
 
 
-def _play(block: Block, causes: Causes) -> _Played:
+def _play(block: StretchBlock, causes: Causes) -> _Played:
     late = Lateness(leading(block.own.copy()), block.typical)
     last = late.leaders.rows
     parts = [only_and_without(block, taken, stretches) for stretches, taken in map(block.lost_in, block.graph.phases)]
@@ -140,7 +140,9 @@ def _play(block: Block, causes: Causes) -> _Played:
     )
 
 
-def only_and_without(block: Block, amounts: Matrix | None, stretches: slice | NDArray[np.intp] = slice(None)) -> OnlyAndWithout:
+def only_and_without(
+    block: StretchBlock, amounts: Matrix | None, stretches: slice | NDArray[np.intp] = slice(None)
+) -> OnlyAndWithout:
     """Return the longest time of each stretch with only ``amounts`` of the own time above the typical, and with all but these.
 
     ``amounts`` are [some stretches, ranks], of all stretches by default; ``None``: 0. Each is limited to the rank's own time
@@ -206,7 +208,7 @@ def combinations(causes: Causes, ranks: Sequence[int], names: Sequence[str]) -> 
     graph = causes.graph
     places = [causes.names.index(name) for name in names]
 
-    def of_block(block: Block) -> tuple[float, NDArray[np.float32], NDArray[np.int32]]:
+    def of_block(block: StretchBlock) -> tuple[float, NDArray[np.float32], NDArray[np.int32]]:
         parts = causes.parts(block)
         return _longest(block, [parts[place] for place in places])
 
@@ -221,7 +223,7 @@ def combinations(causes: Causes, ranks: Sequence[int], names: Sequence[str]) -> 
     )
 
 
-def _longest(block: Block, amounts: Sequence[Matrix | None]) -> tuple[float, NDArray[np.float32], NDArray[np.int32]]:
+def _longest(block: StretchBlock, amounts: Sequence[Matrix | None]) -> tuple[float, NDArray[np.float32], NDArray[np.int32]]:
     """Return the ideal time of a block's stretches, and ``above`` and ``rows`` of ``Combinations`` for them."""
     stretches, ranks = block.shape
     kept_count = min(MOST_RANKS + 1, ranks)

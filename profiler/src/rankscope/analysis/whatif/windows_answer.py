@@ -25,7 +25,7 @@ from rankscope.analysis.trace_case import profile_of_traces, world_size_of_trace
 from rankscope.analysis.verdict.unnamed_communication import NO_COMMUNICATION
 from rankscope.analysis.whatif.graph import CycleError, NodeDurations, Times, play, with_and_without
 from rankscope.analysis.whatif.healed import Healed, healed_of_profile
-from rankscope.analysis.whatif.outcome import MAX_RANKS, Outcome, Terms, answer, insufficient, parts, slowest_count
+from rankscope.analysis.whatif.outcome import MAX_RANKS, CostTerms, Outcome, answer, insufficient, parts, slowest_count
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
 from rankscope.analysis.whatif.window_graph import OWN, WindowGraph, build_window_graph
 from rankscope.runs.records import StepBreakdown
@@ -44,7 +44,7 @@ _MUCH: Final = 0.1
 Chosen = NDArray[np.bool_]
 
 
-def whatif_of_traces(paths: Sequence[Location], terms: Terms, engine: Engine) -> WhatIf:
+def whatif_of_traces(paths: Sequence[Location], terms: CostTerms, engine: Engine) -> WhatIf:
     """Answer from Kineto traces, one per rank; hours count their world size. Raises ``InputError``."""
     files, named = find_traces(paths)
     traces, job, warnings = read_ranks(
@@ -76,7 +76,11 @@ def whatif_of_traces(paths: Sequence[Location], terms: Terms, engine: Engine) ->
 
 
 def whatif_of_windows(
-    windows: Mapping[int, Sequence[StepBreakdown]], matched: Matched, profile: Profile | None, source: WhatIfSource, terms: Terms
+    windows: Mapping[int, Sequence[StepBreakdown]],
+    matched: Matched,
+    profile: Profile | None,
+    source: WhatIfSource,
+    terms: CostTerms,
 ) -> WhatIf:
     """Answer from the collectives of profiled steps that all ranks have.
 

@@ -18,14 +18,14 @@ from typing import Final
 
 import msgspec
 
-from rankscope.profiler.handover import MessageKind, Window, read_exit_status, read_hello
+from rankscope.profiler.handover import MessageKind, ProfiledWindow, read_exit_status, read_hello
 from rankscope.profiler.helper.collectives.collective_times import CollectiveTimes
 from rankscope.profiler.helper.collectives.flight import FlightDumps
 from rankscope.profiler.helper.coordination.coordination import Coordination
 from rankscope.profiler.helper.lasting import LastingCost
 from rankscope.profiler.helper.publishing.metrics_publisher import MetricsPublisher
 from rankscope.profiler.helper.publishing.otlp import OtlpTraces
-from rankscope.profiler.helper.sampling.hardware import Hardware
+from rankscope.profiler.helper.sampling.hardware import HardwareTask
 from rankscope.profiler.helper.sampling.stacks import Stacks
 from rankscope.profiler.helper.standstill import ActivityFile, StandstillMonitor
 from rankscope.profiler.helper.step_assembler import AssembledStep, StepAssembler
@@ -85,7 +85,7 @@ class Helper:
         self._tasks = HelperTasks(
             [
                 MetricsPublisher(context),
-                Hardware(context),
+                HardwareTask(context),
                 OtlpTraces(context),
                 FlightDumps(context),
                 self._stacks,
@@ -164,7 +164,7 @@ class Helper:
 
     def _take_message(self, kind: int, content: bytes) -> None:
         if kind == MessageKind.WINDOW:
-            self._reducer.add(msgspec.json.decode(content, type=Window))
+            self._reducer.add(msgspec.json.decode(content, type=ProfiledWindow))
         elif kind == MessageKind.THREAD:
             self._stacks.follow(int.from_bytes(content, sys.byteorder))
         elif kind == MessageKind.MISSED_WINDOW:

@@ -44,7 +44,7 @@ class Usage(NamedTuple):
     cpu_ns: int | None = None
 
 
-class Memory(NamedTuple):
+class MemoryUse(NamedTuple):
     """Memory at one moment in bytes; see the fields of ``StepRecord``. ``None``: not known, or there is no device."""
 
     resident_bytes: int | None = None
@@ -61,7 +61,7 @@ class AssembledStep(NamedTuple):
     intervals: Sequence[PhaseInterval]
 
 
-class LastStep(NamedTuple):
+class EndedStep(NamedTuple):
     """The last step that ended."""
 
     number: int
@@ -78,7 +78,7 @@ class _Held:
         self.step = step
         self.position = position
         self.device: tuple[list[int], list[int] | None] | None = None
-        self.usage, self.memory = Usage(), Memory()
+        self.usage, self.memory = Usage(), MemoryUse()
         self.awaits, self.awaits_usage = bool(step.flags & words.AWAITS_DEVICE), True
         # The marks of a step are read at the end of one of the next two steps, which take about as long.
         self.until = now + MAX_SECONDS + 3 * step.wall_ns / 1e9
@@ -115,7 +115,7 @@ class StepAssembler:
         """Steps since the last reading of the thread's counters."""
         self._counters: Usage | None = None
         """The last reading; ``None``: there is none for the steps since."""
-        self.last: LastStep | None = None
+        self.last: EndedStep | None = None
         self._number = self._read_after = -1
         """Number of the last step that ended, and of the last one before the last reading."""
 
@@ -165,7 +165,7 @@ class StepAssembler:
             self._add_usage(details)
         elif kind == words.MEMORY:
             if self._pending_steps:
-                self._pending_steps[-1].memory = Memory(*map(value_of, details))
+                self._pending_steps[-1].memory = MemoryUse(*map(value_of, details))
         elif kind == words.END:
             self._end(at, *details)
 
@@ -175,7 +175,7 @@ class StepAssembler:
         flags = about & _NOT_NUMBERED
         self._number = about >> words.NUMBER
         evaluated = self._evaluator.evaluate(step, about >> words.NUMBER, flags, started, ended)
-        self.last = LastStep(self._number, ended, waits_known=evaluated.blocked_ns is not None)
+        self.last = EndedStep(self._number, ended, waits_known=evaluated.blocked_ns is not None)
         # A first step whose beginning was not observed has a number but no record.
         if not flags & words.WHOLE:
             return

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankscope.profiler.handover import Hello
+from rankscope.profiler.handover import Handover
 from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.intervals import PhaseInterval
 from rankscope.runs.records import RankActivity, RankInfo, RunInfo, StepBreakdown, StepRecord
@@ -22,7 +22,7 @@ class HelperContext:
     before the tasks do.
     """
 
-    hello: Hello
+    hello: Handover
     scratch: Path
     run: Callable[[], RunInfo]
     info: Callable[[], RankInfo]

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from rankscope.base.launchers import place_in_job
 from rankscope.base.process import boot_id
-from rankscope.profiler.handover import Hello
+from rankscope.profiler.handover import Handover
 from rankscope.profiler.rank.gpu.device import used_gpus
 from rankscope.profiler.rank.layout import find_layout, find_pipeline
 from rankscope.profiler.rank.wrappers import loaders
@@ -57,7 +57,7 @@ def _is_of_agent(store: Any) -> bool:
     return lent and str(getattr(store, "port", "")) == os.environ.get("MASTER_PORT", "")
 
 
-def has_other_place(hello: Hello) -> bool:
+def has_other_place(hello: Handover) -> bool:
     """Return whether the process group that was just initialised gives this process another place than ``hello`` says.
 
     A process that has restarted in itself has destroyed the group of ``hello``, and has initialised another.
@@ -73,7 +73,7 @@ def own_rank() -> int:
     return place_in_job(os.environ).rank or 0
 
 
-def identify(settings: RecorderSettings, parameters: Collection[torch.device] = (), *, optimizer: object = None) -> Hello:
+def identify(settings: RecorderSettings, parameters: Collection[torch.device] = (), *, optimizer: object = None) -> Handover:
     """Return the description of this process for the helper. ``parameters``: devices of its parameters, as far as known.
 
     The run id and start of the settings are used only if this rank creates the run.
@@ -89,7 +89,7 @@ def identify(settings: RecorderSettings, parameters: Collection[torch.device] = 
     # A script that learns its place only after setting up its groups may still set the variable in its own environment.
     layout = find_layout(settings.coordinates or os.environ.get(PREFIX + "COORDINATES"))
     started = time.time_ns()
-    return Hello(
+    return Handover(
         # Only free text may contain bytes that are not UTF-8; the launcher checks folders.
         settings=msgspec.structs.replace(
             settings, run_id=as_recorded(settings.run_id), name=as_recorded(settings.name), launcher=None

@@ -26,7 +26,7 @@ _UNNAMED: Final = ("default", "dim_")
 _MEGATRON: Final = (("pp", "pipeline_model"), ("dp", "data"), ("cp", "context"), ("tp", "tensor_model"))
 
 
-class Layout(NamedTuple):
+class RankLayout(NamedTuple):
     """Place of a rank. Both fields are empty if nothing is known; only ``sizes`` is empty if only the user's coordinates are."""
 
     coordinates: dict[str, int]
@@ -37,7 +37,7 @@ class Layout(NamedTuple):
 
 _STAGES: Final = frozenset(("pp", "pipe", "pipeline", "stage"))
 
-_NOWHERE: Final = Layout({}, {})
+_NOWHERE: Final = RankLayout({}, {})
 _meshes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 # By identity, because equal meshes may have different names. Weak, because slices are short-lived.
 _made_in: weakref.ref[Any] | None = None
@@ -58,7 +58,7 @@ def adopt(thing: object) -> None:
         _note(thing)
 
 
-def find_layout(given_layout: str | None) -> Layout:
+def find_layout(given_layout: str | None) -> RankLayout:
     """Return the place of this rank. ``given_layout``: the user's text, ``dp=3,tp=0``; invalid text is reported and ignored.
 
     Never raises.
@@ -69,7 +69,7 @@ def find_layout(given_layout: str | None) -> Layout:
     if not _STAGES & layout_found.coordinates.keys():
         # Pipeline stages do different work, so they must not be missed.
         stage = _safely(_of_pipelines)
-        layout_found = Layout(stage.coordinates | layout_found.coordinates, stage.sizes | layout_found.sizes)
+        layout_found = RankLayout(stage.coordinates | layout_found.coordinates, stage.sizes | layout_found.sizes)
     if given_layout is None:
         return layout_found
     try:
@@ -78,7 +78,7 @@ def find_layout(given_layout: str | None) -> Layout:
         with suppress(Exception):
             sys.stderr.write(f"rankscope: coordinates ignored: {error}\n")
         return layout_found
-    return Layout(coordinates, layout_found.sizes if layout_found.sizes.keys() == coordinates.keys() else {})
+    return RankLayout(coordinates, layout_found.sizes if layout_found.sizes.keys() == coordinates.keys() else {})
 
 
 def parse_coordinates(text: str) -> dict[str, int]:
@@ -114,14 +114,14 @@ def _note(mesh: Any) -> None:
     _meshes[id(mesh)] = mesh
 
 
-def _safely(look: Callable[[], Layout]) -> Layout:
+def _safely(look: Callable[[], RankLayout]) -> RankLayout:
     try:
         return look()
     except Exception:  # noqa: BLE001  # the script's objects may be in any state
         return _NOWHERE
 
 
-def _of_meshes() -> Layout:
+def _of_meshes() -> RankLayout:
     """Return the layout of the named mesh with most ranks, and then most dimensions: the others are its slices."""
     best, most = _NOWHERE, (0, 0)
     if _made_in is not None and _made_in() is not dist.group.WORLD:
@@ -130,12 +130,12 @@ def _of_meshes() -> Layout:
         names, place, shape = mesh.mesh_dim_names, mesh.get_coordinate(), tuple(mesh.mesh.shape)
         size = (mesh.mesh.numel(), len(shape))
         if names and place is not None and len(place) == len(names) == len(shape) and size > most:
-            best = Layout(dict(zip(names, map(int, place), strict=True)), dict(zip(names, map(int, shape), strict=True)))
+            best = RankLayout(dict(zip(names, map(int, place), strict=True)), dict(zip(names, map(int, shape), strict=True)))
             most = size
     return best
 
 
-def _of_megatron() -> Layout:
+def _of_megatron() -> RankLayout:
     state: Any = sys.modules.get("megatron.core.parallel_state")
     if state is None or not state.model_parallel_is_initialized():
         return _NOWHERE
@@ -143,10 +143,10 @@ def _of_megatron() -> Layout:
     for name, megatron_name in _MEGATRON:
         coordinates[name] = int(getattr(state, f"get_{megatron_name}_parallel_rank")())
         sizes[name] = int(getattr(state, f"get_{megatron_name}_parallel_world_size")())
-    return Layout(coordinates, sizes)
+    return RankLayout(coordinates, sizes)
 
 
-def _of_groups() -> Layout:
+def _of_groups() -> RankLayout:
     """Return the layout from the process groups of a device mesh that was made and released before it could be recorded."""
     if not dist.is_initialized():
         return _NOWHERE
@@ -163,13 +163,13 @@ def _of_groups() -> Layout:
             groups.append((stride, name, ranks.index(rank), len(ranks)))
     # Ranks of an outer dimension have a larger stride.
     groups.sort(key=lambda member_group: -member_group[0])
-    return Layout({name: place for _, name, place, _ in groups}, {name: size for _, name, _, size in groups})
+    return RankLayout({name: place for _, name, place, _ in groups}, {name: size for _, name, _, size in groups})
 
 
-def _of_pipelines() -> Layout:
+def _of_pipelines() -> RankLayout:
     """Return the layout from torch's pipeline stages, whose process group needs no name."""
     thing = _living("torch.distributed.pipelining.stage", "_PipelineStageBase")
-    return _NOWHERE if thing is None else Layout({"pp": int(thing.group_rank)}, {"pp": int(thing.group_size)})
+    return _NOWHERE if thing is None else RankLayout({"pp": int(thing.group_rank)}, {"pp": int(thing.group_size)})
 
 
 def find_pipeline() -> Pipeline | None:

@@ -29,7 +29,7 @@ from rankscope.profiler.plan import Schedule
 from rankscope.profiler.rank.gpu import flight_dump
 from rankscope.profiler.rank.gpu.device import DeviceClock, DeviceMarks, find_device, parameter_devices, used_gpus
 from rankscope.profiler.rank.gpu.mark_sampling import MarkSampling
-from rankscope.profiler.rank.gpu.windows import Windows
+from rankscope.profiler.rank.gpu.windows import WindowController
 from rankscope.profiler.rank.guard import raised_by_a_signal_handler
 from rankscope.profiler.rank.identity import has_other_place, identify, ranks_on_host
 from rankscope.profiler.rank.meters import GcMeter, MemoryMeter, ThreadMeter
@@ -121,7 +121,7 @@ class RecorderLifecycle:
         """Whether ``_flags`` says that there are DDP models."""
         self._unseen_wait = self._tail_seen = False
         self._sampling = MarkSampling(settings.budget)
-        self._windows: Windows | None = None
+        self._windows: WindowController | None = None
         self._helper_seen = 0
         self._replaced = False
         """True if it was said that a helper was replaced."""
@@ -195,7 +195,7 @@ class RecorderLifecycle:
             self._store(1 << SHIFT | USAGE, *map(detail, usage), detail(begins or meter.restarted))
             meter.restarted = False
 
-    def _open(self) -> tuple[Session, Windows]:
+    def _open(self) -> tuple[Session, WindowController]:
         optimizer = None if self._optimizers.last is None else self._optimizers.last()
         parameters = parameter_devices(optimizer)
         hello = identify(self.settings, parameters, optimizer=optimizer)
@@ -203,7 +203,7 @@ class RecorderLifecycle:
         self.session = session
         ranks_here = ranks_on_host(hello.rank.world_size)
         schedule = Schedule.of(self.settings, on_device=hello.rank.device_kind != "cpu")
-        self._windows = windows = Windows(schedule, session.scratch, self._ring, ranks_here=ranks_here)
+        self._windows = windows = WindowController(schedule, session.scratch, self._ring, ranks_here=ranks_here)
         self._alone = hello.rank.world_size == 1
         self._on_device = hello.rank.device_kind != "cpu"
         self._set_waiting()

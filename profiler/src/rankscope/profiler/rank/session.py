@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Hello
+from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Handover
 from rankscope.profiler.rank.gpu import flight_dump
 from rankscope.profiler.rank.wrappers.hidden_helpers import HELPERS
 from rankscope.profiler.ring import RingWriter
@@ -35,7 +35,7 @@ REPLACED_SECONDS: Final = 600.0
 class Session:
     """Resources of a running recording. Raises ``OSError`` if they cannot be set up, and then leaves nothing behind."""
 
-    def __init__(self, hello: Hello, scratch_dir: str | None, ring: RingWriter) -> None:
+    def __init__(self, hello: Handover, scratch_dir: str | None, ring: RingWriter) -> None:
         _reap()
         self.hello = hello
         self._memory: int | None = None

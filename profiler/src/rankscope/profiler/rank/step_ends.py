@@ -30,7 +30,7 @@ from rankscope.profiler.events import (
 from rankscope.profiler.rank.gpu.device import DeviceMarks
 from rankscope.profiler.rank.gpu.kineto import others_on
 from rankscope.profiler.rank.gpu.mark_sampling import MARK_NS
-from rankscope.profiler.rank.gpu.windows import Windows
+from rankscope.profiler.rank.gpu.windows import WindowController
 from rankscope.profiler.rank.guard import guarded
 from rankscope.profiler.rank.lifecycle import HELPER_ENDED, RankMeters, RecorderLifecycle
 from rankscope.profiler.rank.measures import amount, count
@@ -177,7 +177,7 @@ class StepEnds(RecorderLifecycle):
                 sys.stderr.write(f"rankscope: rank {rank}: its helper process was killed; another one goes on\n")
         return True
 
-    def _end_step(self, at: int, meters: RankMeters, windows: Windows) -> None:
+    def _end_step(self, at: int, meters: RankMeters, windows: WindowController) -> None:
         """Store the end of the step and what is known only now."""
         if meters.garbage.stamps:
             collected_ns, full = meters.garbage.read()
@@ -229,7 +229,7 @@ class StepEnds(RecorderLifecycle):
         self._store_usage()
         meters.due_ns = at + READ_EVERY_NS
 
-    def _choose_marks(self, device: DeviceMarks, number: int, at: int, windows: Windows) -> None:
+    def _choose_marks(self, device: DeviceMarks, number: int, at: int, windows: WindowController) -> None:
         """Let the step ``number``, which begins, have marks on the device, or not."""
         # Steps of windows always have marks: they are compared with the profile.
         chosen = (

@@ -39,7 +39,7 @@ from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.episodes import Episode
 from rankscope.alerts.receive.forwarding import Forwarding, episode_start
 from rankscope.alerts.receive.inbox import Action, Inbox
-from rankscope.alerts.receive.verdicts.known_runs import KnownRun, KnownRuns, RunName, UnknownRunError, run_named
+from rankscope.alerts.receive.verdicts.known_runs import KnownRun, KnownRuns, RunName, UnmatchedRunError, run_named
 from rankscope.alerts.receive.work_loop import run_until_stopped
 from rankscope.alerts.store.database import StoreError
 from rankscope.base.options import parse_duration
@@ -131,7 +131,7 @@ class Actor:
             return
         try:
             run = self._runs.find(_run_of(action, alert))
-        except UnknownRunError as error:
+        except UnmatchedRunError as error:
             self._record(action, impossible_result(action.kind, str(error)))
             return
         if action.request_id is None:

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.receive.bounded_child import BoundedChild
-from rankscope.alerts.receive.verdicts.known_runs import KnownRun, KnownRuns, RunName, UnknownRunError
+from rankscope.alerts.receive.verdicts.known_runs import KnownRun, KnownRuns, RunName, UnmatchedRunError
 from rankscope.alerts.receive.verdicts.run_verdict import RunVerdict, run_verdict_of
 from rankscope.analysis.result.analysis import Analysis
 
@@ -88,7 +88,7 @@ class Analyst:
     def _analyse(self, named: RunName) -> RunVerdict:
         try:
             run = self._runs.find(named)
-        except UnknownRunError as error:
+        except UnmatchedRunError as error:
             return RunVerdict(problem=str(error), unknown=True)
         return msgspec.structs.replace(self._analysed(run), by_name=not named.run_id)
 

@@ -20,7 +20,7 @@ QUIET_S: Final = 3600.0
 """A run without writes for this long is not live, even if no rank recorded its end."""
 
 
-class UnknownRunError(RankscopeError):
+class UnmatchedRunError(RankscopeError):
     """No run here matches, or more than one does."""
 
 
@@ -72,22 +72,22 @@ class KnownRuns:
         self._read: dict[Path, tuple[tuple[int, int, int], KnownRun]] = {}
 
     def find(self, named: RunName) -> KnownRun:
-        """Find the run with the given id; without an id the only live one with the name. Raises ``UnknownRunError``."""
+        """Find the run with the given id; without an id the only live one with the name. Raises ``UnmatchedRunError``."""
         runs = list(self._all())
         self._read = {path: read for path, read in self._read.items() if path in {run.path for run in runs}}
         unreadable = "".join(f"; {root} cannot be read: {reason}" for root, reason in absent(self._roots).items())
         if named.run_id:
             matches = [run for run in runs if run.run_id == named.run_id]
             if len(matches) > 1:
-                raise UnknownRunError(f"{len(matches)} folders under --runs have this run id")
+                raise UnmatchedRunError(f"{len(matches)} folders under --runs have this run id")
         else:
             # A name is typically the script's: it does not identify one of several runs, or a run that is over.
             of_name = [run for run in runs if run.name == named.name]
             matches = [run for run in of_name if _is_live(run.path)]
             if unreadable or (of_name and len(matches) != 1):
-                raise UnknownRunError(f"the alert gives no run_id, and live runs of this name are {len(matches)}{unreadable}")
+                raise UnmatchedRunError(f"the alert gives no run_id, and live runs of this name are {len(matches)}{unreadable}")
         if not matches:
-            raise UnknownRunError(f"this run is not under the receiver's --runs{unreadable}")
+            raise UnmatchedRunError(f"this run is not under the receiver's --runs{unreadable}")
         return matches[0]
 
     def _all(self) -> Iterator[KnownRun]:

@@ -24,7 +24,7 @@ import msgspec
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.output import alert_line
 from rankscope.alerts.receive.counters import Counters
-from rankscope.alerts.receive.inbox import BusyError, Inbox
+from rankscope.alerts.receive.inbox import Inbox, InboxFullError
 from rankscope.alerts.receive.notification import Notification, NotUnderstoodError, read_notification
 from rankscope.alerts.receive.web.authentication import Credentials, Headers
 from rankscope.alerts.receive.web.bodies import MAX_BODY_BYTES, BodyBudget, Receive, Scope
@@ -214,7 +214,7 @@ class ReceiverApp:
         now = self._clock()
         try:
             new = self._inbox.accept(body, key=key, now_unix_ns=now, also=lambda: self._append(body, now))
-        except BusyError as error:
+        except InboxFullError as error:
             raise Refused(503, "busy", f"busy: {error}; try again", retry_after(10)) from error
         except StoreError as error:
             raise self._not_stored(str(error)) from error

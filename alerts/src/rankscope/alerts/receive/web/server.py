@@ -12,7 +12,7 @@ from typing import Final
 from rankscope.alerts.receive.web.app import ReceiverApp
 from rankscope.base.errors import InputError
 from rankscope.base.followed_files import FollowedFiles
-from rankscope.base.http_server import Endpoint, serve_until_signal
+from rankscope.base.http_server import ListenEndpoint, serve_until_signal
 from rankscope.base.problems import ProblemLog
 
 STOP_S: Final = 2
@@ -33,7 +33,7 @@ def serve(
     A renewed certificate is used from the next handshake. ``begins`` is called when the receiver accepts connections, ``reload``
     at SIGHUP; ``report`` takes problems with the certificate. Raises ``InputError`` for files that are no certificate and key.
     """
-    endpoint = Endpoint(sock, app, evicted=app.evicted)
+    endpoint = ListenEndpoint(sock, app, evicted=app.evicted)
     if certificate is not None:
         file, key = certificate
         problems = ProblemLog(report)

@@ -14,7 +14,7 @@ from rankscope.analysis.result.text import hours_text
 from rankscope.runs.links import overview_url
 
 
-class Loss(msgspec.Struct, frozen=True, kw_only=True):
+class ConditionLoss(msgspec.Struct, frozen=True, kw_only=True):
     """Cost of a condition while it lasts."""
 
     gpu_hours: float
@@ -45,7 +45,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     finding: Finding | None = None
     """Finding of the analysis; ``None`` when the alert rests on files and endings of ranks, or on the history of steps."""
-    loss: Loss | None = None
+    loss: ConditionLoss | None = None
     """``None`` when the loss is unknown or costs no GPU time."""
 
     @property
@@ -77,7 +77,7 @@ class Subject:
         rank: int | None = None,
         host: str | None = None,
         finding: Finding | None = None,
-        loss: Loss | None = None,
+        loss: ConditionLoss | None = None,
     ) -> Candidate:
         """Build an alert about this run or one of its ranks; empty annotations are left out."""
         assert rule.owner == "watcher", f"{rule.alertname} belongs to the Prometheus rules"

@@ -9,7 +9,7 @@ import msgspec
 
 from rankscope.alerts.owners import ALERT_OF_KIND
 from rankscope.alerts.watch.conditions.budgets import PARTS, SAYS, Budgets
-from rankscope.alerts.watch.conditions.candidate import Candidate, Loss, Subject
+from rankscope.alerts.watch.conditions.candidate import Candidate, ConditionLoss, Subject
 from rankscope.analysis.result.analysis import Analysis, Cost, Evidence, Finding, Verdict
 from rankscope.analysis.result.text import hours_text, is_about_rare, is_of_equal_ranks, reading
 from rankscope.base.text import factor
@@ -152,7 +152,7 @@ def _advice(analysis: Analysis, finding: Finding) -> list[str]:
     return [advice.action for advice in analysis.advice if figures & {evidence.name for evidence in advice.evidence}]
 
 
-def _loss(analysis: Analysis, finding: Finding, price: Cost | None) -> Loss | None:
+def _loss(analysis: Analysis, finding: Finding, price: Cost | None) -> ConditionLoss | None:
     """Loss of a finding; ``None`` when no GPU time is lost or the amount is unknown."""
     world = analysis.source.world_size or analysis.source.ranks
     amount, currency = (None, None) if price is None else (price.amount, price.currency)
@@ -161,7 +161,7 @@ def _loss(analysis: Analysis, finding: Finding, price: Cost | None) -> Loss | No
     typical = 1.0 if rare is None or is_about_rare(finding, analysis) else 1 - rare.share
     if finding.slowdown is not None and finding.gpu_hours_lost is not None:
         per_hour = typical * world * (1 - 1 / finding.slowdown) if finding.slowdown > 1 else 0.0
-        return Loss(gpu_hours=finding.gpu_hours_lost, per_hour=per_hour, price=amount, currency=currency)
+        return ConditionLoss(gpu_hours=finding.gpu_hours_lost, per_hour=per_hour, price=amount, currency=currency)
     part = next((part for part, kind in PARTS.values() if kind == finding.kind), None)
     share = next((item.value for item in finding.evidence if item.name == f"share.{part}"), None)
     accelerated = any(rank.device_kind not in (None, "cpu") for rank in analysis.ranks)
@@ -169,7 +169,7 @@ def _loss(analysis: Analysis, finding: Finding, price: Cost | None) -> Loss | No
         return None
     # As for the verdict, all trained steps count.
     hours = share * analysis.waterfall.step_us * analysis.source.steps * world / _HOUR_US
-    return Loss(gpu_hours=hours, per_hour=typical * share * world, price=amount, currency=currency)
+    return ConditionLoss(gpu_hours=hours, per_hour=typical * share * world, price=amount, currency=currency)
 
 
 def _evidence(finding: Finding) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.alerts.owners import REGRESSION, THROUGHPUT, OwnedAlert
-from rankscope.alerts.watch.conditions.candidate import Candidate, Loss, Subject
+from rankscope.alerts.watch.conditions.candidate import Candidate, ConditionLoss, Subject
 from rankscope.alerts.watch.conditions.step_past import StepPast
 from rankscope.analysis.inference.change_points import change_points
 from rankscope.base.text import factor, format_duration
@@ -76,7 +76,7 @@ class Regressions:
 
     run: Path
     subject: Subject
-    gpus: Loss | None
+    gpus: ConditionLoss | None
 
     def candidates(self, past: StepPast, *, at_least: float) -> list[Candidate] | None:
         """Return the alert about the step time, or else about the throughput, if that is worse by at least ``at_least``.

@@ -15,7 +15,7 @@ import msgspec
 
 from rankscope.alerts.alert import rfc3339
 from rankscope.alerts.owners import CRASHED, HANG, RANK_LOST
-from rankscope.alerts.watch.conditions.candidate import Candidate, Loss, Subject
+from rankscope.alerts.watch.conditions.candidate import Candidate, ConditionLoss, Subject
 from rankscope.alerts.watch.liveness.attempt import LivenessVerdict
 from rankscope.alerts.watch.liveness.outage import LastStep, Outage
 from rankscope.analysis.hang.activity import Activities, hang_by_activity, with_activity
@@ -42,7 +42,7 @@ class LifeAlerts:
     infos: Mapping[int, RankInfo]
     usual_us: float | None = None
     """Usual step time in microseconds."""
-    gpus: Loss | None = None
+    gpus: ConditionLoss | None = None
     """Hourly cost of all its GPUs; ``None`` for a run without GPUs or a price."""
 
     def lost(self, silent: Collection[int], reasons: Mapping[int, str] = MappingProxyType({})) -> list[Candidate]:

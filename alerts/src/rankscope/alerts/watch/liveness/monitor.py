@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.alerts.owners import HANG, RANK_LOST
-from rankscope.alerts.watch.conditions.candidate import Candidate, Loss, Subject
+from rankscope.alerts.watch.conditions.candidate import Candidate, ConditionLoss, Subject
 from rankscope.alerts.watch.conditions.step_past import StepPast
 from rankscope.alerts.watch.liveness.alerts import LifeAlerts
 from rankscope.alerts.watch.liveness.attempt import AttemptLiveness, WatchedTime
@@ -148,11 +148,11 @@ class LivenessMonitor:
             self._dumps.over(run)
 
 
-def gpus_of(glance: Glance) -> Loss | None:
+def gpus_of(glance: Glance) -> ConditionLoss | None:
     """Cost of all GPUs of a run while they do nothing; ``None`` for a run on CPUs without a price."""
     infos = glance.infos.values()
     price = glance.info.price_per_gpu_hour
     if price is None and all(info.device_kind == "cpu" for info in infos):
         return None
     world = min(LARGEST_WORLD, max((info.world_size for info in infos), default=0))
-    return Loss(gpu_hours=0.0, per_hour=float(world), price=price, currency=glance.info.currency)
+    return ConditionLoss(gpu_hours=0.0, per_hour=float(world), price=price, currency=glance.info.currency)

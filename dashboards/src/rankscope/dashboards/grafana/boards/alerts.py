@@ -9,7 +9,7 @@ from rankscope.dashboards.grafana.boards.parts.answers import NO_ANSWER, NO_ANSW
 from rankscope.dashboards.grafana.boards.parts.canvas import Canvas
 from rankscope.dashboards.grafana.boards.parts.dialect import NATIVE, SCOPE
 from rankscope.dashboards.grafana.boards.parts.frame import frame, gpu_variable, places
-from rankscope.dashboards.grafana.boards.parts.kinds import VALUE, Column, Query
+from rankscope.dashboards.grafana.boards.parts.kinds import VALUE, BoardColumn, Query
 from rankscope.dashboards.grafana.boards.parts.marks import BAD, PLAIN, WARNING, YES_NO, none_is_zero
 from rankscope.dashboards.grafana.boards.parts.xids import REMEMBERED_GPU, XIDS_SO_FAR, xid_sheet, xids_in_time
 
@@ -51,7 +51,7 @@ def _now(canvas: Canvas) -> None:
         "What fires, since when, and what it is about. `rankscope alerts explain NAME` prints the runbook.",
         [
             *columns.labels(alertname="Alert", severity="Severity"),
-            Column(VALUE, "Since", "dateTimeAsIso"),
+            BoardColumn(VALUE, "Since", "dateTimeAsIso"),
             *columns.labels(host="Host"),
             columns.INSTANCE,
             *columns.labels(index="GPU", gpu_uuid="UUID", about="About"),
@@ -73,7 +73,7 @@ def _history(canvas: Canvas) -> None:
     canvas.sheet(
         "Alerts of this time",
         "For what share of the time shown an alert of this name fired: the one that fired longest.",
-        [*columns.labels(alertname="Alert", severity="Severity"), Column(VALUE, "Share of the time", "percentunit")],
+        [*columns.labels(alertname="Alert", severity="Severity"), BoardColumn(VALUE, "Share of the time", "percentunit")],
         f"max by (alertname, severity) (count_over_time(ALERTS{{{FIRING}}}[$__range:$__interval]))"
         " * $__interval_ms / 1000 / $__range_s",
         width=8,
@@ -100,7 +100,7 @@ def _xids(canvas: Canvas) -> None:
         [
             columns.INSTANCE,
             *columns.labels(pci_bus_id="Switch", sxid="SXid", severity="Severity"),
-            Column(VALUE, "In this time"),
+            BoardColumn(VALUE, "In this time"),
         ],
         f"round(max by (instance, pci_bus_id, sxid, severity) (increase(nvswitch_sxid_errors_total{{{SCOPE}}}[$__range])))",
         width=12,
@@ -111,7 +111,7 @@ def _xids(canvas: Canvas) -> None:
         [
             *columns.labels(instance="Instance"),
             *(
-                Column(f"max by (instance) (rankscope_exporter_{name}{{{SCOPE}}})", title, words=YES_NO)
+                BoardColumn(f"max by (instance) (rankscope_exporter_{name}{{{SCOPE}}})", title, words=YES_NO)
                 for name, title in (("kernel_log_readable", "Kernel log readable"), ("xid_journal_durable", "Journal on disk"))
             ),
         ],

@@ -10,7 +10,7 @@ from rankscope.dashboards.grafana.boards.parts.canvas import Canvas, FigureRow
 from rankscope.dashboards.grafana.boards.parts.dialect import NATIVE, RATE, SCOPE, gone, no_rules, of_instances, state
 from rankscope.dashboards.grafana.boards.parts.frame import TO_ALERTS, frame, gpu_variable, places
 from rankscope.dashboards.grafana.boards.parts.infiniband import links_lost
-from rankscope.dashboards.grafana.boards.parts.kinds import VALUE, Column, Query, placeholder
+from rankscope.dashboards.grafana.boards.parts.kinds import VALUE, BoardColumn, Query, placeholder
 from rankscope.dashboards.grafana.boards.parts.marks import (
     ANY_IS_A_WARNING,
     ANY_IS_BAD,
@@ -139,14 +139,14 @@ def _hosts(canvas: Canvas) -> None:
         [
             columns.HOST,
             columns.INSTANCE,
-            Column(of_hosts("count", _UP), "GPUs"),
-            Column(of_hosts("sum", f"{_UP} == bool 0"), "Not answering", thresholds=ANY_IS_BAD),
-            Column(of_hosts("sum", f"{NATIVE.selector('gpu_power_watts')}"), "Power", "watt"),
-            Column(margin, "Margin to slowdown", "celsius", thresholds=DEGREES_LEFT),
-            Column(counted("throttled"), "Throttled", thresholds=ANY_IS_A_WARNING),
-            Column(counted("allocated_idle"), "Allocated, idle", thresholds=ANY_IS_A_WARNING),
-            Column(xids, "Xids in this time", thresholds=ANY_IS_A_WARNING),
-            Column(lost, "InfiniBand links lost", thresholds=ANY_IS_A_WARNING),
+            BoardColumn(of_hosts("count", _UP), "GPUs"),
+            BoardColumn(of_hosts("sum", f"{_UP} == bool 0"), "Not answering", thresholds=ANY_IS_BAD),
+            BoardColumn(of_hosts("sum", f"{NATIVE.selector('gpu_power_watts')}"), "Power", "watt"),
+            BoardColumn(margin, "Margin to slowdown", "celsius", thresholds=DEGREES_LEFT),
+            BoardColumn(counted("throttled"), "Throttled", thresholds=ANY_IS_A_WARNING),
+            BoardColumn(counted("allocated_idle"), "Allocated, idle", thresholds=ANY_IS_A_WARNING),
+            BoardColumn(xids, "Xids in this time", thresholds=ANY_IS_A_WARNING),
+            BoardColumn(lost, "InfiniBand links lost", thresholds=ANY_IS_A_WARNING),
             columns.SIMULATED,
         ],
         sort="Not answering",
@@ -167,10 +167,10 @@ def _jobs(canvas: Canvas) -> None:
             *columns.labels(job_id="Job", user="User", account="Account", partition="Partition"),
             *columns.labels(namespace_k8s="Namespace", pod_k8s="Pod"),
             columns.RUN,
-            Column(f"count by ({JOB}) ({HELD_BY})", "GPUs"),
-            Column(idle_of_jobs, "Allocated, idle", thresholds=ANY_IS_A_WARNING),
-            Column(of_jobs(f"{NATIVE.selector('gpu_power_watts')}"), "Power", "watt"),
-            Column(f"{of_jobs(tensor)}\n/\n{of_jobs(f'0 * {tensor} + 1')}", "Tensor cores active", "percentunit"),
+            BoardColumn(f"count by ({JOB}) ({HELD_BY})", "GPUs"),
+            BoardColumn(idle_of_jobs, "Allocated, idle", thresholds=ANY_IS_A_WARNING),
+            BoardColumn(of_jobs(f"{NATIVE.selector('gpu_power_watts')}"), "Power", "watt"),
+            BoardColumn(f"{of_jobs(tensor)}\n/\n{of_jobs(f'0 * {tensor} + 1')}", "Tensor cores active", "percentunit"),
         ],
         sort="GPUs",
     )
@@ -248,7 +248,7 @@ def _collection(canvas: Canvas) -> None:
     canvas.sheet(
         "Hosts with simulated GPUs",
         "Hosts whose GPUs are simulated (--simulate): none of their values is a measurement.",
-        [*columns.labels(instance="Instance", host="Host"), Column(VALUE, "GPUs")],
+        [*columns.labels(instance="Instance", host="Host"), BoardColumn(VALUE, "GPUs")],
         f'count by (instance, host) (gpu_info{{{SCOPE}, simulated="true"}})',
         width=8,
     )

@@ -17,7 +17,7 @@ from rankscope.dashboards.grafana.boards.parts.canvas import Canvas
 from rankscope.dashboards.grafana.boards.parts.dialect import RANGE, SCOPE, gone, lacking, no_rules
 from rankscope.dashboards.grafana.boards.parts.frame import chosen, frame, places
 from rankscope.dashboards.grafana.boards.parts.infiniband import HOSTS, of_hosts
-from rankscope.dashboards.grafana.boards.parts.kinds import Column, Query, placeholder
+from rankscope.dashboards.grafana.boards.parts.kinds import BoardColumn, Query, placeholder
 from rankscope.dashboards.grafana.boards.parts.marks import or_not_available
 
 UID: Final = "rankscope-collectives"
@@ -125,11 +125,11 @@ def _sheet_of_communicators(canvas: Canvas, bandwidth: str, exec_time: str, of_a
         "Collectives by communicator and message size. More GPUs than ranks: several communicators have one name.",
         [
             *_CALL_COLUMNS,
-            Column(f"count by ({CALL}) ({exec_time})", "GPUs", "none"),
-            Column(_median(bandwidth), "Bus bandwidth, median", "Bps"),
-            Column(f"min by ({CALL}) ({bandwidth})", "Bus bandwidth, least", "Bps"),
-            Column(_median(exec_time), "Execution time, median", "s"),
-            Column(_spread(of_all), "Wait for the last GPU", "s"),
+            BoardColumn(f"count by ({CALL}) ({exec_time})", "GPUs", "none"),
+            BoardColumn(_median(bandwidth), "Bus bandwidth, median", "Bps"),
+            BoardColumn(f"min by ({CALL}) ({bandwidth})", "Bus bandwidth, least", "Bps"),
+            BoardColumn(_median(exec_time), "Execution time, median", "s"),
+            BoardColumn(_spread(of_all), "Wait for the last GPU", "s"),
         ],
         sort="Execution time, median",
     )
@@ -147,8 +147,8 @@ def _sheet_of_last(canvas: Canvas, bandwidth: str, exec_time: str) -> None:
         [
             *columns.labels(host="Host", node="Node of the process", gpu="GPU of the process"),
             *_CALL_COLUMNS,
-            Column(ahead, "Arrived later by", "s"),
-            Column(f"({bandwidth})\nand on (host, node, gpu, {CALL})\n({ahead})", "Its bus bandwidth", "Bps"),
+            BoardColumn(ahead, "Arrived later by", "s"),
+            BoardColumn(f"({bandwidth})\nand on (host, node, gpu, {CALL})\n({ahead})", "Its bus bandwidth", "Bps"),
         ],
         width=16,
         sort="Arrived later by",

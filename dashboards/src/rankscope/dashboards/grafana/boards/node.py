@@ -12,7 +12,7 @@ from rankscope.dashboards.grafana.boards.parts.canvas import Canvas, FigureRow
 from rankscope.dashboards.grafana.boards.parts.dialect import NATIVE, SCOPE, state
 from rankscope.dashboards.grafana.boards.parts.frame import TO_ALERTS, frame, gpu_variable, places
 from rankscope.dashboards.grafana.boards.parts.infiniband import infiniband
-from rankscope.dashboards.grafana.boards.parts.kinds import VALUE, Column, Query
+from rankscope.dashboards.grafana.boards.parts.kinds import VALUE, BoardColumn, Query
 from rankscope.dashboards.grafana.boards.parts.marks import (
     ALL_IS_GOOD,
     ANY_IS_A_WARNING,
@@ -87,7 +87,7 @@ def _now(canvas: Canvas) -> None:
     canvas.sheet(
         "GPUs that do not answer",
         "Why the driver cannot read a GPU, and since when.",
-        [*columns.labels(index="GPU", reason="Why"), Column(VALUE, "Since", "dateTimeAsIso"), *columns.labels(uuid="UUID")],
+        [*columns.labels(index="GPU", reason="Why"), BoardColumn(VALUE, "Since", "dateTimeAsIso"), *columns.labels(uuid="UUID")],
         f"max by (host, index, uuid, reason) (1000 * {NATIVE.value('gpu_down_since_timestamp_seconds')}"
         f"\n* on (job, instance, uuid) group_left (reason) gpu_down_info{{{SCOPE}}})",
         width=8,

@@ -8,7 +8,7 @@ from rankscope.dashboards.grafana.boards.parts.answers import answers_over_time
 from rankscope.dashboards.grafana.boards.parts.canvas import Canvas
 from rankscope.dashboards.grafana.boards.parts.columns import labels
 from rankscope.dashboards.grafana.boards.parts.dialect import NATIVE, SCOPE
-from rankscope.dashboards.grafana.boards.parts.kinds import Column, Query, placeholder
+from rankscope.dashboards.grafana.boards.parts.kinds import BoardColumn, Query, placeholder
 from rankscope.dashboards.grafana.boards.parts.marks import ANY_IS_BAD, YES_NO
 from rankscope.dashboards.grafana.boards.parts.xids import xid_sheet
 
@@ -92,9 +92,9 @@ def collection(canvas: Canvas) -> None:
         "Whether each part of the measurements works, how long its last pass took, and how old its values are.",
         [
             *labels(instance="Instance", collector="Collector"),
-            Column(of_collectors("collector_success"), "Works", words=YES_NO),
-            Column(of_collectors("collector_duration_seconds"), "Took", "s"),
-            Column(of_collectors("sample_age_seconds"), "Age", "s"),
+            BoardColumn(of_collectors("collector_success"), "Works", words=YES_NO),
+            BoardColumn(of_collectors("collector_duration_seconds"), "Took", "s"),
+            BoardColumn(of_collectors("sample_age_seconds"), "Age", "s"),
         ],
         width=8,
     )

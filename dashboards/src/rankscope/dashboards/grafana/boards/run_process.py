@@ -8,7 +8,7 @@ from rankscope.dashboards.grafana.boards.parts.answers import NO_RULES
 from rankscope.dashboards.grafana.boards.parts.canvas import Canvas
 from rankscope.dashboards.grafana.boards.parts.columns import labels
 from rankscope.dashboards.grafana.boards.parts.frame import run_page
-from rankscope.dashboards.grafana.boards.parts.kinds import Column, Query
+from rankscope.dashboards.grafana.boards.parts.kinds import BoardColumn, Query
 from rankscope.dashboards.grafana.boards.parts.marks import ANY_IS_A_WARNING
 from rankscope.dashboards.grafana.boards.run_queries import EVIDENCE, LEGEND, MOST, RUN, SILENT, most_published
 
@@ -54,9 +54,9 @@ def recorder(canvas: Canvas) -> None:
         "Ranks whose recorder is off",
         "They train on and are not observed; disabled_reason in the rank's rank.json says why.",
         [
-            Column("run_id", "Run", links=(("Evidence", run_page()),)),
+            BoardColumn("run_id", "Run", links=(("Evidence", run_page()),)),
             *labels(rank="Rank"),
-            Column("state", "State", thresholds=ANY_IS_A_WARNING),
+            BoardColumn("state", "State", thresholds=ANY_IS_A_WARNING),
         ],
         'max by (run_id, rank, state) (run_id_rank_state:rank_state:max{run_id=~"$run_id", state=~"disabled|silent"} == 1)',
         width=8,

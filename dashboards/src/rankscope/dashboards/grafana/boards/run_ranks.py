@@ -6,7 +6,7 @@ from typing import Final
 
 from rankscope.dashboards.grafana.boards.parts import columns
 from rankscope.dashboards.grafana.boards.parts.canvas import Canvas
-from rankscope.dashboards.grafana.boards.parts.kinds import Column, Query
+from rankscope.dashboards.grafana.boards.parts.kinds import BoardColumn, Query
 from rankscope.dashboards.grafana.boards.parts.marks import DEGREES_LEFT
 from rankscope.dashboards.grafana.boards.run_queries import EVIDENCE, LEGEND, MOST, RANK, RUN, SILENT, most
 
@@ -59,10 +59,10 @@ def stragglers(canvas: Canvas) -> None:
         [
             columns.RANK,
             *columns.labels(host="Host", gpu_uuid="GPU", run_id="Run"),
-            Column(of_rank(own), "Own time of a step", "s"),
-            Column(of_rank(blocked), "Blocked", "percentunit"),
-            Column(of_rank(excess), "Others wait for it", "percentunit", thresholds=_EXCESS),
-            Column(of_rank(last), "Last step", "dateTimeAsIso"),
+            BoardColumn(of_rank(own), "Own time of a step", "s"),
+            BoardColumn(of_rank(blocked), "Blocked", "percentunit"),
+            BoardColumn(of_rank(excess), "Others wait for it", "percentunit", thresholds=_EXCESS),
+            BoardColumn(of_rank(last), "Last step", "dateTimeAsIso"),
         ],
         f"max by ({identity}) ({info})",
         sort="Others wait for it",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.collectives.arrivals import PAIR, Arrivals, Flags, Floats, Numbers, numbered, sums
 from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.collectives.matching import Matching
-from rankscope.analysis.collectives.traffic.links import Expectation, Fabric, expect
+from rankscope.analysis.collectives.traffic.links import ExpectedBandwidth, Fabric, expect
 from rankscope.analysis.collectives.waits.waiting import Waits
 from rankscope.analysis.operations import bus_factor
 from rankscope.analysis.result.collectives import CollectiveBandwidth, DirectedWait
@@ -22,7 +22,7 @@ LONG_US: Final = 200.0
 """Shortest expected transfer that is bound by bandwidth. Shorter ones are bound by latency, for which there is no table."""
 
 
-class Samples(msgspec.Struct, frozen=True):
+class BandwidthSamples(msgspec.Struct, frozen=True):
     """Instances that are matched, partly matched or directed (between two ranks, or with a root), [instances]. NaN: not known."""
 
     parts: list[Arrivals]
@@ -51,7 +51,7 @@ class Samples(msgspec.Struct, frozen=True):
         raise IndexError(number)
 
 
-def samples(matching: Matching, waits: Waits) -> Samples:
+def samples(matching: Matching, waits: Waits) -> BandwidthSamples:
     """Return one sample per instance."""
     matches, partial, judged = parts = [matching.matches, matching.partial, waits.judged]
     shortest = matches.shortest_ns / 1000
@@ -66,7 +66,7 @@ def samples(matching: Matching, waits: Waits) -> Samples:
         size = np.where(size == NONE, lengths[np.where(records.team[leader] == NONE, 0, records.team[leader] + 1)], size)
         size = np.where((size == NONE) & timed, part.count, size)
         sizes.append(np.where(part.rule == PAIR, 2, size))
-    return Samples(
+    return BandwidthSamples(
         parts=parts,
         op=[part.records.ops[op] for part in parts for op in part.op.tolist()],
         group=[part.group_names[group] for part in parts for group in part.group.tolist()],
@@ -96,7 +96,7 @@ def size_bucket(size: int | None) -> int | None:
     return None if size is None else 1 << (size.bit_length() - 1)
 
 
-def bandwidths(instances: Samples, fabric: Fabric) -> list[CollectiveBandwidth]:
+def bandwidths(instances: BandwidthSamples, fabric: Fabric) -> list[CollectiveBandwidth]:
     """Return a row per (operation, group, number of ranks, size bucket), most transfer time first, unknown transfers last."""
     if not len(instances.op):
         return []
@@ -108,7 +108,7 @@ def bandwidths(instances: Samples, fabric: Fabric) -> list[CollectiveBandwidth]:
     return sorted(bandwidth_rows, key=lambda row: (-(row.transfer_us or 0.0) * row.matched, -row.count, row.op, row.group))
 
 
-def _row(samples: Samples, rows: NDArray[np.intp], fabric: Fabric) -> CollectiveBandwidth:
+def _row(samples: BandwidthSamples, rows: NDArray[np.intp], fabric: Fabric) -> CollectiveBandwidth:
     first = int(rows[0])
     op, size = samples.op[first], int(samples.size[first])
     group_size = None if size == NONE else size
@@ -151,16 +151,16 @@ def _row(samples: Samples, rows: NDArray[np.intp], fabric: Fabric) -> Collective
     )
 
 
-def _expected(samples: Samples, rows: NDArray[np.intp], group_size: int | None, fabric: Fabric) -> Expectation:
+def _expected(samples: BandwidthSamples, rows: NDArray[np.intp], group_size: int | None, fabric: Fabric) -> ExpectedBandwidth:
     """Return the expected bandwidth of a row. It is unknown where groups of the same name are placed on different links."""
     op = samples.op[int(rows[0])]
     if group_size is None or len(samples.ranks(int(rows[0]))) != group_size:
-        return Expectation(unknown="the ranks of its group are not known")
+        return ExpectedBandwidth(unknown="the ranks of its group are not known")
     if bus_factor(op, group_size) is None:
-        return Expectation(unknown="the operation has no bus bandwidth")
+        return ExpectedBandwidth(unknown="the operation has no bus bandwidth")
     placements = {(samples.ranks(row), bool(samples.on_cpu[row])) for row in rows.tolist()}
     expectations = {expect(op, ranks, fabric, on_cpu=on_cpu) for ranks, on_cpu in placements}
-    return expectations.pop() if len(expectations) == 1 else Expectation(unknown="its instances go over different links")
+    return expectations.pop() if len(expectations) == 1 else ExpectedBandwidth(unknown="its instances go over different links")
 
 
 def _gb_s(size: Numbers, us: Floats) -> Floats:

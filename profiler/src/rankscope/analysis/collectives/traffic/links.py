@@ -33,7 +33,7 @@ _INFINIBAND: Final = "https://www.infinibandta.org/infiniband-roadmap/"
 _ETHERNET: Final = "https://www.ieee802.org/3/"
 
 
-class Link(msgspec.Struct, frozen=True):
+class LinkKind(msgspec.Struct, frozen=True):
     """One kind of link.
 
     ``mesh``: boards with up to this many GPUs have no switch, so a group of fewer GPUs has only a part of their links; 0 where
@@ -52,36 +52,40 @@ class Link(msgspec.Struct, frozen=True):
     to_host: bool = False
 
 
-LINKS: Final[tuple[Link, ...]] = (
-    Link("nvlink1", "host", 80.0, "NVLink 1, 4 links of 20 GB/s (P100 SXM2)", _P100, mesh=8),
-    Link("nvlink2", "host", 150.0, "NVLink 2, 6 links of 25 GB/s (V100 SXM2)", _V100, mesh=8),
-    Link("nvlink2-switch", "host", 150.0, "NVLink 2 with NVSwitch (V100 SXM3)", _V100),
-    Link("nvlink3", "host", 300.0, "NVLink 3, 12 links of 25 GB/s (A100 SXM4)", _NVLINK, mesh=4),
-    Link("nvlink3-a800", "host", 200.0, "NVLink 3, 8 links of 25 GB/s (A800 SXM4)", _A800, mesh=4),
-    Link("nvlink4", "host", 450.0, "NVLink 4, 18 links of 25 GB/s (H100, H200 and H20 SXM5)", _NVLINK, mesh=4),
-    Link("nvlink4-h800", "host", 200.0, "NVLink 4, 8 links of 25 GB/s (H800 SXM5)", _H800, mesh=4),
-    Link("nvlink5", "host", 900.0, "NVLink 5, 18 links of 50 GB/s (B200, B300)", _NVLINK, mesh=4),
-    Link("xgmi-mi300x", "host", 448.0, "Infinity Fabric, 7 links of 64 GB/s (MI300X, MI325X)", _MI300X, mesh=8, pair_gb_s=64.0),
-    Link("xgmi-mi350x", "host", 535.5, "Infinity Fabric, 7 links of 76.5 GB/s (MI350X, MI355X)", _MI350X, mesh=8, pair_gb_s=76.5),
-    Link("pcie3", "host", 15.75, "PCIe 3.0 x16, 8 GT/s, 128b/130b", _PCIE, to_host=True),
-    Link("pcie4", "host", 31.51, "PCIe 4.0 x16, 16 GT/s, 128b/130b", _PCIE, to_host=True),
-    Link("pcie5", "host", 63.02, "PCIe 5.0 x16, 32 GT/s, 128b/130b", _PCIE, to_host=True),
-    Link("ib-fdr", "network", 6.82, "InfiniBand FDR 4x, 54.5 Gb/s of data", _INFINIBAND),
-    Link("ib-edr", "network", 12.5, "InfiniBand EDR 4x, 100 Gb/s", _INFINIBAND),
-    Link("ib-hdr", "network", 25.0, "InfiniBand HDR 4x, 200 Gb/s", _INFINIBAND),
-    Link("ib-ndr", "network", 50.0, "InfiniBand NDR 4x, 400 Gb/s", _INFINIBAND),
-    Link("ib-xdr", "network", 100.0, "InfiniBand XDR 4x, 800 Gb/s", _INFINIBAND),
-    Link("eth-1", "network", 0.125, "Ethernet, 1 Gb/s", _ETHERNET),
-    Link("eth-10", "network", 1.25, "Ethernet, 10 Gb/s", _ETHERNET),
-    Link("eth-25", "network", 3.125, "Ethernet, 25 Gb/s", _ETHERNET),
-    Link("eth-40", "network", 5.0, "Ethernet, 40 Gb/s", _ETHERNET),
-    Link("eth-50", "network", 6.25, "Ethernet, 50 Gb/s", _ETHERNET),
-    Link("eth-100", "network", 12.5, "Ethernet, 100 Gb/s", _ETHERNET),
-    Link("eth-200", "network", 25.0, "Ethernet, 200 Gb/s", _ETHERNET),
-    Link("eth-400", "network", 50.0, "Ethernet, 400 Gb/s", _ETHERNET),
-    Link("eth-800", "network", 100.0, "Ethernet, 800 Gb/s", _ETHERNET),
+LINKS: Final[tuple[LinkKind, ...]] = (
+    LinkKind("nvlink1", "host", 80.0, "NVLink 1, 4 links of 20 GB/s (P100 SXM2)", _P100, mesh=8),
+    LinkKind("nvlink2", "host", 150.0, "NVLink 2, 6 links of 25 GB/s (V100 SXM2)", _V100, mesh=8),
+    LinkKind("nvlink2-switch", "host", 150.0, "NVLink 2 with NVSwitch (V100 SXM3)", _V100),
+    LinkKind("nvlink3", "host", 300.0, "NVLink 3, 12 links of 25 GB/s (A100 SXM4)", _NVLINK, mesh=4),
+    LinkKind("nvlink3-a800", "host", 200.0, "NVLink 3, 8 links of 25 GB/s (A800 SXM4)", _A800, mesh=4),
+    LinkKind("nvlink4", "host", 450.0, "NVLink 4, 18 links of 25 GB/s (H100, H200 and H20 SXM5)", _NVLINK, mesh=4),
+    LinkKind("nvlink4-h800", "host", 200.0, "NVLink 4, 8 links of 25 GB/s (H800 SXM5)", _H800, mesh=4),
+    LinkKind("nvlink5", "host", 900.0, "NVLink 5, 18 links of 50 GB/s (B200, B300)", _NVLINK, mesh=4),
+    LinkKind(
+        "xgmi-mi300x", "host", 448.0, "Infinity Fabric, 7 links of 64 GB/s (MI300X, MI325X)", _MI300X, mesh=8, pair_gb_s=64.0
+    ),
+    LinkKind(
+        "xgmi-mi350x", "host", 535.5, "Infinity Fabric, 7 links of 76.5 GB/s (MI350X, MI355X)", _MI350X, mesh=8, pair_gb_s=76.5
+    ),
+    LinkKind("pcie3", "host", 15.75, "PCIe 3.0 x16, 8 GT/s, 128b/130b", _PCIE, to_host=True),
+    LinkKind("pcie4", "host", 31.51, "PCIe 4.0 x16, 16 GT/s, 128b/130b", _PCIE, to_host=True),
+    LinkKind("pcie5", "host", 63.02, "PCIe 5.0 x16, 32 GT/s, 128b/130b", _PCIE, to_host=True),
+    LinkKind("ib-fdr", "network", 6.82, "InfiniBand FDR 4x, 54.5 Gb/s of data", _INFINIBAND),
+    LinkKind("ib-edr", "network", 12.5, "InfiniBand EDR 4x, 100 Gb/s", _INFINIBAND),
+    LinkKind("ib-hdr", "network", 25.0, "InfiniBand HDR 4x, 200 Gb/s", _INFINIBAND),
+    LinkKind("ib-ndr", "network", 50.0, "InfiniBand NDR 4x, 400 Gb/s", _INFINIBAND),
+    LinkKind("ib-xdr", "network", 100.0, "InfiniBand XDR 4x, 800 Gb/s", _INFINIBAND),
+    LinkKind("eth-1", "network", 0.125, "Ethernet, 1 Gb/s", _ETHERNET),
+    LinkKind("eth-10", "network", 1.25, "Ethernet, 10 Gb/s", _ETHERNET),
+    LinkKind("eth-25", "network", 3.125, "Ethernet, 25 Gb/s", _ETHERNET),
+    LinkKind("eth-40", "network", 5.0, "Ethernet, 40 Gb/s", _ETHERNET),
+    LinkKind("eth-50", "network", 6.25, "Ethernet, 50 Gb/s", _ETHERNET),
+    LinkKind("eth-100", "network", 12.5, "Ethernet, 100 Gb/s", _ETHERNET),
+    LinkKind("eth-200", "network", 25.0, "Ethernet, 200 Gb/s", _ETHERNET),
+    LinkKind("eth-400", "network", 50.0, "Ethernet, 400 Gb/s", _ETHERNET),
+    LinkKind("eth-800", "network", 100.0, "Ethernet, 800 Gb/s", _ETHERNET),
 )
-BY_NAME: Final[dict[str, Link]] = {link.name: link for link in LINKS}
+BY_NAME: Final[dict[str, LinkKind]] = {link.name: link for link in LINKS}
 
 GPU_LINKS: Final[tuple[tuple[str, str], ...]] = (
     # (case-insensitive pattern of the driver's whole GPU name, link). Left out as unknown: cards that may have a bridge (A100 and
@@ -107,7 +111,7 @@ GPU_LINKS: Final[tuple[tuple[str, str], ...]] = (
 class ToldLink(msgspec.Struct, frozen=True):
     """Link that the user named."""
 
-    link: Link
+    link: LinkKind
     ports: int = 1
     """Number of ports of each host, for networks."""
 
@@ -127,7 +131,7 @@ def parse_link(text: str) -> ToldLink:
     return ToldLink(link, int(count))
 
 
-def link_of_gpu(name: str) -> Link | None:
+def link_of_gpu(name: str) -> LinkKind | None:
     """Return the link between GPUs of this name; ``None`` where the name does not determine it."""
     for pattern, link in GPU_LINKS:
         if re.fullmatch(pattern, name.strip(), re.IGNORECASE):
@@ -158,7 +162,7 @@ def run_fabric(infos: Mapping[int, RankInfo], told_links: Sequence[ToldLink]) ->
     )
 
 
-class Expectation(msgspec.Struct, frozen=True):
+class ExpectedBandwidth(msgspec.Struct, frozen=True):
     """Expected bandwidth of a collective's link. Without a figure, ``unknown`` has the reason."""
 
     link: str | None = None
@@ -172,7 +176,7 @@ _BEYOND_CARDS: Final = "which way its PCIe cards have to each other is not known
 _ON_CPU: Final = "CPU threads move it through the host's memory"
 
 
-def expect(op: str, ranks: Sequence[int], fabric: Fabric, *, on_cpu: bool) -> Expectation:
+def expect(op: str, ranks: Sequence[int], fabric: Fabric, *, on_cpu: bool) -> ExpectedBandwidth:
     """Return the expected bus bandwidth of ``op`` over ``ranks``: the bare rate of the narrowest link that all its data crosses.
 
     ``on_cpu``: CPU threads carry it out, as gloo's, so links between GPUs do not apply.
@@ -180,51 +184,53 @@ def expect(op: str, ranks: Sequence[int], fabric: Fabric, *, on_cpu: bool) -> Ex
     per_host = Counter(fabric.hosts.get(rank) for rank in ranks)
     if None in per_host:
         if len(fabric.told) != 1:
-            return Expectation(unknown=_HOSTS_UNKNOWN)
+            return ExpectedBandwidth(unknown=_HOSTS_UNKNOWN)
         told_link = fabric.told[0]
         return _of_told_alone(told_link, on_cpu=on_cpu)
     if len(per_host) == 1:
-        return Expectation(unknown=_ON_CPU) if on_cpu else _inside(ranks, fabric)
+        return ExpectedBandwidth(unknown=_ON_CPU) if on_cpu else _inside(ranks, fabric)
     return _between(op, ranks, fabric, max(per_host.values()), on_cpu=on_cpu)
 
 
-def _of_told_alone(told_link: ToldLink, *, on_cpu: bool) -> Expectation:
+def _of_told_alone(told_link: ToldLink, *, on_cpu: bool) -> ExpectedBandwidth:
     """Return the expectation where only one named link is known. By naming it, the user states that it carries everything."""
     if told_link.link.scope == "host" and on_cpu:
-        return Expectation(unknown=_ON_CPU)
+        return ExpectedBandwidth(unknown=_ON_CPU)
     if told_link.ports > 1:
-        return Expectation(told_link.link.name, "told", unknown=f"{_HOSTS_UNKNOWN}, so neither is the share of each in the ports")
-    return Expectation(told_link.link.name, "told", told_link.link.gb_s)
+        return ExpectedBandwidth(
+            told_link.link.name, "told", unknown=f"{_HOSTS_UNKNOWN}, so neither is the share of each in the ports"
+        )
+    return ExpectedBandwidth(told_link.link.name, "told", told_link.link.gb_s)
 
 
-def _inside(ranks: Sequence[int], fabric: Fabric) -> Expectation:
+def _inside(ranks: Sequence[int], fabric: Fabric) -> ExpectedBandwidth:
     for told_link in fabric.told:
         if told_link.link.scope == "host":
-            return Expectation(told_link.link.name, "told", told_link.link.gb_s)
+            return ExpectedBandwidth(told_link.link.name, "told", told_link.link.gb_s)
     names = {fabric.gpu_names.get(rank) for rank in ranks}
     if None in names:
-        return Expectation(unknown="the names of its GPUs are not known")
+        return ExpectedBandwidth(unknown="the names of its GPUs are not known")
     links = {link_of_gpu(name) for name in names if name is not None}
     link = links.pop() if len(links) == 1 else None
     if link is None:
-        return Expectation(unknown=f"the table of links has no entry for {', '.join(sorted(map(str, names)))}")
+        return ExpectedBandwidth(unknown=f"the table of links has no entry for {', '.join(sorted(map(str, names)))}")
     if link.to_host:
-        return Expectation(link.name, "gpu_name", unknown=_BEYOND_CARDS)
+        return ExpectedBandwidth(link.name, "gpu_name", unknown=_BEYOND_CARDS)
     rate = _of_mesh(link, len(ranks), fabric.gpus_on_host.get(fabric.hosts[ranks[0]], 0))
     if rate is None:
         why = f"how {len(ranks)} GPUs are wired on a board of {link.mesh} is not known"
-        return Expectation(link.name, "gpu_name", unknown=why)
-    return Expectation(link.name, "gpu_name", rate)
+        return ExpectedBandwidth(link.name, "gpu_name", unknown=why)
+    return ExpectedBandwidth(link.name, "gpu_name", rate)
 
 
-def _of_mesh(link: Link, ranks: int, gpus: int) -> float | None:
+def _of_mesh(link: LinkKind, ranks: int, gpus: int) -> float | None:
     """Return the rate of ``link`` among ``ranks`` GPUs of a host with at least ``gpus``; ``None`` if it depends on the wiring."""
     if link.pair_gb_s is not None:
         return min(link.gb_s, (ranks - 1) * link.pair_gb_s)
     return link.gb_s if ranks >= link.mesh or gpus > link.mesh else None
 
 
-def _between(op: str, ranks: Sequence[int], fabric: Fabric, together: int, *, on_cpu: bool) -> Expectation:
+def _between(op: str, ranks: Sequence[int], fabric: Fabric, together: int, *, on_cpu: bool) -> ExpectedBandwidth:
     """Return the expectation between hosts; ``together``: the largest number of the group's ranks on one host.
 
     The ranks of a host share its ports equally. No rank's share is below one port, because the other ranks may be idle. In a
@@ -233,7 +239,7 @@ def _between(op: str, ranks: Sequence[int], fabric: Fabric, together: int, *, on
     """
     told_link = next((candidate for candidate in fabric.told if candidate.link.scope == "network"), None)
     if told_link is None:
-        return Expectation(unknown="it crosses hosts, over a network that --link does not name")
+        return ExpectedBandwidth(unknown="it crosses hosts, over a network that --link does not name")
     crowd = max(Counter(fabric.hosts.values()).values())
     part = told_link.link.gb_s * max(1.0, told_link.ports * together / crowd)
     if op == "all_to_all":
@@ -242,7 +248,7 @@ def _between(op: str, ranks: Sequence[int], fabric: Fabric, together: int, *, on
         rate = told_link.link.gb_s
     else:
         rate = min([part, *([] if on_cpu else _inside_each(ranks, fabric))])
-    return Expectation(told_link.link.name, "told", rate)
+    return ExpectedBandwidth(told_link.link.name, "told", rate)
 
 
 def _inside_each(ranks: Sequence[int], fabric: Fabric) -> Iterator[float]:

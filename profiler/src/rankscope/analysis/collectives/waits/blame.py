@@ -24,10 +24,10 @@ import numpy as np
 
 from rankscope.analysis.collectives.arrivals import FROM_ROOT, Arrivals, Floats, Numbers, numbered, offsets, sums
 from rankscope.analysis.collectives.clock import Clocks
-from rankscope.analysis.collectives.columns import Column
+from rankscope.analysis.collectives.columns import GrowingColumn
 from rankscope.analysis.collectives.spans import covered, unions
 from rankscope.analysis.collectives.waits.imposed import NO_PAIRS, NONE_IMPOSED, Charges, ImposedAt, Pairs, PairSums
-from rankscope.analysis.collectives.waits.origin import Lateness, charge_origins
+from rankscope.analysis.collectives.waits.origin import ArrivalLateness, charge_origins
 from rankscope.analysis.collectives.waits.waiting import NOBODY_WAITED, Waits
 
 _BLOCK: Final = 2**16
@@ -130,7 +130,7 @@ def _blocks(matches: Arrivals, directed: Waits) -> Iterator[tuple[Arrivals, Wait
         yield matches.chosen(of_block[: len(matches)]), directed.chosen(of_block[len(matches) :])
 
 
-def _lateness(matches: Arrivals, clocks: Clocks, threshold: float) -> Lateness:
+def _lateness(matches: Arrivals, clocks: Clocks, threshold: float) -> ArrivalLateness:
     """Return the waits on a clock that the ranks of a collective share."""
     on_cpu = matches.most(matches.records.on_cpu[matches.row])[matches.instance]
     arrival = -matches.inside_ns
@@ -140,7 +140,7 @@ def _lateness(matches: Arrivals, clocks: Clocks, threshold: float) -> Lateness:
     last = matches.most(np.where(arrival == latest, np.arange(len(arrival)), -1))
     wait = latest - arrival
     counted = np.where(wait > threshold, wait, 0)
-    return Lateness(last, wait, counted, _exposed_ns(matches, counted))
+    return ArrivalLateness(last, wait, counted, _exposed_ns(matches, counted))
 
 
 def _exposed_ns(some: Arrivals, wait: Numbers) -> Numbers:
@@ -152,7 +152,7 @@ def _exposed_ns(some: Arrivals, wait: Numbers) -> Numbers:
     return exposed
 
 
-def _charged(matches: Arrivals, clocks: Clocks, late: Lateness, threshold: float) -> Charges:
+def _charged(matches: Arrivals, clocks: Clocks, late: ArrivalLateness, threshold: float) -> Charges:
     """Return what each wait is charged to."""
     when = clocks.corrected(matches.rank[late.last], matches.arrival_ns[late.last])
     parts = charge_origins(matches, late, when, threshold)
@@ -183,7 +183,7 @@ _Gains = tuple[Numbers, Numbers, Floats]
 """Instance, rank and microseconds of each gain."""
 
 
-def _gains(matches: Arrivals, late: Lateness, charges: Charges, threshold: float) -> _Gains:
+def _gains(matches: Arrivals, late: ArrivalLateness, charges: Charges, threshold: float) -> _Gains:
     """Return the gains at collectives of all ranks: the wait of the rank that waited least, by what it is charged to."""
     wait, place = late.wait, np.arange(len(late.wait))
     others = np.where(place == late.last[matches.instance], np.iinfo(np.int64).max, wait)
@@ -239,12 +239,12 @@ class _WaitColumns:
 
     def __init__(self, ranks: Numbers) -> None:
         self._ranks = ranks
-        self._numbers = {name: Column(np.int64) for name in ("step", "count", "gain_of")}
-        self._places = {name: Column(np.int32) for name in ("member", "gain_by")}
-        self._times = {name: Column(np.float64) for name in ("waited_us", "exposed_us", "gain_us")}
+        self._numbers = {name: GrowingColumn(np.int64) for name in ("step", "count", "gain_of")}
+        self._places = {name: GrowingColumn(np.int32) for name in ("member", "gain_by")}
+        self._times = {name: GrowingColumn(np.float64) for name in ("waited_us", "exposed_us", "gain_us")}
         self._instances = 0
 
-    def add(self, every: Arrivals, waits: tuple[Lateness, Waits], gains: _Gains, of_roots: Charges) -> None:
+    def add(self, every: Arrivals, waits: tuple[ArrivalLateness, Waits], gains: _Gains, of_roots: Charges) -> None:
         """Add the waits at the collectives of all ranks, and at operations with a root that all ranks waited for."""
         late, directed = waits
         judged = directed.judged

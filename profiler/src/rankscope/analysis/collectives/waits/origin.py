@@ -27,7 +27,7 @@ _LEAST_PART: Final = 0.02
 """Smallest part of a wait that is charged separately."""
 
 
-class Lateness(NamedTuple):
+class ArrivalLateness(NamedTuple):
     """How long each arrival waited for the last one, in nanoseconds."""
 
     last: Numbers
@@ -39,7 +39,7 @@ class Lateness(NamedTuple):
     """The part of these that no compute hid."""
 
 
-class Parts(NamedTuple):
+class WaitParts(NamedTuple):
     """Parts of waits by origin, [parts]. Those of one wait follow each other, the largest last."""
 
     arrival: Numbers
@@ -49,12 +49,12 @@ class Parts(NamedTuple):
     """Nanoseconds."""
 
 
-def charge_origins(matches: Arrivals, late: Lateness, when_ns: Numbers, least_ns: float) -> Parts:
+def charge_origins(matches: Arrivals, late: ArrivalLateness, when_ns: Numbers, least_ns: float) -> WaitParts:
     """Return the parts of the waits that are not charged to the last rank alone.
 
     ``when_ns``: arrival of the last rank on the common clock, [instances]. Delays of up to ``least_ns`` are noise.
     """
-    parts = [Parts(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))]
+    parts = [WaitParts(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))]
     node = numbered(matches.step[matches.instance], matches.rank)[1]
     slot = _slots(node, matches.team[matches.instance])
     # Where no rank is in several groups, the last rank caused the wait.
@@ -65,8 +65,8 @@ def charge_origins(matches: Arrivals, late: Lateness, when_ns: Numbers, least_ns
             at = matches.first[turn][:, None] + np.arange(matches.count[turn[0]])
             last = late.last[turn] - matches.first[turn]
             part = delays.meet(_Meetings(node[at], slot[at], matches.rank[at], last, late.counted[at], exposed[at]), least_ns)
-            parts.append(Parts(at.ravel()[part.arrival], part.origin, part.amount))
-    return Parts(*map(np.concatenate, zip(*parts, strict=True)))
+            parts.append(WaitParts(at.ravel()[part.arrival], part.origin, part.amount))
+    return WaitParts(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _slots(node: Numbers, team: Numbers) -> Numbers:
@@ -104,7 +104,7 @@ class _Meetings(NamedTuple):
     """Share of the wait that no compute hid."""
 
 
-class _Columns:
+class _ChargeColumns:
     """Ranks that the waits at each collective may be charged to: its last rank and what had delayed that rank before."""
 
     def __init__(self, last: Numbers, key: Numbers, delay: Floats, width: int) -> None:
@@ -137,7 +137,7 @@ class _Delays:
         self._origin = np.zeros((nodes, slots, MAX_ORIGINS), np.int64)
         self._amount = np.zeros((nodes, slots, MAX_ORIGINS))
 
-    def meet(self, meetings: _Meetings, least_ns: float) -> Parts:
+    def meet(self, meetings: _Meetings, least_ns: float) -> WaitParts:
         """Charge the waits at these collectives, and add them to the delays of the ranks."""
         victim, wait = meetings.wait > 0, meetings.wait[..., None].astype(np.float64)
         last = np.arange(len(meetings.last)), meetings.last
@@ -165,15 +165,15 @@ class _Delays:
         amount[*np.indices(node.shape, sparse=True), slot] = 0
         return amount
 
-    def _columns(self, last: Numbers, node: Numbers, outside: Floats, least_ns: float) -> _Columns:
+    def _columns(self, last: Numbers, node: Numbers, outside: Floats, least_ns: float) -> _ChargeColumns:
         """Return the columns of collectives at which ``last`` came last, with its delays ``outside`` of their groups."""
         at = np.nonzero(outside)
         key, place = np.unique(at[0] * self._width + self._origin[node][at], return_inverse=True)
         delay = np.bincount(place, weights=outside[at], minlength=len(key))
         counts = (delay > least_ns) & (key % self._width != last[key // self._width])
-        return _Columns(last, key[counts], delay[counts], self._width)
+        return _ChargeColumns(last, key[counts], delay[counts], self._width)
 
-    def _before(self, meetings: _Meetings, columns: _Columns) -> Floats:
+    def _before(self, meetings: _Meetings, columns: _ChargeColumns) -> Floats:
         """Return the delays of each rank outside of the group by the origins of the columns."""
         count = columns.origin.shape[1]
         if count == 1:
@@ -186,7 +186,7 @@ class _Delays:
         sums = np.bincount(place[chosen], weights=amount[at][chosen], minlength=meetings.node.size * count)
         return np.asarray(sums, np.float64).reshape(*meetings.node.shape, count)
 
-    def _settle(self, node: Numbers, outside: Floats, columns: _Columns, kept_delay: Floats) -> None:
+    def _settle(self, node: Numbers, outside: Floats, columns: _ChargeColumns, kept_delay: Floats) -> None:
         """Reduce the last ranks' delays ``outside`` of the groups to the part that keeps counting, [collectives, columns].
 
         That is by how much the others were delayed too, or compute hid their waits. Of the rest, what the others waited for now
@@ -197,7 +197,7 @@ class _Delays:
         column = columns.find(at[0] * self._width + self._origin[node][at])
         self._amount[node[at[0]], at[1], at[2]] = outside[at] * np.where(column < 0, 1, share[at[0], column])
 
-    def _add(self, meetings: _Meetings, columns: _Columns, amount: Floats) -> None:
+    def _add(self, meetings: _Meetings, columns: _ChargeColumns, amount: Floats) -> None:
         """Add amounts [collectives, ranks, columns] to the delays in the group of each collective; keep the largest."""
         index = meetings.node, meetings.slot
         origin, before = self._origin[index], self._amount[index]
@@ -223,11 +223,11 @@ def _medians(values: Floats, chosen: Flags) -> Floats:
     return np.asarray((values[row, (count - 1) // 2] + values[row, count // 2]) / 2)
 
 
-def _parts(charge: Floats, origin: Numbers, split: Numbers) -> Parts:
+def _parts(charge: Floats, origin: Numbers, split: Numbers) -> WaitParts:
     """Return the charges [collectives, ranks, columns] of the arrivals ``split``."""
     amount = charge.reshape(-1, charge.shape[-1])[split]
     order = np.argsort(amount, axis=-1, kind="stable")
     amount = np.take_along_axis(amount, order, axis=-1)
     names = np.take_along_axis(origin[split // charge.shape[1]], order, axis=-1)
     row, column = np.nonzero(amount)
-    return Parts(split[row], names[row, column], amount[row, column])
+    return WaitParts(split[row], names[row, column], amount[row, column])

@@ -58,7 +58,7 @@ _CLEAR: Final = 0.8
 """Least share of a rank's steps with a counterpart from which they get its numbers."""
 
 
-class Table(Protocol):
+class StartsTable(Protocol):
     """What is needed of a ``StepTable``."""
 
     @property
@@ -116,7 +116,7 @@ class SampledStarts:
         return cls(np.broadcast_to(steps[places].astype(np.float64), at.shape), at)
 
 
-def _samples_of(table: Table) -> SampledStarts:
+def _samples_of(table: StartsTable) -> SampledStarts:
     if table.start_unix_ns is not None:
         return SampledStarts.of_matrix(table.steps, table.start_unix_ns)
     assert table.samples is not None
@@ -136,7 +136,7 @@ def _places(count: int) -> NDArray[np.intp]:
     return np.concatenate([np.arange(_FIRST), later_places])
 
 
-def find_step_numbers(table: Table, infos: Mapping[int, RankInfo]) -> StepNumbers:
+def find_step_numbers(table: StartsTable, infos: Mapping[int, RankInfo]) -> StepNumbers:
     """Return the ranks whose numbers of steps differ from those of the others, by the starts of the steps."""
     ranks: list[int] = table.ranks.tolist()
     rows = [row for row, rank in enumerate(ranks) if rank in infos and infos[rank].device_kind == "cpu"]
@@ -146,7 +146,7 @@ def find_step_numbers(table: Table, infos: Mapping[int, RankInfo]) -> StepNumber
     rows = [row for row in rows if _is_usable(samples.starts[row])]
     if len(rows) < 2:
         return ALL_ALIKE
-    case = _Case(table, samples, [infos[ranks[row]] for row in rows], rows)
+    case = _ComparedStarts(table, samples, [infos[ranks[row]] for row in rows], rows)
     first = case.first()
     flagged = case.look(first)
     if not flagged.any():
@@ -171,10 +171,10 @@ def _is_usable(starts: Floats) -> bool:
     return len(finite) >= _FEWEST and bool((np.diff(finite) > 0).all())
 
 
-class _Case:
+class _ComparedStarts:
     """Starts of the ranks of a table, compared with those of a reference rank."""
 
-    def __init__(self, table: Table, samples: SampledStarts, infos: Sequence[RankInfo], rows: list[int]) -> None:
+    def __init__(self, table: StartsTable, samples: SampledStarts, infos: Sequence[RankInfo], rows: list[int]) -> None:
         self._table, self._rows, self._infos = table, rows, infos
         self._origin = float(np.nanmin(samples.starts[rows]))
         self._numbers, self._at = samples.steps[rows], samples.starts[rows] - self._origin

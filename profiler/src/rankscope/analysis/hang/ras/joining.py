@@ -16,7 +16,7 @@ import msgspec
 from rankscope.analysis.hang.activity import Activities, hang_by_activity, read_activities, with_activity
 from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.analysis.hang.ras.asking import WAIT_SECONDS, Answers, is_of, kept_answers, live_answers, runs_here
-from rankscope.analysis.hang.ras.judging import Judgement, Suspect, differing, judge
+from rankscope.analysis.hang.ras.judging import RasJudgement, Suspect, differing, judge
 from rankscope.analysis.hang.ras.wording import detail_of, names_of, summary_of
 from rankscope.analysis.hang.result import BEFORE_NS, MOST_LISTED, Culprit, HangReport, Operation, RasReport
 from rankscope.analysis.hang.wording import advice, operation_text
@@ -53,7 +53,7 @@ class _Ras:
     """What NCCL RAS showed of a job."""
 
     job: _Job
-    judgement: Judgement
+    judgement: RasJudgement
     report: RasReport
 
     def culprits(self, place: Operation | None) -> list[Culprit]:

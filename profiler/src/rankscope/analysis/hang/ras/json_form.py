@@ -10,9 +10,9 @@ from rankscope.analysis.hang.ras.snapshot import (
     LARGEST,
     AnswerError,
     Communicator,
-    Device,
     Loss,
     Member,
+    RasDevice,
     Snapshot,
     State,
     devices_of,
@@ -50,17 +50,17 @@ class _MissingStatus(msgspec.Struct, frozen=True):
     considered_dead: bool = False
 
 
-class _Place(msgspec.Struct, frozen=True, kw_only=True):
+class _RasProcess(msgspec.Struct, frozen=True, kw_only=True):
     rank: _Rank
     host: _Text = "unknown"
     pid: int = -1
     nvml_dev: int = -1
 
-    def device(self) -> Device | None:
-        return None if self.pid < 0 else Device(self.host, self.pid, self.nvml_dev if self.nvml_dev >= 0 else None)
+    def device(self) -> RasDevice | None:
+        return None if self.pid < 0 else RasDevice(self.host, self.pid, self.nvml_dev if self.nvml_dev >= 0 else None)
 
 
-class _RankRow(_Place, frozen=True, kw_only=True):
+class _RankRow(_RasProcess, frozen=True, kw_only=True):
     status: _RankStatus = _RankStatus()
     collective_counts: dict[_Text, _Count] = {}
 
@@ -68,7 +68,7 @@ class _RankRow(_Place, frozen=True, kw_only=True):
         return Member(self.device(), _state(self.status), self.collective_counts, _error(self.status))
 
 
-class _MissingRow(_Place, frozen=True, kw_only=True):
+class _MissingRow(_RasProcess, frozen=True, kw_only=True):
     status: _MissingStatus = _MissingStatus()
 
     def member(self) -> Member:

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from rankscope.analysis.hang.ras.snapshot import Communicator, Device, Snapshot
+from rankscope.analysis.hang.ras.snapshot import Communicator, RasDevice, Snapshot
 from rankscope.analysis.hang.result import MOST_LISTED, HangCause, HangKind, RasCommunicator, RasRank, RasWhy
 
 MOST_COMMUNICATORS: Final = 64
 
-Identity = int | Device | tuple[str, int]
+Identity = int | RasDevice | tuple[str, int]
 """A rank in all its communicators: its global rank, else its device, else its rank in one communicator."""
 
 
@@ -32,7 +32,7 @@ class GlobalRanks:
     world_size: int | None
     job_communicators: frozenset[str]
     """Keys of the communicators of the whole job: their ranks are the global ones, as torch makes them."""
-    by_device: Mapping[Device, int]
+    by_device: Mapping[RasDevice, int]
     by_pid: Mapping[int, int]
     """Global rank by process id, where the run records one rank with it."""
 
@@ -50,7 +50,7 @@ class GlobalRanks:
 
 
 @dataclass(slots=True)
-class Judgement:
+class RasJudgement:
     """What the snapshots show."""
 
     ranks: GlobalRanks
@@ -73,7 +73,7 @@ class Judgement:
 
 def judge(
     latest: Snapshot, before: Snapshot | None, *, world_size: int | None = None, pids: Mapping[int, int] | None = None
-) -> Judgement:
+) -> RasJudgement:
     """Judge one or two snapshots. A pure function. ``world_size`` and ``pids`` (rank to process id): of the run, where known.
 
     Only ranks that are behind in both snapshots, while no rank launches anything, hang: a job that trains has ranks that are
@@ -81,7 +81,7 @@ def judge(
     """
     ranks = global_ranks(latest, world_size=world_size, pids=pids or {})
     suspects = [suspect for communicator in latest.communicators for suspect in _suspects(communicator, ranks)]
-    judgement = Judgement(ranks, None if before is None else _moved(before, latest), suspects)
+    judgement = RasJudgement(ranks, None if before is None else _moved(before, latest), suspects)
     lost = judgement.suspected("unreachable", "dead")
     if lost and judgement.moved is not True:
         lasting = before is not None and all(_was_lost(before, suspect) for suspect in lost)
@@ -97,7 +97,7 @@ def global_ranks(snapshot: Snapshot, *, world_size: int | None, pids: Mapping[in
     """Find the communicators of the whole job, and the global ranks of devices."""
     world = world_size or snapshot.gpus
     job_communicators = [communicator for communicator in snapshot.communicators if communicator.size == world]
-    by_device: dict[Device, int] = {}
+    by_device: dict[RasDevice, int] = {}
     unique = Counter(pids.values())
     # Several GPUs of one process are several ranks, which the run records as one.
     shared = Counter(device.pid for device in snapshot.devices())
@@ -110,7 +110,7 @@ def global_ranks(snapshot: Snapshot, *, world_size: int | None, pids: Mapping[in
     return GlobalRanks(world, frozenset(communicator.key for communicator in job_communicators), by_device, by_pid)
 
 
-def _judge_standing(judgement: Judgement) -> None:
+def _judge_standing(judgement: RasJudgement) -> None:
     """Judge a job in which nothing moved."""
     errors = judgement.suspected("error")
     # Where a rank fails, NCCL reports a remote error on the others.
@@ -200,7 +200,7 @@ def _order(communicator: Communicator) -> tuple[int, str]:
     return -len(communicator.waiting), communicator.key
 
 
-def differing(judgement: Judgement) -> list[RasCommunicator]:
+def differing(judgement: RasJudgement) -> list[RasCommunicator]:
     """Return the communicators in which ranks differ, those with most waiting ranks first."""
     by_key: dict[str, list[Suspect]] = {}
     for suspect in judgement.suspects:

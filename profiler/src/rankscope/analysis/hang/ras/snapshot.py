@@ -14,7 +14,7 @@ State = Literal["running", "initializing", "finalizing", "aborting"]
 Loss = Literal["left", "unreachable", "dead"]
 
 
-class Device(NamedTuple):
+class RasDevice(NamedTuple):
     """A GPU of a process, the same in all communicators."""
 
     host: str
@@ -28,7 +28,7 @@ class Device(NamedTuple):
 class Member:
     """Rank of a communicator."""
 
-    device: Device | None
+    device: RasDevice | None
     state: State | None = None
     """``None``: unknown, in text that does not list the rank."""
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -90,12 +90,12 @@ class Snapshot:
     timeouts: int
     """Number of time-outs between the processes while the data was collected."""
 
-    def devices(self) -> set[Device]:
+    def devices(self) -> set[RasDevice]:
         """Return all known devices."""
         return devices_of(self.communicators)
 
 
-def devices_of(communicators: Iterable[Communicator]) -> set[Device]:
+def devices_of(communicators: Iterable[Communicator]) -> set[RasDevice]:
     """Return the known devices of the communicators."""
     members = (member for communicator in communicators for member in communicator.members.values())
     return {member.device for member in members if member.device is not None}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from rankscope.analysis.hang.ras.snapshot import LARGEST, AnswerError, Communicator, Device, Member, Snapshot, State
+from rankscope.analysis.hang.ras.snapshot import LARGEST, AnswerError, Communicator, Member, RasDevice, Snapshot, State
 
 _VERSION: Final = re.compile(r"NCCL version (\S{1,64})")
 _ROW: Final = re.compile(r" *(\d{1,6}) +(\d{1,9}) +(\d{1,9}) +([\d-]{1,20}) +(\d{1,9}) +(\d{1,9}) +(\w{1,20}) +([\w,]{1,60})")
@@ -51,7 +51,7 @@ class _Draft:
     """Communicator whose lines are being read."""
 
     size: int
-    devices: dict[int, Device] = field(default_factory=dict)
+    devices: dict[int, RasDevice] = field(default_factory=dict)
     counts: dict[str, dict[int, int]] = field(default_factory=dict)
     states: dict[int, str] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
@@ -168,7 +168,7 @@ class _Reader:
 
     def _rank(self, draft: _Draft, rank: int, match: re.Match[str]) -> None:
         if device := _DEVICE.fullmatch(match[6] or ""):
-            draft.devices[rank] = Device(device[4], int(device[3]), int(device[2] or device[1]))
+            draft.devices[rank] = RasDevice(device[4], int(device[3]), int(device[2] or device[1]))
         if self._section == "INCOMPLETE":
             draft.absent[rank] = False
         elif any(match.group(2, 3, 4, 5)):
@@ -215,6 +215,6 @@ def _communicator(name: str, draft: _Draft, dead: set[tuple[str, int]]) -> Commu
     )
 
 
-def _lost(device: Device | None, dead: set[tuple[str, int]], *, answered: bool) -> Member:
+def _lost(device: RasDevice | None, dead: set[tuple[str, int]], *, answered: bool) -> Member:
     is_dead = device is not None and (device.host, device.pid) in dead
     return Member(device, loss="dead" if is_dead else "left" if answered else "unreachable")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from rankscope.analysis.hang.ras.judging import Judgement, Suspect
+from rankscope.analysis.hang.ras.judging import RasJudgement, Suspect
 from rankscope.analysis.hang.ras.snapshot import Communicator, Snapshot
 from rankscope.analysis.hang.result import RasRank
 from rankscope.analysis.result.text import counted, first_of
@@ -14,7 +14,7 @@ from rankscope.base.text import ranks_text, span
 _SHOWN: Final = 4
 
 
-def summary_of(judgement: Judgement, latest: Snapshot, interval_s: float | None) -> str:
+def summary_of(judgement: RasJudgement, latest: Snapshot, interval_s: float | None) -> str:
     """Summarize the judgement in one sentence."""
     over = "" if interval_s is None else f" in {span(interval_s)}"
     if judgement.kind == "hang":
@@ -32,7 +32,7 @@ def summary_of(judgement: Judgement, latest: Snapshot, interval_s: float | None)
     return f"Not enough data for a verdict: {_standing(judgement, latest, over)}."
 
 
-def _standing(judgement: Judgement, latest: Snapshot, over: str) -> str:
+def _standing(judgement: RasJudgement, latest: Snapshot, over: str) -> str:
     if not latest.total:
         return "NCCL RAS knows no communicator: the job has not begun to communicate, or has ended"
     if halved := next((communicator for communicator in latest.communicators if communicator.halves), None):
@@ -46,7 +46,7 @@ def _standing(judgement: Judgement, latest: Snapshot, over: str) -> str:
     )
 
 
-def _hang(judgement: Judgement, over: str) -> str:
+def _hang(judgement: RasJudgement, over: str) -> str:
     ranks, is_one = _named(judgement, judgement.named), len(judgement.named) == 1
     upper = ranks[:1].upper() + ranks[1:]
     still = f"no rank launched anything{over}"
@@ -71,7 +71,7 @@ def _hang(judgement: Judgement, over: str) -> str:
             return f"{upper} {'has' if is_one else 'have'} {_behind(judgement, judgement.named[0])}, and {still}."
 
 
-def _behind(judgement: Judgement, first: Suspect) -> str:
+def _behind(judgement: RasJudgement, first: Suspect) -> str:
     communicator = first.communicator
     place = place_of(judgement, communicator)
     if first.row.why == "left":
@@ -89,21 +89,21 @@ def missing_of(less: Mapping[str, int], more: Mapping[str, int]) -> str:
     return ", ".join(kinds) or "collectives"
 
 
-def place_of(judgement: Judgement, communicator: Communicator) -> str:
+def place_of(judgement: RasJudgement, communicator: Communicator) -> str:
     """Describe a communicator: ``the communicator of all 8 ranks``, ``communicator 0xab12 (4 ranks)``."""
     if communicator.key in judgement.ranks.job_communicators:
         return f"the communicator of all {counted(communicator.size, 'rank')}"
     return f"communicator {communicator.name} ({counted(communicator.size, 'rank')})"
 
 
-def _named(judgement: Judgement, suspects: Sequence[Suspect]) -> str:
+def _named(judgement: RasJudgement, suspects: Sequence[Suspect]) -> str:
     """Name ranks: by global rank where all are known, else also by communicator, process and node."""
     ranks = sorted({suspect.row.global_rank for suspect in suspects if suspect.row.global_rank is not None})
     others = [_local(judgement, suspect) for suspect in suspects if suspect.row.global_rank is None]
     return " and ".join(filter(None, [ranks_text(ranks) if ranks else "", first_of(others, _SHOWN) if others else ""]))
 
 
-def _local(judgement: Judgement, suspect: Suspect) -> str:
+def _local(judgement: RasJudgement, suspect: Suspect) -> str:
     return f"rank {suspect.row.rank} of {place_of(judgement, suspect.communicator)}{_process(suspect.row)}"
 
 
@@ -127,7 +127,7 @@ _DETAILS: Final = {
 }
 
 
-def detail_of(judgement: Judgement, suspect: Suspect) -> str:
+def detail_of(judgement: RasJudgement, suspect: Suspect) -> str:
     """Describe the evidence against one rank in a sentence."""
     row = suspect.row
     if row.why == "error":
@@ -141,7 +141,7 @@ def detail_of(judgement: Judgement, suspect: Suspect) -> str:
     return text + _process(row)
 
 
-def names_of(judgement: Judgement, hosts: Mapping[int, str]) -> list[str]:
+def names_of(judgement: RasJudgement, hosts: Mapping[int, str]) -> list[str]:
     """Return a name of each named rank that says where it is."""
     names = []
     for suspect in judgement.named:

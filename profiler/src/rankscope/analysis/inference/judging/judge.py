@@ -91,7 +91,7 @@ class GroupAnswer:
 
 def judge_ranks(times: OwnTimes, hosts: Mapping[int, str] | None = None) -> GroupAnswer:
     """Judge ranks that do the same work. ``hosts``: host of each rank, where known."""
-    case = _Case(times, hosts or {})
+    case = _JudgedTimes(times, hosts or {})
     tested = [*case.slow_ranks(), *case.slow_hosts()]
     named = case.named(tested)
     if named is not None:
@@ -101,7 +101,7 @@ def judge_ranks(times: OwnTimes, hosts: Mapping[int, str] | None = None) -> Grou
     return GroupAnswer(None, suspect, at_most, sure)
 
 
-class _Case:
+class _JudgedTimes:
     """Own times of comparable ranks, and the steps of a judgement on them."""
 
     def __init__(self, times: OwnTimes, hosts: Mapping[int, str]) -> None:

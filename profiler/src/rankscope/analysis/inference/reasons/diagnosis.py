@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rankscope.analysis.causes import Explanation, cause_of
+from rankscope.analysis.causes import ExplainedCause, cause_of
 from rankscope.analysis.inference.judging.slow import SlowRanks
 from rankscope.analysis.inference.reasons.signals import Signals
 from rankscope.analysis.result.analysis import Evidence, Pattern
@@ -18,7 +18,7 @@ class Diagnosis:
 
     ranks: list[int]
     pattern: Pattern
-    cause: Explanation
+    cause: ExplainedCause
     phase: Phase | None
     gain_us: float
     """Time that healing them saves, per step (or window)."""

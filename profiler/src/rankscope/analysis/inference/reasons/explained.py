@@ -28,7 +28,7 @@ _PEERS_ELSEWHERE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class RunData:
+class ReasonData:
     """Recorded data of a run that an explanation is looked for in."""
 
     reader: RunReader
@@ -36,7 +36,7 @@ class RunData:
     infos: Mapping[int, RankInfo]
 
 
-def explained(diagnosis: Diagnosis, run: RunData, late: NDArray[np.bool_], looked_at: NDArray[np.bool_]) -> Diagnosis:
+def explained(diagnosis: Diagnosis, run: ReasonData, late: NDArray[np.bool_], looked_at: NDArray[np.bool_]) -> Diagnosis:
     """Return ``diagnosis`` with the physical reason why its first rank was late, and its evidence; or a note without readings.
 
     ``late``: the steps in which it was late, out of those ``looked_at``; both are [steps of the table]. Unchanged for ranks
@@ -94,7 +94,7 @@ def _peers(diagnosis: Diagnosis, infos: Mapping[int, RankInfo]) -> list[int]:
     ]
 
 
-def _read(run: RunData, ranks: Sequence[int]) -> tuple[dict[int, Readings], str]:
+def _read(run: ReasonData, ranks: Sequence[int]) -> tuple[dict[int, Readings], str]:
     """Return the readings of the ranks' GPUs, and the reason why the first has none, where the samples record it."""
     uuids: dict[str, dict[str, int]] = {}
     for rank in ranks:
@@ -119,7 +119,7 @@ def _read(run: RunData, ranks: Sequence[int]) -> tuple[dict[int, Readings], str]
 
 
 def _of_steps(
-    run: RunData, readings: Mapping[int, Readings], ranks: Iterable[int], wanted: NDArray[np.bool_]
+    run: ReasonData, readings: Mapping[int, Readings], ranks: Iterable[int], wanted: NDArray[np.bool_]
 ) -> dict[int, Readings]:
     row_of = {int(rank): row for row, rank in enumerate(run.table.ranks)}
     return {
@@ -140,7 +140,7 @@ def _lost(diagnosis: Diagnosis, late: NDArray[np.bool_], looked_at: NDArray[np.b
     return float(gain / max(diagnosis.step_us - diagnosis.gain_us + gain, 1e-9))
 
 
-def _retries(run: RunData, rank: int, peers: Iterable[int]) -> tuple[float, float] | None:
+def _retries(run: ReasonData, rank: int, peers: Iterable[int]) -> tuple[float, float] | None:
     """Return the allocator retries over the run, of the rank and of a typical peer; ``None`` where they are not recorded."""
     counts = []
     for each in (rank, *islice(peers, _PEERS_ELSEWHERE)):

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from rankscope.analysis.causes import Explanation
+from rankscope.analysis.causes import ExplainedCause
 from rankscope.analysis.evidence.kernels.device_times import DeviceTimes
 from rankscope.analysis.evidence.kernels.kernel_ratios import KernelComparison, compare_kernels
 from rankscope.analysis.inference.reasons.diagnosis import Diagnosis
@@ -85,7 +85,7 @@ def _kernel_evidence(comparison: KernelComparison) -> list[Evidence]:
     return rows
 
 
-def _cause_of_kernels(cause: Explanation, comparison: KernelComparison, elsewhere: float | None) -> Explanation:
+def _cause_of_kernels(cause: ExplainedCause, comparison: KernelComparison, elsewhere: float | None) -> ExplainedCause:
     longer = f"{comparison.factor:.2f} times as long" + (
         "" if elsewhere is None else f" ({elsewhere:.2f} times in its other steps)"
     )

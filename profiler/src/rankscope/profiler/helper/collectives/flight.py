@@ -20,7 +20,7 @@ from rankscope.profiler.helper.standstill import process_state
 from rankscope.profiler.helper.tasks import HelperContext, HelperTask
 from rankscope.profiler.plan import poll_seconds
 from rankscope.profiler.scratch import is_flight_file
-from rankscope.runs.control import ControlAnswer, ControlRequest, Inbox, answer, make_control_dir, read_answer
+from rankscope.runs.control import ControlAnswer, ControlInbox, ControlRequest, answer, make_control_dir, read_answer
 from rankscope.runs.paths import flight_dir
 from rankscope.runs.records import ProcessState
 
@@ -68,7 +68,7 @@ class FlightDumps(HelperTask):
         hello = context.hello
         self._rank = hello.rank.rank
         self._run = Path(hello.settings.run_dir)
-        self._inbox = Inbox(
+        self._inbox = ControlInbox(
             self._run,
             "dump",
             since_unix_ns=hello.rank.start_unix_ns,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from rankscope.profiler.helper.coordination.pace import Pace
+from rankscope.profiler.helper.coordination.pace import StepPace
 from rankscope.profiler.helper.coordination.reports import ReportWriter
 from rankscope.profiler.helper.coordination.window_client import AnnouncedWindow, WindowClient
 from rankscope.profiler.helper.coordination.window_coordinator import WindowCoordinator
@@ -41,7 +41,7 @@ class Coordination(HelperTask):
         self._ring = ring
         self._missed = missed
         self._captures = captures
-        self._pace = Pace(context.baseline)
+        self._pace = StepPace(context.baseline)
         self._due = 0.0
         self._period = poll_seconds(hello.rank.world_size, hello.settings.plan_ahead_seconds)
         self._report: tuple[RankReport, int] | None = None

@@ -15,7 +15,7 @@ _LEAST: Final = 5
 """Least number of steps without the profiler for a median."""
 
 
-class Pace:
+class StepPace:
     """Sums over the steps of one rank, beside the baseline of their times."""
 
     def __init__(self, baseline: StepTimeBaseline) -> None:

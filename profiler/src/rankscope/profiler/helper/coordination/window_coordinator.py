@@ -15,7 +15,7 @@ from rankscope.profiler.helper.coordination.reports import ReportReader
 from rankscope.profiler.helper.coordination.window_client import WindowClient, plan_file
 from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.profiler.plan import REPORTS_PER_SECOND, Planner, RankReport
-from rankscope.runs.control import ControlAnswer, ControlRequest, Inbox, answer
+from rankscope.runs.control import ControlAnswer, ControlInbox, ControlRequest, answer
 from rankscope.runs.paths import attempt_dir, reports_dir
 from rankscope.runs.records import PlannedWindow
 from rankscope.runs.small_files import append_whole
@@ -38,7 +38,7 @@ class WindowCoordinator:
         self._planner = Planner.of(hello.settings, hello.rank.world_size, on_device=hello.rank.device_kind != "cpu")
         self._reports = ReportReader(reports_dir(self._run_dir, self._attempt), hello.rank.world_size, context.report)
         self._files_per_turn = math.ceil(self._planner.period * REPORTS_PER_SECOND)
-        self._inbox = Inbox(self._run_dir, "capture", since_unix_ns=hello.attempt.start_unix_ns, report=context.report)
+        self._inbox = ControlInbox(self._run_dir, "capture", since_unix_ns=hello.attempt.start_unix_ns, report=context.report)
         self._requests: deque[ControlRequest] = deque()
         self._problems = ProblemLog(context.report, each_reason=False)
         self._begin(folder)

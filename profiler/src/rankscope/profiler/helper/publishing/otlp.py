@@ -36,7 +36,7 @@ class OtlpTraces(HelperTask):
         self._context = context
         self._every = context.hello.settings.otlp_every
         self._waiting: queue.Queue[_Step | None] = queue.Queue(MAX_WAITING)
-        self._sender: Sender | None = None
+        self._sender: StepSender | None = None
 
     def step(self, record: StepRecord, intervals: Sequence[PhaseInterval] = ()) -> None:
         """Queue the step if its number is a multiple of ``otlp_every``."""
@@ -46,7 +46,7 @@ class OtlpTraces(HelperTask):
     def tick(self) -> None:
         """Start sending once there is a step to send and the run's name and id are final."""
         if self._sender is None and not self._waiting.empty() and self._context.begun():
-            self._sender = Sender(self._waiting, self._context.run(), self._context.info(), self._report)
+            self._sender = StepSender(self._waiting, self._context.run(), self._context.info(), self._report)
 
     def _report(self, message: str) -> None:
         # Problems mostly affect all ranks of a host, so one rank reports them.
@@ -60,7 +60,7 @@ class OtlpTraces(HelperTask):
             self._sender.end(FLUSH_SECONDS)
 
 
-class Sender:
+class StepSender:
     """Thread that passes the steps in ``waiting`` to the SDK."""
 
     def __init__(self, waiting: queue.Queue[_Step | None], run: RunInfo, rank: RankInfo, report: Callable[[str], None]) -> None:

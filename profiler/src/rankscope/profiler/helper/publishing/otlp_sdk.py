@@ -47,7 +47,7 @@ class StepTracer:
 
     def __init__(self, run: RunInfo, rank: RankInfo, report: Callable[[str], None]) -> None:
         self._run_id, self._attempt = run.run_id, rank.attempt
-        self._warning = _FirstWarning()
+        self._warning = _FirstStepWarning()
         sdk = logging.getLogger("opentelemetry")
         sdk.addHandler(self._warning)
         sdk.propagate = False  # it repeats its messages at every attempt
@@ -103,7 +103,7 @@ class _StepTraceIds(RandomIdGenerator):
 class _ReportingExporter(SpanExporter):
     """Wrapper of an exporter that records and reports its success."""
 
-    def __init__(self, exporter: SpanExporter, warning: _FirstWarning, report: Callable[[str], None]) -> None:
+    def __init__(self, exporter: SpanExporter, warning: _FirstStepWarning, report: Callable[[str], None]) -> None:
         self._exporter = exporter
         self._warning = warning
         self._problems = ProblemLog[str](
@@ -128,7 +128,7 @@ class _ReportingExporter(SpanExporter):
         self._exporter.shutdown()
 
 
-class _FirstWarning(logging.Handler):
+class _FirstStepWarning(logging.Handler):
     """Log handler that keeps the SDK's first warning; later ones only report that it gave up."""
 
     text = ""

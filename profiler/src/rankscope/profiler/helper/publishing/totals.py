@@ -16,7 +16,7 @@ _OTHER: Final = "other"
 
 
 @dataclass(slots=True)
-class Durations:
+class DurationHistogram:
     """Histogram: ``counts`` has the count of each single bucket; the last bucket is above every bound."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS_SECONDS) + 1))
@@ -61,7 +61,7 @@ class Totals:
     """Number of steps with times on a device; ``None``: no step had any."""
     last_step: int | None = None
     last_end_s: float | None = None
-    durations: Durations = field(default_factory=Durations)
+    durations: DurationHistogram = field(default_factory=DurationHistogram)
     phases_s: dict[str, float] = field(default_factory=dict)
     blocked_s: dict[str, float] = field(default_factory=dict)
     device_s: dict[str, float] = field(default_factory=dict)

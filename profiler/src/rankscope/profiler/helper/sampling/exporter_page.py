@@ -25,7 +25,7 @@ _ESCAPE: Final = re.compile(r"\\(.)")
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _SampleField:
     """Target field of a metric in a sample: the sum of the metric's series that have ``label``."""
 
     field: str
@@ -33,25 +33,25 @@ class _Kept:
     label: tuple[str, str] | None = None
 
 
-_KEPT: Final[dict[str, _Kept]] = {
-    "gpu_utilization_ratio": _Kept("utilization_ratio"),
-    "gpu_memory_used_bytes": _Kept("memory_used_bytes", is_integer=True),
-    "gpu_memory_total_bytes": _Kept("memory_total_bytes", is_integer=True),
-    "gpu_mig_memory_used_bytes": _Kept("memory_used_bytes", is_integer=True),
-    "gpu_mig_memory_total_bytes": _Kept("memory_total_bytes", is_integer=True),
-    "gpu_temperature_celsius": _Kept("temperature_celsius"),
-    "gpu_temperature_margin_celsius": _Kept("temperature_margin_celsius"),
-    "gpu_power_watts": _Kept("power_watts"),
-    "gpu_power_limit_watts": _Kept("power_limit_watts"),
-    "gpu_clock_hertz": _Kept("sm_clock_hertz", label=("clock", "sm")),
-    "gpu_clock_max_hertz": _Kept("sm_clock_max_hertz", label=("clock", "sm")),
-    "gpu_xid_errors_total": _Kept("xid_errors", is_integer=True),
-    "gpu_ecc_errors_total": _Kept("ecc_uncorrected_errors", is_integer=True, label=("error", "uncorrected")),
-    "gpu_pcie_replays_total": _Kept("pcie_replays", is_integer=True),
-    "gpu_nvlink_errors_total": _Kept("nvlink_errors", is_integer=True),
-    "gpu_pcie_link_width": _Kept("pcie_link_width", is_integer=True),
-    "gpu_pcie_link_generation": _Kept("pcie_link_generation", is_integer=True),
-    "gpu_nvlink_links": _Kept("nvlinks_down", is_integer=True, label=("state", "down")),
+_KEPT: Final[dict[str, _SampleField]] = {
+    "gpu_utilization_ratio": _SampleField("utilization_ratio"),
+    "gpu_memory_used_bytes": _SampleField("memory_used_bytes", is_integer=True),
+    "gpu_memory_total_bytes": _SampleField("memory_total_bytes", is_integer=True),
+    "gpu_mig_memory_used_bytes": _SampleField("memory_used_bytes", is_integer=True),
+    "gpu_mig_memory_total_bytes": _SampleField("memory_total_bytes", is_integer=True),
+    "gpu_temperature_celsius": _SampleField("temperature_celsius"),
+    "gpu_temperature_margin_celsius": _SampleField("temperature_margin_celsius"),
+    "gpu_power_watts": _SampleField("power_watts"),
+    "gpu_power_limit_watts": _SampleField("power_limit_watts"),
+    "gpu_clock_hertz": _SampleField("sm_clock_hertz", label=("clock", "sm")),
+    "gpu_clock_max_hertz": _SampleField("sm_clock_max_hertz", label=("clock", "sm")),
+    "gpu_xid_errors_total": _SampleField("xid_errors", is_integer=True),
+    "gpu_ecc_errors_total": _SampleField("ecc_uncorrected_errors", is_integer=True, label=("error", "uncorrected")),
+    "gpu_pcie_replays_total": _SampleField("pcie_replays", is_integer=True),
+    "gpu_nvlink_errors_total": _SampleField("nvlink_errors", is_integer=True),
+    "gpu_pcie_link_width": _SampleField("pcie_link_width", is_integer=True),
+    "gpu_pcie_link_generation": _SampleField("pcie_link_generation", is_integer=True),
+    "gpu_nvlink_links": _SampleField("nvlinks_down", is_integer=True, label=("state", "down")),
 }
 _VIDEO: Final = (68, 82, 83, 84, 86, 88, 89, *range(96, 106), 139)
 PROGRAMS: Final = frozenset(map(str, (8, 11, 13, 25, 31, 43, 45, 69, 137, 174, *_VIDEO)))
@@ -158,7 +158,7 @@ class ScrapeError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PageTarget:
     """Location of a page; ``shown`` is its address without user and password."""
 
     secure: bool
@@ -169,7 +169,7 @@ class Target:
     shown: str
 
 
-def parse_target(url: str) -> Target:
+def parse_target(url: str) -> PageTarget:
     """Parse a URL. Raises ``ValueError`` if it is not a valid http or https URL, without quoting a possible password."""
     try:
         parts = urlsplit(url)
@@ -185,7 +185,7 @@ def parse_target(url: str) -> Target:
     if parts.username is not None:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         authorization = "Basic " + base64.b64encode(pair.encode()).decode()
-    return Target(
+    return PageTarget(
         secure=parts.scheme == "https",
         host=parts.hostname,
         port=port,
@@ -195,7 +195,7 @@ def parse_target(url: str) -> Target:
     )
 
 
-def fetch(target: Target) -> bytes:
+def fetch(target: PageTarget) -> bytes:
     """Return the page. Follows no redirects and uses no proxy. Raises ``ScrapeError``."""
     # Imported here: three megabytes of modules that only one helper per host needs.
     from http.client import HTTPConnection, HTTPException, HTTPSConnection

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.base.problems import ProblemLog
-from rankscope.profiler.helper.sampling.exporter_page import NO_GPU, ScrapeError, Target, fetch, parse_target, read_page
+from rankscope.profiler.helper.sampling.exporter_page import NO_GPU, PageTarget, ScrapeError, fetch, parse_target, read_page
 from rankscope.profiler.helper.sampling.host_lock import HostLock
 from rankscope.profiler.helper.tasks import HelperContext, HelperTask
 from rankscope.profiler.settings import EXPORTER_URL
@@ -30,7 +30,7 @@ _SAID: Final = b"absent"
 _ABSENT: Final = "absent"
 
 
-class Hardware(HelperTask):
+class HardwareTask(HelperTask):
     """Task that stands by, and samples once it is elected."""
 
     def __init__(self, context: HelperContext) -> None:
@@ -38,7 +38,7 @@ class Hardware(HelperTask):
         self._due = 0.0
         self._lock: HostLock | None = None
         self._sampler: Sampler | None = None
-        self._target: Target | None = None
+        self._target: PageTarget | None = None
         url = context.hello.settings.exporter_url
         if url is not None:
             try:
@@ -86,7 +86,7 @@ class Sampler:
     ``give_up`` is called when there is nothing left to sample, so no further election is needed.
     """
 
-    def __init__(self, target: Target, lock: HostLock, context: HelperContext, give_up: Callable[[], None]) -> None:
+    def __init__(self, target: PageTarget, lock: HostLock, context: HelperContext, give_up: Callable[[], None]) -> None:
         hello = context.hello
         self._target = target
         self._lock = lock

@@ -15,8 +15,8 @@ from pathlib import Path, PurePath
 from typing import Final, Literal
 
 from rankscope.profiler.helper.sampling.stack_lines import (
-    Frame,
     PhaseTimeline,
+    StackFrame,
     StackLines,
     Stay,
     is_own,
@@ -47,7 +47,7 @@ _NOT_LOADERS: Final = ("resource_tracker", "rankscope.profiler.helper", "compile
 """Words on the command lines of other child processes."""
 
 
-def _wait_of(frames: Sequence[Frame]) -> Literal["get", "put"] | None:
+def _wait_of(frames: Sequence[StackFrame]) -> Literal["get", "put"] | None:
     """Return whether a thread waits for another one (an item of a queue, the result of a future, a condition), or for room in a
     queue.
     """
@@ -64,7 +64,7 @@ def _wait_of(frames: Sequence[Frame]) -> Literal["get", "put"] | None:
     return "get" if waits else None
 
 
-def batch_source(frames: Sequence[Frame]) -> BatchSource | None:
+def batch_source(frames: Sequence[StackFrame]) -> BatchSource | None:
     """Return where a training thread with this stack gets batches from, see ``StackLine.batches_from``."""
     gets = _wait_of(frames) == "get"
     if any(_LIBRARIES.search(frame.file) for frame in frames):
@@ -129,7 +129,7 @@ def loader_samples(
     ]
 
 
-def _target(frames: Sequence[Frame]) -> str:
+def _target(frames: Sequence[StackFrame]) -> str:
     frame = next((frame for frame in frames if is_own(frame)), frames[0])
     return f"{PurePath(frame.file).name}:{short_function(frame)}"[:200]
 

@@ -63,7 +63,7 @@ _decode_trace = msgspec.json.Decoder(list[_Event]).decode
 """Made here, because two threads must not make decoders at once."""
 
 
-class Frame(msgspec.Struct, frozen=True):
+class StackFrame(msgspec.Struct, frozen=True):
     """One frame of a stack."""
 
     file: str
@@ -77,14 +77,14 @@ class Stay:
 
     start_us: int
     end_us: int
-    frames: tuple[Frame, ...]
+    frames: tuple[StackFrame, ...]
     """Outermost first."""
 
 
 def stays_of(trace: bytes) -> dict[int, list[Stay]]:
     """Return the stays of each thread in py-spy's Chrome trace. Raises ``msgspec.DecodeError``."""
     stays: defaultdict[int, list[Stay]] = defaultdict(list)
-    stacks: defaultdict[int, list[Frame]] = defaultdict(list)
+    stacks: defaultdict[int, list[StackFrame]] = defaultdict(list)
     since: dict[int, int] = {}
     for event in _decode_trace(trace):
         thread, stack = event.tid, stacks[event.tid]
@@ -92,7 +92,7 @@ def stays_of(trace: bytes) -> dict[int, list[Stay]]:
             stays[thread].append(Stay(since[thread], event.ts, tuple(stack)))
         since[thread] = event.ts
         if event.ph == "B":
-            stack.append(Frame(event.args.filename, event.args.line, event.name))
+            stack.append(StackFrame(event.args.filename, event.args.line, event.name))
         elif stack:
             stack.pop()
     return stays
@@ -118,7 +118,7 @@ class PhaseTimeline:
 
 
 @dataclass(slots=True)
-class _Found:
+class _StackSums:
     duration_us: int = 0
     innermost: Counter[str] = field(default_factory=Counter)
     phases: Counter[Phase | None] = field(default_factory=Counter)
@@ -131,7 +131,7 @@ class StackLines:
     ``source``: function from a stack to where its thread gets batches from.
     """
 
-    def __init__(self, source: Callable[[Sequence[Frame]], BatchSource | None] = lambda _: None) -> None:
+    def __init__(self, source: Callable[[Sequence[StackFrame]], BatchSource | None] = lambda _: None) -> None:
         self._source = source
         self._calls: dict[str, dict[tuple[int, str], str]] = {}
 
@@ -140,7 +140,7 @@ class StackLines:
 
         ``rate``: samples per second. ``zero_ns``: start of py-spy's process, in nanoseconds since 1970.
         """
-        stays_of_frames: defaultdict[Frame, _Found] = defaultdict(_Found)
+        stays_of_frames: defaultdict[StackFrame, _StackSums] = defaultdict(_StackSums)
         for stay in stays:
             frame, innermost = own_frame(stay.frames), stay.frames[-1]
             of_frame = stays_of_frames[frame]
@@ -159,7 +159,7 @@ class StackLines:
         ]
         return round(total * rate / 1e6), lines
 
-    def _line(self, frame: Frame, of_frame: _Found, samples: int) -> StackLine:
+    def _line(self, frame: StackFrame, of_frame: _StackSums, samples: int) -> StackLine:
         call, innermost = self._call(frame), next((name for name, _ in of_frame.innermost.most_common(1)), None)
         source = of_frame.sources.most_common(1)[0][0]
         if source is None and innermost is None and (call or "").endswith(_GETS):
@@ -175,13 +175,13 @@ class StackLines:
             batches_from=source,
         )
 
-    def _call(self, frame: Frame) -> str | None:
+    def _call(self, frame: StackFrame) -> str | None:
         if frame.file not in self._calls:
             self._calls[frame.file] = calls_in(Path(frame.file))
         return self._calls[frame.file].get((frame.line, short_function(frame)))
 
 
-def own_frame(frames: Sequence[Frame]) -> Frame:
+def own_frame(frames: Sequence[StackFrame]) -> StackFrame:
     """Return the innermost frame of the user's code, or the innermost of all where there is none.
 
     The user's code is all that is not installed, the script, and the installed package that the script is in. Where torch's data
@@ -193,7 +193,7 @@ def own_frame(frames: Sequence[Frame]) -> Frame:
     return next((frame for frame in reversed(frames[fetches + 1 :]) if is_own(frame, package)), frames[-1])
 
 
-def is_own(frame: Frame, package: str = "") -> bool:
+def is_own(frame: StackFrame, package: str = "") -> bool:
     """Return whether a frame is of the user's code. ``package``: folder of the installed package that is also the user's."""
     file = frame.file
     if file.startswith(("<", _RECORDER)):
@@ -202,17 +202,17 @@ def is_own(frame: Frame, package: str = "") -> bool:
     return not installed or bool(package and file.startswith(package))
 
 
-def started_frames(frames: Sequence[Frame]) -> Sequence[Frame]:
+def started_frames(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
     """Return the frames of what a thread or child process was started to run: a forked process has those of its parent, too."""
     starts = (place for place in reversed(range(len(frames))) if _starts(frames[place]))
     return frames[next(starts, -1) + 1 :] or frames
 
 
-def _starts(frame: Frame) -> bool:
+def _starts(frame: StackFrame) -> bool:
     return any(frame.file.endswith(file) and short_function(frame) in functions for file, functions in _STARTS)
 
 
-def short_function(frame: Frame) -> str:
+def short_function(frame: StackFrame) -> str:
     """Return the name of a frame's function without its class."""
     return frame.function.rpartition(".")[2]
 

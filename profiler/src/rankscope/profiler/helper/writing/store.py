@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from rankscope.base.problems import ProblemLog
-from rankscope.profiler.handover import Hello
+from rankscope.profiler.handover import Handover
 from rankscope.profiler.starts import is_alive, is_earlier, is_over, is_same_job, is_same_start
 from rankscope.runs.paths import RANK_STREAMS, RankStream, activity_file, attempt_dir, attempt_file, rank_dir, rank_file, run_file
 from rankscope.runs.records import AttemptInfo, RankActivity, RankInfo, RunInfo, StepRecord
@@ -54,7 +54,7 @@ class RunStore:
     ``add`` may be called on another thread than the other methods, which a slow filesystem may block; see ``writer_thread``.
     """
 
-    def __init__(self, hello: Hello) -> None:
+    def __init__(self, hello: Handover) -> None:
         self._hello = hello
         self._run_dir = Path(hello.settings.run_dir)
         self._info, self._expired = hello.rank, dict[str, int]()

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from rankscope.base.errors import InputError
-from rankscope.profiler.handover import Window
+from rankscope.profiler.handover import ProfiledWindow
 from rankscope.profiler.helper.writing.no_activity import reason_without_activity
 from rankscope.profiler.helper.writing.trace_retention import TraceRetention
 from rankscope.profiler.scratch import remove_trace
@@ -24,7 +24,7 @@ MAX_WAITING: Final = 2
 _UNFINISHED: Final = ".unfinished"
 """End of the name of a file in the scratch folder, with the path of a trace that is not reduced yet."""
 
-Judge = Callable[[Window, Sequence[StepBreakdown]], Sequence[StepBreakdown]]
+Judge = Callable[[ProfiledWindow, Sequence[StepBreakdown]], Sequence[StepBreakdown]]
 """Function that fills in ``looked_wrong``."""
 
 
@@ -56,7 +56,7 @@ class TraceReducer:
         self._retention = retention
         self._judge = judge
         self._device_kind = device_kind
-        self._windows: queue.SimpleQueue[Window | None] = queue.SimpleQueue()
+        self._windows: queue.SimpleQueue[ProfiledWindow | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Reduced] = queue.SimpleQueue()
         self._added = self._reduced = 0
         self._thread = threading.Thread(target=self._work, name="trace reducer", daemon=True)
@@ -70,7 +70,7 @@ class TraceReducer:
                 note.unlink()
                 self._done.put(Reduced("the helper was killed before its trace was reduced"))
 
-    def add(self, window: Window) -> None:
+    def add(self, window: ProfiledWindow) -> None:
         """Queue the trace of a window. It is dropped if too many wait, because they fill local memory that training needs."""
         if self._windows.qsize() >= MAX_WAITING:
             remove_trace(Path(window.path), self._scratch)

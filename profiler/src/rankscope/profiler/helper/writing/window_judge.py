@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.profiler.handover import Window
+from rankscope.profiler.handover import ProfiledWindow
 from rankscope.profiler.helper.step_time_baseline import RECENT, StepTimeBaseline
 from rankscope.runs.records import StepBreakdown, StepRecord
 
@@ -43,7 +43,7 @@ class WindowJudge:
             with self._lock:
                 self._profiled.append(record)
 
-    def judge(self, window: Window, breakdowns: Sequence[StepBreakdown]) -> list[StepBreakdown]:
+    def judge(self, window: ProfiledWindow, breakdowns: Sequence[StepBreakdown]) -> list[StepBreakdown]:
         """Return the breakdowns of a window with ``looked_wrong`` filled in for each step."""
         steps = window.last - window.first + 1
         parts = f"the profile has {len(breakdowns)} of its window's {steps} steps" if len(breakdowns) < steps else None

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.profiler.handover import MessageKind, Window
+from rankscope.profiler.handover import MessageKind, ProfiledWindow
 from rankscope.profiler.plan import Schedule
 from rankscope.profiler.rank.gpu import graph_capture
 from rankscope.profiler.rank.gpu.kineto import KinetoSession, KinetoUnavailable, detaches, device_type
@@ -31,7 +31,7 @@ _DETACHING: Final = f"CUPTI is detached after the window before it (TEARDOWN_CUP
 _NEVER: Final = 2**63
 
 
-class Windows:
+class WindowController:
     """Controller that starts and stops windows at step boundaries. An error only loses the window.
 
     Every due window, and the cost of windows, is reported to the helper through ``ring``. ``ranks_here``: number of ranks on this
@@ -186,7 +186,7 @@ class Windows:
             taken = False
             self._miss(str(error))
         else:
-            entry = Window(str(path), window.first, last, keep_trace=window.keep_trace)
+            entry = ProfiledWindow(str(path), window.first, last, keep_trace=window.keep_trace)
             taken = self._ring.put(MessageKind.WINDOW, msgspec.json.encode(entry))
         self._recorded += taken
         if not taken and path is not None:

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 import torch
 
 
-class Listener(Protocol):
+class CheckpointListener(Protocol):
     """Receiver of checkpoints."""
 
     def enter_checkpoint(self) -> bool:
@@ -28,7 +28,7 @@ class Listener(Protocol):
         """End the checkpoint, written or failed."""
 
 
-Listening = Callable[[], Listener | None]
+Listening = Callable[[], CheckpointListener | None]
 
 _LATER: Final[dict[str, Sequence[str]]] = {
     # Of an asynchronous checkpoint only the copy counts, because training waits for it.

@@ -30,7 +30,7 @@ _PLACES: Final = (
 """Module, class (or the module itself) and name of each function."""
 
 
-class Listener(Protocol):
+class InputListener(Protocol):
     """Receiver of the arguments."""
 
     measures_input: bool
@@ -40,10 +40,10 @@ class Listener(Protocol):
         """Note the arguments of a call of the model."""
 
 
-_listener: Listener | None = None
+_listener: InputListener | None = None
 
 
-def report_to(listener: Listener) -> None:
+def report_to(listener: InputListener) -> None:
     """Report the arguments to ``listener`` from now on."""
     global _listener  # noqa: PLW0603  # a function that returned it would be one more call in every step
     _listener = listener
@@ -88,7 +88,7 @@ def _of_root(original: Callable[..., Any]) -> Callable[..., Any]:
     return root_pre_forward
 
 
-def _report(listener: Listener, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _report(listener: InputListener, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     # Between the graphs of a compiled model, the compiler would also compile the functions that are called from here.
     compiler = _frames.set_eval_frame(None)
     try:

@@ -18,7 +18,7 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 
-class Listener(Protocol):
+class WaitListener(Protocol):
     """Receiver of the waits of the thread."""
 
     def enter_wait(self) -> int:
@@ -28,7 +28,7 @@ class Listener(Protocol):
         """End the wait that began at ``started``."""
 
 
-Listening = Callable[[], Listener | None]
+Listening = Callable[[], WaitListener | None]
 
 _WITHOUT_DATA: Final = frozenset(("FakeTensor", "FunctionalTensor"))
 """Names of the types that operators receive while a graph is traced, which up to torch 2.11 does not always count as compiling.

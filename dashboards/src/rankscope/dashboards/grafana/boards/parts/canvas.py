@@ -11,7 +11,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 from grafana_foundation_sdk.models.dashboard import GridPos, ValueMap
 
 from rankscope.dashboards.grafana.boards.parts import kinds
-from rankscope.dashboards.grafana.boards.parts.kinds import Column, Graph, Query
+from rankscope.dashboards.grafana.boards.parts.kinds import BoardColumn, GraphLook, Query
 from rankscope.dashboards.grafana.boards.parts.marks import NO_DATA, NOTHING
 
 GRID = 24
@@ -45,7 +45,7 @@ class Canvas:
 
     def graph(self, title: str, unit: str, description: str, *queries: Query | None, width: int = 8, **look: Any) -> None:
         """Add a graph; ``look`` are the fields of ``kinds.Graph``."""
-        of = Graph(**look)
+        of = GraphLook(**look)
         panel = kinds.graph([query for query in queries if query is not None], of)
         self._put(panel, title, unit, description, width, no_value=of.no_value)
 
@@ -65,7 +65,7 @@ class Canvas:
         self,
         title: str,
         description: str,
-        columns: Sequence[Column],
+        columns: Sequence[BoardColumn],
         rows: str | None = None,
         *,
         width: int = 24,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rankscope.dashboards.grafana.boards.parts.frame import node_board, run_board, run_page
-from rankscope.dashboards.grafana.boards.parts.kinds import Column, Links
+from rankscope.dashboards.grafana.boards.parts.kinds import BoardColumn, Links
 
 
 def to_node() -> Links:
@@ -18,16 +18,16 @@ def line_to_node() -> Links:
     return (("Everything of this host", node_board("${__field.labels.instance:percentencode}")),)
 
 
-def labels(**titles: str) -> list[Column]:
+def labels(**titles: str) -> list[BoardColumn]:
     """Return plain columns of labels with these titles."""
-    return [Column(label, title) for label, title in titles.items()]
+    return [BoardColumn(label, title) for label, title in titles.items()]
 
 
-HOST: Final = Column("host", "Host", links=to_node())
+HOST: Final = BoardColumn("host", "Host", links=to_node())
 """Column of the host; its link needs ``instance`` or ``INSTANCE_OF_LINKS`` in the same table."""
-INSTANCE: Final = Column("instance", "Instance", links=to_node())
-INSTANCE_OF_LINKS: Final = Column("instance", "Instance", hidden=True)
-RUN: Final = Column("run_id", "Run", links=(("Training run", run_board()), ("Evidence", run_page())))
-RANK: Final = Column("rank", "Rank", links=(("Evidence", run_page(rank="${__data.fields.rank:percentencode}")),))
+INSTANCE: Final = BoardColumn("instance", "Instance", links=to_node())
+INSTANCE_OF_LINKS: Final = BoardColumn("instance", "Instance", hidden=True)
+RUN: Final = BoardColumn("run_id", "Run", links=(("Training run", run_board()), ("Evidence", run_page())))
+RANK: Final = BoardColumn("rank", "Rank", links=(("Evidence", run_page(rank="${__data.fields.rank:percentencode}")),))
 """Column of the rank; its link needs the run in the same table."""
-SIMULATED: Final = Column("simulated", "Simulated")
+SIMULATED: Final = BoardColumn("simulated", "Simulated")

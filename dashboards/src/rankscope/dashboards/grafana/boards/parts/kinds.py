@@ -55,7 +55,7 @@ def placeholder(missing: str) -> Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class BoardColumn:
     """A column of a table: its source (a label, or the expression of a value), its title and its look."""
 
     source: str
@@ -74,7 +74,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
+class GraphLook:
     """Look of lines over time. ``colors``: name of a series to its color."""
 
     stacked: bool = False
@@ -113,7 +113,7 @@ def _linked(links: Links) -> list[Builder[Link]]:
     return [DashboardLink(title).url(url) for title, url in links]
 
 
-def graph(queries: Sequence[Query], look: Graph) -> timeseries.Panel:
+def graph(queries: Sequence[Query], look: GraphLook) -> timeseries.Panel:
     """Return lines (or bars, or a stack) over time, with a legend of the latest and the greatest values."""
     panel = timeseries.Panel().data_links(_linked(look.links))
     _ask_over_time(panel, queries)
@@ -128,7 +128,7 @@ def graph(queries: Sequence[Query], look: Graph) -> timeseries.Panel:
     return panel
 
 
-def _drawn(panel: timeseries.Panel, queries: Sequence[Query], look: Graph) -> None:
+def _drawn(panel: timeseries.Panel, queries: Sequence[Query], look: GraphLook) -> None:
     if look.stacked:
         panel.stacking(common.StackingConfig().mode(options.StackingMode.NORMAL).group("A"))
     if look.bars:
@@ -166,7 +166,7 @@ def figure(
     return panel if decimals is None else panel.decimals(decimals)
 
 
-def sheet(rows: str | None, columns: Sequence[Column], *, sort: str | None = None) -> table.Panel:
+def sheet(rows: str | None, columns: Sequence[BoardColumn], *, sort: str | None = None) -> table.Panel:
     """Return a table of present values with only the given columns: one row per set of labels.
 
     The queries are ``rows``, if given, and those of the columns.
@@ -200,7 +200,7 @@ def sheet(rows: str | None, columns: Sequence[Column], *, sort: str | None = Non
     return panel
 
 
-def _shown(column: Column) -> list[DynamicConfigValue]:
+def _shown(column: BoardColumn) -> list[DynamicConfigValue]:
     properties: dict[str, object] = {}
     if column.unit is not None:
         properties["unit"] = column.unit

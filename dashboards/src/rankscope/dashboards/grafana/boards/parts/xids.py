@@ -9,7 +9,7 @@ from grafana_foundation_sdk.models.dashboard import ValueMap
 from rankscope.dashboards.grafana.boards.parts import columns
 from rankscope.dashboards.grafana.boards.parts.canvas import Canvas
 from rankscope.dashboards.grafana.boards.parts.dialect import NATIVE, RANGE
-from rankscope.dashboards.grafana.boards.parts.kinds import Column
+from rankscope.dashboards.grafana.boards.parts.kinds import BoardColumn
 from rankscope.dashboards.grafana.boards.parts.marks import code_words
 from rankscope.exporter.xids import XIDS
 
@@ -41,9 +41,9 @@ def xid_sheet(canvas: Canvas) -> None:
         [
             columns.HOST,
             *columns.labels(index="GPU"),
-            Column("xid", "Xid", words=xid_words()),
-            Column(f"1000 * {rows}", "Last time", "dateTimeAsIso"),
-            Column(in_time, "In this time"),
+            BoardColumn("xid", "Xid", words=xid_words()),
+            BoardColumn(f"1000 * {rows}", "Last time", "dateTimeAsIso"),
+            BoardColumn(in_time, "In this time"),
             *columns.labels(job_id="Job then", uuid="UUID"),
             columns.INSTANCE_OF_LINKS,
         ],
