@@ -32,16 +32,16 @@ QUIET_SHARE = 0.05
 _NAME = re.compile(r"[a-z_]+:[a-z_]+:[A-Za-z0-9_]+")
 
 
-class _Series(msgspec.Struct):
+class _QueriedSeries(msgspec.Struct):
     metric: dict[str, str]
     values: list[tuple[float, str]] = []
 
 
 class _Data(msgspec.Struct):
-    result: list[_Series]
+    result: list[_QueriedSeries]
 
 
-class _Answer(msgspec.Struct):
+class _ApiAnswer(msgspec.Struct):
     status: str
     data: _Data | None = None
     error: str = ""
@@ -132,13 +132,13 @@ class Filled:
     def record(self, expr: str, name: str, labels: Mapping[str, str], *, start_s: int, end_s: int, step_s: int) -> float:
         """Write the series that a recording rule would have recorded. Returns the seconds of its query."""
         took, content = self.asked("query_range", query=expr, start=start_s, end=end_s, step=step_s)
-        answer = msgspec.json.decode(content, type=_Answer)
+        answer = msgspec.json.decode(content, type=_ApiAnswer)
         assert answer.data is not None
         self.send(self._recorded(answer.data.result, {"__name__": name, **labels}))
         return took
 
     @staticmethod
-    def _recorded(series_list: list[_Series], more: Mapping[str, str]) -> Iterator[bytes]:
+    def _recorded(series_list: list[_QueriedSeries], more: Mapping[str, str]) -> Iterator[bytes]:
         for item in series_list:
             times = np.array([moment for moment, _ in item.values]) * 1000
             values = np.array([float(value) for _, value in item.values])

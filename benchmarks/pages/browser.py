@@ -60,7 +60,7 @@ DERIVED_WITHIN_MS = 40 * 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class UpdateRequest:
     """A request that a page made, and the time and size of its answer. ``body``: ``None`` of a page's content."""
 
     view: str
@@ -95,7 +95,7 @@ def answering(command: list[str], environment: dict[str, str]) -> Iterator[tuple
 
 
 @contextmanager
-def looked_at(browser: Browser, view: str, update_requests: list[Asked]) -> Iterator[Page]:
+def looked_at(browser: Browser, view: str, update_requests: list[UpdateRequest]) -> Iterator[Page]:
     """Yield a page of a fresh browser. Its update requests are appended to ``update_requests``."""
     finished_requests: list[Request] = []
     with browser.new_context(viewport=VIEWPORT) as session:
@@ -108,7 +108,7 @@ def looked_at(browser: Browser, view: str, update_requests: list[Asked]) -> Iter
             if address.path in (UPDATE, PAGE) and response is not None:
                 took = request.timing["responseEnd"] - request.timing["requestStart"]
                 path = address.path if address.path == UPDATE else f"{address.path}?{address.query}"
-                update_requests.append(Asked(view, path, request.post_data, took / 1e3, len(response.body())))
+                update_requests.append(UpdateRequest(view, path, request.post_data, took / 1e3, len(response.body())))
 
 
 def seconds_to_draw(page: Page, address: str) -> float:
@@ -182,7 +182,7 @@ def seconds_of_fresh_browsers(browser: Browser, addresses: Sequence[str], repeat
     return seconds
 
 
-def seconds_of_views(browser: Browser, address: str, update_requests: list[Asked]) -> dict[str, list[float]]:
+def seconds_of_views(browser: Browser, address: str, update_requests: list[UpdateRequest]) -> dict[str, list[float]]:
     """Return the seconds of every view of a run in fresh browsers, with each of ``SELECTIONS``.
 
     The requests of the views are appended to ``update_requests``.

@@ -38,8 +38,8 @@ from benchmarks.common.process_memory import peak_beside, pss_bytes
 from benchmarks.pages.browser import (
     CHROMIUM_ARGS,
     WORKERS,
-    Asked,
     FirstViews,
+    UpdateRequest,
     first_views,
     live_updates,
     looked_at,
@@ -62,13 +62,13 @@ def percentile(values: list[float], share: float) -> float:
     return float(np.percentile(values, 100 * share)) if values else float("nan")
 
 
-def replayed(url: str, update_requests: list[Asked], repeats: int) -> list[tuple[str, float]]:
+def replayed(url: str, update_requests: list[UpdateRequest], repeats: int) -> list[tuple[str, float]]:
     """Return the view and the seconds of each request when it is made by itself."""
     with httpx.Client(timeout=60) as client:
         return [(item.view, timed(client, url, item)) for _ in range(repeats) for item in update_requests]
 
 
-def timed(client: httpx.Client, url: str, request: Asked) -> float:
+def timed(client: httpx.Client, url: str, request: UpdateRequest) -> float:
     """Return the seconds of one request."""
     begin = time.perf_counter()
     method = "GET" if request.body is None else "POST"
@@ -77,7 +77,7 @@ def timed(client: httpx.Client, url: str, request: Asked) -> float:
     return time.perf_counter() - begin
 
 
-def at_once(url: str, update_requests: list[Asked], requests: int) -> list[float]:
+def at_once(url: str, update_requests: list[UpdateRequest], requests: int) -> list[float]:
     """Return the seconds of each request of ``USERS`` parallel users; each user sends one after the other without a pause."""
     seconds: list[float] = []
 
@@ -157,7 +157,7 @@ def main() -> None:
             if args.first_view:
                 print_results(about, figures_of(first), first_view_budgets(first))
                 return
-            update_requests: list[Asked] = []
+            update_requests: list[UpdateRequest] = []
             views = seconds_of_views(browser, address, update_requests)
             told(f"{len(update_requests)} requests, {args.repeats} times one by one")
             alone = replayed(url, update_requests, args.repeats)

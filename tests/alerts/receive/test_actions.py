@@ -13,7 +13,7 @@ from tests.played_ranks import two_ranks
 
 from rankscope.alerts.payload import PayloadAlert
 from rankscope.alerts.receive.actions import actor as actor_module
-from rankscope.alerts.receive.actions.actor import Actor, _run_of, _Running
+from rankscope.alerts.receive.actions.actor import Actor, _run_of, _RunningAction
 from rankscope.alerts.receive.actions.results import merged_steps
 from rankscope.alerts.receive.bounded_child import ChildResult
 from rankscope.alerts.receive.config import ActionRule
@@ -140,7 +140,7 @@ def test_a_fault_of_ours_gives_the_place_of_its_action_back(monkeypatch: pytest.
     (action,) = heard.inbox.actions("wanted")
     ended: list[bool] = []
     child: Any = SimpleNamespace(poll=lambda: ChildResult(0, b"{}", ""), end=lambda: ended.append(True))
-    actor._running[action.number] = _Running(action, KnownRun(Path("/"), "r1", "", simulated=False), child)
+    actor._running[action.number] = _RunningAction(action, KnownRun(Path("/"), "r1", "", simulated=False), child)
     monkeypatch.setattr(actor_module, "capture_result", lambda *_, **__: 1 / 0)
     actor.run_due()
     actor.run_due()

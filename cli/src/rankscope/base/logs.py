@@ -140,7 +140,7 @@ class _Json(logging.Formatter):
         return json.dumps({name: value if isinstance(value, int | float) else str(value) for name, value in fields.items()})
 
 
-class _Text(logging.Formatter):
+class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = _fields(record)
         time, level, component, message = (_text(fields.pop(name)) for name in ("ts", "level", "component", "msg"))
@@ -148,4 +148,4 @@ class _Text(logging.Formatter):
         return f"{time[11:19]} {level.upper():<5} {component}: {message}{fields_text}"
 
 
-_FORMATTERS: Final[dict[LogFormat, type[logging.Formatter]]] = {"text": _Text, "logfmt": _Logfmt, "json": _Json}
+_FORMATTERS: Final[dict[LogFormat, type[logging.Formatter]]] = {"text": _TextFormatter, "logfmt": _Logfmt, "json": _Json}

@@ -10,7 +10,7 @@ import click
 MAX_RANKS: Final = 65_536
 
 
-class _Ranks(click.ParamType[Any]):
+class _RankList(click.ParamType[Any]):
     """List of ranks and ranges of ranks, ``0,3-5``."""
 
     name = "ranks"
@@ -31,7 +31,7 @@ class _Ranks(click.ParamType[Any]):
         return sorted(ranks)
 
 
-class _Steps(click.ParamType[Any]):
+class _StepSelection(click.ParamType[Any]):
     """Range of steps: ``100:120`` and ``100-119`` are step 100 to step 119; ``100:``, ``:120`` and ``100`` are valid, too."""
 
     name = "A:B"
@@ -52,5 +52,5 @@ class _Steps(click.ParamType[Any]):
         return first, past
 
 
-RANKS: Final = _Ranks()
-STEPS: Final = _Steps()
+RANKS: Final = _RankList()
+STEPS: Final = _StepSelection()

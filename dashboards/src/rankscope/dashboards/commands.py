@@ -282,7 +282,7 @@ def _config(
     return DashboardConfig(token=token, proxy=proxy, allowed_hosts=allowed_hosts, perfetto_url=perfetto_url)
 
 
-class _StepRange(click.ParamType[Any]):
+class _ZoomRange(click.ParamType[Any]):
     """A range of steps: ``100-119``, first and last, as in the address of a page; or ``100:120``."""
 
     name = "A-B"
@@ -327,7 +327,7 @@ The file opens in any browser of 2023 or later, also offline. SOURCE_DATE_EPOCH 
 )
 @cache_options
 @click.option("--rank", type=click.IntRange(0), help="Pick out this rank in every view.")
-@click.option("--steps", type=_StepRange(), help="Zoom into steps A to B, both included.")
+@click.option("--steps", type=_ZoomRange(), help="Zoom into steps A to B, both included.")
 @click.option("--metric", help="Metric of the heat map, such as wall_us.  [default: own_us]")
 @click.option(
     "--rows",

@@ -55,7 +55,7 @@ class _TargetEntry(_EndpointEntry, frozen=True, kw_only=True, forbid_unknown_fie
     rate_limit: str | None = None
 
 
-class _Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _TargetFileContent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     target: Annotated[list[_TargetEntry], msgspec.Meta(max_length=64)] = []
     alertmanager: Annotated[list[_EndpointEntry], msgspec.Meta(max_length=64)] = []
     receive: object = None
@@ -86,7 +86,7 @@ def load_destinations(path: Path, *, absent: Callable[[str], object] | None = No
     With ``absent`` an unreadable file of a secret or certificate is no error; ``absent`` takes a line about it instead. Each
     attempt reads the file again, as it does for a file that disappears later. Other destinations are not affected.
     """
-    config = converted(path, read_toml(path), _Config)
+    config = converted(path, read_toml(path), _TargetFileContent)
     if not config.target and not config.alertmanager:
         raise InputError(path, "no [[target]] and no [[alertmanager]] in it")
     targets: list[Target] = []

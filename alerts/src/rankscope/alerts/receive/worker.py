@@ -48,7 +48,7 @@ class WorkerSettings:
 
 
 @dataclass(slots=True)
-class _Changes:
+class _EpisodeChanges:
     """Alerts of one delivery that have to be forwarded, and the episodes after it."""
 
     episodes: dict[str, Episode] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class _Changes:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Waiting:
+class _WaitingDelivery:
     """What is known about a delivery that has to wait, so that its body need not be decoded at every look."""
 
     received_unix_ns: int
@@ -102,7 +102,7 @@ class InboxWorker:
         self._on_action = on_action
         self._clock = clock
         self._began_unix_ns = clock()
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, _WaitingDelivery] = {}
         self._pruned = -math.inf
         self._since_pruned = 0
 
@@ -152,19 +152,19 @@ class InboxWorker:
             blocked.update(delivery.fingerprints)
         return deliveries
 
-    def _may_proceed(self, delivery: _Waiting) -> bool:
+    def _may_proceed(self, delivery: _WaitingDelivery) -> bool:
         """Return whether a delivery that had to wait can be processed now."""
         if time.monotonic() < delivery.not_before_s:
             return False
         analyst = self._analyst
         return self._is_late(delivery) or analyst is None or all(analyst.verdict(named) is not None for named in delivery.runs)
 
-    def _process_delivery(self, number: int, received_unix_ns: int, blocked: set[int]) -> _Waiting | None:
+    def _process_delivery(self, number: int, received_unix_ns: int, blocked: set[int]) -> _WaitingDelivery | None:
         """Process a delivery, unless it has to wait; returns what to keep about one that waits.
 
         One that causes an internal fault stays in the inbox and does not block the others.
         """
-        delivery = self._waiting.get(number) or _Waiting(received_unix_ns=max(received_unix_ns, self._began_unix_ns))
+        delivery = self._waiting.get(number) or _WaitingDelivery(received_unix_ns=max(received_unix_ns, self._began_unix_ns))
         try:
             notification = read_notification(self._inbox.body(number))
         except NotUnderstoodError as error:  # accepted by another version of rankscope
@@ -184,7 +184,7 @@ class InboxWorker:
             return delivery
         return delivery if delivery.runs else None
 
-    def _process(self, number: int, delivery: _Waiting, notification: Notification) -> frozenset[RunName]:
+    def _process(self, number: int, delivery: _WaitingDelivery, notification: Notification) -> frozenset[RunName]:
         """Process a delivery; returns the runs whose verdicts it has to wait for, empty if it was processed."""
         now = self._clock()
         changes = self._changes(notification.alerts, now)
@@ -233,8 +233,8 @@ class InboxWorker:
                 actions.append(action)
         return annotations
 
-    def _changes(self, alerts: Sequence[PayloadAlert], now_unix_ns: int) -> _Changes:
-        changes = _Changes()
+    def _changes(self, alerts: Sequence[PayloadAlert], now_unix_ns: int) -> _EpisodeChanges:
+        changes = _EpisodeChanges()
         for alert in alerts:
             previous = changes.episodes.get(alert.fingerprint) or self._inbox.episode(alert.fingerprint)
             episode, kind = next_episode(
@@ -252,12 +252,12 @@ class InboxWorker:
                 changes.alerts.append((alert, episode, kind))
         return changes
 
-    def _is_late(self, delivery: _Waiting) -> bool:
+    def _is_late(self, delivery: _WaitingDelivery) -> bool:
         """Return whether a delivery has waited long enough. Setting the clock back does not reduce its time."""
         waited_s = max(time.monotonic() - delivery.since_s, (self._clock() - delivery.received_unix_ns) / 1e9)
         return waited_s >= self._settings.enrich_within_s
 
-    def _verdicts(self, delivery: _Waiting, changes: _Changes) -> tuple[dict[str, RunVerdict], frozenset[RunName]]:
+    def _verdicts(self, delivery: _WaitingDelivery, changes: _EpisodeChanges) -> tuple[dict[str, RunVerdict], frozenset[RunName]]:
         """Return verdicts by fingerprint for firing alerts that name a run, and the runs that have to be waited for."""
         verdicts: dict[str, RunVerdict] = {}
         missing: set[RunName] = set()

@@ -163,7 +163,7 @@ class _WindowTimes(msgspec.Struct):
     window_us: float
 
 
-class _Sample(msgspec.Struct):
+class _SampleTime(msgspec.Struct):
     unix_ns: int
 
 
@@ -183,7 +183,7 @@ def _end_ns(start_unix_ns: int, us: float) -> int:
 _KINDS: Final[dict[Stream, tuple[type[Any], Any]]] = {
     **dict.fromkeys(("events", "collectives", "stacks", "durations"), (_Ended, lambda record: record.end_unix_ns)),
     "windows": (_WindowTimes, lambda record: _end_ns(record.start_unix_ns, record.window_us)),
-    "gpu": (_Sample, lambda record: record.unix_ns),
+    "gpu": (_SampleTime, lambda record: record.unix_ns),
 }
 """Type and end time of a record, by stream. Kernels have no time and only add advice, so they are left out."""
 

@@ -60,7 +60,7 @@ def is_logged(run: Path, record: FindingRecord) -> bool:
     wanted = (record.fingerprint, record.status, record.time_unix_ns)
     for line in tail.splitlines():
         try:
-            logged = msgspec.json.decode(line, type=_Identity)
+            logged = msgspec.json.decode(line, type=_AlertIdentity)
         except (msgspec.DecodeError, UnicodeDecodeError):
             continue  # the first line is usually incomplete
         if (logged.fingerprint, logged.status, logged.time_unix_ns) == wanted:
@@ -68,7 +68,7 @@ def is_logged(run: Path, record: FindingRecord) -> bool:
     return False
 
 
-class _Identity(msgspec.Struct):
+class _AlertIdentity(msgspec.Struct):
     fingerprint: str
     status: str
     time_unix_ns: int

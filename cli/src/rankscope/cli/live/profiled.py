@@ -14,7 +14,7 @@ from rankscope.runs.paths import rank_dir
 from rankscope.runs.step_columns import PROFILED
 
 
-class _Window(msgspec.Struct):
+class _StepOfWindow(msgspec.Struct):
     step: int
 
 
@@ -24,7 +24,7 @@ class ProfiledSteps:
     def __init__(self, live: LiveRun, rank: int, steps: range) -> None:
         self._live, self._rank, self._steps = live, rank, steps
         folder = rank_dir(live.path, live.attempt, rank)
-        self._windows, self._step_follower = StreamFollower(folder, "windows", _Window), StepFollower(folder)
+        self._windows, self._step_follower = StreamFollower(folder, "windows", _StepOfWindow), StepFollower(folder)
         self._profiled: set[int] = set()
         self._passed = False
         with suppress(OSError):

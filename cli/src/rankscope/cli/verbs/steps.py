@@ -102,7 +102,7 @@ def steps(
         check_apart(target, file, reader.path, "--output")
     chosen = _chosen(reader, attempt, ranks)
     first, past = steps or (None, None)
-    selection = _Selection(attempt, columns or list(FIELDS), first, past)
+    selection = _RowSelection(attempt, columns or list(FIELDS), first, past)
     schema = pa.schema([FIELDS[name] for name in selection.columns])
     written = 0
     with progress() as report, output(target) as (write, size):
@@ -156,7 +156,7 @@ def _chosen(reader: RunReader, attempt: int, wanted: list[int] | None) -> Sequen
 
 
 @dataclass(frozen=True, slots=True)
-class _Selection:
+class _RowSelection:
     """Selection of attempt, columns and steps."""
 
     attempt: int
@@ -175,7 +175,7 @@ class _Selection:
         return rows if keep.all() else rows[keep]
 
 
-def _write_rank(sink: Sink, reader: RunReader, rank: int, selection: _Selection) -> int:
+def _write_rank(sink: Sink, reader: RunReader, rank: int, selection: _RowSelection) -> int:
     """Write the records of one rank. Returns their number."""
     folder = rank_dir(reader.path, selection.attempt, rank)
     follower, tags, written = StepFollower(folder), dict[int, list[str]](), 0

@@ -91,7 +91,7 @@ class _MatrixRow(msgspec.Struct, frozen=True):
     values: list[tuple[float, str]]
 
 
-class _Result(msgspec.Struct, frozen=True, rename="camel"):
+class _QueryResult(msgspec.Struct, frozen=True, rename="camel"):
     result_type: Literal["matrix"]
     result: list[_MatrixRow]
 
@@ -125,7 +125,7 @@ class Prometheus:
         first, last = span_unix_ns
         parameters = {"query": expression, "start": _seconds(first), "end": _seconds(last), "step": f"{step_s:.3f}"}
         # Expressions may exceed the length limit of a URL.
-        data = self._request("POST", "query_range", parameters, _Result)
+        data = self._request("POST", "query_range", parameters, _QueryResult)
         try:
             return [_series(row) for row in data.result]
         except ValueError as error:

@@ -38,7 +38,7 @@ def _forever(_cost_s: float) -> float:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Entry:
+class _CachedValue:
     revision: str
     value: Any
     until_s: float
@@ -54,7 +54,7 @@ class MemoryCache:
 
     def __init__(self, max_bytes: int = MAX_BYTES, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
-        self._entries: LRUCache[tuple[str, str], _Entry] = LRUCache(max_bytes, getsizeof=lambda entry: entry.size_bytes)
+        self._entries: LRUCache[tuple[str, str], _CachedValue] = LRUCache(max_bytes, getsizeof=lambda entry: entry.size_bytes)
         self._locks: weakref.WeakValueDictionary[tuple[str, str], threading.Lock] = weakref.WeakValueDictionary()
         self._guard = threading.Lock()
 
@@ -80,29 +80,29 @@ class MemoryCache:
             if entry is not None and self._is_valid(entry, revision):
                 return entry.value  # type: ignore[no-any-return]
             value, ended = make(), self._clock_s()
-            self._set(name, _Entry(revision, value, ended + lifetime_s(ended - began), size_bytes(value) + _ENTRY_BYTES))
+            self._set(name, _CachedValue(revision, value, ended + lifetime_s(ended - began), size_bytes(value) + _ENTRY_BYTES))
             return value
 
     def put(self, kind: str, key: str, revision: str, value: Any) -> None:
         """Set the value of ``key``."""
-        self._set((kind, key), _Entry(revision, value, math.inf, size_bytes(value) + _ENTRY_BYTES))
+        self._set((kind, key), _CachedValue(revision, value, math.inf, size_bytes(value) + _ENTRY_BYTES))
 
     @property
     def used_bytes(self) -> int:
         """Estimated size of all values."""
         return int(self._entries.currsize)
 
-    def _entry(self, name: tuple[str, str]) -> _Entry | None:
+    def _entry(self, name: tuple[str, str]) -> _CachedValue | None:
         with self._guard:
             return self._entries.get(name)
 
-    def _set(self, name: tuple[str, str], entry: _Entry) -> None:
+    def _set(self, name: tuple[str, str], entry: _CachedValue) -> None:
         with self._guard:
             self._entries.pop(name, None)
             if entry.size_bytes <= self._entries.maxsize:
                 self._entries[name] = entry
 
-    def _is_valid(self, entry: _Entry, revision: str) -> bool:
+    def _is_valid(self, entry: _CachedValue, revision: str) -> bool:
         return entry.revision == revision and self._clock_s() < entry.until_s
 
 

@@ -79,7 +79,7 @@ class Following:
     def __init__(self, run: Path, folder: Path) -> None:
         self._run = run
         self._folder = folder
-        self._tiles = _Tiles(run, folder)
+        self._tiles = _FollowedTiles(run, folder)
         self._online = OnlineAnalysis(run, rows=self._tiles)
         self._samples = _HostSamples(folder / HARDWARE)
         self.is_final = False
@@ -124,7 +124,7 @@ def _keeps_all(run: RunEvidence) -> bool:
     return run.earlier.steps == 0 and len(profiled) < RECENT_WINDOWS and not run.durations
 
 
-class _Tiles:
+class _FollowedTiles:
     """Writer of the records of a followed run into its matrices."""
 
     def __init__(self, run: Path, folder: Path) -> None:

@@ -64,7 +64,7 @@ def _known(value: float | None) -> float:
 
 
 @dataclass(slots=True)
-class _Sampled:
+class _GpuSamples:
     """Accumulated samples of one GPU."""
 
     host: str
@@ -136,7 +136,7 @@ class SampleWriter:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._gpus: dict[tuple[str, str], _Sampled] = {}
+        self._gpus: dict[tuple[str, str], _GpuSamples] = {}
         self._missing: dict[str, None] = {}
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob("*.rows"):
@@ -157,10 +157,10 @@ class SampleWriter:
             if where == host and sampled.new:
                 sampled.write(self._folder)
 
-    def _of(self, host: str, uuid: str) -> _Sampled:
+    def _of(self, host: str, uuid: str) -> _GpuSamples:
         sampled = self._gpus.get((host, uuid))
         if sampled is None:
-            sampled = self._gpus[host, uuid] = _Sampled(host, uuid, f"{len(self._gpus)}.rows", EventFinder(host, uuid))
+            sampled = self._gpus[host, uuid] = _GpuSamples(host, uuid, f"{len(self._gpus)}.rows", EventFinder(host, uuid))
         return sampled
 
     def publish(self, infos: Mapping[int, RankInfo], clocks: Mapping[str, StepClock]) -> None:

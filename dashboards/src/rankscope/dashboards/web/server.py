@@ -29,7 +29,7 @@ _ARENA_MAX: Final = -8  # M_ARENA_MAX of malloc.h
 _ARENAS: Final = 2
 
 
-class _Server(BaseApplication):  # type: ignore[misc]
+class _GunicornServer(BaseApplication):  # type: ignore[misc]
     """Gunicorn application with one app and an open socket."""
 
     def __init__(self, app: dash.Dash, sock: socket.socket) -> None:
@@ -99,4 +99,4 @@ def serve(app: dash.Dash, sock: socket.socket, *, ready: Callable[[], None]) -> 
     make_decoders()  # the worker answers in threads
     _share_freed_memory()
     ready()
-    _Server(app, sock).run()
+    _GunicornServer(app, sock).run()

@@ -56,7 +56,7 @@ def run(control: socket.socket, load: LoadDriver, *, daemon_pid: int) -> NoRetur
     # Keep these pages shared with all children: the garbage collector would write into every object it visits.
     freeze_gc()
     _send(control, Hello(None))
-    _Nursery(control, nvml, make_gpu).serve()
+    _NurseryProcess(control, nvml, make_gpu).serve()
     os._exit(0)
 
 
@@ -68,7 +68,7 @@ def freeze_gc() -> None:
     gc.set_threshold(_LEAKED_OBJECTS)
 
 
-class _Nursery:
+class _NurseryProcess:
     def __init__(self, control: socket.socket, nvml: Any, make_gpu: MakeGpu) -> None:
         self._control = control
         self._nvml = nvml

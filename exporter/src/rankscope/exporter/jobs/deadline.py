@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class _Outcome:
+class _CallOutcome:
     value: Any = None
     error: BaseException | None = None
 
@@ -42,7 +42,7 @@ class BoundedCalls:
         self._stuck = [thread for thread in self._stuck if thread.is_alive()]
         if len(self._stuck) >= self._most_stuck:
             raise TooManyCallsError("an earlier call has not returned yet")
-        outcome = _Outcome()
+        outcome = _CallOutcome()
         # Daemon thread: a call stuck in the kernel must not keep the process from exiting.
         thread = threading.Thread(target=_run, args=(call, outcome), name="jobs-deadline", daemon=True)
         try:
@@ -59,7 +59,7 @@ class BoundedCalls:
         return value
 
 
-def _run(call: Callable[[], Any], outcome: _Outcome) -> None:
+def _run(call: Callable[[], Any], outcome: _CallOutcome) -> None:
     try:
         outcome.value = call()
     except BaseException as error:  # noqa: BLE001  raised again by the caller

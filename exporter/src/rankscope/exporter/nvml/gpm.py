@@ -73,7 +73,7 @@ ACTIVITIES: Final = (
 )
 
 
-class _Query:
+class _GpmQuery:
     """Reusable request for the same GPM metrics for pairs of samples."""
 
     def __init__(self, nvml: NvmlCalls, activities: Sequence[GpmMetric]) -> None:
@@ -125,8 +125,8 @@ class GpmChain:
         self._samples: list[Any] = []
         self._spare: list[Any] = []
         self._first_s = self._last_s = 0.0
-        self._full_query: _Query | None = None
-        self._part: _Query | None = None
+        self._full_query: _GpmQuery | None = None
+        self._part: _GpmQuery | None = None
 
     def look(self, nvml: NvmlCalls) -> None:
         """Take a sample unless the last one is too recent. After an error, the next sample covers the time of this one."""
@@ -186,7 +186,7 @@ class GpmChain:
     def _learn(self, nvml: NvmlCalls) -> None:
         """Evaluate the interval and start the next one with its last sample."""
         samples = self._samples
-        self._full_query = self._full_query or _Query(nvml, self._activities)
+        self._full_query = self._full_query or _GpmQuery(nvml, self._activities)
         self._answers = self._full_query.answers(nvml, samples[0], samples[-1])
         seconds = self._last_s - self._first_s
         for activity, answer in zip(self._activities, self._answers, strict=True):
@@ -194,7 +194,7 @@ class GpmChain:
                 self._totals[activity.number] += answer * seconds
                 self._bounds[activity.number] = answer, answer
         if len(samples) > 2 and self._bounded:
-            self._part = self._part or _Query(nvml, self._bounded)
+            self._part = self._part or _GpmQuery(nvml, self._bounded)
             parts = [self._part.answers(nvml, first, second) for first, second in pairwise(samples)]
             for activity, answers in zip(self._bounded, zip(*parts, strict=True), strict=True):
                 numbers = [answer for answer in answers if not isinstance(answer, str)]

@@ -18,7 +18,7 @@ _EACH_LINK: Final = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class _CounterField:
     """Field with a counter: one value (``scope``), or one for each link. A value is multiplied by ``times``."""
 
     field: int
@@ -32,25 +32,25 @@ class _Source:
 
 # In the order of preference; which fields a GPU has depends on its generation (docs/exporter-metrics.md).
 _BYTES: Final = {
-    "gpu_nvlink_transmit_bytes_total": (_Source(138, _ALL_LINKS, 1024), _Source(202, _ALL_LINKS)),
-    "gpu_nvlink_receive_bytes_total": (_Source(139, _ALL_LINKS, 1024), _Source(204, _ALL_LINKS)),
+    "gpu_nvlink_transmit_bytes_total": (_CounterField(138, _ALL_LINKS, 1024), _CounterField(202, _ALL_LINKS)),
+    "gpu_nvlink_receive_bytes_total": (_CounterField(139, _ALL_LINKS, 1024), _CounterField(204, _ALL_LINKS)),
 }
 _ERRORS: Final = {
-    "crc_flit": (_Source(163, _EACH_LINK), _Source(38)),
-    "crc_data": (_Source(45),),
-    "replay": (_Source(161, _EACH_LINK), _Source(52)),
-    "recovery": (_Source(215, _ALL_LINKS), _Source(162, _EACH_LINK), _Source(59)),
-    "ecc": (_Source(160),),
-    "receive": (_Source(208, _ALL_LINKS),),
-    "receive_remote": (_Source(209, _ALL_LINKS),),
-    "receive_general": (_Source(210, _ALL_LINKS),),
-    "malformed_packet": (_Source(206, _ALL_LINKS),),
-    "buffer_overrun": (_Source(207, _ALL_LINKS),),
-    "link_integrity": (_Source(211, _ALL_LINKS),),
-    "transmit_discard": (_Source(212, _ALL_LINKS),),
+    "crc_flit": (_CounterField(163, _EACH_LINK), _CounterField(38)),
+    "crc_data": (_CounterField(45),),
+    "replay": (_CounterField(161, _EACH_LINK), _CounterField(52)),
+    "recovery": (_CounterField(215, _ALL_LINKS), _CounterField(162, _EACH_LINK), _CounterField(59)),
+    "ecc": (_CounterField(160),),
+    "receive": (_CounterField(208, _ALL_LINKS),),
+    "receive_remote": (_CounterField(209, _ALL_LINKS),),
+    "receive_general": (_CounterField(210, _ALL_LINKS),),
+    "malformed_packet": (_CounterField(206, _ALL_LINKS),),
+    "buffer_overrun": (_CounterField(207, _ALL_LINKS),),
+    "link_integrity": (_CounterField(211, _ALL_LINKS),),
+    "transmit_discard": (_CounterField(212, _ALL_LINKS),),
 }
-_RECOVERIES: Final = {"succeeded": (_Source(213, _ALL_LINKS),), "failed": (_Source(214, _ALL_LINKS),)}
-_PHYSICAL: Final = {"effective": (_Source(219, _ALL_LINKS),), "symbol": (_Source(221, _ALL_LINKS),)}
+_RECOVERIES: Final = {"succeeded": (_CounterField(213, _ALL_LINKS),), "failed": (_CounterField(214, _ALL_LINKS),)}
+_PHYSICAL: Final = {"effective": (_CounterField(219, _ALL_LINKS),), "symbol": (_CounterField(221, _ALL_LINKS),)}
 
 # Metric, label, and the sources of each value of the label; read every 10 s.
 _BY_LABEL: Final = (
@@ -60,13 +60,13 @@ _BY_LABEL: Final = (
 )
 
 
-class _Counter:
+class _LinkCounter:
     """Counter of all links together, from the first source that this GPU supports; it never changes to another source.
 
     ``value`` is the last value, or the reason why there is none.
     """
 
-    def __init__(self, sources: tuple[_Source, ...]) -> None:
+    def __init__(self, sources: tuple[_CounterField, ...]) -> None:
         self._sources = sources
         self._due_s = float("-inf")
         self.value: float | str = "first_sample"
@@ -160,12 +160,14 @@ class NvLinks(Topic):
 
     def __init__(self, links: Links) -> None:
         self._links = links
-        self._bytes = {metric: _Counter(sources) for metric, sources in _BYTES.items()}
+        self._bytes = {metric: _LinkCounter(sources) for metric, sources in _BYTES.items()}
         self._errors = [
-            (metric, ((label, kind),), _Counter(sources)) for metric, label, kinds in _BY_LABEL for kind, sources in kinds.items()
+            (metric, ((label, kind),), _LinkCounter(sources))
+            for metric, label, kinds in _BY_LABEL
+            for kind, sources in kinds.items()
         ]
         self._errors_due_s = float("-inf")
-        self._wanted: Sequence[_Counter] = ()
+        self._wanted: Sequence[_LinkCounter] = ()
         self._wanted_links: tuple[int, ...] = ()
         self._errors_read = False
         self._outcomes: list[Reading | Absent] = []

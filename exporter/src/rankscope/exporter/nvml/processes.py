@@ -44,7 +44,7 @@ class ProcessTopic(Topic):
         self._sampled: dict[int, float] | None = None
         self._mig_devices: list[MigDevice] = []
         self._since_us = 0
-        self._processes, self._samples = _Table(_PROCESS), _Table(_UTILIZATION)
+        self._processes, self._samples = _RowBuffer(_PROCESS), _RowBuffer(_UTILIZATION)
         self.metrics = ("gpu_process_memory_used_bytes", "gpu_process_sm_utilization_ratio") if series else ()
 
     def collect(self, sample_pass: Pass) -> None:
@@ -139,7 +139,7 @@ class ProcessTopic(Topic):
         return latest
 
 
-class _Table:
+class _RowBuffer:
     """Memory for the rows that an NVML function returns, which grows with their number up to ``_MOST``."""
 
     def __init__(self, layout: Struct) -> None:

@@ -216,7 +216,7 @@ _SeriesKey = tuple[str, str, Labels]
 
 
 @dataclass(frozen=True, slots=True)
-class _Counts:
+class _CounterSample:
     """Counters of one sample, and its monotonic time."""
 
     at_s: float
@@ -228,7 +228,7 @@ class _Rates:
 
     def __init__(self, metrics: Collection[str]) -> None:
         self._metrics = metrics
-        self._latest: dict[str, tuple[_Counts | None, _Counts]] = {}
+        self._latest: dict[str, tuple[_CounterSample | None, _CounterSample]] = {}
 
     def of(self, sample: GpuSample) -> dict[_SeriesKey, float]:
         """Return the rates of the counters of a sample; a counter that was reset is left out."""
@@ -236,7 +236,7 @@ class _Rates:
         if latest is None or latest.at_s != sample.monotonic_s:
             counted = (reading for reading in sample.readings if reading.metric in self._metrics)
             values = {(reading.metric, reading.uuid, reading.labels): reading.value for reading in counted}
-            before, latest = latest, _Counts(sample.monotonic_s, values)
+            before, latest = latest, _CounterSample(sample.monotonic_s, values)
             self._latest[sample.identity.uuid] = before, latest
         if before is None or latest.at_s <= before.at_s:
             return {}

@@ -96,7 +96,7 @@ class _Access(NamedTuple):
     passwords: Passwords | None
 
 
-class _Check(NamedTuple):
+class _PasswordCheck(NamedTuple):
     """A pair of name and password that awaits its check."""
 
     name: bytes
@@ -117,7 +117,7 @@ class Passwords:
         self._key = secrets.token_bytes(32)
         self._right: set[bytes] = set()  # at most one pair for each user
         self._wrong: OrderedDict[bytes, None] = OrderedDict()
-        self._waiting: dict[str, list[_Check]] = {}  # by network; the next in turn comes first
+        self._waiting: dict[str, list[_PasswordCheck]] = {}  # by network; the next in turn comes first
         self._resting_until: dict[str, float] = {}
         self._arrived = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
@@ -133,7 +133,7 @@ class Passwords:
             return None
         if digest in self._wrong:
             return _UNAUTHORIZED
-        is_right = await self._in_turn(request, _Check(name, password, asyncio.get_running_loop().create_future()))
+        is_right = await self._in_turn(request, _PasswordCheck(name, password, asyncio.get_running_loop().create_future()))
         if is_right:
             self._right.add(digest)
             return None
@@ -143,7 +143,7 @@ class Passwords:
                 self._wrong.popitem(last=False)
         return _UNAUTHORIZED
 
-    async def _in_turn(self, request: HttpRequest, check: _Check) -> bool | None:
+    async def _in_turn(self, request: HttpRequest, check: _PasswordCheck) -> bool | None:
         """Return whether the pair is right; None if the client disconnected before its turn."""
         network = _network(request.peer)
         self._waiting.setdefault(network, []).append(check)
@@ -180,7 +180,7 @@ class Passwords:
                 self._resting_until[network] = now_s + REST_S / max(1, len(self._waiting.get(network, ())))
             check.is_right.set_result(is_right)
 
-    def _forget(self, network: str, check: _Check) -> None:
+    def _forget(self, network: str, check: _PasswordCheck) -> None:
         """Remove a check that has begun, or whose client has disconnected."""
         if check in (checks := self._waiting.get(network, [])):
             checks.remove(check)

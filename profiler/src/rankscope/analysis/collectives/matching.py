@@ -67,7 +67,7 @@ def match_collectives(by_rank: Mapping[int, Sequence[CollectiveRecord]] | Record
     can be matched, because a missing rank may have arrived last. Sends and receives are matched by ``_pairs``.
     """
     records = by_rank if isinstance(by_rank, Records) else records_of(sorted(by_rank.items()))
-    cells = _Cells(records, np.flatnonzero(~records.p2p))
+    cells = _GroupCells(records, np.flatnonzero(~records.p2p))
     every, excluded = cells.judged(cells.instances())
     obstacle = _obstacles(every, cells, world_size)
     possible = (every.rule == EVERYBODY) & (obstacle != 0) & ~cells.shifted[cells.of(every)] & (_disagreements(every) == 0)
@@ -91,7 +91,7 @@ def _counts(obstacle: Numbers) -> Counter[str]:
     return Counter({_OBSTACLES[at]: count for at, count in enumerate(np.bincount(obstacle).tolist()) if at and count})
 
 
-class _Cells:
+class _GroupCells:
     """Records of one group in one step each, in the order in which they appear."""
 
     def __init__(self, records: Records, row: Numbers) -> None:
@@ -179,7 +179,7 @@ def _changes(values: Numbers) -> Flags:
     return np.concatenate([np.ones(min(1, len(values)), np.bool_), values[1:] != values[:-1]])
 
 
-def _obstacles(every: Arrivals, cells: _Cells, world_size: int | None) -> Numbers:
+def _obstacles(every: Arrivals, cells: _GroupCells, world_size: int | None) -> Numbers:
     """Return the reason why each instance is not matched, as an index into ``_OBSTACLES``."""
     if not len(every):
         return np.zeros(0, np.int64)
@@ -211,7 +211,7 @@ def _obstacles(every: Arrivals, cells: _Cells, world_size: int | None) -> Number
     return obstacle
 
 
-def _expected(cells: _Cells, first: Numbers, place_of: Numbers, world_size: int | None) -> list[set[int] | None]:
+def _expected(cells: _GroupCells, first: Numbers, place_of: Numbers, world_size: int | None) -> list[set[int] | None]:
     """Return the ranks of each (group, team) of ``cells``.
 
     Where the members are not recorded, they are the ranks that use the group in any step; ``None`` where not all are there.

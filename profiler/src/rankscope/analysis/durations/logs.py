@@ -42,7 +42,7 @@ class _LogHeader(msgspec.Struct):
     comm_name: str | None = None
 
 
-class _Metadata(msgspec.Struct):
+class _LogMetadata(msgspec.Struct):
     hostname: _Text
     pid: _Count
     dump_timestamp_us: _Count
@@ -52,19 +52,19 @@ class _Kernel(msgspec.Struct, gc=False):
     kernel_stop_ts: _Count = 0
 
 
-class _Trace(msgspec.Struct):
+class _KernelTrace(msgspec.Struct):
     coll_start_ts: _Count = 0
     p2p_start_ts: _Count = 0
     kernel_events: list[_Kernel] = []
 
 
-class _Collective(msgspec.Struct):
+class _CollectiveEntry(msgspec.Struct):
     coll: _Text
     coll_sn: _Count
     coll_msg_size_bytes: _Count
     coll_exec_time_us: float
     coll_timing_source: str = "kernel_gpu"
-    event_trace_ts: _Trace | None = None
+    event_trace_ts: _KernelTrace | None = None
 
 
 class _Transfer(msgspec.Struct):
@@ -72,7 +72,7 @@ class _Transfer(msgspec.Struct):
     p2p_sn: _Count
     p2p_exec_time_us: float
     p2p_timing_source: str = "kernel_gpu"
-    event_trace_ts: _Trace | None = None
+    event_trace_ts: _KernelTrace | None = None
 
 
 class _Stats(msgspec.Struct):
@@ -82,8 +82,8 @@ class _Stats(msgspec.Struct):
 
 class _Object(msgspec.Struct):
     header: _LogHeader
-    metadata: _Metadata
-    coll_perf: _Collective | None = None
+    metadata: _LogMetadata
+    coll_perf: _CollectiveEntry | None = None
     p2p_perf: _Transfer | None = None
     dump_stats: _Stats | None = None
 
@@ -204,7 +204,7 @@ def _pieces(file: BinaryIO, length: int | None) -> Iterator[tuple[bytes, bool]]:
         yield buffer, True
 
 
-def _collective(communicator: str, perf: _Collective, dumped_us: int) -> DurationCall:
+def _collective(communicator: str, perf: _CollectiveEntry, dumped_us: int) -> DurationCall:
     took_us = _duration_us(perf.coll_exec_time_us, perf.coll_timing_source)
     issued_us = perf.event_trace_ts.coll_start_ts if perf.event_trace_ts is not None else 0
     times = _times_ns(perf.event_trace_ts, issued_us, dumped_us)
@@ -218,7 +218,7 @@ def _transfer(communicator: str, perf: _Transfer, dumped_us: int) -> DurationCal
     return DurationCall(communicator, perf.p2p, perf.p2p_sn, 0, *times, took_us, TRANSFER)
 
 
-def _times_ns(trace: _Trace | None, issued_us: int, dumped_us: int) -> tuple[int, int]:
+def _times_ns(trace: _KernelTrace | None, issued_us: int, dumped_us: int) -> tuple[int, int]:
     """Return when an operation was issued and when it ended. A time that makes no sense is 0, an end that of the dump."""
     ended_us = max((kernel.kernel_stop_ts for kernel in trace.kernel_events), default=0) if trace is not None else 0
     if not 0 <= dumped_us - ended_us < LONGEST_US:

@@ -72,7 +72,7 @@ def read_activities(reader: RunReader, attempt: int, infos: Mapping[int, RankInf
 
 
 @dataclass(frozen=True, slots=True)
-class _Accusation:
+class _ActivityVerdict:
     kind: HangKind
     cause: HangCause | None = None
     named: Sequence[int] = ()
@@ -80,41 +80,41 @@ class _Accusation:
     """What each named rank does; empty: what it stands in."""
 
 
-def _judge(activities: Activities) -> _Accusation:
+def _judge(activities: Activities) -> _ActivityVerdict:
     """Return the result of the first rule that applies."""
     doing = activities.doing
     stopped = [rank for rank, row in doing.items() if row.process == "stopped"]
     if stopped:
-        return _Accusation("hang", "not_arrived", stopped, "its process is stopped (state T in ps)")
+        return _ActivityVerdict("hang", "not_arrived", stopped, "its process is stopped (state T in ps)")
     waiting = [rank for rank, row in doing.items() if row.waiting]
     busy = [rank for rank, row in doing.items() if row.waiting is False]
     if waiting and busy:
-        return _Accusation("hang", "not_arrived", busy, "does not wait for other ranks")
+        return _ActivityVerdict("hang", "not_arrived", busy, "does not wait for other ranks")
     if waiting and len(waiting) == len(doing) and not activities.unknown:
-        return _Accusation("hang", "not_arrived", [*activities.ended], "has ended") if activities.ended else _all_wait(doing)
+        return _ActivityVerdict("hang", "not_arrived", [*activities.ended], "has ended") if activities.ended else _all_wait(doing)
     if not waiting and not busy:
         return _on_devices(doing)
-    return _Accusation("insufficient_data")
+    return _ActivityVerdict("insufficient_data")
 
 
-def _all_wait(doing: Mapping[int, RankActivity]) -> _Accusation:
+def _all_wait(doing: Mapping[int, RankActivity]) -> _ActivityVerdict:
     """All ranks wait: in the communication itself, or for each other in different places."""
     places = _by_place(doing)
     if len(doing) == 1 or len(places) == 1:
-        return _Accusation("hang", "stuck")
+        return _ActivityVerdict("hang", "stuck")
     largest = max(places.values(), key=len)
     if 2 * len(largest) > len(doing):
         others = [rank for rank in doing if rank not in largest]
-        return _Accusation("hang", "deadlock", others, "waits at another place than most")
-    return _Accusation("hang", "stuck")
+        return _ActivityVerdict("hang", "deadlock", others, "waits at another place than most")
+    return _ActivityVerdict("hang", "stuck")
 
 
-def _on_devices(doing: Mapping[int, RankActivity]) -> _Accusation:
+def _on_devices(doing: Mapping[int, RankActivity]) -> _ActivityVerdict:
     """On devices the host does not wait where the rank does: name the few that load data or write a checkpoint."""
     on_host = [rank for rank, row in doing.items() if row.phase == "data" or row.section == "checkpoint"]
     if on_host and 2 * len(on_host) < len(doing):
-        return _Accusation("hang", "not_arrived", on_host)
-    return _Accusation("insufficient_data")
+        return _ActivityVerdict("hang", "not_arrived", on_host)
+    return _ActivityVerdict("insufficient_data")
 
 
 def activity_report(activities: Activities) -> ActivityReport:
@@ -153,7 +153,7 @@ def standing_rank(activities: Activities, rank: int) -> StandingRank:
     )
 
 
-def _summary(activities: Activities, judged: _Accusation) -> str:
+def _summary(activities: Activities, judged: _ActivityVerdict) -> str:
     if judged.kind == "insufficient_data":
         return f"Not enough data for a verdict: {_lacking(activities)}: {_doing(activities, activities.doing, by_rank=True)}."
     if judged.cause == "stuck":
@@ -312,7 +312,7 @@ def _culprits(activities: Activities) -> list[Culprit]:
     ]
 
 
-def _detail(activities: Activities, judged: _Accusation, rank: int) -> str:
+def _detail(activities: Activities, judged: _ActivityVerdict, rank: int) -> str:
     row = activities.doing.get(rank)
     if row is None:
         return f"{judged.why} ({activities.ended[rank]})"

@@ -28,7 +28,7 @@ _MARGIN_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class _RankTrace:
+class _ExportedTrace:
     """Data kept of a trace between the two readings; times are those of its own clock."""
 
     identity: TraceIdentity
@@ -51,7 +51,7 @@ class _RankTrace:
         return (min(start for start, _ in spans), max(end for _, end in spans)) if spans else None
 
 
-def _rank_trace(trace: Trace) -> _RankTrace:
+def _rank_trace(trace: Trace) -> _ExportedTrace:
     if trace.quality.problem is not None:
         raise InputError(trace.path, f"the trace {trace.quality.reason}")
     reduction = reduce_file(trace)
@@ -59,7 +59,7 @@ def _rank_trace(trace: Trace) -> _RankTrace:
     if (annotated := annotated_steps(trace)) is not None:
         for step, start, end in zip(annotated.numbers, annotated.start.tolist(), annotated.end.tolist(), strict=True):
             widen(spans, step, start, end)
-    return _RankTrace(
+    return _ExportedTrace(
         identity=identity_of(trace, collectives=reduction.count, steps=len(annotated.numbers) if annotated else 0),
         processes=trace.processes,
         host=trace.host,
@@ -78,7 +78,7 @@ class TracesSource:
         self._selection = selection
         left_out: list[str] = []
         files, named = find_traces(paths)
-        traces: list[_RankTrace] = []
+        traces: list[_ExportedTrace] = []
         for number, file in enumerate(files):
             progress("Looking through", number, len(files))
             try:
@@ -107,7 +107,7 @@ class TracesSource:
         self._raw = RawTracks(selection.max_events, len(self._traces))
         self.plan = self._make_plan(ranks, left_out, is_one_job=job.problem is None)
 
-    def _make_plan(self, ranks: Mapping[int, _RankTrace], left_out: list[str], *, is_one_job: bool) -> Plan:
+    def _make_plan(self, ranks: Mapping[int, _ExportedTrace], left_out: list[str], *, is_one_job: bool) -> Plan:
         hosts = {rank: trace.host for rank, trace in ranks.items() if trace.host}
         sizes = [trace.identity.world_size for trace in ranks.values() if trace.identity.world_size is not None]
         compared = {rank: trace.collectives for rank, trace in ranks.items()} if is_one_job else {}
@@ -160,7 +160,7 @@ class TracesSource:
         self.plan.left_out.extend(self._raw.sentences())
 
 
-def _nothing(ranks: Mapping[int, _RankTrace], selection: Selection, *, any_rank: bool) -> str:
+def _nothing(ranks: Mapping[int, _ExportedTrace], selection: Selection, *, any_rank: bool) -> str:
     """Return the message for traces without anything to export."""
     if not any_rank:
         return none_of_these(ranks)

@@ -55,7 +55,7 @@ _SPARE_S: Final = 60.0
 
 
 @dataclass(slots=True)
-class _Running:
+class _RunningAction:
     action: Action
     run: KnownRun
     child: BoundedChild
@@ -86,7 +86,7 @@ class Actor:
         self._report = report
         self._forwarding = forwarding
         self._dashboard_url = dashboard_url
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, _RunningAction] = {}
         self._faulty: set[int] = set()
 
     def run(self, woken: threading.Event, stopping: threading.Event) -> None:
@@ -145,9 +145,9 @@ class Actor:
         note = f"requested because of the alert {alert.labels.get('alertname', '')}"[:200]
         arguments = ["capture", str(run.path), *how, "--request", str(action.request_id), "--wait", f"{wait_s:g}"]
         child = BoundedChild([*arguments, f"--note={note}", "--format", "json"], limit_s=wait_s + _SPARE_S)
-        self._running[action.number] = _Running(action, run, child)
+        self._running[action.number] = _RunningAction(action, run, child)
 
-    def _finish(self, running: _Running, child_result: ChildResult) -> None:
+    def _finish(self, running: _RunningAction, child_result: ChildResult) -> None:
         action = running.action
         if action.kind == "capture":
             result = capture_result(child_result, dashboard_url=self._dashboard_url)

@@ -33,7 +33,7 @@ class ActionResult(msgspec.Struct, frozen=True, kw_only=True):
     """``summary`` is the sentence about the result."""
 
 
-class _Missing(msgspec.Struct, frozen=True, kw_only=True):
+class _MissingRank(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     reason: str
 
@@ -45,7 +45,7 @@ class _Captured(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     first_step: int | None = None
     last_step: int | None = None
-    missing: list[_Missing] = []
+    missing: list[_MissingRank] = []
     analysis: Analysis | None = None
     dumps: list[Any] = []
 

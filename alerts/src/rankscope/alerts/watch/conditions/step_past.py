@@ -25,7 +25,7 @@ _GROWTH: Final = 2
 _START: Final = 1024
 
 
-class _Column:
+class _GrowingSeries:
     """Growable array."""
 
     def __init__(self, kind: type[np.generic]) -> None:
@@ -54,12 +54,12 @@ class StepPast:
 
     def _begin(self) -> None:
         self._rank: int | None = None
-        self._walls = _Column(np.float32)
-        self._usable = _Column(np.bool_)
-        self._tagged = _Column(np.bool_)
-        self._starts = _Column(np.int64)
-        self._steps = _Column(np.int64)
-        self._work = {name: _Column(np.float32) for name in ("tokens", "samples")}
+        self._walls = _GrowingSeries(np.float32)
+        self._usable = _GrowingSeries(np.bool_)
+        self._tagged = _GrowingSeries(np.bool_)
+        self._starts = _GrowingSeries(np.int64)
+        self._steps = _GrowingSeries(np.int64)
+        self._work = {name: _GrowingSeries(np.float32) for name in ("tokens", "samples")}
 
     def begin(self, attempt: int) -> None:
         """Start over for a new attempt, whose ranks and work may differ."""

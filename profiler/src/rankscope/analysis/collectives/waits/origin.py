@@ -59,7 +59,7 @@ def charge_origins(matches: Arrivals, late: ArrivalLateness, when_ns: Numbers, l
     slot = _slots(node, matches.team[matches.instance])
     # Where no rank is in several groups, the last rank caused the wait.
     if len(slot) and slot.max() > 0:
-        delays = _Delays(int(node.max()) + 1, int(slot.max()) + 1, int(matches.rank.max()) + 1)
+        delays = _GroupDelays(int(node.max()) + 1, int(slot.max()) + 1, int(matches.rank.max()) + 1)
         exposed = late.exposed / np.maximum(late.counted, 1)
         for turn in _turns(matches, node, when_ns):
             at = matches.first[turn][:, None] + np.arange(matches.count[turn[0]])
@@ -129,7 +129,7 @@ class _ChargeColumns:
         return np.where(self._keys[place] == key, self._column[place], -1)
 
 
-class _Delays:
+class _GroupDelays:
     """Delays of each rank in a step so far, by the group in which it waited and by origin: [nodes, slots, origins]."""
 
     def __init__(self, nodes: int, slots: int, ranks: int) -> None:

@@ -71,7 +71,7 @@ def load_ranks(
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
+class _StoredPlaces:
     """Where the values of some places are, which are given by a rank and a column each."""
 
     rows: RankColumns
@@ -106,7 +106,7 @@ class OnRequest:
         self._of_rank: dict[int, tuple[int, int]] = {}
         """Part and row of each rank that was read."""
         self._reading = threading.Lock()
-        self._places: tuple[NDArray[np.int64], NDArray[np.intp], _Places] | None = None
+        self._places: tuple[NDArray[np.int64], NDArray[np.intp], _StoredPlaces] | None = None
 
     def unread(self, metrics: Collection[str]) -> OnRequest:
         """Return a reader of the same table that has read nothing yet, and reads only ``metrics``."""
@@ -141,7 +141,7 @@ class OnRequest:
                 values[at] = matrix[row, columns[at]]
         return values
 
-    def _places_of(self, ranks: NDArray[np.int64], columns: NDArray[np.intp]) -> _Places:
+    def _places_of(self, ranks: NDArray[np.int64], columns: NDArray[np.intp]) -> _StoredPlaces:
         """Read what is needed for ``at`` at these places."""
         order = np.argsort(ranks, kind="stable")
         firsts = np.flatnonzero(np.diff(ranks[order], prepend=-1))
@@ -157,7 +157,7 @@ class OnRequest:
             few, single = {}, RankColumns()
         of_ranks = {rank: places for rank, places in parts.items() if rank not in few}
         self._read(list(of_ranks))
-        return _Places(single, np.concatenate([np.empty(0, np.intp), *(parts[rank] for rank in few)]), of_ranks)
+        return _StoredPlaces(single, np.concatenate([np.empty(0, np.intp), *(parts[rank] for rank in few)]), of_ranks)
 
     def _single_rows(self, rank: int, steps: NDArray[np.int64]) -> Rows | None:
         """Return the rows of a rank in a few ``steps``, ascending; ``None`` if they cannot be found by position."""

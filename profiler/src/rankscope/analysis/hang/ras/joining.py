@@ -38,7 +38,7 @@ _UNCOUNTED: Final = (
 
 
 @dataclass(slots=True)
-class _Job:
+class _RasJob:
     """A job, and its run if it has one."""
 
     run: str | None = None
@@ -52,7 +52,7 @@ class _Job:
 class _Ras:
     """What NCCL RAS showed of a job."""
 
-    job: _Job
+    job: _RasJob
     judgement: RasJudgement
     report: RasReport
 
@@ -92,7 +92,7 @@ def analyze_job(paths: Sequence[Path], *, address: str | None = None, wait_s: fl
     on this host. Else the answers kept in the run count. Raises ``InputError`` if there is nothing to judge by.
     """
     if not paths:
-        return _by_ras(_judged(_Job(), live_answers(address or default_address(), wait_s=wait_s)))
+        return _by_ras(_judged(_RasJob(), live_answers(address or default_address(), wait_s=wait_s)))
     run = named_run(paths[0]) if len(paths) == 1 else None
     activities = None if run is None else _activities(run)
     try:
@@ -158,7 +158,7 @@ def _activities(run: NamedRun) -> Activities | None:
 
 def _by_calls(paths: Sequence[Path], run: NamedRun | None, address: str | None, wait_s: float) -> HangReport:
     """Return the report on what dumps and NCCL RAS show. Raises ``InputError`` if there are neither."""
-    job = _Job()
+    job = _RasJob()
     answers, error = _answers(job, run, address, wait_s)
     ras = None if answers is None else _judged(job, answers)
     try:
@@ -174,7 +174,7 @@ def _by_calls(paths: Sequence[Path], run: NamedRun | None, address: str | None, 
     return report if ras is None else _joined(report, ras)
 
 
-def _answers(job: _Job, run: NamedRun | None, address: str | None, wait_s: float) -> tuple[Answers | None, InputError | None]:
+def _answers(job: _RasJob, run: NamedRun | None, address: str | None, wait_s: float) -> tuple[Answers | None, InputError | None]:
     """Ask for the job of a run (``None``: only dumps are known), or take the answers kept in it; fill ``job``.
 
     The error is that of an address that the user named.
@@ -203,14 +203,14 @@ def _answers(job: _Job, run: NamedRun | None, address: str | None, wait_s: float
     return None, error
 
 
-def _live(job: _Job, address: str | None, wait_s: float) -> Answers:
+def _live(job: _RasJob, address: str | None, wait_s: float) -> Answers:
     answers = live_answers(address or default_address(), wait_s=wait_s)
     if not is_of(answers, job.infos):
         raise InputError(answers.ras_answers[-1].address, "NCCL RAS of another job: none of its processes is in this run")
     return answers
 
 
-def _judged(job: _Job, answers: Answers) -> _Ras:
+def _judged(job: _RasJob, answers: Answers) -> _Ras:
     before = answers.snapshots[0] if len(answers.snapshots) > 1 else None
     latest, latest_answer = answers.snapshots[-1], answers.ras_answers[-1]
     judgement = judge(latest, before, world_size=job.world_size, pids={rank: info.pid for rank, info in job.infos.items()})

@@ -76,7 +76,7 @@ class _MissingRow(_RasProcess, frozen=True, kw_only=True):
         return Member(self.device(), loss=loss)
 
 
-class _Communicator(msgspec.Struct, frozen=True):
+class _CommunicatorJson(msgspec.Struct, frozen=True):
     hash: _Text
     size: Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
     ranks: list[_RankRow]
@@ -89,7 +89,7 @@ class _Collection(msgspec.Struct, frozen=True):
 
 
 class _Document(msgspec.Struct, frozen=True):
-    communicators: list[_Communicator]
+    communicators: list[_CommunicatorJson]
     nccl_version: _Text | None = None
     ras: _Collection = _Collection()
 
@@ -115,7 +115,7 @@ def read_json(text: str) -> Snapshot:
     )
 
 
-def _communicator(document: _Communicator) -> Communicator:
+def _communicator(document: _CommunicatorJson) -> Communicator:
     rows: list[_RankRow | _MissingRow] = [*document.ranks, *document.missing_ranks]
     return Communicator(
         name=document.hash,

@@ -95,7 +95,7 @@ def read_text(text: str) -> Snapshot:
         raise AnswerError("cut off: it has no section of warnings")
     lines = text.splitlines()
     rows = [row for line in lines if (row := _ROW.fullmatch(line.rstrip()))]
-    reader = _Reader({row[1]: int(row[5]) for row in rows if 0 < int(row[5]) <= LARGEST})
+    reader = _TextReader({row[1]: int(row[5]) for row in rows if 0 < int(row[5]) <= LARGEST})
     for line in lines:
         reader.read(line)
     return Snapshot(
@@ -107,7 +107,7 @@ def read_text(text: str) -> Snapshot:
     )
 
 
-class _Reader:
+class _TextReader:
     """Reads line by line. ``sizes``: of the communicators, by group."""
 
     def __init__(self, sizes: dict[str, int]) -> None:

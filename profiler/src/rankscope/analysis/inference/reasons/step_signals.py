@@ -74,7 +74,7 @@ def _some(rows: NDArray[np.intp], most: int = MOST_PEERS) -> NDArray[np.intp]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Compared:
+class _ComparedRank:
     """One rank and its peers, as rows of a table."""
 
     table: StepTable
@@ -133,7 +133,7 @@ class _Compared:
             absent &= np.isfinite(table.some("own_us", steps, rows))
         return np.where(np.isnan(values) & absent, values.dtype.type(0), values)
 
-    def activities(self, steps: NDArray[np.bool_]) -> list[_Activity]:
+    def activities(self, steps: NDArray[np.bool_]) -> list[_WorkExcess]:
         """Return the activities of the rank in the steps."""
         activities = []
         for cause, tag in ACTIVITIES.items():
@@ -142,7 +142,7 @@ class _Compared:
                 continue
             times = activity_times(self.table, tag, self.rows, own=self.own)
             activities.append(
-                _Activity(
+                _WorkExcess(
                     cause,
                     excess=_beyond(by_step(times.in_steps(slice(None))[:, steps])),
                     share=float(tagged[self.row, steps].mean()),
@@ -168,7 +168,7 @@ class _Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class _Activity:
+class _WorkExcess:
     """Checkpoints or evaluations of a rank in some steps."""
 
     cause: Cause
@@ -192,15 +192,15 @@ class _Excess:
     """Excess by metric, and by cause for activities, at each affected step in which it is known."""
     work: dict[str, float]
     """Relative excess of the sum over the affected steps, by metric of work."""
-    activities: dict[Cause, _Activity]
+    activities: dict[Cause, _WorkExcess]
     profiler_us: float
-    """See ``_Compared.profiler_us``."""
+    """See ``_ComparedRank.profiler_us``."""
     has_peers: bool
     """True with two or more peers."""
 
 
 def _excess_of(table: StepTable, row: int, affected: NDArray[np.bool_], others: NDArray[np.intp], *, own: bool) -> _Excess:
-    compared = _Compared(table, row, others, own)
+    compared = _ComparedRank(table, row, others, own)
     phases = [*(phase_metric(phase, own=own) for phase in PHASES), *(f"{phase}_us" for phase in PHASES)]
     metrics = dict.fromkeys((*phases, "own_us", "cpu_us", "run_queue_us", "gc_us"))
     over = {metric: excess for metric in metrics if len(excess := compared.excess(metric, affected))}

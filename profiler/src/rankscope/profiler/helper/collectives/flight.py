@@ -49,7 +49,7 @@ _PIPE_FILE: Final = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 
 
 @dataclass(slots=True)
-class _Asked:
+class _DumpRequest:
     deadline: float
     piped: bool = False
     """True if torch's own pipe has been tried too."""
@@ -85,7 +85,7 @@ class FlightDumps(HelperTask):
         self._looks = False
         """True while the thread has not finished the last check."""
         self._begun = False
-        self._requests: dict[str, _Asked] = {}
+        self._requests: dict[str, _DumpRequest] = {}
         self._refused: dict[str, float] = {}
         """Refused requests that another rank should answer, with the time by which it should have done so."""
         self._rest_until = 0.0
@@ -163,14 +163,14 @@ class FlightDumps(HelperTask):
         except OSError as error:
             self._answer(name, f"the process does not listen: {error.strerror}")
             return
-        self._requests[name] = _Asked(time.monotonic() + ANSWER_SECONDS)
+        self._requests[name] = _DumpRequest(time.monotonic() + ANSWER_SECONDS)
 
     def _refuse_alone(self, name: str) -> None:
         del self._refused[name]
         if read_answer(self._run, name) is None:
             self._answer(name, _TOO_SOON)
 
-    def _follow(self, name: str, request: _Asked) -> None:
+    def _follow(self, name: str, request: _DumpRequest) -> None:
         try:
             reason = done_file(self._context.scratch, name).read_text(encoding="utf-8", errors="replace")
         except OSError:

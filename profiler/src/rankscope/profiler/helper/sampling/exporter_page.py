@@ -63,7 +63,7 @@ _WANTED: Final = frozenset({*_KEPT, _INFO, _MIG_INFO, _UP, _DOWN, _THROTTLE})
 
 
 @dataclass(slots=True)
-class _Gpu:
+class _GpuValues:
     index: int | None = None
     parent: str | None = None
     simulated: bool = False
@@ -78,12 +78,12 @@ def read_page(page: bytes, unix_ns: int) -> list[HardwareSample]:
 
     Raises ``ValueError`` if a needed series cannot be parsed: with half a page, GPUs would seem to have disappeared.
     """
-    gpus: dict[str, _Gpu] = {}
+    gpus: dict[str, _GpuValues] = {}
     for line in page.decode().split("\n"):
         name = line[: line.find("{")]
         if name in _WANTED:
             labels, value = _series(line)
-            _take(gpus.setdefault(labels.pop("uuid", ""), _Gpu()), name, labels, value)
+            _take(gpus.setdefault(labels.pop("uuid", ""), _GpuValues()), name, labels, value)
     gpus.pop("", None)
     for gpu in gpus.values():
         if gpu.parent in gpus:
@@ -106,7 +106,7 @@ def _series(line: str) -> tuple[dict[str, str], float]:
     return labels, float(match[3])
 
 
-def _take(gpu: _Gpu, name: str, labels: dict[str, str], value: float) -> None:
+def _take(gpu: _GpuValues, name: str, labels: dict[str, str], value: float) -> None:
     if name == _INFO:
         gpu.index = int(labels["index"]) if labels.get("index", "").isdecimal() else None
         gpu.simulated = labels.get("simulated") == "true"
@@ -127,7 +127,7 @@ def _take(gpu: _Gpu, name: str, labels: dict[str, str], value: float) -> None:
                 gpu.values[field] = gpu.values.get(field, 0) + value
 
 
-def _sample(uuid: str, gpu: _Gpu, unix_ns: int) -> HardwareSample:
+def _sample(uuid: str, gpu: _GpuValues, unix_ns: int) -> HardwareSample:
     if not gpu.up:
         missing = f"the exporter gets no answer from this GPU: {gpu.down}"
         return HardwareSample(

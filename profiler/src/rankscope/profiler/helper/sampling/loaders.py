@@ -73,7 +73,7 @@ def batch_source(frames: Sequence[StackFrame]) -> BatchSource | None:
 
 
 @dataclass(slots=True)
-class _Target:
+class _LoaderTimes:
     total_us: int = 0
     loads_us: int = 0
     waits_us: Counter[str] = field(default_factory=Counter)
@@ -91,7 +91,7 @@ def loader_samples(
 
     ``kind``: they are threads of the rank's process, or those of its worker processes. ``rate``: samples per second.
     """
-    targets: defaultdict[str, _Target] = defaultdict(_Target)
+    targets: defaultdict[str, _LoaderTimes] = defaultdict(_LoaderTimes)
     for stays in threads.values():
         begun = [(stay, started_frames(stay.frames)) for stay in stays]
         every = [frame for _, frames in begun for frame in frames]

@@ -51,7 +51,7 @@ class _Args(msgspec.Struct, frozen=True):
     line: int
 
 
-class _Event(msgspec.Struct, frozen=True):
+class _StackEvent(msgspec.Struct, frozen=True):
     name: str
     ph: str
     tid: int
@@ -59,7 +59,7 @@ class _Event(msgspec.Struct, frozen=True):
     args: _Args
 
 
-_decode_trace = msgspec.json.Decoder(list[_Event]).decode
+_decode_trace = msgspec.json.Decoder(list[_StackEvent]).decode
 """Made here, because two threads must not make decoders at once."""
 
 
