@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import httpx
 import msgspec
 from benchmarks.boards import boards
-from benchmarks.boards.remote_write import Filled, empty_prometheus, rules_in_order
+from benchmarks.boards.remote_write import FilledPrometheus, empty_prometheus, rules_in_order
 from playwright.sync_api import sync_playwright
 from tests.dashboards.grafana.grafana_model import Json, Target, all_boards, targets
 
@@ -133,7 +133,7 @@ class LegendSeries:
 class PrometheusRange:
     """A Prometheus and the end of the time range."""
 
-    prometheus: Filled
+    prometheus: FilledPrometheus
     end_s: int
     interval_s: int
 
@@ -367,7 +367,7 @@ def main() -> None:
     args.quick = True
     if args.prometheus:
         client = httpx.Client(timeout=60, trust_env=False)
-        draw(PrometheusRange(Filled(args.prometheus, client), args.end, args.interval), args.folder, args.uid, args.top)
+        draw(PrometheusRange(FilledPrometheus(args.prometheus, client), args.end, args.interval), args.folder, args.uid, args.top)
         return
     program = shutil.which("prometheus", path="/usr/bin:/usr/sbin:/usr/local/bin")
     if program is None:

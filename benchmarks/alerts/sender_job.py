@@ -80,7 +80,7 @@ async def accept_until_told(accepted: list[tuple[str, int]]) -> None:
     server.close()
 
 
-class Received:
+class AcceptedRequests:
     """Accepted requests: id to the time of the first acceptance, in monotonic nanoseconds."""
 
     def __init__(self) -> None:
@@ -95,9 +95,9 @@ class Received:
 
 
 @contextmanager
-def receiver(folder: Path) -> Iterator[tuple[str, Received]]:
+def receiver(folder: Path) -> Iterator[tuple[str, AcceptedRequests]]:
     """Start a receiver and yield its address; what it received is filled in when the context ends."""
-    path, received = folder / "received", Received()
+    path, received = folder / "received", AcceptedRequests()
     command = [sys.executable, "-m", "benchmarks.alerts.sender_job", "--receive", str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

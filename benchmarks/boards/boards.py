@@ -34,7 +34,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import yaml
-from benchmarks.boards.remote_write import Filled, empty_prometheus, rests_on, rules_in_order
+from benchmarks.boards.remote_write import FilledPrometheus, empty_prometheus, rests_on, rules_in_order
 from benchmarks.boards.site import GPUS, alerts, site
 from tests.dashboards.grafana.grafana_model import Json, Target, all_boards, put_in, targets
 
@@ -118,7 +118,7 @@ def chosen(board: str) -> dict[str, list[str] | str]:
     return everything | {"run_id": ["llama-20260101-7"]} if board == "rankscope-run" else everything
 
 
-def fill(into: Filled, args: argparse.Namespace, end_s: int, port: int) -> int:
+def fill(into: FilledPrometheus, args: argparse.Namespace, end_s: int, port: int) -> int:
     """Write all scraped series. Returns their number."""
     long_s, short_s = max(LONG_HOURS, args.hours) * 3600, args.hours * 3600
     if args.quick:
@@ -140,7 +140,7 @@ def fill(into: Filled, args: argparse.Namespace, end_s: int, port: int) -> int:
     return sum(len(block.labels) for block in blocks)
 
 
-def recorded(into: Filled, rules: list[dict[str, Any]], start_s: int, end_s: int) -> dict[str, float]:
+def recorded(into: FilledPrometheus, rules: list[dict[str, Any]], start_s: int, end_s: int) -> dict[str, float]:
     """Record the series that the rules would have recorded. Returns the seconds per recorded name, over the whole time."""
     seconds: dict[str, float] = {}
     for rule in rules:
@@ -151,7 +151,7 @@ def recorded(into: Filled, rules: list[dict[str, Any]], start_s: int, end_s: int
     return seconds
 
 
-def ask(of: Filled, what: Question, end_s: int, **more: str) -> tuple[float, bytes]:
+def ask(of: FilledPrometheus, what: Question, end_s: int, **more: str) -> tuple[float, bytes]:
     """Send a query. Returns its seconds and the answer."""
     if what.step_s is None:
         return of.asked("query", query=what.expr, time=end_s, **more)
@@ -161,7 +161,7 @@ def ask(of: Filled, what: Question, end_s: int, **more: str) -> tuple[float, byt
     return of.asked("query_range", query=what.expr, start=begin, end=end, step=what.step_s, **more)
 
 
-def measured(of: Filled, questions: list[Question], end_s: int, repeats: int) -> list[dict[str, Any]]:
+def measured(of: FilledPrometheus, questions: list[Question], end_s: int, repeats: int) -> list[dict[str, Any]]:
     """Return the seconds of each query; the boards are queried in turn."""
     collected = []
     told(f"asking {len(questions)} queries for the first time: not counted")
@@ -178,7 +178,7 @@ def measured(of: Filled, questions: list[Question], end_s: int, repeats: int) ->
     return [item | {"s": min(item["s"]), "worst_s": max(item["s"]), "cpu_s": min(item["cpu_s"])} for item in collected]
 
 
-def opening(of: Filled, questions: list[Question], end_s: int, repeats: int) -> float:
+def opening(of: FilledPrometheus, questions: list[Question], end_s: int, repeats: int) -> float:
     """Return the seconds from the first query of a board that opens to the last answer, ``AT_ONCE`` queries at a time."""
     collected = []
     with ThreadPoolExecutor(AT_ONCE) as pool:

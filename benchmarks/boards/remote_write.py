@@ -80,7 +80,7 @@ def sample_bytes(times_ms: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class FilledPrometheus:
     """A Prometheus at ``url``, of process ``pid``, that accepts remote write."""
 
     url: str
@@ -162,7 +162,7 @@ class Filled:
 
 
 @contextmanager
-def empty_prometheus(program: str, folder: Path, address: str) -> Iterator[Filled]:
+def empty_prometheus(program: str, folder: Path, address: str) -> Iterator[FilledPrometheus]:
     """Run a Prometheus that scrapes nothing and accepts remote write; its data are in ``folder``."""
     config = folder / "prometheus.yml"
     config.write_text(CONFIG)
@@ -185,7 +185,7 @@ def empty_prometheus(program: str, folder: Path, address: str) -> Iterator[Fille
                 if process.poll() is not None or time.monotonic() > until:
                     raise SystemExit(f"Prometheus does not start: {(folder / 'prometheus.log').read_text()[-300:]}")
                 time.sleep(0.1)
-            yield Filled(f"http://{address}", client, process.pid)
+            yield FilledPrometheus(f"http://{address}", client, process.pid)
         finally:
             process.terminate()
             process.wait(60)

@@ -59,7 +59,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningExporter:
     """One exporter under measurement."""
 
     pid: int
@@ -96,7 +96,7 @@ class Running:
         return pss_bytes(self.pid) / 2**20
 
 
-def cpu_side_by_side(exporters: list[Running], *, rounds: int, seconds: int) -> list[list[float]]:
+def cpu_side_by_side(exporters: list[RunningExporter], *, rounds: int, seconds: int) -> list[list[float]]:
     """Return the CPU seconds per second of each exporter in each round, while all are scraped once a second, in turn."""
     collected: list[list[float]] = [[] for _ in exporters]
     for _ in range(rounds):
@@ -117,10 +117,10 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def started(command: list[str], port: int, env: dict[str, str]) -> Iterator[Running]:
+def started(command: list[str], port: int, env: dict[str, str]) -> Iterator[RunningExporter]:
     """Start an exporter. Yields it after its first samples."""
     process = subprocess.Popen(command, env={**os.environ, **env}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    running = Running(process.pid, port, http.client.HTTPConnection("127.0.0.1", port, timeout=10))
+    running = RunningExporter(process.pid, port, http.client.HTTPConnection("127.0.0.1", port, timeout=10))
     try:
         until = time.monotonic() + 60
         while True:
@@ -141,7 +141,7 @@ def started(command: list[str], port: int, env: dict[str, str]) -> Iterator[Runn
             process.wait()
 
 
-def rankscope(env: dict[str, str], folder: Path, *extra: str) -> contextlib.AbstractContextManager[Running]:
+def rankscope(env: dict[str, str], folder: Path, *extra: str) -> contextlib.AbstractContextManager[RunningExporter]:
     port = free_port()
     folder.mkdir(parents=True)
     command = [sys.executable, "-m", "rankscope", "exporter", "--listen", f"127.0.0.1:{port}", "--interval", "1s"]
@@ -161,7 +161,7 @@ def rankscope(env: dict[str, str], folder: Path, *extra: str) -> contextlib.Abst
     )
 
 
-def nvitop(env: dict[str, str]) -> contextlib.AbstractContextManager[Running]:
+def nvitop(env: dict[str, str]) -> contextlib.AbstractContextManager[RunningExporter]:
     port = free_port()
     command = [sys.executable, "-m", "nvitop_exporter", "--bind-address", "127.0.0.1", "--port", str(port), "--interval", "1"]
     return started(command, port, env)

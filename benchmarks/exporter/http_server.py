@@ -34,7 +34,7 @@ from benchmarks.exporter.exporter import (
     PSS_MIB_BUDGET,
     SCRAPE_P99_HUNG_MS_BUDGET,
     SCRAPE_P99_MS_BUDGET,
-    Running,
+    RunningExporter,
     cpu_side_by_side,
     latencies_ms,
     rankscope,
@@ -73,7 +73,7 @@ def own_cpu_s(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | 2)
 
 
-def cpu_us_per_scrape(server: Running, scrapes: int) -> float:
+def cpu_us_per_scrape(server: RunningExporter, scrapes: int) -> float:
     """Return the CPU microseconds of the serving process per scrape, from the cheapest block of scrapes.
 
     That block has no sampling in it, and ran on a quiet core.
@@ -87,7 +87,7 @@ def cpu_us_per_scrape(server: Running, scrapes: int) -> float:
     return 1e6 * min(blocks) / BLOCK
 
 
-def stalled(server: Running) -> dict[str, float]:
+def stalled(server: RunningExporter) -> dict[str, float]:
     """Measure the cost of half requests: memory, the time of a health check among them, and the connections left open."""
     before = server.pss_mib()
     with contextlib.ExitStack() as stack:

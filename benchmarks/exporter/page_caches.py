@@ -29,7 +29,7 @@ from benchmarks.exporter.exporter import (
     CPU_RATIO_BUDGET,
     SCRAPE_P99_HUNG_MS_BUDGET,
     SCRAPE_P99_MS_BUDGET,
-    Running,
+    RunningExporter,
     cpu_seconds,
     free_port,
     latencies_ms,
@@ -45,7 +45,9 @@ PEER = "nvitop_exporter"
 JOB = Path(__file__).with_name("page_caches_job.py")
 
 
-def exporter(driver: FakeDriver, folder: Path, removed: str, *, ranks: bool = True) -> contextlib.AbstractContextManager[Running]:
+def exporter(
+    driver: FakeDriver, folder: Path, removed: str, *, ranks: bool = True
+) -> contextlib.AbstractContextManager[RunningExporter]:
     """Run the exporter without the ``removed`` caches."""
     port, own = free_port(), Path(tempfile.mkdtemp(dir=folder))
     places = [
@@ -99,7 +101,7 @@ def living(driver: FakeDriver, spool: Path) -> Iterator[threading.Lock]:
     thread.join()
 
 
-def cpu_per_second(exporters: dict[str, Running], *, rounds: int, seconds: int, scrapers: int) -> dict[str, list[float]]:
+def cpu_per_second(exporters: dict[str, RunningExporter], *, rounds: int, seconds: int, scrapers: int) -> dict[str, list[float]]:
     """Return the CPU seconds per second of each exporter in each round, scraped ``scrapers`` times a second."""
     by_key: dict[str, list[float]] = {name: [] for name in exporters}
     for _ in range(rounds):
@@ -114,7 +116,7 @@ def cpu_per_second(exporters: dict[str, Running], *, rounds: int, seconds: int, 
     return by_key
 
 
-def p99_ms(exporters: dict[str, Running], *, repeats: int, bursts: int, pause_s: float) -> dict[str, list[float]]:
+def p99_ms(exporters: dict[str, RunningExporter], *, repeats: int, bursts: int, pause_s: float) -> dict[str, list[float]]:
     """Return the p99 latency of 20 scrapers at once in every repeat; the two exporters are scraped half a pause apart."""
     by_key: dict[str, list[float]] = {name: [] for name in exporters}
 

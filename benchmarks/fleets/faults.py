@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 from benchmarks.common.make_run import RANKS_PER_HOST
-from benchmarks.fleets.fleet import STEP_US, Expected, Floats, Mask, PlantedFleet, host_of
+from benchmarks.fleets.fleet import STEP_US, ExpectedAnswer, Floats, Mask, PlantedFleet, host_of
 from benchmarks.fleets.noise import Rng, moving_pauses, noise, random_steps
 
 SLOW_US: Final = 30_000.0
@@ -22,10 +22,12 @@ def slow(base: Floats, when: dict[int, Mask], rng: Rng, by_us: float = SLOW_US) 
     return fault
 
 
-def names(ranks: Iterable[int], hosts: Iterable[int] = (), *, undecided: bool = False, or_rotating: bool = False) -> Expected:
+def names(
+    ranks: Iterable[int], hosts: Iterable[int] = (), *, undecided: bool = False, or_rotating: bool = False
+) -> ExpectedAnswer:
     """Return the answer that names ranks, and hosts by number."""
     of_hosts = tuple(host_of(host * RANKS_PER_HOST) for host in sorted(hosts))
-    return Expected("names", tuple(sorted(ranks)), of_hosts, undecided=undecided, or_rotating=or_rotating)
+    return ExpectedAnswer("names", tuple(sorted(ranks)), of_hosts, undecided=undecided, or_rotating=or_rotating)
 
 
 def members(host: int) -> range:
@@ -258,7 +260,7 @@ def stopped_once(rng: Rng) -> PlantedFleet:
     rank, step = int(rng.integers(8)), int(rng.integers(100, 550))
     fault = np.zeros_like(base)
     fault[rank, step] = 30e6
-    return PlantedFleet(base, Expected("rare", (rank,)), fault=fault, rare=rare(600, [step]))
+    return PlantedFleet(base, ExpectedAnswer("rare", (rank,)), fault=fault, rare=rare(600, [step]))
 
 
 def checkpoints(rng: Rng) -> PlantedFleet:
@@ -269,7 +271,7 @@ def checkpoints(rng: Rng) -> PlantedFleet:
     fault[rank, steps] = rng.normal(4e6, 0.1e6, len(steps))
     return PlantedFleet(
         base,
-        Expected("rare", (rank,), cause="checkpoint"),
+        ExpectedAnswer("rare", (rank,), cause="checkpoint"),
         fault=fault,
         fault_phase="between_steps",
         tags={(rank, step): "checkpoint" for step in steps},
@@ -285,7 +287,7 @@ def evaluations(rng: Rng) -> PlantedFleet:
     fault[:, steps] = rng.normal(10e6, 0.1e6, (8, len(steps)))
     return PlantedFleet(
         base,
-        Expected("rare", cause="evaluation"),
+        ExpectedAnswer("rare", cause="evaluation"),
         fault=fault,
         fault_phase="between_steps",
         tags={(rank, step): "eval" for rank in range(8) for step in steps},

@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 
-class Expected(NamedTuple):
+class ExpectedAnswer(NamedTuple):
     """Right answer about a fleet."""
 
     answer: Literal["names", "none", "rotating", "rare"]
@@ -60,7 +60,7 @@ class PlantedFleet:
 
     base: Floats
     """Healthy own times, spread over the phases."""
-    expected: Expected
+    expected: ExpectedAnswer
     fault: Floats | float = 0.0
     """Additional own time by the fault, in ``fault_phase``."""
     pauses: Floats | float = 0.0
@@ -103,7 +103,7 @@ class PlantedFleet:
         """Return the same fleet, of the same noise, without its fault."""
         # Without any record of a rank, whether that rank is slow may stay unknown.
         undecided = self.expected.undecided and set(self.expected.ranks) <= set(self.absent)
-        return replace(self, fault=0.0, tags={}, rare=None, expected=Expected("none", undecided=undecided))
+        return replace(self, fault=0.0, tags={}, rare=None, expected=ExpectedAnswer("none", undecided=undecided))
 
     @property
     def recorded(self) -> Mask:

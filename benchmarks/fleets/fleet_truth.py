@@ -39,7 +39,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from benchmarks.common.budget import budget
 from benchmarks.fleets.baselines import BASELINES, frontier_of
-from benchmarks.fleets.fleet import Expected, Floats, PlantedFleet, phase_times, write_fleet
+from benchmarks.fleets.fleet import ExpectedAnswer, Floats, PlantedFleet, phase_times, write_fleet
 from benchmarks.fleets.kinds import FAULTY, HEALTHY
 from benchmarks.fleets.scores import Score, cost_error, interval_holds, named_ranks, score_of, score_of_ranks
 
@@ -74,7 +74,7 @@ class FleetOutcome(NamedTuple):
     """Answers about one fleet."""
 
     job: FleetCase
-    expected: Expected
+    expected: ExpectedAnswer
     steps: int
     score: Score
     names: dict[str, Score]

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 from benchmarks.common.make_run import RANKS_PER_HOST
-from benchmarks.fleets.fleet import STEP_US, Expected, Floats, Mask, PlantedFleet
+from benchmarks.fleets.fleet import STEP_US, ExpectedAnswer, Floats, Mask, PlantedFleet
 
 Rng = np.random.Generator
 
@@ -34,9 +34,9 @@ def random_steps(rng: Rng, steps: int, share: float) -> Mask:
     return rng.permutation(steps) < round(share * steps)
 
 
-def no_fault(steps: int = 1000) -> Expected:
+def no_fault(steps: int = 1000) -> ExpectedAnswer:
     """Return the answer that no rank is at fault. A short run may be too short even for that."""
-    return Expected("none", undecided=steps < 200)
+    return ExpectedAnswer("none", undecided=steps < 200)
 
 
 def healthy(
@@ -72,4 +72,4 @@ def collections(rng: Rng, ranks: int) -> PlantedFleet:
     base = noise(rng, ranks, 400)
     first = rng.permutation(8)[:ranks, None]
     pauses = ((np.arange(400) + first) % 8 == 0) * rng.uniform(300_000, 500_000, base.shape)
-    return PlantedFleet(base, Expected("rotating", cause="gc"), pauses=pauses, of_collections=True)
+    return PlantedFleet(base, ExpectedAnswer("rotating", cause="gc"), pauses=pauses, of_collections=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
-from benchmarks.fleets.fleet import Expected, PlantedFleet
+from benchmarks.fleets.fleet import ExpectedAnswer, PlantedFleet
 
 from rankscope.analysis.result.analysis import Analysis, Verdict
 
@@ -60,12 +60,12 @@ def score_of(analysis: Analysis, fleet: PlantedFleet) -> Score:
     return Score(right and not false, exact, false, undecided=verdict.kind == "insufficient_data")
 
 
-def _are_enough(ranks: Collection[int], expected: Expected) -> bool:
+def _are_enough(ranks: Collection[int], expected: ExpectedAnswer) -> bool:
     """Return whether at least half of the ranks at fault are named."""
     return bool(ranks) and 2 * len(ranks) >= len(expected.ranks)
 
 
-def _is_right_about_rare_steps(analysis: Analysis, expected: Expected) -> bool:
+def _is_right_about_rare_steps(analysis: Analysis, expected: ExpectedAnswer) -> bool:
     rare = analysis.rare_steps
     return (
         rare is not None
@@ -75,7 +75,7 @@ def _is_right_about_rare_steps(analysis: Analysis, expected: Expected) -> bool:
     )
 
 
-def score_of_ranks(named: Collection[int], expected: Expected) -> Score:
+def score_of_ranks(named: Collection[int], expected: ExpectedAnswer) -> Score:
     """Return the score of the ranks alone that some method names. It need not know hosts, causes or rotating slowness."""
     at_fault = set(expected.ranks)
     false = not set(named) <= at_fault

@@ -49,7 +49,7 @@ DRAWN = "() => document.querySelectorAll('#timeline-lanes .main-svg').length > 0
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentRequest:
     """A request of the browser, and the seconds since the recording began."""
 
     after_s: float
@@ -57,7 +57,7 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ViewerSeconds:
     """Seconds of the requests of some viewers."""
 
     healthy: list[float]
@@ -105,7 +105,7 @@ def window_stopped(server: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def recorded(browser: Browser, address: str, until: str, seconds: float) -> list[Sent]:
+def recorded(browser: Browser, address: str, until: str, seconds: float) -> list[SentRequest]:
     """Open an address in a fresh browser; return its requests until some seconds after ``until`` holds."""
     timed_requests: list[tuple[float, Request]] = []
     with browser.new_context(viewport=VIEWPORT) as session:
@@ -115,13 +115,17 @@ def recorded(browser: Browser, address: str, until: str, seconds: float) -> list
         page.goto(address)
         page.wait_for_function(until, timeout=120_000)
         page.wait_for_timeout(1000 * seconds)
-    return [Sent(at - began, request.post_data) for at, request in timed_requests if UPDATE in request.url and request.post_data]
+    return [
+        SentRequest(at - began, request.post_data)
+        for at, request in timed_requests
+        if UPDATE in request.url and request.post_data
+    ]
 
 
-def viewed(url: str, sent: Sequence[Sent], count: int, seconds: float) -> Measured:
+def viewed(url: str, sent: Sequence[SentRequest], count: int, seconds: float) -> ViewerSeconds:
     """Let viewers send the requests again and again, each at the recorded pace, beginning at a random one of them."""
     length = max(each.after_s for each in sent) + 1.0
-    measured = Measured([], [], 0)
+    measured = ViewerSeconds([], [], 0)
     failed: list[str] = []
     until = time.monotonic() + seconds
 
@@ -149,7 +153,7 @@ def viewed(url: str, sent: Sequence[Sent], count: int, seconds: float) -> Measur
         thread.start()
     for thread in threads:
         thread.join()
-    return Measured(measured.healthy, measured.callbacks, len(failed))
+    return ViewerSeconds(measured.healthy, measured.callbacks, len(failed))
 
 
 def ask_health(url: str, until: float, seconds: list[float]) -> None:
@@ -165,7 +169,7 @@ def ask_health(url: str, until: float, seconds: list[float]) -> None:
         time.sleep(EVERY_S)
 
 
-def row(measured: Measured) -> dict[str, float]:
+def row(measured: ViewerSeconds) -> dict[str, float]:
     """Return the figures of a measurement."""
     return {
         "healthy_p50_s": percentile(measured.healthy, 50),
@@ -203,7 +207,7 @@ def main() -> None:
         with served(run, Path(folder) / "cache") as (url, pid):
             address = f"{url}/run/{RunReader(run).info.run_id}"
             recorded(browser, address, "() => document.querySelectorAll('.main-svg').length > 0", 1.0)  # the analysis is there
-            idle = viewed(url, [Sent(0.0, "{}")], 0, args.seconds)
+            idle = viewed(url, [SentRequest(0.0, "{}")], 0, args.seconds)
             with window_stopped(pid):
                 sent = recorded(browser, f"{address}/timeline", WAITING, 5.0)
                 told(f"{len(sent)} requests while the window is being made")

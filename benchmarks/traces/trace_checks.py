@@ -26,16 +26,16 @@ from benchmarks.traces.analysis import synthetic
 
 from rankscope.analysis.result.data_quality import DataQuality
 from rankscope.analysis.trace.columns import read_trace
-from rankscope.analysis.trace.quality import Checked
+from rankscope.analysis.trace.quality import CheckedEvents
 
 LIMIT = 1.05
 PUBLIC = ("hta_df_index_resolver/rank-1.json.gz", "hta_trace_diff_test/rank-1.json.gz", "ddp_2ranks_nccl_metadata/rank-0.json.gz")
 
 
-def unchecked(_columns: Mapping[str, Any], _names: Sequence[str], _base_ns: int, _kind: str, *, torn: bool) -> Checked:
+def unchecked(_columns: Mapping[str, Any], _names: Sequence[str], _base_ns: int, _kind: str, *, torn: bool) -> CheckedEvents:
     """Take all events as they are."""
     none = np.empty(0, np.int64)
-    return Checked(
+    return CheckedEvents(
         missing=none,
         cut=none,
         quality=DataQuality(device_events=0),

@@ -74,7 +74,7 @@ class HostPauses:
         time.sleep(seconds + (long if happens and who == self.rank else 0.0))
 
 
-class Planted:
+class PlantedFault:
     """The planted fault: pauses at its place in the step, and records how long the pauses were."""
 
     def __init__(self, args: argparse.Namespace, rank: int, world: int) -> None:
@@ -160,7 +160,7 @@ class Model(nn.Module):
     The device's time, in which the host sleeps, is spread over the layers.
     """
 
-    def __init__(self, args: argparse.Namespace, planted: Planted, depth: int) -> None:
+    def __init__(self, args: argparse.Namespace, planted: PlantedFault, depth: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layer(args.model, args.width) for _ in range(depth))
         self.planted = planted
@@ -199,7 +199,7 @@ class Model(nn.Module):
 class Samples(Dataset[Tensor]):
     """Reproducible samples; one sample of each batch has the planted delay."""
 
-    def __init__(self, length: int, width: int, planted: Planted) -> None:
+    def __init__(self, length: int, width: int, planted: PlantedFault) -> None:
         self.sample = torch.linspace(0, 1, length * width).reshape(length, width)
         self.planted = planted
 
@@ -215,7 +215,7 @@ class Samples(Dataset[Tensor]):
 class Sgd(torch.optim.SGD):
     """Optimizer with a planted delay."""
 
-    planted: Planted
+    planted: PlantedFault
 
     def step(self, closure: Any = None) -> Any:
         """Pause if the fault is here, then step."""
@@ -260,7 +260,7 @@ def burner(code: str, core: int | None = None) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", prelude + code])
 
 
-def build(args: argparse.Namespace, planted: Planted) -> tuple[nn.Module, Callable[[Tensor], None]]:
+def build(args: argparse.Namespace, planted: PlantedFault) -> tuple[nn.Module, Callable[[Tensor], None]]:
     """Return the module that is trained, and a function that runs forward and backward of a batch."""
     rank, world = dist.get_rank(), dist.get_world_size()
     if args.layout == "pp":
@@ -312,7 +312,7 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def neighbours(planted: Planted, seed: int) -> list[subprocess.Popen[bytes]]:
+def neighbours(planted: PlantedFault, seed: int) -> list[subprocess.Popen[bytes]]:
     """Start the processes that take CPU time from the ranks, as the fault requires."""
     if planted.kind == "core":
         core = pin(planted.rank)
@@ -339,7 +339,7 @@ def heap(seconds: float) -> list[object]:
     return objects
 
 
-def loop(args: argparse.Namespace, planted: Planted, tracer: Callable[[Any], Any]) -> list[float]:
+def loop(args: argparse.Namespace, planted: PlantedFault, tracer: Callable[[Any], Any]) -> list[float]:
     """Train. Returns the wall seconds of the steps, without the time to load their batches."""
     is_planted = planted.rank in planted.slow
     storm = heap(planted.seconds) if planted.kind == "gc" and is_planted else []
@@ -382,7 +382,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    planted = Planted(args, rank, world)
+    planted = PlantedFault(args, rank, world)
     others = neighbours(planted, args.seed)
     walls = loop(args, planted, tracer)
     for other in others:

@@ -12,7 +12,7 @@ from plotly.utils import PlotlyJSONEncoder  # type: ignore[import-untyped]
 from rankscope.dashboards.charts.palette import PALETTES, Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.live.pages import Page, Pages, verdict_kind
-from rankscope.dashboards.model.drawn import Drawn
+from rankscope.dashboards.model.drawn import DrawnFigure
 from rankscope.dashboards.model.page import Block, FigureBlock, Part, Table, every, find
 from rankscope.dashboards.model.run_head import run_head
 from rankscope.dashboards.model.state import PageState
@@ -53,9 +53,9 @@ def figure_names(view: View, run: RunData, state: PageState) -> list[str]:
     return [item.name for item in every(view.blocks(run, state)) if isinstance(item, FigureBlock)]
 
 
-def draw(view: View, name: str, run: RunData, state: PageState, colors: Palette = PALETTES["light"]) -> Drawn:
+def draw(view: View, name: str, run: RunData, state: PageState, colors: Palette = PALETTES["light"]) -> DrawnFigure:
     """Draw a figure."""
-    figure: Drawn = block(FigureBlock, view, name, run, state).draw(colors)
+    figure: DrawnFigure = block(FigureBlock, view, name, run, state).draw(colors)
     return figure
 
 
@@ -113,7 +113,7 @@ def page_text(source: Any, path: object, search: object = "", config: DashboardC
     return json.dumps(page, cls=PlotlyJSONEncoder, ensure_ascii=False)
 
 
-def draw_at(source: Any, path: str, name: str, search: str = "", colors: Palette = PALETTES["light"]) -> tuple[Drawn, bool]:
+def draw_at(source: Any, path: str, name: str, search: str = "", colors: Palette = PALETTES["light"]) -> tuple[DrawnFigure, bool]:
     """Draw the figure of a page, and return whether it is final."""
     result = Pages(source, DashboardConfig()).figure(path, search, name, colors)
     assert result is not None, name

@@ -15,7 +15,7 @@ from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.whatif.step_scenarios import Combinations
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.alerts.record import AlertsFound
-from rankscope.dashboards.compare.data import Compared
+from rankscope.dashboards.compare.data import ComparedRuns
 from rankscope.dashboards.data.brief import Brief, StoredBrief, brief_of
 from rankscope.dashboards.data.events import HardwareEvents
 from rankscope.dashboards.data.hardware import Hardware, nothing
@@ -73,7 +73,7 @@ class MemoryRuns:
         """Ids of runs that have been analysed before."""
         self.stored: dict[str, StoredBrief] = {}
         """Verdicts in the run directories."""
-        self.comparison: Compared | None = None
+        self.comparison: ComparedRuns | None = None
         self.cancelled: list[str] = []
         self.requested: list[str] = []
         """Runs whose analysis was started in the background."""
@@ -149,7 +149,7 @@ class MemoryRuns:
     def stored_brief(self, run: RunSummary) -> StoredBrief | None:
         return self.stored.get(run.run_id)
 
-    def compared(self, run_ids: Sequence[str], at: int | None = None) -> Compared:
+    def compared(self, run_ids: Sequence[str], at: int | None = None) -> ComparedRuns:
         for run_id in run_ids:
             self.summary(run_id)
         del at

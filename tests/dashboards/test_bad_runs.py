@@ -16,7 +16,7 @@ from rankscope.alerts.replay.growing_run import GrowingRun
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.live.pages import OUR_FAULT, Pages
-from rankscope.dashboards.model.drawn import Drawn
+from rankscope.dashboards.model.drawn import DrawnFigure
 from rankscope.dashboards.model.state import PageState, run_path
 from rankscope.dashboards.registry import VIEWS
 from rankscope.dashboards.report.document import report
@@ -34,7 +34,7 @@ FIGURE = re.compile(r'"id":\s*\{\s*"type":\s*"figure",\s*"name":\s*"([^"]*)"')
 """Pattern of the identifier of a figure."""
 
 
-def drawn(figure: Drawn) -> str:
+def drawn(figure: DrawnFigure) -> str:
     """Return a figure as it is sent to a browser."""
     return figure.sentence + str(plotly.io.json.to_json_plotly(figure.figure))
 

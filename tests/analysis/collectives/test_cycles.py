@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.collectives.columns import NONE
-from rankscope.analysis.collectives.cycles import Issued, steps_of
+from rankscope.analysis.collectives.cycles import IssuedOperations, steps_of
 
 
 class Operation(NamedTuple):
@@ -41,7 +41,7 @@ def steps(*ranks: list[Operation]) -> list[list[int | None]]:
     every = [operation for rank in ranks for operation in rank]
     number: dict[object, int] = {}
     first = np.cumsum([0, *map(len, ranks)])
-    columns = Issued(
+    columns = IssuedOperations(
         first,
         key=np.array([number.setdefault(item.key, len(number)) for item in every], np.int64),
         group=np.array([number.setdefault(item.key[0], len(number)) for item in every], np.int64),

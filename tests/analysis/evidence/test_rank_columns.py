@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.step_files import Rows, add_damaged, append, damage, rows_of, steps_file, tear
 
-from rankscope.analysis.evidence.step_table.filling import Filling, StepRanges
+from rankscope.analysis.evidence.step_table.filling import StepRanges, StepTableBuilder
 from rankscope.analysis.evidence.step_table.rank_columns import (
     LOADED_METRICS,
     METER_METRICS,
@@ -239,7 +239,7 @@ def test_a_table_that_is_filled_little_by_little_is_that_of_all_at_once(
     added: list[tuple[int, list[StepRecord]]], ranks_first: bool
 ) -> None:
     # Given records of three ranks that come in any order, steps before others and again among them
-    filling = Filling()
+    filling = StepTableBuilder()
     every: dict[int, list[StepRecord]] = {rank: [] for rank in range(3)}
     if ranks_first:
         filling.add_ranks(every)
@@ -265,7 +265,7 @@ def test_a_table_that_is_filled_little_by_little_is_that_of_all_at_once(
 
 @given(st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=4), max_size=4), st.data())
 def test_ranks_with_the_same_steps_are_taken_in_at_once_as_one_by_one(turns: list[list[int]], data: st.DataObject) -> None:
-    at_once, one_by_one = Filling(), Filling()
+    at_once, one_by_one = StepTableBuilder(), StepTableBuilder()
     for filling in (at_once, one_by_one):
         filling.add_ranks(range(3))
     for steps in turns:
@@ -293,7 +293,7 @@ def test_own_time_is_known_of_the_ranks_with_a_signal_only(first: int) -> None:
     # Given a rank that waited for no other in its forward phase, and one whose waits are unknown
     times: dict[str, Any] = {"start_unix_ns": 10**18, "wall_us": 9.0, "phases_us": PhaseTimes(forward=5.0)}
     kept = [StepRecord(step=0, **times, blocked_us=blocked) for blocked in (PhaseTimes(backward=1.0), None)]
-    filling = Filling()
+    filling = StepTableBuilder()
     for rank in (first, 1 - first):
         filling.add_ranks([rank])
         filling.add(rank, RankColumns.of([rows_of(kept[rank])]))
@@ -305,7 +305,7 @@ def test_own_time_is_known_of_the_ranks_with_a_signal_only(first: int) -> None:
 
 def test_what_is_dropped_leaves_the_steps_after_it() -> None:
     kept = [StepRecord(step=step, start_unix_ns=10**18, wall_us=1.0 + step, resident_bytes=step) for step in range(9)]
-    filling = Filling()
+    filling = StepTableBuilder()
     filling.add_ranks([0])
     filling.add(0, RankColumns.of([rows_of(*kept)]))
     filling.drop_before(6)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.evidence.compared import StepOwnTimes
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.whatif.causes import Causes
-from rankscope.analysis.whatif.healed import Healed
+from rankscope.analysis.whatif.healed import HealingSavings
 from rankscope.analysis.whatif.step_graph import StepGraph, build_step_graph, possible
 from rankscope.analysis.whatif.step_scenarios import StepScenarios, play_steps
 from rankscope.runs.records import PHASES, Phase
@@ -58,7 +58,7 @@ def scenarios_of(table: StepTable, rows: NDArray[np.intp] | None = None) -> Step
     """Return all scenarios of all ranks, or of those in some rows, each on a host of its own."""
     graph = graph_of(table, rows)
     own = possible(table.values["own_us"][graph.rows])
-    return play_steps(Causes(graph), Healed(StepOwnTimes(table, graph.rows, own, 1.0), {}))
+    return play_steps(Causes(graph), HealingSavings(StepOwnTimes(table, graph.rows, own, 1.0), {}))
 
 
 @dataclass

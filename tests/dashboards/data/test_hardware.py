@@ -15,9 +15,9 @@ from tests.step_files import keep_rows, steps_file
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.hardware import ROW, Hardware, HardwareIndex, SampledGpu, in_steps, nothing, stored
-from rankscope.dashboards.store.derive import Derived
+from rankscope.dashboards.store.derive import DerivedData
 from rankscope.dashboards.store.disk import DiskRuns
-from rankscope.dashboards.store.follow import Following
+from rankscope.dashboards.store.follow import FollowerState
 from rankscope.dashboards.store.samples import SampleWriter
 from rankscope.runs.paths import host_dir, rank_dir
 from rankscope.runs.records import HardwareSample, RankInfo
@@ -197,9 +197,9 @@ def test_following_shows_what_a_finished_run_shows(tmp_path: Path, write_run: Wr
     for file in files:
         keep_rows(file, 30)
     write_samples(run, "node-0", [sample(0, step, temperature_celsius=40 + step, throttle_reasons=[]) for step in range(30)])
-    derived = Derived(tmp_path / "live")
+    derived = DerivedData(tmp_path / "live")
     derived.folder.mkdir()
-    followed = Following(run, derived.folder)
+    followed = FollowerState(run, derived.folder)
     followed.update()
     before = derived.version
     assert derived.part("steps").part("temperature_celsius").values[0, 29] == 69

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.full_disk import disk_with_room_for
 
-from rankscope.dashboards.model.drawn import Drawn
+from rankscope.dashboards.model.drawn import DrawnFigure
 from rankscope.dashboards.model.page import FigureBlock
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.report import document
@@ -119,7 +119,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, write_run: Callable[.
 def test_what_could_not_be_drawn_is_said_with_status_1(
     tmp_path: Path, write_run: Callable[..., Path], command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: Any) -> Drawn:
+    def broken(*_: Any) -> DrawnFigure:
         raise ZeroDivisionError("by zero")
 
     result = FigureBlock(name="one", label="one", draw=broken)

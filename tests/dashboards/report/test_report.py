@@ -27,7 +27,7 @@ from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.live.components import component
 from rankscope.dashboards.model import page
 from rankscope.dashboards.model.columns import number_column, text_column
-from rankscope.dashboards.model.drawn import Drawn, FigureData
+from rankscope.dashboards.model.drawn import DrawnFigure, FigureData
 from rankscope.dashboards.model.line import Badge, PageLink, Span
 from rankscope.dashboards.model.page import Block
 from rankscope.dashboards.model.state import PageState
@@ -77,8 +77,8 @@ def shown(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
 # Blocks as HTML
 
 
-def no_figure(_: Any) -> Drawn:
-    return Drawn(go.Figure(), FigureData(("a",), [(HOSTILE,)]), HOSTILE)
+def no_figure(_: Any) -> DrawnFigure:
+    return DrawnFigure(go.Figure(), FigureData(("a",), [(HOSTILE,)]), HOSTILE)
 
 
 EVERY_KIND: tuple[Block, ...] = (
@@ -335,14 +335,14 @@ def test_simulated_is_said_and_so_is_what_is_selected(plain: Report, memory_runs
 
 
 def test_a_figure_that_cannot_be_drawn_costs_only_itself(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: Any) -> Drawn:
+    def missing(*_: Any) -> DrawnFigure:
         raise RankscopeError("no window was captured: rankscope capture asks for one")
 
-    def broken(*_: Any) -> Drawn:
+    def broken(*_: Any) -> DrawnFigure:
         raise ZeroDivisionError("by zero")
 
-    def fine(*_: Any) -> Drawn:
-        return Drawn(go.Figure(), FigureData(("a",), [(row,) for row in range(MOST_CSV_ROWS + 1)]), "All is well")
+    def fine(*_: Any) -> DrawnFigure:
+        return DrawnFigure(go.Figure(), FigureData(("a",), [(row,) for row in range(MOST_CSV_ROWS + 1)]), "All is well")
 
     makers = {"one": missing, "two": broken, "three": fine}
     one_view(monkeypatch, view_with([page.FigureBlock(name=name, label=name, draw=make) for name, make in makers.items()]))

@@ -19,7 +19,7 @@ from rankscope.dashboards.lost_hours.data import run_losses
 from rankscope.dashboards.runs.view import list_rows
 from rankscope.dashboards.store.builders import InlineBuilder, JobBuilder
 from rankscope.dashboards.store.cache import Store, cache_folder, key_of
-from rankscope.dashboards.store.derive import Derived
+from rankscope.dashboards.store.derive import DerivedData
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.whatif.data import read_answer
 
@@ -148,7 +148,7 @@ def test_a_live_run_is_followed_until_it_ends_and_its_result_is_handed_over(
     run = write_run(tmp_path / "run", steps=12, finished=False)
     builder = JobBuilder(Store(tmp_path / "cache"))
 
-    def look() -> Derived:
+    def look() -> DerivedData:
         return builder.derived(summary(run))
 
     derived = until_ready(look)

@@ -21,9 +21,9 @@ from rankscope.dashboards.live.pages import OUR_FAULT
 from rankscope.dashboards.runs.view import asked_row
 from rankscope.dashboards.store.builders import InlineBuilder, JobBuilder
 from rankscope.dashboards.store.cache import LEFT_AFTER_S, Store, in_words
-from rankscope.dashboards.store.derive import PARTS, Derived
+from rankscope.dashboards.store.derive import PARTS, DerivedData
 from rankscope.dashboards.store.disk import DiskRuns
-from rankscope.dashboards.store.follow import Following, Update
+from rankscope.dashboards.store.follow import FollowerState, Update
 from rankscope.dashboards.store.jobs import AnalysisProcess
 from rankscope.dashboards.store.tasks import State
 from rankscope.dashboards.web.config import DashboardConfig
@@ -68,7 +68,7 @@ def test_a_live_run_that_cannot_be_followed_any_more_says_as_of_when_it_is_shown
     # Given a live run with a cached analysis
     run = write_run(tmp_path / "runs" / "run", steps=12, finished=False)
     folder = Store(tmp_path / "cache").new_folder()
-    following = Following(run, folder)
+    following = FollowerState(run, folder)
     failure = following.failure_of_update()
     builder = JobBuilder(Store(tmp_path / "cache"))
 
@@ -96,7 +96,7 @@ def test_a_live_run_that_cannot_be_followed_any_more_says_as_of_when_it_is_shown
         raise OSError(28, "No space left on device", "/cache/steps")
 
     with monkeypatch.context() as broken:
-        broken.setattr(Following, "update", full)
+        broken.setattr(FollowerState, "update", full)
         failure = following.failure_of_update()
 
         # Then the pages report it and show the last state
@@ -165,10 +165,10 @@ def test_what_cannot_be_read_although_it_was_made_anew_is_said(
 ) -> None:
     source = DiskRuns(write_run(tmp_path / "run", steps=12))
 
-    def broken(derived: Derived, _name: str) -> None:
+    def broken(derived: DerivedData, _name: str) -> None:
         raise InputError(derived.folder, "damaged")
 
-    monkeypatch.setattr(Derived, "part", broken)
+    monkeypatch.setattr(DerivedData, "part", broken)
     with pytest.raises(NotReadyError, match="Rebuilding"):
         source.part("run-1", "analysis")
     for _ in range(2):

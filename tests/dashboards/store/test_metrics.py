@@ -14,7 +14,7 @@ from rankscope.dashboards.charts.cells import bin_worst
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data import metrics
 from rankscope.dashboards.data.progress import Progress
-from rankscope.dashboards.store.derive import Derived, derive
+from rankscope.dashboards.store.derive import DerivedData, derive
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.matrices import RunMatrices, imposed_values, window_values
 from rankscope.dashboards.store.tiles import LEVELS, Tiles, TileWriter
@@ -33,10 +33,10 @@ def silent(_progress: Progress) -> None:
     pass
 
 
-def derived(run: Path, folder: Path) -> Derived:
+def derived(run: Path, folder: Path) -> DerivedData:
     folder.mkdir()
     derive(run, folder, silent)
-    return Derived(folder)
+    return DerivedData(folder)
 
 
 def test_what_is_recorded_and_what_is_derived_have_different_names() -> None:

@@ -29,7 +29,7 @@ from rankscope.dashboards.store.cache import Store
 from rankscope.dashboards.store.derive import PARTS, derive
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.endings import CANCELLED
-from rankscope.dashboards.store.follow import Following, Update
+from rankscope.dashboards.store.follow import FollowerState, Update
 from rankscope.dashboards.store.footprint import footprint
 from rankscope.dashboards.store.jobs import (
     FAILURE_LASTS_S,
@@ -305,7 +305,7 @@ def test_a_run_that_ends_keeps_its_page_and_the_follower_hands_over_its_result(
     # Given a page of a live run
     run = write_run(tmp_path / "run", steps=steps, finished=False)
     folder = jobs.store.new_folder()
-    following = Following(run, folder)
+    following = FollowerState(run, folder)
     builder = JobBuilder(jobs.store, jobs=jobs)
     source = DiskRuns(run, builder)
     call = Caller(create_app(source))

@@ -28,7 +28,7 @@ from rankscope.dashboards.timeline.figures import (
     timeline,
 )
 from rankscope.dashboards.timeline.lanes import representatives
-from rankscope.dashboards.timeline.parts import NOBODY, ActivityKind, Parts, Recorded, parts_of
+from rankscope.dashboards.timeline.parts import NOBODY, ActivityKind, Parts, RecordedIntervals, parts_of
 from rankscope.dashboards.timeline.raw_events import RawEvents
 from rankscope.runs.records import CollectiveRecord
 
@@ -41,9 +41,9 @@ def spans(*pairs: tuple[int, int]) -> Spans:
 
 def recorded(
     steps: Spans = EMPTY, calls: Spans = EMPTY, waits: list[int] | None = None, *, compute: Spans = EMPTY, is_whole: bool = False
-) -> Recorded:
+) -> RecordedIntervals:
     waited = np.array([NOBODY] * len(calls) if waits is None else waits, dtype=np.int64)
-    return Recorded(steps, calls, waited, np.arange(len(calls)), compute, EMPTY, is_whole=is_whole)
+    return RecordedIntervals(steps, calls, waited, np.arange(len(calls)), compute, EMPTY, is_whole=is_whole)
 
 
 def rows(parts: Parts) -> list[tuple[int, int, int, int]]:

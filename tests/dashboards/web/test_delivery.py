@@ -67,7 +67,7 @@ def test_a_script_is_compressed_once(http: FlaskClient, monkeypatch: pytest.Monk
 
 
 def test_made_up_versions_do_not_fill_the_memory() -> None:
-    kept = delivery._Compressed()
+    kept = delivery._CompressedCache()
     for number in range(10_000):
         kept.set(f"gzip;/_dash-component-suites/dash/a.v{number}m1.js", b"")
     assert len(kept._cache) < 100

@@ -17,7 +17,7 @@ from rankscope.profiler.handover import ProfiledWindow
 from rankscope.profiler.helper.writing import trace_reducer as reducer_module
 from rankscope.profiler.helper.writing import trace_retention as retention_module
 from rankscope.profiler.helper.writing.no_activity import reason_without_activity
-from rankscope.profiler.helper.writing.trace_reducer import Reduced, TraceReducer
+from rankscope.profiler.helper.writing.trace_reducer import ReducedWindow, TraceReducer
 from rankscope.profiler.helper.writing.trace_retention import (
     CAPTURED,
     MAX_WAITING,
@@ -245,10 +245,10 @@ def test_traces_of_a_killed_helper_are_removed_and_counted(
     # Given a helper that is killed while it reduces a trace and another waits, and the trace of a window it does not know of
     began = threading.Event()
 
-    def slow(_: Path, _kind: DeviceKind) -> Reduced:
+    def slow(_: Path, _kind: DeviceKind) -> ReducedWindow:
         began.set()
         gate.wait()
-        return Reduced()
+        return ReducedWindow()
 
     monkeypatch.setattr(reducer_module, "_reduce", slow)
     killed = place.reducer()
@@ -270,10 +270,10 @@ def test_traces_do_not_pile_up_while_one_takes_long_to_reduce(
 ) -> None:
     began = threading.Event()
 
-    def slow(_: Path, _kind: DeviceKind) -> Reduced:
+    def slow(_: Path, _kind: DeviceKind) -> ReducedWindow:
         began.set()
         gate.wait()
-        return Reduced()
+        return ReducedWindow()
 
     monkeypatch.setattr(reducer_module, "_reduce", slow)
     reducer = place.reducer()

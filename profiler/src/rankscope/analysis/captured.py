@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from rankscope.analysis.collectives.communication import communication_parts
-from rankscope.analysis.collectives.matched import Matched, match_windows
+from rankscope.analysis.collectives.matched import MatchedCollectives, match_windows
 from rankscope.analysis.collectives.traffic.links import run_fabric
 from rankscope.analysis.collectives.windows import Reduction, odd_windows
 from rankscope.analysis.collectives.world import least_ranks
@@ -120,14 +120,14 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
 
 
 def _costs(
-    reductions: Mapping[int, Reduction], matched: Matched, world_size: int, *, without: Collection[int] = ()
+    reductions: Mapping[int, Reduction], matched: MatchedCollectives, world_size: int, *, without: Collection[int] = ()
 ) -> Costs | None:
     """Return the costs of all ranks, leaving out those in ``without``."""
     blame = matched.blame if matched.matching.matches else None
     return costs_of_windows(reductions, blame, world_size=world_size, source="windows", without=without)
 
 
-def _case(reductions: Mapping[int, Reduction], matched: Matched, costs: Costs | None, setting: Setting) -> Case:
+def _case(reductions: Mapping[int, Reduction], matched: MatchedCollectives, costs: Costs | None, setting: Setting) -> Case:
     profile = profile_of_windows(reductions, matched, setting.world_size, setting.hosts)
     if profile is None:
         return Case(setting, {}, missing=MissingEvidence("none of these steps has been profiled", "short_capture"))

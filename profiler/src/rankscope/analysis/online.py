@@ -18,12 +18,12 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.collectives.matched import Matched, match_windows
+from rankscope.analysis.collectives.matched import MatchedCollectives, match_windows
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.collectives.world import least_ranks
 from rankscope.analysis.evidence.compared import judged_groups
 from rankscope.analysis.evidence.peers import peer_groups
-from rankscope.analysis.evidence.step_table.filling import Filling, StepRanges
+from rankscope.analysis.evidence.step_table.filling import StepRanges, StepTableBuilder
 from rankscope.analysis.evidence.step_table.rank_columns import RankColumns
 from rankscope.analysis.evidence.step_table.recent import Earlier
 from rankscope.analysis.evidence.step_table.simultaneous import find_step_numbers
@@ -163,14 +163,14 @@ class _Attempt:
         self._path = path
         self._recent_steps = recent_steps
         self._recent_windows = recent_windows
-        self._filling = Filling()
+        self._filling = StepTableBuilder()
         self._first = 0
         """First step that is kept. The fields below count the steps before it."""
         self._passed = StepRanges()
         self._records: dict[int, int] = {}
         self._wall_us: dict[int, float] = {}
         self._damaged: Counter[int] = Counter()
-        self._matched: tuple[object, Matched] | None = None
+        self._matched: tuple[object, MatchedCollectives] | None = None
         self._numbers: StepNumbers = ALL_ALIKE
         self._has_own_times = False
         """True if step records could be judged at the last update: durations of collectives are not read then."""

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.collectives.arrivals import RecordColumns
-from rankscope.analysis.collectives.matched import Matched, match_windows
+from rankscope.analysis.collectives.matched import MatchedCollectives, match_windows
 from rankscope.analysis.collectives.traffic.links import ToldLink, run_fabric
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.collectives.world import least_ranks
@@ -232,7 +232,7 @@ def evidence_of(
     table: StepTable,
     infos: dict[int, RankInfo],
     windows: dict[int, Reduction],
-    matched: Matched,
+    matched: MatchedCollectives,
     *,
     world_size: int | None,
     damaged: Mapping[int, int],

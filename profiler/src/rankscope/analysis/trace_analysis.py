@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.collectives.communication import communication_parts, explained_share
-from rankscope.analysis.collectives.matched import Matched, match_ranks
+from rankscope.analysis.collectives.matched import MatchedCollectives, match_ranks
 from rankscope.analysis.collectives.traffic.links import Fabric, ToldLink
 from rankscope.analysis.collectives.windows import Reduction, matchable
 from rankscope.analysis.inference.doubts import MOST_COMMUNICATION
@@ -121,7 +121,7 @@ def analyze_traces(
 
 def match_traces(
     traces: Sequence[RankTrace], complete: Mapping[int, Reduction], fabric: Fabric, world_size: int | None
-) -> Matched:
+) -> MatchedCollectives:
     """Match the collectives of the ``complete`` traces; of the others, waits are not known."""
     matched = match_ranks(
         matchable(complete),
@@ -141,7 +141,7 @@ _UNEXPLAINED: Final = (
 )
 
 
-def _with_uncalled(matched: Matched, uncalled: int) -> Matched:
+def _with_uncalled(matched: MatchedCollectives, uncalled: int) -> MatchedCollectives:
     """Return the matching with the collectives whose calls are in no trace counted as unmatched."""
     if not uncalled:
         return matched

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from rankscope.analysis.collectives.communication import longest_extent_us
-from rankscope.analysis.collectives.matched import Matched
+from rankscope.analysis.collectives.matched import MatchedCollectives
 from rankscope.analysis.collectives.stages import stages_of_records
 from rankscope.analysis.costs.waterfall import Costs
 from rankscope.analysis.costs.window_costs import costs_of_windows
@@ -29,7 +29,7 @@ from rankscope.analysis.verdict.unnamed_communication import with_unnamed_waits,
 def answer_of_traces(
     traces: Sequence[RankTrace],
     job: Job,
-    matched: Matched,
+    matched: MatchedCollectives,
     costs: Costs | None,
     setting: Setting,
     *,
@@ -48,7 +48,7 @@ def answer_of_traces(
     return answer
 
 
-def profile_of_traces(traces: Sequence[RankTrace], matched: Matched, hosts: Mapping[int, str]) -> Profile | None:
+def profile_of_traces(traces: Sequence[RankTrace], matched: MatchedCollectives, hosts: Mapping[int, str]) -> Profile | None:
     """Return the traced steps for the judge; ``None`` where they show neither matched collectives nor times of devices."""
     incomplete = incomplete_ranks(matched.matching, {trace.rank for trace in traces})
     times = {} if incomplete else _device_times(traces, world_size_of_traces(traces))
@@ -58,7 +58,7 @@ def profile_of_traces(traces: Sequence[RankTrace], matched: Matched, hosts: Mapp
     return Profile(matched, times, breakdowns, _extent_us(traces, matched), hosts=hosts)
 
 
-def costs_of_traces(traces: Sequence[RankTrace], matched: Matched, *, without: Collection[int] = ()) -> Costs | None:
+def costs_of_traces(traces: Sequence[RankTrace], matched: MatchedCollectives, *, without: Collection[int] = ()) -> Costs | None:
     """Return the costs of the mean window of all whole traces ``without`` some ranks."""
     those = [trace for trace in traces if not trace.lacks and trace.rank not in without]
     has_matches = bool(matched.matching.matches)
@@ -74,7 +74,7 @@ def costs_of_traces(traces: Sequence[RankTrace], matched: Matched, *, without: C
     )
 
 
-def _extent_us(traces: Sequence[RankTrace], matched: Matched) -> float:
+def _extent_us(traces: Sequence[RankTrace], matched: MatchedCollectives) -> float:
     """Return the time from the first start on any rank to the last end on any. At least one trace must lack nothing."""
     windows = {trace.rank: trace.reduction.breakdowns[0] for trace in traces if not trace.lacks}
     return longest_extent_us(windows, matched.matching.matches, matched.clocks)
@@ -105,7 +105,9 @@ def _of_ranks(traces: Sequence[RankTrace]) -> str:
     return f"{world_size}" if stated == world_size else f"at least {world_size}"
 
 
-def _case(traces: Sequence[RankTrace], matched: Matched, costs: Costs | None, explained: float | None, setting: Setting) -> Case:
+def _case(
+    traces: Sequence[RankTrace], matched: MatchedCollectives, costs: Costs | None, explained: float | None, setting: Setting
+) -> Case:
     """Return the judgement on the ranks, with the doubts that traces raise."""
     world_size, matches = world_size_of_traces(traces), matched.matching.matches
     case = Case(setting, shares_of(costs, matched.figures))

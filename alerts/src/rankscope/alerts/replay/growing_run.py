@@ -154,7 +154,7 @@ _AT_START: Final[dict[str, Any]] = {
 """Initial values of the fields in ``rank.json`` that a rank fills in when it ends."""
 
 
-class _Ended(msgspec.Struct):
+class _EndRecord(msgspec.Struct):
     end_unix_ns: int
 
 
@@ -181,7 +181,7 @@ def _end_ns(start_unix_ns: int, us: float) -> int:
 
 
 _KINDS: Final[dict[Stream, tuple[type[Any], Any]]] = {
-    **dict.fromkeys(("events", "collectives", "stacks", "durations"), (_Ended, lambda record: record.end_unix_ns)),
+    **dict.fromkeys(("events", "collectives", "stacks", "durations"), (_EndRecord, lambda record: record.end_unix_ns)),
     "windows": (_WindowTimes, lambda record: _end_ns(record.start_unix_ns, record.window_us)),
     "gpu": (_SampleTime, lambda record: record.unix_ns),
 }

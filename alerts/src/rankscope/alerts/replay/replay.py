@@ -51,7 +51,7 @@ def replay_run(
     """
     with naming_the_folder(), tempfile.TemporaryDirectory(prefix="rankscope-replay-") as folder:
         growing = GrowingRun(run, Path(folder), latest_unix_ns=time.time_ns())
-        replaying = _Replaying(run, growing, options, progress)
+        replaying = _Replay(run, growing, options, progress)
         replaying.go()
     return replaying.result(rules or WATCHER_ALERTS)
 
@@ -68,7 +68,7 @@ def naming_the_folder() -> Iterator[None]:
         ) from error
 
 
-class _Replaying:
+class _Replay:
     """A watcher, its simulated clock, and the spells so far."""
 
     def __init__(self, run: Path, growing: GrowingRun, options: WatcherSettings, progress: Callable[[int], None]) -> None:

@@ -147,7 +147,7 @@ class ParquetSink(AbstractContextManager["ParquetSink"]):
 
     def __init__(self, write: Write, schema: pa.Schema) -> None:
         self._schema = schema
-        self._out = _Appended(write)
+        self._out = _AppendingFile(write)
         self._file = pq.ParquetWriter(pa.PythonFile(self._out, "w"), schema)
         self._waiting: list[pa.RecordBatch] = []
         self._rows = 0
@@ -175,7 +175,7 @@ class ParquetSink(AbstractContextManager["ParquetSink"]):
             self._file.close()
 
 
-class _Appended:
+class _AppendingFile:
     """File-like object for Arrow that appends to ``write``."""
 
     closed = False

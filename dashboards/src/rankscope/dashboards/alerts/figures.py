@@ -13,7 +13,7 @@ from rankscope.dashboards.alerts.record import AlertRecord, State
 from rankscope.dashboards.charts.bars import Look
 from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
-from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
+from rankscope.dashboards.model.drawn import NO_DATA, DrawnFigure, FigureData
 from rankscope.dashboards.words.units import AxisClock, duration, moment
 
 MOST_ROWS: Final = 24
@@ -117,10 +117,10 @@ _SEVERITIES: Final = {
 }
 
 
-def alert_counts(alerts: Sequence[AlertRecord], colors: Palette) -> Drawn:
+def alert_counts(alerts: Sequence[AlertRecord], colors: Palette) -> DrawnFigure:
     """Draw stacked bars of the number of alerts that began, by severity."""
     if not alerts:
-        return Drawn(note(NONE, colors), NO_DATA, NONE.replace("<br>", " "))
+        return DrawnFigure(note(NONE, colors), NO_DATA, NONE.replace("<br>", " "))
     width_s, words = bar_width_s([alert.started_unix_ns for alert in alerts])
     clock = AxisClock.of(max(alert.started_unix_ns for alert in alerts))
     figure = go.Figure()
@@ -146,7 +146,7 @@ def alert_counts(alerts: Sequence[AlertRecord], colors: Palette) -> Drawn:
     firing = sum(alert.state == "firing" for alert in alerts)
     most = Counter(alert.name for alert in alerts).most_common(1)[0]
     sentence = f"{len(alerts):,} alerts, {firing:,} of them firing; {most[0]} most often, {most[1]:,} times."
-    return Drawn(figure, alert_table(alerts), sentence)
+    return DrawnFigure(figure, alert_table(alerts), sentence)
 
 
 def bar_width_s(starts_unix_ns: Sequence[int]) -> tuple[int, str]:

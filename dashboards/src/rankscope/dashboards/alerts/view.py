@@ -13,7 +13,7 @@ from rankscope.dashboards.alerts.figures import alert_table, alert_times
 from rankscope.dashboards.alerts.record import AlertRecord, AlertsFound, Source, State
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.model.drawn import Drawn
+from rankscope.dashboards.model.drawn import DrawnFigure
 from rankscope.dashboards.model.line import PageLink, badge
 from rankscope.dashboards.model.page import (
     AdviceItem,
@@ -89,10 +89,10 @@ def _when(alert: AlertRecord) -> str:
     return f"From {began}, for {duration((alert.ended_unix_ns - alert.started_unix_ns) / 1e3)}"
 
 
-def _times(run: RunData, colors: Palette) -> Drawn:
+def _times(run: RunData, colors: Palette) -> DrawnFigure:
     alerts = alerts_about(run).alerts
     firing = sum(alert.state == "firing" for alert in alerts)
-    return Drawn(
+    return DrawnFigure(
         alert_times(alerts, colors, now_unix_ns=time.time_ns()),
         alert_table(alerts),
         f"Alerts: {firing} firing, {len(alerts) - firing} pending or past" if alerts else "No alert is known",

@@ -31,7 +31,7 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     """At ``PERCENTS``, mean over the ranks; empty without a usable step."""
 
 
-class Compared(msgspec.Struct, frozen=True, kw_only=True):
+class ComparedRuns(msgspec.Struct, frozen=True, kw_only=True):
     """A comparison and the step-time distributions of its sides."""
 
     result: CompareResult
@@ -50,7 +50,7 @@ def compare_runs(runs: Sequence[Path], at: int | None, folder: Path, tell: Tell)
 
     sides = read_sides(runs, at=at, read=read)
     tell(Progress("comparing them"))
-    compared = Compared(result=compare_sides(sides), distributions=[distribution(side) for side in sides])
+    compared = ComparedRuns(result=compare_sides(sides), distributions=[distribution(side) for side in sides])
     (folder / COMPARISON).write_bytes(msgspec.json.encode(inert_record(compared)))
 
 
@@ -60,6 +60,6 @@ def distribution(side: Usable) -> Distribution:
     return Distribution(label=side.label, percentiles_us=np.percentile(walls, PERCENTS).tolist() if len(walls) else [])
 
 
-def read_comparison(folder: Path) -> Compared:
+def read_comparison(folder: Path) -> ComparedRuns:
     """Read the comparison that ``compare_runs`` wrote. Raises ``InputError``."""
-    return read_json(folder / COMPARISON, Compared, "the cached comparison")
+    return read_json(folder / COMPARISON, ComparedRuns, "the cached comparison")

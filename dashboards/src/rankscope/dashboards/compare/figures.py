@@ -14,9 +14,9 @@ from rankscope.analysis.compare.result import Comparison, Quantity, RankShift, S
 from rankscope.dashboards.charts.course import course_of
 from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
-from rankscope.dashboards.compare.data import PERCENTS, Compared
+from rankscope.dashboards.compare.data import PERCENTS, ComparedRuns
 from rankscope.dashboards.data.trend import MEDIAN, Trend
-from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData, cell
+from rankscope.dashboards.model.drawn import NO_DATA, DrawnFigure, FigureData, cell
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import duration, time_unit
 
@@ -44,7 +44,7 @@ _MOST_LETTERS: Final = 36
 """Maximum length of a name at an axis or in a legend. The hover text or the table has all of it."""
 
 
-def step_distributions(compared: Compared, colors: Palette) -> Drawn:
+def step_distributions(compared: ComparedRuns, colors: Palette) -> DrawnFigure:
     """Draw the cumulative distribution of step times, one line per side. Lines differ in colour and dash."""
     sides = [
         (side, distribution)
@@ -53,7 +53,7 @@ def step_distributions(compared: Compared, colors: Palette) -> Drawn:
     ]
     if not sides:
         sentence = "No side has a usable step: there is nothing to compare."
-        return Drawn(note(sentence, colors), NO_DATA, sentence)
+        return DrawnFigure(note(sentence, colors), NO_DATA, sentence)
     size, unit = time_unit(max(distribution.percentiles_us[99] for _, distribution in sides))
     figure = go.Figure()
     for index, (side, distribution) in enumerate(sides):
@@ -86,7 +86,9 @@ def step_distributions(compared: Compared, colors: Palette) -> Drawn:
         for percent, value in zip(PERCENTS, distribution.percentiles_us, strict=True)
     ]
     medians = ", ".join(f"{side.label} {duration(distribution.percentiles_us[50])}" for side, distribution in sides)
-    return Drawn(figure, FigureData(("side", "run", "percentile [%]", "step time [us]"), rows), f"Median step time: {medians}.")
+    return DrawnFigure(
+        figure, FigureData(("side", "run", "percentile [%]", "step time [us]"), rows), f"Median step time: {medians}."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +102,20 @@ class _DifferenceRow:
     outcome: str
 
 
-def part_differences(comparison: Comparison, colors: Palette) -> Drawn:
+def part_differences(comparison: Comparison, colors: Palette) -> DrawnFigure:
     """Draw B minus A for each part of the average step, with its confidence interval. Parts add up to the step's difference."""
     chosen = [
         quantity for quantity in comparison.quantities if quantity.role in ("step", "part") and quantity.difference is not None
     ]
     if not chosen:
         sentence = f"{comparison.b} cannot be compared with {comparison.a}: {_why(comparison.quantities)}."
-        return Drawn(note(sentence, colors), NO_DATA, sentence)
+        return DrawnFigure(note(sentence, colors), NO_DATA, sentence)
     rows = [_quantity_row(quantity) for quantity in chosen]
     figure = _intervals(rows, colors, _difference(comparison))
-    return Drawn(figure, quantities_table(comparison), comparison.summary)
+    return DrawnFigure(figure, quantities_table(comparison), comparison.summary)
 
 
-def own_times(comparison: Comparison, colors: Palette) -> Drawn:
+def own_times(comparison: Comparison, colors: Palette) -> DrawnFigure:
     """Draw B minus A of the times inside the parts.
 
     These are own, blocked and CPU time, and compute, communication and idle time of the profiled steps.
@@ -125,15 +127,15 @@ def own_times(comparison: Comparison, colors: Palette) -> Drawn:
     ]
     if not chosen:
         sentence = "Neither own times nor profiled steps are known of both sides."
-        return Drawn(note(sentence, colors), NO_DATA, sentence)
+        return DrawnFigure(note(sentence, colors), NO_DATA, sentence)
     rows = [_quantity_row(quantity) for quantity in chosen]
     figure = _intervals(rows, colors, _difference(comparison))
     largest = max(rows, key=lambda row: abs(row.difference))
     sentence = f"Largest difference: {largest.name}, {_signed(largest.difference)} ({largest.outcome})."
-    return Drawn(figure, quantities_table(comparison), sentence)
+    return DrawnFigure(figure, quantities_table(comparison), sentence)
 
 
-def rank_changes(comparison: Comparison, sides: Sequence[Side], colors: Palette, *, by: str) -> Drawn:
+def rank_changes(comparison: Comparison, sides: Sequence[Side], colors: Palette, *, by: str) -> DrawnFigure:
     """Draw the change of own time in excess of the peers', per rank, or per host as the mean of its ranks.
 
     A rank that moved between the runs counts for its host in B: a node swap appears as such a move.
@@ -145,7 +147,7 @@ def rank_changes(comparison: Comparison, sides: Sequence[Side], colors: Palette,
             else "own times are not known, or ranks have no peers that do the same work"
         )
         sentence = f"Ranks cannot be compared: {why}."
-        return Drawn(note(sentence, colors), NO_DATA, sentence)
+        return DrawnFigure(note(sentence, colors), NO_DATA, sentence)
     rows = host_rows(comparison.ranks) if by == "host" else [_rank_row(rank) for rank in comparison.ranks]
     rows.sort(key=lambda row: -abs(row.difference))
     shown = rows[:SHOWN]
@@ -155,7 +157,7 @@ def rank_changes(comparison: Comparison, sides: Sequence[Side], colors: Palette,
     sentence = f"Slower than before, against their peers: {', '.join(worse[:8]) or 'none'}.{more}"
     if all(row.outcome == "insufficient_data" for row in rows):
         sentence = f"Not enough data to test what changed.{more}"
-    return Drawn(figure, _ranks_table(comparison), sentence)
+    return DrawnFigure(figure, _ranks_table(comparison), sentence)
 
 
 def host_rows(ranks: Sequence[RankShift]) -> list[_DifferenceRow]:
@@ -272,7 +274,7 @@ def _difference(comparison: Comparison) -> str:
     return f"{b}{between}minus {a},<br>per {comparison.per}"
 
 
-def steps_overlay(lines: Sequence[tuple[str, Trend]], colors: Palette, *, at: int | None = None) -> Drawn:
+def steps_overlay(lines: Sequence[tuple[str, Trend]], colors: Palette, *, at: int | None = None) -> DrawnFigure:
     """Draw the step time of the median rank over the steps, one line per run, each with its longest steps as dots above.
 
     A dashed line marks the step ``at``, which divides a run.
@@ -281,7 +283,7 @@ def steps_overlay(lines: Sequence[tuple[str, Trend]], colors: Palette, *, at: in
     courses = [row for row in courses if np.isfinite(row[2].longest_us).any()]
     if not courses:
         sentence = "Step times of these runs are not known."
-        return Drawn(note(sentence, colors), NO_DATA, sentence)
+        return DrawnFigure(note(sentence, colors), NO_DATA, sentence)
     size, unit = time_unit(max(float(np.nanmax(course.longest_us)) for *_, course in courses))
     figure = go.Figure()
     for index, (name, _, course) in enumerate(courses):
@@ -313,7 +315,7 @@ def steps_overlay(lines: Sequence[tuple[str, Trend]], colors: Palette, *, at: in
     ]
     columns = ("run", "step", "steps", "step time, median rank [us]", "longest step time [us]")
     longest = ", ".join(f"{name} {duration(float(np.nanmax(course.longest_us)))}" for name, _, course in courses)
-    return Drawn(figure, FigureData(columns, rows), f"Longest step: {longest}.")
+    return DrawnFigure(figure, FigureData(columns, rows), f"Longest step: {longest}.")
 
 
 def _interval(row: _DifferenceRow) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 
 from rankscope.analysis.compare.result import CompareResult, Comparison, Side
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.compare.data import Compared
+from rankscope.dashboards.compare.data import ComparedRuns
 from rankscope.dashboards.compare.figures import (
     own_times,
     part_differences,
@@ -110,7 +110,7 @@ def not_comparable(state: PageState) -> str | None:
     return None
 
 
-def compared_of(source: RunSource, state: PageState) -> Compared:
+def compared_of(source: RunSource, state: PageState) -> ComparedRuns:
     """Return the comparison requested by the address. Raises as the page does."""
     if (wrong := not_comparable(state)) is not None:
         raise RankscopeError(wrong)

@@ -92,7 +92,7 @@ def is_idle(sample: HardwareSample) -> bool:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenEvent:
     """An event that may continue."""
 
     since: int
@@ -108,7 +108,7 @@ class EventFinder:
     host: str
     gpu_uuid: str
     simulated: bool = False
-    _open: dict[str, _Open] = field(default_factory=dict)
+    _open: dict[str, _OpenEvent] = field(default_factory=dict)
     """Open events by subject: a throttle reason, a counter, a link, or the clock."""
     _done: dict[str, list[HardwareEvent]] = field(default_factory=dict)
     _counters: dict[str, int] = field(default_factory=dict)
@@ -144,7 +144,7 @@ class EventFinder:
         """Open, extend or close the event ``what``. ``description``: how a sample shows it; ``None``: it does not."""
         open_event = self._open.get(what)
         if description is not None and open_event is None:
-            self._open[what] = _Open(now, now, description)
+            self._open[what] = _OpenEvent(now, now, description)
         elif description is not None and open_event is not None:
             open_event.until, open_event.detail = now, description
         elif open_event is not None:
@@ -165,7 +165,7 @@ class EventFinder:
             if counter in self._open:
                 self._close(counter)
             return
-        open_event = self._open.setdefault(counter, _Open(sample.unix_ns, sample.unix_ns, ""))
+        open_event = self._open.setdefault(counter, _OpenEvent(sample.unix_ns, sample.unix_ns, ""))
         open_event.until, open_event.count = sample.unix_ns, open_event.count + rise
         open_event.detail = f"{COUNTED[counter][1]}: {open_event.count:,.0f}"
 
@@ -198,7 +198,7 @@ class EventFinder:
             else:
                 self.left_out += 1
 
-    def _event(self, what: str, open_event: _Open) -> HardwareEvent:
+    def _event(self, what: str, open_event: _OpenEvent) -> HardwareEvent:
         return HardwareEvent(
             unix_ns=open_event.since,
             until_unix_ns=open_event.until,
@@ -210,7 +210,7 @@ class EventFinder:
         )
 
 
-def _is_one(what: str, open_event: _Open) -> bool:
+def _is_one(what: str, open_event: _OpenEvent) -> bool:
     """Return whether this is an event: a single sample with a low clock is none."""
     return what != "clock" or open_event.until > open_event.since
 

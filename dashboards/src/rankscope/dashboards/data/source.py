@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.whatif.step_scenarios import Combinations
     from rankscope.dashboards.alerts.record import AlertsFound
-    from rankscope.dashboards.compare.data import Compared
+    from rankscope.dashboards.compare.data import ComparedRuns
     from rankscope.dashboards.data.brief import Brief, StoredBrief
     from rankscope.dashboards.timeline.data import WindowData
     from rankscope.dashboards.timeline.windows import Window, Windows
@@ -167,7 +167,7 @@ class RunSource(Protocol):
     def stored_brief(self, run: RunSummary) -> StoredBrief | None:
         """Return the summary by the verdict in the run directory of a run that has ended; ``None`` if there is none."""
 
-    def compared(self, run_ids: Sequence[str], at: int | None = None) -> Compared:
+    def compared(self, run_ids: Sequence[str], at: int | None = None) -> ComparedRuns:
         """Return the comparison of runs with the first of them, or of one run's steps from ``at`` on with those before.
 
         Live runs are compared as of some minutes ago.

@@ -253,7 +253,7 @@ def _members(ranks: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Charged:
+class _ChargedSteps:
     """Last rank of each judged step, and its charge by cause. Arrays are [steps]."""
 
     steps: NDArray[np.int64]
@@ -302,7 +302,7 @@ class _LastRanks:
         return np.concatenate(blocks) if any(has_values) else None
 
 
-def _charged(judged: StepOwnTimes) -> _Charged:
+def _charged(judged: StepOwnTimes) -> _ChargedSteps:
     last, wait = imposed_by_step(judged)
     ranks = _LastRanks(judged, last)
     excess = ranks.excess("own_us")
@@ -326,10 +326,10 @@ def _charged(judged: StepOwnTimes) -> _Charged:
     scale = np.divide(wait, excess, out=np.zeros_like(excess), where=excess > 0)
     causes = {cause: amount * scale for cause, amount in taken.items()}
     causes["unknown"] = causes["unknown"] + np.where(excess > 0, 0.0, wait)
-    return _Charged(judged.table.steps, np.array(judged.ranks, dtype=np.int64)[last], causes)
+    return _ChargedSteps(judged.table.steps, np.array(judged.ranks, dtype=np.int64)[last], causes)
 
 
-def _ranks(run: RunEvidence, charges: Sequence[_Charged], *, windows: bool) -> list[RankDelay]:
+def _ranks(run: RunEvidence, charges: Sequence[_ChargedSteps], *, windows: bool) -> list[RankDelay]:
     direct: dict[int, float] = {}
     knock_on: dict[int, float] = {}
     exposed: dict[int, float] = {}
@@ -362,7 +362,7 @@ def _ranks(run: RunEvidence, charges: Sequence[_Charged], *, windows: bool) -> l
     return sorted(delays, key=lambda row: (-(row.steps_us or 0.0), -(row.direct_us or 0.0), row.rank))
 
 
-def _timeline(charges: Sequence[_Charged]) -> CauseTimeline:
+def _timeline(charges: Sequence[_ChargedSteps]) -> CauseTimeline:
     steps = np.unique(np.concatenate([charge.steps for charge in charges]))
     width = -(-len(steps) // MOST_BINS)
     count = -(-len(steps) // width)

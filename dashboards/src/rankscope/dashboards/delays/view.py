@@ -35,7 +35,7 @@ from rankscope.dashboards.delays.figures import (
 )
 from rankscope.dashboards.delays.hosts import delays_by_host, group_by_host, imposed_by_host
 from rankscope.dashboards.model.columns import Column, number_column, text_column
-from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
+from rankscope.dashboards.model.drawn import NO_DATA, DrawnFigure, FigureData
 from rankscope.dashboards.model.page import (
     Block,
     Choice,
@@ -86,10 +86,10 @@ def _worst(run: RunData) -> dict[str, int]:
     return dict(zip(ranks, worst_ranks(run.analysis, ranks.values()), strict=True))
 
 
-def _imposed(run: RunData, state: PageState, colors: Palette) -> Drawn:
+def _imposed(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     imposed, names = _imposed_rows(run, state), _names(run, state)
     most = max(imposed, key=lambda row: row.imposed_us, default=None)
-    return Drawn(
+    return DrawnFigure(
         imposed_bars(imposed, colors, names=names),
         FigureData(
             (names.what, "imposed wait [us]", "of it exposed [us]", "share"),
@@ -121,10 +121,10 @@ def _shown_group(run: RunData, state: PageState) -> WaitGroup | None:
     return group_by_host(group, known_hosts(run.analysis)) if group is not None and by_host else group
 
 
-def _matrix(run: RunData, state: PageState, colors: Palette) -> Drawn:
+def _matrix(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     group = _shown_group(run, state)
     if group is None:
-        return Drawn(note(NO_EVIDENCE, colors), NO_DATA, "Who waited for whom is not known")
+        return DrawnFigure(note(NO_EVIDENCE, colors), NO_DATA, "Who waited for whom is not known")
     what = "host" if group.by_host else "rank"
     cells = sorted(zip(group.victims, group.origins, group.waited_us, strict=True), key=lambda cell: -cell[2])
     rows = [(group.names[victim], group.names[origin], waited) for victim, origin, waited in cells]
@@ -139,7 +139,7 @@ def _matrix(run: RunData, state: PageState, colors: Palette) -> Drawn:
         blamed, picked = [str(rank) for rank in blamed_ranks(run.analysis.verdict)], str(state.rank)
     place = {name: at for at, name in enumerate(group.names)}
     marked = [place[name] for name in blamed if name in place]
-    return Drawn(
+    return DrawnFigure(
         wait_matrix(
             group,
             worst_ranks(run.analysis, group.members),
@@ -205,7 +205,7 @@ def _group_choice(run: RunData, state: PageState) -> Block:
     )
 
 
-def _cause_bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
+def _cause_bars(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     ranks, names = _delay_rows(run, state), _names(run, state)
     known_ranks = [rank for rank in ranks if rank.steps_us]
     sentence = "What made ranks late is not known"
@@ -216,7 +216,7 @@ def _cause_bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
         sentence = (
             f"{names.what.capitalize()} {names.item(worst.rank)} cost the others {cost}, most of it by: {CAUSES[cause].label}"
         )
-    return Drawn(
+    return DrawnFigure(
         cause_bars(ranks, colors, names=names),
         FigureData(
             (names.what, "imposed wait [us]", *(f"{CAUSES[cause].label} [us]" for cause in CHARGED)),
@@ -226,10 +226,10 @@ def _cause_bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
     )
 
 
-def _timeline(run: RunData, _state: PageState, colors: Palette) -> Drawn:
+def _timeline(run: RunData, _state: PageState, colors: Palette) -> DrawnFigure:
     timeline = run.delays.timeline
     if timeline is None:
-        return Drawn(cause_timeline(None, colors), NO_DATA, "What made ranks late at which step is not known")
+        return DrawnFigure(cause_timeline(None, colors), NO_DATA, "What made ranks late at which step is not known")
     causes = [key for key in CHARGED if key in timeline.causes_us]
     rows = [
         (
@@ -245,7 +245,7 @@ def _timeline(run: RunData, _state: PageState, colors: Palette) -> Drawn:
         span = span_of(timeline.first[worst], timeline.last[worst])
         sentence = f"The others waited longest per step in {span}, most of it for rank {timeline.worst[worst]}"
     columns = ("first step", "last step", "steps judged", "rank charged with most", "its share")
-    return Drawn(
+    return DrawnFigure(
         cause_timeline(timeline, colors),
         FigureData((*columns, *(f"{CAUSES[cause].label} [us]" for cause in causes)), rows),
         sentence,

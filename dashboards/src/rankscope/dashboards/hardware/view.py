@@ -30,7 +30,7 @@ from rankscope.dashboards.hardware.figures import GpuCells, finish, gpu_cells, g
 from rankscope.dashboards.hardware.hints import gpu_hints
 from rankscope.dashboards.hardware.lines import GAUGES, NAMES, OwnTime, gpu_lines
 from rankscope.dashboards.hardware.table import COLUMNS, gpu_rows
-from rankscope.dashboards.model.drawn import Drawn, FigureData, cell
+from rankscope.dashboards.model.drawn import DrawnFigure, FigureData, cell
 from rankscope.dashboards.model.page import Again, Block, FigureBlock, Part, Section, Table, choice, rank_choice, rows_choice
 from rankscope.dashboards.model.picks import steps_of_drag
 from rankscope.dashboards.model.state import PageState
@@ -115,7 +115,7 @@ def _by_host(run: RunData, state: PageState) -> bool:
     return _several_hosts(run) > 0 and rows_by_host(run.analysis, state.rows)
 
 
-def _map(run: RunData, state: PageState, colors: Palette) -> Drawn:
+def _map(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     shown, (name, metric) = _shown(run, state), _gauge(state)
     gpus, columns, cells = shown.hardware.gpus, shown.columns, _cells(run, state, shown)
     chosen = _chosen(state, shown.hardware)
@@ -132,7 +132,7 @@ def _map(run: RunData, state: PageState, colors: Palette) -> Drawn:
         ),
     )
     hosts = len({gpu.host for gpu in gpus})
-    return Drawn(
+    return DrawnFigure(
         picture, table, f"{metric.label} of {len(gpus):,} GPUs on {hosts:,} hosts{shown.simulated}; {_worst(cells, metric)}"
     )
 
@@ -150,7 +150,7 @@ def _worst(cells: GpuCells, metric: MetricLabel) -> str:
     return f"the {metric.worst} is on {_row_names(cells)[row]}"
 
 
-def _lines(run: RunData, state: PageState, colors: Palette) -> Drawn:
+def _lines(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     shown = _shown(run, state)
     gpu, columns = _picked(run, state, shown.hardware), shown.columns
     first, last = columns.span_unix_ns
@@ -174,7 +174,7 @@ def _lines(run: RunData, state: PageState, colors: Palette) -> Drawn:
     )
     shared = f"; heat, power and clock are those of the whole GPU {source.gpu_uuid}" if source is not gpu else ""
     happened = f"{len(events):,} events" if len(events) != 1 else "1 event"
-    return Drawn(picture, table, f"{_whose(gpu)}{shared}{shown.simulated}: {len(series.unix_ns):,} points, {happened}")
+    return DrawnFigure(picture, table, f"{_whose(gpu)}{shared}{shown.simulated}: {len(series.unix_ns):,} points, {happened}")
 
 
 def _whose(gpu: SampledGpu) -> str:

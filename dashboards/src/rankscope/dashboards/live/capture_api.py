@@ -10,7 +10,7 @@ import msgspec
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.source import RunSource, UnknownRunError
-from rankscope.dashboards.timeline.capture import NotLiveError, Requested, UnknownRequestError, capture_state, request_capture
+from rankscope.dashboards.timeline.capture import CaptureStatus, NotLiveError, UnknownRequestError, capture_state, request_capture
 from rankscope.dashboards.web.access import NotAllowedError, require_change, visitor
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.words.inert import sanitize
@@ -23,7 +23,7 @@ _STATUSES: Final[dict[type[RankscopeError], int]] = {
 }  # fmt: skip
 
 
-class _Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _CaptureBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)] = 3
 
 
@@ -40,7 +40,7 @@ def register(server: flask.Flask, source: RunSource, config: DashboardConfig) ->
         if request.mimetype != "application/json":
             return {"error": "send JSON, with Content-Type: application/json"}, 415
         try:
-            wanted = msgspec.json.decode(request.get_data(), type=_Wanted)
+            wanted = msgspec.json.decode(request.get_data(), type=_CaptureBody)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return {"error": f'not {{"steps": N}} with N from 1 to {MAX_STEPS}: {error}'}, 400
         return _answer(202, lambda: request_capture(source, run_id, wanted.steps, user=visitor().user))
@@ -56,7 +56,7 @@ def register(server: flask.Flask, source: RunSource, config: DashboardConfig) ->
     server.add_url_rule("/api/run/<path:run_id>/capture/<request_id>", "tell_of_capture", tell, methods=["GET"])
 
 
-def _answer(status: int, make: Callable[[], Requested]) -> flask.typing.ResponseReturnValue:
+def _answer(status: int, make: Callable[[], CaptureStatus]) -> flask.typing.ResponseReturnValue:
     try:
         return flask.Response(msgspec.json.encode(make()), status, mimetype="application/json")
     except RankscopeError as error:

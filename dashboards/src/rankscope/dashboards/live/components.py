@@ -15,7 +15,7 @@ from rankscope.dashboards.charts.frame import GRAPH_CONFIG
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.live.grid import list_grid, table_grid
 from rankscope.dashboards.model import page as model
-from rankscope.dashboards.model.drawn import Drawn
+from rankscope.dashboards.model.drawn import DrawnFigure
 from rankscope.dashboards.model.line import Badge, Line, PageLink, Span, pieces
 
 CANCEL: Final = "cancel"
@@ -226,7 +226,7 @@ def _(block: model.Again) -> Component:
     return html.Div(id=f"{block.name}-again", hidden=True)
 
 
-def figure_properties(drawn: Drawn, ready: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def figure_properties(drawn: DrawnFigure, ready: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the properties of the graph and of the caption of a figure; not ready: it is to be requested again."""
     # When the window is resized or printed, Plotly takes the height of the place, not of the figure.
     graph = {"figure": drawn.figure, "style": {"height": f"{drawn.figure.layout.height}px"}}

@@ -20,7 +20,7 @@ from rankscope.dashboards.charts.palette import PALETTES, Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import NotReadyError, RunSource, UnknownRunError
 from rankscope.dashboards.live.components import aria, cancel_button, drawn, figure_properties, identity
-from rankscope.dashboards.model.drawn import NO_DATA, Drawn
+from rankscope.dashboards.model.drawn import NO_DATA, DrawnFigure
 from rankscope.dashboards.model.page import Again, Block, FigureBlock, Part, every, find
 from rankscope.dashboards.model.run_head import about, problem, run_head
 from rankscope.dashboards.model.state import PageState, run_of, run_path
@@ -72,13 +72,13 @@ class Pages:
         run, view = self._run(location[0]), location[1]
         return [_head(run), *view.blocks(run, PageState.parse(search))]
 
-    def figure(self, path: object, search: object, name: str, colors: Palette) -> tuple[Drawn, bool] | None:
+    def figure(self, path: object, search: object, name: str, colors: Palette) -> tuple[DrawnFigure, bool] | None:
         """Return a figure, or a note with the error in its place, and whether it is final. If not, it must be requested again.
 
         ``None``: the page has no such figure.
         """
 
-        def draw() -> Drawn | None:
+        def draw() -> DrawnFigure | None:
             figure = self.block(path, search, FigureBlock, name)
             return None if figure is None else figure.draw(colors)
 
@@ -227,7 +227,7 @@ def _content(blocks: Sequence[Block], colors: Palette) -> list[Component]:
     return cast("list[Component]", content.children)
 
 
-def _picture_or_why(draw: Callable[[], Drawn | None], colors: Palette, what: str) -> tuple[Drawn | None, bool]:
+def _picture_or_why(draw: Callable[[], DrawnFigure | None], colors: Palette, what: str) -> tuple[DrawnFigure | None, bool]:
     """Return what ``draw`` returns, or a note with the error in its place, and whether that is final.
 
     ``what`` is drawn, for the log.
@@ -279,9 +279,9 @@ def _waiting(path: object, name: str, subject: str, error: NotReadyError) -> Pag
     return Page(content, name, {"path": path, "version": error.progress.sentence, "every_ms": WAITING_MS, "whole": True})
 
 
-def instead(text: str, colors: Palette) -> Drawn:
+def instead(text: str, colors: Palette) -> DrawnFigure:
     """Return a figure without data that shows ``text`` as the reason."""
-    return Drawn(note(text, colors), NO_DATA, text)
+    return DrawnFigure(note(text, colors), NO_DATA, text)
 
 
 def verdict_kind(run: RunData) -> Kind | None:

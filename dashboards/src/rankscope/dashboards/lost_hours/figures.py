@@ -13,7 +13,7 @@ from rankscope.dashboards.charts.causes import CAUSE_LOOKS
 from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.lost_hours.data import ClusterLedger, HostLoss
-from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
+from rankscope.dashboards.model.drawn import NO_DATA, DrawnFigure, FigureData
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.wording import gpu_hours, gpu_time_unit
 
@@ -25,12 +25,12 @@ _MOST_LETTERS: Final = 36
 NO_HOST: Final = "no single host"
 
 
-def lost_hours_bars(ledger: ClusterLedger, colors: Palette) -> Drawn:
+def lost_hours_bars(ledger: ClusterLedger, colors: Palette) -> DrawnFigure:
     """Draw a stacked bar of lost GPU-hours per host. Hosts blamed in several runs have a flag."""
     hosts = [host for host in ledger.hosts if host.gpu_hours > 0]
     if not hosts:
         sentence = "No GPU time was lost in the runs that are counted." if ledger.counted else "No run is counted yet."
-        return Drawn(note(sentence, colors), NO_DATA, sentence)
+        return DrawnFigure(note(sentence, colors), NO_DATA, sentence)
     shown = hosts[:SHOWN]
     names = [plotly_text(_name(host), _MOST_LETTERS) for host in shown]
     size, unit = gpu_time_unit(max(host.gpu_hours for host in shown))
@@ -52,7 +52,7 @@ def lost_hours_bars(ledger: ClusterLedger, colors: Palette) -> Drawn:
     legend_above(figure)
     figure.update_xaxes(title_text=f"{unit} lost", rangemode="tozero")
     rows_axis(figure, [f"<b>⚑ {name}</b>" if host.repeated else name for name, host in zip(names, shown, strict=True)])
-    return Drawn(figure, lost_hours_table(ledger), _says(hosts, ledger.gpu_hours))
+    return DrawnFigure(figure, lost_hours_table(ledger), _says(hosts, ledger.gpu_hours))
 
 
 def lost_hours_table(ledger: ClusterLedger) -> FigureData:

@@ -34,7 +34,7 @@ NO_DATA: Final = FigureData((), ())
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnFigure:
     """Figure with its numbers. ``sentence`` is its content in one sentence, for screen readers."""
 
     figure: go.Figure

@@ -16,7 +16,7 @@ from rankscope.dashboards.words.wording import UNKNOWN
 if TYPE_CHECKING:
     from rankscope.dashboards.charts.palette import Palette
     from rankscope.dashboards.model.columns import Column
-    from rankscope.dashboards.model.drawn import Drawn
+    from rankscope.dashboards.model.drawn import DrawnFigure
     from rankscope.dashboards.model.state import PageState
 
 COMMAND: Final = re.compile(r"(?:(?P<before>[^`]*): )?(?P<command>(?:rankscope|torchrun|nvidia-smi|dcgmi) .+)")
@@ -196,7 +196,7 @@ class FigureBlock(Block):
     """Identifier, unique on the page."""
     label: str
     """Description of the picture for screen readers."""
-    draw: Callable[[Palette], Drawn]
+    draw: Callable[[Palette], DrawnFigure]
     height: int = 240
     """Pixels reserved until it is drawn."""
     long: bool = False

@@ -15,7 +15,7 @@ from rankscope.dashboards.charts.bar_names import bar_names
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.hosts import blamed_ranks, rows_by_host, several_hosts
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.model.drawn import Drawn, FigureData
+from rankscope.dashboards.model.drawn import DrawnFigure, FigureData
 from rankscope.dashboards.model.page import (
     Block,
     FigureBlock,
@@ -65,7 +65,7 @@ def _pick(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState
     return rank_of_bar(state, {names.text(row.rank): row.rank for row in _bar_rows(run, state)}, point)
 
 
-def _bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
+def _bars(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     names, ranks = bar_names(run.analysis, state.rows, state.rank), _bar_rows(run, state)
     columns = (
         names.what, "profiled steps", "window, all [us]", "compute, all [us]", "overlap, all [us]",
@@ -79,7 +79,7 @@ def _bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
         for rank in ranks
     ]  # fmt: skip
     profiled = sum(rank.window_us is not None for rank in ranks)
-    return Drawn(
+    return DrawnFigure(
         breakdown_bars(ranks, colors, names=names, cause=run.analysis.verdict.cause),
         FigureData(columns, rows),
         f"Profiled time of {profiled:,} of {count(len(ranks), names.what)} by what it was spent on",
@@ -111,7 +111,7 @@ def _rows(run: RunData, state: PageState) -> list[CollectiveBandwidth]:
     return by_cost(rows, state.group if state.group in {row.group for row in rows} else None)
 
 
-def _waits(run: RunData, state: PageState, colors: Palette) -> Drawn:
+def _waits(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     rows = _rows(run, state)
     first = next((row for row in rows if row.transfer_us is not None), None)
     sentence = "Transfer and waiting in collectives are not known"
@@ -129,10 +129,10 @@ def _waits(run: RunData, state: PageState, colors: Palette) -> Drawn:
         )
         for row in rows
     ]  # fmt: skip
-    return Drawn(wait_bars(rows, colors), FigureData(columns, cells), sentence)
+    return DrawnFigure(wait_bars(rows, colors), FigureData(columns, cells), sentence)
 
 
-def _bandwidth(run: RunData, state: PageState, colors: Palette) -> Drawn:
+def _bandwidth(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     rows = _rows(run, state)
     columns = (
         "operation", "process group", "ranks", "median size [bytes]", "algorithm bandwidth [GB/s]", "bus bandwidth [GB/s]",
@@ -151,7 +151,7 @@ def _bandwidth(run: RunData, state: PageState, colors: Palette) -> Drawn:
     if slow:
         worst = min(slow, key=lambda row: row.share or 0.0)
         sentence = f"Farthest below its link's rate: {name_of(worst)}, {against(worst)}"
-    return Drawn(bandwidth_bars(rows, colors), FigureData(columns, cells), sentence)
+    return DrawnFigure(bandwidth_bars(rows, colors), FigureData(columns, cells), sentence)
 
 
 def _about_collectives(run: RunData, state: PageState) -> list[Block]:

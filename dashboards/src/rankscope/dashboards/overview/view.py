@@ -16,7 +16,7 @@ from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.script import Script
 from rankscope.dashboards.data.trend import MEDIAN, PERCENTILES, Trend
-from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData, cell
+from rankscope.dashboards.model.drawn import NO_DATA, DrawnFigure, FigureData, cell
 from rankscope.dashboards.model.page import Block, Details, Fact, Facts, FigureBlock, Group, Heading, Part, Section, Terms
 from rankscope.dashboards.model.picks import steps_of_drag
 from rankscope.dashboards.model.state import PageState
@@ -95,14 +95,14 @@ def _share(rank: RankMemory) -> float:
     return rank.peak_share or 0.0
 
 
-def _waterfall(run: RunData, colors: Palette) -> Drawn:
+def _waterfall(run: RunData, colors: Palette) -> DrawnFigure:
     fall = run.analysis.waterfall
     rows = (
         []
         if fall is None
         else [(part.name, part.us, part.share, part.source, part.note, MEANING[part.name]) for part in fall.parts]
     )
-    return Drawn(
+    return DrawnFigure(
         waterfall_bars(fall, colors),
         FigureData(("part", "time [us]", "share of the step", "source", "note", "meaning"), rows),
         "Where a step's time goes is not known" if fall is None else _largest_part(fall),
@@ -135,7 +135,7 @@ def _about_part(part: WaterfallPart) -> str:
     return ". ".join(filter(None, [means[:1].upper() + means[1:], source, part.note])) + "."
 
 
-def _trend(run: RunData, state: PageState, colors: Palette) -> Drawn:
+def _trend(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     trend = run.trend
     first, last = _shown(trend, state)
     attempts = run.summary.attempts
@@ -143,7 +143,7 @@ def _trend(run: RunData, state: PageState, colors: Palette) -> Drawn:
     # The address alone sets the zoom: the axis range that the browser remembers belongs to other steps.
     picture.update_layout(uirevision=str(state.steps))
     if first == last:
-        return Drawn(picture, NO_DATA, "No step is recorded here")
+        return DrawnFigure(picture, NO_DATA, "No step is recorded here")
     script = in_range(run.script, int(trend.steps[first]), int(trend.steps[last - 1]))
     if picture.data:  # else a note
         add_rows(picture, script, colors)
@@ -158,7 +158,7 @@ def _trend(run: RunData, state: PageState, colors: Palette) -> Drawn:
         )
         for at, step in enumerate(course.steps)
     ]  # fmt: skip
-    return Drawn(picture, FigureData(columns, rows), _trend_in_words(trend, first, last) + _reports_in_words(script))
+    return DrawnFigure(picture, FigureData(columns, rows), _trend_in_words(trend, first, last) + _reports_in_words(script))
 
 
 def _reports_in_words(script: Script) -> str:
@@ -177,7 +177,7 @@ def _trend_in_words(trend: Trend, first: int, last: int) -> str:
     return f"Over {last - first:,} steps the median step takes {duration(float(np.nanmedian(typical)))} and {changed}"
 
 
-def _rate(run: RunData, state: PageState, colors: Palette) -> Drawn:
+def _rate(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     trend = run.trend
     first, last = _shown(trend, state)
     work = run.analysis.throughput
@@ -188,7 +188,7 @@ def _rate(run: RunData, state: PageState, colors: Palette) -> Drawn:
     if np.isfinite(rate).any():
         sentence = f"{name.capitalize()}: typically {per_second(float(np.nanmedian(rate)))}"
     rows = [(int(step), cell(value)) for step, value in zip(course.steps, rate, strict=True)]
-    return Drawn(picture, FigureData(("step", f"{name} per second"), rows), sentence)
+    return DrawnFigure(picture, FigureData(("step", f"{name} per second"), rows), sentence)
 
 
 def _shown(trend: Trend, state: PageState) -> tuple[int, int]:

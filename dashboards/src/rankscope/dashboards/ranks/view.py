@@ -29,7 +29,7 @@ from rankscope.dashboards.data.metrics import METRICS, MetricLabel, choices, why
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import StepPart
 from rankscope.dashboards.data.topology import row_order
-from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
+from rankscope.dashboards.model.drawn import NO_DATA, DrawnFigure, FigureData
 from rankscope.dashboards.model.line import Line, PageLink, Span
 from rankscope.dashboards.model.page import Block, FigureBlock, Part, Rows, Section, Table, Text, choice, rank_choice, rows_choice
 from rankscope.dashboards.model.picks import rank_of_row, steps_of_drag
@@ -152,7 +152,7 @@ def _shown(run: RunData, state: PageState) -> _MetricPart:
     return _MetricPart(name, METRICS[name], part, np.asarray(table.ranks), columns, order, hosts, host_of)
 
 
-def _heatmap(run: RunData, state: PageState, colors: Palette) -> Drawn:
+def _heatmap(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     shown = _shown(run, state)
     metric, per_column = shown.metric, shown.part.steps_per_column
     blamed, picked = blamed_ranks(run.analysis.verdict), state.rank
@@ -183,7 +183,7 @@ def _heatmap(run: RunData, state: PageState, colors: Palette) -> Drawn:
     # The address alone sets the zoom: the axis range that the browser remembers belongs to other steps.
     picture.update_layout(uirevision=str(state.steps))
     table = _table(shown) if picture.data else NO_DATA
-    return Drawn(picture, table, sentence)
+    return DrawnFigure(picture, table, sentence)
 
 
 def _table(shown: _MetricPart) -> FigureData:

@@ -27,7 +27,7 @@ from rankscope.dashboards.charts.palette import PALETTES, Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model import page as model
 from rankscope.dashboards.model.columns import Column
-from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData, csv_of
+from rankscope.dashboards.model.drawn import NO_DATA, DrawnFigure, FigureData, csv_of
 from rankscope.dashboards.model.line import pieces
 from rankscope.dashboards.model.page import Block
 from rankscope.dashboards.model.run_head import about, run_head
@@ -153,7 +153,7 @@ class _Contents:
         height = int(drawn.figure.layout.height or 450)  # Plotly's default
         return {"height": height, "says": drawn.sentence, "saved": saved is not None, "cut": cut}
 
-    def _drawn(self, block: model.FigureBlock, colors: Palette) -> Drawn:
+    def _drawn(self, block: model.FigureBlock, colors: Palette) -> DrawnFigure:
         try:
             return block.draw(colors)
         except RankscopeError as error:
@@ -161,7 +161,7 @@ class _Contents:
         except Exception as error:  # noqa: BLE001  same reason as above
             self._fault(f"{self._view}, figure {block.name}", error)
             text = OUR_FAULT
-        return Drawn(note(text, colors), NO_DATA, text)
+        return DrawnFigure(note(text, colors), NO_DATA, text)
 
     def _fault(self, where: str, error: Exception) -> None:
         if not any(fault.startswith(f"{where}: ") for fault in self.faults):
@@ -257,7 +257,7 @@ def _text(name: str) -> str:
     return (files("rankscope.dashboards") / name).read_text("utf-8")
 
 
-def _plain(drawn: Drawn) -> dict[str, Any]:
+def _plain(drawn: DrawnFigure) -> dict[str, Any]:
     """Return the figure as JSON for Plotly.js, with arrays as base64."""
     plain: dict[str, Any] = json.loads(plotly.io.json.to_json_plotly(drawn.figure))
     return plain

@@ -14,7 +14,7 @@ from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
 from rankscope.dashboards.store.cache import Store, key_of
-from rankscope.dashboards.store.derive import Derived, derive
+from rankscope.dashboards.store.derive import DerivedData, derive
 from rankscope.dashboards.store.jobs import AnalysisProcess, Jobs
 from rankscope.dashboards.store.tasks import TASKS
 from rankscope.dashboards.whatif.data import StepRecords, make_answer
@@ -61,15 +61,15 @@ class InlineBuilder:
         else:
             TASKS[task]([str(argument) for argument in arguments], folder, self._tell)
 
-    def derived(self, run: RunSummary, *, listed: bool = False) -> Derived:
+    def derived(self, run: RunSummary, *, listed: bool = False) -> DerivedData:
         """Return the derived data of a run: at this revision, or older with the reason. ``listed``: for a list of runs."""
         del listed
-        return Derived(self.result(_key(run), "analyse", [run.path], [run]))
+        return DerivedData(self.result(_key(run), "analyse", [run.path], [run]))
 
-    def cached(self, run: RunSummary) -> Derived | None:
+    def cached(self, run: RunSummary) -> DerivedData | None:
         """Return the derived data of a run at this revision if they are cached; that does not count as use of the cache."""
         folder = self.store.peek(_key(run))
-        return None if folder is None else Derived(folder)
+        return None if folder is None else DerivedData(folder)
 
     def cancel(self, key: str) -> bool:
         """Stop waiting for ``key``. Return whether its computation ends; another viewer may still wait for it."""
@@ -98,7 +98,7 @@ class JobBuilder(InlineBuilder):
         """See ``InlineBuilder``."""
         return self.jobs.result(key, task, arguments, runs)
 
-    def derived(self, run: RunSummary, *, listed: bool = False) -> Derived:
+    def derived(self, run: RunSummary, *, listed: bool = False) -> DerivedData:
         """See ``InlineBuilder``."""
         following, key = key_of("live", run.run_id, run.path), _key(run)
         if run.status in LIVE:
@@ -106,7 +106,7 @@ class JobBuilder(InlineBuilder):
         if (folder := self.store.find(key)) is not None:
             if run.status == "finished":
                 self.jobs.end(following)
-            return Derived(folder)
+            return DerivedData(folder)
         follower = self.jobs.follower(following)
         if run.status == "silent" and (follower is not None or (not listed and self._is_recent(run))):
             return self._followed(following, run, watched=not listed)
@@ -117,13 +117,13 @@ class JobBuilder(InlineBuilder):
     def _is_recent(self, run: RunSummary) -> bool:
         return self._clock_s() - (run.last_write_unix_ns or 0) / 1e9 <= SILENT_FOLLOWED_S
 
-    def _followed(self, following: str, run: RunSummary, *, watched: bool) -> Derived:
+    def _followed(self, following: str, run: RunSummary, *, watched: bool) -> DerivedData:
         derived = _of(self.jobs.followed(following, run, watched=watched))
         if derived.failure is not None and not derived.is_there:
             raise RankscopeError(derived.failure)
         return derived
 
-    def _handed_over(self, run: RunSummary, following: str, follower: AnalysisProcess) -> Derived:
+    def _handed_over(self, run: RunSummary, following: str, follower: AnalysisProcess) -> DerivedData:
         """Return what the follower of a run that has ended wrote, until the analysis of the whole run is there."""
         key, update = _key(run), follower.state.update
         assert update is not None
@@ -133,7 +133,7 @@ class JobBuilder(InlineBuilder):
                 self.jobs.end(following, publish_as=key)
             return replace(derived, waits_for="the last records of the run are being read")
         try:
-            return Derived(self.result(key, "analyse", [run.path], [run]))
+            return DerivedData(self.result(key, "analyse", [run.path], [run]))
         except NotReadyError:
             return replace(derived, failure=None, waits_for="the run has ended, and all of it is being analysed")
         except RankscopeError as error:
@@ -144,7 +144,7 @@ class JobBuilder(InlineBuilder):
         return self.jobs.cancel(key)
 
 
-def _of(follower: AnalysisProcess) -> Derived:
+def _of(follower: AnalysisProcess) -> DerivedData:
     assert follower.folder is not None
     assert follower.state.update is not None
-    return Derived(follower.folder, follower.state.update.failure)
+    return DerivedData(follower.folder, follower.state.update.failure)

@@ -125,7 +125,7 @@ def _of_every_step(run: RunEvidence, samples: Path) -> Iterator[tuple[str, Store
 
 
 @dataclass(frozen=True, slots=True)
-class Derived:
+class DerivedData:
     """Reader of the files that ``derive`` wrote."""
 
     folder: Path

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from rankscope.analysis.whatif.step_scenarios import Combinations
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.alerts.data import FolderAlerts
-from rankscope.dashboards.compare.data import Compared, read_comparison
+from rankscope.dashboards.compare.data import ComparedRuns, read_comparison
 from rankscope.dashboards.data.brief import Brief, StoredBrief, stored_brief
 from rankscope.dashboards.data.memory_cache import MAX_BYTES, MemoryCache
 from rankscope.dashboards.data.progress import Progress
@@ -22,7 +22,7 @@ from rankscope.dashboards.data.source import NotReadyError, RunSummary, Stale
 from rankscope.dashboards.store.backlog import Backlog
 from rankscope.dashboards.store.builders import InlineBuilder
 from rankscope.dashboards.store.cache import Store, is_unfinished, key_of
-from rankscope.dashboards.store.derive import Derived
+from rankscope.dashboards.store.derive import DerivedData
 from rankscope.dashboards.store.footprint import VERDICT, footprint
 from rankscope.dashboards.store.run_folder import RunFolder
 from rankscope.dashboards.timeline.data import WindowData, read_window
@@ -117,7 +117,7 @@ class DiskRuns:
         revision = f"{run.revision} {_modified_ns(f'{run.path}/{VERDICT}')}"
         return self._cache.get("stored brief", run.path, revision, lambda: stored_brief(Path(run.path), run.last_write_unix_ns))
 
-    def compared(self, run_ids: Sequence[str], at: int | None = None) -> Compared:
+    def compared(self, run_ids: Sequence[str], at: int | None = None) -> ComparedRuns:
         """Return runs compared with the first; with a live one, compared anew every ``WHATIF_EVERY_S`` while requested."""
         arguments = ["" if at is None else str(at)]
         return self._repeated(run_ids, "compare", arguments, WHATIF_EVERY_S, read_comparison)
@@ -187,7 +187,7 @@ class DiskRuns:
             "captured", run.path, run.revision, lambda: footprint(Path(run.path), CAPTURED, traces=True).revision
         )
 
-    def _part(self, derived: Derived, name: str) -> Any:
+    def _part(self, derived: DerivedData, name: str) -> Any:
         folder = derived.folder
         return self._sound(folder, lambda: self._cache.get(name, str(folder), derived.version, lambda: derived.part(name)))
 
@@ -204,7 +204,7 @@ class DiskRuns:
             shutil.rmtree(folder, ignore_errors=True)
             raise NotReadyError(Progress("rebuilding a damaged cache entry")) from error
 
-    def _derived(self, run_id: str, *, listed: bool = False) -> Derived:
+    def _derived(self, run_id: str, *, listed: bool = False) -> DerivedData:
         return self._builder.derived(self._readable(run_id), listed=listed)
 
     def _readable(self, run_id: str) -> RunSummary:

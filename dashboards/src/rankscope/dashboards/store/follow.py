@@ -59,7 +59,7 @@ class Update(msgspec.Struct, frozen=True):
 
 def follow(run: Path, folder: Path, report: Callable[[Update], None]) -> NoReturn:
     """Update ``folder`` whenever the files of ``run`` change, and report it."""
-    following = Following(run, folder)
+    following = FollowerState(run, folder)
     read_revision: str | None = None
     pause_factor = 0.0  # the first read of everything does not predict the duration of later updates
     while True:
@@ -73,7 +73,7 @@ def follow(run: Path, folder: Path, report: Callable[[Update], None]) -> NoRetur
         pause_factor = _PAUSE_FACTOR
 
 
-class Following:
+class FollowerState:
     """State of a follower: the run's analysis so far, and the folder it is written to."""
 
     def __init__(self, run: Path, folder: Path) -> None:

@@ -23,7 +23,7 @@ from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.timeline.data import Collective, CollectiveCalls, WindowAbout, WindowData, write_window
-from rankscope.dashboards.timeline.parts import NOBODY, Numbers, Parts, Recorded, joined, parts_of
+from rankscope.dashboards.timeline.parts import NOBODY, Numbers, Parts, RecordedIntervals, joined, parts_of
 from rankscope.dashboards.timeline.raw_events import RawEvents, kept_files
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import CollectiveRecord
@@ -75,7 +75,7 @@ def lay(
         f"rank {rank}: its clock could not be corrected and shows another time" for rank in sorted(captured) if rank not in ranks
     ]
     base = min(starts[rank] for rank in ranks)
-    linked = _Linked(matching, clocks, base)
+    linked = _LinkedCollectives(matching, clocks, base)
     for rank in ranks:
         linked.add_rest(rank, captured[rank].collectives)
     parts: list[Parts] = []
@@ -122,7 +122,7 @@ def _steps(ranks: Iterable[int], captured: Mapping[int, Reduction], clocks: Cloc
 
 
 @dataclass(slots=True)
-class _Linked:
+class _LinkedCollectives:
     """Collectives of the window, and the records that belong to each."""
 
     collectives: list[Collective]
@@ -187,7 +187,7 @@ def _name(match: Match, *, matched: bool) -> str:
     return f"{match.group}:{whose}{f'{match.step}.{first.index}' if sequence is None else sequence}"
 
 
-def _calls(row: int, rank: int, records: list[CollectiveRecord], linked: _Linked) -> Numbers:
+def _calls(row: int, rank: int, records: list[CollectiveRecord], linked: _LinkedCollectives) -> Numbers:
     """Return [n, 5]: the columns of ``CollectiveCalls``."""
     return np.array(
         [
@@ -204,7 +204,9 @@ def _calls(row: int, rank: int, records: list[CollectiveRecord], linked: _Linked
     ).reshape(-1, 5)
 
 
-def _recorded(rank: int, reduction: Reduction, calls: Numbers, work: Work | None, linked: _Linked) -> Recorded:
+def _recorded(
+    rank: int, reduction: Reduction, calls: Numbers, work: Work | None, linked: _LinkedCollectives
+) -> RecordedIntervals:
     clocks, base = linked.clocks, linked.base_ns
     steps = [
         (start := clocks.correct(rank, record.start_unix_ns) - base, start + round(record.window_us * 1000))
@@ -216,7 +218,7 @@ def _recorded(rank: int, reduction: Reduction, calls: Numbers, work: Work | None
     else:
         enqueued = [clocks.correct(rank, record.enqueue_unix_ns) - base for record in reduction.collectives]
         compute, copies = _union([_computing(reduction.collectives, enqueued)]), EMPTY
-    return Recorded(
+    return RecordedIntervals(
         steps=_union([np.array(steps, dtype=np.int64).reshape(-1, 2)]),
         collectives=calls[:, 2:4],
         waits=calls[:, 4],

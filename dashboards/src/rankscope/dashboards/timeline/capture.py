@@ -32,7 +32,7 @@ class UnknownRequestError(RankscopeError):
     """There is no such request."""
 
 
-class Requested(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CaptureStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request for a capture. ``first_step`` and ``last_step`` are the steps that will be profiled, both inclusive."""
 
     request_id: str
@@ -47,7 +47,7 @@ class Requested(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Reason why the request was refused, or is void."""
 
 
-def request_capture(source: RunSource, run_id: str, steps: int, *, user: str | None = None) -> Requested:
+def request_capture(source: RunSource, run_id: str, steps: int, *, user: str | None = None) -> CaptureStatus:
     """Request a profile of the run's next ``steps`` steps (1 to ``MAX_STEPS``), the same steps on all ranks.
 
     ``user`` is recorded in the request. Raises ``UnknownRunError``, ``NotLiveError``, and ``NotAllowedError`` if this server may
@@ -67,10 +67,10 @@ def request_capture(source: RunSource, run_id: str, steps: int, *, user: str | N
     except OSError as error:
         where, why = sanitize(str(error.filename or folder), MAX_TEXT), error.strerror or str(error)
         raise NotAllowedError(f"{where}: cannot write a request here: {why}; requests need write access to the run") from error
-    return Requested(request_id=request.id, run_id=run_id, state="asked", steps=steps)
+    return CaptureStatus(request_id=request.id, run_id=run_id, state="asked", steps=steps)
 
 
-def capture_state(source: RunSource, run_id: str, request_id: str) -> Requested:
+def capture_state(source: RunSource, run_id: str, request_id: str) -> CaptureStatus:
     """Return the state of a request. Raises ``UnknownRunError`` and ``UnknownRequestError``."""
     run = source.summary(run_id)
     folder = control_dir(Path(run.path))
@@ -78,7 +78,7 @@ def capture_state(source: RunSource, run_id: str, request_id: str) -> Requested:
         raise UnknownRequestError("there is no such request")
     answer = read_answer(Path(run.path), request_id)
     if answer is not None:
-        return Requested(
+        return CaptureStatus(
             request_id=request_id,
             run_id=run_id,
             state="accepted" if answer.accepted else "refused",
@@ -91,7 +91,7 @@ def capture_state(source: RunSource, run_id: str, request_id: str) -> Requested:
     why = _why_not(run)
     if why is None and abs(time.time_ns() - made_ns(request_id)) > MAX_AGE_SECONDS * 1e9:
         why = "the job did not answer: it records no profiles, or the clocks of its first host and this one are far apart"
-    return Requested(request_id=request_id, run_id=run_id, state="asked" if why is None else "void", reason=why)
+    return CaptureStatus(request_id=request_id, run_id=run_id, state="asked" if why is None else "void", reason=why)
 
 
 def _why_not(run: RunSummary) -> str | None:

@@ -14,7 +14,7 @@ from rankscope.dashboards.data.hosts import UNKNOWN_HOST, host_rows, known_hosts
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.timeline.data import Collective, WindowData
 from rankscope.dashboards.timeline.figures import FIRST_PHASE, MOST_LANES, Lanes
-from rankscope.dashboards.timeline.parts import NOBODY, ActivityKind, Numbers, Parts, Recorded, joined, parts_of
+from rankscope.dashboards.timeline.parts import NOBODY, ActivityKind, Numbers, Parts, RecordedIntervals, joined, parts_of
 from rankscope.dashboards.timeline.windows import Window
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.runs.records import PHASES
@@ -89,7 +89,7 @@ def _detail(run: RunData, window: Window, data: WindowData, rank: int) -> list[t
     for group in sorted(set(groups[calls.collective[of_row]].tolist())):
         of_group = of_row & (groups[calls.collective] == group)
         spans = np.column_stack((calls.arrival[of_group], calls.end[of_group]))
-        recorded = Recorded(EMPTY, spans, calls.wait[of_group], calls.collective[of_group], EMPTY, EMPTY, is_whole=False)
+        recorded = RecordedIntervals(EMPTY, spans, calls.wait[of_group], calls.collective[of_group], EMPTY, EMPTY, is_whole=False)
         detail.append((f"group {group}", parts_of(0, recorded)))
     events = data.events
     for lane, (of_rank, name) in enumerate(data.about.lanes):

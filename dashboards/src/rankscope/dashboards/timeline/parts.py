@@ -63,7 +63,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedIntervals:
     """Recorded intervals of one rank on the common clock; all but ``collectives`` are merged sets."""
 
     steps: Spans
@@ -79,7 +79,7 @@ class Recorded:
     """True if compute and copies are known for the whole steps, not only within collectives."""
 
 
-def parts_of(lane: int, recorded: Recorded) -> Parts:
+def parts_of(lane: int, recorded: RecordedIntervals) -> Parts:
     """Return the rank's time as parts: every moment of a step or a collective is in exactly one part.
 
     If collectives overlap, the part belongs to the one that began last. Waiting in one during transfer in another is transfer.

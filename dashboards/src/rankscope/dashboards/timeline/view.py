@@ -17,7 +17,7 @@ from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.hosts import UNKNOWN_HOST, known_hosts, rows_by_host, several_hosts
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import RunSummary
-from rankscope.dashboards.model.drawn import NO_DATA, Cell, Drawn, FigureData
+from rankscope.dashboards.model.drawn import NO_DATA, Cell, DrawnFigure, FigureData
 from rankscope.dashboards.model.page import (
     AdviceItem,
     Block,
@@ -130,10 +130,10 @@ def _of_several(each: int, *, by_host: bool) -> str:
     return "of each host" if by_host else f"of every {each} ranks"
 
 
-def _picture(run: RunData, state: PageState, colors: Palette) -> Drawn:
+def _picture(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     chosen = _window(run, state)
     if chosen is None:
-        return Drawn(note(_NONE, colors), NO_DATA, "No window has been captured yet")
+        return DrawnFigure(note(_NONE, colors), NO_DATA, "No window has been captured yet")
     window, data = chosen
     first, past = _span(state, data)
     by_host = _by_host(run, state)
@@ -144,7 +144,7 @@ def _picture(run: RunData, state: PageState, colors: Palette) -> Drawn:
     some = f"; {_of_several(each, by_host=by_host)} the one that waited least" if each > 1 else ""
     ranks = count(len(data.about.ranks), "rank")
     sentence = f"Activity of {ranks} in {window.steps}, from {first / 1e6:,.2f} to {past / 1e6:,.2f} ms{some}"
-    return Drawn(picture, _times(lanes, first, past), sentence)
+    return DrawnFigure(picture, _times(lanes, first, past), sentence)
 
 
 def _times(lanes: Lanes, first: int, past: int) -> FigureData:
@@ -185,12 +185,12 @@ def _frames(data: WindowData, lanes: Lanes, number: int | None) -> Numbers | Non
     return np.array(rows, dtype=np.int64).reshape(-1, 3)
 
 
-def _arrivals(run: RunData, state: PageState, colors: Palette) -> Drawn:
+def _arrivals(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     chosen = _window(run, state)
     number = None if chosen is None else _chosen(state, chosen[1])
     if chosen is None or number is None:
         text = _NONE if chosen is None else "No collective of this window could be matched across its ranks."
-        return Drawn(note(text, colors), NO_DATA, text.replace("<br>", " "))
+        return DrawnFigure(note(text, colors), NO_DATA, text.replace("<br>", " "))
     data = chosen[1]
     collective = data.about.collectives[number]
     of_collective = data.calls.collective == number
@@ -211,7 +211,7 @@ def _arrivals(run: RunData, state: PageState, colors: Palette) -> Drawn:
         ("rank", "arrival after the first [ms]", "waiting [ms]", "end after the first arrival [ms]"),
         [(row.rank, row.arrival_ms, row.wait_ms, row.end_ms) for row in arrivals],
     )
-    return Drawn(arrival_bars(arrivals, colors, last=collective.last, picked=state.rank), table, _sentence(collective))
+    return DrawnFigure(arrival_bars(arrivals, colors, last=collective.last, picked=state.rank), table, _sentence(collective))
 
 
 def _sentence(collective: Collective) -> str:

@@ -24,7 +24,7 @@ _BROTLI_WINDOW: Final = 18
 """Bits of the window: each thread that compresses needs several times its size."""
 
 
-class _Compressed:
+class _CompressedCache:
     """Compressed scripts and styles, so that each is compressed once."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ def register(app: dash.Dash) -> None:
         COMPRESS_STREAMS=False,
         COMPRESS_LEVEL=_GZIP_LEVEL,
         COMPRESS_MIN_SIZE=1_000,
-        COMPRESS_CACHE_BACKEND=_Compressed,
+        COMPRESS_CACHE_BACKEND=_CompressedCache,
         COMPRESS_CACHE_KEY=_key,
     )
 

@@ -19,7 +19,7 @@ NOTHING: Final = "There is nothing to remove: the evidence has no parts of this 
 
 
 @dataclass(frozen=True, slots=True)
-class Without:
+class CounterfactualBar:
     """Counterfactual step time without one part. ``item`` is its key in the address; ``""`` for the actual step."""
 
     item: str
@@ -30,7 +30,12 @@ class Without:
 
 
 def without_bars(
-    actual: Without, ideal: Without, rows: Sequence[Without], colors: Palette, *, chosen: Sequence[str] = ()
+    actual: CounterfactualBar,
+    ideal: CounterfactualBar,
+    rows: Sequence[CounterfactualBar],
+    colors: Palette,
+    *,
+    chosen: Sequence[str] = (),
 ) -> go.Figure:
     """Draw bars of the actual step, the step without each of ``rows``, and without any straggler. ``chosen`` items are marked."""
     if not rows:

@@ -11,14 +11,14 @@ from rankscope.analysis.whatif.outcome import hosts_slow_together, rare_steps_te
 from rankscope.analysis.whatif.result import Effect, WhatIf
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.model.drawn import Drawn, FigureData
+from rankscope.dashboards.model.drawn import DrawnFigure, FigureData
 from rankscope.dashboards.model.page import Block, Choice, Entry, Fact, Facts, FigureBlock, Items, Part, Section, Text
 from rankscope.dashboards.model.run_head import nothing_yet
 from rankscope.dashboards.model.state import PageState, host_item
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.whatif.counterfactuals import ALL, Counterfactual, step_without
 from rankscope.dashboards.whatif.data import Removable, WeekCost, WhatIfAnswer, pace_of, removables
-from rankscope.dashboards.whatif.figures import Without, without_bars
+from rankscope.dashboards.whatif.figures import CounterfactualBar, without_bars
 from rankscope.dashboards.words.units import duration, in_unit, time_unit
 from rankscope.dashboards.words.wording import UNKNOWN, count, gpu_hours, moment, money, percent, slowdown
 
@@ -151,7 +151,7 @@ def _fleet(run: RunData) -> list[Block]:
     return fleet(run.whatif, goes_on=run.summary.status in ("starting", "live"))
 
 
-def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, ...]) -> Drawn:
+def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, ...]) -> DrawnFigure:
     result = run.whatif.result
     pace = _pace(run, state)
     candidates = sorted(
@@ -171,10 +171,10 @@ def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, 
         saved = actual - rows[0].step_seconds
         gain = seconds_text(max(saved, 0.0))
         sentence = f"Of {count(len(candidates), 'part')}, {candidates[0].label} gains most: a step would be {gain} shorter"
-    return Drawn(
+    return DrawnFigure(
         without_bars(
-            Without("", "as it is", actual, in_unit(1e6 * actual, unit)),
-            Without(ALL, "without any straggler", ideal, _worth(actual - ideal, pace, unit)),
+            CounterfactualBar("", "as it is", actual, in_unit(1e6 * actual, unit)),
+            CounterfactualBar(ALL, "without any straggler", ideal, _worth(actual - ideal, pace, unit)),
             rows,
             colors,
             chosen=state.without,
@@ -218,9 +218,9 @@ def _worth(saved: float, pace: WeekCost, unit: tuple[float, str]) -> str:
     return f"−{in_unit(1e6 * saved, unit)}{worth}"
 
 
-def _without(removable: Removable, pace: WeekCost, unit: tuple[float, str]) -> Without:
+def _without(removable: Removable, pace: WeekCost, unit: tuple[float, str]) -> CounterfactualBar:
     effect = removable.effect
-    return Without(
+    return CounterfactualBar(
         removable.item, f"without {removable.label}", effect.without_step_seconds, _worth(effect.saved_seconds, pace, unit)
     )
 

@@ -27,7 +27,7 @@ _NOT_TRIED: Final = ("missing", "not_in_driver", "no_driver", "library_mismatch"
 """Reasons of GPUs without a process that end with the next attempt."""
 
 
-class Down(msgspec.Struct, frozen=True):
+class GpuDown(msgspec.Struct, frozen=True):
     """Reason why a GPU is down, since when (monotonic), the NVML function that hangs (or empty), and whether it was logged."""
 
     reason: DownReason
@@ -55,7 +55,7 @@ class GpuSlot:
         self.identity: GpuIdentity | None = None
         self.state: State = "waiting"
         self.child: Child | None = None
-        self.down: Down | None = None
+        self.down: GpuDown | None = None
         self._children = children
         self._collectors = collectors
         self._interval_s = interval_s
@@ -131,7 +131,7 @@ class GpuSlot:
             assert self._sample is not None
             call = self._present_call()
             detail = f"no new sample; its process is in {call}" if call else "no new sample"
-            down = Down("stale", detail, self._sample.monotonic_s, call)
+            down = GpuDown("stale", detail, self._sample.monotonic_s, call)
         return GpuState(
             self.identity,
             up=False,
@@ -251,7 +251,7 @@ class GpuSlot:
         """Mark the GPU as down for good, because no process can be started any more."""
         self.child, self.state, self._sample = None, "waiting", None
         # Bypass _set_down: the fleet logs this once for all GPUs.
-        self.down = Down("died", why, self.down.since_s if self.down is not None else time.monotonic())
+        self.down = GpuDown("died", why, self.down.since_s if self.down is not None else time.monotonic())
 
     def move_from(self, other: GpuSlot, now: float) -> None:
         """Take over the GPU of another slot, from whose place it was moved."""
@@ -352,7 +352,7 @@ class GpuSlot:
         for event in xids:
             self._on_xid(identity, event)
 
-    def _detail(self, down: Down) -> str:
+    def _detail(self, down: GpuDown) -> str:
         call = self._present_call() if down.reason == "starting" else ""
         return f"its process is in {call}" if call else down.detail
 
@@ -377,7 +377,7 @@ class GpuSlot:
         since_s = before.since_s if before is not None else self._sample.monotonic_s if self._sample is not None else now
         is_news = reason != "starting" and (before is None or before.reason != reason)
         logged = is_news or (before is not None and before.logged)
-        self.down, self._sample = Down(reason, detail, since_s, call, logged), None
+        self.down, self._sample = GpuDown(reason, detail, since_s, call, logged), None
         self._resets.add(reason, now)
         if is_news:
             # The handler of the release request has logged it.

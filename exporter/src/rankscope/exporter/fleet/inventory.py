@@ -46,7 +46,7 @@ class EnergyMeter(msgspec.Struct, frozen=True):
     monotonic_s: float
 
 
-class Remembered(msgspec.Struct, frozen=True, omit_defaults=True):
+class RememberedGpu(msgspec.Struct, frozen=True, omit_defaults=True):
     """A GPU and ``absent_s``, the exporter's running time without it. Clock changes and downtime do not count."""
 
     identity: GpuIdentity
@@ -59,7 +59,7 @@ class _InventoryHeader(msgspec.Struct, frozen=True):
 
 
 class _InventoryFile(msgspec.Struct, frozen=True):
-    gpus: tuple[Remembered, ...]
+    gpus: tuple[RememberedGpu, ...]
     schema: str = SCHEMA
 
 
@@ -77,8 +77,8 @@ class Inventory:
         self._write_at = 0.0
         self._meters_due = 0.0
         self._boot_id = boot_id()
-        self._gpus: dict[str, Remembered] = {}
-        self._on_disk: dict[str, Remembered] = {}
+        self._gpus: dict[str, RememberedGpu] = {}
+        self._on_disk: dict[str, RememberedGpu] = {}
         self._stamp: tuple[int, int] | None = None
         self._writer: threading.Thread | None = None
         self._problems = ProblemLog(
@@ -88,7 +88,7 @@ class Inventory:
             )
         )
         self._foreign = False
-        self._changed_content: dict[str, Remembered] | None = None
+        self._changed_content: dict[str, RememberedGpu] | None = None
         if self._path is not None:
             self._gpus = self._read(self._path) or {}
 
@@ -111,7 +111,7 @@ class Inventory:
             if other.identity.pci_bus_id == identity.pci_bus_id and uuid != identity.uuid:
                 logger.info("GPU %s at %s has been replaced by %s", uuid, identity.pci_bus_id, identity.uuid)
                 del self._gpus[uuid]
-        remembered = self._gpus.get(identity.uuid, Remembered(identity))
+        remembered = self._gpus.get(identity.uuid, RememberedGpu(identity))
         self._gpus[identity.uuid] = msgspec.structs.replace(remembered, identity=identity, absent_s=0.0)
 
     def meter(self, uuid: str) -> EnergyMeter | None:
@@ -194,7 +194,7 @@ class Inventory:
         self._changed_content = self._read(path)
         return self._changed_content is not None
 
-    def _read(self, path: Path) -> dict[str, Remembered] | None:
+    def _read(self, path: Path) -> dict[str, RememberedGpu] | None:
         """Return the GPUs in the file; None if it cannot be used."""
         self._stamp = _stamp(path)
         try:
@@ -226,7 +226,7 @@ class Inventory:
             return
         logger.warning("%s is damaged (%s): it was renamed to %s, and a new file is started", path, why, aside.name)
 
-    def _write(self, path: Path, content: dict[str, Remembered]) -> None:
+    def _write(self, path: Path, content: dict[str, RememberedGpu]) -> None:
         try:
             path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             with _locked(path):
@@ -293,7 +293,7 @@ def _lock(path: Path) -> int | None:
     raise OSError(errno.EAGAIN, "another process keeps it locked", str(path))
 
 
-def load(path: Path) -> dict[str, Remembered]:
+def load(path: Path) -> dict[str, RememberedGpu]:
     """Return the GPUs in a file by uuid. Raises ``OSError``, and ``ValueError`` for a damaged file or another format."""
     with open_regular(path) as file:  # a pipe would block the start
         content = file.read(_LARGEST_BYTES)
@@ -307,7 +307,7 @@ def load(path: Path) -> dict[str, Remembered]:
     return {remembered.identity.uuid: remembered for remembered in decoded.gpus}
 
 
-def _store(path: Path, content: dict[str, Remembered]) -> None:
+def _store(path: Path, content: dict[str, RememberedGpu]) -> None:
     text = msgspec.json.format(msgspec.json.encode(_InventoryFile(tuple(content.values()))), indent=2) + b"\n"
     replace_file(path, text, mode=0o600)
 

@@ -30,7 +30,7 @@ _SERVICE: Final = "nvidia-cuda-mps"  # the MPS server opens the GPU for its clie
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
-class _Known(msgspec.Struct, frozen=True):
+class _ProcessRecord(msgspec.Struct, frozen=True):
     start_ticks: int
     use: Use
     read_s: float
@@ -46,7 +46,7 @@ class ProcessTable:
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
-        self._processes: dict[int, _Known] = {}
+        self._processes: dict[int, _ProcessRecord] = {}
         self._deadline = BoundedCalls(_ENVIRON_DEADLINE_S, most_stuck=_MOST_STUCK)
 
     def sees_all(self) -> bool:
@@ -62,7 +62,7 @@ class ProcessTable:
         ``named`` maps a pid to the time at which the driver listed it. Times are monotonic.
         """
         now_s = time.monotonic() if now_s is None else now_s
-        processes: dict[int, _Known] = {}
+        processes: dict[int, _ProcessRecord] = {}
         for pid in sorted(named)[:MAX_PROCESSES]:
             try:
                 processes[pid] = self._read(pid, named[pid], now_s)
@@ -71,7 +71,7 @@ class ProcessTable:
         self._processes = processes
         return {pid: process.use for pid, process in processes.items()}
 
-    def _read(self, pid: int, named_s: float, now_s: float) -> _Known:
+    def _read(self, pid: int, named_s: float, now_s: float) -> _ProcessRecord:
         # The descriptor refers to this process even if its pid is reused.
         fd = os.open(self._proc / str(pid), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -87,7 +87,7 @@ class ProcessTable:
                 return before
             status = _text("status", fd)
             environ, stuck = self._environ(fd)
-            return _Known(start_ticks, _use(pid, status, _text("cgroup", fd), environ), now_s, stuck)
+            return _ProcessRecord(start_ticks, _use(pid, status, _text("cgroup", fd), environ), now_s, stuck)
         finally:
             os.close(fd)
 

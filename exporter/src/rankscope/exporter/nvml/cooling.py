@@ -8,7 +8,7 @@ from typing import Final
 
 from rankscope.exporter.nvml.calls import IMPLAUSIBLE
 from rankscope.exporter.nvml.one_pass import Pass, Topic
-from rankscope.exporter.nvml.rows import RARELY, Call, Prepared
+from rankscope.exporter.nvml.rows import RARELY, Call, PreparedCall
 
 _MARGIN_LAYOUT: Final = Struct("@Ii")
 _MARGIN_VERSION: Final = _MARGIN_LAYOUT.size | 1 << 24
@@ -27,7 +27,7 @@ class Margin(Topic):
 
     def __init__(self) -> None:
         initial = _MARGIN_LAYOUT.pack(_MARGIN_VERSION, 0)
-        self._call = Prepared(Call("nvmlDeviceGetMarginTemperature", (), formats=("Ii",), initial=initial))
+        self._call = PreparedCall(Call("nvmlDeviceGetMarginTemperature", (), formats=("Ii",), initial=initial))
         self._due_s = float("-inf")
 
     def collect(self, sample_pass: Pass) -> None:

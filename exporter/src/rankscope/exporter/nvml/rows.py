@@ -21,7 +21,7 @@ _Row = TypeVar("_Row", "Call", "Field")
 
 
 @dataclass(frozen=True, slots=True)
-class Out:
+class OutputSeries:
     """One series: NVML's number times ``times``, divided by ``per``, is in the metric's unit.
 
     A value below ``at_least`` or above ``at_most``, or NaN, is absent as ``implausible``: drivers return such numbers for unknown
@@ -61,7 +61,7 @@ class Call:
     """
 
     name: str
-    outs: tuple[Out, ...]
+    outs: tuple[OutputSeries, ...]
     args: tuple[int, ...] = ()
     formats: tuple[str, ...] = ("I",)
     numbers: Callable[..., Sequence[float]] = _as_they_are
@@ -81,7 +81,7 @@ class Field:
     """One field value and its series. It is skipped if the earlier field ``unless`` has a value on this GPU."""
 
     number: int
-    out: Out
+    out: OutputSeries
     every_s: float = NOW
     unless: int = 0
 
@@ -132,7 +132,7 @@ class RowsTopic(Topic):
     """``Topic`` of rows of the tables."""
 
     def __init__(self, calls: Sequence[Call] = (), fields: Sequence[Field] = ()) -> None:
-        self._calls = [(Prepared(call), _CachedRow(call)) for call in calls]
+        self._calls = [(PreparedCall(call), _CachedRow(call)) for call in calls]
         self._fields = [_CachedRow(field) for field in fields]
         self._read_fields: set[int] = set()
         self.has_fields = bool(fields)
@@ -160,7 +160,7 @@ class RowsTopic(Topic):
                 field.emit(sample_pass)
 
 
-class Prepared:
+class PreparedCall:
     """A call with preallocated output memory."""
 
     __slots__ = ("_args", "_call", "_memories")

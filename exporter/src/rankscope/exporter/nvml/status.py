@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from rankscope.exporter.nvml.calls import NvmlCalls
 from rankscope.exporter.nvml.one_pass import Pass, SlowTopic
-from rankscope.exporter.nvml.rows import RARELY, SOMETIMES, Field, Out
+from rankscope.exporter.nvml.rows import RARELY, SOMETIMES, Field, OutputSeries
 from rankscope.exporter.source import Absent, Reading
 
 _ACTIONS: Final = (
@@ -37,7 +37,7 @@ class RecoveryAction(Field):
         return [Reading(self.out.metric, 1, (("action", action),))]
 
 
-RECOVERY_ACTION: Final = RecoveryAction(230, Out("gpu_recovery_action"), every_s=SOMETIMES)
+RECOVERY_ACTION: Final = RecoveryAction(230, OutputSeries("gpu_recovery_action"), every_s=SOMETIMES)
 
 
 class RetiredPages(SlowTopic):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from sys import byteorder
 from typing import Final
 
-from rankscope.exporter.nvml.rows import RARELY, SOMETIMES, Call, Field, Out
+from rankscope.exporter.nvml.rows import RARELY, SOMETIMES, Call, Field, OutputSeries
 
 _CLOCKS: Final = (("graphics", 0), ("sm", 1), ("memory", 2))
 _LIMITS: Final = (("shutdown", 0), ("slowdown", 1), ("memory", 2))
@@ -48,7 +48,7 @@ def _ecc(metric: str, counter: int, every_s: float) -> tuple[Call, ...]:
     return tuple(
         Call(
             "nvmlDeviceGetMemoryErrorCounter",
-            (Out(metric, at_most=2.0**63, labels=(("error", error), ("memory", memory))),),
+            (OutputSeries(metric, at_most=2.0**63, labels=(("error", error), ("memory", memory))),),
             args=(error_type, counter, location),
             formats=("Q",),
             every_s=every_s,
@@ -58,17 +58,17 @@ def _ecc(metric: str, counter: int, every_s: float) -> tuple[Call, ...]:
     )
 
 
-def _seconds(reason: str) -> Out:
-    return Out("gpu_throttle_seconds_total", per=_NS, labels=(("reason", reason),))
+def _seconds(reason: str) -> OutputSeries:
+    return OutputSeries("gpu_throttle_seconds_total", per=_NS, labels=(("reason", reason),))
 
 
 CALLS: Final[dict[str, tuple[Call, ...]]] = {
     "temperature": (
-        Call("nvmlDeviceGetTemperature", (Out("gpu_temperature_celsius", at_most=_MAX_CELSIUS),), args=(0,)),
+        Call("nvmlDeviceGetTemperature", (OutputSeries("gpu_temperature_celsius", at_most=_MAX_CELSIUS),), args=(0,)),
         *(
             Call(
                 "nvmlDeviceGetTemperatureThreshold",
-                (Out("gpu_temperature_limit_celsius", at_most=_MAX_CELSIUS, labels=(("limit", limit),)),),
+                (OutputSeries("gpu_temperature_limit_celsius", at_most=_MAX_CELSIUS, labels=(("limit", limit),)),),
                 args=(threshold,),
                 every_s=RARELY,
             )
@@ -79,7 +79,7 @@ CALLS: Final[dict[str, tuple[Call, ...]]] = {
         # No fallback to version 1, which counts the driver's reservation as used: the metric would have two meanings.
         Call(
             "nvmlDeviceGetMemoryInfo_v2",
-            tuple(Out(f"gpu_memory_{part}_bytes", at_most=MAX_BYTES) for part in ("total", "reserved", "free", "used")),
+            tuple(OutputSeries(f"gpu_memory_{part}_bytes", at_most=MAX_BYTES) for part in ("total", "reserved", "free", "used")),
             formats=(MEMORY_V2_LAYOUT,),
             initial=MEMORY_V2,
         ),
@@ -87,7 +87,10 @@ CALLS: Final[dict[str, tuple[Call, ...]]] = {
     "utilization": (
         Call(
             "nvmlDeviceGetUtilizationRates",
-            (Out("gpu_utilization_ratio", per=100, at_most=1), Out("gpu_memory_utilization_ratio", per=100, at_most=1)),
+            (
+                OutputSeries("gpu_utilization_ratio", per=100, at_most=1),
+                OutputSeries("gpu_memory_utilization_ratio", per=100, at_most=1),
+            ),
             formats=("II",),
         ),
     ),
@@ -95,7 +98,7 @@ CALLS: Final[dict[str, tuple[Call, ...]]] = {
         *(
             Call(
                 "nvmlDeviceGetClockInfo",
-                (Out("gpu_clock_hertz", times=1e6, at_most=_MAX_HERTZ, labels=(("clock", clock),)),),
+                (OutputSeries("gpu_clock_hertz", times=1e6, at_most=_MAX_HERTZ, labels=(("clock", clock),)),),
                 args=(kind,),
             )
             for clock, kind in _CLOCKS
@@ -103,42 +106,56 @@ CALLS: Final[dict[str, tuple[Call, ...]]] = {
         *(
             Call(
                 "nvmlDeviceGetMaxClockInfo",
-                (Out("gpu_clock_max_hertz", times=1e6, at_most=_MAX_HERTZ, labels=(("clock", clock),)),),
+                (OutputSeries("gpu_clock_max_hertz", times=1e6, at_most=_MAX_HERTZ, labels=(("clock", clock),)),),
                 args=(kind,),
                 every_s=RARELY,
             )
             for clock, kind in _CLOCKS
         ),
-        Call("nvmlDeviceGetPerformanceState", (Out("gpu_performance_state", at_most=15),)),
+        Call("nvmlDeviceGetPerformanceState", (OutputSeries("gpu_performance_state", at_most=15),)),
     ),
     "power": (
-        Call("nvmlDeviceGetPowerUsage", (Out("gpu_power_watts", per=1000, at_most=_MAX_WATTS),)),
-        Call("nvmlDeviceGetEnforcedPowerLimit", (Out("gpu_power_limit_watts", per=1000, at_most=_MAX_WATTS),), every_s=SOMETIMES),
+        Call("nvmlDeviceGetPowerUsage", (OutputSeries("gpu_power_watts", per=1000, at_most=_MAX_WATTS),)),
+        Call(
+            "nvmlDeviceGetEnforcedPowerLimit",
+            (OutputSeries("gpu_power_limit_watts", per=1000, at_most=_MAX_WATTS),),
+            every_s=SOMETIMES,
+        ),
         Call(
             "nvmlDeviceGetPowerManagementDefaultLimit",
-            (Out("gpu_power_limit_default_watts", per=1000, at_most=_MAX_WATTS),),
+            (OutputSeries("gpu_power_limit_default_watts", per=1000, at_most=_MAX_WATTS),),
             every_s=RARELY,
         ),
-        Call("nvmlDeviceGetTotalEnergyConsumption", (Out("gpu_energy_joules_total", per=1000, at_most=2.0**53),), formats=("Q",)),
+        Call(
+            "nvmlDeviceGetTotalEnergyConsumption",
+            (OutputSeries("gpu_energy_joules_total", per=1000, at_most=2.0**53),),
+            formats=("Q",),
+        ),
     ),
     "throttle": (
         Call(
             "nvmlDeviceGetCurrentClocksEventReasons",
-            tuple(Out("gpu_throttle_active", labels=(("reason", reason),)) for reason, _ in _THROTTLE_BITS),
+            tuple(OutputSeries("gpu_throttle_active", labels=(("reason", reason),)) for reason, _ in _THROTTLE_BITS),
             formats=("Q",),
             numbers=_bits,
             before="nvmlDeviceGetCurrentClocksThrottleReasons",
         ),
     ),
     "pcie": (
-        Call("nvmlDeviceGetPcieReplayCounter", (Out("gpu_pcie_replays_total"),), every_s=SOMETIMES),
-        Call("nvmlDeviceGetCurrPcieLinkWidth", (Out("gpu_pcie_link_width", at_most=64),), every_s=SOMETIMES),
-        Call("nvmlDeviceGetMaxPcieLinkWidth", (Out("gpu_pcie_link_max_width", at_most=64),), every_s=RARELY),
-        Call("nvmlDeviceGetCurrPcieLinkGeneration", (Out("gpu_pcie_link_generation", at_most=16),), every_s=SOMETIMES),
-        Call("nvmlDeviceGetMaxPcieLinkGeneration", (Out("gpu_pcie_link_max_generation", at_most=16),), every_s=RARELY),
+        Call("nvmlDeviceGetPcieReplayCounter", (OutputSeries("gpu_pcie_replays_total"),), every_s=SOMETIMES),
+        Call("nvmlDeviceGetCurrPcieLinkWidth", (OutputSeries("gpu_pcie_link_width", at_most=64),), every_s=SOMETIMES),
+        Call("nvmlDeviceGetMaxPcieLinkWidth", (OutputSeries("gpu_pcie_link_max_width", at_most=64),), every_s=RARELY),
+        Call("nvmlDeviceGetCurrPcieLinkGeneration", (OutputSeries("gpu_pcie_link_generation", at_most=16),), every_s=SOMETIMES),
+        Call("nvmlDeviceGetMaxPcieLinkGeneration", (OutputSeries("gpu_pcie_link_max_generation", at_most=16),), every_s=RARELY),
     ),
     "ecc": (
-        Call("nvmlDeviceGetEccMode", (Out("gpu_ecc_enabled", at_most=1),), formats=("I", "I"), numbers=_first, every_s=RARELY),
+        Call(
+            "nvmlDeviceGetEccMode",
+            (OutputSeries("gpu_ecc_enabled", at_most=1),),
+            formats=("I", "I"),
+            numbers=_first,
+            every_s=RARELY,
+        ),
         *_ecc("gpu_ecc_errors_total", 0, SOMETIMES),
         *_ecc("gpu_ecc_errors_lifetime_total", 1, SOMETIMES),
     ),
@@ -146,7 +163,8 @@ CALLS: Final[dict[str, tuple[Call, ...]]] = {
         Call(
             "nvmlDeviceGetRowRemapperHistogram",
             tuple(
-                Out("gpu_row_remap_banks", labels=(("spares", spares),)) for spares in ("max", "high", "partial", "low", "none")
+                OutputSeries("gpu_row_remap_banks", labels=(("spares", spares),))
+                for spares in ("max", "high", "partial", "low", "none")
             ),
             formats=("IIIII",),
             every_s=RARELY,
@@ -155,7 +173,7 @@ CALLS: Final[dict[str, tuple[Call, ...]]] = {
     "encoder": tuple(
         Call(
             f"nvmlDeviceGet{which.capitalize()}Utilization",
-            (Out(f"gpu_{which}_utilization_ratio", per=100, at_most=1),),
+            (OutputSeries(f"gpu_{which}_utilization_ratio", per=100, at_most=1),),
             formats=("I", "I"),
             numbers=_first,
         )
@@ -164,19 +182,25 @@ CALLS: Final[dict[str, tuple[Call, ...]]] = {
     "pcie_throughput": tuple(
         Call(
             "nvmlDeviceGetPcieThroughput",
-            (Out("gpu_pcie_throughput_bytes_per_second", times=1024, at_most=2.0**50, labels=(("direction", direction),)),),
+            (
+                OutputSeries(
+                    "gpu_pcie_throughput_bytes_per_second", times=1024, at_most=2.0**50, labels=(("direction", direction),)
+                ),
+            ),
             args=(counter,),
         )
         for direction, counter in (("transmit", 0), ("receive", 1))
     ),
     "retired_pages": (
-        Call("nvmlDeviceGetRetiredPagesPendingStatus", (Out("gpu_retired_pages_pending", at_most=1),), every_s=SOMETIMES),
+        Call(
+            "nvmlDeviceGetRetiredPagesPendingStatus", (OutputSeries("gpu_retired_pages_pending", at_most=1),), every_s=SOMETIMES
+        ),
     ),
 }
 
 FIELDS: Final[dict[str, tuple[Field, ...]]] = {
-    "temperature": (Field(82, Out("gpu_memory_temperature_celsius", at_most=_MAX_CELSIUS)),),
-    "power": (Field(186, Out("gpu_power_instant_watts", per=1000, at_most=_MAX_WATTS)),),
+    "temperature": (Field(82, OutputSeries("gpu_memory_temperature_celsius", at_most=_MAX_CELSIUS)),),
+    "power": (Field(186, OutputSeries("gpu_power_instant_watts", per=1000, at_most=_MAX_WATTS)),),
     "throttle": (
         Field(74, _seconds("sw_power_cap")),
         Field(76, _seconds("sync_boost")),
@@ -188,19 +212,19 @@ FIELDS: Final[dict[str, tuple[Field, ...]]] = {
         Field(75, _seconds("thermal"), unless=269),  # drivers without the reasons of their own for heat
     ),
     "pcie": tuple(
-        Field(number, Out("gpu_pcie_errors_total", labels=(("severity", severity),)), every_s=SOMETIMES)
+        Field(number, OutputSeries("gpu_pcie_errors_total", labels=(("severity", severity),)), every_s=SOMETIMES)
         for severity, number in (("correctable", 173), ("non_fatal", 179), ("fatal", 180))
     ),
     "nvlink": tuple(
-        Field(number, Out("gpu_c2c_errors_total", labels=(("error", error),)), every_s=SOMETIMES)
+        Field(number, OutputSeries("gpu_c2c_errors_total", labels=(("error", error),)), every_s=SOMETIMES)
         for error, number in (("crc", 231), ("replay", 232), ("replay_back_to_back", 233))
     ),
     "remap": (
         *(
-            Field(number, Out("gpu_remapped_rows_total", labels=(("cause", cause),)), every_s=SOMETIMES)
+            Field(number, OutputSeries("gpu_remapped_rows_total", labels=(("cause", cause),)), every_s=SOMETIMES)
             for cause, number in (("corrected", 142), ("uncorrected", 143))
         ),
-        Field(144, Out("gpu_row_remap_pending", at_most=1), every_s=SOMETIMES),
-        Field(145, Out("gpu_row_remap_failure", at_most=1), every_s=SOMETIMES),
+        Field(144, OutputSeries("gpu_row_remap_pending", at_most=1), every_s=SOMETIMES),
+        Field(145, OutputSeries("gpu_row_remap_failure", at_most=1), every_s=SOMETIMES),
     ),
 }

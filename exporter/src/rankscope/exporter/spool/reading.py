@@ -63,7 +63,7 @@ def empty_sample() -> SpoolSample:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cached:
+class _CachedFile:
     """Parsed content of a file, valid while ``key`` (inode, size, mtime) is unchanged.
 
     ``age_s`` is the file's age when this version was first seen, at monotonic time ``seen_s``.
@@ -86,7 +86,7 @@ class _SpoolCandidate:
     age_s: float
 
 
-class _Accepted(NamedTuple):
+class _AcceptedFile(NamedTuple):
     """Content of a rank's file, the uid of its owner, and its age."""
 
     file: SpoolContent
@@ -95,10 +95,10 @@ class _Accepted(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Seen:
+class _ReadingState:
     """State of one reading: parsed files by name, usage per user, and the owner of each run id."""
 
-    cache: dict[str, _Cached] = field(default_factory=dict)
+    cache: dict[str, _CachedFile] = field(default_factory=dict)
     files_of_user: Counter[int] = field(default_factory=Counter)
     series_of_user: Counter[int] = field(default_factory=Counter)
     bytes_of_user: Counter[int] = field(default_factory=Counter)
@@ -153,7 +153,7 @@ class Spool:
         self._forget_s = forget_s
         self._now = now
         self._monotonic = monotonic
-        self._cache: dict[str, _Cached] = {}
+        self._cache: dict[str, _CachedFile] = {}
         self._owners: dict[str, int] = {}
         self._owners_of_ranks: dict[RankKey, int] = {}
         self._read_s: float | None = None
@@ -174,9 +174,9 @@ class Spool:
             os.close(folder_fd)
 
     def _read(self, folder_fd: int) -> SpoolSample:
-        accepted: list[_Accepted] = []
+        accepted: list[_AcceptedFile] = []
         rejected = Rejections()
-        pass_state = _Seen()
+        pass_state = _ReadingState()
         now, now_s = self._now(), self._monotonic()
         files = [found_file for found_file in self._files(folder_fd, now, now_s, rejected) if found_file.age_s <= self._forget_s]
         files.sort(key=lambda file: (file.age_s, file.name))
@@ -194,7 +194,7 @@ class Spool:
         self._rejection_log.report(rejected.files)
         return self._merge(accepted, rejected)
 
-    def _accept(self, folder_fd: int, file: _SpoolCandidate, now_s: float, pass_state: _Seen) -> _Accepted:
+    def _accept(self, folder_fd: int, file: _SpoolCandidate, now_s: float, pass_state: _ReadingState) -> _AcceptedFile:
         if file.age_s < -_MAX_FUTURE_S:  # it would never become stale
             raise RejectedError("from_the_future")
         user = file.status.st_uid
@@ -213,7 +213,7 @@ class Spool:
         if pass_state.owners.setdefault(outcome.run_id, self._owners.get(outcome.run_id, owner)) != owner:
             raise RejectedError("foreign_owner")
         pass_state.series_of_user[owner] += sum(len(family.series) for family in outcome.families)
-        return _Accepted(outcome, owner, file.age_s)
+        return _AcceptedFile(outcome, owner, file.age_s)
 
     def _files(self, folder_fd: int, now: float, now_s: float, rejected: Counter[str]) -> Iterator[_SpoolCandidate]:
         """Yield the candidates in the folder."""
@@ -249,7 +249,7 @@ class Spool:
         set_back_s = max(0.0, status.st_ctime - status.st_mtime)
         return set_back_s + min(max(0.0, now - status.st_ctime), now_s - self._read_s)
 
-    def _load(self, folder_fd: int, file: _SpoolCandidate, now_s: float) -> _Cached:
+    def _load(self, folder_fd: int, file: _SpoolCandidate, now_s: float) -> _CachedFile:
         cached = self._cache.get(file.name)
         if cached is not None and cached.key == _key(file.status):
             return cached
@@ -264,9 +264,9 @@ class Spool:
                 template = Template.of(content, outcome)
         except RejectedError as error:
             outcome, template = error.reason, None
-        return _Cached(_key(status), status.st_uid, outcome, template, file.age_s, now_s)
+        return _CachedFile(_key(status), status.st_uid, outcome, template, file.age_s, now_s)
 
-    def _merge(self, accepted: list[_Accepted], rejected: Rejections) -> SpoolSample:
+    def _merge(self, accepted: list[_AcceptedFile], rejected: Rejections) -> SpoolSample:
         merge = _Merge()
         states: dict[RankKey, State] = {}
         owners: dict[RankKey, int] = {}

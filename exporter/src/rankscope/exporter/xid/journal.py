@@ -23,7 +23,7 @@ from rankscope.base.process import boot_id as this_boot_id
 from rankscope.exporter.source import GpuIdentity, Series, XidEvent
 from rankscope.exporter.wall_clock import WallClock
 from rankscope.exporter.xid.entry import SCHEMA, JournalSnapshot, KernelXid, Tally, XidEntry
-from rankscope.exporter.xid.journal_file import JournalError, JournalFile, Loaded
+from rankscope.exporter.xid.journal_file import JournalError, JournalFile, LoadedJournal
 from rankscope.exporter.xid.matching import LATE_S, Key, is_repeat, key_of, may_be_same, merged
 from rankscope.exporter.xid.series import RECENT_S, RecentErrors, recent_errors, series_of_gpu, series_of_switches
 from rankscope.exporter.xid.tallies import NEW_CODES, Tallies
@@ -320,7 +320,7 @@ class XidJournal:
     def _boot_time(self) -> float:
         return round(self._boot_unix_s, 3)
 
-    def _start_from(self, loaded: Loaded) -> None:
+    def _start_from(self, loaded: LoadedJournal) -> None:
         snapshot = loaded.snapshot
         self._last_series = None
         damaged = loaded.skipped

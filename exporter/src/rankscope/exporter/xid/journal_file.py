@@ -30,7 +30,7 @@ class JournalError(Exception):
 
 
 @dataclass(slots=True)
-class Loaded:
+class LoadedJournal:
     """Content of the file. ``skipped``: numbers of the damaged lines, from 1; ``exists``: the file exists."""
 
     path: Path
@@ -66,7 +66,7 @@ class JournalFile:
             raise JournalError(f"{self.folder}: another exporter writes there")
         remove_unfinished(self._path)
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedJournal:
         """Read the file; damaged lines are skipped and counted.
 
         Raises:
@@ -75,10 +75,10 @@ class JournalFile:
         try:
             content = self._read()
         except FileNotFoundError:
-            return Loaded(self._path, exists=False)
+            return LoadedJournal(self._path, exists=False)
         except OSError as error:
             raise JournalError(f"{self._path}: {error.strerror}") from error
-        loaded = Loaded(self._path)
+        loaded = LoadedJournal(self._path)
         lines = content.split(b"\n")
         for number, line in enumerate(lines):
             if not line:

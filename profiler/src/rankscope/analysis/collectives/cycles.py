@@ -27,7 +27,7 @@ _UNSEEN: Final = NONE + 1
 
 
 @dataclass(frozen=True)
-class Issued:
+class IssuedOperations:
     """Operations as columns, [operations]; those of a rank follow each other in the order in which it issued them."""
 
     first: Numbers
@@ -43,14 +43,14 @@ class Issued:
     elements: Numbers
     """Number of elements that it reduces; 0 for other operations."""
 
-    def of_rank(self, place: int) -> Issued:
+    def of_rank(self, place: int) -> IssuedOperations:
         """Return the operations of one rank."""
         return self.at(np.arange(self.first[place], self.first[place + 1]))
 
-    def at(self, row: Numbers) -> Issued:
+    def at(self, row: Numbers) -> IssuedOperations:
         """Return the operations of one rank at the places ``row``."""
         columns = (self.key, self.group, self.kind, self.created_ns, self.backward, self.elements)
-        return Issued(np.array([0, len(row)]), *(column[row] for column in columns))  # type: ignore[arg-type]
+        return IssuedOperations(np.array([0, len(row)]), *(column[row] for column in columns))  # type: ignore[arg-type]
 
     @cached_property
     def holders(self) -> tuple[Numbers, Numbers]:
@@ -61,16 +61,16 @@ class Issued:
         return rank[order], edges
 
 
-Cut = Callable[[Issued], Numbers | None]
+Cut = Callable[[IssuedOperations], Numbers | None]
 """Function from one rank's operations to their steps; ``None`` where none repeats."""
 
 
-def steps_of(issued: Issued) -> Numbers:
+def steps_of(issued: IssuedOperations) -> Numbers:
     """Return the step of each operation, from 0; ``NONE`` outside of steps, as before the first, and where nothing repeats."""
     return _steps_of(issued, _cut, group_by_group=True)
 
 
-def steps_by_group(issued: Issued, *, group_by_group: bool = False) -> Numbers:
+def steps_by_group(issued: IssuedOperations, *, group_by_group: bool = False) -> Numbers:
     """Return the same as ``steps_of`` where only the order within each group is exact.
 
     The group whose operations repeat least often marks the steps of a rank: mostly the one that reduces gradients, at the end of
@@ -80,7 +80,7 @@ def steps_by_group(issued: Issued, *, group_by_group: bool = False) -> Numbers:
     return _steps_of(issued, _cut_by_group, group_by_group=group_by_group)
 
 
-def _steps_of(issued: Issued, cut: Cut, *, group_by_group: bool) -> Numbers:
+def _steps_of(issued: IssuedOperations, cut: Cut, *, group_by_group: bool) -> Numbers:
     """Return the steps; ``group_by_group``: also of ranks that share no operation with the first ones."""
     steps = np.full(len(issued.key), NONE)
     holders, edges = issued.holders
@@ -115,7 +115,7 @@ def _steps_of(issued: Issued, cut: Cut, *, group_by_group: bool) -> Numbers:
     return steps
 
 
-def _at_times(steps: Numbers, issued: Issued, starts: dict[int, int]) -> Numbers:
+def _at_times(steps: Numbers, issued: IssuedOperations, starts: dict[int, int]) -> Numbers:
     """Return steps numbered by their times, where the rank shares no operation with others, as with other stages of a pipeline.
 
     ``starts``: time of the first operation of each known step.
@@ -128,7 +128,7 @@ def _at_times(steps: Numbers, issued: Issued, starts: dict[int, int]) -> Numbers
     return np.where(steps == NONE, NONE, steps + shift)
 
 
-def _like(issued: Issued, step_of_key: Numbers, cut: Cut) -> Numbers:
+def _like(issued: IssuedOperations, step_of_key: Numbers, cut: Cut) -> Numbers:
     """Return the steps of a rank's operations, numbered as those of other ranks (``step_of_key``)."""
     is_seen = (issued.key >= 0) & (step_of_key[issued.key] != _UNSEEN)
     others = np.where(is_seen, step_of_key[issued.key], NONE)
@@ -142,7 +142,7 @@ def _like(issued: Issued, step_of_key: Numbers, cut: Cut) -> Numbers:
     return np.where(is_seen, others, np.where(own == NONE, NONE, own + shift))
 
 
-def _cut(issued: Issued) -> Numbers | None:
+def _cut(issued: IssuedOperations) -> Numbers | None:
     """Return the step of each operation of one rank; ``None`` if none repeats."""
     kinds = issued.kind
     cycle = _cycle(kinds, issued.backward, issued.elements)
@@ -162,7 +162,7 @@ def _cut(issued: Issued) -> Numbers | None:
     return steps
 
 
-def _cut_by_group(issued: Issued) -> Numbers | None:
+def _cut_by_group(issued: IssuedOperations) -> Numbers | None:
     """Return the step of each operation of one rank, from the operations of one of its groups; ``None`` if none repeats."""
     can_match = issued.key >= 0
     marks: tuple[int, Numbers, Numbers] | None = None

@@ -24,7 +24,7 @@ from rankscope.runs.durations import DurationSource
 from rankscope.runs.records import CollectiveRecord, RankInfo
 
 
-class Matched(msgspec.Struct, frozen=True, dict=True):
+class MatchedCollectives(msgspec.Struct, frozen=True, dict=True):
     """Matched collectives of several ranks, with the clocks, waits and blame derived from them.
 
     Expensive results are computed at first use and cached, because a run that is followed is judged repeatedly.
@@ -70,7 +70,7 @@ def match_ranks(
     source: Literal["windows", "traces", DurationSource],
     coordinates: Coordinates | None = None,
     records: Records | None = None,
-) -> Matched:
+) -> MatchedCollectives:
     """Match the collectives, correct the clocks and assign blame to ``ranks``.
 
     ``collectives`` may lack ranks whose records are incomplete. Ranks with the same name in ``clock_names`` share a clock.
@@ -81,12 +81,12 @@ def match_ranks(
     matching = consistent(matching, clocks)
     waits = waits_of(matching, clocks, machines)
     blame = assign_blame(matching.matches, clocks, list(ranks), waits)
-    return Matched(matching, clocks, waits, blame, collectives, source, coordinates or {})
+    return MatchedCollectives(matching, clocks, waits, blame, collectives, source, coordinates or {})
 
 
 def match_windows(
     windows: Mapping[int, Reduction], infos: Mapping[int, RankInfo], world_size: int | None, records: Records | None = None
-) -> Matched:
+) -> MatchedCollectives:
     """Match the collectives of profiled steps. ``windows`` must have an entry for each rank. ``records``: see ``match_ranks``."""
     return match_ranks(
         {rank: reduction.collectives for rank, reduction in windows.items()},

@@ -51,7 +51,7 @@ class Levels:
 
 
 @dataclass(frozen=True, slots=True)
-class Tested:
+class TestedPair:
     """Both statistics of one pair of series; ``None``: too little data."""
 
     typical: Difference | None
@@ -63,10 +63,10 @@ class Tested:
         return [difference for difference in (self.typical, self.average) if difference is not None]
 
 
-def both_statistics(a: Sequence[Series], b: Sequence[Series], too_short: float, level: float) -> Tested:
+def both_statistics(a: Sequence[Series], b: Sequence[Series], too_short: float, level: float) -> TestedPair:
     """Compute both statistics of series that are already cut into blocks."""
     typical, average = (compare_blocks(a, b, too_short, statistic, level=level) for statistic in _STATISTICS)
-    return Tested(typical, average)
+    return TestedPair(typical, average)
 
 
 def outcome(differences: Sequence[Difference], matters: float, better: Literal["lower", "higher"]) -> Outcome:

@@ -21,7 +21,7 @@ import numpy as np
 from rankscope.analysis.collectives.arrivals import Arrivals, Flags, Numbers, combined, numbered
 from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.columns import NONE
-from rankscope.analysis.collectives.matched import Matched
+from rankscope.analysis.collectives.matched import MatchedCollectives
 from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.collectives.waits.blame import assign_blame
 from rankscope.analysis.collectives.waits.waiting import NOBODY_WAITED
@@ -137,7 +137,7 @@ def compare_durations(durations: Durations) -> DurationEvidence:
         overlapping = overlapping_by_gaps(matches, chosen.ended_ns, ends)
     reduced = longest_waits(matches, overlapping) if in_steps else matches
     blame = assign_blame(reduced, Clocks(residual_ns=0.0), every.ranks)
-    matched = Matched(matching, Clocks(), NOBODY_WAITED, blame, {}, source.kind)
+    matched = MatchedCollectives(matching, Clocks(), NOBODY_WAITED, blame, {}, source.kind)
     step_us = _step_us(calls, step_of_call)
     # Of logs of NCCL Inspector own times are known in pipelines only, whose sends and receives are all in them.
     are_all = every.ranks == list(range(world_size))

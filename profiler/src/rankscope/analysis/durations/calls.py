@@ -11,7 +11,7 @@ import numpy as np
 
 from rankscope.analysis.collectives.arrivals import Flags, Floats, Numbers, Records, combined, offsets
 from rankscope.analysis.collectives.columns import NONE
-from rankscope.analysis.collectives.cycles import Issued
+from rankscope.analysis.collectives.cycles import IssuedOperations
 from rankscope.analysis.operations import operation
 from rankscope.runs.durations import AUTOGRAD, TRANSFER, DurationGroup
 
@@ -121,7 +121,7 @@ class DurationCalls:
         names = ("rank", "group", "team", "op", "number", "size", "issued_ns", "ended_ns", "duration_us", "flags", "bytes")
         return replace(self, **{name: getattr(self, name)[wanted] for name in names})
 
-    def issued(self, varying: Flags) -> Issued:
+    def issued(self, varying: Flags) -> IssuedOperations:
         """Return the operations as they were issued. ``varying``: those whose sizes may differ from step to step."""
         key = np.full(len(self.rank), -1)
         key[self.is_matchable] = np.unique(combined(self.group, self.number)[self.is_matchable], return_inverse=True)[1]
@@ -129,7 +129,7 @@ class DurationCalls:
         backward = self.has(AUTOGRAD)
         kind = combined(self.group, self.op, np.where(varying, 0, self.size), backward.astype(np.int64))
         kind = np.unique(kind, return_inverse=True)[1]
-        return Issued(self.first, key, self.group, kind, self.issued_ns, backward, np.where(reducing, self.size, 0))
+        return IssuedOperations(self.first, key, self.group, kind, self.issued_ns, backward, np.where(reducing, self.size, 0))
 
     def records(self, step: Numbers, index: Numbers, start_ns: Numbers) -> Records:
         """Return the operations as records of collectives that begin at ``start_ns``, the ``index``-th of ``step``."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from rankscope.analysis.collectives.matched import Matched
+from rankscope.analysis.collectives.matched import MatchedCollectives
 from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.inference.profiled import DeviceStraggler
 from rankscope.base.text import ranks_text
@@ -34,7 +34,9 @@ def incomplete_ranks(matching: Matching, ranks: AbstractSet[int]) -> list[int]:
     return [rank for rank, count in lack.items() if count > max(1, _FEW_COLLECTIVES * (count + have[rank]))]
 
 
-def contradiction(straggler: DeviceStraggler | None, matched: Matched, window_us: float, *, known_share: float) -> str | None:
+def contradiction(
+    straggler: DeviceStraggler | None, matched: MatchedCollectives, window_us: float, *, known_share: float
+) -> str | None:
     """Return why the times of the traces contradict a rank that seems slow; ``None`` if they do not, or none does.
 
     ``known_share``: share of the communication in matched collectives.

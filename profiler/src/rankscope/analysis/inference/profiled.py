@@ -12,7 +12,7 @@ from typing import Final, TypedDict
 import numpy as np
 
 from rankscope.analysis.collectives.arrivals import sums
-from rankscope.analysis.collectives.matched import Matched
+from rankscope.analysis.collectives.matched import MatchedCollectives
 from rankscope.analysis.collectives.waits.blame import Blame
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes, DeviceTimes, device_own_times, times_of_windows
@@ -37,7 +37,7 @@ DeviceStraggler = Straggler[DeviceOwnTimes]
 class Profile:
     """Profiled steps of all ranks."""
 
-    matched: Matched
+    matched: MatchedCollectives
     times: Mapping[int, DeviceTimes]
     """Times on the devices; empty where some ranks are missing, as those may be slower."""
     breakdowns: Mapping[int, Sequence[StepBreakdown]]
@@ -126,7 +126,7 @@ SignalsOf = Callable[[Sequence[int], float, Collection[int] | None], Signals]
 
 
 def profile_of_windows(
-    windows: Mapping[int, Reduction], matched: Matched, world_size: int | None, hosts: Mapping[int, str]
+    windows: Mapping[int, Reduction], matched: MatchedCollectives, world_size: int | None, hosts: Mapping[int, str]
 ) -> Profile | None:
     """Return the profiled steps of a run, ``matched``; ``None`` without any."""
     breakdowns = {rank: reduction.breakdowns for rank, reduction in windows.items()}

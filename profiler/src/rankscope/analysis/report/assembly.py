@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from rankscope.analysis.collectives.matched import Matched
+from rankscope.analysis.collectives.matched import MatchedCollectives
 from rankscope.analysis.collectives.traffic.bandwidth import bandwidths, directed_rows
 from rankscope.analysis.collectives.traffic.links import Fabric
 from rankscope.analysis.collectives.waits.blame import Blame
@@ -73,7 +73,7 @@ def _largest_first(rows: list[ImposedWait]) -> list[ImposedWait]:
     return sorted(rows, key=lambda row: (-row.imposed_us, row.rank))
 
 
-def matching_result(matched: Matched, fabric: Fabric | None, *, explained: float | None = None) -> CollectiveMatching:
+def matching_result(matched: MatchedCollectives, fabric: Fabric | None, *, explained: float | None = None) -> CollectiveMatching:
     """Return the result of the matching: counts, clocks, bandwidths and directed waits.
 
     ``fabric``: links of the ranks; ``None`` where records have no times of transfers. ``explained``: share of the communication
@@ -99,7 +99,7 @@ def assemble(
     answer: Answer,
     setting: Setting,
     *,
-    matched: Matched,
+    matched: MatchedCollectives,
     collectives: CollectiveMatching,
     attribution: Attribution,
     costs: Costs | None,

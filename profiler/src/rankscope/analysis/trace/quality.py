@@ -84,7 +84,7 @@ class DeviceEvents(msgspec.Struct, frozen=True):
     """Start of that call, or -1."""
 
 
-class Checked(msgspec.Struct, frozen=True):
+class CheckedEvents(msgspec.Struct, frozen=True):
     """Result of the check. Times have no base."""
 
     missing: NDArray[np.int64]
@@ -104,7 +104,7 @@ _ONE_AFTER_THE_OTHER: Final = frozenset({"cuda", "rocm", "xpu"})
 
 def check_columns(
     columns: Mapping[str, NDArray[Any]], names: Sequence[str], base_ns: int, kind: DeviceKind, *, torn: bool
-) -> Checked:
+) -> CheckedEvents:
     """Check the times of a trace's events, mark those that are left out, and cut those that last too long.
 
     Times have no base yet. ``torn``: the end of the file is missing, so that kernels may be missing, too.
@@ -161,7 +161,7 @@ def check_columns(
         problem = "damaged"
     category[rows[left_out]] = LEFT_OUT
     end[rows[cut]] = ends[cut]
-    return Checked(
+    return CheckedEvents(
         missing=np.sort(np.concatenate(missing)),
         cut=np.sort(np.where(launch >= 0, launch, device.start)[cut]),
         quality=msgspec.structs.replace(quality, problem=problem, reason=reason),

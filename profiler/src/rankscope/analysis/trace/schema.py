@@ -144,7 +144,7 @@ class TraceGroup(msgspec.Struct, frozen=True):
     ranks: list[_Count] | None = None
 
 
-class Distributed(msgspec.Struct, frozen=True):
+class DistributedInfo(msgspec.Struct, frozen=True):
     """Content of ``distributedInfo``: the rank that wrote the trace, and its process groups."""
 
     rank: _Count | None = None
@@ -172,7 +172,7 @@ class _Other(msgspec.Struct, frozen=True):
 class Metadata(msgspec.Struct, frozen=True):
     """Metadata of a trace, besides its events."""
 
-    distributed: Distributed = Distributed()
+    distributed: DistributedInfo = DistributedInfo()
     devices: Sequence[Device] = ()
     host: str | None = None
     base_unix_ns: int = 0
@@ -184,7 +184,7 @@ def read_metadata(metadata: Mapping[str, msgspec.Raw]) -> Metadata:
     """Return the metadata in the top-level keys of a file; invalid values count as missing."""
     base = _optional(metadata, "baseTimeNanoseconds", int)
     return Metadata(
-        distributed=_optional(metadata, "distributedInfo", Distributed) or Distributed(),
+        distributed=_optional(metadata, "distributedInfo", DistributedInfo) or DistributedInfo(),
         devices=_optional(metadata, "deviceProperties", list[Device]) or (),
         host=_optional(metadata, "host_name", str),
         base_unix_ns=base if base is not None and 0 <= base < 2**62 else 0,

@@ -12,7 +12,7 @@ from rankscope.analysis.result.analysis import Kind
 from rankscope.analysis.result.cause import Cause
 
 
-class When(msgspec.Struct, frozen=True):
+class FigureCondition(msgspec.Struct, frozen=True):
     """Condition that a figure is known and at least, or below, the limit."""
 
     figure: str
@@ -69,7 +69,7 @@ class AdviceRow(msgspec.Struct, frozen=True, kw_only=True):
     """True for a row that is only for hosts at fault as a whole; it replaces those for ranks with the same first figure."""
     name: str = ""
     """Name as a recommendation; empty: the row is no recommendation."""
-    when: tuple[When, ...] = ()
+    when: tuple[FigureCondition, ...] = ()
     """Conditions on figures under which the row is a recommendation."""
     gain: float | None = None
     """Largest part of the first condition's figure that the actions can remove; ``None``: they save no time by themselves."""
@@ -83,14 +83,14 @@ class AdviceRow(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.gain is None else Bound(self.when[0].figure, self.gain)
 
 
-def at_least(figure: str, limit: float) -> When:
+def at_least(figure: str, limit: float) -> FigureCondition:
     """Return the condition that ``figure`` is at least ``limit``."""
-    return When(figure, ">=", limit)
+    return FigureCondition(figure, ">=", limit)
 
 
-def below(figure: str, limit: float) -> When:
+def below(figure: str, limit: float) -> FigureCondition:
     """Return the condition that ``figure`` is below ``limit``."""
-    return When(figure, "<", limit)
+    return FigureCondition(figure, "<", limit)
 
 
 def for_ranks(remedy: Remedy, *, cause: Cause | None = None, reason: str | None = None) -> AdviceRow:
@@ -110,7 +110,7 @@ def for_ranks(remedy: Remedy, *, cause: Cause | None = None, reason: str | None 
 
 def for_figures(
     name: str,
-    when: tuple[When, ...],
+    when: tuple[FigureCondition, ...],
     falls: str,
     *actions: str,
     gain: float | None = 1.0,

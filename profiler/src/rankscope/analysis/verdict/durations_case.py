@@ -11,7 +11,7 @@ import numpy as np
 
 from rankscope.analysis.collectives.cycles import REPEATS
 from rankscope.analysis.collectives.figures import Figures
-from rankscope.analysis.collectives.matched import Matched
+from rankscope.analysis.collectives.matched import MatchedCollectives
 from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes
 from rankscope.analysis.inference.judging.judge import judge_ranks
 from rankscope.analysis.inference.judging.judgement import Judgement, are_tested, judge
@@ -39,7 +39,7 @@ _AT_LEAST: Final = "This is usually too low: beside compute, only the longest wa
 class DurationEvidence:
     """Matched collectives of all ranks, and what else the verdict depends on."""
 
-    matched: Matched
+    matched: MatchedCollectives
     step_us: float
     """Mean time of a step; where steps are not known, of everything."""
     numbers: list[int]
@@ -298,7 +298,7 @@ def _doubt_of_late(late: SlowRanks, evidence: DurationEvidence) -> str | None:
     return None
 
 
-def _shared(late: SlowRanks, matched: Matched) -> str | None:
+def _shared(late: SlowRanks, matched: MatchedCollectives) -> str | None:
     """Return a group in which late ranks meet without all others; ``None`` without one."""
     every = set(matched.blame.ranks)
     groups = matched.matching.matches.ranks_of_groups()

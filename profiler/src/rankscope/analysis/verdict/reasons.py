@@ -15,7 +15,7 @@ from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.evidence.typical import after_warm_up
 from rankscope.analysis.inference.judging.healing import period
-from rankscope.analysis.inference.judging.moving import Moving
+from rankscope.analysis.inference.judging.moving import MovingWait
 from rankscope.analysis.inference.judging.slow import SlowRanks
 from rankscope.analysis.inference.profiled import busy_excess
 from rankscope.analysis.inference.reasons.diagnosis import Diagnosis, diagnosis_of, own_time_evidence
@@ -120,7 +120,7 @@ def diagnosis_of_slow(run: RunEvidence, judged: StepOwnTimes, slow: SlowRanks) -
     return physical if physical.cause is diagnosis.cause else replace(physical, cause_confidence=None)
 
 
-def diagnosis_of_moving(run: RunEvidence, judged: StepOwnTimes, moving: Moving) -> Diagnosis:
+def diagnosis_of_moving(run: RunEvidence, judged: StepOwnTimes, moving: MovingWait) -> Diagnosis:
     """Return the waiting that moves between ranks, with the cause that the ranks have while they are last."""
     slow = moving.as_slow(judged)
     diagnosis = diagnosis_of_slow(run, judged, slow)

@@ -17,7 +17,7 @@ from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.analysis.evidence.typical import WARM_UP
 from rankscope.analysis.inference.judging.judge import LEVEL, SuspectedRanks
 from rankscope.analysis.inference.judging.judgement import Bound, GroupJudgement, Judgement, judge
-from rankscope.analysis.inference.judging.moving import MOST_WAITING, Moving, moving_waits
+from rankscope.analysis.inference.judging.moving import MOST_WAITING, MovingWait, moving_waits
 from rankscope.analysis.inference.judging.significance import LIMIT
 from rankscope.analysis.inference.judging.slow import MINIMUM_EFFECT
 from rankscope.analysis.inference.pipelined import saved_at_most_us, schedule_of
@@ -226,7 +226,7 @@ def _costless(groups: Sequence[GroupJudgement[StepOwnTimes]]) -> str:
     )
 
 
-def _waiting_in_turn(judged: StepOwnTimes, shares: Figures) -> Moving | None:
+def _waiting_in_turn(judged: StepOwnTimes, shares: Figures) -> MovingWait | None:
     """Return the waiting for whichever rank is last; ``None`` below ``MOST_WAITING`` of the step."""
     moving = moving_waits(judged)
     # The waterfall treats missing records in another way, and so differs a little.
@@ -234,7 +234,7 @@ def _waiting_in_turn(judged: StepOwnTimes, shares: Figures) -> Moving | None:
     return moving if max(moving.share, waiting) >= MOST_WAITING else None
 
 
-def _is_one_in_turn(suspect: SuspectedRanks, judged: StepOwnTimes, moving: Moving | None) -> bool:
+def _is_one_in_turn(suspect: SuspectedRanks, judged: StepOwnTimes, moving: MovingWait | None) -> bool:
     """Return whether the suspect may be ahead by chance of others that cause most of the waiting."""
     return moving is not None and suspect.p_value > LIMIT and 2 * suspect.gain.mean <= moving.share * judged.wall_us
 

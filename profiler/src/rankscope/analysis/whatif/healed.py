@@ -14,7 +14,7 @@ from rankscope.analysis.inference.profiled import Profile
 from rankscope.analysis.whatif.outcome import slowest_count
 
 
-class Healed:
+class HealingSavings:
     """Savings of ranks that do the same work, and of the hosts of several of them."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Healed:
         return min(gain_us, self._at_most_us(worst_first)) * self._per_step
 
 
-def healed_of_profile(profile: Profile, steps: int) -> list[Healed]:
+def healed_of_profile(profile: Profile, steps: int) -> list[HealingSavings]:
     """Return the savings in ``steps`` profiled steps of each group of ranks that is judged by its steps.
 
     They are by own times of the devices, or by lateness at collectives if the verdict is. Empty where single collectives are
@@ -49,8 +49,8 @@ def healed_of_profile(profile: Profile, steps: int) -> list[Healed]:
     judgement = profile.judge()
     if judgement.straggler is None or judgement.straggler.times is not None:
         bound = profile.bound()
-        return [Healed(group.times, profile.hosts, bound) for group in judgement.groups]
+        return [HealingSavings(group.times, profile.hosts, bound) for group in judgement.groups]
     late = late_times(profile.blame, profile.window_us)
     if late is None or not late.by_steps:
         return []
-    return [Healed(late, profile.hosts, per_step=len(late.steps) / steps)]
+    return [HealingSavings(late, profile.hosts, per_step=len(late.steps) / steps)]

@@ -130,7 +130,7 @@ def insufficient(source: WhatIfSource, missing: str) -> WhatIf:
 
 def answer(outcome: Outcome, source: WhatIfSource, terms: CostTerms) -> WhatIf:
     """Compute the answer from played step times."""
-    telling = _Telling(outcome, terms)
+    telling = _EffectConverter(outcome, terms)
     actual, ideal, measured = telling.actual, telling.ideal, float(outcome.measured.mean()) * outcome.seconds
     if ideal <= 0:
         return insufficient(source, "the operations of the ideal step take no time at all")
@@ -191,7 +191,7 @@ def _name(row: RankEffect | HostEffect) -> str:
     return f"host {row.host}" if isinstance(row, HostEffect) else f"rank {row.rank}"
 
 
-class _Telling:
+class _EffectConverter:
     """Converter of played step times to effects in seconds, hours and money."""
 
     def __init__(self, outcome: Outcome, terms: CostTerms) -> None:

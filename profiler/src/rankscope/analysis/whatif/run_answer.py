@@ -25,7 +25,7 @@ from rankscope.analysis.statistics import lower_median
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
 from rankscope.analysis.whatif.causes import CAUSE_METRICS, Causes
 from rankscope.analysis.whatif.graph import Times
-from rankscope.analysis.whatif.healed import Healed
+from rankscope.analysis.whatif.healed import HealingSavings
 from rankscope.analysis.whatif.outcome import TOO_LITTLE, CostTerms, Outcome, answer, insufficient
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
 from rankscope.analysis.whatif.step_graph import GRAPH_METRICS, build_step_graph
@@ -165,7 +165,7 @@ def _from_steps(
     )
     hosts = {rank: info.host for rank, info in infos.items()}
     causes = Causes(graph, _busy_above(reader, table.attempt, compared) if terms.accelerated else None)
-    played = play_steps(causes, Healed(judged, hosts))
+    played = play_steps(causes, HealingSavings(judged, hosts))
     if not played.measured.any():
         return insufficient(source, _NO_TIME), None
     costly = sorted(played.causes, key=lambda part: -_total(part.lost))

@@ -23,7 +23,7 @@ from rankscope.analysis.evidence.order import leading
 from rankscope.analysis.evidence.step_table.steps import Matrix
 from rankscope.analysis.whatif.causes import Causes
 from rankscope.analysis.whatif.graph import Times
-from rankscope.analysis.whatif.healed import Healed
+from rankscope.analysis.whatif.healed import HealingSavings
 from rankscope.analysis.whatif.outcome import MAX_RANKS, JobPart, slowest_count
 from rankscope.analysis.whatif.step_graph import StretchBlock
 
@@ -63,7 +63,7 @@ class StepScenarios:
 
 
 @dataclass(frozen=True, slots=True)
-class _Played:
+class _BlockResult:
     """Results of one block. Arrays are [stretches] unless stated otherwise."""
 
     wall: Times
@@ -76,7 +76,7 @@ class _Played:
     """Part of each cause in ``late.lost``, [causes, stretches]."""
 
 
-def play_steps(causes: Causes, healed: Healed) -> StepScenarios:
+def play_steps(causes: Causes, healed: HealingSavings) -> StepScenarios:
     """Play all scenarios on the graph of ``causes``: each rank, host, phase and cause alone. ``healed``: of the graph's ranks."""
     graph, ranks = causes.graph, healed.ranks
     played = graph.of_blocks(lambda block: _play(block, causes))
@@ -123,7 +123,7 @@ def _joined(parts: Iterator[Times]) -> Times:
     return np.concatenate(list(parts))
 
 
-def _play(block: StretchBlock, causes: Causes) -> _Played:
+def _play(block: StretchBlock, causes: Causes) -> _BlockResult:
     late = Lateness(leading(block.own.copy()), block.typical)
     last = late.leaders.rows
     parts = [only_and_without(block, taken, stretches) for stretches, taken in map(block.lost_in, block.graph.phases)]
@@ -131,7 +131,7 @@ def _play(block: StretchBlock, causes: Causes) -> _Played:
     parts += [only_and_without(block, part) for part in of_causes]
     at = np.arange(len(last))
     wall = block.graph.values("wall_us", block.ending)
-    return _Played(
+    return _BlockResult(
         wall=wall.mean(axis=1, dtype=np.float64),
         late=late,
         above=block.above.sum(axis=0),

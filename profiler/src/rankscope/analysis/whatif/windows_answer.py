@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.arrivals import Match
 from rankscope.analysis.collectives.clock import Clocks
-from rankscope.analysis.collectives.matched import Matched
+from rankscope.analysis.collectives.matched import MatchedCollectives
 from rankscope.analysis.inference.judging.healing import hosts_of
 from rankscope.analysis.inference.profiled import Profile
 from rankscope.analysis.parallel.workers import Engine
@@ -24,7 +24,7 @@ from rankscope.analysis.trace_analysis import fabric_of, match_traces
 from rankscope.analysis.trace_case import profile_of_traces, world_size_of_traces
 from rankscope.analysis.verdict.unnamed_communication import NO_COMMUNICATION
 from rankscope.analysis.whatif.graph import CycleError, NodeDurations, Times, play, with_and_without
-from rankscope.analysis.whatif.healed import Healed, healed_of_profile
+from rankscope.analysis.whatif.healed import HealingSavings, healed_of_profile
 from rankscope.analysis.whatif.outcome import MAX_RANKS, CostTerms, Outcome, answer, insufficient, parts, slowest_count
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
 from rankscope.analysis.whatif.window_graph import OWN, WindowGraph, build_window_graph
@@ -77,7 +77,7 @@ def whatif_of_traces(paths: Sequence[Location], terms: CostTerms, engine: Engine
 
 def whatif_of_windows(
     windows: Mapping[int, Sequence[StepBreakdown]],
-    matched: Matched,
+    matched: MatchedCollectives,
     profile: Profile | None,
     source: WhatIfSource,
     terms: CostTerms,
@@ -161,7 +161,7 @@ def _whole_windows(windows: Mapping[int, Sequence[StepBreakdown]]) -> dict[int, 
     return {step: rows for step, rows in complete_windows.items() if len(rows) == ranks}
 
 
-def _outcome(graphs: Sequence[WindowGraph], hosts: Mapping[int, str], healed: Sequence[Healed]) -> Outcome:
+def _outcome(graphs: Sequence[WindowGraph], hosts: Mapping[int, str], healed: Sequence[HealingSavings]) -> Outcome:
     """Play the ``graphs``. ``healed``: what ranks save, where that is known of all of them."""
     ranks = sorted({int(rank) for graph in graphs for rank in np.unique(graph.ranks)})
     excess = {rank: sum(_excess(graph, graph.ranks == rank) for graph in graphs) for rank in ranks}
@@ -202,7 +202,7 @@ def _outcome(graphs: Sequence[WindowGraph], hosts: Mapping[int, str], healed: Se
     )
 
 
-def _ranks_of_hosts(ranks: Sequence[int], hosts: Mapping[int, str], healed: Sequence[Healed]) -> dict[str, list[int]]:
+def _ranks_of_hosts(ranks: Sequence[int], hosts: Mapping[int, str], healed: Sequence[HealingSavings]) -> dict[str, list[int]]:
     """Return the ranks of each host of several: those that take part in its slowness, where the steps are judged."""
     if len(healed) == 1:
         return dict(islice(healed[0].hosts.items(), MAX_RANKS))

@@ -71,7 +71,7 @@ class EndedStep(NamedTuple):
     """Whether it is known how long the rank waited for others on the host."""
 
 
-class _Held:
+class _PendingStep:
     __slots__ = ("awaits", "awaits_usage", "device", "memory", "position", "step", "until", "usage", "usage_until")
 
     def __init__(self, step: EvaluatedStep, position: int, now: float) -> None:
@@ -110,8 +110,8 @@ class StepAssembler:
         self._parsed = 0
         """Number of the pending words that have been looked at."""
         self._position = position
-        self._pending_steps: deque[_Held] = deque()
-        self._span: list[_Held] = []
+        self._pending_steps: deque[_PendingStep] = deque()
+        self._span: list[_PendingStep] = []
         """Steps since the last reading of the thread's counters."""
         self._counters: Usage | None = None
         """The last reading; ``None``: there is none for the steps since."""
@@ -179,7 +179,7 @@ class StepAssembler:
         # A first step whose beginning was not observed has a number but no record.
         if not flags & words.WHOLE:
             return
-        pending = _Held(evaluated, position, self._clock())
+        pending = _PendingStep(evaluated, position, self._clock())
         self._pending_steps.append(pending)
         self._span.append(pending)
         if len(self._span) > MAX_SPAN:
@@ -267,7 +267,7 @@ def _shares(total: int, weights: list[int]) -> list[int | None]:
     return shares
 
 
-def _record(pending: _Held, unix_offset: int) -> StepRecord:
+def _record(pending: _PendingStep, unix_offset: int) -> StepRecord:
     step, memory, usage, work = pending.step, pending.memory, pending.usage, pending.step.work
     samples, elements, model_elements = work.work
     device, device_blocked = pending.device or (None, None)

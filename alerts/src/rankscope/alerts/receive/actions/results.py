@@ -38,7 +38,7 @@ class _MissingRank(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class _Captured(msgspec.Struct, frozen=True, kw_only=True):
+class _CaptureJson(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of the JSON of ``rankscope capture`` that are used here."""
 
     accepted: bool | None = None
@@ -163,9 +163,9 @@ def _stacks(run: Path, ranks: Sequence[int]) -> list[str]:
     return stacks(info for info in infos if info is not None)
 
 
-def _decoded(child_result: ChildResult) -> _Captured | None:
+def _decoded(child_result: ChildResult) -> _CaptureJson | None:
     try:
-        return msgspec.json.decode(child_result.output, type=_Captured)
+        return msgspec.json.decode(child_result.output, type=_CaptureJson)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 

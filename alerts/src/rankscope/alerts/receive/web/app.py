@@ -28,7 +28,7 @@ from rankscope.alerts.receive.inbox import Inbox, InboxFullError
 from rankscope.alerts.receive.notification import Notification, NotUnderstoodError, read_notification
 from rankscope.alerts.receive.web.authentication import Credentials, Headers
 from rankscope.alerts.receive.web.bodies import MAX_BODY_BYTES, BodyBudget, Receive, Scope
-from rankscope.alerts.receive.web.refusals import CLOSE, EVICTED, RefusalLog, Refused, retry_after
+from rankscope.alerts.receive.web.refusals import CLOSE, EVICTED, Refusal, RefusalLog, retry_after
 from rankscope.alerts.store.database import StoreError
 from rankscope.base.exposition import TEXT_TYPE
 from rankscope.base.followed_files import SharedReading
@@ -121,7 +121,7 @@ class ReceiverApp:
         try:
             status, kind, body = await self._answer(scope, receive)
             headers: tuple[tuple[bytes, bytes], ...] = ()
-        except Refused as refused:
+        except Refusal as refused:
             self._counters.add("refused", reason=refused.reason)
             if scope["path"] == "/webhook" or refused.reason == "not_authenticated":
                 self._refusals.add(refused, _address(scope))
@@ -146,16 +146,16 @@ class ReceiverApp:
         method, path = scope["method"], scope["path"]
         allowed = _PATHS.get(path)
         if allowed is None:
-            raise Refused(404, "not_found", "POST /webhook, GET /deliveries, /metrics, /-/healthy, /-/ready")
+            raise Refusal(404, "not_found", "POST /webhook, GET /deliveries, /metrics, /-/healthy, /-/ready")
         if method not in allowed:
-            raise Refused(405, "method", f"only {', '.join(allowed)}", ((b"allow", ", ".join(allowed).encode()),))
+            raise Refusal(405, "method", f"only {', '.join(allowed)}", ((b"allow", ", ".join(allowed).encode()),))
         headers = _headers(scope)
         if b"origin" in dict(scope["headers"]):
-            raise Refused(403, "cross_site", "web pages may not send requests here")
+            raise Refusal(403, "cross_site", "web pages may not send requests here")
         match path:
             case "/webhook":
                 if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
-                    raise Refused(415, "content_type", "only Content-Type: application/json", (CLOSE,))
+                    raise Refusal(415, "content_type", "only Content-Type: application/json", (CLOSE,))
                 async with self._authenticated(scope, receive, headers) as body:
                     return await self._take(headers, body)
             case "/deliveries":
@@ -165,20 +165,20 @@ class ReceiverApp:
                 return 200, TEXT_TYPE.encode(), await self._off_loop(self._metrics)
             case "/-/ready":
                 if not self._writable:
-                    raise Refused(503, "not_ready", "the last delivery could not be stored", retry_after(PROBE_S))
+                    raise Refusal(503, "not_ready", "the last delivery could not be stored", retry_after(PROBE_S))
                 return 200, _TEXT, b"ready\n"
         return 200, _TEXT, b"ok\n"
 
     @asynccontextmanager
     async def _authenticated(self, scope: Scope, receive: Receive, headers: Headers) -> AsyncIterator[bytes]:
-        """Authenticate a request, and yield its body. Raises ``Refused``.
+        """Authenticate a request, and yield its body. Raises ``Refusal``.
 
         Nothing of the body is read before its sender has shown a secret, or headers of a signature that may fit.
         """
         if not self.credentials.any:
             if not is_loopback(_host(headers)):
                 # A web page whose name has been made to resolve to this machine would be taken for one of ours by the browser.
-                raise Refused(403, "cross_site", "without credentials, only requests to localhost are accepted", (CLOSE,))
+                raise Refusal(403, "cross_site", "without credentials, only requests to localhost are accepted", (CLOSE,))
             admitted = True
         else:
             await self._secrets.run()
@@ -215,7 +215,7 @@ class ReceiverApp:
         try:
             new = self._inbox.accept(body, key=key, now_unix_ns=now, also=lambda: self._append(body, now))
         except InboxFullError as error:
-            raise Refused(503, "busy", f"busy: {error}; try again", retry_after(10)) from error
+            raise Refusal(503, "busy", f"busy: {error}; try again", retry_after(10)) from error
         except StoreError as error:
             raise self._not_stored(str(error)) from error
         except OSError as error:
@@ -228,11 +228,11 @@ class ReceiverApp:
             with self._out.open("ab") as file:
                 file.write(msgspec.json.encode(AcceptedPayload(received_unix_ns=now_unix_ns, payload=msgspec.Raw(body))) + b"\n")
 
-    def _not_stored(self, reason: str) -> Refused:
+    def _not_stored(self, reason: str) -> Refusal:
         if self._writable:
             self._writable = False
             self._report(f"{reason}; senders get 503 and retry")
-        return Refused(503, "not_stored", "cannot store the delivery", retry_after(5))
+        return Refusal(503, "not_stored", "cannot store the delivery", retry_after(5))
 
     def _stored(self) -> None:
         if not self._writable:
@@ -285,7 +285,7 @@ class ReceiverApp:
         try:
             return await loop.run_in_executor(self._keeper, work)
         except StoreError as error:
-            raise Refused(503, "not_ready", str(error), retry_after(5)) from error
+            raise Refusal(503, "not_ready", str(error), retry_after(5)) from error
         finally:
             if not self._writable and (self._probe is None or self._probe.done()):
                 self._probe = loop.create_task(self._probe_disk())
@@ -316,9 +316,9 @@ def _host(headers: Headers) -> str:
         return ""
 
 
-def _unauthenticated() -> Refused:
+def _unauthenticated() -> Refusal:
     headers = ((b"www-authenticate", CHALLENGE), CLOSE)
-    return Refused(401, "not_authenticated", "credentials are missing or wrong", headers)
+    return Refusal(401, "not_authenticated", "credentials are missing or wrong", headers)
 
 
 def _read(body: bytes) -> tuple[Notification, bytes]:
@@ -326,6 +326,6 @@ def _read(body: bytes) -> tuple[Notification, bytes]:
     try:
         return read_notification(body), msgspec.json.format(body, indent=-1)
     except NotUnderstoodError as error:
-        raise Refused(400, "not_understood", str(error)) from error
+        raise Refusal(400, "not_understood", str(error)) from error
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Refused(400, "not_understood", "not a webhook payload: nested too deeply, or no JSON") from error
+        raise Refusal(400, "not_understood", "not a webhook payload: nested too deeply, or no JSON") from error

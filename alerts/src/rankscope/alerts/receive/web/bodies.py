@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rankscope.alerts.receive.web.refusals import CLOSE, Refused, retry_after
+from rankscope.alerts.receive.web.refusals import CLOSE, Refusal, retry_after
 
 MAX_BODY_BYTES: Final = 20 * 2**20
 """2,000 of the largest alerts of our own rules, with long labels, weigh 11 MiB: tests/alerts/receive/test_refusals.py."""
@@ -57,9 +57,9 @@ class BodyBudget:
             del self._bodies[body]
 
     async def read(self, scope: Scope, receive: Receive, body: Body) -> bytes:
-        """Read a body. Raises ``Refused`` if it is too large, too slow, cut off, or if there is no room for it."""
+        """Read a body. Raises ``Refusal`` if it is too large, too slow, cut off, or if there is no room for it."""
         advice = f"the body is larger than {MAX_BODY_BYTES} bytes; set max_alerts in Alertmanager's webhook_configs"
-        too_large = Refused(413, "too_large", advice, (CLOSE,))
+        too_large = Refusal(413, "too_large", advice, (CLOSE,))
         length = dict(scope["headers"]).get(b"content-length", b"")
         if length.isdigit() and int(length) > MAX_BODY_BYTES:
             raise too_large
@@ -69,7 +69,7 @@ class BodyBudget:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise Refused(400, "cut_off", "the connection was closed early")
+                        raise Refusal(400, "cut_off", "the connection was closed early")
                     chunk = message.get("body", b"")
                     self._reserve(body, len(chunk))
                     data += chunk
@@ -80,7 +80,7 @@ class BodyBudget:
         except TimeoutError as error:
             if body.evicted:
                 raise _busy() from error
-            raise Refused(408, "slow", "the body did not arrive in time", (CLOSE,)) from error
+            raise Refusal(408, "slow", "the body did not arrive in time", (CLOSE,)) from error
         finally:
             body.deadline = None
 
@@ -108,5 +108,5 @@ class BodyBudget:
         return next(body for body in unfinished if body.address == largest)
 
 
-def _busy() -> Refused:
-    return Refused(503, "busy", "too many large deliveries arrive at once; try again", (CLOSE, *retry_after(1)))
+def _busy() -> Refusal:
+    return Refusal(503, "busy", "too many large deliveries arrive at once; try again", (CLOSE, *retry_after(1)))

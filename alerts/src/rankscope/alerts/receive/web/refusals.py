@@ -22,7 +22,7 @@ def retry_after(seconds: float) -> _Headers:
     return ((b"retry-after", b"%d" % max(1, round(seconds))),)
 
 
-class Refused(Exception):  # noqa: N818 - an HTTP answer, not an error
+class Refusal(Exception):  # noqa: N818 - an HTTP answer, not an error
     """Refusal of a request, with a status and one line of text."""
 
     def __init__(self, status: int, reason: str, text: str, headers: _Headers = ()) -> None:
@@ -41,7 +41,7 @@ class RefusalLog:
         self._report = report
         self._further: dict[str, int] = {}
 
-    def add(self, refused: Refused, client: str) -> None:
+    def add(self, refused: Refusal, client: str) -> None:
         """Report a refusal. Runs in the event loop."""
         self._add(refused.reason, client, f"with {refused.status} ({refused.reason}): {refused.text}")
 

@@ -20,7 +20,7 @@ _NOWHERE: Final = (np.empty(0, np.int64), slice(0, 0))
 
 
 @dataclass(slots=True)
-class Filling:
+class StepTableBuilder:
     """Table of steps under construction: values are NaN, and records absent, where nothing has been added yet.
 
     Arrays are [ranks, number of steps or more].

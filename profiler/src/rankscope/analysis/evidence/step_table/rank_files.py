@@ -16,9 +16,9 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.evidence.step_table.filling import Filling
+from rankscope.analysis.evidence.step_table.filling import StepTableBuilder
 from rankscope.analysis.evidence.step_table.rank_columns import ALL_METRICS, RankColumns, tags_of, times_of_tags
-from rankscope.analysis.evidence.step_table.recent import Recent
+from rankscope.analysis.evidence.step_table.recent import RecentPart
 from rankscope.analysis.evidence.step_table.step_numbers import ALL_ALIKE, StepNumbers
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir
@@ -53,7 +53,7 @@ def load_ranks(
     report: Report = ignore,
     *,
     metrics: Collection[str] = ALL_METRICS,
-    recent: Recent | None = None,
+    recent: RecentPart | None = None,
 ) -> Iterator[tuple[int, RankColumns]]:
     """Yield each rank with its records, in order; ``metrics`` as in ``RankColumns.of``. ``reader`` counts damaged data.
 
@@ -101,7 +101,7 @@ class OnRequest:
         self._steps = steps
         self._numbers = numbers
         self.known_metrics = known_metrics
-        self._parts: list[Filling] = []
+        self._parts: list[StepTableBuilder] = []
         self._starts: dict[int, NDArray[np.int64]] = {}
         self._of_rank: dict[int, tuple[int, int]] = {}
         """Part and row of each rank that was read."""
@@ -197,7 +197,7 @@ class OnRequest:
             def load(own: RunReader, rank: int) -> ColumnRows:
                 return ColumnRows(own.step_rows(self._attempt, rank))
 
-            part = Filling.of_steps(self._steps, missing)
+            part = StepTableBuilder.of_steps(self._steps, missing)
             for rank, rows in _side_by_side(reader, load, missing, ignore):
                 columns = self._numbered(rank, RankColumns.of_columns(rows, self.known_metrics))
                 if not np.array_equal(columns.step, self._steps):

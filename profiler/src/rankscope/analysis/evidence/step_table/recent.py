@@ -24,21 +24,21 @@ class Earlier:
 
 
 @dataclass(frozen=True, slots=True)
-class Recent:
+class RecentPart:
     """Part of a run that is read."""
 
     first_step: int
     most_steps: int
 
 
-def recent_part(reader: RunReader, attempt: int, ranks: Sequence[int], most_records: int = MOST_RECORDS) -> Recent | None:
+def recent_part(reader: RunReader, attempt: int, ranks: Sequence[int], most_records: int = MOST_RECORDS) -> RecentPart | None:
     """Return the part of an attempt that is read, or ``None`` where all its records are."""
     reader = reader.quiet()  # what is damaged is counted when it is read
     if sum(reader.step_count(attempt, rank) for rank in ranks) <= most_records:
         return None
     most_steps = max(1, most_records // len(ranks))
     ends = (rows["step"][-1] for rank in ranks for rows in reader.step_rows(attempt, rank, last=1) if len(rows))
-    return Recent(int(max(ends, default=0)) - most_steps + 1, most_steps)
+    return RecentPart(int(max(ends, default=0)) - most_steps + 1, most_steps)
 
 
 def earlier_part(reader: RunReader, attempt: int, records_read: dict[int, tuple[int, int]]) -> Earlier:

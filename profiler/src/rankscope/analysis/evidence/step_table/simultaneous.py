@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.peers import stage_of
-from rankscope.analysis.evidence.step_table.step_numbers import ALL_ALIKE, Apart, NewNumbers, StepNumbers
+from rankscope.analysis.evidence.step_table.step_numbers import ALL_ALIKE, NewNumbers, SeparateRank, StepNumbers
 from rankscope.runs.records import RankInfo
 
 Ints = NDArray[np.int64]
@@ -155,7 +155,7 @@ def find_step_numbers(table: StartsTable, infos: Mapping[int, RankInfo]) -> Step
     if middle != first:
         flagged = case.look(middle)
     changed: dict[int, NewNumbers] = {}
-    new_numbers: dict[int, Apart] = {}
+    new_numbers: dict[int, SeparateRank] = {}
     for place in np.flatnonzero(flagged).tolist():
         comparison = case.compare(place)
         if isinstance(comparison, NewNumbers):
@@ -220,7 +220,7 @@ class _ComparedStarts:
         near = np.flatnonzero(distance <= distance.min() + _TOGETHER)
         return int(near[np.nanmax(self._numbers[near], axis=1).argmin()])
 
-    def compare(self, place: int) -> NewNumbers | Apart | None:
+    def compare(self, place: int) -> NewNumbers | SeparateRank | None:
         """Return the numbers of a rank by the times of its steps; how far it is apart; or ``None``: neither."""
         if self._has_jumped(place):
             return None
@@ -247,7 +247,7 @@ class _ComparedStarts:
         if len(far) < max(_FEWEST, len(common) / 2):
             return None
         example = far[len(far) // 2]
-        return Apart(int(own[example]), int(self._known_steps[nearest[example]]))
+        return SeparateRank(int(own[example]), int(self._known_steps[nearest[example]]))
 
     def _has_jumped(self, place: int) -> bool:
         """Return whether the lag of a rank is that of a clock that was set: such a jump is in no step."""

@@ -45,7 +45,7 @@ def _numbered(row: Row, number: int) -> Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class SeparateRank:
     """Example of a step of a rank that ran while the reference rank was in one of another number."""
 
     step: int
@@ -73,7 +73,7 @@ class StepNumbers:
     """Rank whose numbers count."""
     changed: Mapping[int, NewNumbers] = field(default_factory=dict)
     """Ranks whose steps get its numbers."""
-    separate_ranks: Mapping[int, Apart] = field(default_factory=dict)
+    separate_ranks: Mapping[int, SeparateRank] = field(default_factory=dict)
     """Ranks whose steps cannot be compared with those of the others."""
 
     def comparable(self, ranks: Collection[int]) -> list[int]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.order import ALL, of_blocks
-from rankscope.analysis.evidence.step_table.filling import Filling
+from rankscope.analysis.evidence.step_table.filling import StepTableBuilder
 from rankscope.analysis.evidence.step_table.rank_columns import (
     ALL_METRICS,
     LOADED_METRICS,
@@ -231,7 +231,7 @@ class StepTable:
         elif attempt not in attempts:
             raise InputError(reader.path, f"no attempt {attempt} in it")
         # Starts are read with the meters, now or later.
-        filling = Filling() if set(METER_METRICS) <= set(metrics) else Filling(start=None)
+        filling = StepTableBuilder() if set(METER_METRICS) <= set(metrics) else StepTableBuilder(start=None)
         ranks = reader.ranks(attempt)
         filling.add_ranks(ranks)
         recent = recent_part(reader, attempt, ranks, most_records)
@@ -248,7 +248,7 @@ class StepTable:
     @classmethod
     def from_records(cls, attempt: int, records: Mapping[int, Iterable[StepRecord]]) -> Self:
         """Return the table of the given records of each rank. Of a step recorded twice by a rank, the last record counts."""
-        filling = Filling()
+        filling = StepTableBuilder()
         filling.add_ranks(records)
         for rank, of_rank in records.items():
             packed, kept_records = [], []
@@ -264,7 +264,7 @@ class StepTable:
         return cls.filled(attempt, filling)
 
     @classmethod
-    def filled(cls, attempt: int, filling: Filling, meters: OnRequest | None = None) -> Self:
+    def filled(cls, attempt: int, filling: StepTableBuilder, meters: OnRequest | None = None) -> Self:
         """Return a table of the data in ``filling``, without a copy. ``meters`` reads the postponed metrics."""
         count = len(filling.steps)
         ranks = np.array(filling.ranks, dtype=np.int64)

@@ -21,7 +21,7 @@ MOST_WAITING: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Moving:
+class MovingWait:
     """Waiting of ranks for each other that no single rank causes."""
 
     share: float
@@ -56,7 +56,7 @@ class Moving:
         )
 
 
-def moving_waits(times: OwnTimes, without: Sequence[int] = ()) -> Moving:
+def moving_waits(times: OwnTimes, without: Sequence[int] = ()) -> MovingWait:
     """Return the waiting for whichever rank is last. ``without``: ranks that are named already; they neither wait nor delay."""
     ranks = times.ranks
     rows = np.array([row for row, rank in enumerate(ranks) if rank not in without])
@@ -69,7 +69,7 @@ def moving_waits(times: OwnTimes, without: Sequence[int] = ()) -> Moving:
     imposed = np.bincount(leading.rows, weights=wait, minlength=len(own))
     total = float(imposed.sum())
     order = np.argsort(-imposed, kind="stable").tolist()
-    return Moving(
+    return MovingWait(
         share=float(wait.mean()) / times.wall_us if times.wall_us > 0 else 0.0,
         last=rows[leading.rows],
         affected=far_steps(wait),

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rankscope.analysis.collectives.matched import Matched
+from rankscope.analysis.collectives.matched import MatchedCollectives
 from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.collectives.waits.blame import Blame
 from rankscope.analysis.collectives.windows import Reduction
@@ -36,7 +36,7 @@ class RunEvidence:
     infos: dict[int, RankInfo]
     windows: dict[int, Reduction]
     world_size: int | None
-    matched: Matched
+    matched: MatchedCollectives
     """Collectives of the profiled steps."""
     damaged: Mapping[int, int]
     """Rank to the number of its records with impossible times, which are left out."""

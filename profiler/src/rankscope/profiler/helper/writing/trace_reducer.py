@@ -29,7 +29,7 @@ Judge = Callable[[ProfiledWindow, Sequence[StepBreakdown]], Sequence[StepBreakdo
 
 
 @dataclass(frozen=True, slots=True)
-class Reduced:
+class ReducedWindow:
     """Result of a window: its records, or the reason why there are none."""
 
     reason: str | None = None
@@ -57,7 +57,7 @@ class TraceReducer:
         self._judge = judge
         self._device_kind = device_kind
         self._windows: queue.SimpleQueue[ProfiledWindow | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Reduced] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[ReducedWindow] = queue.SimpleQueue()
         self._added = self._reduced = 0
         self._thread = threading.Thread(target=self._work, name="trace reducer", daemon=True)
         self._remove_unfinished()
@@ -68,13 +68,13 @@ class TraceReducer:
             with suppress(OSError):
                 remove_trace(Path(note.read_text()), self._scratch)
                 note.unlink()
-                self._done.put(Reduced("the helper was killed before its trace was reduced"))
+                self._done.put(ReducedWindow("the helper was killed before its trace was reduced"))
 
     def add(self, window: ProfiledWindow) -> None:
         """Queue the trace of a window. It is dropped if too many wait, because they fill local memory that training needs."""
         if self._windows.qsize() >= MAX_WAITING:
             remove_trace(Path(window.path), self._scratch)
-            self._done.put(Reduced(f"{MAX_WAITING} traces before it still wait to be reduced"))
+            self._done.put(ReducedWindow(f"{MAX_WAITING} traces before it still wait to be reduced"))
             return
         if self._thread.ident is None:
             self._thread.start()
@@ -83,7 +83,7 @@ class TraceReducer:
             self._note_of(Path(window.path)).write_text(window.path)
         self._windows.put(window)
 
-    def results(self) -> list[Reduced]:
+    def results(self) -> list[ReducedWindow]:
         """Return the results since the last call."""
         taken = []
         while not self._done.empty():
@@ -117,7 +117,7 @@ class TraceReducer:
         return self._scratch / f"{path.stem}{_UNFINISHED}"
 
 
-def _reduce(path: Path, device_kind: DeviceKind) -> Reduced:
+def _reduce(path: Path, device_kind: DeviceKind) -> ReducedWindow:
     try:
         # Imported at the first window: without windows a rank needs no numpy.
         from rankscope.analysis.collectives.windows import reduce_trace
@@ -127,14 +127,14 @@ def _reduce(path: Path, device_kind: DeviceKind) -> Reduced:
         trace = read_trace(path, complete_only=True)
         # As a trace of a CPU build, one without any device work would tell operators on the host for the work.
         if (device_kind != "cpu" and trace.device_kind == "cpu") or trace.quality.problem == "no_activity":
-            return Reduced(reason_without_activity(trace.device_kind if device_kind == "cpu" else device_kind))
+            return ReducedWindow(reason_without_activity(trace.device_kind if device_kind == "cpu" else device_kind))
         if trace.quality.problem is not None:
-            return Reduced(f"its trace {trace.quality.reason}")
+            return ReducedWindow(f"its trace {trace.quality.reason}")
         reduction = reduce_trace(trace)
     except InputError as error:
-        return Reduced(str(error))
+        return ReducedWindow(str(error))
     except Exception as error:  # noqa: BLE001  # no malformed trace may cost the step records
-        return Reduced(f"{type(error).__name__}: {error}")
+        return ReducedWindow(f"{type(error).__name__}: {error}")
     if not reduction.breakdowns:
-        return Reduced("none of its steps is in the profile")
-    return Reduced(None, reduction.breakdowns, reduction.collectives, reduction.kernels)
+        return ReducedWindow("none of its steps is in the profile")
+    return ReducedWindow(None, reduction.breakdowns, reduction.collectives, reduction.kernels)
