@@ -20,10 +20,10 @@ from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.result.stored import losses_of, store_verdict, stored_verdict
 from rankscope.analysis.result.text import GREEN, YELLOW
-from rankscope.analysis.whatif import render
+from rankscope.analysis.whatif import whatif_terminal
 from rankscope.analysis.whatif.engine import whatif
 from rankscope.analysis.whatif.outcome import CostTerms, JobPart, Outcome, answer
-from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
+from rankscope.analysis.whatif.whatif_result import WhatIf, WhatIfSource
 from rankscope.runs.records import PhaseTimes
 
 near: Any = pytest.approx
@@ -155,7 +155,7 @@ def test_a_rank_that_costs_more_than_the_graph_loses_is_in_the_summary() -> None
     assert (result.by_rank[0].saved_seconds, result.by_rank[0].share, result.m_worker) == (near(0.03), None, None)
     for text in (result.summary, result.source.warnings[0]):
         assert "rank 3" in text
-    assert YELLOW in render.render_text(result, color=True)
+    assert YELLOW in whatif_terminal.render_text(result, color=True)
     # and nothing of that is said of a graph's own savings
     assert not answer(replace(outcome, savings_of="graph"), source, CostTerms(accelerated=True, world_size=4)).source.warnings
 
@@ -166,7 +166,7 @@ def test_rare_steps_are_left_out_with_the_share_that_the_analysis_reports(analys
     assert (source.rare_steps, source.rare_share) == (3, near(analysis.rare_steps.share))
     assert (source.steps, source.steps_left_out) == (192, 8)
     share = f"{analysis.rare_steps.share:.0%}"
-    for text in (simulated.summary, render.render_text(simulated)):
+    for text in (simulated.summary, whatif_terminal.render_text(simulated)):
         assert all(fact in text for fact in ("typical", "3 rare steps", share, "rankscope analyze"))
 
 
@@ -177,9 +177,9 @@ def test_steps_without_stragglers_are_no_green_light_beside_rare_ones(synthetic:
     ).write()
     result = whatif([run])
     assert result.slowdown == near(1.0)
-    assert YELLOW in render.render_text(result, color=True)
+    assert YELLOW in whatif_terminal.render_text(result, color=True)
     without = msgspec.structs.replace(result.source, rare_steps=0, rare_share=0.0)
-    assert GREEN in render.render_text(msgspec.structs.replace(result, source=without), color=True)
+    assert GREEN in whatif_terminal.render_text(msgspec.structs.replace(result, source=without), color=True)
 
 
 def test_the_terminal_says_which_steps_its_figures_are_of(analysis: Analysis) -> None:
@@ -271,7 +271,7 @@ def test_records_missing_at_random_leave_the_what_if_that_of_the_verdict(synthet
     assert result.by_rank[0].gpu_hours_lost == near(verdict.gpu_hours_lost, rel=0.05)
     assert result.by_rank[0].saved_seconds == near(0.04, rel=0.1)
     assert result.discrepancy == near(1.0, abs=0.005)
-    assert ("estimated" in render.render_text(result)) == (share > 0)
+    assert ("estimated" in whatif_terminal.render_text(result)) == (share > 0)
 
 
 @pytest.mark.parametrize("missing", [2, None])

@@ -19,7 +19,7 @@ from tests.perfetto_model import load, load_file
 from tests.step_files import StepWriter
 
 from rankscope.analysis.perfetto import export, run_source
-from rankscope.analysis.perfetto.result import ExportResult
+from rankscope.analysis.perfetto.export_result import ExportResult
 from rankscope.runs.paths import attempt_dir, rank_dir, segment
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
 from rankscope.runs.run_files import list_run_folder

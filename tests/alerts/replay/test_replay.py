@@ -19,7 +19,7 @@ from tests.step_files import damage, load, save, steps_file
 from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.alerts.replay.growing_run import GrowingRun
 from rankscope.alerts.replay.replay import DEFAULTS, replay_run
-from rankscope.alerts.replay.result import Replayed, replay_text
+from rankscope.alerts.replay.replay_result import Replayed, replay_text
 from rankscope.alerts.watch.conditions.budgets import Budgets
 from rankscope.alerts.watch.ledger import FiringPolicy
 from rankscope.alerts.watch.liveness.monitor import Patience

@@ -12,7 +12,7 @@ from tests.step_files import CountedReads
 
 from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.analysis.hang.diagnosis import analyze_hang
-from rankscope.analysis.hang.result import HangReport
+from rankscope.analysis.hang.hang_result import HangReport
 from rankscope.analysis.run_analysis import analyze_run
 from rankscope.analysis.verdict import hung_run
 from rankscope.base.errors import InputError

@@ -23,7 +23,7 @@ from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
 from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.watcher import Watcher
 from rankscope.analysis.evidence.step_table.rank_columns import RankColumns
-from rankscope.analysis.hang.result import HangReport
+from rankscope.analysis.hang.hang_result import HangReport
 from rankscope.analysis.online import NewSteps
 from rankscope.analysis.result.analysis import Analysis
 

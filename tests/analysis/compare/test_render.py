@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.compare.made_up_run import MadeUp
 
+from rankscope.analysis.compare.compare_result import CompareResult, Side
+from rankscope.analysis.compare.compare_terminal import render_compare
+from rankscope.analysis.compare.compare_wording import percent, size, time
 from rankscope.analysis.compare.engine import MIN_CHANGE
 from rankscope.analysis.compare.judging import CONFIDENCE, METHOD
 from rankscope.analysis.compare.pair import compare_pair
-from rankscope.analysis.compare.render import render_compare
-from rankscope.analysis.compare.result import CompareResult, Side
 from rankscope.analysis.compare.scaling import scaling
 from rankscope.analysis.compare.usable import usable
-from rankscope.analysis.compare.wording import percent, size, time
 from rankscope.analysis.result.analysis import Cost
 
 SIDE = Side(

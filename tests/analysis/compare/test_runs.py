@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from tests.analysis.compare.made_up_run import MadeUp
 from tests.step_files import add_rows, load, rows_of, save, steps_file
 
+from rankscope.analysis.compare.compare_result import CompareResult, Comparison, Quantity, RankShift
 from rankscope.analysis.compare.engine import compare
 from rankscope.analysis.compare.pair import compare_pair
 from rankscope.analysis.compare.quantities import PARTS
-from rankscope.analysis.compare.result import CompareResult, Comparison, Quantity, RankShift
 from rankscope.analysis.compare.usable import usable
 from rankscope.analysis.engine import analyze
 from rankscope.base.errors import InputError

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.analysis.compare.made_up_run import MadeUp
 
+from rankscope.analysis.compare.compare_result import Scaling
 from rankscope.analysis.compare.engine import compare
-from rankscope.analysis.compare.result import Scaling
 from rankscope.analysis.compare.scaling import scaling
 from rankscope.analysis.compare.usable import usable
 from rankscope.analysis.result.analysis import Cost

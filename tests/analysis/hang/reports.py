@@ -9,8 +9,8 @@ from tests.flight_dumps import START_NS
 
 from rankscope.analysis.hang.diagnosis import diagnose
 from rankscope.analysis.hang.files import LoadedDumps
+from rankscope.analysis.hang.hang_result import HangReport
 from rankscope.analysis.hang.records import parse
-from rankscope.analysis.hang.result import HangReport
 
 
 def report_of(

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from rankscope.analysis.hang.activity import BELIEVED_NS, Activities, hang_by_activity, read_activities, with_activity
-from rankscope.analysis.hang.render import render_text
-from rankscope.analysis.hang.result import HangReport, RasReport
+from rankscope.analysis.hang.hang_result import HangReport, RasReport
+from rankscope.analysis.hang.hang_terminal import render_text
 from rankscope.runs.paths import activity_file, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, Phase, RankActivity, RankInfo, RunInfo

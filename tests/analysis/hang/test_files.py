@@ -22,10 +22,10 @@ from rankscope.analysis.hang import files as hang_files
 from rankscope.analysis.hang import pickles
 from rankscope.analysis.hang.diagnosis import analyze_hang, diagnose
 from rankscope.analysis.hang.files import LoadedDumps, read_dump
+from rankscope.analysis.hang.hang_result import HangReport
+from rankscope.analysis.hang.hang_terminal import render_text
 from rankscope.analysis.hang.pickles import PickleError, load_plain
 from rankscope.analysis.hang.records import parse
-from rankscope.analysis.hang.render import render_text
-from rankscope.analysis.hang.result import HangReport
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import flight_dir
 from rankscope.runs.records import AttemptInfo, RunInfo

@@ -17,8 +17,8 @@ from tests.step_files import add_rows, load, steps_file
 
 import rankscope.analysis
 from rankscope.analysis.engine import analyze
+from rankscope.analysis.hang.hang_terminal import render_text
 from rankscope.analysis.hang.ras.joining import analyze_job
-from rankscope.analysis.hang.render import render_text
 from rankscope.runs.paths import flight_dir, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.small_files import write_record

@@ -9,7 +9,7 @@ import pytest
 from tests.analysis.hang.reports import report_of
 from tests.flight_dumps import Call, Job, as_json, p2p
 
-from rankscope.analysis.hang.result import HangReport
+from rankscope.analysis.hang.hang_result import HangReport
 from rankscope.analysis.operations import OPERATIONS, operation, operation_name
 
 Sizes = Sequence[Sequence[int]]

@@ -10,7 +10,7 @@ import pytest
 from tests.flight_dumps import SECOND, START_NS, Job, write
 
 from rankscope.analysis.hang.diagnosis import analyze_hang
-from rankscope.analysis.hang.result import HangReport
+from rankscope.analysis.hang.hang_result import HangReport
 
 DAY = 86_400.0
 PENDING = {"state": "started", "retired": False, "time_discovered_completed_ns": None}

@@ -15,7 +15,7 @@ from tests.perfetto_model import Model, Slice, load
 from tests.step_files import append, steps_file
 
 from rankscope.analysis.perfetto.export import export_perfetto
-from rankscope.analysis.perfetto.result import ExportResult
+from rankscope.analysis.perfetto.export_result import ExportResult
 from rankscope.analysis.perfetto.selection import Selection
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import attempt_dir, host_dir, rank_dir

@@ -11,7 +11,7 @@ import pytest
 from tests.perfetto_model import Model, load
 
 from rankscope.analysis.perfetto.export import export_perfetto
-from rankscope.analysis.perfetto.result import ExportResult
+from rankscope.analysis.perfetto.export_result import ExportResult
 from rankscope.analysis.perfetto.selection import Selection
 from rankscope.base.errors import InputError
 

@@ -22,8 +22,8 @@ from rankscope.analysis.whatif.engine import whatif
 from rankscope.analysis.whatif.operations import CODES, arrange
 from rankscope.analysis.whatif.operations_answer import play_operations
 from rankscope.analysis.whatif.outcome import Outcome
-from rankscope.analysis.whatif.result import WhatIf
 from rankscope.analysis.whatif.schedule import build_schedule
+from rankscope.analysis.whatif.whatif_result import WhatIf
 from rankscope.base.errors import InputError
 
 near: Any = pytest.approx  # compared inside tuples and dictionaries, whose types mypy would reject

@@ -13,9 +13,9 @@ from tests.step_files import add_damaged, steps_file
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.whatif.engine import whatif
 from rankscope.analysis.whatif.outcome import CostTerms, slowest_count
-from rankscope.analysis.whatif.render import render_text
-from rankscope.analysis.whatif.result import WhatIf
 from rankscope.analysis.whatif.run_answer import whatif_with_chain
+from rankscope.analysis.whatif.whatif_result import WhatIf
+from rankscope.analysis.whatif.whatif_terminal import render_text
 from rankscope.base.errors import InputError
 from rankscope.runs.named import NamedRun
 from rankscope.runs.records import CollectiveRecord, PhaseTimes, StepBreakdown

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tests.dashboards.blocks import draw_at, page_for, page_text
 
-from rankscope.analysis.compare.result import RankShift
+from rankscope.analysis.compare.compare_result import RankShift
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError

@@ -11,7 +11,7 @@ import pytest
 from tests.dashboards.blocks import draw, figure_names, pick, text_of, write
 
 from rankscope.analysis.result.text import joined
-from rankscope.analysis.whatif.result import Effect, HostEffect
+from rankscope.analysis.whatif.whatif_result import Effect, HostEffect
 from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.run_data import RunData

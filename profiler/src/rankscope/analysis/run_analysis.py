@@ -40,7 +40,7 @@ from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.evidence.throughput import throughput_of
 from rankscope.analysis.evidence.typical import typical_steps
 from rankscope.analysis.hang.activity import read_activities, standing_rank
-from rankscope.analysis.hang.result import StandingRank
+from rankscope.analysis.hang.hang_result import StandingRank
 from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.report.assembly import (
     NO_COLLECTIVES,

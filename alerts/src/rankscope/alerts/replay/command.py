@@ -56,7 +56,7 @@ def replay(
     """  # noqa: D301 - \b is for click
     from rankscope.alerts.owners import WATCHER_ALERTS
     from rankscope.alerts.replay.replay import replay_run
-    from rankscope.alerts.replay.result import replay_text
+    from rankscope.alerts.replay.replay_result import replay_text
     from rankscope.alerts.watch.ledger import FiringPolicy
     from rankscope.alerts.watch.liveness.monitor import Patience
     from rankscope.alerts.watch.settings import WatcherSettings

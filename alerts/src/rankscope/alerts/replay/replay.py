@@ -19,7 +19,7 @@ import msgspec
 from rankscope.alerts.output import Event
 from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.alerts.replay.growing_run import GrowingRun
-from rankscope.alerts.replay.result import Replay, Replayed, Spell
+from rankscope.alerts.replay.replay_result import Replay, Replayed, Spell
 from rankscope.alerts.watch.conditions.findings import candidates
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.followed_runs import FollowedRuns

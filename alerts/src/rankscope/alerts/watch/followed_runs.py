@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from rankscope.alerts.watch.conditions.step_past import StepPast, read_past
-from rankscope.analysis.hang.result import HangReport
+from rankscope.analysis.hang.hang_result import HangReport
 from rankscope.analysis.online import NewSteps, OnlineAnalysis
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.verdict.hung_run import hung_report

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from rankscope.analysis.perfetto.export import export_perfetto
-from rankscope.analysis.perfetto.result import ExportResult, clock_sentence
+from rankscope.analysis.perfetto.export_result import ExportResult, clock_sentence
 from rankscope.analysis.perfetto.selection import MAX_EVENTS, Selection
 from rankscope.analysis.result.text import counted, size, wrapped
 from rankscope.analysis.trace.locations import location

@@ -7,10 +7,10 @@ from typing import Any, Final, get_args
 
 import click
 
+from rankscope.analysis.hang.hang_result import HangKind
+from rankscope.analysis.hang.hang_terminal import render_text
 from rankscope.analysis.hang.ras.asking import WAIT_SECONDS
 from rankscope.analysis.hang.ras.joining import analyze_job
-from rankscope.analysis.hang.render import render_text
-from rankscope.analysis.hang.result import HangKind
 from rankscope.cli.terminal import INPUT_PATH, Finite, format_option, print_json, use_color, width
 from rankscope.runs.ras import split_address
 

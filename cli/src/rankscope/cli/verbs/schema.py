@@ -7,15 +7,15 @@ import msgspec
 
 from rankscope.alerts.deliver.outbox_command import Listings
 from rankscope.alerts.deliver.trial import Trial
-from rankscope.alerts.replay.result import Replay
+from rankscope.alerts.replay.replay_result import Replay
 from rankscope.alerts.rules.explain import Explanation
 from rankscope.alerts.watch.announcements import FindingRecord
-from rankscope.analysis.compare.result import CompareResult
-from rankscope.analysis.hang.result import HangReport
-from rankscope.analysis.perfetto.result import ExportResult
+from rankscope.analysis.compare.compare_result import CompareResult
+from rankscope.analysis.hang.hang_result import HangReport
+from rankscope.analysis.perfetto.export_result import ExportResult
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.result.stored import StoredVerdict
-from rankscope.analysis.whatif.result import WhatIf
+from rankscope.analysis.whatif.whatif_result import WhatIf
 from rankscope.cli.live.capture_result import CaptureResult, DumpResult
 from rankscope.runs.control import ControlAnswer, ControlRequest
 from rankscope.runs.durations import DurationBlock

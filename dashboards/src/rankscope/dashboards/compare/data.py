@@ -9,9 +9,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from rankscope.analysis.compare.compare_result import CompareResult
 from rankscope.analysis.compare.engine import compare_sides, read_sides
 from rankscope.analysis.compare.recording import Recording, read_recording
-from rankscope.analysis.compare.result import CompareResult
 from rankscope.analysis.compare.usable import Usable
 from rankscope.dashboards.data.cached_files import read_json
 from rankscope.dashboards.data.progress import Progress, Tell

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from rankscope.analysis.compare.result import Comparison, Quantity, RankShift, Shift, Side
+from rankscope.analysis.compare.compare_result import Comparison, Quantity, RankShift, Shift, Side
 from rankscope.dashboards.charts.course import course_of
 from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette

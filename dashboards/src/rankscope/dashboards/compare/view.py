@@ -6,7 +6,7 @@ from functools import partial
 from shlex import quote
 from typing import Final
 
-from rankscope.analysis.compare.result import CompareResult, Comparison, Side
+from rankscope.analysis.compare.compare_result import CompareResult, Comparison, Side
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.compare.data import ComparedRuns
 from rankscope.dashboards.compare.figures import (

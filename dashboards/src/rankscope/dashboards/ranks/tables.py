@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rankscope.analysis.hang.wording import doing_text
+from rankscope.analysis.hang.hang_wording import doing_text
 from rankscope.analysis.result.analysis import Analysis, RankResult
 from rankscope.analysis.result.hosts import hosts_of
 from rankscope.base.text import ranges_text

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rankscope.analysis.perfetto.result import ExportClock
+from rankscope.analysis.perfetto.export_result import ExportClock
 from rankscope.base.errors import InputError
 from rankscope.dashboards.data.cached_files import read_arrays, read_json
 from rankscope.dashboards.timeline.parts import Numbers, Parts

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from rankscope.analysis.perfetto.result import clock_sentence
+from rankscope.analysis.perfetto.export_result import clock_sentence
 from rankscope.dashboards.charts.frame import note
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.hosts import UNKNOWN_HOST, known_hosts, rows_by_host, several_hosts

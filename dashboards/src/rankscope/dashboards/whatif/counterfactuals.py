@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from rankscope.analysis.result.text import joined
-from rankscope.analysis.whatif.result import WhatIf
 from rankscope.analysis.whatif.step_scenarios import MOST_CAUSES, MOST_RANKS, Combinations
+from rankscope.analysis.whatif.whatif_result import WhatIf
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.state import host_item
 from rankscope.dashboards.whatif.data import Removable, removables

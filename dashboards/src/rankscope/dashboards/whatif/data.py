@@ -11,9 +11,9 @@ import msgspec
 
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.whatif.outcome import CostTerms
-from rankscope.analysis.whatif.result import Effect, WhatIf
 from rankscope.analysis.whatif.run_answer import Chain, whatif_with_chain
 from rankscope.analysis.whatif.step_scenarios import Combinations, combinations, read_combinations
+from rankscope.analysis.whatif.whatif_result import Effect, WhatIf
 from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
 from rankscope.base.text import shortened

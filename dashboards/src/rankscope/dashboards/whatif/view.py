@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from rankscope.analysis.whatif.outcome import hosts_slow_together, rare_steps_text
-from rankscope.analysis.whatif.result import Effect, WhatIf
+from rankscope.analysis.whatif.whatif_result import Effect, WhatIf
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.drawn import DrawnFigure, FigureData

@@ -2,6 +2,6 @@
 
 ``engine`` reads each side (``recording``) and selects its comparable steps and work (``usable``). ``pair`` compares two sides:
 ``quantities`` of the steps as series, which ``shift`` tests against their own noise and ``judging`` turns into outcomes, and
-``rank_shifts`` for each rank. ``scaling`` compares several world sizes. The ``result`` is worded in ``wording`` and printed by
-``render``.
+``rank_shifts`` for each rank. ``scaling`` compares several world sizes. The ``compare_result`` is worded in ``compare_wording``
+and printed by ``compare_terminal``.
 """

@@ -11,10 +11,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.compare.compare_result import CompareResult, Mode, Side
 from rankscope.analysis.compare.judging import CONFIDENCE, METHOD
 from rankscope.analysis.compare.pair import compare_pair, per_second, step_time, typical_step_time
 from rankscope.analysis.compare.recording import Recording, read_recording
-from rankscope.analysis.compare.result import CompareResult, Mode, Side
 from rankscope.analysis.compare.scaling import scaling
 from rankscope.analysis.compare.usable import Usable, cost_per_million, priced, usable
 from rankscope.analysis.evidence.step_table.chosen_steps import ALL_STEPS, StepRange

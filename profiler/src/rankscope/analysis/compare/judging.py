@@ -8,8 +8,8 @@ from typing import Final, Literal
 
 import numpy as np
 
+from rankscope.analysis.compare.compare_result import Outcome, Quantity, Role, Shift
 from rankscope.analysis.compare.quantities import QuantityKind
-from rankscope.analysis.compare.result import Outcome, Quantity, Role, Shift
 from rankscope.analysis.compare.shift import (
     MIN_BLOCKS,
     MIN_STEPS,

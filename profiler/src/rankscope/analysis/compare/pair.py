@@ -6,14 +6,14 @@ from typing import Final, Literal
 
 import numpy as np
 
+from rankscope.analysis.compare.compare_result import Comparison, Per, Quantity, Throughput
+from rankscope.analysis.compare.compare_wording import summarise
 from rankscope.analysis.compare.judging import Levels, single_quantity, tested_quantity, window_quantity
 from rankscope.analysis.compare.quantities import INSIDE, PARTS, SINGLE, STEP, WINDOW, parts, single, windows, with_rest
 from rankscope.analysis.compare.rank_shifts import comparable_ranks, rank_shifts, slower_hosts
 from rankscope.analysis.compare.recording import Recording
-from rankscope.analysis.compare.result import Comparison, Per, Quantity, Throughput
 from rankscope.analysis.compare.shift import Series
 from rankscope.analysis.compare.usable import Basis, Usable, WorkName
-from rankscope.analysis.compare.wording import summarise
 from rankscope.base.text import shortened
 
 _CLEARLY: Final = 0.01

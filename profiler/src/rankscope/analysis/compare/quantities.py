@@ -8,8 +8,8 @@ from typing import Final, Literal
 
 import numpy as np
 
+from rankscope.analysis.compare.compare_result import Unit
 from rankscope.analysis.compare.recording import Recording
-from rankscope.analysis.compare.result import Unit
 from rankscope.analysis.compare.shift import Series
 from rankscope.analysis.compare.usable import Basis, Usable
 from rankscope.analysis.costs.memory import memory_samples

@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.compare.compare_result import Outcome, RankShift
 from rankscope.analysis.compare.judging import as_shift, both_statistics, outcome
-from rankscope.analysis.compare.result import Outcome, RankShift
 from rankscope.analysis.compare.shift import cut
 from rankscope.analysis.compare.usable import Usable
 from rankscope.analysis.evidence.compared import StepOwnTimes, imposed_wait

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from rankscope.analysis.compare.compare_result import Loss, Scaling, ScalingRow
+from rankscope.analysis.compare.compare_wording import percent
 from rankscope.analysis.compare.judging import CONFIDENCE
 from rankscope.analysis.compare.pair import per_second
 from rankscope.analysis.compare.quantities import PARTS, parts, with_rest
-from rankscope.analysis.compare.result import Loss, Scaling, ScalingRow
 from rankscope.analysis.compare.shift import Series, compare_blocks, cut
 from rankscope.analysis.compare.usable import WORK_NAMES, Basis, Usable, WorkName, cost_per_million, priced
-from rankscope.analysis.compare.wording import percent
 from rankscope.analysis.result.analysis import Cost
 
 _NAMED: Final = 3

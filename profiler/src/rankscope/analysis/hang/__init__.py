@@ -12,5 +12,5 @@ first: it calls the other modules in this order.
 6. ``blockers`` follows the waits to the ranks at their end.
 7. ``mismatch`` finds ranks that came with another operation, size or data type.
 
-The output is the ``HangReport`` of ``result``, with the sentences of ``wording``; ``render`` prints it.
+The output is the ``HangReport`` of ``hang_result``, with the sentences of ``hang_wording``; ``hang_terminal`` prints it.
 """

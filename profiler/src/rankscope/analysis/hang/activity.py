@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.analysis.hang.result import (
+from rankscope.analysis.hang.hang_result import (
     MOST_LISTED,
     ActivityReport,
     Culprit,
@@ -21,7 +21,7 @@ from rankscope.analysis.hang.result import (
     HangReport,
     StandingRank,
 )
-from rankscope.analysis.hang.wording import advice, place_text
+from rankscope.analysis.hang.hang_wording import advice, place_text
 from rankscope.analysis.result.text import counted, first_of
 from rankscope.base.text import one_line, ranks_text, shortened, span
 from rankscope.runs.reader import RunReader

@@ -6,5 +6,5 @@ directory, counted by ``survey``) and ``traces_source`` (Kineto traces) read the
 has a module: ``step_tracks`` (steps, phases, blocked time), ``collective_tracks`` (collectives, waits, arrows), ``raw_trace``
 (all events of a trace), ``hardware_tracks`` (GPU samples), ``annotations`` (verdict, findings, notes). They hand slices in unix
 nanoseconds to ``chrome_json``, the only module that knows the format. Out come the bytes of the file and the summary in
-``result``.
+``export_result``.
 """

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
-from rankscope.analysis.perfetto.result import ExportClock, clock_sentence
+from rankscope.analysis.perfetto.export_result import ExportClock, clock_sentence
 from rankscope.analysis.result.analysis import Analysis, Finding
 
 

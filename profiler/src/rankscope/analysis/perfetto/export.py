@@ -22,7 +22,7 @@ from rankscope.analysis.perfetto.collective_tracks import (
     waiting_of,
     write_collectives,
 )
-from rankscope.analysis.perfetto.result import EXPORT_SCHEMA, ExportResult, clock_sentence
+from rankscope.analysis.perfetto.export_result import EXPORT_SCHEMA, ExportResult, clock_sentence
 from rankscope.analysis.perfetto.run_source import RunExportSource
 from rankscope.analysis.perfetto.selection import Selection
 from rankscope.analysis.perfetto.source import ExportSource, Plan, Progress

@@ -12,7 +12,7 @@ import msgspec
 from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
-from rankscope.analysis.perfetto.result import ExportClock
+from rankscope.analysis.perfetto.export_result import ExportClock
 from rankscope.runs.records import CollectiveRecord
 
 Progress = Callable[[str, int, int], None]

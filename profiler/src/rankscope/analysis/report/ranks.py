@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.waits.blame import Blame
 from rankscope.analysis.evidence.order import in_parallel
-from rankscope.analysis.hang.result import StandingRank
+from rankscope.analysis.hang.hang_result import StandingRank
 from rankscope.analysis.result.analysis import RankResult
 from rankscope.analysis.result.collectives import RankClock
 from rankscope.analysis.result.data_quality import DataQuality

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankscope.analysis.hang.result import StandingRank
+from rankscope.analysis.hang.hang_result import StandingRank
 from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.result.collectives import CollectiveBandwidth, DirectedWait, RankClock
 from rankscope.analysis.result.costs import Advice, Ledger, Memory, PipelineResult, Throughput, Waterfall

@@ -12,7 +12,7 @@ from typing import Final
 
 from rankscope.analysis.hang.activity import hang_by_activity, with_activity
 from rankscope.analysis.hang.diagnosis import analyze_hang
-from rankscope.analysis.hang.result import BEFORE_NS, HangReport
+from rankscope.analysis.hang.hang_result import BEFORE_NS, HangReport
 from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.result.analysis import Evidence, Finding, Verdict
 from rankscope.base.errors import InputError

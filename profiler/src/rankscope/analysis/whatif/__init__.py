@@ -8,5 +8,5 @@
 - a file of traced operations: ``operations_answer`` plays what ``operations_file`` read, in the order of ``schedule``.
 
 The last two are played on one kind of ``graph``. What ranks and hosts save is what the verdict says (``healed``), but for traced
-operations. ``outcome`` turns step times into the ``result``, which ``render`` prints.
+operations. ``outcome`` turns step times into the ``whatif_result``, which ``whatif_terminal`` prints.
 """

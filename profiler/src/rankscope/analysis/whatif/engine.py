@@ -10,7 +10,7 @@ from pathlib import Path
 from rankscope.analysis.parallel.workers import ALONE, Engine
 from rankscope.analysis.trace.locations import OPERATIONS_SUFFIX, Location, location
 from rankscope.analysis.whatif.outcome import CostTerms
-from rankscope.analysis.whatif.result import WhatIf
+from rankscope.analysis.whatif.whatif_result import WhatIf
 from rankscope.base.errors import InputError
 from rankscope.runs.named import named_run
 

@@ -16,7 +16,7 @@ from rankscope.analysis.inference.judging.slow import MINIMUM_EFFECT
 from rankscope.analysis.result.analysis import Cost
 from rankscope.analysis.result.text import counted, hours_text
 from rankscope.analysis.whatif.graph import Times
-from rankscope.analysis.whatif.result import (
+from rankscope.analysis.whatif.whatif_result import (
     CauseEffect,
     Effect,
     HostEffect,

@@ -27,9 +27,9 @@ from rankscope.analysis.whatif.causes import CAUSE_METRICS, Causes
 from rankscope.analysis.whatif.graph import Times
 from rankscope.analysis.whatif.healed import HealingSavings
 from rankscope.analysis.whatif.outcome import TOO_LITTLE, CostTerms, Outcome, answer, insufficient
-from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
 from rankscope.analysis.whatif.step_graph import GRAPH_METRICS, build_step_graph
 from rankscope.analysis.whatif.step_scenarios import MOST_CAUSES, StepScenarios, play_steps
+from rankscope.analysis.whatif.whatif_result import WhatIf, WhatIfSource
 from rankscope.analysis.whatif.windows_answer import whatif_of_windows
 from rankscope.runs.named import NamedRun
 from rankscope.runs.reader import RunReader

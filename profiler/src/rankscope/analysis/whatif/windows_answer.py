@@ -26,7 +26,7 @@ from rankscope.analysis.verdict.unnamed_communication import NO_COMMUNICATION
 from rankscope.analysis.whatif.graph import CycleError, NodeDurations, Times, play, with_and_without
 from rankscope.analysis.whatif.healed import HealingSavings, healed_of_profile
 from rankscope.analysis.whatif.outcome import MAX_RANKS, CostTerms, Outcome, answer, insufficient, parts, slowest_count
-from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
+from rankscope.analysis.whatif.whatif_result import WhatIf, WhatIfSource
 from rankscope.analysis.whatif.window_graph import OWN, WindowGraph, build_window_graph
 from rankscope.runs.records import StepBreakdown
 

@@ -19,8 +19,8 @@ from rankscope.alerts.watch.conditions.candidate import Candidate, ConditionLoss
 from rankscope.alerts.watch.liveness.attempt import LivenessVerdict
 from rankscope.alerts.watch.liveness.outage import LastStep, Outage
 from rankscope.analysis.hang.activity import Activities, hang_by_activity, with_activity
-from rankscope.analysis.hang.result import HangReport
-from rankscope.analysis.hang.wording import operation_text
+from rankscope.analysis.hang.hang_result import HangReport
+from rankscope.analysis.hang.hang_wording import operation_text
 from rankscope.analysis.verdict.endings import endings
 from rankscope.base.text import format_duration, ranks_text, span
 from rankscope.runs.records import RankInfo

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rankscope.analysis.hang.result import HangReport
+from rankscope.analysis.hang.hang_result import HangReport
 from rankscope.base.errors import RankscopeError
 from rankscope.runs.control import new_request, post, read_answer
 from rankscope.runs.control_names import answer_name

@@ -15,11 +15,11 @@ import msgspec
 
 from rankscope.analysis.hang.activity import Activities, hang_by_activity, read_activities, with_activity
 from rankscope.analysis.hang.diagnosis import analyze_hang
+from rankscope.analysis.hang.hang_result import BEFORE_NS, MOST_LISTED, Culprit, HangReport, Operation, RasReport
+from rankscope.analysis.hang.hang_wording import advice, operation_text
 from rankscope.analysis.hang.ras.asking import WAIT_SECONDS, Answers, is_of, kept_answers, live_answers, runs_here
 from rankscope.analysis.hang.ras.judging import RasJudgement, Suspect, differing, judge
 from rankscope.analysis.hang.ras.wording import detail_of, names_of, summary_of
-from rankscope.analysis.hang.result import BEFORE_NS, MOST_LISTED, Culprit, HangReport, Operation, RasReport
-from rankscope.analysis.hang.wording import advice, operation_text
 from rankscope.analysis.result.text import counted
 from rankscope.base.errors import InputError
 from rankscope.base.text import span

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from rankscope.analysis.hang.hang_result import MOST_LISTED, HangCause, HangKind, RasCommunicator, RasRank, RasWhy
 from rankscope.analysis.hang.ras.snapshot import Communicator, RasDevice, Snapshot
-from rankscope.analysis.hang.result import MOST_LISTED, HangCause, HangKind, RasCommunicator, RasRank, RasWhy
 
 MOST_COMMUNICATORS: Final = 64
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from rankscope.analysis.compare.result import Per, Quantity, RankShift, Shift
+from rankscope.analysis.compare.compare_result import Per, Quantity, RankShift, Shift
 from rankscope.analysis.compare.usable import Usable
 
 _TIMES: Final = ((1e3, 1.0, "µs"), (1e6, 1e3, "ms"), (7.2e9, 1e6, "s"), (float("inf"), 3.6e9, "h"))

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
-from rankscope.analysis.compare.result import (
+from rankscope.analysis.compare.compare_result import (
     CompareResult,
     Comparison,
     Outcome,
@@ -19,7 +19,7 @@ from rankscope.analysis.compare.result import (
     Throughput,
     Unit,
 )
-from rankscope.analysis.compare.wording import exactly, percent, percentage, size, time
+from rankscope.analysis.compare.compare_wording import exactly, percent, percentage, size, time
 from rankscope.analysis.result.text import CYAN, GREEN, RED, UNKNOWN, YELLOW, aligned, colored, counted, fitting, listing, wrapped
 from rankscope.base.text import printable
 

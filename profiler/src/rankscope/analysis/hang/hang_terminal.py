@@ -6,8 +6,8 @@ import textwrap
 import time
 from typing import Final
 
-from rankscope.analysis.hang.result import HangReport, Operation, StandingRank, Waiting
-from rankscope.analysis.hang.wording import doing_text, operation_text
+from rankscope.analysis.hang.hang_result import HangReport, Operation, StandingRank, Waiting
+from rankscope.analysis.hang.hang_wording import doing_text, operation_text
 from rankscope.analysis.result.text import GREEN, RED, YELLOW, counted, listing, page, warning_lines, wrapped
 from rankscope.base.text import format_duration, ranks_text, span
 

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from rankscope.analysis.hang.result import Culprit, HangCause, HangReport, Mismatch, Operation, StandingRank
+from rankscope.analysis.hang.hang_result import Culprit, HangCause, HangReport, Mismatch, Operation, StandingRank
 from rankscope.analysis.result.text import counted, first_of
 from rankscope.base.text import ranks_text, span
 

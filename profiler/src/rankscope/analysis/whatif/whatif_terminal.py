@@ -22,7 +22,7 @@ from rankscope.analysis.result.text import (
     wrapped,
 )
 from rankscope.analysis.whatif.outcome import hosts_slow_together, loss_beyond_graph
-from rankscope.analysis.whatif.result import CauseEffect, Effect, WhatIf
+from rankscope.analysis.whatif.whatif_result import CauseEffect, Effect, WhatIf
 from rankscope.base.text import factor, format_duration, share_bound
 
 SHOWN: Final = 9
