@@ -78,7 +78,7 @@ SCALES = {
 TRUTH = {"bool": ("false", "true"), "bool_yes_no": ("no", "yes"), "bool_on_off": ("off", "on")}
 
 
-def shown(value: float, unit: str, decimals: int | None = None) -> str:
+def format_value(value: float, unit: str, decimals: int | None = None) -> str:
     """Return a value as Grafana writes it in this unit."""
     if math.isnan(value):
         return "–"
@@ -141,10 +141,10 @@ class PrometheusRange:
         """Yield the series that a panel's query returns."""
         question = boards.question(board, target, boards.chosen(board["uid"]), self.interval_s)
         if question.step_s is None:
-            _, content = self.prometheus.asked("query", query=question.expr, time=self.end_s)
+            _, content = self.prometheus.query("query", query=question.expr, time=self.end_s)
         else:
             begin = self.end_s - question.range_s
-            _, content = self.prometheus.asked(
+            _, content = self.prometheus.query(
                 "query_range", query=question.expr, start=begin, end=self.end_s, step=question.step_s
             )
         pattern = next(query["legendFormat"] for query in target.panel["targets"] if query["refId"] == target.letter)
@@ -181,7 +181,7 @@ def graph(panel: Json, series: list[LegendSeries], begin_s: float, end_s: float)
     parts = []
     for share in (0, 0.5, 1):
         y = height * (1 - share) + 8
-        label = escape(shown(low + share * (high - low), unit))
+        label = escape(format_value(low + share * (high - low), unit))
         parts.append(f'<path d="M70 {y} H{width + 70}" stroke="#ddd"/><text x="64" y="{y + 4}" text-anchor="end">{label}</text>')
     for moment in (begin_s, (begin_s + end_s) / 2, end_s):
         x = 70 + width * (moment - begin_s) / (end_s - begin_s)
@@ -202,7 +202,7 @@ def graph(panel: Json, series: list[LegendSeries], begin_s: float, end_s: float)
         dash = ' stroke-dasharray="6 4"' if line.letter in dashed else ""
         parts.append(f'<polyline points="{path}" fill="none" stroke="{stroke}"{dash}/>')
         line_values = [value for _, value in line.points]
-        numbers = f"{shown(line_values[-1], unit)}, max {shown(max(line_values), unit)}"
+        numbers = f"{format_value(line_values[-1], unit)}, max {format_value(max(line_values), unit)}"
         legend.append(
             (line_values[-1], f'<div><span style="color:{stroke}">▬</span> {escape(line.legend)}: {escape(numbers)}</div>')
         )
@@ -220,7 +220,10 @@ def figure(panel: Json, series: list[LegendSeries]) -> str:
         return f'<div class="value words" style="color:{GREY}">{escape(defaults["noValue"])}</div>'
     value = series[0].points[-1][1]
     words = mapped(f"{value:g}" if abs(value) < 1e6 else f"{value:.0f}", defaults["mappings"])
-    text, paint = words or (shown(value, defaults["unit"], defaults.get("decimals")), colour(value, defaults["thresholds"]))
+    text, paint = words or (
+        format_value(value, defaults["unit"], defaults.get("decimals")),
+        colour(value, defaults["thresholds"]),
+    )
     name = f"<br><small>{escape(series[0].legend)}</small>" if series[0].legend else ""
     return f'<div class="value{" words" if words else ""}" style="color:{paint}">{escape(text)}{name}</div>'
 
@@ -262,7 +265,7 @@ def _cell(value: str | float, look: dict[str, Any]) -> str:
     if value == "":
         return "<td>–</td>"
     words = mapped(f"{value:g}" if isinstance(value, float) else value, look.get("mappings", []))
-    text = words[0] if words else shown(value, look.get("unit", "short")) if isinstance(value, float) else value
+    text = words[0] if words else format_value(value, look.get("unit", "short")) if isinstance(value, float) else value
     paint = colour(value, look["thresholds"]) if isinstance(value, float) and "thresholds" in look else "inherit"
     return f'<td style="color:{paint}">{escape(text)}</td>'
 

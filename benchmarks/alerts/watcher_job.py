@@ -50,7 +50,7 @@ WORKERS = len(os.sched_getaffinity(0))
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def told(what: str) -> None:
+def report_activity(what: str) -> None:
     """Report the current activity on standard error."""
     print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
@@ -164,16 +164,16 @@ def main() -> None:
     args = parser.parse_args()
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        told(f"writing a run of {args.ranks:,} ranks")
+        report_activity(f"writing a run of {args.ranks:,} ranks")
         run = Path(folder) / "run"
         now_ns, slow_ns, steps = written(run, args.ranks, args.seconds)
-        told(f"{steps:,} steps; growing to where it is now")
+        report_activity(f"{steps:,} steps; growing to where it is now")
         growing = GrowingRun(run, Path(folder), latest_unix_ns=2**62)
         growing.advance(now_ns)
         shift_ns = time.time_ns() - now_ns
-        told(f"watching it for {SETTLE_S + args.seconds:.0f} s")
+        report_activity(f"watching it for {SETTLE_S + args.seconds:.0f} s")
         observed = watched(growing, shift_ns, Path(folder) / "state", args.seconds)
-        told(f"analysing all of it, {args.peers} times")
+        report_activity(f"analysing all of it, {args.peers} times")
         peer_seconds = naive(run, args.peers)
     fired = [event for event in observed["events"] if event["event"] == "firing"]
     slow = Shape(ranks=args.ranks, steps=0).slow_rank

@@ -64,7 +64,7 @@ ROUNDED = (
 """Pairs of seconds: an interval up to the first is rounded to the second, as in Grafana."""
 
 
-def told(what: str) -> None:
+def report_activity(what: str) -> None:
     """Report the current activity on standard error."""
     print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
@@ -124,7 +124,7 @@ def fill(into: FilledPrometheus, args: argparse.Namespace, end_s: int, port: int
     if args.quick:
         long_s = short_s
     start_s = end_s - long_s
-    told(f"reading the exporter's pages for {args.hosts} hosts")
+    report_activity(f"reading the exporter's pages for {args.hosts} hosts")
     blocks = site(args.hosts, port, start_s)
     rng = np.random.default_rng(7)
     for begin_s in range(start_s, end_s, CHUNK_S):
@@ -132,7 +132,7 @@ def fill(into: FilledPrometheus, args: argparse.Namespace, end_s: int, port: int
         for block in blocks:
             if block.long or begin_s >= end_s - short_s:
                 into.write(block.labels, times_s * 1000, block.values(times_s, start_s, rng))
-        told(f"{(begin_s + CHUNK_S - start_s) / 3600:.0f} h of {long_s // 3600} h are written")
+        report_activity(f"{(begin_s + CHUNK_S - start_s) / 3600:.0f} h of {long_s // 3600} h are written")
     groups = yaml.load(rules_text(), yaml.CSafeLoader)["groups"]
     names = [(rule["alert"], rule["labels"]["severity"]) for group in groups for rule in group["rules"] if "alert" in rule]
     for head, times_ms, value in alerts(names, args.hosts, end_s, long_s, RULES_EVERY_S):
@@ -154,23 +154,23 @@ def recorded(into: FilledPrometheus, rules: list[dict[str, Any]], start_s: int, 
 def ask(of: FilledPrometheus, what: Question, end_s: int, **more: str) -> tuple[float, bytes]:
     """Send a query. Returns its seconds and the answer."""
     if what.step_s is None:
-        return of.asked("query", query=what.expr, time=end_s, **more)
+        return of.query("query", query=what.expr, time=end_s, **more)
     # Grafana aligns the time range to the step.
     end = math.floor(end_s / what.step_s) * what.step_s
     begin = math.floor((end_s - what.range_s) / what.step_s) * what.step_s
-    return of.asked("query_range", query=what.expr, start=begin, end=end, step=what.step_s, **more)
+    return of.query("query_range", query=what.expr, start=begin, end=end, step=what.step_s, **more)
 
 
 def measured(of: FilledPrometheus, questions: list[Question], end_s: int, repeats: int) -> list[dict[str, Any]]:
     """Return the seconds of each query; the boards are queried in turn."""
     collected = []
-    told(f"asking {len(questions)} queries for the first time: not counted")
+    report_activity(f"asking {len(questions)} queries for the first time: not counted")
     for item in questions:
         data = msgspec.json.decode(ask(of, item, end_s, stats="all")[1])["data"]
         samples = int(data["stats"]["samples"]["totalQueryableSamples"])
         collected.append({"question": item, "s": [], "cpu_s": [], "samples": samples, "series": len(data["result"])})
     for repeat in range(repeats):
-        told(f"asking {len(questions)} queries, {repeat + 1} of {repeats}")
+        report_activity(f"asking {len(questions)} queries, {repeat + 1} of {repeats}")
         for item in collected:
             before = of.cpu_s()
             item["s"].append(ask(of, item["question"], end_s)[0])
@@ -269,10 +269,10 @@ def main() -> None:
         with empty_prometheus(program, folder, f"127.0.0.1:{free_port()}") as prometheus:
             end_s = int(time.time()) // 60 * 60
             series = fill(prometheus, args, end_s, free_port())
-            told(f"recording what {len(rules)} rules say of {args.hours} h")
+            report_activity(f"recording what {len(rules)} rules say of {args.hours} h")
             rule_seconds = recorded(prometheus, rules, end_s - args.hours * 3600, end_s)
             if not args.quick:
-                told("waiting until Prometheus has tidied up")
+                report_activity("waiting until Prometheus has tidied up")
                 prometheus.settle()
             load_asking = os.getloadavg()[0]
             boards = all_boards()
@@ -284,7 +284,7 @@ def main() -> None:
                 uid: opening(prometheus, [item for item in questions if item.board == uid], end_s, args.repeats)
                 for uid in sorted(boards)
             }
-            once = [prometheus.asked("query", query=rule["expr"], time=end_s)[0] for rule in rules]
+            once = [prometheus.query("query", query=rule["expr"], time=end_s)[0] for rule in rules]
     of_boards = {
         uid: {"opens_s": opens[uid], **of_board([item for item in result if item["question"].board == uid], rules, rule_seconds)}
         for uid in sorted(boards)

@@ -120,7 +120,7 @@ class FilledPrometheus:
         if answer.status_code >= httpx.codes.BAD_REQUEST:
             raise SystemExit(f"Prometheus does not take the samples: {answer.text[:300]}")
 
-    def asked(self, path: str, **what: str | float) -> tuple[float, bytes]:
+    def query(self, path: str, **what: str | float) -> tuple[float, bytes]:
         """Send a query. Returns the seconds until the answer was complete, and the answer. Raises ``SystemExit`` on an error."""
         began = time.perf_counter()
         answer = self.client.post(f"{self.url}/api/v1/{path}", data={name: str(value) for name, value in what.items()})
@@ -131,7 +131,7 @@ class FilledPrometheus:
 
     def record(self, expr: str, name: str, labels: Mapping[str, str], *, start_s: int, end_s: int, step_s: int) -> float:
         """Write the series that a recording rule would have recorded. Returns the seconds of its query."""
-        took, content = self.asked("query_range", query=expr, start=start_s, end=end_s, step=step_s)
+        took, content = self.query("query_range", query=expr, start=start_s, end=end_s, step=step_s)
         answer = msgspec.json.decode(content, type=_ApiAnswer)
         assert answer.data is not None
         self.send(self._recorded(answer.data.result, {"__name__": name, **labels}))

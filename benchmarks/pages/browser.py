@@ -143,7 +143,7 @@ class FirstViews:
 
 def first_views(playwright: Playwright, browser: Browser, chromium: str, address: str, repeats: int) -> FirstViews:
     """Open the overview and the plain page in turn, so that both meet the same load of the machine."""
-    told("the overview, again and again; a plain page of Dash's, too")
+    report_activity("the overview, again and again; a plain page of Dash's, too")
     with (
         answering([sys.executable, "-c", PLAIN_PAGE], dict(os.environ)) as (plain_url, _),
         known_browser(playwright, chromium) as ours,
@@ -189,7 +189,7 @@ def seconds_of_views(browser: Browser, address: str, update_requests: list[Updat
     """
     seconds: dict[str, list[float]] = {}
     for view in VIEWS:
-        told(f"the view {view.label}")
+        report_activity(f"the view {view.label}")
         name = view.slug or "overview"
         for selection in SELECTIONS:
             with looked_at(browser, name, update_requests) as page:
@@ -245,6 +245,6 @@ def next_redraw(page: Page) -> tuple[float, float]:
     raise TimeoutError("the open page has not shown what was written")
 
 
-def told(what: str) -> None:
+def report_activity(what: str) -> None:
     """Report the current measurement on standard error."""
     print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)

@@ -43,10 +43,10 @@ from benchmarks.pages.browser import (
     first_views,
     live_updates,
     looked_at,
+    report_activity,
     seconds_of_views,
     seconds_to_draw,
     served,
-    told,
 )
 from playwright.sync_api import sync_playwright
 
@@ -96,7 +96,7 @@ def at_once(url: str, update_requests: list[UpdateRequest], requests: int) -> li
 
 def seconds_of_report(run: Path, folder: Path) -> float:
     """Return the seconds that ``rankscope report`` takes with an empty cache."""
-    told("the report, nothing derived yet")
+    report_activity("the report, nothing derived yet")
     command = [sys.executable, "-m", "rankscope", "report", str(run), "-o", str(folder / "report.html")]
     began = time.perf_counter()
     subprocess.run(command, env={**os.environ, "XDG_CACHE_HOME": str(folder / "empty")}, check=True, capture_output=True)
@@ -113,7 +113,7 @@ def plain_figure(ranks: int, steps: int) -> tuple[float, int]:
 
 def written(run: Path, shape: Shape) -> Path:
     """Write a run of the given shape."""
-    told(f"writing a run of {shape.ranks:,} ranks x {shape.steps:,} steps")
+    report_activity(f"writing a run of {shape.ranks:,} ranks x {shape.steps:,} steps")
     begin_run(run, shape)
     grow_run(run, shape, 0, shape.steps, workers=WORKERS)
     return run
@@ -145,12 +145,12 @@ def main() -> None:
         cache = Path(folder) / "cache"
         with served(run, cache) as (url, pid):
             address = f"{url}/run/{run_id}"
-            told("the first look, nothing derived yet")
+            report_activity("the first look, nothing derived yet")
             with peak_beside(cache) as making:
                 with looked_at(browser, "cold", []) as page:
                     cold_s = seconds_to_draw(page, address)
                 if not args.first_view:
-                    told("what-if, nothing derived yet")
+                    report_activity("what-if, nothing derived yet")
                     with looked_at(browser, "cold", []) as page:
                         whatif_s = seconds_to_draw(page, f"{address}/whatif")
             first = first_views(playwright, browser, chromium, address, args.repeats)
@@ -159,12 +159,12 @@ def main() -> None:
                 return
             update_requests: list[UpdateRequest] = []
             views = seconds_of_views(browser, address, update_requests)
-            told(f"{len(update_requests)} requests, {args.repeats} times one by one")
+            report_activity(f"{len(update_requests)} requests, {args.repeats} times one by one")
             alone = replayed(url, update_requests, args.repeats)
-            told(f"{USERS} users at once")
+            report_activity(f"{USERS} users at once")
             together = at_once(url, update_requests, requests=30)
             server_bytes = pss_bytes(pid)
-            told("a page of a run that grows")
+            report_activity("a page of a run that grows")
             with peak_beside(cache) as following:
                 updates, delays_s = live_updates(browser, address, run, shape, args.repeats)
             live_bytes = pss_bytes(pid)

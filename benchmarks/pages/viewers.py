@@ -34,7 +34,7 @@ import httpx
 import numpy as np
 from benchmarks.common.budget import budget
 from benchmarks.common.make_run import Shape, begin_run, grow_run
-from benchmarks.pages.browser import CHROMIUM_ARGS, UPDATE, VIEWPORT, served, told
+from benchmarks.pages.browser import CHROMIUM_ARGS, UPDATE, VIEWPORT, report_activity, served
 from playwright.sync_api import Browser, Request, sync_playwright
 
 from rankscope.runs.reader import RunReader
@@ -210,7 +210,7 @@ def main() -> None:
             idle = viewed(url, [SentRequest(0.0, "{}")], 0, args.seconds)
             with window_stopped(pid):
                 sent = recorded(browser, f"{address}/timeline", WAITING, 5.0)
-                told(f"{len(sent)} requests while the window is being made")
+                report_activity(f"{len(sent)} requests while the window is being made")
                 waiting = {count: viewed(url, sent, count, args.seconds) for count in counts}
             sent = recorded(browser, f"{address}/timeline", DRAWN, 5.0)
             ready = {count: viewed(url, sent, count, args.seconds) for count in counts}

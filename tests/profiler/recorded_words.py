@@ -36,7 +36,7 @@ def records(words: Sequence[int]) -> list[StepRecord]:
     """Return the records of the steps whose words these are."""
     assembler = StepAssembler(lambda _: "", lose=_fail, unix_offset=lambda: 0)
     assembler.add(words)
-    return [step.record for step in assembler.rest()]
+    return [step.record for step in assembler.remaining_steps()]
 
 
 def _fail(error: Exception) -> None:

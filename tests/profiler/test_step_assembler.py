@@ -75,7 +75,7 @@ def step_of(*happened: list[int], wall_ns: int = 1000, flags: int = NOTED) -> As
     """Return the step of these events."""
     taker = assembler()
     taker.add(step_words(7, *happened, start_ns=START, wall_ns=wall_ns, flags=flags))
-    (step,) = taker.rest()
+    (step,) = taker.remaining_steps()
     return step
 
 
@@ -128,7 +128,7 @@ def test_a_section_across_the_end_of_a_step_is_shared_out() -> None:
     taker = assembler()
     taker.add(step_words(0, at(SECTION, 30, detail(0)), start_ns=START, wall_ns=100))
     taker.add(step_words(1, at(SECTION_ENDS, 130, detail(0)), start_ns=START + 100, wall_ns=50))
-    assert [step.record.sections_us for step in taker.rest()] == [{"loss": 0.07}, {"loss": 0.03}]
+    assert [step.record.sections_us for step in taker.remaining_steps()] == [{"loss": 0.07}, {"loss": 0.03}]
 
 
 def test_a_usual_step() -> None:
@@ -222,7 +222,7 @@ def test_checkpoints_are_timed_where_the_script_does_not_tag_its_own() -> None:
     taker.add(step_words(0, at(CHECKPOINT_BEGINS, 50), start_ns=START, wall_ns=100))
     taker.add(step_words(1, at(CHECKPOINT_ENDS, 130), start_ns=START + 100, wall_ns=100))
     taker.add(step_words(2, start_ns=START + 200, wall_ns=100))
-    assert [step.record.sections_us for step in taker.rest()] == [{"checkpoint": 0.05}, {"checkpoint": 0.03}, {}]
+    assert [step.record.sections_us for step in taker.remaining_steps()] == [{"checkpoint": 0.05}, {"checkpoint": 0.03}, {}]
 
 
 def test_work_at_the_model_adds_up_without_evaluation_and_is_not_taken_for_samples() -> None:
@@ -296,7 +296,7 @@ def test_steps_without_a_reading_are_written_all_the_same() -> None:
     # A span may not grow without end, and the end of the rank waits for nothing
     assert len(taken(taker, *[short_step(4 + number, 10) for number in range(MAX_SPAN + 1)])) == MAX_SPAN + 1
     assert taken(taker, short_step(2000, 10)) == []
-    assert [step.record.step for step in taker.rest()] == [2000]
+    assert [step.record.step for step in taker.remaining_steps()] == [2000]
 
 
 def test_memory_is_that_of_the_last_step() -> None:
@@ -351,7 +351,7 @@ def test_steps_wait_for_their_device_times_neither_for_ever_nor_in_any_number() 
     now = MAX_SECONDS + 1
     assert [row.step for row in taken(taker)] == list(range(3, MAX_HELD + 3))
     assert taken(taker, device_step(100)) == []
-    assert [(step.record.step, step.record.device_us) for step in taker.rest()] == [(100, None)]
+    assert [(step.record.step, step.record.device_us) for step in taker.remaining_steps()] == [(100, None)]
 
 
 def test_words_may_be_cut_anywhere_and_those_of_unfinished_steps_are_not_given_back() -> None:
@@ -380,7 +380,7 @@ def test_damaged_words_cost_only_their_step() -> None:
         [*words_of_message(MessageKind.DEVICE, b"odd"), *short_step(3, 10), *step_words(4, at(TAG, 1, detail(98)))]
     )
     assert messages == [(MessageKind.MISSED_WINDOW, b"reason")]
-    assert [step.record.step for step in taker.rest()] == [0, 2, 3]
+    assert [step.record.step for step in taker.remaining_steps()] == [0, 2, 3]
     assert [type(error) for error in lost] == [IndexError, ValueError, struct.error, IndexError]
 
 

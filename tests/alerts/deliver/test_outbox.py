@@ -34,7 +34,7 @@ def claim(box: Outbox) -> ClaimedMessage:
 
 def alerts_of(box: Outbox) -> list[tuple[str, str]]:
     """Return rank and status of the waiting alerts, in the order in which they will be sent."""
-    bodies = [box.show(item.id) for item in box.listed(state="waiting")]
+    bodies = [box.show(item.id) for item in box.list_messages(state="waiting")]
     payloads = [msgspec.json.decode(body[1]) for body in bodies if body is not None]
     return [(alert["labels"]["rank"], alert["status"]) for payload in payloads for alert in payload["alerts"]]
 
@@ -127,7 +127,7 @@ def test_an_end_after_a_beginning_that_was_given_up_unheard_is_not_told(box: Out
     box.record(claimed, "dead", reason="refused with 404")
     assert box.put(about(notice(1, ended=True))) == 0
     # Replayed, only the alerts that still fire are sent
-    [dead] = box.listed(state="dead")
+    [dead] = box.list_messages(state="dead")
     assert box.replay([dead.id]) == [dead.id]
     assert alerts_of(box) == [("2", "firing")]
     # and nothing is sent once all of them ended
@@ -253,7 +253,7 @@ def test_an_outbox_that_is_full_becomes_empty(tmp_path: Path, monkeypatch: pytes
 
     with pytest.raises(StoreError, match="holds 1 MiB already"):
         fill()
-    count = len(box.listed())
+    count = len(box.list_messages())
     while claimed := box.claim("hook"):
         box.record(claimed, "dead", reason="x" * 300)
     assert box.counts() == {("hook", "dead"): count}
@@ -274,9 +274,9 @@ def test_what_is_over_is_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch, b
 
 def test_messages_that_are_dropped_are_gone(box: Outbox) -> None:
     box.put(about(notice(1), notice(1, run="r2")))
-    first, second = box.listed()
+    first, second = box.list_messages()
     assert box.drop([first.id]) == [first.id]
-    assert [item.id for item in box.listed()] == [second.id]
+    assert [item.id for item in box.list_messages()] == [second.id]
     # its firing was never delivered, so its end is not sent either
     assert box.put(about(notice(1, ended=True))) == 0
     assert box.drop(state="waiting") == [second.id]
@@ -292,6 +292,6 @@ def test_a_new_start_of_the_machine_puts_nothing_off_for_long(tmp_path: Path) ->
         database.execute("UPDATE messages SET queued_ns = 4e18, next_attempt_ns = 4e18")
         database.execute("UPDATE meta SET value = 'another boot' WHERE name = 'boot'")
     database.close()
-    [result] = Outbox(AlertStore(path)).listed()
+    [result] = Outbox(AlertStore(path)).list_messages()
     assert result.next_attempt_s is not None
     assert result.next_attempt_s <= 3600

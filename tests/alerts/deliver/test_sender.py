@@ -70,7 +70,7 @@ def world(receiver: WebhookReceiver) -> World:
 def test_it_is_delivered_once_with_its_id(world: World) -> None:
     world.box.put(about(notice(1)))
     assert (world.after(0), world.after(3600)) == (1, 0)
-    [message] = world.box.listed()
+    [message] = world.box.list_messages()
     assert world.receiver.ids == [message.id]
     assert (message.state, message.attempts, message.last_error) == ("delivered", 1, "")
 
@@ -100,7 +100,7 @@ def test_after_an_hour_it_is_given_up_and_can_be_replayed(world: World) -> None:
     while world.states().get("waiting"):
         world.after(60)
     assert len(world.receiver.tried) < 45
-    dead = world.box.listed()
+    dead = world.box.list_messages()
     assert all("3600 s" in item.last_error and "503" in item.last_error for item in dead)
     assert world.sender.lost() == ["hook"]
     world.receiver.behaviour = 200
@@ -170,7 +170,7 @@ def test_redirects_are_not_followed(world: World, status: int) -> None:
         world.box.put(about(notice(1)))
         world.after(0)
         assert elsewhere.tried == []
-    assert all(fact in world.box.listed()[0].last_error for fact in (str(status), "redirects"))
+    assert all(fact in world.box.list_messages()[0].last_error for fact in (str(status), "redirects"))
 
 
 def test_a_receiver_that_is_gone_for_good_is_left_alone_until_somebody_says_so(world: World) -> None:
@@ -182,7 +182,7 @@ def test_a_receiver_that_is_gone_for_good_is_left_alone_until_somebody_says_so(w
     assert world.states() == {"dead": 3}
     assert len(world.receiver.tried) == 1
     world.receiver.behaviour = 200
-    [first, *_] = world.box.listed()
+    [first, *_] = world.box.list_messages()
     world.box.replay([first.id])
     assert world.after(0) == 1
     # or until the sender restarts
@@ -227,7 +227,7 @@ def test_nobody_there_is_tried_again(world: World, free_port: Callable[[], int])
     sender = world.restarted(url=Secret(value=f"http://127.0.0.1:{free_port()}/{SECRET}"))
     world.box.put(about(notice(1)))
     sender.run_due()
-    [message] = world.box.listed()
+    [message] = world.box.list_messages()
     assert (message.state, message.attempts) == ("waiting", 1)
     assert "Connection refused" in message.last_error
     # An alert that was certainly not delivered needs no end
@@ -276,7 +276,7 @@ def test_who_does_not_answer_may_have_heard(world: World, behaviour: Behaviour) 
     world.receiver.behaviour = behaviour
     world.box.put(about(notice(1)))
     world.after(0)
-    [message] = world.box.listed()
+    [message] = world.box.list_messages()
     assert (message.state, message.attempts) == ("waiting", 1)
     # so the end is sent, too, after the firing
     world.box.put(about(notice(1, ended=True)))

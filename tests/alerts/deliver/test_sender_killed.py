@@ -53,7 +53,7 @@ def check_delivered(receiver: WebhookReceiver, ids: list[str]) -> None:
 def test_a_sender_that_is_killed_delivers_everything_in_the_end(tmp_path: Path) -> None:
     box = Outbox(AlertStore(tmp_path / "state"))
     box.put(about(*(notice(rank, run=str(rank % 7)) for rank in range(105)), most_alerts=1))
-    ids = [item.id for item in box.listed()]
+    ids = [item.id for item in box.list_messages()]
     with receiving() as receiver:
         killed = send_killed(tmp_path / "state", receiver, 3, random.Random(7))
         check_delivered(receiver, ids)

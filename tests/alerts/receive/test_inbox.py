@@ -39,7 +39,7 @@ def test_an_inbox_forgets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
             db.execute("UPDATE deliveries SET done_unix_ns = 0 WHERE number < 12")
         inbox.prune(now_unix_ns=1)
         # bodies of the last five, ids of the last eight
-        assert [item.number for item in inbox.kept()[1]] == [8, 9, 10, 11, 12]
+        assert [item.number for item in inbox.kept_deliveries()[1]] == [8, 9, 10, 11, 12]
         assert [inbox.accept(b"x", key=str(number), now_unix_ns=1) for number in (4, 5)] == [True, False]
         inbox.prune(now_unix_ns=2 * 86400 * S)
         assert inbox.accept(b"x", key="6", now_unix_ns=1)  # ids are kept for a day only

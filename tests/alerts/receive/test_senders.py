@@ -99,7 +99,7 @@ def test_a_token_lets_in_and_nothing_else_does(tmp_path: Path, inbox: Inbox) -> 
     # and only the first failure is reported, without the secret
     assert len(asked.said) == 1
     assert WRONG not in asked.said[0]
-    assert inbox.kept()[0] == 1
+    assert inbox.kept_deliveries()[0] == 1
 
 
 def test_passwords_are_looked_up_with_their_users(tmp_path: Path, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_signatures_of_standard_webhooks(tmp_path: Path, inbox: Inbox) -> None:
     assert asked.post({}) == 401
     # a repeated delivery counts once
     assert asked.post(signed(OLD)) == 200
-    assert inbox.kept()[0] == 2
+    assert inbox.kept_deliveries()[0] == 2
     # and while one secret is being replaced its last value is valid
     (tmp_path / "new").write_text("whsec_")
     assert [asked.post(signed(secret)) for secret in (OLD, NEW)] == [200, 200]

@@ -212,7 +212,7 @@ def test_a_watcher_that_was_killed_before_it_noted_whom_it_told_tells_nobody_twi
         delivery = Delivery(webhooks=[Webhook(target, outbox, wake=lambda: None)], interval_s=1, report=pytest.fail)
         while delivery.undelivered(ledger):
             delivery.deliver(ledger, now_unix_ns=0)
-    [message] = outbox.listed()
+    [message] = outbox.list_messages()
     assert message.alerts == 2
 
 
@@ -227,7 +227,7 @@ def test_while_the_outbox_takes_nothing_alerts_stay_with_the_watcher(monkeypatch
         assert delivery.undelivered(ledger) == [f"{target.name} http://hooks.example/…"]
     delivery.deliver(ledger, now_unix_ns=0)
     assert delivery.undelivered(ledger) == []
-    assert len(outbox.listed()) == 1
+    assert len(outbox.list_messages()) == 1
     assert len(reports) == 1
 
 

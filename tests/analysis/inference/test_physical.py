@@ -309,7 +309,7 @@ def test_of_a_mig_device_its_gpu_speaks() -> None:
     ]
     readings = readings_of(rows, ["a"], (0, 9))
     assert list(readings) == ["a"]
-    assert readings["a"].known("sm_clock_hertz").tolist() == [1e9] * 3
+    assert readings["a"].known_values("sm_clock_hertz").tolist() == [1e9] * 3
 
 
 def test_a_very_long_run_keeps_a_bounded_number_of_readings() -> None:

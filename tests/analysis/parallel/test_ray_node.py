@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rankscope.analysis.parallel.ray_cluster import cluster_address
-from rankscope.analysis.parallel.ray_engine import RayEngine, caller_of, node_task, understood
+from rankscope.analysis.parallel.ray_engine import RayEngine, caller_of, node_task, unwrap_answer
 from rankscope.base.errors import InputError, MissingError
 
 HERE = importlib.metadata.version("rankscope")
@@ -40,7 +40,7 @@ def on_node(file: Path, function: Callable[[Any], Any] = str.upper, item: Any = 
     """Return the result of a node for a file that has this ``size`` on this machine."""
     outcome, node, pickled = node_task()(caller_of(function), pickle.dumps(item), (os.fspath(file), size))
     assert node == socket.gethostname()
-    return understood((outcome, "node-7", pickled), file)
+    return unwrap_answer((outcome, "node-7", pickled), file)
 
 
 def test_a_node_with_the_same_version_and_file_does_the_work(file: Path) -> None:
@@ -63,7 +63,7 @@ def test_another_version_or_none_is_one_line_with_the_node_and_what_to_type(
         there.setattr(importlib.metadata, "version", version)
         outcome, _, pickled = node_task()(here, pickle.dumps("a"), None)
     with pytest.raises(MissingError) as refusal:
-        understood((outcome, "node-7", pickled), file)
+        unwrap_answer((outcome, "node-7", pickled), file)
     for fact in ("node-7", said, f"pip install 'rankscope[analysis]=={HERE}'"):
         assert fact in str(refusal.value)
 

@@ -34,7 +34,7 @@ def found(samples: Iterable[dict[str, Any]]) -> list[HardwareEvent]:
     finder = EventFinder("node-1", "GPU-1")
     for second, values in enumerate(samples):
         finder.add(HardwareSample(unix_ns=second * SECOND, gpu_uuid="GPU-1", **values))
-    return finder.found()
+    return finder.events_so_far()
 
 
 def times(event: HardwareEvent) -> tuple[int, int]:
@@ -124,7 +124,7 @@ def test_a_reason_that_comes_and_goes_is_counted_beyond_a_limit() -> None:
     for second in range(1000):
         reasons = ["sw_power_cap"] if second % 2 else []
         finder.add(HardwareSample(unix_ns=second * SECOND, gpu_uuid="GPU-1", throttle_reasons=reasons, xid_errors=second // 999))
-    events = finder.found()
+    events = finder.events_so_far()
     assert len(events) + finder.left_out == 501
     assert "xid" in {event.kind for event in events}
 

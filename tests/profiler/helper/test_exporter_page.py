@@ -111,29 +111,29 @@ def test_that_something_is_missing_is_a_row_once_and_values_are_rows_always() ->
 
     assert [row.missing for row in history.absent("refused", 1)] == ["refused"]
     assert history.absent("timed out", 2) == [], "it is as absent as before"
-    assert history.seen([first, other], 3) == history.seen([first, other], 4) == [first, other]
-    gone = history.seen([first], 5)
+    assert history.rows_of([first, other], 3) == history.rows_of([first, other], 4) == [first, other]
+    gone = history.rows_of([first], 5)
     assert (gone[0], gone[1].gpu_uuid) == (first, A100)
     assert gone[1].missing
-    assert history.seen([first], 6) == [first]
-    assert history.seen([first, other], 7) == [first, other]
-    assert [row.gpu_uuid for row in history.seen([first], 8) if row.missing] == [A100], "gone a second time"
+    assert history.rows_of([first], 6) == [first]
+    assert history.rows_of([first, other], 7) == [first, other]
+    assert [row.gpu_uuid for row in history.rows_of([first], 8) if row.missing] == [A100], "gone a second time"
     assert [row.missing for row in history.absent("refused", 9)] == ["refused"]
 
 
 def test_a_gpu_that_does_not_answer_is_a_row_per_reason() -> None:
     hung, lost = (HardwareSample(unix_ns=1, gpu_uuid=HUNG, missing=reason) for reason in ("hung", "lost"))
     history = History(None)
-    assert [history.seen([row], 1) for row in (hung, hung, lost, lost)] == [[hung], [], [lost], []]
+    assert [history.rows_of([row], 1) for row in (hung, hung, lost, lost)] == [[hung], [], [lost], []]
 
 
 def test_an_exporter_without_gpus_is_missing_once() -> None:
     history = History(None)
-    assert history.seen([], 1) == [HardwareSample(unix_ns=1, missing=NO_GPU)]
-    assert history.seen([], 2) == []
+    assert history.rows_of([], 1) == [HardwareSample(unix_ns=1, missing=NO_GPU)]
+    assert history.rows_of([], 2) == []
 
 
 def test_the_ranks_own_gpu_is_missed_when_the_exporter_does_not_show_it() -> None:
     seen = HardwareSample(unix_ns=1, gpu_uuid="MIG-1-2-3")
-    assert [row.gpu_uuid for row in History(H100).seen([seen], 1) if row.missing] == [H100]
-    assert History("GPU-1-2-3").seen([seen], 1) == [seen], "CUDA gives a MIG device's uuid without saying that it is one"
+    assert [row.gpu_uuid for row in History(H100).rows_of([seen], 1) if row.missing] == [H100]
+    assert History("GPU-1-2-3").rows_of([seen], 1) == [seen], "CUDA gives a MIG device's uuid without saying that it is one"

@@ -14,7 +14,7 @@ from rankscope.profiler.helper.sampling.host_lock import HostLock
 def test_one_holder_at_a_time_and_the_last_to_leave_leaves_nothing(tmp_path: Path) -> None:
     first, second, other = HostLock("run", base=tmp_path), HostLock("run", base=tmp_path), HostLock("other", base=tmp_path)
     assert [lock.take() for lock in (first, second, other)] == [True, False, True]
-    assert [lock.held() for lock in (first, second, other)] == [True, False, True]
+    assert [lock.is_held() for lock in (first, second, other)] == [True, False, True]
     first.leave()
     assert second.take()
     second.release()
@@ -29,10 +29,10 @@ def test_whoever_holds_a_lock_that_was_removed_holds_it_no_more(tmp_path: Path) 
     first, second = HostLock("run", base=tmp_path), HostLock("run", base=tmp_path)
     assert first.take()
     next(tmp_path.glob("*/lock")).unlink()
-    assert not first.held()
+    assert not first.is_held()
     assert second.take()
     first.leave()
-    assert second.held(), "what the new holder has is not the old one's to remove"
+    assert second.is_held(), "what the new holder has is not the old one's to remove"
 
 
 def test_a_lock_that_is_removed_while_it_is_taken_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

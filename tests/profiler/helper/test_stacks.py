@@ -13,7 +13,7 @@ import pytest
 from tests.profiler.first_words import hello, step
 
 from rankscope.profiler.helper.sampling import stacks
-from rankscope.profiler.helper.sampling.stacks import DENIED, NOT_INSTALLED, Stacks, explained
+from rankscope.profiler.helper.sampling.stacks import DENIED, NOT_INSTALLED, Stacks, stack_error
 from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.profiler.intervals import PhaseInterval
@@ -231,6 +231,6 @@ def test_the_end_of_the_rank_does_not_wait_for_a_program_that_hangs(start: Start
     ],
 )
 def test_what_py_spy_says_is_a_denial_or_another_failure(said: str, denied: bool) -> None:
-    error = explained(said, 1)
+    error = stack_error(said, 1)
     assert error.lasting == denied
     assert (str(error) == DENIED) == denied

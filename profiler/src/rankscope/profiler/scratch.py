@@ -240,7 +240,7 @@ def sweep() -> None:
 def is_left(scratch: Path) -> bool:
     """Return whether ``scratch`` was held before and no process holds it now."""
     lock = scratch / _LOCK_FILE
-    return lock.exists() and not _held(lock)
+    return lock.exists() and not _is_locked(lock)
 
 
 def _sweep(base: Path, *, older_than: float) -> None:
@@ -260,11 +260,11 @@ def _sweep_one(folder: Path, limit: float) -> None:
         folder.unlink()
     elif stat.S_ISDIR(status.st_mode):
         locks = [*folder.glob(_LOCK_FILE), *folder.glob(f"*/{_LOCK_FILE}")]
-        if not any(_held(lock) for lock in locks):
+        if not any(_is_locked(lock) for lock in locks):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _held(lock: Path) -> bool:
+def _is_locked(lock: Path) -> bool:
     try:
         handle = os.open(lock, os.O_RDONLY | _NO_SURPRISE)
     except OSError:

@@ -89,10 +89,10 @@ def newest_run(folder: Path = Path(DEFAULT_FOLDER)) -> Path:
 def refuse_folder_of_runs(path: Path) -> None:
     """Raise ``InputError`` if ``path`` is a folder directly above runs; unreadable runs are ignored."""
     if path.is_dir() and (runs := sorted(child for child in path.iterdir() if is_visible_run(child))):
-        raise InputError(path, f"a folder of runs; name one of them, such as {max(runs, key=_written)}")
+        raise InputError(path, f"a folder of runs; name one of them, such as {max(runs, key=_last_write)}")
 
 
-def _written(run: Path) -> float:
+def _last_write(run: Path) -> float:
     try:
         return run.stat().st_mtime
     except OSError:

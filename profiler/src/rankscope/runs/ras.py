@@ -88,11 +88,11 @@ def ask(address: str, *, patience_s: float = PATIENCE_SECONDS, most_bytes: int =
     try:
         place = split_address(address)
         while True:
-            with socket.create_connection(place, timeout=min(GREETING_SECONDS, _left(until))) as connection:
+            with socket.create_connection(place, timeout=min(GREETING_SECONDS, _remaining_s(until))) as connection:
                 talk = _Talk(connection, until, most_bytes)
                 if (greeting := talk.greeted()) is None:
                     continue
-                return _asked(talk, address, asked_unix_ns, greeting)
+                return _query_job(talk, address, asked_unix_ns, greeting)
     except ValueError as error:
         raise InputError(address, str(error)) from error
     except ConnectionRefusedError as error:
@@ -104,14 +104,14 @@ def ask(address: str, *, patience_s: float = PATIENCE_SECONDS, most_bytes: int =
         raise InputError(address, (error.strerror or str(error)).lower()) from error
 
 
-def _asked(talk: _Talk, address: str, asked_unix_ns: int, greeting: str) -> RasAnswer:
+def _query_job(talk: _Talk, address: str, asked_unix_ns: int, greeting: str) -> RasAnswer:
     match = re.fullmatch(r"SERVER PROTOCOL ([0-9]{1,9})", greeting, re.IGNORECASE)
     if match is None:
         raise InputError(address, f"not NCCL RAS: its first line is {shortened(one_line(greeting), 60)!r}")
     talk.answer_to(f"TIMEOUT {LEG_SECONDS}")
     has_json = talk.answer_to("SET FORMAT json").upper() == "OK"
     talk.send("VERBOSE STATUS")
-    data = talk.rest()
+    data = talk.read_to_end()
     if data is None:
         raise InputError(address, f"an answer of more than {talk.most_bytes // 1024**2} MiB")
     return RasAnswer(
@@ -142,7 +142,7 @@ class _Talk:
 
     def send(self, line: str) -> None:
         """Send a line."""
-        self._connection.settimeout(_left(self._until))
+        self._connection.settimeout(_remaining_s(self._until))
         self._connection.sendall(line.encode() + b"\n")
 
     def answer_to(self, line: str) -> str:
@@ -155,7 +155,7 @@ class _Talk:
         answer_line, _, self._read = self._read.partition(b"\n")
         return answer_line.decode("utf-8", "replace").strip()
 
-    def rest(self) -> bytes | None:
+    def read_to_end(self) -> bytes | None:
         """Return everything up to the end of the connection; ``None``: it is too large."""
         blocks, size = [self._read], len(self._read)
         while size <= self.most_bytes:
@@ -166,11 +166,11 @@ class _Talk:
         return None
 
     def _received(self, most: int) -> bytes:
-        self._connection.settimeout(_left(self._until))
+        self._connection.settimeout(_remaining_s(self._until))
         return self._connection.recv(most)
 
 
-def _left(until: float) -> float:
+def _remaining_s(until: float) -> float:
     remaining_s = until - time.monotonic()
     if remaining_s <= 0:
         raise TimeoutError
@@ -181,7 +181,7 @@ def keep_answer(run: Path, attempt: int, answer: RasAnswer) -> None:
     """Write an answer into the run, and remove the oldest but ``KEPT``. Raises ``OSError``."""
     folder = ras_dir(run, attempt)
     write_shared(folder / f"{answer.asked_unix_ns:019d}.json", msgspec.json.encode(answer))
-    for path in _kept(folder)[:-KEPT]:
+    for path in _kept_files(folder)[:-KEPT]:
         with suppress(OSError):
             path.unlink(missing_ok=True)
 
@@ -189,7 +189,7 @@ def keep_answer(run: Path, attempt: int, answer: RasAnswer) -> None:
 def read_answers(run: Path, attempt: int, *, most: int) -> list[RasAnswer]:
     """Return the newest answers in the run, oldest first; unreadable ones are left out."""
     answers = []
-    for path in _kept(ras_dir(run, attempt))[-most:]:
+    for path in _kept_files(ras_dir(run, attempt))[-most:]:
         with suppress(OSError, *UNDECODABLE), open_run_file(path) as file:
             # JSON escapes line breaks and quotes, so a file is larger than its answer.
             if len(data := file.read(2 * MAX_BYTES + 1)) <= 2 * MAX_BYTES:
@@ -197,7 +197,7 @@ def read_answers(run: Path, attempt: int, *, most: int) -> list[RasAnswer]:
     return answers
 
 
-def _kept(folder: Path) -> list[Path]:
+def _kept_files(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
     except OSError:

@@ -174,7 +174,9 @@ class Outbox:
         [[count, oldest]] = self.store.query("SELECT count(*), min(queued_ns) FROM messages WHERE state = 'waiting'")
         return int(count), 0.0 if oldest is None else max(0.0, (self.now_ns() - oldest) / 1e9)
 
-    def listed(self, *, state: State | None = None, target: str | None = None, most: int | None = None) -> list[MessageSummary]:
+    def list_messages(
+        self, *, state: State | None = None, target: str | None = None, most: int | None = None
+    ) -> list[MessageSummary]:
         """Return the last ``most`` messages, oldest first."""
         where, parameters = _where(state=state, target=target)
         rows = self.store.query(f"{_LISTED}{where} ORDER BY sequence DESC LIMIT ?", (*parameters, -1 if most is None else most))

@@ -189,7 +189,7 @@ def _listing(path: Path, box: Outbox, state: State | None, target: str | None, l
     for (of, name), count in box.counts().items():
         if target in (None, of):
             counts[name] = counts.get(name, 0) + count
-    return Listing(path=str(path), counts=counts, messages=box.listed(state=state, target=target, most=last))
+    return Listing(path=str(path), counts=counts, messages=box.list_messages(state=state, target=target, most=last))
 
 
 def _line(message: MessageSummary) -> str:

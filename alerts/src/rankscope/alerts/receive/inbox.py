@@ -99,7 +99,7 @@ class Inbox:
         [[count, oldest]] = self.store.query("SELECT count(*), min(received_unix_ns) FROM deliveries WHERE done_unix_ns IS NULL")
         return count, oldest
 
-    def kept(self) -> tuple[int, list[StoredDelivery]]:
+    def kept_deliveries(self) -> tuple[int, list[StoredDelivery]]:
         """Return the number of all deliveries, and the last ones within the limits for kept bodies, oldest first."""
         [[total]] = self.store.query("SELECT coalesce(max(number), 0) FROM deliveries")
         rows = self.store.query(

@@ -83,10 +83,10 @@ class UnknownAlertError(RankscopeError):
 
 def explain(questions: Sequence[str]) -> Explanation:
     """Explain Xid codes (``79``, ``xid79``) and alerts by name, in upper or lower case. Raises ``UnknownAlertError``."""
-    return Explanation(explained=[_one(question.strip()) for question in questions])
+    return Explanation(explained=[_explain(question.strip()) for question in questions])
 
 
-def _one(question: str) -> XidExplained | AlertExplained:
+def _explain(question: str) -> XidExplained | AlertExplained:
     if match := _CODE.fullmatch(question):
         return _xid(int(match[1]))
     names = {name.lower(): name for name in runbooks()}

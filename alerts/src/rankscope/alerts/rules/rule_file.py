@@ -125,11 +125,11 @@ def _with_settings(text: str, tables: Tables) -> str:
 
 def _filled(text: str, values: Mapping[str, Value]) -> str:
     while _SETTING.search(text):  # phrases may contain phrases
-        text = _SETTING.sub(lambda match: _written(values[match[1]]), text)
+        text = _SETTING.sub(lambda match: _format_value(values[match[1]]), text)
     return text
 
 
-def _written(value: Value) -> str:
+def _format_value(value: Value) -> str:
     return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 

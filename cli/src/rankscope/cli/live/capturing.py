@@ -27,7 +27,7 @@ _ANEW: Final = "the job has been started anew in the meantime; ask again"
 def capture_steps(live: LiveRun, request: ControlRequest, expected: list[int], *, until: float) -> CaptureResult:
     """Send the request and wait until ``until`` (monotonic seconds) for the profiles of the ``expected`` ranks."""
     watch = Standstill(live)
-    with live.asked(request) as note_answered:
+    with live.request(request) as note_answered:
         say(f"asked for {request.steps} steps of {ranks_text(expected)}")
         answer = waited_for(lambda: _answer(live, request), until=until, ranks=1)
         if answer is not None:

@@ -30,7 +30,7 @@ def dump_recorders(live: LiveRun, request: ControlRequest, expected: list[int], 
             return True
         return True if all(map(live.has_ended, silent)) else None
 
-    with live.asked(request) as note_answered:
+    with live.request(request) as note_answered:
         say(f"asked {ranks_text(expected)} for what the Flight Recorder holds")
         if waited_for(look, until=until, ranks=len(expected)):
             note_answered()

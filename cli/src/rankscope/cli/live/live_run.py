@@ -142,7 +142,7 @@ class LiveRun:
         return sorted(set(wanted))
 
     @contextmanager
-    def asked(self, request: ControlRequest) -> Iterator[Callable[[], None]]:
+    def request(self, request: ControlRequest) -> Iterator[Callable[[], None]]:
         """Post a request and yield a function to call when it has an answer; without that call it is withdrawn at the end.
 
         Raises ``InputError`` if this user has no permission to post.

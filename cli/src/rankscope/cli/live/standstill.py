@@ -28,13 +28,15 @@ class Standstill:
     def __init__(self, live: LiveRun) -> None:
         self._live = live
         self._began = time.monotonic()
-        self._written = {folder: _written(folder) for folder in self._folders(live.ranks).values()}
+        self._written = {folder: _last_segment(folder) for folder in self._folders(live.ranks).values()}
 
     def ranks(self) -> list[int]:
         """Return the live ranks that have written no step record since."""
         folders = self._folders(self._live.ranks)
         # Folders of an attempt that began since are not in _written: its ranks count as moving.
-        return [rank for rank, folder in folders.items() if folder in self._written and _written(folder) == self._written[folder]]
+        return [
+            rank for rank, folder in folders.items() if folder in self._written and _last_segment(folder) == self._written[folder]
+        ]
 
     def explained(self) -> str | None:
         """Return a message on the ranks without progress and a next step; ``None`` if all have progress."""
@@ -67,7 +69,7 @@ class Standstill:
         return None, None
 
 
-def _written(folder: Path) -> tuple[str, int] | None:
+def _last_segment(folder: Path) -> tuple[str, int] | None:
     """Return the name and size of the last segment of steps; ``None`` if there is none or it cannot be read."""
     with suppress(OSError):
         segments = list_segments(folder, "steps")

@@ -88,7 +88,7 @@ def analyze(
         paths,
         price_per_gpu_hour=price_per_gpu_hour,
         currency=currency,
-        links=_told(links),
+        links=_parse_links(links),
         communication_pattern=communication_pattern,
         steps=steps,
         cycle=cycle,
@@ -105,7 +105,7 @@ def analyze(
     return 1 if analysis.verdict.kind in fail_on else 0
 
 
-def _told(links: tuple[str, ...]) -> list[ToldLink]:
+def _parse_links(links: tuple[str, ...]) -> list[ToldLink]:
     parsed_links: list[ToldLink] = []
     for text in links:
         try:

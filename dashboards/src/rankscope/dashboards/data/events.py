@@ -135,7 +135,7 @@ class EventFinder:
         if sample.nvlinks_down is not None:
             self._note("nvlinks_down", now, f"{sample.nvlinks_down} NVLinks down" if sample.nvlinks_down else None)
 
-    def found(self) -> list[HardwareEvent]:
+    def events_so_far(self) -> list[HardwareEvent]:
         """Return the events so far, including those that may continue."""
         going_on = (self._event(what, open_event) for what, open_event in self._open.items() if _is_one(what, open_event))
         return [*chain.from_iterable(self._done.values()), *going_on]

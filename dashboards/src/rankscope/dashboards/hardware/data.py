@@ -114,12 +114,12 @@ def worst_in(hardware: Hardware, gauge: str, columns: TimeColumns) -> Values:
                 values[row] = in_steps(hardware.rows(source), gauge, columns.edges_ns[:-1], walls_us)
         return values
 
-    return _held(hardware, ("worst", gauge, columns.key), make)
+    return _cached(hardware, ("worst", gauge, columns.key), make)
 
 
 def figures_of(hardware: Hardware, columns: TimeColumns) -> list[GpuFigures]:
     """Return the statistics of each GPU over the time of ``columns``."""
-    return _held(hardware, ("figures", columns.key), lambda: [_figures(hardware.rows(gpu), columns) for gpu in hardware.gpus])
+    return _cached(hardware, ("figures", columns.key), lambda: [_figures(hardware.rows(gpu), columns) for gpu in hardware.gpus])
 
 
 def _figures(rows: Rows, columns: TimeColumns) -> GpuFigures:
@@ -154,6 +154,6 @@ _MAX_HELD_BYTES: Final = 16 << 20
 """Cached values per ``Hardware`` object; a live run gets a new object whenever it changes."""
 
 
-def _held(hardware: Hardware, key: Any, make: Callable[[], T]) -> T:
+def _cached(hardware: Hardware, key: Any, make: Callable[[], T]) -> T:
     """Return a cached value: three figures and a table of a page use the same ones."""
     return _HELD.setdefault(hardware, MemoryCache(_MAX_HELD_BYTES)).get("figures", repr(key), "", make)

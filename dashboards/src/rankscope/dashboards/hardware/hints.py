@@ -48,11 +48,11 @@ def gpu_hints(hardware: Hardware, events: HardwareEvents, steps: tuple[int, int]
     simulated = any(gpu.simulated for gpu in gpus)
     mark = badge("Simulated GPUs", tone="simulated", title="These readings are simulated")
     line: list[Piece] = [mark, f" {source}"] if simulated else [source]
-    sentences = list(_said(hardware, events, last))
+    sentences = list(_hint_sentences(hardware, events, last))
     return [Text(line, "help"), *([Items(sentences, "help")] if sentences else [])]
 
 
-def _said(hardware: Hardware, events: HardwareEvents, last: int | None) -> Iterator[str]:
+def _hint_sentences(hardware: Hardware, events: HardwareEvents, last: int | None) -> Iterator[str]:
     gpus, index = hardware.gpus, hardware.index
     if index.unsampled_ranks:
         yield f"No samples of the GPUs of {_ranks(index.unsampled_ranks)}: rankscope exporter must run on their hosts, too."

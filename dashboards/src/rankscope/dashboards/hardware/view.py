@@ -58,7 +58,7 @@ class _HardwareInput:
         return any(gpu.simulated for gpu in self.hardware.gpus)
 
 
-def _shown(run: RunData, state: PageState) -> _HardwareInput:
+def _figure_input(run: RunData, state: PageState) -> _HardwareInput:
     if not run.hardware.gpus:
         raise RankscopeError(f"This run has no GPU readings: {run.hardware.index.why_none or _FOUND_NONE}")
     return _HardwareInput(run.hardware, time_columns(run.hardware, state.steps))
@@ -116,7 +116,7 @@ def _by_host(run: RunData, state: PageState) -> bool:
 
 
 def _map(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
-    shown, (name, metric) = _shown(run, state), _gauge(state)
+    shown, (name, metric) = _figure_input(run, state), _gauge(state)
     gpus, columns, cells = shown.hardware.gpus, shown.columns, _cells(run, state, shown)
     chosen = _chosen(state, shown.hardware)
     picked = None if chosen is None else gpus.index(chosen)
@@ -151,7 +151,7 @@ def _worst(cells: GpuCells, metric: MetricLabel) -> str:
 
 
 def _lines(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
-    shown = _shown(run, state)
+    shown = _figure_input(run, state)
     gpu, columns = _picked(run, state, shown.hardware), shown.columns
     first, last = columns.span_unix_ns
     source = source_of(shown.hardware, gpu, "temperature_celsius")
@@ -202,7 +202,7 @@ def _own_time(run: RunData, gpu: SampledGpu, columns: TimeColumns) -> OwnTime | 
 
 def _rows(run: RunData, state: PageState) -> list[dict[str, Any]]:
     try:
-        shown = _shown(run, state)
+        shown = _figure_input(run, state)
     except RankscopeError:
         return []  # a note above the table shows the error
     gpus, figures = shown.hardware.gpus, figures_of(shown.hardware, shown.columns)
@@ -223,7 +223,7 @@ def _pick_row(run: RunData, state: PageState, row: str) -> PageState:
 
 def _pick_cell(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
     """Select the GPU of a cell; if its row covers several GPUs, the one whose value is shown."""
-    shown, (name, metric) = _shown(run, state), _gauge(state)
+    shown, (name, metric) = _figure_input(run, state), _gauge(state)
     cells = _cells(run, state, shown)
     members = cells.members[cells.rows.row(point["y"])]
     column = int(np.argmin(np.abs(shown.columns.at - float(point["x"]))))

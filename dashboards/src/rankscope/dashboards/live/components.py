@@ -30,7 +30,7 @@ def aria(**values: str | None) -> Any:
     return {f"aria-{name}": value for name, value in values.items() if value is not None}
 
 
-def _given(**properties: Any) -> Any:
+def _non_empty(**properties: Any) -> Any:
     """Return the properties that have a value."""
     return {name: value for name, value in properties.items() if value not in (None, "")}
 
@@ -46,7 +46,7 @@ def redrawn(kind: str, block: model.FigureBlock | model.Part | model.Table) -> A
     return {"id": identity(kind, block.name), "data-draws": kind, **reads}
 
 
-def drawn(blocks: Sequence[model.Block]) -> list[Component]:
+def render_blocks(blocks: Sequence[model.Block]) -> list[Component]:
     """Return blocks as components."""
     return [component(block) for block in blocks]
 
@@ -72,19 +72,19 @@ def line(text: Line) -> list[Component | str]:
 
 def _piece(piece: Span | PageLink | Badge) -> Component | str:
     if isinstance(piece, Badge):
-        return html.Span(piece.text, className=f"badge badge-{piece.tone}", **_given(title=piece.title))
+        return html.Span(piece.text, className=f"badge badge-{piece.tone}", **_non_empty(title=piece.title))
     if isinstance(piece, PageLink):
         if piece.elsewhere:
             return html.A(
-                piece.text, href=piece.href, target="_blank", rel="noopener noreferrer", **_given(className=piece.style)
+                piece.text, href=piece.href, target="_blank", rel="noopener noreferrer", **_non_empty(className=piece.style)
             )
-        link: Component = dcc.Link(piece.text, href=piece.href, **_given(title=piece.title, className=piece.style))
+        link: Component = dcc.Link(piece.text, href=piece.href, **_non_empty(title=piece.title, className=piece.style))
         return link
     if piece.kind == "option":
         return html.Span(piece.text, className="option")
     if piece.kind == "span" and not piece.title and not piece.style:
         return piece.text
-    return _SPANS[piece.kind](piece.text, **_given(title=piece.title, className=piece.style))
+    return _SPANS[piece.kind](piece.text, **_non_empty(title=piece.title, className=piece.style))
 
 
 @singledispatch
@@ -97,22 +97,24 @@ def component(block: model.Block) -> Component:
 def _(block: model.Text) -> Component:
     return html.P(
         line(block.line),
-        **_given(className=block.style, role=block.role),
+        **_non_empty(className=block.style, role=block.role),
         **aria(live="polite" if block.live else None),
     )
 
 
 @component.register
 def _(block: model.Heading) -> Component:
-    heading: Component = _LEVELS[block.level](line(block.text), **_given(className=block.style, id=block.name))
+    heading: Component = _LEVELS[block.level](line(block.text), **_non_empty(className=block.style, id=block.name))
     return heading
 
 
 @component.register
 def _(block: model.Items) -> Component:
     kind = html.Ol if block.ordered else html.Ul
-    items = [html.Li(drawn(cast("Any", entry)) if _are_blocks(entry) else line(cast("Any", entry))) for entry in block.entries]
-    return kind(items, **_given(className=block.style))
+    items = [
+        html.Li(render_blocks(cast("Any", entry)) if _are_blocks(entry) else line(cast("Any", entry))) for entry in block.entries
+    ]
+    return kind(items, **_non_empty(className=block.style))
 
 
 def _are_blocks(item: Any) -> bool:
@@ -132,7 +134,7 @@ def _fact(fact: model.Fact) -> Component:
         filled = f"{100 * min(max(fact.meter, 0.0), 1.0):.0f}%"
         shown.append(html.Span(html.Span(style={"width": filled}), className="meter", **aria(hidden="true")))
     definition = html.Dd(shown, className="value" if fact.known else "value unknown")
-    return html.Div([html.Dt(fact.name), definition], className="fact", **_given(title=fact.why))
+    return html.Div([html.Dt(fact.name), definition], className="fact", **_non_empty(title=fact.why))
 
 
 @component.register
@@ -141,12 +143,12 @@ def _(block: model.Terms) -> Component:
         html.Div([html.Dt(term), html.Dd(line(meaning), className="" if is_known else "unknown")])
         for term, meaning, is_known in block.terms
     ]
-    return html.Dl(rows, **_given(className=block.style))
+    return html.Dl(rows, **_non_empty(className=block.style))
 
 
 @component.register
 def _(block: model.Inline) -> Component:
-    return html.Div(line(block.line), **_given(className=block.style))
+    return html.Div(line(block.line), **_non_empty(className=block.style))
 
 
 @component.register
@@ -164,27 +166,27 @@ def _(block: model.AdviceItem) -> Component:
 
 @component.register
 def _(block: model.Details) -> Component:
-    return html.Details([html.Summary(block.summary), *drawn(block.blocks)], **_given(className=block.style))
+    return html.Details([html.Summary(block.summary), *render_blocks(block.blocks)], **_non_empty(className=block.style))
 
 
 @component.register
 def _(block: model.Group) -> Component:
     return _TAGS[block.tag](
-        drawn(block.blocks),
-        **_given(className=block.style, role=block.role, id=block.name),
+        render_blocks(block.blocks),
+        **_non_empty(className=block.style, role=block.role, id=block.name),
         **aria(labelledby=block.labelled_by, live="polite" if block.live else None),
     )
 
 
 @component.register
 def _(block: model.Rows) -> Component:
-    head = html.Tr([html.Th(name, scope="col", **_given(className=kind)) for name, kind in block.columns])
+    head = html.Tr([html.Th(name, scope="col", **_non_empty(className=kind)) for name, kind in block.columns])
     body = [html.Tr([_cell(cell, kind) for cell, (_, kind) in zip(row, block.columns, strict=True)]) for row in block.rows]
     return html.Div(html.Table([html.Thead(head), html.Tbody(body)], className=block.style), className="scrolls")
 
 
 def _cell(cell: Line, kind: str) -> Component:
-    return html.Th(line(cell), scope="row") if kind == "head" else html.Td(line(cell), **_given(className=kind))
+    return html.Th(line(cell), scope="row") if kind == "head" else html.Td(line(cell), **_non_empty(className=kind))
 
 
 @component.register
@@ -226,11 +228,11 @@ def _(block: model.Again) -> Component:
     return html.Div(id=f"{block.name}-again", hidden=True)
 
 
-def figure_properties(drawn: DrawnFigure, ready: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def figure_properties(picture: DrawnFigure, ready: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the properties of the graph and of the caption of a figure; not ready: it is to be requested again."""
     # When the window is resized or printed, Plotly takes the height of the place, not of the figure.
-    graph = {"figure": drawn.figure, "style": {"height": f"{drawn.figure.layout.height}px"}}
-    return graph, {"children": drawn.sentence, "data-waits": None if ready else "1"}
+    graph = {"figure": picture.figure, "style": {"height": f"{picture.figure.layout.height}px"}}
+    return graph, {"children": picture.sentence, "data-waits": None if ready else "1"}
 
 
 @component.register
@@ -279,7 +281,9 @@ def _(block: model.Table) -> Component:
 def _(block: model.SearchTable) -> Component:
     return html.Section(
         [
-            html.Div([*search_box(block), *drawn(block.tools), _save_table(block, f"all {block.name}")], className="list-tools"),
+            html.Div(
+                [*search_box(block), *render_blocks(block.tools), _save_table(block, f"all {block.name}")], className="list-tools"
+            ),
             html.Div(list_grid(block, block.rows()), **redrawn("table", block)),
         ],
         className="card",
@@ -301,7 +305,7 @@ def _(block: model.Part) -> Component:
 
 def part(block: model.Part) -> list[Component]:
     """Return the content of a part, or its progress or error."""
-    return part_or_why(block.name, lambda: drawn(block.make()))
+    return part_or_why(block.name, lambda: render_blocks(block.make()))
 
 
 def part_or_why(name: str, make: Callable[[], list[Component]]) -> list[Component]:
@@ -353,12 +357,14 @@ def _(block: model.Section) -> Component:
                     html.P(line(help_text), className="help"),
                 ]
             ),
-            html.Div([*drawn(block.tools), *(_save_table(nested, block.title) for nested in block.blocks)], className="tools"),
+            html.Div(
+                [*render_blocks(block.tools), *(_save_table(nested, block.title) for nested in block.blocks)], className="tools"
+            ),
         ],
         className="section-head",
     )
     return html.Section(
-        [head, *drawn(block.blocks)],
+        [head, *render_blocks(block.blocks)],
         className="card",
         id=f"{block.name}-section",
         **aria(labelledby=f"{block.name}-title"),

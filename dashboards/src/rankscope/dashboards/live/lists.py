@@ -6,7 +6,7 @@ from typing import Any
 
 from dash import ClientsideFunction, Dash, Input, Output, State, no_update
 
-from rankscope.dashboards.live.components import drawn, identity
+from rankscope.dashboards.live.components import identity, render_blocks
 from rankscope.dashboards.runs.view import compare_link
 
 LISTS = ("runs", "alerts")
@@ -28,4 +28,4 @@ def register(app: Dash) -> None:
         """Link the comparison of the marked runs, in the order in which they were marked."""
         if not isinstance(marked, list):
             return no_update
-        return drawn([compare_link([str(row["id"]) for row in marked if isinstance(row, dict) and "id" in row])])
+        return render_blocks([compare_link([str(row["id"]) for row in marked if isinstance(row, dict) and "id" in row])])

@@ -19,7 +19,7 @@ from rankscope.dashboards.charts.frame import note
 from rankscope.dashboards.charts.palette import PALETTES, Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import NotReadyError, RunSource, UnknownRunError
-from rankscope.dashboards.live.components import aria, cancel_button, drawn, figure_properties, identity
+from rankscope.dashboards.live.components import aria, cancel_button, figure_properties, identity, render_blocks
 from rankscope.dashboards.model.drawn import NO_DATA, DrawnFigure
 from rankscope.dashboards.model.page import Again, Block, FigureBlock, Part, every, find
 from rankscope.dashboards.model.run_head import about, problem, run_head
@@ -172,14 +172,15 @@ class Pages:
         page = html.Div(
             [
                 html.Header(
-                    [*drawn([_head(run)]), html.P(id="run-live", className="help", hidden=True)], className="run-page-head"
+                    [*render_blocks([_head(run)]), html.P(id="run-live", className="help", hidden=True)],
+                    className="run-page-head",
                 ),
                 html.P(stale_note(run), id="page-note", className="reason", role="status"),
                 html.Nav(
                     view_links(summary.run_id, view.slug, state), id="views", className="views", **aria(label="Views of the run")
                 ),
                 html.Div(content, className="stack", id="view"),
-                *drawn([about(view)]),
+                *render_blocks([about(view)]),
                 _address(search),
             ],
             className="stack",
@@ -216,7 +217,7 @@ def _head(run: RunData) -> Block:
 
 def _content(blocks: Sequence[Block], colors: Palette) -> list[Component]:
     """Return blocks as components, the figures drawn."""
-    content = html.Div(drawn(blocks))
+    content = html.Div(render_blocks(blocks))
     for block in every(blocks):
         if isinstance(block, FigureBlock):
             picture, ready = _picture_or_why(partial(block.draw, colors), colors, f"figure {block.name}")
@@ -266,7 +267,9 @@ def _address(search: str | None) -> Component:
 
 def _fixed(path: object, block: Block, name: str) -> Page:
     """Return a page that stays as it is."""
-    return Page(html.Div(drawn([block]), className="stack"), name, {"path": path, "version": "", "every_ms": 0, "whole": False})
+    return Page(
+        html.Div(render_blocks([block]), className="stack"), name, {"path": path, "version": "", "every_ms": 0, "whole": False}
+    )
 
 
 def _unreadable(path: object, name: str, reason: str) -> Page:

@@ -83,10 +83,10 @@ class ClusterLedger:
 
 def run_losses(source: RunSource) -> list[RunLoss]:
     """Return all runs with their known summaries, as in the list of runs; computes nothing. Raises ``RankscopeError``."""
-    return [RunLoss(run, _known(source, run)) for run in source.runs()]
+    return [RunLoss(run, _brief_of_run(source, run)) for run in source.runs()]
 
 
-def _known(source: RunSource, run: RunSummary) -> Brief | None:
+def _brief_of_run(source: RunSource, run: RunSummary) -> Brief | None:
     try:
         brief = source.known_brief(run)
     except RankscopeError:

@@ -52,7 +52,7 @@ def lost_hours_bars(ledger: ClusterLedger, colors: Palette) -> DrawnFigure:
     legend_above(figure)
     figure.update_xaxes(title_text=f"{unit} lost", rangemode="tozero")
     rows_axis(figure, [f"<b>⚑ {name}</b>" if host.repeated else name for name, host in zip(names, shown, strict=True)])
-    return DrawnFigure(figure, lost_hours_table(ledger), _says(hosts, ledger.gpu_hours))
+    return DrawnFigure(figure, lost_hours_table(ledger), _summary_sentence(hosts, ledger.gpu_hours))
 
 
 def lost_hours_table(ledger: ClusterLedger) -> FigureData:
@@ -86,7 +86,7 @@ def _name(host: HostLoss) -> str:
     return host.host or NO_HOST
 
 
-def _says(hosts: list[HostLoss], total_hours: float) -> str:
+def _summary_sentence(hosts: list[HostLoss], total_hours: float) -> str:
     most = max(hosts, key=lambda host: host.gpu_hours)
     repeated = sum(host.repeated for host in hosts)
     more = f"; {repeated} of {len(hosts)} were blamed in several runs" if repeated else ""

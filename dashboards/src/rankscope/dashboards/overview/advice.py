@@ -79,12 +79,12 @@ def advice_list(advice: list[Advice]) -> list[Block]:
         return [Text(NOTHING, "help")]
     commands = dict.fromkeys(command for item in advice if (command := _check(item)[0]))
     return [
-        Items([_one(item) for item in advice], "advices", ordered=True),
+        Items([_advice_blocks(item) for item in advice], "advices", ordered=True),
         *(Command(f"To check: {check}") for check in commands),
     ]
 
 
-def _one(item: Advice) -> list[Block]:
+def _advice_blocks(item: Advice) -> list[Block]:
     return [
         Group([Text(Span(_gain(item), "strong")), Text(item.action)], "advice-action"),
         Items([_figure(figure) for figure in item.evidence], "advice-evidence"),

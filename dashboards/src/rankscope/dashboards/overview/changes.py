@@ -109,10 +109,10 @@ def _of_findings(run: RunData, trend: Trend) -> Iterator[Moment]:
         # Almost all findings leave out the first steps, which are warm-up.
         if finding.steps is not None and (finding.steps[0] > begin + _AROUND or finding.steps[1] - 1 < end):
             first, last = finding.steps[0], max(finding.steps[0], finding.steps[1] - 1)
-            yield Moment(first, last, f"Steps {first:,} to {last:,}", _said(finding))
+            yield Moment(first, last, f"Steps {first:,} to {last:,}", _finding_sentence(finding))
 
 
-def _said(finding: Finding) -> str:
+def _finding_sentence(finding: Finding) -> str:
     cause = "" if finding.cause is None else f" [{CAUSES[finding.cause].label}]"
     why = "" if finding.explained_by is None else f" Explained by {finding.explained_by.replace('_', ' ')}."
     return f"{finding.summary}{'' if finding.rank is not None else cause}{why}"

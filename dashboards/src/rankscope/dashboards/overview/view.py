@@ -137,7 +137,7 @@ def _about_part(part: WaterfallPart) -> str:
 
 def _trend(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     trend = run.trend
-    first, last = _shown(trend, state)
+    first, last = _chosen_steps(trend, state)
     attempts = run.summary.attempts
     picture = trend_lines(trend, first, last, colors, attempt=f"attempt {attempts}" if attempts > 1 else None)
     # The address alone sets the zoom: the axis range that the browser remembers belongs to other steps.
@@ -179,7 +179,7 @@ def _trend_in_words(trend: Trend, first: int, last: int) -> str:
 
 def _rate(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     trend = run.trend
-    first, last = _shown(trend, state)
+    first, last = _chosen_steps(trend, state)
     work = run.analysis.throughput
     picture, rate, course = rate_line(trend, first, last, colors, replicas=None if work is None else work.replicas)
     picture.update_layout(uirevision=str(state.steps))
@@ -191,7 +191,7 @@ def _rate(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     return DrawnFigure(picture, FigureData(("step", f"{name} per second"), rows), sentence)
 
 
-def _shown(trend: Trend, state: PageState) -> tuple[int, int]:
+def _chosen_steps(trend: Trend, state: PageState) -> tuple[int, int]:
     """Return the indices of the chosen steps in ``trend``: the first, and the one after the last."""
     if state.steps is None:
         return 0, len(trend.steps)

@@ -136,7 +136,7 @@ class _MetricPart:
         return [int(self.ranks[row]) for item in items for row in self.hosts.members[item]]
 
 
-def _shown(run: RunData, state: PageState) -> _MetricPart:
+def _metric_part(run: RunData, state: PageState) -> _MetricPart:
     name = state.metric if state.metric in METRICS else DEFAULT_METRIC
     table = run.steps
     steps = np.asarray(table.steps)
@@ -153,7 +153,7 @@ def _shown(run: RunData, state: PageState) -> _MetricPart:
 
 
 def _heatmap(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
-    shown = _shown(run, state)
+    shown = _metric_part(run, state)
     metric, per_column = shown.metric, shown.part.steps_per_column
     blamed, picked = blamed_ranks(run.analysis.verdict), state.rank
     if shown.hosts is not None:
@@ -222,7 +222,7 @@ def _pick(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState
     if "customdata" in point:
         rank = point["customdata"]  # a GPU may have no known rank
         return replace(state, rank=None if rank is None else int(rank), step=int(point["x"]))
-    shown = _shown(run, state)
+    shown = _metric_part(run, state)
     cells = shown.cells()
     ranks = shown.ranks_of(cells.rows.of(cells.rows.row(point["y"])))
     begin = int(point["x"])

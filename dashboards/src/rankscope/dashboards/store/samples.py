@@ -58,7 +58,7 @@ _NAN: Final = float("nan")
 Values = NDArray[np.float32]
 
 
-def _known(value: float | None) -> float:
+def _finite_reading(value: float | None) -> float:
     """Return a reading, NaN if it is missing or impossibly large."""
     return _NAN if value is None or abs(value) > _LARGEST else float(value)
 
@@ -107,7 +107,7 @@ class _GpuSamples:
             self.finder.add(sample)
             self.index, self.parent_uuid = sample.gpu_index, sample.parent_uuid
             self._note(sample)
-        values = [_known(getattr(sample, gauge)) for gauge in GAUGES]
+        values = [_finite_reading(getattr(sample, gauge)) for gauge in GAUGES]
         self.new += _PACKED.pack(sample.unix_ns, *values)
         self.samples += 1
         self.first = sample.unix_ns if self.first is None else min(self.first, sample.unix_ns)
@@ -225,7 +225,7 @@ class SampleWriter:
             finder = self._gpus[gpu.host, gpu.gpu_uuid].finder
             left_out += finder.left_out
             rank = gpu.ranks[0] if gpu.ranks else None
-            events += [msgspec.structs.replace(event, rank=rank) for event in finder.found()]
+            events += [msgspec.structs.replace(event, rank=rank) for event in finder.events_so_far()]
         return most_important(events, left_out)
 
 

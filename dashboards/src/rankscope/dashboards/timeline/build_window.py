@@ -83,7 +83,7 @@ def lay(
     for row, rank in enumerate(ranks):
         rank_calls = _calls(row, rank, captured[rank].collectives, linked)
         calls.append(rank_calls)
-        parts.append(parts_of(row, _recorded(rank, captured[rank], rank_calls, raw.work.get(rank), linked)))
+        parts.append(parts_of(row, _intervals_of(rank, captured[rank], rank_calls, raw.work.get(rank), linked)))
     all_parts, table = joined(parts), np.concatenate(calls)
     offsets = {rank: base + clocks.offset_at(rank, starts[rank]) for rank in ranks}
     events = raw.events(offsets)
@@ -204,7 +204,7 @@ def _calls(row: int, rank: int, records: list[CollectiveRecord], linked: _Linked
     ).reshape(-1, 5)
 
 
-def _recorded(
+def _intervals_of(
     rank: int, reduction: Reduction, calls: Numbers, work: Work | None, linked: _LinkedCollectives
 ) -> RecordedIntervals:
     clocks, base = linked.clocks, linked.base_ns

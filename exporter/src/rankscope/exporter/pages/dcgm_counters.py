@@ -45,7 +45,9 @@ class DcgmCounters:
 
 def default_counters() -> DcgmCounters:
     """Return the counters that dcgm-exporter publishes without a counters file."""
-    return DcgmCounters(tuple(counter for counter, default_on in _known().values() if default_on), ("DCGM_FI_DRIVER_VERSION",))
+    return DcgmCounters(
+        tuple(counter for counter, default_on in _counters_by_name().values() if default_on), ("DCGM_FI_DRIVER_VERSION",)
+    )
 
 
 def counters_of(settings: ExporterSettings) -> DcgmCounters | None:
@@ -68,7 +70,7 @@ def read_counters(path: Path) -> DcgmCounters:
 
 
 def _counters(path: Path, lines: Iterable[str]) -> DcgmCounters:
-    counters = _known()
+    counters = _counters_by_name()
     metrics: dict[str, Counter] = {}
     labels: dict[LabelField, None] = {}
     refused: dict[str, str] = {}
@@ -106,7 +108,7 @@ def _record(path: Path, number: int, line: str) -> tuple[str, str, str]:
     return name, kind, ", ".join(help_parts)
 
 
-def _known() -> dict[str, tuple[Counter, bool]]:
+def _counters_by_name() -> dict[str, tuple[Counter, bool]]:
     """Return DCGM name → counter, and whether it is on by default. The catalogue's first row with a name defines it."""
     counters: dict[str, tuple[Counter, bool]] = {}
     for row in CATALOGUE:

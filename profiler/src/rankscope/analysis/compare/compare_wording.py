@@ -80,18 +80,19 @@ def _sentence(a: str, b: str, step: Quantity, per: Per, min_change: float) -> st
         return f"Not enough data to compare {b} with {a}: {step.why}."
     what = "step" if per == "step" else f"step, per {per},"
     if step.outcome == "mixed":
-        return f"Mixed: the typical {what} of {b} {_moved(typical)} against {a}, while the average step {_moved(average)}."
+        average_text = _change_text(average)
+        return f"Mixed: the typical {what} of {b} {_change_text(typical)} against {a}, while the average step {average_text}."
     if step.outcome in ("worse", "better"):
         word = "slower" if step.outcome == "worse" else "faster"
         decides, name = (typical, "typical") if _decides(typical, step.outcome) else (average, "average")
-        return f"{b} is {word} than {a}: the {name} {what} {_moved(decides)}."
+        return f"{b} is {word} than {a}: the {name} {what} {_change_text(decides)}."
     if step.outcome == "same":
         if typical.real or average.real:
             shift, name = (typical, "typical") if typical.real else (average, "average")
             matters = exactly(min_change)
-            return f"{b} differs from {a}, but by less than the {matters} that matters: the {name} {what} {_moved(shift)}."
-        return f"{b} is as fast as {a} within {exactly(min_change)}: the typical {what} {_moved(typical)}."
-    return f"No difference between {b} and {a} that the noise lets through: the typical {what} {_moved(typical)}."
+            return f"{b} differs from {a}, but by less than the {matters} that matters: the {name} {what} {_change_text(shift)}."
+        return f"{b} is as fast as {a} within {exactly(min_change)}: the typical {what} {_change_text(typical)}."
+    return f"No difference between {b} and {a} that the noise lets through: the typical {what} {_change_text(typical)}."
 
 
 def _addition(step: Quantity, a: str, b: str) -> str:
@@ -112,7 +113,7 @@ def _decides(shift: Shift, outcome: str) -> bool:
     return shift.real and (shift.difference > 0) == (outcome == "worse")
 
 
-def _moved(shift: Shift) -> str:
+def _change_text(shift: Shift) -> str:
     text = f"takes {time(shift.b)} instead of {time(shift.a)}"
     if shift.relative is None or shift.relative_low is None or shift.relative_high is None:
         return text

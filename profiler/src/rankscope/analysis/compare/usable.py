@@ -89,7 +89,7 @@ def usable(recording: Recording, label: str, *, first: int = 0, end: int | None 
     complete = has_record[rows].all(axis=0)
     incomplete = keep & ~complete
     usable_table = table.columns(keep & complete).rows(rows)
-    own_known: NDArray[np.bool_] = np.logical_and.reduce(usable_table.known("own_us"), axis=0)
+    own_known: NDArray[np.bool_] = np.logical_and.reduce(usable_table.known_mask("own_us"), axis=0)
     has_own = _is_enough(own_known)
     if has_own:
         usable_table = usable_table.columns(own_known)

@@ -83,9 +83,9 @@ def costs_of_steps(
     return Costs(
         step_us=_mean_wall(typical),
         steps=len(typical.steps),
-        amounts=_told(amounts),
+        amounts=_known_amounts(amounts),
         notes=notes,
-        inner=_told(inner),
+        inner=_known_amounts(inner),
         largest={} if pipeline is None else _largest(typical, pipeline, accelerated=accelerated),
     )
 
@@ -171,13 +171,13 @@ def _largest(typical: _Typical, pipeline: PipelineResult, *, accelerated: bool) 
             typical, row=typical.row[of_stage_rows], step=typical.step[of_stage_rows], weight=typical.weight[of_stage_rows]
         )
         amounts, inner = _own(of_stage, accelerated=accelerated)
-        for name, amount in (*_told(amounts).items(), *_told(inner).items()):
+        for name, amount in (*_known_amounts(amounts).items(), *_known_amounts(inner).items()):
             if name not in largest or amount.us > largest[name][1].us:
                 largest[name] = (stage.stage, amount)
     return largest
 
 
-def _told(times: Mapping[_Name, float | None]) -> dict[_Name, Amount]:
+def _known_amounts(times: Mapping[_Name, float | None]) -> dict[_Name, Amount]:
     return {name: Amount(us, "steps") for name, us in times.items() if us is not None and np.isfinite(us)}
 
 

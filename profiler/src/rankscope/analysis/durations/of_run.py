@@ -17,7 +17,7 @@ from rankscope.analysis.durations.analysis import compare_durations
 from rankscope.analysis.durations.blocks import calls_of_blocks, is_usable, last_blocks
 from rankscope.analysis.durations.calls import MAX_CALLS
 from rankscope.analysis.durations.sources import Durations, reader
-from rankscope.analysis.inference.reasons.explained import explained
+from rankscope.analysis.inference.reasons.explained import explain_diagnosis
 from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.inference.reasons.signals import Signals
 from rankscope.analysis.result.text import counted
@@ -61,7 +61,7 @@ class RunDurations:
             setting,
             shares=shares,
             signals_of=signals_of,
-            explain=lambda diagnosis: explained(diagnosis, run.data, every, every),
+            explain=lambda diagnosis: explain_diagnosis(diagnosis, run.data, every, every),
         )
 
 
@@ -156,13 +156,13 @@ def _in_steps_of_run(durations: Durations, run: RunEvidence) -> Durations | None
     of_key = np.zeros(int(key.max(initial=-1)) + 1, np.int64)
     of_key[key[matched[::-1]]] = step[matched[::-1]]
     step[matched] = of_key[key[matched]]
-    complete_steps = set.intersection(*(_whole(step[part]) for _, part in calls.of_ranks()))
+    complete_steps = set.intersection(*(_complete_steps(step[part]) for _, part in calls.of_ranks()))
     in_complete = (step == NONE) | np.isin(step, list(complete_steps))
     steps = step[in_complete] if complete_steps else np.full(int(in_complete.sum()), NONE)
     return replace(durations, calls=calls.chosen(in_complete), steps_of=lambda _: steps)
 
 
-def _whole(step: Numbers) -> set[int]:
+def _complete_steps(step: Numbers) -> set[int]:
     """Return the steps that have about as many operations as most have."""
     numbers, counts = np.unique(step[step != NONE], return_counts=True)
     return set(numbers[counts >= _MOSTLY * np.median(counts)].tolist()) if len(counts) else set()

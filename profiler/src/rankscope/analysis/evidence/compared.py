@@ -93,7 +93,7 @@ def comparable(table: StepTable, peers: Sequence[int]) -> tuple[NDArray[np.intp]
     unprofiled = keep & ~table.profiled.any(axis=0)
     if unprofiled.sum() >= MINIMUM_STEPS:
         keep = unprofiled
-    is_known = table.known("own_us")
+    is_known = table.known_mask("own_us")
     per_rank = (is_known & keep).sum(axis=1)
     candidates = np.isin(table.ranks, peers)
     recorded = (table.has_record & keep).sum(axis=1)

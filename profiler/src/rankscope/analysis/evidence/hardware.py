@@ -66,7 +66,7 @@ class Readings:
         """Return the readings for which ``keep`` [samples] is true."""
         return Readings(self.unix_ns[keep], {name: values[keep] for name, values in self.values.items()}, self.simulated)
 
-    def known(self, name: str) -> Values:
+    def known_values(self, name: str) -> Values:
         """Return the values of one name without missing ones."""
         values = self.values[name]
         return values[np.isfinite(values)]
@@ -170,7 +170,9 @@ def in_steps(readings: Readings, starts_ns: NDArray[np.int64], walls_us: Values,
 
 def median_of(readings: Mapping[int, Readings], name: str, *, at_least: int) -> float | None:
     """Return the median over GPUs of each GPU's median; ``None`` when no GPU has ``at_least`` values."""
-    return middle(float(np.median(values)) for reading in readings.values() if len(values := reading.known(name)) >= at_least)
+    return middle(
+        float(np.median(values)) for reading in readings.values() if len(values := reading.known_values(name)) >= at_least
+    )
 
 
 _SAMPLES: Final = 256

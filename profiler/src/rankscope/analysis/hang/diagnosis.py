@@ -292,7 +292,7 @@ def _culprit(evidence: DumpEvidence, named: Accusation) -> Culprit:
         awaited_in=None if meeting is None else _operation(meeting, meeting.sample),
         awaited_by=awaited_by[:MOST_LISTED],
         last_sequence=None if line is None or meeting is None or meeting.transfer else line.newest,
-        last=None if last is None else _recorded(last, None),
+        last=None if last is None else _operation_of(last, None),
         detail="",
     )
     arrived = meeting is not None and rank in meeting.records
@@ -335,10 +335,10 @@ def _operation(meeting: Meeting, record: Record) -> Operation:
     if meeting.transfer:
         owner = next(rank for rank, enqueued in meeting.records.items() if enqueued is record)
         peer = next(iter(meeting.expected - {owner}))
-    return _recorded(record, peer)
+    return _operation_of(record, peer)
 
 
-def _recorded(record: Record, peer: int | None) -> Operation:
+def _operation_of(record: Record, peer: int | None) -> Operation:
     return Operation(
         op=record.op,
         group=record.group,

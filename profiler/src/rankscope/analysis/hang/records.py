@@ -80,7 +80,7 @@ class Record:
         if not isinstance(tensors, list):
             return []
         lists = [sizes for sizes in tensors[:MAX_SHOWN] if isinstance(sizes, list)]
-        return [[size for size in sizes[:MAX_SHOWN] if whole(size) is not None] for sizes in lists]
+        return [[size for size in sizes[:MAX_SHOWN] if whole_number(size) is not None] for sizes in lists]
 
     def dtypes(self, side: Literal["input", "output"]) -> list[str]:
         """Return the data types of the tensors, at most ``MAX_SHOWN`` of them."""
@@ -115,7 +115,7 @@ class Record:
         if not isinstance(frames, list):
             return []
         return [
-            f"{text(frame.get('filename'))}:{whole(frame.get('line')) or '?'} in {text(frame.get('name'))}"
+            f"{text(frame.get('filename'))}:{whole_number(frame.get('line')) or '?'} in {text(frame.get('name'))}"
             for frame in frames[:MAX_SHOWN]
             if isinstance(frame, dict)
         ]
@@ -183,7 +183,7 @@ def parse(document: object, *, backend: str | None = None, whole_history: bool =
         )
     times = (time for record in records for time in (record.created_ns, record.started_ns, record.completed_ns))
     return RecorderDump(
-        records=records if whole_history else _kept(records),
+        records=records if whole_history else _drop_ended(records),
         configs=configs,
         progress=progress,
         all_progress=bool(progress) and not unnamed,
@@ -218,7 +218,7 @@ def unreadable_fields(document: object) -> list[str]:
     entry = entries[0] if isinstance(entries, list) and entries else None
     if not isinstance(entry, dict):
         return ["entries"]
-    numbers = [name for name in ("record_id", "collective_seq_id") if whole(entry.get(name)) is None]
+    numbers = [name for name in ("record_id", "collective_seq_id") if whole_number(entry.get(name)) is None]
     pair = isinstance(group := entry.get("process_group"), tuple | list) and len(group) == 2
     return [*numbers, *([] if pair else ["process_group"]), *([] if isinstance(entry.get(_NAME), str) else [_NAME])]
 
@@ -252,7 +252,7 @@ def _with_ended_members(records: list[Record], completed: dict[str, int]) -> lis
     ]
 
 
-def _kept(records: list[Record]) -> list[Record]:
+def _drop_ended(records: list[Record]) -> list[Record]:
     """Drop older records that have ended, so that the dumps of thousands of ranks fit in memory."""
     room_of_group: dict[tuple[str, str], int] = {}
     recent_records = []
@@ -268,31 +268,31 @@ def _record(entry: object) -> Record | None:
     if not isinstance(entry, dict):
         return None
     group, name = entry.get("process_group"), entry.get(_NAME)
-    record_id, sequence = whole(entry.get("record_id")), whole(entry.get("collective_seq_id"))
+    record_id, sequence = whole_number(entry.get("record_id")), whole_number(entry.get("collective_seq_id"))
     if not isinstance(group, tuple | list) or len(group) != 2:
         return None
     if not isinstance(name, str) or record_id is None or sequence is None:
         return None
     backend, _, op = name.rpartition(":")
     peers = _PEER.match(op)
-    started, completed = (whole(entry.get(f"time_discovered_{what}_ns")) or None for what in ("started", "completed"))
+    started, completed = (whole_number(entry.get(f"time_discovered_{what}_ns")) or None for what in ("started", "completed"))
     return Record(
         record_id=record_id,
         backend=text(backend) or "unknown",
         group=text(group[0]),
         description=_label(group[1]),
-        pg_id=whole(entry.get("pg_id")),
+        pg_id=whole_number(entry.get("pg_id")),
         op=peers[1] if peers else text(op),
         peers=_peers(peers),
         sequence=sequence,
-        p2p_sequence=whole(entry.get("p2p_seq_id")) or 0,
+        p2p_sequence=whole_number(entry.get("p2p_seq_id")) or 0,
         is_p2p=entry.get("is_p2p") is True,
         state=_state(entry.get("state"), started, completed),
         retired=entry.get("retired") is True,
-        created_ns=whole(entry.get("time_created_ns")) or None,
+        created_ns=whole_number(entry.get("time_created_ns")) or None,
         started_ns=started,
         completed_ns=completed,
-        timeout_ms=whole(entry.get("timeout_ms")) or None,
+        timeout_ms=whole_number(entry.get("timeout_ms")) or None,
         raw=entry,
     )
 
@@ -334,7 +334,7 @@ def _ranks(listed: object) -> tuple[int, ...] | None:
     if not isinstance(listed, str | list) or len(listed) > 10 * MAX_MEMBERS:
         return None
     numbers: Iterable[object] = map(int, _NUMBER.findall(listed)) if isinstance(listed, str) else listed
-    ranks = [rank for number in numbers if (rank := whole(number)) is not None and rank < MAX_RANK]
+    ranks = [rank for number in numbers if (rank := whole_number(number)) is not None and rank < MAX_RANK]
     return tuple(dict.fromkeys(ranks)) or None
 
 
@@ -365,10 +365,10 @@ def _integer(value: object) -> int | None:
     """Return an integer from a number or, as in the JSON form, from its text; -1 is torch's "never"."""
     if isinstance(value, str) and re.fullmatch(r"-1|\d{1,18}", value):
         return int(value)
-    return -1 if value == -1 else whole(value)
+    return -1 if value == -1 else whole_number(value)
 
 
-def whole(value: object) -> int | None:
+def whole_number(value: object) -> int | None:
     """Return ``value`` if it is an integer from 0 to below ``LARGEST``, else ``None``."""
     return value if type(value) is int and 0 <= value < LARGEST else None
 
@@ -378,7 +378,7 @@ def _is_shape(sizes: object) -> bool:
 
 
 def _is_size(value: object) -> bool:
-    return whole(value) is not None
+    return whole_number(value) is not None
 
 
 def text(value: object) -> str:

@@ -79,7 +79,7 @@ def _most_likely(values: Values, least: int) -> list[int]:
     ranks = _ranks(values)
     sums = np.cumsum(ranks)[:-1]
     for statistic, cuts in (
-        (_farthest_apart, [least + int(_apart(ranks[None], least)[0].argmax())]),
+        (_farthest_apart, [least + int(_mean_distances(ranks[None], least)[0].argmax())]),
         (_range, sorted((int(sums.argmin()) + 1, int(sums.argmax()) + 1))),
     ):
         edges = [0, *cuts, len(values)]
@@ -115,7 +115,7 @@ def _ranks(values: Values) -> Values:
     return ranks
 
 
-def _apart(ranks: Values, least: int) -> Values:
+def _mean_distances(ranks: Values, least: int) -> Values:
     """Return the distance of the means before and after each place, over their scatter: [draws, values] to [draws, places]."""
     count = ranks.shape[1]
     places = np.arange(least, count - least + 1)
@@ -125,8 +125,8 @@ def _apart(ranks: Values, least: int) -> Values:
 
 
 def _farthest_apart(ranks: Values, least: int) -> Values:
-    """Return the largest distance of ``_apart`` per draw, [draws]."""
-    largest: Values = _apart(ranks, least).max(axis=1)
+    """Return the largest distance of ``_mean_distances`` per draw, [draws]."""
+    largest: Values = _mean_distances(ranks, least).max(axis=1)
     return largest
 
 

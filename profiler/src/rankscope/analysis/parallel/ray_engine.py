@@ -110,7 +110,7 @@ def _result(ray: Any, task: Any, file: Location) -> Any:
             f"a task on the Ray cluster, with {file}, was lost ({type(error).__name__}): was it killed, is memory short there, "
             "or is a node gone?"
         ) from error
-    return understood(answer, file)
+    return unwrap_answer(answer, file)
 
 
 def caller_of(function: Callable[[Any], Any]) -> Caller:
@@ -163,7 +163,7 @@ def node_task() -> Callable[[Caller, bytes, Seen | None], Answer]:
     return run
 
 
-def understood(answer: Answer, file: Location) -> Any:
+def unwrap_answer(answer: Answer, file: Location) -> Any:
     """Return the result in a node's answer, or raise the error that the answer stands for."""
     outcome, name, pickled = answer
     value = pickle.loads(pickled)  # noqa: S301  # from the cluster that runs our code

@@ -20,7 +20,7 @@ def render_details(analysis: Analysis, width: int) -> str:
     having = [row for row in analysis.ranks if row.detail is not None or row.class_us is not None]
     named = set(analysis.verdict.ranks)
     shown = sorted(having, key=lambda row: (row.rank not in named, row.rank))[:SHOWN_RANKS]
-    parts = [_recorded(row, width) if row.detail is None else _rank(row, row.detail, width) for row in shown]
+    parts = [_window_details(row, width) if row.detail is None else _rank(row, row.detail, width) for row in shown]
     if len(having) > len(shown):
         not_shown = f"details of {counted(len(having) - len(shown), 'more rank')} not shown; --format json has all"
         parts.append(textwrap.fill(not_shown, width))
@@ -47,7 +47,7 @@ def _rank(row: RankResult, detail: RankDetail, width: int) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _recorded(row: RankResult, width: int) -> str:
+def _window_details(row: RankResult, width: int) -> str:
     """Render the details that the windows of a run keep."""
     total = row.window_us or 0.0
     rows = [["class", "busy", "of window"]]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
 
-from rankscope.analysis.trace.locations import Location, asked, open_location
+from rankscope.analysis.trace.locations import Location, open_location, translate_errors
 from rankscope.base.errors import InputError, MissingError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class TraceText:
         return self._plain(file, start)
 
     def _read(self, file: BinaryIO, size: int) -> bytes:
-        return file.read(size) if isinstance(self.path, Path) else asked(self.path, lambda: file.read(size))
+        return file.read(size) if isinstance(self.path, Path) else translate_errors(self.path, lambda: file.read(size))
 
     def _plain(self, file: BinaryIO, start: bytes) -> Iterator[bytes]:
         while start:

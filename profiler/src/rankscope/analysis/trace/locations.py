@@ -64,7 +64,7 @@ def open_location(place: Location, *, of_run: bool = False) -> BinaryIO:
     if isinstance(place, Path):
         return open_run_file(place) if of_run else open_regular(place)
     filesystem, inside = filesystem_of(place)
-    file: BinaryIO = asked(place, lambda: filesystem.open(inside, "rb"))
+    file: BinaryIO = translate_errors(place, lambda: filesystem.open(inside, "rb"))
     return file
 
 
@@ -77,10 +77,10 @@ def list_remote(url: str, suffixes: Sequence[str]) -> tuple[list[str], bool]:
     if _is_remote_file(url, filesystem, inside):
         return [url], True
     if set("*?[") & set(inside):
-        names = asked(url, lambda: [name for name in filesystem.glob(inside) if filesystem.isfile(name)])
+        names = translate_errors(url, lambda: [name for name in filesystem.glob(inside) if filesystem.isfile(name)])
         missing = "no file matches this pattern"
     else:
-        names = asked(url, lambda: [name for name in filesystem.find(inside) if name.endswith(tuple(suffixes))])
+        names = translate_errors(url, lambda: [name for name in filesystem.find(inside) if name.endswith(tuple(suffixes))])
         missing = f"no such file, nor a folder with traces ({', '.join('*' + suffix for suffix in suffixes)})"
     if not names:
         raise InputError(url, missing)
@@ -105,7 +105,7 @@ def _is_remote_file(url: str, filesystem: Any, inside: str) -> bool:
         raise _translated(url, error) from error
 
 
-def asked(url: str, ask: Callable[[], _T]) -> _T:
+def translate_errors(url: str, ask: Callable[[], _T]) -> _T:
     """Return the result of ``ask``; translate the errors of a filesystem, which each has its own, to ``InputError``.
 
     Raises ``MissingError`` where a package is not installed.
@@ -150,7 +150,7 @@ def filesystem_of(url: str) -> tuple[Any, str]:
         raise MissingError(
             f"{url}: what is not on this machine's disks is read with fsspec: pip install 'rankscope[remote]'"
         ) from error
-    filesystem: tuple[Any, str] = asked(url, lambda: url_to_fs(url))
+    filesystem: tuple[Any, str] = translate_errors(url, lambda: url_to_fs(url))
     return filesystem
 
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.trace.schema import Number, Time, number, whole
+from rankscope.analysis.trace.schema import Number, Time, number, whole_number
 
 _K = TypeVar("_K")
 _N = TypeVar("_N", bound=np.generic)
@@ -54,7 +54,7 @@ def integers_of(values: list[Number]) -> NDArray[np.int64]:
     try:
         numbers = array_of(values, np.int64)
     except (ValueError, TypeError, OverflowError):
-        return np.array([whole(value) for value in values], dtype=np.int64)
+        return np.array([whole_number(value) for value in values], dtype=np.int64)
     return np.where((numbers < -1) | (numbers >= 2**62), -1, numbers)
 
 

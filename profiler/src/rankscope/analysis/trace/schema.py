@@ -215,7 +215,7 @@ def rank_of(text: msgspec.Raw) -> int | None:
         return None
 
 
-def whole(value: Number) -> int:
+def whole_number(value: Number) -> int:
     """Convert a whole number that may be written as a float or string; -1 where it is missing or invalid."""
     try:
         number = -1 if value is None else int(value)
@@ -226,5 +226,5 @@ def whole(value: Number) -> int:
 
 def integer(value: Number) -> int | None:
     """Convert to a non-negative whole number; ``None`` where it is missing, invalid or negative."""
-    number = whole(value)
+    number = whole_number(value)
     return None if number < 0 else number

@@ -24,7 +24,7 @@ def bubble_explained(
     """Return the verdict and findings, those about a bubble with the parts of the bubble added; ``run``: the run directory."""
     if pipeline is None:
         return verdict, findings
-    parts = says(pipeline)
+    parts = bubble_sentences(pipeline)
     findings = [
         msgspec.structs.replace(
             finding, summary=f"{finding.summary} {parts}".strip(), evidence=[*finding.evidence, *_evidence(pipeline)]
@@ -57,7 +57,7 @@ def reason(pipeline: PipelineResult) -> str | None:
     return max(parts)[1] if parts else None
 
 
-def says(pipeline: PipelineResult) -> str:
+def bubble_sentences(pipeline: PipelineResult) -> str:
     """Return sentences about the parts of the bubble and the slowest stage."""
     sentences = []
     parts = [

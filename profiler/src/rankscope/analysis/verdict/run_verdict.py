@@ -23,7 +23,7 @@ from rankscope.analysis.inference.judging.slow import MINIMUM_EFFECT
 from rankscope.analysis.inference.pipelined import saved_at_most_us, schedule_of
 from rankscope.analysis.inference.profiled import DeviceStraggler, Profile, profile_of_windows
 from rankscope.analysis.inference.reasons.diagnosis import Diagnosis
-from rankscope.analysis.inference.reasons.explained import explained
+from rankscope.analysis.inference.reasons.explained import explain_diagnosis
 from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.verdict.bottleneck import LimitRow, limit_of, shares_of
 from rankscope.analysis.verdict.bubble import bubble_explained
@@ -325,4 +325,4 @@ def _diagnosis_by_windows(run: RunEvidence, profile: Profile, straggler: DeviceS
     )
     # A few profiled steps can fall between two hardware readings, so readings of all steps are used.
     every = np.ones(len(run.table.steps), dtype=bool)
-    return explained(diagnosis, run.data, every, every)
+    return explain_diagnosis(diagnosis, run.data, every, every)

@@ -53,7 +53,7 @@ class Causes:
         return parts
 
     @cached_property
-    def known(self) -> frozenset[str]:
+    def recorded_metrics(self) -> frozenset[str]:
         """Metrics that every rank has recorded at some step; at a single unknown step a rank is as the rank in the middle."""
         return frozenset(metric for metric in CAUSE_METRICS if self._is_known(metric))
 
@@ -66,7 +66,9 @@ class Causes:
     @property
     def work(self) -> str | None:
         """Metric of the work that a rank is given, the one that the verdict uses."""
-        return next((metric for metric in ("model_elements", "input_elements", "samples") if metric in self.known), None)
+        return next(
+            (metric for metric in ("model_elements", "input_elements", "samples") if metric in self.recorded_metrics), None
+        )
 
     @cached_property
     def activities(self) -> dict[str, ActivityTimes]:
@@ -104,7 +106,9 @@ def _part(row: CauseRow) -> CausePart | None:
     """Return the part of a cause that takes the time of a meter, of tagged steps, or of phases; ``None``: it needs more."""
     name, meter, tag, phases = row.explained_by or row.cause, row.meter, row.tag, row.phases
     if meter is not None:
-        return CausePart(name, lambda causes: meter in causes.known, lambda _, block: _placed(block, _over(block, meter)))
+        return CausePart(
+            name, lambda causes: meter in causes.recorded_metrics, lambda _, block: _placed(block, _over(block, meter))
+        )
     if tag is not None:
         return CausePart(name, lambda causes: tag in causes.activities, lambda causes, block: _activity(causes, block, tag))
     if phases:
@@ -137,16 +141,16 @@ def _computed(causes: Causes, block: StretchBlock) -> Matrix:
     """
     graph, steps = block.graph, block.steps
     computed = np.zeros((steps.stop - steps.start, len(graph.rows)))
-    if "cpu_us" in causes.known:
+    if "cpu_us" in causes.recorded_metrics:
         cpu = graph.values("cpu_us", steps).astype(np.float64)
-        if "gc_us" in causes.known:
+        if "gc_us" in causes.recorded_metrics:
             cpu -= np.nan_to_num(graph.values("gc_us", steps))
         computed = _over(block, "cpu_us without gc_us", cpu)
     return computed if causes.busy_us is None else np.maximum(computed, causes.busy_us)
 
 
 def _knows_compute(causes: Causes) -> bool:
-    return "cpu_us" in causes.known or causes.busy_us is not None
+    return "cpu_us" in causes.recorded_metrics or causes.busy_us is not None
 
 
 def _more_work(causes: Causes, block: StretchBlock) -> NDArray[np.bool_] | None:
@@ -172,7 +176,7 @@ def _compute(causes: Causes, block: StretchBlock) -> Matrix | None:
 
 
 def _knows_host(causes: Causes) -> bool:
-    return {"cpu_us", "run_queue_us"} <= causes.known or causes.busy_us is not None
+    return {"cpu_us", "run_queue_us"} <= causes.recorded_metrics or causes.busy_us is not None
 
 
 def _rest(_: Causes, block: StretchBlock) -> Matrix:

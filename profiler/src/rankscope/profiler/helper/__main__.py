@@ -126,7 +126,7 @@ class Helper:
             if rank_ended:
                 break
             select.select([0], [], [], POLL_SECONDS)
-        self._record(self._assembler.rest())
+        self._record(self._assembler.remaining_steps())
         unreduced = self._reducer.finish(END_SECONDS)
         self._collect()
         if unreduced:

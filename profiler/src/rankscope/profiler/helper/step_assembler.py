@@ -248,7 +248,7 @@ class StepAssembler:
             steps.append(AssembledStep(_record(pending, offset), _intervals(pending.step, offset)))
         return steps
 
-    def rest(self) -> list[AssembledStep]:
+    def remaining_steps(self) -> list[AssembledStep]:
         """Return all remaining steps, after the end of the rank."""
         for pending in self._pending_steps:
             pending.awaits = pending.awaits_usage = False

@@ -142,7 +142,7 @@ class RecorderLifecycle:
         return self._measured_ns + EVENT_NS * self._ring.at
 
     @property
-    def begun(self) -> bool:
+    def has_ended_step(self) -> bool:
         """True if a step has ended."""
         return self.step_number > 0 or self.session is not None
 

@@ -20,7 +20,7 @@ def explain_at_end(recorder: StepRecorder) -> None:
     parent = os.getpid()
 
     def note() -> None:
-        if recorder.settings.scratch_dir and os.getpid() == parent and not recorder.begun:
+        if recorder.settings.scratch_dir and os.getpid() == parent and not recorder.has_ended_step:
             with suppress(Exception):
                 note_unrecorded(recorder.settings.scratch_dir, _reason(recorder))
 

@@ -246,7 +246,7 @@ class ReceiverApp:
             self._show(f"… and {notification.truncated_alerts} more, left out by {one_line(notification.source)}")
 
     def _listing(self) -> Deliveries:
-        total, deliveries = self._inbox.kept()
+        total, deliveries = self._inbox.kept_deliveries()
         received = [
             AcceptedPayload(received_unix_ns=delivery.received_unix_ns, payload=msgspec.Raw(delivery.body))
             for delivery in deliveries

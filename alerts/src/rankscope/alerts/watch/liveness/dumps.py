@@ -84,7 +84,7 @@ class Dumps:
             return None, stalled.refused or requested_before or "no Flight Recorder dump in the run names the culprit"
         return None, "Flight Recorder dumps were requested, and none that arrived names the culprit"
 
-    def answered(self, run: Path, ranks: Iterable[int]) -> set[int] | None:
+    def answering_ranks(self, run: Path, ranks: Iterable[int]) -> set[int] | None:
         """Return which of ``ranks`` answered the request; ``None`` if there was none, or one answer covers all ranks."""
         stalled = self._stalled.get(run)
         request = None if stalled is None else stalled.request

@@ -136,7 +136,7 @@ class LivenessMonitor:
 
     def _lost(self, run: Path, outage: Outage, past: StepPast | None) -> tuple[Outage | None, bool]:
         """Return the quiet ranks that are lost, if any, and whether that is why the others ended."""
-        answered = self._dumps.answered(run, outage.silent)
+        answered = self._dumps.answering_ranks(run, outage.silent)
         first = outage.waited_s >= shortest_wait_s(past, dumps_asked=answered is not None)
         lost = outage.without(answered) if answered is not None else outage if first else None
         return lost, lost is not None and first

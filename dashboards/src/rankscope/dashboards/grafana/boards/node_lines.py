@@ -131,5 +131,5 @@ def _limit(metric: str, labels: dict[str, str]) -> Query:
 def _ratio(canvas: Canvas, title: str, text: str, *metrics: str, missing: str, **look: Any) -> None:
     """Add a graph of the ratio of two gauges of each GPU."""
     above, below = map(NATIVE.selector, metrics)
-    query = Query(NATIVE.named(f"({above} / {below})"), NATIVE.legend)
+    query = Query(NATIVE.labelled(f"({above} / {below})"), NATIVE.legend)
     canvas.graph(title, "percentunit", text, query, placeholder(NATIVE.missing(missing)), **look)

@@ -110,10 +110,10 @@ class RankColumns:
         # Sums of absurd times may overflow; they are then unknown like these times.
         with np.errstate(over="ignore", invalid="ignore"):
             values, equal = _values(rows, flags, counts, _computed(metrics))
-        named = _named(_computed(metrics), values, metrics)
+        named = _valid_metrics(_computed(metrics), values, metrics)
         # Only where ``PHASE_us`` is requested, too.
         same = frozenset(name for name in equal & named.keys() if name.removeprefix("own_") in metrics)
-        meters = _named(METER_METRICS, _meters(rows, counts), metrics) if _some(METER_METRICS, metrics) else {}
+        meters = _valid_metrics(METER_METRICS, _meters(rows, counts), metrics) if _some(METER_METRICS, metrics) else {}
         return cls(
             step=rows.column("step").copy(),  # a view would keep all columns in memory
             start=rows.column("start_unix_ns").copy(),
@@ -122,7 +122,7 @@ class RankColumns:
             same=same,
             memory=_memory(rows) if _some(MEMORY, metrics) else no_memory(),
             damaged=damaged,
-            postponed=_known(rows, flags, counts, [name for name in POSTPONED_METRICS if name not in metrics]),
+            postponed=_known_metrics(rows, flags, counts, [name for name in POSTPONED_METRICS if name not in metrics]),
         )
 
     @classmethod
@@ -321,7 +321,9 @@ def _meters(rows: ColumnRows, counts: NDArray[np.int64]) -> NDArray[np.float32]:
     return np.concatenate([rows.table(METERS), np.array([_count(counts, name) for name in _ELEMENTS], np.float32)])
 
 
-def _known(rows: ColumnRows, flags: NDArray[np.uint32], counts: NDArray[np.int64], names: Sequence[str]) -> frozenset[str]:
+def _known_metrics(
+    rows: ColumnRows, flags: NDArray[np.uint32], counts: NDArray[np.int64], names: Sequence[str]
+) -> frozenset[str]:
     """Return those of the ``POSTPONED_METRICS`` in ``names`` that may have known values."""
     on_device = (flags & (HAS_DEVICE | HAS_DEVICE_BLOCKED)) == HAS_DEVICE | HAS_DEVICE_BLOCKED
     on_host = (flags & HAS_BLOCKED != 0) & ~on_device
@@ -346,7 +348,7 @@ def _any_known(column: NDArray[np.float32]) -> bool:
     return len(column) > 0 and (not np.isnan(column[0]) or not bool(np.isnan(column).all()))
 
 
-def _named(names: Sequence[str], values: NDArray[np.float32], metrics: Collection[str]) -> dict[str, NDArray[np.float32]]:
+def _valid_metrics(names: Sequence[str], values: NDArray[np.float32], metrics: Collection[str]) -> dict[str, NDArray[np.float32]]:
     """Return those ``metrics`` among ``names`` that have any known value; absurd values count as unknown.
 
     ``values``: the columns of all ``names``, [names, rows].

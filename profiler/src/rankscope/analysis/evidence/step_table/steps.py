@@ -384,9 +384,9 @@ class StepTable:
     @property
     def has_record(self) -> NDArray[np.bool_]:
         """True where there is a record, [ranks, steps]."""
-        return self.known("wall_us")
+        return self.known_mask("wall_us")
 
-    def known(self, metric: str) -> NDArray[np.bool_]:
+    def known_mask(self, metric: str) -> NDArray[np.bool_]:
         """Return the mask of the known values of a metric, [ranks, steps]; in blocks, for the selected steps may need a copy."""
         is_known = np.empty((len(self.ranks), len(self.steps)), dtype=bool)
 

@@ -20,11 +20,11 @@ def summary_of(judgement: RasJudgement, latest: Snapshot, interval_s: float | No
     if judgement.kind == "hang":
         return _hang(judgement, over)
     if judgement.moved:
-        lost = _named(judgement, judgement.suspected("unreachable", "dead"))
+        lost = _name_ranks(judgement, judgement.suspected("unreachable", "dead"))
         no_contact = f", but no contact to {lost}" if lost else ""
         return f"{'Not enough data for a verdict' if lost else 'No hang'}: the ranks launched collectives{over}{no_contact}."
     if interval_s is None:
-        behind = _named(judgement, judgement.suspected("behind"))
+        behind = _name_ranks(judgement, judgement.suspected("behind"))
         behind_text = (
             f"{behind} {_are(behind)} behind at that moment, as also happens" if behind else "no rank was behind, as also"
         )
@@ -47,7 +47,7 @@ def _standing(judgement: RasJudgement, latest: Snapshot, over: str) -> str:
 
 
 def _hang(judgement: RasJudgement, over: str) -> str:
-    ranks, is_one = _named(judgement, judgement.named), len(judgement.named) == 1
+    ranks, is_one = _name_ranks(judgement, judgement.named), len(judgement.named) == 1
     upper = ranks[:1].upper() + ranks[1:]
     still = f"no rank launched anything{over}"
     match judgement.cause:
@@ -96,7 +96,7 @@ def place_of(judgement: RasJudgement, communicator: Communicator) -> str:
     return f"communicator {communicator.name} ({counted(communicator.size, 'rank')})"
 
 
-def _named(judgement: RasJudgement, suspects: Sequence[Suspect]) -> str:
+def _name_ranks(judgement: RasJudgement, suspects: Sequence[Suspect]) -> str:
     """Name ranks: by global rank where all are known, else also by communicator, process and node."""
     ranks = sorted({suspect.row.global_rank for suspect in suspects if suspect.row.global_rank is not None})
     others = [_local(judgement, suspect) for suspect in suspects if suspect.row.global_rank is None]

@@ -93,7 +93,7 @@ def judge_ranks(times: OwnTimes, hosts: Mapping[int, str] | None = None) -> Grou
     """Judge ranks that do the same work. ``hosts``: host of each rank, where known."""
     case = _JudgedTimes(times, hosts or {})
     tested = [*case.slow_ranks(), *case.slow_hosts()]
-    named = case.named(tested)
+    named = case.name_slow_ranks(tested)
     if named is not None:
         return GroupAnswer(named, None, 0.0, 0.0)
     suspect = case.suspect()
@@ -153,7 +153,7 @@ class _JudgedTimes:
             self.slow[host_outliers.rows] = True
         return outliers
 
-    def named(self, tested: Sequence[Outliers]) -> SlowRanks | None:
+    def name_slow_ranks(self, tested: Sequence[Outliers]) -> SlowRanks | None:
         """Return the slow ranks if healing them saves enough; without those tested last that take away the certainty."""
         waited_for, behind = self._waited_for(tested)
         for count in range(len(waited_for), 0, -1):

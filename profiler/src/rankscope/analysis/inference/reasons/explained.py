@@ -36,7 +36,7 @@ class ReasonData:
     infos: Mapping[int, RankInfo]
 
 
-def explained(diagnosis: Diagnosis, run: ReasonData, late: NDArray[np.bool_], looked_at: NDArray[np.bool_]) -> Diagnosis:
+def explain_diagnosis(diagnosis: Diagnosis, run: ReasonData, late: NDArray[np.bool_], looked_at: NDArray[np.bool_]) -> Diagnosis:
     """Return ``diagnosis`` with the physical reason why its first rank was late, and its evidence; or a note without readings.
 
     ``late``: the steps in which it was late, out of those ``looked_at``; both are [steps of the table]. Unchanged for ranks

@@ -66,7 +66,7 @@ class GpuComparison:
 
         ``None`` without enough slow readings, or without enough readings to compare with.
         """
-        of_rank = self.slow.busy().known(name)
+        of_rank = self.slow.busy().known_values(name)
         peers = {rank: readings.busy() for rank, readings in self.peers.items()}
         usual = [
             value
@@ -158,7 +158,7 @@ def _throttled(*reasons: str) -> Callable[[GpuComparison], Evidence | None]:
         slower, clock = _slows(gpus, 0.25, 0.02)
         if count < MINIMUM_READINGS or share - usual < _MORE_OFTEN or not slower:
             return None
-        heat = gpus.slow.known("temperature_celsius")
+        heat = gpus.slow.known_values("temperature_celsius")
         warm = f", {np.median(heat):.0f} °C" if len(heat) else ""
         detail = f"{'/'.join(reasons)} in {count} of {len(gpus.slow.unix_ns)} readings, elsewhere {usual:.0%}; {clock}{warm}"
         return Evidence(name="hardware.throttled", value=share, unit="ratio", detail=detail)

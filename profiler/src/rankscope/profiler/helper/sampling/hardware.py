@@ -124,7 +124,7 @@ class Sampler:
 
     def _sample(self) -> None:
         due = time.monotonic()
-        while not self._ended.wait(max(0.0, due - time.monotonic())) and self._lock.held():
+        while not self._ended.wait(max(0.0, due - time.monotonic())) and self._lock.is_held():
             # The next sample is due ``SAMPLE_SECONDS`` after this one was, unless sampling took longer.
             due = max(due + SAMPLE_SECONDS, time.monotonic())
             rows = self._ask()
@@ -140,7 +140,7 @@ class Sampler:
         try:
             page = fetch(self._target)
             now = time.time_ns()
-            return self._history.seen(read_page(page, now), now)
+            return self._history.rows_of(read_page(page, now), now)
         except ScrapeError as error:
             reason = f"no answer from the exporter at {self._target.shown}: {error}"
         except ValueError as error:
@@ -167,7 +167,7 @@ class History:
         self._missing = {None: _ABSENT}
         return [HardwareSample(unix_ns=unix_ns, missing=reason)]
 
-    def seen(self, answer: list[HardwareSample], unix_ns: int) -> list[HardwareSample]:
+    def rows_of(self, answer: list[HardwareSample], unix_ns: int) -> list[HardwareSample]:
         """Return the rows for an exporter that answered with the GPUs in ``answer``."""
         uuids = {_bare(row.gpu_uuid): row.gpu_uuid for row in answer if row.gpu_uuid is not None}
         rows = [

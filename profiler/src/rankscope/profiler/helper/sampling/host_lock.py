@@ -47,7 +47,7 @@ class HostLock:
             os.close(handle)
             return False
         self._holding = handle
-        if not self.held():
+        if not self.is_held():
             self._let_go()
             return False
         return True
@@ -65,7 +65,7 @@ class HostLock:
         self._presence = os.open(self._present, _FLAGS, 0o600)
         try_lock(self._presence, shared=True)
 
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """Return whether this is the holder of the current lock file, which may have been removed or replaced."""
         return self._holding is not None and _is_still(self._holding, self._lock)
 

@@ -244,7 +244,7 @@ class Stacks(HelperTask):
             finally:
                 self._processes.remove(process)
         if process.returncode:
-            raise explained(errors.decode(errors="replace"), process.returncode)
+            raise stack_error(errors.decode(errors="replace"), process.returncode)
 
     def _wait_for_steps(self, end_unix_ns: int) -> None:
         """Wait until the step at the end of the series is there, but not for long: it may never end."""
@@ -273,7 +273,7 @@ def _read(output: Path) -> dict[int, list[Stay]]:
     return stays_of(output.read_bytes())
 
 
-def explained(errors: str, status: int) -> StackError:
+def stack_error(errors: str, status: int) -> StackError:
     """Return the error for what py-spy wrote to its standard error when it failed."""
     first = next((line.removeprefix("Error: ").strip() for line in errors.splitlines() if line.strip()), f"status {status}")
     if any(sign in errors for sign in ("Permission", "permission", "not permitted", "os error 1)", "os error 13)")):

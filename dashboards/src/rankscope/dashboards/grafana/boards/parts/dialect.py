@@ -45,25 +45,25 @@ class Dialect:
         """Return the published series of the chosen GPUs; ``labels`` as in the catalogue."""
         return f'{metric}{{{SCOPE}, uuid=~"$gpu"{matchers(labels)}}}'
 
-    def asked(self, metric: str, function: str, labels: dict[str, str]) -> str:
+    def function_of(self, metric: str, function: str, labels: dict[str, str]) -> str:
         """Return a function of each chosen GPU's series, with the labels of ``by``; ``{}`` in ``function`` is the selector."""
-        return self.named(function.format(self.selector(metric, **labels)))
+        return self.labelled(function.format(self.selector(metric, **labels)))
 
-    def named(self, expr: str) -> str:
+    def labelled(self, expr: str) -> str:
         """Return series of GPUs with the labels of ``by``."""
         return f"{expr}\n* on (job, instance, uuid) group_left (host, index) gpu_info{{{SCOPE}}}"
 
     def value(self, metric: str, /, **labels: str) -> str:
         """Return a gauge of each chosen GPU."""
-        return self.asked(metric, "{}", labels)
+        return self.function_of(metric, "{}", labels)
 
     def rate(self, metric: str, /, **labels: str) -> str:
         """Return the rate of a counter of each chosen GPU per second."""
-        return self.asked(metric, _RATED, labels)
+        return self.function_of(metric, _RATED, labels)
 
     def increase(self, metric: str, /, **labels: str) -> str:
         """Return the increase of a counter of each chosen GPU over the shown time."""
-        return self.asked(metric, _GROWN, labels)
+        return self.function_of(metric, _GROWN, labels)
 
     def sum_of_rates(self, *metrics: str) -> str:
         """Return the sum of the rates of several counters of each chosen GPU, per second."""

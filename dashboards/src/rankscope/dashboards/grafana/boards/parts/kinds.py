@@ -96,12 +96,12 @@ Kind = timeseries.Panel | stat.Panel | table.Panel | statetimeline.Panel | heatm
 
 def _ask_over_time(panel: timeseries.Panel | statetimeline.Panel, queries: Sequence[Query]) -> None:
     for letter, query in _letters(queries):
-        panel.with_target(_asked(query, letter).range())
+        panel.with_target(_data_query(query, letter).range())
         if query.dashed or query.legend_only:
             panel.override_by_query(letter, _properties(LEGEND_ONLY if query.legend_only else DASHED))
 
 
-def _asked(query: Query, letter: str) -> prometheus.Dataquery:
+def _data_query(query: Query, letter: str) -> prometheus.Dataquery:
     return prometheus.Dataquery().datasource(DATASOURCE).expr(query.expr).legend_format(query.legend).ref_id(letter)
 
 
@@ -124,11 +124,11 @@ def graph(queries: Sequence[Query], look: GraphLook) -> timeseries.Panel:
     panel.tooltip(common.VizTooltipOptions().mode(options.TooltipDisplayMode.MULTI).sort(options.SortOrder.DESCENDING))
     panel.line_width(1).fill_opacity(30 if look.stacked or look.bars else 0).show_points(options.VisibilityMode.AUTO)
     panel.color_scheme(FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
-    _drawn(panel, queries, look)
+    _style_lines(panel, queries, look)
     return panel
 
 
-def _drawn(panel: timeseries.Panel, queries: Sequence[Query], look: GraphLook) -> None:
+def _style_lines(panel: timeseries.Panel, queries: Sequence[Query], look: GraphLook) -> None:
     if look.stacked:
         panel.stacking(common.StackingConfig().mode(options.StackingMode.NORMAL).group("A"))
     if look.bars:
@@ -157,7 +157,7 @@ def figure(
     decimals: int | None = None,
 ) -> stat.Panel:
     """Return a panel of one present value, with the name of its series if the query has a legend."""
-    panel = stat.Panel().with_target(_asked(query, "A").instant())
+    panel = stat.Panel().with_target(_data_query(query, "A").instant())
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).fields("").values(False))
     panel.graph_mode(options.BigValueGraphMode.NONE).color_mode(options.BigValueColorMode.VALUE)
     panel.text_mode(options.BigValueTextMode.VALUE_AND_NAME if query.legend else options.BigValueTextMode.VALUE)
@@ -174,7 +174,7 @@ def sheet(rows: str | None, columns: Sequence[BoardColumn], *, sort: str | None 
     exprs = [*([rows] if rows else []), *(column.expr for column in columns if column.expr)]
     panel = table.Panel()
     for letter, query in _letters([Query(expr) for expr in exprs]):
-        panel.with_target(_asked(query, letter).instant().format(PromQueryFormat.TABLE))
+        panel.with_target(_data_query(query, letter).instant().format(PromQueryFormat.TABLE))
     if len(exprs) > 1:
         panel.with_transformation(DataTransformerConfig("merge", options={}))
     letters = iter("ABCDEFGH"[1 if rows else 0 :])
@@ -192,7 +192,7 @@ def sheet(rows: str | None, columns: Sequence[BoardColumn], *, sort: str | None 
         DataTransformerConfig("organize", options={"excludeByName": {}, "indexByName": order, "renameByName": titles})
     )
     for column in columns:
-        properties = _shown(column)
+        properties = _column_overrides(column)
         if properties:
             panel.override_by_name(column.title, properties)
     if sort is not None:
@@ -200,7 +200,7 @@ def sheet(rows: str | None, columns: Sequence[BoardColumn], *, sort: str | None 
     return panel
 
 
-def _shown(column: BoardColumn) -> list[DynamicConfigValue]:
+def _column_overrides(column: BoardColumn) -> list[DynamicConfigValue]:
     properties: dict[str, object] = {}
     if column.unit is not None:
         properties["unit"] = column.unit
@@ -230,7 +230,7 @@ def timeline(queries: Sequence[Query], words: ValueMap) -> statetimeline.Panel:
 
 def buckets(query: Query, unit: str) -> heatmap.Panel:
     """Return a histogram over time; the query returns buckets by ``le``."""
-    panel = heatmap.Panel().with_target(_asked(query, "A").range().format(PromQueryFormat.HEATMAP))
+    panel = heatmap.Panel().with_target(_data_query(query, "A").range().format(PromQueryFormat.HEATMAP))
     panel.calculate(False).show_legend().mode(options.TooltipDisplayMode.SINGLE).show_y_histogram()
     panel.y_axis(heatmap.YAxisConfig().unit(unit))
     return panel.rows_frame(heatmap.RowsHeatmapOptions().layout(options.HeatmapCellLayout.AUTO))
