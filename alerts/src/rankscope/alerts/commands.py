@@ -14,7 +14,7 @@ from rankscope.alerts.watch.command import watch
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def alerts() -> None:
-    """Prometheus rules, the watcher, webhooks."""
+    """Send, receive and explain alerts: Prometheus rules, the watcher, webhooks."""
 
 
 for command in (explain, replay, rules, serve, outbox, test_webhook, watch):

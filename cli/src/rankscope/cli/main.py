@@ -45,22 +45,26 @@ VERBS: Final[dict[str, Verb]] = {
         "rankscope.cli.verbs.hang:hang", "Name the rank that hung the job: from NCCL RAS and Flight Recorder dumps.", "analysis"
     ),
     "compare": Verb(
-        "rankscope.cli.verbs.compare:compare", "What got better or worse between runs, and is it real; scaling.", "analysis"
+        "rankscope.cli.verbs.compare:compare", "Show what got better or worse between runs, beyond noise; scaling.", "analysis"
     ),
-    "export": Verb("rankscope.cli.verbs.export:export", "All ranks on one clock, for ui.perfetto.dev.", "analysis"),
-    "steps": Verb("rankscope.cli.verbs.steps:steps", "A run's step records as CSV, JSON Lines or Parquet.", "analysis"),
+    "export": Verb("rankscope.cli.verbs.export:export", "Write all ranks on one clock, for ui.perfetto.dev.", "analysis"),
+    "steps": Verb("rankscope.cli.verbs.steps:steps", "Write a run's step records as CSV, JSON Lines or Parquet.", "analysis"),
     "whatif": Verb(
-        "rankscope.cli.verbs.whatif:whatif", "How fast it would be without stragglers: time, GPU-hours, money.", "analysis"
+        "rankscope.cli.verbs.whatif:whatif", "Estimate the step time without stragglers: time, GPU-hours, money.", "analysis"
     ),
     "capture": Verb("rankscope.cli.live.capture:capture", "Ask a live run for a profile of its next steps.", "analysis"),
     "exporter": Verb("rankscope.exporter.commands:exporter", "Publish this node's GPUs and ranks to Prometheus.", "exporter"),
     "dashboard": Verb("rankscope.dashboards.commands:dashboard", "Serve the pages that show the evidence.", "dashboards"),
-    "report": Verb("rankscope.dashboards.commands:report", "A run's pages as one file that opens offline.", "dashboards"),
-    "grafana": Verb("rankscope.dashboards.grafana.commands:grafana", "Boards for Grafana: hosts, GPUs, runs, alerts."),
-    "alerts": Verb("rankscope.alerts.commands:alerts", "Prometheus rules, the watcher, webhooks.", "alerts"),
+    "report": Verb("rankscope.dashboards.commands:report", "Write a run's pages as one file that opens offline.", "dashboards"),
+    "grafana": Verb(
+        "rankscope.dashboards.grafana.commands:grafana", "List and export boards for Grafana: hosts, GPUs, runs, alerts."
+    ),
+    "alerts": Verb(
+        "rankscope.alerts.commands:alerts", "Send, receive and explain alerts: Prometheus rules, watcher, webhooks.", "alerts"
+    ),
     "schema": Verb("rankscope.cli.verbs.schema:schema", "Print the JSON Schema of a record or a result."),
-    "demo": Verb("rankscope.cli.demo.commands:demo", "Everything on this machine, with a planted straggler.", "all"),
-    "doctor": Verb("rankscope.cli.verbs.doctor:doctor", "What works on this machine, what is missing, how to get it."),
+    "demo": Verb("rankscope.cli.demo.commands:demo", "Try everything on this machine, with a planted straggler.", "all"),
+    "doctor": Verb("rankscope.cli.verbs.doctor:doctor", "Check what works on this machine, what is missing, how to get it."),
 }
 
 
@@ -151,7 +155,7 @@ Exit status: 0 done, 1 check failed, 2 usage, 3 unreadable input, 4 something is
 )
 @click.version_option(package_name="rankscope", prog_name="rankscope")
 def cli() -> None:
-    """Which rank, on which host and GPU, makes the others wait, why, what that costs, and what to do next."""
+    """Find which rank, on which host and GPU, makes the others wait, why, what that costs, and what to do next."""
 
 
 def _complain(text: str) -> None:

@@ -47,7 +47,7 @@ def paths_or_newest(context: click.Context, _param: click.Parameter, paths: tupl
     return (run,)
 
 
-format_option = options.format_option("For people, or for programs.")
+format_option = options.format_option("Print text for people, or JSON for programs.")
 
 
 class Finite(click.FloatRange):

@@ -106,7 +106,7 @@ The token may also be in RANKSCOPE_DASHBOARD_TOKEN.
 @click.option(
     "--listen", type=ListenAddress(), default="127.0.0.1:8050", show_default=True, help="Where to serve; port 0 for any free one."
 )
-@click.option("--port", type=click.IntRange(0, 65535), help="Another port, of the default address.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Serve at another port of the default address.")
 @click.option(
     "--memory",
     "memory_bytes",
@@ -345,7 +345,7 @@ def report(
     metric: str | None,
     rows: str | None,
 ) -> None:
-    """The pages of a run as one file that needs neither a server nor a network: for a ticket, a mail, an archive.
+    """Write the pages of a run as one file that needs neither a server nor a network: for a ticket, a mail, an archive.
 
     RUN is a run directory, by default the newest run in rankscope-runs; one that goes on is reported as it is now.
     """

@@ -50,7 +50,7 @@ class MessageDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 @click.group()
 def outbox() -> None:
-    """Messages to targets: waiting, delivered, dead.
+    """Inspect the messages to targets: waiting, delivered, dead.
 
     Refused messages, and those not accepted in time, are kept as dead: show them, repair the target, replay them.
     A running `rankscope alerts watch` or `serve` with the same --state sends them at once, otherwise the next one does.
@@ -66,7 +66,7 @@ def _folders(command: _Command) -> _Command:
 _only = click.option(
     "--only", "state", type=click.Choice(["waiting", "delivered", "dead", "overtaken"]), help="Only messages in this state."
 )
-_target = click.option("--target", metavar="NAME", help="Only messages to this target.")
+_target = click.option("--target", metavar="NAME", help="Select only messages to this target.")
 
 
 @outbox.command(name="list")
@@ -126,7 +126,7 @@ def show(ctx: click.Context, *, id_: str, folders: tuple[Path, ...], format_: Li
 
 @outbox.command()
 @click.argument("ids", metavar="[ID]...", nargs=-1)
-@click.option("--dead", is_flag=True, help="All dead messages.")
+@click.option("--dead", is_flag=True, help="Send all dead messages.")
 @_target
 @_folders
 @click.pass_context

@@ -48,7 +48,7 @@ targets_option = click.option(
 
 @click.command(name="test-webhook")
 @targets_option
-@click.option("--target", metavar="NAME", help="Only this target of --config.")
+@click.option("--target", metavar="NAME", help="Test only this target of --config.")
 @click.option("--webhook", type=http_url, metavar="URL", envvar="RANKSCOPE_ALERTS_WEBHOOK", help="Address to test instead.")
 @format_option("json: one object, rankscope.test-webhook/1.")
 @click.pass_context

@@ -38,7 +38,7 @@ def _addressed(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group()
 def rules() -> None:
-    """Prometheus rules, their runbooks and thresholds."""
+    """Show or export Prometheus rules, their runbooks and thresholds."""
 
 
 @rules.command()

@@ -45,7 +45,7 @@ Examples:
     "host only.",
 )
 @pattern_option
-@click.option("--steps", type=STEPS, help="Steps A to B - 1 of a run only.  [default: all]")
+@click.option("--steps", type=STEPS, help="Judge only steps A to B - 1 of a run.  [default: all]")
 @cycle_option
 @click.option(
     "--detail",

@@ -32,7 +32,7 @@ Examples:
 @click.option(
     "--at", type=click.IntRange(0, 2**53), metavar="STEP", help="Compare one run's steps from this one on with those before."
 )
-@click.option("--steps", type=STEPS, help="Steps A to B - 1 of each run only.  [default: all]")
+@click.option("--steps", type=STEPS, help="Compare only steps A to B - 1 of each run.  [default: all]")
 @click.option(
     "--min-change",
     type=SHARE,

@@ -44,21 +44,21 @@ Then open https://ui.perfetto.dev and drop the file onto the page: it is read in
     metavar="FILE",
     help="Write Chrome JSON to FILE, compressed if it ends in .gz; - is standard output.",
 )
-@click.option("--steps", type=STEPS, help="Steps A to B - 1 only.  [default: all that fit]")
-@click.option("--ranks", type=RANKS, help="These ranks only, such as 0,3-5.  [default: all]")
+@click.option("--steps", type=STEPS, help="Export only steps A to B - 1.  [default: all that fit]")
+@click.option("--ranks", type=RANKS, help="Export only these ranks, such as 0,3-5.  [default: all]")
 @cycle_option
 @click.option(
     "--raw/--no-raw",
     default=None,
     help="Merge in the raw traces that a run has kept.  [default: with --steps]",
 )
-@click.option("--no-verdict", is_flag=True, help="Without analysis: memory does not grow with the length of the run.")
+@click.option("--no-verdict", is_flag=True, help="Skip the analysis: memory then does not grow with the length of the run.")
 @click.option(
     "--max-events",
     type=click.IntRange(_SMALL, 100_000_000),
     default=MAX_EVENTS,
     show_default=True,
-    help="About so many events; a browser has trouble with more.",
+    help="Export at most about so many events; a browser has trouble with more.",
 )
 @format_option
 def export(
@@ -73,7 +73,7 @@ def export(
     max_events: int,
     format_: str,
 ) -> None:
-    """All ranks on one corrected clock, for Perfetto: steps, phases, collectives, who waited for whom, the verdict on top.
+    """Write all ranks on one corrected clock, for Perfetto: steps, phases, collectives, waits, with the verdict on top.
 
     PATH is one run directory (its last attempt counts; RUN/attempts/000 names another), or Kineto traces (files, folders,
     patterns; also on s3:// and every other filesystem of fsspec) of one or many ranks. Where not everything fits, the

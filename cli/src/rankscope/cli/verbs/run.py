@@ -136,7 +136,7 @@ The training script needs no change and its output is left alone; the verdict go
     is_flag=True,
     help="The same, by torch's Flight Recorder: one more CUDA event per collective, and a dump every few seconds.",
 )
-@price_options("To price the loss in money.")
+@price_options("Price the loss in money.")
 @click.option("--simulated", is_flag=True, help="The GPU readings of this node are simulated: say so wherever the run is shown.")
 @click.option("--verdict/--no-verdict", default=True, show_default=True, help="Print the verdict when the job has ended.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND...")

@@ -59,10 +59,10 @@ Examples:
 """
 )
 @click.argument("run", type=INPUT_PATH, metavar="RUN")
-@click.option("--attempt", type=click.IntRange(0), metavar="N", help="This attempt.  [default: the last]")
-@click.option("--ranks", type=RANKS, help="These ranks only, such as 0,3-5.  [default: all]")
-@click.option("--steps", type=STEPS, help="Steps A to B - 1 only.  [default: all]")
-@click.option("--columns", type=_ColumnList(), help="These columns only, such as rank,step,wall_us.  [default: all]")
+@click.option("--attempt", type=click.IntRange(0), metavar="N", help="Write the records of attempt N.  [default: the last]")
+@click.option("--ranks", type=RANKS, help="Write only these ranks, such as 0,3-5.  [default: all]")
+@click.option("--steps", type=STEPS, help="Write only steps A to B - 1.  [default: all]")
+@click.option("--columns", type=_ColumnList(), help="Write only these columns, such as rank,step,wall_us.  [default: all]")
 @click.option(
     "--format",
     "format_",
@@ -87,7 +87,7 @@ def steps(
     format_: Format | None,
     target: str,
 ) -> None:
-    """Step records of a run as CSV, JSON Lines or Parquet: a row for each rank and step, with its attempt and its tags.
+    """Write step records of a run as CSV, JSON Lines or Parquet: a row for each rank and step, with its attempt and its tags.
 
     Columns are those of the recorder (docs/run-directory.md); times are in microseconds. What is unknown is empty in CSV, and
     null in JSON Lines and Parquet. Records are read a block at a time, so memory does not grow with the run. A live run is

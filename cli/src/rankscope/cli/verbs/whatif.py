@@ -27,7 +27,7 @@ Examples:
 @pattern_option
 @cycle_option
 @engine_options
-@click.option("--per-step", is_flag=True, help="Each step's figures, too (JSON).")
+@click.option("--per-step", is_flag=True, help="Print each step's figures, too (JSON).")
 def whatif(
     paths: tuple[str, ...],
     *,
@@ -41,7 +41,7 @@ def whatif(
     workers: int | None,
     per_step: bool,
 ) -> None:
-    """How fast a job would be without stragglers: in step time, GPU-hours and money.
+    """Estimate how fast a job would be without stragglers: in step time, GPU-hours and money.
 
     Plays the job on the graph of what waits for what: with no rank slower than usual, and with each rank, host, stage, operation,
     phase and cause alone made ideal, or alone left as it was.

@@ -41,7 +41,7 @@ def _address(_context: click.Context, _option: click.Parameter, value: str | Non
 
 @click.group()
 def grafana() -> None:
-    """Boards for Grafana: hosts, GPUs, runs, alerts."""
+    """List and export boards for Grafana: hosts, GPUs, runs, alerts."""
 
 
 @grafana.command(
@@ -77,7 +77,7 @@ def export(folder: Path, datasource_uid: str | None, dashboard_url: str | None, 
 @grafana.command("list")
 @format_option("All of them as one object.")
 def list_boards(format_: str) -> None:
-    """Say which boards there are."""
+    """List the boards."""
     boards = shipped()
     if format_ == "json":
         click.echo(json.dumps({"schema": SCHEMA, "boards": [_row(board) for board in boards]}))
