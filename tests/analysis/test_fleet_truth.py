@@ -29,8 +29,8 @@ def fleet(fault_us: float = 20_000.0, *, ranks: int = 4, **more: Any) -> Any:
     fleets = module("fleet")
     fault = np.zeros((ranks, STEPS))
     fault[1] = fault_us
-    expected = fleets.Expected("names", (1,))
-    return fleets.Fleet(np.full((ranks, STEPS), 80_000.0), **{"expected": expected, "fault": fault, **more})
+    expected = fleets.ExpectedAnswer("names", (1,))
+    return fleets.PlantedFleet(np.full((ranks, STEPS), 80_000.0), **{"expected": expected, "fault": fault, **more})
 
 
 def test_two_kinds_are_written_judged_and_printed_with_their_budgets() -> None:
@@ -52,8 +52,8 @@ def test_two_kinds_are_written_judged_and_printed_with_their_budgets() -> None:
 def test_a_failed_budget_fails_the_command() -> None:
     fleet_truth, fleet_scores = module("fleet_truth"), module("scores")
     missed = fleet_scores.Score(right=False, exact=False, false=False)
-    outcome = fleet_truth.Outcome(
-        job=fleet_truth.Job("a slow rank, 8 ranks", 0),
+    outcome = fleet_truth.FleetOutcome(
+        job=fleet_truth.FleetCase("a slow rank, 8 ranks", 0),
         expected=module("fleet").Expected("names", (1,)),
         steps=1000,
         score=missed,

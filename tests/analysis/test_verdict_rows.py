@@ -46,7 +46,7 @@ def analyse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Analyse:
     def run(fleet: Any, *, per_host: int = 8, **more: Any) -> Analysis:
         monkeypatch.setattr(fleets, "RANKS_PER_HOST", per_host)
         if isinstance(fleet, np.ndarray):
-            fleet = fleets.Fleet(fleet, fleets.Expected("none"), **more)
+            fleet = fleets.PlantedFleet(fleet, fleets.ExpectedAnswer("none"), **more)
         number = len(list(tmp_path.iterdir()))
         fleets.write_fleet(fleet, tmp_path / f"run{number}")
         return analyze_run(tmp_path / f"run{number}")

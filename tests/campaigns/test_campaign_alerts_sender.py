@@ -197,8 +197,8 @@ PUTTING = """
 import sys, pathlib
 from tests.webhook_receiver import about, notice
 from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.store.database import Store
-box = Outbox(Store(pathlib.Path(sys.argv[1])))
+from rankscope.alerts.store.database import AlertStore
+box = Outbox(AlertStore(pathlib.Path(sys.argv[1])))
 for rank in range(10_000):
     box.put(about(notice(rank)))
     print(rank, flush=True)

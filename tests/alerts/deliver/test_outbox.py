@@ -185,8 +185,9 @@ def test_a_process_that_is_killed_after_it_put_has_put(tmp_path: Path) -> None:
     path = tmp_path / "state"
     code = (
         "import os, sys, pathlib\nfrom tests.webhook_receiver import about, notice\n"
-        "from rankscope.alerts.deliver.outbox import Outbox\nfrom rankscope.alerts.store.database import Store\n"
-        "Outbox(Store(pathlib.Path(sys.argv[1]))).put(about(*(notice(rank) for rank in range(20))))\nos.kill(os.getpid(), 9)\n"
+        "from rankscope.alerts.deliver.outbox import Outbox\nfrom rankscope.alerts.store.database import AlertStore\n"
+        "Outbox(AlertStore(pathlib.Path(sys.argv[1]))).put(about(*(notice(rank) for rank in range(20))))\n"
+        "os.kill(os.getpid(), 9)\n"
     )
     completed = subprocess.run([sys.executable, "-c", code, path], check=False, cwd=Path(__file__).parents[3])
     assert completed.returncode == -9
@@ -198,8 +199,8 @@ def test_many_processes_may_begin_an_outbox_at_once(tmp_path: Path) -> None:
     path = tmp_path / "state"
     code = (
         "import pathlib, sys\nfrom tests.webhook_receiver import about, notice\n"
-        "from rankscope.alerts.deliver.outbox import Outbox\nfrom rankscope.alerts.store.database import Store\n"
-        "print(flush=True)\nsys.stdin.readline()\nbox = Outbox(Store(pathlib.Path(sys.argv[1])))\n"
+        "from rankscope.alerts.deliver.outbox import Outbox\nfrom rankscope.alerts.store.database import AlertStore\n"
+        "print(flush=True)\nsys.stdin.readline()\nbox = Outbox(AlertStore(pathlib.Path(sys.argv[1])))\n"
         "for rank in range(20): box.put(about(notice(rank, run=sys.argv[2] + str(rank))))\n"
     )
     processes = [

@@ -266,14 +266,14 @@ def test_very_many_ranks_have_one_alert_together() -> None:
 
 
 def test_around_the_limit_alerts_do_not_come_and_go() -> None:
-    assert len(merge_shared(of_ranks(FEW_RANKS + 1), together=["TrainingStraggler"])) == 1
-    assert len(merge_shared(of_ranks(FEW_RANKS), together=["TrainingStraggler"])) == FEW_RANKS
+    assert len(merge_shared(of_ranks(FEW_RANKS + 1), merged_names=["TrainingStraggler"])) == 1
+    assert len(merge_shared(of_ranks(FEW_RANKS), merged_names=["TrainingStraggler"])) == FEW_RANKS
 
 
 def test_an_alert_about_many_ranks_stays_while_one_of_them_is_not_known() -> None:
     ledger = AlertLedger()
     ledger.update("x", merge_shared(of_ranks(40)), now_unix_ns=1, policy=FiringPolicy(1, 1))
-    assert ledger.names("x", together=True) == {"TrainingStraggler"}
+    assert ledger.names("x", shared_only=True) == {"TrainingStraggler"}
     [entry] = ledger.entries
     ledger.update("x", [], now_unix_ns=2, policy=FiringPolicy(1, 1), unknown=[17])
     assert entry.ends_at_unix_ns is None

@@ -140,7 +140,7 @@ def test_an_alert_about_many_ranks_ends_when_all_their_hosts_have_theirs() -> No
     ranks = [SUBJECT.candidate(STRAGGLER, {"summary": "s"}, rank=rank, host=f"n{rank // 8}") for rank in range(40)]
     ledger.update("x", merge_shared(ranks), now_unix_ns=1, policy=policy)
     hosts = hosts_alerts(5)
-    assert len(merge_shared(hosts, together=ledger.names("x", together=True))) == 5
+    assert len(merge_shared(hosts, merged_names=ledger.names("x", shared_only=True))) == 5
     ledger.update("x", hosts, now_unix_ns=2, policy=policy)
     ended = [entry for entry in ledger.entries if entry.ends_at_unix_ns is not None]
     assert [entry.alert.labels.get("host") for entry in ended] == [None]
@@ -163,7 +163,7 @@ def test_hosts_do_not_count_as_alerts_about_many_ranks() -> None:
     ledger = AlertLedger()
     ledger.update("x", hosts_alerts(2), now_unix_ns=1, policy=FiringPolicy(1, 1))
     assert ledger.names("x") == {"TrainingStraggler"}
-    assert ledger.names("x", together=True) == set()
+    assert ledger.names("x", shared_only=True) == set()
 
 
 def test_very_many_hosts_have_one_alert_together() -> None:
@@ -172,7 +172,7 @@ def test_very_many_hosts_have_one_alert_together() -> None:
     assert not {"rank", "host"} & together.alert.labels.keys()
     assert len(together.alert.annotations["ranks"].split(",")) == 8 * 33
     assert len(together.alert.annotations["hosts"].split(",")) == 33
-    assert len(merge_shared(hosts_alerts(FEW_RANKS), together=["TrainingStraggler"])) == FEW_RANKS
+    assert len(merge_shared(hosts_alerts(FEW_RANKS), merged_names=["TrainingStraggler"])) == FEW_RANKS
 
 
 def test_the_alert_of_a_host_stays_while_one_of_its_ranks_cannot_be_read() -> None:

@@ -82,11 +82,11 @@ def test_a_stuck_process_is_a_conflict(cli: Callable[..., subprocess.CompletedPr
     program = f"""
 import asyncio
 from pathlib import Path
-from rankscope.exporter.web.app import App
+from rankscope.exporter.web.app import ExporterApp
 from rankscope.exporter.web.listening import listen_unix
-from rankscope.exporter.pages.page import Page
+from rankscope.exporter.pages.page import MetricsPage
 from rankscope.base.http import application
-from rankscope.base.http_server import Endpoint, Server
+from rankscope.base.http_server import ListenEndpoint, Server
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.web.access import WebAccess
 
@@ -95,8 +95,8 @@ class Stuck(SimulatedFleet):
         raise TimeoutError("it sits in the driver")
 
 async def main():
-    app = App(Page("node1", Stuck("1")), WebAccess(None))
-    Server([Endpoint(listen_unix(Path({str(tmp_path / "control.sock")!r})), application(app.local))]).start()
+    app = ExporterApp(MetricsPage("node1", Stuck("1")), WebAccess(None))
+    Server([ListenEndpoint(listen_unix(Path({str(tmp_path / "control.sock")!r})), application(app.local))]).start()
     print("ready", flush=True)
     await asyncio.sleep(600)
 

@@ -36,20 +36,22 @@ def validation_text(reason: str, place: str, kind: object, *, section: str = "")
     ``place`` is the path of the error (``.target[0].name``) within ``section``, which should be of type ``kind``.
     """
     reason = one_line(reason)
-    meant = list(_types_at(msgspec.inspect.type_info(kind), place))
+    allowed_types = list(_types_at(msgspec.inspect.type_info(kind), place))
     if unknown := _UNKNOWN.fullmatch(reason):
-        return f"no such setting: {unknown[1]}{_instead(unknown[1], _settings(meant))}"
+        return f"no such setting: {unknown[1]}{_instead(unknown[1], _settings(allowed_types))}"
     if missing := _MISSING.fullmatch(reason):
         return f"{missing[1]} is missing"
     if wrong := _NONE_OF.fullmatch(reason):
-        values = [str(value) for type_ in meant if isinstance(type_, msgspec.inspect.LiteralType) for value in type_.values]
+        values = [
+            str(value) for type_ in allowed_types if isinstance(type_, msgspec.inspect.LiteralType) for value in type_.values
+        ]
         return f"{wrong[1]!r} is none of {', '.join(values)}{did_you_mean(wrong[1], values)}"
     if other := _OTHER_KIND.fullmatch(reason):
         wanted = " or ".join(_KINDS.get(type_, type_) for type_ in other[1].split(" | ") if type_ != "null")
-        settings = _settings(meant)
+        settings = _settings(allowed_types)
         of = f" with {', '.join(settings)}" if other[1].startswith("object") and settings else ""
         actual = f", found {_KINDS.get(other[3], other[3])}" if other[3] else ""
-        return f"expected {wanted}{of}{other[2]}{actual}{_brackets(meant, f'{section}{place}', other[3])}"
+        return f"expected {wanted}{of}{other[2]}{actual}{_brackets(allowed_types, f'{section}{place}', other[3])}"
     return reason
 
 
@@ -77,14 +79,16 @@ def _instead(name: str, choices: list[str]) -> str:
     return did_you_mean(name, choices) or (f"; there are {', '.join(choices)}" if choices else "")
 
 
-def _brackets(meant: list[Any], place: str, actual: str | None) -> str:
+def _brackets(allowed_types: list[Any], place: str, actual: str | None) -> str:
     """Hint on the ``[[…]]`` syntax when a list of tables was written as one table; empty otherwise."""
-    tables = any(isinstance(type_, msgspec.inspect.ListType) and _settings([*_flat(type_.item_type)]) for type_ in meant)
+    tables = any(isinstance(type_, msgspec.inspect.ListType) and _settings([*_flat(type_.item_type)]) for type_ in allowed_types)
     return f"; begin each with [[{place.removeprefix('.')}]]" if tables and actual == "object" and place else ""
 
 
-def _settings(meant: Iterable[object]) -> list[str]:
-    return [field.encode_name for type_ in meant if isinstance(type_, msgspec.inspect.StructType) for field in type_.fields]
+def _settings(allowed_types: Iterable[object]) -> list[str]:
+    return [
+        field.encode_name for type_ in allowed_types if isinstance(type_, msgspec.inspect.StructType) for field in type_.fields
+    ]
 
 
 def _types_at(node: Any, place: str) -> Iterator[Any]:

@@ -53,9 +53,9 @@ def _hint(key: str, options: Mapping[str, SectionOption]) -> str:
         names = [option.removeprefix("collector.") for option in options if option.startswith("collector.")]
         close = difflib.get_close_matches(name, names, n=1)
         return f"did you mean 'collector.{close[0]}'?" if close else f"there is no collector {name!r}, but: {', '.join(names)}"
-    near = difflib.get_close_matches(key, [*options, *(name.replace("-", "_") for name in options)], n=1)
-    if near:
-        return f"did you mean {near[0].replace('_', '-')!r}?"
+    close_matches = difflib.get_close_matches(key, [*options, *(name.replace("-", "_") for name in options)], n=1)
+    if close_matches:
+        return f"did you mean {close_matches[0].replace('_', '-')!r}?"
     return "keys are the long options of `rankscope exporter --help` without their dashes"
 
 

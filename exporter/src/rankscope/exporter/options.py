@@ -94,8 +94,10 @@ def unknown_variables(command: click.Command, environment: Mapping[str, str]) ->
     remarks = []
     for name in sorted(environment):
         if name.startswith(ENVIRONMENT_PREFIX) and name not in variables:
-            near = difflib.get_close_matches(name, variables, n=1)
-            remarks.append(f"{name} is no option of the exporter" + (f"; did you mean {near[0]}?" if near else ""))
+            close_matches = difflib.get_close_matches(name, variables, n=1)
+            remarks.append(
+                f"{name} is no option of the exporter" + (f"; did you mean {close_matches[0]}?" if close_matches else "")
+            )
     return remarks
 
 

@@ -45,7 +45,7 @@ class Reload:
         self._access.follow(settings.web_config)
         for name in sorted({self._option_names[setting] for setting in changes - RELOADED}):
             logger.warning("%s has changed, which needs a restart", name)
-        taken = ",".join(sorted(self._option_names[name] for name in changes & RELOADED))
-        logger.info("settings were read again", extra={"changed": taken or "nothing"})
+        changed_options = ",".join(sorted(self._option_names[name] for name in changes & RELOADED))
+        logger.info("settings were read again", extra={"changed": changed_options or "nothing"})
         # Settings that need a restart keep their values here, so that the next SIGHUP logs them again.
         self._settings = replace(self._settings, **{name: getattr(settings, name) for name in RELOADED})

@@ -107,14 +107,14 @@ class SimulatedFleet:
 
     def _uuids(self, gpu: str) -> list[str]:
         identities = [candidate.identity for candidate in self._gpus]
-        meant = [
+        matching_uuids = [
             candidate.uuid
             for candidate in identities
             if gpu in ("all", candidate.uuid, candidate.pci_bus_id, str(candidate.index))
         ]
-        if not meant:
+        if not matching_uuids:
             raise KeyError(gpu)
-        return meant
+        return matching_uuids
 
     def _sample(self, gpu: SimulatedGpu, at_s: float) -> GpuSample:
         return GpuSample(

@@ -210,21 +210,21 @@ class _Attempt:
         """Add the rows of several ranks together and clear ``rows``: few long columns cost less than many short ones."""
         if not rows:
             return
-        together = joined_rows(list(rows.values()))
+        joined = joined_rows(list(rows.values()))
         counts = [len(row) for row in rows.values()]
-        if not self._take_alike(list(rows), together, counts[0] if len(set(counts)) == 1 else 0):
-            for rank, columns in zip(rows, RankColumns.of_each(together, counts), strict=True):
+        if not self._take_alike(list(rows), joined, counts[0] if len(set(counts)) == 1 else 0):
+            for rank, columns in zip(rows, RankColumns.of_each(joined, counts), strict=True):
                 self._take(rank, columns)
         rows.clear()
 
-    def _take_alike(self, ranks: list[int], together: Rows, count: int) -> bool:
+    def _take_alike(self, ranks: list[int], joined: Rows, count: int) -> bool:
         """Add ``count`` rows of each rank at once if all ranks have the same new steps. Return whether they were added."""
         if not 0 < count <= self._recent_steps:
             return False
-        steps = together["step"].reshape(len(ranks), count)
+        steps = joined["step"].reshape(len(ranks), count)
         if (steps != steps[0]).any() or (np.diff(steps[0]) <= 0).any() or steps[0, 0] < self._first:
             return False
-        columns = RankColumns.of([together])
+        columns = RankColumns.of([joined])
         if columns.damaged:
             return False
         tags: dict[str, list[NDArray[np.intp]]] = {}
@@ -233,7 +233,7 @@ class _Attempt:
                 tags.setdefault(tag, []).append(entries + number * count)
         columns = replace(columns, tags={tag: np.concatenate(entries) for tag, entries in tags.items()})
         if self._rows is not None:
-            for first, rank in zip(range(0, len(together), count), ranks, strict=True):
+            for first, rank in zip(range(0, len(joined), count), ranks, strict=True):
                 if self._rows.needs(rank):
                     self._rows.add(rank, columns.part(first, first + count))
         self._filling.add_alike(ranks, columns, count)

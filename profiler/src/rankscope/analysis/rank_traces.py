@@ -257,8 +257,8 @@ def _requests_communication(trace: Trace) -> bool:
         return False
     calls = np.isin(trace.category, (NOTE, OPERATOR))
     sizes = [integer(args.group_size) for row, args in trace.metadata.items() if calls[row]]
-    asks = (asks_for_communication(trace.names[name]) for name in distinct(trace.name[calls]))
-    return any(asks) and not (sizes and all(size == 1 for size in sizes))
+    requests = (asks_for_communication(trace.names[name]) for name in distinct(trace.name[calls]))
+    return any(requests) and not (sizes and all(size == 1 for size in sizes))
 
 
 def _kernel_names(trace: Trace) -> list[str]:

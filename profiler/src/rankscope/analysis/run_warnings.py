@@ -25,13 +25,13 @@ def warnings_of_run(run: RunEvidence, ended: list[str], *, chosen: bool) -> list
     warnings = [f"only {steps_text(run.table)} are analysed, as chosen"] if chosen else []
     attempts = run.reader.attempts()
     if len(attempts) > 1:
-        which = "the last" if run.table.attempt == attempts[-1] else "one"
+        attempt_text = "the last" if run.table.attempt == attempts[-1] else "one"
         others = (
             ""
-            if which == "one"
+            if attempt_text == "one"
             else f"; for an earlier one name its folder, such as {attempt_dir(run.reader.path, attempts[-2])}"
         )
-        warnings.append(f"{which} of {len(attempts)} attempts (number {run.table.attempt}) is analysed{others}")
+        warnings.append(f"{attempt_text} of {len(attempts)} attempts (number {run.table.attempt}) is analysed{others}")
         if (slowest := slowest_attempt(run.reader)) is not None:
             warnings.append(slowest)
     if run.earlier.steps:

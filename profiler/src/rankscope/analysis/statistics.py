@@ -212,9 +212,9 @@ def _fraction(a: float, b: float, x: float) -> float:
     value = d
     for m in range(1, _TERMS):
         even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        odd_term = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
         before = value
-        for factor in (even, odd):
+        for factor in (even, odd_term):
             d = 1 / _not_zero(1 + factor * d)
             c = _not_zero(1 + factor / c)
             value *= c * d

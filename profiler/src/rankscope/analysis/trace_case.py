@@ -144,8 +144,8 @@ def _too_damaged(traces: Sequence[RankTrace]) -> MissingEvidence | None:
 
 def _damaged_steps(traces: Sequence[RankTrace]) -> int:
     """Return the number of steps that lack device events of any rank."""
-    lacking = [trace for trace in traces if trace.quality.damaged_steps]
-    return len({row.step for trace in lacking for row in trace.device.by_step if row.truncated})
+    damaged = [trace for trace in traces if trace.quality.damaged_steps]
+    return len({row.step for trace in damaged for row in trace.device.by_step if row.truncated})
 
 
 def _lack_communication(traces: Sequence[RankTrace]) -> bool:
@@ -176,28 +176,28 @@ def _device_times(traces: Sequence[RankTrace], world_size: int | None) -> dict[i
 
 def _unmatched(traces: Sequence[RankTrace], world_size: int | None) -> MissingEvidence | None:
     """Return what is missing for matched collectives; ``None`` for a job of one rank, which has none to match."""
-    lacking = [trace for trace in traces if trace.lacks]
-    lack: Lack | None = None
-    if lacking:
-        lack = "torn_trace" if any(trace.torn for trace in lacking) else lacking[0].quality.problem or "damaged"
-    if len(lacking) == len(traces):
+    unusable = [trace for trace in traces if trace.lacks]
+    lack_kind: Lack | None = None
+    if unusable:
+        lack_kind = "torn_trace" if any(trace.torn for trace in unusable) else unusable[0].quality.problem or "damaged"
+    if len(unusable) == len(traces):
         first = f"rank {traces[0].rank} {traces[0].lacks}"
         missing = f"the trace of {first}" if len(traces) == 1 else f"no trace can be used: that of {first}"
     elif (world_size or 1) == 1 and len(traces) == 1:
         return None
     elif len(traces) < (world_size or 1):
-        lack = None
-        some = f"the trace of 1 rank of {_of_ranks(traces)} cannot show which rank waits for which"
+        lack_kind = None
+        trace_text = f"the trace of 1 rank of {_of_ranks(traces)} cannot show which rank waits for which"
         if len(traces) > 1:
-            some = f"the traces of {len(traces)} ranks of {_of_ranks(traces)} cannot show who was last"
-        missing = f"{some}; give the traces of all ranks"
-    elif lacking:
-        missing = f"the trace of rank {lacking[0].rank} {lacking[0].lacks}, and that rank may have been last"
+            trace_text = f"the traces of {len(traces)} ranks of {_of_ranks(traces)} cannot show who was last"
+        missing = f"{trace_text}; give the traces of all ranks"
+    elif unusable:
+        missing = f"the trace of rank {unusable[0].rank} {unusable[0].lacks}, and that rank may have been last"
     elif any(trace.quality.damaged_steps or trace.reduction.without_order for trace in traces):
-        lack = "damaged"
+        lack_kind = "damaged"
         missing = "device events are missing from the traces, so that no collective could be matched across the ranks"
     elif not any(trace.quality.device_events or trace.reduction.collectives for trace in traces):
-        missing, lack = "the traces show no device and no collective, only what the hosts did", "no_activity"
+        missing, lack_kind = "the traces show no device and no collective, only what the hosts did", "no_activity"
     else:
         missing = "no collective could be matched across the ranks"
-    return MissingEvidence(missing, lack, lead="On the ranks at hand " if len(traces) > 1 else "On this rank ")
+    return MissingEvidence(missing, lack_kind, lead="On the ranks at hand " if len(traces) > 1 else "On this rank ")

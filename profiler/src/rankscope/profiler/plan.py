@@ -81,12 +81,12 @@ class Schedule:
         """
         if self.steps <= 0:
             return first
-        near = self._near(first)
-        if near is None or near > first + steps:
+        nearest_window = self._near(first)
+        if nearest_window is None or nearest_window > first + steps:
             return first
-        first = near + self._length + 1
-        near = self._near(first)
-        return first if near is None or near > first + steps else None
+        first = nearest_window + self._length + 1
+        nearest_window = self._near(first)
+        return first if nearest_window is None or nearest_window > first + steps else None
 
     def _near(self, step: int) -> int | None:
         """Return the first step of the first scheduled window that ends at ``step - 1`` or later."""

@@ -162,7 +162,7 @@ class ColumnRows:
     """
 
     def __init__(self, blocks: Iterable[Rows]) -> None:
-        self._words = [_by_column(together) for together in _in_groups(blocks)]
+        self._words = [_by_column(group_rows) for group_rows in _in_groups(blocks)]
         """Words of the rows, in parts, [words of a row, rows] each."""
 
     def __len__(self) -> int:

@@ -93,7 +93,7 @@ def load_destinations(path: Path, *, absent: Callable[[str], object] | None = No
     for number, entry in enumerate(config.target):
         place = _TargetFolder(path.parent, f"target {entry.name}", absent)
         try:
-            targets.append(_target(entry, place, taken={target.name for target in targets}))
+            targets.append(_target(entry, place, taken_names={target.name for target in targets}))
         except _WrongError as error:
             name = "" if error.field == "name" else f" ({entry.name})"
             raise InputError(path, error.reason, place=f"target[{number}].{error.field}{name}") from error
@@ -142,10 +142,10 @@ class _TargetFolder:
         self.absent(f"{self.name}: {reason}; retried until the file exists")
 
 
-def _target(entry: _TargetEntry, place: _TargetFolder, taken: set[str]) -> Target:
+def _target(entry: _TargetEntry, place: _TargetFolder, taken_names: set[str]) -> Target:
     if not _NAME.fullmatch(entry.name):
         raise _WrongError("name", f"{shortened(entry.name, 70)!r} is not made of at most 64 letters, digits, '.', '_', '-'")
-    if entry.name in taken:
+    if entry.name in taken_names:
         raise _WrongError("name", f"{entry.name!r} is the name of another target")
     _refuse_contradictions(entry)
     if entry.template == "apprise":

@@ -34,8 +34,8 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def revision(self) -> str:
         """Key that distinguishes this message from earlier ones about the same state; empty the first time."""
-        again = f"again-{self.repeats}" if self.repeats else ""
-        return f"{again}forwarded-{self.forwarded}" if self.status == "firing" and self.forwarded > 1 else again
+        repeat_suffix = f"again-{self.repeats}" if self.repeats else ""
+        return f"{repeat_suffix}forwarded-{self.forwarded}" if self.status == "firing" and self.forwarded > 1 else repeat_suffix
 
 
 def next_episode(

@@ -171,9 +171,9 @@ class Inbox:
         [[count]] = self.store.query("SELECT count(*) FROM actions WHERE kind = 'verdict'")
         return int(count)
 
-    def _actions(self, which: str, parameters: tuple[object, ...]) -> list[Action]:
+    def _actions(self, condition: str, parameters: tuple[object, ...]) -> list[Action]:
         names = ", ".join(Action.__struct_fields__)
-        rows = self.store.query(f"SELECT {names} FROM actions WHERE {which} ORDER BY number", parameters)  # noqa: S608 - our own names
+        rows = self.store.query(f"SELECT {names} FROM actions WHERE {condition} ORDER BY number", parameters)  # noqa: S608 - our own names
         return [Action(**dict(zip(Action.__struct_fields__, row, strict=True))) for row in rows]
 
     def has_action(self, kind: str, fingerprint: str, starts_unix_ns: int) -> bool:
@@ -196,17 +196,17 @@ class Inbox:
 
     def move(self, action: Action, state: ActionState, *, request_id: str | None = None, result: bytes | None = None) -> Action:
         """Record the state of an action."""
-        moved = msgspec.structs.replace(
+        moved_action = msgspec.structs.replace(
             action, state=state, request_id=request_id or action.request_id, result=action.result if result is None else result
         )
         if state == "done":  # later queries only check that it exists
-            moved = msgspec.structs.replace(moved, alert=b"", result=None)
+            moved_action = msgspec.structs.replace(moved_action, alert=b"", result=None)
         with self.store.transaction() as db:
             db.execute(
                 "UPDATE actions SET state = ?, request_id = ?, result = ?, alert = ? WHERE number = ?",
-                (moved.state, moved.request_id, moved.result, moved.alert, moved.number),
+                (moved_action.state, moved_action.request_id, moved_action.result, moved_action.alert, moved_action.number),
             )
-        return moved
+        return moved_action
 
     def forget(self, action: Action) -> None:
         """Delete an action."""

@@ -57,10 +57,10 @@ class LinesInTime(Generic[_T]):
 
     def until(self, unix_ns: int) -> bytes:
         """Take the lines up to that time, each with its newline."""
-        taken: list[bytes] = []
+        lines: list[bytes] = []
         while (moment := self.next_unix_ns) is not None and moment <= unix_ns:
-            taken.append(self._ready.popleft()[1])
-        return b"".join(taken)
+            lines.append(self._ready.popleft()[1])
+        return b"".join(lines)
 
     def _read(self) -> None:
         """Read more of the first remaining segment; drop the segment when it has no further complete line."""
@@ -108,12 +108,12 @@ class RowsInTime:
 
     def until(self, unix_ns: int) -> bytes:
         """Take the rows up to that time."""
-        taken: list[bytes] = []
+        parts: list[bytes] = []
         while (moment := self.next_unix_ns) is not None and moment <= unix_ns:
             count = int(np.searchsorted(self._ends, min(unix_ns, _LAST_NS), side="right"))
-            taken.append(self._rows[:count].tobytes())
+            parts.append(self._rows[:count].tobytes())
             self._rows, self._ends = self._rows[count:], self._ends[count:]
-        return b"".join(taken)
+        return b"".join(parts)
 
     def _ends_of(self, rows: Rows) -> NDArray[np.int64]:
         """Times of rows, none before that of the row before it."""

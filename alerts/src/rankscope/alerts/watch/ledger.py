@@ -243,12 +243,12 @@ class AlertLedger(msgspec.Struct, kw_only=True):
 
         ``of``: names of the alerts to end, all for ``None``; ``but``: names to leave.
         """
-        meant = [
+        affected = [
             entry for entry in self.entries if entry.run == run and (of is None or entry.name in of) and entry.name not in but
         ]
-        dropped = {id(entry) for entry in meant if entry.track.state == "pending"}
+        dropped = {id(entry) for entry in affected if entry.track.state == "pending"}
         self.entries = [entry for entry in self.entries if id(entry) not in dropped]
-        for entry in meant:
+        for entry in affected:
             if entry.track.state == "firing":
                 entry.track = FiringState("resolved")
                 entry.ends_at_unix_ns, entry.ended_because = now_unix_ns, because
@@ -261,12 +261,12 @@ class AlertLedger(msgspec.Struct, kw_only=True):
         """Folders of the runs with a pending or firing alert."""
         return {entry.run for entry in self.entries if entry.track.state != "resolved"}
 
-    def names(self, run: str, *, together: bool = False) -> set[str]:
-        """Names of the pending or firing alerts of a run; ``together``: only of those that each cover many ranks."""
+    def names(self, run: str, *, shared_only: bool = False) -> set[str]:
+        """Names of the pending or firing alerts of a run; ``shared_only``: only of those that each cover many ranks."""
         return {
             entry.name
             for entry in self.entries
-            if entry.run == run and entry.track.state != "resolved" and (not together or _is_of_many(entry.alert))
+            if entry.run == run and entry.track.state != "resolved" and (not shared_only or _is_of_many(entry.alert))
         }
 
     def has_pending(self, run: str) -> bool:

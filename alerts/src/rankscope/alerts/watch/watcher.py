@@ -342,7 +342,7 @@ class Watcher:
         confirmation: Confirmation | None = None,
         unconfirmed: Collection[str] = (),
     ) -> None:
-        conditions = merge_shared(conditions, together=self.ledger.names(str(run), together=True))
+        conditions = merge_shared(conditions, merged_names=self.ledger.names(str(run), shared_only=True))
         now = self._clock()
         self.ledger.update(
             str(run),

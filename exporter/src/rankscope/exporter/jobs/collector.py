@@ -155,14 +155,14 @@ class JobsCollector:
         with contextlib.suppress(TimeoutError):
             listed = self._driver.ask(lambda: device_numbers(self._proc))
             # A GPU that the driver lists no more keeps its number, which its job still holds, until another GPU has it.
-            taken = set(listed.values())
-            self._numbers = {place: number for place, number in self._numbers.items() if number not in taken} | listed
+            taken_numbers = set(listed.values())
+            self._numbers = {place: number for place, number in self._numbers.items() if number not in taken_numbers} | listed
         return Devices(state.gpus, self._migs, self._numbers)
 
 
 def _unidentified_text(party: str, device: SchedulerDevice) -> str:
-    which = device.uuid or ("without a name" if device.number is None else f"number {device.number}")
-    return f"{party} holds a GPU that cannot be identified: {which}"
+    device_name = device.uuid or ("without a name" if device.number is None else f"number {device.number}")
+    return f"{party} holds a GPU that cannot be identified: {device_name}"
 
 
 def _with_pod_name(use: Use, pods: dict[str, PodName]) -> Use:

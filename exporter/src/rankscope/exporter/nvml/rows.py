@@ -72,8 +72,8 @@ class Call:
     def outcome(self, result: Sequence[float] | str) -> list[Reading | Absent]:
         """Convert the outputs of the call, or the reason why it failed, to readings and absences."""
         if isinstance(result, str):
-            return [Absent(out.metric, result, out.labels) for out in self.outs]
-        return [out.of(number) for out, number in zip(self.outs, self.numbers(*result), strict=True)]
+            return [Absent(output_series.metric, result, output_series.labels) for output_series in self.outs]
+        return [output_series.of(number) for output_series, number in zip(self.outs, self.numbers(*result), strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,8 +196,8 @@ class DcgmPage:
                     if not absent.labels or way.entry.labels.items() <= set(absent.labels):
                         missing.setdefault((way.name, gpu.identity.model, absent.reason), {})[gpu.identity.uuid] = None
         for (name, model, reason), uuids in missing.items():
-            whose = model if len(uuids) == up[model] else ", ".join(uuids)
-            yield f"{name} not available on {whose}: {reason}"
+            device_text = model if len(uuids) == up[model] else ", ".join(uuids)
+            yield f"{name} not available on {device_text}: {reason}"
 
     def _not_collected(self) -> tuple[tuple[str, str], ...]:
         """Return name and reason of the metrics whose collector is switched off."""

@@ -297,13 +297,13 @@ class Spool:
 def _in_turns(files: list[_SpoolCandidate], rejected: Counter[str]) -> list[_SpoolCandidate]:
     """Select at most ``MAX_FILES`` files round-robin by user, in the given order, so that no user displaces another's."""
     turns: Counter[int] = Counter()
-    taken = []
+    selected = []
     for place, file in enumerate(files):
         turns[file.status.st_uid] += 1
-        taken.append((turns[file.status.st_uid], place))
-    taken.sort()
-    rejected["too_many_files"] += len(taken[MAX_FILES:])
-    return [files[place] for place in sorted(place for _, place in taken[:MAX_FILES])]
+        selected.append((turns[file.status.st_uid], place))
+    selected.sort()
+    rejected["too_many_files"] += len(selected[MAX_FILES:])
+    return [files[place] for place in sorted(place for _, place in selected[:MAX_FILES])]
 
 
 def _listed(folder_fd: int) -> tuple[list[str], bool]:

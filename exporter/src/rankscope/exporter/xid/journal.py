@@ -360,9 +360,9 @@ class XidJournal:
             for entry in own:
                 twin = self._entries.get(entry.id) if entry.id <= began else None
                 if entry.id > began:
-                    near = (self._entries[number] for number in self._ids.get(key_of(entry), {}) if number in taken_over)
-                    near = (candidate for candidate in near if may_be_same(candidate, entry))
-                    twin = next((candidate for candidate in near if abs(candidate.boot_s - entry.boot_s) <= LATE_S), None)
+                    candidates = (self._entries[number] for number in self._ids.get(key_of(entry), {}) if number in taken_over)
+                    candidates = (candidate for candidate in candidates if may_be_same(candidate, entry))
+                    twin = next((candidate for candidate in candidates if abs(candidate.boot_s - entry.boot_s) <= LATE_S), None)
                 if twin is None:
                     self._put(msgspec.structs.replace(entry, id=self._last_id + 1), unsaved=True)
                 else:

@@ -104,7 +104,7 @@ class RecordColumns:
         on_cpu = np.array([stream is None for stream in values["stream"]], dtype=np.bool_)
         spans = values["compute_spans_us"]
         count = np.fromiter(map(len, spans), np.int64, len(rows))
-        flat = np.array([span for some in spans for span in some], dtype=np.float64).reshape(-1, 2)
+        flat = np.array([span for rank_spans in spans for span in rank_spans], dtype=np.float64).reshape(-1, 2)
         edges = np.rint(np.clip(flat * 1000, -_LONGEST_NS, _LONGEST_NS)).astype(np.int64) + np.repeat(enqueue, count)[:, None]
         converted = {
             "rank": np.full(len(rows), rank),

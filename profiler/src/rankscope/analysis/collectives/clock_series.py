@@ -137,10 +137,10 @@ def _jumps(at: Floats, offset: Floats) -> list[int]:
     return sorted(places)
 
 
-def _split(near: Floats) -> int:
+def _split(window_values: Floats) -> int:
     """Return the split that minimises the absolute deviations of the two parts from their own medians."""
-    splits = range(SIDE // 2, len(near) - SIDE // 2 + 1)
-    return min(splits, key=lambda at: _deviation(near[:at]) + _deviation(near[at:]))
+    splits = range(SIDE // 2, len(window_values) - SIDE // 2 + 1)
+    return min(splits, key=lambda at: _deviation(window_values[:at]) + _deviation(window_values[at:]))
 
 
 def _deviation(values: Floats) -> float:

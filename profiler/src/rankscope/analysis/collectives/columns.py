@@ -55,10 +55,10 @@ class NameNumbers:
     def of_lists(self, lists: Sequence[list[int] | None]) -> NDArray[np.int32]:
         """Return numbers for lists by their content; each object is looked at once, as many records share a long list."""
         number = {
-            key: self._numbers.setdefault(tuple(some), len(self._numbers)) if some else NONE
-            for key, some in {id(some): some for some in lists}.items()
+            key: self._numbers.setdefault(tuple(members), len(self._numbers)) if members else NONE
+            for key, members in {id(members): members for members in lists}.items()
         }
-        return np.array([number[id(some)] for some in lists], dtype=np.int32)
+        return np.array([number[id(members)] for members in lists], dtype=np.int32)
 
 
 def whole_numbers(values: Sequence[int | None], dtype: type[Any]) -> NDArray[Any]:

@@ -34,7 +34,7 @@ def communication_parts(
     return parts
 
 
-def explained_share(some: Sequence[Arrivals], communication_us: Mapping[int, float]) -> float | None:
+def explained_share(matched_groups: Sequence[Arrivals], communication_us: Mapping[int, float]) -> float | None:
     """Return the share of the ranks' communication that is in matched collectives, 0 to 1; ``None`` without communication.
 
     ``communication_us``: communication time of each rank to include, in the window of its collectives.
@@ -43,7 +43,7 @@ def explained_share(some: Sequence[Arrivals], communication_us: Mapping[int, flo
     if total <= 0:
         return None
     spans: dict[int, list[Spans]] = {}
-    for matches in some:
+    for matches in matched_groups:
         start = matches.records.start[matches.row]
         for rank, rows in _by_rank(matches):
             spans.setdefault(rank, []).append(np.column_stack([start[rows], matches.end_ns[rows]]))
@@ -95,8 +95,8 @@ def longest_extent_us(windows: Mapping[int, StepBreakdown], matches: Arrivals, c
     ``windows``: windows of at least one rank. A rank that is in no match counts alone.
     """
     islands = clock_islands(matches, {})
-    together: dict[int, dict[int, StepBreakdown]] = {}
+    by_island: dict[int, dict[int, StepBreakdown]] = {}
     for rank, row in windows.items():
-        together.setdefault(islands.get(rank, -1 - rank), {})[rank] = row
-    extents = [common_extent(group, clocks) for group in together.values()]
+        by_island.setdefault(islands.get(rank, -1 - rank), {})[rank] = row
+    extents = [common_extent(group, clocks) for group in by_island.values()]
     return max(finish - begin for begin, finish in extents) / 1000

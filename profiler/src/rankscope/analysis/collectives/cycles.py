@@ -198,16 +198,16 @@ def _cycle(kinds: Numbers, backward: Flags, elements: Numbers) -> tuple[int, int
     Where no operation is known to be autograd's, it contains every operation that repeats.
     """
     skipped = max(0, len(kinds) - _SEARCHED)
-    some, backward = kinds[skipped:].astype(np.int32), backward[skipped:]
-    late = slice(len(some) // 2, None)  # start-up differs
+    repeated_kinds, backward = kinds[skipped:].astype(np.int32), backward[skipped:]
+    late = slice(len(repeated_kinds) // 2, None)  # start-up differs
     reduced = elements[skipped:]
     gradients = reduced > reduced[backward].max(initial=0)
     counting = (backward | gradients)[late] if backward.any() else np.ones_like(backward[late])
-    names, counts = np.unique(some[late][counting], return_counts=True)
+    names, counts = np.unique(repeated_kinds[late][counting], return_counts=True)
     needed = names[counts > 1]
     forward = backward.any() and (~backward).mean() > 1 - MOSTLY
-    for length in range(1, len(some) // REPEATS + 1):
-        same = some[length:] == some[:-length]
+    for length in range(1, len(repeated_kinds) // REPEATS + 1):
+        same = repeated_kinds[length:] == repeated_kinds[:-length]
         if same.mean() < MOSTLY:
             continue
         # A sequence that begins at the median place of those that are followed by themselves is one that occurs often.
@@ -216,7 +216,7 @@ def _cycle(kinds: Numbers, backward: Flags, elements: Numbers) -> tuple[int, int
             continue
         begin = int(followed[len(followed) // 2])
         step = slice(begin, begin + length)
-        if np.isin(needed, some[step]).all() and not (forward and backward[step].all()):
+        if np.isin(needed, repeated_kinds[step]).all() and not (forward and backward[step].all()):
             return skipped + begin, length
     return None
 

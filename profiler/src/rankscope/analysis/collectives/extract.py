@@ -107,12 +107,12 @@ def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
         group = f"stream-{order}" if args.group_name is None else str(args.group_name)
         ranks = _ranks(args, trace)
         size = integer(args.group_size)
-        dtype, moved = args.dtype, _bytes(args)
+        dtype, moved_bytes = args.dtype, _bytes(args)
         if args.collective is None and note is not None:
-            dtype, moved = input_size(op, trace.metadata.get(note))
+            dtype, moved_bytes = input_size(op, trace.metadata.get(note))
         if kernels[calls[at]] > 1:
             # Several kernels serve one call: the number of bytes that each of them moves is not known.
-            moved = None
+            moved_bytes = None
         instance = Instance(
             op=op,
             group=group,
@@ -120,7 +120,7 @@ def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
             group_size=size if size is not None else (len(ranks) if ranks else None),
             sequence=integer(args.sequence),
             dtype=dtype,
-            bytes=moved,
+            bytes=moved_bytes,
             enqueue=enqueue[at],
             start=start[at],
             end=end[at],
@@ -195,8 +195,8 @@ def _copy_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
     copies = np.flatnonzero((events.kind == COMMUNICATION) & (trace.category[events.rows] == COPY))
     if not len(copies):
         return []
-    asks = np.array([asks_for_communication(name) for name in trace.names], dtype=bool)
-    frames = outermost(trace, asks[trace.name] & np.isin(trace.category, (NOTE, OPERATOR)))
+    requests_communication = np.array([asks_for_communication(name) for name in trace.names], dtype=bool)
+    frames = outermost(trace, requests_communication[trace.name] & np.isin(trace.category, (NOTE, OPERATOR)))
     kernels = events.launch_row[(events.kind == COMMUNICATION) & (trace.category[events.rows] == KERNEL)]
     has_kernel = set(enclosing(trace, kernels[kernels >= 0], frames))
     described = np.array([row for row, args in trace.metadata.items() if args.collective], dtype=np.intp)
@@ -295,7 +295,7 @@ def _cpu_collectives(trace: Trace) -> list[Instance]:
             called = operation_name(trace.names[trace.name[call]])
             if operation(called).family == "reduce_scatter":
                 op = called  # keeps sharding distinct from reducing whole gradients, also where gloo runs an all-reduce
-            dtype, moved = input_size(op, trace.metadata.get(row))
+            dtype, moved_bytes = input_size(op, trace.metadata.get(row))
             instances.append(
                 Instance(
                     op=op,
@@ -304,7 +304,7 @@ def _cpu_collectives(trace: Trace) -> list[Instance]:
                     group_size=None,
                     sequence=None,
                     dtype=dtype,
-                    bytes=moved,
+                    bytes=moved_bytes,
                     enqueue=int(trace.start[call]),
                     start=int(trace.start[row]),
                     end=int(trace.end[row]),

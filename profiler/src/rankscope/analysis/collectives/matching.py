@@ -146,8 +146,8 @@ class _GroupCells:
         order = np.argsort(code, kind="stable")
         code, row = code[order], self._row[order]
         # Of several records with one sequence number on a rank, the last counts.
-        again = (code[:-1] == code[1:]) & (self.records.rank[row[:-1]] == self.records.rank[row[1:]])
-        last = np.append(~again, np.ones(min(1, len(row)), np.bool_))
+        is_duplicate = (code[:-1] == code[1:]) & (self.records.rank[row[:-1]] == self.records.rank[row[1:]])
+        last = np.append(~is_duplicate, np.ones(min(1, len(row)), np.bool_))
         code, row = code[last], row[last]
         begins = np.flatnonzero(_changes(code))
         return arrivals_at(self.records, row, np.diff(np.append(begins, len(row))))
@@ -187,18 +187,18 @@ def _obstacles(every: Arrivals, cells: _GroupCells, world_size: int | None) -> N
     first, place_of = numbered(cells.group, cells.team)
     expected = _expected(cells, first, place_of, world_size)
     recorded = set(records.ranks)
-    missing = np.array([some is None or not some <= recorded for some in expected])
+    missing = np.array([members is None or not members <= recorded for members in expected])
     cell = cells.of(every)
     place = place_of[cell]
     # Members of each place as sorted codes of (place, rank); places with a missing rank do not matter.
     width = max(recorded, default=0) + 1
     codes = np.array(
-        [at * width + rank for at, some in enumerate(expected) if not missing[at] for rank in sorted(some or ())], np.int64
+        [at * width + rank for at, members in enumerate(expected) if not missing[at] for rank in sorted(members or ())], np.int64
     )
     cell_codes = np.repeat(place, every.count) * width + every.rank
     at = np.minimum(np.searchsorted(codes, cell_codes), max(0, len(codes) - 1))
     inside = every.sum((codes[at] == cell_codes).astype(np.int64)) if len(codes) else np.zeros(len(every), np.int64)
-    absent = np.array([len(some or ()) for some in expected])[place] - inside
+    absent = np.array([len(members or ()) for members in expected])[place] - inside
     obstacle = _disagreements(every)
     obstacle[(absent > 0) | (inside != every.count)] = _INCOMPLETE
     # Ranks that recorded a group of the same name in the step with other members.
@@ -227,12 +227,12 @@ def _expected(cells: _GroupCells, first: Numbers, place_of: Numbers, world_size:
     return expected
 
 
-def _disagreements(some: Arrivals, *, of_pairs: bool = False) -> Numbers:
+def _disagreements(instances: Arrivals, *, of_pairs: bool = False) -> Numbers:
     """Return why the records of each instance cannot be one collective; 0 if they can. What is not recorded agrees."""
-    records, obstacles = some.records, np.zeros(len(some), np.int64)
+    records, obstacles = instances.records, np.zeros(len(instances), np.int64)
     fields = [(_ROOT, records.root), (_DTYPE, records.dtype), (_BYTES, records.bytes), (_OPERATION, records.op)]
     for obstacle, values in fields[:-1] if of_pairs else fields:
-        obstacles[~some.agree(values[some.row])] = obstacle
+        obstacles[~instances.agree(values[instances.row])] = obstacle
     return obstacles
 
 
@@ -255,20 +255,20 @@ def _pairs(records: Records, world_size: int | None) -> tuple[Arrivals, Counter[
     row, peer, is_send = row[usable], peer[usable], is_send[usable]
     rank = records.rank[row]
     sender, receiver = np.where(is_send, rank, peer), np.where(is_send, peer, rank)
-    first, way = numbered(records.step[row], records.group[row], sender, receiver)
-    sends, receives = (np.bincount(way[side], minlength=len(first)) for side in (is_send, ~is_send))
+    first, pair_of_row = numbered(records.step[row], records.group[row], sender, receiver)
+    sends, receives = (np.bincount(pair_of_row[side], minlength=len(first)) for side in (is_send, ~is_send))
     is_recorded = np.isin(sender[first], records.ranks) & np.isin(receiver[first], records.ranks)
     unmatched = Counter[str]()
-    for reason, some in (
+    for reason, is_of_reason in (
         ("rank_missing", ~is_recorded),
         ("order_shifted", is_recorded & (sends != receives) & (sends > 0) & (receives > 0)),
         ("incomplete", is_recorded & (sends != receives) & ((sends == 0) | (receives == 0))),
     ):
-        unmatched[reason] += int(np.maximum(sends, receives)[some].sum())
+        unmatched[reason] += int(np.maximum(sends, receives)[is_of_reason].sum())
     chosen = is_recorded & (sends == receives)
-    inside = chosen[way]
-    row, way, is_send = row[inside], way[inside], is_send[inside]
-    order = np.argsort(way, kind="stable")
+    inside = chosen[pair_of_row]
+    row, pair_of_row, is_send = row[inside], pair_of_row[inside], is_send[inside]
+    order = np.argsort(pair_of_row, kind="stable")
     sent, received = (row[order][is_send[order] == side] for side in (True, False))
     every = arrivals_at(records, np.column_stack([sent, received]).ravel(), np.full(len(sent), 2), pairs=True)
     differs = _disagreements(every, of_pairs=True)

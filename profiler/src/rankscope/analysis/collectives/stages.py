@@ -60,9 +60,9 @@ def stages_of_group(messages: Messages, members: Sequence[int] | None, *, in_ord
     that the first message of a step shows where data enter.
     """
     stages_found: dict[int, int] = {}
-    for ranks, together in _connected(messages, members):
-        messages_of_group = {rank: messages[rank] for rank in sorted(together & messages.keys())}
-        is_whole = in_order and len(messages_of_group) == len(together)
+    for ranks, connected_ranks in _connected(messages, members):
+        messages_of_group = {rank: messages[rank] for rank in sorted(connected_ranks & messages.keys())}
+        is_whole = in_order and len(messages_of_group) == len(connected_ranks)
         stages = _chain(messages_of_group) if is_whole else None
         if (
             stages is None
@@ -78,16 +78,16 @@ def _connected(messages: Messages, members: Sequence[int] | None) -> list[tuple[
     """Return the sets of ranks that messages connect, each with the ranks whose order gives stages where messages do not."""
     sets: list[set[int]] = []
     for rank, own_messages in messages.items():
-        together = {rank, *(connected.peer for connected in own_messages if connected.peer is not None)}
+        connected_ranks = {rank, *(connected.peer for connected in own_messages if connected.peer is not None)}
         if members is not None and (not own_messages or any(connected.peer is None for connected in own_messages)):
-            together |= set(members)
+            connected_ranks |= set(members)
         separate = []
         for other in sets:
-            if other & together:
-                together |= other
+            if other & connected_ranks:
+                connected_ranks |= other
             else:
                 separate.append(other)
-        sets = [*separate, together]
+        sets = [*separate, connected_ranks]
     # Pipelines that share one group, as that of all ranks, have the order of its ranks, each by itself.
     return [(None if members is None else [rank for rank in members if rank in connected], connected) for connected in sets]
 
@@ -104,8 +104,8 @@ def _is_exchange(messages: Messages) -> bool:
 def _is_alike(messages: Messages) -> bool:
     """Return whether all ranks, which must be those of the whole set, send and receive alike, as in no pipeline."""
     to, of = (
-        {rank: {message.peer for message in own_messages if message.is_send is way} for rank, own_messages in messages.items()}
-        for way in (True, False)
+        {rank: {message.peer for message in own_messages if message.is_send is sends} for rank, own_messages in messages.items()}
+        for sends in (True, False)
     )
     is_ring = all(len(to[rank]) == 1 == len(of[rank]) and to[rank] != of[rank] for rank in messages)
     to_all = len(messages) > 3 and all(to[rank] == messages.keys() - {rank} for rank in messages)

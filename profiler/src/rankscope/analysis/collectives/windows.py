@@ -300,17 +300,17 @@ def _costliest(trace: Trace, events: WorkEvents, rows: NDArray[np.intp], number:
 
 def odd_windows(run: Path, attempt: int, windows: Mapping[int, Sequence[StepBreakdown]]) -> list[str]:
     """Return at most one sentence: the number of such steps, the last of them, and the folder of the remaining raw traces."""
-    odd = {rank: rows for rank, all_rows in windows.items() if (rows := [row for row in all_rows if row.looked_wrong])}
-    if not odd:
+    odd_rows = {rank: rows for rank, all_rows in windows.items() if (rows := [row for row in all_rows if row.looked_wrong])}
+    if not odd_rows:
         return []
     rank, last = max(
-        ((rank, row) for rank, rows in odd.items() for row in rows), key=lambda candidate: (candidate[1].step, -candidate[0])
+        ((rank, row) for rank, rows in odd_rows.items() for row in rows), key=lambda candidate: (candidate[1].step, -candidate[0])
     )
-    count = len({row.step for rows in odd.values() for row in rows})
+    count = len({row.step for rows in odd_rows.values() for row in rows})
     steps = "one profiled step" if count == 1 else f"{count:,} profiled steps"
-    where = f"{steps} of {ranks_text(sorted(odd))}, last in step {last.step} of rank {rank}"
+    where = f"{steps} of {ranks_text(sorted(odd_rows))}, last in step {last.step} of rank {rank}"
     text = f"something looked wrong in {where}: {last.looked_wrong}"
-    with_traces = [number for number in sorted(odd) if any((rank_dir(run, attempt, number) / "traces").glob("window-*"))]
+    with_traces = [number for number in sorted(odd_rows) if any((rank_dir(run, attempt, number) / "traces").glob("window-*"))]
     if with_traces:
         shown = rank if rank in with_traces else with_traces[0]
         text += f"; raw traces are in {rank_dir(Path(), attempt, shown) / 'traces'}"

@@ -89,8 +89,9 @@ def _sentence(a: str, b: str, step: Quantity, per: Per, min_change: float) -> st
     if step.outcome == "same":
         if typical.real or average.real:
             shift, name = (typical, "typical") if typical.real else (average, "average")
-            matters = exactly(min_change)
-            return f"{b} differs from {a}, but by less than the {matters} that matters: the {name} {what} {_change_text(shift)}."
+            threshold_text = exactly(min_change)
+            change_text = _change_text(shift)
+            return f"{b} differs from {a}, but by less than the {threshold_text} that matters: the {name} {what} {change_text}."
         return f"{b} is as fast as {a} within {exactly(min_change)}: the typical {what} {_change_text(typical)}."
     return f"No difference between {b} and {a} that the noise lets through: the typical {what} {_change_text(typical)}."
 
@@ -129,12 +130,14 @@ def _effect(step: Quantity, a: str, b: str) -> str:
 
 def _where(step: Quantity, quantities: Sequence[Quantity], per: Per) -> str:
     """Name the parts that changed, largest change first."""
-    moved = [
+    part_changes = [
         (quantity.label, quantity.difference)
         for quantity in quantities
         if quantity.role == "part" and quantity.outcome in ("worse", "better")
     ]
-    changes = sorted(((label, change) for label, change in moved if change is not None), key=lambda labelled: -abs(labelled[1]))
+    changes = sorted(
+        ((label, change) for label, change in part_changes if change is not None), key=lambda labelled: -abs(labelled[1])
+    )
     decided = step.outcome in ("worse", "better", "mixed")
     if not changes:
         return "No single part of the step stands out." if decided else ""
@@ -157,8 +160,8 @@ def _who(ranks: Sequence[RankShift], hosts: Sequence[str], per: Per) -> str:
         by = sum(map(_change, on)) / len(on)
         return f"All ranks of host {worst.host_b} became slower than the others, by {time(by)} per {per}{where}."
     host = f" on {worst.host_b}" if worst.host_b else ""
-    moved = f" (before on {worst.host_a})" if worst.host_a and worst.host_a != worst.host_b else ""
-    text = f"Rank {worst.rank}{host}{moved} became slower than its peers by {time(_change(worst))} per {per}{where}."
+    host_change = f" (before on {worst.host_a})" if worst.host_a and worst.host_a != worst.host_b else ""
+    text = f"Rank {worst.rank}{host}{host_change} became slower than its peers by {time(_change(worst))} per {per}{where}."
     if worst.imposed_a_us is None or worst.imposed_b_us is None:
         return text
     imposed = f"{time(worst.imposed_b_us)} per {per} and waiting rank instead of {time(worst.imposed_a_us)}"

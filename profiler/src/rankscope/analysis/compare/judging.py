@@ -69,12 +69,12 @@ def both_statistics(a: Sequence[Series], b: Sequence[Series], too_short: float, 
     return TestedPair(typical, average)
 
 
-def outcome(differences: Sequence[Difference], matters: float, better: Literal["lower", "higher"]) -> Outcome:
-    """Combine the statistics of one quantity. ``matters``: the smallest difference that matters, in the quantity's unit."""
+def outcome(differences: Sequence[Difference], least_difference: float, better: Literal["lower", "higher"]) -> Outcome:
+    """Combine the statistics of one quantity. ``least_difference``: the smallest that matters, in the quantity's unit."""
     if not differences:
         return "insufficient_data"
     sign = 1 if better == "lower" else -1
-    large = [difference for difference in differences if difference.is_real and abs(difference.difference) >= matters]
+    large = [difference for difference in differences if difference.is_real and abs(difference.difference) >= least_difference]
     worse = any(sign * difference.difference > 0 for difference in large)
     improved = any(sign * difference.difference < 0 for difference in large)
     if worse and improved:
@@ -82,7 +82,8 @@ def outcome(differences: Sequence[Difference], matters: float, better: Literal["
     if worse or improved:
         return "worse" if worse else "better"
     small = all(
-        (difference.is_real and abs(difference.difference) < matters) or (-matters < difference.low and difference.high < matters)
+        (difference.is_real and abs(difference.difference) < least_difference)
+        or (-least_difference < difference.low and difference.high < least_difference)
         for difference in differences
     )
     return "same" if small else "undecided"
@@ -116,17 +117,17 @@ def tested_quantity(
 ) -> Quantity:
     """Test one quantity of the steps. ``step_us``: A's mean step; ``min_change``: the fraction of it that matters."""
     why = f"{min(len(a), len(b))} usable steps on one side; {MIN_STEPS} are needed"
-    matters = min_change * step_us
-    return _quantity(name, kind, role, cut(a, b), level=level, matters=matters, step_us=step_us, why=why)
+    least_difference = min_change * step_us
+    return _quantity(name, kind, role, cut(a, b), level=level, least_difference=least_difference, step_us=step_us, why=why)
 
 
 def window_quantity(
     name: str, kind: QuantityKind, a: Sequence[Series], b: Sequence[Series], *, level: float, min_change: float, step_us: float
 ) -> Quantity:
     """Test one quantity of the profiled steps, each window a block. ``step_us``: A's mean profiled step."""
-    matters = min_change * step_us if kind.unit == "us" else min_change
+    least_difference = min_change * step_us if kind.unit == "us" else min_change
     why = f"{min(len(a), len(b))} profiled windows on one side; {MIN_BLOCKS} are needed"
-    return _quantity(name, kind, "window", (a, b, 1.0), level=level, matters=matters, step_us=step_us, why=why)
+    return _quantity(name, kind, "window", (a, b, 1.0), level=level, least_difference=least_difference, step_us=step_us, why=why)
 
 
 def single_quantity(name: str, kind: QuantityKind, a: float | None, b: float | None) -> Quantity:
@@ -153,7 +154,7 @@ def _quantity(
     blocks: tuple[Sequence[Series], Sequence[Series], float],
     *,
     level: float,
-    matters: float,
+    least_difference: float,
     step_us: float,
     why: str,
 ) -> Quantity:
@@ -176,6 +177,6 @@ def _quantity(
         average=as_shift(statistics.average, level),
         superiority=larger,
         cliffs_delta=None if larger is None else 2 * larger - 1,
-        outcome=outcome(statistics.all, matters, kind.better),
+        outcome=outcome(statistics.all, least_difference, kind.better),
         why=None if statistics.all else why,
     )

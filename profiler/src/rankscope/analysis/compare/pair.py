@@ -60,7 +60,7 @@ def compare_pair(a: Usable, b: Usable, *, min_change: float) -> Comparison:
             if of_a is not None or of_b is not None
         ),
     ]
-    shifts = rank_shifts(a, b, ranks, work=(work_a, work_b), level=levels.ranks, matters=min_change * step_us)
+    shifts = rank_shifts(a, b, ranks, work=(work_a, work_b), level=levels.ranks, least_difference=min_change * step_us)
     hosts = slower_hosts(shifts)
     sentence, summary = summarise(a, b, step, quantities, ranks=shifts, hosts=hosts, per=per, min_change=min_change)
     return Comparison(

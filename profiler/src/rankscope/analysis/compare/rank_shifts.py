@@ -35,12 +35,13 @@ def comparable_ranks(a: Usable, b: Usable) -> list[int]:
 
 
 def rank_shifts(
-    a: Usable, b: Usable, ranks: list[int], *, work: tuple[float, float], level: float, matters: float
+    a: Usable, b: Usable, ranks: list[int], *, work: tuple[float, float], level: float, least_difference: float
 ) -> list[RankShift]:
     """Return one row per rank, with times divided by the ``work`` of a step of either side.
 
-    ``matters``: the smallest change that matters. A rank is slower if its own time became longer, both in itself and against the
-    median of its peers. The first alone also happens if all ranks became slower, the second alone if the peers became faster.
+    ``least_difference``: the smallest change that matters. A rank is slower if its own time became longer, both in itself and
+    against the median of its peers. The first alone also happens if all ranks became slower, the second alone if the peers
+    became faster.
     """
     if not ranks:
         return []
@@ -54,7 +55,7 @@ def rank_shifts(
         for own, of_step in zip((own_a, own_b), work, strict=True)
     ]
     outcomes = [
-        _agreed(outcome(tested.all, matters, "lower"), own, work, level, matters)
+        _agreed(outcome(tested.all, least_difference, "lower"), own, work, level, least_difference)
         for tested, *own in zip(against, own_a, own_b, strict=True)
     ]
     excess_means = [excess.mean(axis=1).tolist() for excess in (excess_a, excess_b)]
@@ -95,12 +96,14 @@ def slower_hosts(rows: list[RankShift]) -> list[str]:
     return sorted(host for host, on in of_host.items() if 1 < len(on) < len(rows) and all(row.outcome == "worse" for row in on))
 
 
-def _agreed(outcome_of_steps: Outcome, own: list[Stored], work: tuple[float, float], level: float, matters: float) -> Outcome:
+def _agreed(
+    outcome_of_steps: Outcome, own: list[Stored], work: tuple[float, float], level: float, least_difference: float
+) -> Outcome:
     """Return the outcome against the peers; a change is undecided unless the rank's own time has the same outcome."""
     if outcome_of_steps not in ("worse", "better", "mixed"):
         return outcome_of_steps
     a, b = (times.astype(np.float64) / of_step for times, of_step in zip(own, work, strict=True))
-    itself = outcome(both_statistics(*cut(a, b), level).all, matters, "lower")
+    itself = outcome(both_statistics(*cut(a, b), level).all, least_difference, "lower")
     return outcome_of_steps if itself == outcome_of_steps else "undecided"
 
 

@@ -140,7 +140,7 @@ def _cause(run: RunEvidence, steps: NDArray[np.intp], weights: NDArray[np.float6
     table, total_weight = run.typical.met, float(weights.sum())
     if total_weight <= 0:
         return None
-    taken: dict[Cause, float] = {
+    weight_by_cause: dict[Cause, float] = {
         cause: float(weights[table.tagged(tag)[:, steps]].sum()) for cause, tag in ACTIVITIES.items() if tag in table.tags
     }
     row, column = np.nonzero(weights)
@@ -148,9 +148,9 @@ def _cause(run: RunEvidence, steps: NDArray[np.intp], weights: NDArray[np.float6
     for cause, metric in metrics.items():
         if table.is_known(metric):
             values = np.nan_to_num(table.at(metric, row, steps[column]).astype(np.float64))
-            taken[cause] = float(np.minimum(values, weights[row, column]).sum())
-    most = max(taken, key=lambda cause: taken[cause], default=None)
-    return most if most is not None and taken[most] >= _MOST * total_weight else None
+            weight_by_cause[cause] = float(np.minimum(values, weights[row, column]).sum())
+    most = max(weight_by_cause, key=lambda cause: weight_by_cause[cause], default=None)
+    return most if most is not None and weight_by_cause[most] >= _MOST * total_weight else None
 
 
 _NOUNS: Final = {row.cause: row.noun for row in CAUSES if row.noun}
@@ -158,8 +158,10 @@ _NOUNS: Final = {row.cause: row.noun for row in CAUSES if row.noun}
 
 def _sentence(rare: RareSteps, costliest: int) -> str:
     took = format_duration(rare.longest_us)
-    which = f"Step {costliest} took {took}" if rare.count == 1 else f"{rare.count:,} of {rare.of_steps:,} steps took up to {took}"
-    text = f"{which}, the typical one {format_duration(rare.typical_us)}: {rare.share:.0%} of the run's time"
+    steps_text = (
+        f"Step {costliest} took {took}" if rare.count == 1 else f"{rare.count:,} of {rare.of_steps:,} steps took up to {took}"
+    )
+    text = f"{steps_text}, the typical one {format_duration(rare.typical_us)}: {rare.share:.0%} of the run's time"
     if rare.rank is not None:
         text += f", in which the others waited for rank {rare.rank}"
     elif rare.moves and rare.count > 1:

@@ -151,9 +151,9 @@ def _activities(typical: _Typical) -> _Activities:
         for phase, values in times.at(typical.row, typical.step).items():
             if phase not in remaining:
                 remaining[phase] = np.nan_to_num(typical.own(f"{phase}_us")).clip(min=0.0)
-            taken = np.minimum(values, remaining[phase])
-            remaining[phase] = remaining[phase] - taken
-            activities.setdefault(name, {})[phase] = taken
+            allotted = np.minimum(values, remaining[phase])
+            remaining[phase] = remaining[phase] - allotted
+            activities.setdefault(name, {})[phase] = allotted
     return activities
 
 

@@ -67,19 +67,19 @@ def waterfall(costs: Costs) -> Waterfall:
     Each part gets at most the time that those before it in ``PRECEDENCE`` left.
     """
     step_ns = remaining = round(costs.step_us * 1000)
-    taken: dict[PartName, int] = {}
+    part_ns: dict[PartName, int] = {}
     for name in PRECEDENCE:
         if (amount := costs.amounts.get(name)) is not None:
-            taken[name] = min(round(min(max(amount.us, 0.0), costs.step_us) * 1000), remaining)
-            remaining -= taken[name]
-    taken["unexplained"] = remaining
-    assert sum(taken.values()) == step_ns
+            part_ns[name] = min(round(min(max(amount.us, 0.0), costs.step_us) * 1000), remaining)
+            remaining -= part_ns[name]
+    part_ns["unexplained"] = remaining
+    assert sum(part_ns.values()) == step_ns
     return Waterfall(
         unit=costs.unit,
         step_us=step_ns / 1000,
         steps=costs.steps,
         extent_us=costs.extent_us,
-        parts=[_part(name, taken.get(name), step_ns, costs) for name in MEANING],
+        parts=[_part(name, part_ns.get(name), step_ns, costs) for name in MEANING],
     )
 
 

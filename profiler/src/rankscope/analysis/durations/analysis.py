@@ -169,10 +169,10 @@ def compare_durations(durations: Durations) -> DurationEvidence:
     )
     if len(every.ranks) < world_size:
         warnings.append(source.missing.format(found=len(every.ranks), world_size=world_size))
-    lacking, instances = matching.unmatched_by.get("incomplete", 0), len(matches) + matching.unmatched
-    if lacking > _APART * instances:
+    incomplete, instances = matching.unmatched_by.get("incomplete", 0), len(matches) + matching.unmatched
+    if incomplete > _APART * instances:
         warnings.append(
-            f"{lacking:,} of {instances:,} collectives are in the {source.many} of some ranks only: {source.together}"
+            f"{incomplete:,} of {instances:,} collectives are in the {source.many} of some ranks only: {source.together}"
         )
     return evidence
 

@@ -33,7 +33,8 @@ def overlapping_by_autograd(calls: DurationCalls) -> set[str]:
     counts = calls.is_matchable & ~calls.of_family("all_gather")
     backward = calls.has(AUTOGRAD)
     by_autograd, by_script = (
-        sums(calls.group[some], calls.size[some], len(calls.groups)) for some in (counts & backward, counts & ~backward)
+        sums(calls.group[has_phase], calls.size[has_phase], len(calls.groups))
+        for has_phase in (counts & backward, counts & ~backward)
     )
     return {calls.groups[at] for at in np.flatnonzero(_MORE * by_script < by_autograd).tolist()}
 
@@ -56,10 +57,10 @@ def overlapping_by_gaps(matches: Arrivals, ended_ns: Numbers, messages: Mapping[
     for row in np.split(order, edges) if len(order) else []:
         rows_of_groups[int(matches.group[row[0]])].append(row)
     names = matches.group_names
-    beside = {group for group, rows in rows_of_groups.items() if _is_beside_compute(matches, rows, ended_us, messages)}
+    overlapping = {group for group, rows in rows_of_groups.items() if _is_beside_compute(matches, rows, ended_us, messages)}
     forms = {group: _form(matches, rows[0]) for group, rows in rows_of_groups.items()}
-    blocking = {forms[group] for group in rows_of_groups.keys() - beside} if any(messages.values()) else set()
-    return {names[group] for group in beside if forms[group] not in blocking}
+    blocking = {forms[group] for group in rows_of_groups.keys() - overlapping} if any(messages.values()) else set()
+    return {names[group] for group in overlapping if forms[group] not in blocking}
 
 
 def _form(matches: Arrivals, row: Numbers) -> tuple[int, frozenset[tuple[int, int]]]:
@@ -88,15 +89,15 @@ def _is_beside_compute(
                 pause = _pause(ended_us[earlier], ended_us[other], inside[other] / 1000, messages[rank[earlier]])
                 if pause is not None:
                     places[place][rank[earlier]].append((inside[earlier] / 1000, pause, min(waits[earlier], waits[other]) / 1000))
-    beside = total = 0.0
+    overlapping_weight = total = 0.0
     for by_rank in places.values():
         rows = [np.array(row) for row in by_rank.values()]
         waited = np.concatenate([row[:, 2] for row in rows])
         if (weight := float(waited.sum())) > 0:
             pause = float((np.concatenate([row[:, 1] for row in rows]) * waited).sum()) / weight
-            beside += weight * (pause < _QUEUED_US or _slope(rows) < _SLOPE)
+            overlapping_weight += weight * (pause < _QUEUED_US or _slope(rows) < _SLOPE)
             total += weight
-    return 2 * beside > total
+    return 2 * overlapping_weight > total
 
 
 def _pause(before_us: float, after_us: float, inside_us: float, messages: Sequence[float]) -> float | None:

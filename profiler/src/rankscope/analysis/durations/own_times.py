@@ -41,15 +41,15 @@ def own_times(
     """
     steps = np.unique(step)
     shape = len(calls.ranks), len(steps)
-    beside = [at for at, name in enumerate(calls.groups) if name in overlapping]
-    blocks = ~np.isin(calls.group, beside) & ~calls.has(PART) & ~calls.called("send")
+    overlapping_groups = [at for at, name in enumerate(calls.groups) if name in overlapping]
+    blocks = ~np.isin(calls.group, overlapping_groups) & ~calls.has(PART) & ~calls.called("send")
     if without_queued:
-        blocks |= _queued_before(calls) & ~np.isin(calls.group, beside) & ~calls.has(PART)
+        blocks |= _queued_before(calls) & ~np.isin(calls.group, overlapping_groups) & ~calls.has(PART)
     cell = (calls.place * len(steps) + np.searchsorted(steps, step))[blocks]
     # Steps in which a duration is missing do not count, nor those without communication.
     waited_us = np.where(sums(cell, np.ones(len(cell)), shape[0] * shape[1]) > 0, 0.0, np.nan)
     waited_us += sums(cell, calls.duration_us[blocks], shape[0] * shape[1])
-    chosen = matches.chosen(np.isin(matches.group, beside))
+    chosen = matches.chosen(np.isin(matches.group, overlapping_groups))
     place = np.searchsorted(calls.ranks, chosen.rank) * len(steps) + np.searchsorted(steps, chosen.step)[chosen.instance]
     waited_us += sums(place, (chosen.inside_ns - chosen.shortest_ns[chosen.instance]) / 1000, shape[0] * shape[1])
     own_us = step_us - waited_us.reshape(shape)
@@ -92,11 +92,11 @@ def _queued_before(calls: DurationCalls) -> Flags:
     It was queued behind the send, and compute may have waited for it all the time of the send, or for none of it.
     """
     messages = np.flatnonzero(calls.has(TRANSFER) & np.isfinite(calls.duration_us))
-    way = combined(calls.place[messages], calls.group[messages])
-    order = np.argsort(way, kind="stable")
-    messages, way = messages[order], way[order]
+    link_of_message = combined(calls.place[messages], calls.group[messages])
+    order = np.argsort(link_of_message, kind="stable")
+    messages, link_of_message = messages[order], link_of_message[order]
     ended_us = calls.ended_ns[messages] / 1000
     at_once = (ended_us - calls.duration_us[messages])[1:] < ended_us[:-1] + _AT_ONCE_US
     queued = np.zeros(len(calls.rank), np.bool_)
-    queued[messages[:-1][at_once & (way[1:] == way[:-1])]] = True
+    queued[messages[:-1][at_once & (link_of_message[1:] == link_of_message[:-1])]] = True
     return queued

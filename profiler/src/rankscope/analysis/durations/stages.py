@@ -57,8 +57,8 @@ def _is_exchange(messages: DurationCalls) -> bool:
     if (messages.size > 1).all():
         return True
     groups = [
-        {rank: set(messages.group[part][some[part]].tolist()) for rank, part in messages.of_ranks()}
-        for some in map(messages.called, ("send", "recv"))
+        {rank: set(messages.group[part][is_direction[part]].tolist()) for rank, part in messages.of_ranks()}
+        for is_direction in map(messages.called, ("send", "recv"))
     ]
     return all(
         len(sent) == 1 == len(received) and sent != received
@@ -96,7 +96,7 @@ def block_on_sends(calls: DurationCalls) -> DurationCalls:
     is_send = calls.called("send")
     end_us = calls.ended_ns / 1000
     start_us = end_us - np.nan_to_num(calls.duration_us)
-    total = beside = 0.0
+    total = overlapping_us = 0.0
     for _, part in calls.of_ranks():
         starts, groups = (column[part][calls.has(TRANSFER)[part]] for column in (start_us, calls.group))
         order = np.argsort(starts, kind="stable")
@@ -104,7 +104,7 @@ def block_on_sends(calls: DurationCalls) -> DurationCalls:
         for at in np.flatnonzero(is_send[part] & np.isfinite(calls.duration_us[part])) + part.start:
             inside = slice(*np.searchsorted(starts, (start_us[at], end_us[at])))
             total += calls.duration_us[at]
-            beside += calls.duration_us[at] * bool((groups[inside] != calls.group[at]).any())
-    if beside > _BESIDE * total:
+            overlapping_us += calls.duration_us[at] * bool((groups[inside] != calls.group[at]).any())
+    if overlapping_us > _BESIDE * total:
         return calls
     return replace(calls, ops=["coalesced" if name == "send" else name for name in calls.ops])

@@ -116,14 +116,14 @@ def activity_times(
     needed = np.ones(len(rows), dtype=bool) if needed is None else needed
     # At random: tags are often periodic, and a stride could meet only tagged steps.
     count = len(table.steps)
-    some = np.sort(np.random.default_rng(0).choice(count, min(count, _SAMPLED), replace=False))
+    sampled = np.sort(np.random.default_rng(0).choice(count, min(count, _SAMPLED), replace=False))
 
     def untagged(metric: str, rows: NDArray[np.intp]) -> Matrix:
         times, recorded = (
-            np.array([table.of_rank(name, int(row))[some] for row in rows], dtype=np.float64).reshape(len(rows), len(some))
+            np.array([table.of_rank(name, int(row))[sampled] for row in rows], dtype=np.float64).reshape(len(rows), len(sampled))
             for name in (metric, "wall_us")
         )
-        times[tagged[np.ix_(rows, some)] | ~np.isfinite(recorded)] = np.nan
+        times[tagged[np.ix_(rows, sampled)] | ~np.isfinite(recorded)] = np.nan
         return times
 
     phases: dict[Phase, NDArray[np.float64]] = {}

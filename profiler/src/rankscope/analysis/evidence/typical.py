@@ -183,8 +183,8 @@ def _without_waiting(table: StepTable, infos: Mapping[int, RankInfo]) -> dict[st
     if not table.is_known("own_us"):
         return None
     # Nearly every run has waiting in nearly every step of some rank; these need no copies of all matrices.
-    some = table.some("blocked_us", slice(None), np.arange(len(table.ranks))[:_SAMPLED])
-    if (np.nan_to_num(some) > 0).any(axis=0).mean() >= _MEETS:
+    sampled_times = table.some("blocked_us", slice(None), np.arange(len(table.ranks))[:_SAMPLED])
+    if (np.nan_to_num(sampled_times) > 0).any(axis=0).mean() >= _MEETS:
         return None
     wall, blocked = table.matrix("wall_us"), table.matrix("blocked_us")
     recorded = np.isfinite(wall)

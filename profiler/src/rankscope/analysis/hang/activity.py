@@ -158,7 +158,7 @@ def _summary(activities: Activities, judged: _ActivityVerdict) -> str:
         return f"Not enough data for a verdict: {_lacking(activities)}: {_doing(activities, activities.doing, by_rank=True)}."
     if judged.cause == "stuck":
         return _stuck(activities)
-    who, named = _named(judged.named), {rank: activities.doing[rank] for rank in judged.named if rank in activities.doing}
+    subject, named = _named(judged.named), {rank: activities.doing[rank] for rank in judged.named if rank in activities.doing}
     is_one = len(judged.named) == 1
     place = _doing(activities, named, by_rank=not is_one)
     other_rows = {rank: row for rank, row in activities.doing.items() if rank not in judged.named}
@@ -170,24 +170,24 @@ def _summary(activities: Activities, judged: _ActivityVerdict) -> str:
     )
     if not named:
         how = " and ".join(dict.fromkeys(activities.ended[rank] for rank in judged.named))
-        text = f"{who} {'has' if is_one else 'have'} ended ({how})"
+        text = f"{subject} {'has' if is_one else 'have'} ended ({how})"
     elif judged.cause == "deadlock":
-        text = f"{who} {_waits(len(named))} at another place than most ({place})"
+        text = f"{subject} {_waits(len(named))} at another place than most ({place})"
     elif any(row.process == "stopped" for row in named.values()):
-        text = f"{who} {'is a stopped process' if is_one else 'are stopped processes'} ({place})"
+        text = f"{subject} {'is a stopped process' if is_one else 'are stopped processes'} ({place})"
     elif waiting:
-        text = f"{who} {'does' if is_one else 'do'} not wait for other ranks ({place})"
+        text = f"{subject} {'does' if is_one else 'do'} not wait for other ranks ({place})"
     else:
         verb = "holds" if is_one else "hold"
-        text = f"{who} probably {verb} the others up ({place}); the others are {_doing(activities, other_rows)}"
+        text = f"{subject} probably {verb} the others up ({place}); the others are {_doing(activities, other_rows)}"
     return f"{text}{others}."
 
 
 def _stuck(activities: Activities) -> str:
     if len(activities.doing) == 1:
         return f"{_named([*activities.doing])} waits for other ranks {_doing(activities, activities.doing)}."
-    which = "the communication itself hangs, or they wait in different collectives"
-    return f"All {len(activities.doing)} ranks wait for each other, {_doing(activities, activities.doing)}: {which}."
+    reason_text = "the communication itself hangs, or they wait in different collectives"
+    return f"All {len(activities.doing)} ranks wait for each other, {_doing(activities, activities.doing)}: {reason_text}."
 
 
 def _lacking(activities: Activities) -> str:
@@ -211,9 +211,9 @@ def _doing(activities: Activities, rows: Mapping[int, RankActivity], *, by_rank:
     texts = []
     for ranks in sorted(_by_place(rows).values(), key=lambda ranks: (-len(ranks), ranks)):
         longest = max((activities.doing[rank] for rank in ranks), key=lambda row: _since_s(activities, row))
-        who = f"{ranks_text(sorted(ranks))} " if by_rank else ""
+        subject = f"{ranks_text(sorted(ranks))} " if by_rank else ""
         texts.append(
-            f"{who}{place_text(longest.phase, _section(longest), longest.step)} for {span(_since_s(activities, longest))}"
+            f"{subject}{place_text(longest.phase, _section(longest), longest.step)} for {span(_since_s(activities, longest))}"
         )
     return first_of(texts, _PLACES, "; ")
 

@@ -83,9 +83,9 @@ def find_blockers(
     lost = _lost([meeting for meeting in meetings if meeting not in mismatched], moments)
     old = [meeting for meeting in meetings if not moments.is_young(meeting)]
     blockers = Blockers(oldest=_oldest(old, lost), lost=lost, young=len(meetings) - len(old))
-    moved = _wait_within_batches(old, blockers)
+    moved_ranks = _wait_within_batches(old, blockers)
     for meeting in dict.fromkeys(blockers.oldest.values()):
-        blockers.blocks[meeting] = _blocked_by(meeting, blockers, dumped, moved)
+        blockers.blocks[meeting] = _blocked_by(meeting, blockers, dumped, moved_ranks)
     for meeting in old:
         for rank in meeting.absent - blockers.oldest.keys() - lost.keys():
             if not moments.may_come(rank, meeting):
@@ -115,7 +115,7 @@ def _wait_within_batches(meetings: Sequence[Meeting], blockers: Blockers) -> set
         for rank, record in meeting.records.items():
             if record.batch is not None:
                 of_batch.setdefault((rank, record.batch), []).append(meeting)
-    moved: set[int] = set()
+    moved_ranks: set[int] = set()
     queue = [
         meeting
         for meetings_of_rank in of_batch.values()
@@ -126,11 +126,15 @@ def _wait_within_batches(meetings: Sequence[Meeting], blockers: Blockers) -> set
     ]
     for meeting in queue:
         for rank, record in meeting.records.items():
-            if rank not in moved and record.batch is not None and _is_within_batch(blockers.oldest.get(rank), meeting, rank):
-                moved.add(rank)
+            if (
+                rank not in moved_ranks
+                and record.batch is not None
+                and _is_within_batch(blockers.oldest.get(rank), meeting, rank)
+            ):
+                moved_ranks.add(rank)
                 blockers.oldest[rank] = meeting
                 queue += of_batch[rank, record.batch]
-    return moved
+    return moved_ranks
 
 
 def _is_within_batch(oldest: Meeting | None, meeting: Meeting, rank: int) -> bool:
@@ -141,7 +145,7 @@ def _is_within_batch(oldest: Meeting | None, meeting: Meeting, rank: int) -> boo
     return batch is not None and oldest.records[rank].batch == batch
 
 
-def _blocked_by(meeting: Meeting, blockers: Blockers, dumped: Container[int], moved: Container[int]) -> dict[int, Why]:
+def _blocked_by(meeting: Meeting, blockers: Blockers, dumped: Container[int], moved_ranks: Container[int]) -> dict[int, Why]:
     blocked: dict[int, Why] = {}
     for rank in sorted(meeting.records.keys() | meeting.absent | meeting.unshown):
         if rank in blockers.lost:
@@ -153,7 +157,7 @@ def _blocked_by(meeting: Meeting, blockers: Blockers, dumped: Container[int], mo
         elif (
             rank in blockers.oldest
             and blockers.oldest[rank] is not meeting
-            and (rank in moved or not _is_within_batch(blockers.oldest[rank], meeting, rank))
+            and (rank in moved_ranks or not _is_within_batch(blockers.oldest[rank], meeting, rank))
         ):
             blocked[rank] = "held_up"
     return blocked

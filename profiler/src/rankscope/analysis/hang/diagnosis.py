@@ -70,9 +70,9 @@ def analyze_hang(paths: Sequence[Path]) -> HangReport:
 
 def waits_long(file: DumpFile, dump: RecorderDump) -> bool:
     """Return whether a rank waits for long, or for an unknown time. Only then the dumps of all ranks have to be diagnosed."""
-    rank, taken = file.rank, taken_ns(file, dump)
-    moments = moments_of({rank: [dump]}, {} if taken is None else {rank: taken})
-    lines = Lines({rank: [dump]}, Groups({rank: [dump]}, None), {rank: taken} if file.crashed else {})
+    rank, dumped_ns = file.rank, taken_ns(file, dump)
+    moments = moments_of({rank: [dump]}, {} if dumped_ns is None else {rank: dumped_ns})
+    lines = Lines({rank: [dump]}, Groups({rank: [dump]}, None), {rank: dumped_ns} if file.crashed else {})
     return any(not moments.is_recent(rank, record) for _, _, line in lines.all() for record in line.unfinished())
 
 
@@ -80,7 +80,7 @@ def diagnose(dumps: LoadedDumps) -> HangReport:
     """Name the ranks that did not arrive, or another cause that keeps the others waiting. A pure function."""
     evidence = _evidence(dumps)
     kind, cause, named = _judge(evidence)
-    blockers, taken = evidence.blockers, evidence.moments.taken_ns
+    blockers, dumped_ns = evidence.blockers, evidence.moments.taken_ns
     named = [replace(accusation, certain=accusation.certain and _is_certain(evidence, accusation)) for accusation in named]
     first = next((accusation for accusation in named if accusation.meeting is not None), None)
     unnamed = _at_odds(evidence) if cause == "mismatch" else blockers.stuck() if cause == "stuck" else []
@@ -90,7 +90,7 @@ def diagnose(dumps: LoadedDumps) -> HangReport:
     waiting = [_waiting(evidence, rank, oldest) for rank, oldest in sorted(blockers.oldest.items())] if kind != "no_hang" else []
     suspects = sorted(blockers.silent.keys() - {accusation.rank for accusation in named}) if kind != "no_hang" else []
     doubtful = kind == "hang" and cause != "mismatch" and not any(map(evidence.moments.is_certain, blockers.blocks))
-    timed = not (doubtful and blockers.oldest) or any(rank in taken for rank in blockers.oldest)
+    timed = not (doubtful and blockers.oldest) or any(rank in dumped_ns for rank in blockers.oldest)
     report = HangReport(
         kind=kind,
         cause=cause,
@@ -115,7 +115,7 @@ def diagnose(dumps: LoadedDumps) -> HangReport:
             short=doubtful and timed,
         ),
         next=[],
-        dumped_unix_ns=min((taken[rank] for rank in blockers.oldest or taken if rank in taken), default=None),
+        dumped_unix_ns=min((dumped_ns[rank] for rank in blockers.oldest or dumped_ns if rank in dumped_ns), default=None),
     )
     report = msgspec.structs.replace(report, summary=summary_of(report, silent=len(suspects), timed=timed))
     return msgspec.structs.replace(report, next=advice(report, run=dumps.run, hosts=dumps.hosts, pids=dumps.pids))
@@ -204,8 +204,8 @@ def _by_circle(evidence: DumpEvidence) -> Accusations | None:
     for rank in circle:
         places.setdefault(blockers.oldest[rank], []).append(rank)
     most = max(places.values(), key=len, default=[])
-    odd = [rank for rank in circle if rank not in most] if 2 * len(most) > len(circle) else circle
-    return ("deadlock", [Accusation(rank, "deadlock", blockers.oldest[rank]) for rank in odd]) if circle else None
+    minority = [rank for rank in circle if rank not in most] if 2 * len(most) > len(circle) else circle
+    return ("deadlock", [Accusation(rank, "deadlock", blockers.oldest[rank]) for rank in minority]) if circle else None
 
 
 def _by_standstill(evidence: DumpEvidence) -> Accusations | None:

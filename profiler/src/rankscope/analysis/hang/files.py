@@ -191,12 +191,12 @@ def _document(path: Path, data: bytes) -> object:
 
 
 def _add(dumps: LoadedDumps, file: DumpFile, dump: RecorderDump) -> None:
-    taken = taken_ns(file, dump)
-    if file.rank not in dumps.ranks and taken is not None:
-        dumps.taken_ns[file.rank] = taken
+    dumped_ns = taken_ns(file, dump)
+    if file.rank not in dumps.ranks and dumped_ns is not None:
+        dumps.taken_ns[file.rank] = dumped_ns
     dumps.ranks.setdefault(file.rank, []).append(dump)
     if file.crashed:
-        dumps.crashed[file.rank] = taken
+        dumps.crashed[file.rank] = dumped_ns
     if dump.damaged:
         dumps.warnings.append(f"{file.path}: {counted(dump.damaged, 'record')} left out, which make no sense")
 

@@ -43,8 +43,8 @@ def _dumps(report: HangReport) -> str:
     ranks = (
         counted(report.ranks, "rank") if report.world_size is None else f"{report.ranks} of {counted(report.world_size, 'rank')}"
     )
-    taken = "" if report.dumped_unix_ns is None else f", taken {_ago(report.dumped_unix_ns)}"
-    return f"dumps of {ranks}{taken}"
+    age_text = "" if report.dumped_unix_ns is None else f", taken {_ago(report.dumped_unix_ns)}"
+    return f"dumps of {ranks}{age_text}"
 
 
 def _ago(unix_ns: int) -> str:
@@ -114,9 +114,9 @@ def _waiting(report: HangReport, width: int) -> str:
     lines: list[str] = []
     for rows in sorted(places.values(), key=lambda rows: (-len(rows), rows[0].rank))[:SHOWN]:
         first = rows[0]
-        who = f"{ranks_text([row.rank for row in rows])} {'waits' if len(rows) == 1 else 'wait'}"
+        subject = f"{ranks_text([row.rank for row in rows])} {'waits' if len(rows) == 1 else 'wait'}"
         for_whom = f" for {ranks_text(first.waits_for)}" if first.waits_for else ", to which all came"
-        text = f"{who}{for_whom}{_since(rows)}: {_described(first.operation)}"
+        text = f"{subject}{for_whom}{_since(rows)}: {_described(first.operation)}"
         lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")
         lines += _frames(rows[0].operation)
     if len(places) > SHOWN:

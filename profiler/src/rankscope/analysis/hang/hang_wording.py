@@ -15,8 +15,8 @@ def operation_text(operation: Operation) -> str:
     """Describe an operation: ``all_to_all 45265 of group 72 (EXPERT_MODEL_PARALLEL_GROUP)``."""
     described = f" ({operation.group_description})" if operation.group_description else ""
     if operation.peer is not None:
-        way = "to" if operation.op == "send" else "from"
-        return f"{operation.op} {way} rank {operation.peer} in group {operation.group}{described}"
+        preposition = "to" if operation.op == "send" else "from"
+        return f"{operation.op} {preposition} rank {operation.peer} in group {operation.group}{described}"
     return f"{operation.op} {operation.sequence} of group {operation.group}{described}"
 
 
@@ -103,7 +103,9 @@ def _mismatch_summary(report: HangReport) -> str:
     if not ranks:
         return _mismatch_text(report.mismatches[0], report.collective, [])
     awaited = {culprit.rank: culprit.awaited_in for culprit in report.evidence}
-    texts = [_mismatch_text(report.mismatches[at], awaited[odd[0]], odd) for at, odd in list(ranks.items())[:_SHOWN]]
+    texts = [
+        _mismatch_text(report.mismatches[at], awaited[odd_ranks[0]], odd_ranks) for at, odd_ranks in list(ranks.items())[:_SHOWN]
+    ]
     return " ".join(texts)
 
 
@@ -113,15 +115,15 @@ def _is_of(culprit: Culprit, mismatch: Mismatch) -> bool:
     return is_there and any(culprit.rank in ranks for ranks in mismatch.values.values())
 
 
-def _mismatch_text(mismatch: Mismatch, operation: Operation | None, odd: Sequence[int]) -> str:
-    """``odd``: ranks that differ from the majority."""
+def _mismatch_text(mismatch: Mismatch, operation: Operation | None, odd_ranks: Sequence[int]) -> str:
+    """``odd_ranks``: ranks that differ from the majority."""
     values = first_of([f"{ranks_text(ranks)}: {value}" for value, ranks in mismatch.values.items()], _SHOWN, "; ")
     described = f" ({mismatch.group_description})" if mismatch.group_description else ""
     place = f"collective {mismatch.sequence} of group {mismatch.group}{described}"
     if mismatch.what != "op" and operation is not None:
         place = operation_text(operation)
-    if odd:
-        named = ranks_text(odd).capitalize()
+    if odd_ranks:
+        named = ranks_text(odd_ranks).capitalize()
         return f"{named} came to {place} with another {_WHAT[mismatch.what]} than the others ({values}), so it does not end."
     unsaid = "the dumps do not show which are right"
     if mismatch.sent is not None:
@@ -185,8 +187,8 @@ def advice(
     if report.kind == "no_hang":
         return [f"If the job makes no steps, dump it again in a minute: {_dump_again(run)}"]
     if report.kind == "insufficient_data":
-        which = "of the other ranks, too" if report.ranks else "of the Flight Recorder; they show who waits in which call"
-        return [f"Collect the dumps {which}: {_dump_again(run)}"]
+        dumps_text = "of the other ranks, too" if report.ranks else "of the Flight Recorder; they show who waits in which call"
+        return [f"Collect the dumps {dumps_text}: {_dump_again(run)}"]
     if named is None:
         named = [f"rank {rank}" + (f" on {hosts[rank]}" if rank in hosts else "") for rank in report.culprits] or ["each rank"]
     process = (pids or {}).get(report.culprits[0]) if len(report.culprits) == 1 else None

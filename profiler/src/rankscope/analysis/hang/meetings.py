@@ -62,17 +62,17 @@ class Moments:
 
     def waited_ns(self, rank: int, record: Record) -> int | None:
         """Return the time from the enqueuing of an operation to the rank's dump, in nanoseconds; ``None`` if unknown."""
-        taken = self.taken_ns.get(rank)
-        return None if taken is None or record.created_ns is None else max(0, taken - record.created_ns)
+        dumped_ns = self.taken_ns.get(rank)
+        return None if dumped_ns is None or record.created_ns is None else max(0, dumped_ns - record.created_ns)
 
     def stood_ns(self, rank: int, record: Record) -> int | None:
         """Return for how long nothing had ended on a rank that waits in ``record``, in nanoseconds; ``None`` if unknown.
 
         A rank on which operations end until its dump does not hang, however far ahead its host enqueues.
         """
-        taken = self.taken_ns.get(rank)
+        dumped_ns = self.taken_ns.get(rank)
         begun = [time for time in (record.created_ns, self.completed_ns.get(rank)) if time is not None]
-        return None if taken is None or not begun else max(0, taken - max(begun))
+        return None if dumped_ns is None or not begun else max(0, dumped_ns - max(begun))
 
     def is_overdue(self, rank: int, record: Record) -> bool:
         """Return whether an operation was older than its timeout when the dump was taken."""
@@ -101,11 +101,11 @@ class Moments:
 
         Not if a timeout is over, or nothing has ended on it for longer than clocks of hosts may differ.
         """
-        taken = self.taken_ns.get(rank)
+        dumped_ns = self.taken_ns.get(rank)
         came = [record.created_ns for record in meeting.records.values() if record.created_ns is not None]
-        if taken is None or not came or any(self.is_overdue(waiting, record) for waiting, record in meeting.records.items()):
+        if dumped_ns is None or not came or any(self.is_overdue(waiting, record) for waiting, record in meeting.records.items()):
             return False
-        return taken - min(came) < YOUNG_NS and taken - self.completed_ns.get(rank, taken) < CLOCKS_NS
+        return dumped_ns - min(came) < YOUNG_NS and dumped_ns - self.completed_ns.get(rank, dumped_ns) < CLOCKS_NS
 
 
 def moments_of(dumps: Mapping[int, Sequence[RecorderDump]], taken_ns: Mapping[int, int]) -> Moments:

@@ -144,8 +144,8 @@ def _by_value(what: Literal["op", "size", "dtype"], by_rank: Mapping[int, str]) 
     if len(values) < 2:
         return None
     most = max(values.values(), key=len)
-    odd = [] if 2 * len(most) <= len(by_rank) else sorted(by_rank.keys() - set(most))
-    return RecordMismatch(what, values, odd)
+    odd_ranks = [] if 2 * len(most) <= len(by_rank) else sorted(by_rank.keys() - set(most))
+    return RecordMismatch(what, values, odd_ranks)
 
 
 def _by_elements(records: Records, row: OperationKind) -> RecordMismatch | None:

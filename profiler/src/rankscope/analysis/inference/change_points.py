@@ -142,11 +142,11 @@ def _exact(values: Values, about: int, wide: int) -> int:
     if wide == 1:
         return about
     first, last = max(0, about - 4 * wide), min(len(values), about + 4 * wide)
-    near = values[first:last]
+    nearby = values[first:last]
     middle = about - first
-    low, high = float(np.median(near[:middle])), float(np.median(near[middle:]))
+    low, high = float(np.median(nearby[:middle])), float(np.median(nearby[middle:]))
     # Cumulative cost of moving values to the other side: its minimum is the best place.
-    costs = np.cumsum(np.abs(near - low) - np.abs(near - high))
+    costs = np.cumsum(np.abs(nearby - low) - np.abs(nearby - high))
     within = slice(max(0, middle - wide - 1), middle + wide)
     return first + within.start + int(costs[within].argmin()) + 1
 
@@ -174,6 +174,6 @@ def moved_with(before: NDArray[np.floating[Any]], after: NDArray[np.floating[Any
     both sides are left out.
     """
     both: NDArray[np.intp] = np.flatnonzero(np.isfinite(before).any(axis=1) & np.isfinite(after).any(axis=1))
-    moved = np.nanmedian(after[both], axis=1) - np.nanmedian(before[both], axis=1)
-    ranks_moved: NDArray[np.intp] = both[moved * np.sign(change) >= abs(change) / 2]
+    shifts = np.nanmedian(after[both], axis=1) - np.nanmedian(before[both], axis=1)
+    ranks_moved: NDArray[np.intp] = both[shifts * np.sign(change) >= abs(change) / 2]
     return ranks_moved

@@ -27,11 +27,11 @@ def incomplete_ranks(matching: Matching, ranks: AbstractSet[int]) -> list[int]:
     What they waited there looks like work, so their own times on the devices show nothing.
     """
     have = Counter[int]([*matching.matches.rank.tolist(), *matching.partial.rank.tolist()])
-    lack = Counter[int]()
+    missing_by_rank = Counter[int]()
     partial = matching.partial
     for team, members in zip(partial.team.tolist(), partial.listed, strict=True):
-        lack.update((ranks & set(members or ranks)) - set(partial.teams[team]))
-    return [rank for rank, count in lack.items() if count > max(1, _FEW_COLLECTIVES * (count + have[rank]))]
+        missing_by_rank.update((ranks & set(members or ranks)) - set(partial.teams[team]))
+    return [rank for rank, count in missing_by_rank.items() if count > max(1, _FEW_COLLECTIVES * (count + have[rank]))]
 
 
 def contradiction(

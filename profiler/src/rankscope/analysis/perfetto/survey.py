@@ -127,8 +127,8 @@ def _summed(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     firsts = np.flatnonzero(np.diff(joined["step"], prepend=-1))
     sums = joined[firsts]
     if len(sums) < len(joined):
-        for name, together in _TOGETHER.items():
-            sums[name] = together.reduceat(joined[name], firsts)
+        for name, reduction in _TOGETHER.items():
+            sums[name] = reduction.reduceat(joined[name], firsts)
     return sums
 
 

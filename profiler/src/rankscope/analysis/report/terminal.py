@@ -104,8 +104,8 @@ def _answer(analysis: Analysis, more: Sequence[str], width: int) -> str:
     lines = [kind.upper()]
     if verdict.failure is not None:
         lines = [*textwrap.wrap(f"JOB FAILED: {verdict.failure}", width), f"before that: {kind.upper()}"]
-    who, colon, why = verdict.summary.partition(": ") if verdict.kind == "straggler" else ("", "", "")
-    rows = [("who", who), ("why", why)] if colon else [("what", verdict.summary)]
+    subject, colon, why = verdict.summary.partition(": ") if verdict.kind == "straggler" else ("", "", "")
+    rows = [("who", subject), ("why", why)] if colon else [("what", verdict.summary)]
     rows += [("cost", _cost(analysis)), ("next", verdict.next[0] if verdict.next else ""), ("more", _more(analysis, more))]
     for label, text in rows:
         lines += wrapped(text, width, indent=f"{label:<{_LABEL}}", hanging=" " * _LABEL) if text else []

@@ -66,8 +66,8 @@ def host_table(analysis: Analysis, width: int, most: int = SHOWN_ROWS) -> str:
     return "\n".join(lines)
 
 
-def _not_shown(count: int, thing: str, most: int) -> str:
-    text = f"{counted(count, f'more {thing}')} not shown"
+def _not_shown(count: int, noun: str, most: int) -> str:
+    text = f"{counted(count, f'more {noun}')} not shown"
     return f"{text}; --format json has all" if most == SHOWN_IN_DETAIL else text
 
 
@@ -191,8 +191,8 @@ def _imposed_per_step(analysis: Analysis) -> str:
     ):
         return ""
     hosts = {row.rank: row.host for row in analysis.ranks if row.host is not None}
-    whose = units_text(verdict.ranks, hosts, verdict.hosts)
-    return f"imposed wait of {whose}: {format_duration(imposed_wait.value)} {imposed_wait.detail} (from step records)"
+    named_text = units_text(verdict.ranks, hosts, verdict.hosts)
+    return f"imposed wait of {named_text}: {format_duration(imposed_wait.value)} {imposed_wait.detail} (from step records)"
 
 
 def _clocks(analysis: Analysis) -> str:

@@ -95,11 +95,13 @@ def units_text(ranks: Sequence[int], hosts: Mapping[int, str], whole_hosts: Sequ
     if whole_hosts:
         rank_count = sum(host in whole_hosts for host in hosts.values())
         is_one = len(whole_hosts) == 1
-        which = f"rank{'s' if len(slow) > 1 else ''} {ranges_text(slow)}" if is_one else ""
+        ranks_text_of_host = f"rank{'s' if len(slow) > 1 else ''} {ranges_text(slow)}" if is_one else ""
         if len(slow) == rank_count:
-            within = f"all {rank_count} of {'its' if is_one else 'their'} ranks" if rank_count > 1 else which
+            within = f"all {rank_count} of {'its' if is_one else 'their'} ranks" if rank_count > 1 else ranks_text_of_host
         else:
-            within = ", ".join(filter(None, [which, f"{len(slow)} of {'its' if is_one else 'their'} {rank_count} ranks"]))
+            within = ", ".join(
+                filter(None, [ranks_text_of_host, f"{len(slow)} of {'its' if is_one else 'their'} {rank_count} ranks"])
+            )
         names = f"host{'' if is_one else 's'} {joined(whole_hosts, _SHOWN_HOSTS)}"
         parts.append(f"{names} ({within})" if slow else names)
     if single_ranks:
@@ -204,9 +206,9 @@ def size(number: int) -> str:
     return f"{value:.0f} {_UNITS[power]}" if power == 0 or value >= 10 else f"{value:.1f} {_UNITS[power]}"
 
 
-def counted(count: int, thing: str) -> str:
+def counted(count: int, noun: str) -> str:
     """Format a count with its noun: ``1 line``, ``2,000 lines``."""
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 _REASONS: Final[dict[str, str]] = {

@@ -235,9 +235,9 @@ class _TraceBuilder:
             self._name_processes(event for event in events if type(event) is Label)
         for row in np.flatnonzero(category == FUNCTION).tolist():
             category[row] = -1 if activity_of_function(str(events[row].name)) is None else NOTE
-        matters = category >= 0
-        relevant: list[TraceEvent] = list(compress(events, matters.tolist()))
-        category = category[matters]
+        is_relevant = category >= 0
+        relevant: list[TraceEvent] = list(compress(events, is_relevant.tolist()))
+        category = category[is_relevant]
         start_us = floats_of([event.ts for event in relevant])
         length_us = floats_of([event.dur for event in relevant])
         sane = (np.abs(start_us) < _ABSURD_TIME_US) & (length_us >= 0) & (length_us < MAX_US)

@@ -161,13 +161,13 @@ def _unclassified(inside: DetailColumns, least_ns: float) -> list[NamedKernel]:
 def _recompute(inside: DetailColumns) -> Recompute | None:
     if not inside.knows_recompute:
         return None
-    again, computes = inside.recomputing >= 0, inside.kind == COMPUTE
+    is_recomputed, computes = inside.recomputing >= 0, inside.kind == COMPUTE
     compute = measure(inside.spans(computes))
     return Recompute(
-        operators=len(np.unique(inside.recomputing[again])),
-        events=int(again.sum()),
-        busy_us=measure(inside.spans(again)) / 1000,
-        compute_share=measure(inside.spans(computes & again)) / compute if compute else None,
+        operators=len(np.unique(inside.recomputing[is_recomputed])),
+        events=int(is_recomputed.sum()),
+        busy_us=measure(inside.spans(is_recomputed)) / 1000,
+        compute_share=measure(inside.spans(computes & is_recomputed)) / compute if compute else None,
     )
 
 
@@ -254,17 +254,17 @@ def _contention(starting: DetailColumns) -> Contention:
     alone = (kernels.under == 0) & (length > 0)
     rows: list[SlowedKernel] = []
     for group in by_key(kernels.name, kernels.work):
-        beside, by_itself = length[group[overlapped[group]]], length[group[alone[group]]]
-        if min(len(beside), len(by_itself)) < _ENOUGH:
+        overlapped_lengths, by_itself = length[group[overlapped[group]]], length[group[alone[group]]]
+        if min(len(overlapped_lengths), len(by_itself)) < _ENOUGH:
             continue
-        slowed = float(np.median(beside))
+        slowed = float(np.median(overlapped_lengths))
         low, usual, high = map(float, np.percentile(by_itself, (25, 50, 75)))
         if usual < _SHORTEST_NS or high - low > _STEADY * usual:
             continue
         rows.append(
             SlowedKernel(
                 name=kernels.names[kernels.name[group[0]]],
-                overlapped=len(beside),
+                overlapped=len(overlapped_lengths),
                 alone=len(by_itself),
                 overlapped_median_us=slowed / 1000,
                 alone_median_us=usual / 1000,

@@ -200,10 +200,10 @@ def _recomputing(trace: Trace, events: WorkEvents, on_device: NDArray[np.bool_])
     if not trace.autograd.any() or not (linked & (on_device | (not trace.has_device_work))).any():
         return None
     recorded = np.flatnonzero(trace.autograd == RECORDED)
-    again = np.zeros(len(trace.start), dtype=bool)
-    again[recorded[within(trace, recorded, np.flatnonzero(trace.autograd == BACKWARD))]] = True
+    is_recomputed = np.zeros(len(trace.start), dtype=bool)
+    is_recomputed[recorded[within(trace, recorded, np.flatnonzero(trace.autograd == BACKWARD))]] = True
     recomputing = np.full(len(events.rows), -1, dtype=np.intp)
-    recomputing[linked] = enclosing(trace, events.launch_row[linked], outermost(trace, again))
+    recomputing[linked] = enclosing(trace, events.launch_row[linked], outermost(trace, is_recomputed))
     return recomputing
 
 

@@ -126,8 +126,8 @@ def check_columns(
     device = _device_events(
         columns, rows, calls, kind, untimed(start[rows], end[rows], base_ns, latest, category[rows] == KERNEL)
     )
-    far = ~device.untimed & _far(device, calls, host)
-    keep = ~device.untimed & ~far
+    is_distant = ~device.untimed & _far(device, calls, host)
+    keep = ~device.untimed & ~is_distant
     kept_rows = _in_order(device, np.flatnonzero(keep))
     cut = np.zeros(len(rows), dtype=bool)
     ends = device.end.copy()
@@ -152,7 +152,7 @@ def check_columns(
         device_events=len(rows),
         launches=int(launched.sum()),
         captured=int(captured.sum()),
-        **_counts(len(rows), without_time=device.untimed.sum(), far=far.sum(), overlong=cut.sum()),
+        **_counts(len(rows), without_time=device.untimed.sum(), far=is_distant.sum(), overlong=cut.sum()),
         **_counts(launched.sum(), without_kernel=lost.sum()),
         **_counts(len(linked), before_launch=early, out_of_order=disordered),
     )
@@ -176,15 +176,15 @@ def _host_events(columns: Mapping[str, NDArray[Any]], base_ns: int, latest_ns: i
     rows = np.flatnonzero((category >= OPERATOR) & (category <= LAUNCHED))
     start, end = columns["start"][rows], columns["end"][rows]
     timed = ~untimed(start, end, base_ns, latest_ns)
-    near = places(start, end, share=HOST_PLACE) if timed.all() else places(start[timed], end[timed], share=HOST_PLACE)
-    alone = np.flatnonzero(~are_within(start, near))
+    host_places = places(start, end, share=HOST_PLACE) if timed.all() else places(start[timed], end[timed], share=HOST_PLACE)
+    alone = np.flatnonzero(~are_within(start, host_places))
     # One event may span the minutes before all others.
-    timed[alone] &= are_within(end[alone], near)
+    timed[alone] &= are_within(end[alone], host_places)
     left_out = rows[~timed]
     category[left_out] = LEFT_OUT
     if len(left_out):
         rows, start, end = rows[timed], start[timed], end[timed]
-    return HostEvents(rows, start, end, near, len(left_out))
+    return HostEvents(rows, start, end, host_places, len(left_out))
 
 
 def _device_events(
@@ -242,14 +242,14 @@ def are_damaged(present: NDArray[np.int_], missing: NDArray[np.int_], cut: NDArr
 
 def _far(device: DeviceEvents, calls: RuntimeCalls, host: HostEvents) -> NDArray[np.bool_]:
     """Return which events are far in time from their launch or, where it is not known, from everything that the host did."""
-    near = host.places if len(host.rows) else places(device.start[~device.untimed], share=_DEVICE_PLACE)
-    away, is_linked, wait = ~are_within(device.start, near), device.call >= 0, device.start - device.launch
-    far: NDArray[np.bool_] = np.where(is_linked, (wait < -_LEAST_GAP_NS) | (wait > _LONGEST_QUEUE_NS), away)
-    late = np.flatnonzero(is_linked & away & ~far & ~device.untimed)
+    host_places = host.places if len(host.rows) else places(device.start[~device.untimed], share=_DEVICE_PLACE)
+    away, is_linked, wait = ~are_within(device.start, host_places), device.call >= 0, device.start - device.launch
+    is_distant: NDArray[np.bool_] = np.where(is_linked, (wait < -_LEAST_GAP_NS) | (wait > _LONGEST_QUEUE_NS), away)
+    late = np.flatnonzero(is_linked & away & ~is_distant & ~device.untimed)
     if len(late):
-        busy = _busy_since(device, np.flatnonzero(~far & ~device.untimed))
-        far[late] = calls.end[device.call[late]] < busy[late] - _LEAST_GAP_NS
-    return far
+        busy = _busy_since(device, np.flatnonzero(~is_distant & ~device.untimed))
+        is_distant[late] = calls.end[device.call[late]] < busy[late] - _LEAST_GAP_NS
+    return is_distant
 
 
 def _busy_since(device: DeviceEvents, rows: NDArray[np.intp]) -> NDArray[np.int64]:
@@ -278,14 +278,14 @@ def places(start: NDArray[np.int64], end: NDArray[np.int64] | None = None, *, sh
         order = np.argsort(start, kind="stable")
         start, end = start[order], end[order]
         edges[1:1] = (np.flatnonzero(np.diff(start) > _APART_NS) + 1).tolist()
-    near = []
+    intervals = []
     largest = int(np.diff(edges).max())
     for first, past in pairwise(edges):
         if past - first >= max(share * largest, min(largest, 2)):
             begin, last = int(start[first:past].min()), int(end[first:past].max())
             slack = max(_LEAST_GAP_NS, last - begin)
-            near.append((begin - slack, last + slack))
-    return near
+            intervals.append((begin - slack, last + slack))
+    return intervals
 
 
 def _in_order(device: DeviceEvents, rows: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -313,11 +313,11 @@ def _without_overruns(
         return end, cut
     start, queue, correlation = device.start[kept_rows], device.queue[kept_rows], device.correlation[kept_rows]
     is_other_queue = queue[1:] != queue[:-1]
-    together = ~is_other_queue & (correlation[1:] >= 0) & (correlation[1:] == correlation[:-1])
+    is_same_launch = ~is_other_queue & (correlation[1:] >= 0) & (correlation[1:] == correlation[:-1])
     # The nodes of a graph have one id. The next event of their stream is the first after all of them.
     past = np.arange(1, len(kept_rows) + 1)
-    if together.any():
-        firsts = np.concatenate((np.flatnonzero(~together) + 1, [len(kept_rows)]))
+    if is_same_launch.any():
+        firsts = np.concatenate((np.flatnonzero(~is_same_launch) + 1, [len(kept_rows)]))
         past = firsts[np.searchsorted(firsts, past)]
     is_last = (past == len(kept_rows)) | (queue != queue[np.minimum(past, len(kept_rows) - 1)])
     this, following = np.flatnonzero(~is_last), past[~is_last]
@@ -333,16 +333,16 @@ def _without_overruns(
     # The last of a stream has no next one. It is too long if it goes on for as long again as the whole rest of the trace.
     last = np.flatnonzero(is_last)
     begin, latest = int(start.min()), int(start.max())
-    near = host.end[(host.start >= begin - _APART_NS) & (host.start <= latest + _APART_NS)]
-    latest = max(latest, int(np.minimum(near, latest + _APART_NS).max())) if len(near) else latest
+    near_ends = host.end[(host.start >= begin - _APART_NS) & (host.start <= latest + _APART_NS)]
+    latest = max(latest, int(np.minimum(near_ends, latest + _APART_NS).max())) if len(near_ends) else latest
     length = end - start
     others = length[~is_last]
     longest = max(latest - begin, int(others.max(initial=0)))
     if latest > begin:
-        far = last[(end[last] > latest + max(longest, _LAST_NS)) & (end[last] - start[last] > 2 * longest)]
-        cut[far] = True
-        if len(far):
-            end[far] = start[far] + np.minimum(longest, _usual(device.kernel[kept_rows], end - start, cut)[far])
+        distant = last[(end[last] > latest + max(longest, _LAST_NS)) & (end[last] - start[last] > 2 * longest)]
+        cut[distant] = True
+        if len(distant):
+            end[distant] = start[distant] + np.minimum(longest, _usual(device.kernel[kept_rows], end - start, cut)[distant])
     return end, cut
 
 

@@ -204,12 +204,12 @@ def beside_the_main_stream(
     device: NDArray[np.int16], stream: NDArray[np.int64], kind: NDArray[np.int8], length: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     """Return the mask of events on other streams than the one that computes longest on their device."""
-    beside = np.ones(len(device), dtype=bool)
+    is_off_main = np.ones(len(device), dtype=bool)
     for on_device in by_key(device):
         groups = [on_device[rows] for rows in by_key(stream[on_device])]
         main = max(groups, key=lambda rows: int(length[rows[kind[rows] == COMPUTE]].sum()))
-        beside[main] = False
-    return beside
+        is_off_main[main] = False
+    return is_off_main
 
 
 class KernelTime(msgspec.Struct, frozen=True):
@@ -301,8 +301,8 @@ def copy_engine_rows(trace: Trace, calls: NDArray[np.intp]) -> NDArray[np.intp]:
     copies = copies[np.isin(trace.name[copies], between)]
     if not len(copies):
         return copies
-    asks = trace.named(asks_for_communication) & np.isin(trace.category, (NOTE, OPERATOR))
-    inside = within(trace, calls[copies], np.flatnonzero(asks))
+    requests_communication = trace.named(asks_for_communication) & np.isin(trace.category, (NOTE, OPERATOR))
+    inside = within(trace, calls[copies], np.flatnonzero(requests_communication))
     return copies[inside]
 
 

@@ -302,12 +302,12 @@ def limits(shares: Figures, setting: Setting, *, lead: str, confidence: float | 
 
 def insufficient(missing: MissingEvidence, setting: Setting, *, command: str | None = None) -> Verdict:
     """Return the verdict for insufficient data. ``command``: the command that gives a verdict."""
-    lack = missing.lack
-    over = _WHEN_OVER.get(lack, lack)
+    lack_kind = missing.lack
+    over = _WHEN_OVER.get(lack_kind, lack_kind)
     reason: str | None = {
-        "live": lack,
+        "live": lack_kind,
         "silent": "silent",
-        "over": "failed" if setting.failed and over != lack else over,
+        "over": "failed" if setting.failed and over != lack_kind else over,
     }[setting.liveness]
     return Verdict(
         kind="insufficient_data",
@@ -363,11 +363,11 @@ def _sentence(diagnosis: Diagnosis, setting: Setting, first: Sequence[int] = ())
         text = f"The ranks wait for each other {per}, for {len(diagnosis.ranks)} of them in turn"
         text += f": on the rank that is last at the time, {cause.wording} ({facts})"
     else:
-        who, verb = _subject(diagnosis, setting, first)
+        subject, verb = _subject(diagnosis, setting, first)
         often = " intermittently," if diagnosis.pattern == "intermittent" and len(diagnosis.ranks) == 1 else ""
         worst = "" if len(diagnosis.ranks) == 1 else f"for the worst of them, rank {diagnosis.ranks[0]}, "
         saves = _saves(diagnosis)
-        text = f"{who} {verb} {others} wait{often} {per}{saves}: {worst}{cause.wording} ({facts})"
+        text = f"{subject} {verb} {others} wait{often} {per}{saves}: {worst}{cause.wording} ({facts})"
     return f"{text}. {diagnosis.note}" if diagnosis.note else f"{text}."
 
 

@@ -85,9 +85,11 @@ def with_judgement(
 def verdict_of(case: Case) -> Answer:
     """Return the verdict and the findings of a case."""
     setting, shares = case.setting, case.shares
-    lacking = case.lacking
-    if lacking is not None:
-        return insufficient(lacking, setting), [] if lacking.lead is None else limits(shares, setting, lead=lacking.lead)
+    missing_evidence = case.lacking
+    if missing_evidence is not None:
+        return insufficient(missing_evidence, setting), [] if missing_evidence.lead is None else limits(
+            shares, setting, lead=missing_evidence.lead
+        )
     if setting.world_size == 1:
         return no_straggler(shares, setting, confidence=None, why="There is one rank, so no rank waits for another")
     if case.diagnosis is not None:

@@ -69,17 +69,17 @@ def _with_work(
     Also with what the line with most of its extra time shows: whether it loads batches there and, on a host, whether its peers
     never reach it.
     """
-    attempt, some = run.table.attempt, evenly(peers)
-    kernels = {each: list(run.reader.kernels(attempt, each)) for each in (rank, *some) if each in run.windows}
+    attempt, sampled_peers = run.table.attempt, evenly(peers)
+    kernels = {each: list(run.reader.kernels(attempt, each)) for each in (rank, *sampled_peers) if each in run.windows}
     profiled = {row.step for row in kernels.get(rank, []) if steps is None or row.step in steps}
     line = None
     if len(run.table.steps):
         bounds = int(run.table.steps[0]), int(run.table.steps[-1]) + 1
         wall_us = float(np.nanmean(run.table.of_rank("wall_us", int(np.searchsorted(run.table.ranks, rank)))))
-        line, _ = line_of_run(run, rank, some, bounds, cost_share=min(1.0, signals.own_us / wall_us))
+        line, _ = line_of_run(run, rank, sampled_peers, bounds, cost_share=min(1.0, signals.own_us / wall_us))
     return replace(
         signals,
-        calls=compare_calls(kernels, rank, some, profiled),
+        calls=compare_calls(kernels, rank, sampled_peers, profiled),
         other_line=line is not None and line.healthy_share == 0 and not run.accelerated and signals.part(signals.cpu_us) > 0,
         loads_in=line.runs_in if line is not None and line.loads else None,
         loader_workers=run.infos[rank].loader_workers if rank in run.infos else None,
@@ -105,10 +105,13 @@ def _busy_excess(run: RunEvidence, rank: int, peers: Sequence[int], steps: Conta
 def _slow_and_profiled(run: RunEvidence, rank: int, peers: Sequence[int], excess_us: float) -> frozenset[int]:
     """Return the profiled steps of a rank in which its own time was longer than its peers' by at least half of ``excess_us``."""
     profiled = [row.step for row in run.windows[rank].breakdowns] if rank in run.windows else []
-    some = run.table.columns(np.isin(run.table.steps, profiled))
-    own = some.stored("own_us")
-    slow = over_median(own[np.searchsorted(some.ranks, rank)], own[np.searchsorted(some.ranks, peers)]) >= excess_us / 2
-    return frozenset(some.steps[slow].tolist())
+    profiled_table = run.table.columns(np.isin(run.table.steps, profiled))
+    own = profiled_table.stored("own_us")
+    slow = (
+        over_median(own[np.searchsorted(profiled_table.ranks, rank)], own[np.searchsorted(profiled_table.ranks, peers)])
+        >= excess_us / 2
+    )
+    return frozenset(profiled_table.steps[slow].tolist())
 
 
 def diagnosis_of_slow(run: RunEvidence, judged: StepOwnTimes, slow: SlowRanks) -> Diagnosis:
@@ -163,10 +166,10 @@ def _diagnosis(run: RunEvidence, judged: StepOwnTimes, slow: SlowRanks) -> Diagn
         signals = signals_of(judged.table, worst, affected, peers, device_busy_us=busy)
         signals = _with_work(signals, run, worst, peers, profile)
     signals = replace(signals, device_unseen=busy is None and _is_on_device(judged.table, worst))
-    together = [] if slow.pattern == "rotating" else slow.ranks
-    imposed = imposed_wait(judged, without=together)
+    excluded_ranks = [] if slow.pattern == "rotating" else slow.ranks
+    imposed = imposed_wait(judged, without=excluded_ranks)
     steps = judged.own.shape[1]
-    victims = max(1, len(judged.ranks) - max(1, len(together)))
+    victims = max(1, len(judged.ranks) - max(1, len(excluded_ranks)))
     wait = sum(imposed[rank] for rank in slow.ranks) / steps / victims
     evidence = [
         Evidence(name="imposed_wait", value=wait, unit="us", detail="per step and waiting rank"),
@@ -205,8 +208,10 @@ def _next(slow: SlowRanks) -> str:
     """Return the note that other ranks are slow, too, but less than these."""
     if not slow.behind:
         return ""
-    who = ranks_text(slow.behind)
-    return f"{who[0].upper()}{who[1:]} {'is' if len(slow.behind) == 1 else 'are'} slow, too, but less: the next to look at."
+    subject = ranks_text(slow.behind)
+    return (
+        f"{subject[0].upper()}{subject[1:]} {'is' if len(slow.behind) == 1 else 'are'} slow, too, but less: the next to look at."
+    )
 
 
 def _shared(run: RunEvidence, judged: StepOwnTimes, diagnosis: Diagnosis) -> str:

@@ -107,10 +107,10 @@ def _case(
     diagnosis = diagnosis_of_slow(run, judged, slow)
     if straggler.is_bounded:
         diagnosis = replace(diagnosis, wait_us=min(diagnosis.wait_us, slow.gain_us), saves_us=None)
-    beside = moving_waits(judged, slow.ranks) if len(judged.ranks) - len(slow.ranks) > 1 else None
+    moving = moving_waits(judged, slow.ranks) if len(judged.ranks) - len(slow.ranks) > 1 else None
     besides = []
-    if beside is not None and beside.share >= MOST_WAITING and run.pipeline is None:
-        besides = [finding_of_moving(diagnosis_of_moving(run, judged, beside), setting, lead="Besides that, ")]
+    if moving is not None and moving.share >= MOST_WAITING and run.pipeline is None:
+        besides = [finding_of_moving(diagnosis_of_moving(run, judged, moving), setting, lead="Besides that, ")]
     without = shares_of(costs(tuple(slow.ranks)))
     return replace(case, setting=setting, diagnosis=diagnosis, shares_without=without, besides=besides)
 
@@ -119,15 +119,17 @@ def _case_without_own_times(run: RunEvidence, case: Case, by_durations: Case | N
     """Return the case where step records cannot decide: durations of collectives are of all steps, windows of some."""
     if by_durations is not None and by_durations.lacking is None:
         return by_durations
-    lacking = _lacking(run)
+    missing_evidence = _lacking(run)
     if by_durations is not None and by_durations.lacking is not None:
-        lacking = replace(lacking, what=f"{lacking.what}. By the durations of collectives, {by_durations.lacking.what}")
+        missing_evidence = replace(
+            missing_evidence, what=f"{missing_evidence.what}. By the durations of collectives, {by_durations.lacking.what}"
+        )
     windows = _case_of_windows(run, case)
     if windows is not None:
         return windows
     if run.pipeline is not None and limits(case.shares, case.setting, lead=""):
         return replace(case, calm="Every pipeline stage is on one rank, so there is none to compare it with")
-    return replace(case, missing=lacking)
+    return replace(case, missing=missing_evidence)
 
 
 def _unseen_communication(run: RunEvidence) -> MissingEvidence | None:
@@ -136,13 +138,13 @@ def _unseen_communication(run: RunEvidence) -> MissingEvidence | None:
     if not infos or any(info.process_group is not False for info in infos):
         return None
     if run.world_size != 1:
-        who = "the ranks have no process group of torch.distributed"
+        subject = "the ranks have no process group of torch.distributed"
     elif any(info.shared_parameters for info in infos):
-        who = "the process shares its model's parameters with others, which are not recorded, and has no process group"
+        subject = "the process shares its model's parameters with others, which are not recorded, and has no process group"
     else:
         return None
     lead = "As far as the recorded processes show, "
-    return MissingEvidence(f"{who}, so how they wait for each other is not seen", "unseen_groups", lead=lead)
+    return MissingEvidence(f"{subject}, so how they wait for each other is not seen", "unseen_groups", lead=lead)
 
 
 def _lacking(run: RunEvidence) -> MissingEvidence:
@@ -249,10 +251,10 @@ def _waits_for_unseen(
     if is_limited or compared >= setting.world_size or run.matching.matches or waiting is None or waiting.value < MOST_WAITING:
         return None
     unseen = setting.world_size - compared
-    which = "the other rank" if unseen == 1 else f"one of the {unseen} other ranks"
+    other_text = "the other rank" if unseen == 1 else f"one of the {unseen} other ranks"
     return MissingEvidence(
         f"the {compared} ranks with enough records wait {waiting.value:.0%} of the step, all at the same time: for "
-        f"communication, or for {which}",
+        f"communication, or for {other_text}",
         "few_ranks",
     )
 
@@ -312,9 +314,9 @@ def _case_of_windows(run: RunEvidence, case: Case) -> Case | None:
     )
     if case.doubt is None and case.diagnosis is None and _reporting(run) < 2:
         # A few profiled steps are not evidence for all the steps without a record.
-        lacking = _lacking(run)
-        what = f"{lacking.what}; in the profiled steps no rank was late beyond chance"
-        return replace(case, missing=replace(lacking, what=what))
+        missing_evidence = _lacking(run)
+        what = f"{missing_evidence.what}; in the profiled steps no rank was late beyond chance"
+        return replace(case, missing=replace(missing_evidence, what=what))
     return case
 
 

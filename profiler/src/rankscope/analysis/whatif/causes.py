@@ -127,12 +127,12 @@ def _activity(causes: Causes, block: StretchBlock, tag: str) -> Matrix | None:
 
 
 def _in_phases(block: StretchBlock, phases: Sequence[Phase]) -> Matrix:
-    taken = np.zeros(block.shape)
+    phase_lost = np.zeros(block.shape)
     for phase in phases:
         if phase in block.graph.phases:
             stretches, lost = block.lost_in(phase)
-            taken[stretches] += lost
-    return taken
+            phase_lost[stretches] += lost
+    return phase_lost
 
 
 def _computed(causes: Causes, block: StretchBlock) -> Matrix:

@@ -153,8 +153,8 @@ def play(graph: Graph, durations: NodeDurations, masks: Iterable[Mask]) -> Times
     at_once = max(1, min(_CELLS_AT_ONCE // (replicas * steps), _MASKED_AT_ONCE // (nodes * replicas)))
     coming = iter(masks)
     blocks = [np.empty((0, steps))]
-    while some := list(islice(coming, at_once)):
-        chosen = np.stack(some, axis=-1)[:, :, None, :]
+    while mask_batch := list(islice(coming, at_once)):
+        chosen = np.stack(mask_batch, axis=-1)[:, :, None, :]
         blocks.append(step_times(graph, partial(_either, chosen, real, ideal)).T)
     return np.concatenate(blocks)
 

@@ -318,7 +318,7 @@ def _of_slowest(result: WhatIf, actual: float, ideal: float, step: str, share: f
     if result.gpu_hours_lost is not None:
         steps = source.steps if source.trained_steps is None else source.trained_steps
         text += f": {hours_text(result.gpu_hours_lost)} GPU-hours lost in {counted(steps, 'step')}"
-    who = f"rank {slowest[0]}" if len(slowest) == 1 else f"the {len(slowest)} slowest ranks"
+    subject = f"rank {slowest[0]}" if len(slowest) == 1 else f"the {len(slowest)} slowest ranks"
     gained = "next to nothing" if share < _HARDLY else f"{min(share, 1.0):.0%}"
     if (result.m_stage or 0.0) >= max(_MOST, share):
         return f"{text}. The last pipeline stage explains {min(result.m_stage or 0.0, 1.0):.0%} of that."
@@ -329,9 +329,9 @@ def _of_slowest(result: WhatIf, actual: float, ideal: float, step: str, share: f
             return f"{text}. Without the slowness of host {host.host} alone it would take {saves}."
     # If each of R ranks is the last equally often, making one ideal gains about 1/R.
     if share >= min(2 * len(slowest) / source.ranks, _MOST):
-        return f"{text}. Fixing {who} alone would recover {gained} of that."
-    who = f"rank {slowest[0]}, the slowest," if len(slowest) == 1 else who
-    return f"{text}. No rank explains that alone: fixing {who} would recover {gained} of it."
+        return f"{text}. Fixing {subject} alone would recover {gained} of that."
+    subject = f"rank {slowest[0]}, the slowest," if len(slowest) == 1 else subject
+    return f"{text}. No rank explains that alone: fixing {subject} would recover {gained} of it."
 
 
 def _time(seconds: float) -> str:

@@ -83,8 +83,10 @@ def build_schedule(operations: Operations) -> Graph:
     missing = set(range(program.stages)) - set(operations.stage.tolist())
     if missing:
         raise ScheduleError(f"there is a stage {program.stages - 1}, but nothing of stage {min(missing)}")
-    moved = {direction: [_transfers(program, stage, direction) for stage in range(program.stages)] for direction in _TRANSFERS}
-    for direction, stages in moved.items():
+    transfers = {
+        direction: [_transfers(program, stage, direction) for stage in range(program.stages)] for direction in _TRANSFERS
+    }
+    for direction, stages in transfers.items():
         _pair(program, direction, stages)
     for stage in range(program.stages):
         compute = program.in_time(program.of(stage, FORWARD, BACKWARD))
@@ -110,38 +112,40 @@ def _transfers(program: _Program, stage: int, direction: str) -> dict[str, list[
     chunk_of = program.operations.global_chunk.tolist()
     last_chunk = program.chunks * program.stages - 1
     real: dict[str, list[int]] = {}
-    for way in ("send", "recv"):
-        nodes = program.in_time(program.of(stage, f"{direction}-{way}"))
+    for direction_op in ("send", "recv"):
+        nodes = program.in_time(program.of(stage, f"{direction}-{direction_op}"))
         program.chain(nodes)
-        used = _belonging(program, nodes, compute, way)
+        used = _belonging(program, nodes, compute, direction_op)
         # The very first receive waits for no operation and may be missing.
-        skipped = 1 if way == "recv" and len(used) + 1 == len(compute) else 0
+        skipped = 1 if direction_op == "recv" and len(used) + 1 == len(compute) else 0
         outermost = stage in (0, program.stages - 1)
         if len(used) != len(compute) and not (outermost and (not used or len(used) + 1 == len(compute))):
-            raise ScheduleError(f"stage {stage} has {len(compute)} {kind} and {len(used)} {direction}-{way} that belong to them")
+            raise ScheduleError(
+                f"stage {stage} has {len(compute)} {kind} and {len(used)} {direction}-{direction_op} that belong to them"
+            )
         moving: list[int] = []
         for place, node in enumerate(used, start=skipped):
             served = compute[place]
-            if way == "send":
+            if direction_op == "send":
                 program.edges.append((served, node))
             else:
                 program.edges.append((node, served))
                 if place:
                     program.edges.append((compute[place - 1], node))
             chunk = chunk_of[served] if chunk_of[served] >= 0 else stage
-            if 0 <= chunk + (delta if way == "send" else -delta) <= last_chunk:
+            if 0 <= chunk + (delta if direction_op == "send" else -delta) <= last_chunk:
                 moving.append(node)
         for node in sorted(set(nodes) - set(moving)):
             program.couple([node])
-        real[way] = moving
+        real[direction_op] = moving
     return real
 
 
-def _belonging(program: _Program, nodes: Sequence[int], compute: Sequence[int], way: str) -> list[int]:
+def _belonging(program: _Program, nodes: Sequence[int], compute: Sequence[int], direction_op: str) -> list[int]:
     """Return the transfers of ``compute``, without sends that end before its first end and receives that start after its last."""
     if not compute:
         return []
-    if way == "recv":
+    if direction_op == "recv":
         latest = max(program.start[number] for number in compute) + _TOLERANCE_SECONDS
         return [node for node in nodes if program.start[node] <= latest]
     earliest = min(program.end[number] for number in compute) - _TOLERANCE_SECONDS

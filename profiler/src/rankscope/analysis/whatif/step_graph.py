@@ -236,12 +236,12 @@ class Gaps:
 
     def filled(self, metric: str, values: Stored, steps: slice) -> Stored:
         """Return values of a metric, [ranks, some steps], with the estimates instead of unknown ones at the places."""
-        some = slice(*np.searchsorted(self.steps, (steps.start, steps.stop)).tolist())
-        if some.start == some.stop or metric not in self.estimates:
+        in_range = slice(*np.searchsorted(self.steps, (steps.start, steps.stop)).tolist())
+        if in_range.start == in_range.stop or metric not in self.estimates:
             return values
         result = values.copy()
-        at = self.rows[some], self.steps[some] - steps.start
-        result[at] = np.where(np.isfinite(result[at]), result[at], self.estimates[metric][some])
+        at = self.rows[in_range], self.steps[in_range] - steps.start
+        result[at] = np.where(np.isfinite(result[at]), result[at], self.estimates[metric][in_range])
         return result
 
 

@@ -100,7 +100,7 @@ def play_steps(causes: Causes, healed: HealingSavings) -> StepScenarios:
     ]
     keys: list[dict[str, Any]] = [*({"op": phase} for phase in graph.phases), *({"cause": name} for name in causes.names)]
     parts = [
-        JobPart(key, *(graph.times(_joined(block_result.parts[at][which] for block_result in played)) for which in (0, 1)))
+        JobPart(key, *(graph.times(_joined(block_result.parts[at][variant] for block_result in played)) for variant in (0, 1)))
         for at, key in enumerate(keys)
     ]
     lost = np.concatenate([block_result.lost for block_result in played], axis=1)
@@ -126,7 +126,7 @@ def _joined(parts: Iterator[Times]) -> Times:
 def _play(block: StretchBlock, causes: Causes) -> _BlockResult:
     late = Lateness(leading(block.own.copy()), block.typical)
     last = late.leaders.rows
-    parts = [only_and_without(block, taken, stretches) for stretches, taken in map(block.lost_in, block.graph.phases)]
+    parts = [only_and_without(block, phase_lost, stretches) for stretches, phase_lost in map(block.lost_in, block.graph.phases)]
     of_causes = causes.parts(block)
     parts += [only_and_without(block, part) for part in of_causes]
     at = np.arange(len(last))
@@ -232,14 +232,14 @@ def _longest(block: StretchBlock, amounts: Sequence[Matrix | None]) -> tuple[flo
     each = np.arange(stretches)
     for at in range(len(above)):
         # A cause that took no time in this block changes nothing: reuse the set without it.
-        same = sum(1 << number for number, taken in enumerate(amounts) if at >> number & 1 and taken is not None)
+        same = sum(1 << number for number, amount in enumerate(amounts) if at >> number & 1 and amount is not None)
         if same != at:
             above[at], rows[at] = above[same], rows[same]
             continue
         remaining = block.above.copy()
-        for number, taken in enumerate(amounts):
-            if at >> number & 1 and taken is not None:
-                remaining -= taken
+        for number, amount in enumerate(amounts):
+            if at >> number & 1 and amount is not None:
+                remaining -= amount
         np.maximum(remaining, 0.0, out=remaining)
         for place in range(kept_count):  # for so few, several times as fast as a partition
             longest = remaining.argmax(axis=1)

@@ -64,8 +64,8 @@ def whatif_of_traces(paths: Sequence[Location], terms: CostTerms, engine: Engine
     )
     if job.reason is not None:
         return insufficient(source, job.reason)
-    if lacking := [trace for trace in traces if trace.lacks]:
-        return insufficient(source, f"the trace of rank {lacking[0].rank} {lacking[0].lacks}, so that waiting is not known")
+    if unusable := [trace for trace in traces if trace.lacks]:
+        return insufficient(source, f"the trace of rank {unusable[0].rank} {unusable[0].lacks}, so that waiting is not known")
     hosts = {trace.rank: trace.host for trace in traces if trace.host}
     accelerated = any(trace.device_kind != "cpu" for trace in traces)
     reductions = {trace.rank: trace.reduction for trace in traces}

@@ -51,11 +51,11 @@ def watch_meshes() -> None:
         kind.__init__ = _noting(kind.__init__)
 
 
-def adopt(thing: object) -> None:
-    """Record ``thing`` if it is a device mesh."""
+def adopt(candidate: object) -> None:
+    """Record ``candidate`` if it is a device mesh."""
     kind = getattr(dist, "DeviceMesh", None)
-    if kind is not None and issubclass(type(thing), kind):
-        _note(thing)
+    if kind is not None and issubclass(type(candidate), kind):
+        _note(candidate)
 
 
 def find_layout(given_layout: str | None) -> RankLayout:
@@ -168,17 +168,17 @@ def _of_groups() -> RankLayout:
 
 def _of_pipelines() -> RankLayout:
     """Return the layout from torch's pipeline stages, whose process group needs no name."""
-    thing = _living("torch.distributed.pipelining.stage", "_PipelineStageBase")
-    return _NOWHERE if thing is None else RankLayout({"pp": int(thing.group_rank)}, {"pp": int(thing.group_size)})
+    stage = _living("torch.distributed.pipelining.stage", "_PipelineStageBase")
+    return _NOWHERE if stage is None else RankLayout({"pp": int(stage.group_rank)}, {"pp": int(stage.group_size)})
 
 
 def find_pipeline() -> Pipeline | None:
     """Return the micro-batch schedule of torch's pipelining; ``None`` if it is not used. Never raises."""
     with suppress(Exception):  # the script's objects may be in any state
-        thing = _living("torch.distributed.pipelining.schedules", "_PipelineSchedule")
-        if thing is not None:
-            chunks = len(getattr(thing, "_stages", ())) or 1
-            return Pipeline(schedule=type(thing).__name__, microbatches=int(thing._n_microbatches), chunks=chunks)  # noqa: SLF001  # there is no public name
+        schedule = _living("torch.distributed.pipelining.schedules", "_PipelineSchedule")
+        if schedule is not None:
+            chunks = len(getattr(schedule, "_stages", ())) or 1
+            return Pipeline(schedule=type(schedule).__name__, microbatches=int(schedule._n_microbatches), chunks=chunks)  # noqa: SLF001  # there is no public name
     return None
 
 
@@ -191,4 +191,4 @@ def _living(module: str, name: str) -> Any:
     while more := {deeper for class_ in kinds for deeper in class_.__subclasses__()} - kinds:
         kinds |= more
     # ``gc.get_referrers`` of the classes goes through all objects several times faster than Python code.
-    return next((thing for thing in gc.get_referrers(*kinds) if type(thing) in kinds), None)
+    return next((instance for instance in gc.get_referrers(*kinds) if type(instance) in kinds), None)

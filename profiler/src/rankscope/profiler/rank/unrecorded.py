@@ -32,7 +32,7 @@ def explain_at_end(recorder: StepRecorder) -> None:
 def _reason(recorder: StepRecorder) -> str:
     backward = recorder.saw_backward
     # Not isinstance, which could run code of the objects themselves.
-    optimizers = sorted({type(thing).__name__ for thing in gc.get_objects() if issubclass(type(thing), Optimizer)})
+    optimizers = sorted({type(candidate).__name__ for candidate in gc.get_objects() if issubclass(type(candidate), Optimizer)})
     if optimizers:
         compiled = "a compiled function (torch.compile) steps it" if "torch._dynamo" in sys.modules else "no step of it was seen"
         return f"there is an optimizer ({', '.join(optimizers)}), but {compiled}"

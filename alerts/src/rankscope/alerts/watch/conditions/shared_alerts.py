@@ -19,10 +19,10 @@ FEW_RANKS: Final = 16
 _SHOWN: Final = 8
 
 
-def merge_shared(unmerged: Iterable[Candidate], *, together: Collection[str] = ()) -> list[Candidate]:
+def merge_shared(unmerged: Iterable[Candidate], *, merged_names: Collection[str] = ()) -> list[Candidate]:
     """Merge alerts of the same name about many ranks or whole hosts into one alert.
 
-    ``together``: names of alerts that are merged already, for which ``FEW_RANKS`` applies instead of ``MOST_RANKS``.
+    ``merged_names``: names of alerts that are merged already, for which ``FEW_RANKS`` applies instead of ``MOST_RANKS``.
     """
     by_name: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in unmerged:
@@ -30,7 +30,7 @@ def merge_shared(unmerged: Iterable[Candidate], *, together: Collection[str] = (
     merged: list[Candidate] = []
     for name, candidates in by_name.items():
         of_units = [candidate for candidate in candidates if {"rank", "host"} & candidate.alert.labels.keys()]
-        most = FEW_RANKS if name in together else MOST_RANKS
+        most = FEW_RANKS if name in merged_names else MOST_RANKS
         if len(of_units) <= most:
             merged += candidates
             continue

@@ -230,8 +230,8 @@ def _of_mesh(link: LinkKind, ranks: int, gpus: int) -> float | None:
     return link.gb_s if ranks >= link.mesh or gpus > link.mesh else None
 
 
-def _between(op: str, ranks: Sequence[int], fabric: Fabric, together: int, *, on_cpu: bool) -> ExpectedBandwidth:
-    """Return the expectation between hosts; ``together``: the largest number of the group's ranks on one host.
+def _between(op: str, ranks: Sequence[int], fabric: Fabric, ranks_on_host: int, *, on_cpu: bool) -> ExpectedBandwidth:
+    """Return the expectation between hosts; ``ranks_on_host``: the largest number of the group's ranks on one host.
 
     The ranks of a host share its ports equally. No rank's share is below one port, because the other ranks may be idle. In a
     ring, data that enters a host passes through all its ranks of the group, so their shares add up. In an all-to-all, each rank
@@ -241,9 +241,9 @@ def _between(op: str, ranks: Sequence[int], fabric: Fabric, together: int, *, on
     if told_link is None:
         return ExpectedBandwidth(unknown="it crosses hosts, over a network that --link does not name")
     crowd = max(Counter(fabric.hosts.values()).values())
-    part = told_link.link.gb_s * max(1.0, told_link.ports * together / crowd)
+    part = told_link.link.gb_s * max(1.0, told_link.ports * ranks_on_host / crowd)
     if op == "all_to_all":
-        rate = part / together * (len(ranks) - 1) / (len(ranks) - together)
+        rate = part / ranks_on_host * (len(ranks) - 1) / (len(ranks) - ranks_on_host)
     elif operation(op).rule == "pair" or op in ("gather", "scatter"):
         rate = told_link.link.gb_s
     else:

@@ -103,7 +103,7 @@ def _varying(places: Iterable[Mapping[str, int]]) -> frozenset[str]:
     for place in places:
         for name, at in place.items():
             values.setdefault(name, set()).add(at)
-    return frozenset(name for name, some in values.items() if len(some) > 1)
+    return frozenset(name for name, shapes in values.items() if len(shapes) > 1)
 
 
 def _activations(records: Records, row: Numbers) -> Numbers:

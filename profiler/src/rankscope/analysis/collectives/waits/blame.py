@@ -143,12 +143,12 @@ def _lateness(matches: Arrivals, clocks: Clocks, threshold: float) -> ArrivalLat
     return ArrivalLateness(last, wait, counted, _exposed_ns(matches, counted))
 
 
-def _exposed_ns(some: Arrivals, wait: Numbers) -> Numbers:
+def _exposed_ns(arrivals: Arrivals, wait: Numbers) -> Numbers:
     """Return the part of each wait [arrivals] that the compute recorded with the collective did not hide."""
     at = np.flatnonzero(wait > 0)
-    start = some.arrival_ns[at]
+    start = arrivals.arrival_ns[at]
     exposed = wait.copy()
-    exposed[at] -= covered((np.arange(len(at)), start, start + wait[at]), unions(some.busy(at)))
+    exposed[at] -= covered((np.arange(len(at)), start, start + wait[at]), unions(arrivals.busy(at)))
     return exposed
 
 

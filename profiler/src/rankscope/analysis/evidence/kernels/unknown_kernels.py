@@ -59,8 +59,8 @@ def kernels_on_own_streams(trace: Trace, events: WorkEvents) -> frozenset[str]:
         trace.name[rows], [name for name in distinct(trace.name[rows]) if kernel_class(trace.names[name]) in _COMPUTES]
     )
     weight = np.where(sure, length, 0) if sure.any() else length
-    beside = beside_the_main_stream(trace.device[rows], trace.stream[rows], events.kind[of_device], weight)
-    names = set(distinct(trace.name[rows[beside]])).difference(distinct(trace.name[rows[~beside]]))
+    off_main = beside_the_main_stream(trace.device[rows], trace.stream[rows], events.kind[of_device], weight)
+    names = set(distinct(trace.name[rows[off_main]])).difference(distinct(trace.name[rows[~off_main]]))
     return frozenset(trace.names[name] for name in names)
 
 

@@ -61,10 +61,10 @@ class StepTableBuilder:
 
     def add_ranks(self, ranks: Iterable[int]) -> None:
         """Make room for ``ranks``; ranks that are present already are kept."""
-        together = sorted({*self.ranks, *ranks})
-        if together != self.ranks:
-            source = np.array([self.ranks.index(rank) if rank in self.ranks else -1 for rank in together], dtype=np.intp)
-            self.ranks = together
+        all_ranks = sorted({*self.ranks, *ranks})
+        if all_ranks != self.ranks:
+            source = np.array([self.ranks.index(rank) if rank in self.ranks else -1 for rank in all_ranks], dtype=np.intp)
+            self.ranks = all_ranks
             self._rearrange(rows=source)
 
     def add(self, rank: int, columns: RankColumns) -> None:
@@ -192,14 +192,14 @@ class StepTableBuilder:
         return places
 
     def _widen(self, new: NDArray[np.int64]) -> None:
-        together = np.union1d(self.steps, new)
+        all_steps = np.union1d(self.steps, new)
         count, room = len(self.steps), self.profiled.shape[1]
-        if len(together) <= room and np.array_equal(together[:count], self.steps):
-            self.steps = together
+        if len(all_steps) <= room and np.array_equal(all_steps[:count], self.steps):
+            self.steps = all_steps
             return
-        source = np.full(len(together) + len(together) // _SPARE if count else len(together), -1, dtype=np.intp)
-        source[np.searchsorted(together, self.steps)] = np.arange(count)
-        self.steps = together
+        source = np.full(len(all_steps) + len(all_steps) // _SPARE if count else len(all_steps), -1, dtype=np.intp)
+        source[np.searchsorted(all_steps, self.steps)] = np.arange(count)
+        self.steps = all_steps
         self._rearrange(columns=source)
 
     def drop_before(self, number: int) -> None:

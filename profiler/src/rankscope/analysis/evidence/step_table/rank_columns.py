@@ -128,9 +128,9 @@ class RankColumns:
     @classmethod
     def of_each(cls, rows: Rows, counts: Sequence[int]) -> list[Self]:
         """Return the columns of each of several ranks from their consecutive ``rows``; ``counts`` per rank, none of them 0."""
-        together = ColumnRows([rows])
+        joined = ColumnRows([rows])
         firsts = np.cumsum([0, *counts[:-1]])
-        parts = cls.of_columns(together).cut(np.add.reduceat(_possible(together), firsts, dtype=np.intp))
+        parts = cls.of_columns(joined).cut(np.add.reduceat(_possible(joined), firsts, dtype=np.intp))
         return [replace(part, damaged=count - len(part.step)) for part, count in zip(parts, counts, strict=True)]
 
     def cut(self, counts: NDArray[np.intp]) -> list[Self]:
@@ -302,7 +302,9 @@ def _times(
     np.subtract(clock, blocked, out=of_phases[len(PHASES) :])
     if clock is not phases:
         return frozenset()
-    return frozenset(f"own_{phase}_us" for phase, some in zip(PHASES, _waited(blocked).tolist(), strict=True) if not some)
+    return frozenset(
+        f"own_{phase}_us" for phase, has_waits in zip(PHASES, _waited(blocked).tolist(), strict=True) if not has_waits
+    )
 
 
 def _waited(blocked: NDArray[np.float32]) -> NDArray[np.bool_]:

@@ -217,8 +217,8 @@ class _ComparedStarts:
             distance = np.nansum(np.abs(lag - middle), axis=1) / np.maximum(1, np.isfinite(lag).sum(axis=1))
         clock = self._infos[self._reference].clock_name
         distance[[info.clock_name != clock for info in self._infos]] = np.inf
-        near = np.flatnonzero(distance <= distance.min() + _TOGETHER)
-        return int(near[np.nanmax(self._numbers[near], axis=1).argmin()])
+        nearest = np.flatnonzero(distance <= distance.min() + _TOGETHER)
+        return int(nearest[np.nanmax(self._numbers[nearest], axis=1).argmin()])
 
     def compare(self, place: int) -> NewNumbers | SeparateRank | None:
         """Return the numbers of a rank by the times of its steps; how far it is apart; or ``None``: neither."""
@@ -242,11 +242,11 @@ class _ComparedStarts:
             return NewNumbers(own, new) if _longest(new[new >= 0] != own[new >= 0]) >= _LASTING_STEPS else None
         lag = self._place(starts) - own
         common = np.flatnonzero(np.isfinite(lag))
-        near = np.flatnonzero(np.abs(lag[common]) < _LAG)
-        far = common[near[-1] + 1 :] if len(near) else common
-        if len(far) < max(_FEWEST, len(common) / 2):
+        near_steps = np.flatnonzero(np.abs(lag[common]) < _LAG)
+        distant_steps = common[near_steps[-1] + 1 :] if len(near_steps) else common
+        if len(distant_steps) < max(_FEWEST, len(common) / 2):
             return None
-        example = far[len(far) // 2]
+        example = distant_steps[len(distant_steps) // 2]
         return SeparateRank(int(own[example]), int(self._known_steps[nearest[example]]))
 
     def _has_jumped(self, place: int) -> bool:

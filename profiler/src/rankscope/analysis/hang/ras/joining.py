@@ -97,10 +97,10 @@ def analyze_job(paths: Sequence[Path], *, address: str | None = None, wait_s: fl
     activities = None if run is None else _activities(run)
     try:
         report = _by_calls(paths, run, address, wait_s)
-    except InputError as lacking:
+    except InputError as missing_calls:
         if activities is None:
             raise
-        return _lacking_calls(hang_by_activity(activities), lacking)
+        return _lacking_calls(hang_by_activity(activities), missing_calls)
     if run is not None:
         report = _unless_it_went_on(report, run.path)
     return report if activities is None else with_activity(report, activities)
@@ -141,9 +141,9 @@ def _last_step(folder: Path) -> tuple[int, int]:
     return 0, 0
 
 
-def _lacking_calls(report: HangReport, lacking: InputError) -> HangReport:
+def _lacking_calls(report: HangReport, missing_calls: InputError) -> HangReport:
     """Return the report by activities with the reason why nothing shows the calls in which ranks wait."""
-    return msgspec.structs.replace(report, warnings=[*report.warnings, f"the calls are not known: {lacking.reason}"])
+    return msgspec.structs.replace(report, warnings=[*report.warnings, f"the calls are not known: {missing_calls.reason}"])
 
 
 def _activities(run: NamedRun) -> Activities | None:
@@ -163,9 +163,11 @@ def _by_calls(paths: Sequence[Path], run: NamedRun | None, address: str | None, 
     ras = None if answers is None else _judged(job, answers)
     try:
         report = analyze_hang(paths)
-    except InputError as lacking:
+    except InputError as missing_dumps:
         if ras is None:
-            raise error or InputError(lacking.path, "; ".join([lacking.reason, *job.warnings]), place=lacking.place) from lacking
+            raise error or InputError(
+                missing_dumps.path, "; ".join([missing_dumps.reason, *job.warnings]), place=missing_dumps.place
+            ) from missing_dumps
         return _by_ras(ras)
     if ras is not None and job.attempt is not None and report.attempt != job.attempt:
         job.warnings.append(f"dumps of attempt {report.attempt}, an earlier one, are left out")

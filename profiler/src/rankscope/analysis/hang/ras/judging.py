@@ -144,8 +144,10 @@ def _suspects(communicator: Communicator, ranks: GlobalRanks) -> list[Suspect]:
     if len(ways) > 1 and not waiting:
         usual = max(ways, key=lambda way: ways[way])
         has_majority = 2 * ways[usual] > len(counted)
-        odd = [rank for rank, member in counted.items() if not has_majority or tuple(sorted(member.counts.items())) != usual]
-        reasons += [(rank, "mismatch") for rank in odd]
+        odd_ranks = [
+            rank for rank, member in counted.items() if not has_majority or tuple(sorted(member.counts.items())) != usual
+        ]
+        reasons += [(rank, "mismatch") for rank in odd_ranks]
     return [Suspect(communicator, _row(communicator, rank, why, ranks)) for rank, why in reasons]
 
 

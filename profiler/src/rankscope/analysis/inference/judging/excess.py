@@ -75,10 +75,10 @@ def measures_of(own: Stored, limit: float, blocks: int = BLOCKS) -> list[Measure
     equally. Both the choice and the limit depend on the values without their ranks, so permutations keep them.
     """
     plain = Measure(block_sums(own.T, blocks))
-    some = excess(own[:, :: max(1, own.shape[1] // _SAMPLED)])
-    at_most = _USUAL * max(float(np.median(np.abs(some))), limit)
-    beyond = (np.abs(some) - at_most).clip(min=0).sum()
-    if beyond < _DOMINATED * np.abs(some).sum():
+    sampled_excess = excess(own[:, :: max(1, own.shape[1] // _SAMPLED)])
+    at_most = _USUAL * max(float(np.median(np.abs(sampled_excess))), limit)
+    beyond = (np.abs(sampled_excess) - at_most).clip(min=0).sum()
+    if beyond < _DOMINATED * np.abs(sampled_excess).sum():
         return [plain]
     everybody = np.arange(len(own))
     # Block by block: the excess of all ranks at all steps would be as large as the table.

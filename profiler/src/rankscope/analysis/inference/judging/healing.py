@@ -68,8 +68,8 @@ class Healing:
         step_gain = Gain(self._leading.largest - healed, slow[self._leading.rows], estimated)
         if self._times.savings is None:
             return step_gain
-        together, each = self._times.savings.together(np.flatnonzero(slow).tolist()), self._of_each[~slow]
-        met = Gain(together - float(np.median(each.mean(axis=1))), together > each.max(axis=0))
+        saved_together, each = self._times.savings.together(np.flatnonzero(slow).tolist()), self._of_each[~slow]
+        met = Gain(saved_together - float(np.median(each.mean(axis=1))), saved_together > each.max(axis=0))
         return met if met.saved.mean() > step_gain.saved.mean() else step_gain
 
     def _of_others(self, slow: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -183,17 +183,17 @@ def as_in_other_steps(over: NDArray[np.float64], of_others: Stored) -> NDArray[n
     ``of_others``: that of some of the other ranks, [ranks, steps]. ``None`` where its slow steps are not clearly apart from the
     others, or are nearly all, or where the other ranks have many such steps, too.
     """
-    far = far_steps(over)
-    if not far.any() or far.mean() > 1 - _OTHERS or (~far).sum() < FEWEST_BATCHES:
+    slow_steps = far_steps(over)
+    if not slow_steps.any() or slow_steps.mean() > 1 - _OTHERS or (~slow_steps).sum() < FEWEST_BATCHES:
         return None
-    others = over[~far]
-    gap = np.quantile(over[far], 0.1) - np.quantile(others, 0.9)
+    others = over[~slow_steps]
+    gap = np.quantile(over[slow_steps], 0.1) - np.quantile(others, 0.9)
     if gap < _APART * others.std() or others.sum() > _REST * over.sum():
         return None
-    if (of_others >= over[far].min()).mean() > _OF_OTHERS * far.mean():
+    if (of_others >= over[slow_steps].min()).mean() > _OF_OTHERS * slow_steps.mean():
         return None
     usual = over.copy()
-    usual[far] = np.resize(np.roll(others, len(others) // 2), int(far.sum()))
+    usual[slow_steps] = np.resize(np.roll(others, len(others) // 2), int(slow_steps.sum()))
     return usual
 
 
@@ -201,8 +201,8 @@ def far_steps(over: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Return the steps that make up a rank's excess: those with at least half of its mean, weighted by the excess itself."""
     positive = np.maximum(over, 0.0)
     total = positive.sum()
-    far: NDArray[np.bool_] = over >= 0.5 * (positive**2).sum() / total if total > 0 else np.zeros(len(over), dtype=bool)
-    return far
+    is_outlying: NDArray[np.bool_] = over >= 0.5 * (positive**2).sum() / total if total > 0 else np.zeros(len(over), dtype=bool)
+    return is_outlying
 
 
 REGULAR: Final = 0.75

@@ -193,11 +193,11 @@ class _JudgedTimes:
             return None
         if (low if steps >= FEWEST_BATCHES else estimate.mean) < self.limit:
             return None
-        over_usual, far = self._slow_steps(rows, slow, outliers[0].measure)
+        over_usual, slow_steps = self._slow_steps(rows, slow, outliers[0].measure)
         limited = outliers[0].measure.limited
-        often = max(float(gain.last.mean()), float(far.mean()) if limited else 0.0)
-        pattern: Pattern = "fixed" if often >= FIXED and far.mean() >= FAR else "intermittent"
-        affected = gain.last if pattern == "fixed" and not limited else far
+        often = max(float(gain.last.mean()), float(slow_steps.mean()) if limited else 0.0)
+        pattern: Pattern = "fixed" if often >= FIXED and slow_steps.mean() >= FAR else "intermittent"
+        affected = gain.last if pattern == "fixed" and not limited else slow_steps
         return SlowRanks(
             ranks=[self.ranks[row] for row in rows],
             hosts=whole_hosts,
@@ -238,8 +238,8 @@ class _JudgedTimes:
     def _with_hosts(self, rows: list[int]) -> tuple[list[int], list[str]]:
         """Return the rows with those that take part on a host most of whose ranks are slow, and these hosts."""
         whole_hosts = self._whole_hosts(set(rows))
-        together = set(rows).union(*(taking_part(self.excess, self.hosts[host]) for host in whole_hosts))
-        return sorted(together), whole_hosts
+        taking_part_rows = set(rows).union(*(taking_part(self.excess, self.hosts[host]) for host in whole_hosts))
+        return sorted(taking_part_rows), whole_hosts
 
     def _whole_hosts(self, slow: set[int]) -> list[str]:
         """Return the hosts most of whose ranks are slow, and more than chance puts there if slow ranks are placed at random."""
@@ -279,14 +279,14 @@ class _JudgedTimes:
             return None
         needed = blocks_needed(len(self.own))
         over = excess(self.own)[ahead.rows[0]]
-        far = far_steps(over)
+        outlying_steps = far_steps(over)
         # What happened in one step alone makes no suspect.
-        if steps > 1 and far.sum() < 2:
+        if steps > 1 and outlying_steps.sum() < 2:
             return None
         if ahead.p_value > UNCLEAR and min(steps, self.blocks) >= needed:
             return None
         reach = estimate.reach((1 - LEVEL) / 2) / max(estimate.mean - self.limit, 1e-9)
-        many = int(far.sum())
+        many = int(outlying_steps.sum())
         more = max(needed / max(1, many) if many < needed else _LEAST_MORE, reach**2)
         return SuspectedRanks(
             ranks=[self.ranks[row] for row in ahead.rows],

@@ -65,7 +65,7 @@ def moving_waits(times: OwnTimes, without: Sequence[int] = ()) -> MovingWait:
     leading, wait = late.leaders, late.lost
     # Exponential noise, the worst common kind, leads by half of that.
     usual = (leading.largest - leading.ahead - leading.ordered[0]) / max(1, len(own) - 2)
-    far = leading.ahead >= np.maximum(5 * usual, 0.15 * times.wall_us)
+    is_outlying = leading.ahead >= np.maximum(5 * usual, 0.15 * times.wall_us)
     imposed = np.bincount(leading.rows, weights=wait, minlength=len(own))
     total = float(imposed.sum())
     order = np.argsort(-imposed, kind="stable").tolist()
@@ -74,6 +74,6 @@ def moving_waits(times: OwnTimes, without: Sequence[int] = ()) -> MovingWait:
         last=rows[leading.rows],
         affected=far_steps(wait),
         certainty=1 - mean_of(wait).chance_below(MOST_WAITING * times.wall_us),
-        outlying=float(far.mean()) if len(own) > 3 else 0.0,
+        outlying=float(is_outlying.mean()) if len(own) > 3 else 0.0,
         shares={ranks[rows[row]]: float(imposed[row]) / total for row in order if imposed[row] > 0} if total > 0 else {},
     )

@@ -56,13 +56,13 @@ def ranks_ahead(
         if most < 1:
             continue
         sums = measure.sums[:, candidates]
-        beside = [other.sums[:, candidates] for other in measures if other is not measure]
+        other_sums = [other.sums[:, candidates] for other in measures if other is not measure]
         totals = np.where(able, sums.sum(axis=0), -np.inf)
         order = np.argsort(-totals, kind="stable")
         several, gap = widest_gap(sums.sum(axis=0)[order], most)
         tests: list[tuple[int, Callable[[], float]]] = [
-            (several, lambda sums=sums, gap=gap, beside=beside: gap_p_value(sums, gap, beside)),  # type: ignore[misc]
-            (1, lambda sums=sums, first=int(order[0]), beside=beside: p_value(sums, first, beside)),  # type: ignore[misc]
+            (several, lambda sums=sums, gap=gap, other_sums=other_sums: gap_p_value(sums, gap, other_sums)),  # type: ignore[misc]
+            (1, lambda sums=sums, first=int(order[0]), other_sums=other_sums: p_value(sums, first, other_sums)),  # type: ignore[misc]
         ]
         for count, chance in tests:
             outliers = Outliers(

@@ -48,33 +48,33 @@ def block_slices(units: int, blocks: int = BLOCKS) -> list[slice]:
     return [slice(first, last) for first, last in pairwise(edges)]
 
 
-def p_value(scores: Scores, column: int, beside: Sequence[Scores] = ()) -> float:
+def p_value(scores: Scores, column: int, other_scores: Sequence[Scores] = ()) -> float:
     """Return the chance that any of exchangeable ranks reaches the total of ``column`` in ``scores`` [blocks, ranks].
 
     This is a permutation test: the ranks' labels are exchanged within each block, and the largest total over all ranks is
-    compared. So the result is corrected for the number of ranks. ``beside`` are other measures of the same ranks that could have
-    led to the same conclusion: the largest total over all measures is compared, each in units of its standard deviation
-    (maxT, Westfall and Young 1993). The result is never below 1 / (draws + 1).
+    compared. So the result is corrected for the number of ranks. ``other_scores`` are other measures of the same ranks that
+    could have led to the same conclusion: the largest total over all measures is compared, each in units of its standard
+    deviation (maxT, Westfall and Young 1993). The result is never below 1 / (draws + 1).
     """
-    measures, _ = _standardised(scores, beside)
+    measures, _ = _standardised(scores, other_scores)
     reached, draws = _reached(measures, _largest, float(measures[0, :, column].sum()))
     return (1 + reached) / (draws + 1)
 
 
-def gap_p_value(scores: Scores, gap: float, beside: Sequence[Scores] = ()) -> float:
+def gap_p_value(scores: Scores, gap: float, other_scores: Sequence[Scores] = ()) -> float:
     """Return the chance that up to half of exchangeable ranks lead all the others by ``gap`` in total.
 
     This is the test of ``p_value`` for several ranks that are equally slow. Permutations easily reach the total of one of them
     alone, as another one takes its place in a block. They do not reach the gap of all of them together.
     """
-    measures, deviation = _standardised(scores, beside)
+    measures, deviation = _standardised(scores, other_scores)
     reached, draws = _reached(measures, lambda totals: _gaps(totals, totals.shape[-1] // 2).max(axis=-1), gap / deviation)
     return (1 + reached) / (draws + 1)
 
 
-def _standardised(scores: Scores, beside: Sequence[Scores]) -> tuple[NDArray[np.float64], float]:
+def _standardised(scores: Scores, other_scores: Sequence[Scores]) -> tuple[NDArray[np.float64], float]:
     """Return the measures [measures, blocks, ranks], each in units of its totals' standard deviation, and that of the first."""
-    centred = np.stack([block - block.mean(axis=1, keepdims=True) for block in (scores, *beside)])
+    centred = np.stack([block - block.mean(axis=1, keepdims=True) for block in (scores, *other_scores)])
     deviation = np.sqrt((centred**2).mean(axis=2).sum(axis=1))
     deviation[deviation == 0] = 1.0
     standardised: NDArray[np.float64] = centred / deviation[:, None, None]
@@ -150,9 +150,9 @@ class _Orders:
     def _drawn(self) -> Iterator[NDArray[np.unsignedinteger]]:
         """Yield [some draws, blocks, ranks] at a time, which bounds memory."""
         rng = np.random.default_rng(_SEED)
-        some = max(1, _AT_ONCE // (self.blocks * self.ranks))
-        for first in range(0, self.draws, some):
-            shape = (min(some, self.draws - first), self.blocks, self.ranks)
+        batch_draws = max(1, _AT_ONCE // (self.blocks * self.ranks))
+        for first in range(0, self.draws, batch_draws):
+            shape = (min(batch_draws, self.draws - first), self.blocks, self.ranks)
             yield rng.permuted(np.broadcast_to(np.arange(self.ranks), shape), axis=2).astype(np.min_scalar_type(self.ranks))
 
 

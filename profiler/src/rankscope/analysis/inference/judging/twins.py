@@ -27,17 +27,17 @@ def slow_twin(group: OwnTimes, suspect: int, calm: Sequence[OwnTimes]) -> SlowRa
     - Its mean excess is an outlier among those of the ranks of other stages, whatever their noise lasts.
     - Its excess is larger than one draw of its own noise. Only steady excess is, as noise may last as long as the steps.
     """
-    beside = [group_beside for group_beside in calm if group_beside.steps == group.steps]
+    same_steps = [group_beside for group_beside in calm if group_beside.steps == group.steps]
     row = group.ranks.index(suspect)
-    over = [excess(group_beside.own) for group_beside in (group, *beside)]
+    over = [excess(group_beside.own) for group_beside in (group, *same_steps)]
     own_excess = over[0][row]
     gain = float((group.own[row] - np.delete(group.own, row, axis=0).max(axis=0)).mean())
-    if not beside or len(own_excess) < 2 or gain < MINIMUM_EFFECT * group.wall_us:
+    if not same_steps or len(own_excess) < 2 or gain < MINIMUM_EFFECT * group.wall_us:
         return None
     every = np.concatenate(over)
     others = every[len(group.ranks) :].mean(axis=1)
     # In each group, the ranks' deviations from their peers add up to about nothing.
-    between = t_quantile(LIMIT / len(every), len(others) - len(beside)) * float(np.sqrt((others**2).mean()))
+    between = t_quantile(LIMIT / len(every), len(others) - len(same_steps)) * float(np.sqrt((others**2).mean()))
     within = t_quantile(LIMIT / len(every), len(own_excess) - 1) * float(own_excess.std(ddof=1))
     if own_excess.mean() <= max(between, within) or (chance := p_value(block_sums(every.T), row)) > LIMIT:
         return None

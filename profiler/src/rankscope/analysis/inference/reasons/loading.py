@@ -63,14 +63,14 @@ def _loads(loader: LoaderSamples, healthy: LoaderSamples | None) -> bool:
 
 def _together(rows: Iterable[StackSamples]) -> dict[_Target, LoaderSamples]:
     """Return the samples of all rows by kind and target, without damaged ones."""
-    together: dict[_Target, LoaderSamples] = {}
+    by_target: dict[_Target, LoaderSamples] = {}
     for row in rows:
         for loader in row.loaders:
             if min(loader.samples, loader.samples - max(loader.loads, loader.gets, loader.puts)) >= 0 and loader.samples:
                 target = loader.kind, loader.target
-                before = together.get(target)
-                together[target] = loader if before is None else _sum(before, loader)
-    return together
+                before = by_target.get(target)
+                by_target[target] = loader if before is None else _sum(before, loader)
+    return by_target
 
 
 def _sum(first: LoaderSamples, second: LoaderSamples) -> LoaderSamples:

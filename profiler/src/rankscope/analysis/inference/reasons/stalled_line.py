@@ -82,24 +82,24 @@ def find_stalled_line(
     ``others``: samples of each healthy rank. ``cost_share``: share of the step that the slow rank costs.
     """
     rank, healthy = _count(own_samples), [counted for rows in others if (counted := _count(rows)).samples]
-    together = _Count(sum(counted.samples for counted in healthy), sum((counted.at for counted in healthy), Counter()))
-    if rank.samples < LEAST_SAMPLES or together.samples < LEAST_SAMPLES:
+    healthy_count = _Count(sum(counted.samples for counted in healthy), sum((counted.at for counted in healthy), Counter()))
+    if rank.samples < LEAST_SAMPLES or healthy_count.samples < LEAST_SAMPLES:
         return None
-    place = max(rank.at, key=lambda line: rank.share(line) - together.share(line), default=None)
+    place = max(rank.at, key=lambda line: rank.share(line) - healthy_count.share(line), default=None)
     if place is None:
         return None
-    share, usual = rank.share(place), together.share(place)
+    share, usual = rank.share(place), healthy_count.share(place)
     if share - usual < max(LEAST_EXCESS, LEAST_PART * cost_share) or share <= max(counted.share(place) for counted in healthy):
         return None
-    pooled = (rank.at[place] + together.at[place]) / (rank.samples + together.samples)
-    deviation = math.sqrt(pooled * (1 - pooled) * (1 / rank.samples + 1 / together.samples))
+    pooled = (rank.at[place] + healthy_count.at[place]) / (rank.samples + healthy_count.samples)
+    deviation = math.sqrt(pooled * (1 - pooled) * (1 / rank.samples + 1 / healthy_count.samples))
     if share - usual < DEVIATIONS * deviation:
         return None
     lines_of_place = [row for rows in own_samples for row in rows.lines if _place(row) == place]
     most = max(lines_of_place, key=lambda row: row.samples)
     loading = loading_line(most.batches_from, own_samples, others)
     named = most if loading is None or loading.line is None else loading.line
-    beside = None if named is most or loading is None else loading
+    loader_line = None if named is most or loading is None else loading
     return StalledLine(
         file=named.file,
         line=named.line,
@@ -107,12 +107,12 @@ def find_stalled_line(
         call=named.call,
         innermost=named.innermost,
         phase=_phase(lines_of_place),
-        runs_in="training_thread" if beside is None else "worker_process" if beside.in_process else "background_thread",
+        runs_in="training_thread" if loader_line is None else "worker_process" if loader_line.in_process else "background_thread",
         loads=loading is not None or most.batches_from == "loader",
         share=share,
         samples=rank.samples,
         healthy_share=usual,
-        healthy_samples=together.samples,
+        healthy_samples=healthy_count.samples,
     )
 
 

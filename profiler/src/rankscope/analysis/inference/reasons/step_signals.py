@@ -163,7 +163,7 @@ class _ComparedRank:
             return 0.0
         if not self.own:
             return float("inf")
-        slow, usual = (self.excess("own_us", some) for some in (steps, ~tagged[self.row]))
+        slow, usual = (self.excess("own_us", step_mask) for step_mask in (steps, ~tagged[self.row]))
         return float(slow.sum() / max(1, len(slow)) - usual.sum() / max(1, len(usual)))
 
 

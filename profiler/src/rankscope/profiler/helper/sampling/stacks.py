@@ -283,8 +283,8 @@ def stack_error(errors: str, status: int) -> StackError:
 
 def find_program() -> str | None:
     """Return the path of py-spy: that of this Python's environment, else that on PATH; ``None``: it is not installed."""
-    beside = (str(Path(sys.executable).parent), sysconfig.get_path("scripts"))
-    return next((program for path in (*beside, None) if (program := shutil.which("py-spy", path=path)) is not None), None)
+    script_folders = (str(Path(sys.executable).parent), sysconfig.get_path("scripts"))
+    return next((program for path in (*script_folders, None) if (program := shutil.which("py-spy", path=path)) is not None), None)
 
 
 def _cpu_of_children() -> float:

@@ -85,10 +85,10 @@ class TraceReducer:
 
     def results(self) -> list[ReducedWindow]:
         """Return the results since the last call."""
-        taken = []
+        reduced = []
         while not self._done.empty():
-            taken.append(self._done.get())
-        return taken
+            reduced.append(self._done.get())
+        return reduced
 
     def finish(self, seconds: float) -> int:
         """Wait up to ``seconds`` until nothing is left to reduce. Return the number of windows left."""

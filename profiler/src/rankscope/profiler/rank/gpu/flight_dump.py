@@ -124,11 +124,11 @@ def dump(scratch: Path, name: str, dumpers: Mapping[str, Callable[[], bytes]] | 
         dumpers = _dumpers() if dumpers is None else dumpers
         # Read all recorders before writing any file, so that they are close to one moment.
         began = time.perf_counter_ns()
-        taken = {backend: data for backend, make in dumpers.items() if _ENTRY in (data := make())}
+        dumps = {backend: data for backend, make in dumpers.items() if _ENTRY in (data := make())}
         took_us = (time.perf_counter_ns() - began) // 1000
-        for backend, data in taken.items():
+        for backend, data in dumps.items():
             replace_file(dump_file(scratch, name, backend), data, sync=False)
-        reason = f"{took_us} us" if taken and name == DURATIONS else "" if taken else _nothing(dumpers)
+        reason = f"{took_us} us" if dumps and name == DURATIONS else "" if dumps else _nothing(dumpers)
     except Exception as error:  # noqa: BLE001  # no error may stop training
         reason = f"{type(error).__name__}: {error}"
     with suppress(Exception):

@@ -183,13 +183,13 @@ class WindowController:
             path = folder / f"window-{window.first:09d}.json"
             session.export(path)
         except (KinetoUnavailable, RuntimeError, OSError) as error:
-            taken = False
+            is_accepted = False
             self._miss(str(error))
         else:
             entry = ProfiledWindow(str(path), window.first, last, keep_trace=window.keep_trace)
-            taken = self._ring.put(MessageKind.WINDOW, msgspec.json.encode(entry))
-        self._recorded += taken
-        if not taken and path is not None:
+            is_accepted = self._ring.put(MessageKind.WINDOW, msgspec.json.encode(entry))
+        self._recorded += is_accepted
+        if not is_accepted and path is not None:
             remove_trace(path, self._scratch)
 
     def _miss(self, reason: str) -> None:

@@ -94,11 +94,11 @@ def use(recorder: StepRecorder) -> None:
 
 def adopt_existing(recorder: StepRecorder) -> None:
     """Find the DDP models and device meshes made before the wrappers were installed. Takes some tens of milliseconds."""
-    for thing in gc.get_objects():
+    for candidate in gc.get_objects():
         # Not isinstance, which could run code of the objects themselves.
-        if issubclass(type(thing), DistributedDataParallel):
-            recorder.adopt(thing)
-        layout.adopt(thing)
+        if issubclass(type(candidate), DistributedDataParallel):
+            recorder.adopt(candidate)
+        layout.adopt(candidate)
 
 
 def _forked() -> None:

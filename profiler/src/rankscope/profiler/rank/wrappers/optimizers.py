@@ -62,8 +62,8 @@ class StepBoundary:
         self._only = None
         key = id(optimizer)
         reference = self._optimizers.get(key)
-        again = key == self._newest and reference is not None and reference() is optimizer
-        if again and self.backward_seen and not self.backward_since_step:
+        is_repeated = key == self._newest and reference is not None and reference() is optimizer
+        if is_repeated and self.backward_seen and not self.backward_since_step:
             return False
         self._newest = key
         self.backward_since_step = False
