@@ -54,7 +54,7 @@ def test_a_failed_budget_fails_the_command() -> None:
     missed = fleet_scores.Score(right=False, exact=False, false=False)
     outcome = fleet_truth.FleetOutcome(
         job=fleet_truth.FleetCase("a slow rank, 8 ranks", 0),
-        expected=module("fleet").Expected("names", (1,)),
+        expected=module("fleet").ExpectedAnswer("names", (1,)),
         steps=1000,
         score=missed,
         names=dict.fromkeys(("rankscope", *fleet_truth.BASELINES), missed),
