@@ -33,21 +33,25 @@ RESULTS: Final = {
     "test-webhook": "rankscope alerts test-webhook --format json",
 }
 """Schemas of results, and the command that prints each; all other schemas are of records and requests."""
-MADE: Final = "Made by `make docs` from the code; do not edit.\n"
+GENERATED_NOTE: Final = "Made by `make docs` from the code; do not edit.\n"
 RULES: Final = """
 `null` means unknown, never 0. Times are microseconds (`_us`) or nanoseconds since 1970 (`_unix_ns`), sizes bytes.
 Fields are added, never renamed ([compatibility.md](compatibility.md)): ignore those that you do not know.
 """
 PAGES: Final = {
-    "json-analysis.md": f"# JSON of an analysis\n\n{MADE}\nThe fields of what `rankscope analyze --format json` prints.\n{RULES}",
+    "json-analysis.md": f"""# JSON of an analysis
+
+{GENERATED_NOTE}
+The fields of what `rankscope analyze --format json` prints.
+{RULES}""",
     "json-results.md": f"""# JSON of other results
 
-{MADE}
+{GENERATED_NOTE}
 The fields of what other commands print with `--format json`; those of `analyze` are in [json-analysis.md](json-analysis.md).
 {RULES}""",
     "json-records.md": f"""# JSON of records
 
-{MADE}
+{GENERATED_NOTE}
 The fields of the records in a run directory, of requests to a running job, and of the answers to them.
 [run-directory.md](run-directory.md) describes the files. A field that is absent has its default: empty, false, 0 or `null`.
 {RULES}""",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankscope.profiler.events import END, LEAVE, NUMBER, PROFILED, SHIFT, USAGE, WHOLE, detail
+from rankscope.profiler.events import END, LEAVE, NUMBER, PROFILED, SHIFT, USAGE, WHOLE_STEP, detail
 from rankscope.profiler.phases import BACKWARD
 from rankscope.profiler.ring import RingWriter
 
-SEEN = 1 | WHOLE
+SEEN = 1 | WHOLE_STEP
 """Flags of a usual step."""
 
 

@@ -64,12 +64,12 @@ class HostPauses:
 
     def __init__(self, seed: int, rank: int, world: int) -> None:
         self.rank, self.world = rank, world
-        self.mine, self.common = random.Random(f"{seed} {rank}"), random.Random(f"{seed} of all")
+        self.own, self.common = random.Random(f"{seed} {rank}"), random.Random(f"{seed} of all")
         self.often = self.common.uniform(0.05, 0.1)
 
     def pause(self) -> None:
         """Pause in one step."""
-        seconds = self.mine.expovariate(1 / 0.002)
+        seconds = self.own.expovariate(1 / 0.002)
         happens, who, long = self.common.random() < self.often, self.common.randrange(self.world), self.common.uniform(0.05, 0.15)
         time.sleep(seconds + (long if happens and who == self.rank else 0.0))
 

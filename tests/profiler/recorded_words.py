@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rankscope.profiler.events import AS_NOTED, NUMBER, WAITING, WHOLE
+from rankscope.profiler.events import AS_NOTED, NUMBER, WAITING, WHOLE_STEP
 from rankscope.profiler.helper.step_assembler import StepAssembler
 from rankscope.profiler.ring import HEAD, MASK, RingWriter
 from rankscope.profiler.step_evaluation import EvaluatedStep, StepEvaluator
@@ -14,7 +14,7 @@ from rankscope.runs.records import StepRecord
 if TYPE_CHECKING:
     from rankscope.profiler.rank.recorder import StepRecorder
 
-RECORDED = 1 | WHOLE | AS_NOTED << WAITING
+RECORDED = 1 | WHOLE_STEP | AS_NOTED << WAITING
 """Flags of a whole step of a rank that waits for others on the host."""
 
 

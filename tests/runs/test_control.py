@@ -25,7 +25,7 @@ from rankscope.runs.control import (
     post,
     read_answer,
 )
-from rankscope.runs.control_names import KEPT, MAX_ENTRIES
+from rankscope.runs.control_names import MAX_ENTRIES, MOST_VOID
 
 
 class Reports(list[str]):
@@ -200,7 +200,7 @@ def test_old_requests_and_their_answers_are_removed(
     control = run / "control"
     # given some requests of today, some of yesterday or tomorrow, and more of the last hours than are kept
     now, hour = time.time_ns(), 3600 * 10**9
-    monkeypatch.setattr(control_names, "KEPT", 3)
+    monkeypatch.setattr(control_names, "MOST_VOID", 3)
     ages = {1: 0, 2: 1 * hour, 3: 2 * hour, 4: 3 * hour, 5: 4 * hour, 6: 25 * hour, 7: -30 * hour}
     for number, age in ages.items():
         answered(run, now - age, number)
@@ -234,10 +234,10 @@ def test_old_requests_and_their_answers_are_removed(
 
 def test_no_request_that_waits_is_removed_however_many_there_are(run: Path, reports: Reports) -> None:
     now = time.time_ns()
-    for number in range(KEPT + 20):
+    for number in range(MOST_VOID + 20):
         write(run, f"{id_at(now - number, number)}.json", b"")
     ControlInbox(run, "dump", since_unix_ns=0, report=reports, rank=0, clears=True).pending(now=True)
-    assert len(list((run / "control").iterdir())) == KEPT + 20
+    assert len(list((run / "control").iterdir())) == MOST_VOID + 20
 
 
 def test_a_request_that_waits_can_be_taken_back_and_gets_too_old(

@@ -13,7 +13,7 @@ from tests.ras_server import Comm, Speak, answer, listening, ras, text_answer
 from rankscope.base.errors import InputError
 from rankscope.runs import ras as module
 from rankscope.runs.paths import attempt_dir, ras_dir
-from rankscope.runs.ras import KEPT, RasAnswer, ask, default_address, keep_answer, read_answers, split_address
+from rankscope.runs.ras import MOST_ANSWERS, RasAnswer, ask, default_address, keep_answer, read_answers, split_address
 
 ROW = "      0         1         1         8         8         8   RUNNING      OK\n"
 
@@ -136,12 +136,15 @@ def test_the_address_is_ncclras_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_keeps_the_newest_answers(tmp_path: Path) -> None:
     attempt_dir(tmp_path, 0).mkdir(parents=True)
-    for number in range(KEPT + 2):
+    for number in range(MOST_ANSWERS + 2):
         keep_answer(tmp_path, 0, _answer(10**18 + number))
     (ras_dir(tmp_path, 0) / f"{2 * 10**18}.json").write_text("{")
     (ras_dir(tmp_path, 0) / "note").write_text("")
-    assert len(list(ras_dir(tmp_path, 0).glob("*.json"))) == KEPT + 1
-    assert [read_answer.asked_unix_ns - 10**18 for read_answer in read_answers(tmp_path, 0, most=3)] == [KEPT, KEPT + 1]
+    assert len(list(ras_dir(tmp_path, 0).glob("*.json"))) == MOST_ANSWERS + 1
+    assert [read_answer.asked_unix_ns - 10**18 for read_answer in read_answers(tmp_path, 0, most=3)] == [
+        MOST_ANSWERS,
+        MOST_ANSWERS + 1,
+    ]
     assert read_answers(tmp_path, 1, most=3) == []
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rankscope.exporter.catalogue import BY_NAME
 from rankscope.exporter.xids import XIDS
-from rankscope.profiler.helper.sampling.exporter_page import _KEPT, _WANTED, NO_GPU, PROGRAMS, read_page
+from rankscope.profiler.helper.sampling.exporter_page import _SAMPLED_METRICS, _WANTED, NO_GPU, PROGRAMS, read_page
 from rankscope.profiler.helper.sampling.hardware import History
 from rankscope.runs.records import HardwareSample
 
@@ -18,7 +18,7 @@ H100, A100, DIVIDED, HUNG = (f"GPU-{index}0000000-aaaa-bbbb-cccc-000000000000" f
 
 def test_every_name_is_one_of_the_exporters_catalogue() -> None:
     assert set(BY_NAME) >= _WANTED
-    for name, kept in _KEPT.items():
+    for name, kept in _SAMPLED_METRICS.items():
         assert kept.label is None or kept.label[0] in BY_NAME[name].labels
 
 

@@ -18,7 +18,7 @@ from rankscope.base.atomic_files import replace_file
 from rankscope.profiler.flight_files import MAX_BYTES, copy_file, done_file, dump_file
 from rankscope.profiler.handover import Handover
 from rankscope.profiler.helper.collectives import flight
-from rankscope.profiler.helper.collectives.flight import KEPT, FlightDumps, WatchdogFile
+from rankscope.profiler.helper.collectives.flight import MOST_DUMPS, FlightDumps, WatchdogFile
 from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.profiler.settings import RecorderSettings
@@ -259,14 +259,14 @@ def test_a_pipe_that_is_none_is_left_alone(kind: str, tmp_path: Path, monkeypatc
 
 def test_dumps_are_rate_limited_and_only_the_last_are_kept(rank: Rank) -> None:
     requests = []
-    for _ in range(KEPT + 2):
+    for _ in range(MOST_DUMPS + 2):
         requests.append(rank.ask())
         rank.obey(requests[-1].id, "gloo")
         refused = rank.ask()
         rank.tick(flight.REST_SECONDS)
         assert rank.answer(requests[-1]).accepted
         assert not rank.answer(refused).accepted
-    wait_until(lambda: len(rank.dumps()) == KEPT)
+    wait_until(lambda: len(rank.dumps()) == MOST_DUMPS)
     assert [name.split("-", 2)[2] for name in rank.dumps()] == [f"{request.id}-gloo.pickle" for request in requests[2:]]
 
 

@@ -87,7 +87,7 @@ DETAILS: Final = tuple(
 NUMBER: Final = 8
 """Number of bits below the step's number."""
 PROFILED: Final = 2
-WHOLE: Final = 4
+WHOLE_STEP: Final = 4
 """The beginning of the step was seen."""
 AWAITS_DEVICE: Final = 8
 """The times of the step's marks may follow."""

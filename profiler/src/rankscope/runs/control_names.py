@@ -17,7 +17,7 @@ from typing import Final
 REQUEST_ID: Final = r"[0-9]{19}-[0-9a-f]{8}"
 MAX_ENTRIES: Final = 10_000
 """Maximum names that one scan of the folder reads."""
-KEPT: Final = 256
+MOST_VOID: Final = 256
 """Maximum void requests that are kept as a log; the newest are."""
 KEPT_SECONDS: Final = 24 * 3600.0
 """Maximum age of the void requests that are kept."""
@@ -50,14 +50,14 @@ def remove_old(folder: int, here_ns: int, *, void_ns: int) -> bool:
     """Remove old requests and their answers from the opened ``folder``; other files stay, and no link is followed.
 
     A request is old if it is more than ``KEPT_SECONDS`` away from ``here_ns``. Of those at least ``void_ns`` away, all but the
-    ``KEPT`` nearest are old, too. Returns whether no removal is left for another call. Raises ``OSError`` where the folder
+    ``MOST_VOID`` nearest are old, too. Returns whether no removal is left for another call. Raises ``OSError`` where the folder
     cannot be listed.
     """
     with os.scandir(folder) as entries:
         names = [(entry.name, match[1]) for entry in islice(entries, MAX_ENTRIES) if (match := _OURS.fullmatch(entry.name))]
     away = {file_name: abs(here_ns - made_ns(file_name)) for _, file_name in names}
     void = sorted((file_name for file_name in away if away[file_name] >= void_ns), key=away.__getitem__)
-    old = {file_name for place, file_name in enumerate(void) if place >= KEPT or away[file_name] > KEPT_SECONDS * 1e9}
+    old = {file_name for place, file_name in enumerate(void) if place >= MOST_VOID or away[file_name] > KEPT_SECONDS * 1e9}
     removals = _removals(folder, (name for name, file_name in names if file_name in old))
     for remove in islice(removals, REMOVED_AT_ONCE):
         with suppress(OSError):

@@ -40,7 +40,7 @@ GREETING_SECONDS: Final = 1.0
 so another try may reach another one."""
 MAX_BYTES: Final = 128 * 1024 * 1024
 """Maximum size of an answer: 600 bytes per rank and communicator in JSON."""
-KEPT: Final = 8
+MOST_ANSWERS: Final = 8
 """Number of answers kept per attempt; the oldest are removed."""
 _MAX_LINE: Final = 1024
 _NAME: Final = re.compile(r"(\d{19})\.json")
@@ -178,10 +178,10 @@ def _remaining_s(until: float) -> float:
 
 
 def keep_answer(run: Path, attempt: int, answer: RasAnswer) -> None:
-    """Write an answer into the run, and remove the oldest but ``KEPT``. Raises ``OSError``."""
+    """Write an answer into the run, and remove the oldest but ``MOST_ANSWERS``. Raises ``OSError``."""
     folder = ras_dir(run, attempt)
     write_shared(folder / f"{answer.asked_unix_ns:019d}.json", msgspec.json.encode(answer))
-    for path in _kept_files(folder)[:-KEPT]:
+    for path in _kept_files(folder)[:-MOST_ANSWERS]:
         with suppress(OSError):
             path.unlink(missing_ok=True)
 

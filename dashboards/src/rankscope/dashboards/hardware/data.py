@@ -149,11 +149,11 @@ def _busy_clock(rows: Rows) -> NDArray[np.float32]:
     return clocks[np.isfinite(clocks)]
 
 
-_HELD: Final[WeakKeyDictionary[Hardware, MemoryCache]] = WeakKeyDictionary()
+_CACHES: Final[WeakKeyDictionary[Hardware, MemoryCache]] = WeakKeyDictionary()
 _MAX_HELD_BYTES: Final = 16 << 20
 """Cached values per ``Hardware`` object; a live run gets a new object whenever it changes."""
 
 
 def _cached(hardware: Hardware, key: Any, make: Callable[[], T]) -> T:
     """Return a cached value: three figures and a table of a page use the same ones."""
-    return _HELD.setdefault(hardware, MemoryCache(_MAX_HELD_BYTES)).get("figures", repr(key), "", make)
+    return _CACHES.setdefault(hardware, MemoryCache(_MAX_HELD_BYTES)).get("figures", repr(key), "", make)

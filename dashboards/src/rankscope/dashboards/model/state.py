@@ -134,35 +134,35 @@ def _ids(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(id_ for item in text.split(",") if 0 < len(id_ := unquote(item)) <= _LONGEST))[:_MOST]
 
 
-_WHOLE: Final = _Codec(str, lambda text: int(text) if _NUMBER.fullmatch(text) else None)
+_INTEGER: Final = _Codec(str, lambda text: int(text) if _NUMBER.fullmatch(text) else None)
 _SPAN: Final = _Codec(lambda value: f"{value[0]}-{value[1]}", _range)
 _WORD: Final = _Codec(str, lambda text: text if _NAME.fullmatch(text) else None)
 _TEXT: Final = _Codec(str, lambda text: text if 0 < len(text) <= _LONGEST else None)
 _AMOUNT: Final = _Codec(lambda value: f"{value:.10g}", lambda text: float(text) if _PRICE.fullmatch(text) else None)
 _LETTERS: Final = _Codec(str, lambda text: text.upper() if _CURRENCY.fullmatch(text) else None)
 _LIST: Final = _Codec(",".join, _items)
-_IDS: Final = _Codec(lambda ids: ",".join(quote(one, safe="") for one in ids), _ids)
+_IDS: Final = _Codec(lambda ids: ",".join(quote(run_id, safe="") for run_id in ids), _ids)
 _UNIT: Final = _Codec(str, lambda text: text if text in ("host", "rank") else None)
 _DAYS: Final = _Codec(lambda days: f"{days}d", lambda text: int(text[:-1]) or None if re.fullmatch("[0-9]{1,4}d", text) else None)
 
 _CODECS: Final[dict[str, _Codec]] = {
-    "rank": _WHOLE,
+    "rank": _INTEGER,
     "metric": _WORD,
     "steps": _SPAN,
     "sort": _WORD,
     "rows": _UNIT,
     "group": _TEXT,
-    "window": _WHOLE,
+    "window": _INTEGER,
     "span": _SPAN,
     "collective": _TEXT,
     "without": _LIST,
     "gpu": _TEXT,
     "gauge": _WORD,
-    "step": _WHOLE,
+    "step": _INTEGER,
     "price": _AMOUNT,
     "currency": _LETTERS,
     "runs": _IDS,
-    "at": _WHOLE,
+    "at": _INTEGER,
     "pair": _TEXT,
     "by": _UNIT,
     "since": _DAYS,

@@ -26,7 +26,7 @@ MOST_EVENTS: Final = 400_000
 """Most events kept of a window; beyond that the shortest are dropped."""
 _LONGEST_NAME: Final = 120
 
-_KEPT: Final = re.compile(r"window-(\d{1,18})\.json(?:\.gz)?")
+_TRACE_FILE: Final = re.compile(r"window-(\d{1,18})\.json(?:\.gz)?")
 
 
 @dataclass(slots=True)
@@ -102,7 +102,9 @@ def kept_files(run: Path, attempt: int, ranks: Iterable[int], steps: range) -> I
     for rank in ranks:
         folder = rank_dir(run, attempt, rank) / "traces"
         try:
-            names = [name for name in list_run_folder(folder) if (is_kept := _KEPT.fullmatch(name)) and int(is_kept[1]) in steps]
+            names = [
+                name for name in list_run_folder(folder) if (is_kept := _TRACE_FILE.fullmatch(name)) and int(is_kept[1]) in steps
+            ]
         except OSError:
             continue  # none was kept, or it is a link
         if names:

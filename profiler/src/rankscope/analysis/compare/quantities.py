@@ -17,7 +17,7 @@ from rankscope.analysis.evidence.order import of_blocks
 from rankscope.analysis.evidence.step_table.steps import METRICS
 from rankscope.runs.records import PHASES, StepBreakdown
 
-REST: Final = "rest"
+UNEXPLAINED_PART: Final = "rest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ PARTS: Final[dict[str, QuantityKind]] = {
     **{f"{phase}_us": QuantityKind(METRICS[f"{phase}_us"].label) for phase in PHASES},
     "waiting_us": QuantityKind("mean wait for later ranks"),
     "communication_us": QuantityKind("exposed communication"),
-    REST: QuantityKind("unexplained"),
+    UNEXPLAINED_PART: QuantityKind("unexplained"),
 }
 
 INSIDE: Final[dict[str, QuantityKind]] = {
@@ -96,7 +96,7 @@ def with_rest(
     rest_a = wall_a - sum(a for a, _ in both.values())
     rest_b = wall_b - sum(b for _, b in both.values())
     if max(np.abs(rest_a).max(initial=0) / wall_a.mean(), np.abs(rest_b).max(initial=0) / wall_b.mean()) > 1e-6:
-        both[REST] = (rest_a, rest_b)
+        both[UNEXPLAINED_PART] = (rest_a, rest_b)
     return both
 
 

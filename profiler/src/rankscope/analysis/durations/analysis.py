@@ -45,7 +45,7 @@ START_UP: Final = 2
 """Number of first steps that are left out, if enough others remain: their collectives contain start-up."""
 _SHOWN_PATHS: Final = 4
 """Maximum number of paths in a command that is shown."""
-_APART: Final = 0.2
+_MOST_INCOMPLETE: Final = 0.2
 """Largest share of collectives that some dumps may lack without a warning."""
 
 
@@ -170,7 +170,7 @@ def compare_durations(durations: Durations) -> DurationEvidence:
     if len(every.ranks) < world_size:
         warnings.append(source.missing.format(found=len(every.ranks), world_size=world_size))
     incomplete, instances = matching.unmatched_by.get("incomplete", 0), len(matches) + matching.unmatched
-    if incomplete > _APART * instances:
+    if incomplete > _MOST_INCOMPLETE * instances:
         warnings.append(
             f"{incomplete:,} of {instances:,} collectives are in the {source.many} of some ranks only: {source.together}"
         )

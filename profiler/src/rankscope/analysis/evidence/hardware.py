@@ -99,7 +99,7 @@ class _ReadingBuffer:
     sample_count: int = 0
     times: array[int] = field(default_factory=lambda: array("q"))
     columns: dict[str, array[float]] = field(
-        default_factory=lambda: {name: array("d") for name in (*GAUGES, *COUNTERS, *(f"reason.{one}" for one in REASONS))}
+        default_factory=lambda: {name: array("d") for name in (*GAUGES, *COUNTERS, *(f"reason.{reason}" for reason in REASONS))}
     )
     simulated: bool = False
 

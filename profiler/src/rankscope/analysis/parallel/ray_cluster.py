@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from rankscope.analysis.trace.locations import one_line
 from rankscope.base.errors import InputError, MissingError, RankscopeError
 
-_FOUND: Final = "auto"
+_AUTO_ADDRESS: Final = "auto"
 """Ray's name for the cluster in the variable RAY_ADDRESS, or else the one that this machine is a node of."""
 _FORMS: Final = "give HOST:PORT of its head, and run this on one of its nodes"
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -72,8 +72,8 @@ def cluster_address(address: str | None, own_ip: Callable[[], str]) -> str:
 
     ``own_ip``: returns the IP address that Ray uses for ``localhost``.
     """
-    place = address if address not in {None, _FOUND} else os.environ.get("RAY_ADDRESS") or _FOUND
-    if place == _FOUND:
+    place = address if address not in {None, _AUTO_ADDRESS} else os.environ.get("RAY_ADDRESS") or _AUTO_ADDRESS
+    if place == _AUTO_ADDRESS:
         return place
     if place == "local":
         raise InputError(place, f"would start a cluster, and only one that is there is used: {_FORMS}; or --engine local")
@@ -102,7 +102,7 @@ def _connect(ray: Any, place: str) -> None:
 
 
 def _why_not(place: str, error: Exception) -> str:
-    if place == _FOUND:
+    if place == _AUTO_ADDRESS:
         return f"no Ray cluster runs on this machine: start one (ray start --head), or {_FORMS}"
     if isinstance(error, ConnectionError):
         return f"no Ray cluster answers there, or this machine is none of its nodes: {_FORMS}"

@@ -26,7 +26,7 @@ _PER_CPU: Final = 2
 
 Caller = tuple[str, str, bytes]
 """Version of rankscope, the folder that relative paths start from, and the pickled function: the same for all items."""
-Seen = tuple[str, int]
+FileSize = tuple[str, int]
 """Path and size of a file that a node must see."""
 Outcome = Literal["done", "failed", "version", "lacks", "unseen"]
 Answer = tuple[Outcome, str, bytes]
@@ -91,7 +91,7 @@ def _in_tasks(
                 ray.cancel(task, force=True)
 
 
-def _seen_here(file: Location) -> Seen | None:
+def _seen_here(file: Location) -> FileSize | None:
     """Return the path and size that nodes must see; ``None`` for a URL or a missing file, which fails when it is read."""
     return (os.fspath(file), file.stat().st_size) if isinstance(file, Path) and file.is_file() else None
 
@@ -118,7 +118,7 @@ def caller_of(function: Callable[[Any], Any]) -> Caller:
     return metadata.version("rankscope"), os.fspath(Path.cwd()), pickle.dumps(function)
 
 
-def node_task() -> Callable[[Caller, bytes, Seen | None], Answer]:
+def node_task() -> Callable[[Caller, bytes, FileSize | None], Answer]:
     """Return the function that a node runs.
 
     Its arguments are the caller, the pickled item, and the item's file if the node must see one. The function is
@@ -135,7 +135,7 @@ def node_task() -> Callable[[Caller, bytes, Seen | None], Answer]:
             return "has another file there"
         return None if os.access(file, os.R_OK) else "may not read it"
 
-    def run(caller: Caller, item: bytes, file: Seen | None) -> Answer:
+    def run(caller: Caller, item: bytes, file: FileSize | None) -> Answer:
         wanted, folder, function = caller
         node = socket.gethostname()
         try:

@@ -39,7 +39,7 @@ from rankscope.runs.records import CollectiveRecord, HardwareSample, RankInfo
 from rankscope.runs.run_files import list_run_folder
 from rankscope.runs.world_size import told_world_size
 
-_KEPT: Final = re.compile(r"window-(\d{1,18})\.json(?:\.gz)?")
+_TRACE_FILE: Final = re.compile(r"window-(\d{1,18})\.json(?:\.gz)?")
 """File name of a raw trace that a rank has kept, with its first step."""
 
 _MARGIN_NS: Final = 1_000_000_000
@@ -236,7 +236,7 @@ class RunExportSource:
         folder = rank_dir(self._reader.path, self._attempt, rank) / "traces"
         with suppress(FileNotFoundError):
             for name in sorted(list_run_folder(folder)):
-                match = _KEPT.fullmatch(name)
+                match = _TRACE_FILE.fullmatch(name)
                 if match is not None and int(match[1]) < self._steps.stop:
                     yield folder / name
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 # Importing pathlib would take a third of this file's cost in every Python process of the job.
-_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
-_SAID = "RANKSCOPE_SAID_MISSING"
+_SITE_FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+_REPORTED_VARIABLE = "RANKSCOPE_SAID_MISSING"
 # Programs that start the ranks and do not train themselves, and the modules behind them.
 _LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric")
 _LAUNCHER_MODULES = (
@@ -106,14 +106,14 @@ def _attach() -> None:
 
 def _say(reason: str) -> None:
     """Print once, on local rank 0, why this job is not recorded."""
-    if not os.environ.get(_SAID) and os.environ.get("LOCAL_RANK", "0") == "0":
-        os.environ[_SAID] = "1"
+    if not os.environ.get(_REPORTED_VARIABLE) and os.environ.get("LOCAL_RANK", "0") == "0":
+        os.environ[_REPORTED_VARIABLE] = "1"
         print(f"rankscope: not recording: {reason}", file=sys.stderr)
 
 
 def _run_hidden() -> None:
     """Run the ``sitecustomize`` that this one hides."""
-    elsewhere = [folder for folder in sys.path if os.path.abspath(folder) != _HERE]  # noqa: PTH100
+    elsewhere = [folder for folder in sys.path if os.path.abspath(folder) != _SITE_FOLDER]  # noqa: PTH100
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
     if spec is None or spec.loader is None:
         return

@@ -177,7 +177,7 @@ class StepAssembler:
         evaluated = self._evaluator.evaluate(step, about >> words.NUMBER, flags, started, ended)
         self.last = EndedStep(self._number, ended, waits_known=evaluated.blocked_ns is not None)
         # A first step whose beginning was not observed has a number but no record.
-        if not flags & words.WHOLE:
+        if not flags & words.WHOLE_STEP:
             return
         pending = _PendingStep(evaluated, position, self._clock())
         self._pending_steps.append(pending)

@@ -19,7 +19,7 @@ from torch.compiler import is_compiling
 
 from rankscope.runs.records import Pipeline
 
-_TOLD: Final = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(\d{1,9})\s*")
+_COORDINATE: Final = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(\d{1,9})\s*")
 _MESH_GROUP: Final = "mesh_"
 _UNNAMED: Final = ("default", "dim_")
 # Outermost first, Megatron's default order of ranks. Expert parallelism cuts across these dimensions.
@@ -85,7 +85,7 @@ def parse_coordinates(text: str) -> dict[str, int]:
     """Return coordinates like ``dp=3,tp=0`` as a dictionary. Raises ``ValueError``."""
     coordinates: dict[str, int] = {}
     for part in text.split(","):
-        match = _TOLD.fullmatch(part)
+        match = _COORDINATE.fullmatch(part)
         if match is None:
             raise ValueError(f"{text!r} is not like dp=3,tp=0")
         if match[1] in coordinates:

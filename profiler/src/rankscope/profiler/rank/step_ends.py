@@ -22,7 +22,7 @@ from rankscope.profiler.events import (
     SHIFT,
     SIGNALLED,
     TAG,
-    WHOLE,
+    WHOLE_STEP,
     WORK,
     detail,
     details_of_float,
@@ -83,7 +83,7 @@ class StepEnds(RecorderLifecycle):
         """Start recording at the first sign of training. ``is_whole``: this is the start of a step."""
         self._meters = RankMeters()
         self._begun = at
-        self._flags |= WHOLE * is_whole
+        self._flags |= WHOLE_STEP * is_whole
         self._store_usage(begins=True)
 
     def _note(self, kind: int, at: int, *details: int) -> None:
@@ -204,7 +204,7 @@ class StepEnds(RecorderLifecycle):
     def _begin_step(self, at: int, wall_ns: int) -> None:
         """Begin the next step: at ``at``, where the one of ``wall_ns`` ended, or now, if the work since was long."""
         number = self.step_number
-        self._flags |= WHOLE
+        self._flags |= WHOLE_STEP
         self._unseen_wait = self._tail_seen = self.may_evaluate = False
         self._inside = 0
         self.measures_input = wall_ns >= READ_EVERY_NS or not number & _INPUT_EVERY or number <= _EARLY_STEPS

@@ -22,7 +22,7 @@ about many runs, and the first verdict must stay valid until the last one is rea
 LIMIT_S: Final = 60.0
 """Time limit for one run: others wait meanwhile. A verdict after the alerts' wait is delivered late."""
 MAX_QUEUED: Final = 64
-_KEPT: Final = 64
+_MOST_CACHED: Final = 64
 
 
 class Analyst:
@@ -81,7 +81,7 @@ class Analyst:
                 del self._queue[named]
                 self._cached_verdicts.pop(named, None)
                 self._cached_verdicts[named] = (time.monotonic(), run_verdict)
-                while len(self._cached_verdicts) > _KEPT:
+                while len(self._cached_verdicts) > _MOST_CACHED:
                     self._cached_verdicts.popitem(last=False)
             self._ready()
 

@@ -16,7 +16,7 @@ PARTS: Final[dict[str, tuple[str, Kind]]] = {
 }
 """Name of a budget to its part of the waterfall, and to the kind of finding when the part exceeds the budget."""
 
-SAYS: Final = {row.figure.removeprefix("share."): row.wording for row in LIMITS}
+SHARE_WORDING: Final = {row.figure.removeprefix("share."): row.wording for row in LIMITS}
 """Part of the waterfall to the text about its share."""
 
 

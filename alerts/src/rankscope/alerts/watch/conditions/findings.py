@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.owners import ALERT_OF_KIND
-from rankscope.alerts.watch.conditions.budgets import PARTS, SAYS, Budgets
+from rankscope.alerts.watch.conditions.budgets import PARTS, SHARE_WORDING, Budgets
 from rankscope.alerts.watch.conditions.candidate import Candidate, ConditionLoss, Subject
 from rankscope.analysis.result.analysis import Analysis, Cost, Evidence, Finding, Verdict
 from rankscope.analysis.result.text import hours_text, is_about_rare, is_of_equal_ranks, reading
@@ -102,7 +102,7 @@ def _over_budget(analysis: Analysis, budgets: Budgets, rare_share: float) -> Ite
             yield msgspec.structs.replace(own, evidence=[*decisive, evidence[1], *other_evidence])
         else:
             on_cpus = part == "host" and all(rank.device_kind == "cpu" for rank in analysis.ranks)
-            summary = f"{share:.0%} {_NEITHER if on_cpus else SAYS[part]}, more than {budget:.0%}."
+            summary = f"{share:.0%} {_NEITHER if on_cpus else SHARE_WORDING[part]}, more than {budget:.0%}."
             yield Finding(kind=kind, steps=analysis.verdict.steps, summary=summary, evidence=evidence)
 
 

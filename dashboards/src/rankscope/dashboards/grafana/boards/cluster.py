@@ -25,7 +25,7 @@ UID: Final = "rankscope-cluster"
 JOB: Final = "job_id, user, account, partition, run_id, namespace_k8s, pod_k8s"
 HELD_BY: Final = f"max by (uuid, {JOB}) (gpu_job_info{{{SCOPE}}})"
 _UP: Final = f'gpu_up{{{SCOPE}, uuid=~"$gpu"}}'
-_KNOWN: Final = f'gpu_info{{{SCOPE}, uuid=~"$gpu"}}'
+_GPU_INFO: Final = f'gpu_info{{{SCOPE}, uuid=~"$gpu"}}'
 _COLLECTORS: Final = f"rankscope_exporter_collector_success{{{SCOPE}}}"
 _JOULES: Final = f"max by (uuid) (increase({NATIVE.selector('gpu_energy_joules_total')}[$__range]))"
 _MISSING: Final = (
@@ -76,7 +76,7 @@ _NOW: Final[tuple[FigureRow, ...]] = (
      {"thresholds": ((None, "green"), (0.01, "orange")), "decimals": 2, "legend": "{{currency}} per hour"},
      "Money per hour, in the currency beside it; not available where the rules' thresholds name no price of a GPU-hour."),
     ("Simulated GPUs", "none",
-     none_is_zero(f'count(group by (uuid) (gpu_info{{{SCOPE}, uuid=~"$gpu", simulated="true"}}))', _KNOWN),
+     none_is_zero(f'count(group by (uuid) (gpu_info{{{SCOPE}, uuid=~"$gpu", simulated="true"}}))', _GPU_INFO),
      {"thresholds": ANY_IS_A_WARNING},
      "Simulated GPUs (--simulate), which the other panels count, too. The row Collection lists their hosts."),
 )  # fmt: skip

@@ -27,7 +27,7 @@ from rankscope.dashboards.grafana.boards.parts.marks import (
 UID: Final = "rankscope-node"
 JOB_COLUMNS: Final = {"job_id": "Job", "user": "User", "account": "Account", "namespace_k8s": "Namespace", "pod_k8s": "Pod"}
 _UP: Final = f'gpu_up{{{SCOPE}, uuid=~"$gpu"}}'
-_KNOWN: Final = f'gpu_info{{{SCOPE}, uuid=~"$gpu"}}'
+_GPU_INFO: Final = f'gpu_info{{{SCOPE}, uuid=~"$gpu"}}'
 _RECOVERY: Final = NATIVE.selector("gpu_recovery_action")
 _ASKED_FOR: Final = f"count({NATIVE.selector('gpu_recovery_action', action='!none')} == 1)"
 _NOW: Final[tuple[FigureRow, ...]] = (
@@ -49,7 +49,7 @@ _NOW: Final[tuple[FigureRow, ...]] = (
     ("Alerts firing", "none", none_is_zero('count(ALERTS{alertstate="firing", instance=~"$instance"})', f"up{{{SCOPE}}}"),
      {"thresholds": ANY_IS_A_WARNING, "links": TO_ALERTS, "width": 2}, "Alerts about this host, of any severity."),
     ("Simulated GPUs", "none",
-     none_is_zero(f'count(group by (uuid) (gpu_info{{{SCOPE}, uuid=~"$gpu", simulated="true"}}))', _KNOWN),
+     none_is_zero(f'count(group by (uuid) (gpu_info{{{SCOPE}, uuid=~"$gpu", simulated="true"}}))', _GPU_INFO),
      {"thresholds": ANY_IS_A_WARNING, "width": 2}, "Simulated GPUs (--simulate): none of their values is a measurement."),
 )  # fmt: skip
 

@@ -32,7 +32,7 @@ _ALIKE: Final = 4
 """Least number of all-reduces of one size in a step that are waited for: two layers have as many, forward and backward."""
 _BARE: Final = 0.9
 """Least exposed share of an operation that is waited for."""
-_APART: Final = 0.05
+_LEAST_PAUSE: Final = 0.05
 """Least pause before such an operation, as a share of its duration; queued operations follow each other at once."""
 _GATHERS: Final = 8
 """Least number of all-gathers in a step whose order tells activations from shards."""
@@ -142,7 +142,7 @@ def _reduced_activations(records: Records, row: Numbers, reduces: Flags) -> Flag
     ended = latest(of_step, records.end[row])
     is_first = np.diff(of_step, prepend=-1) != 0
     pause = start - np.append(start[:1], ended[:-1])
-    waited = reduces & (is_first | (pause >= _APART * length)) & (exposed_ns(records)[row] >= _BARE * length)
+    waited = reduces & (is_first | (pause >= _LEAST_PAUSE * length)) & (exposed_ns(records)[row] >= _BARE * length)
     kind = numbered(rank, records.group[row], records.op[row], records.bytes[row])[1]
     first, number = numbered(kind, step)
     times, waits = (np.bincount(number[chosen], minlength=len(first)) for chosen in (reduces, waited))

@@ -23,7 +23,7 @@ _CALCULATES: Final = frozenset({"attention", "convolution", "gemm", "recurrent",
 
 LONGER: Final = 0.03
 """Relative excess from which a kernel takes longer than on the peers, at least; half of the mean excess, if that is more."""
-_WHOLE: Final = 0.8
+_LEAST_SLOW_SHARE: Final = 0.8
 """Share of the time of the kernels that one part of the device limits that must take longer if that part is slow."""
 _PART: Final = 0.2
 """Share of the compute that these kernels must have."""
@@ -152,7 +152,7 @@ def _is_slow(part: Sequence[KernelRatio], longer: Sequence[KernelRatio], usual_u
     """Return whether the kernels of one part take longer, one and all; false for kernels of one name, which do not tell."""
     part_us = sum(kernel.usual_total_us for kernel in part)
     slow = sum(kernel.usual_total_us for kernel in part if kernel in longer)
-    return len({kernel.name for kernel in part}) > 1 and part_us >= _PART * usual_us and slow >= _WHOLE * part_us
+    return len({kernel.name for kernel in part}) > 1 and part_us >= _PART * usual_us and slow >= _LEAST_SLOW_SHARE * part_us
 
 
 def _typical(kernel: KernelTime | None, steps: Collection[int]) -> float:

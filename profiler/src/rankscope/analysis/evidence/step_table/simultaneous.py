@@ -42,7 +42,7 @@ _LASTING: Final = 3
 """Number of samples in a row with such a lag: a pause of one rank gives it in one or two."""
 _LASTING_STEPS: Final = 8
 """Number of steps in a row with other numbers from which they count."""
-_WHOLE: Final = 0.15
+_LARGEST_FRACTION: Final = 0.15
 """Largest distance from a whole number of steps of a lag at the beginning that is an offset of numbers. Other lags below
 ``_PHASE`` are those of ranks that end their steps at another place, such as a later stage."""
 _PHASE: Final = 1.5
@@ -290,7 +290,7 @@ class _ComparedStarts:
         others = np.array([info.clock_name != reference.clock_name for info in self._infos])
         stages = np.array([stage_of(info) != stage_of(reference) for info in self._infos])
         steps = first / self._step_ns
-        is_phase = stages | (self._from_start & (np.abs(steps - np.round(steps)) > _WHOLE))
+        is_phase = stages | (self._from_start & (np.abs(steps - np.round(steps)) > _LARGEST_FRACTION))
         is_phase &= np.abs(steps) < _PHASE
         offset: Floats = np.where(others | is_phase, np.nan_to_num(first), 0.0)[:, None] + np.zeros(late_ns.shape[1])
         offset[others] = self._clock_drift(offset[others], self._at[others], self._numbers[others])

@@ -162,7 +162,7 @@ more than the median."""
 _DRAWS: Final = 16
 """Number of deviations, at least, that the saving is averaged over."""
 
-_APART: Final = 3.0
+_LEAST_GAP: Final = 3.0
 """Least gap between the excess in slow steps and in a rank's other steps, in standard deviations of these. It is that between the
 lower tenth and the upper tenth: steps of one kind, cut in two, have nearly none."""
 
@@ -173,7 +173,7 @@ _OTHERS: Final = 0.2
 _OF_OTHERS: Final = 0.25
 """Maximum share of such steps on the other ranks, in multiples of that on the rank itself: more are usual for any rank."""
 
-_REST: Final = 0.1
+_MOST_IN_OTHER_STEPS: Final = 0.1
 """Maximum share of a rank's excess in its other steps: else the fault is in these, too."""
 
 
@@ -188,7 +188,7 @@ def as_in_other_steps(over: NDArray[np.float64], of_others: Stored) -> NDArray[n
         return None
     others = over[~slow_steps]
     gap = np.quantile(over[slow_steps], 0.1) - np.quantile(others, 0.9)
-    if gap < _APART * others.std() or others.sum() > _REST * over.sum():
+    if gap < _LEAST_GAP * others.std() or others.sum() > _MOST_IN_OTHER_STEPS * over.sum():
         return None
     if (of_others >= over[slow_steps].min()).mean() > _OF_OTHERS * slow_steps.mean():
         return None

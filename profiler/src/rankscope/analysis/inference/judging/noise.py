@@ -16,7 +16,7 @@ MOST_BLOCKS: Final = 32
 """Largest number of blocks: more would only make permutations slower. Of two ranks, which one block separates least, it is twice
 as many."""
 
-_APART: Final = 4.0
+_LEAST_BLOCK: Final = 4.0
 """Least length of a block, where there are more than ``BLOCKS``, in multiples of the time that noise lasts."""
 
 _PIECE: Final = 25
@@ -42,7 +42,7 @@ class Noise:
     def blocks(self) -> int:
         """Number of blocks of steps, several times as long as the noise lasts, within which ranks can be exchanged."""
         most = MOST_BLOCKS if len(self.rows) > 2 else 2 * MOST_BLOCKS
-        return min(self.steps, max(BLOCKS, min(most, int(self.steps / (_APART * self.lasts)))))
+        return min(self.steps, max(BLOCKS, min(most, int(self.steps / (_LEAST_BLOCK * self.lasts)))))
 
     def error_of_mean(self, slow: NDArray[np.bool_]) -> tuple[float, float]:
         """Return the standard error of the mean excess of a rank that is not ``slow`` [ranks], and its degrees of freedom."""

@@ -30,7 +30,7 @@ ANSWER_SECONDS: Final = 20.0
 """Longest wait for a rank's dump, which needs the interpreter's lock; a stuck thread may hold it."""
 REST_SECONDS: Final = 10.0
 """Least time between two requested dumps: each stops training for a moment, if it still runs."""
-KEPT: Final = 8
+MOST_DUMPS: Final = 8
 """Number of requested dumps kept per rank; the oldest are removed."""
 END_SECONDS: Final = 10.0
 _TOO_SOON: Final = f"another dump was asked for less than {REST_SECONDS:.0f} s ago"
@@ -210,7 +210,7 @@ class FlightDumps(HelperTask):
                 reason = f"cannot write {target.name}: {error.strerror or error}"
             self._remove(source)
         self._answer(name, reason)
-        while len(self._kept_dumps) > KEPT:
+        while len(self._kept_dumps) > MOST_DUMPS:
             for path in self._kept_dumps.pop(0):
                 with suppress(OSError):
                     path.unlink(missing_ok=True)

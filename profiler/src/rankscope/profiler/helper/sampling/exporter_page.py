@@ -33,7 +33,7 @@ class _SampleField:
     label: tuple[str, str] | None = None
 
 
-_KEPT: Final[dict[str, _SampleField]] = {
+_SAMPLED_METRICS: Final[dict[str, _SampleField]] = {
     "gpu_utilization_ratio": _SampleField("utilization_ratio"),
     "gpu_memory_used_bytes": _SampleField("memory_used_bytes", is_integer=True),
     "gpu_memory_total_bytes": _SampleField("memory_total_bytes", is_integer=True),
@@ -59,7 +59,7 @@ PROGRAMS: Final = frozenset(map(str, (8, 11, 13, 25, 31, 43, 45, 69, 137, 174, *
 
 _XIDS, _OF_PROGRAMS = "gpu_xid_errors_total", "xid_errors_of_programs"
 _INFO, _MIG_INFO, _UP, _DOWN, _THROTTLE = "gpu_info", "gpu_mig_info", "gpu_up", "gpu_down_info", "gpu_throttle_active"
-_WANTED: Final = frozenset({*_KEPT, _INFO, _MIG_INFO, _UP, _DOWN, _THROTTLE})
+_WANTED: Final = frozenset({*_SAMPLED_METRICS, _INFO, _MIG_INFO, _UP, _DOWN, _THROTTLE})
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ def _take(gpu: _GpuValues, name: str, labels: dict[str, str], value: float) -> N
     elif name == _THROTTLE:
         gpu.throttle = [*(gpu.throttle or []), *([labels["reason"]] if value == 1 and "reason" in labels else [])]
     else:
-        sampled_metric = _KEPT[name]
+        sampled_metric = _SAMPLED_METRICS[name]
         if math.isfinite(value) and (
             sampled_metric.label is None or labels.get(sampled_metric.label[0]) == sampled_metric.label[1]
         ):
@@ -133,7 +133,10 @@ def _sample(uuid: str, gpu: _GpuValues, unix_ns: int) -> HardwareSample:
         return HardwareSample(
             unix_ns=unix_ns, gpu_uuid=uuid, gpu_index=gpu.index, missing=missing, simulated=gpu.simulated, parent_uuid=gpu.parent
         )
-    integer_fields = {_OF_PROGRAMS, *(sampled_metric.field for sampled_metric in _KEPT.values() if sampled_metric.is_integer)}
+    integer_fields = {
+        _OF_PROGRAMS,
+        *(sampled_metric.field for sampled_metric in _SAMPLED_METRICS.values() if sampled_metric.is_integer),
+    }
     values = {name: int(value) if name in integer_fields else value for name, value in gpu.values.items()}
     return HardwareSample(
         unix_ns=unix_ns,

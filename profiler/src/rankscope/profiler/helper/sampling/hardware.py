@@ -26,7 +26,7 @@ ELECTION_SECONDS: Final = 3.0
 CLOSING_SECONDS: Final = 1.0
 """Longest delay of the end by a slow disk."""
 
-_SAID: Final = b"absent"
+_ABSENT_MARK: Final = b"absent"
 _ABSENT: Final = "absent"
 
 
@@ -149,7 +149,7 @@ class Sampler:
 
     def _tell(self, rows: list[HardwareSample]) -> None:
         reason = next((row.missing for row in rows if row.gpu_uuid is None), None)
-        if reason is not None and not self._silent and self._lock.note(_SAID):
+        if reason is not None and not self._silent and self._lock.note(_ABSENT_MARK):
             self._report(f"{reason}; until that changes this host has no hardware samples")
 
 

@@ -27,7 +27,7 @@ MAX_SOURCE_BYTES: Final = 1 << 20
 _MAX_TEXT: Final = 200
 _CLEARLY: Final = 0.7
 """Least share of one phase among the samples of a line whose phase is known, for the line to have that phase."""
-_KNOWN: Final = 0.3
+_LEAST_WITH_PHASE: Final = 0.3
 """Least share of a line's samples whose phase must be known."""
 _STARTING_NS: Final = 6_000_000
 """Longest time from the start of py-spy's process to the zero of its times."""
@@ -228,7 +228,7 @@ def _package(script: str) -> str:
 
 def _clear(phases: Counter[Phase | None]) -> Phase | None:
     known_phases = Counter({phase: count for phase, count in phases.items() if phase is not None})
-    if known_phases.total() < _KNOWN * phases.total() or not known_phases:
+    if known_phases.total() < _LEAST_WITH_PHASE * phases.total() or not known_phases:
         return None
     phase, count = known_phases.most_common(1)[0]
     return phase if count >= _CLEARLY * known_phases.total() else None

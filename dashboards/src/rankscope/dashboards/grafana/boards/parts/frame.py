@@ -13,7 +13,7 @@ from rankscope.dashboards.grafana.boards.parts.dialect import SCOPE
 from rankscope.dashboards.grafana.boards.parts.kinds import DATASOURCE
 
 TAG: Final = "rankscope"
-KEPT: Final = "${datasource:queryparam}&${cluster:queryparam}&${job:queryparam}&${__url_time_range}"
+LINK_VARIABLES: Final = "${datasource:queryparam}&${cluster:queryparam}&${job:queryparam}&${__url_time_range}"
 """Variables and time range that a link to another board keeps."""
 TO_ALERTS: Final = (("Alerts & Xid", "/d/rankscope-alerts?${datasource:queryparam}&${__url_time_range}"),)
 DASH: Final = "${dashboard_url:raw}/run/"
@@ -90,12 +90,12 @@ def gpu_variable() -> new.QueryVariable:
 
 def node_board(instance: str = "${__data.fields.instance:percentencode}") -> str:
     """Return the address of the board of one host."""
-    return f"/d/rankscope-node?{KEPT}&var-instance={instance}"
+    return f"/d/rankscope-node?{LINK_VARIABLES}&var-instance={instance}"
 
 
 def run_board(run_id: str = "${__data.fields.run_id:percentencode}") -> str:
     """Return the address of the board of one run."""
-    return f"/d/rankscope-run?{KEPT}&var-run_id={run_id}"
+    return f"/d/rankscope-run?{LINK_VARIABLES}&var-run_id={run_id}"
 
 
 def run_page(run_id: str = "${__data.fields.run_id:percentencode}", rank: str | None = None) -> str:
