@@ -95,8 +95,13 @@ class Verbs(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the verb that the arguments name. An unknown name is answered with similar ones."""
         name = args[0] if args else ""
-        if name and not name.startswith("-") and name not in VERBS and (near := get_close_matches(name, VERBS, cutoff=0.5)):
-            ctx.fail(f"No such command {name!r}. Did you mean {' or '.join(near[:2])}?")
+        if (
+            name
+            and not name.startswith("-")
+            and name not in VERBS
+            and (close_matches := get_close_matches(name, VERBS, cutoff=0.5))
+        ):
+            ctx.fail(f"No such command {name!r}. Did you mean {' or '.join(close_matches[:2])}?")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -20,10 +20,10 @@ class _Raw(io.FileIO):
         size = len(remaining)
         try:
             while remaining:
-                taken: int | None = super().write(remaining)
-                if taken is None:  # another process made the shared file non-blocking
+                written: int | None = super().write(remaining)
+                if written is None:  # another process made the shared file non-blocking
                     select.select((), (self,), ())
-                remaining = remaining[taken or 0 :]
+                remaining = remaining[written or 0 :]
         except BrokenPipeError:
             raise
         except OSError as error:

@@ -51,19 +51,19 @@ def capture_steps(live: LiveRun, request: ControlRequest, expected: list[int], *
         expected = sorted(set(answer.ranks))
     say(f"accepted: steps {steps[0]} to {steps[-1]} will be profiled by {ranks_text(expected)}")
     missing = _wait_for_profiles(live, expected, steps, until=until)
-    lacking = missing[0].reason if missing else None
+    missing_reason = missing[0].reason if missing else None
     if any(not live.has_ended(row.rank) for row in missing) and (standstill := watch.explained()) is not None:
-        lacking = f"{lacking}: {standstill}"
+        missing_reason = f"{missing_reason}: {standstill}"
     present = [rank for rank in expected if rank not in {row.rank for row in missing}]
     if request.ranks is None and live.absent:
         missing = sorted([*missing, *no_record(live.absent)], key=lambda row: row.rank)
-        lacking = lacking or missing[0].reason
+        missing_reason = missing_reason or missing[0].reason
     if missing:
-        say(f"no complete profile of {ranks_text([row.rank for row in missing])}: {lacking}")
+        say(f"no complete profile of {ranks_text([row.rank for row in missing])}: {missing_reason}")
     return CaptureResult(
         request=request.id,
         accepted=True,
-        reason=lacking,
+        reason=missing_reason,
         attempt=live.attempt,
         first_step=steps[0],
         last_step=steps[-1],
@@ -141,14 +141,14 @@ def _wait_for_profiles(live: LiveRun, expected: list[int], steps: range, *, unti
     missing = []
     for rank, profiled in sorted((waiting | left_out).items()):
         info = live.info(rank)
-        if lacking := profiled.lacking_in_all():
+        if unrecorded := profiled.lacking_in_all():
             end_reason = None if info is None else info.end_reason
-            missing.append(Missing(rank=rank, reason=_why(lacking, end_reason, steps, left_out=rank in left_out)))
+            missing.append(Missing(rank=rank, reason=_why(unrecorded, end_reason, steps, left_out=rank in left_out)))
     return missing
 
 
-def _why(lacking: list[int], end_reason: str | None, steps: range, *, left_out: bool) -> str:
-    what = "none of the steps was" if len(lacking) == len(steps) else f"step {lacking[0]} was not"
+def _why(unrecorded: list[int], end_reason: str | None, steps: range, *, left_out: bool) -> str:
+    what = "none of the steps was" if len(unrecorded) == len(steps) else f"step {unrecorded[0]} was not"
     if end_reason is not None:
         return f"{what} profiled; the rank ended ({end_reason})"
     if left_out:

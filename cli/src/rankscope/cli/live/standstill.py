@@ -45,10 +45,10 @@ class Standstill:
             return None
         waited = time.monotonic() - self._began
         last, usual = self._last(still[0])
-        who = "no rank has"
+        subject = "no rank has"
         if len(still) < len(self._live.ranks):
-            who = f"{ranks_text(still)} {'has' if len(still) == 1 else 'have'} not"
-        text = f"{who} finished a step in the {waited:.0f} s that this waited"
+            subject = f"{ranks_text(still)} {'has' if len(still) == 1 else 'have'} not"
+        text = f"{subject} finished a step in the {waited:.0f} s that this waited"
         if last is not None and usual is not None:
             text += f" (rank {still[0]}'s last is step {last}; its steps took {_seconds(usual)} before)"
             if waited < STEPS * usual:

@@ -75,9 +75,13 @@ def _extras() -> Iterator[Check]:
     lacking_by = {extra: [name for name in packages if not _is_installed(name)] for extra, packages in extras().items()}
     # A node has the exporter only, a training image the profiler.
     has_a_role = any(not lacking_by.get(extra, [extra]) for extra in NEEDED)
-    for extra, lacking in lacking_by.items():
-        state: State = "ok" if not lacking else "missing" if extra in NEEDED and not has_a_role else "absent"
-        detail, fix = (f"no {', '.join(lacking)}", f"pip install 'rankscope[{extra}]'") if lacking else ("installed", None)
+    for extra, missing_packages in lacking_by.items():
+        state: State = "ok" if not missing_packages else "missing" if extra in NEEDED and not has_a_role else "absent"
+        detail, fix = (
+            (f"no {', '.join(missing_packages)}", f"pip install 'rankscope[{extra}]'")
+            if missing_packages
+            else ("installed", None)
+        )
         yield Check(f"rankscope[{extra}]", state, detail, fix)
 
 

@@ -42,8 +42,10 @@ class _ColumnList(click.ParamType[Any]):
         names = [name.strip() for name in str(value).split(",")]
         for name in names:
             if name not in FIELDS:
-                near = get_close_matches(name, FIELDS, n=_SHOWN)
-                hint = f"; did you mean {' or '.join(near)}?" if near else f"; the columns are {', '.join(FIELDS)}"
+                close_matches = get_close_matches(name, FIELDS, n=_SHOWN)
+                hint = (
+                    f"; did you mean {' or '.join(close_matches)}?" if close_matches else f"; the columns are {', '.join(FIELDS)}"
+                )
                 self.fail(f"there is no column {name!r}{hint}", param, ctx)
         return list(dict.fromkeys(names))
 

@@ -43,19 +43,19 @@ def alert_times(alerts: Sequence[AlertRecord], colors: Palette, *, now_unix_ns: 
     clock = AxisClock.of(max(alert.ended_unix_ns or max(now_unix_ns, alert.started_unix_ns) for alert in drawn))
     figure = go.Figure()
     for state, look in _STATES.items():
-        some = [alert for alert in drawn if alert.state == state]
-        ends = [alert.ended_unix_ns or max(now_unix_ns, alert.started_unix_ns) for alert in some]
+        in_state = [alert for alert in drawn if alert.state == state]
+        ends = [alert.ended_unix_ns or max(now_unix_ns, alert.started_unix_ns) for alert in in_state]
         figure.add_bar(
-            base=[clock.moment(alert.started_unix_ns) for alert in some],
-            x=[(end - alert.started_unix_ns) / 1e6 for alert, end in zip(some, ends, strict=True)],
-            y=[rows.index(row_label(alert)) for alert in some],
+            base=[clock.moment(alert.started_unix_ns) for alert in in_state],
+            x=[(end - alert.started_unix_ns) / 1e6 for alert, end in zip(in_state, ends, strict=True)],
+            y=[rows.index(row_label(alert)) for alert in in_state],
             orientation="h",
             name=look.label,
-            showlegend=bool(some),
+            showlegend=bool(in_state),
             marker=look.marker(colors),
             customdata=[
                 [look.label, duration((end - alert.started_unix_ns) / 1e3), moment(alert.started_unix_ns)]
-                for alert, end in zip(some, ends, strict=True)
+                for alert, end in zip(in_state, ends, strict=True)
             ],
             hovertemplate="<b>%{customdata[0]}</b> since %{customdata[2]} UTC, for %{customdata[1]}<extra></extra>",
         )
@@ -125,14 +125,14 @@ def alert_counts(alerts: Sequence[AlertRecord], colors: Palette) -> DrawnFigure:
     clock = AxisClock.of(max(alert.started_unix_ns for alert in alerts))
     figure = go.Figure()
     for severity, look in _SEVERITIES.items():
-        some = [alert for alert in alerts if (alert.severity if alert.severity in _SEVERITIES else None) == severity]
-        counts = sorted(Counter(clock.start_s(alert.started_unix_ns, width_s) for alert in some).items())
+        of_severity = [alert for alert in alerts if (alert.severity if alert.severity in _SEVERITIES else None) == severity]
+        counts = sorted(Counter(clock.start_s(alert.started_unix_ns, width_s) for alert in of_severity).items())
         figure.add_bar(
             x=[clock.moment(second * 10**9 + width_s * 10**9 // 2) for second, _ in counts],
             y=[count for _, count in counts],
             width=width_s * 900,
             name=look.label,
-            showlegend=bool(some),
+            showlegend=bool(of_severity),
             marker=look.marker(colors),
             customdata=[moment(second * 10**9) for second, _ in counts],
             hovertemplate=f"<b>{look.label}</b>: %{{y}} in the {words} from %{{customdata}} UTC<extra></extra>",

@@ -102,15 +102,15 @@ def _percentiles(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return [``PERCENTILES``, steps] of [ranks, steps], linearly interpolated."""
     percentiles = np.full((len(PERCENTILES), values.shape[1]), np.nan, np.float32)
     value_counts = np.isfinite(values).sum(axis=0)
-    some = np.flatnonzero(value_counts)
-    ordered = by_step(values[:, some])
+    known_steps = np.flatnonzero(value_counts)
+    ordered = by_step(values[:, known_steps])
     ordered.sort(axis=1)  # NaN sorts last
     for number, percentile in enumerate(PERCENTILES):
-        place = percentile / 100 * (value_counts[some] - 1)
+        place = percentile / 100 * (value_counts[known_steps] - 1)
         low = np.floor(place).astype(np.intp)
-        rows = np.arange(len(some))
+        rows = np.arange(len(known_steps))
         below, above = ordered[rows, low], ordered[rows, np.ceil(place).astype(np.intp)]
-        percentiles[number, some] = below + (above - below) * (place - low)
+        percentiles[number, known_steps] = below + (above - below) * (place - low)
     return percentiles
 
 

@@ -238,7 +238,7 @@ def _axis(run: RunEvidence, members: Sequence[int]) -> _Axis:
     host_names = list(dict.fromkeys(hosts))
     each = -(-len(host_names) // MOST_NAMES)
     several = [host_names[at : at + each] for at in range(0, len(host_names), each)]
-    names = [some[0] if len(some) == 1 else f"{some[0]} … {some[-1]}" for some in several]
+    names = [merged[0] if len(merged) == 1 else f"{merged[0]} … {merged[-1]}" for merged in several]
     place = {host: at // each for at, host in enumerate(host_names)}
     return _Axis(members, names, np.array([place[host] for host in hosts], dtype=np.intp))
 
@@ -308,23 +308,23 @@ def _charged(judged: StepOwnTimes) -> _ChargedSteps:
     excess = ranks.excess("own_us")
     assert excess is not None  # judged ranks have own times
     remaining = excess.copy()
-    taken: dict[str, Values] = {}
+    by_cause: dict[str, Values] = {}
     for row in _EXPLAINED:
         if (amount := ranks.excess_of(row)) is not None:
             cause = row.explained_by or row.cause
-            taken[cause] = np.minimum(amount, remaining)
-            remaining = remaining - taken[cause]
+            by_cause[cause] = np.minimum(amount, remaining)
+            remaining = remaining - by_cause[cause]
     inside = {phase: amount for phase in _PHASES if (amount := ranks.excess(f"own_{phase}_us")) is not None}
     total = sum(inside.values(), start=np.zeros_like(remaining))
     # Phases contain the causes taken above, so each phase gets its share of the remainder.
     part = np.divide(np.minimum(total, remaining), total, out=np.zeros_like(total), where=total > 0)
     for phase, amount in inside.items():
-        taken[phase] = amount * part
+        by_cause[phase] = amount * part
     remaining = remaining - total * part
-    taken["unknown"] = remaining
+    by_cause["unknown"] = remaining
     # Wait without any excess own time has no known cause.
     scale = np.divide(wait, excess, out=np.zeros_like(excess), where=excess > 0)
-    causes = {cause: amount * scale for cause, amount in taken.items()}
+    causes = {cause: amount * scale for cause, amount in by_cause.items()}
     causes["unknown"] = causes["unknown"] + np.where(excess > 0, 0.0, wait)
     return _ChargedSteps(judged.table.steps, np.array(judged.ranks, dtype=np.int64)[last], causes)
 

@@ -63,8 +63,8 @@ def _hint_sentences(hardware: Hardware, events: HardwareEvents, last: int | None
     clock = hardware.clock
     if last is not None and clock is not None and int(clock.starts_ns[-1]) - last > STALE_NS:
         yield f"Stale: the newest sample of all is of {moment(last)}, the last step began {moment(int(clock.starts_ns[-1]))}."
-    if some := [gpu for gpu in gpus if gpu.parent_uuid is not None]:
-        yield (f"{count(len(some), 'MIG device')}: clock, temperature and power are those of the whole GPU.")
+    if mig_devices := [gpu for gpu in gpus if gpu.parent_uuid is not None]:
+        yield (f"{count(len(mig_devices), 'MIG device')}: clock, temperature and power are those of the whole GPU.")
     if not any(gpu.throttle_samples for gpu in gpus):
         yield "Reasons for reduced clocks are not known: no sample contains them."
     if clock is None:

@@ -85,8 +85,8 @@ def _picked(run: RunData, state: PageState, hardware: Hardware) -> SampledGpu:
     if (chosen := _chosen(state, hardware)) is not None:
         return chosen
     if state.gpu is not None or state.rank is not None:
-        whose = f"GPU {state.gpu}" if state.rank is None else f"the GPU of rank {state.rank}"
-        raise RankscopeError(f"There are no samples of {whose}. Pick one in the table.")
+        gpu_text = f"GPU {state.gpu}" if state.rank is None else f"the GPU of rank {state.rank}"
+        raise RankscopeError(f"There are no samples of {gpu_text}. Pick one in the table.")
     blamed = run.analysis.verdict.rank
     hit = {event.gpu_uuid for event in run.events.events}
     choices = (

@@ -51,7 +51,7 @@ def _register_perfetto(app: Dash, source: RunSource) -> None:
 
     def perfetto(run_id: str) -> flask.typing.ResponseReturnValue:
         state = PageState.parse(flask.request.query_string.decode("utf-8", "replace"))
-        asks = "ask" in flask.request.args
+        only_state = "ask" in flask.request.args
         try:
             run = source.summary(run_id)
             window = source.windows(run).chosen(state.window)
@@ -59,12 +59,12 @@ def _register_perfetto(app: Dash, source: RunSource) -> None:
                 return {"error": "no window has been captured yet"}, 404
             file = source.perfetto(run, window)
             name = f"{run_id}-step-{window.first}.json.gz"
-            if asks:
+            if only_state:
                 count = file.stat().st_size
                 return {"bytes": count, "size": size(count), "file": name, "title": f"{run.name}, {window.steps}"}
             return flask.send_file(file, mimetype="application/gzip", as_attachment=True, download_name=name)
         except NotReadyError as error:
-            return {"state": error.progress.sentence}, 200 if asks else 503
+            return {"state": error.progress.sentence}, 200 if only_state else 503
         except UnknownRunError:
             return {"error": "there is no such run"}, 404
         except (RankscopeError, OSError) as error:

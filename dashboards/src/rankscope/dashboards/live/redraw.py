@@ -45,9 +45,9 @@ def register(app: Dash, pages: Pages) -> None:
         State(identity("figure", each), "id"),
         prevent_initial_call=True,
     )
-    def draw_figure(_draw: Any, shown: Any, search: Any, scheme: Any, which: dict[str, str]) -> tuple[Any, ...]:
+    def draw_figure(_draw: Any, shown: Any, search: Any, scheme: Any, element_id: dict[str, str]) -> tuple[Any, ...]:
         with time_zone(request.cookies.get(ZONE_COOKIE)):
-            figure = pages.figure(_path(shown), search, which["name"], palette(scheme))
+            figure = pages.figure(_path(shown), search, element_id["name"], palette(scheme))
         if figure is None:
             return (no_update,) * 4
         picture, caption = figure_properties(*figure)
@@ -61,8 +61,8 @@ def register(app: Dash, pages: Pages) -> None:
         State(identity("part", each), "id"),
         prevent_initial_call=True,
     )
-    def write_part(_draw: Any, shown: Any, search: Any, which: dict[str, str]) -> Any:
-        name = which["name"]
+    def write_part(_draw: Any, shown: Any, search: Any, element_id: dict[str, str]) -> Any:
+        name = element_id["name"]
 
         def make() -> Any:
             block = pages.block(_path(shown), search, Part, name)
@@ -91,10 +91,10 @@ def _fill_tables(app: Dash, pages: Pages) -> None:
         prevent_initial_call=True,
     )
     def fill_table(
-        _draw: Any, shown: Any, search: Any, which: dict[str, str], before: list[dict[str, Any]] | None
+        _draw: Any, shown: Any, search: Any, element_id: dict[str, str], before: list[dict[str, Any]] | None
     ) -> tuple[Any, ...]:
         try:
-            table = pages.block(_path(shown), search, Table, which["name"])
+            table = pages.block(_path(shown), search, Table, element_id["name"])
             rows = None if table is None else table.rows()
         except RankscopeError:
             return (no_update,) * 3  # another part of the page shows the error

@@ -54,10 +54,10 @@ def register(app: Dash, pages: Pages) -> None:
         State(each_cancel, "id"),
         prevent_initial_call=True,
     )
-    def cancel(clicks: int | None, which: dict[str, str]) -> Any:
+    def cancel(clicks: int | None, element_id: dict[str, str]) -> Any:
         if not clicks:
             return no_update  # the button was only just created
-        return "Cancelling …" if pages.source.cancel(str(which["job"])) else "It goes on: another viewer waits for it"
+        return "Cancelling …" if pages.source.cancel(str(element_id["job"])) else "It goes on: another viewer waits for it"
 
     app.clientside_callback(  # type: ignore[no-untyped-call]
         ClientsideFunction("rankscope", "scheme"),

@@ -70,8 +70,8 @@ def about(view: View) -> Block:
 
 def nothing_yet(run: RunSummary, title: str, reason: str) -> list[Block]:
     """Return the content of a view without any data. The page of a run that goes on is made again."""
-    again = [Again("nothing")] if run.status in wording.GOING_ON else []
-    return [Section(name="nothing", title=title, help=reason, blocks=[]), *again]
+    redraw_mark = [Again("nothing")] if run.status in wording.GOING_ON else []
+    return [Section(name="nothing", title=title, help=reason, blocks=[]), *redraw_mark]
 
 
 def problem(title: str, reason: str, *, hint: str | None = None) -> Block:

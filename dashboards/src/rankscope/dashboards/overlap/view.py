@@ -182,7 +182,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
     by_host = rows_by_host(run.analysis, state.rows)
     what = "hosts" if by_host else "ranks"
     many = len(_bar_rows(run, state)) > ALL_UP_TO
-    some = f" Shown: the mean and the {NOTABLE} {what} that differ most from it." if many else ""
+    shown_text = f" Shown: the mean and the {NOTABLE} {what} that differ most from it." if many else ""
     groups = sorted({row.group for row in run.analysis.collectives.by_op})
     choices = [{"value": group, "label": group} for group in groups]
     return [
@@ -190,7 +190,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             name="breakdown",
             title="Where the time went",
             help="Mean per profiled step. Exposed communication on all ranks but one means that they wait for that one; on all "
-            "ranks alike, that the network is slow." + some,
+            "ranks alike, that the network is slow." + shown_text,
             blocks=[
                 Legend([*((part.color, part.label) for part in PARTS), *_idle_legend(run)]),
                 Part("overlap-hidden", lambda: [Text(_hidden(run.analysis.ranks), "help")], reads=()),

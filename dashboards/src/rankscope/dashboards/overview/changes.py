@@ -72,33 +72,33 @@ def _of_step_time(run: RunData, trend: Trend) -> Iterator[Moment]:
         own = run.steps.part("own_us", first, last).values
         quiet = ~trend.profiled[first:last]
         before, after = own[:, : at - first][:, quiet[: at - first]], own[:, at - first :][:, quiet[at - first :]]
-        moved = np.asarray(run.steps.ranks)[moved_with(before, after, change.after - change.before)]
-        whose = _whose(moved.tolist(), own, hosts)
+        moved_ranks = np.asarray(run.steps.ranks)[moved_with(before, after, change.after - change.before)]
+        whose_text = _whose(moved_ranks.tolist(), own, hosts)
         share = f" ({100 * (change.after / change.before - 1):+.0f}%)" if change.before else ""
         yield Moment(
             int(trend.steps[max(0, at - _AROUND)]),
             int(trend.steps[min(len(trend.steps) - 1, at + _AROUND)]),
             f"From step {trend.steps[at]:,}",
-            f"the step takes {duration(change.after)} instead of {duration(change.before)}{share}: {whose}",
+            f"the step takes {duration(change.after)} instead of {duration(change.before)}{share}: {whose_text}",
         )
 
 
-def _whose(moved: list[int], own: np.ndarray[tuple[int, ...], np.dtype[np.float32]], hosts: Mapping[int, str]) -> str:
+def _whose(moved_ranks: list[int], own: np.ndarray[tuple[int, ...], np.dtype[np.float32]], hosts: Mapping[int, str]) -> str:
     rank_count = int(np.isfinite(own).any(axis=1).sum())
     if not rank_count:
         return "which rank's own time changed is not known"
-    if not moved:
+    if not moved_ranks:
         return "no rank's own time changed by half as much, so most of it is in waiting or communication"
-    if rank_count > 1 and len(moved) == rank_count:
+    if rank_count > 1 and len(moved_ranks) == rank_count:
         return "own time changed on all ranks alike"
-    if len(moved) > rank_count / 2:
-        return f"own time changed on {len(moved):,} of {rank_count:,} ranks"
-    return f"own time changed on {units_text(moved, hosts, _whole_hosts(moved, hosts))}"
+    if len(moved_ranks) > rank_count / 2:
+        return f"own time changed on {len(moved_ranks):,} of {rank_count:,} ranks"
+    return f"own time changed on {units_text(moved_ranks, hosts, _whole_hosts(moved_ranks, hosts))}"
 
 
-def _whole_hosts(moved: list[int], hosts: Mapping[int, str]) -> list[str]:
+def _whole_hosts(moved_ranks: list[int], hosts: Mapping[int, str]) -> list[str]:
     """Return the hosts with several ranks that are all among those that moved."""
-    ranks_of_hosts, on = Counter(hosts.values()), Counter(hosts[rank] for rank in moved if rank in hosts)
+    ranks_of_hosts, on = Counter(hosts.values()), Counter(hosts[rank] for rank in moved_ranks if rank in hosts)
     return [host for host, count in on.items() if count == ranks_of_hosts[host] > 1]
 
 
@@ -135,12 +135,12 @@ def _of_gpus(run: RunData) -> Iterator[Moment]:
     for event in run.events.events:
         if event.step is not None and (event.gpu_uuid, event.kind) not in shown:
             shown.add((event.gpu_uuid, event.kind))
-            whose = f"host {event.host}" if event.rank is None else f"rank {event.rank} on host {event.host}"
+            owner = f"host {event.host}" if event.rank is None else f"rank {event.rank} on host {event.host}"
             simulated = " (simulated)" if event.simulated else ""
             until = event.until_step if event.until_step is not None else event.step
             yield Moment(
                 max(0, event.step - _AROUND),
                 until + _AROUND,
                 f"Step {event.step:,}",
-                f"GPU of {whose}: {event.detail}{simulated}",
+                f"GPU of {owner}: {event.detail}{simulated}",
             )

@@ -79,10 +79,10 @@ def _add_metric(
 
 def _add_tags(figure: go.Figure, number: int, tags: dict[str, NDArray[np.int64]], colors: Palette) -> None:
     for row, (tag, steps) in enumerate(tags.items()):
-        some = steps[:: max(1, -(-len(steps) // MOST_POINTS))]
+        sampled_steps = steps[:: max(1, -(-len(steps) // MOST_POINTS))]
         figure.add_scatter(
-            x=some,
-            y=np.full(len(some), row),
+            x=sampled_steps,
+            y=np.full(len(sampled_steps), row),
             yaxis=f"y{number}",
             mode="markers",
             marker={"symbol": "line-ns", "size": 12, "line": {"color": colors.text, "width": 1.5}},

@@ -196,8 +196,8 @@ def _table(shown: _MetricPart) -> FigureData:
         steps = [(int(step), cells.steps_per_cell) for step in cells.at]
         return CellRows(ranks, steps, cells.values)
 
-    which = f"{shown.metric.label}, {shown.metric.worst} [{shown.metric.unit}]"
-    return FigureData(("ranks" if shown.hosts is None else "hosts", "first step", "steps", which), LazyRows(rows))
+    value_name = f"{shown.metric.label}, {shown.metric.worst} [{shown.metric.unit}]"
+    return FigureData(("ranks" if shown.hosts is None else "hosts", "first step", "steps", value_name), LazyRows(rows))
 
 
 def _happened(events: HardwareEvents, steps: tuple[int, int]) -> str:

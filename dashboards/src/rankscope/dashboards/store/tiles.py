@@ -161,9 +161,9 @@ class TileWriter:
 
     def add_ranks(self, ranks: Iterable[int]) -> None:
         """Add rows for the ranks that are not there yet."""
-        together = sorted({*self._ranks, *ranks})
-        if together != self._ranks:
-            self._move(together, self._steps)
+        all_ranks = sorted({*self._ranks, *ranks})
+        if all_ranks != self._ranks:
+            self._move(all_ranks, self._steps)
 
     def add_steps(self, steps: NDArray[np.int64]) -> None:
         """Add columns for the steps that are not there yet."""

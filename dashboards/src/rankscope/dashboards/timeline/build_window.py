@@ -182,9 +182,9 @@ def _spread(match: Match, clocks: Clocks) -> int:
 
 def _name(match: Match, *, matched: bool) -> str:
     first = match.records[0]
-    whose = "" if matched and match.rule != "pair" else f"{'-'.join(map(str, match.ranks))}@"
+    ranks_prefix = "" if matched and match.rule != "pair" else f"{'-'.join(map(str, match.ranks))}@"
     sequence = None if match.rule == "pair" else first.sequence
-    return f"{match.group}:{whose}{f'{match.step}.{first.index}' if sequence is None else sequence}"
+    return f"{match.group}:{ranks_prefix}{f'{match.step}.{first.index}' if sequence is None else sequence}"
 
 
 def _calls(row: int, rank: int, records: list[CollectiveRecord], linked: _LinkedCollectives) -> Numbers:
@@ -237,8 +237,8 @@ def _computing(records: Sequence[CollectiveRecord], enqueued_ns: Sequence[int]) 
 
 
 def _union(spans: Iterable[Spans]) -> Spans:
-    together = np.concatenate([EMPTY, *spans])
-    return union(together[:, 0], together[:, 1])
+    concatenated = np.concatenate([EMPTY, *spans])
+    return union(concatenated[:, 0], concatenated[:, 1])
 
 
 def _start(reduction: Reduction) -> int:

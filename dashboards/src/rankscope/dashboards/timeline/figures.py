@@ -102,17 +102,17 @@ def cut(parts: Parts, lanes: int, first: int, past: int, columns: int = COLUMNS)
     begin = np.searchsorted(edges, parts.start, side="right") - 1
     until = np.searchsorted(edges, parts.end, side="left")
     counts = np.maximum(until - begin, 0)
-    which = np.repeat(np.arange(len(parts.lane)), counts)
-    column = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts) + begin[which]
-    inside = np.minimum(parts.end[which], edges[column + 1]) - np.maximum(parts.start[which], edges[column])
-    lane, kind = parts.lane[which], parts.kind[which]
+    part_of_cell = np.repeat(np.arange(len(parts.lane)), counts)
+    column = np.arange(len(part_of_cell)) - np.repeat(np.cumsum(counts) - counts, counts) + begin[part_of_cell]
+    inside = np.minimum(parts.end[part_of_cell], edges[column + 1]) - np.maximum(parts.start[part_of_cell], edges[column])
+    lane, kind = parts.lane[part_of_cell], parts.kind[part_of_cell]
     cell = lane * columns + column
     flat = np.bincount(cell * NOTHING + kind, weights=inside, minlength=lanes * columns * NOTHING).astype(np.float64)
     times = flat.reshape(lanes, columns, NOTHING)
     prevailing = np.where(times.any(axis=2), times.argmax(axis=2), NOTHING).astype(np.uint8)
     about = np.full(lanes * columns, NOBODY)
     shown = prevailing.ravel()[cell] == kind
-    about[cell[shown]] = parts.about[which][shown]
+    about[cell[shown]] = parts.about[part_of_cell][shown]
     return Cells(edges, times, prevailing, about.reshape(lanes, columns))
 
 

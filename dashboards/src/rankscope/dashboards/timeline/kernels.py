@@ -73,7 +73,7 @@ def kernel_rows(of_rank: Sequence[KernelRecord], of_healthy: Sequence[KernelReco
     kinds = {record.name: record for record in of_rank}
     rows = []
     for name, (us, calls, steps) in sorted(_totals(of_rank).items(), key=lambda item: -item[1][0]):
-        beside = healthy[name][0] / len(healthy[name][2]) if name in healthy else None
+        healthy_us = healthy[name][0] / len(healthy[name][2]) if name in healthy else None
         rows.append(
             {
                 "id": name,
@@ -83,8 +83,8 @@ def kernel_rows(of_rank: Sequence[KernelRecord], of_healthy: Sequence[KernelReco
                 "calls": calls / len(steps),
                 "ms": us / len(steps) / 1e3,
                 "share_percent": 100 * us / total_us if total_us else None,
-                "healthy_ms": None if beside is None else beside / 1e3,
-                "ratio": us / len(steps) / beside if beside else None,
+                "healthy_ms": None if healthy_us is None else healthy_us / 1e3,
+                "ratio": us / len(steps) / healthy_us if healthy_us else None,
             }
         )
     return rows

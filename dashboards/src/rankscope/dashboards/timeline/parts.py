@@ -137,5 +137,5 @@ def _no_parts() -> Parts:
 
 def joined(parts: list[Parts]) -> Parts:
     """Concatenate the parts of lanes, in their order."""
-    together = [_no_parts(), *parts]
-    return Parts(*(np.concatenate([getattr(part, name) for part in together]) for name in Parts.__slots__))
+    all_parts = [_no_parts(), *parts]
+    return Parts(*(np.concatenate([getattr(part, name) for part in all_parts]) for name in Parts.__slots__))

@@ -141,9 +141,9 @@ def _picture(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     frames = None if state.collective is None else _frames(data, lanes, data.collective(state.collective))
     picture = timeline(lanes, first, past, colors, bounds=_bounds(data, window), chosen=frames)
     picture.update_layout(uirevision=f"{window.first} {state.span} {state.rank}")
-    some = f"; {_of_several(each, by_host=by_host)} the one that waited least" if each > 1 else ""
+    waited_text = f"; {_of_several(each, by_host=by_host)} the one that waited least" if each > 1 else ""
     ranks = count(len(data.about.ranks), "rank")
-    sentence = f"Activity of {ranks} in {window.steps}, from {first / 1e6:,.2f} to {past / 1e6:,.2f} ms{some}"
+    sentence = f"Activity of {ranks} in {window.steps}, from {first / 1e6:,.2f} to {past / 1e6:,.2f} ms{waited_text}"
     return DrawnFigure(picture, _times(lanes, first, past), sentence)
 
 
@@ -269,9 +269,9 @@ def _raw_sentence(data: WindowData) -> str:
     rank_count = len(data.about.raw_ranks)
     if rank_count == len(data.about.ranks):
         return "Raw traces of all ranks were kept: all kernels, copies and idle times are shown."
-    some = f"{rank_count} ranks were" if rank_count else "the ranks were not"
+    subject = f"{rank_count} ranks were" if rank_count else "the ranks were not"
     return (
-        f"Raw traces of {some} kept: without them, time outside of collectives is not divided. "
+        f"Raw traces of {subject} kept: without them, time outside of collectives is not divided. "
         "Keep them with rankscope capture RUN --keep-trace or rankscope run --keep-traces N."
     )
 

@@ -109,12 +109,12 @@ def _goes_on(sock: socket.socket, wait: _Wait, now_s: float) -> bool:
         return False
     try:
         (waiting,) = struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
-        (taken,) = struct.unpack_from("Q", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128), _ACKNOWLEDGED_AT)
+        (acknowledged,) = struct.unpack_from("Q", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128), _ACKNOWLEDGED_AT)
     except (OSError, AttributeError, struct.error):
         return True  # no Linux: the limits of requests must do
-    if waiting and taken == wait.taken_bytes:
+    if waiting and acknowledged == wait.taken_bytes:
         return False
-    wait.taken_bytes, wait.since_s = taken, now_s
+    wait.taken_bytes, wait.since_s = acknowledged, now_s
     return True
 
 

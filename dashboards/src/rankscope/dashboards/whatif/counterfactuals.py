@@ -50,12 +50,12 @@ def _together(run: RunData, items: Sequence[str], by_item: Mapping[str, Removabl
     ranks = [int(name) for name in _named(items, "rank") if name.isascii() and name.isdecimal()]
     if why := _never_together(items, ranks, causes):
         return Counterfactual(label, None, why)
-    if (together := run.combinations) is None:
+    if (combinations := run.combinations) is None:
         return Counterfactual(label, None, _ONE_BY_ONE)
-    alone = [by_item[item].label for item in items if item in by_item and _is_only_alone(item, together)]
-    if why := _only_alone(alone) or _absent(together, ranks, causes):
+    alone = [by_item[item].label for item in items if item in by_item and _is_only_alone(item, combinations)]
+    if why := _only_alone(alone) or _absent(combinations, ranks, causes):
         return Counterfactual(label, None, why)
-    return Counterfactual(label, together.without_step_seconds(ranks, causes))
+    return Counterfactual(label, combinations.without_step_seconds(ranks, causes))
 
 
 def _with_ranks_of_hosts(items: Sequence[str], result: WhatIf) -> list[str]:
@@ -67,9 +67,9 @@ def _with_ranks_of_hosts(items: Sequence[str], result: WhatIf) -> list[str]:
 _ONE_BY_ONE: Final = "From profiled steps only one part can be removed at a time. Choose one listed part, or all stragglers."
 
 
-def _is_only_alone(item: str, together: Combinations) -> bool:
+def _is_only_alone(item: str, combinations: Combinations) -> bool:
     kind, _, name = item.partition(":")
-    return kind == "cause" and name not in together.causes
+    return kind == "cause" and name not in combinations.causes
 
 
 def _only_alone(labels: Sequence[str]) -> str:
@@ -85,11 +85,11 @@ def _never_together(items: Sequence[str], ranks: Sequence[int], causes: Sequence
     return f"At most {MOST_RANKS} ranks can be removed together; all stragglers can." if len(ranks) > MOST_RANKS else ""
 
 
-def _absent(together: Combinations, ranks: Sequence[int], causes: Sequence[str]) -> str:
+def _absent(combinations: Combinations, ranks: Sequence[int], causes: Sequence[str]) -> str:
     """Return which of these the run does not have; ``""`` if it has all of them."""
     absent = [
-        *(f"rank {rank}" for rank in ranks if rank not in together.ranks),
-        *(cause for cause in causes if cause not in together.causes),
+        *(f"rank {rank}" for rank in ranks if rank not in combinations.ranks),
+        *(cause for cause in causes if cause not in combinations.causes),
     ]
     return f"The evidence does not have {joined(absent)}." if absent else ""
 
