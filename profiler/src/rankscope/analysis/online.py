@@ -170,7 +170,7 @@ class _Attempt:
         self._records: dict[int, int] = {}
         self._wall_us: dict[int, float] = {}
         self._damaged: Counter[int] = Counter()
-        self._matched: tuple[object, MatchedCollectives] | None = None
+        self._matched_cache: tuple[object, MatchedCollectives] | None = None
         self._numbers: StepNumbers = ALL_ALIKE
         self._has_own_times = False
         """True if step records could be judged at the last update: durations of collectives are not read then."""
@@ -204,7 +204,7 @@ class _Attempt:
         news = [rank for rank in ranks if self._read_windows(reader, rank, segments[rank])]
         if news:
             self._forget_windows()
-            self._matched = None
+            self._matched_cache = None
 
     def _take_rows(self, rows: dict[int, Rows]) -> None:
         """Add the rows of several ranks together and clear ``rows``: few long columns cost less than many short ones."""
@@ -310,10 +310,10 @@ class _Attempt:
             for rank, rows in ((rank, self.ranks[rank].reduction) for rank in self._filling.ranks)
         }
         if numbers is not ALL_ALIKE or self._numbers is not ALL_ALIKE:
-            self._matched, self._numbers = None, numbers
+            self._matched_cache, self._numbers = None, numbers
         by = (world_size, {rank: info.clock_name for rank, info in infos.items()}, list(windows))
-        if self._matched is None or self._matched[0] != by:
-            self._matched = (by, match_windows(windows, infos, world_size))
+        if self._matched_cache is None or self._matched_cache[0] != by:
+            self._matched_cache = (by, match_windows(windows, infos, world_size))
         for rank_state in self.ranks.values():
             reader.take_over(rank_state.skipped)
         evidence = evidence_of(
@@ -321,7 +321,7 @@ class _Attempt:
             table,
             infos,
             windows,
-            self._matched[1],
+            self._matched_cache[1],
             world_size=world_size,
             damaged=self._damaged + Counter(table.damaged),
             now=now,

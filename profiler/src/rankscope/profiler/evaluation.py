@@ -15,40 +15,40 @@ from rankscope.profiler.work import EVALUATION, NO_WORK, StepWork
 class EvaluationDetector:
     """Detector of evaluation in one step. Times are nanoseconds of one clock."""
 
-    __slots__ = ("_began", "_ended", "_likely", "_sure", "_work", "suspected")
+    __slots__ = ("_began", "_ended", "_is_evaluation", "_may_be_evaluation", "_work", "suspected")
 
     def __init__(self) -> None:
         self.suspected: PhaseState | None = None
         """State of the phase clock before the suspected evaluation; ``None``: no evaluation is suspected."""
         self._work = NO_WORK
         self._began = self._ended = 0
-        self._sure = self._likely = False
+        self._is_evaluation = self._may_be_evaluation = False
 
     def model_evaluates(self, clock: PhaseClock, measures: StepWork, now: int, *, gradients: bool) -> None:
         """Handle a call of ``model.eval()``."""
         self._suspect(clock, measures, now)
-        self._sure |= not gradients
+        self._is_evaluation |= not gradients
 
     def batch_without_gradients(self, clock: PhaseClock, measures: StepWork, now: int) -> None:
         """Handle a batch that is requested, or has arrived, while gradients are off."""
         self._suspect(clock, measures, now)
-        self._sure = True
+        self._is_evaluation = True
         self._ended = now
 
     def batch(self, now: int) -> None:
         """Handle a batch that has arrived, or the end of the batches, while gradients are on."""
-        self._likely = True
+        self._may_be_evaluation = True
         self._ended = now
 
     def model_trains(self, clock: PhaseClock, measures: StepWork, now: int, *, gradients: bool) -> None:
         """Handle a call of ``model.train()``, which ends an evaluation, if there was one."""
-        if self._sure or self._likely or not gradients:
+        if self._is_evaluation or self._may_be_evaluation or not gradients:
             self._take_back(clock, measures, now)
         self.forget()
 
     def batch_to_train_on(self, clock: PhaseClock, measures: StepWork) -> None:
         """Handle the request for a batch to train on: an evaluation before it ended with its own last batch."""
-        if self._sure or self._likely:
+        if self._is_evaluation or self._may_be_evaluation:
             self._take_back(clock, measures, self._ended)
         self.forget()
 
@@ -57,15 +57,15 @@ class EvaluationDetector:
 
         ``proof`` shows that a merely likely evaluation was training.
         """
-        if self._sure:
+        if self._is_evaluation:
             self._take_back(clock, measures, self._ended)
-        if self._sure or proof:
+        if self._is_evaluation or proof:
             self.forget()
 
     def forget(self) -> None:
         """Discard all suspicions, because another step begins."""
         self.suspected = None
-        self._sure = self._likely = False
+        self._is_evaluation = self._may_be_evaluation = False
 
     def _suspect(self, clock: PhaseClock, measures: StepWork, now: int) -> None:
         if self.suspected is None:

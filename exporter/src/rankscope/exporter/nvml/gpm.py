@@ -123,7 +123,7 @@ class GpmChain:
         self._answers: list[float | str] = []
         self._bounds: dict[int, tuple[float, float]] = {}
         self._samples: list[Any] = []
-        self._spare: list[Any] = []
+        self._free_samples: list[Any] = []
         self._first_s = self._last_s = 0.0
         self._full_query: _GpmQuery | None = None
         self._part: _GpmQuery | None = None
@@ -132,20 +132,20 @@ class GpmChain:
         """Take a sample unless the last one is too recent. After an error, the next sample covers the time of this one."""
         if self._samples and time.monotonic() - self._last_s < _CLOSEST_S:
             return
-        if not self._spare:
-            self._spare.append(nvml("nvmlGpmSampleAlloc"))
+        if not self._free_samples:
+            self._free_samples.append(nvml("nvmlGpmSampleAlloc"))
         if self._instance is None:
-            code = nvml.call("nvmlGpmSampleGet", nvml.handle, self._spare[-1])
+            code = nvml.call("nvmlGpmSampleGet", nvml.handle, self._free_samples[-1])
         else:
-            code = nvml.call("nvmlGpmMigSampleGet", nvml.handle, self._instance, self._spare[-1])
+            code = nvml.call("nvmlGpmMigSampleGet", nvml.handle, self._instance, self._free_samples[-1])
         if code:
             raise nvml.binding.NVMLError(code)
         self._last_s = time.monotonic()
         if not self._samples:
             self._first_s = self._last_s
-        fresh = self._spare.pop()
+        fresh = self._free_samples.pop()
         if len(self._samples) == _MOST_SAMPLES:
-            self._spare.append(self._samples.pop())
+            self._free_samples.append(self._samples.pop())
         self._samples.append(fresh)
 
     @property
@@ -179,9 +179,9 @@ class GpmChain:
 
     def close(self, nvml: NvmlCalls) -> None:
         """Free the samples."""
-        for sample in (*self._samples, *self._spare):
+        for sample in (*self._samples, *self._free_samples):
             nvml("nvmlGpmSampleFree", sample)
-        self._samples, self._spare = [], []
+        self._samples, self._free_samples = [], []
 
     def _learn(self, nvml: NvmlCalls) -> None:
         """Evaluate the interval and start the next one with its last sample."""
@@ -200,7 +200,7 @@ class GpmChain:
                 numbers = [answer for answer in answers if not isinstance(answer, str)]
                 if numbers:
                     self._bounds[activity.number] = min(numbers), max(numbers)
-        self._spare += samples[:-1]
+        self._free_samples += samples[:-1]
         self._samples = samples[-1:]
         self._first_s = self._last_s
 

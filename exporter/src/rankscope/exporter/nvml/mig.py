@@ -37,7 +37,7 @@ class Mig(Topic):
         self._by_key: dict[tuple[str, str], MigDevice] = {}
         self._chains: dict[int, GpmChain] = {}
         self._memory = create_string_buffer(_MEMORY_LAYOUT.size)
-        self._most = 0
+        self._max_devices = 0
         self._enabled = 0
         self._enabled_due_s = float("-inf")
         self._utilised = True
@@ -70,9 +70,11 @@ class Mig(Topic):
         self._chains.clear()
 
     def _devices(self, nvml: NvmlCalls) -> list[tuple[Any, MigDevice]]:
-        self._most = self._most or nvml.check_count(nvml("nvmlDeviceGetMaxMigDeviceCount", nvml.handle), _MOST_DEVICES)
+        self._max_devices = self._max_devices or nvml.check_count(
+            nvml("nvmlDeviceGetMaxMigDeviceCount", nvml.handle), _MOST_DEVICES
+        )
         devices, by_key = [], {}
-        for index in range(self._most):
+        for index in range(self._max_devices):
             try:
                 handle = nvml("nvmlDeviceGetMigDeviceHandleByIndex", nvml.handle, index)
                 # The key includes the name: a new device of another size may get the uuid of a destroyed one.

@@ -167,7 +167,7 @@ class NvLinks(Topic):
             for kind, sources in kinds.items()
         ]
         self._errors_due_s = float("-inf")
-        self._wanted: Sequence[_LinkCounter] = ()
+        self._wanted_counters: Sequence[_LinkCounter] = ()
         self._wanted_links: tuple[int, ...] = ()
         self._errors_read = False
         self._outcomes: list[Reading | Absent] = []
@@ -179,7 +179,7 @@ class NvLinks(Topic):
         if self._errors_read:
             counters += [counter for _, _, counter in self._errors]
             self._errors_due_s = now_s + SOMETIMES
-        self._wanted, self._wanted_links = counters, tuple(self._links.up)
+        self._wanted_counters, self._wanted_links = counters, tuple(self._links.up)
         return [key for counter in counters for key in counter.wants(self._wanted_links, now_s)]
 
     def collect(self, sample_pass: Pass) -> None:
@@ -187,7 +187,7 @@ class NvLinks(Topic):
         self._links.refresh(sample_pass)
         for state, wanted in (("up", True), ("down", False)):
             sample_pass.emit("gpu_nvlink_links", sum(up is wanted for up in self._links.up.values()), (("state", state),))
-        for counter in self._wanted:
+        for counter in self._wanted_counters:
             counter.update(sample_pass, self._wanted_links)
         for metric, counter in self._bytes.items():
             if isinstance(counter.value, str):

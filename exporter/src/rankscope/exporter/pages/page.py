@@ -252,7 +252,7 @@ class _Families:
     _unknown: Final[set[str]] = set()
 
     def __init__(self, wanted: frozenset[str]) -> None:
-        self._wanted = wanted
+        self._wanted_metrics = wanted
         self._families: dict[str, Family | None] = {}
 
     def add(self, name: str, value: float, labels: Labels) -> None:
@@ -293,7 +293,7 @@ class _Families:
         return Family(row.name, row.type, row.help, row.unit) if row is not None and self._brings(row) else None
 
     def _brings(self, row: CatalogueMetric | None) -> bool:
-        return row is not None and (row.collector in self._wanted or row.collector == "exporter")
+        return row is not None and (row.collector in self._wanted_metrics or row.collector == "exporter")
 
 
 _ABSENT: Final = BY_NAME["gpu_metric_absent_info"]

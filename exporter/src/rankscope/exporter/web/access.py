@@ -116,7 +116,7 @@ class Passwords:
         self._users = users
         self._key = secrets.token_bytes(32)
         self._right: set[bytes] = set()  # at most one pair for each user
-        self._wrong: OrderedDict[bytes, None] = OrderedDict()
+        self._rejected_digests: OrderedDict[bytes, None] = OrderedDict()
         self._waiting: dict[str, list[_PasswordCheck]] = {}  # by network; the next in turn comes first
         self._resting_until: dict[str, float] = {}
         self._arrived = asyncio.Event()
@@ -131,16 +131,16 @@ class Passwords:
         digest = hmac.digest(self._key, b"%d:%b:%b" % (len(name), name, password), hashlib.sha256)
         if digest in self._right:
             return None
-        if digest in self._wrong:
+        if digest in self._rejected_digests:
             return _UNAUTHORIZED
         is_right = await self._in_turn(request, _PasswordCheck(name, password, asyncio.get_running_loop().create_future()))
         if is_right:
             self._right.add(digest)
             return None
         if is_right is not None:
-            self._wrong[digest] = None
-            if len(self._wrong) > _REMEMBERED:
-                self._wrong.popitem(last=False)
+            self._rejected_digests[digest] = None
+            if len(self._rejected_digests) > _REMEMBERED:
+                self._rejected_digests.popitem(last=False)
         return _UNAUTHORIZED
 
     async def _in_turn(self, request: HttpRequest, check: _PasswordCheck) -> bool | None:

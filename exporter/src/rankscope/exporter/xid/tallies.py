@@ -26,26 +26,26 @@ class Tallies:
     """Counts by device, code and severity. A code that has a series keeps it. Times are monotonic."""
 
     def __init__(self, tallies: Iterable[Tally] = ()) -> None:
-        self._of: dict[Device, dict[_Key, Tally]] = {}
-        self._shown: dict[Device, dict[_Key, None]] = {}
+        self._by_device: dict[Device, dict[_Key, Tally]] = {}
+        self._shown_keys: dict[Device, dict[_Key, None]] = {}
         self._waiting: dict[Device, dict[_Key, None]] = {}
         self._shown_s: dict[Device, deque[float]] = {}
         for tally in tallies:
             if tally.code.isdecimal():
-                self._of.setdefault((tally.kind, tally.device), {})[tally.code, tally.severity] = tally
+                self._by_device.setdefault((tally.kind, tally.device), {})[tally.code, tally.severity] = tally
         self.show_all()
 
     def add(self, entry: XidEntry, now_s: float) -> None:
         """Count an entry of a known device."""
         device: Device = (entry.kind, entry.device)
         key = str(entry.code), entry.severity
-        before = self._of.get(device, {}).get(key)
+        before = self._by_device.get(device, {}).get(key)
         # Kernel log lines may arrive after newer errors: keep the time and job of the newest one.
         if before is not None and before.boot_id == entry.boot_id and before.boot_s > entry.boot_s:
             last_unix_s, last_boot_s, last_job_id = before.unix_s, before.boot_s, before.job_id
         else:
             last_unix_s, last_boot_s, last_job_id = entry.unix_s, entry.boot_s, entry.job_id
-        self._of.setdefault(device, {})[key] = Tally(
+        self._by_device.setdefault(device, {})[key] = Tally(
             kind=entry.kind,
             device=entry.device,
             code=str(entry.code),
@@ -73,15 +73,15 @@ class Tallies:
                         continue
                     recent.append(now_s)
                 del waiting[key]
-                self._shown.setdefault(device, {})[key] = None
-                shown.append(self._of[device][key])
+                self._shown_keys.setdefault(device, {})[key] = None
+                shown.append(self._by_device[device][key])
             if not waiting:
                 del self._waiting[device]
         return shown
 
     def show_all(self) -> None:
         """Let all codes have their series: those from the file had them before a restart."""
-        self._shown = {device: dict.fromkeys(tallies) for device, tallies in self._of.items()}
+        self._shown_keys = {device: dict.fromkeys(tallies) for device, tallies in self._by_device.items()}
         self._waiting = {}
 
     def waiting(self, device: Device) -> list[str]:
@@ -94,14 +94,14 @@ class Tallies:
 
     def of_switches(self) -> Iterator[Tally]:
         """Yield the tallies of all NVSwitches that have series."""
-        for device in sorted(self._of):
+        for device in sorted(self._by_device):
             if device[0] == "sxid":
                 yield from self._with_series(device)
 
     def all(self) -> tuple[Tally, ...]:
         """Return all tallies; those of a device in the order in which its codes appeared."""
-        return tuple(tally for tallies in self._of.values() for tally in tallies.values())
+        return tuple(tally for tallies in self._by_device.values() for tally in tallies.values())
 
     def _with_series(self, device: Device) -> list[Tally]:
-        shown = self._shown.get(device, {})
-        return [tally for key, tally in self._of.get(device, {}).items() if key in shown]
+        shown = self._shown_keys.get(device, {})
+        return [tally for key, tally in self._by_device.get(device, {}).items() if key in shown]

@@ -172,7 +172,7 @@ class RawTracks:
     def __init__(self, limit: int, traces: int) -> None:
         self._limit = limit
         self._traces = traces
-        self._others = 0
+        self._untracked_events = 0
         self._short = 0
         self._unconnected = 0
         """Number of instants and ends of arrows that are left out."""
@@ -183,7 +183,7 @@ class RawTracks:
         Where it has more events than its share of what is left of the limit, only its longest slices are written.
         """
         share = self._limit // self._traces
-        self._others += trace.others
+        self._untracked_events += trace.others
         if trace.size > share:
             longest = heapq.nlargest(share, trace.slices, key=lambda event: event.end_ns - event.start_ns)
             self._short += len(trace.slices) - len(longest)
@@ -195,7 +195,7 @@ class RawTracks:
 
     def sentences(self) -> list[str]:
         """Return sentences on the events that were left out."""
-        texts = [f"{self._others:,} counter events and others without a track"] if self._others else []
+        texts = [f"{self._untracked_events:,} counter events and others without a track"] if self._untracked_events else []
         if self._short or self._unconnected:
             texts.append(
                 f"{self._short:,} slices of the raw traces, the shortest, and {self._unconnected:,} instants and ends of arrows;"

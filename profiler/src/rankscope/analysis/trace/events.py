@@ -82,10 +82,10 @@ class EventStream(Generic[_E]):
         """True if the file is complete; False if it was cut off."""
         self._path = path
         self._needed = needed
-        self._why = ""
+        self._reason = ""
         self._blocks = iter(blocks)
         self._event_decoder: msgspec.json.Decoder[_E] = msgspec.json.Decoder(event)
-        self._many: msgspec.json.Decoder[list[_E]] = msgspec.json.Decoder(list[event])
+        self._events_decoder: msgspec.json.Decoder[list[_E]] = msgspec.json.Decoder(list[event])
         self._is_list = False
         self._opening: bytes | None = None
         """Begin of the first event, up to its first key."""
@@ -129,7 +129,7 @@ class EventStream(Generic[_E]):
             raise InputError(self._path, f"not a trace: one event of more than {MAX_EVENT_BYTES // 1024**2} MiB")
         if self.damaged > MAX_DAMAGED and 2 * self.damaged > self.events:
             raise InputError(
-                self._path, f"not a trace: {self.damaged} of its first {self.events} events cannot be decoded: {self._why}"
+                self._path, f"not a trace: {self.damaged} of its first {self.events} events cannot be decoded: {self._reason}"
             )
 
     def _begin(self) -> bytes:
@@ -238,7 +238,7 @@ class EventStream(Generic[_E]):
         """Decode all events of a part of the list. Raises the errors of msgspec where the part is no list."""
         data = b"".join((b"[", memoryview(text)[:stop], b"]"))
         try:
-            events = self._many.decode(data)
+            events = self._events_decoder.decode(data)
         except (msgspec.ValidationError, UnicodeDecodeError):
             pieces = _MANY_RAW.decode(data)
             return self._each(bytes(piece) for piece in pieces)
@@ -267,7 +267,7 @@ class EventStream(Generic[_E]):
             try:
                 return self._event_decoder.decode(read(text))
             except _UNREADABLE as error:
-                self._why = str(error)
+                self._reason = str(error)
         return None
 
     def _ends_within(self, text: bytes, cut: int, error: Exception) -> bool:

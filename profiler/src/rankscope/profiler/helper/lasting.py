@@ -37,17 +37,17 @@ class LastingCost:
         """Total cost so far."""
         self.us_per_step: float | None = None
         """Cost per step; ``None`` while too few steps are known."""
-        self._before: list[float] | None = None
+        self._times_before: list[float] | None = None
         """Times of the last steps before the first window; ``None``: there was no window yet."""
-        self._after: list[float] = []
+        self._times_after: list[float] = []
         self._steps = 0
         """Steps without the profiler since the first window."""
 
     def add(self, record: StepRecord) -> None:
         """Add a step of the rank, after the baseline has it."""
-        if self._before is None:
+        if self._times_before is None:
             if record.profiled:
-                self._before = self._baseline.last_us(BEFORE)
+                self._times_before = self._baseline.last_us(BEFORE)
         elif record.profiled:
             return
         elif self.us_per_step is not None:
@@ -55,9 +55,11 @@ class LastingCost:
         else:
             self._steps += 1
             if self._steps > _SETTLING and (time_us := self._baseline.comparable_us(record)) is not None:
-                self._after.append(time_us)
-            if len(self._after) == AFTER:
-                self.us_per_step = _difference(self._before, self._after) if len(self._before) >= LEAST_BEFORE else 0.0
+                self._times_after.append(time_us)
+            if len(self._times_after) == AFTER:
+                self.us_per_step = (
+                    _difference(self._times_before, self._times_after) if len(self._times_before) >= LEAST_BEFORE else 0.0
+                )
                 self.us = self.us_per_step * self._steps
 
 

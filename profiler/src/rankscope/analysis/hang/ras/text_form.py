@@ -119,7 +119,7 @@ class _TextReader:
         self._draft: _Draft | None = None
         self._section = ""
         """Title above the line: of the job, or of a communicator."""
-        self._what = ""
+        self._difference_kind = ""
         """What differs: ``status``, ``error``, or a kind of collective."""
         self._value = ""
         self._size = self._remaining_ranks = 0
@@ -147,16 +147,16 @@ class _TextReader:
                 raise AnswerError(f"its communicators have more than {MAX_RANKS:,} ranks")
             self.drafts[head[2]] = _Draft(size)
         self._draft, self._section = self.drafts.get(head[2]), head[3]
-        self._what, self._remaining_ranks = "error" if head[3] == "ERROR" else "", 0
+        self._difference_kind, self._remaining_ranks = "error" if head[3] == "ERROR" else "", 0
 
     def _of_communicator(self, draft: _Draft, line: str) -> None:
         if match := _DIFFERENT.fullmatch(line):
-            self._what = match[1] or "status"
+            self._difference_kind = match[1] or "status"
         elif match := _LIST.fullmatch(line):
             self._list(draft, [int(number) for number in match[2].split(",") if number], reachable=match[1] == "unknown")
         elif match := _SET.fullmatch(line):
             self._remaining_ranks, self._value = int(match[1]), _value(match)
-            draft.unlisted.append((self._what, self._value, self._remaining_ranks))
+            draft.unlisted.append((self._difference_kind, self._value, self._remaining_ranks))
             self._size = self._remaining_ranks
         elif (match := _RANK.fullmatch(line)) and int(match[1]) < draft.size:
             self._rank(draft, int(match[1]), match)
@@ -172,12 +172,12 @@ class _TextReader:
         if self._section == "INCOMPLETE":
             draft.absent[rank] = False
         elif any(match.group(2, 3, 4, 5)):
-            draft.note(self._what, rank, _value(match))
+            draft.note(self._difference_kind, rank, _value(match))
         elif self._remaining_ranks:
             self._remaining_ranks -= 1
-            if draft.unlisted[-1:] == [(self._what, self._value, self._size)]:
+            if draft.unlisted[-1:] == [(self._difference_kind, self._value, self._size)]:
                 draft.unlisted.pop()
-            draft.note(self._what, rank, self._value)
+            draft.note(self._difference_kind, rank, self._value)
 
 
 def _value(match: re.Match[str]) -> str:

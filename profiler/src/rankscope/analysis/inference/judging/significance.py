@@ -139,12 +139,12 @@ class _Orders:
     blocks: int
     ranks: int
     _stored_orders: list[NDArray[np.unsignedinteger]] | None = None
-    _used: bool = False
+    _is_used: bool = False
 
     def __iter__(self) -> Iterator[NDArray[np.unsignedinteger]]:
-        if self._stored_orders is None and self._used and self.draws * self.blocks * self.ranks <= _MOST_KEPT:
+        if self._stored_orders is None and self._is_used and self.draws * self.blocks * self.ranks <= _MOST_KEPT:
             self._stored_orders = list(self._drawn())
-        self._used = True
+        self._is_used = True
         return self._drawn() if self._stored_orders is None else iter(self._stored_orders)
 
     def _drawn(self) -> Iterator[NDArray[np.unsignedinteger]]:

@@ -82,7 +82,7 @@ class FlightDumps(HelperTask):
         self._attempt = hello.rank.attempt
         """Attempt of the rank; certain once the rank has its place in the run."""
         self._due = 0.0
-        self._looks = False
+        self._is_checking = False
         """True while the thread has not finished the last check."""
         self._begun = False
         self._requests: dict[str, _DumpRequest] = {}
@@ -97,11 +97,11 @@ class FlightDumps(HelperTask):
 
     def tick(self) -> None:
         """Start a check for requests, for dumps in reply to them, and for dumps written by torch."""
-        if self._looks or time.monotonic() < self._due or not self._context.begun():
+        if self._is_checking or time.monotonic() < self._due or not self._context.begun():
             return
         self._due = time.monotonic() + self._period
         self._attempt = self._context.info().attempt
-        self._looks = True
+        self._is_checking = True
         self._do(self._look)
 
     def end(self, *, vanished: bool) -> None:
@@ -128,7 +128,7 @@ class FlightDumps(HelperTask):
             if time.monotonic() >= due:
                 self._refuse_alone(name)
         self._collect_watchdog()
-        self._looks = False
+        self._is_checking = False
 
     def _look_at_the_end(self) -> None:
         for name in tuple(self._requests):
@@ -286,7 +286,7 @@ class WatchdogFile:
         # A name that the recorder chose is unique, so the file's age does not matter.
         self._newer_than = 0 if is_flight_file(path) else newer_than_ns
         self._last_state: tuple[int, int] | None = None
-        self._taken: tuple[int, int] | None = None
+        self._reported_state: tuple[int, int] | None = None
 
     @classmethod
     def of_environment(cls, rank: int, *, newer_than_ns: int) -> WatchdogFile | None:
@@ -303,11 +303,11 @@ class WatchdogFile:
         state = (status.st_size, status.st_mtime_ns)
         before, self._last_state = self._last_state, state
         # Torch may rewrite the file, as after a request through its pipe: another state is another dump.
-        if state == self._taken or not status.st_size or status.st_mtime_ns < self._newer_than:
+        if state == self._reported_state or not status.st_size or status.st_mtime_ns < self._newer_than:
             return None
         if state != before and not last:
             return None
-        self._taken = state
+        self._reported_state = state
         return self._path
 
 

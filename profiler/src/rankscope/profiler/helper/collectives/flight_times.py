@@ -55,7 +55,7 @@ class FlightTimes:
         self._open = set(still_open)
         """Operations that had not ended in the last dump."""
         self._dumped: float | None = None
-        self._lost = self._lost_now = 0
+        self._lost_calls = self._lost_now = 0
 
     @classmethod
     def of_environment(cls, context: HelperContext) -> FlightTimes | None:
@@ -141,7 +141,7 @@ class FlightTimes:
         # What was there before the first dump is of no interest.
         skipped = max(0, first - self._next) if self._dumped is not None else 0
         self._lost_now = skipped + len(self._open - record_ids)
-        self._lost += self._lost_now
+        self._lost_calls += self._lost_now
         self._open = still
         return new
 
@@ -166,10 +166,10 @@ class FlightTimes:
 
     def warning(self) -> str | None:
         """Return what was lost."""
-        if not self._lost:
+        if not self._lost_calls:
             return None
         return (
-            f"{self._lost} durations of collectives were overwritten before a dump, as the budget allows one each "
+            f"{self._lost_calls} durations of collectives were overwritten before a dump, as the budget allows one each "
             f"{self._interval:.0f} s; the others are recorded"
         )
 

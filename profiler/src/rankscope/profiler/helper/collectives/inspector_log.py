@@ -38,9 +38,9 @@ class InspectorLog:
         self._since: float | None = None
         self._log: LogFollower | None = None
         self._progress = progress_before(context.scratch)
-        self._lost = self._damaged = 0
+        self._lost_records = self._damaged = 0
         """Numbers that blocks have."""
-        self._more = False
+        self._has_more = False
 
     @classmethod
     def of_environment(cls, context: HelperContext) -> InspectorLog | None:
@@ -70,7 +70,7 @@ class InspectorLog:
 
         while True:
             try:
-                self._more = self._log.read()
+                self._has_more = self._log.read()
             except FileNotFoundError:
                 self._log, self._since = None, now
                 return
@@ -80,7 +80,7 @@ class InspectorLog:
             # A log that does not shrink costs disk space, which the user sees, but no durations.
             with suppress(OSError):
                 self._log.release()
-            if not (last and self._more):
+            if not (last and self._has_more):
                 return
 
     def _find(self) -> LogFollower | None:
@@ -98,19 +98,19 @@ class InspectorLog:
         assert self._log is not None
         lost = self._log.log.dropped + self._log.skipped_bytes // _RECORD_BYTES
         damaged = self._log.log.damaged
-        block = msgspec.structs.replace(block, lost=lost - self._lost, damaged=damaged - self._damaged)
-        self._lost, self._damaged = lost, damaged
+        block = msgspec.structs.replace(block, lost=lost - self._lost_records, damaged=damaged - self._damaged)
+        self._lost_records, self._damaged = lost, damaged
         return block
 
     def wait_seconds(self) -> float:
         """Return the time until the next look."""
-        return 0.0 if self._more else LOOK_SECONDS
+        return 0.0 if self._has_more else LOOK_SECONDS
 
     def warning(self) -> str | None:
         """Return what was lost."""
-        if not self._lost:
+        if not self._lost_records:
             return None
-        return f"{self._lost} durations of collectives are lost: NCCL Inspector dropped them, or its log grows too fast"
+        return f"{self._lost_records} durations of collectives are lost: NCCL Inspector dropped them, or its log grows too fast"
 
     def close(self) -> None:
         """Remove the log, if the run made its folder: all that matters is recorded. Raises ``OSError``."""

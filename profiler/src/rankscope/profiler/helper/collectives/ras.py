@@ -24,12 +24,12 @@ class RasQuestion:
 
     def __init__(self, context: HelperContext) -> None:
         self._run = Path(context.hello.settings.run_dir)
-        self._asks = "nccl" in (context.hello.attempt.backend or "") and os.environ.get("NCCL_RAS_ENABLE") != "0"
+        self._may_ask = "nccl" in (context.hello.attempt.backend or "") and os.environ.get("NCCL_RAS_ENABLE") != "0"
         self._thread: threading.Thread | None = None
 
     def ask(self, attempt: int) -> None:
         """Start to ask, unless that goes on already. Returns at once."""
-        if self._asks and (self._thread is None or not self._thread.is_alive()):
+        if self._may_ask and (self._thread is None or not self._thread.is_alive()):
             self._thread = threading.Thread(target=self._twice, args=(attempt,), name="nccl-ras", daemon=True)
             self._thread.start()
 

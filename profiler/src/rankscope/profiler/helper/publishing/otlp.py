@@ -34,13 +34,13 @@ class OtlpTraces(HelperTask):
 
     def __init__(self, context: HelperContext) -> None:
         self._context = context
-        self._every = context.hello.settings.otlp_every
+        self._every_steps = context.hello.settings.otlp_every
         self._waiting: queue.Queue[_Step | None] = queue.Queue(MAX_WAITING)
         self._sender: StepSender | None = None
 
     def step(self, record: StepRecord, intervals: Sequence[PhaseInterval] = ()) -> None:
         """Queue the step if its number is a multiple of ``otlp_every``."""
-        if self._every and record.step % self._every == 0:
+        if self._every_steps and record.step % self._every_steps == 0:
             _put(self._waiting, (record, intervals))
 
     def tick(self) -> None:
