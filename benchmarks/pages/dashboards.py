@@ -1,9 +1,10 @@
 """Cost of viewing a large run in the dashboard. Prints one JSON object.
 
 The real command serves the dashboard, and the system's Chromium opens every view, with and without a selection. The first view is
-the whole overview, in a browser that has opened the dashboard before (it keeps compiled scripts), and in a fresh one. The
-requests of the browser are then repeated without it, one after the other and by 20 users at once. A run in progress grows by 30 s
-of records of all its ranks while a page of it is open. Last, the offline report is written with an empty cache, what-if included.
+everything of the overview that is in a window of 1,440 x 900 pixels, and all text, in a browser that has opened the dashboard
+before (it keeps compiled scripts); figures below the window follow. A fresh browser is measured until all is drawn. The requests
+of the browser are then repeated without it, one after the other and by 20 users at once. A run in progress grows by 30 s of
+records of all its ranks while a page of it is open. Last, the offline report is written with an empty cache, what-if included.
 
 The peers: a plain Dash page with a line of 100 points, which is the time of Dash and Plotly with little to show; and the heat
 map's matrix as a plain Plotly figure.
@@ -53,7 +54,7 @@ from playwright.sync_api import sync_playwright
 from rankscope.runs.reader import RunReader
 
 FIRST_VIEW_S, CALLBACK_P95_S, PAYLOAD_BYTES, SERVER_BYTES, USERS_P95_S, LIVE_S = 1.0, 0.1, 1.5e6, 600 * 2**20, 1.0, 0.5
-WHATIF_S, REPORT_S, OF_PLAIN = 20.0, 10.0, 1.5
+WHATIF_S, REPORT_S, OF_PLAIN, ALL_OF_PLAIN = 20.0, 10.0, 1.5, 2.0
 USERS = 20
 
 
@@ -216,7 +217,8 @@ def main() -> None:
 def figures_of(first: FirstViews) -> dict[str, list[float]]:
     """Return the measured seconds of the first views."""
     return {
-        "first_view_s": rounded(first.drawn),
+        "first_view_s": rounded(first.in_view),
+        "first_view_all_figures_s": rounded(first.drawn),
         "first_view_verdict_s": rounded(first.verdict),
         "first_view_fresh_browser_s": rounded(first.fresh),
         "plain_dash_first_view_s": rounded(first.plain),
@@ -227,8 +229,9 @@ def figures_of(first: FirstViews) -> dict[str, list[float]]:
 def first_view_budgets(first: FirstViews) -> list[dict[str, Any]]:
     """Return the budgets of the first views."""
     return [
-        budget("first_view_s", float(np.median(first.drawn)), FIRST_VIEW_S),
-        budget("first_view_over_plain_dash", float(np.median(first.drawn) / np.median(first.plain)), OF_PLAIN),
+        budget("first_view_s", float(np.median(first.in_view)), FIRST_VIEW_S),
+        budget("first_view_over_plain_dash", float(np.median(first.in_view) / np.median(first.plain)), OF_PLAIN),
+        budget("first_view_all_figures_over_plain_dash", float(np.median(first.drawn) / np.median(first.plain)), ALL_OF_PLAIN),
         budget("first_view_verdict_over_plain_dash", float(np.median(first.verdict) / np.median(first.plain)), OF_PLAIN),
         budget(
             "first_view_fresh_browser_over_plain_dash", float(np.median(first.fresh) / np.median(first.fresh_plain)), OF_PLAIN

@@ -57,6 +57,75 @@ test("numbers that do not exist are said to be missing once", async () => {
   assert.equal(saving.links.length, 0);
 });
 
+function drawing() {
+  const drawn = [];
+  const idle = [];
+  const resized = [];
+  let enters;
+  const window = load(["assets/draw.js"], {
+    IntersectionObserver: function (call) {
+      enters = (graph) => call([{ isIntersecting: true, target: graph }]);
+      return { observe() {}, unobserve() {} };
+    },
+    requestIdleCallback: (call) => idle.push(call),
+  });
+  const plotly = {
+    react: (graph, figure) => Promise.resolve(drawn.push(`${graph.name}: ${figure}`)),
+    Plots: { resize: (graph) => Promise.resolve(resized.push(graph.name)) },
+  };
+  window.rankscopeDrawing.order(plotly);
+  const graph = (name) => ({ name, isConnected: true, clientWidth: 800, clientHeight: 300 });
+  return { drawn, idle, resized, plotly, graph, window, enter: (entered) => enters(entered) };
+}
+
+test("a figure in view is drawn first, the others one by one when the browser is idle", () => {
+  const { drawn, idle, plotly, graph, enter } = drawing();
+  const [top, middle, bottom] = ["top", "middle", "bottom"].map(graph);
+  [top, middle, bottom].forEach((one) => plotly.react(one, "new"));
+  enter(bottom);
+  assert.deepEqual(drawn, ["bottom: new"]);
+  idle.shift()();
+  assert.deepEqual(drawn, ["bottom: new", "top: new"]);
+  idle.shift()();
+  assert.deepEqual(drawn, ["bottom: new", "top: new", "middle: new"]);
+  assert.equal(idle.length, 0);
+});
+
+test("a figure that changes before it is drawn is drawn once, as it is then; later changes are drawn at once", async () => {
+  const { drawn, plotly, graph, enter } = drawing();
+  const figure = graph("figure");
+  const both = [plotly.react(figure, "first"), plotly.react(figure, "second")];
+  enter(figure);
+  await Promise.all(both);
+  plotly.react(figure, "third");
+  assert.deepEqual(drawn, ["figure: second", "figure: third"]);
+});
+
+test("all figures are drawn before a page is printed, and none of a page that was left", async () => {
+  const { drawn, idle, plotly, graph, window } = drawing();
+  const left = plotly.react(Object.assign(graph("left"), { isConnected: false }), "new");
+  plotly.react(graph("here"), "new");
+  window.fire("beforeprint");
+  await left;
+  assert.deepEqual(drawn, ["here: new"]);
+  idle.shift()();
+  assert.equal(idle.length, 0);
+});
+
+test("a figure is sized again only if its place has changed", async () => {
+  const { resized, plotly, graph, enter } = drawing();
+  const figure = graph("figure");
+  plotly.react(figure, "new");
+  enter(figure);
+  await plotly.Plots.resize(figure);
+  assert.deepEqual(resized, []);
+  for (const width of [400, 800]) {
+    figure.clientWidth = width;
+    await plotly.Plots.resize(figure);
+  }
+  assert.deepEqual(resized, ["figure", "figure"]);
+});
+
 function capturing(answers, { steps = "3" } = {}) {
   const told = element();
   const asked = [];
@@ -160,11 +229,14 @@ test("what draws figures runs only once a figure awaits it", async () => {
   const { window, appended } = opening([response(200, {})]);
   assert.deepEqual([appended[0].rel, appended[0].href], ["preload", "/plotly.js"]);
   assert.ok(appended.every((part) => part.rel === "preload"));
+  const ordered = [];
+  window.rankscopeDrawing = { order: (plotly) => ordered.push(plotly) };
   const drawing = Promise.all([window.Plotly, window.Plotly]);
   await until(() => appended.some((part) => part.src));
   appended.at(-1).onload();
   await drawing;
   assert.deepEqual(appended.flatMap((part) => part.src ?? []), ["/plotly.js"]);
+  assert.equal(ordered.length, 1);
 });
 
 test("the library of the tables is loaded once, with the first table, and its tables stay the same", async () => {

@@ -22,6 +22,7 @@
           var script = document.createElement("script");
           script.src = plotly;
           script.onload = function () {
+            window.rankscopeDrawing.order(window.Plotly);
             done();
           };
           script.onerror = function (error) {

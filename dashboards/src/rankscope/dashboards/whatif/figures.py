@@ -73,5 +73,5 @@ def without_bars(
     labels = [f"<b>{name} ✓</b>" if row.item and row.item in chosen else name for name, row in zip(names, shown, strict=True)]
     figure.update_layout(barmode="overlay", bargap=0.28, showlegend=False)
     rows_axis(figure, labels)
-    figure.update_xaxes(title_text=f"{unit} per step", range=[0, 1.6 * float(lengths.max())], zeroline=False)
+    figure.update_xaxes(title_text=f"{unit} per step", range=[0, 2 * float(lengths.max())], zeroline=False)
     return figure
