@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.exporter.conftest import IMPATIENT, WITHOUT_FIRST_SAMPLE, RunningExporter
 from tests.exporter.fake_driver import FakeDriver
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow  # each starts real processes
 
@@ -89,8 +89,7 @@ def test_a_signal_before_the_first_sample_ends_it_as_well(fake_nvml: FakeDriver,
     process = subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, **fake_nvml.env})
     try:
         # given a process that waits for its driver: it creates the spool just before
-        while process.poll() is None and not (tmp_path / "spool").exists():
-            time.sleep(0.02)
+        wait_until((tmp_path / "spool").exists, process=process)
 
         process.send_signal(signal.SIGTERM)
 

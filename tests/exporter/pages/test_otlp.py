@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
 from tests.exporter.pages.golden_node import A100, DIVIDED, H100, HUNG, node
 from tests.exporter.pages.otlp_page import page_of, spooled_histogram
 from tests.otlp_http import receiving
+from tests.waiting import wait_until
 
 from rankscope.base.errors import InputError, MissingError
 from rankscope.exporter.pages.otlp import OtlpPush
@@ -45,10 +45,7 @@ class Received:
     port: int = 0
 
     def wait(self, count: int) -> list[ExportMetricsServiceRequest]:
-        until = time.monotonic() + 120
-        while len(self.messages) < count:
-            assert time.monotonic() < until, f"{len(self.messages)} messages came"
-            time.sleep(0.02)
+        wait_until(lambda: len(self.messages) >= count, details=lambda: f"{len(self.messages)} messages came")
         return [message for _, message in self.messages]
 
 
@@ -329,10 +326,7 @@ def test_a_collector_that_is_away_is_logged_once_and_gets_everything_when_it_is_
 
     with receiving_metrics(port) as received:
         received.wait(1)
-        until = time.monotonic() + 120
-        while len(caplog.records) < 2:
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        wait_until(lambda: len(caplog.records) >= 2)
         push.stop()
 
     away, back = (record for record in caplog.records if record.name.startswith("rankscope"))
