@@ -376,11 +376,10 @@ def test_a_live_run_is_followed_to_its_end(make_run: Any, sink: Any, state: Path
         try:
 
             def arrived() -> bool:
-                assert process.poll() is None, process.communicate()
                 run.grow(2)
                 return bool(sink.accepted)
 
-            wait_until(arrived)
+            wait_until(arrived, process=process)
             run.end()
             stdout, stderr = process.communicate(timeout=120)
         finally:

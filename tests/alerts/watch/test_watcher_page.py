@@ -64,8 +64,7 @@ def test_the_end_is_reported_to_every_client_that_scraped() -> None:
     collected: list[bool] = []
     ending = threading.Thread(target=lambda: collected.append(page.finish(300)))
     ending.start()
-    while FINISHED not in page.metrics().decode():
-        pass
+    wait_until(lambda: FINISHED in page.metrics().decode())
     page.scraped("10.0.0.1", finished=True)
     assert ending.is_alive()
     page.scraped("10.0.0.2", finished=True)
