@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.alerts.deliver.test_sender_killed import check_delivered, send_killed
+from tests.waiting import wait_until
 from tests.webhook_receiver import Behaviour, SimulatedClock, WebhookReceiver, about, answer_with, notice, receiving
 
 from rankscope.alerts.deliver.message import messages_about
@@ -252,11 +253,12 @@ def test_the_machines_clock_steps(
     # Then it neither floods the receiver nor drops messages, and no message waits for hours
     assert tried <= 8
     receiver.behaviour = 200
-    patience = time.monotonic() + 30
-    while box.counts() != {("hook", "delivered"): 20} and time.monotonic() < patience:
+
+    def delivered() -> bool:
         second.run_due()
-        time.sleep(0.05)
-    assert box.counts() == {("hook", "delivered"): 20}
+        return box.counts() == {("hook", "delivered"): 20}
+
+    wait_until(delivered, details=box.counts)
     row(f"clock steps by {hours:+.0f} h", attempts_before=tried, delivered=20, lost=0)
 
 
