@@ -10,11 +10,13 @@ import http.server
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Literal
 
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import TimeoutError as NotInTimeError
+from tests.waiting import wait_until
 
 Opened = Callable[..., AbstractContextManager[Page]]
 PATIENCE_MS = 60_000
@@ -142,6 +144,19 @@ def place(one: Locator, x: float, y: float) -> tuple[float, float]:
 def area(one: Locator) -> Locator:
     """Return the layer of a picture that takes clicks and drags (``place`` says why)."""
     return one.locator(".nsewdrag").first
+
+
+def pick(one: Locator, x: float, y: float, address: re.Pattern[str]) -> None:
+    """Click at a place of a picture until the page has the address: a click while the picture is drawn is lost."""
+
+    def picked() -> bool:
+        one.scroll_into_view_if_needed()
+        one.page.mouse.click(*place(one, x, y))
+        with suppress(NotInTimeError):
+            one.page.wait_for_url(address, timeout=3_000)
+        return address.search(one.page.url) is not None
+
+    wait_until(picked)
 
 
 def drag(one: Locator, first: float, last: float) -> None:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from playwright.sync_api import expect
-from tests.dashboards.browser.pages import Opened, drawn, figure, place, region
+from tests.dashboards.browser.pages import Opened, drawn, figure, pick, region
 
 pytestmark = pytest.mark.slow
 
@@ -27,14 +27,12 @@ def test_from_who_delayed_whom_to_what_it_would_gain(run_url: str, opened: Opene
         page.get_by_label("Picked rank").fill("1")
         page.wait_for_url(re.compile(r"rank=1"))
         # by mouse
-        page.mouse.click(*place(figure(page, WAITS), 0.1, 0.62))  # rank 0 waited for rank 2
-        page.wait_for_url(re.compile(r"rank=2"))
+        pick(figure(page, WAITS), 0.1, 0.62, re.compile(r"rank=2"))  # rank 0 waited for rank 2
 
         page.get_by_role("link", name="What-if").click()
         drawn(page, BARS, "Bars of the step time without each cause")
-        assert "rank=2" in page.url
-        page.mouse.click(*place(figure(page, BARS), 0.1, 0.5))  # the second of three bars: without rank 2
-        page.wait_for_url(re.compile(r"without=rank:2"))
+        expect(page).to_have_url(re.compile(r"rank=2"))
+        pick(figure(page, BARS), 0.1, 0.5, re.compile(r"without=rank:2"))  # the second of three bars: without rank 2
         answer = region(page, "What if it were not slow")
         expect(answer).to_contain_text("Without rank 2 a typical step would be")
         expect(answer).to_contain_text("as recorded with the run")

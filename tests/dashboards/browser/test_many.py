@@ -93,7 +93,7 @@ def test_many_runs_are_searched_sorted_selected_and_compared(
             box_of(page, item).check()
         page.get_by_role("link", name="Compare 2 runs").click()
         expect(page.get_by_text("Not enough data").first).to_be_visible()
-        assert page.url.endswith(f"/compare?runs={','.join(picked)}"), "in the order in which they were marked"
+        expect(page).to_have_url(f"{url}/compare?runs={','.join(picked)}")  # in the order in which they were marked
         page.go_back()
         expect(runs(page)).to_have_count(11)
         expect(ticked(page)).to_have_count(2)
@@ -187,8 +187,8 @@ def test_a_hostile_run_does_nothing_on_a_narrow_screen(site: str, opened: Opened
         page.get_by_role("link", name="Ranks × steps").click()
         ranks_drawn(page)
         assert fits(page)
-        assert page.locator("img[src=x]").count() == 0
-        assert page.locator("a[href*=evil]").count() == 0
+        expect(page.locator("img[src=x]")).to_have_count(0)
+        expect(page.locator("a[href*=evil]")).to_have_count(0)
         assert "\u202e" not in page.content()
 
         _, saved = saved_rows(page, "Save as CSV: All ranks")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from tests.waiting import wait_until
+
 from rankscope.base.errors import InputError
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError
@@ -56,7 +58,6 @@ def test_a_request_after_the_last_has_ended_starts_again() -> None:
     backlog.add([])
     assert backlog.progress.of == 0
     backlog.add("a")
-    while backlog.progress.done < 1:
-        analyses.last.wait(0.01)
+    wait_until(lambda: backlog.progress.done >= 1)
     backlog.add("b")
     assert analyses.last.wait(PATIENCE_S)

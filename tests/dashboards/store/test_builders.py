@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.step_files import steps_file
+from tests.waiting import wait_until
 
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
@@ -25,7 +25,6 @@ from rankscope.dashboards.whatif.data import read_answer
 
 WriteRun = Callable[..., Path]
 UntilReady = Callable[[Callable[[], Any]], Any]
-LIMIT_S = 60.0
 
 
 def summary(run: Path) -> RunSummary:
@@ -121,10 +120,7 @@ def test_processes_beside_make_it_once_and_two_servers_may_share_a_cache(
     assert derived.part("analysis").source.steps == 30
     assert until_ready(lambda: builder.derived(run)).folder == derived.folder
     # Nothing partial is left; a process may run for a moment after its result appears
-    deadline = time.monotonic() + LIMIT_S
-    while list((tmp_path / "cache").glob(".*")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not list((tmp_path / "cache").glob(".*")))
 
 
 @pytest.mark.slow
@@ -159,19 +155,19 @@ def test_a_live_run_is_followed_until_it_ends_and_its_result_is_handed_over(
     write_run(tmp_path / "more", steps=20, finished=False)
     for rank in range(4):
         steps_file(run, rank).write_bytes(steps_file(tmp_path / "more", rank).read_bytes())
-    end = time.monotonic() + LIMIT_S
-    while len(look().part("steps").steps) < 20 or look().part("analysis").source.steps < 20:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: len(look().part("steps").steps) == look().part("analysis").source.steps == 20)
     assert look().version != before
     # When it ends, the follower's folder becomes that of the run; nothing is read again
     write_run(tmp_path / "over", steps=20)
     for info in (tmp_path / "over").rglob("rank.json"):
         (run / info.relative_to(tmp_path / "over")).write_bytes(info.read_bytes())
-    while (settled := look()).stale is not None:
-        assert [job.task for job in builder.jobs._jobs.values()] == ["follow"]
-        assert time.monotonic() < end
-        time.sleep(0.05)
+
+    def handed_over() -> Derived | None:
+        latest = look()
+        assert latest.stale is None or [job.task for job in builder.jobs._jobs.values()] == ["follow"]
+        return latest if latest.stale is None else None
+
+    settled = wait_until(handed_over)
     assert settled.part("analysis").source.steps == 20
     assert settled.folder.parent == derived.folder.parent
     assert not derived.folder.exists()

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 from tests.dashboards.live.dash_client import Caller
 from tests.full_disk import disk_with_room_for
+from tests.waiting import wait_until
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.app import create_app
@@ -36,7 +36,6 @@ from rankscope.dashboards.store.memory import memory_left, used_bytes
 from rankscope.dashboards.store.tasks import State, main
 
 WriteRun = Callable[..., Path]
-LIMIT_S = 180.0
 
 
 @pytest.fixture
@@ -59,43 +58,35 @@ def stopped_job(jobs: Jobs, run: RunSummary) -> Iterator[int]:
 
 
 def pid_of(job: Job) -> int:
-    end = time.monotonic() + LIMIT_S
-    while time.monotonic() < end:
-        if job.folder is not None:  # "None" is in the command lines of others
-            completed = subprocess.run(["pgrep", "-f", str(job.folder)], capture_output=True, text=True, check=False)
-            if completed.returncode == 0:
-                return int(completed.stdout.split()[0])
-        time.sleep(0.02)
-    raise TimeoutError
+    def pids() -> list[str]:
+        return subprocess.run(["pgrep", "-f", str(job.folder)], capture_output=True, text=True, check=False).stdout.split()
+
+    wait_until(lambda: job.folder)  # "None" is in the command lines of others
+    return int(wait_until(pids)[0])
 
 
 def outcome(jobs: Jobs, run: RunSummary) -> Path | str:
     """Ask until the analysis of ``run`` has ended; return its folder, or why it failed."""
-    end = time.monotonic() + LIMIT_S
-    while time.monotonic() < end:
+
+    def ended() -> Path | str | None:
         try:
             return jobs.result("key", "analyse", [run.path], [run])
         except NotReadyError:
-            time.sleep(0.05)
+            return None
         except RankscopeError as error:
             return str(error)
-    raise TimeoutError
+
+    outcome: Path | str = wait_until(ended)
+    return outcome
 
 
-def has_ended(pid: int) -> bool:
-    end = time.monotonic() + LIMIT_S
-    while Path(f"/proc/{pid}").exists():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
+def wait_for_end(pid: int) -> None:
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def left_over(jobs: Jobs) -> list[Path]:
     """Return what failed jobs leave in the store, after a moment for them to end."""
-    end = time.monotonic() + LIMIT_S
-    while list(jobs.store.root.glob(".*")) and time.monotonic() < end:
-        time.sleep(0.05)
+    wait_until(lambda: not list(jobs.store.root.glob(".*")))
     return list(jobs.store.root.iterdir())
 
 
@@ -130,7 +121,7 @@ def test_a_job_that_hangs_can_be_cancelled_on_the_page(
     pid, button = pid_of(job), next(buttons(waiting))
     assert button["job"] == key
     assert call.clicked(button) == "Cancelling …"
-    assert has_ended(pid)
+    wait_for_end(pid)
     assert left_over(builder.jobs) == before
     assert CANCELLED in str(page())
 
@@ -161,7 +152,7 @@ def test_a_job_without_progress_is_ended(tmp_path: Path, run: RunSummary, monkey
     jobs = Jobs(Store(tmp_path / "cache"))
     with stopped_job(jobs, run) as pid:
         assert "no progress" in str(outcome(jobs, run))
-        assert has_ended(pid)
+        wait_for_end(pid)
 
 
 @pytest.mark.slow
@@ -191,14 +182,11 @@ def test_the_jobs_of_a_server_that_is_killed_end_with_it(tmp_path: Path, run: Ru
     server = subprocess.Popen([sys.executable, "-c", script, str(folder), run.path], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     pid = int(server.stdout.readline())
-    end = time.monotonic() + LIMIT_S
-    while not (folder / "analysis.json").exists():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until((folder / "analysis.json").exists, process=server)
     server.kill()
     server.wait()
     server.stdout.close()
-    assert has_ended(pid)
+    wait_for_end(pid)
     assert not folder.exists()
 
 
