@@ -9,12 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
+from tests.waiting import wait_until
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -140,10 +140,7 @@ def test_a_person_sees_the_straggler_in_a_browser_and_ctrl_c_leaves_nothing(
     # and Ctrl-C ends it with status 0 and leaves nothing running
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 0
-    deadline = time.monotonic() + 20
-    while any(alive(pid) for pid in children) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert [pid for pid in children if alive(pid)] == []
+    wait_until(lambda: not any(map(alive, children)), details=lambda: list(filter(alive, children)))
 
 
 @pytest.mark.full
@@ -166,10 +163,7 @@ def test_a_killed_demo_takes_its_servers_along(tmp_path: Path) -> None:
             process.kill()
     assert len(children) >= 5
     # then they end
-    deadline = time.monotonic() + 60
-    while any(alive(pid) for pid in children) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert [pid for pid in children if alive(pid)] == []
+    wait_until(lambda: not any(map(alive, children)), details=lambda: list(filter(alive, children)))
 
 
 @pytest.mark.parametrize("fault", ["gremlins:2", "input:", "input:-1", "none:x", ""])

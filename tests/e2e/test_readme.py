@@ -9,11 +9,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from tests.analysis.flight_dumps import Job, always
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -78,18 +78,19 @@ def test_every_rankscope_command_works_as_written(tmp_path: Path, example_traces
 
 def _serves(words: list[str], folder: Path, env: dict[str, str]) -> None:
     """Check that a server prints its address, and that Ctrl-C ends it. Another test may use the README's port for a while."""
-    deadline = time.monotonic() + 300
-    while True:
+
+    def served() -> bool:
         with subprocess.Popen(words, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             assert process.stdout is not None
-            said = ""
-            while "http://" not in said and (line := process.stdout.readline()):
-                said += line
-            if "http://" in said:
-                process.send_signal(signal.SIGINT)
-                process.communicate(timeout=60)
-                break
-        assert "already in use" in said, said
-        assert time.monotonic() < deadline, said
-        time.sleep(1)
-    assert process.returncode == 0
+            output = ""
+            while "http://" not in output and (line := process.stdout.readline()):
+                output += line
+            if "http://" not in output:
+                assert "already in use" in output, output
+                return False
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+        assert process.returncode == 0
+        return True
+
+    wait_until(served, poll_s=1)
