@@ -7,12 +7,12 @@ import json
 import pickle
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import wait_until
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 JOB = Path(__file__).parents[1] / "profiler" / "jobs" / "hung.py"
@@ -42,9 +42,7 @@ def test_nccl_writes_its_recorder_on_request(cli_process: Cli, tmp_path: Path) -
     run = tmp_path / "run"
     job = launch(run, 1)
     try:
-        deadline = time.monotonic() + 300
-        while not list(run.glob("attempts/000/ranks/00000/steps-*")) and time.monotonic() < deadline and job.poll() is None:
-            time.sleep(0.2)
+        wait_until(lambda: list(run.glob("attempts/000/ranks/00000/steps-*")), timeout=300, process=job)
         done = cli_process("capture", run, "--flight-recorder", "--format", "json", "--wait", "60")
         assert done.returncode == 0, done.stdout + done.stderr
         (dump,) = json.loads(done.stdout)["dumps"]

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import wait_until
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 JOB = Path(__file__).parents[1] / "profiler" / "jobs" / "hung.py"
@@ -32,13 +32,15 @@ def test_a_rank_that_never_comes_is_named_while_the_others_wait(
     environment = {**os.environ, "NCCL_RAS_ADDR": address}
     job = subprocess.Popen([*recorded, *torchrun, "--backend", "nccl"], start_new_session=True, env=environment)
     try:
-        deadline = time.monotonic() + 300
-        report: dict[str, Any] = {"kind": None}
-        while report["kind"] != "hang" and time.monotonic() < deadline and job.poll() is None:
-            time.sleep(1)
-            said = cli_process("hang", run, "--ras", address, "--format", "json").stdout
-            report = json.loads(said) if said else report
-        assert (report["kind"], report["cause"], report["culprits"]) == ("hang", "not_arrived", [1]), report
+        reports: list[dict[str, Any]] = []
+
+        def hanging() -> bool:
+            output = cli_process("hang", run, "--ras", address, "--format", "json").stdout
+            reports.extend([json.loads(output)] if output else [])
+            return bool(reports) and reports[-1]["kind"] == "hang"
+
+        wait_until(hanging, timeout=300, process=job, poll_s=1, details=lambda: reports[-1:])
+        assert (reports[-1]["cause"], reports[-1]["culprits"]) == ("not_arrived", [1]), reports[-1]
     finally:
         os.killpg(job.pid, signal.SIGTERM)
         try:
