@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.profiler.ranks import PreloadedTorch
+from tests.waiting import wait_until
 
 from rankscope.runs.paths import activity_file, rank_file
 from rankscope.runs.reader import RunReader
@@ -49,11 +49,7 @@ def start(torch_ranks: PreloadedTorch, tmp_path: Path) -> Iterator[Start]:
 
 def standing(run: Path, job: subprocess.Popen[str]) -> dict[int, RankActivity]:
     """Wait until all ranks stand still, and return what they do."""
-    deadline = time.monotonic() + 120
-    while not all(activity_file(run, 0, rank).exists() for rank in range(3)):
-        assert job.poll() is None, "the job ended"
-        assert time.monotonic() < deadline, "it does not stand still"
-        time.sleep(0.2)
+    wait_until(lambda: all(activity_file(run, 0, rank).exists() for rank in range(3)), process=job)
     by_key = {rank: RunReader(run).activity(0, rank) for rank in range(3)}
     return {rank: row for rank, row in by_key.items() if row is not None}
 
@@ -106,10 +102,7 @@ def test_a_rank_that_goes_on_or_ends_leaves_no_file(start: Start, tmp_path: Path
     rank = RunReader(run).rank(0, 1)
     assert rank is not None
     os.kill(rank.pid, signal.SIGCONT)
-    deadline = time.monotonic() + 60
-    while any(activity_file(run, 0, number).exists() for number in range(3)):
-        assert time.monotonic() < deadline, "a file stays"
-        time.sleep(0.2)
+    wait_until(lambda: not any(activity_file(run, 0, number).exists() for number in range(3)))
     job.terminate()
     job.wait(60)
     assert not list(rank_file(run, 0, 0).parents[1].rglob("activity.json"))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.waiting import wait_until
 
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.helper.writing.store import RunStore
@@ -159,11 +160,11 @@ def test_two_agents_of_which_one_counts_a_restart_record_into_the_same_attempts(
     counts = [int((tmp_path / f"{name}-1").read_text().split()[1]) for name in "AB"]
     assert counts == [1, 0]
     # And each start is an attempt of both
-    deadline = time.monotonic() + 60
     reader = RunReader(run)
-    while any(info is None or info.end_reason is None for info in [reader.rank(1, 0), reader.rank(1, 1)]):
-        assert time.monotonic() < deadline, (communicates, reader.attempts(), [reader.ranks(item) for item in reader.attempts()])
-        time.sleep(0.1)
+    wait_until(
+        lambda: all(info is not None and info.end_reason is not None for info in [reader.rank(1, 0), reader.rank(1, 1)]),
+        details=lambda: (communicates, {attempt: reader.ranks(attempt) for attempt in reader.attempts()}),
+    )
     assert reader.attempts() == [0, 1]
     assert [reader.ranks(attempt) for attempt in (0, 1)] == [[0, 1], [0, 1]]
     assert all(list(reader.steps(attempt, rank)) for attempt in (0, 1) for rank in (0, 1))

@@ -271,23 +271,22 @@ def test_a_window_that_cannot_be_announced_is_left_out_and_the_request_refused(t
     assert report is not None
     requests = [new_request("capture"), new_request("capture")]
     post(tmp_path / "run", requests[0])
-    deadline = time.monotonic() + 60
-    while (answer := read_answer(tmp_path / "run", requests[0].id)) is None:
-        assert time.monotonic() < deadline
+
+    def answer(request: ControlRequest) -> ControlAnswer | None:
         coordinator.turn(report[0])
-    assert not answer.accepted
-    assert plan_file(attempt).name in (answer.reason or "")
+        return read_answer(tmp_path / "run", request.id)
+
+    refused = wait_until(lambda: answer(requests[0]))
+    assert not refused.accepted
+    assert plan_file(attempt).name in (refused.reason or "")
     assert len([message for message in rank.messages if "announced" in message]) == 1
     # When there is room again
     plan_file(attempt).unlink()
     time.sleep(coordinator._planner.capture_seconds)
     post(tmp_path / "run", requests[1])
-    while (answer := read_answer(tmp_path / "run", requests[1].id)) is None:
-        assert time.monotonic() < deadline
-        coordinator.turn(report[0])
-        time.sleep(0.1)
-    assert answer.accepted
-    assert WindowClient(attempt, rank.messages.append).read()[-1].first == answer.first_step
+    accepted = wait_until(lambda: answer(requests[1]))
+    assert accepted.accepted
+    assert WindowClient(attempt, rank.messages.append).read()[-1].first == accepted.first_step
     rank.end()
 
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -297,10 +296,7 @@ def test_durations_are_dumped_without_stacks_and_of_nccl_alone(tmp_path: Path, t
     reads, writes = os.pipe()
     flight_dump.listen(reads, tmp_path)
     os.write(writes, b"durations\n")
-    deadline = time.monotonic() + 60
-    while not done_file(tmp_path, "durations").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(done_file(tmp_path, "durations").exists)
     os.close(writes)
     assert wanted == [False]
     assert list(dump_files(tmp_path, "durations")) == ["nccl"]
