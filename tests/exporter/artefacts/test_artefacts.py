@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 import pytest
 import yaml
+from tests.waiting import wait_until
 
 from rankscope.exporter.catalogue import BY_NAME
 from rankscope.exporter.commands import exporter as command
@@ -121,8 +122,7 @@ def another_users_process() -> Iterator[subprocess.Popen[bytes]]:
     become = ["setpriv", "--reuid=65533", "--regid=65533", "--clear-groups"]
     process = subprocess.Popen([*become, "sleep", "600"], env={"PATH": "/usr/bin:/bin", "RANK": "3"}, cwd="/")
     try:
-        while Path(f"/proc/{process.pid}/comm").read_text() != "sleep\n":
-            assert process.poll() is None
+        wait_until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n", process=process)
         yield process
     finally:
         process.kill()
