@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.alerts.deliver.test_sender_killed import check_delivered, send_killed
+from tests.alerts.deliver.test_outbox import check_delivered, send_killed
 from tests.waiting import wait_until
 from tests.webhook_receiver import Behaviour, SimulatedClock, WebhookReceiver, about, answer_with, notice, receiving
 
