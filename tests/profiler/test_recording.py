@@ -1,4 +1,4 @@
-"""Real torchrun jobs, recorded from outside through the environment alone."""
+"""Real torchrun jobs, recorded from outside through the environment alone, with the results that they have without."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from rankscope.profiler.launch import LaunchOptions, LaunchResult, launch
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, Phase, StepRecord
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
+
+
 STEPS = 16
 PAUSE_US = 50_000
-
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
 
 
 JOB = Path(__file__).parent / "jobs" / "tiny_ddp.py"
@@ -208,3 +209,23 @@ def test_the_metrics_of_a_vanished_rank_stay_while_its_job_lives_and_go_when_it_
             launcher.terminate()
     # Then no alert fires for its ranks
     assert [entry.name for entry in spool.iterdir()] == ["0-another-0.prom"]
+
+
+DIGESTS_JOB = Path(__file__).parent / "jobs" / "digests.py"
+BATCHES = 80
+
+
+@pytest.mark.parametrize("accumulated", [pytest.param(1, marks=pytest.mark.full), 4])
+def test_recorded_training_computes_the_same_bits(
+    torch_ranks: PreloadedTorch, tmp_path: Path, capfd: pytest.CaptureFixture[str], accumulated: int
+) -> None:
+    command = torch_ranks.command(2, DIGESTS_JOB, str(accumulated))
+    options = LaunchOptions(run_dir=tmp_path / "run", name="digests", window_first=5, exporter_url=None)
+    assert launch(command, options).status == 0
+    recorded = capfd.readouterr()
+    assert "switched itself off" not in recorded.err
+    run = RunReader(tmp_path / "run")
+    assert [len(list(run.steps(0, rank))) for rank in (0, 1)] == [BATCHES // accumulated] * 2
+    unrecorded = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert sorted(recorded.out.splitlines()) == sorted(unrecorded.splitlines())
+    assert len(unrecorded.splitlines()) == 2
