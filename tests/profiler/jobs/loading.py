@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import queue
-import sys
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
