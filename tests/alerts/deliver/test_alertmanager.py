@@ -61,7 +61,7 @@ def test_the_example_configuration_is_sound(require_program: Callable[[str], str
     assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
-def test_every_inhibition_requires_the_labels_it_compares_and_alerts_that_have_them() -> None:
+def test_every_inhibition_compares_labels_that_its_alerts_have() -> None:
     config = yaml.safe_load(EXAMPLE)
     for inhibition in config["inhibit_rules"]:
         for side in ("source_matchers", "target_matchers"):
@@ -156,7 +156,7 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(
 
 
 @pytest.mark.slow
-def test_an_alertmanager_that_was_restarted_learns_what_fires_and_forgets_what_is_not_posted(
+def test_a_restarted_alertmanager_learns_what_fires_and_forgets_the_rest(
     tmp_path: Path, require_program: Callable[[str], str]
 ) -> None:
     program, urls = require_program("prometheus-alertmanager"), [""]

@@ -118,7 +118,7 @@ def test_where_a_beginning_may_have_been_heard_the_end_is_told_too(box: Outbox) 
     assert alerts_of(box) == [("1", "firing"), ("1", "resolved")]
 
 
-def test_an_end_that_comes_while_the_beginning_is_refused_is_dropped_with_it(box: Outbox) -> None:
+def test_an_end_is_dropped_with_its_refused_beginning(box: Outbox) -> None:
     box.put(about(notice(1)))
     claimed = claim(box)
     box.put(about(notice(1, ended=True), notice(2)))

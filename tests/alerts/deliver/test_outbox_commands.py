@@ -153,7 +153,7 @@ def test_no_outbox_is_no_trouble_and_one_that_is_named_must_be_there(cli: Callab
     assert not missing.exists()
 
 
-def test_a_watcher_tells_the_targets_of_its_configuration_and_what_waited_before(
+def test_a_watcher_delivers_to_configured_targets_and_what_waited_before(
     cli: Callable[..., Any], make_run: Any, receiver: WebhookReceiver, config: Path, tmp_path: Path
 ) -> None:
     run = make_run(slow=2)

@@ -228,7 +228,7 @@ def test_a_run_is_found_by_its_name_only_if_it_is_the_only_live_one(tmp_path: Pa
         runs.find(RunName("", "other"))
 
 
-def test_a_folder_of_runs_that_is_away_is_no_reason_to_know_nothing_and_none_to_guess(tmp_path: Path) -> None:
+def test_a_missing_folder_hides_no_other_runs_and_leaves_none_to_guess(tmp_path: Path) -> None:
     two_ranks(tmp_path / "here" / "one", run_id="one")
     away = tmp_path / "away"
     runs = KnownRuns([tmp_path / "here", away])

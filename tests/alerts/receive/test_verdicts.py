@@ -113,9 +113,7 @@ def test_a_verdict_that_is_late_follows_once_under_the_alerts_identity(heard: He
     assert heard.inbox.owed_verdicts() == []
 
 
-def test_nothing_follows_an_alert_that_is_over_nor_without_a_verdict_nor_after_long(
-    heard: Heard, late: dict[str, RunVerdict | None]
-) -> None:
+def test_nothing_follows_ended_or_old_alerts_or_runs_without_a_verdict(heard: Heard, late: dict[str, RunVerdict | None]) -> None:
     for run in ("over", "damaged", "slow", "full"):
         heard.hear(heard.alert(run_id=run))
     late["full"] = RunVerdict(problem="alerts about too many runs arrived at once", late=True)

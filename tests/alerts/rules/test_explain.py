@@ -22,7 +22,7 @@ def one(question: str) -> Any:
     return explain([question]).explained[0]
 
 
-def test_every_policy_is_about_codes_that_are_known_and_an_alert_that_there_is() -> None:
+def test_every_policy_is_about_known_codes_and_an_existing_alert() -> None:
     codes = [(code, policy.severity) for policy in POLICIES for code in policy.codes]
     assert len(codes) == len(set(codes))
     assert {code for code, _ in codes} <= set(XIDS)
@@ -129,7 +129,7 @@ def test_an_alert_is_explained_by_its_settings_and_its_runbook() -> None:
     assert result.runbook in explain_text(explain(["GpuXidOneUnit"])) + "\n"
 
 
-def test_a_code_of_which_several_alerts_may_tell_comes_with_the_runbook_of_each() -> None:
+def test_a_code_of_several_alerts_comes_with_the_runbook_of_each() -> None:
     for code in ("13", "31"):
         result = one(code)
         assert (result.alert, [alert.name for alert in result.also]) == ("GpuXidOneUnit", ["GpuXidManyUnits"])
@@ -139,7 +139,7 @@ def test_a_code_of_which_several_alerts_may_tell_comes_with_the_runbook_of_each(
     assert one("GpuXidManyUnits").xids == [13, 31]
 
 
-def test_everything_can_be_explained_and_a_runbook_that_codes_share_comes_once() -> None:
+def test_everything_can_be_explained_and_a_shared_runbook_comes_once() -> None:
     everything = explain([*map(str, XIDS), *runbooks()])
     text = explain_text(everything)
     for name, page in runbooks().items():

@@ -126,9 +126,7 @@ scrape_configs:
 
 @pytest.mark.slow
 @pytest.mark.full
-def test_prometheus_records_the_slow_rank_reports_the_silent_one_and_nothing_else(
-    ranks: Ranks, prometheus: Callable[[str], Any]
-) -> None:
+def test_prometheus_records_the_slow_rank_and_reports_only_the_silent_one(ranks: Ranks, prometheus: Callable[[str], Any]) -> None:
     def firing(name: str) -> Any:
         alerts = [alert for alert in (prometheus("alerts") or {"alerts": []})["alerts"] if alert["state"] == "firing"]
         return alerts if name in {alert["labels"]["alertname"] for alert in alerts} else []
@@ -208,7 +206,7 @@ def ask(tmp_path: Path, ports: tuple[int, int, int], require_program: Callable[[
 
 
 @pytest.mark.slow
-def test_a_watcher_whose_run_is_over_is_not_missed_and_one_that_was_killed_is(
+def test_a_killed_watcher_is_missed_and_one_whose_run_ended_is_not(
     make_run: Callable[..., Any],
     tmp_path: Path,
     ports: tuple[int, int, int],

@@ -218,9 +218,7 @@ def test_less_in_each_step_is_a_loss_of_throughput() -> None:
     assert names(slower) == ["TrainingStepRegression"]
 
 
-def test_a_run_that_became_slower_is_told_though_too_little_is_known_to_judge_its_ranks(
-    make_run: Any, make_analysis: Any
-) -> None:
+def test_a_slower_run_is_reported_even_if_its_ranks_cannot_be_judged(make_run: Any, make_analysis: Any) -> None:
     run = make_run(slow=None)
     world = World(run.path, receiver=RecordingWebhook())
     world.steps = past_of(noisy((0.1, 300), (0.125, 100)))

@@ -257,7 +257,7 @@ def test_a_rank_that_died_before_the_watcher_started_is_reported(world: Callable
     assert watched.firing() == ["TrainingRankLost 2"]
 
 
-def test_in_a_folder_a_rank_that_died_before_anybody_watched_is_news_only_if_others_go_on(
+def test_a_rank_that_died_before_the_watch_is_news_only_if_others_go_on(
     world: Callable[..., tuple[Any, World]],
 ) -> None:
     run, watched = world("..")
@@ -382,7 +382,7 @@ def test_a_stall_that_ends_while_dumps_are_waited_for_is_not_reported(world: Cal
     assert watched.watcher.ledger.entries == []
 
 
-def test_without_an_answer_the_alert_comes_all_the_same_and_its_text_changes_when_there_is_one(
+def test_an_alert_does_not_wait_for_an_answer_that_changes_its_text_later(
     world: Callable[..., tuple[Any, World]], tmp_path: Path
 ) -> None:
     run, watched = world(ask_for_dumps=True)

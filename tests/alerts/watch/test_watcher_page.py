@@ -20,7 +20,7 @@ FINISHED = "\nrankscope_watcher_finished 1\n"
 SEEN = Evaluation(runs=3, firing=1, problems=0, undelivered=2)
 
 
-def test_the_last_evaluation_is_served_and_one_that_is_long_ago_is_no_health() -> None:
+def test_the_last_evaluation_is_served_and_an_old_one_is_unhealthy() -> None:
     now_s = [100.0]
     page = WatcherPage(clock=lambda: 1_700_000_000.0 + now_s[0], elapsed=lambda: now_s[0])
     port = page.serve("127.0.0.1", 0)
