@@ -176,7 +176,7 @@ def test_nobody_is_nobody_among_the_traces_at_hand(tmp_path: Path) -> None:
     assert "No rank makes the others wait beyond chance among the 3 of 4 ranks with traces" in analysis.verdict.summary
 
 
-def test_two_ranks_whose_few_collectives_cannot_exclude_chance_are_not_called_balanced(tmp_path: Path) -> None:
+def test_too_few_collectives_to_exclude_chance_are_not_called_balanced(tmp_path: Path) -> None:
     # given rank 1 late in six steps of seven, and rank 0 in the other
     for rank in range(2):
         trace(tmp_path / f"rank-{rank}.json", late=(3).__eq__ if rank == 0 else (3).__ne__, steps=7)

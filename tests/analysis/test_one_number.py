@@ -98,7 +98,7 @@ SLOW_UNITS: dict[str, tuple[Callable[[int, int], dict[str, Any] | None], str | N
 @pytest.mark.parametrize("noise", [0.01, 0.05, 0.2])
 @pytest.mark.parametrize("ranks", [8, 17])
 @pytest.mark.parametrize("unit", SLOW_UNITS)
-def test_a_slow_rank_or_host_saves_as_much_in_the_verdict_as_in_the_what_if(
+def test_a_slow_rank_or_host_saves_the_same_in_verdict_and_what_if(
     synthetic: Synthetic, unit: str, ranks: int, noise: float
 ) -> None:
     plan, host = SLOW_UNITS[unit]
@@ -122,7 +122,7 @@ def test_a_slow_rank_or_host_saves_as_much_in_the_verdict_as_in_the_what_if(
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", ["host", "device"])
 @pytest.mark.parametrize("late", [1, 3])
-def test_a_slow_rank_of_traces_saves_as_much_in_the_verdict_as_in_the_what_if(tmp_path: Path, fault: Fault, late: int) -> None:
+def test_a_slow_rank_of_traces_saves_the_same_in_verdict_and_what_if(tmp_path: Path, fault: Fault, late: int) -> None:
     traces = write_job(tmp_path, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", fault=fault, late=late)
     finding = analyze([traces]).findings[0]
     (saved_us,) = (item.value for item in finding.evidence if item.name == "saved")

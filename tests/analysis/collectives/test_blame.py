@@ -223,7 +223,7 @@ def both_late(steps: int, ranks: int, late: set[int], *, hidden: bool = False) -
 
 
 @pytest.mark.parametrize(("ranks", "late"), [(4, [1, 2]), (6, [1, 4])])
-def test_two_that_are_late_together_are_both_named_though_healing_one_saves_nothing(ranks: int, late: list[int]) -> None:
+def test_two_late_ranks_are_both_named_though_healing_one_saves_nothing(ranks: int, late: list[int]) -> None:
     slow = find_late(both_late(12, ranks, set(late)), window_us=3000)
     assert slow is not None
     assert (sorted(slow.ranks), slow.pattern) == (late, "fixed")
@@ -301,7 +301,7 @@ def savings(*arrivals_ms: list[float], steps: list[int] | None = None, computes_
     return Savings(blame, blame.ranks, blame.steps)
 
 
-def test_pauses_of_others_at_another_collective_do_not_hide_what_a_rank_costs() -> None:
+def test_pauses_at_another_collective_do_not_hide_what_a_rank_costs() -> None:
     """The whole step of rank 1 is as long as that of rank 0, and both delay the others."""
     result = savings([0, 9, 1, 0], [9, 0, 0, 1])
     assert result.together([0])[0] / 1000 == pytest.approx(8)

@@ -100,7 +100,7 @@ def test_where_the_name_does_not_tell_nothing_is_guessed(gpu: str) -> None:
     assert "no entry for" in result.unknown
 
 
-def test_every_pattern_leads_to_a_link_inside_a_host_and_every_link_has_a_source() -> None:
+def test_every_pattern_has_a_link_inside_a_host_and_every_link_a_source() -> None:
     scopes = {link.name: link.scope for link in LINKS}
     assert len(scopes) == len(LINKS)
     assert {scopes[link] for _, link in GPU_LINKS} == {"host"}
@@ -176,7 +176,7 @@ def test_between_hosts_nothing_is_expected_until_the_network_is_named() -> None:
     assert (result.bus_gb_s, result.unknown) == (None, "it crosses hosts, over a network that --link does not name")
 
 
-def test_between_hosts_the_ports_of_a_host_add_up_for_those_of_its_ranks_that_take_part() -> None:
+def test_the_ports_of_a_host_add_up_for_its_ranks_that_take_part() -> None:
     where = fabric(2, 8, "ib-ndr:8", gpu="NVIDIA H100 80GB HBM3")
     assert gb_s("all_reduce", list(range(16)), where) == 400
     assert gb_s("all_reduce", [0, 8], where) == 50
@@ -187,7 +187,7 @@ def test_between_hosts_the_ports_of_a_host_add_up_for_those_of_its_ranks_that_ta
     assert gb_s("all_reduce", [0, 8], fabric(2, 8, "eth-100:1")) == 12.5
 
 
-def test_between_hosts_all_to_all_has_the_part_of_each_rank_and_a_send_one_port() -> None:
+def test_between_hosts_all_to_all_has_each_ranks_part_and_a_send_one_port() -> None:
     where = fabric(2, 8, "ib-ndr:8")
     # 15 parts leave each rank, 8 of them the host, at 50 GB/s.
     assert gb_s("all_to_all", list(range(16)), where) == pytest.approx(50 * 15 / 8)

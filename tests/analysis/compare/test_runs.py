@@ -169,7 +169,7 @@ def test_a_real_change_that_is_tiny_is_the_same() -> None:
     assert limit.outcome == "worse"
 
 
-def test_noise_that_hides_a_change_is_undecided_and_says_what_would_have_been_seen() -> None:
+def test_noise_that_hides_a_change_is_undecided_with_the_detectable_change() -> None:
     result = pair(MadeUp(seed=1, common=0.2), MadeUp(seed=2, common=0.2, phases=slowed("forward", 2_000)))
     step = quantity(result, "wall_us")
     assert result.outcome == "undecided"
@@ -431,7 +431,7 @@ def test_a_rank_without_records_is_said_and_the_rest_is_compared(synthetic: Synt
     assert result.sides[1].samples_per_step == pytest.approx(32)
 
 
-def test_simulated_readings_are_labelled_and_no_number_is_other_than_finite(synthetic: Synthetic) -> None:
+def test_simulated_readings_are_labelled_and_all_numbers_are_finite(synthetic: Synthetic) -> None:
     a, b = synthetic("a", seed=1).write(), synthetic("b", seed=2, simulated=True).write()
     result = compare([a, b])
     assert [side.simulated for side in result.sides] == [False, True]
@@ -449,9 +449,7 @@ def test_rank_infos_that_are_missing_are_no_obstacle(synthetic: Synthetic) -> No
 
 
 @pytest.mark.parametrize(("every", "basis"), [(8, "own"), (0, "wall")])
-def test_own_times_of_some_steps_stand_for_all_where_they_are_spread_over_them(
-    synthetic: Synthetic, every: int, basis: str
-) -> None:
+def test_own_times_of_spread_steps_stand_for_all_steps(synthetic: Synthetic, every: int, basis: str) -> None:
     def known(_rank: int, step: int) -> dict[str, Any]:
         has = step % every == 0 if every else step < 20
         return {} if has else {"blocked_us": None}

@@ -25,7 +25,7 @@ def scale(runs: Sequence[MadeUp], gpu_hour: Cost | None = None) -> Scaling:
     return scaling([usable(run.recording(), chr(ord("A") + number)) for number, run in enumerate(runs)], gpu_hour=gpu_hour)
 
 
-def test_efficiency_is_throughput_over_linear_and_losses_say_where_the_rest_went() -> None:
+def test_efficiency_is_throughput_over_linear_and_losses_explain_the_rest() -> None:
     # given 2, 4 and 8 ranks of the same 100 ms of own work, and more communication the more they are
     runs = [MadeUp(ranks=ranks, seed=ranks, transfer_us=us, **CALM) for ranks, us in ((4, 10_000), (2, 5_000), (8, 45_000))]
     result = scale(runs)

@@ -107,7 +107,7 @@ def test_the_order_of_the_ranks_does_not_matter(own: list[list[float]], order: A
 
 
 @given(own=own_times, more=st.floats(1, 1e6))
-def test_what_the_last_rank_takes_longer_is_waiting_for_it_and_nothing_else(own: list[list[float]], more: float) -> None:
+def test_the_excess_of_the_last_rank_is_waiting_for_it_and_nothing_else(own: list[list[float]], more: float) -> None:
     last = np.array(own).argmax(axis=0).tolist()
     slower = [[us + (more if last[step] == rank else 0.0) for step, us in enumerate(times)] for rank, times in enumerate(own)]
     before, after = of_steps(table(own)), of_steps(table(slower))
@@ -308,7 +308,7 @@ def test_a_device_that_was_hardly_idle_leaves_the_rest_unexplained() -> None:
     assert parts["unexplained"] == pytest.approx(90 - 10 - 24 - 40 - 5)
 
 
-def test_windows_without_matched_collectives_say_that_waiting_is_in_communication() -> None:
+def test_windows_without_matched_collectives_have_waits_in_communication() -> None:
     costs = costs_of_windows(
         {0: Reduction(breakdowns=[breakdown(1, compute=40.0, exposed=10.0, copies=0.0, idle=50.0)])},
         None,

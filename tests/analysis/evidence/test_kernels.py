@@ -109,7 +109,7 @@ def test_a_slow_device_has_no_more_work() -> None:
     assert more({name: (blocks, us * 1.5) for name, (blocks, us) in USUAL_BLOCKS.items()}) == 0.0
 
 
-def test_kernels_with_one_grid_for_any_work_have_as_much_more_as_the_others() -> None:
+def test_kernels_with_one_grid_for_any_work_have_as_much_more_as_others() -> None:
     longer = {name: (blocks, us * 1.5) for name, (blocks, us) in USUAL_BLOCKS.items()}
     assert more(longer | {"elementwise": (6144, 150.0)}) == pytest.approx(0.5)
 

@@ -25,7 +25,7 @@ matrices = st.tuples(st.integers(2, 7), st.integers(0, 600)).flatmap(
 
 
 @given(matrices)
-def test_places_are_those_of_a_sort_and_the_last_is_the_first_of_the_largest(values: NDArray[np.float32]) -> None:
+def test_places_are_those_of_a_sort_and_the_last_is_the_first_maximum(values: NDArray[np.float32]) -> None:
     places = [0, len(values) // 2, len(values) - 1]
     assert np.array_equal(ordered(values, places), np.sort(values, axis=0)[places])
     assert np.array_equal(last_ranks(values), values.argmax(axis=0))

@@ -147,7 +147,7 @@ def test_the_last_steps_are_judged_and_the_others_are_counted(run: Any) -> None:
         assert evidence.earlier.wall_us[rank] == pytest.approx(before.of_rank("wall_us", row).sum(), rel=0.01)
 
 
-def test_the_last_steps_are_those_of_the_job_not_of_a_rank_that_ended_early(synthetic: Callable[..., Any]) -> None:
+def test_the_last_steps_are_those_of_the_job_not_of_a_rank_that_ended(synthetic: Callable[..., Any]) -> None:
     job = synthetic(ranks=RANKS, steps=STEPS).write()
     keep_rows(steps_file(job, 2), STEPS // 2)
     evidence = read_evidence(job, most_records=RANKS * LAST)

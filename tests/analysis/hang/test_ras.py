@@ -50,7 +50,7 @@ def test_of_ranks_at_different_counts_the_furthest_behind_are_named() -> None:
     assert (ranks(result), [suspect.row.rank for suspect in result.suspects]) == ([1, 3], [1, 3])
 
 
-def test_a_job_that_goes_on_does_not_hang_although_a_rank_is_behind_at_every_moment() -> None:
+def test_a_job_that_goes_on_does_not_hang_although_a_rank_is_always_behind() -> None:
     result = judge(seen(Comm({**EQUAL, 2: 43, 3: 41})), seen(Comm({**EQUAL, 2: 41})))
     assert (result.kind, result.named, result.moved) == ("no_hang", [], True)
 
@@ -89,7 +89,7 @@ def test_a_process_that_is_missed_while_the_others_go_on_is_no_hang_yet() -> Non
     assert (result.kind, result.named, [suspect.row.rank for suspect in result.suspects]) == ("insufficient_data", [], [7])
 
 
-def test_a_rank_that_is_behind_because_it_waits_in_another_communicator_is_not_named() -> None:
+def test_a_rank_that_waits_in_another_communicator_is_not_named() -> None:
     # Rank 6 sleeps; 4, 5, 7 wait for it in their tensor-parallel group and so are missed in the one of all ranks.
     everyone = Comm({0: 9, 1: 9, 2: 9, 3: 9, 4: 8, 5: 8, 6: 8, 7: 8})
     tensor = [Comm({0: 30, 1: 30, 2: 30, 3: 30}, TP0, name=1), Comm({0: 30, 1: 30, 2: 29, 3: 30}, TP1, name=2)]
@@ -98,7 +98,7 @@ def test_a_rank_that_is_behind_because_it_waits_in_another_communicator_is_not_n
     assert result.named[0].communicator.size == 8, "the most ranks wait there"
 
 
-def test_ranks_that_wait_for_each_other_in_two_communicators_are_a_deadlock() -> None:
+def test_ranks_that_wait_for_each_other_in_two_communicators_deadlock() -> None:
     result = standing(Comm({0: 5, 1: 4}, name=1), Comm({0: 7, 1: 8}, name=2))
     assert (result.kind, result.cause, set(ranks(result))) == ("hang", "deadlock", {0, 1})
 
@@ -118,13 +118,13 @@ def test_an_error_is_named_where_it_happened_and_not_on_its_victims() -> None:
     assert (victims.kind, victims.cause, victims.named) == ("hang", "nccl_error", [])
 
 
-def test_a_rank_that_left_a_communicator_of_the_others_is_named_and_a_teardown_is_not() -> None:
+def test_a_rank_that_left_a_shared_communicator_is_named_a_teardown_is_not() -> None:
     assert ranks(standing(Comm({0: 4, 1: 4, 2: 4}, left=[3]))) == [3]
     leaving = {rank: {"finalize_called": True} for rank in range(3)}
     assert standing(Comm({0: 4, 1: 4, 2: 4}, left=[3], status=leaving)).kind == "insufficient_data"
 
 
-def test_ranks_are_global_through_the_communicator_of_all_ranks_or_the_processes_of_the_run() -> None:
+def test_global_ranks_come_from_the_full_communicator_or_from_process_ids() -> None:
     late = Comm({0: 30, 1: 30, 2: 29, 3: 30}, TP1, name=2)
     assert ranks(standing(Comm(EQUAL), late)) == [6]
     # Without that communicator the global rank is known by the run only
@@ -227,7 +227,7 @@ def test_text_names_errors_and_ranks_that_left() -> None:
         assert (result.cause, ranks(result), result.suspects[0].row.why) == ("not_arrived", [6], "left")
 
 
-def test_an_answer_that_was_cut_off_anywhere_is_an_error_and_never_a_verdict() -> None:
+def test_an_answer_that_is_cut_off_anywhere_is_an_error_not_a_verdict() -> None:
     warnings = lines(
         "#0-0 (cf264af53edbe986) MISMATCH",
         "  Communicator ranks have different AllReduce operation counts",
@@ -279,7 +279,7 @@ def test_hostile_text_takes_bounded_time_and_memory() -> None:
     assert snapshot.communicators == []
 
 
-def test_text_that_does_not_list_the_ranks_of_two_halves_says_so_and_names_none() -> None:
+def test_text_that_lists_no_ranks_of_two_halves_says_so_and_names_none() -> None:
     def halves(less: int) -> Snapshot:
         warnings = lines(
             "#0-0 (cf264af53edbe986) MISMATCH",

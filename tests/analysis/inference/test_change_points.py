@@ -19,7 +19,7 @@ def noisy(levels: list[tuple[float, int]], *, seed: int = 0, scatter: float = 0.
     return series * (1 + scatter * rng.standard_t(4, size=len(series)))
 
 
-def test_a_step_time_that_rises_for_good_is_found_at_its_step_with_both_levels() -> None:
+def test_a_lasting_rise_is_found_at_its_step_with_both_levels() -> None:
     # Given a series whose level rises by a third at step 40 of 100
     series = noisy([(30_000.0, 40), (40_000.0, 60)])
     # When it is searched
@@ -66,7 +66,7 @@ def test_too_few_unknown_or_equal_values_do_not_change(series: list[float]) -> N
     assert change_points(np.array(series)) == []
 
 
-def test_what_is_not_known_is_left_out_and_places_stay_those_of_the_whole_series() -> None:
+def test_unknown_values_are_left_out_and_places_stay_those_of_the_series() -> None:
     series = noisy([(30.0, 60), (45.0, 60)])
     series[10:20] = np.nan
     (result,) = change_points(series)
@@ -78,7 +78,7 @@ def test_what_is_not_known_is_left_out_and_places_stay_those_of_the_whole_series
     seed=st.integers(0, 100),
     factor=st.sampled_from([0.25, 8.0, 1024.0]),
 )
-def test_changes_ascend_are_worth_a_word_hang_together_and_do_not_depend_on_the_unit(
+def test_changes_ascend_matter_are_contiguous_and_independent_of_the_unit(
     levels: list[tuple[float, int]], seed: int, factor: float
 ) -> None:
     series = noisy(levels, seed=seed)

@@ -66,7 +66,7 @@ def test_an_intermittent_cause_is_looked_for_in_the_slow_steps() -> None:
     assert cause_of(signals).cause == "compute"
 
 
-def test_a_rank_that_is_late_at_some_collectives_of_each_step_is_late_always() -> None:
+def test_a_rank_late_at_some_collectives_of_each_step_is_always_late() -> None:
     """It is last at four of ten, and what follows is noise."""
     ranks, steps, each = 4, 2, 10
     rng = np.random.default_rng(0)
@@ -134,7 +134,7 @@ def test_few_steps_name_a_rank_of_many_only_where_they_agree(lateness: list[floa
         assert sure(straggler.slow, steps) == pytest.approx(confidence, abs=0.001)
 
 
-def test_ranks_of_one_host_that_are_slow_one_after_the_other_are_one_straggler_in_profiled_steps() -> None:
+def test_ranks_of_a_host_slow_in_turn_are_one_straggler_in_windows() -> None:
     """No single rank is slow often enough, but the longest of the host is at each step."""
     ranks, steps = 16, 48
     own = 1000.0 + np.random.default_rng(1).exponential(4.0, (ranks, steps))

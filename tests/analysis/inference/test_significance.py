@@ -56,7 +56,7 @@ def test_equal_ranks_are_rarely_significant() -> None:
     assert rejected <= 4  # one in a hundred is expected
 
 
-def test_two_of_four_ahead_in_all_blocks_are_not_chance_though_each_alone_may_be() -> None:
+def test_two_of_four_ahead_in_all_blocks_are_no_chance_though_each_may_be() -> None:
     scores = np.zeros((BLOCKS, 4))
     scores[:, :2] = 1
     assert gap_p_value(scores, BLOCKS) <= LIMIT / 2

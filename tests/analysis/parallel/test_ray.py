@@ -69,7 +69,7 @@ def test_so_is_that_of_a_run(cluster: Cluster, cli_process: Cli, synthetic: Any)
     assert "1 damaged line skipped" in ray.stdout
 
 
-def test_a_connected_program_uses_all_nodes_keeps_order_and_stays_connected(cluster: Cluster) -> None:
+def test_a_connected_program_uses_all_nodes_in_order_and_stays_connected(cluster: Cluster) -> None:
     # given a program that is connected to a cluster, and builtins to run on its nodes, which are pickled by name
     code = """
 import ray

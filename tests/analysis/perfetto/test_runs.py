@@ -187,7 +187,7 @@ def test_phases_fill_the_step_and_blocked_time_ends_its_phase(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("on_cpu", [False, True])
-def test_collectives_that_ended_together_do_so_again_whatever_the_clocks_said(tmp_path: Path, on_cpu: bool) -> None:
+def test_collectives_that_ended_together_end_together_for_any_clocks(tmp_path: Path, on_cpu: bool) -> None:
     # given two hosts a quarter of a second apart
     model, result = exported(make_run(tmp_path / "run", on_cpu=on_cpu))
     # then every collective ends at one moment
@@ -202,7 +202,7 @@ def test_collectives_that_ended_together_do_so_again_whatever_the_clocks_said(tm
     assert result.clock.residual_us == pytest.approx(0, abs=0.01)
 
 
-def test_ranks_of_one_kernel_are_on_one_clock_whatever_their_hosts_are_called(tmp_path: Path) -> None:
+def test_ranks_of_one_kernel_share_a_clock_whatever_their_hosts_are_called(tmp_path: Path) -> None:
     # given containers of one kernel with host names of their own, which see a collective end 2 ms apart
     run = make_run(tmp_path / "run", skew_ns={"a": 0, "b": 2_000_000})
     model, result = exported(run)

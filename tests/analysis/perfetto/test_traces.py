@@ -123,7 +123,7 @@ def test_kernels_that_overlap_on_a_stream_go_to_a_second_track(tmp_path: Path) -
     assert (where["outer"], where["inner"]) == (("thread 11 of 10", 0), ("thread 11 of 10", 1))
 
 
-def test_notes_of_a_stream_are_beside_its_kernels_and_arrows_end_at_kernels(tmp_path: Path) -> None:
+def test_notes_of_a_stream_are_beside_its_kernels_where_arrows_end(tmp_path: Path) -> None:
     events = [
         kernel("gemm", 100.5, 50),
         {**kernel("forward", 100.5, 300), "cat": "gpu_user_annotation"},

@@ -54,7 +54,7 @@ def write(folder: Path, events: list[dict[str, Any]], **options: Any) -> Any:
     return analyze([folder], **options)
 
 
-def test_a_pattern_makes_kernels_communication_and_metadata_outweighs_names(tmp_path: Path) -> None:
+def test_a_pattern_makes_communication_kernels_and_metadata_beats_names(tmp_path: Path) -> None:
     events = [
         kernel("sgemm", 0, 100, 7),
         kernel("homegrown_ring_step", 50, 100, 9),
@@ -107,7 +107,7 @@ def test_a_pattern_that_cannot_be_meant_is_a_usage_error(cli: Cli, example_trace
     assert "Traceback" not in completed.stderr
 
 
-def test_classes_recompute_and_reasons_of_idle_time_of_recorded_windows_are_summed(
+def test_classes_recompute_and_idle_reasons_of_recorded_windows_are_summed(
     synthetic: Callable[..., Any], add_windows: Callable[..., None]
 ) -> None:
     # given two profiled steps of rank 0, one of rank 1 from an older recorder without kernel classes

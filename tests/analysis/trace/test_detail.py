@@ -152,7 +152,7 @@ def test_reasons_for_idle_add_up_to_the_idle_time(tmp_path_factory: pytest.TempP
 
 
 @given(WORK)
-def test_what_an_idle_device_waited_for_agrees_with_asking_at_every_microsecond(
+def test_reasons_of_idle_time_agree_with_asking_at_every_microsecond(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Row]
 ) -> None:
     work = []
@@ -182,7 +182,7 @@ def test_what_an_idle_device_waited_for_agrees_with_asking_at_every_microsecond(
     assert idle(result) == (counts["queued"], counts["launching"], counts["starved"], counts["unknown"])
 
 
-def test_a_call_that_returns_after_its_kernel_has_begun_launches_nothing_more(tmp_path: Path) -> None:
+def test_a_call_that_returns_after_its_kernel_began_launches_nothing_more(tmp_path: Path) -> None:
     events = [launch(1, 0, 60), kernel("a", 10, 10, 7, 1), launch(2, 70), kernel("b", 100, 10, 7, 2)]
     assert idle(detail(tmp_path, events)) == (29, 1, 50, 0)
 
@@ -209,7 +209,7 @@ def test_queue_delay_counts_each_call_once_and_a_graph_by_its_launch(tmp_path: P
     assert (compute.kind, compute.events, compute.median_us, compute.longest_us) == ("compute", 3, 4, 10)
 
 
-def test_a_graph_is_seen_without_its_launch_by_its_node_or_a_shared_correlation(tmp_path: Path) -> None:
+def test_a_graph_without_its_launch_is_seen_by_node_or_shared_correlation(tmp_path: Path) -> None:
     events = [
         launch(1, 0),
         kernel(GEMM, 2, 1, correlation=1, graph_node_id=0),
@@ -228,7 +228,7 @@ def test_device_activities_alone_tell_nothing_of_launches_or_recompute(tmp_path:
     assert (result.launch, result.recompute, result.contention) == (None, None, None)
 
 
-def test_copies_by_direction_with_bytes_and_speed_where_events_or_calls_tell(tmp_path: Path) -> None:
+def test_copies_have_direction_bytes_and_speed_where_events_or_calls_tell(tmp_path: Path) -> None:
     result = detail(
         tmp_path,
         [
@@ -310,7 +310,7 @@ def test_copies_of_a_collective_have_the_metadata_of_its_call(tmp_path: Path) ->
     assert result == ("all_gather_base", "7", 3, 200)
 
 
-def test_copies_beside_a_communication_kernel_of_the_same_collective_are_a_part_of_it(tmp_path: Path) -> None:
+def test_copies_beside_the_kernel_of_their_collective_are_part_of_it(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.json"
     events = _copy_engine("c10d::allgather_", launch(4, 6), kernel(NCCL, 40, 20, 8, 4))
     path.write_text(json.dumps({"traceEvents": events}))
@@ -395,7 +395,7 @@ def _contended(slow: int, *, beside: int = 3, alone: int = 3) -> list[dict[str, 
     return events
 
 
-def test_compute_beside_communication_is_compared_with_the_same_kernels_alone(tmp_path: Path) -> None:
+def test_compute_beside_communication_is_compared_with_kernels_alone(tmp_path: Path) -> None:
     contention = detail(tmp_path, _contended(30)).contention
     assert contention is not None
     assert (contention.slowdown, contention.extra_us, contention.compared, contention.overlapped) == (1.5, 30, 3, 3)

@@ -97,7 +97,7 @@ def test_every_real_trace_adds_up(real: Callable[[str], RankDetail], shared_data
         assert sum(row.busy_us - row.overlapped_us for row in result.streams) <= device.window_us - device.idle_us + 1
 
 
-def test_transferring_and_waiting_add_up_to_the_communication_of_every_rank(shared_data: Path) -> None:
+def test_transfers_and_waits_add_up_to_the_communication_of_every_rank(shared_data: Path) -> None:
     golden = json.loads((shared_data / "traces/golden.json").read_text())
     for row in analyze([shared_data / "traces/dlrm_8ranks_v100"]).ranks:
         truth, parts = golden[f"dlrm_8ranks_v100/rank-{row.rank}.json.gz"], row.communication_parts

@@ -273,7 +273,7 @@ def test_a_last_kernel_that_the_host_waits_for_is_as_long_as_it_says(tmp_path: P
 
 @pytest.mark.parametrize("by_us", [-2, -900, -30_000, -800_000])
 @pytest.mark.parametrize("first", [0, 50, 97])
-def test_kernels_before_their_launches_show_clocks_that_contradict_each_other(tmp_path: Path, by_us: float, first: int) -> None:
+def test_kernels_before_their_launches_show_contradicting_clocks(tmp_path: Path, by_us: float, first: int) -> None:
     events = work(100, every=1000)
     for event in kernels(events)[first:]:
         event["ts"] += by_us
@@ -461,7 +461,7 @@ def test_one_kernel_in_fifty_may_be_missing(tmp_path: Path) -> None:
     assert (quality.without_kernel, quality.damaged_steps, quality.problem) == (4, 0, None)
 
 
-def test_collectives_without_a_number_do_not_count_in_steps_that_lack_kernels(tmp_path: Path) -> None:
+def test_unnumbered_collectives_do_not_count_in_steps_that_lack_kernels(tmp_path: Path) -> None:
     events = steps(1)
     for step in range(4):
         events += pair(90 + 100 * step, START_US + 10_000 * step + 6_000, name=NCCL, stream=20)

@@ -100,7 +100,7 @@ def test_without_figures_nothing_is_advised() -> None:
     assert advise({}) == []
 
 
-def test_the_rows_have_names_of_their_own_and_rest_on_figures_that_there_are() -> None:
+def test_rows_have_unique_names_and_rest_on_existing_figures() -> None:
     assert len({(row.name, row.reason) for row in RECOMMENDED}) == len(RECOMMENDED)
     whole = derived({name: Figure(1.0) for name in BASIC}).keys() | derived({"share.idle": Figure(1.0)}).keys()
     for row in RECOMMENDED:
@@ -174,7 +174,7 @@ def test_the_reason_of_a_slow_host_decides_on_what_is_checked(reason: str, word:
     assert word in next_actions("straggler", WHOLE_HOST, cause="compute", reason=reason)[0]
 
 
-def test_without_a_reason_power_cooling_links_and_nics_of_a_slow_host_are_checked() -> None:
+def test_without_a_reason_power_cooling_links_and_nics_are_checked() -> None:
     output = " ".join(next_actions("straggler", WHOLE_HOST, cause="unknown"))
     assert all(word in output for word in ("power", "cooling", "NICs", "PCIe", "rankscope exporter"))
 

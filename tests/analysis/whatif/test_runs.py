@@ -79,7 +79,7 @@ def test_a_cause_is_that_of_the_verdict_and_has_the_whole_loss(synthetic: Synthe
 
 @pytest.mark.parametrize("at_model", [False, True])
 @pytest.mark.parametrize(("elements", "cause"), [(1.0, "compute"), (1.5, "imbalance")])
-def test_a_busy_processor_is_compute_or_imbalance_by_the_work_that_it_was_given(
+def test_a_busy_processor_is_compute_or_imbalance_by_its_work(
     synthetic: Synthetic, elements: float, cause: str, *, at_model: bool
 ) -> None:
     def given(rank: int, _: int) -> dict[str, Any]:

@@ -129,7 +129,7 @@ def test_a_phase_that_is_unknown_in_these_steps_is_not_in_the_graph() -> None:
     assert graph_of(table_of(own, {"forward": np.ones((2, 4))})).phases == ["forward"]
 
 
-def test_a_meter_that_one_rank_never_read_is_no_evidence_and_one_unknown_step_says_nothing() -> None:
+def test_a_meter_never_read_is_no_evidence_nor_is_one_unknown_step() -> None:
     shape = (3, 700)
     queue, collections = np.ones(shape), np.ones(shape)
     queue[1] = np.nan
