@@ -289,7 +289,7 @@ def test_clients_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     assert [record for record in caplog.records if record.name.startswith(("rankscope", "uvicorn"))] == []
 
 
-def test_pipelined_requests_are_answered_although_the_client_closed_its_side() -> None:
+def test_pipelined_requests_are_answered_after_the_client_closed_its_side() -> None:
     async def main() -> None:
         async with serving() as (_, port):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
