@@ -203,7 +203,7 @@ def test_a_folder_that_cannot_be_read_is_a_page_that_says_so(memory_runs: Any) -
 # Over folders of runs -----------------------------------------------------------------------------------------------------------
 
 
-def test_alerts_of_all_runs_come_from_their_files_alone_those_that_fire_first(
+def test_alerts_of_all_runs_come_from_their_files_with_firing_ones_first(
     tmp_path: Path, write_run: Callable[..., Path], until_ready: Callable[..., Any]
 ) -> None:
     # Given a live run, an ended one, a damaged one, and a Prometheus that is down
@@ -225,7 +225,7 @@ def test_alerts_of_all_runs_come_from_their_files_alone_those_that_fire_first(
     assert "cannot be reached" in result.problems[0]
 
 
-def test_an_alert_that_is_told_again_is_the_same_one_with_what_is_known_by_then(tmp_path: Path, write_run: Any) -> None:
+def test_an_alert_that_is_repeated_is_the_same_one_with_newer_facts(tmp_path: Path, write_run: Any) -> None:
     run = write_run(tmp_path / "run", run_id="a", finished=False)
     finding(run, "firing", AT, run_id="a")
     finding(run, "firing", AT + SECOND, run_id="b")

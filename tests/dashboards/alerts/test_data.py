@@ -74,7 +74,7 @@ def test_what_the_watcher_wrote_is_one_alert_from_beginning_to_end(run: RunSumma
     assert before.source == "watcher"
 
 
-def test_an_alert_of_a_run_that_is_over_and_that_nobody_ended_is_not_said_to_fire(run: RunSummary) -> None:
+def test_an_unended_alert_of_a_finished_run_does_not_count_as_firing(run: RunSummary) -> None:
     finding(run, "firing", 0)
 
     [alert] = found(replace(run, status="finished")).alerts

@@ -109,7 +109,7 @@ def test_many_runs_are_searched_sorted_selected_and_compared(
         expect(page.get_by_text("No alert is known")).to_be_visible()
 
 
-def test_the_list_follows_runs_and_verdicts_as_they_come_without_losing_what_is_selected(
+def test_the_list_follows_new_runs_and_verdicts_and_keeps_the_selection(
     tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[[Path], str]
 ) -> None:
     for name in ("a", "b"):

@@ -46,7 +46,7 @@ def test_a_click_draws_what_depends_on_it_and_a_finished_run_is_not_polled(run_u
         assert not any(name in output for output in outputs for name in ("collective-waits", "overlap-hidden", "answer"))
 
 
-def test_a_live_page_follows_its_run_to_the_end_and_asks_at_once_when_it_is_shown_again(
+def test_a_live_page_follows_its_run_to_the_end_and_asks_when_shown_again(
     tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[[Path], str]
 ) -> None:
     run = write_run(tmp_path / "x", run_id="x", name="x", steps=40, finished=False, windows=False)

@@ -130,7 +130,7 @@ def test_a_page_of_the_site_is_accessible_and_fits_a_narrow_screen(site: str, op
 
 @pytest.mark.full
 @pytest.mark.parametrize("where", SITE)
-def test_a_page_of_the_site_is_accessible_in_the_dark_and_on_a_narrow_screen(site: str, opened: Opened, where: str) -> None:
+def test_a_site_page_is_accessible_in_the_dark_and_on_a_narrow_screen(site: str, opened: Opened, where: str) -> None:
     with opened(f"{site}{where}", color_scheme="light") as page:
         expect(page.get_by_role("heading", level=1)).to_have_text(SITE[where])
         all_drawn(page)
@@ -175,7 +175,7 @@ CHOICES: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize("slug", ["ranks", *(pytest.param(slug, marks=pytest.mark.full) for slug in CHOICES if slug != "ranks")])
-def test_a_choice_is_in_the_address_survives_reloading_and_is_undone_by_going_back(site: str, opened: Opened, slug: str) -> None:
+def test_a_choice_is_in_the_address_survives_reloads_and_is_undone_by_back(site: str, opened: Opened, slug: str) -> None:
     label, choice, query = CHOICES[slug]
     address = site + run_path("run-1", slug)
     with opened(address) as page:

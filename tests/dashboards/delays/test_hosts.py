@@ -148,7 +148,7 @@ def test_the_rank_that_the_verdict_names_stands_for_its_host() -> None:
     assert run.analysis.verdict.hosts == [AT_FAULT]
 
 
-def test_without_a_named_rank_the_longest_own_time_decides_then_the_wait_then_the_number() -> None:
+def test_without_a_named_rank_own_time_then_wait_then_number_decide() -> None:
     analysis = host_analysis()
     nobody = msgspec.structs.replace(analysis, verdict=msgspec.structs.replace(analysis.verdict, rank=None, ranks=[], hosts=[]))
     unknown = msgspec.structs.replace(nobody, ranks=[msgspec.structs.replace(row, own_us=None) for row in nobody.ranks])

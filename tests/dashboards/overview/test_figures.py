@@ -61,7 +61,7 @@ def trend(count: int = 4, **others: Any) -> Trend:
     return replace(whole, **others)
 
 
-def test_parts_of_the_waterfall_begin_where_the_one_before_ends_and_what_is_not_known_has_no_bar() -> None:
+def test_waterfall_parts_follow_each_other_and_unknown_ones_have_no_bar() -> None:
     # Given a step of 100 ms with known compute, communication and input
     costs = Costs(
         step_us=100_000,
@@ -92,7 +92,7 @@ def test_parts_of_the_waterfall_begin_where_the_one_before_ends_and_what_is_not_
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_parts_of_the_waterfall_differ_in_colour_and_all_but_compute_are_hatched(scheme: Scheme) -> None:
+def test_waterfall_parts_differ_in_colour_and_all_but_compute_are_hatched(scheme: Scheme) -> None:
     assert len({getattr(PALETTES[scheme], look.color) for look in LOOKS.values()}) == len(LOOKS)
     hatches = [look.hatch for name, look in LOOKS.items() if name not in {"ideal", "compute"}]
     assert all(hatches)

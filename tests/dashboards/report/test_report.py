@@ -164,7 +164,7 @@ def test_links_lead_within_the_file_or_are_texts(shown: Callable[..., Parsed], p
 # Tables
 
 
-def test_a_table_shows_numbers_as_the_page_does_and_what_is_not_known_as_a_dash(shown: Callable[..., Parsed]) -> None:
+def test_a_table_has_the_numbers_of_the_page_and_dashes_for_unknown_ones(shown: Callable[..., Parsed]) -> None:
     columns = [text_column("name", HOSTILE), number_column("ms", "Time ms", "t", unit_field="unit")]
     rows: list[dict[str, Any]] = [{"name": HOSTILE, "ms": 1234.567, "unit": "USD"}, {"name": None, "ms": None}]
     result = shown(page.Table(name="one", columns=columns, rows=lambda: rows, file_name="one"))

@@ -63,7 +63,7 @@ def test_a_run_that_cannot_be_read_leaves_nothing_in_the_store(tmp_path: Path, w
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_what_was_read_last_stays_when_there_is_too_much_and_lists_read_nothing(tmp_path: Path) -> None:
+def test_the_last_used_entries_stay_in_a_full_cache_and_lists_use_none(tmp_path: Path) -> None:
     store = Store(tmp_path / "cache", max_bytes=250)
     for name in "abcd":
         key = key_of(name)
@@ -138,7 +138,7 @@ def test_why_it_cannot_be_made_is_said_and_not_tried_again_at_once(
 
 
 @pytest.mark.slow
-def test_a_live_run_is_followed_until_it_ends_and_its_result_is_handed_over(
+def test_a_live_run_is_followed_to_its_end_and_its_result_is_handed_over(
     tmp_path: Path, write_run: WriteRun, until_ready: UntilReady
 ) -> None:
     run = write_run(tmp_path / "run", steps=12, finished=False)
@@ -185,7 +185,7 @@ def test_a_run_that_was_moved_is_analysed_where_it_is(tmp_path: Path, write_run:
     assert (before.part("analysis").source.path, after.part("analysis").source.path) == (str(run), str(moved))
 
 
-def test_a_what_if_after_the_analysis_uses_the_step_records_that_it_has_read(tmp_path: Path, write_run: WriteRun) -> None:
+def test_a_what_if_after_the_analysis_uses_the_step_records_it_has_read(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run", steps=40)
     expected = DiskRuns(run).whatif("run-1").result
     source = DiskRuns(run, InlineBuilder(Store(tmp_path / "cache")), look_again_s=math.inf)

@@ -62,7 +62,7 @@ def test_an_error_of_ours_is_a_page_that_says_so_and_a_line_in_the_log(
     assert [record.getMessage() for record in caplog.records] == ["page /run/run-1"]
 
 
-def test_a_live_run_that_cannot_be_followed_any_more_says_as_of_when_it_is_shown_and_why(
+def test_a_live_run_that_is_no_longer_followed_says_its_age_and_why(
     tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a live run with a cached analysis

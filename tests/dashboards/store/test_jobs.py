@@ -341,7 +341,7 @@ class Analyses:
             raise ZeroDivisionError
 
 
-def test_runs_are_analysed_a_few_at_a_time_and_a_damaged_one_stops_no_other() -> None:
+def test_runs_are_analysed_a_few_at_a_time_and_a_damaged_one_stops_none() -> None:
     analyses = Analyses("h")
     backlog = Backlog(analyses, look_every_s=0.01)
     backlog.add(["damaged", "ours", *"abcdefgh"])

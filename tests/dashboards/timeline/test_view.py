@@ -132,7 +132,7 @@ def test_without_a_window_the_page_says_how_to_get_one(tmp_path: Path, write_run
 
 
 @pytest.mark.parametrize(("finished", "may_capture", "asks"), [(True, True, False), (False, True, True), (False, False, False)])
-def test_only_a_run_that_goes_on_can_be_asked_for_a_capture_by_visitors_who_may(
+def test_only_permitted_visitors_can_request_captures_of_a_running_job(
     tmp_path: Path, write_run: WriteRun, *, finished: bool, may_capture: bool, asks: bool
 ) -> None:
     source = DiskRuns(write_run(tmp_path / "run", finished=finished))
@@ -253,7 +253,7 @@ def test_records_of_one_kernel_in_one_step_are_summed() -> None:
 
 
 @pytest.mark.parametrize(("picked", "shown"), [(None, 2), (1, 1)])
-def test_the_picked_rank_else_the_blamed_one_is_compared_with_one_that_is_not_blamed(
+def test_the_picked_or_blamed_rank_is_compared_with_one_that_is_not_blamed(
     analysis: Analysis, picked: int | None, shown: int
 ) -> None:
     rank, healthy = compared_ranks(analysis, picked)
