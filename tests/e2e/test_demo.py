@@ -41,7 +41,7 @@ def test_each_fault_is_found_shown_and_alerted_and_nothing_is_made_up(cli_proces
         assert (result["verdict"]["kind"], result["verdict"]["rank"]) == ("straggler", int(rank))
 
 
-def test_the_demo_refuses_a_fault_that_does_not_exist_and_a_folder_that_does(cli_process: Cli, tmp_path: Path) -> None:
+def test_the_demo_refuses_an_unknown_fault_and_an_existing_folder(cli_process: Cli, tmp_path: Path) -> None:
     wrong = cli_process("demo", "--once", "--fault", "gremlins:2")
     assert wrong.returncode == 2
     assert "input:R" in wrong.stderr
@@ -111,7 +111,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.full
-def test_a_person_sees_the_straggler_in_a_browser_and_ctrl_c_leaves_nothing(
+def test_a_user_sees_the_straggler_in_a_browser_and_ctrl_c_leaves_nothing(
     browser: Browser, live_demo: tuple[subprocess.Popen[str], dict[str, str]]
 ) -> None:
     process, urls = live_demo
