@@ -10,7 +10,7 @@ from rankscope.exporter.loop import CollectorLoop
 
 
 @pytest.mark.slow
-def test_a_slow_collector_that_answers_stays_fresh_and_one_that_hangs_does_not() -> None:
+def test_a_slow_collector_stays_fresh_and_one_that_hangs_does_not() -> None:
     # given a collector whose passes take many intervals, and a third pass that never ends
     passes = threading.Semaphore(0)
     entered = threading.Semaphore(0)

@@ -96,7 +96,7 @@ def test_the_units_command_line_and_variables_are_the_exporters() -> None:
     assert set(re.findall(r"RANKSCOPE_EXPORTER_\w+", UNIT.read_text())) <= known_variables()
 
 
-def test_nothing_in_the_unit_takes_away_what_nvml_and_the_view_of_the_node_need() -> None:
+def test_the_unit_keeps_what_nvml_and_the_view_of_the_node_need() -> None:
     service = _Unit(UNIT)["Service"]
 
     for breaks in ("PrivateDevices", "ProtectProc", "ProcSubset", "ProtectKernelLogs", "PrivateUsers", "MemoryDenyWriteExecute"):
@@ -139,7 +139,7 @@ def as_the_unit_does(*command_line: str, capabilities: str) -> subprocess.Comple
 
 
 @NEEDS_ROOT
-def test_the_units_rights_are_enough_for_other_users_environment_and_none_of_them_is_too_many(
+def test_the_units_rights_suffice_to_read_environments_and_are_minimal(
     another_users_process: subprocess.Popen[bytes],
 ) -> None:
     rights = _Unit(UNIT)["Service"]["AmbientCapabilities"]

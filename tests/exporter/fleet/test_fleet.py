@@ -19,7 +19,7 @@ from tests.exporter.fleet.hosted_fleet import ONE, ZERO, FleetHost, until_gone
 pytestmark = pytest.mark.slow  # each starts real processes
 
 
-def test_every_gpu_has_a_process_of_its_own_that_holds_nothing_of_the_daemon(
+def test_every_gpu_has_its_own_process_that_holds_nothing_of_the_daemon(
     start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver
 ) -> None:
     fleet = start_fleet(expected_gpus=8)
@@ -117,7 +117,7 @@ def _restarted(before: int) -> Callable[[Any], bool]:
     return lambda state: state["gpus"][1]["up"] and state["gpus"][1]["restarts"] > before
 
 
-def test_signals_meant_for_the_daemon_end_no_other_process_and_the_nurserys_death_ends_all(
+def test_signals_to_the_daemon_end_no_worker_and_the_nurserys_death_all(
     start_fleet: Callable[..., FleetHost],
 ) -> None:
     fleet = start_fleet()

@@ -87,7 +87,7 @@ def test_a_driver_that_is_slow_but_answers_stays_fresh(start_fleet: Callable[...
 
 
 @pytest.mark.parametrize("milliseconds", [300, pytest.param(600, marks=pytest.mark.full)])
-def test_looks_between_passes_that_outlast_their_time_leave_room_for_passes(
+def test_looks_longer_than_their_time_leave_room_for_passes(
     start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver, milliseconds: int
 ) -> None:
     fake_nvml.slow("nvmlGpmSampleGet", milliseconds, gpu=1)

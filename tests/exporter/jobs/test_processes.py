@@ -196,9 +196,7 @@ def test_calls_that_do_not_come_back_are_few() -> None:
         Deadline(30).ask(lambda: 1 // 0)
 
 
-def test_a_process_without_a_thread_for_its_environment_is_known_by_its_other_files(
-    proc: Proc, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_with_no_thread_for_its_environment_has_its_other_files(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
     proc.process(10, uid=1000, cgroup=in_job(7), environ={"RANK": "1"})
 
     def no_thread(_thread: threading.Thread) -> None:
@@ -211,7 +209,7 @@ def test_a_process_without_a_thread_for_its_environment_is_known_by_its_other_fi
     assert (use.job_id, use.environ_read, use.ranks.rank) == ("7", False, None)
 
 
-def test_users_are_named_and_a_directory_that_hangs_names_nobody_else_wrongly() -> None:
+def test_users_are_named_and_a_hanging_directory_misnames_no_user() -> None:
     released = threading.Event()
 
     def look_up(uid: int) -> str:

@@ -153,9 +153,7 @@ def test_only_files_of_the_folders_owner_count(tmp_path: Path) -> None:
     assert [hold.identity.job_id for hold in _read(folder).read() or ()] == ["1"]
 
 
-def test_a_file_that_cannot_be_read_hides_no_other_job_and_leaves_no_gpu_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_file_hides_no_other_job_and_leaves_no_gpu_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = slurm_folder(tmp_path / "jobs", job_1={"SLURM_JOB_GPUS": "0"}, job_2={"SLURM_JOB_GPUS": "1"})
 
     def unreadable(name: str, folder_fd: int, most_bytes: int) -> Any:
@@ -250,7 +248,7 @@ def real_slurm(require_program: Callable[[str], str], free_port: Callable[[], in
 @pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.skipif(os.getuid() != 0, reason="slurmd runs as root, as the prolog does")
-def test_who_holds_a_gpu_is_known_before_its_first_process_and_until_the_job_ends(
+def test_a_gpus_job_is_known_before_its_first_process_and_until_its_end(
     real_slurm: JobNode, start_exporter: Callable[..., Any], tmp_path: Path
 ) -> None:
     states = [{name: value for name, value in h100_state(index).items() if "process" not in name} for index in range(GPUS)]

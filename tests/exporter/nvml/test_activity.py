@@ -158,7 +158,7 @@ def test_pcie_bytes_come_of_gpm_where_the_driver_does_not_count_them(fake: FakeD
     assert sample.value("gpu_pcie_transmit_bytes_total") == pytest.approx(10 * 2**20 * seconds)
 
 
-def test_a_trouble_of_the_first_pass_does_not_decide_where_pcie_bytes_come_from(fake: FakeDriver) -> None:
+def test_trouble_in_the_first_pass_does_not_choose_the_pcie_source(fake: FakeDriver) -> None:
     counted = fake.gpus[0]["field.197"]
     fake.gpus[0]["field.197"] = "err:999"
     fake.write()
@@ -267,9 +267,7 @@ def busy_seconds_at(fake: FakeDriver) -> Iterator[Callable[[float], float]]:
 
 @pytest.mark.parametrize("kept", [100, 20, 1])
 @pytest.mark.parametrize("interval_s", [1, 9, 15, 60])
-def test_the_counter_is_right_at_every_interval_and_with_every_buffer_of_the_driver(
-    fake: FakeDriver, interval_s: int, kept: int
-) -> None:
+def test_the_counter_is_right_at_every_interval_and_buffer_of_the_driver(fake: FakeDriver, interval_s: int, kept: int) -> None:
     fake.gpus[0] |= {"samples.1": 93, "samples_kept": kept}
     with busy_seconds_at(fake) as busy_at:
         passes = 6
@@ -294,7 +292,7 @@ def test_two_samples_of_one_time_count_as_one(fake: FakeDriver) -> None:
     assert busy == pytest.approx(0.93 * 8 * 1.1, abs=0.5)
 
 
-def test_time_that_the_buffer_does_not_cover_counts_with_the_mean_of_what_it_covers(fake: FakeDriver) -> None:
+def test_uncovered_time_counts_with_the_mean_of_what_the_buffer_covers(fake: FakeDriver) -> None:
     fake.gpus[0] |= {"samples.1": "100,0,0,0", "samples_kept": 40}
     with busy_seconds_at(fake) as busy_at:
         for number in range(5):

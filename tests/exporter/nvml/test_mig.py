@@ -116,7 +116,7 @@ def test_a_gpu_that_gets_divided_is_seen_in_the_first_pass(tmp_path: Path) -> No
     assert divided.absent["gpu_utilization_ratio",] == "mig_enabled"
 
 
-def test_compute_instances_that_share_a_gpu_instance_have_no_activity_of_their_own(tmp_path: Path) -> None:
+def test_compute_instances_that_share_a_gpu_instance_have_no_own_activity(tmp_path: Path) -> None:
     state = mig_state(0, [(1, "1c.2g.20gb"), (1, "1c.2g.20gb"), (1, "1g.10gb")])
     state |= {"mig.1.gi": 1, "mig.1.ci": 1}
     fake = FakeDriver(tmp_path, build_library(), [state])

@@ -184,7 +184,7 @@ def test_an_a100_has_no_gpm_and_says_why(a100: Sample) -> None:
     assert a100.absent["gpu_pcie_transmit_bytes_total",] == "not_supported"
 
 
-def test_an_a100_has_its_nvlink_errors_as_totals_and_its_margin_from_the_threshold(a100: Sample) -> None:
+def test_an_a100_has_total_nvlink_errors_and_its_margin_to_the_threshold(a100: Sample) -> None:
     assert a100.all("gpu_nvlink_errors_total") == {
         ("crc_flit",): 1,
         ("crc_data",): 2,

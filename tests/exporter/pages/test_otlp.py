@@ -298,7 +298,7 @@ def test_over_grpc(monkeypatch: pytest.MonkeyPatch, pushing: Callable[[Page], Ot
 
 
 @pytest.mark.slow
-def test_a_collector_that_is_away_is_logged_once_and_gets_everything_when_it_is_back(
+def test_an_absent_collector_is_logged_once_and_gets_everything_later(
     pushing: Callable[[Page], OtlpPush],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

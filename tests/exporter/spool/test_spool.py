@@ -43,7 +43,7 @@ def test_a_stale_duplicate_does_not_make_a_running_rank_silent(tmp_path: Path) -
     assert {family.name for family in sample.families} == {"rank_info", "rank_steps_total", "rank_last_step_timestamp_seconds"}
 
 
-def test_a_file_from_the_future_is_refused_because_it_would_never_be_silent(tmp_path: Path) -> None:
+def test_a_file_from_the_future_is_refused_as_it_would_never_be_silent(tmp_path: Path) -> None:
     (tmp_path / "a.prom").write_text(GOOD)
     os.utime(tmp_path / "a.prom", (9000, 9000))
 
@@ -137,7 +137,7 @@ def test_a_rewritten_file_is_read_again_and_a_removed_one_is_gone(tmp_path: Path
     assert spool.read().states == {}
 
 
-def test_a_file_in_which_only_values_changed_is_read_as_anew_and_keeps_what_did_not(tmp_path: Path) -> None:
+def test_a_file_with_changed_values_is_read_anew_and_keeps_the_rest(tmp_path: Path) -> None:
     def write(text: str) -> SpoolSample:
         (tmp_path / "next").write_text(text)
         (tmp_path / "next").replace(tmp_path / "a.prom")
@@ -188,7 +188,7 @@ def test_a_run_that_is_started_again_in_the_same_file_has_the_same_series(tmp_pa
         assert [dict(item.labels)["run_id"] for family in sample.families[:1] for item in family.series] == [run_id]
 
 
-def test_a_rank_that_says_its_recorder_is_off_is_neither_running_nor_silent(tmp_path: Path) -> None:
+def test_a_rank_with_its_recorder_off_is_neither_running_nor_silent(tmp_path: Path) -> None:
     (tmp_path / "a.prom").write_bytes(INFO.encode() + gauge(name="rank_recorder_disabled"))
     (tmp_path / "b.prom").write_bytes(
         INFO.replace("r1", "r2").encode() + gauge(LABELS.replace("r1", "r2"), name="rank_recorder_disabled", value="0")

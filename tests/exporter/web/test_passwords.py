@@ -119,7 +119,7 @@ def test_a_network_rests_after_a_wrong_password_and_others_do_not(play: Callable
     play(story, rest_s=0.5)
 
 
-def test_guesses_without_end_do_not_starve_a_right_password_of_the_same_network(play: Callable[[Story], None]) -> None:
+def test_endless_guesses_do_not_starve_a_right_password_of_their_network(play: Callable[[Story], None]) -> None:
     async def story(client: Client) -> None:
         async def guess_on(guesser: int) -> None:
             for number in range(10**6):

@@ -71,7 +71,7 @@ def test_a_spool_one_may_not_look_into_is_status_3(tmp_path: Path, without_privi
 
 
 @pytest.mark.parametrize("once", [(), ("--once",)])
-def test_a_spool_below_a_folder_that_is_missing_is_status_3_and_made_by_nobody(
+def test_a_spool_below_a_missing_folder_is_status_3_and_not_created(
     cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, once: tuple[str, ...]
 ) -> None:
     listen = ("--listen", "127.0.0.1:0")

@@ -297,7 +297,7 @@ def test_a_record_that_the_journal_refuses_costs_no_other(
     assert caplog.text.count("gone") == 1
 
 
-def test_the_kernels_clock_may_drift_but_what_is_new_happened_since_the_last_look(kmsg: Kmsg) -> None:
+def test_the_kernels_clock_may_drift_but_new_lines_are_since_the_last_look(kmsg: Kmsg) -> None:
     kmsg.log.read()
     kmsg.now_s = 101.0
     kmsg.say("NVRM: Xid (PCI:0000:1a:00): 48, text", at_s=40.0)
