@@ -110,7 +110,7 @@ def alone(torch_ranks: PreloadedTorch) -> str:
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 @pytest.mark.parametrize("fault", BREAK)
-def test_a_recorder_that_cannot_start_is_one_line_and_the_training_is_the_same(
+def test_a_recorder_that_cannot_start_is_one_line_and_training_is_the_same(
     torch_ranks: PreloadedTorch, alone: str, tmp_path: Path, fault: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     job = torch_ranks.command(0, JOB, "plain")
@@ -128,7 +128,7 @@ def test_a_recorder_that_cannot_start_is_one_line_and_the_training_is_the_same(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
-def test_a_fault_in_the_middle_switches_the_recorder_off_and_the_run_says_why(
+def test_a_fault_midway_switches_the_recorder_off_and_the_run_says_why(
     torch_ranks: PreloadedTorch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(

@@ -42,9 +42,7 @@ def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_what_is_left_of_a_removed_run_does_not_keep_the_next_from_starting(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_leftovers_of_a_removed_run_do_not_keep_the_next_from_starting(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "attempts" / "001" / "ranks" / "00000").mkdir(parents=True)
     result = launch([sys.executable, "-c", PRINT_ENVIRONMENT], LaunchOptions(run_dir=tmp_path, name="x"))
     # Its ranks must not meet the old ones.
@@ -260,7 +258,7 @@ def test_the_launcher_does_not_wait_for_a_helper_that_was_killed(tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_a_terminal_reaches_the_job_once_even_with_its_input_redirected(tmp_path: Path) -> None:
+def test_ctrl_c_reaches_the_job_once_even_with_redirected_input(tmp_path: Path) -> None:
     # Given a launcher in the foreground of a terminal, reading from somewhere else
     job = (
         "import select, signal\n"
@@ -372,7 +370,7 @@ def test_the_flight_recorder_times_collectives_when_asked(tmp_path: Path, capfd:
     assert environment_of(options, capfd)["TORCH_NCCL_ENABLE_TIMING"] == "1"
 
 
-def test_logs_that_a_job_without_steps_left_do_not_keep_the_next_from_starting(tmp_path: Path) -> None:
+def test_logs_of_a_job_without_steps_do_not_keep_the_next_from_starting(tmp_path: Path) -> None:
     (tmp_path / "inspector-logs").mkdir()
     (tmp_path / "inspector-logs" / "h-pid1.log").touch()
     assert launch(["true"], LaunchOptions(run_dir=tmp_path, name="x")).status == 0

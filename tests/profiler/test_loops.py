@@ -154,7 +154,7 @@ def test_evaluations_and_checkpoints_are_between_steps_wherever_they_are(record:
     assert any(row.resident_bytes for row in records), "memory is read at some steps"
 
 
-def test_training_that_fails_and_goes_on_is_recorded_and_nothing_of_it_is_kept(
+def test_training_that_fails_and_goes_on_is_recorded_and_not_retained(
     record: Record, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert record("fails") == 0

@@ -51,7 +51,7 @@ def work(run: RunReader, rank: int) -> set[tuple[int | None, int | None]]:
     "layout",
     ["fsdp2+compile", *(pytest.param(each, marks=pytest.mark.full) for each in ("ddp", "fsdp2", "fsdp1", "ddp+compile"))],
 )
-def test_work_is_counted_where_it_enters_the_model_and_graphs_stay_the_same(
+def test_work_is_counted_where_it_enters_the_model_and_graphs_stay_whole(
     torch_ranks: PreloadedTorch, tmp_path: Path, layout: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     skip_what_torch_cannot(layout)

@@ -95,7 +95,7 @@ def test_the_phases_of_a_step_sum_to_its_wall_time(slow_data: tuple[LaunchResult
             assert all((blocked.get(phase) or 0) <= (record.phases_us.get(phase) or 0) for phase in PHASES)
 
 
-def test_a_slow_loader_is_in_the_data_phase_of_its_rank_and_the_others_wait(
+def test_a_slow_loader_is_in_its_ranks_data_phase_and_the_others_wait(
     slow_data: tuple[LaunchResult, RunReader, Path],
 ) -> None:
     _, run, _ = slow_data
@@ -150,9 +150,7 @@ def test_a_stall_late_in_backward_is_own_backward_time_of_its_rank(torch_ranks: 
     assert not list(run.windows(0, 0)), "no windows were asked for"
 
 
-def test_a_killed_rank_leaves_a_readable_run_and_the_next_launch_is_another_attempt(
-    torch_ranks: PreloadedTorch, tmp_path: Path
-) -> None:
+def test_a_killed_rank_leaves_a_readable_run_for_another_attempt(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     # Given a job whose rank 1 is killed in the middle
     (tmp_path / "spool").mkdir()
     command = torch_ranks.command(2, JOB)
@@ -186,7 +184,7 @@ with StepProfiler(run_dir="not here", window_steps=0) as prof:
 """
 
 
-def test_the_metrics_of_a_vanished_rank_stay_while_its_job_lives_and_go_when_it_is_cancelled(tmp_path: Path) -> None:
+def test_a_vanished_ranks_metrics_stay_while_its_job_lives(tmp_path: Path) -> None:
     # Given a job that continues after a rank of it was killed (with torch imported by us), and another job's metrics
     spool = tmp_path / "spool"
     spool.mkdir()

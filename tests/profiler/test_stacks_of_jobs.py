@@ -200,7 +200,7 @@ while time.time() < end:
 """
 
 
-def test_where_reading_the_process_is_denied_the_reason_is_recorded_and_training_goes_on(tmp_path: Path) -> None:
+def test_denied_reading_is_recorded_with_its_reason_and_training_goes_on(tmp_path: Path) -> None:
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         skip_or_fail("setpriv is not installed: apt-get install util-linux")

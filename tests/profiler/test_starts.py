@@ -139,9 +139,7 @@ def test_when_a_process_began_is_known_while_it_lives() -> None:
 @pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.usefixtures("require_torch")
-def test_two_agents_of_which_one_counts_a_restart_record_into_the_same_attempts(
-    tmp_path: Path, free_port: Callable[[], int]
-) -> None:
+def test_agents_with_different_restart_counts_share_attempts(tmp_path: Path, free_port: Callable[[], int]) -> None:
     # Given two agents, and a worker of the first that fails
     run, port = tmp_path / "run", free_port()
     settings = RecorderSettings(

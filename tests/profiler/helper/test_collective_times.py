@@ -262,7 +262,7 @@ def test_the_replacement_of_a_killed_helper_reads_on_in_the_log(helper: Helper) 
     assert helper.said == []
 
 
-def test_a_rank_that_ends_before_its_first_record_is_written_keeps_its_durations(helper: Helper) -> None:
+def test_a_rank_that_ends_before_its_first_record_keeps_its_durations(helper: Helper) -> None:
     helper.begun = False
     helper.log.write_bytes(record(0))
     helper.look()

@@ -112,7 +112,7 @@ def samples(folder: Path) -> list[HardwareSample]:
 
 
 @pytest.mark.slow
-def test_one_helper_of_a_host_samples_through_the_death_of_the_exporter_and_its_own(
+def test_one_helper_of_a_host_samples_through_exporter_and_helper_deaths(
     tmp_path: Path,
     fake_nvml: FakeDriver,
     start_exporter: Callable[..., RunningExporter],
@@ -227,7 +227,7 @@ def test_samples_are_appended_in_order_and_read_back(run: Path) -> None:
     assert reader.skipped_lines == 1
 
 
-def test_a_folder_that_cannot_be_written_is_said_once_and_the_newest_are_kept(run: Path) -> None:
+def test_an_unwritable_folder_is_logged_once_and_the_newest_are_kept(run: Path) -> None:
     (run / "hosts").touch()  # no folder can be created here
     collected: list[str] = []
     log = SampleLog(run, "node1", collected.append, max_pending=10)

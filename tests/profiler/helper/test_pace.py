@@ -56,7 +56,7 @@ def test_always_on_cost_is_that_of_late_and_windows_are_apart() -> None:
     assert made.spent_us == 60_000.0
 
 
-def test_a_window_also_costs_what_its_steps_were_slowed_by_but_not_a_checkpoint_in_it() -> None:
+def test_a_window_also_costs_its_slower_steps_but_not_a_checkpoint_in_it() -> None:
     pace = Pace(StepTimeBaseline())
     train(pace, 20)
     train(pace, 2, wall_us=1500.0, profiled=True)
@@ -160,7 +160,7 @@ def test_there_is_no_typical_time_before_enough_steps(least: int) -> None:
     assert baseline.typical(least) is not None
 
 
-def test_single_slow_steps_do_not_move_what_is_typical_and_old_ones_are_forgotten() -> None:
+def test_single_slow_steps_do_not_move_the_baseline_and_old_ones_expire() -> None:
     baseline = StepTimeBaseline()
     for number in range(RECENT):
         baseline.add(step(number, 5000.0))

@@ -186,7 +186,7 @@ def test_threads_are_counted_by_the_function_that_they_run() -> None:
     assert [(line.file, line.line, line.samples) for line in loader.lines] == [("/job/data.py", 5, 50)]
 
 
-def test_a_forked_worker_has_lines_of_its_own_and_loads_only_while_it_has_requests() -> None:
+def test_a_forked_worker_has_own_lines_and_loads_only_on_request() -> None:
     above = [SCRIPT, LOADER, PROCESS, WORKER]
     threads = {1: stays((30, [*above, FETCH_FRAME, DATASET]), (10, [*above, PROCESS_GET, POLL]))}
     (loader,) = loader_samples(threads, "process", StackLines(), rate=100)

@@ -124,7 +124,7 @@ def test_gradient_accumulation_is_one_step() -> None:
     assert closings(StepBoundary(), ["backward", "backward", "backward", adam] * 2) == [3, 7]
 
 
-def test_an_optimizer_that_steps_one_group_of_parameters_after_the_other_makes_one_step() -> None:
+def test_an_optimizer_that_steps_its_groups_in_turn_makes_one_step() -> None:
     adam = Optimizer()
     assert closings(StepBoundary(), ["backward", adam, adam, adam] * 3) == [1, 5, 9]
 

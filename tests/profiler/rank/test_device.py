@@ -243,7 +243,7 @@ def test_times_between_marks_out_of_order_are_not_known(out_of_order: str) -> No
     assert (unknown.device_us is None) == (out_of_order == "event")
 
 
-def test_a_step_with_thousands_of_waits_has_a_bounded_number_of_marks_and_no_blocked_time() -> None:
+def test_a_step_of_thousands_of_waits_has_few_marks_and_no_blocked_time() -> None:
     from rankscope.profiler.rank.gpu.device import MAX_WAITS, QUIET_STEPS
 
     training = Training()
@@ -257,7 +257,7 @@ def test_a_step_with_thousands_of_waits_has_a_bounded_number_of_marks_and_no_blo
     assert [step.device_blocked_us is None for step in steps] == [True] * (QUIET_STEPS + 1) + [False] * 2
 
 
-def test_a_step_with_too_many_events_has_a_bounded_number_of_marks_and_no_times() -> None:
+def test_a_step_with_too_many_events_has_bounded_marks_and_no_times() -> None:
     from rankscope.profiler.rank.gpu.device import MAX_MARKS, MAX_WAITS
 
     training = Training()
@@ -273,7 +273,7 @@ def test_a_step_with_too_many_events_has_a_bounded_number_of_marks_and_no_times(
     assert [step.step for step in steps if step.device_us is not None] == [0, 2, 3]
 
 
-def test_waits_are_marked_only_where_what_the_device_waits_for_can_be_known() -> None:
+def test_waits_are_marked_only_where_their_subject_can_be_known() -> None:
     training = Training()
     training.step(0, signalled=False)
     made = len(training.stream.marks)
@@ -308,7 +308,7 @@ def test_marks_cost_at_most_their_share_of_the_step(milliseconds: int, stride: i
 
 
 @pytest.mark.parametrize("period", [2, 10, 50, 64, 100, 128])
-def test_what_a_script_does_periodically_is_met_about_as_often_as_it_happens(period: int) -> None:
+def test_periodic_work_of_a_script_is_sampled_as_often_as_it_happens(period: int) -> None:
     steps = range(64 * 1000)
     numbers = [number for number in steps if is_chosen(number, 64)]
     met = sum(number % period == 0 for number in numbers)
@@ -320,7 +320,7 @@ def test_the_steps_of_a_larger_stride_are_among_those_of_a_smaller_one(stride: i
     assert all(is_chosen(number, stride) for number in range(STEPS) if is_chosen(number, 2 * stride))
 
 
-def test_steps_that_become_longer_get_marks_again_and_a_long_one_does_no_lasting_harm() -> None:
+def test_longer_steps_get_marks_again_and_a_long_one_does_no_lasting_harm() -> None:
     sampling, at = MarkSampling(BUDGET), 0
     strides = []
     for milliseconds in (10, 1000, 10, 10):

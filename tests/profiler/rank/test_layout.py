@@ -74,7 +74,7 @@ def test_coordinates_are_told_as_text(text: str, coordinates: dict[str, int]) ->
 @pytest.mark.parametrize(
     "text", ["", "dp", "dp=", "dp=-1", "dp=1.5", "=1", "dp=1;tp=2", "dp=1,dp=2", "2d=1", "dp=1,", "dp=99999999999"]
 )
-def test_coordinates_that_make_no_sense_are_complained_of_in_one_line_and_ignored(
+def test_senseless_coordinates_are_reported_in_one_line_and_ignored(
     text: str, capsys: pytest.CaptureFixture[str], noted: Any
 ) -> None:
     noted(Mesh((2, 2), ("dp", "tp"), (1, 0)))
@@ -84,7 +84,7 @@ def test_coordinates_that_make_no_sense_are_complained_of_in_one_line_and_ignore
     assert err.count("\n") == 1
 
 
-def test_the_layout_is_that_of_the_largest_named_mesh_and_its_names_are_kept(noted: Any) -> None:
+def test_the_layout_is_that_of_the_largest_named_mesh_with_its_names(noted: Any) -> None:
     noted(
         Mesh((2, 4), ("replicate", "shard"), (1, 2)),  # a slice
         Mesh((8, 2), None, (3, 1)),  # unnamed

@@ -159,7 +159,7 @@ os._exit(0)
 
 
 @pytest.mark.slow
-def test_every_way_to_wait_is_seen_on_both_ranks_and_compiled_graphs_stay_whole(tmp_path: Path) -> None:
+def test_every_kind_of_wait_is_seen_on_both_ranks_and_graphs_stay_whole(tmp_path: Path) -> None:
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", EVERY_WAIT, str(rank), str(tmp_path / "store")],
