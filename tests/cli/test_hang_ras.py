@@ -139,7 +139,7 @@ def test_of_a_run_dumps_name_the_call_and_ras_agrees(cli: Cli, tmp_path: Path) -
     assert "NCCL RAS" in text
 
 
-def test_where_dumps_name_nobody_for_sure_ras_says_who_and_they_say_which_call(cli: Cli, tmp_path: Path) -> None:
+def test_ras_names_the_rank_where_dumps_cannot_and_dumps_name_the_call(cli: Cli, tmp_path: Path) -> None:
     run = recorded(tmp_path / "run")
     dump(run, ranks=(0, 1, 3))
     assert asked(cli, run)["cause"] == "no_dump"
@@ -151,7 +151,7 @@ def test_where_dumps_name_nobody_for_sure_ras_says_who_and_they_say_which_call(c
     assert (result["evidence"][0]["host"], result["evidence"][0]["certain"]) == ("node2", True)
 
 
-def test_other_ranks_by_ras_than_by_dumps_are_reported_and_a_job_that_goes_on_does_not_hang(cli: Cli, tmp_path: Path) -> None:
+def test_ranks_only_ras_names_are_reported_and_a_running_job_does_not_hang(cli: Cli, tmp_path: Path) -> None:
     run = recorded(tmp_path / "run")
     dump(run)
     with listening(ras(answer(Comm({0: 41, 1: 42, 2: 42, 3: 42})))) as address:

@@ -39,6 +39,14 @@ def test_every_mutant_has_its_line_and_its_tests() -> None:
     assert all(mutant.right != mutant.wrong for mutant in mutants.MUTANTS)
 
 
+def test_names_of_tests_have_at_most_70_letters() -> None:
+    command = ["git", "grep", "-hoE", r"def test_[a-z0-9_]+", "--", "tests/*.py"]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    names = {line.removeprefix("def ") for line in lines}
+    assert len(names) > 3000
+    assert [name for name in sorted(names) if len(name) > 70] == []
+
+
 GENERATED = {"cli.md", "json-analysis.md", "json-records.md", "json-results.md", "measured.md"}
 """Pages that `make docs` writes as a whole: tables to search."""
 TABLES = re.compile(r"<!-- \w+: generated .*?<!-- end of \w+ -->", re.DOTALL)

@@ -92,9 +92,7 @@ def test_jobs_of_one_name_that_start_together_are_runs_of_their_own(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
-def test_a_second_job_in_a_run_is_announced_as_an_attempt_and_without_training_gets_no_other_jobs_verdict(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_a_second_job_is_a_new_attempt_and_gets_no_verdict_of_another_job(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
     command = ("run", "--run-dir", tmp_path / "run", "--", sys.executable, tmp_path / "train.py")
     first = cli(*command)
@@ -177,7 +175,7 @@ def test_of_several_launchers_on_a_run_that_of_rank_0_prints_the_verdict(tmp_pat
     assert "not ended" not in first
 
 
-def test_the_verdict_is_of_the_own_attempt_although_another_launcher_has_added_one(
+def test_the_verdict_is_of_the_own_attempt_although_another_was_added(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     create_run(tmp_path, RunInfo(run_id="r", name="r", start_unix_ns=1))
