@@ -39,7 +39,7 @@ def claim(box: Outbox) -> ClaimedMessage:
 
 def alerts_of(box: Outbox) -> list[tuple[str, str]]:
     """Return rank and status of the waiting alerts, in the order in which they will be sent."""
-    bodies = [box.show(item.id) for item in box.listed(state="waiting")]
+    bodies = [box.show(message.id) for message in box.listed(state="waiting")]
     payloads = [msgspec.json.decode(body[1]) for body in bodies if body is not None]
     return [(alert["labels"]["rank"], alert["status"]) for payload in payloads for alert in payload["alerts"]]
 
@@ -177,10 +177,10 @@ def test_no_alert_is_left_out_and_no_body_is_too_large(annotations: list[dict[st
 
 
 def test_labels_of_any_size_make_a_message(box: Outbox) -> None:
-    result = notice(1)
+    first_notice = notice(1)
     labels = {f"label{number}" * 100: "\U0001f680" * 10**4 for number in range(200)} | {"alertname": "x" * 10**5}
-    alert = msgspec.structs.replace(result.alert, labels=labels, fingerprint="f" * 10**5)
-    huge = msgspec.structs.replace(result, alert=alert)
+    alert = msgspec.structs.replace(first_notice.alert, labels=labels, fingerprint="f" * 10**5)
+    huge = msgspec.structs.replace(first_notice, alert=alert)
     messages = about(huge)
     assert len(messages[0].body) <= 20_000
     assert box.put(messages) == 1
@@ -281,7 +281,7 @@ def test_messages_that_are_dropped_are_gone(box: Outbox) -> None:
     box.put(about(notice(1), notice(1, run="r2")))
     first, second = box.listed()
     assert box.drop([first.id]) == [first.id]
-    assert [item.id for item in box.listed()] == [second.id]
+    assert [message.id for message in box.listed()] == [second.id]
     # its firing was never delivered, so its end is not sent either
     assert box.put(about(notice(1, ended=True))) == 0
     assert box.drop(state="waiting") == [second.id]
@@ -338,7 +338,7 @@ def check_delivered(receiver: WebhookReceiver, ids: list[str]) -> None:
 def test_a_sender_that_is_killed_delivers_everything_in_the_end(tmp_path: Path) -> None:
     box = Outbox(Store(tmp_path / "state"))
     box.put(about(*(notice(rank, run=str(rank % 7)) for rank in range(105)), most_alerts=1))
-    ids = [item.id for item in box.listed()]
+    ids = [message.id for message in box.listed()]
     with receiving() as receiver:
         killed = send_killed(tmp_path / "state", receiver, 3, random.Random(7))
         check_delivered(receiver, ids)

@@ -237,7 +237,7 @@ def test_a_killed_watcher_is_missed_and_one_whose_run_ended_is_not(
             # Then only the second one is reported, although neither address answers
             wait_until(lambda: silent() == {killed})
             assert recorded() == {killed}
-            assert {item["value"][1] for item in ask("query?query=up")["result"]} == {"0"}
+            assert {series["value"][1] for series in ask("query?query=up")["result"]} == {"0"}
         finally:
             first.kill()
             second.kill()

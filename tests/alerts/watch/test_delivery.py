@@ -168,7 +168,7 @@ class Manager(Alertmanager):
         del now_unix_ns
         if self.broken:
             raise DeliveryError("answered 500")
-        self.posts.append([(item.alert.labels["rank"], item.alert.status == "resolved") for item in notices])
+        self.posts.append([(notice.alert.labels["rank"], notice.alert.status == "resolved") for notice in notices])
 
 
 def test_a_receiver_gets_the_end_only_of_alerts_whose_beginning_it_got() -> None:
@@ -293,8 +293,8 @@ def test_an_alertmanager_that_was_away_gets_everything_when_it_is_back(caplog: p
 
 def test_an_alert_that_fires_again_is_not_posted_as_ended_any_more() -> None:
     posting, policy = Posting(Ledger()), FiringPolicy(1, 1)
-    result = Subject(run_id="r1").candidate(STRAGGLER, {"summary": "It is slow."}, rank=2)
-    for seconds, present in ((1, [result]), (2, []), (3, [result])):
+    candidate = Subject(run_id="r1").candidate(STRAGGLER, {"summary": "It is slow."}, rank=2)
+    for seconds, present in ((1, [candidate]), (2, []), (3, [candidate])):
         posting.ledger.update("r", present, now_unix_ns=seconds * 10**9, policy=policy)
         posting.deliver_after(10)
     assert posting.manager.posts == [[("2", False)], [("2", True)], [("2", False)]]
