@@ -65,9 +65,9 @@ def run(synthetic: Callable[..., Any]) -> Path:
 
 def test_they_are_those_of_the_reader(run: Path) -> None:
     reader = RunReader(run)
-    result = step_records(reader, 0, 1, range(10, 13))
-    assert result == [record for record in reader.steps(0, 1) if record.step in range(10, 13)]
-    assert [(record.tags, record.sections_us) for record in result] == [
+    records = step_records(reader, 0, 1, range(10, 13))
+    assert records == [record for record in reader.steps(0, 1) if record.step in range(10, 13)]
+    assert [(record.tags, record.sections_us) for record in records] == [
         (["eval"], {"loss": 2.0}),
         ([], {}),
         (["eval"], {"loss": 2.0}),
@@ -82,9 +82,9 @@ def test_impossible_records_are_left_out_and_the_last_of_a_step_comes_last(run: 
     add_damaged(steps_file(run, 1))
     append(rank_dir(run, 0, 1), "steps", StepRecord(step=10, start_unix_ns=10**18, wall_us=7.0))
     reader = RunReader(run)
-    result = step_records(reader, 0, 1, range(10, 13))
-    assert [record.step for record in result] == [10, 10]
-    assert result[-1].wall_us == 7.0
+    records = step_records(reader, 0, 1, range(10, 13))
+    assert [record.step for record in records] == [10, 10]
+    assert records[-1].wall_us == 7.0
     assert reader.skipped_lines == 1
 
 

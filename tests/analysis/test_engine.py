@@ -73,18 +73,18 @@ def test_a_folder_whose_only_trace_is_unreadable_is_an_error(tmp_path: Path) -> 
 
 
 def test_two_traces_of_one_rank_are_not_compared(tmp_path: Path) -> None:
-    result = analyze([trace(tmp_path / "a" / "rank-0.json"), trace(tmp_path / "b" / "rank-0.json")])
-    assert (result.verdict.kind, result.source.is_one_job, result.source.world_size) == ("insufficient_data", False, None)
-    assert "both of rank 0 at the same time" in result.verdict.summary
+    analysis = analyze([trace(tmp_path / "a" / "rank-0.json"), trace(tmp_path / "b" / "rank-0.json")])
+    assert (analysis.verdict.kind, analysis.source.is_one_job, analysis.source.world_size) == ("insufficient_data", False, None)
+    assert "both of rank 0 at the same time" in analysis.verdict.summary
 
 
 def test_among_several_traces_each_must_tell_its_rank(tmp_path: Path) -> None:
     nameless = trace(tmp_path / "trace.json")
     assert analyze([nameless]).ranks[0].rank == 0
-    result = analyze([nameless, trace(tmp_path / "rank-1.json")])
-    assert (result.verdict.kind, result.source.is_one_job) == ("insufficient_data", False)
-    assert "ranks of these 2 traces are not known" in result.verdict.summary
-    assert "rank-0.json.gz" in result.verdict.next[0]
+    analysis = analyze([nameless, trace(tmp_path / "rank-1.json")])
+    assert (analysis.verdict.kind, analysis.source.is_one_job) == ("insufficient_data", False)
+    assert "ranks of these 2 traces are not known" in analysis.verdict.summary
+    assert "rank-0.json.gz" in analysis.verdict.next[0]
 
 
 def test_nothing_there_is_an_error_that_says_what_was_looked_for(tmp_path: Path) -> None:

@@ -78,13 +78,13 @@ def unpacked(folder: Path, pattern: str) -> Path:
     ("pattern", "source"), [("nccl_trace_rank_*.gz", "flight_recorder"), ("vm-pid*.log.gz", "nccl_inspector")]
 )
 def test_both_sources_name_the_rank_that_slept(tmp_path: Path, pattern: str, source: str) -> None:
-    result = analyze([unpacked(tmp_path, pattern)])
-    assert (result.verdict.kind, result.verdict.rank, result.verdict.evidence_source) == ("straggler", 1, source)
-    assert result.verdict.pattern == "fixed"
-    (straggler, *_) = result.findings
+    analysis = analyze([unpacked(tmp_path, pattern)])
+    assert (analysis.verdict.kind, analysis.verdict.rank, analysis.verdict.evidence_source) == ("straggler", 1, source)
+    assert analysis.verdict.pattern == "fixed"
+    (straggler, *_) = analysis.findings
     (saved,) = [row.value for row in straggler.evidence if row.name == "saved"]
     assert saved == pytest.approx(56_000, rel=0.1), "per step, of the 60 ms that it slept"
-    assert result.source.coverage == 1
+    assert analysis.source.coverage == 1
 
 
 @pytest.mark.parametrize("form", ["json", "txt"])

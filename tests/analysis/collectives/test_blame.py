@@ -156,22 +156,22 @@ def test_gloo_arrives_at_the_enqueue_and_not_when_the_worker_starts() -> None:
 def test_overlapping_waits_of_a_victim_count_once() -> None:
     victim = [collective(100, 300, index=0), collective(150, 310, index=1)]
     culprit = [collective(290, 300, index=0), collective(300, 310, index=1)]
-    result = blame({0: victim, 1: culprit})
-    assert result.imposed_us == {0: 0, 1: 200}  # from 100 to 300, not 190 + 150
-    assert result.transfer_us == {0: 20, 1: 20}
-    assert result.wait_us == {0: 190 + 150, 1: 0}
+    blamed = blame({0: victim, 1: culprit})
+    assert blamed.imposed_us == {0: 0, 1: 200}  # from 100 to 300, not 190 + 150
+    assert blamed.transfer_us == {0: 20, 1: 20}
+    assert blamed.wait_us == {0: 190 + 150, 1: 0}
 
 
 def test_compute_hides_imposed_wait() -> None:
     victim = [collective(100, 200, compute_spans_us=[(20, 70)])]  # 100 to 150
-    result = blame({0: victim, 1: [collective(190, 200)]})
-    assert (result.imposed_us[1], result.exposed_us[1]) == (90, 40)
+    blamed = blame({0: victim, 1: [collective(190, 200)]})
+    assert (blamed.imposed_us[1], blamed.exposed_us[1]) == (90, 40)
 
 
 def test_only_the_time_after_the_second_last_could_be_saved() -> None:
-    result = blame({0: [collective(100, 200)], 1: [collective(170, 200)], 2: [collective(190, 200)]})
-    assert result.imposed_us == {0: 0, 1: 0, 2: 90 + 20}
-    assert gains(result) == [(0, 2, 20)]
+    blamed = blame({0: [collective(100, 200)], 1: [collective(170, 200)], 2: [collective(190, 200)]})
+    assert blamed.imposed_us == {0: 0, 1: 0, 2: 90 + 20}
+    assert gains(blamed) == [(0, 2, 20)]
 
 
 def test_a_lag_below_the_clock_residual_is_nobodys() -> None:
@@ -240,15 +240,15 @@ def test_two_that_are_late_together_are_not_named_for_nothing() -> None:
 
 
 def test_twice_late_may_be_chance_and_is_said_to_be() -> None:
-    result = late_run([2, 2], ranks=3)
-    assert find_late(result, window_us=1000) is None
-    assert too_few(result, window_us=1000) == 2
+    blamed = late_run([2, 2], ranks=3)
+    assert find_late(blamed, window_us=1000) is None
+    assert too_few(blamed, window_us=1000) == 2
 
 
 def test_what_costs_next_to_nothing_names_nobody() -> None:
-    result = late_run([2] * 10)
-    assert find_late(result, window_us=100_000) is None
-    assert too_few(result, window_us=100_000) is None
+    blamed = late_run([2] * 10)
+    assert find_late(blamed, window_us=100_000) is None
+    assert too_few(blamed, window_us=100_000) is None
 
 
 arrivals = st.lists(st.lists(st.integers(0, 500), min_size=3, max_size=3), min_size=1, max_size=8)
@@ -256,7 +256,7 @@ arrivals = st.lists(st.lists(st.integers(0, 500), min_size=3, max_size=3), min_s
 
 @given(arrivals)
 def test_exposed_is_part_of_imposed_and_the_last_waits_for_nobody(times: list[list[int]]) -> None:
-    result = blame(
+    blamed = blame(
         {
             rank: [
                 collective(1000 * step + row[rank], 1000 * step + 600, step=step, compute_spans_us=[(0, 60)])
@@ -266,9 +266,9 @@ def test_exposed_is_part_of_imposed_and_the_last_waits_for_nobody(times: list[li
         }
     )
     lag = sum(max(row) - at for row in times for at in row)
-    assert sum(result.imposed_us.values()) == pytest.approx(lag)
+    assert sum(blamed.imposed_us.values()) == pytest.approx(lag)
     for rank in range(3):
-        assert 0 <= result.exposed_us[rank] <= result.imposed_us[rank] + 1e-6
+        assert 0 <= blamed.exposed_us[rank] <= blamed.imposed_us[rank] + 1e-6
 
 
 MS = 1_000_000

@@ -406,6 +406,6 @@ def test_absurd_times_are_no_reason_to_fall_over(synthetic: Synthetic, value: fl
     rows["allocated_bytes"] = 2**62
     rows["resident_bytes"] = -5
     add_rows(steps_file(run, 0), rows)
-    result = analyze([run]).waterfall
-    assert result is not None
-    sums(result)
+    waterfall = analyze([run]).waterfall
+    assert waterfall is not None
+    sums(waterfall)

@@ -31,9 +31,9 @@ def rank(us: Mapping[str, float], *, grid: str = "[128,1,1]", steps: int = 4) ->
 
 def fault(us: Mapping[str, float]) -> tuple[str | None, list[str], float]:
     times = {0: rank(us), 1: rank(USUAL), 2: rank(USUAL), 3: rank(USUAL)}
-    result = compare_kernels(times, 0, [1, 2, 3], range(4))
-    assert result is not None
-    return result.fault, result.names, round(result.factor, 3)
+    ratios = compare_kernels(times, 0, [1, 2, 3], range(4))
+    assert ratios is not None
+    return ratios.fault, ratios.names, round(ratios.factor, 3)
 
 
 def test_a_device_is_slow_if_all_kernels_take_longer() -> None:
@@ -83,9 +83,9 @@ def test_no_rank_of_a_job_without_a_fault_has_slow_kernels(tmp_path: Path, layou
     times = {trace.rank: trace.device for trace in traces}
     for item, device in times.items():
         peers = [other for other in times if other != item and times[other].stage == device.stage]
-        result = compare_kernels(times, item, peers, range(6))
-        assert result is not None
-        assert (result.fault, list(result.longer)) == (None, [])
+        ratios = compare_kernels(times, item, peers, range(6))
+        assert ratios is not None
+        assert (ratios.fault, list(ratios.longer)) == (None, [])
 
 
 USUAL_BLOCKS = {"gemm": (128, 600.0), "attention": (128, 300.0), "elementwise": (4096, 100.0)}

@@ -73,20 +73,20 @@ def test_own_time_is_wall_without_blocked_also_per_phase() -> None:
 def test_on_a_device_own_time_is_the_devices_where_its_waiting_is_known() -> None:
     host, device = PhaseTimes(forward=40.0, backward=60.0), PhaseTimes(forward=30.0, backward=90.0)
     waits = PhaseTimes(backward=50.0)
-    result = record(0, phases_us=host, device_us=device, device_blocked_us=waits)
-    assert (result.own_us, result.blocked_total_us) == (70, 50)
+    step_record = record(0, phases_us=host, device_us=device, device_blocked_us=waits)
+    assert (step_record.own_us, step_record.blocked_total_us) == (70, 50)
     # Without a signal of the device's waiting, own time is unknown; the host's waiting is a different quantity.
     unknown = record(1, phases_us=host, device_us=device)
     assert unknown.own_us is None
     # Without device times the host's times are used.
     unread = record(2, phases_us=host, blocked_us=waits)
     assert unread.own_us == 50
-    table = StepTable.from_records(0, {0: [result, unknown, unread]})
+    table = StepTable.from_records(0, {0: [step_record, unknown, unread]})
     assert table.matrix("own_backward_us")[0].tolist()[::2] == [40, 10]
     assert table.matrix("own_forward_us")[0].tolist()[::2] == [30, 40]
     assert np.isnan(table.matrix("own_forward_us")[0, 1])
     # So is the step's time, also without its waiting: the host waits for the device at some steps only.
-    assert [result.step_us, unknown.step_us, unread.step_us] == table.matrix("wall_us")[0].tolist() == [120, 120, 100]
+    assert [step_record.step_us, unknown.step_us, unread.step_us] == table.matrix("wall_us")[0].tolist() == [120, 120, 100]
     assert np.isnan(table.matrix("own_us")[0, 1])
 
 

@@ -74,16 +74,16 @@ def test_a_pattern_that_finds_nothing_is_a_warning(tmp_path: Path) -> None:
 
 def test_a_run_has_no_details_and_takes_no_pattern(synthetic: Callable[..., Any]) -> None:
     path = synthetic().write()
-    result = analyze([path], detail=True)
-    assert result.source.warnings == analyze([path]).source.warnings
-    assert all(row.detail is None for row in result.ranks)
+    analysis = analyze([path], detail=True)
+    assert analysis.source.warnings == analyze([path]).source.warnings
+    assert all(row.detail is None for row in analysis.ranks)
     with pytest.raises(InputError, match="a communication pattern is for traces"):
         analyze([path], communication_pattern=re.compile("x"))
 
 
 def test_details_round_trip_through_json(example_traces: Path) -> None:
-    result = analyze([example_traces / "jobs/recompute"], detail=True)
-    assert msgspec.json.decode(msgspec.json.encode(result), type=type(result)) == result
+    analysis = analyze([example_traces / "jobs/recompute"], detail=True)
+    assert msgspec.json.decode(msgspec.json.encode(analysis), type=type(analysis)) == analysis
 
 
 def test_the_command_line_takes_details_and_patterns(cli: Cli, example_traces: Path) -> None:
