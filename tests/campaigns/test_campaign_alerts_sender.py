@@ -121,7 +121,7 @@ def test_a_receiver_that_is_away_for_hours(receiver: WebhookReceiver, tmp_path: 
         assert len(world.box.replay()) == 50
     world.run(300)
     assert world.states() == {"delivered": 50}
-    assert set(receiver.ids) == {one.id for one in world.box.listed()}
+    assert set(receiver.ids) == {message.id for message in world.box.listed()}
     # One attempt every two minutes, not one per message
     assert tries <= 12 + hours * 40
     row(f"receiver {name} for {hours} simulated h", attempts=tries, states=states, after=world.states(), lines=len(world.reports))
@@ -180,7 +180,7 @@ def test_every_kind_of_answer(receiver: WebhookReceiver, tmp_path: Path, name: s
 def test_a_sender_that_is_killed(receiver: WebhookReceiver, tmp_path: Path) -> None:
     box = Outbox(Store(tmp_path / "state"))
     box.put(about(*(notice(rank, run=str(rank % 50)) for rank in range(3000)), most_alerts=1))
-    ids = [one.id for one in box.listed()]
+    ids = [message.id for message in box.listed()]
     receiver.behaviour = slow_a_little
     killed = send_killed(tmp_path / "state", receiver, KILLS, random.Random(11))
     check_delivered(receiver, ids)

@@ -82,7 +82,7 @@ def _never_answered(asked: Asked, job: subprocess.Popen[bytes], log: Path) -> se
 
 def _slowest(asked: Asked) -> list[str]:
     """Return the rank that the others wait for most; while processes start it may be any rank."""
-    return [str(one["metric"]["rank"]) for one in asked.instant("topk(1, run_id_rank:rank_own_excess:ratio_rate5m)")]
+    return [str(series["metric"]["rank"]) for series in asked.instant("topk(1, run_id_rank:rank_own_excess:ratio_rate5m)")]
 
 
 def _answers(asked: Asked, target: Target) -> bool:

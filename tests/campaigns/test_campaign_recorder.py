@@ -134,7 +134,7 @@ class Job:
                 during(self)
             stdout, _ = process.communicate(timeout=900)
             stderr.seek(0)
-            said = stderr.read()
+            output = stderr.read()
         assert "rankscope" not in stdout
         rows = {rank: _rows(log / f"rank-{rank}") for rank in (0, 1)}
         return Outcome(
@@ -142,7 +142,7 @@ class Job:
             {rank: [row[1] for row in mine] for rank, mine in rows.items()},
             {rank: [int(row[2]) for row in mine] for rank, mine in rows.items()},
             {rank: [int(row[3]) for row in mine] for rank, mine in rows.items()},
-            said,
+            output,
         )
 
     def _at_half(self, log: Path, process: subprocess.Popen[str]) -> None:
