@@ -52,9 +52,9 @@ def dump(run: Path, *, ranks: tuple[int, ...] = (0, 1, 2, 3), stops: dict[int, i
 def asked(cli: Cli, *args: str | Path, env: dict[str, str] | None = None) -> dict[str, Any]:
     completed = cli("hang", *args, "--wait", "0", "--format", "json", env=env)
     assert (completed.returncode, completed.stderr) == (0, "")
-    result: dict[str, Any] = json.loads(completed.stdout)
-    jsonschema.validate(result, json.loads(cli("schema", "hang").stdout))
-    return result
+    report: dict[str, Any] = json.loads(completed.stdout)
+    jsonschema.validate(report, json.loads(cli("schema", "hang").stdout))
+    return report
 
 
 def test_without_a_path_the_job_on_this_host_is_asked(cli: Cli) -> None:

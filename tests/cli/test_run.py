@@ -125,8 +125,8 @@ def test_an_analysis_that_fails_does_not_change_the_jobs_status(
 ) -> None:
     # given a recorded run whose analysis has a bug
     create_run(tmp_path, RunInfo(run_id="r", name="r", start_unix_ns=1))
-    result = LaunchResult(status=5, run_dir=tmp_path, attempt=0, ranks=frozenset({(0, 0)}))
-    monkeypatch.setattr(run_module, "launch", lambda *_: result)
+    outcome = LaunchResult(status=5, run_dir=tmp_path, attempt=0, ranks=frozenset({(0, 0)}))
+    monkeypatch.setattr(run_module, "launch", lambda *_: outcome)
     monkeypatch.setattr("rankscope.analysis.engine.analyze", lambda _: 1 / 0)
     # when the job ends
     status = run_module.run.main(["--run-dir", str(tmp_path), "--", "job"], standalone_mode=False)
@@ -185,8 +185,8 @@ def test_the_verdict_is_of_the_own_attempt_although_another_was_added(
         write_record(rank_file(tmp_path, attempt, 0), rank)
         records = [StepRecord(step=step, start_unix_ns=1, wall_us=1000.0) for step in range(20 + attempt)]
         append(rank_dir(tmp_path, attempt, 0), "steps", *records)
-    result = LaunchResult(status=0, run_dir=tmp_path, attempt=0, ranks=frozenset({(0, 0)}))
-    monkeypatch.setattr(run_module, "launch", lambda *_: result)
+    outcome = LaunchResult(status=0, run_dir=tmp_path, attempt=0, ranks=frozenset({(0, 0)}))
+    monkeypatch.setattr(run_module, "launch", lambda *_: outcome)
     assert run_module.run.main(["--run-dir", str(tmp_path), "--", "job"], standalone_mode=False) == 0
     assert "1 rank of 1, 20 steps" in capsys.readouterr().err
     assert stored_verdict(tmp_path) is None
@@ -306,17 +306,17 @@ print(settings.exporter_url, settings.otlp_every, settings.stacks_seconds)
     ],
 )
 def test_the_ranks_are_told_where_the_exporter_is(cli: Cli, tmp_path: Path, options: list[str], told: str) -> None:
-    result = cli("run", "--run-dir", tmp_path / "run", "--no-verdict", *options, "--", sys.executable, "-c", JOB)
-    assert (result.returncode, result.stdout.strip()) == (0, told)
-    assert "pw" not in result.stderr
+    completed = cli("run", "--run-dir", tmp_path / "run", "--no-verdict", *options, "--", sys.executable, "-c", JOB)
+    assert (completed.returncode, completed.stdout.strip()) == (0, told)
+    assert "pw" not in completed.stderr
 
 
 @pytest.mark.slow
 def test_an_address_that_is_none_is_a_usage_error_that_does_not_quote_it(cli: Cli, tmp_path: Path) -> None:
-    result = cli("run", "--run-dir", tmp_path / "run", "--exporter-url", "ftp://me:pw@h/", "--", "true")
-    assert result.returncode == 2
-    assert "http://" in result.stderr
-    assert "pw" not in result.stderr
+    completed = cli("run", "--run-dir", tmp_path / "run", "--exporter-url", "ftp://me:pw@h/", "--", "true")
+    assert completed.returncode == 2
+    assert "http://" in completed.stderr
+    assert "pw" not in completed.stderr
 
 
 def test_nobody_to_ask_survives_the_way_through_the_environment() -> None:

@@ -114,8 +114,8 @@ def test_the_path_of_a_run_need_not_be_utf8(cli: Run, run: Path) -> None:
 def test_commands_to_copy_are_quoted(cli: Run, run: Path) -> None:
     hostile = run.parent / "my run; $(id)"
     shutil.move(run, hostile)
-    result = json.loads(cli("analyze", hostile, "--format", "json").stdout)
-    commands = [*result["verdict"]["next"], *(row["check"] for row in result["advice"])]
+    report = json.loads(cli("analyze", hostile, "--format", "json").stdout)
+    commands = [*report["verdict"]["next"], *(row["check"] for row in report["advice"])]
     assert any(shlex.quote(str(hostile)) in command for command in commands)
     assert not any(str(hostile) in command.replace(shlex.quote(str(hostile)), "") for command in commands)
 
