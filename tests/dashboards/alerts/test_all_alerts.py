@@ -183,13 +183,13 @@ def test_of_too_many_alerts_it_is_said_how_many_are_left_out(memory_runs: Any, m
 
 
 def test_the_selected_alert_says_what_it_rests_on_with_its_runbook(memory_runs: Any) -> None:
-    result = AlertsFound([alert(), alert(rank="3")], [])
+    alerts = AlertsFound([alert(), alert(rank="3")], [])
 
-    shown = str(picked(result, row_id(result.alerts[0])))
+    shown = str(picked(alerts, row_id(alerts.alerts[0])))
 
     assert "imposed wait" in shown
     assert "Markdown" in shown
-    assert str(picked(result, "another")) == str(picked(result, None)), "the first, unless another one is selected"
+    assert str(picked(alerts, "another")) == str(picked(alerts, None)), "the first, unless another one is selected"
     assert picked(AlertsFound([], []), None) == []
 
 
@@ -219,7 +219,7 @@ def test_alerts_of_all_runs_come_from_their_files_with_firing_ones_first(
 
     result = until_ready(source.all_alerts)
 
-    collected = [(item.state, item.run_id, item.evidence) for item in result.alerts]
+    collected = [(alert.state, alert.run_id, alert.evidence) for alert in result.alerts]
     assert collected == [("firing", "live", "/run/live?rank=1"), ("resolved", "over", "/run/over?rank=0")]
     assert len(result.problems) == 1
     assert "cannot be reached" in result.problems[0]
@@ -263,5 +263,5 @@ def test_findings_are_read_again_only_when_they_have_changed(
     assert len(source.all_alerts().alerts) == 2, "asked again within seconds"
     now_s[0] += 60
 
-    assert {item.run_id: item.state for item in source.all_alerts().alerts} == {"a": "resolved", "b": "lost"}
+    assert {alert.run_id: alert.state for alert in source.all_alerts().alerts} == {"a": "resolved", "b": "lost"}
     assert sorted(read) == ["a", "a", "b"]

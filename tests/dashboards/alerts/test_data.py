@@ -180,11 +180,11 @@ def test_alerts_about_a_mig_device_and_its_gpu_are_those_of_the_run(tmp_path: Pa
     change_info(rank_dir(path, 0, 2) / "rank.json", gpu_uuid="GPU-0000002a")  # as CUDA reports it
     sample = HardwareSample(unix_ns=START_NS + 10**9, gpu_uuid="MIG-0000002a", parent_uuid="GPU-whole", memory_used_bytes=2**30)
     write_samples(path, "node-1", [sample])
-    result = AlertsFound([about("MIG-0000002a"), about("GPU-whole"), about("GPU-other"), about("MIG-2a")], [])
+    alerts = AlertsFound([about("MIG-0000002a"), about("GPU-whole"), about("GPU-other"), about("MIG-2a")], [])
 
     source = DiskRuns(path)
     run = RunData(source, source.summary("run-1"))
-    vars(run)["alerts"] = result
+    vars(run)["alerts"] = alerts
     shown = alerts_about(run)
 
     assert [alert.labels["uuid"] for alert in shown.alerts] == ["MIG-0000002a", "GPU-whole"]

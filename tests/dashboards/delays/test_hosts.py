@@ -96,8 +96,8 @@ def test_the_table_has_a_row_per_host(run: RunData) -> None:
 
 
 def test_the_choice_is_there_for_several_hosts(run: RunData) -> None:
-    choices = [one for one in every(VIEW.blocks(run, BY_HOST)) if isinstance(one, Choice) and one.field == "rows"]
-    assert [one.value for one in choices] == ["host"]
+    choices = [block for block in every(VIEW.blocks(run, BY_HOST)) if isinstance(block, Choice) and block.field == "rows"]
+    assert [choice.value for choice in choices] == ["host"]
 
 
 def picks(run: RunData) -> dict[str, set[int | None]]:

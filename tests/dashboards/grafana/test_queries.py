@@ -125,7 +125,7 @@ def test_every_query_has_data_or_a_reason(
         wait_until(lambda: not wrong(), poll_s=0.3, details=wrong)
 
         (firing,) = [target for target in _queries() if target.name == ("rankscope-alerts", "Firing alerts", "A")]
-        lost = {item["metric"].get("gpu_uuid") for item in asked.instant(firing.asked(_values("rankscope-alerts", jobs)))}
+        lost = {series["metric"].get("gpu_uuid") for series in asked.instant(firing.asked(_values("rankscope-alerts", jobs)))}
         assert uuid_of(LOST) in lost
 
         # and the errors in the time range are counted, including the first of each code
@@ -135,8 +135,8 @@ def test_every_query_has_data_or_a_reason(
         # and a graph names devices without a line, with the reason
         (missing,) = [target for target in _queries() if target.name == ("rankscope-node", "SMs active", "B")]
         collected = {
-            (item["metric"]["of"], item["metric"]["why"])
-            for item in asked.instant(missing.asked(_values("rankscope-node", jobs)))
+            (series["metric"]["of"], series["metric"]["why"])
+            for series in asked.instant(missing.asked(_values("rankscope-node", jobs)))
         }
         assert collected >= {
             ("node1 GPU 1", "not available (before_hopper)"),

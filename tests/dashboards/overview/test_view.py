@@ -110,7 +110,7 @@ def test_rare_steps_are_beside_the_verdict_with_their_share_and_a_link() -> None
     assert "61%" in text
     assert RARE.summary in text
     links = [
-        piece.href for item in every(card) if isinstance(item, Text) for piece in pieces(item.line) if isinstance(piece, Link)
+        piece.href for block in every(card) if isinstance(block, Text) for piece in pieces(block.line) if isinstance(piece, Link)
     ]
     assert "/run/run-1/ranks?rank=0&steps=7-14" in links
 

@@ -150,14 +150,14 @@ def test_what_is_cached_and_damaged_is_made_anew_whatever_file_it_is(tmp_path: P
     files["matrix"] = next(cache.root.rglob("own_us.1.*.f32"))
     assert len(files) > 8
     for path in files.values():
-        whole = path.read_bytes()
-        for damaged in (whole[: len(whole) // 2], whole.replace(b':"', b':"\xff')):
+        content = path.read_bytes()
+        for damaged in (content[: len(content) // 2], content.replace(b':"', b':"\xff')):
             path.write_bytes(damaged)
             with contextlib.suppress(RankscopeError):
                 read()
             read()
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(whole)
+            path.write_bytes(content)
 
 
 def test_what_cannot_be_read_although_it_was_made_anew_is_said(

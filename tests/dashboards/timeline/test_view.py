@@ -55,7 +55,7 @@ def test_the_newest_window_is_found_with_its_ranks_and_steps(run: RunData) -> No
 def test_the_choice_of_windows_shows_the_one_that_is_drawn(run: RunData) -> None:
     newest = run.source.windows(run.summary).windows[-1]
     for state in (PageState(), PageState(window=newest.first), PageState(window=newest.past - 1)):
-        (choice,) = (one for one in every(VIEW.blocks(run, state)) if isinstance(one, Choice) and one.field == "window")
+        (choice,) = (block for block in every(VIEW.blocks(run, state)) if isinstance(block, Choice) and block.field == "window")
         label = {option["value"]: option["label"] for option in choice.options}.get(str(choice.value), choice.nothing)
         assert (choice.value is None) == (state.window is None), "as in the address, which the control gets"
         assert label is not None
@@ -156,14 +156,14 @@ def test_a_window_is_opened_in_the_configured_perfetto(run: RunData, url: str | 
 def test_a_window_is_saved_for_perfetto(run: RunData) -> None:
     http = create_app(run.source).server.test_client()
 
-    asked = http.get("/run/run-1/perfetto?window=20&ask=1")
+    response = http.get("/run/run-1/perfetto?window=20&ask=1")
     saved = http.get("/run/run-1/perfetto?window=20")
 
     data = saved.data
     saved.close()
-    assert asked.json["bytes"] == len(data)
-    assert asked.json["file"] == "run-1-step-20.json.gz"
-    assert "steps 20 to 22" in asked.json["title"]
+    assert response.json["bytes"] == len(data)
+    assert response.json["file"] == "run-1-step-20.json.gz"
+    assert "steps 20 to 22" in response.json["title"]
     assert "run-1-step-20.json.gz" in saved.headers["Content-Disposition"]
     events = msgspec.json.decode(gzip.decompress(data))["traceEvents"]
     assert {event["name"] for event in events} >= {"all_reduce", "waiting for rank 2", "step 21"}
