@@ -29,16 +29,16 @@ PARTS = ["exporter", "receiver", "training", "recording", "verdict", "metrics", 
 def test_each_fault_is_found_shown_and_alerted_and_nothing_is_made_up(cli_process: Cli, tmp_path: Path, fault: str) -> None:
     done = cli_process("demo", "--once", "--fault", fault, "--run-dir", tmp_path / "run", "--format", "json", timeout=540)
     assert done.stdout, done.stderr
-    result = json.loads(done.stdout)
-    assert [part["name"] for part in result["parts"]] == PARTS, done.stderr
-    assert [part for part in result["parts"] if not part["ok"]] == [], done.stderr
-    assert result["ok"] is True
+    report = json.loads(done.stdout)
+    assert [part["name"] for part in report["parts"]] == PARTS, done.stderr
+    assert [part for part in report["parts"] if not part["ok"]] == [], done.stderr
+    assert report["ok"] is True
     assert done.returncode == 0
     kind, _, rank = fault.partition(":")
     if kind == "none":
-        assert result["verdict"]["kind"] not in ("straggler", "insufficient_data")
+        assert report["verdict"]["kind"] not in ("straggler", "insufficient_data")
     else:
-        assert (result["verdict"]["kind"], result["verdict"]["rank"]) == ("straggler", int(rank))
+        assert (report["verdict"]["kind"], report["verdict"]["rank"]) == ("straggler", int(rank))
 
 
 def test_the_demo_refuses_an_unknown_fault_and_an_existing_folder(cli_process: Cli, tmp_path: Path) -> None:
