@@ -162,9 +162,9 @@ def test_reading_the_catalogue_loads_no_server_and_no_driver() -> None:
         "print([name for name in ('torch', 'pynvml', 'uvicorn', 'prometheus_client') if name in sys.modules])"
     )
 
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
-    assert result.stdout.strip() == "[]"
+    assert completed.stdout.strip() == "[]"
 
 
 @pytest.mark.slow

@@ -190,9 +190,9 @@ def test_a_missing_binding_is_an_error_for_people(tmp_path: Path) -> None:
     (tmp_path / "shadow" / "pynvml" / "__init__.py").write_text("nvmlMemory_v2 = 1\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "shadow")}
 
-    result = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, str(HOST), json.dumps({})], env=environment, capture_output=True, text=True, check=True
     )
 
-    assert "pip uninstall -y pynvml" in json.loads(result.stdout)["missing"]
-    assert result.stderr == ""
+    assert "pip uninstall -y pynvml" in json.loads(completed.stdout)["missing"]
+    assert completed.stderr == ""

@@ -122,8 +122,8 @@ def test_the_unofficial_package_in_place_of_nvidia_ml_py_is_named(
     else:
         (tmp_path / "pynvml.py").write_text("class NVMLError(Exception): ...\n")
 
-    result = cli_process("exporter", "--once", "--spool", tmp_path / "spool", env={"PYTHONPATH": str(tmp_path)})
+    completed = cli_process("exporter", "--once", "--spool", tmp_path / "spool", env={"PYTHONPATH": str(tmp_path)})
 
-    assert result.returncode == 4
-    assert "pip uninstall -y pynvml" in result.stderr
-    assert "Traceback" not in result.stderr
+    assert completed.returncode == 4
+    assert "pip uninstall -y pynvml" in completed.stderr
+    assert "Traceback" not in completed.stderr

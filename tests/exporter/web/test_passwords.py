@@ -128,8 +128,8 @@ def test_endless_guesses_do_not_starve_a_right_password_of_their_network(play: C
         guessing = [asyncio.create_task(guess_on(guesser)) for guesser in range(8)]
         await asyncio.sleep(0.01)
         assert await asyncio.wait_for(client.log_in(RIGHT), 20) == 200
-        for item in guessing:
-            item.cancel()
+        for guess in guessing:
+            guess.cancel()
 
     play(story)
 

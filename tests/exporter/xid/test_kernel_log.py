@@ -214,9 +214,9 @@ class Kmsg:
 
 @pytest.fixture
 def kmsg(tmp_path: Path) -> Iterator[Kmsg]:
-    result = Kmsg(tmp_path / "kmsg")
-    yield result
-    result.close()
+    kernel_log = Kmsg(tmp_path / "kmsg")
+    yield kernel_log
+    kernel_log.close()
 
 
 def test_the_log_is_followed_without_waiting(kmsg: Kmsg) -> None:
@@ -225,7 +225,7 @@ def test_the_log_is_followed_without_waiting(kmsg: Kmsg) -> None:
     kmsg.say("eth0: link is up")
     kmsg.say("NVRM: Xid (PCI:0000:1a:00): 63, text")
 
-    assert [item.code for item in kmsg.log.read()] == [48, 63]
+    assert [event.code for event in kmsg.log.read()] == [48, 63]
     assert kmsg.log.read() == []
     assert (kmsg.log.problem, kmsg.log.lost) == (None, 0)
 
@@ -246,7 +246,7 @@ def test_a_kernel_that_was_faster_than_we_is_no_end(kmsg: Kmsg, monkeypatch: pyt
     read = os.read
     monkeypatch.setattr(os, "read", lambda fd, size: (_ for _ in ()).throw(collected.pop()) if collected else read(fd, size))
 
-    assert [item.code for item in kmsg.log.read()] == [63]
+    assert [event.code for event in kmsg.log.read()] == [63]
     assert (kmsg.log.problem, kmsg.log.lost) == (None, 7)
 
 
@@ -264,7 +264,7 @@ def test_a_record_that_breaks_the_parser_costs_no_other(
     for text in ("48, text", "63, break", "63, break", "79, text"):
         kmsg.say(f"NVRM: Xid (PCI:0000:1a:00): {text}")
 
-    assert [item.code for item in kmsg.log.read()] == [48, 79]
+    assert [event.code for event in kmsg.log.read()] == [48, 79]
     assert (kmsg.log.problem, kmsg.log.lost) == (None, 2)
     assert caplog.text.count("no such group") == 1
 
@@ -303,7 +303,7 @@ def test_the_kernels_clock_may_drift_but_new_lines_are_since_the_last_look(kmsg:
     kmsg.say("NVRM: Xid (PCI:0000:1a:00): 48, text", at_s=40.0)
     kmsg.say("NVRM: Xid (PCI:0000:1a:00): 48, text", at_s=900.0)
 
-    assert [item.boot_s for item in kmsg.log.read()] == [100.0, 101.0]
+    assert [event.boot_s for event in kmsg.log.read()] == [100.0, 101.0]
 
 
 def test_a_log_that_may_not_be_read_is_no_end(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_a_log_that_may_not_be_read_is_no_end(tmp_path: Path) -> None:
     assert (log.read(), log.problem) == ([], f"{path}: No such file or directory")
 
     path.write_bytes(record("NVRM: Xid (PCI:0000:1a:00): 48, text"))
-    assert [item.code for item in log.read()] == [48]
+    assert [event.code for event in log.read()] == [48]
     assert log.problem is None
     log.close()
 
