@@ -89,9 +89,9 @@ def test_nccl_writes_its_recorder_on_request(cli_process: Cli, tmp_path: Path) -
 def test_what_the_watchdog_writes_before_it_ends_the_job_is_in_the_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
     job = launch(run, 2, "--timeout", "20")
-    _, said = job.communicate(timeout=500)
+    _, output = job.communicate(timeout=500)
     assert job.returncode != 0
-    assert "switched itself off" not in said
+    assert "switched itself off" not in output
     dumps = {path.name: enqueued(path) for path in run.glob("attempts/000/flight/*.pickle")}
     # The victim is ahead of the origin by the collectives of both parameters: its host does not wait between them.
     assert dumps["rank-00000-watchdog-nccl.pickle"] == dumps["rank-00001-watchdog-nccl.pickle"] + 2
