@@ -212,8 +212,8 @@ def test_a_process_with_another_process_group_begins_another_attempt(tmp_path: P
     script, run_dir = tmp_path / "job.py", tmp_path / "run"
     script.write_text(RESTARTED_IN_PROCESS)
     command = [sys.executable, str(script), str(tmp_path)]
-    result = launch(command, LaunchOptions(run_dir=run_dir, name="ends", window_steps=0, exporter_url=None))
-    assert result.status == 0
+    outcome = launch(command, LaunchOptions(run_dir=run_dir, name="ends", window_steps=0, exporter_url=None))
+    assert outcome.status == 0
     reader = RunReader(run_dir)
     assert {attempt: sorted(reader.ranks(attempt)) for attempt in reader.attempts()} == {0: [0, 1, 2], 1: [0, 1]}
     before, after = ({rank: reader.rank(attempt, rank) for rank in reader.ranks(attempt)} for attempt in (0, 1))

@@ -116,12 +116,12 @@ def test_a_job_without_room_in_local_memory_is_recorded_all_the_same(
     )
     monkeypatch.setattr("rankscope.profiler.scratch.LOCAL_MEMORY", memory)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    result = launch(
+    outcome = launch(
         torch_ranks.command(2, JOB, "--steps", "20"),
         LaunchOptions(run_dir=tmp_path / "run", name="x", window_steps=0, exporter_url=None),
     )
     # Then all is recorded, as the launcher knows, and nothing stays anywhere
-    assert (result.status, result.ranks) == (0, frozenset({(0, 0), (0, 1)}))
+    assert (outcome.status, outcome.ranks) == (0, frozenset({(0, 0), (0, 1)}))
     folders = [Path(line) for line in (disk / "noted").read_text().splitlines()]
     assert [folder.parent for folder in folders] == [disk, disk]
     run = RunReader(tmp_path / "run")
@@ -201,8 +201,8 @@ def test_where_nothing_fits_the_disk_is_the_reason(
     record: Callable[[Path], LaunchResult], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with disk(tmp_path / "disk", 4) as folder:
-        result = record(folder / "run")
-        assert (result.status, result.ranks) == (0, frozenset())
-        _print_verdict(result)
+        step_record = record(folder / "run")
+        assert (step_record.status, step_record.ranks) == (0, frozenset())
+        _print_verdict(step_record)
     last = capfd.readouterr().err.splitlines()[-1]
     assert last.endswith(f"nothing was recorded in {folder / 'run'}: cannot write to {folder / 'run'} (No space left on device).")

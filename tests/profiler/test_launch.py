@@ -44,11 +44,11 @@ def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path) -> None:
 
 def test_leftovers_of_a_removed_run_do_not_keep_the_next_from_starting(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "attempts" / "001" / "ranks" / "00000").mkdir(parents=True)
-    result = launch([sys.executable, "-c", PRINT_ENVIRONMENT], LaunchOptions(run_dir=tmp_path, name="x"))
+    outcome = launch([sys.executable, "-c", PRINT_ENVIRONMENT], LaunchOptions(run_dir=tmp_path, name="x"))
     # Its ranks must not meet the old ones.
     settings = from_environment(json.loads(capfd.readouterr().out))
     assert settings is not None
-    assert (result.status, result.attempt, settings.attempt) == (0, 2, 2)
+    assert (outcome.status, outcome.attempt, settings.attempt) == (0, 2, 2)
 
 
 def test_a_run_of_a_newer_format_is_refused(tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_a_run_of_a_newer_format_is_refused(tmp_path: Path) -> None:
 def test_the_status_is_what_a_shell_would_give(
     tmp_path: Path, command: list[str], status: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    result = launch(command, LaunchOptions(run_dir=tmp_path / "run", name="x"))
-    assert (result.status, result.ranks) == (status, frozenset())
+    outcome = launch(command, LaunchOptions(run_dir=tmp_path / "run", name="x"))
+    assert (outcome.status, outcome.ranks) == (status, frozenset())
     assert not (tmp_path / "run").exists(), "nothing was recorded"
     err = capfd.readouterr().err
     assert ("command not found" in err) == (status == 127)
@@ -225,8 +225,8 @@ def test_snapshots_of_gpu_memory_are_those_of_this_job(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "rank-00000-1.pickle").touch()
     os.utime(folder / "rank-00000-1.pickle", (1, 1))
-    result = launch(["touch", str(folder / "rank-00002-7.pickle")], LaunchOptions(run_dir=tmp_path, name="x"))
-    assert result.memory_snapshots == (folder / "rank-00002-7.pickle",)
+    outcome = launch(["touch", str(folder / "rank-00002-7.pickle")], LaunchOptions(run_dir=tmp_path, name="x"))
+    assert outcome.memory_snapshots == (folder / "rank-00002-7.pickle",)
 
 
 def test_without_local_memory_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

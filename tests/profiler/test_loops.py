@@ -121,9 +121,9 @@ def test_a_job_without_training_leaves_nothing(tmp_path: Path, capfd: pytest.Cap
     script = tmp_path / "script.py"
     script.write_text("import sys; print('torch' in sys.modules, *sys.argv[1:]); sys.exit(7)")
     options = LaunchOptions(run_dir=tmp_path / "deep" / "run", name="none")
-    result = launch([sys.executable, str(script), "--flag"], options)
-    assert result.status == 7
-    assert not is_run(result.run_dir)
+    outcome = launch([sys.executable, str(script), "--flag"], options)
+    assert outcome.status == 7
+    assert not is_run(outcome.run_dir)
     assert not (tmp_path / "deep").exists()
     output = capfd.readouterr()
     assert (output.out, output.err) == ("False --flag\n", "")

@@ -52,8 +52,8 @@ def unix_ns(second: float) -> int:
 
 def receive(plan: Planner, now: float, *reports: RankReport) -> None:
     """Pass reports to the planner at second ``now``."""
-    for item in reports:
-        plan.report(item, now, unix_ns(now))
+    for report in reports:
+        plan.report(report, now, unix_ns(now))
 
 
 def capture(plan: Planner, now: float, *, steps: int = 3, ranks: list[int] | None = None) -> PlannedWindow | str | None:

@@ -71,13 +71,13 @@ def test_work_is_counted_where_it_enters_the_model_and_graphs_stay_whole(
 def test_batches_that_grow_after_the_loader_are_imbalance(torch_ranks: PreloadedTorch, tmp_path: Path, layout: str) -> None:
     skip_what_torch_cannot(layout)
     recorded(tmp_path / "run", torch_ranks.command(2, BATCHES_JOB, layout, "enlarged", "120"))
-    result = analyze([tmp_path / "run"])
-    verdict = result.verdict
+    analysis = analyze([tmp_path / "run"])
+    verdict = analysis.verdict
     expected = ("straggler", 1, "imbalance", "enlarged_batches")
     assert (verdict.kind, verdict.rank, verdict.cause, verdict.explained_by) == expected, verdict.summary
     assert "after the loader" in verdict.summary
     assert "after the loader" in verdict.next[0]
-    evidence = {row.name: row.value for row in result.findings[0].evidence}
+    evidence = {row.name: row.value for row in analysis.findings[0].evidence}
     assert evidence["work_excess"] == pytest.approx(GROWTH - 1, abs=0.01)
     assert evidence["loaded_work_excess"] == 0
 

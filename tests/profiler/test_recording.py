@@ -67,8 +67,8 @@ def slow_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[LaunchResult, R
     """A job whose rank 1 waits for its data, with a profiler window."""
     folder = tmp_path_factory.mktemp("slow-data")
     (folder / "spool").mkdir()
-    result = record(TORCHRUN, folder / "run", "--fault", "data:1", windows=2, spool=folder / "spool")
-    return result, RunReader(folder / "run"), folder
+    step_record = record(TORCHRUN, folder / "run", "--fault", "data:1", windows=2, spool=folder / "spool")
+    return step_record, RunReader(folder / "run"), folder
 
 
 def test_every_step_of_every_rank_is_recorded(slow_data: tuple[LaunchResult, RunReader, Path]) -> None:
@@ -154,8 +154,8 @@ def test_a_killed_rank_leaves_a_readable_run_for_another_attempt(torch_ranks: Pr
     # Given a job whose rank 1 is killed in the middle
     (tmp_path / "spool").mkdir()
     command = torch_ranks.command(2, JOB)
-    result = record(command, tmp_path / "run", "--fault", "kill:1", spool=tmp_path / "spool")
-    assert result.status != 0
+    step_record = record(command, tmp_path / "run", "--fault", "kill:1", spool=tmp_path / "spool")
+    assert step_record.status != 0
     assert not any((tmp_path / "spool").iterdir()), "the job is over: nobody is to be called for its ranks"
     run = RunReader(tmp_path / "run")
     info = run.rank(0, 1)

@@ -116,7 +116,7 @@ def test_folders_that_cannot_be_used_are_passed_over(
     if job is None or handle is None:
         return
     # And the launcher sees all that it would see in its own: that it is held, and what it notes
-    held = scratch.hold(rank)
+    lock = scratch.hold(rank)
     waiting = threading.Thread(target=_wait_for_helpers, args=[job])
     waiting.start()
     waiting.join(0.3)
@@ -126,7 +126,7 @@ def test_folders_that_cannot_be_used_are_passed_over(
     assert (scratch.recorded_ranks(job), scratch.spooled(job)) == (frozenset({(1, 5)}), ["x.prom"])
     scratch.forget_spooled(rank, "x.prom")
     assert scratch.spooled(job) == []
-    os.close(held)
+    os.close(lock)
     shutil.rmtree(rank)
     waiting.join(60)
     assert not waiting.is_alive()

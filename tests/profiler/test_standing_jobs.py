@@ -75,12 +75,12 @@ def test_the_rank_that_does_not_wait_is_named(
     cli: Cli, start: Start, tmp_path: Path, *, fault: str, late: tuple[str, str | None, str | None], others: str
 ) -> None:
     run = tmp_path / "run"
-    result = standing(run, start(fault))
-    row = result[1]
+    activities = standing(run, start(fault))
+    row = activities[1]
     assert (row.phase, row.section, row.process) == late
     assert row.waiting is False
-    assert {(result[rank].phase, result[rank].waiting) for rank in (0, 2)} == {(others, True)}
-    assert len({row.step for row in result.values()}) == 1
+    assert {(activities[rank].phase, activities[rank].waiting) for rank in (0, 2)} == {(others, True)}
+    assert len({row.step for row in activities.values()}) == 1
     report = hang(cli, run)
     assert (report["kind"], report["cause"], report["culprits"]) == ("hang", "not_arrived", [1])
     assert [row["certain"] for row in report["evidence"]] == [False]
@@ -88,8 +88,8 @@ def test_the_rank_that_does_not_wait_is_named(
 
 def test_a_job_in_which_all_wait_names_nobody(cli: Cli, start: Start, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    result = standing(run, start("all"))
-    assert {row.waiting for row in result.values()} == {True}
+    activities = standing(run, start("all"))
+    assert {row.waiting for row in activities.values()} == {True}
     report = hang(cli, run)
     assert (report["kind"], report["cause"], report["culprits"]) == ("hang", "stuck", [])
 

@@ -58,10 +58,10 @@ def test_waits_and_collectives_of_a_second_group_are_recorded(torch_ranks: Prelo
     assert launch(torch_ranks.command(2, TWO_GROUPS_JOB, tmp_path / "store"), options).status == 0
     expect_both_groups(RunReader(tmp_path / "run"))
     # and the ranks' collectives are matched over both groups
-    result = analyze([tmp_path / "run"])
-    assert result.collectives.matched >= 3 * len(WINDOW)
-    assert result.collectives.unmatched == 0
-    assert (result.imposed_wait[0].rank, result.imposed_wait_source) == (1, "windows")
+    analysis = analyze([tmp_path / "run"])
+    assert analysis.collectives.matched >= 3 * len(WINDOW)
+    assert analysis.collectives.unmatched == 0
+    assert (analysis.imposed_wait[0].rank, analysis.imposed_wait_source) == (1, "windows")
 
 
 @pytest.mark.full
@@ -116,14 +116,14 @@ def test_steps_of_the_same_time_are_compared(case: str, more: int, torch_ranks: 
     assert launch(torch_ranks.command(2, UNEVEN_JOB, case), options(run)).status == 0
     counts = [RunReader(run).step_count(0, rank) for rank in (0, 1)]
     assert counts[1] - counts[0] == more
-    result = analyze([run])
-    assert (result.verdict.kind, result.verdict.rank) == ("straggler", 1)
-    about = [warning for warning in result.source.warnings if "number of steps" in warning or "cannot be compared" in warning]
+    analysis = analyze([run])
+    assert (analysis.verdict.kind, analysis.verdict.rank) == ("straggler", 1)
+    about = [warning for warning in analysis.source.warnings if "number of steps" in warning or "cannot be compared" in warning]
     assert len(about) == (more > 0)
-    assert result.source.steps <= counts[0] + (case == "join") * more
+    assert analysis.source.steps <= counts[0] + (case == "join") * more
     # Two of the three profiled steps at most are of the same time, and collectives of other times are no instance.
-    assert (result.collectives.unmatched == 0) == (more == 0)
-    assert OnlineAnalysis(run).update() == result
+    assert (analysis.collectives.unmatched == 0) == (more == 0)
+    assert OnlineAnalysis(run).update() == analysis
 
 
 @pytest.mark.full

@@ -308,5 +308,5 @@ def test_traces_are_off_unless_asked_for_and_the_sdk_may_be_disabled(
 def test_a_helper_that_sends_no_traces_loads_neither_sdk_http_nor_torch() -> None:
     loaded = "[name for name in ('opentelemetry', 'http.client', 'numpy', 'torch') if name in sys.modules]"
     script = f"import sys, rankscope.profiler.helper.__main__; print({loaded})"
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert completed.stdout.strip() == "[]"
