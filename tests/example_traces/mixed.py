@@ -71,7 +71,7 @@ def damaged(seed: int) -> Document:
     events: list[Event] = document["traceEvents"]
     share = rng.choice((0.02, 0.1, 0.5, 1.0))
     ways = rng.sample((_untimed, _far, _overlong), k=rng.choice((1, 1, 2, 3)))
-    for one in [one for one in events if one["cat"] in DEVICE and rng.random() < share]:
+    for one in [event for event in events if event["cat"] in DEVICE and rng.random() < share]:
         if rng.random() < 0.2:
             events.remove(one)
         else:

@@ -194,15 +194,15 @@ VARIANTS: Final[dict[str, Callable[[Document], Any]]] = {
 
 def variant(name: str) -> list[Any]:
     """Return the traces of a variant, one per rank."""
-    return [VARIANTS[name](one) for one in recorded("ddp")]
+    return [VARIANTS[name](document) for document in recorded("ddp")]
 
 
 def files(name: str) -> dict[str, bytes]:
     """Return the files of a variant by name: the first rank of today's schema, written in other ways."""
-    (one, *_) = recorded("ddp", steps=1)
-    text = json.dumps(one).encode()
-    events = one.pop("traceEvents")
-    after = {"traceEvents": events} | one
+    (document, *_) = recorded("ddp", steps=1)
+    text = json.dumps(document).encode()
+    events = document.pop("traceEvents")
+    after = {"traceEvents": events} | document
     match name:
         case "plain":
             return {"rank-0.json": text}
