@@ -303,17 +303,17 @@ def savings(*arrivals_ms: list[float], steps: list[int] | None = None, computes_
 
 def test_pauses_at_another_collective_do_not_hide_what_a_rank_costs() -> None:
     """The whole step of rank 1 is as long as that of rank 0, and both delay the others."""
-    result = savings([0, 9, 1, 0], [9, 0, 0, 1])
-    assert result.together([0])[0] / 1000 == pytest.approx(8)
-    assert result.together([0, 1])[0] / 1000 == pytest.approx(8 + 8)
-    assert result.each()[:, 0].tolist() == pytest.approx([8000, 8000, 0, 0])
+    saved = savings([0, 9, 1, 0], [9, 0, 0, 1])
+    assert saved.together([0])[0] / 1000 == pytest.approx(8)
+    assert saved.together([0, 1])[0] / 1000 == pytest.approx(8 + 8)
+    assert saved.each()[:, 0].tolist() == pytest.approx([8000, 8000, 0, 0])
 
 
 def test_a_healed_rank_would_still_wait_for_the_next_one() -> None:
-    result = savings([9, 8, 0, 0])
-    assert result.together([0])[0] / 1000 == pytest.approx(1)
-    assert result.together([1])[0] == 0
-    assert result.together([0, 1])[0] / 1000 == pytest.approx(9)
+    saved = savings([9, 8, 0, 0])
+    assert saved.together([0])[0] / 1000 == pytest.approx(1)
+    assert saved.together([1])[0] == 0
+    assert saved.together([0, 1])[0] / 1000 == pytest.approx(9)
 
 
 def test_waits_beside_compute_are_no_cost() -> None:
@@ -322,6 +322,6 @@ def test_waits_beside_compute_are_no_cost() -> None:
 
 
 def test_savings_are_of_each_step() -> None:
-    result = savings([4, 0, 0], [0, 3, 0], [2, 0, 0], steps=[5, 5, 6])
-    assert (result.together([0]) / 1000).tolist() == pytest.approx([4, 2])
-    assert np.allclose(result.each() / 1000, [[4, 2], [3, 0], [0, 0]])
+    saved = savings([4, 0, 0], [0, 3, 0], [2, 0, 0], steps=[5, 5, 6])
+    assert (saved.together([0]) / 1000).tolist() == pytest.approx([4, 2])
+    assert np.allclose(saved.each() / 1000, [[4, 2], [3, 0], [0, 0]])

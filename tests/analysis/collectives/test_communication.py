@@ -47,7 +47,7 @@ def test_transferring_and_waiting_agree_with_counting(rows: list[tuple[int, list
             )
         matches.append(dict(enumerate(records)))
     # when
-    result = communication_parts(matched(*matches))
+    parts = communication_parts(matched(*matches))
     # then, microsecond by microsecond
     for rank in range(3):
         transfer: set[int] = set()
@@ -61,7 +61,7 @@ def test_transferring_and_waiting_agree_with_counting(rows: list[tuple[int, list
                 start = record.start_unix_ns // 1000
                 busy |= set(range(start + int(first), start + int(last)))
         wait = everything - transfer
-        part = result[rank]
+        part = parts[rank]
         assert (part.transfer_overlap_us, part.transfer_exposed_us) == (len(transfer & busy), len(transfer - busy))
         assert (part.wait_overlap_us, part.wait_exposed_us) == (len(wait & busy), len(wait - busy))
         assert part.unmatched_overlap_us is None
@@ -83,9 +83,9 @@ def test_the_last_to_come_does_not_wait_and_arrival_on_a_cpu_is_the_call() -> No
             end_unix_ns=100_000,
         )
 
-    result = communication_parts(matched({0: record(0, 20), 1: record(70, 75)}))
-    assert (result[0].transfer_exposed_us, result[0].wait_exposed_us) == (30, 50)
-    assert (result[1].transfer_exposed_us, result[1].wait_exposed_us) == (25, 0)
+    parts = communication_parts(matched({0: record(0, 20), 1: record(70, 75)}))
+    assert (parts[0].transfer_exposed_us, parts[0].wait_exposed_us) == (30, 50)
+    assert (parts[1].transfer_exposed_us, parts[1].wait_exposed_us) == (25, 0)
 
 
 FAR = 2**62

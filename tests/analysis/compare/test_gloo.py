@@ -57,11 +57,11 @@ def test_a_slow_down_of_all_ranks_is_found_with_its_phase(tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 def test_the_rank_that_became_slower_is_found_with_its_phase(tmp_path: Path) -> None:
-    result = compare([recorded(tmp_path / "run", 1, "between_steps")], at=SLOW_FROM).comparisons[0]
-    assert result.outcome == "worse"
+    comparison = compare([recorded(tmp_path / "run", 1, "between_steps")], at=SLOW_FROM).comparisons[0]
+    assert comparison.outcome == "worse"
     # half of the pause goes into the mean of both ranks, the other half into waiting
-    changed = {quantity.name: quantity.difference or 0.0 for quantity in result.quantities if quantity.role == "part"}
+    changed = {quantity.name: quantity.difference or 0.0 for quantity in comparison.quantities if quantity.role == "part"}
     assert min(changed["own_between_steps_us"], changed["waiting_us"]) > 0.35 * PAUSE_S * 1e6
-    rank = result.ranks[1]
+    rank = comparison.ranks[1]
     assert (rank.outcome, rank.phase) == ("worse", "between_steps")
-    assert "Rank 1 on " in result.summary
+    assert "Rank 1 on " in comparison.summary

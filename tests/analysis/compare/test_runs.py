@@ -82,16 +82,16 @@ def test_the_imposed_wait_of_a_rank_is_that_of_the_verdict(synthetic: Synthetic)
     # given the same job without, and with a rank that needs 60 ms longer
     before = synthetic("before", noise=0.05).write()
     after = synthetic("after", noise=0.05, seed=1, plan=lambda rank, _step: {"us": 60_000} if rank == 2 else None).write()
-    result = compare([before, after]).comparisons[0]
+    comparison = compare([before, after]).comparisons[0]
     # then both commands give the same wait, per step and waiting rank
     evidence = {fact.name: fact for fact in analyze([after]).findings[0].evidence}["imposed_wait"]
-    assert result.ranks[2].imposed_b_us == pytest.approx(evidence.value)
+    assert comparison.ranks[2].imposed_b_us == pytest.approx(evidence.value)
     assert evidence.detail == "per step and waiting rank"
     # and a mean over all ranks is shorter, as one of four does not wait
-    imposed = sum(row.imposed_b_us or 0.0 for row in result.ranks)
-    assert quantity(result, "waiting_us").b == pytest.approx(0.75 * imposed)
-    assert "imposed wait" in result.summary
-    assert "mean wait" in quantity(result, "waiting_us").label
+    imposed = sum(row.imposed_b_us or 0.0 for row in comparison.ranks)
+    assert quantity(comparison, "waiting_us").b == pytest.approx(0.75 * imposed)
+    assert "imposed wait" in comparison.summary
+    assert "mean wait" in quantity(comparison, "waiting_us").label
 
 
 def test_what_became_faster_is_better() -> None:
@@ -218,7 +218,7 @@ def test_tokens_count_before_samples() -> None:
     comparison = pair(MadeUp(seed=1, tokens=8 * 512), MadeUp(seed=2, tokens=8 * 1024))
     assert comparison.per == "token"
     assert comparison.outcome == "better"
-    assert [item.unit for item in comparison.throughput] == ["samples", "tokens"]
+    assert [rate.unit for rate in comparison.throughput] == ["samples", "tokens"]
     assert comparison.throughput[1].relative == pytest.approx(1.0, abs=0.05)
 
 
@@ -230,21 +230,21 @@ def test_samples_of_ranks_that_share_them_count_once() -> None:
 
 def test_without_a_usable_step_on_one_side_nothing_is_said_of_it(synthetic: Synthetic) -> None:
     # Given a run of which only warm-up steps lie before the step that divides it
-    result = compare([synthetic(steps=60).write()], at=3).comparisons[0]
-    step = quantity(result, "wall_us")
-    assert (result.outcome, step.a, step.difference) == ("insufficient_data", None, None)
-    assert not [item for item in result.quantities if item.role == "part"]
+    comparison = compare([synthetic(steps=60).write()], at=3).comparisons[0]
+    step = quantity(comparison, "wall_us")
+    assert (comparison.outcome, step.a, step.difference) == ("insufficient_data", None, None)
+    assert not [item for item in comparison.quantities if item.role == "part"]
 
 
 def test_without_signals_the_walls_of_the_phases_are_compared(synthetic: Synthetic) -> None:
     a = synthetic("a", seed=1, steps=80, signals=False).write()
     b = synthetic("b", seed=2, steps=80, signals=False, phases={"forward": 50_000, "backward": 50_000}).write()
-    result = compare([a, b]).comparisons[0]
-    assert (result.basis, result.ranks) == ("wall", [])
-    parts = [part for part in result.quantities if part.role == "part"]
+    comparison = compare([a, b]).comparisons[0]
+    assert (comparison.basis, comparison.ranks) == ("wall", [])
+    parts = [part for part in comparison.quantities if part.role == "part"]
     # data, optimizer and between_steps are recorded separately on one side only, so their time is in the rest of both
     assert {part.name for part in parts} == {"forward_us", "backward_us", "rest"}
-    assert sum(part.difference or 0.0 for part in parts) == pytest.approx(quantity(result, "wall_us").difference)
+    assert sum(part.difference or 0.0 for part in parts) == pytest.approx(quantity(comparison, "wall_us").difference)
 
 
 def test_before_and_after_a_step(synthetic: Synthetic) -> None:
@@ -313,8 +313,8 @@ def test_windows_tell_exposed_communication_and_overlap(
         steps = [10 + 10 * number + part for number in range(windows) for part in (0, 1)]
         for rank in range(4):
             add_windows(run, rank, [window(step, exposed_us + 200 * rng.standard_normal()) for step in steps], [])
-    result = compare(runs).comparisons[0]
-    exposed, overlap = quantity(result, "exposed_communication_us"), quantity(result, "overlap_ratio")
+    comparison = compare(runs).comparisons[0]
+    exposed, overlap = quantity(comparison, "exposed_communication_us"), quantity(comparison, "overlap_ratio")
     assert (exposed.outcome, overlap.outcome) == (says, says)
     assert exposed.difference == pytest.approx(7_000, rel=0.1)
     assert exposed.of_step == pytest.approx(0.07, rel=0.1)
@@ -333,10 +333,10 @@ def test_memory_and_the_recorders_cost_are_compared_and_not_judged(synthetic: Sy
             rows["peak_allocated_bytes"] = peak + rows["step"]
             save(steps_file(run, rank), rows)
         runs.append(run)
-    result = compare(runs).comparisons[0]
-    memory = quantity(result, "peak_allocated_bytes")
+    comparison = compare(runs).comparisons[0]
+    memory = quantity(comparison, "peak_allocated_bytes")
     assert (memory.a, memory.b, memory.outcome, memory.typical) == (2**30 + 59, 2**31 + 59, "untested", None)
-    assert [item.name for item in result.quantities if item.role == "single"] == ["peak_allocated_bytes"]
+    assert [item.name for item in comparison.quantities if item.role == "single"] == ["peak_allocated_bytes"]
 
 
 def test_the_last_attempt_is_compared_unless_another_is_named(synthetic: Synthetic) -> None:
@@ -420,8 +420,8 @@ def test_what_else_differs_is_said(synthetic: Synthetic) -> None:
         a / "attempts" / "000" / "attempt.json",
         AttemptInfo(attempt=0, start_unix_ns=1, world_size=4, backend="nccl", versions={"torch": "2.12", "python": "3.11"}),
     )
-    result = compare([a, b]).comparisons[0]
-    assert result.differs == ["backend: nccl -> gloo", "devices: cuda -> cpu", "torch: 2.12 -> 2.13"]
+    comparison = compare([a, b]).comparisons[0]
+    assert comparison.differs == ["backend: nccl -> gloo", "devices: cuda -> cpu", "torch: 2.12 -> 2.13"]
 
 
 def test_a_rank_without_records_is_said_and_the_rest_is_compared(synthetic: Synthetic) -> None:
@@ -445,9 +445,9 @@ def test_rank_infos_that_are_missing_are_no_obstacle(synthetic: Synthetic) -> No
     a, b = synthetic("a", seed=1, steps=80).write(), synthetic("b", seed=2, steps=80).write()
     for file in [*a.glob("attempts/*/ranks/*/rank.json"), *b.glob("attempts/*/attempt.json")]:
         file.unlink()
-    result = compare([a, b]).comparisons[0]
-    assert result.outcome in ("same", "undecided")
-    assert {row.host_a for row in result.ranks} == {None}
+    comparison = compare([a, b]).comparisons[0]
+    assert comparison.outcome in ("same", "undecided")
+    assert {row.host_a for row in comparison.ranks} == {None}
 
 
 @pytest.mark.parametrize(("every", "basis"), [(8, "own"), (0, "wall")])

@@ -32,7 +32,7 @@ def test_a_lasting_rise_is_found_at_its_step_with_both_levels() -> None:
 
 def test_a_change_that_is_taken_back_is_two_changes() -> None:
     changes = change_points(noisy([(30.0, 50), (45.0, 50), (30.0, 50)]))
-    assert [item.at for item in changes] == pytest.approx([50, 100], abs=2)
+    assert [change.at for change in changes] == pytest.approx([50, 100], abs=2)
 
 
 @pytest.mark.parametrize("steps", [600, 10_000])
@@ -83,11 +83,13 @@ def test_changes_ascend_matter_are_contiguous_and_independent_of_the_unit(
 ) -> None:
     series = noisy(levels, seed=seed)
     changes = change_points(series)
-    assert [item.at for item in changes] == sorted({item.at for item in changes})
-    assert all(0 < item.at < len(series) for item in changes)
-    assert all(abs(item.after - item.before) >= LEAST_SHARE * abs(item.before) for item in changes)
+    assert [change.at for change in changes] == sorted({change.at for change in changes})
+    assert all(0 < change.at < len(series) for change in changes)
+    assert all(abs(change.after - change.before) >= LEAST_SHARE * abs(change.before) for change in changes)
     assert all(item.after == other.before for item, other in pairwise(changes))
-    assert change_points(series * factor) == [ChangePoint(item.at, item.before * factor, item.after * factor) for item in changes]
+    assert change_points(series * factor) == [
+        ChangePoint(change.at, change.before * factor, change.after * factor) for change in changes
+    ]
 
 
 def test_a_change_belongs_to_the_ranks_whose_own_time_moved_with_it() -> None:
