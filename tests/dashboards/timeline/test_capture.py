@@ -185,8 +185,8 @@ def test_nothing_is_written_or_read_through_a_link(run: Path, tmp_path: Path) ->
 def test_what_nobody_asked_is_not_known(run: Path) -> None:
     http = client(run)
     for name in ("1790000000000000000-0123abcd", "..%2f..%2frun.json", "x", "%00"):
-        result = http.get(f"{URL}/{name}", headers=BEARER)
-        assert result.status_code == 404
+        response = http.get(f"{URL}/{name}", headers=BEARER)
+        assert response.status_code == 404
     assert http.get("/api/run/..%2f..%2fetc/capture/x", headers=BEARER).status_code == 404
 
 
