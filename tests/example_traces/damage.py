@@ -21,15 +21,15 @@ def _trace() -> Document:
     return document | {"traceEvents": sorted(events, key=lambda event: event.get("cat") in device)}
 
 
-def _kernels(one: Document) -> list[Event]:
-    return [event for event in one["traceEvents"] if event.get("cat") == "kernel"]
+def _kernels(document: Document) -> list[Event]:
+    return [event for event in document["traceEvents"] if event.get("cat") == "kernel"]
 
 
 def _changed(change: Callable[[list[Event]], object]) -> bytes:
     """Return a trace whose kernels were changed."""
-    one = _trace()
-    change(_kernels(one))
-    return packed(one)
+    document = _trace()
+    change(_kernels(document))
+    return packed(document)
 
 
 def _cut(share: float) -> bytes:
@@ -128,17 +128,17 @@ def overlapping_on_a_stream() -> bytes:
 
 def out_of_order() -> bytes:
     """Return a trace whose events are in no order of time: later ones first, kernels before their calls."""
-    one = _trace()
-    one["traceEvents"] = one["traceEvents"][::-1][1::2] + one["traceEvents"][::-1][::2]
-    return packed(one)
+    document = _trace()
+    document["traceEvents"] = document["traceEvents"][::-1][1::2] + document["traceEvents"][::-1][::2]
+    return packed(document)
 
 
 def repeated() -> bytes:
     """Return a trace in which every event of the device is there twice."""
-    one = _trace()
-    device = [event for event in one["traceEvents"] if event.get("cat") in ("kernel", "gpu_memcpy")]
-    one["traceEvents"] += device
-    return packed(one)
+    document = _trace()
+    device = [event for event in document["traceEvents"] if event.get("cat") in ("kernel", "gpu_memcpy")]
+    document["traceEvents"] += device
+    return packed(document)
 
 
 def without_duration() -> bytes:
