@@ -288,9 +288,9 @@ def test_a_record_that_the_journal_refuses_costs_no_other(
     collector.on_xid(gpu, XidEvent(1e6, 63))  # in the fleet's thread
 
     page = {
-        dict(item.labels).get("xid"): item.value
-        for item in collector.read(FleetState((GpuState(gpu, up=True),), None, {}, 0, 0, None, None))
-        if item.metric == "gpu_xid_errors_total"
+        dict(family.labels).get("xid"): family.value
+        for family in collector.read(FleetState((GpuState(gpu, up=True),), None, {}, 0, 0, None, None))
+        if family.metric == "gpu_xid_errors_total"
     }
 
     assert (page["48"], page.get("63"), page["79"]) == (1, None, 1)
@@ -346,7 +346,7 @@ def test_events_and_log_meet_in_the_journal_and_on_the_page(kmsg: Kmsg, tmp_path
     collector.read(state)
     collector.on_xid(gpu, XidEvent(1e6 + kmsg.now_s, 149))
     kmsg.say("NVRM: Xid (PCI:0000:1a:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000)")
-    page = {(item.metric, dict(item.labels).get("xid")): item.value for item in collector.read(state)}
+    page = {(family.metric, dict(family.labels).get("xid")): family.value for family in collector.read(state)}
 
     # then each counts once, with its job
     assert page["gpu_xid_errors_total", "79"] == 1
@@ -366,7 +366,7 @@ def test_a_kernel_log_that_may_not_be_read_is_said_once(tmp_path: Path, caplog: 
     state = FleetState((), None, {}, 0, 0, None, None)
 
     for _ in range(3):
-        page = {item.metric: item.value for item in collector.read(state)}
+        page = {family.metric: family.value for family in collector.read(state)}
 
     assert page["rankscope_exporter_kernel_log_readable"] == 0
     assert caplog.text.count("No such file") == 1
