@@ -81,9 +81,9 @@ def test_a_requested_dump_brings_two_answers_of_nccl_ras_into_the_run(
         monkeypatch.setenv("NCCL_RAS_ADDR", address)
         task = helper(0, "cpu:gloo,cuda:nccl")
         post(run, new_request("dump"))
-        result = kept(task, run, count=2)
+        answers = kept(task, run, count=2)
         task.end(vanished=False)
-    assert [item.text for item in result] == [given.decode()] * 2
+    assert [item.text for item in answers] == [given.decode()] * 2
 
 
 @pytest.mark.slow
