@@ -213,7 +213,7 @@ AT = 1_790_000_000_000_000_000
 @pytest.fixture(scope="module")
 def alerting_runs(tmp_path_factory: pytest.TempPathFactory, write_run: Callable[..., Path]) -> Path:
     """Folder with an ended run and a live run with a firing alert."""
-    root = tmp_path_factory.mktemp("alerting_runs")
+    root = tmp_path_factory.mktemp("runs")
     over = write_run(root / "a", run_id="a", name="over")
     live = write_run(root / "b", run_id="b", name="live", finished=False)
     found_in(over, "a", 3, ended=True)
@@ -223,7 +223,7 @@ def alerting_runs(tmp_path_factory: pytest.TempPathFactory, write_run: Callable[
 
 @pytest.fixture(scope="module")
 def alerts_url(alerting_runs: Path, serve: Callable[[Path], str]) -> str:
-    """Address of the server of these alerting_runs."""
+    """Address of the server of these runs."""
     return serve(alerting_runs)
 
 

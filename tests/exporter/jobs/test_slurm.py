@@ -253,7 +253,7 @@ def test_a_gpus_job_is_known_before_its_first_process_and_until_its_end(
 ) -> None:
     states = [{name: value for name, value in h100_state(index).items() if "process" not in name} for index in range(GPUS)]
     driver = FakeDriver(tmp_path / "driver", build_library(), states)
-    exporter = start_exporter("--jobs.real_slurm-dir", real_slurm.jobs, env=driver.env)
+    exporter = start_exporter("--jobs.slurm-dir", real_slurm.jobs, env=driver.env)
 
     def holder(index: int) -> list[float]:
         result: list[float] = exporter.values("gpu_allocated", uuid=uuid_of(index))
