@@ -47,10 +47,10 @@ class Model:
     """Names of the processes, in display order."""
 
     def of(self, kind: str, process: str = "") -> list[Slice]:
-        return [one for one in self.slices if one.kind == kind and one.process.startswith(process)]
+        return [slice_ for slice_ in self.slices if slice_.kind == kind and slice_.process.startswith(process)]
 
     def tracks(self, process: str) -> list[str]:
-        return list(dict.fromkeys(one.track for one in self.slices if one.process.startswith(process)))
+        return list(dict.fromkeys(slice_.track for slice_ in self.slices if slice_.process.startswith(process)))
 
 
 @dataclass

@@ -49,9 +49,10 @@ class Comm:
                         "abort_flag": False,
                         **self.status.get(rank, {}),
                     },
-                    "collective_counts": dict.fromkeys(KINDS, 0) | ({"AllReduce": one} if isinstance(one, int) else dict(one)),
+                    "collective_counts": dict.fromkeys(KINDS, 0)
+                    | ({"AllReduce": count} if isinstance(count, int) else dict(count)),
                 }
-                for rank, one in self.counts.items()
+                for rank, count in self.counts.items()
             ],
             "missing_ranks": [
                 {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+from tests.waiting import wait_until
 
 
 @contextmanager
@@ -52,10 +52,10 @@ def remembering(folder: Path, openmetrics: str, *, program: Callable[[str], str]
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-        with suppress(httpx.TransportError):
-            if httpx.get(f"{url}/-/ready", trust_env=False).is_success:
-                return
-    raise AssertionError(log.read_text(errors="replace"))
+    def ready() -> bool:
+        try:
+            return httpx.get(f"{url}/-/ready", trust_env=False).is_success
+        except httpx.TransportError:
+            return False
+
+    wait_until(ready, process=process, details=lambda: log.read_text(errors="replace"))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.waiting import wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "sinfo", "squeue", "srun")
 
@@ -23,10 +24,7 @@ class Slurm:
         return subprocess.run(command, env=self.environ, capture_output=True, text=True, check=True, timeout=30).stdout
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        until = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < until, self.run("squeue") + self.run("sinfo", "-R")
-            time.sleep(0.1)
+        wait_until(condition, poll_s=0.1, details=lambda: self.run("squeue") + self.run("sinfo", "-R"))
 
 
 def _configuration(folder: Path, ports: tuple[int, int], settings: str, node: str) -> str:
@@ -82,7 +80,7 @@ def started(
     try:
         for command in commands:
             processes.append(subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-            time.sleep(0.5)
+            wait_until((folder / "munge.sock").exists, process=processes[0])
         slurm = Slurm(environ)
         slurm.wait_until(
             lambda: "idle" in subprocess.run(["sinfo"], env=environ, capture_output=True, text=True, check=False).stdout

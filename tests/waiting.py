@@ -14,18 +14,23 @@ POLL_S = 0.02
 
 
 def wait_until(
-    condition: Callable[..., Any], *, timeout: float = DEADLINE_S, process: subprocess.Popen[Any] | None = None
+    condition: Callable[..., Any],
+    *,
+    timeout: float = DEADLINE_S,
+    process: subprocess.Popen[Any] | None = None,
+    details: Callable[[], object] = str,
+    poll_s: float = POLL_S,
 ) -> Any:
     """Call ``condition`` until its result is true, and return that result; fail with its source after ``timeout`` seconds.
 
-    The end of ``process`` is a failure at once.
+    The end of ``process`` is a failure at once. ``details``: what a failure also prints, such as the log of a process.
     """
     deadline = time.monotonic() + timeout
     while not (result := condition()):
         ended = None if process is None else process.poll()
-        assert ended is None, f"the process ended with status {ended} before: {_source(condition)}"
-        assert time.monotonic() < deadline, f"still {result!r} after {timeout:.0f} s: {_source(condition)}"
-        time.sleep(POLL_S)
+        assert ended is None, f"the process ended with status {ended} before: {_source(condition)}\n{details()}"
+        assert time.monotonic() < deadline, f"still {result!r} after {timeout:.0f} s: {_source(condition)}\n{details()}"
+        time.sleep(poll_s)
     return result
 
 

@@ -23,11 +23,10 @@ def alertmanager_process(program: str, config: Path, folder: Path) -> Iterator[s
         try:
 
             def ready() -> str | None:
-                assert process.poll() is None, log.read_text()
                 match = re.search(r"address=(127\.0\.0\.1:[1-9]\d*)", log.read_text())
                 url = f"http://{match[1]}" if match else None
                 return url if url and httpx.get(f"{url}/-/ready").is_success else None
 
-            yield wait_until(ready)
+            yield wait_until(ready, process=process, details=log.read_text)
         finally:
             process.kill()

@@ -184,7 +184,7 @@ def test_a_folder_one_may_not_look_into_is_one_clear_line(make_run: Any, state: 
 
 
 @pytest.mark.slow
-def test_somebodys_private_folder_does_not_keep_the_other_runs_from_being_watched(
+def test_a_private_folder_does_not_keep_other_runs_from_being_watched(
     make_run: Any, state: Path, without_privilege: list[str]
 ) -> None:
     run, private = make_run("llama", slow=2), make_run("private")
@@ -289,7 +289,7 @@ def test_a_damaged_store_costs_one_line_not_the_alerts(watch: Any, make_run: Any
 
 
 @pytest.mark.slow
-def test_a_state_folder_that_cannot_be_written_costs_one_line_not_the_alerts(
+def test_an_unwritable_state_folder_costs_one_line_not_the_alerts(
     make_run: Any, sink: Any, tmp_path: Path, without_privilege: list[str]
 ) -> None:
     run = make_run(slow=2)
@@ -376,11 +376,10 @@ def test_a_live_run_is_followed_to_its_end(make_run: Any, sink: Any, state: Path
         try:
 
             def arrived() -> bool:
-                assert process.poll() is None, process.communicate()
                 run.grow(2)
                 return bool(sink.accepted)
 
-            wait_until(arrived)
+            wait_until(arrived, process=process)
             run.end()
             stdout, stderr = process.communicate(timeout=120)
         finally:

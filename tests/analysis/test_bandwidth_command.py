@@ -89,8 +89,8 @@ def test_the_command_compares_with_the_link_it_is_told(cli: Cli, shared_data: Pa
     completed = cli("analyze", shared_data / "traces" / "dlrm_8ranks_v100", "--link", "nvlink2", "--format", "json")
     assert completed.returncode == 0, completed.stderr
     rows = json.loads(completed.stdout)["collectives"]["by_op"]
-    assert {(item["link"], item["link_source"], item["expected_gb_s"]) for item in rows} == {("nvlink2", "told", 150.0)}
-    assert [item["bytes"] for item in rows if item["op"] == "all_reduce"] == [394_241 * 4, 226_960 * 4, 112 * 4]
+    assert {(row["link"], row["link_source"], row["expected_gb_s"]) for row in rows} == {("nvlink2", "told", 150.0)}
+    assert [row["bytes"] for row in rows if row["op"] == "all_reduce"] == [394_241 * 4, 226_960 * 4, 112 * 4]
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_a_tag_on_all_steps_explains_no_delay_elsewhere(synthetic: Synthetic, ta
     assert (verdict.rank, verdict.cause, verdict.phase) == (0, "host", phase), verdict.summary
 
 
-def test_a_checkpoint_in_the_steps_that_are_slow_in_forward_is_not_the_cause(synthetic: Synthetic) -> None:
+def test_a_checkpoint_in_steps_that_are_slow_in_forward_is_no_cause(synthetic: Synthetic) -> None:
     plan = at(0, 8, us=300_000, tags=["checkpoint"])
     verdict = result(synthetic(steps=160, device_kind="cpu", plan=plan)).verdict
     assert (verdict.rank, verdict.cause, verdict.phase) == (0, "host", "forward"), verdict.summary
@@ -267,7 +267,7 @@ def test_a_line_that_healthy_ranks_never_reach_is_other_work(synthetic: Syntheti
 
 @pytest.mark.parametrize("loaders", [(0,), (0, 2)])
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_a_rank_that_alone_loads_data_is_compared_with_ranks_that_load_none(
+def test_a_rank_that_loads_data_alone_is_compared_with_ranks_that_do_not(
     synthetic: Synthetic, loaders: tuple[int, ...], kind: str
 ) -> None:
     def fields(rank: int, step: int) -> dict[str, Any]:
@@ -316,7 +316,7 @@ def test_a_profiler_beside_another_cause_is_not_the_cause(
     assert (verdict.rank, verdict.cause, verdict.explained_by) == (0, cause, None), verdict.summary
 
 
-def test_a_rank_that_is_as_slow_without_its_profiler_is_slow_for_another_reason(synthetic: Synthetic) -> None:
+def test_a_rank_as_slow_without_its_profiler_is_slow_for_another_reason(synthetic: Synthetic) -> None:
     def plan(rank: int, step: int) -> dict[str, Any] | None:
         return {"us": 60_000, "cpu": True, "tags": ["profiler"] if step % 3 else []} if rank == 0 else None
 
@@ -373,7 +373,7 @@ def test_host_code_beside_a_short_evaluation_is_still_looked_at(synthetic: Synth
         ({}, "host"),
     ],
 )
-def test_the_cause_of_a_moving_slowness_is_that_of_the_ranks_it_moves_between(
+def test_a_moving_slowness_has_the_cause_of_the_ranks_it_moves_between(
     synthetic: Synthetic, extra: dict[str, Any], cause: str
 ) -> None:
     run = synthetic(steps=80, device_kind="cpu", plan=lambda rank, step: {"us": 90_000, **extra} if step % 4 == rank else None)

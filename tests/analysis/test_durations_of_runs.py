@@ -111,7 +111,7 @@ def test_durations_name_the_rank_of_a_run_that_does_not_know_own_times(write: Wr
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("layout", "fault", "named"), [("pp", "slow device", [3]), ("pp", "none", []), ("tp", "none", [])])
-def test_pipelines_are_judged_by_recorded_operations_and_nobody_is_named_without_a_fault(
+def test_pipelines_are_judged_by_operations_and_no_rank_without_a_fault(
     write: Write, layout: str, fault: str, named: list[int]
 ) -> None:
     verdict = analyze([write(layout, fault, "flight_recorder")]).verdict
@@ -193,9 +193,7 @@ def test_blocks_that_make_no_sense_cost_only_themselves(write: Write, broken: di
 
 
 @pytest.mark.parametrize("source", ["nccl_inspector", "flight_recorder"])
-def test_ranks_whose_records_end_at_different_times_are_compared_where_all_have_some(
-    write: Write, source: DurationSource
-) -> None:
+def test_ranks_are_compared_over_the_time_in_which_all_have_records(write: Write, source: DurationSource) -> None:
     def change(rank: int, block: DurationBlock) -> DurationBlock:
         ahead = len(block.group) * ((3 - rank) % 4) // 8
         columns = ("group", "op", "number", "size", "issued_us", "ended_us", "duration_us", "flags")

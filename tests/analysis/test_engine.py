@@ -73,18 +73,18 @@ def test_a_folder_whose_only_trace_is_unreadable_is_an_error(tmp_path: Path) -> 
 
 
 def test_two_traces_of_one_rank_are_not_compared(tmp_path: Path) -> None:
-    result = analyze([trace(tmp_path / "a" / "rank-0.json"), trace(tmp_path / "b" / "rank-0.json")])
-    assert (result.verdict.kind, result.source.is_one_job, result.source.world_size) == ("insufficient_data", False, None)
-    assert "both of rank 0 at the same time" in result.verdict.summary
+    analysis = analyze([trace(tmp_path / "a" / "rank-0.json"), trace(tmp_path / "b" / "rank-0.json")])
+    assert (analysis.verdict.kind, analysis.source.is_one_job, analysis.source.world_size) == ("insufficient_data", False, None)
+    assert "both of rank 0 at the same time" in analysis.verdict.summary
 
 
 def test_among_several_traces_each_must_tell_its_rank(tmp_path: Path) -> None:
     nameless = trace(tmp_path / "trace.json")
     assert analyze([nameless]).ranks[0].rank == 0
-    result = analyze([nameless, trace(tmp_path / "rank-1.json")])
-    assert (result.verdict.kind, result.source.is_one_job) == ("insufficient_data", False)
-    assert "ranks of these 2 traces are not known" in result.verdict.summary
-    assert "rank-0.json.gz" in result.verdict.next[0]
+    analysis = analyze([nameless, trace(tmp_path / "rank-1.json")])
+    assert (analysis.verdict.kind, analysis.source.is_one_job) == ("insufficient_data", False)
+    assert "ranks of these 2 traces are not known" in analysis.verdict.summary
+    assert "rank-0.json.gz" in analysis.verdict.next[0]
 
 
 def test_nothing_there_is_an_error_that_says_what_was_looked_for(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_nobody_is_nobody_among_the_traces_at_hand(tmp_path: Path) -> None:
     assert "No rank makes the others wait beyond chance among the 3 of 4 ranks with traces" in analysis.verdict.summary
 
 
-def test_two_ranks_whose_few_collectives_cannot_exclude_chance_are_not_called_balanced(tmp_path: Path) -> None:
+def test_too_few_collectives_to_exclude_chance_are_not_called_balanced(tmp_path: Path) -> None:
     # given rank 1 late in six steps of seven, and rank 0 in the other
     for rank in range(2):
         trace(tmp_path / f"rank-{rank}.json", late=(3).__eq__ if rank == 0 else (3).__ne__, steps=7)

@@ -38,15 +38,15 @@ def test_two_kinds_are_written_judged_and_printed_with_their_budgets() -> None:
     command = [sys.executable, "-m", "benchmarks.fleets.fleet_truth", "--seeds", "1", "--jobs", "1", "--only", *kinds]
     completed = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert completed.returncode == 0, completed.stdout + completed.stderr
-    result = json.loads(completed.stdout)
-    assert {"a slow rank, 8 ranks, without the fault", "all", *kinds} == set(result["figures"])
-    figures = result["figures"]["a slow rank, 8 ranks"]
+    report = json.loads(completed.stdout)
+    assert {"a slow rank, 8 ranks, without the fault", "all", *kinds} == set(report["figures"])
+    figures = report["figures"]["a slow rank, 8 ranks"]
     assert (figures["right"], figures["exactly_named"], figures["false"]) == (1, 1, 0)
     assert figures["true_saving"] == pytest.approx(0.22, abs=0.05)
     assert figures["by_ranks_alone"]["mean + 3 sigma of step time"]["right"] == 0
-    assert all(row["ok"] for row in result["budgets"])
-    assert {len(row) for row in result["table"]["rows"]} == {len(result["table"]["columns"])}
-    assert [row[0] for row in result["table"]["rows"]] == [*sorted(kinds, reverse=True), "those with a fault, without it", "all"]
+    assert all(row["ok"] for row in report["budgets"])
+    assert {len(row) for row in report["table"]["rows"]} == {len(report["table"]["columns"])}
+    assert [row[0] for row in report["table"]["rows"]] == [*sorted(kinds, reverse=True), "those with a fault, without it", "all"]
 
 
 def test_a_failed_budget_fails_the_command() -> None:

@@ -130,7 +130,7 @@ def kernels(*rows: tuple[str, float], own: frozenset[str] = frozenset()) -> Rank
     return RankKernels(1000.0, [KernelTime(name, "", 1, total) for name, total in rows], own)
 
 
-def test_kernels_of_own_streams_precede_those_that_differ_and_five_are_enough() -> None:
+def test_kernels_of_own_streams_come_first_and_five_of_them_are_enough() -> None:
     side = frozenset({"side", "side_gemm"})
     ranks = {
         rank: kernels(

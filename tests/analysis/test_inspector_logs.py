@@ -171,7 +171,7 @@ def test_small_messages_that_are_not_logged_do_not_shift_the_others(tmp_path: Pa
     assert analysis.collectives.unmatched_by == {"incomplete": 10}
 
 
-def test_collectives_of_each_step_that_are_not_logged_leave_the_answer_open(tmp_path: Path) -> None:
+def test_unlogged_collectives_of_each_step_leave_the_answer_open(tmp_path: Path) -> None:
     # given a healthy job in which every other collective is too small to be logged
     folder = write_logs(job(fault="none"), tmp_path / "logs")
     edit(folder, lambda _rank, _number, row: row["coll_perf"].update(coll_sn=2 * row["coll_perf"]["coll_sn"]))

@@ -74,7 +74,7 @@ def test_a_late_host_is_late_in_the_phase_that_its_annotations_show(tmp_path: Pa
     assert (verdict.ranks, verdict.cause, verdict.phase) == ([3], "host", "optimizer"), verdict.summary
 
 
-def test_a_checkpoint_that_one_rank_writes_is_between_steps_and_advice_is_about_it(tmp_path: Path) -> None:
+def test_a_checkpoint_of_one_rank_is_between_steps_and_gets_the_advice(tmp_path: Path) -> None:
     verdict = of_traces(tmp_path, "ddp", "checkpoint of one rank")[0].verdict
     assert (verdict.pattern, verdict.cause, verdict.phase) == ("intermittent", "checkpoint", "between_steps"), verdict.summary
     assert "async_save" in verdict.next[0]
@@ -146,7 +146,7 @@ def test_a_pause_in_one_of_two_steps_names_nobody(tmp_path: Path) -> None:
     assert analyze([tmp_path]).verdict.kind != "straggler"
 
 
-def test_a_rank_of_a_pipeline_that_is_late_while_it_would_wait_costs_nothing(tmp_path: Path) -> None:
+def test_a_pipeline_rank_late_while_it_would_wait_costs_nothing(tmp_path: Path) -> None:
     """The last stage has nothing to do at the start of a step."""
     analysis, cost = of_traces(tmp_path, "pp", "late input", late=3)
     assert cost < 0.02
@@ -155,7 +155,7 @@ def test_a_rank_of_a_pipeline_that_is_late_while_it_would_wait_costs_nothing(tmp
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("late", range(8))
-def test_every_rank_of_a_pipeline_with_few_replicas_is_compared_with_its_twin(tmp_path: Path, late: int) -> None:
+def test_ranks_of_a_pipeline_with_few_replicas_are_compared_with_twins(tmp_path: Path, late: int) -> None:
     analysis, cost = of_traces(tmp_path, "pp gpipe", "slow device", late=late, steps=10)
     verdict = analysis.verdict
     assert (verdict.ranks, verdict.cause, verdict.stage) == ([late], "compute", late % 4), verdict.summary

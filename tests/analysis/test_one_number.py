@@ -98,7 +98,7 @@ SLOW_UNITS: dict[str, tuple[Callable[[int, int], dict[str, Any] | None], str | N
 @pytest.mark.parametrize("noise", [0.01, 0.05, 0.2])
 @pytest.mark.parametrize("ranks", [8, 17])
 @pytest.mark.parametrize("unit", SLOW_UNITS)
-def test_a_slow_rank_or_host_saves_as_much_in_the_verdict_as_in_the_what_if(
+def test_a_slow_rank_or_host_saves_the_same_in_verdict_and_what_if(
     synthetic: Synthetic, unit: str, ranks: int, noise: float
 ) -> None:
     plan, host = SLOW_UNITS[unit]
@@ -122,10 +122,10 @@ def test_a_slow_rank_or_host_saves_as_much_in_the_verdict_as_in_the_what_if(
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", ["host", "device"])
 @pytest.mark.parametrize("late", [1, 3])
-def test_a_slow_rank_of_traces_saves_as_much_in_the_verdict_as_in_the_what_if(tmp_path: Path, fault: Fault, late: int) -> None:
+def test_a_slow_rank_of_traces_saves_the_same_in_verdict_and_what_if(tmp_path: Path, fault: Fault, late: int) -> None:
     traces = write_job(tmp_path, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", fault=fault, late=late)
     finding = analyze([traces]).findings[0]
-    (saved_us,) = (item.value for item in finding.evidence if item.name == "saved")
+    (saved_us,) = (fact.value for fact in finding.evidence if fact.name == "saved")
     for engine in (LocalEngine(1), Spread()):
         simulated = whatif([traces], engine=engine)
         assert (finding.rank, simulated.savings_of, simulated.by_rank[0].rank) == (late, "verdict", late)
@@ -175,11 +175,11 @@ def test_steps_without_stragglers_are_no_green_light_beside_rare_ones(synthetic:
     run = synthetic(
         ranks=4, steps=200, noise=0.0, plan=lambda rank, step: slow_and_rare(rank, step) if rank == 0 else None
     ).write()
-    result = whatif([run])
-    assert result.slowdown == near(1.0)
-    assert YELLOW in whatif_terminal.render_text(result, color=True)
-    without = msgspec.structs.replace(result.source, rare_steps=0, rare_share=0.0)
-    assert GREEN in whatif_terminal.render_text(msgspec.structs.replace(result, source=without), color=True)
+    answer = whatif([run])
+    assert answer.slowdown == near(1.0)
+    assert YELLOW in whatif_terminal.render_text(answer, color=True)
+    without = msgspec.structs.replace(answer.source, rare_steps=0, rare_share=0.0)
+    assert GREEN in whatif_terminal.render_text(msgspec.structs.replace(answer, source=without), color=True)
 
 
 def test_the_terminal_says_which_steps_its_figures_are_of(analysis: Analysis) -> None:
@@ -249,10 +249,10 @@ def test_a_what_if_where_ranks_meet_every_few_steps_is_that_of_the_verdict(synth
         }
 
     run = synthetic(ranks=4, steps=400, fields=meets, gpus=True).write()
-    verdict, result = analyze([run]).verdict, whatif([run])
-    first = result.by_rank[0]
-    assert (verdict.rank, first.rank, result.discrepancy) == (2, 2, near(1.0, abs=0.005))
-    assert (result.step_seconds, first.saved_seconds) == (near(0.126, rel=CLOSE), near(0.025, rel=CLOSE))
+    verdict, answer = analyze([run]).verdict, whatif([run])
+    first = answer.by_rank[0]
+    assert (verdict.rank, first.rank, answer.discrepancy) == (2, 2, near(1.0, abs=0.005))
+    assert (answer.step_seconds, first.saved_seconds) == (near(0.126, rel=CLOSE), near(0.025, rel=CLOSE))
     assert first.gpu_hours_lost == near(verdict.gpu_hours_lost, rel=CLOSE)
 
 
@@ -263,15 +263,15 @@ def test_records_missing_at_random_leave_the_what_if_that_of_the_verdict(synthet
     rng = np.random.default_rng(1)
     run.dropped = {rank: set(np.flatnonzero(rng.random(60) < share).tolist()) for rank in range(64)}
     path = run.write()
-    verdict, result = analyze([path]).verdict, whatif([path])
-    assert (verdict.rank, result.status) == (5, "ok")
-    assert result.source.steps == 55
-    assert result.source.estimated_share == near(share, abs=0.01)
-    assert (result.by_rank[0].rank, result.by_cause[0].cause) == (5, "compute")
-    assert result.by_rank[0].gpu_hours_lost == near(verdict.gpu_hours_lost, rel=0.05)
-    assert result.by_rank[0].saved_seconds == near(0.04, rel=0.1)
-    assert result.discrepancy == near(1.0, abs=0.005)
-    assert ("estimated" in whatif_terminal.render_text(result)) == (share > 0)
+    verdict, answer = analyze([path]).verdict, whatif([path])
+    assert (verdict.rank, answer.status) == (5, "ok")
+    assert answer.source.steps == 55
+    assert answer.source.estimated_share == near(share, abs=0.01)
+    assert (answer.by_rank[0].rank, answer.by_cause[0].cause) == (5, "compute")
+    assert answer.by_rank[0].gpu_hours_lost == near(verdict.gpu_hours_lost, rel=0.05)
+    assert answer.by_rank[0].saved_seconds == near(0.04, rel=0.1)
+    assert answer.discrepancy == near(1.0, abs=0.005)
+    assert ("estimated" in whatif_terminal.render_text(answer)) == (share > 0)
 
 
 @pytest.mark.parametrize("missing", [2, None])
@@ -283,7 +283,7 @@ def test_waiting_is_as_long_as_the_what_if_says_where_records_are_missing(synthe
     lacking = range(8) if missing is None else [missing]
     run.dropped = {rank: set(np.flatnonzero(rng.random(90) < share).tolist()) for rank in lacking}
     path = run.write()
-    analysis, result = analyze([path]), whatif([path])
+    analysis, answer = analyze([path]), whatif([path])
     assert analysis.waterfall is not None
     waits = {part.name: part.us for part in analysis.waterfall.parts}
-    assert waits["straggler_wait"] == near(1e6 * (result.saved_seconds or 0.0), rel=CLOSE)
+    assert waits["straggler_wait"] == near(1e6 * (answer.saved_seconds or 0.0), rel=CLOSE)

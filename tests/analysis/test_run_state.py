@@ -130,7 +130,7 @@ def test_with_too_little_data_what_to_do_fits_the_state_of_the_run(
 @pytest.mark.parametrize(
     ("ago_s", "goes_on", "silence"), [(60, True, None), (200, True, "s"), (3600, True, "min"), (3600, False, None)]
 )
-def test_a_run_whose_ranks_finish_no_more_steps_is_reported_whatever_the_verdict(
+def test_a_run_without_new_steps_is_reported_whatever_the_verdict(
     synthetic: Synthetic, ago_s: float, goes_on: bool, silence: str | None
 ) -> None:
     run = synthetic(plan=always(2, us=60_000)).write()

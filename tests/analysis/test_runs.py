@@ -140,7 +140,7 @@ def test_a_rank_that_is_slow_now_and_then_is_intermittent(synthetic: Synthetic) 
         (["validated"], "between_steps", "host", ""),
     ],
 )
-def test_an_activity_of_all_ranks_that_takes_one_of_them_longer_is_the_cause(
+def test_an_activity_of_all_ranks_that_takes_one_longer_is_the_cause(
     synthetic: Synthetic, tags: list[str], phase: str, cause: str, said: str
 ) -> None:
     def plan(rank: int, step: int) -> dict[str, Any] | None:
@@ -310,7 +310,7 @@ def profiled(steps: Iterable[int], late_us: int | Callable[[int], int]) -> tuple
 
 
 @pytest.mark.parametrize(("phase", "cause"), [("forward", "host"), ("data", "input")])
-def test_windows_decide_where_step_records_cannot_and_step_records_still_tell_the_cause(
+def test_windows_decide_and_step_records_still_tell_the_cause(
     synthetic: Synthetic,
     add_windows: AddWindows,
     phase: str,
@@ -464,9 +464,7 @@ def test_windows_too_few_to_exclude_chance_ask_for_more(synthetic: Synthetic, ad
     assert "more profiled steps are needed" in verdict.summary
 
 
-def test_windows_do_not_call_a_run_balanced_whose_steps_are_those_of_one_rank(
-    synthetic: Synthetic, add_windows: AddWindows
-) -> None:
+def test_windows_do_not_call_a_run_balanced_that_has_steps_of_one_rank(synthetic: Synthetic, add_windows: AddWindows) -> None:
     path = synthetic(ranks=2).write()
     for rank in range(2):
         add_windows(path, rank, *profiled(range(20, 26), 0))
@@ -513,7 +511,7 @@ def test_ranks_on_cpus_that_compute_or_wait_for_data_are_not_host_bound(
     assert result(synthetic(device_kind="cpu", plan=lambda _rank, _step: extra)).verdict.kind == kind
 
 
-def test_ranks_on_cpus_that_all_queue_for_them_are_host_bound_and_not_said_to_stall(synthetic: Synthetic) -> None:
+def test_cpu_ranks_that_all_queue_are_host_bound_and_do_not_stall(synthetic: Synthetic) -> None:
     queue = {"phase": "forward", "us": 400_000, "run_queue": True}
     verdict = result(synthetic(device_kind="cpu", plan=lambda _rank, _step: queue)).verdict
     assert (verdict.kind, verdict.cause, verdict.explained_by) == ("host_bound", "host", "cpu_contention")
@@ -521,7 +519,7 @@ def test_ranks_on_cpus_that_all_queue_for_them_are_host_bound_and_not_said_to_st
     assert "OMP_NUM_THREADS" in verdict.next[0]
 
 
-def test_what_the_host_of_a_device_does_between_steps_says_nothing_of_the_device(synthetic: Synthetic) -> None:
+def test_host_work_between_steps_says_nothing_about_the_device(synthetic: Synthetic) -> None:
     verdict = result(synthetic(plan=lambda _rank, _step: {"phase": "between_steps", "us": 400_000})).verdict
     assert verdict.kind == "balanced"
 

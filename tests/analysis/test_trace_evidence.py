@@ -73,9 +73,7 @@ def two_ranks(folder: Path, steps: int, *, uncalled: int = 0) -> Analysis:
 
 
 @pytest.mark.parametrize(("steps", "most"), [(5, 6 / 7), (7, 8 / 9), (16, 0.99)])
-def test_of_fewer_steps_than_are_needed_nobody_is_surer_than_the_next_step_allows(
-    tmp_path: Path, steps: int, most: float
-) -> None:
+def test_too_few_steps_give_no_more_certainty_than_the_next_step_allows(tmp_path: Path, steps: int, most: float) -> None:
     # given four ranks, one of which is late in every step
     verdict = analyze([write(tmp_path, [cpu_rank(steps, late=rank == 1) for rank in range(4)])]).verdict
     # then it is named, with a confidence that depends on the number of steps
@@ -85,7 +83,7 @@ def test_of_fewer_steps_than_are_needed_nobody_is_surer_than_the_next_step_allow
     assert ("At least 8 steps are needed" in verdict.summary) == (steps < 8)
 
 
-def test_one_step_is_said_to_be_one_and_the_annotations_of_the_host_tell_the_phase(dlrm: Path) -> None:
+def test_one_step_is_called_one_and_host_annotations_tell_the_phase(dlrm: Path) -> None:
     verdict = analyze([dlrm]).verdict
     assert (verdict.rank, verdict.cause, verdict.phase) == (7, "host", "forward")
     assert verdict.confidence == pytest.approx(2 / 3, abs=0.001)
@@ -135,7 +133,7 @@ def test_without_annotated_steps_a_window_is_at_hand(tmp_path: Path) -> None:
     assert "in the one window at hand" in verdict.summary
 
 
-def test_verdict_and_what_if_divide_by_the_same_step_and_do_not_contradict_each_other(dlrm: Path) -> None:
+def test_verdict_and_what_if_divide_by_the_same_step_without_contradiction(dlrm: Path) -> None:
     # given one set of traces
     analysis, played = analyze([dlrm]), whatif([dlrm])
     # then both use the time from the first start on any rank to the last end on any
@@ -175,9 +173,7 @@ def window(start: float, length: float) -> StepBreakdown:
     spans=st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 1000)), min_size=2, max_size=6),
     offset=st.integers(-(10**12), 10**12),
 )
-def test_ranks_with_a_clock_in_common_are_one_extent_and_others_are_not_mixed_in(
-    spans: list[tuple[int, int]], offset: int
-) -> None:
+def test_ranks_with_a_common_clock_are_one_extent_without_the_others(spans: list[tuple[int, int]], offset: int) -> None:
     # given ranks that share a clock, one of which is off by any amount, and one without any link to them
     windows = {rank: window(start, length) for rank, (start, length) in enumerate(spans)}
     windows[0] = window(spans[0][0] + offset, spans[0][1])
@@ -244,7 +240,7 @@ def test_where_the_loader_is_seen_the_sentence_does_not_leave_it_open(dlrm: Path
     assert {row.name for row in beside.evidence} >= {"share.input", "share.idle"}
 
 
-def test_collectives_that_nobody_called_are_unmatched_and_less_is_known_for_it(tmp_path: Path) -> None:
+def test_collectives_that_no_rank_called_are_unmatched_and_lower_coverage(tmp_path: Path) -> None:
     # given ranks that reduce in calls of the trace, and for 200 µs in each step without a call
     analysis = two_ranks(tmp_path, 16, uncalled=16)
     collectives = analysis.collectives

@@ -74,7 +74,7 @@ def test_the_content_counts_before_the_name() -> None:
     assert job.warnings == ["rank-5.json is of rank 0, though its name says 5"]
 
 
-def test_numbers_in_names_are_ranks_where_they_are_for_the_traces_that_tell_theirs() -> None:
+def test_numbers_in_names_are_ranks_if_traces_with_known_ranks_agree() -> None:
     assert job_of([identity("trace_8.json", 8), identity("trace_9.json")]).traces == {8: 0, 9: 1}
     assert job_of([identity("trace_8.json", 0), identity("trace_9.json")]).problem == "unknown_ranks"
 
@@ -88,7 +88,7 @@ def test_traces_of_unknown_rank_are_numbered_and_not_compared(problem: str, *, c
         job_of([identity("b_31.json"), identity("a_27.json")], cycle=1)
 
 
-def test_one_of_unknown_rank_among_others_is_left_out_where_it_cannot_be_missing() -> None:
+def test_a_trace_of_unknown_rank_is_left_out_where_no_rank_is_missing() -> None:
     traces = [identity("rank-0.json", 0), identity("rank-1.json", 1), identity("x.json", collectives=0)]
     assert job_of(traces).traces == {0: 0, 1: 1}
     traces[2] = identity("x.json")

@@ -35,7 +35,7 @@ def check_slow_rank(analysis: Analysis) -> None:
     assert (analysis.verdict.kind, analysis.verdict.ranks) == ("straggler", [SLOW]), analysis.verdict.summary
 
 
-def test_ids_of_processes_in_names_are_no_ranks_where_collectives_tell_them(tmp_path: Path) -> None:
+def test_process_ids_in_names_are_no_ranks_where_collectives_tell_ranks(tmp_path: Path) -> None:
     # given names with a host and a process id, and no distributedInfo
     for rank, events in enumerate(job("device", numbered=True)):
         for event in events:

@@ -85,7 +85,7 @@ def test_a_host_whose_ranks_are_slow_in_bursts_of_their_own_is_named(
     assert low - 0.01 <= fleet.saving <= high + 0.01
 
 
-def test_ranks_of_several_hosts_in_bursts_or_at_every_second_step_are_named(
+def test_ranks_of_several_hosts_in_bursts_or_every_second_step_are_named(
     faults: Any, analyse: Analyse, rng: np.random.Generator
 ) -> None:
     for fleet in (
@@ -108,7 +108,7 @@ def test_a_slow_host_is_in_the_sentence_and_a_finding_of_its_own(faults: Any, an
 
 
 @pytest.mark.parametrize("healthy", [3, None])
-def test_a_host_is_named_where_one_of_its_ranks_is_healthy_or_all_are_slow_in_turn(
+def test_a_host_is_named_if_one_rank_is_healthy_or_all_are_slow_in_turn(
     noise: Any, analyse: Analyse, rng: np.random.Generator, healthy: int | None
 ) -> None:
     own = noise.noise(rng, 16, 300)
@@ -180,7 +180,7 @@ def test_the_reason_for_waiting_may_be_a_rank_without_records(noise: Any, analys
     assert "3 ranks" in analysis.verdict.summary
 
 
-def test_ranks_that_join_late_are_not_called_balanced_without_being_compared(
+def test_late_joining_ranks_are_not_called_balanced_without_a_comparison(
     noise: Any, analyse: Analyse, rng: np.random.Generator
 ) -> None:
     own = noise.noise(rng, 8, 400)
@@ -192,7 +192,7 @@ def test_ranks_that_join_late_are_not_called_balanced_without_being_compared(
 # Waiting that moves
 
 
-def test_a_slow_rank_beside_moving_pauses_is_named_and_the_pauses_are_a_finding(
+def test_a_slow_rank_is_named_and_moving_pauses_beside_it_are_a_finding(
     faults: Any, analyse: Analyse, rng: np.random.Generator
 ) -> None:
     fleet = faults.beside_pauses(rng, 100_000.0)
@@ -202,7 +202,7 @@ def test_a_slow_rank_beside_moving_pauses_is_named_and_the_pauses_are_a_finding(
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_garbage_collections_at_other_steps_of_each_rank_are_waiting_in_turn(noise: Any, analyse: Analyse, ranks: int) -> None:
+def test_garbage_collections_at_different_steps_are_waiting_in_turn(noise: Any, analyse: Analyse, ranks: int) -> None:
     verdict = analyse(noise.collections(np.random.default_rng(3), ranks)).verdict
     assert (verdict.kind, verdict.pattern, verdict.rank, verdict.cause) == ("straggler", "rotating", None, "gc")
 

@@ -50,7 +50,7 @@ def test_a_full_disk_leaves_the_old_content_and_no_temporary_file(tmp_path: Path
     assert ((tmp_path / "file").read_bytes(), names(tmp_path)) == (b"old", ["file"])
 
 
-def test_an_error_of_the_writer_leaves_the_old_content_and_no_temporary_file(tmp_path: Path) -> None:
+def test_a_writers_error_keeps_the_old_content_and_no_temporary_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"old")
 
     def fail() -> None:

@@ -19,7 +19,7 @@ def look_always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(followed_files, "LOOK_EVERY_S", 0)
 
 
-def test_changed_files_are_read_again_and_an_unusable_version_leaves_the_last_one(tmp_path: Path) -> None:
+def test_changed_files_are_read_again_unless_the_new_version_is_unusable(tmp_path: Path) -> None:
     file = tmp_path / "number"
     file.write_text("1")
     changed: list[int] = []
@@ -62,9 +62,7 @@ def test_a_file_that_is_named_before_it_is_there_is_read_when_it_is(tmp_path: Pa
     asyncio.run(story())
 
 
-def test_a_file_system_that_hangs_delays_only_the_requests_of_its_first_moments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hanging_file_system_delays_only_requests_of_its_first_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(followed_files, "PATIENCE_S", 0.05)
     file = tmp_path / "number"
     file.write_text("1")

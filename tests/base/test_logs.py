@@ -1,7 +1,8 @@
-"""A log record is one line, whatever it contains."""
+"""Logs: a record is one line, a stalled reader costs lines, and a problem that lasts is reported once."""
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import logging
@@ -12,9 +13,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from tests.command_line import logging_kept
+from tests.full_pipe import SMALLEST_PIPE, fill_pipe
 
 from rankscope.base import logs
+from rankscope.base.line_writer import LineWriter
 from rankscope.base.logs import LogFormat
+from rankscope.base.problems import ProblemLog
 
 HOSTILE = 'a\nlevel=error msg="forged" \x1b[31m \u202e \\ "'
 
@@ -93,3 +97,69 @@ def test_text_is_for_a_terminal_that_stays_as_it_was(written: Callable[[LogForma
     assert line.isprintable()
     assert re.match(r"\d\d:\d\d:\d\d WARN  fleet: down: a", line)
     assert line.endswith("gpu=GPU-1  age_s=1.5")
+
+
+def test_lines_are_dropped_and_counted_when_the_pipe_flows_again() -> None:
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, SMALLEST_PIPE)
+    fill_pipe(writer)
+    lines = LineWriter(writer, dropped=lambda count: f"dropped: {count}", max_lines=3)
+    for number in range(10):
+        lines.write(f"line {number}")
+
+    text = ""
+    while "dropped" not in text:
+        text += os.read(reader, 65536).decode()
+
+    shown = text.replace("x", "").splitlines()
+    kept = [line for line in shown if re.fullmatch(r"line \d", line)]
+    assert kept == [f"line {number}" for number in range(len(kept))]
+    assert 3 <= len(kept) <= 4  # one may be in the writer when the queue fills
+    assert shown[len(kept) :] == [f"dropped: {10 - len(kept)}"]
+    lines.write("all is well")
+    lines.flush(60)
+    assert os.read(reader, 65536) == b"all is well\n"
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize(
+    ("each_reason", "reasons", "lines"),
+    [
+        (True, ["full", "full", "gone", None, None, "gone"], ["full", "gone", "over", "gone"]),
+        (False, ["full", "gone", None, "gone", "full"], ["full", "over", "gone"]),
+        (True, [None], []),
+    ],
+)
+def test_a_problem_is_reported_once_and_again_after_its_end(
+    each_reason: bool, reasons: list[str | None], lines: list[str]
+) -> None:
+    reported: list[str] = []
+    problems = ProblemLog(reported.append, lambda: reported.append("over"), each_reason=each_reason)
+    for reason in reasons:
+        problems.report(reason)
+        assert problems.reason == reason
+    assert reported == lines
+
+
+def test_subjects_are_apart_and_a_reason_that_they_share_is_reported_once() -> None:
+    reported: list[str] = []
+    problems = ProblemLog(reported.append)
+    for about in ("a", "b"):
+        problems.report("the disk is full", about)
+    problems.report("no such host", "c")
+    problems.report("the disk is full", "a")
+    assert (reported, len(problems), "b" in problems, "d" in problems) == (["the disk is full", "no such host"], 3, True, False)
+    for about in ("a", "b", "d"):
+        problems.report(None, about)
+    problems.report("the disk is full", "b")
+    assert reported[2:] == ["the disk is full"]
+    assert problems.reason == "no such host"
+
+
+def test_all_present_problems_are_set_together() -> None:
+    reported: list[str] = []
+    problems = ProblemLog(reported.append, lambda: reported.append("over"))
+    for present in ({"a": "empty", "b": "damaged"}, {"b": "damaged"}, {"a": "empty", "b": "empty"}):
+        problems.replace(present)
+    assert (reported, "a" in problems) == (["empty", "damaged", "over", "empty"], True)

@@ -19,7 +19,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.alerts.deliver.test_sender_killed import check_delivered, send_killed
+from tests.alerts.deliver.test_outbox import check_delivered, send_killed
+from tests.waiting import wait_until
 from tests.webhook_receiver import Behaviour, SimulatedClock, WebhookReceiver, about, answer_with, notice, receiving
 
 from rankscope.alerts.deliver.message import messages_about
@@ -120,7 +121,7 @@ def test_a_receiver_that_is_away_for_hours(receiver: WebhookReceiver, tmp_path: 
         assert len(world.box.replay()) == 50
     world.run(300)
     assert world.states() == {"delivered": 50}
-    assert set(receiver.ids) == {one.id for one in world.box.list_messages()}
+    assert set(receiver.ids) == {message.id for message in world.box.list_messages()}
     # One attempt every two minutes, not one per message
     assert tries <= 12 + hours * 40
     row(f"receiver {name} for {hours} simulated h", attempts=tries, states=states, after=world.states(), lines=len(world.reports))
@@ -179,7 +180,7 @@ def test_every_kind_of_answer(receiver: WebhookReceiver, tmp_path: Path, name: s
 def test_a_sender_that_is_killed(receiver: WebhookReceiver, tmp_path: Path) -> None:
     box = Outbox(AlertStore(tmp_path / "state"))
     box.put(about(*(notice(rank, run=str(rank % 50)) for rank in range(3000)), most_alerts=1))
-    ids = [one.id for one in box.list_messages()]
+    ids = [message.id for message in box.list_messages()]
     receiver.behaviour = slow_a_little
     killed = send_killed(tmp_path / "state", receiver, KILLS, random.Random(11))
     check_delivered(receiver, ids)
@@ -252,11 +253,12 @@ def test_the_machines_clock_steps(
     # Then it neither floods the receiver nor drops messages, and no message waits for hours
     assert tried <= 8
     receiver.behaviour = 200
-    patience = time.monotonic() + 30
-    while box.counts() != {("hook", "delivered"): 20} and time.monotonic() < patience:
+
+    def delivered() -> bool:
         second.run_due()
-        time.sleep(0.05)
-    assert box.counts() == {("hook", "delivered"): 20}
+        return box.counts() == {("hook", "delivered"): 20}
+
+    wait_until(delivered, details=box.counts)
     row(f"clock steps by {hours:+.0f} h", attempts_before=tried, delivered=20, lost=0)
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
@@ -16,6 +15,7 @@ from tests.dashboards.grafana.board_site import Asked, scraping
 from tests.dashboards.grafana.grafana_model import Target, all_boards, targets
 from tests.exporter import conftest as exporter
 from tests.exporter.conftest import RunningExporter
+from tests.waiting import wait_until
 
 from rankscope.alerts.rules.rule_file import rules_text
 
@@ -56,31 +56,33 @@ def test_the_board_of_a_run_has_data_of_a_real_job(
         whole = [*command, "--run-dir", str(tmp_path / "run"), "--", *training]
         with subprocess.Popen(whole, stdout=log, stderr=log, env=environment) as job:
             try:
-                empty = _never_answered(asked, job)
-                until = time.monotonic() + PATIENCE_S
-                while (slowest := _slowest(asked)) != ["2"] and time.monotonic() < until:
-                    time.sleep(2)
+                empty = _never_answered(asked, job, tmp_path / "job.log")
+                wait_until(lambda: _slowest(asked) == ["2"], timeout=PATIENCE_S, poll_s=2, details=lambda: _slowest(asked))
             finally:
                 job.terminate()
                 job.wait(60)
-    assert empty == ON_CPUS_ONLY, (tmp_path / "job.log").read_text()[-2000:]
-    assert slowest == ["2"]
+    assert empty == ON_CPUS_ONLY
 
 
-def _never_answered(asked: Asked, job: subprocess.Popen[bytes]) -> set[str]:
-    """Return the titles of panels whose first query never had data."""
-    left = [target for target in targets(all_boards()["rankscope-run"]) if target.letter == "A"]
-    until = time.monotonic() + PATIENCE_S
-    while {target.panel["title"] for target in left} - ON_CPUS_ONLY and time.monotonic() < until:
-        assert job.poll() is None, "the job ended"
-        left = [target for target in left if not _answers(asked, target)]
-        time.sleep(2)
-    return {target.panel["title"] for target in left}
+def _never_answered(asked: Asked, job: subprocess.Popen[bytes], log: Path) -> set[str]:
+    """Return the titles of panels whose first query never had data, once the others have had it."""
+    unanswered = [target for target in targets(all_boards()["rankscope-run"]) if target.letter == "A"]
+
+    def titles() -> set[str]:
+        return {target.panel["title"] for target in unanswered}
+
+    def others_answered() -> bool:
+        unanswered[:] = [target for target in unanswered if not _answers(asked, target)]
+        return titles() <= ON_CPUS_ONLY
+
+    details = lambda: f"{titles() - ON_CPUS_ONLY}\n{log.read_text()[-2000:]}"  # noqa: E731
+    wait_until(others_answered, timeout=PATIENCE_S, process=job, poll_s=2, details=details)
+    return titles()
 
 
 def _slowest(asked: Asked) -> list[str]:
     """Return the rank that the others wait for most; while processes start it may be any rank."""
-    return [str(one["metric"]["rank"]) for one in asked.instant("topk(1, run_id_rank:rank_own_excess:ratio_rate5m)")]
+    return [str(series["metric"]["rank"]) for series in asked.instant("topk(1, run_id_rank:rank_own_excess:ratio_rate5m)")]
 
 
 def _answers(asked: Asked, target: Target) -> bool:

@@ -116,7 +116,7 @@ def test_a_host_that_is_cut_off_stops_the_job_until_it_is_back(cluster: Cluster,
     [("host powered off", 12.0), ("host powered off, others wait", 90.0)],
     ids=["the others crash soon", "the others crash while the hang fires"],
 )
-def test_ranks_of_a_host_that_loses_power_are_named_and_not_those_that_crash_for_it(
+def test_ranks_of_a_host_without_power_are_named_not_those_that_crash(
     tmp_path: Path, row: Callable[..., None], fault: str, timeout_s: float
 ) -> None:
     with training_cluster(tmp_path, timeout_s=timeout_s) as cluster:
@@ -146,9 +146,7 @@ def test_ranks_of_a_host_that_loses_power_are_named_and_not_those_that_crash_for
         row(fault, timeout_s=timeout_s, seen_s=seen)
 
 
-def test_ranks_that_vanish_with_their_connections_are_named_beside_those_that_crash_at_once(
-    cluster: Cluster, row: Callable[..., None]
-) -> None:
+def test_ranks_that_vanish_with_their_connections_are_named_beside_crashes(cluster: Cluster, row: Callable[..., None]) -> None:
     fault, node = "all processes of a host killed", cluster.nodes[1]
     began = time.time_ns()
     node.power_off()

@@ -26,6 +26,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.campaign, pytest.mark.slow]
 
@@ -386,11 +387,8 @@ def scene(tmp_path: Path, small_disk: Path, clock_shim: Path) -> Iterator[Scene]
 
 
 def _listening(process: subprocess.Popen[bytes], log: Path) -> tuple[str, int]:
-    until = time.monotonic() + 60
-    while not (match := re.search(r"http://([^\s:/]+):(\d+)", log.read_text())):
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < until, log.read_text()
-        time.sleep(0.1)
+    address = re.compile(r"http://([^\s:/]+):(\d+)")
+    match = wait_until(lambda: address.search(log.read_text()), process=process, details=log.read_text)
     return match[1], int(match[2])
 
 

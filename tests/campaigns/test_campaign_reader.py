@@ -40,7 +40,7 @@ def test_some_mutated_traces_give_an_answer_or_one_line(example_traces: Path, tm
 @pytest.mark.campaign
 @pytest.mark.slow
 @pytest.mark.parametrize("process", range(PROCESSES))
-def test_mutated_traces_give_an_answer_or_one_line_in_bounded_time_and_memory(traces: Path, tmp_path: Path, process: int) -> None:
+def test_mutated_traces_give_an_answer_or_one_line_in_bounds(traces: Path, tmp_path: Path, process: int) -> None:
     # given many traces, in a process with limits of memory and CPU time
     def bound() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))

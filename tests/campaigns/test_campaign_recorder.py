@@ -24,6 +24,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tests.waiting import wait_until
 
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
@@ -133,7 +134,7 @@ class Job:
                 during(self)
             stdout, _ = process.communicate(timeout=900)
             stderr.seek(0)
-            said = stderr.read()
+            output = stderr.read()
         assert "rankscope" not in stdout
         rows = {rank: _rows(log / f"rank-{rank}") for rank in (0, 1)}
         return Outcome(
@@ -141,15 +142,12 @@ class Job:
             {rank: [row[1] for row in mine] for rank, mine in rows.items()},
             {rank: [int(row[2]) for row in mine] for rank, mine in rows.items()},
             {rank: [int(row[3]) for row in mine] for rank, mine in rows.items()},
-            said,
+            output,
         )
 
     def _at_half(self, log: Path, process: subprocess.Popen[str]) -> None:
-        deadline = time.monotonic() + 300
-        while not all(len(_rows(log / f"rank-{rank}")) > self.steps // 2 for rank in (0, 1)):
-            assert process.poll() is None, "the job ended before its half"
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        half = self.steps // 2
+        wait_until(lambda: all(len(_rows(log / f"rank-{rank}")) > half for rank in (0, 1)), timeout=300, process=process)
 
     def log(self, *, recorded: bool) -> Path:
         """Return the folder of the ranks' logs."""

@@ -99,7 +99,7 @@ def test_of_a_job_that_goes_on_nobody_is_told_that_it_does_not(
     assert watch.fired().isdisjoint({*LIFE_ALERTS, CRASHED.alertname})
 
 
-def test_a_watcher_that_is_killed_again_and_again_tells_and_notes_every_change(tmp_path: Path) -> None:
+def test_a_watcher_killed_repeatedly_delivers_and_records_every_change(tmp_path: Path) -> None:
     # Given a run that grows all the time, whose rank 2 becomes slow, recovers, and becomes slow again
     run = RunOnDisk(tmp_path / "runs" / "llama", slow=None, name="llama")
     run.grow(200)

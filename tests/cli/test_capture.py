@@ -102,17 +102,17 @@ def test_a_late_rank_is_named_from_the_captured_steps_alone(run: Path, cli: Cli)
     append(run, 0, "windows", breakdown(20, compute_us=9e5, idle_us=-3e5))
     with job(run, serve):
         completed = cli("capture", run, "--wait", "60", "--format", "json")
-    result = json.loads(completed.stdout)
-    assert (result["schema"], result["kind"], result["accepted"]) == ("rankscope.capture/1", "capture", True)
-    assert (result["first_step"], result["last_step"], result["ranks"], result["missing"]) == (70, 72, [0, 1], [])
-    analysis = result["analysis"]
+    report = json.loads(completed.stdout)
+    assert (report["schema"], report["kind"], report["accepted"]) == ("rankscope.capture/1", "capture", True)
+    assert (report["first_step"], report["last_step"], report["ranks"], report["missing"]) == (70, 72, [0, 1], [])
+    analysis = report["analysis"]
     for row in analysis["ranks"]:
         assert (row["window_us"], row["compute_us"], row["overlap_ratio"], row["steps"]) == (3e6, 1.2e6, 0.2, 3)
     assert (analysis["verdict"]["kind"], analysis["verdict"]["rank"]) == ("straggler", 1)
     assert analysis["verdict"]["evidence_source"] == "windows"
     assert analysis["verdict"]["steps"] == [70, 73]
     assert analysis["source"]["coverage"] == 1.0
-    assert result["run_verdict"]["summary"]
+    assert report["run_verdict"]["summary"]
     # ten collectives a step, 40 ms each
     assert analysis["imposed_wait"][0] == {"rank": 1, "imposed_us": 1_200_000, "imposed_exposed_us": 1_200_000, "share": 1.0}
 
@@ -152,8 +152,8 @@ def test_ranks_that_appear_a_moment_later_are_asked_too(
     assert completed.returncode == 0, completed.stderr
     assert len(collected) == 1
     assert "asked for 3 steps of ranks 0, 1" in completed.stderr
-    result = json.loads(completed.stdout)
-    assert (result["ranks"], result["missing"]) == ([0, 1], [])
+    report = json.loads(completed.stdout)
+    assert (report["ranks"], report["missing"]) == ([0, 1], [])
 
 
 @pytest.mark.parametrize("what", ["profile", "dump"])
@@ -174,11 +174,11 @@ def test_a_rank_that_does_not_appear_is_missing_and_the_others_are_asked(
         completed = cli("capture", run, "--wait", "1000", "--format", "json", *(["--flight-recorder"] if what == "dump" else []))
     assert completed.returncode == 1
     assert "rank 0 of this job: still no record" in completed.stderr
-    result = json.loads(completed.stdout)
-    assert [(row["rank"], "no record" in row["reason"]) for row in result["missing"]] == [(0, True)]
+    report = json.loads(completed.stdout)
+    assert [(row["rank"], "no record" in row["reason"]) for row in report["missing"]] == [(0, True)]
     if what == "profile":
-        assert (result["ranks"], result["accepted"]) == ([1], True)
-        assert "no record" in result["reason"]
+        assert (report["ranks"], report["accepted"]) == ([1], True)
+        assert "no record" in report["reason"]
 
 
 def test_a_rank_that_has_been_absent_for_long_is_not_waited_for(run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,11 +280,11 @@ def test_a_job_that_accepts_and_then_hangs_is_reported(run: Path, cli: Cli, cloc
 
     with job(run, serve):
         completed = cli("capture", run, "--wait", "1", "--format", "json")
-    result = json.loads(completed.stdout)
-    assert (completed.returncode, result["accepted"], len(result["missing"])) == (1, True, 2)
-    assert "none of the steps was profiled in time" in result["reason"]
-    assert ": rank 0 has not finished a step in the " in result["reason"]
-    assert "--flight-recorder" in result["reason"]
+    report = json.loads(completed.stdout)
+    assert (completed.returncode, report["accepted"], len(report["missing"])) == (1, True, 2)
+    assert "none of the steps was profiled in time" in report["reason"]
+    assert ": rank 0 has not finished a step in the " in report["reason"]
+    assert "--flight-recorder" in report["reason"]
 
 
 def test_who_waits_for_less_than_a_few_steps_does_not_hear_of_a_hang(run: Path, cli: Cli) -> None:
@@ -319,13 +319,13 @@ def test_what_is_missing_is_named_and_what_is_there_is_shown(run: Path, cli: Cli
     with job(run, serve):
         completed = cli("capture", run, "--wait", "60", "--format", "json")
     assert completed.returncode == 1
-    result = json.loads(completed.stdout)
-    assert result["ranks"] == [0]
-    assert [(row["rank"], "killed" in row["reason"]) for row in result["missing"]] == [(1, True)]
-    assert result["analysis"]["ranks"][0]["window_us"] == 3e6
-    assert result["analysis"]["ranks"][1]["window_us"] is None
-    assert result["analysis"]["verdict"]["kind"] == "insufficient_data"
-    assert "rank 1 has no profile of these steps" in result["analysis"]["source"]["warnings"]
+    report = json.loads(completed.stdout)
+    assert report["ranks"] == [0]
+    assert [(row["rank"], "killed" in row["reason"]) for row in report["missing"]] == [(1, True)]
+    assert report["analysis"]["ranks"][0]["window_us"] == 3e6
+    assert report["analysis"]["ranks"][1]["window_us"] is None
+    assert report["analysis"]["verdict"]["kind"] == "insufficient_data"
+    assert "rank 1 has no profile of these steps" in report["analysis"]["source"]["warnings"]
 
 
 @pytest.mark.parametrize("seen_by", ["its steps", "later windows"])
@@ -344,12 +344,12 @@ def test_a_rank_that_leaves_the_steps_out_is_not_waited_for(run: Path, cli: Cli,
         completed = cli("capture", run, "--wait", "1000", "--format", "json")
     # then the available profiles are shown, and the missing ones with the place to look
     assert completed.returncode == 1
-    result = json.loads(completed.stdout)
-    assert result["ranks"] == [0]
-    (missing,) = result["missing"]
+    report = json.loads(completed.stdout)
+    assert report["ranks"] == [0]
+    (missing,) = report["missing"]
     assert missing["rank"] == 1
     assert "it left the window out, and the job's stderr says why" in missing["reason"]
-    assert result["analysis"]["ranks"][0]["window_us"] == 3e6
+    assert report["analysis"]["ranks"][0]["window_us"] == 3e6
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 2**62), (5, 4), (None, 3)])
@@ -456,10 +456,10 @@ def test_flight_recorder_dumps_are_named_and_what_is_missing_too(run: Path, cli:
     with job(run, serve) as seen:
         completed = cli("capture", run, "--flight-recorder", "--wait", "60", "--format", "json")
     assert completed.returncode == 1
-    result = json.loads(completed.stdout)
+    report = json.loads(completed.stdout)
     name = f"rank-00000-{seen[0].id}-gloo.pickle"
-    assert result["dumps"] == [{"rank": 0, "host": "node0", "path": f"attempts/000/flight/{name}"}]
-    assert result["missing"] == [{"rank": 1, "reason": "it is stuck"}]
+    assert report["dumps"] == [{"rank": 0, "host": "node0", "path": f"attempts/000/flight/{name}"}]
+    assert report["missing"] == [{"rank": 1, "reason": "it is stuck"}]
 
 
 def test_one_rank_may_refuse_a_dump_for_all(run: Path, cli: Cli) -> None:
@@ -497,8 +497,8 @@ def test_the_attempt_that_answers_is_the_one_that_is_waited_for(run: Path, cli: 
     # then its ranks' profiles are the answer, and the output says so
     assert completed.returncode == 0, completed.stderr
     assert "attempt 1 answers, not 0" in completed.stderr
-    result = json.loads(completed.stdout)
-    assert (result["attempt"], result["ranks"], result["missing"]) == (1, [0, 1, 2], [])
+    report = json.loads(completed.stdout)
+    assert (report["attempt"], report["ranks"], report["missing"]) == (1, [0, 1, 2], [])
 
 
 def test_dumps_of_another_attempt_than_that_asked_are_found(run: Path, cli: Cli) -> None:
@@ -512,8 +512,8 @@ def test_dumps_of_another_attempt_than_that_asked_are_found(run: Path, cli: Cli)
     with job(run, serve):
         completed = cli("capture", run, "--flight-recorder", "--wait", "60", "--format", "json")
     assert completed.returncode == 0, completed.stderr
-    result = json.loads(completed.stdout)
-    assert (result["attempt"], [row["rank"] for row in result["dumps"]]) == (1, [0, 1, 2])
+    report = json.loads(completed.stdout)
+    assert (report["attempt"], [row["rank"] for row in report["dumps"]]) == (1, [0, 1, 2])
 
 
 def test_an_attempt_that_is_none_is_not_followed(run: Path, cli: Cli) -> None:

@@ -258,7 +258,7 @@ def test_an_attempt_is_exported_by_its_folder(cli: Run, recorded: Path, tmp_path
     assert (completed.returncode, "a place of the run's own files" in completed.stderr) == (2, True)
 
 
-def test_a_rank_of_whose_raw_traces_nothing_can_be_seen_is_exported_without_them(
+def test_a_rank_whose_raw_traces_show_nothing_is_exported_without_them(
     cli: Run, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a folder of raw traces that no user may list

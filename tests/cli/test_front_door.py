@@ -178,7 +178,7 @@ def test_input_that_cannot_be_read_is_one_line_with_status_3(cli: Cli, tmp_path:
     assert str(path) in completed.stderr
 
 
-def test_a_trace_without_gpu_events_is_insufficient_data_that_says_what_is_missing(cli: Cli, tmp_path: Path) -> None:
+def test_a_trace_without_gpu_events_is_insufficient_data_with_the_reason(cli: Cli, tmp_path: Path) -> None:
     path = write(
         tmp_path / "rank-0.json", b'{"traceEvents": [{"ph": "X", "cat": "python_function", "name": "f", "ts": 1, "dur": 2}]}'
     )

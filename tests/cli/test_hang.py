@@ -16,6 +16,7 @@ from typing import Any
 import jsonschema
 import pytest
 from tests.flight_dumps import Job, write
+from tests.waiting import wait_until
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 WORLD = {"0": (0, 1, 2, 3)}
@@ -95,17 +96,16 @@ def test_of_a_real_job_that_hangs_the_rank_that_did_not_come_is_named(cli: Cli, 
     collected = ["run", "--run-dir", str(run), "--window-steps", "0", "--no-verdict", "--", *torchrun]
     job = subprocess.Popen([sys.executable, "-m", "rankscope", *collected], stderr=subprocess.PIPE, text=True)
     try:
-        deadline = time.monotonic() + 240
-        while len(list(run.glob("attempts/000/ranks/*/steps-*"))) < 3:
-            assert job.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        wait_until(lambda: len(list(run.glob("attempts/000/ranks/*/steps-*"))) >= 3, process=job)
+
         # when dumps are requested, late enough that no rank can still be on its way
-        report: dict[str, Any] = {"kind": "no_hang"}
-        while report["kind"] != "hang" and time.monotonic() < deadline:
-            time.sleep(10)
+        def hanging() -> Any:
             assert cli("capture", run, "--flight-recorder", "--wait", "60").returncode == 0
             report = json.loads(cli("hang", run, "--format", "json").stdout)
+            return report if report["kind"] == "hang" else None
+
+        time.sleep(10)
+        report = wait_until(hanging, poll_s=10)
         # then the last rank is named, with the collective that the others wait in, and its call in the script
         assert (report["cause"], report["culprits"]) == ("not_arrived", [2]), report
         assert report["collective"]["op"] == "all_reduce"

@@ -52,20 +52,20 @@ def dump(run: Path, *, ranks: tuple[int, ...] = (0, 1, 2, 3), stops: dict[int, i
 def asked(cli: Cli, *args: str | Path, env: dict[str, str] | None = None) -> dict[str, Any]:
     completed = cli("hang", *args, "--wait", "0", "--format", "json", env=env)
     assert (completed.returncode, completed.stderr) == (0, "")
-    result: dict[str, Any] = json.loads(completed.stdout)
-    jsonschema.validate(result, json.loads(cli("schema", "hang").stdout))
-    return result
+    report: dict[str, Any] = json.loads(completed.stdout)
+    jsonschema.validate(report, json.loads(cli("schema", "hang").stdout))
+    return report
 
 
 def test_without_a_path_the_job_on_this_host_is_asked(cli: Cli) -> None:
     with listening(ras(LATE)) as address:
-        result = asked(cli, env={"NCCL_RAS_ADDR": address})
-    assert (result["kind"], result["cause"], result["culprits"]) == ("hang", "not_arrived", [2])
-    assert (result["ras"]["live"], result["ras"]["answers"], result["ras"]["moved"]) == (True, 2, False)
-    assert (result["ranks"], result["world_size"], result["coverage"]) == (0, 4, None)
-    assert [(row["rank"], row["certain"]) for row in result["evidence"]] == [(2, False)]
-    assert any("capture" in row for row in result["next"])
-    assert any("process 1002" in row and "py-spy" in row for row in result["next"])
+        report = asked(cli, env={"NCCL_RAS_ADDR": address})
+    assert (report["kind"], report["cause"], report["culprits"]) == ("hang", "not_arrived", [2])
+    assert (report["ras"]["live"], report["ras"]["answers"], report["ras"]["moved"]) == (True, 2, False)
+    assert (report["ranks"], report["world_size"], report["coverage"]) == (0, 4, None)
+    assert [(row["rank"], row["certain"]) for row in report["evidence"]] == [(2, False)]
+    assert any("capture" in row for row in report["next"])
+    assert any("process 1002" in row and "py-spy" in row for row in report["next"])
 
 
 def test_the_text_says_who_where_and_what_ras_does_not_see(cli: Cli) -> None:
@@ -81,8 +81,8 @@ def test_the_text_says_who_where_and_what_ras_does_not_see(cli: Cli) -> None:
 def test_an_nccl_without_json_is_asked_as_well(cli: Cli) -> None:
     row = "      0         1         1         8         8         8   RUNNING      OK\n"
     with listening(ras(text_answer(row), has_json=False)) as address:
-        result = asked(cli, "--ras", address)
-    assert (result["kind"], result["ras"]["format"], result["ras"]["moved"]) == ("insufficient_data", "text", None)
+        report = asked(cli, "--ras", address)
+    assert (report["kind"], report["ras"]["format"], report["ras"]["moved"]) == ("insufficient_data", "text", None)
 
 
 def test_the_exit_status_is_that_of_dumps(cli: Cli) -> None:
@@ -131,37 +131,37 @@ def test_of_a_run_dumps_name_the_call_and_ras_agrees(cli: Cli, tmp_path: Path) -
     run = recorded(tmp_path / "run")
     dump(run)
     with listening(ras(LATE)) as address:
-        result = asked(cli, run, "--ras", address)
+        report = asked(cli, run, "--ras", address)
         text = cli("hang", run, "--ras", address, "--wait", "0").stdout
-    assert (result["culprits"], result["collective"]["sequence"], result["ras"]["culprits"]) == ([2], 2, [2])
-    assert result["evidence"][0]["certain"] is True
-    assert [row["rank"] for row in result["waiting"]] == [0, 1, 3]
+    assert (report["culprits"], report["collective"]["sequence"], report["ras"]["culprits"]) == ([2], 2, [2])
+    assert report["evidence"][0]["certain"] is True
+    assert [row["rank"] for row in report["waiting"]] == [0, 1, 3]
     assert "NCCL RAS" in text
 
 
-def test_where_dumps_name_nobody_for_sure_ras_says_who_and_they_say_which_call(cli: Cli, tmp_path: Path) -> None:
+def test_ras_names_the_rank_where_dumps_cannot_and_dumps_name_the_call(cli: Cli, tmp_path: Path) -> None:
     run = recorded(tmp_path / "run")
     dump(run, ranks=(0, 1, 3))
     assert asked(cli, run)["cause"] == "no_dump"
     with listening(ras(GONE)) as address:
-        result = asked(cli, run, "--ras", address)
-    assert (result["cause"], result["culprits"], result["suspects"]) == ("unreachable", [2], [])
-    assert result["collective"]["op"] == "all_reduce"
-    assert "all_reduce 2 of group 0" in result["summary"]
-    assert (result["evidence"][0]["host"], result["evidence"][0]["certain"]) == ("node2", True)
+        report = asked(cli, run, "--ras", address)
+    assert (report["cause"], report["culprits"], report["suspects"]) == ("unreachable", [2], [])
+    assert report["collective"]["op"] == "all_reduce"
+    assert "all_reduce 2 of group 0" in report["summary"]
+    assert (report["evidence"][0]["host"], report["evidence"][0]["certain"]) == ("node2", True)
 
 
-def test_other_ranks_by_ras_than_by_dumps_are_reported_and_a_job_that_goes_on_does_not_hang(cli: Cli, tmp_path: Path) -> None:
+def test_ranks_only_ras_names_are_reported_and_a_running_job_does_not_hang(cli: Cli, tmp_path: Path) -> None:
     run = recorded(tmp_path / "run")
     dump(run)
     with listening(ras(answer(Comm({0: 41, 1: 42, 2: 42, 3: 42})))) as address:
-        result = asked(cli, run, "--ras", address)
-    assert result["culprits"] == [2]
-    assert any("Rank 0" in row for row in result["warnings"])
+        report = asked(cli, run, "--ras", address)
+    assert report["culprits"] == [2]
+    assert any("Rank 0" in row for row in report["warnings"])
     with listening(ras(LATE, answer(Comm(dict.fromkeys(range(4), 43))))) as address:
-        result = asked(cli, run, "--ras", address)
-    assert (result["kind"], result["culprits"], result["evidence"]) == ("no_hang", [], [])
-    assert any("Rank 2 did not arrive" in row for row in result["warnings"])
+        report = asked(cli, run, "--ras", address)
+    assert (report["kind"], report["culprits"], report["evidence"]) == ("no_hang", [], [])
+    assert any("Rank 2 did not arrive" in row for row in report["warnings"])
 
 
 def test_a_run_whose_job_is_on_this_host_is_asked_and_another_is_not(cli: Cli, tmp_path: Path) -> None:
@@ -169,8 +169,8 @@ def test_a_run_whose_job_is_on_this_host_is_asked_and_another_is_not(cli: Cli, t
     document["communicators"][0]["ranks"][0]["pid"] = os.getpid()
     with listening(ras(json.dumps(document).encode())) as address:
         env = {"NCCL_RAS_ADDR": address}
-        result = asked(cli, recorded(tmp_path / "here", here=True), env=env)
-        assert (result["culprits"], result["path"]) == ([2], str(tmp_path / "here"))
+        report = asked(cli, recorded(tmp_path / "here", here=True), env=env)
+        assert (report["culprits"], report["path"]) == ([2], str(tmp_path / "here"))
         for run in (recorded(tmp_path / "elsewhere"), recorded(tmp_path / "gloo", here=True, backend="gloo")):
             completed = cli("hang", run, "--wait", "0", env=env)
             assert (completed.returncode, "no Flight Recorder dumps" in completed.stderr) == (3, True)
@@ -196,9 +196,9 @@ def test_a_run_without_an_answer_is_judged_by_its_dumps_with_a_warning(cli: Cli,
     assert (completed.returncode, completed.stdout, len(completed.stderr.splitlines())) == (3, "", 1)
     assert "nothing listens" in completed.stderr
     dump(run)
-    result = asked(cli, run, env={"NCCL_RAS_ADDR": "127.0.0.1:1"})
-    assert (result["culprits"], result["ras"]) == ([2], None)
-    assert any("nothing listens" in row for row in result["warnings"])
+    report = asked(cli, run, env={"NCCL_RAS_ADDR": "127.0.0.1:1"})
+    assert (report["culprits"], report["ras"]) == ([2], None)
+    assert any("nothing listens" in row for row in report["warnings"])
 
 
 def test_the_answers_kept_in_a_run_count_after_the_job(cli: Cli, tmp_path: Path) -> None:
@@ -208,12 +208,12 @@ def test_the_answers_kept_in_a_run_count_after_the_job(cli: Cli, tmp_path: Path)
     keep(run, GONE, now - 100 * 10**9)
     keep(run, LATE, now)
     # One answer proves nothing: the other is too old
-    result = asked(cli, run)
-    assert (result["kind"], result["suspects"], result["ras"]["answers"]) == ("insufficient_data", [2], 1)
+    report = asked(cli, run)
+    assert (report["kind"], report["suspects"], report["ras"]["answers"]) == ("insufficient_data", [2], 1)
     keep(run, LATE, now + 5 * 10**9)
-    result = asked(cli, run)
-    assert (result["kind"], result["culprits"], result["ras"]["live"]) == ("hang", [2], False)
-    assert result["evidence"][0]["host"] == "node2"
+    report = asked(cli, run)
+    assert (report["kind"], report["culprits"], report["ras"]["live"]) == ("hang", [2], False)
+    assert report["evidence"][0]["host"] == "node2"
     keep(run, b"{", now + 6 * 10**9)
     completed = cli("hang", run)
     assert (completed.returncode, len(completed.stderr.splitlines())) == (3, 1)

@@ -1,4 +1,4 @@
-"""What a project needs besides its code: its addresses, pages that a reader finishes, mutants that fit the code."""
+"""What a project needs besides its code: addresses, short pages, mutants that fit the code, imports without circles."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import re
 import subprocess
 import sys
 import tomllib
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACEHOLDER = "OWNER/"
@@ -34,6 +37,14 @@ def test_every_mutant_has_its_line_and_its_tests() -> None:
     spec.loader.exec_module(mutants)
     assert [reason for mutant in mutants.MUTANTS if (reason := mutant.stale()) is not None] == []
     assert all(mutant.right != mutant.wrong for mutant in mutants.MUTANTS)
+
+
+def test_names_of_tests_have_at_most_70_letters() -> None:
+    command = ["git", "grep", "-hoE", r"def test_[a-z0-9_]+", "--", "tests/*.py"]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    names = {line.removeprefix("def ") for line in lines}
+    assert len(names) > 3000
+    assert [name for name in sorted(names) if len(name) > 70] == []
 
 
 GENERATED = {"cli.md", "json-analysis.md", "json-records.md", "json-results.md", "measured.md"}
@@ -67,3 +78,45 @@ def test_the_map_of_the_code_names_what_exists() -> None:
     code = "".join((ROOT / file).read_text() for file in files if "/src/" in file and file.endswith(".py"))
     words = set(re.findall(r"\w+", code))
     assert [name for name in names if re.fullmatch(r"[A-Z]\w+", name) and name not in words] == []
+
+
+IMPORT = re.compile(r"^[ ]*(?:import (rankscope[\w.]+)|from (rankscope[\w.]*) import (\([^)]*\)|.*))", re.MULTILINE)
+"""Import statements of the house; reading the syntax of all modules takes ten times as long."""
+
+
+def modules_of(root: Path) -> dict[str, Path]:
+    modules = {}
+    for source in root.glob("*/src"):
+        for path in source.glob("rankscope/**/*.py"):
+            parts = path.relative_to(source).with_suffix("").parts
+            modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return modules
+
+
+def imported_by(path: Path, modules: dict[str, Path]) -> set[str]:
+    names = set[str]()
+    for plain, package, content in IMPORT.findall(path.read_text()):
+        names |= {plain, package, *(f"{package}.{name}" for name in re.findall(r"\w+", content))}
+    return names & set(modules)
+
+
+def refuse_circles(root: Path) -> int:
+    modules = modules_of(root)
+    TopologicalSorter({name: imported_by(path, modules) for name, path in modules.items()}).prepare()
+    return len(modules)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert refuse_circles(ROOT) > 500
+
+
+@pytest.mark.parametrize(
+    "of_types", ["from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {}\n", "def late() -> None:\n    {}\n", "{}\n"]
+)
+def test_a_circle_through_types_or_a_function_is_noticed(tmp_path: Path, of_types: str) -> None:
+    folder = tmp_path / "part/src/rankscope/part"
+    folder.mkdir(parents=True)
+    (folder / "one.py").write_text("from rankscope.part import two\n")
+    (folder / "two.py").write_text(of_types.format("from rankscope.part.one import thing"))
+    with pytest.raises(CycleError):
+        refuse_circles(tmp_path)

@@ -8,10 +8,10 @@ import os
 import select
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -76,9 +76,7 @@ def test_a_non_blocking_pipe_gets_everything(environ: dict[str, str]) -> None:
         stderr=subprocess.PIPE,
         env={**os.environ, **environ},
     ) as process:
-        while select.select([], [writing], [], 0)[1]:
-            assert process.poll() is None
-            time.sleep(0.02)
+        wait_until(lambda: not select.select([], [writing], [], 0)[1], process=process)
         os.close(writing)
         with os.fdopen(reading, "rb") as pipe:
             json.loads(pipe.read())

@@ -71,11 +71,11 @@ def test_every_record_of_a_run_is_read(kept: Path) -> None:
 def test_a_run_is_analysed(kept: Path, cli: Cli) -> None:
     completed = cli("analyze", kept / "run", "--format", "json")
     assert (completed.returncode, completed.stderr) == (0, "")
-    result = json.loads(completed.stdout)
-    verdict, source = result["verdict"], result["source"]
+    report = json.loads(completed.stdout)
+    verdict, source = report["verdict"], report["source"]
     assert (verdict["kind"], verdict["rank"], verdict["cause"], verdict["phase"]) == ("straggler", 1, "input", "data")
     assert (source["ranks"], source["steps"], source["coverage"]) == (2, 24, 1.0)
-    assert (result["collectives"]["matched"], result["collectives"]["unmatched"]) == (3, 0)
+    assert (report["collectives"]["matched"], report["collectives"]["unmatched"]) == (3, 0)
 
 
 def test_the_pages_read_a_run(kept: Path) -> None:
@@ -109,8 +109,8 @@ def test_a_waiting_message_is_delivered(kept: Path, cli: Cli) -> None:
 
 def test_an_exporter_knows_its_gpus_and_xids(kept: Path) -> None:
     folder = kept / "exporter"
-    result = Inventory(folder)
-    assert (result.durable, [gpu.uuid for gpu in result.identities()]) == (True, ["GPU-0", "GPU-1"])
+    inventory = Inventory(folder)
+    assert (inventory.durable, [gpu.uuid for gpu in inventory.identities()]) == (True, ["GPU-0", "GPU-1"])
     journal = XidJournal(folder, job_at=lambda _: None, boot_id="boot-1")
     assert (journal.problem, journal.skipped_lines) == (None, 0)
     assert [(entry.uuid, entry.code, entry.job_id) for entry in journal.entries()] == [
@@ -118,7 +118,7 @@ def test_an_exporter_knows_its_gpus_and_xids(kept: Path) -> None:
     ]
     counts = {
         dict(sample.labels)["xid"]: sample.value
-        for sample in journal.series(result.identities())
+        for sample in journal.series(inventory.identities())
         if sample.metric == "gpu_xid_errors_total" and sample.value > 0
     }
     assert (counts["79"], counts["31"]) == (2, 1)

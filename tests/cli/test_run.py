@@ -1,4 +1,4 @@
-"""`rankscope run` passes on the job's exit status and reports the recording."""
+"""`rankscope run` passes settings to its ranks and the job's exit status on, and reports the recording."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rankscope.analysis.result.stored import stored_verdict
 from rankscope.cli.share import SHARE
 from rankscope.cli.verbs import run as run_module
 from rankscope.profiler.launch import LaunchResult
+from rankscope.profiler.settings import EXPORTER_URL, STACKS_SECONDS, RecorderSettings, from_environment
 from rankscope.runs.paths import rank_dir, rank_file
 from rankscope.runs.reader import RunReader, is_run
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepRecord
@@ -91,9 +92,7 @@ def test_jobs_of_one_name_that_start_together_are_runs_of_their_own(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
-def test_a_second_job_in_a_run_is_announced_as_an_attempt_and_without_training_gets_no_other_jobs_verdict(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_a_second_job_is_a_new_attempt_and_gets_no_verdict_of_another_job(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
     command = ("run", "--run-dir", tmp_path / "run", "--", sys.executable, tmp_path / "train.py")
     first = cli(*command)
@@ -126,8 +125,8 @@ def test_an_analysis_that_fails_does_not_change_the_jobs_status(
 ) -> None:
     # given a recorded run whose analysis has a bug
     create_run(tmp_path, RunInfo(run_id="r", name="r", start_unix_ns=1))
-    result = LaunchResult(status=5, run_dir=tmp_path, attempt=0, ranks=frozenset({(0, 0)}))
-    monkeypatch.setattr(run_module, "launch", lambda *_: result)
+    outcome = LaunchResult(status=5, run_dir=tmp_path, attempt=0, ranks=frozenset({(0, 0)}))
+    monkeypatch.setattr(run_module, "launch", lambda *_: outcome)
     monkeypatch.setattr("rankscope.analysis.engine.analyze", lambda _: 1 / 0)
     # when the job ends
     status = run_module.run.main(["--run-dir", str(tmp_path), "--", "job"], standalone_mode=False)
@@ -176,7 +175,7 @@ def test_of_several_launchers_on_a_run_that_of_rank_0_prints_the_verdict(tmp_pat
     assert "not ended" not in first
 
 
-def test_the_verdict_is_of_the_own_attempt_although_another_launcher_has_added_one(
+def test_the_verdict_is_of_the_own_attempt_although_another_was_added(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     create_run(tmp_path, RunInfo(run_id="r", name="r", start_unix_ns=1))
@@ -186,8 +185,8 @@ def test_the_verdict_is_of_the_own_attempt_although_another_launcher_has_added_o
         write_record(rank_file(tmp_path, attempt, 0), rank)
         records = [StepRecord(step=step, start_unix_ns=1, wall_us=1000.0) for step in range(20 + attempt)]
         append(rank_dir(tmp_path, attempt, 0), "steps", *records)
-    result = LaunchResult(status=0, run_dir=tmp_path, attempt=0, ranks=frozenset({(0, 0)}))
-    monkeypatch.setattr(run_module, "launch", lambda *_: result)
+    outcome = LaunchResult(status=0, run_dir=tmp_path, attempt=0, ranks=frozenset({(0, 0)}))
+    monkeypatch.setattr(run_module, "launch", lambda *_: outcome)
     assert run_module.run.main(["--run-dir", str(tmp_path), "--", "job"], standalone_mode=False) == 0
     assert "1 rank of 1, 20 steps" in capsys.readouterr().err
     assert stored_verdict(tmp_path) is None
@@ -287,3 +286,41 @@ def test_of_several_programs_under_one_command_the_slow_one_is_named(cli: Cli, t
     slow = cli("analyze", tmp_path / "run" / "attempts" / "000", "--format", "json")
     assert slow.returncode == 0
     assert "one of 2 attempts (number 0) is analysed" in json.loads(slow.stdout)["source"]["warnings"]
+
+
+JOB = """
+from rankscope.profiler.settings import from_environment
+settings = from_environment()
+print(settings.exporter_url, settings.otlp_every, settings.stacks_seconds)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], f"{EXPORTER_URL} None {STACKS_SECONDS}"),
+        (["--exporter-url", "https://me:pw@node7:443/m", "--otlp-every", "50"], f"https://me:pw@node7:443/m 50 {STACKS_SECONDS}"),
+        (["--exporter-url", ""], f"None None {STACKS_SECONDS}"),
+        (["--no-hardware", "--exporter-url", "http://h/", "--no-stacks"], "None None None"),
+    ],
+)
+def test_the_ranks_are_told_where_the_exporter_is(cli: Cli, tmp_path: Path, options: list[str], told: str) -> None:
+    completed = cli("run", "--run-dir", tmp_path / "run", "--no-verdict", *options, "--", sys.executable, "-c", JOB)
+    assert (completed.returncode, completed.stdout.strip()) == (0, told)
+    assert "pw" not in completed.stderr
+
+
+@pytest.mark.slow
+def test_an_address_that_is_none_is_a_usage_error_that_does_not_quote_it(cli: Cli, tmp_path: Path) -> None:
+    completed = cli("run", "--run-dir", tmp_path / "run", "--exporter-url", "ftp://me:pw@h/", "--", "true")
+    assert completed.returncode == 2
+    assert "http://" in completed.stderr
+    assert "pw" not in completed.stderr
+
+
+def test_nobody_to_ask_survives_the_way_through_the_environment() -> None:
+    settings = RecorderSettings(
+        run_dir="/r", run_id="r", name="", start_unix_ns=1, exporter_url=None, otlp_every=3, stacks_seconds=None
+    )
+    assert from_environment(settings.environment()) == settings

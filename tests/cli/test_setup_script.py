@@ -65,7 +65,7 @@ def test_it_makes_an_environment_once_and_then_does_nothing(folder: Path) -> Non
     assert "pip" not in asked
 
 
-def test_a_usable_torch_is_left_alone_and_otherwise_the_wanted_one_is_installed(folder: Path) -> None:
+def test_a_usable_torch_is_kept_and_otherwise_the_wanted_one_installed(folder: Path) -> None:
     completed, asked = setup(folder, TORCH="torch==2.13.0")
     assert "Using the torch that is there" in completed.stderr
     assert "torch==2.13.0" not in asked

@@ -136,7 +136,7 @@ def test_another_attempt_is_named_by_its_number_or_its_folder(cli: Cli, run: Pat
         ["-o", "{run}/attempts/s.csv"],
     ],
 )
-def test_options_that_make_no_sense_are_usage_errors_and_nothing_is_written(
+def test_senseless_options_are_usage_errors_and_nothing_is_written(
     cli: Cli, run: Path, tmp_path: Path, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -186,7 +186,7 @@ def test_rows_that_are_written_meanwhile_have_their_tags(cli: Cli, run: Path, mo
     assert completed.stdout == f"step,tags\n{STEPS},eval\n"
 
 
-def test_files_that_are_replaced_meanwhile_are_an_error_and_no_half_of_an_output(
+def test_files_replaced_meanwhile_are_an_error_without_partial_output(
     cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def replaced(*_: Any) -> Iterator[Any]:

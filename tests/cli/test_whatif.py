@@ -20,13 +20,13 @@ def test_json_is_the_published_contract(cli: Cli, shared_data: Path) -> None:
         "whatif", shared_data / "whatif" / "trace-ST.parquet", "--format", "json", "--price-per-gpu-hour", "2", "--per-step"
     )
     assert (completed.returncode, completed.stderr) == (0, "")
-    result = json.loads(completed.stdout)
-    jsonschema.validate(result, json.loads(cli("schema", "whatif").stdout))
-    assert result["schema"] == "rankscope.whatif/1"
-    assert (round(result["slowdown"], 4), round(result["m_stage"], 4), round(result["m_worker"], 4)) == (1.1787, 1.2194, 0.0314)
-    assert result["by_stage"][0]["stage"] == 3
-    assert len(result["steps"]) == len(result["by_rank"][0]["slowdown_per_step"]) == result["source"]["steps"] == 32
-    assert result["cost"]["amount"] == pytest.approx(2 * result["gpu_hours_lost"])
+    report = json.loads(completed.stdout)
+    jsonschema.validate(report, json.loads(cli("schema", "whatif").stdout))
+    assert report["schema"] == "rankscope.whatif/1"
+    assert (round(report["slowdown"], 4), round(report["m_stage"], 4), round(report["m_worker"], 4)) == (1.1787, 1.2194, 0.0314)
+    assert report["by_stage"][0]["stage"] == 3
+    assert len(report["steps"]) == len(report["by_rank"][0]["slowdown_per_step"]) == report["source"]["steps"] == 32
+    assert report["cost"]["amount"] == pytest.approx(2 * report["gpu_hours_lost"])
 
 
 def test_text_fits_and_names_what_there_is(cli: Cli, shared_data: Path) -> None:
@@ -40,9 +40,9 @@ def test_text_fits_and_names_what_there_is(cli: Cli, shared_data: Path) -> None:
 
 
 def test_steps_are_left_out_of_the_json_unless_asked_for(cli: Cli, shared_data: Path) -> None:
-    result = json.loads(cli("whatif", shared_data / "whatif" / "trace-ST.parquet", "--format", "json").stdout)
-    assert result["steps"] is None
-    assert {row["slowdown_per_step"] for row in result["by_rank"]} == {None}
+    report = json.loads(cli("whatif", shared_data / "whatif" / "trace-ST.parquet", "--format", "json").stdout)
+    assert report["steps"] is None
+    assert {row["slowdown_per_step"] for row in report["by_rank"]} == {None}
 
 
 @pytest.mark.parametrize("name", ["nowhere.parquet", "nowhere", "empty.parquet", "other.parquet", "folder"])

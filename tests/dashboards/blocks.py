@@ -44,13 +44,13 @@ def block(kind: type[Block], view: View, name: str, run: RunData, state: PageSta
 
 def only(blocks: Sequence[Block], kind: type[B]) -> B:
     """Return the only block of a kind."""
-    (result,) = (item for item in every(blocks) if isinstance(item, kind))
+    (result,) = (block for block in every(blocks) if isinstance(block, kind))
     return result
 
 
 def figure_names(view: View, run: RunData, state: PageState) -> list[str]:
     """Return the names of the figures of a view."""
-    return [item.name for item in every(view.blocks(run, state)) if isinstance(item, FigureBlock)]
+    return [block.name for block in every(view.blocks(run, state)) if isinstance(block, FigureBlock)]
 
 
 def draw(view: View, name: str, run: RunData, state: PageState, colors: Palette = PALETTES["light"]) -> DrawnFigure:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from tests.dashboards import recorded_run
 from tests.dashboards.memory_runs import MemoryRuns
 from tests.dashboards.recorded_run import step_record
 from tests.dashboards.straggler import straggler_analysis, straggler_table
+from tests.waiting import wait_until
 
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis
@@ -56,12 +56,12 @@ def until_ready() -> Callable[[Callable[[], Any]], Any]:
     """Function ``until_ready(ask)`` that calls ``ask`` again while its result is being computed."""
 
     def wait(ask: Callable[[], Any]) -> Any:
-        end = time.monotonic() + 60.0
-        while True:
+        def answers() -> list[Any]:
             try:
-                return ask()
+                return [ask()]  # in a list: an answer may be false
             except NotReadyError:
-                assert time.monotonic() < end
-                time.sleep(0.05)
+                return []
+
+        return wait_until(answers)[0]
 
     return wait

@@ -1,8 +1,9 @@
-"""``rankscope dashboard``: the real command, its server and its exit statuses."""
+"""``rankscope dashboard``: the real command, its server and exit statuses, the modules that it loads, and its image."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from rankscope.dashboards.commands import dashboard as command
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -236,3 +240,38 @@ def test_a_missing_extra_says_what_to_install(tmp_path: Path) -> None:
     assert completed.returncode == 4
     assert completed.stderr.count("\n") == 1
     assert "pip install 'rankscope[dashboards]'" in completed.stderr
+
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILE = ROOT / "dashboards" / "docker" / "Dockerfile"
+
+
+def test_the_images_command_line_extras_and_sources_exist() -> None:
+    text = DOCKERFILE.read_text()
+    (arguments,) = (json.loads(line) for line in re.findall(r"^CMD (\[.*\])$", text, re.MULTILINE))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (installed,) = re.findall(r'"\.\[([\w,]+)\]"', text)
+
+    context = command.make_context("dashboard", [str(arg).replace("/runs", str(ROOT)) for arg in arguments])
+
+    assert context.params["listen"] is not None
+    assert set(installed.split(",")) <= set(extras)
+    for sources in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE):
+        assert all((ROOT / source).exists() for source in sources.split())
+
+
+def loaded_after(statement: str) -> set[str]:
+    script = f"{statement}\nimport sys\nprint(*sys.modules)"
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(completed.stdout.split())
+
+
+def test_the_app_and_its_server_never_load_torch() -> None:
+    loaded = loaded_after("import rankscope.dashboards.app, rankscope.dashboards.web.server, rankscope.dashboards.store.disk")
+    assert "dash" in loaded
+    assert "torch" not in loaded
+
+
+def test_the_command_is_imported_without_its_extra() -> None:
+    loaded = loaded_after("import rankscope.dashboards.commands")
+    assert loaded.isdisjoint({"dash", "plotly", "flask", "numpy", "gunicorn"})

@@ -22,7 +22,7 @@ def test_no_two_figures_or_tables_of_a_run_have_the_same_name(memory_runs: Memor
             blocks = view.blocks(run, PageState())
         except RankscopeError:
             continue  # this run has no what-if
-        names += [item.name for item in every(blocks) if isinstance(item, (FigureBlock, Table, Part))]
+        names += [block.name for block in every(blocks) if isinstance(block, (FigureBlock, Table, Part))]
     assert len(names) == len(set(names)), "a report has all of them"
 
 

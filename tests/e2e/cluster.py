@@ -22,7 +22,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,6 +32,7 @@ import pytest
 from tests.e2e.monitoring import Monitoring
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
 from tests.needs import program
+from tests.waiting import wait_until
 
 from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.alerts.rules.thresholds import duration_seconds, thresholds
@@ -417,11 +417,7 @@ class Cluster:
 
     def until(self, condition: Callable[[], T], what: str, *, timeout: float = START_S) -> T:
         """Return the result of ``condition`` once it is true; fail with the last line of every process."""
-        deadline = time.monotonic() + timeout
-        while not (answer := condition()):
-            if time.monotonic() > deadline:
-                pytest.fail(f"not within {timeout:.0f} s: {what}\n{self.state()}")
-            time.sleep(0.2)
+        answer: T = wait_until(condition, timeout=timeout, poll_s=0.2, details=lambda: f"{what}\n{self.state()}")
         return answer
 
     def state(self) -> str:

@@ -18,6 +18,7 @@ import httpx
 import pytest
 from standardwebhooks import Webhook
 from tests.e2e.monitoring import Monitoring
+from tests.waiting import wait_until
 from tests.webhook_receiver import WebhookReceiver, receiving
 
 from rankscope.cli.demo.services import Services, rankscope_command
@@ -119,18 +120,18 @@ def chain(
 
 def first(chain: Chain, services: Services, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """Return the first accepted alert that meets ``condition``; fail with the processes' output if there is none in time."""
-    until = time.monotonic() + PATIENCE_S
-    while time.monotonic() < until:
-        for _, payload in list(chain.sink.accepted):
-            for alert in payload["alerts"]:
-                if condition(alert):
-                    found: dict[str, Any] = alert
-                    return found
-        time.sleep(0.2)
-    said = "\n".join(
-        f"{name}: {services.last_line(name)}" for name in ("training", "exporter", "watcher", "alertmanager", "receiver")
-    )
-    pytest.fail(f"not told within {PATIENCE_S:.0f} s; accepted: {chain.sink.accepted}\n{said}")
+
+    def accepted() -> dict[str, Any] | None:
+        alerts = (alert for _, payload in list(chain.sink.accepted) for alert in payload["alerts"])
+        return next(filter(condition, alerts), None)
+
+    def details() -> str:
+        programs = ("training", "exporter", "watcher", "alertmanager", "receiver")
+        lines = (f"{name}: {services.last_line(name)}" for name in programs)
+        return "\n".join([f"accepted: {chain.sink.accepted}", *lines])
+
+    alert: dict[str, Any] = wait_until(accepted, timeout=PATIENCE_S, poll_s=0.2, details=details)
+    return alert
 
 
 @pytest.mark.alone  # beside other tests the few steps of a capture may show no straggler, or another cause

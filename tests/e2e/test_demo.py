@@ -9,12 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
+from tests.waiting import wait_until
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -29,19 +29,19 @@ PARTS = ["exporter", "receiver", "training", "recording", "verdict", "metrics", 
 def test_each_fault_is_found_shown_and_alerted_and_nothing_is_made_up(cli_process: Cli, tmp_path: Path, fault: str) -> None:
     done = cli_process("demo", "--once", "--fault", fault, "--run-dir", tmp_path / "run", "--format", "json", timeout=540)
     assert done.stdout, done.stderr
-    result = json.loads(done.stdout)
-    assert [part["name"] for part in result["parts"]] == PARTS, done.stderr
-    assert [part for part in result["parts"] if not part["ok"]] == [], done.stderr
-    assert result["ok"] is True
+    report = json.loads(done.stdout)
+    assert [part["name"] for part in report["parts"]] == PARTS, done.stderr
+    assert [part for part in report["parts"] if not part["ok"]] == [], done.stderr
+    assert report["ok"] is True
     assert done.returncode == 0
     kind, _, rank = fault.partition(":")
     if kind == "none":
-        assert result["verdict"]["kind"] not in ("straggler", "insufficient_data")
+        assert report["verdict"]["kind"] not in ("straggler", "insufficient_data")
     else:
-        assert (result["verdict"]["kind"], result["verdict"]["rank"]) == ("straggler", int(rank))
+        assert (report["verdict"]["kind"], report["verdict"]["rank"]) == ("straggler", int(rank))
 
 
-def test_the_demo_refuses_a_fault_that_does_not_exist_and_a_folder_that_does(cli_process: Cli, tmp_path: Path) -> None:
+def test_the_demo_refuses_an_unknown_fault_and_an_existing_folder(cli_process: Cli, tmp_path: Path) -> None:
     wrong = cli_process("demo", "--once", "--fault", "gremlins:2")
     assert wrong.returncode == 2
     assert "input:R" in wrong.stderr
@@ -111,7 +111,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.full
-def test_a_person_sees_the_straggler_in_a_browser_and_ctrl_c_leaves_nothing(
+def test_a_user_sees_the_straggler_in_a_browser_and_ctrl_c_leaves_nothing(
     browser: Browser, live_demo: tuple[subprocess.Popen[str], dict[str, str]]
 ) -> None:
     process, urls = live_demo
@@ -140,10 +140,7 @@ def test_a_person_sees_the_straggler_in_a_browser_and_ctrl_c_leaves_nothing(
     # and Ctrl-C ends it with status 0 and leaves nothing running
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 0
-    deadline = time.monotonic() + 20
-    while any(alive(pid) for pid in children) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert [pid for pid in children if alive(pid)] == []
+    wait_until(lambda: not any(map(alive, children)), details=lambda: list(filter(alive, children)))
 
 
 @pytest.mark.full
@@ -166,10 +163,7 @@ def test_a_killed_demo_takes_its_servers_along(tmp_path: Path) -> None:
             process.kill()
     assert len(children) >= 5
     # then they end
-    deadline = time.monotonic() + 60
-    while any(alive(pid) for pid in children) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert [pid for pid in children if alive(pid)] == []
+    wait_until(lambda: not any(map(alive, children)), details=lambda: list(filter(alive, children)))
 
 
 @pytest.mark.parametrize("fault", ["gremlins:2", "input:", "input:-1", "none:x", ""])

@@ -1,4 +1,4 @@
-"""The README's commands work as described, typed by a new user in an empty folder."""
+"""The README's and the tutorial's commands work as described, typed by a new user in an empty folder."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from tests.analysis.flight_dumps import Job, always
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -78,18 +78,59 @@ def test_every_rankscope_command_works_as_written(tmp_path: Path, example_traces
 
 def _serves(words: list[str], folder: Path, env: dict[str, str]) -> None:
     """Check that a server prints its address, and that Ctrl-C ends it. Another test may use the README's port for a while."""
-    deadline = time.monotonic() + 300
-    while True:
+
+    def served() -> bool:
         with subprocess.Popen(words, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             assert process.stdout is not None
-            said = ""
-            while "http://" not in said and (line := process.stdout.readline()):
-                said += line
-            if "http://" in said:
-                process.send_signal(signal.SIGINT)
-                process.communicate(timeout=60)
-                break
-        assert "already in use" in said, said
-        assert time.monotonic() < deadline, said
-        time.sleep(1)
-    assert process.returncode == 0
+            output = ""
+            while "http://" not in output and (line := process.stdout.readline()):
+                output += line
+            if "http://" not in output:
+                assert "already in use" in output, output
+                return False
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+        assert process.returncode == 0
+        return True
+
+    wait_until(served, poll_s=1)
+
+
+TUTORIAL = (Path(__file__).resolve().parents[2] / "docs" / "tutorial.md").read_text()
+TUTORIAL_COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", TUTORIAL, re.DOTALL) for line in block.splitlines()]
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("require_torch")
+def test_the_tutorial_leads_to_the_slow_rank_and_to_its_mending(tmp_path: Path) -> None:
+    # given the tutorial's script and nothing else
+    (script,) = re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL)
+    (tmp_path / "train.py").write_text(script)
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    printed = {}
+    for command in TUTORIAL_COMMANDS:
+        words = shlex.split(command)
+        if words[0] != "rankscope" or words[1] == "dashboard":  # installation; a server, which the README's test starts
+            continue
+        # when each command is typed
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        printed[command] = done.stdout + done.stderr
+    # then the rank and the cause of the tutorial are named
+    slow, mended, compared = (
+        next(text for command, text in printed.items() if part in command)
+        for part in ("runs/slow --", "runs/mended --", "compare")
+    )
+    cause = re.compile(r"Rank\s2 .* its\s+batches\s+load\s+slowly,\s+and\s+its\s+training\s+thread\s+loads", re.DOTALL)
+    assert cause.search(slow), slow
+    # and the second run is the faster one, in which rank 2 delays no other rank
+    assert not cause.search(mended), mended
+    # with one of the verdicts that the tutorial lists
+    listed = r"^(COMMUNICATION BOUND|BALANCED|INSUFFICIENT DATA)$|explained\s+by\s+cpu\s+contention"
+    assert re.search(listed, mended, re.MULTILINE), mended
+    before, after = re.findall(r"^typical step +([\d.]+) ms +([\d.]+) ms", compared, re.MULTILINE)[0]
+    assert float(after) < float(before)
+    assert (tmp_path / "report.html").stat().st_size > 0

@@ -14,22 +14,22 @@ from tests.example_traces.variants import gloo_beside_a_device, packed, schema_o
 
 
 def _trace() -> Document:
-    one = recorded("ddp", steps=1)[0]
-    events: list[Event] = one.pop("traceEvents")
+    document = recorded("ddp", steps=1)[0]
+    events: list[Event] = document.pop("traceEvents")
     # Kineto writes what runs on the device last.
     device = ("kernel", "gpu_memcpy", "gpu_memset")
-    return one | {"traceEvents": sorted(events, key=lambda event: event.get("cat") in device)}
+    return document | {"traceEvents": sorted(events, key=lambda event: event.get("cat") in device)}
 
 
-def _kernels(one: Document) -> list[Event]:
-    return [event for event in one["traceEvents"] if event.get("cat") == "kernel"]
+def _kernels(document: Document) -> list[Event]:
+    return [event for event in document["traceEvents"] if event.get("cat") == "kernel"]
 
 
 def _changed(change: Callable[[list[Event]], object]) -> bytes:
     """Return a trace whose kernels were changed."""
-    one = _trace()
-    change(_kernels(one))
-    return packed(one)
+    document = _trace()
+    change(_kernels(document))
+    return packed(document)
 
 
 def _cut(share: float) -> bytes:
@@ -128,17 +128,17 @@ def overlapping_on_a_stream() -> bytes:
 
 def out_of_order() -> bytes:
     """Return a trace whose events are in no order of time: later ones first, kernels before their calls."""
-    one = _trace()
-    one["traceEvents"] = one["traceEvents"][::-1][1::2] + one["traceEvents"][::-1][::2]
-    return packed(one)
+    document = _trace()
+    document["traceEvents"] = document["traceEvents"][::-1][1::2] + document["traceEvents"][::-1][::2]
+    return packed(document)
 
 
 def repeated() -> bytes:
     """Return a trace in which every event of the device is there twice."""
-    one = _trace()
-    device = [event for event in one["traceEvents"] if event.get("cat") in ("kernel", "gpu_memcpy")]
-    one["traceEvents"] += device
-    return packed(one)
+    document = _trace()
+    device = [event for event in document["traceEvents"] if event.get("cat") in ("kernel", "gpu_memcpy")]
+    document["traceEvents"] += device
+    return packed(document)
 
 
 def without_duration() -> bytes:
@@ -237,8 +237,8 @@ def _lacking(documents: list[Document]) -> None:
 
 
 def _lacking_without_sequence(documents: list[Document]) -> None:
-    for one in documents:
-        without_sequence(one)
+    for document in documents:
+        without_sequence(document)
     _lacking(documents)
 
 
@@ -254,8 +254,8 @@ def _differing(**values: Any) -> Callable[[list[Document]], None]:
 
 def _without_a_call(documents: list[Document]) -> None:
     """Let gloo communicate, and remove the call of the first collective of rank 0."""
-    for one in documents:
-        gloo_beside_a_device(one)
+    for document in documents:
+        gloo_beside_a_device(document)
     events = documents[0]["traceEvents"]
     events.remove(next(event for event in events if event["name"] == "c10d::allreduce_"))
 
@@ -279,7 +279,7 @@ def jobs() -> dict[str, dict[str, bytes]]:
         change(documents)
         disagreeing[name] = {f"rank-{number}.json.gz": packed(one) for number, one in enumerate(documents)}
     ranks = {f"rank-{number}.json.gz": packed(one) for number, one in enumerate(recorded("ddp", steps=1))}
-    old = [packed(schema_of_2023(one)) for one in recorded("ddp", steps=1)]
+    old = [packed(schema_of_2023(document)) for document in recorded("ddp", steps=1)]
     last = ranks["rank-3.json.gz"]
     first = ranks["rank-0.json.gz"]
     return disagreeing | {

@@ -20,14 +20,14 @@ RECORDED: Final = "recorded"
 def _jobs() -> Iterator[tuple[str, bytes]]:
     named = {name: jobs.job(name) for name in jobs.JOBS} | {"directed": directed.documents()}
     for name, documents in named.items():
-        for number, one in enumerate(documents):
-            yield f"{name}/rank-{number}.json.gz", packed(one)
+        for number, document in enumerate(documents):
+            yield f"{name}/rank-{number}.json.gz", packed(document)
 
 
 def _variants() -> Iterator[tuple[str, bytes]]:
     for name in variants.VARIANTS:
-        for number, one in enumerate(variants.variant(name)):
-            yield f"{name}/rank-{number}.json.gz", packed(one)
+        for number, document in enumerate(variants.variant(name)):
+            yield f"{name}/rank-{number}.json.gz", packed(document)
     for name in variants.FILES:
         for file, data in variants.files(name).items():
             yield f"{name}/{file}", data
@@ -82,7 +82,7 @@ def write_expected() -> None:
     lines = []
     for folder in folders():
         found = values(folder)
-        traces = ",\n".join(f"   {json.dumps(name)}: {json.dumps(one)}" for name, one in found["traces"].items())
+        traces = ",\n".join(f"   {json.dumps(name)}: {json.dumps(document)}" for name, document in found["traces"].items())
         lines.append(f' {json.dumps(folder)}: {{\n  "job": {json.dumps(found["job"])},\n  "traces": {{\n{traces}\n  }}\n }}')
     EXPECTED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 

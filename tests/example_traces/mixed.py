@@ -71,7 +71,7 @@ def damaged(seed: int) -> Document:
     events: list[Event] = document["traceEvents"]
     share = rng.choice((0.02, 0.1, 0.5, 1.0))
     ways = rng.sample((_untimed, _far, _overlong), k=rng.choice((1, 1, 2, 3)))
-    for one in [one for one in events if one["cat"] in DEVICE and rng.random() < share]:
+    for one in [event for event in events if event["cat"] in DEVICE and rng.random() < share]:
         if rng.random() < 0.2:
             events.remove(one)
         else:
@@ -86,12 +86,12 @@ def _untimed(rng: random.Random, one: Event) -> None:
     one |= rng.choice(({"ts": 0, "dur": 0}, {"dur": 0}, {"dur": -1}, {"ts": None}, {"ts": -1.8e15, "dur": 0}))
 
 
-def _far(rng: random.Random, one: Event) -> None:
-    one["ts"] += rng.choice((-1, 1)) * rng.choice((5e3, 2e6, 7e8, 1e13))
+def _far(rng: random.Random, event: Event) -> None:
+    event["ts"] += rng.choice((-1, 1)) * rng.choice((5e3, 2e6, 7e8, 1e13))
 
 
-def _overlong(rng: random.Random, one: Event) -> None:
-    one["dur"] = rng.choice((5, 50, 500, 5e5, 7e7))
+def _overlong(rng: random.Random, event: Event) -> None:
+    event["dur"] = rng.choice((5, 50, 500, 5e5, 7e7))
 
 
 class _Device:

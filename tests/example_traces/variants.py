@@ -19,49 +19,49 @@ def packed(content: object, **kwargs: Any) -> bytes:
     return gzip.compress(json.dumps(content, **kwargs).encode(), mtime=0)
 
 
-def today(one: Document) -> Document:
+def today(document: Document) -> Document:
     """Return it as it is."""
-    return one
+    return document
 
 
-def without_sequence(one: Document) -> Document:
+def without_sequence(document: Document) -> Document:
     """Return it as of torch before March 2026; long lists of ranks are cut."""
-    for args in _all_args(one):
+    for args in _all_args(document):
         args.pop("Seq", None)
         if "Process Group Ranks" in args:
             args["Process Group Ranks"] = "[0, 1, ..., 3]"
-    return one
+    return document
 
 
-def bases_differ(one: Document) -> Document:
+def bases_differ(document: Document) -> Document:
     """Return it with a base that is 90 days earlier on odd ranks: each process rounds its own."""
-    if one["distributedInfo"]["rank"] % 2:
-        one["baseTimeNanoseconds"] -= DAYS_90_US * 1000
-        for event_ in one["traceEvents"]:
+    if document["distributedInfo"]["rank"] % 2:
+        document["baseTimeNanoseconds"] -= DAYS_90_US * 1000
+        for event_ in document["traceEvents"]:
             event_["ts"] = round(event_["ts"] + DAYS_90_US, 3)
-    return one
+    return document
 
 
-def schema_of_2023(one: Document) -> Document:
+def schema_of_2023(document: Document) -> Document:
     """Return it as of 2023: Unix times in whole microseconds without a base, kernels without metadata, recorded shapes."""
-    base = one.pop("baseTimeNanoseconds") // 1000
-    one["distributedInfo"] = {key: one["distributedInfo"][key] for key in ("backend", "rank", "world_size")}
-    del one["host_name"]
-    sizes = [args for event_, args in _events_and_args(one) if event_["name"] == "record_param_comms"]
+    base = document.pop("baseTimeNanoseconds") // 1000
+    document["distributedInfo"] = {key: document["distributedInfo"][key] for key in ("backend", "rank", "world_size")}
+    del document["host_name"]
+    sizes = [args for event_, args in _events_and_args(document) if event_["name"] == "record_param_comms"]
     shapes = iter([{"Input Dims": [[args["In msg nelems"]]], "Input type": ["c10::BFloat16"]} for args in sizes])
-    for event_, args in _events_and_args(one):
+    for event_, args in _events_and_args(document):
         _forget(args)
         if event_["name"].startswith("nccl:") and event_["cat"] == "user_annotation":
             args.update(next(shapes))
-    _whole_microseconds(one["traceEvents"], base)
-    return one
+    _whole_microseconds(document["traceEvents"], base)
+    return document
 
 
-def schema_of_2021(one: Document) -> list[Event]:
+def schema_of_2021(document: Document) -> list[Event]:
     """Return it as of 2021: a bare list, capitalised categories, old names of kernels, the rank in the file's name only."""
     names = {"kernel": "Kernel", "gpu_memcpy": "Memcpy", "gpu_memset": "Memset", "cuda_runtime": "Runtime", "cpu_op": "Operator"}
     events = []
-    for event_ in one["traceEvents"]:
+    for event_ in document["traceEvents"]:
         _forget(event_.get("args", {}))
         if event_.get("cat") in ("gpu_user_annotation", "cuda_sync") or event_["name"].startswith("nccl:"):
             continue
@@ -71,14 +71,14 @@ def schema_of_2021(one: Document) -> list[Event]:
         if event_["cat"] in ("Kernel", "Memcpy", "Memset"):
             event_["tid"] = f"stream {event_['tid']}"
         events.append(event_)
-    _whole_microseconds(events, one["baseTimeNanoseconds"] // 1000)
+    _whole_microseconds(events, document["baseTimeNanoseconds"] // 1000)
     return events
 
 
-def rocm(one: Document) -> Document:
+def rocm(document: Document) -> Document:
     """Return it as of an AMD device: copies are kernels, and RCCL's kernels have one name for all operations."""
-    one["deviceProperties"] = [{"id": 0, "name": "AMD Instinct MI300X"}]
-    for event_ in one["traceEvents"]:
+    document["deviceProperties"] = [{"id": 0, "name": "AMD Instinct MI300X"}]
+    for event_ in document["traceEvents"]:
         if event_.get("cat") == "cuda_runtime":
             event_["name"] = event_["name"].replace("cudaLaunchKernel", "hipLaunchKernel").replace("cuda", "hip")
         if event_["name"].startswith("ncclDevKernel"):
@@ -86,66 +86,66 @@ def rocm(one: Document) -> Document:
         if event_.get("cat") in ("gpu_memcpy", "gpu_memset"):
             event_["name"] = f"__amd_rocclr_{'fillBufferAligned' if 'set' in event_['cat'] else 'copyBuffer'}"
             event_["cat"] = "kernel"
-    return one
+    return document
 
 
-def xpu(one: Document) -> Document:
+def xpu(document: Document) -> Document:
     """Return it as of an Intel device: its calls, and oneCCL's kernels, without metadata."""
-    one["deviceProperties"] = [{"id": 0, "name": "Intel(R) Data Center GPU Max 1550"}]
-    for event_, args in _events_and_args(one):
+    document["deviceProperties"] = [{"id": 0, "name": "Intel(R) Data Center GPU Max 1550"}]
+    for event_, args in _events_and_args(document):
         _forget(args)
         if event_.get("cat") == "cuda_runtime":
             event_ |= {"cat": "xpu_runtime", "name": "urEnqueueKernelLaunch"}
         if event_["name"].startswith("ncclDevKernel"):
             event_["name"] = "oneccl_allreduce_AllReduce_large"
-    return one
+    return document
 
 
-def device_alone(one: Document) -> Document:
+def device_alone(document: Document) -> Document:
     """Return it as recorded with device activities alone."""
     kept = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
-    one["traceEvents"] = [event_ for event_ in one["traceEvents"] if event_.get("cat") in kept]
-    return one
+    document["traceEvents"] = [event_ for event_ in document["traceEvents"] if event_.get("cat") in kept]
+    return document
 
 
-def without_steps(one: Document) -> Document:
+def without_steps(document: Document) -> Document:
     """Return it without annotations of steps."""
-    one["traceEvents"] = [event_ for event_ in one["traceEvents"] if not event_["name"].startswith("ProfilerStep")]
-    return one
+    document["traceEvents"] = [event_ for event_ in document["traceEvents"] if not event_["name"].startswith("ProfilerStep")]
+    return document
 
 
-def numbers_as_text(one: Document) -> Document:
+def numbers_as_text(document: Document) -> Document:
     """Return it with every number of an event as a text."""
-    for event_ in one["traceEvents"]:
+    for event_ in document["traceEvents"]:
         for where in (event_, event_.get("args", {})):
             where |= {key: str(value) for key, value in where.items() if isinstance(value, int | float)}
-    return one
+    return document
 
 
-def without_distributed_info(one: Document) -> Document:
+def without_distributed_info(document: Document) -> Document:
     """Return it without ``distributedInfo``: the rank is in the file's name, the groups are in the metadata of the kernels."""
-    del one["distributedInfo"]
-    return one
+    del document["distributedInfo"]
+    return document
 
 
-def deep_ep(one: Document) -> Document:
+def deep_ep(document: Document) -> Document:
     """Return it with DeepEP's kernels in place of NCCL's: nothing tells groups, sizes or operations but names."""
     names = ("dispatch<false, 8, true, 8>", "combine<__nv_bfloat16, 8>", "notify_dispatch<8>")
     number = 0
-    for event_, args in _events_and_args(one):
+    for event_, args in _events_and_args(document):
         _forget(args)
         if event_["name"].startswith("ncclDevKernel"):
             event_["name"] = f"void deep_ep::internode::{names[number % 3]}(...)"
             number += 1
-    kept = [event_ for event_ in one["traceEvents"] if not event_["name"].startswith(("nccl:", "record_param_comms"))]
-    one["traceEvents"] = kept
-    return one
+    kept = [event_ for event_ in document["traceEvents"] if not event_["name"].startswith(("nccl:", "record_param_comms"))]
+    document["traceEvents"] = kept
+    return document
 
 
-def copy_engines(one: Document) -> Document:
+def copy_engines(document: Document) -> Document:
     """Return it with copies between devices in place of NCCL's kernels: two in each annotation."""
     events = []
-    for event_ in one["traceEvents"]:
+    for event_ in document["traceEvents"]:
         args = event_.get("args", {})
         if not event_["name"].startswith("ncclDevKernel"):
             events.append(event_)
@@ -155,14 +155,14 @@ def copy_engines(one: Document) -> Document:
         for begin, length in ((event_["ts"], half), (event_["ts"] + half, event_["dur"] - half)):
             copy = event("gpu_memcpy", "Memcpy PtoP (Device -> Device)", begin, length, event_)
             events.append(copy | {"args": args | {"bytes": 1 << 20}})
-    one["traceEvents"] = events
-    return one
+    document["traceEvents"] = events
+    return document
 
 
-def gloo_beside_a_device(one: Document) -> Document:
+def gloo_beside_a_device(document: Document) -> Document:
     """Return it with gloo's workers in place of NCCL's kernels: the device computes, the CPU communicates."""
     events: list[Event] = []
-    for event_ in one["traceEvents"]:
+    for event_ in document["traceEvents"]:
         _forget(event_.get("args", {}))
         if event_["name"].startswith("ncclDevKernel"):
             events.append(event_ | {"cat": "user_annotation", "name": "gloo:all_reduce", "pid": 1, "tid": 77, "args": {}})
@@ -170,8 +170,8 @@ def gloo_beside_a_device(one: Document) -> Document:
             events.append(event_ | {"name": "c10d::allreduce_", "args": {}})
         elif not event_["name"].startswith("nccl:"):
             events.append(event_)
-    one["traceEvents"] = events
-    return one
+    document["traceEvents"] = events
+    return document
 
 
 VARIANTS: Final[dict[str, Callable[[Document], Any]]] = {
@@ -194,15 +194,15 @@ VARIANTS: Final[dict[str, Callable[[Document], Any]]] = {
 
 def variant(name: str) -> list[Any]:
     """Return the traces of a variant, one per rank."""
-    return [VARIANTS[name](one) for one in recorded("ddp")]
+    return [VARIANTS[name](document) for document in recorded("ddp")]
 
 
 def files(name: str) -> dict[str, bytes]:
     """Return the files of a variant by name: the first rank of today's schema, written in other ways."""
-    (one, *_) = recorded("ddp", steps=1)
-    text = json.dumps(one).encode()
-    events = one.pop("traceEvents")
-    after = {"traceEvents": events} | one
+    (document, *_) = recorded("ddp", steps=1)
+    text = json.dumps(document).encode()
+    events = document.pop("traceEvents")
+    after = {"traceEvents": events} | document
     match name:
         case "plain":
             return {"rank-0.json": text}
@@ -220,12 +220,12 @@ def files(name: str) -> dict[str, bytes]:
 FILES: Final = ("plain", "indented", "two-gzip-members", "zstandard")
 
 
-def _events_and_args(one: Document) -> Iterable[tuple[Event, dict[str, Any]]]:
-    return [(event_, event_.get("args", {})) for event_ in one["traceEvents"]]
+def _events_and_args(document: Document) -> Iterable[tuple[Event, dict[str, Any]]]:
+    return [(event_, event_.get("args", {})) for event_ in document["traceEvents"]]
 
 
-def _all_args(one: Document) -> Iterable[dict[str, Any]]:
-    return [args for _, args in _events_and_args(one)]
+def _all_args(document: Document) -> Iterable[dict[str, Any]]:
+    return [args for _, args in _events_and_args(document)]
 
 
 def _forget(args: dict[str, Any]) -> None:

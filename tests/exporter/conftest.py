@@ -6,19 +6,19 @@ import contextlib
 import http.client
 import os
 import re
-import select
 import ssl
 import subprocess
 import sys
-import threading
-import time
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.exporter.fake_driver import FakeDriver, build_library, gpu_state
+from tests.waiting import wait_until
 
 SeriesKey = tuple[str, frozenset[tuple[str, str]]]
 
@@ -58,24 +58,17 @@ class Answer:
 class RunningExporter:
     """One ``rankscope exporter`` process on a port that it chose."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
         self.process = process
-        self.stderr = ""
-        assert process.stderr is not None
-        # Read without blocking for ever: a process that neither listens nor ends is a failure, not a hang of the tests.
-        until = time.monotonic() + DEADLINE_S
-        while not (match := re.search(r"listening on (https?)://(\S+):(\d+)/metrics", self.stderr)):
-            readable, _, _ = select.select([process.stderr], [], [], max(0.0, until - time.monotonic()))
-            piece = os.read(process.stderr.fileno(), 4096) if readable else b""
-            assert piece, f"the exporter did not start: {self.stderr}"
-            self.stderr += piece.decode()
+        self._log = log
+        listens = re.compile(r"listening on (https?)://(\S+):(\d+)/metrics")
+        match = wait_until(lambda: listens.search(self.stderr), process=process, details=lambda: self.stderr)
         self.tls, self.host, self.port = match[1] == "https", match[2].strip("[]"), int(match[3])
-        self._reader = threading.Thread(target=self._read, args=(process.stderr.fileno(),), daemon=True)
-        self._reader.start()
 
-    def _read(self, fd: int) -> None:
-        while piece := os.read(fd, 4096):
-            self.stderr += piece.decode()
+    @property
+    def stderr(self) -> str:
+        """Everything that the process has written there so far: a file, not a pipe, of which a test may not have read the end."""
+        return os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0).decode()
 
     def connect(self, context: ssl.SSLContext | None = None) -> http.client.HTTPConnection:
         """Return a connection; with TLS it verifies no certificate unless ``context`` does."""
@@ -116,11 +109,10 @@ class RunningExporter:
         return [value for (name, have), value in self.page().items() if name == metric and wanted <= have]
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        until = time.monotonic() + DEADLINE_S
-        while not condition():
-            assert self.process.poll() is None, self.stderr
-            assert time.monotonic() < until, f"it did not come to that\n{self.stderr}\n{self.get('/metrics').text}"
-            time.sleep(0.02)
+        wait_until(condition, process=self.process, details=self._details)
+
+    def _details(self) -> str:
+        return self.stderr if self.process.poll() is not None else f"{self.stderr}\n{self.get('/metrics').text}"
 
     def stop(self, signal_number: int) -> int:
         self.process.send_signal(signal_number)
@@ -131,8 +123,6 @@ class RunningExporter:
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
-        # Joined before its descriptor is closed: the number may be reused, and a late reader would read from another file.
-        self._reader.join()
 
 
 @contextlib.contextmanager
@@ -149,9 +139,10 @@ def exporters(folder: Path) -> Iterator[Callable[..., RunningExporter]]:
             defaults += ["--state-dir", folder / "state", "--control.socket", folder / "control.sock"]
             launch = ["-m", "rankscope"] if prelude is None else ["-c", f"{prelude}; from rankscope.cli.main import main; main()"]
             command = [sys.executable, *launch, "exporter", *map(str, [*defaults, *args])]
-            process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, **(env or {})}))
+            log = stack.enter_context(tempfile.TemporaryFile())
+            process = stack.enter_context(subprocess.Popen(command, stderr=log, env={**os.environ, **(env or {})}))
             stack.callback(process.kill)
-            exporter = RunningExporter(process)
+            exporter = RunningExporter(process, log)
             stack.callback(exporter.close)
             return exporter
 

@@ -89,7 +89,7 @@ def node(fake_nvml_library: Path, tmp_path: Path) -> FakeDriver:
 
 
 @pytest.mark.slow
-def test_everything_on_the_page_is_in_the_catalogue_with_its_labels_and_the_other_way_round(
+def test_page_and_catalogue_have_the_same_metrics_with_the_same_labels(
     start_exporter: Callable[..., RunningExporter], node: FakeDriver, tmp_path: Path
 ) -> None:
     # given a node with data for every metric that the fake driver can show
@@ -162,9 +162,9 @@ def test_reading_the_catalogue_loads_no_server_and_no_driver() -> None:
         "print([name for name in ('torch', 'pynvml', 'uvicorn', 'prometheus_client') if name in sys.modules])"
     )
 
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
-    assert result.stdout.strip() == "[]"
+    assert completed.stdout.strip() == "[]"
 
 
 @pytest.mark.slow
@@ -192,7 +192,7 @@ def test_the_number_of_series_stays_within_the_budget(
 
 
 @pytest.mark.slow
-def test_a_gpu_that_has_every_error_and_a_job_stays_within_the_budget_with_the_dcgm_page_too(
+def test_a_gpu_with_every_error_and_a_job_stays_within_the_series_budget(
     start_exporter: Callable[..., RunningExporter], node: FakeDriver, tmp_path: Path
 ) -> None:
     # given an H100 allocated to a job, and the DCGM page, which enables more collectors

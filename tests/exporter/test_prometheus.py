@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -16,6 +15,7 @@ import pytest
 from tests.exporter.conftest import RunningExporter
 from tests.exporter.fake_driver import NOT_SUPPORTED, FakeDriver, a100_state, h100_state, mig_state, uuid_of
 from tests.rank_file import rank_text
+from tests.waiting import wait_until
 
 from rankscope.exporter.catalogue import COLLECTORS
 
@@ -93,16 +93,15 @@ def _query(url: str, expression: str) -> list[dict[str, Any]]:
 
 
 def _wait_for(url: str, expression: str, series: int) -> list[dict[str, Any]]:
-    until = time.monotonic() + 120
-    while time.monotonic() < until:
+    def samples() -> list[dict[str, Any]]:
         try:
             result = _query(url, expression)
         except (urllib.error.URLError, ConnectionError):  # it is still starting
-            result = []
-        if len(result) == series:
-            return result
-        time.sleep(0.05)
-    pytest.fail(f"{expression} never had {series} series")
+            return []
+        return result if len(result) == series else []
+
+    answer: list[dict[str, Any]] = wait_until(samples, details=lambda: f"{expression} never had {series} series")
+    return answer
 
 
 # Joins that operators use, and the number of series that each returns for the node.

@@ -140,10 +140,10 @@ def test_a_mistake_in_the_file_says_where_and_what(config: Callable[[str], Path]
 def test_wrong_usage_is_status_2_and_says_what_would_be_right(
     cli: Callable[..., subprocess.CompletedProcess[str]], arguments: list[str], said: str
 ) -> None:
-    result = cli("exporter", *arguments)
+    completed = cli("exporter", *arguments)
 
-    assert result.returncode == 2
-    assert said in result.stderr
+    assert completed.returncode == 2
+    assert said in completed.stderr
 
 
 @pytest.mark.parametrize(
@@ -155,11 +155,11 @@ def test_a_mistake_in_a_variable_names_the_variable(
 ) -> None:
     monkeypatch.setenv(f"RANKSCOPE_EXPORTER_{variable}", value)
 
-    result = cli("exporter", "--once")
+    completed = cli("exporter", "--once")
 
-    assert result.returncode == 2
-    assert said in result.stderr
-    assert f"RANKSCOPE_EXPORTER_{variable}" in result.stderr
+    assert completed.returncode == 2
+    assert said in completed.stderr
+    assert f"RANKSCOPE_EXPORTER_{variable}" in completed.stderr
 
 
 def test_a_variable_that_is_no_option_is_told_once(
@@ -167,12 +167,12 @@ def test_a_variable_that_is_no_option_is_told_once(
 ) -> None:
     monkeypatch.setenv("RANKSCOPE_EXPORTER_EXPECTED_GPU", "8")
 
-    result = cli("exporter", "--simulate", "1", "--once", "--spool", tmp_path / "spool")
+    completed = cli("exporter", "--simulate", "1", "--once", "--spool", tmp_path / "spool")
 
-    assert result.returncode == 0
-    assert len(result.stderr.splitlines()) == 1
-    assert "RANKSCOPE_EXPORTER_EXPECTED_GPU is no option" in result.stderr
-    assert "did you mean RANKSCOPE_EXPORTER_EXPECTED_GPUS?" in result.stderr
+    assert completed.returncode == 0
+    assert len(completed.stderr.splitlines()) == 1
+    assert "RANKSCOPE_EXPORTER_EXPECTED_GPU is no option" in completed.stderr
+    assert "did you mean RANKSCOPE_EXPORTER_EXPECTED_GPUS?" in completed.stderr
 
 
 def test_the_level_and_the_format_of_the_log_are_words_in_any_case() -> None:
@@ -192,11 +192,11 @@ def test_settings_are_called_as_their_options_are() -> None:
 def test_a_file_that_cannot_be_read_is_status_3(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"host = '\xe9'")
     for path, item in ((tmp_path / "nothing", "No such file"), (tmp_path, "Is a directory"), (tmp_path / "latin", "UTF-8")):
-        result = cli("exporter", "--once", "--config", path)
+        completed = cli("exporter", "--once", "--config", path)
 
-        assert (result.returncode, len(result.stderr.splitlines())) == (3, 1)
-        assert f"{path}: " in result.stderr
-        assert item in result.stderr
+        assert (completed.returncode, len(completed.stderr.splitlines())) == (3, 1)
+        assert f"{path}: " in completed.stderr
+        assert item in completed.stderr
 
 
 def test_help_names_every_collector_and_section(cli: Callable[..., subprocess.CompletedProcess[str]]) -> None:

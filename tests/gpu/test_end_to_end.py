@@ -28,8 +28,8 @@ def test_the_exporter_publishes_every_real_gpu_and_simulates_none(cli_process: C
 @pytest.mark.timeout(600)
 def test_a_planted_straggler_is_found_on_cuda(cli_process: Cli, tmp_path: Path, gpu_count: int) -> None:
     done = cli_process("demo", "--once", "--fault", "input:2", "--run-dir", tmp_path / "run", "--format", "json", timeout=540)
-    result = json.loads(done.stdout)
-    assert [part for part in result["parts"] if not part["ok"]] == [], done.stderr
+    report = json.loads(done.stdout)
+    assert [part for part in report["parts"] if not part["ok"]] == [], done.stderr
     analysis = json.loads(cli_process("analyze", tmp_path / "run", "--format", "json").stdout)
     assert {rank["device_kind"] for rank in analysis["ranks"]} == {"cuda"}
     assert analysis["source"]["simulated"] is False

@@ -1,23 +1,26 @@
-"""A hung NCCL job: while it hangs, NCCL's own service for diagnosis (RAS) says which rank is behind."""
+"""Hung NCCL jobs: NCCL's own service for diagnosis (RAS), and dumps of its Flight Recorder."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.usefixtures("gpu_count", "require_torch")]
+
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 JOB = Path(__file__).parents[1] / "profiler" / "jobs" / "hung.py"
-
-pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.usefixtures("gpu_count", "require_torch")]
 
 
 @pytest.mark.timeout(600)
@@ -32,16 +35,63 @@ def test_a_rank_that_never_comes_is_named_while_the_others_wait(
     environment = {**os.environ, "NCCL_RAS_ADDR": address}
     job = subprocess.Popen([*recorded, *torchrun, "--backend", "nccl"], start_new_session=True, env=environment)
     try:
-        deadline = time.monotonic() + 300
-        report: dict[str, Any] = {"kind": None}
-        while report["kind"] != "hang" and time.monotonic() < deadline and job.poll() is None:
-            time.sleep(1)
-            said = cli_process("hang", run, "--ras", address, "--format", "json").stdout
-            report = json.loads(said) if said else report
-        assert (report["kind"], report["cause"], report["culprits"]) == ("hang", "not_arrived", [1]), report
+        reports: list[dict[str, Any]] = []
+
+        def hanging() -> bool:
+            output = cli_process("hang", run, "--ras", address, "--format", "json").stdout
+            reports.extend([json.loads(output)] if output else [])
+            return bool(reports) and reports[-1]["kind"] == "hang"
+
+        wait_until(hanging, timeout=300, process=job, poll_s=1, details=lambda: reports[-1:])
+        assert (reports[-1]["cause"], reports[-1]["culprits"]) == ("not_arrived", [1]), reports[-1]
     finally:
         os.killpg(job.pid, signal.SIGTERM)
         try:
             job.wait(30)
         except subprocess.TimeoutExpired:
             os.killpg(job.pid, signal.SIGKILL)
+
+
+class _Plain(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name}")
+
+
+def launch(run: Path, ranks: int, *args: str) -> subprocess.Popen[str]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(JOB)]
+    recorded = [sys.executable, "-m", "rankscope", "run", "--run-dir", str(run), "--window-steps", "0", "--no-verdict", "--"]
+    return subprocess.Popen([*recorded, *torchrun, "--backend", "nccl", *args], stderr=subprocess.PIPE, text=True)
+
+
+def enqueued(path: Path) -> int:
+    """Return the number of the last collective in a dump."""
+    last: int = max(entry["collective_seq_id"] for entry in _Plain(io.BytesIO(path.read_bytes())).load()["entries"])
+    return last
+
+
+@pytest.mark.timeout(600)
+def test_nccl_writes_its_recorder_on_request(cli_process: Cli, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job = launch(run, 1)
+    try:
+        wait_until(lambda: list(run.glob("attempts/000/ranks/00000/steps-*")), timeout=300, process=job)
+        done = cli_process("capture", run, "--flight-recorder", "--format", "json", "--wait", "60")
+        assert done.returncode == 0, done.stdout + done.stderr
+        (dump,) = json.loads(done.stdout)["dumps"]
+        assert dump["path"].endswith(("-nccl.pickle", "-nccl2.pickle")), "torch has had two implementations"
+        assert enqueued(run / dump["path"]) > 0
+    finally:
+        job.terminate()
+        job.communicate(timeout=120)
+
+
+@pytest.mark.timeout(600)
+def test_what_the_watchdog_writes_before_it_ends_the_job_is_in_the_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job = launch(run, 2, "--timeout", "20")
+    _, output = job.communicate(timeout=500)
+    assert job.returncode != 0
+    assert "switched itself off" not in output
+    dumps = {path.name: enqueued(path) for path in run.glob("attempts/000/flight/*.pickle")}
+    # The victim is ahead of the origin by the collectives of both parameters: its host does not wait between them.
+    assert dumps["rank-00000-watchdog-nccl.pickle"] == dumps["rank-00001-watchdog-nccl.pickle"] + 2

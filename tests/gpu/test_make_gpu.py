@@ -33,8 +33,8 @@ def test_without_a_usable_gpu_it_says_what_it_skips_and_why(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("sys.argv", ["gpu.py"])
     assert script.main() == 0
-    said = capsys.readouterr().err
-    assert all(part in said for part in (fact, "tests/gpu", "recorder.overhead", "recorder.window_cost", "gpu.gpu_nccl"))
+    output = capsys.readouterr().err
+    assert all(part in output for part in (fact, "tests/gpu", "recorder.overhead", "recorder.window_cost", "gpu.gpu_nccl"))
 
 
 @pytest.mark.parametrize("value", [0.9, 1.2])

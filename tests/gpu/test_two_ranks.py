@@ -108,7 +108,7 @@ def test_a_captured_step_at_a_window_works_as_without_recording(tmp_path: Path, 
 
 
 @pytest.mark.timeout(600)
-def test_workers_that_are_forked_while_marks_are_on_the_device_do_not_touch_it(tmp_path: Path) -> None:
+def test_workers_forked_while_marks_are_on_the_device_do_not_touch_it(tmp_path: Path) -> None:
     job = Job(tmp_path, "--workers", "1")
     assert "CUDA error" not in job.stderr
     for rank in RANKS:

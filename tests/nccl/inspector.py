@@ -121,7 +121,7 @@ def _dump(rank: Rank, launch: Launch, interval_us: int) -> int:
 def _header(rank: Rank, record: _Record, *, old: bool) -> dict[str, Any]:
     members = record.members
     host, pid = host_and_pid(rank.rank)
-    place = {"rank": members.index(rank.rank), "n_ranks": len(members), "nnodes": len({one // ON_HOST for one in members})}
+    place = {"rank": members.index(rank.rank), "n_ranks": len(members), "nnodes": len({member // ON_HOST for member in members})}
     return {
         "header": {"id": communicator(record.name)} | ({} if old else {"comm_name": "unknown"}) | place,
         "metadata": {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 from tests.otlp_http import receiving
+from tests.waiting import wait_until
 
 from rankscope.profiler.helper.publishing.spans import Value
 
@@ -56,10 +56,7 @@ class Collector:
 
     def wait(self, condition: Callable[[list[ReceivedSpan]], bool]) -> None:
         """Wait until the received spans meet ``condition``."""
-        until = time.monotonic() + 60
-        while not condition(self.spans()):
-            assert time.monotonic() < until, f"it did not come: {self.spans()}"
-            time.sleep(0.02)
+        wait_until(lambda: condition(self.spans()), details=self.spans)
 
 
 @contextmanager

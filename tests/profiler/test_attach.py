@@ -30,14 +30,14 @@ def attached(run_dir: Path, *command: str | Path, python_path: str = "") -> subp
 def test_the_sitecustomize_it_hides_still_runs(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.hidden = 'ran'")
     script = "import sitecustomize; print(hidden, sitecustomize.__file__)"
-    result = attached(tmp_path / "run", "-c", script, python_path=str(tmp_path))
-    assert result.stdout == f"ran {tmp_path / 'sitecustomize.py'}\n"
+    completed = attached(tmp_path / "run", "-c", script, python_path=str(tmp_path))
+    assert completed.stdout == f"ran {tmp_path / 'sitecustomize.py'}\n"
 
 
 def test_a_script_without_torch_sees_one_idle_finder_and_no_recorder(tmp_path: Path) -> None:
     script = "import sys; print([name for name in sys.modules if name.startswith(('torch', 'rankscope', 'msgspec'))])"
-    result = attached(tmp_path / "run", "-c", script)
-    assert (result.stdout, result.stderr) == ("[]\n", "")
+    completed = attached(tmp_path / "run", "-c", script)
+    assert (completed.stdout, completed.stderr) == ("[]\n", "")
     assert not (tmp_path / "run").exists()
 
 
@@ -49,9 +49,9 @@ def test_a_loader_that_cannot_be_followed_still_loads_torch(tmp_path: Path) -> N
         "class Finder:\n    def find_spec(self, name, *_): return ModuleSpec(name, Loader()) if name == 'torch' else None\n"
         "sys.meta_path.insert(1, Finder())"
     )
-    result = attached(tmp_path / "run", "-c", "import torch; print(torch.loaded)", python_path=str(tmp_path))
-    assert result.stdout == "True\n"
-    assert result.stderr.count("rankscope: not recording") == result.stderr.count("\n") == 1
+    completed = attached(tmp_path / "run", "-c", "import torch; print(torch.loaded)", python_path=str(tmp_path))
+    assert completed.stdout == "True\n"
+    assert completed.stderr.count("rankscope: not recording") == completed.stderr.count("\n") == 1
 
 
 def test_looking_for_torch_is_not_importing_it(tmp_path: Path) -> None:
@@ -62,8 +62,8 @@ def test_looking_for_torch_is_not_importing_it(tmp_path: Path) -> None:
         (package / "__init__.py").touch()
     (rank / "attach.py").write_text("def install(): print('attached')")
     script = f"from importlib.util import find_spec; print(*(bool(find_spec('torch')) for _ in '12')); import torch; {FINDERS}"
-    result = attached(tmp_path / "run", "-c", script, python_path=str(tmp_path))
-    assert (result.stdout, result.stderr) == ("True True\ntorch is there\nattached\n0\n", "")
+    completed = attached(tmp_path / "run", "-c", script, python_path=str(tmp_path))
+    assert (completed.stdout, completed.stderr) == ("True True\ntorch is there\nattached\n0\n", "")
 
 
 FINDERS = "import sys; print([type(finder).__name__ for finder in sys.meta_path].count('_WaitForTorch'))"
@@ -86,9 +86,9 @@ def test_launchers_and_compile_workers_are_left_alone(tmp_path: Path, file: str,
 def test_a_python_without_rankscope_says_so_once_and_trains(tmp_path: Path) -> None:
     (tmp_path / "rankscope").mkdir()
     (tmp_path / "rankscope" / "__init__.py").touch()  # shadows the real one: it has no profiler
-    result = attached(tmp_path / "run", JOB, "accumulate", python_path=str(tmp_path))
-    assert result.returncode == 0
-    assert result.stderr.count("rankscope: not recording") == 1
+    completed = attached(tmp_path / "run", JOB, "accumulate", python_path=str(tmp_path))
+    assert completed.returncode == 0
+    assert completed.stderr.count("rankscope: not recording") == 1
     assert not (tmp_path / "run").exists()
 
 
@@ -110,17 +110,17 @@ def alone(torch_ranks: PreloadedTorch) -> str:
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 @pytest.mark.parametrize("fault", BREAK)
-def test_a_recorder_that_cannot_start_is_one_line_and_the_training_is_the_same(
+def test_a_recorder_that_cannot_start_is_one_line_and_training_is_the_same(
     torch_ranks: PreloadedTorch, alone: str, tmp_path: Path, fault: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     job = torch_ranks.command(0, JOB, "plain")
     (tmp_path / "sitecustomize.py").write_text(BREAK[fault])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
-        result = launch(job, LaunchOptions(run_dir=tmp_path / "run", name="x"))
+        outcome = launch(job, LaunchOptions(run_dir=tmp_path / "run", name="x"))
     # Then training is unchanged, and the reason is reported once
     output = capfd.readouterr()
-    assert (result.status, output.out) == (0, alone)
+    assert (outcome.status, output.out) == (0, alone)
     assert output.err.count("rankscope:") == 1
     assert output.err.count("\n") == 1
     assert not is_run(tmp_path / "run")
@@ -128,7 +128,7 @@ def test_a_recorder_that_cannot_start_is_one_line_and_the_training_is_the_same(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
-def test_a_fault_in_the_middle_switches_the_recorder_off_and_the_run_says_why(
+def test_a_fault_midway_switches_the_recorder_off_and_the_run_says_why(
     torch_ranks: PreloadedTorch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
@@ -139,8 +139,8 @@ def test_a_fault_in_the_middle_switches_the_recorder_off_and_the_run_says_why(
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
-        result = launch(torch_ranks.command(0, JOB, "plain"), LaunchOptions(run_dir=tmp_path / "run", name="x"))
-    assert result.status == 0
+        outcome = launch(torch_ranks.command(0, JOB, "plain"), LaunchOptions(run_dir=tmp_path / "run", name="x"))
+    assert outcome.status == 0
     assert capfd.readouterr().err.count("switched itself off (RuntimeError: planted)") == 1
     run = RunReader(tmp_path / "run")
     info = run.rank(0, 0)
@@ -157,8 +157,8 @@ def test_a_helper_that_dies_costs_the_record_not_the_training(
     (tmp_path / "sitecustomize.py").write_text("import sys\nif 'rankscope.profiler.helper' in sys.orig_argv: sys.exit(1)\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
-        result = launch(torch_ranks.command(0, JOB, "plain"), LaunchOptions(run_dir=tmp_path / "run", name="x"))
-    assert result.status == 0
+        outcome = launch(torch_ranks.command(0, JOB, "plain"), LaunchOptions(run_dir=tmp_path / "run", name="x"))
+    assert outcome.status == 0
     assert not is_run(tmp_path / "run")
     # Reported by the recorder, or by the launcher where the short job was over before its helper had died.
     err = capfd.readouterr().err

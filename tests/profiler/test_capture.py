@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,11 +33,11 @@ def test_a_live_job_is_profiled_when_somebody_asks(cli: Cli, tmp_path: Path) -> 
         completed = cli("capture", run, "--steps", "6", "--keep-trace", "--wait", "90", "--format", "json")
         # then all ranks have profiled those six, and the late rank in them is found
         assert completed.returncode == 0, completed.stdout + completed.stderr
-        result = json.loads(completed.stdout)
-        steps = range(result["first_step"], result["last_step"] + 1)
+        report = json.loads(completed.stdout)
+        steps = range(report["first_step"], report["last_step"] + 1)
         assert len(steps) == 6
-        assert (result["accepted"], result["ranks"], result["missing"]) == (True, RANKS, [])
-        analysis = result["analysis"]
+        assert (report["accepted"], report["ranks"], report["missing"]) == (True, RANKS, [])
+        analysis = report["analysis"]
         assert [row["steps"] for row in analysis["ranks"]] == [6, 6]
         for row in analysis["ranks"]:
             parts = ("compute_us", "exposed_communication_us", "exposed_memcpy_us", "idle_us")
@@ -48,20 +47,16 @@ def test_a_live_job_is_profiled_when_somebody_asks(cli: Cli, tmp_path: Path) -> 
         assert analysis["imposed_wait"][0]["rank"] == 1
         # at least one of the six pauses: a busy machine delays the other rank, too, which hides a part
         assert analysis["imposed_wait"][0]["imposed_us"] > PAUSE_S * 1e6
-        for trace in result["traces"]:
+        for trace in report["traces"]:
             assert (run / trace).is_file()
-        assert len(result["traces"]) == 2
+        assert len(report["traces"]) == 2
         # and a dump does not end a job that trains
         before = len(list(RunReader(run).steps(0, 0)))
         dumps = cli("capture", run, "--flight-recorder", "--wait", "90", "--format", "json")
         assert {row["rank"] for row in json.loads(dumps.stdout)["dumps"]} | {
             row["rank"] for row in json.loads(dumps.stdout)["missing"]
         } == set(RANKS)
-        deadline = time.monotonic() + 60
-        while len(list(RunReader(run).steps(0, 0))) <= before + 5:
-            assert job.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        wait_until(lambda: len(list(RunReader(run).steps(0, 0))) > before + 5, process=job, poll_s=0.2)
     finally:
         job.send_signal(signal.SIGTERM)
         _, output = job.communicate(timeout=120)

@@ -160,7 +160,7 @@ sys.exit(int(sys.argv[1]))
 
 
 @pytest.mark.parametrize(("status", "reason"), some([(0, "exit"), (3, "killed")], [(0, "exit")]))
-def test_the_end_of_a_rank_that_is_killed_with_its_helper_is_that_of_the_job(tmp_path: Path, status: int, reason: str) -> None:
+def test_the_end_of_a_rank_killed_with_its_helper_is_that_of_the_job(tmp_path: Path, status: int, reason: str) -> None:
     script = tmp_path / "job.py"
     script.write_text(KILLED_WITH_CHILDREN)
     command = [sys.executable, str(script), str(status), str(tmp_path / "run")]
@@ -208,12 +208,12 @@ os._exit(0)
 
 
 @pytest.mark.full
-def test_a_process_that_initialises_another_process_group_begins_another_attempt(tmp_path: Path) -> None:
+def test_a_process_with_another_process_group_begins_another_attempt(tmp_path: Path) -> None:
     script, run_dir = tmp_path / "job.py", tmp_path / "run"
     script.write_text(RESTARTED_IN_PROCESS)
     command = [sys.executable, str(script), str(tmp_path)]
-    result = launch(command, LaunchOptions(run_dir=run_dir, name="ends", window_steps=0, exporter_url=None))
-    assert result.status == 0
+    outcome = launch(command, LaunchOptions(run_dir=run_dir, name="ends", window_steps=0, exporter_url=None))
+    assert outcome.status == 0
     reader = RunReader(run_dir)
     assert {attempt: sorted(reader.ranks(attempt)) for attempt in reader.attempts()} == {0: [0, 1, 2], 1: [0, 1]}
     before, after = ({rank: reader.rank(attempt, rank) for rank in reader.ranks(attempt)} for attempt in (0, 1))
@@ -258,7 +258,7 @@ for process in ranks:
 """
 
 
-def test_ranks_forked_from_a_process_that_trains_say_why_they_are_not_recorded(
+def test_ranks_forked_from_a_training_process_report_why_none_is_recorded(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     script, run_dir = tmp_path / "job.py", tmp_path / "run"

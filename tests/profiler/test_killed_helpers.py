@@ -1,4 +1,4 @@
-"""Real jobs whose helper processes are killed, as by a host that is out of memory, and jobs without room in local memory."""
+"""Real jobs whose helpers are killed, or whose memory or disk has no room: what is missing is said."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from tests.profiler.ranks import PreloadedTorch
 from tests.waiting import wait_until
 
-from rankscope.profiler.launch import LaunchOptions, launch
+from rankscope.analysis.engine import analyze
+from rankscope.cli.verbs.run import _print_verdict
+from rankscope.profiler.launch import LaunchOptions, LaunchResult, launch
 from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
 from rankscope.runs.reader import RunReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
+
 
 JOB = Path(__file__).parent / "jobs" / "tiny_ddp.py"
 STEPS = 300
@@ -112,12 +116,12 @@ def test_a_job_without_room_in_local_memory_is_recorded_all_the_same(
     )
     monkeypatch.setattr("rankscope.profiler.scratch.LOCAL_MEMORY", memory)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    result = launch(
+    outcome = launch(
         torch_ranks.command(2, JOB, "--steps", "20"),
         LaunchOptions(run_dir=tmp_path / "run", name="x", window_steps=0, exporter_url=None),
     )
     # Then all is recorded, as the launcher knows, and nothing stays anywhere
-    assert (result.status, result.ranks) == (0, frozenset({(0, 0), (0, 1)}))
+    assert (outcome.status, outcome.ranks) == (0, frozenset({(0, 0), (0, 1)}))
     folders = [Path(line) for line in (disk / "noted").read_text().splitlines()]
     assert [folder.parent for folder in folders] == [disk, disk]
     run = RunReader(tmp_path / "run")
@@ -141,3 +145,64 @@ def test_a_script_without_standard_files_is_recorded(tmp_path: Path) -> None:
     run = RunReader(tmp_path / "run")
     wait_until(lambda: (info := run.rank(0, 0)) is not None and info.end_reason == "exit")
     assert len(list(run.steps(0, 0))) == 5
+
+
+FULL_DISK_STEPS = 600
+
+
+@contextmanager
+def disk(folder: Path, kibibytes: int) -> Iterator[Path]:
+    """A file system of this size."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={kibibytes}k", "none", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("cannot mount a small file system here: run as root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.fixture
+def record(torch_ranks: PreloadedTorch) -> Callable[[Path], LaunchResult]:
+    """Function that records a job of two ranks."""
+
+    def record_into(run: Path) -> LaunchResult:
+        command = torch_ranks.command(2, JOB, "--steps", str(FULL_DISK_STEPS), "--pause", "0.002")
+        return launch(command, LaunchOptions(run_dir=run, name="full", window_steps=0, exporter_url=None))
+
+    return record_into
+
+
+@pytest.mark.full
+def test_steps_that_do_not_fit_are_counted_and_the_job_has_ended(
+    record: Callable[[Path], LaunchResult], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with disk(tmp_path / "disk", 60) as folder:
+        assert record(folder / "run").status == 0
+        reader = RunReader(folder / "run")
+        infos = reader.infos(0)
+        assert {info.end_reason for info in infos.values()} == {"exit"}
+        unwritten = {rank: info.unwritten_steps for rank, info in infos.items()}
+        assert all(count > 0 for count in unwritten.values()), unwritten
+        assert {rank: reader.step_count(0, rank) + count for rank, count in unwritten.items()} == {
+            0: FULL_DISK_STEPS,
+            1: FULL_DISK_STEPS,
+        }
+        source = analyze([folder / "run"]).source
+        assert source.coverage is not None
+        assert source.coverage < 0.6
+        assert any("steps of ranks 0, 1 could not be written" in warning for warning in source.warnings), source.warnings
+    assert capfd.readouterr().err.count("steps (No space left on device)") == 2
+
+
+@pytest.mark.full
+def test_where_nothing_fits_the_disk_is_the_reason(
+    record: Callable[[Path], LaunchResult], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with disk(tmp_path / "disk", 4) as folder:
+        step_record = record(folder / "run")
+        assert (step_record.status, step_record.ranks) == (0, frozenset())
+        _print_verdict(step_record)
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last.endswith(f"nothing was recorded in {folder / 'run'}: cannot write to {folder / 'run'} (No space left on device).")

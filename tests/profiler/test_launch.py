@@ -42,15 +42,13 @@ def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_what_is_left_of_a_removed_run_does_not_keep_the_next_from_starting(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_leftovers_of_a_removed_run_do_not_keep_the_next_from_starting(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "attempts" / "001" / "ranks" / "00000").mkdir(parents=True)
-    result = launch([sys.executable, "-c", PRINT_ENVIRONMENT], LaunchOptions(run_dir=tmp_path, name="x"))
+    outcome = launch([sys.executable, "-c", PRINT_ENVIRONMENT], LaunchOptions(run_dir=tmp_path, name="x"))
     # Its ranks must not meet the old ones.
     settings = from_environment(json.loads(capfd.readouterr().out))
     assert settings is not None
-    assert (result.status, result.attempt, settings.attempt) == (0, 2, 2)
+    assert (outcome.status, outcome.attempt, settings.attempt) == (0, 2, 2)
 
 
 def test_a_run_of_a_newer_format_is_refused(tmp_path: Path) -> None:
@@ -71,8 +69,8 @@ def test_a_run_of_a_newer_format_is_refused(tmp_path: Path) -> None:
 def test_the_status_is_what_a_shell_would_give(
     tmp_path: Path, command: list[str], status: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    result = launch(command, LaunchOptions(run_dir=tmp_path / "run", name="x"))
-    assert (result.status, result.ranks) == (status, frozenset())
+    outcome = launch(command, LaunchOptions(run_dir=tmp_path / "run", name="x"))
+    assert (outcome.status, outcome.ranks) == (status, frozenset())
     assert not (tmp_path / "run").exists(), "nothing was recorded"
     err = capfd.readouterr().err
     assert ("command not found" in err) == (status == 127)
@@ -227,8 +225,8 @@ def test_snapshots_of_gpu_memory_are_those_of_this_job(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "rank-00000-1.pickle").touch()
     os.utime(folder / "rank-00000-1.pickle", (1, 1))
-    result = launch(["touch", str(folder / "rank-00002-7.pickle")], LaunchOptions(run_dir=tmp_path, name="x"))
-    assert result.memory_snapshots == (folder / "rank-00002-7.pickle",)
+    outcome = launch(["touch", str(folder / "rank-00002-7.pickle")], LaunchOptions(run_dir=tmp_path, name="x"))
+    assert outcome.memory_snapshots == (folder / "rank-00002-7.pickle",)
 
 
 def test_without_local_memory_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +258,7 @@ def test_the_launcher_does_not_wait_for_a_helper_that_was_killed(tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_a_terminal_reaches_the_job_once_even_with_its_input_redirected(tmp_path: Path) -> None:
+def test_ctrl_c_reaches_the_job_once_even_with_redirected_input(tmp_path: Path) -> None:
     # Given a launcher in the foreground of a terminal, reading from somewhere else
     job = (
         "import select, signal\n"
@@ -372,7 +370,7 @@ def test_the_flight_recorder_times_collectives_when_asked(tmp_path: Path, capfd:
     assert environment_of(options, capfd)["TORCH_NCCL_ENABLE_TIMING"] == "1"
 
 
-def test_logs_that_a_job_without_steps_left_do_not_keep_the_next_from_starting(tmp_path: Path) -> None:
+def test_logs_of_a_job_without_steps_do_not_keep_the_next_from_starting(tmp_path: Path) -> None:
     (tmp_path / "inspector-logs").mkdir()
     (tmp_path / "inspector-logs" / "h-pid1.log").touch()
     assert launch(["true"], LaunchOptions(run_dir=tmp_path, name="x")).status == 0

@@ -121,9 +121,9 @@ def test_a_job_without_training_leaves_nothing(tmp_path: Path, capfd: pytest.Cap
     script = tmp_path / "script.py"
     script.write_text("import sys; print('torch' in sys.modules, *sys.argv[1:]); sys.exit(7)")
     options = LaunchOptions(run_dir=tmp_path / "deep" / "run", name="none")
-    result = launch([sys.executable, str(script), "--flag"], options)
-    assert result.status == 7
-    assert not is_run(result.run_dir)
+    outcome = launch([sys.executable, str(script), "--flag"], options)
+    assert outcome.status == 7
+    assert not is_run(outcome.run_dir)
     assert not (tmp_path / "deep").exists()
     output = capfd.readouterr()
     assert (output.out, output.err) == ("False --flag\n", "")
@@ -154,7 +154,7 @@ def test_evaluations_and_checkpoints_are_between_steps_wherever_they_are(record:
     assert any(row.resident_bytes for row in records), "memory is read at some steps"
 
 
-def test_training_that_fails_and_goes_on_is_recorded_and_nothing_of_it_is_kept(
+def test_training_that_fails_and_goes_on_is_recorded_and_not_retained(
     record: Record, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert record("fails") == 0

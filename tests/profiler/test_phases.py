@@ -33,7 +33,7 @@ def test_a_plain_loop_is_split_at_the_events() -> None:
     assert seen(clock.times) == {"between_steps": 10, "data": 20, "forward": 40, "backward": 30, "optimizer": 15}
 
 
-def test_gradient_accumulation_adds_up_and_the_gap_after_a_backward_is_nobodys_forward() -> None:
+def test_gradient_accumulation_adds_up_and_gaps_after_it_are_no_forward() -> None:
     clock = PhaseClock(0)
     for start in (0, 100):
         clock.enter(DATA, start)
@@ -145,7 +145,7 @@ def test_the_end_of_a_phase_of_a_step_that_is_over_says_nothing() -> None:
     assert seen(clock.times) == {"forward": 20, "backward": 10}
 
 
-def test_a_phase_that_an_exception_went_through_is_let_go_and_the_ones_around_it_stay() -> None:
+def test_a_phase_left_by_an_exception_is_closed_and_outer_ones_stay() -> None:
     clock = PhaseClock(0)
     clock.enter(OPTIMIZER, 0)  # it raised, without a report
     clock.enter(BACKWARD, 10)

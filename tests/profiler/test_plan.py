@@ -52,8 +52,8 @@ def unix_ns(second: float) -> int:
 
 def receive(plan: Planner, now: float, *reports: RankReport) -> None:
     """Pass reports to the planner at second ``now``."""
-    for item in reports:
-        plan.report(item, now, unix_ns(now))
+    for report in reports:
+        plan.report(report, now, unix_ns(now))
 
 
 def capture(plan: Planner, now: float, *, steps: int = 3, ranks: list[int] | None = None) -> PlannedWindow | str | None:
@@ -78,9 +78,7 @@ def test_the_schedule_is_periodic_windows_that_do_not_overlap(first: int, every:
     first=st.integers(1, 200),
     steps=st.integers(1, 20),
 )
-def test_a_window_that_is_clear_of_the_schedule_lies_apart_from_it_and_is_the_next_that_does(
-    schedule: Schedule, first: int, steps: int
-) -> None:
+def test_a_window_clear_of_the_schedule_is_apart_and_the_next_that_is(schedule: Schedule, first: int, steps: int) -> None:
     taken = {step + more for step in range(400) if schedule.starting(step) for more in range(-1, schedule.starting(step) + 1)}
     free = [start for start in range(first, 350) if taken.isdisjoint(range(start, start + steps))]
     assert schedule.clear(first, steps) == (free[0] if free else None)
@@ -121,7 +119,7 @@ def test_a_rank_that_spent_too_much_waits_until_the_budget_covers_it(spent: floa
     age=st.floats(0, 1.0),
     costs=st.lists(st.floats(1, 1e6), min_size=4, max_size=4),
 )
-def test_a_window_is_announced_ahead_of_every_rank_and_paid_by_the_one_it_costs_most(
+def test_a_window_is_announced_ahead_of_all_and_paid_by_the_costliest(
     slowest: int, lead: int, step_us: float, age: float, costs: list[float]
 ) -> None:
     plan = planner(world_size=4)
@@ -189,7 +187,7 @@ def test_a_numeric_schedule_is_left_alone() -> None:
     assert taken.isdisjoint(range(window.first, window.first + 5))
 
 
-def test_a_capture_waits_for_the_ranks_then_stays_ahead_of_them_and_is_not_repeated_at_once() -> None:
+def test_a_capture_waits_for_ranks_stays_ahead_and_is_not_repeated_at_once() -> None:
     plan = planner()
     assert capture(plan, 0.0) is None, "nobody has said how fast it goes"
     receive(plan, 1, report(0, 500, at=1))
@@ -231,7 +229,7 @@ def test_without_windows_or_room_between_them_there_is_no_capture() -> None:
     assert "no room" in str(capture(plan, 1.0))
 
 
-def test_files_are_read_every_second_and_written_twice_a_minute_and_more_rarely_in_large_jobs() -> None:
+def test_files_are_read_each_second_and_written_rarely_in_large_jobs() -> None:
     assert [poll_seconds(size, 10.0) for size in (2, 200, 1024)] == [1.0, 1.0, 5.12]
     assert [report_seconds(size) for size in (2, 200, 1024)] == [30.0, 30.0, 51.2]
     # In a job of any size, a window is announced so early that every rank reads the file twice before it.
@@ -291,7 +289,7 @@ def test_a_killed_rank_whose_report_stays_is_not_waited_for() -> None:
     assert any(windows)
 
 
-def test_a_rank_whose_report_was_removed_is_not_waited_for_and_may_come_back() -> None:
+def test_a_rank_with_a_removed_report_is_not_waited_for_and_may_return() -> None:
     plan = planner()
     receive(plan, 0, report(0, 500))
     plan.end(1)
@@ -315,7 +313,7 @@ def test_a_planner_that_replaces_another_goes_on_after_its_last_window() -> None
     assert window.first > 3003
 
 
-def test_the_first_window_on_a_device_comes_when_the_budget_covers_loading_the_profiler() -> None:
+def test_the_first_device_window_comes_when_the_budget_covers_the_loading() -> None:
     # Given two ranks on devices, the second of which also pays more without windows
     plan = planner(on_device=True)
     assert plan.schedule.starting(20) == 0, "no rank begins it by itself"
@@ -337,7 +335,7 @@ def test_the_first_window_on_a_device_comes_when_the_budget_covers_loading_the_p
     assert window.first < 1.2 * FIRST_DEVICE_WINDOW_US / 50.0
 
 
-def test_on_a_device_the_second_window_waits_until_the_cost_of_the_first_is_known_and_covered() -> None:
+def test_the_second_device_window_waits_until_the_first_is_paid_for() -> None:
     plan = planner(on_device=True)
     firsts: list[int] = []
     for second in range(2000):
@@ -361,7 +359,7 @@ def test_a_fixed_schedule_on_a_device_is_left_alone() -> None:
     assert planner(on_device=True, every=100).schedule.starting(120) == 3
 
 
-def test_windows_of_a_thousand_ranks_on_a_caching_file_system_are_early_enough_and_within_the_budget() -> None:
+def test_windows_of_a_thousand_ranks_are_early_and_within_the_budget() -> None:
     # Given 1,024 ranks with steps of 100 ms, whose reports are up to two minutes old when rank 0 reads them
     size, window_us = 1024, 50_000.0
     plan = planner(world_size=size)

@@ -218,7 +218,7 @@ def test_messages_come_between_words_with_any_content(ring: Ring) -> None:
         assert bytes_of_message(size, words[1:]) == b"\0" * size
 
 
-def test_names_are_read_by_their_numbers_also_those_given_before_there_is_a_file(tmp_path: Path) -> None:
+def test_names_are_read_by_number_also_those_from_before_the_file(tmp_path: Path) -> None:
     writer = RingWriter()
     early = writer.name("early")
     with (tmp_path / "ring").open("xb+") as file:
@@ -288,7 +288,7 @@ def test_the_cost_of_windows_is_separate(ring: Ring) -> None:
     assert (ring.reader.cost_ns, ring.reader.window_cost_ns, ring.reader.windows) == (5000, 3000, 2)
 
 
-def test_what_was_written_survives_sigkill_of_the_writer_in_the_middle_of_a_step(tmp_path: Path) -> None:
+def test_written_words_survive_sigkill_of_the_writer_inside_a_step(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys; from pathlib import Path; from tests.ring_step import ring_in\n"
         "ring = ring_in(Path(sys.argv[1]))\n"
@@ -331,7 +331,7 @@ def test_words_that_a_reader_keeps_are_read_again_by_its_replacement(ring: Ring)
     assert ring.reader.read() == [4, 4, 5, 5, 6]
 
 
-def test_the_replacement_of_a_reader_that_was_killed_while_it_gave_words_back_goes_on_after_them(ring: Ring) -> None:
+def test_a_new_reader_continues_after_what_a_killed_one_gave_back(ring: Ring) -> None:
     for word in (3, 4, 5):
         ring.put(word, word)
     ring.reader.read()

@@ -58,8 +58,10 @@ def recorded(
     )
     with collecting() as collector, pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.port}")
-        result = launch(torch_ranks.command(2, JOB, "--steps", str(STEPS), "--fault", "data:1", "--pause", str(PAUSE_S)), options)
-        assert result.status == 0
+        outcome = launch(
+            torch_ranks.command(2, JOB, "--steps", str(STEPS), "--fault", "data:1", "--pause", str(PAUSE_S)), options
+        )
+        assert outcome.status == 0
         spans = collector.spans()
     return Recorded(RunReader(tmp_path / "run"), spans, capfd.readouterr().err)
 

@@ -59,9 +59,7 @@ def test_only_old_folders_that_nobody_holds_are_swept(tmp_path: Path, monkeypatc
     assert set(tmp_path.iterdir()) == {young, foreign}
 
 
-def test_what_others_put_into_local_memory_is_neither_waited_for_nor_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_files_in_local_memory_are_neither_awaited_nor_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given old folders of the right name: one whose lock is a FIFO without a writer, one whose lock is a link
     piped, linked, outside = (tmp_path / name for name in ("rankscope-1-piped", "rankscope-1-linked", "outside"))
     for folder in (piped, linked):
@@ -118,7 +116,7 @@ def test_folders_that_cannot_be_used_are_passed_over(
     if job is None or handle is None:
         return
     # And the launcher sees all that it would see in its own: that it is held, and what it notes
-    held = scratch.hold(rank)
+    lock = scratch.hold(rank)
     waiting = threading.Thread(target=_wait_for_helpers, args=[job])
     waiting.start()
     waiting.join(0.3)
@@ -128,7 +126,7 @@ def test_folders_that_cannot_be_used_are_passed_over(
     assert (scratch.recorded_ranks(job), scratch.spooled(job)) == (frozenset({(1, 5)}), ["x.prom"])
     scratch.forget_spooled(rank, "x.prom")
     assert scratch.spooled(job) == []
-    os.close(held)
+    os.close(lock)
     shutil.rmtree(rank)
     waiting.join(60)
     assert not waiting.is_alive()
@@ -152,9 +150,7 @@ def test_in_a_folder_that_is_everybodys_there_is_no_launcher_to_tell(tmp_path: P
     assert scratch.recorded_ranks(tmp_path) == frozenset({(1, 5)})
 
 
-def test_a_trace_goes_to_disk_where_memory_is_short_and_nowhere_where_both_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trace_goes_to_disk_if_memory_is_short_and_nowhere_if_both_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert scratch.trace_folder(tmp_path, 1) == tmp_path
     room = {tmp_path: 0}
     monkeypatch.setattr(scratch, "_free", lambda folder: room.get(folder, 10**12))

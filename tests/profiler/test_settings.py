@@ -36,7 +36,7 @@ BASE: dict[str, Any] = {"run_dir": "/r", "run_id": "r", "name": "r", "start_unix
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
-def test_a_number_that_means_nothing_is_refused_made_decoded_or_from_the_environment(name: str, value: Any) -> None:
+def test_a_meaningless_number_is_refused_whatever_its_source(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{name} is .*, it must be"):
         RecorderSettings(**(BASE | {name: value}))
     variables = RecorderSettings(**BASE).environment() | {f"RANKSCOPE_{name.upper()}": str(value)}

@@ -64,7 +64,7 @@ def test_the_file_is_replaced_whole_readable_by_all_and_removed(tmp_path: Path) 
     assert names(tmp_path) == []
 
 
-def test_ranks_of_the_same_name_have_slots_and_a_slot_that_is_given_back_is_the_next_ones(tmp_path: Path) -> None:
+def test_ranks_of_one_name_have_slots_and_a_freed_slot_is_the_next_one(tmp_path: Path) -> None:
     spools = [SpoolFile(tmp_path, claimant(f"id-{number}")) for number in range(3)]
     paths = [write(spool) for spool in spools]
     assert [identity(path)["slot"] for path in paths] == ["0", "1", "2"]
@@ -85,7 +85,7 @@ def test_names_that_are_one_in_a_file_name_are_two_on_the_page(tmp_path: Path) -
     assert all(len(path.name) < 200 for path in paths)
 
 
-def test_a_new_attempt_takes_over_what_the_one_before_left_and_that_one_lets_go(tmp_path: Path) -> None:
+def test_a_new_attempt_takes_over_the_files_that_the_last_one_releases(tmp_path: Path) -> None:
     old = SpoolFile(tmp_path, claimant(attempt=0))
     write(old)
     new = SpoolFile(tmp_path, claimant(attempt=1))

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from tests.needs import skip_or_fail
 from tests.profiler.ranks import PreloadedTorch
+from tests.waiting import wait_until
 
 from rankscope.analysis.engine import analyze
 from rankscope.base.errors import InputError
@@ -52,8 +53,8 @@ def stacks(run: Path, rank: int) -> list[StackSamples]:
 
 
 @contextmanager
-def training(command: list[str], run: Path) -> Iterator[Callable[[], bool]]:
-    """Run a job; the value tells whether it goes on."""
+def training(command: list[str], run: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a job and yield its process."""
     settings = RecorderSettings(
         run_dir=str(run),
         run_id="r",
@@ -69,17 +70,19 @@ def training(command: list[str], run: Path) -> Iterator[Callable[[], bool]]:
     with ExitStack() as leaving:
         job = leaving.enter_context(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
         leaving.callback(job.terminate)
-        yield lambda: job.poll() is None
+        yield job
 
 
 def record(torch: PreloadedTorch, run: Path, kind: str, series: int, job: Path = JOB) -> None:
     """Train on two ranks, with a stall on rank 1, until each rank has as many series of samples."""
-    with training(torch.command(2, job, kind, "1", str(SECONDS)), run) as goes_on:
-        while min(len(stacks(run, rank)) for rank in (0, 1)) < series:
-            assert goes_on(), "the job ended without samples"
-            if any(row.missing == DENIED for row in stacks(run, 0)):
-                pytest.skip(f"{DENIED}, as in containers without SYS_PTRACE")
-            time.sleep(0.1)
+
+    def sampled() -> bool:
+        if any(row.missing == DENIED for row in stacks(run, 0)):
+            pytest.skip(f"{DENIED}, as in containers without SYS_PTRACE")
+        return min(len(stacks(run, rank)) for rank in (0, 1)) >= series
+
+    with training(torch.command(2, job, kind, "1", str(SECONDS)), run) as process:
+        wait_until(sampled, process=process, poll_s=0.1)
 
 
 def places(run: Path, rank: int) -> Counter[tuple[str, int]]:
@@ -197,20 +200,16 @@ while time.time() < end:
 """
 
 
-def test_where_reading_the_process_is_denied_the_reason_is_recorded_and_training_goes_on(tmp_path: Path) -> None:
+def test_denied_reading_is_recorded_with_its_reason_and_training_goes_on(tmp_path: Path) -> None:
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         skip_or_fail("setpriv is not installed: apt-get install util-linux")
     run = tmp_path / "run"
     without = [setpriv, "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"] if os.getuid() == 0 else []
-    with training([*without, sys.executable, "-c", HIDDEN.format(seconds=SECONDS)], run) as goes_on:
-        while not (rows := stacks(run, 0)):
-            assert goes_on()
-            time.sleep(0.1)
+    with training([*without, sys.executable, "-c", HIDDEN.format(seconds=SECONDS)], run) as process:
+        rows = wait_until(lambda: stacks(run, 0), process=process, poll_s=0.1)
         assert [row.missing for row in rows] == [DENIED]
         # And the recorder goes on
         steps = len(list(RunReader(run).steps(0, 0)))
-        while len(list(RunReader(run).steps(0, 0))) <= steps:
-            assert goes_on()
-            time.sleep(0.1)
+        wait_until(lambda: len(list(RunReader(run).steps(0, 0))) > steps, process=process, poll_s=0.1)
     assert len(stacks(run, 0)) == 1

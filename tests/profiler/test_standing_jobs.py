@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.profiler.ranks import PreloadedTorch
+from tests.waiting import wait_until
 
 from rankscope.runs.paths import activity_file, rank_file
 from rankscope.runs.reader import RunReader
@@ -49,11 +49,7 @@ def start(torch_ranks: PreloadedTorch, tmp_path: Path) -> Iterator[Start]:
 
 def standing(run: Path, job: subprocess.Popen[str]) -> dict[int, RankActivity]:
     """Wait until all ranks stand still, and return what they do."""
-    deadline = time.monotonic() + 120
-    while not all(activity_file(run, 0, rank).exists() for rank in range(3)):
-        assert job.poll() is None, "the job ended"
-        assert time.monotonic() < deadline, "it does not stand still"
-        time.sleep(0.2)
+    wait_until(lambda: all(activity_file(run, 0, rank).exists() for rank in range(3)), process=job)
     by_key = {rank: RunReader(run).activity(0, rank) for rank in range(3)}
     return {rank: row for rank, row in by_key.items() if row is not None}
 
@@ -79,12 +75,12 @@ def test_the_rank_that_does_not_wait_is_named(
     cli: Cli, start: Start, tmp_path: Path, *, fault: str, late: tuple[str, str | None, str | None], others: str
 ) -> None:
     run = tmp_path / "run"
-    result = standing(run, start(fault))
-    row = result[1]
+    activities = standing(run, start(fault))
+    row = activities[1]
     assert (row.phase, row.section, row.process) == late
     assert row.waiting is False
-    assert {(result[rank].phase, result[rank].waiting) for rank in (0, 2)} == {(others, True)}
-    assert len({row.step for row in result.values()}) == 1
+    assert {(activities[rank].phase, activities[rank].waiting) for rank in (0, 2)} == {(others, True)}
+    assert len({row.step for row in activities.values()}) == 1
     report = hang(cli, run)
     assert (report["kind"], report["cause"], report["culprits"]) == ("hang", "not_arrived", [1])
     assert [row["certain"] for row in report["evidence"]] == [False]
@@ -92,8 +88,8 @@ def test_the_rank_that_does_not_wait_is_named(
 
 def test_a_job_in_which_all_wait_names_nobody(cli: Cli, start: Start, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    result = standing(run, start("all"))
-    assert {row.waiting for row in result.values()} == {True}
+    activities = standing(run, start("all"))
+    assert {row.waiting for row in activities.values()} == {True}
     report = hang(cli, run)
     assert (report["kind"], report["cause"], report["culprits"]) == ("hang", "stuck", [])
 
@@ -106,10 +102,7 @@ def test_a_rank_that_goes_on_or_ends_leaves_no_file(start: Start, tmp_path: Path
     rank = RunReader(run).rank(0, 1)
     assert rank is not None
     os.kill(rank.pid, signal.SIGCONT)
-    deadline = time.monotonic() + 60
-    while any(activity_file(run, 0, number).exists() for number in range(3)):
-        assert time.monotonic() < deadline, "a file stays"
-        time.sleep(0.2)
+    wait_until(lambda: not any(activity_file(run, 0, number).exists() for number in range(3)))
     job.terminate()
     job.wait(60)
     assert not list(rank_file(run, 0, 0).parents[1].rglob("activity.json"))

@@ -225,7 +225,7 @@ def test_checkpoints_are_timed_where_the_script_does_not_tag_its_own() -> None:
     assert [step.record.sections_us for step in taker.remaining_steps()] == [{"checkpoint": 0.05}, {"checkpoint": 0.03}, {}]
 
 
-def test_work_at_the_model_adds_up_without_evaluation_and_is_not_taken_for_samples() -> None:
+def test_work_at_the_model_adds_up_without_evaluation_and_is_no_samples() -> None:
     record = record_of(
         at(MODEL_INPUT, 1, detail(16)), at(BACKWARD, 2), at(LEAVE, 3), at(MODEL_EVALUATES, 4, detail(0)),
         at(MODEL_INPUT, 5, detail(99)), at(MODEL_TRAINS, 6, detail(1)), at(MODEL_INPUT, 7, detail(4)), at(BACKWARD, 8),
@@ -320,7 +320,7 @@ def device_step(number: int, flags: int = SEEN | AWAITS_DEVICE | SIGNALLED) -> l
     ]
 
 
-def test_device_times_are_joined_to_their_step_and_the_order_of_steps_stays() -> None:
+def test_device_times_are_joined_to_their_step_and_keep_the_order_of_steps() -> None:
     now = 0.0
     taker = assembler(clock=lambda: now)
     assert (
@@ -343,7 +343,7 @@ def test_device_times_are_joined_to_their_step_and_the_order_of_steps_stays() ->
     assert row.device_blocked_us is None
 
 
-def test_steps_wait_for_their_device_times_neither_for_ever_nor_in_any_number() -> None:
+def test_steps_wait_for_device_times_not_for_ever_nor_in_any_number() -> None:
     now = 0.0
     taker = assembler(clock=lambda: now)
     records = taken(taker, usage(0, 0, 0, 0, begins=True), *[device_step(number) for number in range(MAX_HELD + 3)])
@@ -354,7 +354,7 @@ def test_steps_wait_for_their_device_times_neither_for_ever_nor_in_any_number() 
     assert [(step.record.step, step.record.device_us) for step in taker.remaining_steps()] == [(100, None)]
 
 
-def test_words_may_be_cut_anywhere_and_those_of_unfinished_steps_are_not_given_back() -> None:
+def test_words_may_be_cut_anywhere_and_unfinished_steps_are_kept() -> None:
     window = words_of_message(MessageKind.WINDOW, b"a window " * 5)
     stream = [*device_step(0), *window, *device_step(1), *on_device(0, 0, 1, 2, 3, 4, 5), *usage(0, 0, 0, 0)]
     whole = assembler()

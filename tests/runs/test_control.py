@@ -255,7 +255,7 @@ def test_a_request_that_waits_can_be_taken_back_and_gets_too_old(
     assert not inbox.still_wanted(request)
 
 
-def test_requests_of_an_earlier_attempt_old_ones_and_those_of_the_future_are_void(run: Path, reports: Reports) -> None:
+def test_requests_of_earlier_attempts_of_the_past_or_future_are_void(run: Path, reports: Reports) -> None:
     now, minute = time.time_ns(), 60 * 10**9
     began = now - 2 * minute
     for number, made in enumerate((began - 1, began + 1, now, now + minute, now + 11 * minute, 9_999_999_999_999_999_999)):
@@ -364,7 +364,7 @@ def test_any_number_of_files_neither_hangs_nor_grows_the_helper(run: Path, repor
     assert len(reports) == 2
 
 
-def test_requests_above_the_limit_are_seen_when_earlier_ones_have_become_void(
+def test_requests_above_the_limit_are_seen_when_earlier_ones_are_void(
     run: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, minute = time.time_ns(), 60 * 10**9

@@ -275,7 +275,7 @@ def test_a_run_json_that_is_no_regular_file_is_a_clear_error(run: Path, what: st
         RunReader(run)
 
 
-def test_a_run_without_its_run_json_is_told_from_a_folder_that_never_was_one(run: Path, tmp_path: Path) -> None:
+def test_a_run_without_its_run_json_differs_from_a_folder_that_is_no_run(run: Path, tmp_path: Path) -> None:
     assert not is_headless_run(run)
     (run / "run.json").unlink()
     assert is_headless_run(run)
@@ -293,7 +293,7 @@ def test_a_damaged_identity_is_told_from_one_that_is_not_written_yet(run: Path) 
     assert (reader.rank(0, 0), reader.unusable) == (None, [file])
 
 
-def test_folders_whose_number_is_absurd_or_not_as_it_is_written_are_left_out(run: Path) -> None:
+def test_folders_with_absurd_or_unusual_numbers_are_left_out(run: Path) -> None:
     ranks = run / "attempts" / "000" / "ranks"
     for name in ("00001", "1", "100000", "9" * 30, "\N{ARABIC-INDIC DIGIT TWO}"):
         (ranks / name).mkdir(parents=True)
@@ -302,7 +302,7 @@ def test_folders_whose_number_is_absurd_or_not_as_it_is_written_are_left_out(run
     assert len(reader.unusable) == 3
 
 
-def test_records_that_did_not_fit_are_not_there_in_part_and_may_be_appended_again(run: Path) -> None:
+def test_records_that_did_not_fit_leave_no_part_and_may_be_appended_again(run: Path) -> None:
     # given a disk that takes two records and a half
     writer = StepWriter(rank_dir(run, 0, 0), rank=0)
     writer.append(step(0))
@@ -330,9 +330,7 @@ class StubbornFile(io.FileIO):
         raise OSError(116, "Stale file handle")
 
 
-def test_where_a_part_cannot_be_taken_back_the_next_record_is_on_a_line_of_its_own(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_if_a_part_cannot_be_removed_the_next_record_is_on_its_own_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "open", lambda path, mode, **_: StubbornFile(path, mode.replace("b", "")))
     writer = StepWriter(rank_dir(run, 0, 0), rank=0)
     writer.append(step(0))
@@ -377,7 +375,7 @@ def test_a_segment_that_somebody_removed_is_not_written_on(run: Path) -> None:
     assert [row.step for row in RunReader(run).steps(0, 0)] == [1]
 
 
-def test_records_that_the_filesystem_took_and_then_did_not_keep_are_counted(
+def test_records_the_filesystem_took_and_did_not_keep_are_counted(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # given a filesystem that reports a full disk only at fsync, as NFS does

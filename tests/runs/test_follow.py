@@ -90,7 +90,7 @@ def test_what_is_there_can_be_left_out_but_for_its_end(tmp_path: Path, folder: P
     assert followed.skipped == {last: (1, len(lines[2] + lines[3]) - 3)}
 
 
-def test_rows_of_segments_that_follow_and_go_are_read_once_and_their_events_with_them(tmp_path: Path, folder: Path) -> None:
+def test_rows_and_events_of_segments_that_come_and_go_are_read_once(tmp_path: Path, folder: Path) -> None:
     writer = RowWriter(folder, rank=0, attempt=0, segment_bytes=3000, retain_bytes=24_000)
     events = JsonLinesWriter(folder, "events")
     followed, reader = StepFollower(folder), RunReader(tmp_path)

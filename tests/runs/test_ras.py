@@ -29,9 +29,9 @@ def test_it_asks_for_json_and_returns_the_answer_unread() -> None:
 
 def test_an_nccl_without_json_answers_in_text() -> None:
     with listening(ras(text_answer(ROW), has_json=False)) as address:
-        result = ask(address)
-    assert result.format == "text"
-    assert result.text.startswith("NCCL version 2.27.3")
+        answer = ask(address)
+    assert answer.format == "text"
+    assert answer.text.startswith("NCCL version 2.27.3")
 
 
 def test_another_version_of_the_protocol_is_recorded_and_tried() -> None:

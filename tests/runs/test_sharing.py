@@ -193,7 +193,7 @@ def test_a_place_that_cannot_be_opened_to_others_is_made_all_the_same(tmp_path: 
     assert len(list(RunReader(tmp_path / "run").steps(0, 0))) == 1
 
 
-def test_the_runs_own_folder_is_as_the_umask_has_it_and_what_is_in_it_as_the_folder(tmp_path: Path) -> None:
+def test_the_runs_folder_follows_the_umask_and_its_content_the_folder(tmp_path: Path) -> None:
     # given a folder in which every user may create files, like /tmp
     tmp_path.chmod(0o1777)
     before = os.umask(0o027)

@@ -98,8 +98,8 @@ class Found:
 
 
 def test_a_segment_as_it_was_written() -> None:
-    result = Found(written())
-    assert (result.steps, result.skipped, result.unusable) == ([*range(ROWS)], 0, 0)
+    reads = Found(written())
+    assert (reads.steps, reads.skipped, reads.unusable) == ([*range(ROWS)], 0, 0)
 
 
 @given(st.integers(0, LENGTH))
@@ -107,11 +107,11 @@ def test_a_segment_as_it_was_written() -> None:
 @example(HEADER_BYTES - 1)
 @example(HEADER_BYTES)
 def test_a_segment_that_is_cut_anywhere_loses_what_is_behind_the_cut(length: int) -> None:
-    result = Found(written()[:length])
-    whole, rest = divmod(max(0, length - HEADER_BYTES), ROW_BYTES)
-    torn = 0 < length < HEADER_BYTES or rest > 0
-    assert (result.steps, result.skipped, result.unusable) == ([*range(whole)], int(torn), 0)
-    assert result.first == (None if not torn else 0 if length < HEADER_BYTES else length - rest)
+    reads = Found(written()[:length])
+    full_rows, remaining_bytes = divmod(max(0, length - HEADER_BYTES), ROW_BYTES)
+    torn = 0 < length < HEADER_BYTES or remaining_bytes > 0
+    assert (reads.steps, reads.skipped, reads.unusable) == ([*range(full_rows)], int(torn), 0)
+    assert reads.first == (None if not torn else 0 if length < HEADER_BYTES else length - remaining_bytes)
 
 
 IN_A_WORD = st.tuples(st.integers(0, ROW_BYTES // 8 - 1), st.sets(st.integers(0, 63), min_size=1, max_size=8))
@@ -121,10 +121,10 @@ IN_A_WORD = st.tuples(st.integers(0, ROW_BYTES // 8 - 1), st.sets(st.integers(0,
 def test_flipped_bits_of_a_word_cost_the_rows_they_are_in(hit: dict[int, tuple[int, set[int]]]) -> None:
     # Two flips of the highest bits of two words of a row may cancel.
     starts = {row: 8 * (HEADER_BYTES + row * ROW_BYTES + 8 * word) for row, (word, _) in hit.items()}
-    result = Found(flipped({starts[row] + bit for row, (_, bits) in hit.items() for bit in bits}))
-    assert result.steps == [step for step in range(ROWS) if step not in hit]
-    assert (result.skipped, result.unusable) == (len(hit), 0)
-    assert result.first == HEADER_BYTES + ROW_BYTES * min(hit)
+    reads = Found(flipped({starts[row] + bit for row, (_, bits) in hit.items() for bit in bits}))
+    assert reads.steps == [step for step in range(ROWS) if step not in hit]
+    assert (reads.skipped, reads.unusable) == (len(hit), 0)
+    assert reads.first == HEADER_BYTES + ROW_BYTES * min(hit)
 
 
 def flipped(bits: set[int]) -> bytes:
@@ -140,10 +140,10 @@ def flipped(bits: set[int]) -> bytes:
 @example({8 * header(0, 0).index(b"<f4") + 1})  # big-endian
 @example({8 * header(0, 0).index(b"forward_us")})  # a column of another name
 def test_flipped_bits_in_the_header_change_no_row(bits: set[int]) -> None:
-    result = Found(flipped(bits))
+    reads = Found(flipped(bits))
     hit = any(bit // 8 < len(BEGINNING) for bit in bits)
-    assert (result.steps, result.skipped, result.unusable) == ([*range(ROWS)], int(hit), 0)
-    assert result.first == (0 if hit else None)
+    assert (reads.steps, reads.skipped, reads.unusable) == ([*range(ROWS)], int(hit), 0)
+    assert reads.first == (0 if hit else None)
 
 
 @given(st.integers(0, LENGTH - 1), st.integers(1, 4096))
@@ -151,22 +151,22 @@ def test_zeroed_pages_cost_what_was_on_them(start: int, length: int) -> None:
     data = bytearray(written())
     end = min(start + length, LENGTH)
     data[start:end] = bytes(end - start)
-    result = Found(bytes(data))
+    reads = Found(bytes(data))
     hit = {(at - HEADER_BYTES) // ROW_BYTES for at in range(max(start, HEADER_BYTES), end) if written()[at]}
-    assert result.steps == [step for step in range(ROWS) if step not in hit]
-    assert result.skipped - len(hit) in ((0, 1) if start < HEADER_BYTES else (0,))
-    assert result.unusable == 0 if result.steps else result.unusable <= 1
+    assert reads.steps == [step for step in range(ROWS) if step not in hit]
+    assert reads.skipped - len(hit) in ((0, 1) if start < HEADER_BYTES else (0,))
+    assert reads.unusable == 0 if reads.steps else reads.unusable <= 1
 
 
 @given(st.binary(max_size=4 * ROW_BYTES), st.booleans())
 def test_whatever_lies_there_is_counted_or_named(data: bytes, behind: bool) -> None:
-    result = Found(written() + data if behind else data)
+    reads = Found(written() + data if behind else data)
     if behind:
-        whole, rest = divmod(len(data), ROW_BYTES)
-        assert (result.steps, result.skipped) == ([*range(ROWS)], whole + (rest > 0))
+        full_rows, remaining_bytes = divmod(len(data), ROW_BYTES)
+        assert (reads.steps, reads.skipped) == ([*range(ROWS)], full_rows + (remaining_bytes > 0))
     else:
         torn = b"\x93NUMPY\x01\x00".startswith(data[:8])
-        assert (result.rows, bool(result.skipped), result.unusable) == ([], bool(data) and torn, int(not torn))
+        assert (reads.rows, bool(reads.skipped), reads.unusable) == ([], bool(data) and torn, int(not torn))
 
 
 @given(
@@ -187,9 +187,9 @@ def test_columns_that_are_missing_are_unknown_and_others_are_ignored(without: se
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "steps-000000.npy"
         save_foreign(file, rows, without=tuple(without), **added)
-        result = Found(file.read_bytes())
-    assert (len(result.rows), result.skipped, result.unusable) == (ROWS, 0, 0)
-    read = np.frombuffer(b"".join(result.rows), row_dtype())
+        reads = Found(file.read_bytes())
+    assert (len(reads.rows), reads.skipped, reads.unusable) == (ROWS, 0, 0)
+    read = np.frombuffer(b"".join(reads.rows), row_dtype())
     for name in (row_dtype().names or ())[:-1]:
         if name not in without:
             np.testing.assert_array_equal(read[name], rows[name])
@@ -250,13 +250,13 @@ STRANGE = {
 @pytest.mark.parametrize("name", STRANGE)
 @pytest.mark.filterwarnings("error")
 def test_what_is_no_segment_is_named_and_nothing_is_made_of_it(name: str) -> None:
-    result = Found(STRANGE[name])
-    assert (result.rows, result.unusable) == ([], 1)
+    reads = Found(STRANGE[name])
+    assert (reads.rows, reads.unusable) == ([], 1)
 
 
 def test_rows_of_nothing_but_what_has_to_be_there_are_read() -> None:
-    result = Found(saved(*REQUIRED, SUM))
-    assert (len(result.rows), result.skipped, result.unusable) == (2, 0, 0)
+    reads = Found(saved(*REQUIRED, SUM))
+    assert (len(reads.rows), reads.skipped, reads.unusable) == (2, 0, 0)
 
 
 def test_a_huge_segment_of_holes_is_read_a_block_at_a_time(run: Path) -> None:
@@ -300,9 +300,9 @@ def test_a_segment_that_grows_is_read_once_and_its_torn_end_later(cuts: list[int
             with segment(folder, "steps", 0).open("r+b") as file:
                 file.write(written()[:length])
             steps += [step for rows in follower.new(reader) for step in rows["step"].tolist()]
-            whole, rest = divmod(max(0, min(length, LENGTH) - HEADER_BYTES), ROW_BYTES)
-            assert steps == [*range(whole)]
-            assert [count for count, _ in follower.skipped.values()] == [1] * (rest > 0 or length < HEADER_BYTES)
+            full_rows, remaining_bytes = divmod(max(0, min(length, LENGTH) - HEADER_BYTES), ROW_BYTES)
+            assert steps == [*range(full_rows)]
+            assert [count for count, _ in follower.skipped.values()] == [1] * (remaining_bytes > 0 or length < HEADER_BYTES)
     assert steps == [*range(ROWS)]
 
 

@@ -75,44 +75,46 @@ class _Checking:
 
     def _leave_out_of_host(self) -> None:
         """Leave out the host's events without a time, and those far from the others: they count as damaged."""
-        timed = [one for one in self.file.some(HOST) if not self._is_untimed(one)]
+        timed = [event for event in self.file.some(HOST) if not self._is_untimed(event)]
         near = _places(timed, 100)
-        usual = [one for one in timed if _is_near(one.start, near) or _is_near(one.end, near)]
-        odd = [one for one in self.file.some(HOST) if one not in usual]
-        self.file.events = [one for one in self.file.events if one not in odd]
+        usual = [event for event in timed if _is_near(event.start, near) or _is_near(event.end, near)]
+        odd = [event for event in self.file.some(HOST) if event not in usual]
+        self.file.events = [event for event in self.file.events if event not in odd]
         self.file.damaged += len(odd)
 
     def run(self) -> Check:
         """Return the result; the file has only the events that count, then."""
-        found, fine = self.found, any((one.end - one.start) % 1000 for one in self.device)
+        found, fine = self.found, any((event.end - event.start) % 1000 for event in self.device)
         untimed = [
-            one for one in self.device if self._is_untimed(one) or (fine and one.start == one.end and one.category in KERNELS)
+            event
+            for event in self.device
+            if self._is_untimed(event) or (fine and event.start == event.end and event.category in KERNELS)
         ]
-        near = _places(self.host, 100) if self.host else _places([one for one in self.device if one not in untimed], 4)
-        far = [one for one in self.device if one not in untimed and self._is_far(one, near)]
-        far += self._late_on_idle_device([one for one in self.device if one not in untimed + far], near)
-        kept = [one for one in self.device if one not in untimed and one not in far]
+        near = _places(self.host, 100) if self.host else _places([event for event in self.device if event not in untimed], 4)
+        far = [event for event in self.device if event not in untimed and self._is_far(event, near)]
+        far += self._late_on_idle_device([event for event in self.device if event not in untimed + far], near)
+        kept = [event for event in self.device if event not in untimed and event not in far]
         found.without_time, found.far = len(untimed), len(far)
         ends = self._cut_ends(kept)
         found.overlong = len(ends)
-        found.cut = [self._launched(one) for one in ends]
-        about = [self._launched_about(one) for one in untimed + far]
+        found.cut = [self._launched(event) for event in ends]
+        about = [self._launched_about(event) for event in untimed + far]
         found.missing = [at for at in about if at is not None]
         if None in about:
-            found.missing += [one.start for one in kept]
+            found.missing += [event.start for event in kept]
         for one, end in ends.items():
             one.end = end
-        self.file.events = [one for one in self.file.events if one not in untimed and one not in far]
+        self.file.events = [event for event in self.file.events if event not in untimed and event not in far]
         self._count_launches()
         self._find_problem(kept)
         return found
 
-    def _call(self, one: Event) -> Event | None:
-        return self.calls.get(one.number("correlation"))
+    def _call(self, event: Event) -> Event | None:
+        return self.calls.get(event.number("correlation"))
 
-    def _launched(self, one: Event) -> int:
-        call = self._call(one)
-        return one.start if call is None else call.start
+    def _launched(self, event: Event) -> int:
+        call = self._call(event)
+        return event.start if call is None else call.start
 
     def _launched_about(self, one: Event) -> int | None:
         """Return when an event was launched: where its call is missing, when that with the number before was; numbers ascend."""
@@ -128,26 +130,26 @@ class _Checking:
         before = [event.start for event in calls if event.number("correlation") < number]
         return before[-1] if before else min(event.start for event in self.host) - 1
 
-    def _is_untimed(self, one: Event) -> bool:
+    def _is_untimed(self, event: Event) -> bool:
         """Return whether an event has no time: none in the file, or both 0 in the file, or on the clock of the device."""
-        at_zero = one.start == self.file.base and self.latest > SECOND
-        return not one.possible or (one.start == one.end and (at_zero or (one.start <= 0 < self.file.base)))
+        at_zero = event.start == self.file.base and self.latest > SECOND
+        return not event.possible or (event.start == event.end and (at_zero or (event.start <= 0 < self.file.base)))
 
-    def _is_far(self, one: Event, near: list[tuple[int, int]]) -> bool:
-        call = self._call(one)
-        return not _is_near(one.start, near) if call is None else not -SECOND <= one.start - call.start <= 10 * MINUTE
+    def _is_far(self, event: Event, near: list[tuple[int, int]]) -> bool:
+        call = self._call(event)
+        return not _is_near(event.start, near) if call is None else not -SECOND <= event.start - call.start <= 10 * MINUTE
 
     def _late_on_idle_device(self, events: list[Event], near: list[tuple[int, int]]) -> list[Event]:
         """Return which events, far from all that the host did, were launched, but not begun, while the device did nothing."""
         late: list[Event] = []
         since = done = None
-        for one in sorted(events, key=lambda one: one.start):
-            if since is None or done is None or one.start > done + SECOND:
-                since = one.start
-            done = max(one.end, one.end if done is None else done)
-            call = self._call(one)
-            if call is not None and not _is_near(one.start, near) and call.end < since - SECOND:
-                late.append(one)
+        for event in sorted(events, key=lambda one: one.start):
+            if since is None or done is None or event.start > done + SECOND:
+                since = event.start
+            done = max(event.end, event.end if done is None else done)
+            call = self._call(event)
+            if call is not None and not _is_near(event.start, near) and call.end < since - SECOND:
+                late.append(event)
         return late
 
     def _cut_ends(self, kept: list[Event]) -> dict[Event, int]:
@@ -163,38 +165,38 @@ class _Checking:
             launches = _launches(sorted(events, key=lambda one: (one.start, one.end)))
             last += launches[-1]
             for mine, (following, *_) in pairwise(launches):
-                over |= {one: following.start for one in mine if stream >= 0 and self._is_over(one, following)}
+                over |= {event: following.start for event in mine if stream >= 0 and self._is_over(event, following)}
         lengths: dict[tuple[str, str], list[int]] = defaultdict(list)
         for one in kept:
             if one not in over:
                 lengths[_kernel(one)].append(one.end - one.start)
-        ends = {one: min(end, one.start + _usual(lengths[_kernel(one)], end)) for one, end in over.items()}
+        ends = {event: min(end, event.start + _usual(lengths[_kernel(event)], end)) for event, end in over.items()}
         return ends | self._endless(kept, last, ends)
 
-    def _is_over(self, one: Event, following: Event) -> bool:
-        if one.end - following.start <= max(ROUNDING, (one.end - one.start) / 100):
+    def _is_over(self, event: Event, following: Event) -> bool:
+        if event.end - following.start <= max(ROUNDING, (event.end - event.start) / 100):
             return False
         call = self._call(following)
         is_early = call is not None and re.search(r"Launch\w*Kernel\w*Ex", call.name)
-        return not (is_early and one.end <= following.end + ROUNDING)
+        return not (is_early and event.end <= following.end + ROUNDING)
 
     def _endless(self, kept: list[Event], last: list[Event], ends: dict[Event, int]) -> dict[Event, int]:
         """Return the last events of streams that go on for as long again as all the rest."""
         if not kept:
             return {}
-        begin, latest = min(one.start for one in kept), max(one.start for one in kept)
-        near = [one.end for one in self.host if begin - MINUTE <= one.start <= latest + MINUTE]
+        begin, latest = min(event.start for event in kept), max(event.start for event in kept)
+        near = [event.end for event in self.host if begin - MINUTE <= event.start <= latest + MINUTE]
         latest = max([latest, *(min(end, latest + MINUTE) for end in near)])
         if latest <= begin:
             return {}
-        others = [ends.get(one, one.end) - one.start for one in kept if one not in last]
+        others = [ends.get(event, event.end) - event.start for event in kept if event not in last]
         longest = max([latest - begin, *others])
         found = {
-            one: one.start + longest
-            for one in last
-            if one.end > latest + max(longest, SECOND // 10) and one.end - one.start > 2 * longest
+            event: event.start + longest
+            for event in last
+            if event.end > latest + max(longest, SECOND // 10) and event.end - event.start > 2 * longest
         }
-        usual = [one for one in kept if one not in ends and one not in found]
+        usual = [event for event in kept if event not in ends and event not in found]
         for one, end in found.items():
             lengths = [other.end - other.start for other in usual if _kernel(other) == _kernel(one)]
             found[one] = min(end, one.start + _usual(lengths, longest))
@@ -202,28 +204,28 @@ class _Checking:
 
     def _count_launches(self) -> None:
         """Count the calls that launch a kernel, and those whose kernel is nowhere in the file."""
-        numbers = {one.number("correlation") for one in self.device} - {-1}
-        calls = [one for one in self.file.some(CALLS) if _launches_kernel(one.name) and one.number("correlation") >= 0]
+        numbers = {event.number("correlation") for event in self.device} - {-1}
+        calls = [event for event in self.file.some(CALLS) if _launches_kernel(event.name) and event.number("correlation") >= 0]
         tells = not self.file.torn and (numbers or not self.device)
-        captured = [one for one in calls if tells and one.number("correlation") not in numbers and self._is_captured(one)]
+        captured = [event for event in calls if tells and event.number("correlation") not in numbers and self._is_captured(event)]
         self.found.captured = len(captured)
-        for launch in _nested([one for one in calls if one not in captured]):
-            fine = [one for one in launch if one.number("correlation") in numbers or not tells]
+        for launch in _nested([event for event in calls if event not in captured]):
+            fine = [event for event in launch if event.number("correlation") in numbers or not tells]
             self.found.launches += len(fine) or 1
             if not fine:
                 self.found.without_kernel += 1
                 self.found.missing.append(launch[0].start)
 
-    def _is_captured(self, one: Event) -> bool:
+    def _is_captured(self, event: Event) -> bool:
         """Return whether a call comes after the begin of a capture, or before the end of one, with no other bound between."""
         bounds = sorted((call.start, call.name) for call in self.file.some(CALLS) if re.search("(Begin|End)Capture", call.name))
-        before = [name for start, name in bounds if start <= one.start]
-        after = [name for start, name in bounds if start > one.start]
+        before = [name for start, name in bounds if start <= event.start]
+        after = [name for start, name in bounds if start > event.start]
         return any("BeginCapture" in name for name in before[-1:]) or any("EndCapture" in name for name in after[:1])
 
     def _find_problem(self, kept: list[Event]) -> None:
         found = self.found
-        names = [one.name for one in self.file.some(CALLS)]
+        names = [event.name for event in self.file.some(CALLS)]
         gives_work = any(re.search("launch|enqueue|memcpy|memset", name, re.IGNORECASE) for name in names)
         found.on_cpu = not kept and not gives_work
         is_capture = found.captured > 9 * found.device_events
@@ -237,12 +239,12 @@ class _Checking:
 
     def _clocks_disagree(self, kept: list[Event]) -> bool:
         """Return whether more than a fiftieth of the launched events is before its launch, or in another order than that."""
-        launched = [(one, call.start) for one in kept if (call := self._call(one)) is not None]
-        early = [one for one, at in launched if at - one.start > MILLISECOND]
+        launched = [(event, call.start) for event in kept if (call := self._call(event)) is not None]
+        early = [event for event, at in launched if at - event.start > MILLISECOND]
         streams: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-        for one, at in launched:
-            if one.number("stream") >= 0:
-                streams[one.number("device"), one.number("stream")].append((one.start, at))
+        for event, at in launched:
+            if event.number("stream") >= 0:
+                streams[event.number("device"), event.number("stream")].append((event.start, at))
         disordered = sum(_disordered([at for _, at in sorted(events)]) for events in streams.values())
         return any(count > 1 and 50 * count > len(launched) for count in (len(early), disordered))
 
@@ -263,7 +265,7 @@ def _nested(calls: list[Event]) -> list[list[Event]]:
     """Return the calls of each launch: those that a thread makes inside another are part of it."""
     launches: list[list[Event]] = []
     thread, until = None, 0
-    for one in sorted(calls, key=lambda one: (str(one.thread), one.start, -one.end)):
+    for one in sorted(calls, key=lambda event: (str(event.thread), event.start, -event.end)):
         is_inside = one.thread == thread and launches[-1][0].start < one.start < until
         until = max(one.end, until if one.thread == thread else one.end)
         thread = one.thread
@@ -277,15 +279,15 @@ def _nested(calls: list[Event]) -> list[list[Event]]:
 def _places(events: list[Event], part: int) -> list[tuple[int, int]]:
     """Return where several events are, and this part of those at the largest place, with the time they take around them."""
     places: list[list[Event]] = []
-    for one in sorted(events, key=lambda one: one.start):
-        if places and one.start - places[-1][-1].start <= MINUTE:
-            places[-1].append(one)
+    for event in sorted(events, key=lambda one: one.start):
+        if places and event.start - places[-1][-1].start <= MINUTE:
+            places[-1].append(event)
         else:
-            places.append([one])
+            places.append([event])
     found = []
     largest = max(map(len, places), default=0)
     for place in places:
-        begin, end = place[0].start, max(min(one.end, one.start + MINUTE) for one in place)
+        begin, end = place[0].start, max(min(event.end, event.start + MINUTE) for event in place)
         slack = max(SECOND, end - begin)
         if part * len(place) >= largest and (len(place) > 1 or largest == 1):
             found.append((begin - slack, end + slack))
@@ -299,17 +301,17 @@ def _is_near(at: int, places: list[tuple[int, int]]) -> bool:
 def _launches(events: list[Event]) -> list[list[Event]]:
     """Return the events that one call launched together, as a graph does, in their order on a stream."""
     found: list[list[Event]] = []
-    for one in events:
-        number = one.number("correlation")
+    for event in events:
+        number = event.number("correlation")
         if found and number >= 0 and number == found[-1][-1].number("correlation"):
-            found[-1].append(one)
+            found[-1].append(event)
         else:
-            found.append([one])
+            found.append([event])
     return found
 
 
-def _kernel(one: Event) -> tuple[str, str]:
-    return one.name, str(one.args.get("grid") if one.category in KERNELS + COPIES else None)
+def _kernel(event: Event) -> tuple[str, str]:
+    return event.name, str(event.args.get("grid") if event.category in KERNELS + COPIES else None)
 
 
 def _usual(lengths: list[int], otherwise: int) -> int:

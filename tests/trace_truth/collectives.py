@@ -82,22 +82,24 @@ def collectives_of(figures: Figures) -> list[Collective]:
     device event: the order of the others is not known.
     """
     steps = steps_of(figures.file)
-    timed = [one for one in _on_device(figures) if one.enqueued not in figures.check.cut]
-    cut = [one.enqueued for one in _on_device(figures) if one.enqueued in figures.check.cut]
+    timed = [collective for collective in _on_device(figures) if collective.enqueued not in figures.check.cut]
+    cut = [collective.enqueued for collective in _on_device(figures) if collective.enqueued in figures.check.cut]
     lacking = {_step(steps, at) for at in figures.check.missing + cut}
-    kernels = [one for one in timed if one.sequence is not None or _step(steps, one.enqueued) not in lacking]
+    kernels = [
+        collective for collective in timed if collective.sequence is not None or _step(steps, collective.enqueued) not in lacking
+    ]
     found = sorted(kernels + _by_copies(figures) + _on_cpu(figures), key=lambda one: (one.enqueued, one.start))
     numbers: Counter[tuple[int, str]] = Counter()
-    for one in found:
-        one.step = _step(steps, one.enqueued)
-        one.index = numbers[one.step, one.group]
-        numbers[one.step, one.group] += 1
+    for collective in found:
+        collective.step = _step(steps, collective.enqueued)
+        collective.index = numbers[collective.step, collective.group]
+        numbers[collective.step, collective.group] += 1
     return found
 
 
 def uncalled(figures: Figures) -> int:
     """Return the number of collectives of CPU workers whose call is not in the trace."""
-    return sum(one.event.category in NOTES for one in figures.work) - len(_on_cpu(figures))
+    return sum(activity.event.category in NOTES for activity in figures.work) - len(_on_cpu(figures))
 
 
 def _step(steps: list[Step], at: int) -> int:
@@ -113,26 +115,26 @@ def operation(spelling: str) -> str:
 
 
 def _on_device(figures: Figures) -> list[Collective]:
-    kernels = [one for one in figures.work if one.kind == "communication" and one.event.category in KERNELS]
+    kernels = [activity for activity in figures.work if activity.kind == "communication" and activity.event.category in KERNELS]
     notes = [event for event in figures.file.some(NOTES) if event.name.startswith("nccl:")]
-    note_of = {id(one): _note(one, notes) for one in kernels}
-    users = Counter(_user(one, note_of[id(one)]) for one in kernels)
+    note_of = {id(activity): _note(activity, notes) for activity in kernels}
+    users = Counter(_user(activity, note_of[id(activity)]) for activity in kernels)
     streams: dict[int, int] = {}
     found = []
-    for one in kernels:
-        streams.setdefault(one.event.number("stream"), len(streams))
-        note = note_of[id(one)]
-        args = one.event.args
+    for activity in kernels:
+        streams.setdefault(activity.event.number("stream"), len(streams))
+        note = note_of[id(activity)]
+        args = activity.event.args
         spelling = args.get("Collective name") or (note.name if note else None)
-        op = operation(spelling) if spelling else _operation_of_kernel(one.event.name)
+        op = operation(spelling) if spelling else _operation_of_kernel(activity.event.name)
         if op == "all_to_allv" and all(len(set(numbers(args.get(f"{side} split size")))) <= 1 for side in ("In", "Out")):
             op = "all_to_all"
-        base = _described(figures, args, op, f"stream-{streams[one.event.number('stream')]}")
-        base = replace(base, enqueued=min(one.launched, one.start), start=one.start, end=one.end)
+        base = _described(figures, args, op, f"stream-{streams[activity.event.number('stream')]}")
+        base = replace(base, enqueued=min(activity.launched, activity.start), start=activity.start, end=activity.end)
         if note and not args.get("Collective name"):
             dtype, moved = _shapes(note, op)
             base = replace(base, dtype=dtype, bytes=moved)
-        alone = users[_user(one, note)] == 1
+        alone = users[_user(activity, note)] == 1
         if not alone:
             base = replace(base, bytes=None)
         parts = _parts(figures, note, notes) if note and alone and not args.get("Collective name") else []
@@ -146,7 +148,7 @@ def _on_device(figures: Figures) -> list[Collective]:
 def _described(figures: Figures, args: dict[str, Any], op: str, otherwise: str) -> Collective:
     """Return what the metadata says of a collective; ``otherwise``: its group where they do not name one."""
     name, size = args.get("Process Group Name"), whole(args.get("Group size"))
-    configured = {str(one["pg_name"]): tuple(one["ranks"]) for one in figures.file.distributed.get("pg_config", [])}
+    configured = {str(group["pg_name"]): tuple(group["ranks"]) for group in figures.file.distributed.get("pg_config", [])}
     listed = tuple(numbers(args.get("Process Group Ranks")))
     # A long list is cut.
     ranks = configured.get(str(name)) or (listed if listed and size in (-1, len(listed)) else None)
@@ -173,8 +175,8 @@ def _root(figures: Figures, op: str, call: int, ranks: tuple[int, ...] | None) -
     """Return the root of an operation: the call of a kernel has its place in the group."""
     if op not in ("broadcast", "scatter", "reduce", "gather") or not ranks or call < 0:
         return None
-    calls = [one for one in figures.file.some(OPERATORS) if one.args.get("Collective name")]
-    places = [one.number("Rank") for one in calls if one.number("External id") == call]
+    calls = [operator for operator in figures.file.some(OPERATORS) if operator.args.get("Collective name")]
+    places = [operator.number("Rank") for operator in calls if operator.number("External id") == call]
     return ranks[places[-1]] if places and 0 <= places[-1] < len(ranks) else None
 
 
@@ -183,17 +185,17 @@ def numbers(value: Any) -> list[int]:
     return list(value) if isinstance(value, list) else [int(one) for one in re.findall(r"\d+", value or "")]
 
 
-def _note(one: Work, notes: list[Event]) -> Event | None:
+def _note(activity: Work, notes: list[Event]) -> Event | None:
     """Return the annotation inside which a kernel was launched."""
-    around = [note for note in notes if one.call and is_inside(one.call, note)]
+    around = [note for note in notes if activity.call and is_inside(activity.call, note)]
     return around[-1] if around else None
 
 
-def _user(one: Work, note: Event | None) -> str:
+def _user(activity: Work, note: Event | None) -> str:
     """Return what stands for the call of a kernel."""
-    if one.event.args.get("Collective name") and one.event.number("External id") >= 0:
-        return f"call {one.event.number('External id')}"
-    return f"note {id(note)}" if note else f"kernel {id(one)}"
+    if activity.event.args.get("Collective name") and activity.event.number("External id") >= 0:
+        return f"call {activity.event.number('External id')}"
+    return f"note {id(note)}" if note else f"kernel {id(activity)}"
 
 
 def _parts(figures: Figures, note: Event, notes: list[Event]) -> list[Event]:
@@ -202,9 +204,9 @@ def _parts(figures: Figures, note: Event, notes: list[Event]) -> list[Event]:
         return []
     before = [one.start for one in notes if one.name == note.name and one.thread == note.thread and one.start < note.start]
     since = max(before, default=-1)
-    calls = [one for one in figures.file.some(OPERATORS) if one.args.get("Collective name") in ("send", "recv")]
-    mine = [one for one in calls if one.thread == note.thread and since < one.start <= note.start]
-    return sorted(mine, key=lambda one: one.start)
+    calls = [operator for operator in figures.file.some(OPERATORS) if operator.args.get("Collective name") in ("send", "recv")]
+    mine = [operator for operator in calls if operator.thread == note.thread and since < operator.start <= note.start]
+    return sorted(mine, key=lambda collective: collective.start)
 
 
 def _operation_of_kernel(name: str) -> str:
@@ -215,19 +217,19 @@ def _operation_of_kernel(name: str) -> str:
 
 def _by_copies(figures: Figures) -> list[Collective]:
     """Return the collectives of copy engines: the copies launched inside one call of a collective are one collective."""
-    copies = [one for one in figures.work if one.kind == "communication" and one.event.category in COPIES]
+    copies = [activity for activity in figures.work if activity.kind == "communication" and activity.event.category in COPIES]
     requests = [event for event in figures.file.some(OPERATORS) if event.args.get("Collective name")]
     by_request: dict[int, list[Work]] = defaultdict(list)
-    for one in copies:
-        request = _note(one, requests)
+    for activity in copies:
+        request = _note(activity, requests)
         assert request is not None, "the examples have a call with metadata around them"
-        by_request[requests.index(request)].append(one)
+        by_request[requests.index(request)].append(activity)
     found = []
     for number, mine in by_request.items():
         args = requests[number].args
         base = _described(figures, args, operation(args["Collective name"]), "copy-engine")
-        start, end = min(one.start for one in mine), max(one.end for one in mine)
-        found.append(replace(base, enqueued=min(start, *(one.launched for one in mine)), start=start, end=end))
+        start, end = min(activity.start for activity in mine), max(activity.end for activity in mine)
+        found.append(replace(base, enqueued=min(start, *(activity.launched for activity in mine)), start=start, end=end))
     return found
 
 
@@ -238,15 +240,17 @@ def _on_cpu(figures: Figures) -> list[Collective]:
         if call.name.startswith("c10d::"):
             calls[operation(call.name)].append(call)
     found = []
-    for one in figures.work:
-        if one.event.category not in NOTES:
+    for activity in figures.work:
+        if activity.event.category not in NOTES:
             continue
-        op = operation(one.event.name)
+        op = operation(activity.event.name)
         waiting = calls[op]
-        if not waiting or waiting[0].start > one.start:
+        if not waiting or waiting[0].start > activity.start:
             continue
-        dtype, moved = _shapes(one.event, op)
-        found.append(Collective(op, "cpu", None, None, None, dtype, moved, waiting.pop(0).start, one.start, one.end, on_cpu=True))
+        dtype, moved = _shapes(activity.event, op)
+        found.append(
+            Collective(op, "cpu", None, None, None, dtype, moved, waiting.pop(0).start, activity.start, activity.end, on_cpu=True)
+        )
     return found
 
 
@@ -261,7 +265,7 @@ def _shapes(event: Event, op: str) -> tuple[str | None, int | None]:
         or not all(isinstance(shape, list) for shape in shapes)
     ):
         return None, None
-    if any(one.removeprefix("c10::").lower() not in BYTES for one in types):
+    if any(dtype_name.removeprefix("c10::").lower() not in BYTES for dtype_name in types):
         return None, None
     total = sum(prod(shape) * BYTES[one.removeprefix("c10::").lower()] for shape, one in zip(shapes, types, strict=True))
     return (types[0] if len(set(types)) == 1 else None), total

@@ -46,15 +46,15 @@ class Figures:
         return "damaged" if is_damaged(len(self.on_device()), len(missing), len(check.cut)) else None
 
     def _busy(self, work: list[Work]) -> Cells:
-        return self.grid.union((one.start, one.end) for one in work)
+        return self.grid.union((activity.start, activity.end) for activity in work)
 
     def on_device(self) -> list[Work]:
         """Return the work on devices."""
-        return [one for one in self.work if one.on_device]
+        return [activity for activity in self.work if activity.on_device]
 
-    def starts_inside(self, one: Work) -> bool:
+    def starts_inside(self, activity: Work) -> bool:
         """Return whether work starts in the window; only work that takes no time can start at its end or outside."""
-        return self.window.start <= one.start < self.window.end
+        return self.window.start <= activity.start < self.window.end
 
     def told(self) -> dict[str, Any]:
         """Return the figures as JSON."""
@@ -118,9 +118,9 @@ class Figures:
     def streams(self) -> list[dict[str, Any]]:
         """Return the time of each stream, the busiest first."""
         by_stream: dict[tuple[int, int], list[Work]] = defaultdict(list)
-        for one in self.on_device():
-            if self.starts_inside(one):
-                by_stream[one.event.number("device"), one.event.number("stream")].append(one)
+        for activity in self.on_device():
+            if self.starts_inside(activity):
+                by_stream[activity.event.number("device"), activity.event.number("stream")].append(activity)
         busy = {stream: self._busy(work) for stream, work in by_stream.items()}
         rows = []
         for (device, stream), work in by_stream.items():
@@ -129,7 +129,9 @@ class Figures:
             for other, cells in busy.items():
                 if other[0] == device and other[1] != stream:
                     others |= cells
-            by_kind = {f"{kind}_us": self.grid.us(self._busy([one for one in work if one.kind == kind])) for kind in KINDS}
+            by_kind = {
+                f"{kind}_us": self.grid.us(self._busy([activity for activity in work if activity.kind == kind])) for kind in KINDS
+            }
             rows.append(
                 {
                     "device": None if device < 0 else device,
@@ -145,7 +147,7 @@ class Figures:
 
     def copies(self) -> list[dict[str, Any]]:
         """Return the copies by direction, memory and purpose."""
-        launched = Counter(id(one.call) for one in self.work if one.call)
+        launched = Counter(id(activity.call) for activity in self.work if activity.call)
         by_kind: dict[tuple[str, str, bool], list[Work]] = defaultdict(list)
         for one in self.on_device():
             if self.starts_inside(one) and (one.event.category in COPIES or one.kind == "memcpy"):
@@ -154,9 +156,9 @@ class Figures:
                 by_kind[key].append(one)
         rows = []
         for (way, memory, collective), work in by_kind.items():
-            sizes = {id(one): _bytes(one, launched) for one in work}
-            sized = [one for one in work if 0 <= sizes[id(one)] <= MOST_COPY_BYTES]
-            moved = sum(sizes[id(one)] for one in sized)
+            sizes = {id(activity): _bytes(activity, launched) for activity in work}
+            sized = [activity for activity in work if 0 <= sizes[id(activity)] <= MOST_COPY_BYTES]
+            moved = sum(sizes[id(activity)] for activity in sized)
             busy, took = self._busy(work), self.grid.us(self._busy(sized))
             rows.append(
                 {
@@ -176,30 +178,36 @@ class Figures:
     def launches(self) -> dict[str, Any] | None:
         """Return how work was launched, and why the device was idle; ``None`` where no call is known."""
         events = self.on_device()
-        known = [one for one in events if one.call]
+        known = [activity for activity in events if activity.call]
         if not known:
             return None
-        in_window = [one for one in events if self.starts_inside(one)]
+        in_window = [activity for activity in events if self.starts_inside(activity)]
         first: dict[int, Work] = {}
         for one in known:
             first.setdefault(id(one.call), one)
-        leaders = [one for one in first.values() if one in in_window]
-        numbers = Counter(one.event.number("correlation") for one in events if not one.call and one.event.category in KERNELS)
+        leaders = [activity for activity in first.values() if activity in in_window]
+        numbers = Counter(
+            activity.event.number("correlation")
+            for activity in events
+            if not activity.call and activity.event.category in KERNELS
+        )
         numbers.pop(-1, None)
         graphed = [
-            one.event.number("correlation")
-            for one in in_window
-            if one.event.number("graph node id") > 0
-            or (one.call and "GraphLaunch" in one.call.name)
-            or (not one.call and one.event.category in KERNELS and numbers[one.event.number("correlation")] > 1)
+            activity.event.number("correlation")
+            for activity in in_window
+            if activity.event.number("graph node id") > 0
+            or (activity.call and "GraphLaunch" in activity.call.name)
+            or (not activity.call and activity.event.category in KERNELS and numbers[activity.event.number("correlation")] > 1)
         ]
         return {
             "events": len(in_window),
-            "linked": sum(one.call is not None for one in in_window),
-            "calls": len({id(one.call) for one in in_window if one.call}),
+            "linked": sum(activity.call is not None for activity in in_window),
+            "calls": len({id(activity.call) for activity in in_window if activity.call}),
             **self.reasons(events),
-            "queue_delay": {kind: found for kind in KINDS if (found := _delays([one for one in leaders if one.kind == kind]))},
-            "started_early": sum(one.start < one.launched for one in leaders),
+            "queue_delay": {
+                kind: found for kind in KINDS if (found := _delays([activity for activity in leaders if activity.kind == kind]))
+            },
+            "started_early": sum(activity.start < activity.launched for activity in leaders),
             "graph_launches": len(set(graphed)),
             "graph_events": len(graphed),
         }
@@ -209,13 +217,13 @@ class Figures:
         grid = self.grid
         idle = grid.cells(self.window.start, self.window.end) - set().union(*self.kinds.values())
         queued, launching, unknown = (grid.union([]) for _ in range(3))
-        for one in events:
-            if one.call:
-                returned = min(one.call.end, one.start)
-                queued |= grid.cells(returned, one.start)
-                launching |= grid.cells(one.call.start, returned) if one.call.start < returned else set()
-        starts = {one.start for one in events if one.call}
-        strangers = {one.start for one in events if not one.call} - starts
+        for activity in events:
+            if activity.call:
+                returned = min(activity.call.end, activity.start)
+                queued |= grid.cells(returned, activity.start)
+                launching |= grid.cells(activity.call.start, returned) if activity.call.start < returned else set()
+        starts = {activity.start for activity in events if activity.call}
+        strangers = {activity.start for activity in events if not activity.call} - starts
         for gap in grid.gaps(idle):
             if grid.end(gap) in strangers:
                 unknown |= gap
@@ -236,17 +244,17 @@ def direction(name: str) -> str:
         "device to device": ("DtoD", "DeviceToDevice"),
         "fill": ("Memset", "fill"),
     }
-    return next((way for way, spellings in words.items() if any(one in name for one in spellings)), "unknown")
+    return next((way for way, spellings in words.items() if any(spelling in name for spelling in spellings)), "unknown")
 
 
-def _bytes(one: Work, launched: Counter[int]) -> int:
+def _bytes(activity: Work, launched: Counter[int]) -> int:
     """Return what a copy moves: by its own word, else by that of the call that launched nothing else; -1 if unknown."""
-    own = one.event.number("bytes") if one.event.category in COPIES else -1
-    return one.call.number("bytes") if own < 0 and one.call and launched[id(one.call)] == 1 else own
+    own = activity.event.number("bytes") if activity.event.category in COPIES else -1
+    return activity.call.number("bytes") if own < 0 and activity.call and launched[id(activity.call)] == 1 else own
 
 
 def _delays(leaders: list[Work]) -> dict[str, float] | None:
-    delays = [max(0, one.start - one.launched) / 1000 for one in leaders]
+    delays = [max(0, activity.start - activity.launched) / 1000 for activity in leaders]
     if not delays:
         return None
     return {

@@ -77,7 +77,7 @@ class Job:
         if missing := max((uncalled(one) for one in self.whole.values()), default=0):
             self.unmatched["call_missing"] += missing
         self.ahead = self._clocks()
-        spreads = [self._spread(one) for one in self.matched]
+        spreads = [self._spread(instance) for instance in self.matched]
         self.residual = middle(spreads) if spreads else float(MILLISECOND)
 
     def _match(self) -> None:
@@ -123,11 +123,11 @@ class Job:
         """The k-th send of a rank to another one belongs to the k-th receive there."""
         ends: dict[tuple[int, str, int, int], dict[str, list[tuple[int, Collective]]]] = {}
         for rank, collectives in self.collectives.items():
-            for one in collectives:
-                if one.op in ("send", "recv") and one.peer is not None:
-                    way = (rank, one.peer) if one.op == "send" else (one.peer, rank)
-                    sides = ends.setdefault((one.step, one.group, *way), {"send": [], "recv": []})
-                    sides[one.op].append((rank, one))
+            for collective in collectives:
+                if collective.op in ("send", "recv") and collective.peer is not None:
+                    way = (rank, collective.peer) if collective.op == "send" else (collective.peer, rank)
+                    sides = ends.setdefault((collective.step, collective.group, *way), {"send": [], "recv": []})
+                    sides[collective.op].append((rank, collective))
         for (_, _, sender, receiver), sides in ends.items():
             if not {sender, receiver} <= set(self.whole):
                 self.unmatched["rank_missing"] += max(map(len, sides.values()))
@@ -143,41 +143,43 @@ class Job:
 
         Ranks of one host have one clock.
         """
-        hosts = {rank: one.file.head.get("host_name", rank) for rank, one in self.figures.items()}
+        hosts = {rank: figures.file.head.get("host_name", rank) for rank, figures in self.figures.items()}
         first = min(self.figures)
         ahead = dict.fromkeys(self.figures, 0)
         for rank, host in hosts.items():
             apart = [
-                one.parts[rank].end - one.parts[first].end for one in self.matched if rank in one.parts and first in one.parts
+                instance.parts[rank].end - instance.parts[first].end
+                for instance in self.matched
+                if rank in instance.parts and first in instance.parts
             ]
             if host != hosts[first] and apart:
                 ahead[rank] = round(middle(apart))
         return ahead
 
-    def arrival(self, rank: int, one: Collective) -> int:
+    def arrival(self, rank: int, collective: Collective) -> int:
         """Return a rank's arrival on the common clock."""
-        return one.arrived - self.ahead[rank]
+        return collective.arrived - self.ahead[rank]
 
-    def end(self, rank: int, one: Collective) -> int:
+    def end(self, rank: int, collective: Collective) -> int:
         """Return a rank's end on the common clock."""
-        return one.end - self.ahead[rank]
+        return collective.end - self.ahead[rank]
 
     def _spread(self, instance: Instance) -> int:
         ends = [self.end(rank, part) for rank, part in instance.parts.items()]
         return max(ends) - min(ends)
 
 
-def _key(one: Collective, *, numbered: bool) -> int:
-    return one.sequence if numbered and one.sequence is not None else one.index
+def _key(collective: Collective, *, numbered: bool) -> int:
+    return collective.sequence if numbered and collective.sequence is not None else collective.index
 
 
 def _disagreement(instance: Instance) -> str | None:
     """Return in what the ranks of an instance disagree."""
     parts = instance.parts.values()
     told: dict[str, list[object]] = {
-        "operation_differs": [one.op for one in parts],
-        "bytes_differ": [one.bytes for one in parts],
-        "dtype_differs": [one.dtype for one in parts],
+        "operation_differs": [collective.op for collective in parts],
+        "bytes_differ": [collective.bytes for collective in parts],
+        "dtype_differs": [collective.dtype for collective in parts],
     }
     return next((name for name, values in told.items() if _differ(values)), None)
 

@@ -27,9 +27,11 @@ def values_of_file(path: Path) -> dict[str, Any]:
     except RefusedError as error:
         return {"refused": str(error)}
     sums: dict[tuple[int, str, str], list[int]] = defaultdict(lambda: [0] * 4)
-    for one in collectives_of(figures):
-        so_far = sums[one.step, one.group, one.op]
-        for at, value in enumerate((1, one.bytes or 0, one.end - one.start, one.start - one.enqueued)):
+    for collective in collectives_of(figures):
+        so_far = sums[collective.step, collective.group, collective.op]
+        for at, value in enumerate(
+            (1, collective.bytes or 0, collective.end - collective.start, collective.start - collective.enqueued)
+        ):
             so_far[at] += value
     rows = [
         {"step": step, "group": group, "op": op, "count": count, "bytes": moved, "us": ns / 1000, "queued_us": queued / 1000}

@@ -30,7 +30,7 @@ class Waiting:
     def __init__(self, folder: Path) -> None:
         self.job = job = Job(folder)
         self.ranks = sorted(job.figures)
-        possible = [one for one in job.matched if self._possible(one)]
+        possible = [instance for instance in job.matched if self._possible(instance)]
         if len(possible) < len(job.matched):
             job.unmatched["impossible"] += len(job.matched) - len(possible)
         self.matched = possible
@@ -47,7 +47,7 @@ class Waiting:
         """Return the figures as JSON."""
         job = self.job
         method = ("sequence" if 2 * job.by_sequence >= len(self.matched) else "order") if self.matched else None
-        groups = {(one.any.group, one.any.ranks) for one in self.matched}
+        groups = {(instance.any.group, instance.any.ranks) for instance in self.matched}
         return {
             "ranks": self.ranks,
             "matched": len(self.matched),
@@ -117,7 +117,7 @@ class Waiting:
         return hidden | {f"{name}_exposed_us": grid.us(cells - busy) for name, cells in parts.items()}
 
     def _spans(self, rank: int, kind: str) -> list[tuple[int, int]]:
-        return [(one.start, one.end) for one in self.job.figures[rank].work if one.kind == kind]
+        return [(activity.start, activity.end) for activity in self.job.figures[rank].work if activity.kind == kind]
 
     def imposed(self) -> dict[str, dict[str, float]]:
         """Return the wait that each rank imposed on the others, and the part that no compute of theirs hid.

@@ -59,7 +59,11 @@ def work_of(file: File, *, on_cpu: bool) -> list[Work]:
             work.kind = "communication"
     found += [Work(event, "communication", None) for event in file.some(NOTES) if event.name.startswith(CPU_LIBRARIES)]
     if on_cpu:
-        computing = (one for one in file.some(OPERATORS) if "::" in one.name and not one.name.startswith(NO_WORK_ON_CPU))
+        computing = (
+            operator
+            for operator in file.some(OPERATORS)
+            if "::" in operator.name and not operator.name.startswith(NO_WORK_ON_CPU)
+        )
         found += [Work(event, "compute", None) for event in computing]
     return sorted(found, key=lambda work: work.start)
 
@@ -94,7 +98,10 @@ def steps_of(file: File) -> list[Step]:
             break
     threads = [event.thread for event in notes]
     chosen = [event for event in notes if event.thread == max(threads, key=threads.count)]
-    steps = [Step(int(one.name.partition("#")[2]), one.start, one.end) for one in sorted(chosen, key=lambda one: one.start)]
+    steps = [
+        Step(int(activity.name.partition("#")[2]), activity.start, activity.end)
+        for activity in sorted(chosen, key=lambda one: one.start)
+    ]
     for step, following in pairwise(steps):
         if following.number == step.number + 1 or step.end > following.start:
             step.end = following.start
@@ -113,7 +120,7 @@ class Window:
 
 def window_of_file(work: Iterable[Work]) -> Window:
     """Return the time from the first start to the last end of work that takes time."""
-    spans = [(one.start, one.end) for one in work if one.end > one.start]
+    spans = [(activity.start, activity.end) for activity in work if activity.end > activity.start]
     return Window(min(start for start, _ in spans), max(end for _, end in spans))
 
 
@@ -124,13 +131,13 @@ def damaged_steps(file: File, check: Check, work: Iterable[Work]) -> list[Step]:
         return sum(step.start <= at < step.end for at in times)
 
     work = list(work)
-    present, missing = [one.launched for one in work], missing_times(check, work)
+    present, missing = [activity.launched for activity in work], missing_times(check, work)
     return [step for step in steps_of(file) if is_damaged(count(present, step), count(missing, step), count(check.cut, step))]
 
 
 def missing_times(check: Check, work: Iterable[Work]) -> list[int]:
     """Return when the events were launched that are missing, or are collectives of unknown length."""
-    waits = {one.launched for one in work if one.kind == "communication" and one.on_device}
+    waits = {activity.launched for activity in work if activity.kind == "communication" and activity.on_device}
     return check.missing + [at for at in check.cut if at in waits]
 
 
@@ -144,15 +151,15 @@ def windows_of_steps(file: File, check: Check, work: list[Work]) -> list[tuple[S
     if not file.work_on_device:
         return [(step, Window(step.start, step.end)) for step in steps]
     damaged = damaged_steps(file, check, work)
-    mine = [[one for one in work if step.start <= one.launched < step.end] for step in steps]
+    mine = [[activity for activity in work if step.start <= activity.launched < step.end] for step in steps]
     found = []
     for number, step in enumerate(steps):
         if not mine[number]:
             found.append((step, Window(step.start, step.end, complete=False)))
             continue
-        start, end = min(one.start for one in mine[number]), max(one.end for one in mine[number])
+        start, end = min(activity.start for activity in mine[number]), max(activity.end for activity in mine[number])
         if number + 1 < len(steps) and mine[number + 1] and steps[number + 1].number == step.number + 1:
-            following = min(one.start for one in mine[number + 1])
+            following = min(activity.start for activity in mine[number + 1])
             end = following if following >= start else end
         found.append((step, Window(start, end, complete=step not in damaged)))
     return found

@@ -61,7 +61,7 @@ def test_the_example_configuration_is_sound(require_program: Callable[[str], str
     assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
-def test_every_inhibition_requires_the_labels_it_compares_and_alerts_that_have_them() -> None:
+def test_every_inhibition_compares_labels_that_its_alerts_have() -> None:
     config = yaml.safe_load(EXAMPLE)
     for inhibition in config["inhibit_rules"]:
         for side in ("source_matchers", "target_matchers"):
@@ -156,7 +156,7 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(
 
 
 @pytest.mark.slow
-def test_an_alertmanager_that_was_restarted_learns_what_fires_and_forgets_what_is_not_posted(
+def test_a_restarted_alertmanager_learns_what_fires_and_forgets_the_rest(
     tmp_path: Path, require_program: Callable[[str], str]
 ) -> None:
     program, urls = require_program("prometheus-alertmanager"), [""]
@@ -172,9 +172,9 @@ def test_an_alertmanager_that_was_restarted_learns_what_fires_and_forgets_what_i
         alertmanagers=[Restarted(endpoint("http://127.0.0.1"), valid_s=None)], interval_s=0, report=reports.append
     )
     began = time.time_ns() - 3600 * 10**9
-    result = Subject(run_id="r1").candidate(HANG, {"summary": "It stands still."})
+    candidate = Subject(run_id="r1").candidate(HANG, {"summary": "It stands still."})
     ledger = AlertLedger()
-    ledger.update("r1", [result], now_unix_ns=began, policy=FiringPolicy(1, 1))
+    ledger.update("r1", [candidate], now_unix_ns=began, policy=FiringPolicy(1, 1))
 
     def known() -> list[Any]:
         delivery.deliver(ledger, now_unix_ns=time.time_ns(), wait_s=10)
@@ -185,7 +185,7 @@ def test_an_alertmanager_that_was_restarted_learns_what_fires_and_forgets_what_i
         with alertmanager_process(program, CONFIG, tmp_path / f"manager-{number}") as url:
             urls.append(url)
             [alert] = wait_until(known)
-            assert (alert["fingerprint"], unix_ns(alert["startsAt"]) // 10**9) == (result.fingerprint, began // 10**9)
+            assert (alert["fingerprint"], unix_ns(alert["startsAt"]) // 10**9) == (candidate.fingerprint, began // 10**9)
             assert delivery.undelivered(ledger) == []
             if number:  # Without posts from the watcher the alert expires
                 wait_until(lambda: httpx.get(f"{urls[-1]}/api/v2/alerts").json() == [])

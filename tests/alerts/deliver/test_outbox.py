@@ -1,19 +1,24 @@
-"""The outbox: no message is lost or duplicated, and alerts that ended before their delivery are not sent."""
+"""The outbox: no message is lost or duplicated, also by a sender that is killed, and alerts that ended are not sent."""
 
 from __future__ import annotations
 
 import itertools
+import os
+import random
 import sqlite3
 import subprocess
 import sys
+import time
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.full_disk import disk_with_room_for
-from tests.webhook_receiver import SimulatedClock, about, notice
+from tests.webhook_receiver import SimulatedClock, WebhookReceiver, about, notice, receiving
 
 from rankscope.alerts.deliver.message import MAX_PAYLOAD_BYTES, state_of
 from rankscope.alerts.deliver.outbox import ClaimedMessage, Outbox
@@ -34,7 +39,7 @@ def claim(box: Outbox) -> ClaimedMessage:
 
 def alerts_of(box: Outbox) -> list[tuple[str, str]]:
     """Return rank and status of the waiting alerts, in the order in which they will be sent."""
-    bodies = [box.show(item.id) for item in box.list_messages(state="waiting")]
+    bodies = [box.show(message.id) for message in box.list_messages(state="waiting")]
     payloads = [msgspec.json.decode(body[1]) for body in bodies if body is not None]
     return [(alert["labels"]["rank"], alert["status"]) for payload in payloads for alert in payload["alerts"]]
 
@@ -113,7 +118,7 @@ def test_where_a_beginning_may_have_been_heard_the_end_is_told_too(box: Outbox) 
     assert alerts_of(box) == [("1", "firing"), ("1", "resolved")]
 
 
-def test_an_end_that_comes_while_the_beginning_is_refused_is_dropped_with_it(box: Outbox) -> None:
+def test_an_end_is_dropped_with_its_refused_beginning(box: Outbox) -> None:
     box.put(about(notice(1)))
     claimed = claim(box)
     box.put(about(notice(1, ended=True), notice(2)))
@@ -172,10 +177,10 @@ def test_no_alert_is_left_out_and_no_body_is_too_large(annotations: list[dict[st
 
 
 def test_labels_of_any_size_make_a_message(box: Outbox) -> None:
-    result = notice(1)
+    first_notice = notice(1)
     labels = {f"label{number}" * 100: "\U0001f680" * 10**4 for number in range(200)} | {"alertname": "x" * 10**5}
-    alert = msgspec.structs.replace(result.alert, labels=labels, fingerprint="f" * 10**5)
-    huge = msgspec.structs.replace(result, alert=alert)
+    alert = msgspec.structs.replace(first_notice.alert, labels=labels, fingerprint="f" * 10**5)
+    huge = msgspec.structs.replace(first_notice, alert=alert)
     messages = about(huge)
     assert len(messages[0].body) <= 20_000
     assert box.put(messages) == 1
@@ -277,7 +282,7 @@ def test_messages_that_are_dropped_are_gone(box: Outbox) -> None:
     box.put(about(notice(1), notice(1, run="r2")))
     first, second = box.list_messages()
     assert box.drop([first.id]) == [first.id]
-    assert [item.id for item in box.list_messages()] == [second.id]
+    assert [message.id for message in box.list_messages()] == [second.id]
     # its firing was never delivered, so its end is not sent either
     assert box.put(about(notice(1, ended=True))) == 0
     assert box.drop(state="waiting") == [second.id]
@@ -296,3 +301,73 @@ def test_a_new_start_of_the_machine_puts_nothing_off_for_long(tmp_path: Path) ->
     [result] = Outbox(AlertStore(path)).list_messages()
     assert result.next_attempt_s is not None
     assert result.next_attempt_s <= 3600
+
+
+JOB = Path(__file__).parents[2] / "campaigns" / "jobs" / "sending.py"
+
+
+def send_killed(path: Path, receiver: WebhookReceiver, kills: int, chance: random.Random) -> int:
+    """Send an outbox by ``kills`` processes that are killed and one that finishes; return how many were killed while running."""
+    killed = 0
+    for number in range(kills + 1):
+        with subprocess.Popen([sys.executable, str(JOB), str(path), receiver.url], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"begun\n"
+            if number == kills:
+                assert process.wait(timeout=120) == 0
+                break
+            time.sleep(chance.random() * 0.15)
+            killed += process.poll() is None
+            process.kill()
+    return killed
+
+
+def check_delivered(receiver: WebhookReceiver, ids: list[str]) -> None:
+    """Check that every message arrived at least once, always with the same body, and first in the order of its group."""
+    assert set(receiver.ids) == set(ids)
+    bodies: dict[str, list[Any]] = defaultdict(list)
+    for message_id, payload in receiver.accepted:
+        bodies[message_id].append(payload)
+    assert all(payload == body[0] for body in bodies.values() for payload in body)
+    order: dict[str, list[int]] = defaultdict(list)
+    for message_id in dict.fromkeys(receiver.ids):
+        order[bodies[message_id][0]["groupKey"]].append(ids.index(message_id))
+    assert all(numbers == sorted(numbers) for numbers in order.values())
+
+
+@pytest.mark.slow
+def test_a_sender_that_is_killed_delivers_everything_in_the_end(tmp_path: Path) -> None:
+    box = Outbox(AlertStore(tmp_path / "state"))
+    box.put(about(*(notice(rank, run=str(rank % 7)) for rank in range(105)), most_alerts=1))
+    ids = [message.id for message in box.list_messages()]
+    with receiving() as receiver:
+        killed = send_killed(tmp_path / "state", receiver, 3, random.Random(7))
+        check_delivered(receiver, ids)
+    assert killed
+    assert box.counts() == {("hook", "delivered"): 105}
+
+
+@pytest.mark.slow
+def test_a_watcher_that_is_killed_tells_every_alert_under_one_id(make_run: Any, tmp_path: Path) -> None:
+    run = make_run(slow=2)
+    run.end()
+    state = tmp_path / "state"
+    chance = random.Random(7)
+    with receiving() as receiver:
+        command = [sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--once", "--state", state]
+        environment = {**os.environ, "RANKSCOPE_ALERTS_WEBHOOK": receiver.url}
+        status = -9
+        for number in range(12):
+            with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+                # The first four are killed at about the time at which they put and send the alert.
+                patience = 0.15 + 0.3 * chance.random() if number < 4 else 120.0
+                try:
+                    status = process.wait(timeout=patience)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+            if status == 0:
+                break
+        assert status == 0
+        assert len(set(receiver.ids)) == 1
+        assert receiver.states == [("2", "firing")] * len(receiver.ids)
+        assert len({payload["alerts"][0]["startsAt"] for _, payload in receiver.accepted}) == 1

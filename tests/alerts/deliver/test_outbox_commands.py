@@ -105,7 +105,7 @@ def test_the_outbox_is_listed_shown_replayed_and_emptied(cli: Callable[..., Any]
 
     listing = msgspec.json.decode(run("list", "--format", "json").stdout)["outboxes"][0]
     assert (listing["path"], listing["counts"]) == (str(box / STORE_FILE), {"dead": 1, "delivered": 1, "waiting": 1})
-    dead, delivered, waiting = (item["id"] for item in listing["messages"])
+    dead, delivered, waiting = (message["id"] for message in listing["messages"])
     lines = run("list").stdout.splitlines()
     assert lines[0] == f"{box / STORE_FILE}: 1 dead, 1 delivered, 1 waiting"
     shown = [rfc3339(listing["messages"][0]["created_unix_ns"]), dead, "hook", "FIRING", "TrainingStraggler", "run�[2J0"]
@@ -153,7 +153,7 @@ def test_no_outbox_is_no_trouble_and_one_that_is_named_must_be_there(cli: Callab
     assert not missing.exists()
 
 
-def test_a_watcher_tells_the_targets_of_its_configuration_and_what_waited_before(
+def test_a_watcher_delivers_to_configured_targets_and_what_waited_before(
     cli: Callable[..., Any], make_run: Any, receiver: WebhookReceiver, config: Path, tmp_path: Path
 ) -> None:
     run = make_run(slow=2)

@@ -76,7 +76,7 @@ def test_it_is_delivered_once_with_its_id(world: World) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 407, 408, 429, 500, 502, 503, 504])
-def test_a_busy_or_broken_receiver_is_tried_again_with_the_same_id_and_growing_pauses(
+def test_a_busy_receiver_is_retried_with_the_same_id_and_growing_pauses(
     world: World, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -173,7 +173,7 @@ def test_redirects_are_not_followed(world: World, status: int) -> None:
     assert all(fact in world.box.list_messages()[0].last_error for fact in (str(status), "redirects"))
 
 
-def test_a_receiver_that_is_gone_for_good_is_left_alone_until_somebody_says_so(world: World) -> None:
+def test_a_receiver_that_is_gone_is_left_alone_until_a_replay_or_restart(world: World) -> None:
     world.receiver.behaviour = 410
     world.box.put(about(notice(1), notice(1, run="other")))
     world.after(0)

@@ -147,7 +147,7 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, text: str, words: 
     assert KEY not in message
 
 
-def test_files_that_are_not_there_yet_are_waited_for_and_all_else_is_a_mistake(tmp_path: Path) -> None:
+def test_files_that_do_not_exist_yet_are_waited_for_others_are_mistakes(tmp_path: Path) -> None:
     path = write(
         tmp_path,
         f"""

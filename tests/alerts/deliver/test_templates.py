@@ -181,9 +181,9 @@ def test_what_is_about_no_run_claims_nothing_of_one() -> None:
     ],
 )
 def test_the_heading_says_what_is_new(ended: bool, more: dict[str, str], begins: str) -> None:
-    result = notice(2, ended=ended, more=more)
-    assert lines_of(rendered(result))[0].startswith(begins)
-    card = rendered(result, template="teams")["attachments"][0]["content"]["body"][0]["inlines"][0]
+    first_notice = notice(2, ended=ended, more=more)
+    assert lines_of(rendered(first_notice))[0].startswith(begins)
+    card = rendered(first_notice, template="teams")["attachments"][0]["content"]["body"][0]["inlines"][0]
     assert card["text"].startswith(begins[2:])
     assert (card["color"] == "good") == ("RESOLVED" in begins)
 
@@ -230,12 +230,12 @@ def test_teams_reads_no_text_of_an_alert_as_markdown() -> None:
 
 
 def test_pagerduty_joins_beginning_and_end_by_the_fingerprint() -> None:
-    result = notice(2, more=FULL)
+    first_notice = notice(2, more=FULL)
     began, ended = (
-        msgspec.json.decode(TEMPLATES["pagerduty"](payload(what), "r0uting")) for what in (result, notice(2, ended=True))
+        msgspec.json.decode(TEMPLATES["pagerduty"](payload(what), "r0uting")) for what in (first_notice, notice(2, ended=True))
     )
     assert (began["event_action"], ended["event_action"]) == ("trigger", "resolve")
-    assert began["dedup_key"] == ended["dedup_key"] == result.alert.fingerprint
+    assert began["dedup_key"] == ended["dedup_key"] == first_notice.alert.fingerprint
     assert began["routing_key"] == ended["routing_key"] == "r0uting"
     assert began["payload"]["severity"] == "warning"
     assert began["payload"]["timestamp"] == "2023-11-14T22:13:20.000Z"

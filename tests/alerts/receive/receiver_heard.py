@@ -61,7 +61,7 @@ class Heard:
         self.delivered.clear()
         self.sender.run_due()
         payloads = [msgspec.json.decode(body) for body in self.delivered]
-        return [(item["status"], item["annotations"]) for payload in payloads for item in payload["alerts"]]
+        return [(alert["status"], alert["annotations"]) for payload in payloads for alert in payload["alerts"]]
 
     def attempt(self, message_id: str, payload: bytes) -> AttemptResult:
         """Record the body of a message, as a courier that always delivers."""

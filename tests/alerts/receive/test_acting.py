@@ -73,7 +73,7 @@ def pass_another(receiver: ReceiverProcess, target: Target) -> None:
     wait_until(lambda: any(alert["labels"]["alertname"] == "GpuTooHot" for alert in target.alerts))
 
 
-def test_what_a_capture_shows_follows_the_alert_and_a_kill_in_between_asks_nothing_twice(
+def test_the_result_of_a_capture_follows_its_alert_also_after_a_kill(
     receiver: ReceiverProcess, target: Target, tmp_path: Path
 ) -> None:
     run = two_ranks(tmp_path / "runs" / "one")
@@ -141,7 +141,7 @@ def test_a_refusal_is_told_and_nothing_is_asked_of_a_run_that_is_not_there(
     assert receiver.count('actions_total{kind="capture",outcome="refused"}') == 1
 
 
-def test_a_run_that_stands_still_is_asked_for_its_dumps_and_the_culprit_is_told(tmp_path: Path, target: Target) -> None:
+def test_a_run_that_stands_still_is_dumped_and_the_culprit_is_named(tmp_path: Path, target: Target) -> None:
     # given a job in which rank 1 never enters a collective
     run = two_ranks(tmp_path / "runs" / "one", simulated=True)
     hung = Job.of_events({"0": (0, 1)}, ["0"] * 3, stops={1: 1}).dumps()
@@ -178,7 +178,7 @@ def test_a_run_that_stands_still_is_asked_for_its_dumps_and_the_culprit_is_told(
 
 
 @pytest.mark.full
-def test_an_analysis_that_takes_too_long_holds_no_alert_up_and_its_verdict_follows(tmp_path: Path, target: Target) -> None:
+def test_a_slow_analysis_delays_no_alert_and_its_verdict_follows(tmp_path: Path, target: Target) -> None:
     two_ranks(tmp_path / "runs" / "one")
     # given a time limit shorter than any analysis
     config = CONFIG.format(url=target.url, steps=2).partition("[[action]]")[0].replace('"30s"', '"0.01ms"')
@@ -198,7 +198,7 @@ def test_an_analysis_that_takes_too_long_holds_no_alert_up_and_its_verdict_follo
 
 @pytest.mark.full
 @pytest.mark.usefixtures("require_torch")
-def test_a_straggler_alert_about_a_real_job_is_followed_by_the_rank_and_the_cause(tmp_path: Path, target: Target) -> None:
+def test_an_alert_about_a_real_straggler_is_followed_by_rank_and_cause(tmp_path: Path, target: Target) -> None:
     # given two ranks that train; rank 1 takes longer in backward, by more than the noise of this machine, and the capture has
     # enough steps (one collective each) that rank 1 cannot be last at most of them by chance
     run = tmp_path / "runs" / "real"

@@ -92,7 +92,7 @@ def test_the_file_of_the_documentation_works(tmp_path: Path, monkeypatch: pytest
             assert re.search(rf"\b{name}\b", page), name
 
 
-def test_an_action_for_an_alert_that_nobody_knows_is_doubted_and_may_be_meant(tmp_path: Path) -> None:
+def test_an_action_for_an_unknown_alert_is_a_warning_not_an_error(tmp_path: Path) -> None:
     assert unknown_alerts(load(tmp_path, GOOD)) == []
     mistyped = GOOD.replace("TrainingStraggler", "TrainingStragler") + '[[action]]\nalert = "OurOwn"\ndo = "dump"\n'
     first, second = unknown_alerts(load(tmp_path, mistyped))

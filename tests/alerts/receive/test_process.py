@@ -43,9 +43,7 @@ def receiver(tmp_path: Path, target: Target) -> Iterator[ReceiverProcess]:
         yield receiver
 
 
-def test_what_was_acknowledged_is_told_once_however_often_the_receiver_is_killed(
-    receiver: ReceiverProcess, target: Target
-) -> None:
+def test_acknowledged_alerts_are_delivered_once_however_often_it_is_killed(receiver: ReceiverProcess, target: Target) -> None:
     course = send_while_killed(receiver, target, deliveries=20, senders=4, kills=2, pause_s=lambda: random.uniform(0.05, 0.4))
     assert course.acknowledged == 20
     assert course.told == {str(number): 1 for number in range(20)}
@@ -157,7 +155,7 @@ def test_our_own_sender_is_known_by_its_signature(
         assert httpx.get(f"{receiver.url}/deliveries").status_code == 401
 
 
-def test_a_share_and_a_secret_that_are_away_do_not_keep_it_from_telling_the_others(tmp_path: Path, target: Target) -> None:
+def test_a_missing_share_and_secret_do_not_stop_the_other_targets(tmp_path: Path, target: Target) -> None:
     late = '[[target]]\nname = "late"\nurl_file = "away/url"\n'
     receive = '[receive]\nruns = ["away"]\n[[action]]\nalert = "TrainingStragler"\ndo = "dump"\n'
     config = receive + CONFIG.format(url=target.url) + late

@@ -242,7 +242,7 @@ def test_refusals_for_one_reason_are_reported_together(
     assert all(fact in reports[1] for fact in ("4 more", "not_understood"))
 
 
-def test_senders_that_are_cut_off_for_others_are_counted_and_logged_once_per_burst(client: Client, reports: list[str]) -> None:
+def test_senders_cut_off_for_others_are_counted_and_logged_once_per_burst(client: Client, reports: list[str]) -> None:
     def counted() -> str:
         return client.app._counters.page().decode()
 

@@ -46,7 +46,7 @@ def replayed(run: Path, options: WatcherSettings = DEFAULTS) -> Replayed:
 # The watcher over a run --------------------------------------------------------------------------------------------------------
 
 
-def test_a_straggler_would_have_fired_after_three_evaluations_and_ended_with_the_run(make_run: Callable[..., Any]) -> None:
+def test_a_straggler_fires_after_three_evaluations_and_ends_with_the_run(make_run: Callable[..., Any]) -> None:
     # Given a run of 60 s in which rank 2 was slow, recorded to its end
     run = make_run(slow=2)
     run.grow(540)
@@ -277,7 +277,7 @@ def test_the_command_says_what_it_cannot_do(tmp_path: Path, cli: Callable[..., A
         assert says in completed.stderr
 
 
-def test_progress_is_gone_when_the_work_fails_and_cannot_steer_the_terminal(
+def test_progress_is_erased_after_a_failure_and_cannot_steer_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

@@ -60,10 +60,10 @@ def rules_needed(test: dict[str, Any], groups: list[dict[str, Any]]) -> list[dic
             {**group, "rules": [rule for rule in group["rules"] if names & {rule.get("alert"), rule.get("record")}]}
             for group in groups
         ]
-        result = recorded_names(yaml.safe_dump(kept)) - names
-        if not result:
+        missing = recorded_names(yaml.safe_dump(kept)) - names
+        if not missing:
             return [group for group in kept if group["rules"]]
-        names |= result
+        names |= missing
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ def one(question: str) -> Any:
     return explain([question]).explained[0]
 
 
-def test_every_policy_is_about_codes_that_are_known_and_an_alert_that_there_is() -> None:
+def test_every_policy_is_about_known_codes_and_an_existing_alert() -> None:
     codes = [(code, policy.severity) for policy in POLICIES for code in policy.codes]
     assert len(codes) == len(set(codes))
     assert {code for code, _ in codes} <= set(XIDS)
@@ -90,18 +90,18 @@ def test_codes_of_a_runbook_are_sorted_by_what_to_do() -> None:
 
 def test_a_code_is_explained_by_fact_source_and_policy() -> None:
     for question in ("79", " 79", "xid79", "Xid 79", "XID-79"):
-        result = one(question)
-        assert isinstance(result, XidExplained)
-        assert (result.code, result.action, result.cause) == (79, "reboot", "hardware")
-        assert (result.source, result.read_on) == (SOURCE.title, SOURCE.read_on.isoformat())
-        assert (result.alert, result.severity, result.drain) == ("GpuXidCritical", "critical", True)
-        assert result.runbook == runbooks()["GpuXidCritical"]
+        explanation = one(question)
+        assert isinstance(explanation, XidExplained)
+        assert (explanation.code, explanation.action, explanation.cause) == (79, "reboot", "hardware")
+        assert (explanation.source, explanation.read_on) == (SOURCE.title, SOURCE.read_on.isoformat())
+        assert (explanation.alert, explanation.severity, explanation.drain) == ("GpuXidCritical", "critical", True)
+        assert explanation.runbook == runbooks()["GpuXidCritical"]
 
 
 def test_the_severity_of_an_nvlink_error_decides_what_to_do() -> None:
     for code in GRADED:
-        result = one(str(code))
-        fatal, non_fatal = result.by_severity
+        explanation = one(str(code))
+        fatal, non_fatal = explanation.by_severity
         assert (fatal.severity, fatal.alert, fatal.drain) == ("fatal", "GpuXidCritical", True)
         assert (non_fatal.severity, non_fatal.alert, non_fatal.drain) == ("non_fatal", "GpuXidRepeated", False)
         text = explain_text(explain([str(code)]))
@@ -112,34 +112,34 @@ def test_the_severity_of_an_nvlink_error_decides_what_to_do() -> None:
 
 
 def test_what_is_not_known_is_not_made_up() -> None:
-    result = one("9999")
-    assert (result.name, result.meaning, result.action, result.source) == (None, None, None, None)
-    assert (result.alert, result.drain) == ("GpuXidRepeated", False)
+    explanation = one("9999")
+    assert (explanation.name, explanation.meaning, explanation.action, explanation.source) == (None, None, None, None)
+    assert (explanation.alert, explanation.drain) == ("GpuXidRepeated", False)
     text = explain_text(explain(["9999"]))
     assert "unknown" in text
     assert SOURCE.url in text
 
 
 def test_an_alert_is_explained_by_its_settings_and_its_runbook() -> None:
-    result = one("gpuxidoneunit")
-    assert isinstance(result, AlertExplained)
-    assert result.name == "GpuXidOneUnit"
-    assert result.xids == [13, 31]
-    assert result.settings["bursts"] == 2
-    assert result.runbook in explain_text(explain(["GpuXidOneUnit"])) + "\n"
+    explanation = one("gpuxidoneunit")
+    assert isinstance(explanation, AlertExplained)
+    assert explanation.name == "GpuXidOneUnit"
+    assert explanation.xids == [13, 31]
+    assert explanation.settings["bursts"] == 2
+    assert explanation.runbook in explain_text(explain(["GpuXidOneUnit"])) + "\n"
 
 
-def test_a_code_of_which_several_alerts_may_tell_comes_with_the_runbook_of_each() -> None:
+def test_a_code_of_several_alerts_comes_with_the_runbook_of_each() -> None:
     for code in ("13", "31"):
-        result = one(code)
-        assert (result.alert, [alert.name for alert in result.also]) == ("GpuXidOneUnit", ["GpuXidManyUnits"])
+        explanation = one(code)
+        assert (explanation.alert, [alert.name for alert in explanation.also]) == ("GpuXidOneUnit", ["GpuXidManyUnits"])
         text = explain_text(explain([code]))
         assert "alert GpuXidOneUnit (warning), or GpuXidManyUnits (info). Mostly the application" in text
         assert text.index(runbooks()["GpuXidOneUnit"].rstrip()) < text.index(runbooks()["GpuXidManyUnits"].rstrip())
     assert one("GpuXidManyUnits").xids == [13, 31]
 
 
-def test_everything_can_be_explained_and_a_runbook_that_codes_share_comes_once() -> None:
+def test_everything_can_be_explained_and_a_shared_runbook_comes_once() -> None:
     everything = explain([*map(str, XIDS), *runbooks()])
     text = explain_text(everything)
     for name, page in runbooks().items():

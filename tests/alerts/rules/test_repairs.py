@@ -203,7 +203,7 @@ def test_every_alert_about_hardware_is_here() -> None:
     assert not STATES.keys() & EVENTS.keys()
 
 
-def test_maintenance_lasts_longer_than_critical_alerts_go_on_after_the_repair() -> None:
+def test_maintenance_lasts_longer_than_critical_alerts_after_the_repair() -> None:
     kept = {name: duration_seconds(str(DEFAULTS[name]["keep_firing_for"])) or 0 for name in {*STATES, *EVENTS, "NodeMaintenance"}}
     assert kept["NodeMaintenance"] > max(kept[name] for name in kept.keys() & CRITICAL)
 
@@ -224,7 +224,7 @@ def test_no_alert_outlives_the_repair(check_cases: Callable[..., None], maintena
 
 
 @pytest.mark.slow
-def test_an_event_ends_with_the_maintenance_although_the_exporter_saw_no_reset(check_cases: Callable[..., None]) -> None:
+def test_an_event_ends_with_the_maintenance_even_without_a_reset(check_cases: Callable[..., None]) -> None:
     check_cases(
         case(
             node(series(), maintenance=True, reset=False),

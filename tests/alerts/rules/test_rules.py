@@ -147,7 +147,7 @@ def test_no_alert_looks_at_a_long_time_and_then_waits_for_another() -> None:
             assert rule["for"] in {"0s", "5m"}
 
 
-def test_every_alert_about_hardware_prints_the_drain_commands_and_says_when_it_is_simulated() -> None:
+def test_hardware_alerts_print_drain_commands_and_mark_simulated_gpus() -> None:
     of_gpus = [rule for rule in alerts() if "gpu_uuid" in rule["labels"]]
     assert len(of_gpus) > 20
     of_links = [rule for rule in alerts() if rule["alert"].startswith("Infiniband")]
@@ -187,7 +187,7 @@ def test_a_ratio_is_divided_by_something_that_is_not_zero() -> None:
             assert re.match(r"\s*(on \(\w+\)\s*)?(group_left \(\)\s*)?(\d|\(.*?> 0\s*\))", divisor, re.DOTALL), rule
 
 
-def test_every_runbook_says_what_to_do_and_those_about_nodes_print_the_drain_commands() -> None:
+def test_every_runbook_has_steps_and_those_about_nodes_drain_commands() -> None:
     drained = {rule["alert"] for rule in alerts() if "scontrol" in rule["annotations"]["description"]} - {"NodeMaintenance"}
     assert len(drained) > 25
     severities = {alert.alertname: alert.severity for alert in ALERTS}

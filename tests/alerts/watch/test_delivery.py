@@ -168,10 +168,10 @@ class Manager(Alertmanager):
         del now_unix_ns
         if self.broken:
             raise DeliveryError("answered 500")
-        self.posts.append([(item.alert.labels["rank"], item.alert.status == "resolved") for item in notices])
+        self.posts.append([(notice.alert.labels["rank"], notice.alert.status == "resolved") for notice in notices])
 
 
-def test_a_receiver_hears_of_the_end_of_those_alerts_only_whose_beginning_it_heard() -> None:
+def test_a_receiver_gets_the_end_only_of_alerts_whose_beginning_it_got() -> None:
     # Given two receivers, of which one is broken while rank 2 fires
     working, broken = RecordingWebhook(), RecordingWebhook()
     broken.broken = True
@@ -204,7 +204,7 @@ def firing(*ranks: int) -> AlertLedger:
     return ledger
 
 
-def test_a_watcher_that_was_killed_before_it_noted_whom_it_told_tells_nobody_twice() -> None:
+def test_a_watcher_killed_before_it_noted_a_delivery_repeats_none() -> None:
     outbox, target = Outbox(AlertStore(None)), webhook_target("http://hooks.example/x")
     # Given a second watcher that begins with a ledger saved before the webhook was notified
     for _ in range(2):
@@ -252,7 +252,7 @@ class Posting:
 
 
 @pytest.mark.parametrize("step_s", [0, -6 * 3600, 6 * 3600])
-def test_alertmanager_is_posted_what_fires_at_every_interval_whatever_the_machines_clock_says(step_s: int) -> None:
+def test_alertmanager_gets_firing_alerts_at_every_interval_for_any_clock(step_s: int) -> None:
     posting = Posting(firing(2, 3))
     assert posting.deliver_after(0) == 1
     posting.step_s = step_s
@@ -278,7 +278,7 @@ def test_the_end_of_an_alert_is_posted_for_a_while_and_then_forgotten() -> None:
     assert posting.delivery.undelivered(posting.ledger) == []
 
 
-def test_an_alertmanager_that_was_away_is_posted_everything_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_alertmanager_that_was_away_gets_everything_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     posting = Posting(firing(2))
     posting.manager.broken = True
@@ -293,14 +293,14 @@ def test_an_alertmanager_that_was_away_is_posted_everything_when_it_is_back(capl
 
 def test_an_alert_that_fires_again_is_not_posted_as_ended_any_more() -> None:
     posting, policy = Posting(AlertLedger()), FiringPolicy(1, 1)
-    result = Subject(run_id="r1").candidate(STRAGGLER, {"summary": "It is slow."}, rank=2)
-    for seconds, present in ((1, [result]), (2, []), (3, [result])):
+    candidate = Subject(run_id="r1").candidate(STRAGGLER, {"summary": "It is slow."}, rank=2)
+    for seconds, present in ((1, [candidate]), (2, []), (3, [candidate])):
         posting.ledger.update("r", present, now_unix_ns=seconds * 10**9, policy=policy)
         posting.deliver_after(10)
     assert posting.manager.posts == [[("2", False)], [("2", True)], [("2", False)]]
 
 
-def test_a_slow_alertmanager_holds_up_neither_the_webhooks_nor_the_evaluation() -> None:
+def test_a_slow_alertmanager_delays_neither_webhooks_nor_the_evaluation() -> None:
     class Slow(Manager):
         def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
             assert release.wait(60)

@@ -16,8 +16,8 @@ from rankscope.analysis.result.text import reading
 
 def test_a_straggler_becomes_an_alert(make_analysis: Callable[..., Analysis]) -> None:
     run = Subject(run_id="llama-1", name="llama", dashboard_url="http://host:8050", runbook_url="https://wiki/x")
-    [result] = candidates(make_analysis(2), run)
-    assert result.alert.labels == {
+    [candidate] = candidates(make_analysis(2), run)
+    assert candidate.alert.labels == {
         "alertname": "TrainingStraggler",
         "severity": "warning",
         "run_id": "llama-1",
@@ -25,7 +25,7 @@ def test_a_straggler_becomes_an_alert(make_analysis: Callable[..., Analysis]) ->
         "rank": "2",
         "host": "node1",
     }
-    assert result.alert.annotations == {
+    assert candidate.alert.annotations == {
         "summary": "Rank 2 makes the others wait.",
         "gpu_uuid": "GPU-2",
         "cause": "input",
@@ -43,7 +43,7 @@ def test_a_straggler_becomes_an_alert(make_analysis: Callable[..., Analysis]) ->
         "runbook_url": "https://wiki/x/TrainingStraggler.md",
         "dashboard_url": "http://host:8050/run/llama-1?rank=2",
     }
-    assert result.alert.generator_url == "http://host:8050/run/llama-1?rank=2"
+    assert candidate.alert.generator_url == "http://host:8050/run/llama-1?rank=2"
 
 
 def test_numbers_that_change_do_not_change_the_identity(make_analysis: Callable[..., Analysis]) -> None:
@@ -67,18 +67,20 @@ def test_what_is_not_known_is_left_out(make_analysis: Callable[..., Analysis]) -
     bare = msgspec.structs.replace(
         analysis.findings[0], rank=None, host=None, cause=None, confidence=None, slowdown=None, gpu_hours_lost=None, evidence=[]
     )
-    [result] = candidates(msgspec.structs.replace(analysis, findings=[bare]))
-    assert "rank" not in result.alert.labels
-    assert "host" not in result.alert.labels
-    assert not {"cause", "confidence", "slowdown", "gpu_hours_lost", "dashboard_url", "gpu_uuid"} & set(result.alert.annotations)
-    assert all(result.alert.labels.values())
-    assert all(result.alert.annotations.values())
+    [candidate] = candidates(msgspec.structs.replace(analysis, findings=[bare]))
+    assert "rank" not in candidate.alert.labels
+    assert "host" not in candidate.alert.labels
+    assert not {"cause", "confidence", "slowdown", "gpu_hours_lost", "dashboard_url", "gpu_uuid"} & set(
+        candidate.alert.annotations
+    )
+    assert all(candidate.alert.labels.values())
+    assert all(candidate.alert.annotations.values())
 
 
 def test_a_run_with_simulated_gpus_says_so(make_analysis: Callable[..., Analysis]) -> None:
-    [result] = candidates(make_analysis(2, simulated=True))
-    assert result.alert.annotations["summary"].startswith("[simulated GPUs] ")
-    assert result.alert.annotations["simulated"] == "true"
+    [candidate] = candidates(make_analysis(2, simulated=True))
+    assert candidate.alert.annotations["summary"].startswith("[simulated GPUs] ")
+    assert candidate.alert.annotations["simulated"] == "true"
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_what_went_on_after_its_dumps_does_not_hang(make_run: Any) -> None:
     assert following.hang(run.path, True) is not None
 
 
-def test_the_past_of_a_run_is_what_was_read_of_it_by_whichever_rank_recorded_anything(make_run: Any) -> None:
+def test_the_past_of_a_run_is_known_from_whichever_rank_recorded(make_run: Any) -> None:
     run = make_run(slow=None)
     shutil.rmtree(rank_dir(run.path, 0, 0))
     rank_dir(run.path, 0, 0).mkdir()

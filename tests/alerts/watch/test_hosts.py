@@ -64,11 +64,11 @@ def heard(webhook: RecordingWebhook) -> list[tuple[str, str, str]]:
 
 
 def test_a_host_at_fault_is_one_alert_with_its_ranks(make_analysis: Make) -> None:
-    [result] = candidates(of_host(make_analysis, "node0"))
-    assert (result.alert.labels.get("rank"), result.alert.labels["host"]) == (None, "node0")
-    assert result.alert.annotations["ranks"] == "0,1,2,3"
-    assert "Drain node0" in result.alert.annotations["next"]
-    assert "gpu_uuid" not in result.alert.annotations
+    [candidate] = candidates(of_host(make_analysis, "node0"))
+    assert (candidate.alert.labels.get("rank"), candidate.alert.labels["host"]) == (None, "node0")
+    assert candidate.alert.annotations["ranks"] == "0,1,2,3"
+    assert "Drain node0" in candidate.alert.annotations["next"]
+    assert "gpu_uuid" not in candidate.alert.annotations
 
 
 def test_the_worst_rank_of_a_host_is_not_its_identity(make_analysis: Make) -> None:
@@ -185,8 +185,8 @@ def test_the_alert_of_a_host_stays_while_one_of_its_ranks_cannot_be_read() -> No
 
 
 def test_a_payload_and_a_message_name_the_host_and_its_ranks(make_analysis: Make) -> None:
-    [result] = candidates(of_host(make_analysis, "node0"))
-    sent = payload_alert(result.alert, starts_at_unix_ns=10**18)
+    [candidate] = candidates(of_host(make_analysis, "node0"))
+    sent = payload_alert(candidate.alert, starts_at_unix_ns=10**18)
     assert (sent.labels["host"], sent.annotations["ranks"]) == ("node0", "0,1,2,3")
     assert "rank" not in sent.labels
     shown = alert_texts(sent, 400)

@@ -27,7 +27,7 @@ def alive(state: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.usefixtures("require_torch")
-def test_a_rank_that_is_stopped_is_found_and_named_and_its_recovery_is_seen(tmp_path: Path) -> None:
+def test_a_stopped_rank_is_named_and_its_recovery_is_reported(tmp_path: Path) -> None:
     # Given a job of two ranks, and a watcher with little patience
     run, stop, state = tmp_path / "run", tmp_path / "stop", tmp_path / "state"
     with training(run, stop, 2) as job:

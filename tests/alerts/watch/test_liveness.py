@@ -257,7 +257,7 @@ def test_a_rank_that_died_before_the_watcher_started_is_reported(world: Callable
     assert watched.firing() == ["TrainingRankLost 2"]
 
 
-def test_in_a_folder_a_rank_that_died_before_anybody_watched_is_news_only_if_others_go_on(
+def test_a_rank_that_died_before_the_watch_is_news_only_if_others_go_on(
     world: Callable[..., tuple[Any, World]],
 ) -> None:
     run, watched = world("..")
@@ -322,15 +322,15 @@ def test_ranks_of_a_stalled_run_are_asked_once_and_the_culprit_is_named(
     run, watched = world(ask_for_dumps=True)
     let_pass(watched, 20, run)
     let_pass(watched, PATIENCE_S)
-    [asked] = requests(run.path)
+    [request] = requests(run.path)
     # While dumps may still arrive, no incomplete alert is sent
     let_pass(watched, 15)
     assert watched.said() == []
     write(flight_dir(run.path, 0), {})
-    (flight_dir(run.path, 0) / f"rank-00000-{asked.stem}-nccl.pickle").write_bytes(b"x")
+    (flight_dir(run.path, 0) / f"rank-00000-{request.stem}-nccl.pickle").write_bytes(b"x")
     watched.hung = hung(tmp_path / "dumps")
     for rank in range(4):
-        answer(run.path, ControlAnswer(id=asked.stem, accepted=rank != 2, answered_unix_ns=1), rank=rank)
+        answer(run.path, ControlAnswer(id=request.stem, accepted=rank != 2, answered_unix_ns=1), rank=rank)
     let_pass(watched, 20)
     assert watched.firing() == ["TrainingHang"]
     annotations = watched.annotations("TrainingHang")
@@ -340,7 +340,7 @@ def test_ranks_of_a_stalled_run_are_asked_once_and_the_culprit_is_named(
     assert "rank" not in watched.events[0].labels
     # And dumps are requested only once
     let_pass(watched, 10 * PATIENCE_S)
-    assert requests(run.path) == [asked]
+    assert requests(run.path) == [request]
 
 
 def test_a_stopped_process_is_not_waited_for(world: Callable[..., tuple[Any, World]]) -> None:
@@ -352,10 +352,10 @@ def test_a_stopped_process_is_not_waited_for(world: Callable[..., tuple[Any, Wor
     stopped = RankActivity(attempt=0, rank=2, phase="data", process="stopped", since_unix_ns=now_ns, updated_unix_ns=now_ns)
     write_record(activity_file(run.path, 0, 2), stopped)
     let_pass(watched, 5)
-    [asked] = requests(run.path)
+    [request] = requests(run.path)
     # When all others have answered
     for rank in (0, 1, 3):
-        answer(run.path, ControlAnswer(id=asked.stem, accepted=False, answered_unix_ns=1), rank=rank)
+        answer(run.path, ControlAnswer(id=request.stem, accepted=False, answered_unix_ns=1), rank=rank)
     let_pass(watched, 10)
     # Then the alert fires after as many evaluations as any other, and names it
     assert watched.firing() == ["TrainingHang"]
@@ -382,7 +382,7 @@ def test_a_stall_that_ends_while_dumps_are_waited_for_is_not_reported(world: Cal
     assert watched.watcher.ledger.entries == []
 
 
-def test_without_an_answer_the_alert_comes_all_the_same_and_its_text_changes_when_there_is_one(
+def test_an_alert_does_not_wait_for_an_answer_that_changes_its_text_later(
     world: Callable[..., tuple[Any, World]], tmp_path: Path
 ) -> None:
     run, watched = world(ask_for_dumps=True)

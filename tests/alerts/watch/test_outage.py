@@ -80,7 +80,7 @@ def fired(watched: World) -> list[str]:
 
 @pytest.mark.parametrize("reason", ["crash", "killed"])
 @pytest.mark.parametrize("after_s", [WAITED_S, PATIENCE_S - 5, PATIENCE_S], ids=["soon", "just before silence", "at silence"])
-def test_ranks_that_fell_silent_before_the_others_ended_are_the_only_ones_reported(
+def test_only_ranks_that_fell_silent_before_the_others_ended_are_reported(
     powered_off: Callable[..., PoweredOff], after_s: float, reason: str
 ) -> None:
     job = powered_off()
@@ -250,7 +250,7 @@ def test_ranks_that_vanish_as_the_others_crash_are_reported_with_them(powered_of
 @pytest.mark.parametrize(
     ("asked", "named"), [(True, LOST), (False, ["TrainingHang", "TrainingRankLost 0", "TrainingRankLost 1"])]
 )
-def test_a_crash_in_what_may_be_a_checkpoint_counts_as_a_wait_only_if_the_silent_ranks_do_not_answer(
+def test_a_crash_in_a_checkpoint_may_be_a_wait_for_ranks_without_an_answer(
     powered_off: Callable[..., PoweredOff], asked: bool, named: list[str]
 ) -> None:
     past = past_of([0.1] * 200 + [25.0] + [0.1] * 200, tags={"checkpoint": [200]})

@@ -60,7 +60,7 @@ def test_without_a_straggler_nothing_is_sent(make_run: Any, make_analysis: Any, 
     assert not (run.path / "findings.jsonl").exists()
 
 
-def test_a_run_is_followed_while_it_goes_on_and_judged_as_a_whole_when_it_is_over(
+def test_a_run_is_followed_while_it_goes_on_and_judged_whole_at_its_end(
     make_run: Any, make_analysis: Any, webhook: RecordingWebhook
 ) -> None:
     run = make_run(slow=None)
@@ -93,7 +93,7 @@ def test_the_end_of_a_run_resolves_and_ends_the_watch(make_run: Any, make_analys
     assert world.said() == ["firing", "verdict", "resolved"]
 
 
-def test_a_run_too_short_for_the_hysteresis_is_told_by_its_final_evaluation(
+def test_a_run_too_short_for_the_hysteresis_is_reported_at_its_end(
     make_run: Any, make_analysis: Any, webhook: RecordingWebhook
 ) -> None:
     run = make_run()
@@ -161,7 +161,7 @@ def test_a_restart_keeps_start_time_and_identity_and_tells_nobody_twice(
     assert began.alert.starts_at == ended.alert.starts_at
 
 
-def test_a_failed_delivery_is_reported_once_and_tried_again_at_the_next_evaluation(
+def test_a_failed_delivery_is_reported_once_and_retried_at_the_next_look(
     make_run: Any, make_analysis: Any, webhook: RecordingWebhook, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -377,7 +377,7 @@ def test_findings_are_written_beside_the_run(make_run: Any, make_analysis: Any, 
     assert lines[0]["fingerprint"] == lines[1]["fingerprint"] == webhook.calls[0][0].alert.fingerprint
 
 
-def test_findings_that_cannot_be_written_are_mentioned_once_and_alerts_go_out(
+def test_findings_that_cannot_be_written_are_logged_once_and_alerts_go_out(
     make_run: Any, make_analysis: Any, webhook: RecordingWebhook
 ) -> None:
     run = make_run()

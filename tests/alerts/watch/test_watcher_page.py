@@ -20,7 +20,7 @@ FINISHED = "\nrankscope_watcher_finished 1\n"
 SEEN = Evaluation(runs=3, firing=1, problems=0, undelivered=2)
 
 
-def test_the_last_evaluation_is_served_and_one_that_is_long_ago_is_no_health() -> None:
+def test_the_last_evaluation_is_served_and_an_old_one_is_unhealthy() -> None:
     now_s = [100.0]
     page = WatcherPage(clock=lambda: 1_700_000_000.0 + now_s[0], elapsed=lambda: now_s[0])
     port = page.serve("127.0.0.1", 0)
@@ -64,8 +64,7 @@ def test_the_end_is_reported_to_every_client_that_scraped() -> None:
     collected: list[bool] = []
     ending = threading.Thread(target=lambda: collected.append(page.finish(300)))
     ending.start()
-    while FINISHED not in page.metrics().decode():
-        pass
+    wait_until(lambda: FINISHED in page.metrics().decode())
     page.scraped("10.0.0.1", finished=True)
     assert ending.is_alive()
     page.scraped("10.0.0.2", finished=True)

@@ -1,16 +1,19 @@
-"""Matching, clocks and blame on hand-written collectives."""
+"""Matching, clocks and blame on hand-written collectives, and what healing several ranks saves."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.analysis.collectives_by_hand import matched
 
 from rankscope.analysis.collectives.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.collectives.waits.blame import Blame, assign_blame
+from rankscope.analysis.collectives.waits.savings import Savings
 from rankscope.analysis.inference.judging.late import find_late, too_few
 from rankscope.runs.records import CollectiveRecord
 
@@ -153,22 +156,22 @@ def test_gloo_arrives_at_the_enqueue_and_not_when_the_worker_starts() -> None:
 def test_overlapping_waits_of_a_victim_count_once() -> None:
     victim = [collective(100, 300, index=0), collective(150, 310, index=1)]
     culprit = [collective(290, 300, index=0), collective(300, 310, index=1)]
-    result = blame({0: victim, 1: culprit})
-    assert result.imposed_us == {0: 0, 1: 200}  # from 100 to 300, not 190 + 150
-    assert result.transfer_us == {0: 20, 1: 20}
-    assert result.wait_us == {0: 190 + 150, 1: 0}
+    blamed = blame({0: victim, 1: culprit})
+    assert blamed.imposed_us == {0: 0, 1: 200}  # from 100 to 300, not 190 + 150
+    assert blamed.transfer_us == {0: 20, 1: 20}
+    assert blamed.wait_us == {0: 190 + 150, 1: 0}
 
 
 def test_compute_hides_imposed_wait() -> None:
     victim = [collective(100, 200, compute_spans_us=[(20, 70)])]  # 100 to 150
-    result = blame({0: victim, 1: [collective(190, 200)]})
-    assert (result.imposed_us[1], result.exposed_us[1]) == (90, 40)
+    blamed = blame({0: victim, 1: [collective(190, 200)]})
+    assert (blamed.imposed_us[1], blamed.exposed_us[1]) == (90, 40)
 
 
 def test_only_the_time_after_the_second_last_could_be_saved() -> None:
-    result = blame({0: [collective(100, 200)], 1: [collective(170, 200)], 2: [collective(190, 200)]})
-    assert result.imposed_us == {0: 0, 1: 0, 2: 90 + 20}
-    assert gains(result) == [(0, 2, 20)]
+    blamed = blame({0: [collective(100, 200)], 1: [collective(170, 200)], 2: [collective(190, 200)]})
+    assert blamed.imposed_us == {0: 0, 1: 0, 2: 90 + 20}
+    assert gains(blamed) == [(0, 2, 20)]
 
 
 def test_a_lag_below_the_clock_residual_is_nobodys() -> None:
@@ -220,7 +223,7 @@ def both_late(steps: int, ranks: int, late: set[int], *, hidden: bool = False) -
 
 
 @pytest.mark.parametrize(("ranks", "late"), [(4, [1, 2]), (6, [1, 4])])
-def test_two_that_are_late_together_are_both_named_though_healing_one_saves_nothing(ranks: int, late: list[int]) -> None:
+def test_two_late_ranks_are_both_named_though_healing_one_saves_nothing(ranks: int, late: list[int]) -> None:
     slow = find_late(both_late(12, ranks, set(late)), window_us=3000)
     assert slow is not None
     assert (sorted(slow.ranks), slow.pattern) == (late, "fixed")
@@ -237,15 +240,15 @@ def test_two_that_are_late_together_are_not_named_for_nothing() -> None:
 
 
 def test_twice_late_may_be_chance_and_is_said_to_be() -> None:
-    result = late_run([2, 2], ranks=3)
-    assert find_late(result, window_us=1000) is None
-    assert too_few(result, window_us=1000) == 2
+    blamed = late_run([2, 2], ranks=3)
+    assert find_late(blamed, window_us=1000) is None
+    assert too_few(blamed, window_us=1000) == 2
 
 
 def test_what_costs_next_to_nothing_names_nobody() -> None:
-    result = late_run([2] * 10)
-    assert find_late(result, window_us=100_000) is None
-    assert too_few(result, window_us=100_000) is None
+    blamed = late_run([2] * 10)
+    assert find_late(blamed, window_us=100_000) is None
+    assert too_few(blamed, window_us=100_000) is None
 
 
 arrivals = st.lists(st.lists(st.integers(0, 500), min_size=3, max_size=3), min_size=1, max_size=8)
@@ -253,7 +256,7 @@ arrivals = st.lists(st.lists(st.integers(0, 500), min_size=3, max_size=3), min_s
 
 @given(arrivals)
 def test_exposed_is_part_of_imposed_and_the_last_waits_for_nobody(times: list[list[int]]) -> None:
-    result = blame(
+    blamed = blame(
         {
             rank: [
                 collective(1000 * step + row[rank], 1000 * step + 600, step=step, compute_spans_us=[(0, 60)])
@@ -263,6 +266,62 @@ def test_exposed_is_part_of_imposed_and_the_last_waits_for_nobody(times: list[li
         }
     )
     lag = sum(max(row) - at for row in times for at in row)
-    assert sum(result.imposed_us.values()) == pytest.approx(lag)
+    assert sum(blamed.imposed_us.values()) == pytest.approx(lag)
     for rank in range(3):
-        assert 0 <= result.exposed_us[rank] <= result.imposed_us[rank] + 1e-6
+        assert 0 <= blamed.exposed_us[rank] <= blamed.imposed_us[rank] + 1e-6
+
+
+MS = 1_000_000
+SECOND = 1000 * MS
+
+
+def savings(*arrivals_ms: list[float], steps: list[int] | None = None, computes_ms: float = 0.0) -> Savings:
+    """Return the savings of a job whose ranks come to each collective at these times; ``computes_ms``: beside each wait."""
+    matches = []
+    for number, row in enumerate(arrivals_ms):
+        at = number * SECOND
+        records = [
+            CollectiveRecord(
+                step=steps[number] if steps else 0,
+                group="0",
+                group_ranks=list(range(len(row))),
+                index=number,
+                op="all_reduce",
+                bytes=1,
+                enqueue_unix_ns=at + round(arrival * MS),
+                start_unix_ns=at + round(arrival * MS),
+                end_unix_ns=at + round(max(row) * MS) + MS,
+                stream=7,
+                compute_spans_us=[(0.0, computes_ms * 1000)] if computes_ms else [],
+            )
+            for arrival in row
+        ]
+        matches.append(dict(enumerate(records)))
+    blame = assign_blame(matched(*matches), Clocks(residual_ns=0.0), range(len(arrivals_ms[0])))
+    return Savings(blame, blame.ranks, blame.steps)
+
+
+def test_pauses_at_another_collective_do_not_hide_what_a_rank_costs() -> None:
+    """The whole step of rank 1 is as long as that of rank 0, and both delay the others."""
+    saved = savings([0, 9, 1, 0], [9, 0, 0, 1])
+    assert saved.together([0])[0] / 1000 == pytest.approx(8)
+    assert saved.together([0, 1])[0] / 1000 == pytest.approx(8 + 8)
+    assert saved.each()[:, 0].tolist() == pytest.approx([8000, 8000, 0, 0])
+
+
+def test_a_healed_rank_would_still_wait_for_the_next_one() -> None:
+    saved = savings([9, 8, 0, 0])
+    assert saved.together([0])[0] / 1000 == pytest.approx(1)
+    assert saved.together([1])[0] == 0
+    assert saved.together([0, 1])[0] / 1000 == pytest.approx(9)
+
+
+def test_waits_beside_compute_are_no_cost() -> None:
+    assert savings([9, 0, 0], computes_ms=5).together([0])[0] / 1000 == 4
+    assert savings([9, 0, 0], computes_ms=20).together([0])[0] == 0
+
+
+def test_savings_are_of_each_step() -> None:
+    saved = savings([4, 0, 0], [0, 3, 0], [2, 0, 0], steps=[5, 5, 6])
+    assert (saved.together([0]) / 1000).tolist() == pytest.approx([4, 2])
+    assert np.allclose(saved.each() / 1000, [[4, 2], [3, 0], [0, 0]])

@@ -51,15 +51,15 @@ def test_offsets_and_drifts_are_found_whoever_comes_late(planted: list[Planted],
     # given ranks that may arrive late at any collective: that changes when it ends, but all ranks still see the same end
     rng = np.random.default_rng(seed)
     lag = rng.exponential(5 * MS, ((HOURS if times == "hours" else MINUTE)[0].shape[0], len(planted)))
-    result = job(planted, times, jitter=jitter, seed=seed, lag=lag)
+    planted_job = job(planted, times, jitter=jitter, seed=seed, lag=lag)
     # when
-    clocks = fit_clocks(result.matches())
+    clocks = fit_clocks(planted_job.matches())
     # then the corrected times of a moment are closer together than the reported uncertainty
     assert clocks.residual_ns is not None
     assert clocks.residual_ns <= 12 * jitter + US
-    assert np.abs(apart(result, clocks)).max() <= clocks.residual_ns + US
+    assert np.abs(apart(planted_job, clocks)).max() <= clocks.residual_ns + US
     # Drift is relative to the common clock, which drifts with the others: 200 ppm of 200 ppm.
-    unsure = 4e-3 * (clocks.residual_ns + US) / span_s(result) + 0.1
+    unsure = 4e-3 * (clocks.residual_ns + US) / span_s(planted_job) + 0.1
     for rank, clock in enumerate(planted):
         assert drift(clocks, rank) - drift(clocks, 0) == pytest.approx(clock.ppm - planted[0].ppm, abs=unsure)
 
@@ -111,11 +111,11 @@ def test_a_clock_that_wanders_is_followed_from_window_to_window(size: float, per
     def wander(time: Floats) -> Floats:
         return size * np.sin(2 * np.pi * time / (period_s * SECOND))
 
-    result = job([Planted(), Planted(MS, 20, wander=wander), Planted(-MS)], seed=seed)
-    clocks = fit_clocks(result.matches())
+    planted_job = job([Planted(), Planted(MS, 20, wander=wander), Planted(-MS)], seed=seed)
+    clocks = fit_clocks(planted_job.matches())
     assert clocks.residual_ns is not None
-    assert clocks.residual_ns <= 12 * result.jitter
-    assert np.quantile(np.abs(apart(result, clocks)), 0.95) <= clocks.residual_ns
+    assert clocks.residual_ns <= 12 * planted_job.jitter
+    assert np.quantile(np.abs(apart(planted_job, clocks)), 0.95) <= clocks.residual_ns
 
 
 def test_between_windows_the_offset_goes_from_one_to_the_next() -> None:
@@ -143,7 +143,7 @@ def test_between_windows_the_offset_goes_from_one_to_the_next() -> None:
 )
 def test_no_drift_is_claimed_where_the_data_do_not_show_it(ends: Floats, ppm: float) -> None:
     clocks = fit_clocks(Job([Planted(), Planted(MS, ppm), Planted()], ends, np.zeros(len(ends), dtype=np.int64)).matches())
-    assert {item.drift_ppm for item in clocks.found.values()} == {None}
+    assert {clock.drift_ppm for clock in clocks.found.values()} == {None}
 
 
 @given(seeds, st.sampled_from(["laplace", "normal", "cauchy"]), st.integers(20, 300))
@@ -185,13 +185,13 @@ def test_a_constant_moves_the_fit_and_changes_nothing_else(values: list[int], co
 
 def test_ranks_of_one_host_have_one_clock() -> None:
     fast = Planted(3 * MS, 50)
-    result = job([Planted(), Planted(), fast, fast])
-    clocks = fit_clocks(result.matches(), {0: "a", 1: "a", 2: "b", 3: "b"})
+    planted_job = job([Planted(), Planted(), fast, fast])
+    clocks = fit_clocks(planted_job.matches(), {0: "a", 1: "a", 2: "b", 3: "b"})
     assert clocks.offset_ns[0] == clocks.offset_ns[1]
     assert clocks.courses[2] == clocks.courses[3]
     assert drift(clocks, 2) - drift(clocks, 0) == pytest.approx(50, abs=0.1)
     # With one clock there is nothing to correct.
-    alone = fit_clocks(result.matches(), dict.fromkeys(range(4), "a"))
+    alone = fit_clocks(planted_job.matches(), dict.fromkeys(range(4), "a"))
     assert (set(alone.offset_ns.values()), alone.courses) == ({0}, {})
     assert {item.drift_ppm for item in alone.found.values()} == {None}
 
@@ -206,8 +206,8 @@ def test_clocks_that_only_a_chain_of_groups_links_are_compared_along_it() -> Non
 
 
 def test_a_clock_that_nothing_compares_is_left_as_it_is() -> None:
-    result = job([Planted(rank * SECOND, 50.0 * rank) for rank in range(5)], groups=[[0, 1], [2, 3]])
-    clocks = fit_clocks(result.matches(), {4: "e"})
+    planted_job = job([Planted(rank * SECOND, 50.0 * rank) for rank in range(5)], groups=[[0, 1], [2, 3]])
+    clocks = fit_clocks(planted_job.matches(), {4: "e"})
     assert drift(clocks, 1) - drift(clocks, 0) == pytest.approx(50, abs=0.1)
     assert drift(clocks, 3) - drift(clocks, 2) == pytest.approx(50, abs=0.1)
     assert clocks.correct(4, START) == START
@@ -293,12 +293,12 @@ def test_what_the_clocks_do_changes_no_verdict(
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_nobody_is_blamed_for_waits_below_the_residual(on_cpu: bool) -> None:
     # given a rank that is always last by 0.2 ms, and ends that differ by more
-    result = job([Planted()] * 4, jitter=400 * US, lag=lags(2, 200 * US, 0), transfer=8 * MS)
-    clocks = fit_clocks(result.matches())
+    planted_job = job([Planted()] * 4, jitter=400 * US, lag=lags(2, 200 * US, 0), transfer=8 * MS)
+    clocks = fit_clocks(planted_job.matches())
     assert clocks.residual_ns is not None
     assert clocks.residual_ns > 400 * US
     # then nothing is charged to it, though chance would be excluded and the cost be high enough
-    blame = blame_of(result)
+    blame = blame_of(planted_job)
     assert set(blame.imposed_us.values()) == {0.0}
     assert not len(blame.pairs)
     assert not blame.at.gain_us.any()

@@ -120,13 +120,13 @@ def test_steps_between_two_windows_are_on_one_clock_in_perfetto(tmp_path: Path) 
         append(rank_dir(path, 0, rank), "steps", step)
     # when that alone is exported
     data = bytearray()
-    result = export_perfetto([path], data.extend, selection=Selection(first=3500, past=3501), verdict=False)
+    export = export_perfetto([path], data.extend, selection=Selection(first=3500, past=3501), verdict=False)
     # then it begins on all ranks at once
     starts = [event["ts"] for event in msgspec.json.decode(data)["traceEvents"] if event.get("name") == "step 3500"]
     assert len(starts) == 4
     assert max(starts) - min(starts) < 100
-    assert result.clock.fitted_to == "steps 0 to 7002"
-    assert {1, 3} <= set(result.clock.changing)
-    assert result.clock.residual_us is not None
-    assert result.clock.residual_us < 200
-    assert result.clock.drift_ppm[1] - result.clock.drift_ppm.get(0, 0.0) == pytest.approx(50, abs=0.5)
+    assert export.clock.fitted_to == "steps 0 to 7002"
+    assert {1, 3} <= set(export.clock.changing)
+    assert export.clock.residual_us is not None
+    assert export.clock.residual_us < 200
+    assert export.clock.drift_ppm[1] - export.clock.drift_ppm.get(0, 0.0) == pytest.approx(50, abs=0.5)

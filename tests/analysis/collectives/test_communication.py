@@ -1,12 +1,14 @@
-"""Transfer and wait of collectives, overlapped or exposed, against counting."""
+"""Sets of spans and the transfer and wait of collectives in them, overlapped or exposed, against counting points."""
 
 from __future__ import annotations
 
-from hypothesis import given
+import numpy as np
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.analysis.collectives_by_hand import matched
 
 from rankscope.analysis.collectives.communication import communication_parts
+from rankscope.analysis.collectives.spans import Spans, covered, unions
 from rankscope.runs.records import CollectiveRecord
 
 COLLECTIVES = st.lists(
@@ -45,7 +47,7 @@ def test_transferring_and_waiting_agree_with_counting(rows: list[tuple[int, list
             )
         matches.append(dict(enumerate(records)))
     # when
-    result = communication_parts(matched(*matches))
+    parts = communication_parts(matched(*matches))
     # then, microsecond by microsecond
     for rank in range(3):
         transfer: set[int] = set()
@@ -59,7 +61,7 @@ def test_transferring_and_waiting_agree_with_counting(rows: list[tuple[int, list
                 start = record.start_unix_ns // 1000
                 busy |= set(range(start + int(first), start + int(last)))
         wait = everything - transfer
-        part = result[rank]
+        part = parts[rank]
         assert (part.transfer_overlap_us, part.transfer_exposed_us) == (len(transfer & busy), len(transfer - busy))
         assert (part.wait_overlap_us, part.wait_exposed_us) == (len(wait & busy), len(wait - busy))
         assert part.unmatched_overlap_us is None
@@ -81,6 +83,46 @@ def test_the_last_to_come_does_not_wait_and_arrival_on_a_cpu_is_the_call() -> No
             end_unix_ns=100_000,
         )
 
-    result = communication_parts(matched({0: record(0, 20), 1: record(70, 75)}))
-    assert (result[0].transfer_exposed_us, result[0].wait_exposed_us) == (30, 50)
-    assert (result[1].transfer_exposed_us, result[1].wait_exposed_us) == (25, 0)
+    parts = communication_parts(matched({0: record(0, 20), 1: record(70, 75)}))
+    assert (parts[0].transfer_exposed_us, parts[0].wait_exposed_us) == (30, 50)
+    assert (parts[1].transfer_exposed_us, parts[1].wait_exposed_us) == (25, 0)
+
+
+FAR = 2**62
+"""Times of damaged records lie far apart, which must not overflow."""
+
+few = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(-50, 50), st.integers(-50, 50), st.sampled_from([0, FAR, -FAR])), max_size=12
+)
+
+
+def columns(rows: list[tuple[int, int, int, int]]) -> Spans:
+    number, start, end = np.array([(of, item + far, other + far) for of, item, other, far in rows], np.int64).reshape(-1, 3).T
+    return number, start, end
+
+
+def points(spans: Spans) -> set[tuple[int, int]]:
+    return {(of, at) for of, start, end in zip(*(span.tolist() for span in spans), strict=True) for at in range(start, end)}
+
+
+@given(few)
+@example([(0, 0, 10, 0), (0, 1, 2, 0), (0, 4, 5, 0)])  # two within one
+def test_the_union_of_each_set_is_what_its_points_are(rows: list[tuple[int, int, int, int]]) -> None:
+    result = unions(columns(rows))
+    assert points(result) == points(columns(rows))
+    assert [union.tolist() for union in unions(result)] == [union.tolist() for union in result]
+    number, start, end = result
+    assert int((end - start).sum()) == len(points(result))
+    same = number[1:] == number[:-1]
+    assert (start[1:][same] > end[:-1][same]).all()
+
+
+@given(few, few)
+def test_of_each_span_the_covered_points_are_counted(
+    rows: list[tuple[int, int, int, int]], others: list[tuple[int, int, int, int]]
+) -> None:
+    spans, by = unions(columns(rows)), unions(columns(others))
+    result = covered(spans, by)
+    for at, length in enumerate(result.tolist()):
+        value = (spans[0][at : at + 1], spans[1][at : at + 1], spans[2][at : at + 1])
+        assert length == len(points(value) & points(by))

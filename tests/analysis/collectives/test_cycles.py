@@ -95,11 +95,13 @@ def test_what_does_not_repeat_has_no_steps(kinds: str) -> None:
 def test_ranks_number_a_step_alike_whatever_they_still_have() -> None:
     whole = issued("ab " * 12)
     cut = whole[9:]
-    result = steps(whole, cut)
-    assert result[1] == result[0][9:]
+    inferred_steps = steps(whole, cut)
+    assert inferred_steps[1] == inferred_steps[0][9:]
     # also where the first rank has less
-    result = steps(cut, whole)
-    assert result[1][9:] == [step if step is not None else result[0][at] for at, step in enumerate(result[0])]
+    inferred_steps = steps(cut, whole)
+    assert inferred_steps[1][9:] == [
+        step if step is not None else inferred_steps[0][at] for at, step in enumerate(inferred_steps[0])
+    ]
 
 
 def test_ranks_of_other_groups_follow_those_that_share_one() -> None:
@@ -112,9 +114,9 @@ def test_ranks_of_other_groups_follow_those_that_share_one() -> None:
             mine += [Operation((f"tp{row}", 3 * step + layer), "tp", at + layer) for layer in range(3)]
             mine.append(Operation(("dp", step), "dp", at + 10))
         rows.append(mine)
-    result = steps(rows[0], rows[1][7:])
-    assert result[0] == [step for step in range(8) for _ in range(4)]
-    assert result[1][1:] == result[0][8:]
+    inferred_steps = steps(rows[0], rows[1][7:])
+    assert inferred_steps[0] == [step for step in range(8) for _ in range(4)]
+    assert inferred_steps[1][1:] == inferred_steps[0][8:]
 
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(0, 59))

@@ -94,13 +94,13 @@ def test_the_name_of_a_gpu_tells_its_link(gpu: str, link: str) -> None:
 )
 def test_where_the_name_does_not_tell_nothing_is_guessed(gpu: str) -> None:
     assert link_of_gpu(gpu) is None
-    result = expect("all_reduce", range(8), fabric(1, 8, gpu=gpu), on_cpu=False)
-    assert (result.link, result.bus_gb_s) == (None, None)
-    assert result.unknown is not None
-    assert "no entry for" in result.unknown
+    link = expect("all_reduce", range(8), fabric(1, 8, gpu=gpu), on_cpu=False)
+    assert (link.link, link.bus_gb_s) == (None, None)
+    assert link.unknown is not None
+    assert "no entry for" in link.unknown
 
 
-def test_every_pattern_leads_to_a_link_inside_a_host_and_every_link_has_a_source() -> None:
+def test_every_pattern_has_a_link_inside_a_host_and_every_link_a_source() -> None:
     scopes = {link.name: link.scope for link in LINKS}
     assert len(scopes) == len(LINKS)
     assert {scopes[link] for _, link in GPU_LINKS} == {"host"}
@@ -134,14 +134,14 @@ def test_the_page_has_the_same_table() -> None:
 
 def test_a_told_link_outweighs_the_gpus_name() -> None:
     assert gb_s("all_reduce", [0, 1], fabric(1, 2, gpu="NVIDIA H100 PCIe")) is None
-    result = expect("all_reduce", [0, 1], fabric(1, 2, "pcie5", gpu="NVIDIA H100 80GB HBM3"), on_cpu=False)
-    assert result == ExpectedBandwidth("pcie5", "told", 63.02)
+    link = expect("all_reduce", [0, 1], fabric(1, 2, "pcie5", gpu="NVIDIA H100 80GB HBM3"), on_cpu=False)
+    assert link == ExpectedBandwidth("pcie5", "told", 63.02)
 
 
 def test_which_way_cards_have_to_each_other_is_not_guessed() -> None:
-    result = expect("all_reduce", range(4), fabric(1, 4, gpu="NVIDIA L40S"), on_cpu=False)
-    assert (result.link, result.source, result.bus_gb_s) == ("pcie4", "gpu_name", None)
-    assert result.unknown == "which way its PCIe cards have to each other is not known"
+    link = expect("all_reduce", range(4), fabric(1, 4, gpu="NVIDIA L40S"), on_cpu=False)
+    assert (link.link, link.source, link.bus_gb_s) == ("pcie4", "gpu_name", None)
+    assert link.unknown == "which way its PCIe cards have to each other is not known"
     # Nor does it limit the expected rate of the network
     assert gb_s("all_reduce", list(range(8)), fabric(2, 4, "ib-ndr:4", gpu="NVIDIA L40S")) == 200
     # A user who knows that every card has its own way names the link
@@ -166,17 +166,17 @@ def test_which_way_cards_have_to_each_other_is_not_guessed() -> None:
 def test_a_part_of_a_board_without_a_switch_has_a_part_of_its_links(
     gpu: str, ranks: int, on_host: int, expected: float | None
 ) -> None:
-    result = expect("all_reduce", range(ranks), fabric(1, on_host, gpu=gpu), on_cpu=False)
-    assert result.bus_gb_s == expected
-    assert (result.unknown is None) == (expected is not None)
+    link = expect("all_reduce", range(ranks), fabric(1, on_host, gpu=gpu), on_cpu=False)
+    assert link.bus_gb_s == expected
+    assert (link.unknown is None) == (expected is not None)
 
 
 def test_between_hosts_nothing_is_expected_until_the_network_is_named() -> None:
-    result = expect("all_reduce", range(16), fabric(2, 8, gpu="NVIDIA H100 80GB HBM3"), on_cpu=False)
-    assert (result.bus_gb_s, result.unknown) == (None, "it crosses hosts, over a network that --link does not name")
+    link = expect("all_reduce", range(16), fabric(2, 8, gpu="NVIDIA H100 80GB HBM3"), on_cpu=False)
+    assert (link.bus_gb_s, link.unknown) == (None, "it crosses hosts, over a network that --link does not name")
 
 
-def test_between_hosts_the_ports_of_a_host_add_up_for_those_of_its_ranks_that_take_part() -> None:
+def test_the_ports_of_a_host_add_up_for_its_ranks_that_take_part() -> None:
     where = fabric(2, 8, "ib-ndr:8", gpu="NVIDIA H100 80GB HBM3")
     assert gb_s("all_reduce", list(range(16)), where) == 400
     assert gb_s("all_reduce", [0, 8], where) == 50
@@ -187,7 +187,7 @@ def test_between_hosts_the_ports_of_a_host_add_up_for_those_of_its_ranks_that_ta
     assert gb_s("all_reduce", [0, 8], fabric(2, 8, "eth-100:1")) == 12.5
 
 
-def test_between_hosts_all_to_all_has_the_part_of_each_rank_and_a_send_one_port() -> None:
+def test_between_hosts_all_to_all_has_each_ranks_part_and_a_send_one_port() -> None:
     where = fabric(2, 8, "ib-ndr:8")
     # 15 parts leave each rank, 8 of them the host, at 50 GB/s.
     assert gb_s("all_to_all", list(range(16)), where) == pytest.approx(50 * 15 / 8)
@@ -205,10 +205,10 @@ def test_of_ranks_on_unknown_hosts_only_a_lone_told_link_says_something() -> Non
     collected = [parse_link("nvlink2"), parse_link("ib-edr")]
     assert expect("all_reduce", [0, 1], Fabric(told=collected[:1]), on_cpu=False) == ExpectedBandwidth("nvlink2", "told", 150)
     for unclear in (Fabric(told=collected), Fabric(), Fabric(told=[parse_link("ib-edr:4")])):
-        result = expect("all_reduce", [0, 1], unclear, on_cpu=False)
-        assert result.bus_gb_s is None
-        assert result.unknown is not None
-        assert "hosts" in result.unknown
+        link = expect("all_reduce", [0, 1], unclear, on_cpu=False)
+        assert link.bus_gb_s is None
+        assert link.unknown is not None
+        assert "hosts" in link.unknown
 
 
 @given(st.text(max_size=20))

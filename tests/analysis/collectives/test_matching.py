@@ -31,7 +31,7 @@ def test_members_that_disagree_are_dropped_and_counted_by_reason(one: dict[str, 
     assert matching.unmatched == sum(matching.unmatched_by.values())
 
 
-def test_a_rank_that_is_not_recorded_is_another_reason_than_one_that_lacks_the_collective() -> None:
+def test_an_unrecorded_rank_and_a_missing_collective_are_different_reasons() -> None:
     members = {"group_ranks": [0, 1, 2]}
     both = [record(0, 9, **members)]
     assert match_collectives({0: both, 1: both}).unmatched_by == {"rank_missing": 1}
@@ -41,13 +41,13 @@ def test_a_rank_that_is_not_recorded_is_another_reason_than_one_that_lacks_the_c
     }
 
 
-def test_a_broadcast_with_a_known_root_has_a_direction_and_is_no_match_of_all() -> None:
+def test_a_broadcast_with_a_known_root_has_a_direction_and_matches_not_all() -> None:
     matching = match_collectives({rank: [record(0, 9, op="broadcast", root=1)] for rank in (0, 1, 2)})
     assert (len(matching.matches), matching.excluded, matching.unmatched) == (0, {}, 0)
     assert [(match.rule, match.root, match.ranks) for match in matching.directed] == [("from_root", 1, [0, 1, 2])]
 
 
-def test_sends_are_paired_with_receives_by_peer_and_order_whatever_else_the_group_does() -> None:
+def test_sends_pair_with_receives_by_peer_and_order_among_other_operations() -> None:
     by_rank = {
         0: numbered([record(0, 1, op="send", peer=1, bytes=4), record(2, 9), record(10, 11, op="send", peer=1, bytes=8)]),
         1: numbered([record(0, 1, op="recv", peer=0, bytes=4), record(10, 11, op="recv", peer=0, bytes=8), record(2, 9)]),
@@ -97,9 +97,7 @@ def schedules(draw: st.DrawFn) -> list[tuple[int, int]]:
 
 
 @given(schedules(), st.permutations(range(4)))
-def test_every_message_is_paired_with_its_own_receive_whatever_the_ranks_are_called(
-    schedule: list[tuple[int, int]], names: list[int]
-) -> None:
+def test_every_message_pairs_with_its_own_receive_for_any_rank_numbers(schedule: list[tuple[int, int]], names: list[int]) -> None:
     by_rank: dict[int, list[CollectiveRecord]] = {rank: [] for rank in names}
     for number, (sender, receiver) in enumerate(schedule):
         item, other = names[sender], names[receiver]

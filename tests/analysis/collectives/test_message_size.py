@@ -35,8 +35,14 @@ def described(op: str, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("op", "place"), [("send", "Dst Rank"), ("recv", "Src Rank")])
 def test_the_other_end_of_a_message_is_in_the_metadata(tmp_path: Path, op: str, place: str) -> None:
-    (result,) = collectives(tmp_path, x("kernel", "ncclDevKernel_SendRecv", 0, 9, stream=7, **described(op, **{place: 6})))
-    assert (result.op, result.p2p, result.peer, result.bytes, result.group_ranks) == (op, True, 6, 2048, [2, 3, 6, 7])
+    (collective,) = collectives(tmp_path, x("kernel", "ncclDevKernel_SendRecv", 0, 9, stream=7, **described(op, **{place: 6})))
+    assert (collective.op, collective.p2p, collective.peer, collective.bytes, collective.group_ranks) == (
+        op,
+        True,
+        6,
+        2048,
+        [2, 3, 6, 7],
+    )
 
 
 def test_the_root_is_a_place_in_the_group_that_only_the_call_tells(tmp_path: Path) -> None:
@@ -59,10 +65,10 @@ def noted(dims: Any, types: Any, op: str = "all_reduce", kernels: int = 1) -> li
 
 
 def test_recorded_shapes_tell_the_size_where_there_is_no_metadata(tmp_path: Path) -> None:
-    (result,) = collectives(tmp_path, *noted([[3, 5], [2]], ["float", "float"]))
-    assert (result.bytes, result.dtype) == (17 * 4, "float")
-    (result,) = collectives(tmp_path, *noted([[3], [2]], ["c10::BFloat16", "double"]))
-    assert (result.bytes, result.dtype) == (3 * 2 + 2 * 8, None)
+    (collective,) = collectives(tmp_path, *noted([[3, 5], [2]], ["float", "float"]))
+    assert (collective.bytes, collective.dtype) == (17 * 4, "float")
+    (collective,) = collectives(tmp_path, *noted([[3], [2]], ["c10::BFloat16", "double"]))
+    assert (collective.bytes, collective.dtype) == (3 * 2 + 2 * 8, None)
 
 
 @pytest.mark.parametrize(
@@ -87,12 +93,12 @@ def test_of_several_kernels_of_one_call_none_has_its_size(tmp_path: Path) -> Non
 
 
 def test_gloo_tells_its_size_where_shapes_were_recorded(tmp_path: Path) -> None:
-    (result,) = collectives(
+    (collective,) = collectives(
         tmp_path,
         x("cpu_op", "c10d::allreduce_", 0, 1),
         x("user_annotation", "gloo:all_reduce", 2, 9, **{"Input Dims": [[256]], "Input type": ["float"]}),
     )
-    assert (result.bytes, result.dtype, result.stream) == (1024, "float", None)
+    assert (collective.bytes, collective.dtype, collective.stream) == (1024, "float", None)
 
 
 @given(st.lists(st.lists(st.integers(1, 50), max_size=3), min_size=1, max_size=3))

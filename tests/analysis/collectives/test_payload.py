@@ -80,14 +80,14 @@ def test_one_place_along_a_dimension_is_no_parallelism() -> None:
     assert kinds([one("all_reduce")], layout) == {"gradients"}
 
 
-def test_without_a_layout_reductions_beside_compute_or_back_to_back_are_gradients() -> None:
+def test_reductions_beside_compute_or_back_to_back_are_gradients() -> None:
     beside = [one("all_reduce", 100 * at, 100 * at + 50, compute=[(100 * at, 100 * at + 40)]) for at in range(8)]
     queued = [one("all_reduce", 100 * at, 100 * at + 99) for at in range(8)]
     at_the_end = [one("all_reduce", 0, 1, size=4), one("all_reduce", 500, 900)]
     assert kinds(beside) == kinds(queued) == kinds(at_the_end) == {"gradients"}
 
 
-def test_without_a_layout_equal_reductions_that_compute_waits_for_are_activations() -> None:
+def test_equal_reductions_that_compute_waits_for_are_activations() -> None:
     assert kinds([one("all_reduce", 100 * at, 100 * at + 50) for at in range(8)]) == {"activations"}
 
 

@@ -94,7 +94,7 @@ def test_exchanges_among_alike_ranks_are_no_pipeline(
 
 
 @pytest.mark.parametrize("exchange", [ring, halo, periodic_halo, all_to_all])
-def test_batches_that_send_and_receive_are_an_exchange_also_where_ranks_or_peers_are_missing(
+def test_batches_that_send_and_receive_are_exchanges_for_any_missing_rank(
     exchange: Callable[[int], Batches],
 ) -> None:
     assert stages_of_records(records(exchange, [0, 2], group=[0, 1, 2, 3])) == {}
@@ -163,7 +163,7 @@ def test_a_pipeline_of_two_stages_is_one() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_the_place_in_the_group_is_the_stage_where_peers_or_ranks_are_missing(steps: int) -> None:
+def test_the_place_in_the_group_is_the_stage_where_peers_are_missing(steps: int) -> None:
     group = [0, 1, 2, 3]
     assert stages_of_records(records(chain, range(4), group=group, peers=False, steps=steps)) == {0: 0, 1: 1, 2: 2, 3: 3}
     assert stages_of_records(records(chain, [1, 3], group=group, steps=steps)) == {1: 1, 3: 3}

@@ -36,7 +36,7 @@ def rooted(op: str, arrivals: list[float], end: float, *, root: int = 0, gone: d
     return {rank: [record(at, (gone or {}).get(rank, end), op=op, root=root)] for rank, at in enumerate(arrivals)}
 
 
-def test_a_receiver_waits_for_a_late_sender_and_a_sender_for_a_late_receiver() -> None:
+def test_receivers_wait_for_late_senders_and_senders_for_late_receivers() -> None:
     assert edges(judged(pair(20 * MS, 5 * MS, 30 * MS))[1]) == [(1, 0, 15)]
     assert edges(judged(pair(5 * MS, 20 * MS, 30 * MS))[1]) == [(0, 1, 15)]
 
@@ -85,7 +85,7 @@ def test_a_shift_between_hosts_that_a_collective_shows_changes_nothing() -> None
     assert edges(judged(by_rank, hosts={0: "a", 1: "b"})[1]) == [(0, 1, 15)]
 
 
-def test_a_late_root_imposes_its_lateness_and_a_late_sender_imposes_nothing() -> None:
+def test_a_late_root_imposes_its_lateness_and_a_late_sender_nothing() -> None:
     by_rank = rooted("broadcast", [20 * MS, 5 * MS, 10 * MS], 30 * MS)
     matching, waits = judged(by_rank)
     blame = assign_blame(matching.matches, Clocks(), list(by_rank), waits)
@@ -127,9 +127,7 @@ def test_of_every_planted_message_the_later_side_is_charged_with_the_lag(
 
 
 @given(st.sampled_from(["broadcast", "reduce"]), st.lists(milliseconds, min_size=3, max_size=6), st.data())
-def test_with_a_root_the_waits_are_those_of_its_rule_whatever_the_ranks_are_called(
-    op: str, arrivals: list[int], data: st.DataObject
-) -> None:
+def test_waits_at_a_root_follow_its_rule_for_any_rank_numbers(op: str, arrivals: list[int], data: st.DataObject) -> None:
     names = data.draw(st.permutations(range(len(arrivals))))
     end = (max(arrivals) + 5) * MS
     by_rank = {name: [record(at * MS, end, op=op, root=names[0])] for name, at in zip(names, arrivals, strict=True)}

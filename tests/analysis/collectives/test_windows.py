@@ -57,7 +57,7 @@ def test_gloo_arrives_when_the_calling_thread_enqueues(tmp_path: Path) -> None:
     assert collective.compute_spans_us == [(0, 10)]
 
 
-def test_work_that_runs_into_the_next_step_is_cut_and_its_collective_stays_where_it_was_enqueued(tmp_path: Path) -> None:
+def test_work_in_the_next_step_is_cut_and_its_collective_stays_in_its_step(tmp_path: Path) -> None:
     reduction = reduce(
         tmp_path,
         x("user_annotation", "ProfilerStep#1", 0, 100),
@@ -132,7 +132,7 @@ GPU_STEPS = (
 )
 
 
-def test_device_windows_go_from_the_first_start_of_a_steps_work_to_that_of_the_next(tmp_path: Path) -> None:
+def test_device_windows_last_from_the_first_work_of_a_step_to_the_next(tmp_path: Path) -> None:
     first, second = reduce(tmp_path, *GPU_STEPS).breakdowns
     assert (first.step, first.device_kind, first.start_unix_ns, first.window_us) == (3, "cuda", 100_000, 70)
     assert (first.compute_us, first.overlap_us, first.exposed_communication_us, first.memcpy_us, first.idle_us) == (
@@ -159,7 +159,7 @@ def test_a_step_without_device_work_is_marked(tmp_path: Path) -> None:
     assert [row.truncated for row in reduction.breakdowns] == [False, False, True]
 
 
-def test_gpu_compute_with_gloo_counts_kernels_and_gloo_but_not_cpu_operators(tmp_path: Path) -> None:
+def test_gpu_compute_with_gloo_counts_kernels_and_gloo_not_cpu_operators(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.json"
     events = [
         x("cpu_op", "aten::mm", 0, 90),

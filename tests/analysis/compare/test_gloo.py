@@ -41,8 +41,8 @@ def largest_part(found: Comparison) -> str:
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 def test_a_slow_down_of_all_ranks_is_found_with_its_phase(tmp_path: Path) -> None:
-    result = compare([recorded(tmp_path / "run", -1, "forward")], at=SLOW_FROM)
-    value = result.comparisons[0]
+    comparison = compare([recorded(tmp_path / "run", -1, "forward")], at=SLOW_FROM)
+    value = comparison.comparisons[0]
     assert (value.outcome, value.basis) == ("worse", "own")
     assert largest_part(value) == "own_forward_us"
     step = value.quantities[0].typical
@@ -50,18 +50,18 @@ def test_a_slow_down_of_all_ranks_is_found_with_its_phase(tmp_path: Path) -> Non
     # On a busy machine other processes cost time as well, but a pause is never shorter than requested.
     assert step.high > 0.95 * PAUSE_S * 1e6
     # and all steps are there, except the profiled and the warm-up ones
-    assert sum(side.used_steps + sum(side.left_out.values()) for side in result.sides) == STEPS
+    assert sum(side.used_steps + sum(side.left_out.values()) for side in comparison.sides) == STEPS
 
 
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 def test_the_rank_that_became_slower_is_found_with_its_phase(tmp_path: Path) -> None:
-    result = compare([recorded(tmp_path / "run", 1, "between_steps")], at=SLOW_FROM).comparisons[0]
-    assert result.outcome == "worse"
+    comparison = compare([recorded(tmp_path / "run", 1, "between_steps")], at=SLOW_FROM).comparisons[0]
+    assert comparison.outcome == "worse"
     # half of the pause goes into the mean of both ranks, the other half into waiting
-    changed = {quantity.name: quantity.difference or 0.0 for quantity in result.quantities if quantity.role == "part"}
+    changed = {quantity.name: quantity.difference or 0.0 for quantity in comparison.quantities if quantity.role == "part"}
     assert min(changed["own_between_steps_us"], changed["waiting_us"]) > 0.35 * PAUSE_S * 1e6
-    rank = result.ranks[1]
+    rank = comparison.ranks[1]
     assert (rank.outcome, rank.phase) == ("worse", "between_steps")
-    assert "Rank 1 on " in result.summary
+    assert "Rank 1 on " in comparison.summary

@@ -25,14 +25,14 @@ def scale(runs: Sequence[MadeUp], gpu_hour: Cost | None = None) -> Scaling:
     return scaling([usable(run.recording(), chr(ord("A") + number)) for number, run in enumerate(runs)], gpu_hour=gpu_hour)
 
 
-def test_efficiency_is_throughput_over_linear_and_losses_say_where_the_rest_went() -> None:
+def test_efficiency_is_throughput_over_linear_and_losses_explain_the_rest() -> None:
     # given 2, 4 and 8 ranks of the same 100 ms of own work, and more communication the more they are
     runs = [MadeUp(ranks=ranks, seed=ranks, transfer_us=us, **CALM) for ranks, us in ((4, 10_000), (2, 5_000), (8, 45_000))]
-    result = scale(runs)
+    scaling = scale(runs)
     # then the smallest is the reference, wherever it is in the list
-    assert (result.reference, result.work) == ("B", "samples")
-    assert [(row.label, row.world_size, row.linear) for row in result.rows] == [("B", 2, 1), ("A", 4, 2), ("C", 8, 4)]
-    first, middle, last = result.rows
+    assert (scaling.reference, scaling.work) == ("B", "samples")
+    assert [(row.label, row.world_size, row.linear) for row in scaling.rows] == [("B", 2, 1), ("A", 4, 2), ("C", 8, 4)]
+    first, middle, last = scaling.rows
     assert (first.efficiency, first.efficiency_low, first.losses) == (1, None, [])
     assert middle.efficiency == pytest.approx(105 / 110, rel=0.01)
     assert last.efficiency == pytest.approx(105 / 145, rel=0.01)
@@ -42,39 +42,39 @@ def test_efficiency_is_throughput_over_linear_and_losses_say_where_the_rest_went
     assert last.efficiency_low < 105 / 145 < last.efficiency_high
     assert (last.losses[0].name, last.losses[0].label) == ("communication_us", "exposed communication")
     assert last.losses[0].share == pytest.approx(40 / 145, rel=0.02)
-    assert result.summary.startswith("On 8 ranks 72")
-    assert "Lost to: exposed communication" in result.summary
+    assert scaling.summary.startswith("On 8 ranks 72")
+    assert "Lost to: exposed communication" in scaling.summary
 
 
 @settings(max_examples=10)
 @given(st.integers(0, 10**6), st.floats(0, 30_000), st.floats(-5_000, 30_000))
 def test_losses_add_up_to_what_is_missing(seed: int, transfer_us: float, forward_us: float) -> None:
     slower = {**MadeUp().phases, "forward": MadeUp().phases["forward"] + forward_us}
-    result = scale([MadeUp(ranks=2, seed=seed), MadeUp(ranks=6, seed=seed + 1, transfer_us=transfer_us, phases=slower)])
-    last = result.rows[-1]
+    scaling = scale([MadeUp(ranks=2, seed=seed), MadeUp(ranks=6, seed=seed + 1, transfer_us=transfer_us, phases=slower)])
+    last = scaling.rows[-1]
     assert last.efficiency is not None
     assert sum(loss.share for loss in last.losses) == pytest.approx(1 - last.efficiency)
 
 
 def test_a_straggler_shows_as_waiting() -> None:
-    result = scale([MadeUp(ranks=2, seed=1, **CALM), MadeUp(ranks=4, seed=2, late={3: ("data", 40_000)}, **CALM)])
-    assert result.rows[-1].losses[0].name == "waiting_us"
+    scaling = scale([MadeUp(ranks=2, seed=1, **CALM), MadeUp(ranks=4, seed=2, late={3: ("data", 40_000)}, **CALM)])
+    assert scaling.rows[-1].losses[0].name == "waiting_us"
 
 
 def test_smaller_steps_of_more_ranks_are_judged_by_their_work() -> None:
     # given the same batch of the job, cut into twice as many parts, each half the work: strong scaling
     half = {phase: us / 2 for phase, us in MadeUp().phases.items()}
-    result = scale(
+    scaling = scale(
         [MadeUp(ranks=2, seed=1, samples=16, **CALM), MadeUp(ranks=4, seed=2, samples=8, phases=half, transfer_us=4_000, **CALM)]
     )
-    assert result.rows[-1].speedup == pytest.approx(104 / 54, rel=0.01)
-    assert result.rows[-1].efficiency == pytest.approx(104 / 108, rel=0.01)
+    assert scaling.rows[-1].speedup == pytest.approx(104 / 54, rel=0.01)
+    assert scaling.rows[-1].efficiency == pytest.approx(104 / 108, rel=0.01)
 
 
 def test_without_any_measure_of_work_there_is_no_efficiency() -> None:
-    result = scale([MadeUp(ranks=2, samples=np.nan), MadeUp(ranks=4)])
-    assert (result.work, [row.efficiency for row in result.rows]) == (None, [None, None])
-    assert "not every run recorded samples" in result.summary
+    scaling = scale([MadeUp(ranks=2, samples=np.nan), MadeUp(ranks=4)])
+    assert (scaling.work, [row.efficiency for row in scaling.rows]) == (None, [None, None])
+    assert "not every run recorded samples" in scaling.summary
 
 
 def test_the_measure_of_work_is_one_that_every_run_knows() -> None:
@@ -83,11 +83,11 @@ def test_the_measure_of_work_is_one_that_every_run_knows() -> None:
 
 
 def test_few_steps_have_an_efficiency_and_no_interval() -> None:
-    result = scale([MadeUp(ranks=2), MadeUp(ranks=4, steps=12)])
-    last = result.rows[-1]
+    scaling = scale([MadeUp(ranks=2), MadeUp(ranks=4, steps=12)])
+    last = scaling.rows[-1]
     assert last.efficiency is not None
     assert (last.efficiency_low, last.efficiency_high) == (None, None)
-    assert "too few steps" in result.summary
+    assert "too few steps" in scaling.summary
 
 
 def test_cost_is_rank_hours_times_the_price_per_work() -> None:
@@ -119,8 +119,8 @@ def test_equal_efficiency_is_inside_its_interval() -> None:
 
 def test_runs_of_several_world_sizes_are_judged_by_scaling(synthetic: Synthetic) -> None:
     runs = [synthetic(f"r{ranks}", seed=ranks, ranks=ranks, steps=80).write() for ranks in (2, 4)]
-    result = compare(runs, gpu_hour=Cost(amount=2.0, currency="USD"))
-    assert (result.mode, result.comparisons) == ("scaling", [])
-    assert result.scaling is not None
-    assert [row.world_size for row in result.scaling.rows] == [2, 4]
-    assert result.sides[0].cost_per_million_samples == result.scaling.rows[0].cost_per_million
+    comparison = compare(runs, gpu_hour=Cost(amount=2.0, currency="USD"))
+    assert (comparison.mode, comparison.comparisons) == ("scaling", [])
+    assert comparison.scaling is not None
+    assert [row.world_size for row in comparison.scaling.rows] == [2, 4]
+    assert comparison.sides[0].cost_per_million_samples == comparison.scaling.rows[0].cost_per_million

@@ -73,7 +73,7 @@ def test_each_victim_is_a_row_with_what_it_waited_and_how_often() -> None:
     assert (ledger.source, ledger.steps, ledger.groups, ledger.rest.rows) == ("windows", 5, 1, 0)
 
 
-def test_always_on_records_have_a_ledger_too_and_say_that_they_know_no_groups(synthetic: Synthetic) -> None:
+def test_always_on_records_have_a_ledger_that_says_it_knows_no_groups(synthetic: Synthetic) -> None:
     analysis = analyze([synthetic(plan=lambda rank, _step: {"us": 60_000} if rank == 2 else None, noise=0.001).write()])
     ledger = analysis.ledger
     assert ledger is not None
@@ -90,7 +90,7 @@ def test_where_nothing_tells_there_is_no_ledger(synthetic: Synthetic) -> None:
     assert analyze([synthetic(ranks=1).write()]).ledger is None
 
 
-def test_a_thousand_ranks_fit_into_a_bounded_ledger_of_which_nothing_is_missing() -> None:
+def test_a_thousand_ranks_fit_into_a_bounded_ledger_that_lacks_nothing() -> None:
     rows = {(origin, victim): (float(origin), 0.5, 1) for origin in range(1, 60) for victim in range(1024) if victim != origin}
     ledger = ledger_of_blame(blamed({("world", tuple(range(1024))): rows}), "windows")
     assert ledger is not None
@@ -101,7 +101,7 @@ def test_a_thousand_ranks_fit_into_a_bounded_ledger_of_which_nothing_is_missing(
     assert len(msgspec.json.encode(ledger)) < 40_000
 
 
-def test_of_very_many_groups_the_worst_are_told_and_the_others_are_in_the_rest() -> None:
+def test_the_worst_of_very_many_groups_are_listed_and_the_others_summed() -> None:
     rows: dict[Group, dict[tuple[int, int], Row]] = {
         ("tp", (2 * at, 2 * at + 1)): {(2 * at, 2 * at + 1): (float(at), float(at), 1)} for at in range(MAX_GROUPS + 9)
     }

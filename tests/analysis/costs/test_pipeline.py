@@ -176,7 +176,7 @@ def test_a_schedule_that_fills_its_bubbles_has_no_such_formula() -> None:
 
 
 @given(times=st.lists(st.integers(1, 1000), min_size=1, max_size=8), waits=st.data())
-def test_what_a_micro_batch_takes_is_the_time_between_gradients_without_waiting(times: list[int], waits: st.DataObject) -> None:
+def test_a_micro_batch_takes_the_time_between_gradients_without_waits(times: list[int], waits: st.DataObject) -> None:
     rows, now = [], 1000
     for number, busy in enumerate([0, *times]):
         waited = waits.draw(st.integers(0, 500))

@@ -47,10 +47,10 @@ def sums(found: Waterfall) -> None:
 
 @given(step=st.floats(0, 1e12), known=st.dictionaries(st.sampled_from(PRECEDENCE), amounts))
 def test_the_parts_sum_to_the_step_whatever_their_sources_say(step: float, known: dict[Any, float]) -> None:
-    result = waterfall(Costs(step, 5, amounts={name: Amount(us, "steps") for name, us in known.items()}))
-    sums(result)
-    assert {part.name for part in result.parts if part.us is None} == set(MEANING) - set(known) - {"unexplained"}
-    assert all((part.source is None) == (part.us is None) for part in result.parts if part.name != "unexplained")
+    parts = waterfall(Costs(step, 5, amounts={name: Amount(us, "steps") for name, us in known.items()}))
+    sums(parts)
+    assert {part.name for part in parts.parts if part.us is None} == set(MEANING) - set(known) - {"unexplained"}
+    assert all((part.source is None) == (part.us is None) for part in parts.parts if part.name != "unexplained")
 
 
 @given(step=st.floats(1, 1e9), known=st.dictionaries(st.sampled_from(PRECEDENCE), st.floats(0, 1e9)), more=st.floats(0, 1e9))
@@ -90,9 +90,9 @@ def table(own: list[list[float]], data: float = 0.3, transfer: float = 10.0) -> 
 def of_steps(found: StepTable, **options: Any) -> dict[str, float]:
     costs = costs_of_steps(found, world_size=len(found.ranks), accelerated=options.pop("accelerated", False), **options)
     assert costs is not None
-    result = waterfall(costs)
-    sums(result)
-    return {part.name: part.us for part in result.parts if part.us is not None}
+    parts = waterfall(costs)
+    sums(parts)
+    return {part.name: part.us for part in parts.parts if part.us is not None}
 
 
 _READ = 1.0
@@ -107,7 +107,7 @@ def test_the_order_of_the_ranks_does_not_matter(own: list[list[float]], order: A
 
 
 @given(own=own_times, more=st.floats(1, 1e6))
-def test_what_the_last_rank_takes_longer_is_waiting_for_it_and_nothing_else(own: list[list[float]], more: float) -> None:
+def test_the_excess_of_the_last_rank_is_waiting_for_it_and_nothing_else(own: list[list[float]], more: float) -> None:
     last = np.array(own).argmax(axis=0).tolist()
     slower = [[us + (more if last[step] == rank else 0.0) for step, us in enumerate(times)] for rank, times in enumerate(own)]
     before, after = of_steps(table(own)), of_steps(table(slower))
@@ -141,23 +141,23 @@ def test_what_slows_all_ranks_is_the_part_that_was_planted(
     synthetic: Synthetic, planted: dict[str, Any], part: str, share: float
 ) -> None:
     analysis = analyze([synthetic(device_kind="cpu", noise=0.005, plan=lambda _rank, _step: planted).write()])
-    result = shares(analysis.waterfall)
+    parts = shares(analysis.waterfall)
     assert analysis.waterfall is not None
     sums(analysis.waterfall)
-    assert result[part] == pytest.approx(share, abs=0.05)
-    assert all(other <= 0.08 for name, other in result.items() if name not in (part, "compute"))
+    assert parts[part] == pytest.approx(share, abs=0.05)
+    assert all(other <= 0.08 for name, other in parts.items() if name not in (part, "compute"))
 
 
 def test_what_slows_one_rank_is_waiting_for_it(synthetic: Synthetic) -> None:
     plan = lambda rank, _step: {"phase": "data", "us": 60_000} if rank == 2 else None  # noqa: E731
-    result = shares(analyze([synthetic(device_kind="cpu", noise=0.005, plan=plan).write()]).waterfall)
-    assert result["straggler_wait"] == pytest.approx(60 / 164, abs=0.02)
-    assert result["input"] == pytest.approx(5 / 164, abs=0.02)
+    parts = shares(analyze([synthetic(device_kind="cpu", noise=0.005, plan=plan).write()]).waterfall)
+    assert parts["straggler_wait"] == pytest.approx(60 / 164, abs=0.02)
+    assert parts["input"] == pytest.approx(5 / 164, abs=0.02)
 
 
 def test_a_slow_network_is_communication(synthetic: Synthetic) -> None:
-    result = shares(analyze([synthetic(device_kind="cpu", noise=0.005, transfer_us=60_000).write()]).waterfall)
-    assert result["exposed_communication"] == pytest.approx(60 / 160, abs=0.02)
+    parts = shares(analyze([synthetic(device_kind="cpu", noise=0.005, transfer_us=60_000).write()]).waterfall)
+    assert parts["exposed_communication"] == pytest.approx(60 / 160, abs=0.02)
 
 
 def test_step_records_alone_leave_the_work_of_a_device_unexplained(synthetic: Synthetic) -> None:
@@ -308,7 +308,7 @@ def test_a_device_that_was_hardly_idle_leaves_the_rest_unexplained() -> None:
     assert parts["unexplained"] == pytest.approx(90 - 10 - 24 - 40 - 5)
 
 
-def test_windows_without_matched_collectives_say_that_waiting_is_in_communication() -> None:
+def test_windows_without_matched_collectives_have_waits_in_communication() -> None:
     costs = costs_of_windows(
         {0: Reduction(breakdowns=[breakdown(1, compute=40.0, exposed=10.0, copies=0.0, idle=50.0)])},
         None,
@@ -406,6 +406,6 @@ def test_absurd_times_are_no_reason_to_fall_over(synthetic: Synthetic, value: fl
     rows["allocated_bytes"] = 2**62
     rows["resident_bytes"] = -5
     add_rows(steps_file(run, 0), rows)
-    result = analyze([run]).waterfall
-    assert result is not None
-    sums(result)
+    waterfall = analyze([run]).waterfall
+    assert waterfall is not None
+    sums(waterfall)

@@ -48,10 +48,10 @@ def throughput(
 
 
 def test_rates_are_of_the_whole_job() -> None:
-    result = throughput({0: {"samples": 8, "tokens": 4096}, 1: {"samples": 16, "tokens": 1024}})
-    assert (result.samples_per_second, result.tokens_per_second) == (48.0, 10_240.0)
-    assert (result.samples_per_second_per_rank, result.tokens_per_second_per_rank) == (24.0, 5_120.0)
-    assert (result.replicas, result.steps, result.step_us) == (2, 4, 500_000.0)
+    rates = throughput({0: {"samples": 8, "tokens": 4096}, 1: {"samples": 16, "tokens": 1024}})
+    assert (rates.samples_per_second, rates.tokens_per_second) == (48.0, 10_240.0)
+    assert (rates.samples_per_second_per_rank, rates.tokens_per_second_per_rank) == (24.0, 5_120.0)
+    assert (rates.replicas, rates.steps, rates.step_us) == (2, 4, 500_000.0)
 
 
 def test_ranks_that_share_a_batch_count_once() -> None:
@@ -62,41 +62,41 @@ def test_ranks_that_share_a_batch_count_once() -> None:
         2: {"samples": 8, "coordinates": {"dp": 1, "tp": 0}},
         3: {"coordinates": {"dp": 1, "tp": 1}},
     }
-    result = throughput(ranks)
-    assert (result.replicas, result.samples_per_second) == (2, 32.0)
+    rates = throughput(ranks)
+    assert (rates.replicas, rates.samples_per_second) == (2, 32.0)
     # And all GPUs are paid for nevertheless
-    assert result.samples_per_second_per_rank == 8.0
+    assert rates.samples_per_second_per_rank == 8.0
 
 
 @pytest.mark.parametrize(("dimension", "replicas"), [("dp", 2), ("inter_host", 2), ("ep", 2), ("tp", 1), ("pp", 1), ("cp", 1)])
 def test_a_dimension_that_is_not_known_to_share_samples_divides_them(dimension: str, replicas: int) -> None:
-    result = throughput({rank: {"samples": 8, "coordinates": {dimension: rank}} for rank in (0, 1)})
-    assert (result.replicas, result.samples_per_second) == (replicas, 16.0 * replicas)
+    rates = throughput({rank: {"samples": 8, "coordinates": {dimension: rank}} for rank in (0, 1)})
+    assert (rates.replicas, rates.samples_per_second) == (replicas, 16.0 * replicas)
 
 
 @pytest.mark.parametrize("ranks", [{0: {"samples": 8}, 1: {}}, {0: {}, 1: {}}])
 def test_what_a_rank_does_not_tell_nobody_knows(ranks: dict[int, dict[str, Any]]) -> None:
-    result = throughput(ranks)
-    assert (result.samples_per_second, result.tokens_per_second, result.mfu) == (None, None, None)
+    rates = throughput(ranks)
+    assert (rates.samples_per_second, rates.tokens_per_second, rates.mfu) == (None, None, None)
 
 
 def test_of_some_ranks_of_the_world_there_is_no_rate_of_the_job() -> None:
-    result = throughput({0: {"samples": 8, "flops": 1e12}}, world_size=4)
-    assert (result.replicas, result.samples_per_second) == (None, None)
-    assert result.flops_per_second_per_rank == pytest.approx(2e12)
+    rates = throughput({0: {"samples": 8, "flops": 1e12}}, world_size=4)
+    assert (rates.replicas, rates.samples_per_second) == (None, None)
+    assert rates.flops_per_second_per_rank == pytest.approx(2e12)
 
 
 def test_mfu_is_against_the_dense_16_bit_peak() -> None:
-    result = throughput({0: {"flops": 78e12}, 1: {"flops": 78e12}}, gpu_name=A100)
-    assert (result.peak_dtype, result.peak_flops) == ("bf16", 312e12)
-    assert result.mfu == pytest.approx(0.5)
-    assert result.mfu_by_dtype["tf32"] == pytest.approx(1.0)
+    rates = throughput({0: {"flops": 78e12}, 1: {"flops": 78e12}}, gpu_name=A100)
+    assert (rates.peak_dtype, rates.peak_flops) == ("bf16", 312e12)
+    assert rates.mfu == pytest.approx(0.5)
+    assert rates.mfu_by_dtype["tf32"] == pytest.approx(1.0)
 
 
 def test_a_gpu_that_the_table_does_not_know_has_no_mfu() -> None:
-    result = throughput({0: {"flops": 78e12}}, gpu_name="A GPU of tomorrow")
-    assert result.flops_per_second_per_rank == pytest.approx(156e12)
-    assert (result.peak_flops, result.mfu, result.mfu_by_dtype) == (None, None, {})
+    rates = throughput({0: {"flops": 78e12}}, gpu_name="A GPU of tomorrow")
+    assert rates.flops_per_second_per_rank == pytest.approx(156e12)
+    assert (rates.peak_flops, rates.mfu, rates.mfu_by_dtype) == (None, None, {})
 
 
 @given(flops=st.floats(0, 1e18), wall=st.floats(1, 1e9))

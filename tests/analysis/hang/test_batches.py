@@ -48,7 +48,7 @@ def test_after_many_batches_the_rank_that_does_not_begin_the_next_is_named() -> 
 
 @pytest.mark.parametrize("members", [1, 2])
 @pytest.mark.parametrize("hangs", [False, True])
-def test_batches_that_ended_are_known_where_only_what_has_not_ended_is_dumped(members: int, hangs: bool) -> None:
+def test_ended_batches_are_known_where_only_pending_work_is_dumped(members: int, hangs: bool) -> None:
     # Given dumps that have the members of all batches, which torch never ends, and not the records that close them
     dumps = started_job()
     for rank, dump in dumps.items():

@@ -131,7 +131,7 @@ def test_of_half_a_pipeline_nobody_in_the_other_half_is_picked_out(shared_data: 
     assert report.suspects == list(range(8, 16))
 
 
-def test_a_rank_without_a_dump_is_only_a_suspect_beside_one_that_is_known_to_be_late() -> None:
+def test_a_rank_without_a_dump_is_only_a_suspect_beside_a_late_one() -> None:
     dumps = Job.of_events(WORLD, ["0"] * 5, stops={2: 3, 3: 3}).dumps()
     del dumps[3]
     report = report_of(dumps)
@@ -206,7 +206,7 @@ def test_who_comes_with_something_else_is_named(other: Call, what: str) -> None:
     assert [(mismatche.what, mismatche.sequence) for mismatche in report.mismatches] == [(what, 3)]
 
 
-def test_sizes_of_the_same_number_of_elements_and_unequal_all_to_alls_are_no_mismatch() -> None:
+def test_equal_element_counts_and_unequal_all_to_alls_are_no_mismatch() -> None:
     for first, second in [
         (Call("0", sizes=(8, 4)), Call("0", sizes=(32,))),
         (Call("0", "all_to_all", (3,)), Call("0", "all_to_all", (5,))),
@@ -272,7 +272,7 @@ def test_transfers_that_both_sides_enqueued_match_in_their_order() -> None:
     assert (report.cause, report.culprits) == ("stuck", [])
 
 
-def test_of_a_coalesced_batch_the_record_at_its_end_says_whether_it_is_over() -> None:
+def test_the_last_record_of_a_coalesced_batch_tells_whether_it_ended() -> None:
     # Given sends that torch never marks, as it times only the batch
     dumps = {rank: Job({"0": (0, 1)}, {0: [], 1: []}).dumps()[rank] for rank in (0, 1)}
     p2p(dumps[0], "send 0->1", "0", 1)
@@ -284,7 +284,7 @@ def test_of_a_coalesced_batch_the_record_at_its_end_says_whether_it_is_over() ->
     assert (report.cause, report.culprits) == ("not_arrived", [1])
 
 
-def test_a_job_that_goes_on_hangs_for_nobody_though_its_ranks_are_dumped_one_after_the_other() -> None:
+def test_a_job_that_goes_on_hangs_for_no_rank_in_dumps_of_different_times() -> None:
     # Given rank 1 that was dumped while the others still made progress, for half a second
     full = Job.of_events(WORLD, ["0"] * 100)
     early = Job.of_events(WORLD, ["0"] * 100, stops={1: 50})

@@ -253,7 +253,7 @@ def test_what_is_too_large_is_refused_unread(tmp_path: Path, monkeypatch: pytest
         load_plain(b"\x80\x02NNNN.")
 
 
-def test_groups_that_share_one_long_list_of_ranks_cost_no_more_than_the_list() -> None:
+def test_groups_that_share_a_long_list_of_ranks_cost_no_more_than_it() -> None:
     # Given ten thousand groups of 200,000 ranks each, in a file of a few megabytes
     ranks = str(list(range(200_000)))
     config = {str(number): {"name": str(number), "desc": "", "ranks": ranks} for number in range(10_000)}

@@ -65,7 +65,7 @@ def test_ranks_that_the_watchdog_or_a_person_ended_hung(synthetic: Synthetic, en
     assert ("error output" in verdict.next[-1]) == (end == "killed")
 
 
-def test_the_verdict_has_the_line_of_the_script_at_which_the_culprit_was_last(synthetic: Synthetic) -> None:
+def test_the_verdict_has_the_line_of_the_script_where_the_culprit_was_last(synthetic: Synthetic) -> None:
     # Given dumps with stacks, whose innermost frames are of libraries, and a script in a folder of the name of this package
     recorder = Path(rankscope.analysis.__file__).parents[1] / "profiler/rank/wrappers/ddp.py"
     run = hung(synthetic, wait_s=60, stops={2: 3})

@@ -34,97 +34,101 @@ def standing(*comms: Comm, world_size: int | None = None, pids: Mapping[int, int
 
 def test_the_rank_that_has_launched_less_is_named_when_nothing_moves() -> None:
     job = Comm({**EQUAL, 2: 41})
-    result = standing(job)
-    assert (result.kind, result.cause, ranks(result), result.certain) == ("hang", "not_arrived", [2], False)
-    summary = summary_of(result, seen(job), 5.0)
+    judgement = standing(job)
+    assert (judgement.kind, judgement.cause, ranks(judgement), judgement.certain) == ("hang", "not_arrived", [2], False)
+    summary = summary_of(judgement, seen(job), 5.0)
     assert summary.startswith("Rank 2 has not launched AllReduce 42 of the communicator of all 8 ranks")
     assert "7 ranks" in summary
-    (row,) = differing(result)
+    (row,) = differing(judgement)
     assert (row.whole_job, row.waiting, [rank.rank for rank in row.ranks]) == (True, 7, [2])
     assert row.ranks[0].launched is not None
     assert row.ranks[0].launched["AllReduce"] == 41
 
 
 def test_of_ranks_at_different_counts_the_furthest_behind_are_named() -> None:
-    result = standing(Comm({0: 45, 1: 41, 2: 44, 3: 41, 4: 42, 5: 45, 6: 43, 7: 42}))
-    assert (ranks(result), [suspect.row.rank for suspect in result.suspects]) == ([1, 3], [1, 3])
+    judgement = standing(Comm({0: 45, 1: 41, 2: 44, 3: 41, 4: 42, 5: 45, 6: 43, 7: 42}))
+    assert (ranks(judgement), [suspect.row.rank for suspect in judgement.suspects]) == ([1, 3], [1, 3])
 
 
-def test_a_job_that_goes_on_does_not_hang_although_a_rank_is_behind_at_every_moment() -> None:
-    result = judge(seen(Comm({**EQUAL, 2: 43, 3: 41})), seen(Comm({**EQUAL, 2: 41})))
-    assert (result.kind, result.named, result.moved) == ("no_hang", [], True)
+def test_a_job_that_goes_on_does_not_hang_although_a_rank_is_always_behind() -> None:
+    judgement = judge(seen(Comm({**EQUAL, 2: 43, 3: 41})), seen(Comm({**EQUAL, 2: 41})))
+    assert (judgement.kind, judgement.named, judgement.moved) == ("no_hang", [], True)
 
 
 def test_one_answer_alone_proves_no_hang() -> None:
-    result = judge(seen(Comm({**EQUAL, 2: 41})), None)
-    assert (result.kind, result.named) == ("insufficient_data", [])
-    assert [suspect.row.rank for suspect in result.suspects] == [2]
+    judgement = judge(seen(Comm({**EQUAL, 2: 41})), None)
+    assert (judgement.kind, judgement.named) == ("insufficient_data", [])
+    assert [suspect.row.rank for suspect in judgement.suspects] == [2]
 
 
 def test_equal_counts_that_do_not_move_are_no_verdict() -> None:
-    result = standing(Comm(EQUAL))
-    assert (result.kind, result.moved, result.suspects) == ("insufficient_data", False, [])
-    assert "all ranks launched the same" in summary_of(result, seen(Comm(EQUAL)), 5.0)
+    judgement = standing(Comm(EQUAL))
+    assert (judgement.kind, judgement.moved, judgement.suspects) == ("insufficient_data", False, [])
+    assert "all ranks launched the same" in summary_of(judgement, seen(Comm(EQUAL)), 5.0)
 
 
 def test_a_job_without_counts_is_not_said_to_stand() -> None:
-    result = standing(Comm(dict.fromkeys(range(8), 0)))
-    assert (result.kind, result.moved) == ("insufficient_data", None)
+    judgement = standing(Comm(dict.fromkeys(range(8), 0)))
+    assert (judgement.kind, judgement.moved) == ("insufficient_data", None)
     assert (standing().kind, standing().moved) == ("insufficient_data", None)
 
 
 @pytest.mark.parametrize("gone", ["unresponsive", "dead"])
 def test_a_process_that_does_not_answer_is_named(gone: str) -> None:
     job = Comm({rank: 42 for rank in range(8) if rank != 5}, unresponsive=[5] * (gone != "dead"), dead=[5] * (gone == "dead"))
-    result = standing(job)
-    assert (result.kind, result.cause, ranks(result), result.certain) == ("hang", "unreachable", [5], True)
-    assert result.suspects[0].row.why == {"unresponsive": "unreachable", "dead": "dead"}[gone]
+    judgement = standing(job)
+    assert (judgement.kind, judgement.cause, ranks(judgement), judgement.certain) == ("hang", "unreachable", [5], True)
+    assert judgement.suspects[0].row.why == {"unresponsive": "unreachable", "dead": "dead"}[gone]
     alone = judge(seen(job), None)
     assert (alone.kind, alone.certain) == ("hang", gone == "dead")
 
 
 def test_a_process_that_is_missed_while_the_others_go_on_is_no_hang_yet() -> None:
     before = Comm(dict.fromkeys(range(7), 41), unresponsive=[7])
-    result = judge(seen(Comm(dict.fromkeys(range(7), 42), unresponsive=[7])), seen(before))
-    assert (result.kind, result.named, [suspect.row.rank for suspect in result.suspects]) == ("insufficient_data", [], [7])
+    judgement = judge(seen(Comm(dict.fromkeys(range(7), 42), unresponsive=[7])), seen(before))
+    assert (judgement.kind, judgement.named, [suspect.row.rank for suspect in judgement.suspects]) == (
+        "insufficient_data",
+        [],
+        [7],
+    )
 
 
-def test_a_rank_that_is_behind_because_it_waits_in_another_communicator_is_not_named() -> None:
+def test_a_rank_that_waits_in_another_communicator_is_not_named() -> None:
     # Rank 6 sleeps; 4, 5, 7 wait for it in their tensor-parallel group and so are missed in the one of all ranks.
     everyone = Comm({0: 9, 1: 9, 2: 9, 3: 9, 4: 8, 5: 8, 6: 8, 7: 8})
     tensor = [Comm({0: 30, 1: 30, 2: 30, 3: 30}, TP0, name=1), Comm({0: 30, 1: 30, 2: 29, 3: 30}, TP1, name=2)]
-    result = standing(everyone, *tensor)
-    assert (result.cause, set(ranks(result))) == ("not_arrived", {6})
-    assert result.named[0].communicator.size == 8, "the most ranks wait there"
+    judgement = standing(everyone, *tensor)
+    assert (judgement.cause, set(ranks(judgement))) == ("not_arrived", {6})
+    assert judgement.named[0].communicator.size == 8, "the most ranks wait there"
 
 
-def test_ranks_that_wait_for_each_other_in_two_communicators_are_a_deadlock() -> None:
-    result = standing(Comm({0: 5, 1: 4}, name=1), Comm({0: 7, 1: 8}, name=2))
-    assert (result.kind, result.cause, set(ranks(result))) == ("hang", "deadlock", {0, 1})
+def test_ranks_that_wait_for_each_other_in_two_communicators_deadlock() -> None:
+    judgement = standing(Comm({0: 5, 1: 4}, name=1), Comm({0: 7, 1: 8}, name=2))
+    assert (judgement.kind, judgement.cause, set(ranks(judgement))) == ("hang", "deadlock", {0, 1})
 
 
 def test_another_kind_of_collective_is_a_mismatch() -> None:
     usual, odd = {"AllReduce": 42, "Broadcast": 3}, {"AllReduce": 41, "Broadcast": 4}
-    result = standing(Comm({0: usual, 1: odd, 2: usual, 3: usual}))
-    assert (result.kind, result.cause, ranks(result)) == ("hang", "mismatch", [1])
+    judgement = standing(Comm({0: usual, 1: odd, 2: usual, 3: usual}))
+    assert (judgement.kind, judgement.cause, ranks(judgement)) == ("hang", "mismatch", [1])
     assert ranks(standing(Comm({0: usual, 1: odd}))) == [0, 1], "two ranks have no majority"
 
 
 def test_an_error_is_named_where_it_happened_and_not_on_its_victims() -> None:
     status = {0: {"async_error": 6}, 1: {"async_error": 6}, 2: {"async_error": 1}, 3: {"async_error": 7}}
-    result = standing(Comm(dict.fromkeys(range(4), 3), status=status))
-    assert (result.kind, result.cause, ranks(result)) == ("hang", "nccl_error", [2])
+    judgement = standing(Comm(dict.fromkeys(range(4), 3), status=status))
+    assert (judgement.kind, judgement.cause, ranks(judgement)) == ("hang", "nccl_error", [2])
     victims = standing(Comm(dict.fromkeys(range(4), 3), status={0: {"async_error": 6}}))
     assert (victims.kind, victims.cause, victims.named) == ("hang", "nccl_error", [])
 
 
-def test_a_rank_that_left_a_communicator_of_the_others_is_named_and_a_teardown_is_not() -> None:
+def test_a_rank_that_left_a_shared_communicator_is_named_a_teardown_is_not() -> None:
     assert ranks(standing(Comm({0: 4, 1: 4, 2: 4}, left=[3]))) == [3]
     leaving = {rank: {"finalize_called": True} for rank in range(3)}
     assert standing(Comm({0: 4, 1: 4, 2: 4}, left=[3], status=leaving)).kind == "insufficient_data"
 
 
-def test_ranks_are_global_through_the_communicator_of_all_ranks_or_the_processes_of_the_run() -> None:
+def test_global_ranks_come_from_the_full_communicator_or_from_process_ids() -> None:
     late = Comm({0: 30, 1: 30, 2: 29, 3: 30}, TP1, name=2)
     assert ranks(standing(Comm(EQUAL), late)) == [6]
     # Without that communicator the global rank is known by the run only
@@ -157,8 +161,8 @@ def test_text_names_the_rank_that_has_launched_less(kind: str, detail: str) -> N
         f"  Rank 2 has launched up to operation 41{detail}",
     )
     snapshot = read_text(text_answer(TABLE.format("MISMATCH"), warnings=warnings).decode())
-    result = judge(snapshot, snapshot)
-    assert (result.kind, result.cause, ranks(result), result.moved) == ("hang", "not_arrived", [2], False)
+    judgement = judge(snapshot, snapshot)
+    assert (judgement.kind, judgement.cause, ranks(judgement), judgement.moved) == ("hang", "not_arrived", [2], False)
     assert [(communicator.key, len(communicator.waiting)) for communicator in snapshot.communicators] == [("cf264af53edbe986", 7)]
     assert snapshot.nccl_version == "2.27.3"
     healthy = read_text(text_answer(TABLE.format("OK")).decode())
@@ -176,10 +180,10 @@ def test_text_lists_the_ranks_of_a_smaller_set() -> None:
         "  Rank 5 -- GPU 0 (NVML 5) managed by process 1005 on node 10.0.0.0",
     )
     snapshot = read_text(text_answer(TABLE.format("MISMATCH"), warnings=warnings).decode())
-    result = judge(snapshot, snapshot)
-    assert ranks(result) == [1, 5]
+    judgement = judge(snapshot, snapshot)
+    assert ranks(judgement) == [1, 5]
     assert [(communicator.key, len(communicator.waiting)) for communicator in snapshot.communicators] == [("27a079b828ff1a75", 6)]
-    assert [row.gpu for row in differing(result)[0].ranks] == [1, 5]
+    assert [row.gpu for row in differing(judgement)[0].ranks] == [1, 5]
 
 
 @pytest.mark.parametrize(
@@ -195,9 +199,9 @@ def test_text_names_the_rank_whose_process_does_not_answer(of_rank: str, dead: b
     errors = lines(*job) + lines("#0-0 (cf264af53edbe986) INCOMPLETE", "  Missing communicator data from 1 rank", of_rank)
     timeouts = lines("TIMEOUT", "  Encountered 2 communication timeouts while gathering communicator data")
     snapshot = read_text(text_answer(TABLE.format("INCOMPLETE"), errors, timeouts).decode())
-    result = judge(snapshot, snapshot)
-    assert (result.kind, result.cause, ranks(result)) == ("hang", "unreachable", [5])
-    assert (snapshot.timeouts, result.suspects[0].row.why) == (2, "dead" if dead and "process" in of_rank else "unreachable")
+    judgement = judge(snapshot, snapshot)
+    assert (judgement.kind, judgement.cause, ranks(judgement)) == ("hang", "unreachable", [5])
+    assert (snapshot.timeouts, judgement.suspects[0].row.why) == (2, "dead" if dead and "process" in of_rank else "unreachable")
 
 
 def test_text_names_errors_and_ranks_that_left() -> None:
@@ -210,8 +214,8 @@ def test_text_names_errors_and_ranks_that_left() -> None:
         "  Rank 3 reported Unhandled CUDA error -- GPU 3 managed by process 1003 on node 10.0.0.0",
     )
     snapshot = read_text(text_answer(TABLE.format("ERROR"), errors).decode())
-    result = judge(snapshot, snapshot)
-    assert (result.cause, ranks(result)) == ("nccl_error", [3])
+    judgement = judge(snapshot, snapshot)
+    assert (judgement.cause, ranks(judgement)) == ("nccl_error", [3])
     for of_rank in (
         "  Rank 6 has status UNKNOWN",
         "  Rank 6 has status NOCOMM -- GPU 6 managed by process 1006 on node 10.0.0.0",
@@ -223,11 +227,11 @@ def test_text_names_errors_and_ranks_that_left() -> None:
             of_rank,
         )
         snapshot = read_text(text_answer(TABLE.format("MISMATCH"), warnings=warnings).decode())
-        result = judge(snapshot, snapshot)
-        assert (result.cause, ranks(result), result.suspects[0].row.why) == ("not_arrived", [6], "left")
+        judgement = judge(snapshot, snapshot)
+        assert (judgement.cause, ranks(judgement), judgement.suspects[0].row.why) == ("not_arrived", [6], "left")
 
 
-def test_an_answer_that_was_cut_off_anywhere_is_an_error_and_never_a_verdict() -> None:
+def test_an_answer_that_is_cut_off_anywhere_is_an_error_not_a_verdict() -> None:
     warnings = lines(
         "#0-0 (cf264af53edbe986) MISMATCH",
         "  Communicator ranks have different AllReduce operation counts",
@@ -279,7 +283,7 @@ def test_hostile_text_takes_bounded_time_and_memory() -> None:
     assert snapshot.communicators == []
 
 
-def test_text_that_does_not_list_the_ranks_of_two_halves_says_so_and_names_none() -> None:
+def test_text_that_lists_no_ranks_of_two_halves_says_so_and_names_none() -> None:
     def halves(less: int) -> Snapshot:
         warnings = lines(
             "#0-0 (cf264af53edbe986) MISMATCH",
@@ -289,9 +293,9 @@ def test_text_that_does_not_list_the_ranks_of_two_halves_says_so_and_names_none(
         )
         return read_text(text_answer(TABLE.format("MISMATCH"), warnings=warnings).decode())
 
-    result = judge(halves(41), halves(41))
-    assert (result.kind, result.moved, result.named) == ("insufficient_data", False, [])
-    summary = summary_of(result, halves(41), 5.0)
+    judgement = judge(halves(41), halves(41))
+    assert (judgement.kind, judgement.moved, judgement.named) == ("insufficient_data", False, [])
+    summary = summary_of(judgement, halves(41), 5.0)
     assert "4 ranks" in summary
     assert "41" in summary
     assert "all 8 ranks" in summary
@@ -327,7 +331,7 @@ SENTENCES = (
 @given(st.lists(st.sampled_from(SENTENCES), max_size=30))
 def test_text_in_any_order_is_read_or_an_error(given_lines: list[str]) -> None:
     snapshot = read_text(text_answer(TABLE.format("MISMATCH"), warnings=lines(*given_lines)).decode())
-    result = judge(snapshot, snapshot)
+    judgement = judge(snapshot, snapshot)
     assert all(0 <= rank < 8 for communicator in snapshot.communicators for rank in communicator.members)
-    assert summary_of(result, snapshot, 5.0)
-    assert len(differing(result)) <= 2
+    assert summary_of(judgement, snapshot, 5.0)
+    assert len(differing(judgement)) <= 2

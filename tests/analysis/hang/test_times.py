@@ -56,12 +56,12 @@ def test_clocks_that_differ_make_no_hang(tmp_path: Path, after_s: float, pending
 
 @pytest.mark.parametrize("after_s", [6.0, 30.0, 1200.0, 2 * DAY])
 def test_files_of_a_doubtful_time_accuse_no_rank_for_certain(tmp_path: Path, after_s: float) -> None:
-    result = report(tmp_path, running_job(pending=3, behind=4), after_s)
-    assert not any(culprit.certain for culprit in result.evidence)
-    assert not any("without that GPU" in line for line in result.next)
+    hang_report = report(tmp_path, running_job(pending=3, behind=4), after_s)
+    assert not any(culprit.certain for culprit in hang_report.evidence)
+    assert not any("without that GPU" in line for line in hang_report.next)
     is_copied = after_s > 600
-    assert ("time of the dumps is not known" in result.summary) == is_copied
-    assert any("less than a minute" in warning for warning in result.warnings) != is_copied
+    assert ("time of the dumps is not known" in hang_report.summary) == is_copied
+    assert any("less than a minute" in warning for warning in hang_report.warnings) != is_copied
 
 
 def test_a_rank_on_which_operations_end_until_its_dump_does_not_hang(tmp_path: Path) -> None:
@@ -84,15 +84,15 @@ def test_work_that_ends_in_another_group_counts(tmp_path: Path) -> None:
 
 
 def test_an_operation_beyond_its_timeout_is_a_hang_however_short(tmp_path: Path) -> None:
-    result = report(tmp_path, hung_job(timeout_ms=3000), 3.3)
-    assert (result.kind, result.culprits, result.evidence[0].certain) == ("hang", [2], True)
+    hang_report = report(tmp_path, hung_job(timeout_ms=3000), 3.3)
+    assert (hang_report.kind, hang_report.culprits, hang_report.evidence[0].certain) == ("hang", [2], True)
     assert report(tmp_path, hung_job(timeout_ms=30_000), 3.3).kind == "no_hang"
 
 
 def test_a_hang_is_certain_where_the_time_is_known(tmp_path: Path) -> None:
-    result = report(tmp_path, hung_job(), 211.0)
-    assert (result.culprits, result.evidence[0].certain) == ([2], True)
-    assert "not known" not in result.summary
+    hang_report = report(tmp_path, hung_job(), 211.0)
+    assert (hang_report.culprits, hang_report.evidence[0].certain) == ([2], True)
+    assert "not known" not in hang_report.summary
 
 
 def test_a_late_rank_is_named_though_the_clock_of_its_host_is_behind(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_mismatch_is_certain_whatever_the_time_is(tmp_path: Path, after_s: flo
     dumps = Job.of_events({"0": range(4)}, ["0"] * 10).dumps()
     for rank, dump in dumps.items():
         dump["entries"][-1] |= PENDING | ({"input_sizes": [[9]], "output_sizes": [[9]]} if rank == 2 else {})
-    result = report(tmp_path, dumps, after_s)
-    assert (result.cause, [culprit.certain for culprit in result.evidence]) == ("mismatch", [True])
-    assert "not known" not in result.summary
-    assert result.warnings == []
+    hang_report = report(tmp_path, dumps, after_s)
+    assert (hang_report.cause, [culprit.certain for culprit in hang_report.evidence]) == ("mismatch", [True])
+    assert "not known" not in hang_report.summary
+    assert hang_report.warnings == []

@@ -19,27 +19,27 @@ def noisy(levels: list[tuple[float, int]], *, seed: int = 0, scatter: float = 0.
     return series * (1 + scatter * rng.standard_t(4, size=len(series)))
 
 
-def test_a_step_time_that_rises_for_good_is_found_at_its_step_with_both_levels() -> None:
+def test_a_lasting_rise_is_found_at_its_step_with_both_levels() -> None:
     # Given a series whose level rises by a third at step 40 of 100
     series = noisy([(30_000.0, 40), (40_000.0, 60)])
     # When it is searched
-    (result,) = change_points(series)
+    (change,) = change_points(series)
     # Then the step and both levels are those
-    assert result.at == 40
-    assert result.before == pytest.approx(30_000, rel=0.03)
-    assert result.after == pytest.approx(40_000, rel=0.03)
+    assert change.at == 40
+    assert change.before == pytest.approx(30_000, rel=0.03)
+    assert change.after == pytest.approx(40_000, rel=0.03)
 
 
 def test_a_change_that_is_taken_back_is_two_changes() -> None:
-    result = change_points(noisy([(30.0, 50), (45.0, 50), (30.0, 50)]))
-    assert [item.at for item in result] == pytest.approx([50, 100], abs=2)
+    changes = change_points(noisy([(30.0, 50), (45.0, 50), (30.0, 50)]))
+    assert [change.at for change in changes] == pytest.approx([50, 100], abs=2)
 
 
 @pytest.mark.parametrize("steps", [600, 10_000])
 def test_of_many_steps_the_very_step_is_found(steps: int) -> None:
     at = steps // 3 + 7
-    (result,) = change_points(noisy([(100.0, at), (130.0, steps - at)]))
-    assert abs(result.at - at) <= 2
+    (change,) = change_points(noisy([(100.0, at), (130.0, steps - at)]))
+    assert abs(change.at - at) <= 2
 
 
 def test_single_slow_steps_are_no_change() -> None:
@@ -66,11 +66,11 @@ def test_too_few_unknown_or_equal_values_do_not_change(series: list[float]) -> N
     assert change_points(np.array(series)) == []
 
 
-def test_what_is_not_known_is_left_out_and_places_stay_those_of_the_whole_series() -> None:
+def test_unknown_values_are_left_out_and_places_stay_those_of_the_series() -> None:
     series = noisy([(30.0, 60), (45.0, 60)])
     series[10:20] = np.nan
-    (result,) = change_points(series)
-    assert result.at == 60
+    (change,) = change_points(series)
+    assert change.at == 60
 
 
 @given(
@@ -78,16 +78,18 @@ def test_what_is_not_known_is_left_out_and_places_stay_those_of_the_whole_series
     seed=st.integers(0, 100),
     factor=st.sampled_from([0.25, 8.0, 1024.0]),
 )
-def test_changes_ascend_are_worth_a_word_hang_together_and_do_not_depend_on_the_unit(
+def test_changes_ascend_matter_are_contiguous_and_independent_of_the_unit(
     levels: list[tuple[float, int]], seed: int, factor: float
 ) -> None:
     series = noisy(levels, seed=seed)
-    result = change_points(series)
-    assert [item.at for item in result] == sorted({item.at for item in result})
-    assert all(0 < item.at < len(series) for item in result)
-    assert all(abs(item.after - item.before) >= LEAST_SHARE * abs(item.before) for item in result)
-    assert all(item.after == other.before for item, other in pairwise(result))
-    assert change_points(series * factor) == [ChangePoint(item.at, item.before * factor, item.after * factor) for item in result]
+    changes = change_points(series)
+    assert [change.at for change in changes] == sorted({change.at for change in changes})
+    assert all(0 < change.at < len(series) for change in changes)
+    assert all(abs(change.after - change.before) >= LEAST_SHARE * abs(change.before) for change in changes)
+    assert all(item.after == other.before for item, other in pairwise(changes))
+    assert change_points(series * factor) == [
+        ChangePoint(change.at, change.before * factor, change.after * factor) for change in changes
+    ]
 
 
 def test_a_change_belongs_to_the_ranks_whose_own_time_moved_with_it() -> None:

@@ -107,7 +107,7 @@ def test_where_most_are_slow_nobody_is() -> None:
     assert found(own) is None
 
 
-def test_of_ranks_that_are_slow_by_different_degrees_the_worst_is_named_and_the_others_come_next_worst_first() -> None:
+def test_the_slowest_of_several_slow_ranks_is_named_and_the_others_follow() -> None:
     own = noisy(1, 8, 100, scatter=0.05)
     own[3] += 60_000
     own[6] += 40_000
@@ -126,7 +126,7 @@ def paused(seed: int, ranks: int) -> Matrix:
     return own
 
 
-def test_long_pauses_of_any_rank_neither_hide_a_lasting_slowness_nor_make_one() -> None:
+def test_long_pauses_of_any_rank_neither_hide_nor_make_a_lasting_slowness() -> None:
     accused = right = runs = 0
     for ranks in (2, 4, 8):
         for seed in range(20):
@@ -186,7 +186,7 @@ def test_one_step_in_ten_is_intermittent(ranks: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_two_at_once_are_both_named_and_the_confidence_is_that_of_the_less_certain(seed: int) -> None:
+def test_two_slow_ranks_are_both_named_with_the_lower_confidence(seed: int) -> None:
     own = noisy(seed, 8, 200, lasts=4, scatter=0.05)
     own[1] += 30_000
     own[6] += 30_000
@@ -198,7 +198,7 @@ def test_two_at_once_are_both_named_and_the_confidence_is_that_of_the_less_certa
     assert slow.certainty > 0.95, "either one against those that are not slow, not against each other"
 
 
-def test_a_second_rank_whose_slowness_would_seldom_recur_takes_no_certainty_from_the_first() -> None:
+def test_a_second_rank_that_would_seldom_recur_takes_no_certainty_away() -> None:
     """Rank 3 is slow throughout, rank 5 for half of the run."""
     for seed in range(30):
         own = noisy(seed, 8, 200)
@@ -305,7 +305,7 @@ def test_a_host_whose_ranks_are_slow_in_bursts_of_their_own_is_named(seed: int) 
     assert slow.gain_low_us < slow.gain_us < slow.gain_high_us
 
 
-def test_a_host_whose_ranks_are_slow_one_after_the_other_is_named_though_no_rank_costs_enough_alone() -> None:
+def test_a_host_of_ranks_slow_in_turn_is_named_though_none_costs_enough() -> None:
     own = noisy(1, 64, 800, scatter=0.03, bias=0.005)
     own[8 + np.arange(800) // 20 % 8, np.arange(800)] += 30_000
     assert judgement(own).slow is None or len(judgement(own).slow.ranks) < 8  # type: ignore[union-attr]

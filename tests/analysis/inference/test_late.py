@@ -44,36 +44,36 @@ def blame(gains_of_rank_1: list[float], gains_of_rank_0: list[float]) -> Blame:
 def test_a_rank_is_named_suspected_or_neither(
     rank_1: list[float], rank_0: list[float], named: int | None, suspect: int | None
 ) -> None:
-    result = blame(rank_1, rank_0)
+    blamed = blame(rank_1, rank_0)
     window_us = 1000.0 * len(rank_1)
-    late = find_late(result, window_us)
+    late = find_late(blamed, window_us)
     assert (late.ranks[0] if late else None) == named
     if late is None:
-        assert too_few(result, window_us) == suspect
+        assert too_few(blamed, window_us) == suspect
 
 
 def test_an_intermittent_cause_is_looked_for_in_the_slow_steps() -> None:
     """A rank with less to do in most steps is throttled in the others: on average over all its device is less busy."""
     steps = 24
-    result = blame([400.0 * (step % 2) for step in range(steps)], [1.0 * (1 - step % 2) for step in range(steps)])
-    late = find_late(result, 1000.0 * steps)
+    blamed = blame([400.0 * (step % 2) for step in range(steps)], [1.0 * (1 - step % 2) for step in range(steps)])
+    late = find_late(blamed, 1000.0 * steps)
     assert late is not None
     assert (late.ranks, late.pattern) == ([1], "intermittent")
     busy = {0: [500.0] * steps, 1: [900.0 if step % 2 else 50.0 for step in range(steps)]}
     breakdowns = {rank: [row(step, us) for step, us in enumerate(rows)] for rank, rows in busy.items()}
-    signals = late_signals(late, breakdowns, result, steps=steps)
+    signals = late_signals(late, breakdowns, blamed, steps=steps)
     assert (signals.own_us, signals.device_busy_us) == pytest.approx((400, 400), rel=0.02)
     assert cause_of(signals).cause == "compute"
 
 
-def test_a_rank_that_is_late_at_some_collectives_of_each_step_is_late_always() -> None:
+def test_a_rank_late_at_some_collectives_of_each_step_is_always_late() -> None:
     """It is last at four of ten, and what follows is noise."""
     ranks, steps, each = 4, 2, 10
     rng = np.random.default_rng(0)
     gain = rng.exponential(1.0, (steps * each, ranks))
     gain[np.arange(steps * each) % each < 4, 1] = 100.0
     total = {rank: float(gain[:, rank].sum()) for rank in range(ranks)}
-    result = Blame(
+    blamed = Blame(
         ranks=list(range(ranks)),
         imposed_us=total,
         exposed_us=total,
@@ -81,7 +81,7 @@ def test_a_rank_that_is_late_at_some_collectives_of_each_step_is_late_always() -
         wait_us=dict.fromkeys(range(ranks), 1.0),
         at=waits_at(np.repeat(np.arange(steps), each).tolist(), gain, gain.max(axis=1, keepdims=True) - gain),
     )
-    late = find_late(result, 1000.0 * steps)
+    late = find_late(blamed, 1000.0 * steps)
     assert late is not None
     assert (late.ranks, late.pattern) == ([1], "fixed")
 
@@ -134,7 +134,7 @@ def test_few_steps_name_a_rank_of_many_only_where_they_agree(lateness: list[floa
         assert sure(straggler.slow, steps) == pytest.approx(confidence, abs=0.001)
 
 
-def test_ranks_of_one_host_that_are_slow_one_after_the_other_are_one_straggler_in_profiled_steps() -> None:
+def test_ranks_of_a_host_slow_in_turn_are_one_straggler_in_windows() -> None:
     """No single rank is slow often enough, but the longest of the host is at each step."""
     ranks, steps = 16, 48
     own = 1000.0 + np.random.default_rng(1).exponential(4.0, (ranks, steps))

@@ -172,18 +172,14 @@ def test_a_hot_gpu_does_not_explain_what_no_gpu_does(
     unexplained(analyze([written(synthetic(gpus=True, plan=late(2, extra)), add_hardware, only(2, HOT))]), cause)
 
 
-def test_a_device_held_down_is_slow_at_computing_and_its_host_goes_out_of_the_way(
-    synthetic: Synthetic, add_hardware: AddHardware
-) -> None:
+def test_a_throttled_device_computes_slowly_and_its_host_is_cleared(synthetic: Synthetic, add_hardware: AddHardware) -> None:
     verdict = analyze([written(synthetic(gpus=True, plan=late(2, SLOW)), add_hardware, only(2, HOT))]).verdict
     assert (verdict.cause, verdict.explained_by) == ("compute", "thermal_throttle")
     assert any("airflow" in action and "n1" in action for action in verdict.next)
     assert any("scontrol update NodeName=n1 State=DRAIN" in action for action in verdict.next)
 
 
-def test_a_reason_that_is_there_all_the_time_does_not_explain_what_happens_now_and_then(
-    synthetic: Synthetic, add_hardware: AddHardware
-) -> None:
+def test_a_permanent_reason_does_not_explain_an_intermittent_slowness(synthetic: Synthetic, add_hardware: AddHardware) -> None:
     plan = lambda rank, step: {"us": 200_000} if rank == 2 and step % 4 == 0 else None  # noqa: E731
     path = written(synthetic(gpus=True, steps=160, plan=plan, noise=0.01), add_hardware, only(2, HOT), every_ms=50)
     verdict = analyze([path]).verdict
@@ -199,7 +195,7 @@ def test_a_reason_that_comes_and_goes_with_the_slow_steps_explains_them(syntheti
     assert (verdict.rank, verdict.pattern, verdict.explained_by) == (2, "intermittent", "thermal_throttle")
 
 
-def test_a_hot_gpu_does_not_explain_what_profiled_steps_show_to_be_the_hosts(
+def test_a_hot_gpu_does_not_explain_a_slowness_of_the_host_in_windows(
     synthetic: Synthetic, add_hardware: AddHardware, add_windows: AddWindows
 ) -> None:
     # Given a rank named by profiled steps, in which its device has no more to do than the others'

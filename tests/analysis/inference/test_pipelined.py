@@ -131,7 +131,7 @@ def test_garbage_collection_is_a_pause(pipeline: Callable[..., Any]) -> None:
     assert (verdict.ranks, verdict.cause) == ([1], "gc"), verdict.summary
 
 
-def test_a_rank_that_becomes_slower_than_the_busy_stage_costs_the_difference(pipeline: Callable[..., Any]) -> None:
+def test_a_rank_slower_than_the_busy_stage_costs_the_difference(pipeline: Callable[..., Any]) -> None:
     analysis = analyze([pipeline(slower(1, 70_000.0)).write()])
     verdict = analysis.verdict
     assert verdict.ranks == [1], verdict.summary

@@ -116,7 +116,7 @@ STALLS = {2: [row({88: 84, 5: 16})], **{rank: [row({5: 16, 9: 84})] for rank in 
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_the_verdict_says_at_which_line_the_rank_stalls_and_advises_no_py_spy(synthetic: Synthetic, kind: str) -> None:
+def test_the_verdict_names_the_stalled_line_and_advises_no_py_spy(synthetic: Synthetic, kind: str) -> None:
     analysis = analysis_of(synthetic, STALLS, kind)
     verdict = analysis.verdict
     assert (verdict.kind, verdict.rank, verdict.cause) == ("straggler", 2, "host")

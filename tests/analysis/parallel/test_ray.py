@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from tests.analysis.ray_nodes import NODES, Cluster, started
 from tests.step_files import add_damaged, steps_file
+from tests.waiting import wait_until
 
 from rankscope.analysis.parallel.ray_engine import node_task
 
@@ -69,7 +69,7 @@ def test_so_is_that_of_a_run(cluster: Cluster, cli_process: Cli, synthetic: Any)
     assert "1 damaged line skipped" in ray.stdout
 
 
-def test_a_connected_program_uses_all_nodes_keeps_order_and_stays_connected(cluster: Cluster) -> None:
+def test_a_connected_program_uses_all_nodes_in_order_and_stays_connected(cluster: Cluster) -> None:
     # given a program that is connected to a cluster, and builtins to run on its nodes, which are pickled by name
     code = """
 import ray
@@ -103,19 +103,13 @@ def test_ctrl_c_ends_the_tasks_and_leaves_the_cluster(cluster: Cluster, tmp_path
     task = f"{say}, __import__('time').sleep(600)"
     command = [sys.executable, "-c", f"{ENGINE}list(each(eval, [{task!r}], sys.argv[1]))", cluster.address]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **cluster.environ}) as program:
-        until = time.monotonic() + 100
-        while not (result.exists() and result.read_text()):
-            assert time.monotonic() < until
-            time.sleep(0.1)
-        worker = int(result.read_text())
+        worker = int(wait_until(lambda: result.exists() and result.read_text(), process=program))
         assert worker in cluster.processes()
         # when its program is interrupted
         program.send_signal(signal.SIGINT)
         assert "KeyboardInterrupt" in program.communicate(timeout=100)[1]
     # then the task has ended, and the cluster still runs
-    while worker in cluster.processes():
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    wait_until(lambda: worker not in cluster.processes(), poll_s=0.1)
     assert cluster.processes()
 
 

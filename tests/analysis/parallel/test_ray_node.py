@@ -50,7 +50,7 @@ def test_a_node_with_the_same_version_and_file_does_the_work(file: Path) -> None
 
 
 @pytest.mark.parametrize(("found", "said"), [("0.0.1", f"has rankscope 0.0.1, not {HERE}"), (None, "has no rankscope")])
-def test_another_version_or_none_is_one_line_with_the_node_and_what_to_type(
+def test_another_version_or_none_is_one_line_with_node_and_command(
     file: Path, monkeypatch: pytest.MonkeyPatch, found: str | None, said: str
 ) -> None:
     def version(name: str) -> str:

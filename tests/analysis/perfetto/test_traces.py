@@ -39,25 +39,25 @@ def write(path: Path, events: Events, *, base: int = 1_700_000_000_000_000_000, 
 
 def exported(*paths: Path, **selection: Any) -> tuple[Model, ExportResult]:
     data = bytearray()
-    result = export_perfetto(paths, data.extend, selection=Selection(**selection))
+    export = export_perfetto(paths, data.extend, selection=Selection(**selection))
     model = load(bytes(data))
     assert model.dropped == []
     assert model.lost_arrows == 0
-    return model, result
+    return model, export
 
 
 @pytest.mark.slow
 def test_all_ranks_of_dlrm_are_on_one_clock(shared_data: Path) -> None:
-    model, result = exported(shared_data / "traces" / "dlrm_8ranks_v100")
+    model, export = exported(shared_data / "traces" / "dlrm_8ranks_v100")
     assert model.processes[1:] == [f"rank {rank}" for rank in range(8)]
     # matched collectives end together, to within a few microseconds
-    assert result.clock.residual_us is not None
+    assert export.clock.residual_us is not None
     ends: dict[int, list[int]] = {}
     for event in model.of("collective"):
         ends.setdefault(event.args["index"], []).append(event.end)
     spreads = sorted(max(item) - min(item) for item in ends.values())
     assert {len(item) for item in ends.values()} == {8}
-    assert (spreads[3] + spreads[4]) / 2 / 1000 == pytest.approx(result.clock.residual_us, abs=0.01)
+    assert (spreads[3] + spreads[4]) / 2 / 1000 == pytest.approx(export.clock.residual_us, abs=0.01)
     assert spreads[-1] < 10_000
     # and so do the kernels of the raw events below
     kernels = {(event.process, event.start, event.end) for event in model.of("kernel")}
@@ -66,7 +66,7 @@ def test_all_ranks_of_dlrm_are_on_one_clock(shared_data: Path) -> None:
     (verdict,) = model.of("verdict")
     assert verdict.args["rank"] == 7
     assert sum(event.end - event.start for event in model.of("wait") if event.name == "waiting for rank 7") > 20_000_000
-    assert result.arrows == len([begin for begin, _ in model.arrows if begin.kind == "collective"]) > 0
+    assert export.arrows == len([begin for begin, _ in model.arrows if begin.kind == "collective"]) > 0
     # launches are linked to the kernels that they launched
     assert all(begin.kind == "cuda_runtime" for begin, end in model.arrows if end.kind in {"kernel", "gpu_memcpy"})
     assert len(model.of("cpu_op", "rank 7")) == 1633
@@ -85,13 +85,13 @@ def test_all_ranks_of_dlrm_are_on_one_clock(shared_data: Path) -> None:
 )
 def test_reference_traces_lose_nothing_in_perfetto(shared_data: Path, name: str) -> None:
     limit = 60_000
-    model, result = exported(shared_data / "traces" / name, max_events=limit)
-    assert result.ranks
+    model, export = exported(shared_data / "traces" / name, max_events=limit)
+    assert export.ranks
     assert len(model.slices) > 500
     added = {"collective", "wait", "step", "verdict", "finding", "warning", "clock", "left out"}
     raw = [slice_ for slice_ in model.slices if slice_.kind not in added]
-    assert len(raw) + 2 * (len(model.arrows) - result.arrows) <= limit
-    assert all("too many" not in item and "far from" not in item for item in result.left_out)
+    assert len(raw) + 2 * (len(model.arrows) - export.arrows) <= limit
+    assert all("too many" not in omission and "far from" not in omission for omission in export.left_out)
 
 
 def test_two_hosts_whose_clocks_differ_agree_after_export(tmp_path: Path) -> None:
@@ -103,14 +103,14 @@ def test_two_hosts_whose_clocks_differ_agree_after_export(tmp_path: Path) -> Non
             kernel("ncclDevKernel_AllReduce", shift + 1000 * number + 200 * rank, 500.125 - 200 * rank, 20) for number in range(6)
         ]
         write(tmp_path / f"rank-{rank}.json", events, base=base, host_name=f"n{rank}", distributedInfo={"world_size": 2})
-    model, result = exported(tmp_path)
-    assert result.clock.offset_us[1] - result.clock.offset_us[0] == pytest.approx(3_000_000)
+    model, export = exported(tmp_path)
+    assert export.clock.offset_us[1] - export.clock.offset_us[0] == pytest.approx(3_000_000)
     assert model.processes[1:] == ["rank 0 · host n0", "rank 1 · host n1"]
     ends = [[event.end for event in model.of("kernel", f"rank {rank}")] for rank in (0, 1)]
     assert ends[0] == ends[1]
     # rank 1 came 200 us later each time
     assert [(event.name, event.end - event.start) for event in model.of("wait")] == [("waiting for rank 1", 200_000)] * 6
-    assert result.arrows == 6
+    assert export.arrows == 6
 
 
 def test_kernels_that_overlap_on_a_stream_go_to_a_second_track(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_kernels_that_overlap_on_a_stream_go_to_a_second_track(tmp_path: Path) -
     assert (where["outer"], where["inner"]) == (("thread 11 of 10", 0), ("thread 11 of 10", 1))
 
 
-def test_notes_of_a_stream_are_beside_its_kernels_and_arrows_end_at_kernels(tmp_path: Path) -> None:
+def test_notes_of_a_stream_are_beside_its_kernels_where_arrows_end(tmp_path: Path) -> None:
     events = [
         kernel("gemm", 100.5, 50),
         {**kernel("forward", 100.5, 300), "cat": "gpu_user_annotation"},
@@ -160,17 +160,17 @@ def test_absolute_times_with_decimals_keep_every_nanosecond(tmp_path: Path) -> N
     text = text.replace("1111,", "1700000000000000.001,").replace("2222,", "1700000000000002.004,")
     file = tmp_path / "rank-0.json"
     file.write_text(text)
-    model, result = exported(file)
+    model, export = exported(file)
     first, second = model.of("kernel")
     assert second.start - first.start == 2_003
-    assert first.start + result.base_unix_ns == 1_700_000_000_000_000_001
+    assert first.start + export.base_unix_ns == 1_700_000_000_000_000_001
 
 
 def test_chosen_steps_are_cut_out_of_a_trace(tmp_path: Path) -> None:
     events = [step(number, 1000 * number, 1000) for number in range(4)]
     events += [kernel(f"k{number}", 1000 * number + 50, 10) for number in range(4)]
-    model, result = exported(write(tmp_path / "rank-0.json", events), first=1, past=3)
-    assert result.steps == (1, 3)
+    model, export = exported(write(tmp_path / "rank-0.json", events), first=1, past=3)
+    assert export.steps == (1, 3)
     assert {event.name for event in model.of("kernel")} == {"k1", "k2"}
     assert [event.name for event in model.of("step")] == ["step 1", "step 2"]
     with pytest.raises(InputError, match="none of these steps; there are steps 0 to 3"):
@@ -210,9 +210,9 @@ def test_what_does_not_fit_loses_instants_and_arrows_and_the_shortest(tmp_path: 
     events = [kernel(f"k{number}", 100 * number, number + 1) for number in range(50)]
     events += [{"ph": "i", "name": "moment", "pid": 0, "tid": 7, "ts": 5, "s": "t"}] * 10
     file = write(tmp_path / "rank-0.json", events)
-    model, result = exported(file, max_events=20)
+    model, export = exported(file, max_events=20)
     assert [event.name for event in model.of("kernel")] == [f"k{number}" for number in range(30, 50)]
-    assert any("30 slices of the raw traces" in item and "10 instants" in item for item in result.left_out)
+    assert any("30 slices of the raw traces" in omission and "10 instants" in omission for omission in export.left_out)
     assert len(exported(file, max_events=50)[0].of("kernel")) == 50
 
 
@@ -228,10 +228,10 @@ def test_damaged_events_are_counted_and_the_rest_is_there(tmp_path: Path) -> Non
         7,
     ]
     wild = kernel("\x00\x1b" + "n" * 9000, 20, 5, deep=[[[[[[1]]]]]], text="\x1b" * 5000)
-    model, result = exported(write(tmp_path / "rank-0.json", [*events, wild]))
+    model, export = exported(write(tmp_path / "rank-0.json", [*events, wild]))
     assert [slice_.name for slice_ in model.of("kernel")][:1] == ["good"]
     assert all(slice_.name.isprintable() and len(slice_.name) <= 200 for slice_ in model.slices)
-    output = " ".join(result.left_out)
+    output = " ".join(export.left_out)
     assert "are damaged" in output
     assert "2 counter events" in output
 
@@ -242,18 +242,18 @@ def test_an_event_of_another_age_moves_nothing(tmp_path: Path) -> None:
     events = [kernel(f"k{number}", now + 10 * number, 5) for number in range(9)]
     events += [kernel("old", 3, 5), kernel("ncclDevKernel_AllReduce", 4, 5, 20), kernel("new", 3_800_000_000_000_000, 5)]
     file = write(tmp_path / "rank-0.json", events, base=0)
-    model, result = exported(file)
+    model, export = exported(file)
     assert [event.name for event in model.of("kernel")] == [f"k{number}" for number in range(9)]
-    assert min(event.start for event in model.slices) + result.base_unix_ns == now * 1000
-    assert result.left_out == ["25.0% of the 12 device events of rank 0 are damaged: 3 left out, far in time from the rest"]
+    assert min(event.start for event in model.slices) + export.base_unix_ns == now * 1000
+    assert export.left_out == ["25.0% of the 12 device events of rank 0 are damaged: 3 left out, far in time from the rest"]
 
 
 def test_an_unreadable_trace_of_a_folder_is_left_out_and_named(tmp_path: Path) -> None:
     write(tmp_path / "rank-0.json", [kernel("a", 0, 5)])
     torn = write(tmp_path / "rank-1.json", [kernel("a", 0, 5), kernel("b", 9, 5)])
     torn.write_text(torn.read_text()[:-60])
-    _, result = exported(tmp_path)
-    assert result.ranks == [0]
-    assert any("rank-1.json: truncated" in item for item in result.left_out)
+    _, export = exported(tmp_path)
+    assert export.ranks == [0]
+    assert any("rank-1.json: truncated" in omission for omission in export.left_out)
     with pytest.raises(InputError, match=r"rank-1\.json"):
         exported(tmp_path / "rank-0.json", tmp_path / "rank-1.json")

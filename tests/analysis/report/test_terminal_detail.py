@@ -54,7 +54,7 @@ def write(folder: Path, events: list[dict[str, Any]], **options: Any) -> Any:
     return analyze([folder], **options)
 
 
-def test_a_pattern_makes_kernels_communication_and_metadata_outweighs_names(tmp_path: Path) -> None:
+def test_a_pattern_makes_communication_kernels_and_metadata_beats_names(tmp_path: Path) -> None:
     events = [
         kernel("sgemm", 0, 100, 7),
         kernel("homegrown_ring_step", 50, 100, 9),
@@ -74,16 +74,16 @@ def test_a_pattern_that_finds_nothing_is_a_warning(tmp_path: Path) -> None:
 
 def test_a_run_has_no_details_and_takes_no_pattern(synthetic: Callable[..., Any]) -> None:
     path = synthetic().write()
-    result = analyze([path], detail=True)
-    assert result.source.warnings == analyze([path]).source.warnings
-    assert all(row.detail is None for row in result.ranks)
+    analysis = analyze([path], detail=True)
+    assert analysis.source.warnings == analyze([path]).source.warnings
+    assert all(row.detail is None for row in analysis.ranks)
     with pytest.raises(InputError, match="a communication pattern is for traces"):
         analyze([path], communication_pattern=re.compile("x"))
 
 
 def test_details_round_trip_through_json(example_traces: Path) -> None:
-    result = analyze([example_traces / "jobs/recompute"], detail=True)
-    assert msgspec.json.decode(msgspec.json.encode(result), type=type(result)) == result
+    analysis = analyze([example_traces / "jobs/recompute"], detail=True)
+    assert msgspec.json.decode(msgspec.json.encode(analysis), type=type(analysis)) == analysis
 
 
 def test_the_command_line_takes_details_and_patterns(cli: Cli, example_traces: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_pattern_that_cannot_be_meant_is_a_usage_error(cli: Cli, example_trace
     assert "Traceback" not in completed.stderr
 
 
-def test_classes_recompute_and_reasons_of_idle_time_of_recorded_windows_are_summed(
+def test_classes_recompute_and_idle_reasons_of_recorded_windows_are_summed(
     synthetic: Callable[..., Any], add_windows: Callable[..., None]
 ) -> None:
     # given two profiled steps of rank 0, one of rank 1 from an older recorder without kernel classes

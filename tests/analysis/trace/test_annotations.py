@@ -83,7 +83,7 @@ def times_of(folder: Path, events: list[Event]) -> dict[str, dict[int, float]]:
     return {kind: dict(by_step) for kind, by_step in result.items()}
 
 
-def test_a_phase_counts_while_the_device_is_idle_in_the_step_that_it_makes_longer(tmp_path: Path) -> None:
+def test_a_phase_counts_while_the_device_idles_in_the_step_that_it_extends(tmp_path: Path) -> None:
     # given a loader at the end of the step 0, after 100 µs of the optimizer that its work hides
     times = times_of(
         tmp_path,

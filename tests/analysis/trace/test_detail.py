@@ -145,14 +145,14 @@ def test_classes_agree_with_counting_the_microseconds_one_by_one(
 @given(WORK)
 def test_reasons_for_idle_add_up_to_the_idle_time(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> None:
     truth = Reference(rows)
-    result = detail(tmp_path_factory.mktemp("trace"), written(rows))
-    assert (result.launch is None) == all(row[5] is None for row in rows)
-    if result.launch is not None:
-        assert sum(idle(result)) == len(truth.window - set().union(*truth.all.values()))
+    rank_detail = detail(tmp_path_factory.mktemp("trace"), written(rows))
+    assert (rank_detail.launch is None) == all(row[5] is None for row in rows)
+    if rank_detail.launch is not None:
+        assert sum(idle(rank_detail)) == len(truth.window - set().union(*truth.all.values()))
 
 
 @given(WORK)
-def test_what_an_idle_device_waited_for_agrees_with_asking_at_every_microsecond(
+def test_reasons_of_idle_time_agree_with_asking_at_every_microsecond(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Row]
 ) -> None:
     work = []
@@ -160,8 +160,8 @@ def test_what_an_idle_device_waited_for_agrees_with_asking_at_every_microsecond(
         began = None if called is None else start - called[0]
         returned = None if called is None else min(start - called[0] + called[1], start)
         work.append((start, start + duration, began, returned))
-    result = detail(tmp_path_factory.mktemp("trace"), written(rows))
-    if result.launch is None:
+    rank_detail = detail(tmp_path_factory.mktemp("trace"), written(rows))
+    if rank_detail.launch is None:
         return
     first = min(start for start, end, *_ in work if end > start)
     last = max(end for start, end, *_ in work if end > start)
@@ -179,17 +179,17 @@ def test_what_an_idle_device_waited_for_agrees_with_asking_at_every_microsecond(
             counts["unknown"] += 1
         else:
             counts["starved"] += 1
-    assert idle(result) == (counts["queued"], counts["launching"], counts["starved"], counts["unknown"])
+    assert idle(rank_detail) == (counts["queued"], counts["launching"], counts["starved"], counts["unknown"])
 
 
-def test_a_call_that_returns_after_its_kernel_has_begun_launches_nothing_more(tmp_path: Path) -> None:
+def test_a_call_that_returns_after_its_kernel_began_launches_nothing_more(tmp_path: Path) -> None:
     events = [launch(1, 0, 60), kernel("a", 10, 10, 7, 1), launch(2, 70), kernel("b", 100, 10, 7, 2)]
     assert idle(detail(tmp_path, events)) == (29, 1, 50, 0)
 
 
 def test_queue_delay_counts_each_call_once_and_a_graph_by_its_launch(tmp_path: Path) -> None:
     # given two plain launches, one of which appears to start early, a graph of three kernels, and a kernel without its call
-    result = detail(
+    rank_detail = detail(
         tmp_path,
         [
             launch(1, 0),
@@ -201,15 +201,15 @@ def test_queue_delay_counts_each_call_once_and_a_graph_by_its_launch(tmp_path: P
             kernel(GEMM, 60, 5, correlation=9),
         ],
     ).launch
-    assert result is not None
-    assert (result.events, result.linked, result.calls) == (6, 5, 3)
-    assert (result.graph_launches, result.graph_events) == (1, 3)
-    assert result.started_early == 1
-    (compute,) = result.queue_delay
+    assert rank_detail is not None
+    assert (rank_detail.events, rank_detail.linked, rank_detail.calls) == (6, 5, 3)
+    assert (rank_detail.graph_launches, rank_detail.graph_events) == (1, 3)
+    assert rank_detail.started_early == 1
+    (compute,) = rank_detail.queue_delay
     assert (compute.kind, compute.events, compute.median_us, compute.longest_us) == ("compute", 3, 4, 10)
 
 
-def test_a_graph_is_seen_without_its_launch_by_its_node_or_a_shared_correlation(tmp_path: Path) -> None:
+def test_a_graph_without_its_launch_is_seen_by_node_or_shared_correlation(tmp_path: Path) -> None:
     events = [
         launch(1, 0),
         kernel(GEMM, 2, 1, correlation=1, graph_node_id=0),
@@ -218,18 +218,18 @@ def test_a_graph_is_seen_without_its_launch_by_its_node_or_a_shared_correlation(
         kernel(GEMM, 30, 5, correlation=6),
         kernel(GEMM, 40, 5, graph_node_id=78),
     ]
-    result = detail(tmp_path, events).launch
-    assert result is not None
-    assert (result.graph_launches, result.graph_events) == (3, 4)
+    rank_detail = detail(tmp_path, events).launch
+    assert rank_detail is not None
+    assert (rank_detail.graph_launches, rank_detail.graph_events) == (3, 4)
 
 
 def test_device_activities_alone_tell_nothing_of_launches_or_recompute(tmp_path: Path) -> None:
-    result = detail(tmp_path, [kernel(GEMM, 0, 10, correlation=1), kernel(GEMM, 20, 10, correlation=2)])
-    assert (result.launch, result.recompute, result.contention) == (None, None, None)
+    rank_detail = detail(tmp_path, [kernel(GEMM, 0, 10, correlation=1), kernel(GEMM, 20, 10, correlation=2)])
+    assert (rank_detail.launch, rank_detail.recompute, rank_detail.contention) == (None, None, None)
 
 
-def test_copies_by_direction_with_bytes_and_speed_where_events_or_calls_tell(tmp_path: Path) -> None:
-    result = detail(
+def test_copies_have_direction_bytes_and_speed_where_events_or_calls_tell(tmp_path: Path) -> None:
+    rank_detail = detail(
         tmp_path,
         [
             kernel(GEMM, 0, 10),
@@ -247,7 +247,7 @@ def test_copies_by_direction_with_bytes_and_speed_where_events_or_calls_tell(tmp
             kernel("__amd_rocclr_copyBuffer", 70, 1),
         ],
     )
-    rows = {(row.direction, row.memory): row for row in result.copies}
+    rows = {(row.direction, row.memory): row for row in rank_detail.copies}
     both = rows["host to device", "Pinned -> Device"]
     assert (both.events, both.busy_us, both.exposed_us, both.bytes) == (2, 10, 5, 4_000_000)
     assert both.bytes_per_second == pytest.approx(4_000_000 / 10e-6)
@@ -258,8 +258,8 @@ def test_copies_by_direction_with_bytes_and_speed_where_events_or_calls_tell(tmp
     assert rows["fill", None].bytes is None
     assert rows["fill", None].bytes_per_second is None
     assert rows["unknown", None].events == 1
-    assert not any(row.collective for row in result.copies)
-    assert [row.busy_us for row in result.copies] == sorted((row.busy_us for row in result.copies), reverse=True)
+    assert not any(row.collective for row in rank_detail.copies)
+    assert [row.busy_us for row in rank_detail.copies] == sorted((row.busy_us for row in rank_detail.copies), reverse=True)
 
 
 def _copy_engine(ask: str, *more: dict[str, Any]) -> list[dict[str, Any]]:
@@ -310,7 +310,7 @@ def test_copies_of_a_collective_have_the_metadata_of_its_call(tmp_path: Path) ->
     assert result == ("all_gather_base", "7", 3, 200)
 
 
-def test_copies_beside_a_communication_kernel_of_the_same_collective_are_a_part_of_it(tmp_path: Path) -> None:
+def test_copies_beside_the_kernel_of_their_collective_are_part_of_it(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.json"
     events = _copy_engine("c10d::allgather_", launch(4, 6), kernel(NCCL, 40, 20, 8, 4))
     path.write_text(json.dumps({"traceEvents": events}))
@@ -343,16 +343,16 @@ def test_forward_operators_inside_backward_are_recomputation(tmp_path: Path) -> 
 
 
 def test_recomputation_on_a_cpu_is_the_operators_themselves(tmp_path: Path) -> None:
-    result = detail(tmp_path, [event for event in RECOMPUTED if event["cat"] == "cpu_op"])
-    assert result.recompute is not None
-    assert (result.recompute.operators, result.recompute.events, result.recompute.busy_us) == (1, 1, 10)
-    assert result.launch is None
-    assert (result.streams, result.copies) == ([], [])
-    assert {row.name: row.busy_us for row in result.classes} == {"gemm": 20}
+    rank_detail = detail(tmp_path, [event for event in RECOMPUTED if event["cat"] == "cpu_op"])
+    assert rank_detail.recompute is not None
+    assert (rank_detail.recompute.operators, rank_detail.recompute.events, rank_detail.recompute.busy_us) == (1, 1, 10)
+    assert rank_detail.launch is None
+    assert (rank_detail.streams, rank_detail.copies) == ([], [])
+    assert {row.name: row.busy_us for row in rank_detail.classes} == {"gemm": 20}
 
 
 def test_what_the_optimizer_launches_is_the_optimizers(tmp_path: Path) -> None:
-    result = detail(
+    rank_detail = detail(
         tmp_path,
         [
             x("user_annotation", "Optimizer.step#SGD.step", 10, 10),
@@ -362,7 +362,7 @@ def test_what_the_optimizer_launches_is_the_optimizers(tmp_path: Path) -> None:
             kernel(RELU, 40, 6, correlation=2),
         ],
     )
-    assert {row.name: row.busy_us for row in result.classes} == {"optimizer": 6, "elementwise": 4}
+    assert {row.name: row.busy_us for row in rank_detail.classes} == {"optimizer": 6, "elementwise": 4}
 
 
 def test_unknown_long_kernels_beside_the_main_stream_are_named(tmp_path: Path) -> None:
@@ -395,7 +395,7 @@ def _contended(slow: int, *, beside: int = 3, alone: int = 3) -> list[dict[str, 
     return events
 
 
-def test_compute_beside_communication_is_compared_with_the_same_kernels_alone(tmp_path: Path) -> None:
+def test_compute_beside_communication_is_compared_with_kernels_alone(tmp_path: Path) -> None:
     contention = detail(tmp_path, _contended(30)).contention
     assert contention is not None
     assert (contention.slowdown, contention.extra_us, contention.compared, contention.overlapped) == (1.5, 30, 3, 3)
@@ -446,8 +446,8 @@ def test_steps_have_the_details_of_their_own_window(tmp_path: Path) -> None:
 
 def test_a_hostile_number_of_streams_and_steps_is_cut(tmp_path: Path) -> None:
     steps = [x("user_annotation", f"ProfilerStep#{number}", number * 10, 10) for number in range(200)]
-    result = detail(tmp_path, [*steps, *(kernel(GEMM, at * 10, 5, stream=at) for at in range(200))])
-    assert (len(result.streams), len(result.steps)) == (64, 64)
+    rank_detail = detail(tmp_path, [*steps, *(kernel(GEMM, at * 10, 5, stream=at) for at in range(200))])
+    assert (len(rank_detail.streams), len(rank_detail.steps)) == (64, 64)
 
 
 def test_an_empty_trace_is_an_error_with_details_too(tmp_path: Path) -> None:
@@ -456,5 +456,5 @@ def test_an_empty_trace_is_an_error_with_details_too(tmp_path: Path) -> None:
 
 
 def test_a_trace_of_launches_alone_has_empty_details(tmp_path: Path) -> None:
-    result = detail(tmp_path, [launch(1, 0)])
-    assert (result.streams, result.copies, result.launch, result.steps) == ([], [], None, [])
+    rank_detail = detail(tmp_path, [launch(1, 0)])
+    assert (rank_detail.streams, rank_detail.copies, rank_detail.launch, rank_detail.steps) == ([], [], None, [])

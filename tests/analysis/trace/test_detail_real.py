@@ -22,15 +22,15 @@ def real(shared_data: Path) -> Callable[[str], RankDetail]:
 
 
 def test_a_moe_layer_computes_under_expert_parallel_communication(real: Callable[[str], RankDetail]) -> None:
-    result = real("moe_dualpipe_deepep/rank-0.json.gz")
-    classes = {row.name: row for row in result.classes}
+    rank_detail = real("moe_dualpipe_deepep/rank-0.json.gz")
+    classes = {row.name: row for row in rank_detail.classes}
     assert classes["communication"].busy_us == 113_030
     assert classes["communication"].overlapped_us / 113_030 == pytest.approx(0.9632, abs=1e-4)
-    assert result.streams[1].stream == 27
-    assert result.streams[1].kind == "communication"
+    assert rank_detail.streams[1].stream == 27
+    assert rank_detail.streams[1].kind == "communication"
     # Matrix products in pieces on two streams: their durations add up to more than the time.
     assert classes["gemm"].summed_us > classes["gemm"].busy_us
-    assert classes["other"].busy_us < 0.01 * result.window_us
+    assert classes["other"].busy_us < 0.01 * rank_detail.window_us
 
 
 def test_checkpointed_blocks_are_found_where_the_stacks_say_they_are(
@@ -85,19 +85,19 @@ def test_a_rank_that_its_host_keeps_waiting_is_starved(real: Callable[[str], Ran
 def test_every_real_trace_adds_up(real: Callable[[str], RankDetail], shared_data: Path) -> None:
     golden = json.loads((shared_data / "traces/golden.json").read_text())
     for name in ("moe_dualpipe_deepep/rank-0", "resnet_8ranks_mi300/rank-0", "hta_sampled_128/rank-1", "timesformer_h100/rank-0"):
-        result, truth = real(f"{name}.json.gz"), golden[f"{name}.json.gz"]
-        (device,) = result.devices
+        rank_detail, truth = real(f"{name}.json.gz"), golden[f"{name}.json.gz"]
+        (device,) = rank_detail.devices
         for field, value in msgspec.structs.asdict(device).items():
             if field != "device":
                 assert value == pytest.approx(truth[field], abs=1, rel=1e-4), (name, field)
-        assert sum(row.events for row in result.classes) == truth["kernels"] + truth["communication_kernels"], name
-        assert sum(row.events for row in result.copies) == truth["copies"], name
-        assert sum(row.busy_us for row in result.classes if row.name != "communication") >= truth["compute_us"] - 1
-        assert sum(idle(result)) == pytest.approx(device.idle_us)
-        assert sum(row.busy_us - row.overlapped_us for row in result.streams) <= device.window_us - device.idle_us + 1
+        assert sum(row.events for row in rank_detail.classes) == truth["kernels"] + truth["communication_kernels"], name
+        assert sum(row.events for row in rank_detail.copies) == truth["copies"], name
+        assert sum(row.busy_us for row in rank_detail.classes if row.name != "communication") >= truth["compute_us"] - 1
+        assert sum(idle(rank_detail)) == pytest.approx(device.idle_us)
+        assert sum(row.busy_us - row.overlapped_us for row in rank_detail.streams) <= device.window_us - device.idle_us + 1
 
 
-def test_transferring_and_waiting_add_up_to_the_communication_of_every_rank(shared_data: Path) -> None:
+def test_transfers_and_waits_add_up_to_the_communication_of_every_rank(shared_data: Path) -> None:
     golden = json.loads((shared_data / "traces/golden.json").read_text())
     for row in analyze([shared_data / "traces/dlrm_8ranks_v100"]).ranks:
         truth, parts = golden[f"dlrm_8ranks_v100/rank-{row.rank}.json.gz"], row.communication_parts

@@ -53,7 +53,7 @@ def test_every_event_comes_out_once_and_in_order_however_the_text_is_cut(
     # when it is read
     names, stream = read(text, size)
     # then nothing is missing, double or changed
-    assert names == [item["name"] for item in events]
+    assert names == [event["name"] for event in events]
     assert (stream.events, stream.damaged, stream.complete) == (len(events), 0, True)
     if not bare:
         by_key = {key: msgspec.json.decode(value) for key, value in stream.top_level.items()}
@@ -75,7 +75,7 @@ def test_a_torn_text_gives_every_event_that_is_complete(events: list[Any], cut: 
     for _ in events:
         _, at = decoder.raw_decode(text.decode(), text.index(b"{", at))
         complete += at <= len(torn)
-    assert names == [item["name"] for item in events[:complete]]
+    assert names == [event["name"] for event in events[:complete]]
     assert (stream.damaged, stream.complete) == (0, torn == text)
 
 

@@ -30,7 +30,7 @@ sets = pairs.map(merged)
 
 @given(pairs)
 @example([(0, 5), (5, 4)])  # touching ones become one
-def test_a_union_covers_what_its_intervals_cover_and_is_sorted_and_disjoint(items: list[tuple[int, int]]) -> None:
+def test_a_union_covers_its_intervals_and_is_sorted_and_disjoint(items: list[tuple[int, int]]) -> None:
     spans = merged(items)
     assert points(spans) == {point for start, length in items for point in range(start, start + length)}
     assert (spans[:, 1] > spans[:, 0]).all()

@@ -57,10 +57,10 @@ def damage(quality: DataQuality) -> tuple[int, int, int, int]:
 
 
 def test_a_healthy_trace_has_no_damage(tmp_path: Path) -> None:
-    result = trace(tmp_path, work())
-    assert damage(result.quality) == (0, 0, 0, 0)
-    assert (result.quality.device_events, result.quality.launches, result.quality.problem) == (10, 10, None)
-    assert len(result.missing) == len(result.cut) == 0
+    loaded_trace = trace(tmp_path, work())
+    assert damage(loaded_trace.quality) == (0, 0, 0, 0)
+    assert (loaded_trace.quality.device_events, loaded_trace.quality.launches, loaded_trace.quality.problem) == (10, 10, None)
+    assert len(loaded_trace.missing) == len(loaded_trace.cut) == 0
 
 
 @pytest.mark.parametrize(("base", "ts"), [(BASE_NS, 0), (BASE_NS, -BASE_NS / 1000), (0, 0)])
@@ -68,10 +68,10 @@ def test_kernels_at_zero_have_no_time(tmp_path: Path, base: int, ts: float) -> N
     events = work()
     for event in kernels(events)[:3]:
         event |= {"ts": ts, "dur": 0}
-    result = trace(tmp_path, events, baseTimeNanoseconds=base)
-    assert damage(result.quality) == (3, 0, 0, 0)
-    assert result.quality.without_time_share == 0.3
-    assert (result.missing - base).tolist() == [round(event["ts"] * 1000) for event in events[:6:2]]
+    loaded_trace = trace(tmp_path, events, baseTimeNanoseconds=base)
+    assert damage(loaded_trace.quality) == (3, 0, 0, 0)
+    assert loaded_trace.quality.without_time_share == 0.3
+    assert (loaded_trace.missing - base).tolist() == [round(event["ts"] * 1000) for event in events[:6:2]]
 
 
 def test_a_trace_may_count_its_times_from_zero(tmp_path: Path) -> None:
@@ -90,8 +90,8 @@ def test_no_length_is_no_time_unless_times_are_whole_microseconds(tmp_path: Path
 @pytest.mark.parametrize("name", ["Memset (Device)", "Memcpy HtoD (Pageable -> Device)"])
 def test_filling_or_copying_nothing_takes_no_time(tmp_path: Path, name: str) -> None:
     events = [*work(), *(event for at in range(5) for event in pair(50 + at, START_US + 50 + 100 * at, 0, name=name))]
-    result = trace(tmp_path, events)
-    assert (result.quality.device_events, damage(result.quality)) == (15, (0, 0, 0, 0))
+    loaded_trace = trace(tmp_path, events)
+    assert (loaded_trace.quality.device_events, damage(loaded_trace.quality)) == (15, (0, 0, 0, 0))
 
 
 @pytest.mark.parametrize("bad", [{"dur": -3}, {"dur": None}, {"ts": 1e300}, {"ts": "soon"}])
@@ -99,10 +99,10 @@ def test_filling_or_copying_nothing_takes_no_time(tmp_path: Path, name: str) -> 
 def test_impossible_times_are_none_wherever_times_count_from(tmp_path: Path, bad: Event, start: float) -> None:
     events = work(start=start)
     kernels(events)[4].update(bad)
-    result = trace(tmp_path, events)
-    assert damage(result.quality) == (1, 0, 0, 0)
-    assert result.missing.tolist() == [round((start + 400) * 1000)]
-    assert reduce_file(result).breakdowns[0].window_us == 910.5
+    loaded_trace = trace(tmp_path, events)
+    assert damage(loaded_trace.quality) == (1, 0, 0, 0)
+    assert loaded_trace.missing.tolist() == [round((start + 400) * 1000)]
+    assert reduce_file(loaded_trace).breakdowns[0].window_us == 910.5
 
 
 def test_a_trace_without_any_time_is_damaged(tmp_path: Path) -> None:
@@ -121,15 +121,15 @@ def test_a_trace_without_any_time_is_damaged(tmp_path: Path) -> None:
 def test_kernels_far_before_or_after_the_rest_are_left_out(tmp_path: Path, by: float, has_calls: bool) -> None:
     events = work()
     kernels(events)[4]["ts"] += by
-    result = trace(tmp_path, events if has_calls else kernels(events))
-    assert damage(result.quality) == (0, 1, 0, 0)
-    assert reduce_file(result).breakdowns[0].window_us == 910.5
+    loaded_trace = trace(tmp_path, events if has_calls else kernels(events))
+    assert damage(loaded_trace.quality) == (0, 1, 0, 0)
+    assert reduce_file(loaded_trace).breakdowns[0].window_us == 910.5
 
 
 def test_an_idle_hour_between_work_of_the_host_is_fine(tmp_path: Path) -> None:
-    result = trace(tmp_path, [*work(), *work(first=11, start=START_US + HOUR_US)])
-    assert damage(result.quality) == (0, 0, 0, 0)
-    assert reduce_file(result).breakdowns[0].window_us > HOUR_US
+    loaded_trace = trace(tmp_path, [*work(), *work(first=11, start=START_US + HOUR_US)])
+    assert damage(loaded_trace.quality) == (0, 0, 0, 0)
+    assert reduce_file(loaded_trace).breakdowns[0].window_us > HOUR_US
 
 
 @pytest.mark.parametrize("gap_s", [70, 400, 4000])
@@ -147,8 +147,8 @@ def test_pauses_of_minutes_between_steps_are_fine(
             x("cpu_op", "aten::mm", start, 5),
         ]
         events += mine if has_calls else [event for event in mine if event["cat"] != "cuda_runtime"]
-    result = trace(tmp_path, events)
-    assert (result.damaged, damage(result.quality)) == (0, (0, 0, 0, 0))
+    loaded_trace = trace(tmp_path, events)
+    assert (loaded_trace.damaged, damage(loaded_trace.quality)) == (0, (0, 0, 0, 0))
 
 
 @pytest.mark.parametrize(("odd", "far"), [(2, 2), (4, 0)])
@@ -187,17 +187,17 @@ def test_a_kernel_that_waits_a_minute_for_its_stream_is_fine(tmp_path: Path) -> 
 
 def test_host_events_without_a_time_are_left_out_and_counted(tmp_path: Path) -> None:
     events = [*work(), x("cpu_op", "aten::mm", 0, 0), x("cpu_op", "aten::mm", START_US + 99 * HOUR_US, 5)]
-    result = trace(tmp_path, events)
-    assert (result.damaged, damage(result.quality)) == (2, (0, 0, 0, 0))
+    loaded_trace = trace(tmp_path, events)
+    assert (loaded_trace.damaged, damage(loaded_trace.quality)) == (2, (0, 0, 0, 0))
 
 
 def test_a_kernel_that_overruns_the_next_is_cut_to_the_median_of_its_kind(tmp_path: Path) -> None:
     events = work()
     kernels(events)[4]["dur"] = 0.5 * SECOND_US
-    result = trace(tmp_path, events)
-    assert damage(result.quality) == (0, 0, 1, 0)
-    assert lengths(result) == [10.5] * 10
-    assert result.cut.tolist() == [round((START_US + 400) * 1000)]
+    loaded_trace = trace(tmp_path, events)
+    assert damage(loaded_trace.quality) == (0, 0, 1, 0)
+    assert lengths(loaded_trace) == [10.5] * 10
+    assert loaded_trace.cut.tolist() == [round((START_US + 400) * 1000)]
 
 
 def test_a_kernel_without_its_like_is_cut_where_the_next_begins(tmp_path: Path) -> None:
@@ -213,8 +213,8 @@ def test_kernels_of_other_streams_and_devices_may_overlap(tmp_path: Path) -> Non
 
 def test_rounding_to_microseconds_is_no_overrun(tmp_path: Path) -> None:
     events = [*pair(1, 0, 11), *pair(2, 10, 0), *pair(3, 10, 9), *pair(4, 18, 5)]
-    result = trace(tmp_path, events)
-    assert (damage(result.quality), lengths(result)) == ((0, 0, 0, 0), [11, 0, 9, 5])
+    loaded_trace = trace(tmp_path, events)
+    assert (damage(loaded_trace.quality), lengths(loaded_trace)) == ((0, 0, 0, 0), [11, 0, 9, 5])
 
 
 @pytest.mark.parametrize(("over", "cut"), [(1.5, 0), (3, 0), (9.5, 0), (20, 9)])
@@ -240,40 +240,40 @@ def graph(number: int, ts: float) -> list[Event]:
 
 
 def test_nodes_of_a_graph_may_overlap(tmp_path: Path) -> None:
-    result = trace(tmp_path, [event for at in range(9) for event in graph(at + 1, START_US + 100 * at)])
-    assert damage(result.quality) == (0, 0, 0, 0)
-    assert result.quality.launches == 0
+    loaded_trace = trace(tmp_path, [event for at in range(9) for event in graph(at + 1, START_US + 100 * at)])
+    assert damage(loaded_trace.quality) == (0, 0, 0, 0)
+    assert loaded_trace.quality.launches == 0
 
 
 def test_a_node_that_overruns_the_next_graph_is_cut(tmp_path: Path) -> None:
     events = [event for at in range(9) for event in graph(at + 1, START_US + 100 * at)]
     kernels(events)[6]["dur"] = 0.5 * SECOND_US
-    result = trace(tmp_path, events)
-    assert (damage(result.quality), lengths(result)) == ((0, 0, 1, 0), [30.5] * 18)
+    loaded_trace = trace(tmp_path, events)
+    assert (damage(loaded_trace.quality), lengths(loaded_trace)) == ((0, 0, 1, 0), [30.5] * 18)
 
 
 @pytest.mark.parametrize(("rest", "cut"), [(0.1, 1), (2, 0)])
 def test_the_last_kernel_of_a_stream_is_not_longer_than_all_the_rest(tmp_path: Path, rest: float, cut: int) -> None:
     events = [*work(every=rest * SECOND_US / 10), *pair(50, START_US + rest * SECOND_US, 0.5 * SECOND_US)]
-    result = trace(tmp_path, events)
-    assert result.quality.overlong == cut
-    assert lengths(result)[-1] == (10.5 if cut else 0.5 * SECOND_US)
+    loaded_trace = trace(tmp_path, events)
+    assert loaded_trace.quality.overlong == cut
+    assert lengths(loaded_trace)[-1] == (10.5 if cut else 0.5 * SECOND_US)
 
 
 def test_a_short_trace_may_end_with_a_long_kernel(tmp_path: Path) -> None:
-    result = trace(tmp_path, [*pair(1, START_US, 2.5), *pair(2, START_US + 5, 50_000)])
-    assert damage(result.quality) == (0, 0, 0, 0)
+    loaded_trace = trace(tmp_path, [*pair(1, START_US, 2.5), *pair(2, START_US + 5, 50_000)])
+    assert damage(loaded_trace.quality) == (0, 0, 0, 0)
 
 
 def test_a_last_kernel_that_the_host_waits_for_is_as_long_as_it_says(tmp_path: Path) -> None:
     wait = x("cuda_runtime", "cudaDeviceSynchronize", START_US + 1100, 0.5 * SECOND_US, correlation=99)
-    result = trace(tmp_path, [*work(), *pair(50, START_US + 1000, 0.5 * SECOND_US), wait])
-    assert damage(result.quality) == (0, 0, 0, 0)
+    loaded_trace = trace(tmp_path, [*work(), *pair(50, START_US + 1000, 0.5 * SECOND_US), wait])
+    assert damage(loaded_trace.quality) == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("by_us", [-2, -900, -30_000, -800_000])
 @pytest.mark.parametrize("first", [0, 50, 97])
-def test_kernels_before_their_launches_show_clocks_that_contradict_each_other(tmp_path: Path, by_us: float, first: int) -> None:
+def test_kernels_before_their_launches_show_contradicting_clocks(tmp_path: Path, by_us: float, first: int) -> None:
     events = work(100, every=1000)
     for event in kernels(events)[first:]:
         event["ts"] += by_us
@@ -302,8 +302,8 @@ def test_a_clock_that_is_set_back_shows(tmp_path: Path, by_us: float, category: 
         event.update(dur=19_990.5, ts=event["ts"] + delay_us)
     for event in events[100:]:
         event["ts"] += by_us if event["cat"] == category else 0
-    result = trace(tmp_path, events)
-    assert quality_of(result, work_events(result)).problem == "damaged"
+    loaded_trace = trace(tmp_path, events)
+    assert quality_of(loaded_trace, work_events(loaded_trace)).problem == "damaged"
 
 
 @pytest.mark.parametrize(("lost", "problem"), [(0, None), (10, None), (60, "no_activity"), (100, "no_activity")])
@@ -311,18 +311,18 @@ def test_a_trace_most_of_whose_launches_have_no_kernel_shows_no_activity(tmp_pat
     events = work(100)
     for event in kernels(events)[:lost]:
         events.remove(event)
-    result = trace(tmp_path, events)
-    quality = result.quality
+    loaded_trace = trace(tmp_path, events)
+    quality = loaded_trace.quality
     assert (quality.launches, quality.without_kernel, quality.without_kernel_share) == (100, lost, lost / 100)
     assert quality.problem == problem
-    assert len(result.missing) == lost
+    assert len(loaded_trace.missing) == lost
     assert problem is None or f"{lost} of 100" in (quality.reason or "")
 
 
 def test_a_trace_without_most_of_its_kernels_has_no_figures(tmp_path: Path) -> None:
-    result = trace(tmp_path, [event for event in work() if event["cat"] == "cuda_runtime"])
-    assert (result.has_device_work, result.device_kind) == (False, "cuda")
-    (window,) = reduce_file(result).breakdowns
+    loaded_trace = trace(tmp_path, [event for event in work() if event["cat"] == "cuda_runtime"])
+    assert (loaded_trace.has_device_work, loaded_trace.device_kind) == (False, "cuda")
+    (window,) = reduce_file(loaded_trace).breakdowns
     assert (window.window_us, window.truncated) == (0, True)
 
 
@@ -358,9 +358,9 @@ def test_a_capture_may_begin_or_end_beyond_the_trace(tmp_path: Path, bound: int)
 
 def test_launches_before_and_after_a_capture_are_lost(tmp_path: Path) -> None:
     calls = [launch(50, START_US + 20), *capture("cuda", START_US + 30, 9), launch(51, START_US + 95)]
-    result = trace(tmp_path, [*work(), *calls, *capture("cuda", START_US + 130, 0)])
-    assert (result.quality.without_kernel, result.quality.captured) == (2, 9)
-    assert result.missing.tolist() == [round((START_US + at) * 1000) for at in (20, 95)]
+    loaded_trace = trace(tmp_path, [*work(), *calls, *capture("cuda", START_US + 130, 0)])
+    assert (loaded_trace.quality.without_kernel, loaded_trace.quality.captured) == (2, 9)
+    assert loaded_trace.missing.tolist() == [round((START_US + at) * 1000) for at in (20, 95)]
 
 
 @pytest.mark.parametrize(("events", "problem"), [(0, "captured_graph"), (2, "captured_graph"), (10, None)])
@@ -387,9 +387,9 @@ def test_a_launch_may_show_as_several_calls(tmp_path: Path, names: tuple[str, st
         events += [launch(500 + at, start + 2, 1, tid=2), kernel(GEMM, start + 40, 9.5, correlation=500 + at)]
         if not is_lost:
             events.append(kernel(GEMM, start + 20, 9.5, correlation=1 + 2 * at + shown))
-    result = trace(tmp_path, events)
-    assert (result.quality.launches, result.quality.without_kernel) == (40, 10 if is_lost else 0)
-    assert len(result.missing) == result.quality.without_kernel
+    loaded_trace = trace(tmp_path, events)
+    assert (loaded_trace.quality.launches, loaded_trace.quality.without_kernel) == (40, 10 if is_lost else 0)
+    assert len(loaded_trace.missing) == loaded_trace.quality.without_kernel
 
 
 @pytest.mark.parametrize("name", ["cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch"])
@@ -416,9 +416,9 @@ def test_kernels_without_ids_tell_nothing_of_single_launches(tmp_path: Path) -> 
 
 def test_a_run_on_the_cpu_stays_one_on_a_machine_with_a_gpu(tmp_path: Path) -> None:
     operators = [x("cpu_op", "aten::mm", START_US + 100 * at, 50) for at in range(5)]
-    result = trace(tmp_path, [*operators, x("cuda_runtime", "cudaGetDeviceCount", START_US, 5, correlation=1)])
-    assert (result.device_kind, result.quality.problem) == ("cpu", None)
-    assert reduce_file(result).breakdowns[0].compute_us == 250
+    loaded_trace = trace(tmp_path, [*operators, x("cuda_runtime", "cudaGetDeviceCount", START_US, 5, correlation=1)])
+    assert (loaded_trace.device_kind, loaded_trace.quality.problem) == ("cpu", None)
+    assert reduce_file(loaded_trace).breakdowns[0].compute_us == 250
 
 
 def test_a_torn_trace_is_not_judged_for_missing_kernels(tmp_path: Path) -> None:
@@ -426,9 +426,9 @@ def test_a_torn_trace_is_not_judged_for_missing_kernels(tmp_path: Path) -> None:
     text = json.dumps({"traceEvents": events})
     path = tmp_path / "rank-0.json"
     path.write_text(text[: text.index('"kernel"') + 300])
-    result = read_trace(path)
-    assert result.torn
-    assert (result.quality.launches, result.quality.without_kernel, result.quality.problem) == (10, 0, None)
+    loaded_trace = read_trace(path)
+    assert loaded_trace.torn
+    assert (loaded_trace.quality.launches, loaded_trace.quality.without_kernel, loaded_trace.quality.problem) == (10, 0, None)
 
 
 def steps(*damaged: int, share: float = 0.1, count: int = 4) -> list[Event]:
@@ -443,25 +443,25 @@ def steps(*damaged: int, share: float = 0.1, count: int = 4) -> list[Event]:
 
 
 def test_a_step_that_lacks_kernels_counts_for_no_figure(tmp_path: Path) -> None:
-    result = trace(tmp_path, steps(1, 2))
-    events = work_events(result)
-    assert [row.truncated for row in step_breakdowns(result, events)] == [False, True, True, False]
-    quality = quality_of(result, events)
+    loaded_trace = trace(tmp_path, steps(1, 2))
+    events = work_events(loaded_trace)
+    assert [row.truncated for row in step_breakdowns(loaded_trace, events)] == [False, True, True, False]
+    quality = quality_of(loaded_trace, events)
     assert (quality.damaged_steps, quality.problem) == (2, None)
 
 
 def test_a_trace_all_of_whose_steps_lack_kernels_is_damaged(tmp_path: Path) -> None:
-    result = trace(tmp_path, steps(0, 1, 2, 3))
-    assert quality_of(result, work_events(result)).problem == "damaged"
+    loaded_trace = trace(tmp_path, steps(0, 1, 2, 3))
+    assert quality_of(loaded_trace, work_events(loaded_trace)).problem == "damaged"
 
 
 def test_one_kernel_in_fifty_may_be_missing(tmp_path: Path) -> None:
-    result = trace(tmp_path, steps(0, 1, 2, 3, share=0.02))
-    quality = quality_of(result, work_events(result))
+    loaded_trace = trace(tmp_path, steps(0, 1, 2, 3, share=0.02))
+    quality = quality_of(loaded_trace, work_events(loaded_trace))
     assert (quality.without_kernel, quality.damaged_steps, quality.problem) == (4, 0, None)
 
 
-def test_collectives_without_a_number_do_not_count_in_steps_that_lack_kernels(tmp_path: Path) -> None:
+def test_unnumbered_collectives_do_not_count_in_steps_that_lack_kernels(tmp_path: Path) -> None:
     events = steps(1)
     for step in range(4):
         events += pair(90 + 100 * step, START_US + 10_000 * step + 6_000, name=NCCL, stream=20)
@@ -491,9 +491,13 @@ def test_device_events_of_ascend_are_told_by_their_process(tmp_path: Path) -> No
     ]
     path = tmp_path / "rank-0.json"
     path.write_text(json.dumps([*labels, *events]))
-    result = read_trace(path)
-    assert (result.device_kind, result.quality.device_events, damage(result.quality)) == ("other", 2, (0, 0, 0, 0))
-    (window,) = reduce_file(result).breakdowns
+    loaded_trace = read_trace(path)
+    assert (loaded_trace.device_kind, loaded_trace.quality.device_events, damage(loaded_trace.quality)) == (
+        "other",
+        2,
+        (0, 0, 0, 0),
+    )
+    (window,) = reduce_file(loaded_trace).breakdowns
     assert (window.compute_us, window.communication_us) == (30.5, 40.5)
 
 
@@ -502,10 +506,10 @@ def test_copies_of_mtia_are_copies_and_waits_are_no_work(tmp_path: Path) -> None
         return x("mtia_ccp_events", name, START_US + ts, 10.5, stream=1, device=0, correlation=number)
 
     calls = [x("mtia_runtime", "launchKernel", START_US + number, 1, correlation=number) for number in (1, 2, 3)]
-    result = trace(tmp_path, [*calls, event("gemm", 10, 1), event("dma_request", 30, 2), event("event_wait", 50, 3)])
-    (window,) = reduce_file(result).breakdowns
-    assert (result.device_kind, window.compute_us, window.memcpy_us, window.window_us) == ("other", 10.5, 10.5, 30.5)
-    assert damage(result.quality) == (0, 0, 0, 0)
+    loaded_trace = trace(tmp_path, [*calls, event("gemm", 10, 1), event("dma_request", 30, 2), event("event_wait", 50, 3)])
+    (window,) = reduce_file(loaded_trace).breakdowns
+    assert (loaded_trace.device_kind, window.compute_us, window.memcpy_us, window.window_us) == ("other", 10.5, 10.5, 30.5)
+    assert damage(loaded_trace.quality) == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("vendor", ["musa", "gcu", "mlu"])
@@ -513,7 +517,7 @@ def test_categories_of_other_vendors_are_spelled_as_those_of_cuda(tmp_path: Path
     calls = [x(f"{vendor}_runtime", f"{vendor}LaunchKernel", START_US + at, 1, correlation=at) for at in range(1, 4)]
     events = [x(f"{vendor}_kernel", GEMM, START_US + 20 * at, 10.5, stream=1, correlation=at) for at in range(1, 3)]
     copy = x(f"{vendor}_memcpy", "Memcpy HtoD", START_US + 90, 5.5, stream=1, correlation=9)
-    result = trace(tmp_path, [*calls, *events, copy])
-    assert (result.quality.device_events, result.quality.launches, result.quality.without_kernel) == (3, 3, 1)
-    (window,) = reduce_file(result).breakdowns
+    loaded_trace = trace(tmp_path, [*calls, *events, copy])
+    assert (loaded_trace.quality.device_events, loaded_trace.quality.launches, loaded_trace.quality.without_kernel) == (3, 3, 1)
+    (window,) = reduce_file(loaded_trace).breakdowns
     assert (window.compute_us, window.memcpy_us) == (21, 5.5)

@@ -95,7 +95,7 @@ def test_without_details_a_trace_lacks_their_columns_and_nothing_else(traces: Pa
 
 
 @pytest.mark.parametrize("name", ["ddp_2ranks_nccl_metadata/rank-0.json.gz", "resnet_8ranks_mi300/rank-0.json.gz"])
-def test_steps_of_a_device_trace_follow_each_other_and_stay_within_the_file(traces: Path, name: str) -> None:
+def test_device_steps_follow_each_other_and_stay_within_the_file(traces: Path, name: str) -> None:
     trace = read_trace(traces / name)
     steps = reduce_trace(trace).breakdowns
     (whole,) = reduce_file(trace).breakdowns
@@ -161,7 +161,7 @@ def test_without_the_culprit_nobody_is_blamed_for_its_lateness(traces: Path) -> 
 
 
 @pytest.mark.parametrize("torn", [3, 7])
-def test_with_a_torn_trace_nobody_is_blamed_for_what_its_rank_may_have_done(traces: Path, tmp_path: Path, torn: int) -> None:
+def test_no_rank_is_blamed_for_what_the_rank_of_a_torn_trace_may_have_done(traces: Path, tmp_path: Path, torn: int) -> None:
     # given all traces, that of one rank cut off in the middle of its device events
     for rank in range(8):
         data = (traces / "dlrm_8ranks_v100" / f"rank-{rank}.json.gz").read_bytes()

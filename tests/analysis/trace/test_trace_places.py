@@ -75,7 +75,7 @@ def test_a_trace_is_the_same_however_it_is_packed(tmp_path: Path, kind: str) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gzip", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("plain", "zstd"))])
-def test_of_a_torn_trace_every_complete_event_is_used_and_coverage_is_lower(tmp_path: Path, kind: str) -> None:
+def test_every_complete_event_of_a_torn_trace_is_used_at_lower_coverage(tmp_path: Path, kind: str) -> None:
     # given traces of two ranks of which the second is cut off
     for rank in range(2):
         whole = PACKED[kind](text(20_000, distributedInfo={"rank": rank, "world_size": 2}))
@@ -203,7 +203,7 @@ def test_traces_on_another_filesystem_are_found_and_read(remote: Any, path: str)
     assert analysis.source.path == path
 
 
-def test_files_on_another_filesystem_can_be_named_one_by_one_beside_local_ones(remote: Any, tmp_path: Path) -> None:
+def test_files_on_another_filesystem_can_be_named_singly_beside_local_ones(remote: Any, tmp_path: Path) -> None:
     (tmp_path / "rank-2.json").write_bytes(text(100))
     names = ["memory://job/traces/rank-0.json.gz", "memory://job/traces/rank-1.json.gz"]
     assert analyze(names).source.path == "memory://job/traces"

@@ -70,16 +70,16 @@ def advise(known: dict[str, float], reason: str | None = None, subject: AdviceSu
 
 
 def names(known: dict[str, float], reason: str | None = None, subject: AdviceSubject = SUBJECT) -> set[str]:
-    return {item.name for item in advise(known, reason, subject)}
+    return {recommendation.name for recommendation in advise(known, reason, subject)}
 
 
 @given(known=some_figures)
 def test_advice_has_all_its_evidence_and_is_bounded_by_the_step(known: dict[str, Figure]) -> None:
-    result = recommend(known, AdviceSubject(ranks=[1]), step_us=1000.0)
+    recommendations = recommend(known, AdviceSubject(ranks=[1]), step_us=1000.0)
     have = derived(known)
-    gains = [-1.0 if item.gain_share_at_most is None else item.gain_share_at_most for item in result]
+    gains = [-1.0 if item.gain_share_at_most is None else item.gain_share_at_most for item in recommendations]
     assert gains == sorted(gains, reverse=True)
-    for item in result:
+    for item in recommendations:
         assert item.evidence
         assert all(have[evidence.name].value == evidence.value for evidence in item.evidence)
         assert item.gain_share_at_most is None or 0 <= item.gain_share_at_most <= 1
@@ -89,9 +89,11 @@ def test_advice_has_all_its_evidence_and_is_bounded_by_the_step(known: dict[str,
 
 @given(known=some_figures, less=st.data())
 def test_what_is_not_known_is_never_the_reason_for_advice(known: dict[str, Figure], less: st.DataObject) -> None:
-    before = {item.name for item in recommend(known, SUBJECT, step_us=1.0)}
+    before = {recommendation.name for recommendation in recommend(known, SUBJECT, step_us=1.0)}
     gone = less.draw(st.sampled_from(sorted(known))) if known else None
-    after = {item.name for item in recommend({k: v for k, v in known.items() if k != gone}, SUBJECT, step_us=1.0)}
+    after = {
+        recommendation.name for recommendation in recommend({k: v for k, v in known.items() if k != gone}, SUBJECT, step_us=1.0)
+    }
     # Without the host's share, advice only asks why the device idles
     assert after - before <= {"see_why_idle"}
 
@@ -100,7 +102,7 @@ def test_without_figures_nothing_is_advised() -> None:
     assert advise({}) == []
 
 
-def test_the_rows_have_names_of_their_own_and_rest_on_figures_that_there_are() -> None:
+def test_rows_have_unique_names_and_rest_on_existing_figures() -> None:
     assert len({(row.name, row.reason) for row in RECOMMENDED}) == len(RECOMMENDED)
     whole = derived({name: Figure(1.0) for name in BASIC}).keys() | derived({"share.idle": Figure(1.0)}).keys()
     for row in RECOMMENDED:
@@ -174,7 +176,7 @@ def test_the_reason_of_a_slow_host_decides_on_what_is_checked(reason: str, word:
     assert word in next_actions("straggler", WHOLE_HOST, cause="compute", reason=reason)[0]
 
 
-def test_without_a_reason_power_cooling_links_and_nics_of_a_slow_host_are_checked() -> None:
+def test_without_a_reason_power_cooling_links_and_nics_are_checked() -> None:
     output = " ".join(next_actions("straggler", WHOLE_HOST, cause="unknown"))
     assert all(word in output for word in ("power", "cooling", "NICs", "PCIe", "rankscope exporter"))
 
@@ -201,7 +203,7 @@ def test_the_name_of_a_host_never_runs_as_a_command() -> None:
 
 
 def test_uneven_work_is_balanced_by_tokens_and_by_experts() -> None:
-    (ones,) = [item for item in advise({"straggler.imbalance": 0.2}) if item.name == "balance_work"]
+    (ones,) = [recommendation for recommendation in advise({"straggler.imbalance": 0.2}) if recommendation.name == "balance_work"]
     assert all(word in ones.action for word in ("tokens", "pack", "experts"))
 
 
@@ -273,7 +275,7 @@ def test_every_row_is_given_in_some_case() -> None:
     ],
 )
 def test_evidence_leads_to_advice_and_a_bound(known: dict[str, float], name: str, gain: float | None) -> None:
-    (ones,) = [item for item in advise(known) if item.name == name]
+    (ones,) = [recommendation for recommendation in advise(known) if recommendation.name == name]
     assert ones.gain_share_at_most == (None if gain is None else pytest.approx(gain))
     assert ones.gain_us_at_most == (None if gain is None else pytest.approx(1000 * gain))
     assert ones.check.startswith("rankscope compare runs/now NEW_RUN: ")
@@ -299,8 +301,8 @@ def test_evidence_leads_to_advice_and_a_bound(known: dict[str, float], name: str
     ],
 )
 def test_the_reason_of_a_slowness_leads_to_one_remedy(figure: str, reason: str, name: str) -> None:
-    (result,) = advise({f"straggler.{figure}": 0.2}, reason)
-    assert (result.name, result.gain_share_at_most) == (name, 0.2)
+    (advice,) = advise({f"straggler.{figure}": 0.2}, reason)
+    assert (advice.name, advice.gain_share_at_most) == (name, 0.2)
     assert advise({f"straggler.{figure}": 0.2}) == []
 
 
@@ -308,10 +310,12 @@ def test_the_reason_of_a_slowness_leads_to_one_remedy(figure: str, reason: str, 
 def test_buckets_are_mentioned_only_where_gradients_of_ddp_are_exposed(kind: str) -> None:
     small = {"collectives.median_bytes": 4096, "collectives.messages": 50, "overlap_ratio": 0.1}
     by_key = {"share.exposed_communication": 0.3, f"exposed.{kind}": 0.9, "collectives.sharding_share": 0.0}
-    assert any("bucket_cap_mb" in item.action for item in advise(DDP | small))
-    assert not any("bucket_cap_mb" in item.action for item in advise(by_key | small))
+    assert any("bucket_cap_mb" in recommendation.action for recommendation in advise(DDP | small))
+    assert not any("bucket_cap_mb" in recommendation.action for recommendation in advise(by_key | small))
     hybrid = DDP | small | {"collectives.sharding_share": 0.3}
-    assert not any("bucket_cap_mb" in item.action or "no_sync" in item.action for item in advise(hybrid))
+    assert not any(
+        "bucket_cap_mb" in recommendation.action or "no_sync" in recommendation.action for recommendation in advise(hybrid)
+    )
 
 
 @pytest.mark.parametrize(
@@ -351,7 +355,7 @@ def test_a_step_that_compute_limits_is_no_fault() -> None:
 
 def test_checkpointing_activations_says_what_it_costs() -> None:
     result = SHORT | {"kernels.recompute_share": 0.0, "share.compute": 0.6}
-    (ones,) = [item for item in advise(result) if item.name == "activation_checkpointing"]
+    (ones,) = [recommendation for recommendation in advise(result) if recommendation.name == "activation_checkpointing"]
     assert ones.cost_share_at_most == pytest.approx(0.2)
 
 
@@ -365,8 +369,8 @@ def test_what_is_recomputed_already_is_not_advised() -> None:
 
 
 def test_advice_about_a_rank_names_it() -> None:
-    (result,) = advise({"straggler.compute": 0.2})
-    assert "rank 3 on host n1" in result.action
+    (advice,) = advise({"straggler.compute": 0.2})
+    assert "rank 3 on host n1" in advice.action
 
 
 @pytest.mark.parametrize(
@@ -414,8 +418,8 @@ def test_a_run_in_which_nothing_is_wrong_gets_no_advice(synthetic: Synthetic) ->
 
 
 def test_a_terminal_shows_the_first_three() -> None:
-    result = advise({"share.input": 0.2, "share.gc": 0.05, "share.run_queue": 0.1, "share.between_steps": 0.3})
-    assert [item.name for item in result] == ["between_steps", "data_loading", "cpus", "gc_policy"]
+    recommendations = advise({"share.input": 0.2, "share.gc": 0.05, "share.run_queue": 0.1, "share.between_steps": 0.3})
+    assert [item.name for item in recommendations] == ["between_steps", "data_loading", "cpus", "gc_policy"]
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def said(costs: Costs) -> Verdict:
 
 
 @given(parts=some_parts)
-def test_the_verdict_is_the_largest_part_of_the_waterfall_that_reaches_its_limit(parts: dict[PartName, float]) -> None:
+def test_the_verdict_is_the_largest_waterfall_part_above_its_limit(parts: dict[PartName, float]) -> None:
     costs = costs_of(parts)
     result = waterfall(costs)
     shares = {name: result.share(name) or 0.0 for name in KINDS}
@@ -68,7 +68,7 @@ def test_the_verdict_is_the_largest_part_of_the_waterfall_that_reaches_its_limit
 
 
 @given(parts=some_parts)
-def test_a_balanced_step_is_said_to_be_so_with_its_largest_part_besides_compute(parts: dict[PartName, float]) -> None:
+def test_a_balanced_step_is_called_so_with_its_largest_part_beside_compute(parts: dict[PartName, float]) -> None:
     costs = costs_of(parts)
     verdict = said(costs)
     if verdict.kind != "balanced":
@@ -104,7 +104,7 @@ def test_the_host_of_ranks_on_cpus_is_called_after_what_it_mostly_is(inner: dict
     assert inner[row.figure.removeprefix("share.")] == max(inner.values())  # type: ignore[index]
 
 
-def test_the_host_of_a_device_is_not_called_after_what_its_records_happen_to_tell() -> None:
+def test_the_host_of_a_device_is_not_named_after_incidental_records() -> None:
     limit = limit_of(shares_of(costs_of({"host": 50.0}, {"between_steps": 2.0, "gc": 1.0})))
     assert limit is not None
     assert limit[0].wording == "of the step the device has nothing to do: the host does not keep it busy"
@@ -166,7 +166,7 @@ def test_a_few_profiled_steps_do_not_outvote_all_the_others(
         assert share.detail == "of the step, from step records"
 
 
-def test_of_a_pipeline_the_stage_that_waits_for_data_bounds_what_loading_ahead_saves(synthetic: Synthetic) -> None:
+def test_the_stage_that_waits_for_data_bounds_what_loading_ahead_saves(synthetic: Synthetic) -> None:
     # given three stages, the first of which waits for data for 60 ms of each step of 164 ms
     run = synthetic(
         ranks=3,

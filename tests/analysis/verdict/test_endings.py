@@ -49,9 +49,9 @@ def test_the_first_to_end_is_named_where_that_is_clear(infos: dict[int, RankInfo
 
 
 def test_the_victims_of_the_launcher_are_not_called_like_the_one_that_died() -> None:
-    result = endings(ended(("killed", 9100), ("killed", 9000), ("crash", 9090)))
-    assert result.failure() == "; ".join(result.sentences())
-    assert result.sentences() == [
+    first_end = endings(ended(("killed", 9100), ("killed", 9000), ("crash", 9090)))
+    assert first_end.failure() == "; ".join(first_end.sentences())
+    assert first_end.sentences() == [
         "rank 1 killed before the end of training, the first to end",
         "rank 2 crashed after rank 1",
         "rank 0 killed after rank 1",

@@ -13,7 +13,7 @@ from rankscope.analysis.engine import analyze
 LONGEST_US, SHORTER_US = 100_000, 60_000
 
 
-def test_waits_of_the_named_ranks_for_each_other_are_not_those_of_the_others(synthetic: Callable[..., Any]) -> None:
+def test_waits_of_named_ranks_for_each_other_are_not_those_of_the_others(synthetic: Callable[..., Any]) -> None:
     """Ranks 0 and 2 are slow in every step, and take turns in being last."""
 
     def plan(rank: int, step: int) -> dict[str, int] | None:

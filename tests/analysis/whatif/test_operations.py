@@ -183,13 +183,13 @@ def test_so_are_m_worker_and_m_stage(golden: tuple[WhatIf, dict[str, Any], dict[
 
 
 def test_hours_are_those_of_all_gpus_of_the_job(shared_data: Path) -> None:
-    result = whatif([shared_data / "whatif" / "trace-AR.parquet"], price_per_gpu_hour=2.0, currency="EUR")
-    assert result.saved_seconds is not None
-    assert result.source.world_size == 64
-    assert result.gpu_hours_lost == near(result.saved_seconds * 44 * 64 / 3600)
-    assert result.cost is not None
-    assert (result.cost.amount, result.cost.currency) == (near(2 * result.saved_seconds * 44 * 64 / 3600), "EUR")
-    assert (result.by_rank[0].rank, result.slowest_ranks) == (0, [0])
+    answer = whatif([shared_data / "whatif" / "trace-AR.parquet"], price_per_gpu_hour=2.0, currency="EUR")
+    assert answer.saved_seconds is not None
+    assert answer.source.world_size == 64
+    assert answer.gpu_hours_lost == near(answer.saved_seconds * 44 * 64 / 3600)
+    assert answer.cost is not None
+    assert (answer.cost.amount, answer.cost.currency) == (near(2 * answer.saved_seconds * 44 * 64 / 3600), "EUR")
+    assert (answer.by_rank[0].rank, answer.slowest_ranks) == (0, [0])
 
 
 def test_ranks_that_are_alike_lose_exactly_nothing() -> None:
@@ -200,21 +200,21 @@ def test_ranks_that_are_alike_lose_exactly_nothing() -> None:
 
 
 def test_one_rank_alone_has_nobody_to_wait_for(tmp_path: Path) -> None:
-    result = whatif([write(tmp_path, job(alike, stages=1, replicas=1))])
-    assert (result.status, result.slowdown, result.m_worker, result.m_stage) == ("ok", 1.0, None, None)
-    assert (result.by_stage, result.by_dp_rank) == ([], [])
+    answer = whatif([write(tmp_path, job(alike, stages=1, replicas=1))])
+    assert (answer.status, answer.slowdown, answer.m_worker, answer.m_stage) == ("ok", 1.0, None, None)
+    assert (answer.by_stage, answer.by_dp_rank) == ([], [])
 
 
 @pytest.mark.parametrize(("stage", "replica"), [(0, 0), (0, 1), (1, 0), (1, 1)])
 def test_the_slow_rank_explains_the_loss(tmp_path: Path, stage: int, replica: int) -> None:
-    result = whatif([write(tmp_path, job(slow(stage, replica)))])
+    answer = whatif([write(tmp_path, job(slow(stage, replica)))])
     rank = replica * 2 + stage
-    assert (result.by_rank[0].rank, result.slowest_ranks) == (rank, [rank])
-    assert (result.by_rank[0].stage, result.by_rank[0].dp_rank) == (stage, replica)
-    assert result.m_worker is not None
-    assert result.m_worker > 0.9
-    assert result.by_op[0].op == "backward-compute"
-    assert f"ixing rank {rank} alone" in result.summary or "last pipeline stage" in result.summary
+    assert (answer.by_rank[0].rank, answer.slowest_ranks) == (rank, [rank])
+    assert (answer.by_rank[0].stage, answer.by_rank[0].dp_rank) == (stage, replica)
+    assert answer.m_worker is not None
+    assert answer.m_worker > 0.9
+    assert answer.by_op[0].op == "backward-compute"
+    assert f"ixing rank {rank} alone" in answer.summary or "last pipeline stage" in answer.summary
 
 
 durations = st.dictionaries(
@@ -297,11 +297,11 @@ def test_how_many_scenarios_are_played_at_once_does_not_matter(monkeypatch: pyte
 def test_a_step_that_lacks_an_operation_is_left_out(tmp_path: Path) -> None:
     columns = job(slow(1, 0), steps=3)
     gone = next(row for row in range(len(columns["step"])) if (columns["step"][row], columns["dp_rank"][row]) == (1, 1))
-    result = whatif([write(tmp_path, {name: values[:gone] + values[gone + 1 :] for name, values in columns.items()})])
-    assert (result.source.steps, result.source.steps_left_out) == (2, 1)
-    assert any("1 of 3 steps left out" in warning for warning in result.source.warnings)
-    whole = whatif([write(tmp_path, job(slow(1, 0), steps=2))])
-    assert (result.slowdown, result.m_worker) == (whole.slowdown, whole.m_worker)
+    answer = whatif([write(tmp_path, {name: values[:gone] + values[gone + 1 :] for name, values in columns.items()})])
+    assert (answer.source.steps, answer.source.steps_left_out) == (2, 1)
+    assert any("1 of 3 steps left out" in warning for warning in answer.source.warnings)
+    of_whole_steps = whatif([write(tmp_path, job(slow(1, 0), steps=2))])
+    assert (answer.slowdown, answer.m_worker) == (of_whole_steps.slowdown, of_whole_steps.m_worker)
 
 
 def test_without_metadata_hours_are_of_the_ranks_in_the_trace(tmp_path: Path) -> None:
@@ -310,9 +310,9 @@ def test_without_metadata_hours_are_of_the_ranks_in_the_trace(tmp_path: Path) ->
     assert alone.source.world_size is None
     assert any("no metadata" in warning for warning in alone.source.warnings)
     (tmp_path / "meta-x.yaml").write_text("# a comment\ntrial_name: 'x'\nworld_size: 32\n")
-    result = whatif([path])
-    assert (result.source.world_size, result.source.name, result.source.warnings) == (32, "x", [])
-    assert result.gpu_hours_lost == near((alone.gpu_hours_lost or 0) * 32 / 4)
+    answer = whatif([path])
+    assert (answer.source.world_size, answer.source.name, answer.source.warnings) == (32, "x", [])
+    assert answer.gpu_hours_lost == near((alone.gpu_hours_lost or 0) * 32 / 4)
 
 
 def without(columns: Columns, name: str) -> Columns:
@@ -398,9 +398,9 @@ def test_what_is_no_parquet_is_refused(tmp_path: Path, data: bytes) -> None:
 
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
-    whole = path.read_bytes()
-    for size in range(0, len(whole), max(1, len(whole) // 40)):
-        path.write_bytes(whole[:size])
+    content = path.read_bytes()
+    for size in range(0, len(content), max(1, len(content) // 40)):
+        path.write_bytes(content[:size])
         with pytest.raises(InputError):
             whatif([path])
 
@@ -461,6 +461,6 @@ def test_nothing_else_goes_with_a_file_of_operations(tmp_path: Path) -> None:
 
 
 def test_the_answer_has_the_fields_of_its_schema(tmp_path: Path) -> None:
-    result = whatif([write(tmp_path, job(slow(1, 0)))])
-    decoded = msgspec.json.decode(msgspec.json.encode(result), type=WhatIf)
-    assert decoded == result
+    answer = whatif([write(tmp_path, job(slow(1, 0)))])
+    decoded = msgspec.json.decode(msgspec.json.encode(answer), type=WhatIf)
+    assert decoded == answer

@@ -37,22 +37,22 @@ def asked(run: Any, **options: Any) -> WhatIf:
 
 @pytest.mark.parametrize("phase", ["data", "forward", "backward", "optimizer", "between_steps"])
 def test_what_a_planted_straggler_costs(synthetic: Synthetic, phase: str) -> None:
-    result = asked(synthetic(plan=always(2, phase=phase, us=60_000), noise=0.0), price_per_gpu_hour=3.0)
+    answer = asked(synthetic(plan=always(2, phase=phase, us=60_000), noise=0.0), price_per_gpu_hour=3.0)
     # then a step of 104 ms (4 of them transfer) takes 164
-    assert (result.status, result.source.kind, result.source.evidence) == ("ok", "run", "steps")
-    assert (result.step_seconds, result.ideal_step_seconds) == (near(0.164), near(0.104))
-    assert (result.measured_step_seconds, result.discrepancy) == (near(0.164), near(1.0))
-    assert (result.slowdown, result.m_worker, result.m_stage) == (near(164 / 104), near(1.0), None)
-    assert result.slowest_ranks == [2]
-    first, *others = result.by_rank
+    assert (answer.status, answer.source.kind, answer.source.evidence) == ("ok", "run", "steps")
+    assert (answer.step_seconds, answer.ideal_step_seconds) == (near(0.164), near(0.104))
+    assert (answer.measured_step_seconds, answer.discrepancy) == (near(0.164), near(1.0))
+    assert (answer.slowdown, answer.m_worker, answer.m_stage) == (near(164 / 104), near(1.0), None)
+    assert answer.slowest_ranks == [2]
+    first, *others = answer.by_rank
     assert (first.rank, first.host, first.saved_seconds, first.share) == (2, "n1", near(0.06), near(1.0))
     assert [row.saved_seconds for row in others] == near([0.0] * 3)
-    assert (result.by_op[0].op, result.by_op[0].share) == (phase, near(1.0))
+    assert (answer.by_op[0].op, answer.by_op[0].share) == (phase, near(1.0))
     hours = 0.06 * 40 * 4 / 3600  # of all steps that were trained, as in the verdict
-    assert result.gpu_hours_lost == near(hours)
-    assert result.cost is not None
-    assert (result.cost.amount, result.cost.currency) == (near(3 * hours), "USD")
-    assert "Fixing rank 2 alone would recover 100%" in result.summary
+    assert answer.gpu_hours_lost == near(hours)
+    assert answer.cost is not None
+    assert (answer.cost.amount, answer.cost.currency) == (near(3 * hours), "USD")
+    assert "Fixing rank 2 alone would recover 100%" in answer.summary
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_what_a_planted_straggler_costs(synthetic: Synthetic, phase: str) -> Non
 )
 def test_a_cause_is_that_of_the_verdict_and_has_the_whole_loss(synthetic: Synthetic, extra: dict[str, Any], cause: str) -> None:
     path = synthetic(plan=always(1, us=60_000, **extra), noise=0.0).write()
-    result = whatif([path])
-    assert (result.by_cause[0].cause, result.by_cause[0].lost_share) == (cause, near(1.0))
-    shares = {row.cause: row.share for row in result.by_cause}
+    answer = whatif([path])
+    assert (answer.by_cause[0].cause, answer.by_cause[0].lost_share) == (cause, near(1.0))
+    shares = {row.cause: row.share for row in answer.by_cause}
     assert shares.pop(cause) == near(1.0)
     assert list(shares.values()) == near([0.0] * len(shares))
     verdict = analyze([path]).verdict
@@ -79,7 +79,7 @@ def test_a_cause_is_that_of_the_verdict_and_has_the_whole_loss(synthetic: Synthe
 
 @pytest.mark.parametrize("at_model", [False, True])
 @pytest.mark.parametrize(("elements", "cause"), [(1.0, "compute"), (1.5, "imbalance")])
-def test_a_busy_processor_is_compute_or_imbalance_by_the_work_that_it_was_given(
+def test_a_busy_processor_is_compute_or_imbalance_by_its_work(
     synthetic: Synthetic, elements: float, cause: str, *, at_model: bool
 ) -> None:
     def given(rank: int, _: int) -> dict[str, Any]:
@@ -100,19 +100,19 @@ def test_parts_of_several_causes_add_up_to_the_loss(synthetic: Synthetic) -> Non
             return None
         return {"us": 90_000, "tags": ["eval"]} if step % 10 == 9 else {"us": 30_000}
 
-    result = asked(synthetic(plan=plan, noise=0.0, steps=65))
-    lost = {row.cause: row.lost_seconds for row in result.by_cause}
+    answer = asked(synthetic(plan=plan, noise=0.0, steps=65))
+    lost = {row.cause: row.lost_seconds for row in answer.by_cause}
     # then in the 60 steps in which nothing warms up, 6 evaluations take 60 ms each beside the 30 ms of every step
     assert (lost["host"], lost["evaluation"]) == (near(0.03), near(0.006))
-    assert sum(lost.values()) == near(result.saved_seconds)
-    assert [row.cause for row in result.by_cause[:2]] == ["host", "evaluation"]
+    assert sum(lost.values()) == near(answer.saved_seconds)
+    assert [row.cause for row in answer.by_cause[:2]] == ["host", "evaluation"]
 
 
 def test_a_loss_without_a_signal_is_unknown(synthetic: Synthetic) -> None:
     # given no CPU time, run-queue delay or profiled step, as on a system without them
     unknown = {"cpu_us": None, "run_queue_us": None, "gc_us": None, "input_elements": None, "samples": None}
-    result = asked(synthetic(plan=always(1, us=60_000), noise=0.0, fields=lambda _rank, _step: unknown))
-    assert {row.cause: row.lost_share for row in result.by_cause} == {"unknown": near(1.0), "input": near(0.0)}
+    answer = asked(synthetic(plan=always(1, us=60_000), noise=0.0, fields=lambda _rank, _step: unknown))
+    assert {row.cause: row.lost_share for row in answer.by_cause} == {"unknown": near(1.0), "input": near(0.0)}
 
 
 def test_a_device_that_is_busier_in_profiled_steps_is_compute(synthetic: Synthetic, add_windows: AddWindows) -> None:
@@ -128,44 +128,44 @@ def test_a_device_that_is_busier_in_profiled_steps_is_compute(synthetic: Synthet
 
 def test_one_of_two_equal_stragglers_gains_nothing_alone(synthetic: Synthetic) -> None:
     plan: Plan = lambda rank, _step: {"us": 60_000} if rank in (1, 3) else None  # noqa: E731  # named for what it is
-    result = asked(synthetic(ranks=6, plan=plan, noise=0.0))
-    assert result.slowdown == near(164 / 104)
-    assert {row.rank: row.saved_seconds for row in result.by_rank} == near(dict.fromkeys(range(6), 0.0), abs=1e-9)
-    assert [row.rank for row in result.by_rank[:2]] == [1, 3]
-    assert "No rank explains that alone" in result.summary
+    answer = asked(synthetic(ranks=6, plan=plan, noise=0.0))
+    assert answer.slowdown == near(164 / 104)
+    assert {row.rank: row.saved_seconds for row in answer.by_rank} == near(dict.fromkeys(range(6), 0.0), abs=1e-9)
+    assert [row.rank for row in answer.by_rank[:2]] == [1, 3]
+    assert "No rank explains that alone" in answer.summary
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_jitter_is_nobodys(synthetic: Synthetic, seed: int) -> None:
-    result = asked(synthetic(noise=0.1, seed=seed))
-    assert result.slowdown is not None
-    assert 1.0 < result.slowdown < 1.15
-    assert "No rank explains that alone" in result.summary
+    answer = asked(synthetic(noise=0.1, seed=seed))
+    assert answer.slowdown is not None
+    assert 1.0 < answer.slowdown < 1.15
+    assert "No rank explains that alone" in answer.summary
 
 
 def test_equal_ranks_lose_exactly_nothing(synthetic: Synthetic) -> None:
-    result = asked(synthetic(noise=0.0), price_per_gpu_hour=1.0)
-    assert (result.slowdown, result.saved_seconds, result.m_worker) == (1.0, 0.0, None)
-    assert {row.slowdown for row in (*result.by_rank, *result.by_op, *result.by_cause)} == {1.0}
-    assert "would hardly be shorter" in result.summary
+    answer = asked(synthetic(noise=0.0), price_per_gpu_hour=1.0)
+    assert (answer.slowdown, answer.saved_seconds, answer.m_worker) == (1.0, 0.0, None)
+    assert {row.slowdown for row in (*answer.by_rank, *answer.by_op, *answer.by_cause)} == {1.0}
+    assert "would hardly be shorter" in answer.summary
 
 
 def test_ranks_on_cpus_lose_no_gpu_hours_unless_priced(synthetic: Synthetic) -> None:
     run = synthetic(plan=always(2, us=60_000), device_kind="cpu")
-    result = asked(run)
-    assert (result.gpu_hours_lost, result.cost, result.by_rank[0].gpu_hours_lost) == (None, None, None)
+    answer = asked(run)
+    assert (answer.gpu_hours_lost, answer.cost, answer.by_rank[0].gpu_hours_lost) == (None, None, None)
     assert whatif([run.path], price_per_gpu_hour=1.0).gpu_hours_lost is not None
 
 
 def test_the_recorded_price_is_used_unless_another_is_given(synthetic: Synthetic) -> None:
     run = synthetic(plan=always(2, us=60_000), price=5.0)
-    result = asked(run)
-    assert result.cost is not None
-    assert result.gpu_hours_lost is not None
-    assert (result.cost.amount, result.cost.currency) == (near(5 * result.gpu_hours_lost), "EUR")
+    answer = asked(run)
+    assert answer.cost is not None
+    assert answer.gpu_hours_lost is not None
+    assert (answer.cost.amount, answer.cost.currency) == (near(5 * answer.gpu_hours_lost), "EUR")
     other = whatif([run.path], price_per_gpu_hour=1.0, currency="CHF")
     assert other.cost is not None
-    assert (other.cost.amount, other.cost.currency) == (near(result.gpu_hours_lost), "CHF")
+    assert (other.cost.amount, other.cost.currency) == (near(answer.gpu_hours_lost), "CHF")
 
 
 @pytest.mark.parametrize(
@@ -180,31 +180,31 @@ def test_the_recorded_price_is_used_unless_another_is_given(synthetic: Synthetic
     ],
 )
 def test_too_little_is_an_answer(synthetic: Synthetic, options: dict[str, Any], said: str) -> None:
-    result = asked(synthetic(plan=always(0, us=60_000), **options), price_per_gpu_hour=1.0)
-    assert (result.status, result.source.evidence) == ("insufficient_data", None)
-    assert said in result.summary
-    assert (result.slowdown, result.m_worker, result.gpu_hours_lost, result.cost, result.by_rank) == (None, None, None, None, [])
+    answer = asked(synthetic(plan=always(0, us=60_000), **options), price_per_gpu_hour=1.0)
+    assert (answer.status, answer.source.evidence) == ("insufficient_data", None)
+    assert said in answer.summary
+    assert (answer.slowdown, answer.m_worker, answer.gpu_hours_lost, answer.cost, answer.by_rank) == (None, None, None, None, [])
 
 
 def test_ranks_that_never_wait_meet_nowhere(synthetic: Synthetic) -> None:
     # given ranks that are alike, and a communication that takes no time
-    result = asked(synthetic(noise=0.0, transfer_us=0))
-    assert result.status == "insufficient_data"
-    assert "it is not known where they meet" in result.summary
+    answer = asked(synthetic(noise=0.0, transfer_us=0))
+    assert answer.status == "insufficient_data"
+    assert "it is not known where they meet" in answer.summary
 
 
 def test_a_rank_without_records_is_said_to_be_missing(synthetic: Synthetic) -> None:
-    result = asked(synthetic(plan=always(2, us=60_000), lost_after={1: 0}))
-    assert (result.source.ranks, result.slowest_ranks) == (3, [2])
-    assert any("1 of 4 ranks are not in it" in warning for warning in result.source.warnings)
+    answer = asked(synthetic(plan=always(2, us=60_000), lost_after={1: 0}))
+    assert (answer.source.ranks, answer.slowest_ranks) == (3, [2])
+    assert any("1 of 4 ranks are not in it" in warning for warning in answer.source.warnings)
 
 
 def test_times_of_steps_that_a_rank_lacks_are_estimated(synthetic: Synthetic) -> None:
-    result = asked(synthetic(plan=always(2, us=60_000), lost_after={2: 30}, noise=0.0))
+    answer = asked(synthetic(plan=always(2, us=60_000), lost_after={2: 30}, noise=0.0))
     # then of 40 steps 5 are warm-up, and rank 2 is as slow in the last 10 as in those that it recorded
-    assert (result.source.steps, result.source.steps_left_out) == (35, 5)
-    assert (result.slowdown, result.m_worker) == (near(164 / 104), near(1.0))
-    assert result.source.estimated_share == near(10 / (4 * 35))
+    assert (answer.source.steps, answer.source.steps_left_out) == (35, 5)
+    assert (answer.slowdown, answer.m_worker) == (near(164 / 104), near(1.0))
+    assert answer.source.estimated_share == near(10 / (4 * 35))
 
 
 def test_the_ranks_are_reported_as_they_are_read(synthetic: Synthetic) -> None:
@@ -225,16 +225,16 @@ def test_waiting_is_that_of_the_device_where_it_is_known(synthetic: Synthetic) -
             "device_blocked_us": PhaseTimes(backward=66_000.0 - late),
         }
 
-    result = asked(synthetic(noise=0.0, fields=on_device))
+    answer = asked(synthetic(noise=0.0, fields=on_device))
     # then a step of 40 + 4 ms, and 6 ms of communication, takes 60 ms longer
-    assert (result.step_seconds, result.ideal_step_seconds) == (near(0.11), near(0.05))
-    assert (result.by_rank[0].rank, result.by_op[0].op) == (2, "forward")
+    assert (answer.step_seconds, answer.ideal_step_seconds) == (near(0.11), near(0.05))
+    assert (answer.by_rank[0].rank, answer.by_op[0].op) == (2, "forward")
 
 
 def test_steps_that_took_no_time_are_too_little(synthetic: Synthetic) -> None:
-    result = asked(synthetic(fields=lambda _rank, _step: {"wall_us": 0.0}))
-    assert result.status == "insufficient_data"
-    assert "no time" in result.summary
+    answer = asked(synthetic(fields=lambda _rank, _step: {"wall_us": 0.0}))
+    assert answer.status == "insufficient_data"
+    assert "no time" in answer.summary
 
 
 def test_damaged_records_are_counted(synthetic: Synthetic) -> None:
@@ -295,24 +295,24 @@ def test_windows_answer_where_step_records_cannot(synthetic: Synthetic, add_wind
     path = synthetic(signals=False).write()
     for rank in range(4):
         add_windows(path, rank, *profiled(range(20, 26), 60_000 if rank == 2 else 0))
-    result = whatif([path], per_step=True)
+    answer = whatif([path], per_step=True)
     # then without rank 2's 60 ms the step takes 100 of its 160
-    assert (result.status, result.source.evidence, result.source.steps) == ("ok", "windows", 6)
-    assert (result.step_seconds, result.ideal_step_seconds) == (near(0.16), near(0.1))
-    assert (result.slowdown, result.discrepancy) == (near(1.6), near(1.0))
-    assert (result.by_rank[0].rank, result.by_rank[0].share) == (2, near(1.0))
-    assert {row.op: row.share for row in result.by_op} == {"own time": near(1.0), "all_reduce": near(0.0)}
-    assert result.steps is not None
-    assert [row.step for row in result.steps] == list(range(20, 26))
+    assert (answer.status, answer.source.evidence, answer.source.steps) == ("ok", "windows", 6)
+    assert (answer.step_seconds, answer.ideal_step_seconds) == (near(0.16), near(0.1))
+    assert (answer.slowdown, answer.discrepancy) == (near(1.6), near(1.0))
+    assert (answer.by_rank[0].rank, answer.by_rank[0].share) == (2, near(1.0))
+    assert {row.op: row.share for row in answer.by_op} == {"own time": near(1.0), "all_reduce": near(0.0)}
+    assert answer.steps is not None
+    assert [row.step for row in answer.steps] == list(range(20, 26))
 
 
 def test_two_profiled_steps_do_not_speak_for_a_run(synthetic: Synthetic, add_windows: AddWindows) -> None:
     path = synthetic(signals=False).write()
     for rank in range(4):
         add_windows(path, rank, *profiled(range(20, 22), 60_000 if rank == 2 else 0))
-    result = whatif([path])
-    assert (result.status, result.source.evidence, result.slowdown) == ("insufficient_data", None, None)
-    assert "do not separate own time from waiting. Profiled steps do not help: 2 profiled steps" in result.summary
+    answer = whatif([path])
+    assert (answer.status, answer.source.evidence, answer.slowdown) == ("insufficient_data", None, None)
+    assert "do not separate own time from waiting. Profiled steps do not help: 2 profiled steps" in answer.summary
 
 
 def test_a_pipeline_whose_transfers_are_not_in_the_graph_is_too_little(synthetic: Synthetic, add_windows: AddWindows) -> None:
@@ -321,35 +321,35 @@ def test_a_pipeline_whose_transfers_are_not_in_the_graph_is_too_little(synthetic
         breakdowns, collectives = profiled(range(20, 26), 0)
         sends = [msgspec.structs.replace(row, op="send", p2p=True, group="1", group_ranks=None) for row in collectives]
         add_windows(path, rank, breakdowns, [*collectives, *sends])
-    result = whatif([path])
-    assert result.status == "insufficient_data"
-    assert "12 point-to-point transfers" in result.summary
+    answer = whatif([path])
+    assert answer.status == "insufficient_data"
+    assert "12 point-to-point transfers" in answer.summary
 
 
 def test_traces_of_eight_ranks_are_played_as_they_were(shared_data: Path) -> None:
-    result = whatif([shared_data / "traces" / "dlrm_8ranks_v100"])
-    assert (result.status, result.source.evidence, result.source.ranks) == ("ok", "traces", 8)
-    assert result.discrepancy == near(1.0, abs=0.01)
-    assert result.slowest_ranks == [7]
+    answer = whatif([shared_data / "traces" / "dlrm_8ranks_v100"])
+    assert (answer.status, answer.source.evidence, answer.source.ranks) == ("ok", "traces", 8)
+    assert answer.discrepancy == near(1.0, abs=0.01)
+    assert answer.slowest_ranks == [7]
     # then rank 7 is the worst, but ranks 2 and 6 come 0.5 ms before it, so that healing it alone gains hardly more
-    assert result.by_rank[0].rank == 7
-    assert result.by_rank[0].saved_seconds == near(819e-6, abs=5e-6)
+    assert answer.by_rank[0].rank == 7
+    assert answer.by_rank[0].saved_seconds == near(819e-6, abs=5e-6)
 
 
 def test_a_torn_trace_is_left_out_or_an_error_where_it_is_named(example_traces: Path) -> None:
     # given traces of four ranks, of which one is cut off
     traces = example_traces / "damaged" / "torn-rank"
     # then the other three are replayed as far as possible, and the warning gives the reason
-    result = whatif([traces])
-    assert result.source.ranks == 3
-    assert any("rank-3.json.gz: truncated" in warning for warning in result.source.warnings)
+    answer = whatif([traces])
+    assert answer.source.ranks == 3
+    assert any("rank-3.json.gz: truncated" in warning for warning in answer.source.warnings)
     with pytest.raises(InputError, match=r"rank-3\.json\.gz: truncated"):
         whatif(sorted(traces.iterdir()))
 
 
 def test_the_trace_of_one_rank_tells_nothing_of_waiting(example_traces: Path) -> None:
-    result = whatif([example_traces / "jobs" / "ddp" / "rank-0.json.gz"])
-    assert result.status == "insufficient_data"
+    answer = whatif([example_traces / "jobs" / "ddp" / "rank-0.json.gz"])
+    assert answer.status == "insufficient_data"
 
 
 @pytest.mark.parametrize(("ranks", "count"), [(1, 1), (33, 1), (34, 2), (64, 2), (1024, 31)])
@@ -360,9 +360,9 @@ def test_the_slowest_are_three_percent(ranks: int, count: int) -> None:
 def test_a_slow_host_is_one_row_and_the_sentence_names_it(synthetic: Synthetic) -> None:
     # two ranks per host; both of host n1 are slow, so healing one of them saves nothing
     run = synthetic(ranks=8, steps=60, plan=lambda rank, _step: {"us": 60_000.0} if rank in (2, 3) else None).write()
-    result = whatif([run])
-    assert "host n1" in result.summary
-    rows = [line.split()[:2] for line in render_text(result).splitlines() if line.startswith(("host n", "rank "))]
+    answer = whatif([run])
+    assert "host n1" in answer.summary
+    rows = [line.split()[:2] for line in render_text(answer).splitlines() if line.startswith(("host n", "rank "))]
     assert rows[0] == ["host", "n1"]
     assert ["rank", "2"] not in rows
     assert ["rank", "3"] not in rows

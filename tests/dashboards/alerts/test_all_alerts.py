@@ -183,13 +183,13 @@ def test_of_too_many_alerts_it_is_said_how_many_are_left_out(memory_runs: Any, m
 
 
 def test_the_selected_alert_says_what_it_rests_on_with_its_runbook(memory_runs: Any) -> None:
-    result = AlertsFound([alert(), alert(rank="3")], [])
+    alerts = AlertsFound([alert(), alert(rank="3")], [])
 
-    shown = str(picked(result, row_id(result.alerts[0])))
+    shown = str(picked(alerts, row_id(alerts.alerts[0])))
 
     assert "imposed wait" in shown
     assert "Markdown" in shown
-    assert str(picked(result, "another")) == str(picked(result, None)), "the first, unless another one is selected"
+    assert str(picked(alerts, "another")) == str(picked(alerts, None)), "the first, unless another one is selected"
     assert picked(AlertsFound([], []), None) == []
 
 
@@ -203,7 +203,7 @@ def test_a_folder_that_cannot_be_read_is_a_page_that_says_so(memory_runs: Any) -
 # Over folders of runs -----------------------------------------------------------------------------------------------------------
 
 
-def test_alerts_of_all_runs_come_from_their_files_alone_those_that_fire_first(
+def test_alerts_of_all_runs_come_from_their_files_with_firing_ones_first(
     tmp_path: Path, write_run: Callable[..., Path], until_ready: Callable[..., Any]
 ) -> None:
     # Given a live run, an ended one, a damaged one, and a Prometheus that is down
@@ -219,13 +219,13 @@ def test_alerts_of_all_runs_come_from_their_files_alone_those_that_fire_first(
 
     result = until_ready(source.all_alerts)
 
-    collected = [(item.state, item.run_id, item.evidence) for item in result.alerts]
+    collected = [(alert.state, alert.run_id, alert.evidence) for alert in result.alerts]
     assert collected == [("firing", "live", "/run/live?rank=1"), ("resolved", "over", "/run/over?rank=0")]
     assert len(result.problems) == 1
     assert "cannot be reached" in result.problems[0]
 
 
-def test_an_alert_that_is_told_again_is_the_same_one_with_what_is_known_by_then(tmp_path: Path, write_run: Any) -> None:
+def test_an_alert_that_is_repeated_is_the_same_one_with_newer_facts(tmp_path: Path, write_run: Any) -> None:
     run = write_run(tmp_path / "run", run_id="a", finished=False)
     finding(run, "firing", AT, run_id="a")
     finding(run, "firing", AT + SECOND, run_id="b")
@@ -263,5 +263,5 @@ def test_findings_are_read_again_only_when_they_have_changed(
     assert len(source.all_alerts().alerts) == 2, "asked again within seconds"
     now_s[0] += 60
 
-    assert {item.run_id: item.state for item in source.all_alerts().alerts} == {"a": "resolved", "b": "lost"}
+    assert {alert.run_id: alert.state for alert in source.all_alerts().alerts} == {"a": "resolved", "b": "lost"}
     assert sorted(read) == ["a", "a", "b"]

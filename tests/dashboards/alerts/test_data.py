@@ -74,7 +74,7 @@ def test_what_the_watcher_wrote_is_one_alert_from_beginning_to_end(run: RunSumma
     assert before.source == "watcher"
 
 
-def test_an_alert_of_a_run_that_is_over_and_that_nobody_ended_is_not_said_to_fire(run: RunSummary) -> None:
+def test_an_unended_alert_of_a_finished_run_does_not_count_as_firing(run: RunSummary) -> None:
     finding(run, "firing", 0)
 
     [alert] = found(replace(run, status="finished")).alerts
@@ -185,11 +185,11 @@ def test_alerts_about_a_mig_device_and_its_gpu_are_those_of_the_run(tmp_path: Pa
     change_info(rank_dir(path, 0, 2) / "rank.json", gpu_uuid="GPU-0000002a")  # as CUDA reports it
     sample = HardwareSample(unix_ns=START_NS + 10**9, gpu_uuid="MIG-0000002a", parent_uuid="GPU-whole", memory_used_bytes=2**30)
     write_samples(path, "node-1", [sample])
-    result = AlertsFound([about("MIG-0000002a"), about("GPU-whole"), about("GPU-other"), about("MIG-2a")], [])
+    alerts = AlertsFound([about("MIG-0000002a"), about("GPU-whole"), about("GPU-other"), about("MIG-2a")], [])
 
     source = DiskRuns(path)
     run = RunData(source, source.summary("run-1"))
-    vars(run)["alerts"] = result
+    vars(run)["alerts"] = alerts
     shown = alerts_about(run)
 
     assert [alert.labels["uuid"] for alert in shown.alerts] == ["MIG-0000002a", "GPU-whole"]

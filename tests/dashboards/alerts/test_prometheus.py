@@ -187,7 +187,7 @@ def test_nobody_there_is_said_with_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("token", "header"), [(f"{SECRET}\n", f"Bearer {SECRET}"), (f"ann:{SECRET}\n", "Basic YW5uOnMzY3IzdA==")]
 )
-def test_credentials_come_from_a_file_read_each_time_or_from_the_environment(
+def test_credentials_come_from_a_file_read_each_time_or_the_environment(
     hostile: Hostile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str, header: str
 ) -> None:
     hostile.answer = lambda it: respond(it, 200, b'{"status":"success","data":{"alerts":[]}}')
@@ -239,7 +239,7 @@ def test_an_authority_that_is_none_is_said_at_once(tmp_path: Path) -> None:
         Prometheus(PrometheusServer(url="https://127.0.0.1", ca_file=tmp_path / "ca.pem"))
 
 
-def test_without_prometheus_the_other_alerts_are_shown_and_its_absence_is_said() -> None:
+def test_without_prometheus_other_alerts_are_shown_with_its_absence() -> None:
     down = Prometheus(PrometheusServer(url="http://127.0.0.1:9"))
 
     alerts = alerts_of([], root=None, prometheus=down, span_unix_ns=SPAN)

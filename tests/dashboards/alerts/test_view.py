@@ -34,7 +34,7 @@ def alert(
     )
 
 
-def test_bars_reach_from_the_beginning_to_the_end_or_to_now_one_row_per_alert() -> None:
+def test_bars_last_from_the_beginning_to_the_end_or_now_one_row_per_alert() -> None:
     figure = alert_times([alert("firing", 100, None), alert(), alert(rank="3")], COLORS, now_unix_ns=AT + 160 * SECOND)
 
     bars = {bar.name: bar for bar in figure.data if len(bar.y)}

@@ -10,11 +10,13 @@ import http.server
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Literal
 
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import TimeoutError as NotInTimeError
+from tests.waiting import wait_until
 
 Opened = Callable[..., AbstractContextManager[Page]]
 PATIENCE_MS = 60_000
@@ -42,9 +44,9 @@ def drawn(page: Page, *names: str) -> None:
         _is_drawn(figure(page, name))
 
 
-def _is_drawn(one: Locator) -> None:
-    expect(one.get_by_role("img").first).to_be_visible()
-    expect(caption(one)).not_to_be_empty()
+def _is_drawn(picture: Locator) -> None:
+    expect(picture.get_by_role("img").first).to_be_visible()
+    expect(caption(picture)).not_to_be_empty()
 
 
 def all_drawn(page: Page) -> None:
@@ -119,9 +121,9 @@ def another_site(content: str) -> Iterator[str]:
 # Things without a role ----------------------------------------------------------------------------------------------------------
 
 
-def caption(one: Locator) -> Locator:
+def caption(picture: Locator) -> Locator:
     """Return a figure's summary in words: Playwright gives the element of a caption no role."""
-    return one.locator("figcaption")
+    return picture.locator("figcaption")
 
 
 def current(navigation: Locator) -> Locator:
@@ -129,34 +131,47 @@ def current(navigation: Locator) -> Locator:
     return navigation.locator("[aria-current=page]")
 
 
-def place(one: Locator, x: float, y: float) -> tuple[float, float]:
+def place(picture: Locator, x: float, y: float) -> tuple[float, float]:
     """Return a place on the screen in the area of a picture; ``x`` and ``y`` are fractions of it.
 
     Plotly draws a picture without roles, and takes clicks and drags in an invisible layer above it.
     """
-    box = area(one).bounding_box()
+    box = area(picture).bounding_box()
     assert box is not None
     return box["x"] + x * box["width"], box["y"] + y * box["height"]
 
 
-def area(one: Locator) -> Locator:
+def area(picture: Locator) -> Locator:
     """Return the layer of a picture that takes clicks and drags (``place`` says why)."""
-    return one.locator(".nsewdrag").first
+    return picture.locator(".nsewdrag").first
 
 
-def drag(one: Locator, first: float, last: float) -> None:
+def pick(picture: Locator, x: float, y: float, address: re.Pattern[str]) -> None:
+    """Click at a place of a picture until the page has the address: a click while the picture is drawn is lost."""
+
+    def picked() -> bool:
+        picture.scroll_into_view_if_needed()
+        picture.page.mouse.click(*place(picture, x, y))
+        with suppress(NotInTimeError):
+            picture.page.wait_for_url(address, timeout=3_000)
+        return address.search(picture.page.url) is not None
+
+    wait_until(picked)
+
+
+def drag(picture: Locator, first: float, last: float) -> None:
     """Drag over a range of a picture's x axis, given as fractions of its width."""
-    one.scroll_into_view_if_needed()
-    mouse = one.page.mouse
-    mouse.move(*place(one, first, 0.2))
+    picture.scroll_into_view_if_needed()
+    mouse = picture.page.mouse
+    mouse.move(*place(picture, first, 0.2))
     mouse.down()
-    mouse.move(*place(one, last, 0.2), steps=5)
+    mouse.move(*place(picture, last, 0.2), steps=5)
     mouse.up()
 
 
-def lightest(one: Locator) -> str:
+def lightest(picture: Locator) -> str:
     """Return the first colour of a heat map's scale: the map itself is pixels of an image."""
-    color: str = one.locator(".js-plotly-plot").evaluate("plot => plot.data[0].colorscale[0][1]")
+    color: str = picture.locator(".js-plotly-plot").evaluate("plot => plot.data[0].colorscale[0][1]")
     return color
 
 
@@ -166,9 +181,9 @@ def expect_scheme(page: Page, scheme: Literal["light", "dark"]) -> None:
     page.wait_for_function(f"scheme => ({bright} >= 384 ? 'light' : 'dark') === scheme", arg=scheme)
 
 
-def brightness(one: Locator, of: Literal["color", "fill"]) -> float:
+def brightness(text: Locator, of: Literal["color", "fill"]) -> float:
     """Return the brightness of a text, 0 to 255; figures of the dark scheme are inverted on paper."""
-    result, inverted = one.evaluate(
+    result, inverted = text.evaluate(
         """(one, name) => {
             const around = [];
             for (let at = one; at; at = at.parentElement) around.push(getComputedStyle(at).filter);

@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import Page, Request, Route, expect
 from tests.dashboards.browser.pages import Opened, caption, figure, ranks_drawn, view_drawn
 from tests.dashboards.recorded_run import append_steps
+from tests.waiting import wait_until
 
 from rankscope.runs.paths import rank_dir
 
@@ -38,12 +39,14 @@ def test_a_click_draws_what_depends_on_it_and_a_finished_run_is_not_polled(run_u
         outputs = asked(page)
         page.get_by_label("Picked rank").fill("1")
         expect(page).to_have_url(f"{run_url}/overlap?rank=1")
+        # a call to the browser takes in its events
+        wait_until(lambda: page.evaluate("true") and any("breakdown-bars" in output for output in outputs))
         page.wait_for_timeout(5_000)
         assert sum("breakdown-bars" in output for output in outputs) == 1, outputs
         assert not any(name in output for output in outputs for name in ("collective-waits", "overlap-hidden", "answer"))
 
 
-def test_a_live_page_follows_its_run_to_the_end_and_asks_at_once_when_it_is_shown_again(
+def test_a_live_page_follows_its_run_to_the_end_and_asks_when_shown_again(
     tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[[Path], str]
 ) -> None:
     run = write_run(tmp_path / "x", run_id="x", name="x", steps=40, finished=False, windows=False)
@@ -86,6 +89,7 @@ def test_nothing_is_asked_again_while_its_answer_is_on_its_way(run_url: str, ope
                 dash_clientside.set_props(JSON.parse(caption.id), {"data-draw": "again"});
             }"""
         )
+        wait_until(lambda: page.evaluate("true") and held)
         page.wait_for_timeout(3_000)
         assert len(held) == 1
         page.unroute(UPDATES)

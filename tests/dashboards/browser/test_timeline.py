@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
-from playwright.sync_api import TimeoutError as NotInTimeError
-from tests.dashboards.browser.pages import Opened, another_site, area, caption, drag, figure, region
+from tests.dashboards.browser.pages import Opened, another_site, area, caption, drag, figure, pick, region
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -48,15 +46,11 @@ def test_a_window_is_zoomed_chosen_saved_and_asked_for(
         page.wait_for_function("() => !location.search.includes('span=0-60000') && location.search.includes('span=')")
         expect(says).not_to_contain_text("from 0.00")
 
-        # A click on a collective selects it. A click during the drawing of the figure is lost, so the test repeats it.
+        # A click on a collective selects it.
         box = area(lanes).bounding_box()
         assert box is not None
-        for _ in range(20):
-            area(lanes).click(position={"x": box["width"] * 0.5, "y": 12})
-            with suppress(NotInTimeError):
-                page.wait_for_url(re.compile("collective="), timeout=3_000)
-                break
-        assert "collective=default_pg:2" in page.url  # 20, or its neighbour if the figure is one pixel wider
+        # 20, or its neighbour if the figure is one pixel wider
+        pick(lanes, 0.5, 12 / box["height"], re.compile("collective=default_pg:2"))
 
         page.go_back()
         page.wait_for_function("() => !location.search.includes('collective=')")
@@ -89,7 +83,7 @@ def test_a_window_is_opened_in_perfetto(
             with page.expect_popup() as tab:
                 click_open(page)
             expect(tab.value.locator("#got")).to_have_text(re.compile("steps 20 to 22; run-1-step-20.json.gz; true; false"))
-            assert tab.value.url == f"{perfetto}v50/"
+            expect(tab.value).to_have_url(f"{perfetto}v50/")
             expect(status).to_contain_text("Opened")
 
             page.context.clear_cookies()

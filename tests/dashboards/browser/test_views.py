@@ -1,16 +1,34 @@
-"""Every view of a run in a real browser."""
+"""Every view of a run in a real browser, and the selections in it: by control, click, drag and key."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from playwright.sync_api import Page, ViewportSize, expect
-from tests.dashboards.browser.pages import Opened, all_drawn, current, expect_scheme, fits, region, serious, view_drawn
+from tests.dashboards.browser.pages import (
+    Opened,
+    all_drawn,
+    caption,
+    current,
+    drag,
+    drawn,
+    expect_scheme,
+    figure,
+    fits,
+    pick,
+    region,
+    serious,
+    view_drawn,
+)
+from tests.dashboards.gpu_samples import uuid
 
 from rankscope.dashboards.model.state import run_path
 from rankscope.dashboards.model.view import View
 from rankscope.dashboards.registry import VIEWS
 
 pytestmark = pytest.mark.slow
+
 
 NARROW: ViewportSize = {"width": 360, "height": 740}
 by_slug = pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.slug or "overview")
@@ -112,7 +130,7 @@ def test_a_page_of_the_site_is_accessible_and_fits_a_narrow_screen(site: str, op
 
 @pytest.mark.full
 @pytest.mark.parametrize("where", SITE)
-def test_a_page_of_the_site_is_accessible_in_the_dark_and_on_a_narrow_screen(site: str, opened: Opened, where: str) -> None:
+def test_a_site_page_is_accessible_in_the_dark_and_on_a_narrow_screen(site: str, opened: Opened, where: str) -> None:
     with opened(f"{site}{where}", color_scheme="light") as page:
         expect(page.get_by_role("heading", level=1)).to_have_text(SITE[where])
         all_drawn(page)
@@ -157,7 +175,7 @@ CHOICES: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize("slug", ["ranks", *(pytest.param(slug, marks=pytest.mark.full) for slug in CHOICES if slug != "ranks")])
-def test_a_choice_is_in_the_address_survives_reloading_and_is_undone_by_going_back(site: str, opened: Opened, slug: str) -> None:
+def test_a_choice_is_in_the_address_survives_reloads_and_is_undone_by_back(site: str, opened: Opened, slug: str) -> None:
     label, choice, query = CHOICES[slug]
     address = site + run_path("run-1", slug)
     with opened(address) as page:
@@ -180,3 +198,79 @@ def test_a_choice_is_in_the_address_survives_reloading_and_is_undone_by_going_ba
         page.go_back()
         expect(page).to_have_url(address)
         expect(control).to_have_value(before)
+
+
+@pytest.mark.full
+def test_a_drag_over_the_trend_is_in_the_address(run_url: str, opened: Opened) -> None:
+    with opened(run_url) as page:
+        trend = figure(page, "Lines of the step time over the steps")
+        drawn(page, "Bars of the parts of a step", "Lines of the step time", "Line of what is done per second")
+        expect(caption(trend)).to_contain_text("Over 60 steps the median step takes")
+        # When a range of steps is dragged over
+        drag(trend, 0.25, 0.5)
+        # Then the address has the range, and the figure shows only these steps
+        expect(page).to_have_url(re.compile(r"steps=1[0-9]-[23][0-9]$"))
+        expect(caption(trend)).not_to_contain_text("Over 60 steps")
+        page.go_back()
+        expect(caption(trend)).to_contain_text("Over 60 steps")
+
+        page.get_by_role("link", name="Overlap", exact=True).click()
+        waits = "Stacked bars of transfer and waiting per collective"
+        drawn(page, "Stacked bars of compute, overlap", waits, "Bars of bus bandwidth")
+        expect(caption(figure(page, waits))).to_contain_text("all_reduce · default_pg (4 ranks)")
+
+
+def test_a_click_on_a_row_of_the_table_shows_its_gpu(run_url: str, opened: Opened) -> None:
+    with opened(f"{run_url}/hardware") as page:
+        lines = "Temperature, power, SM clock and use of the picked GPU"
+        drawn(page, lines)
+        region(page, "All GPUs").get_by_role("row", name=re.compile("^3 ")).get_by_role("gridcell").first.click()
+        expect(page).to_have_url(re.compile(f"rank=3&gpu={uuid(3)}"))
+        expect(caption(figure(page, lines))).to_contain_text("rank 3")
+        expect(figure(page, lines).get_by_role("img").filter(has_text="node-1 · GPU 1, rank 3")).to_be_visible()
+
+
+WAITS = "Heat map of who waited how long for whom"
+BARS = "Bars of the step time without each rank"
+
+
+def test_from_who_delayed_whom_to_what_it_would_gain(run_url: str, opened: Opened) -> None:
+    """Given a straggler, when it is selected by keyboard, cell and bar, then the address has it, and the page its gain."""
+    with opened(f"{run_url}/delays") as page:
+        drawn(page, "Bars of the wait", WAITS, "Stacked bars of the wait", "Stacked bars of the imposed wait")
+        costs = region(page, "What every rank cost")
+        expect(costs.get_by_role("gridcell", name="node-1").first).to_be_visible()
+        # by keyboard
+        costs.get_by_role("row", name="2", exact=True).get_by_role("gridcell").focus()
+        page.keyboard.press("Enter")
+        page.wait_for_url(re.compile(r"rank=2"))
+        page.get_by_label("Picked rank").fill("1")
+        page.wait_for_url(re.compile(r"rank=1"))
+        # by mouse
+        pick(figure(page, WAITS), 0.1, 0.62, re.compile(r"rank=2"))  # rank 0 waited for rank 2
+
+        page.get_by_role("link", name="What-if").click()
+        drawn(page, BARS, "Bars of the step time without each cause")
+        expect(page).to_have_url(re.compile(r"rank=2"))
+        pick(figure(page, BARS), 0.1, 0.5, re.compile(r"without=rank:2"))  # the second of three bars: without rank 2
+        answer = region(page, "What if it were not slow")
+        expect(answer).to_contain_text("Without rank 2 a typical step would be")
+        expect(answer).to_contain_text("as recorded with the run")
+
+        page.get_by_label("Price of a GPU-hour").fill("5")
+        page.wait_for_url(re.compile(r"price=5"))
+        expect(answer).to_contain_text("at 5.00 USD per GPU-hour, as entered above")
+        page.go_back()
+        expect(answer).to_contain_text("as recorded with the run")
+
+
+@pytest.mark.full
+def test_a_link_brings_everything_back(run_url: str, opened: Opened) -> None:
+    """Given an address with a selection, when it is opened, then the control and the sentence show it."""
+    with opened(f"{run_url}/whatif?without=rank:2,cause:input&price=3&currency=EUR") as page:
+        drawn(page, BARS)
+        answer = region(page, "What if it were not slow")
+        expect(answer).to_contain_text("Without rank 2 and slow input")
+        expect(answer).to_contain_text("EUR")
+        for chosen in ("rank 2", "slow input"):
+            expect(answer.get_by_text(chosen, exact=True)).to_be_visible()

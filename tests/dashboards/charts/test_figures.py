@@ -144,7 +144,7 @@ def test_idle_time_that_the_verdict_explains_has_the_look_of_its_cause(analysis:
     assert [bar.name for bar in plain.data] == [part.label for part in PARTS]
 
 
-def test_a_row_per_host_has_the_mean_of_its_ranks_and_hover_text_has_the_host(analysis: Analysis) -> None:
+def test_a_row_per_host_has_the_mean_of_its_ranks_and_names_the_host(analysis: Analysis) -> None:
     names = bar_names(analysis, "host", 3)
     rows = means_by_host(analysis, names.hosts)
     figure = breakdown_bars(rows, LIGHT, names=names)

@@ -42,7 +42,7 @@ def group_of(names: list[str], *, by_host: bool = False, cells: list[tuple[int, 
     )  # fmt: skip
 
 
-def test_heatmap_shows_the_values_and_leaves_holes_where_there_is_no_record(table: StepTable) -> None:
+def test_a_heatmap_shows_the_values_and_holes_where_there_is_no_record(table: StepTable) -> None:
     own = table.matrix("own_us")
     figure = step_heatmap(own, table.ranks, table.steps, LIGHT, label="own time", unit="us", blamed=[2])
     np.testing.assert_allclose(np.asarray(figure.data[0].z), own / 1e3, rtol=1e-6)
@@ -105,7 +105,7 @@ def test_one_outlier_does_not_flatten_the_colour_scale() -> None:
     assert np.nanmax(np.asarray(heat.z)) == pytest.approx(5_000.0)
 
 
-def test_a_thousand_ranks_by_a_thousand_steps_fit_in_two_megabytes_and_keep_the_slow_one() -> None:
+def test_a_thousand_ranks_and_steps_fit_in_2_mb_and_keep_the_slow_one() -> None:
     matrix = np.random.default_rng(1).normal(40_000, 1_000, (1024, 1000))
     matrix[611] += 30_000
     matrix[200:208, 300:340] = np.nan

@@ -148,7 +148,7 @@ def test_too_short_a_run_says_what_is_missing(source: DiskRuns) -> None:
     assert [line.name for line in course.figure.data] == ["monday", "short"]
 
 
-def test_of_several_comparisons_the_chosen_one_is_drawn_and_all_are_in_a_table(source: DiskRuns) -> None:
+def test_the_chosen_comparison_is_drawn_and_all_are_in_a_table(source: DiskRuns) -> None:
     search = "?runs=sound,slow,short"
     page = said(source, f"{search}&pair=short")
     for expected in ("short against monday", "tuesday", "Not enough data", "Worse", "pair=tuesday"):

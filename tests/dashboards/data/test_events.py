@@ -108,7 +108,7 @@ def test_samples_that_show_a_reason_are_just_those_in_its_events(reasons: list[l
     assert covered == {(reason, at) for at, item in enumerate(reasons) for reason in item if reason != "gpu_idle"}
 
 
-def test_of_too_many_those_that_matter_most_stay_and_the_others_are_counted() -> None:
+def test_the_most_important_of_too_many_events_stay_and_others_are_counted() -> None:
     flapping = found([{"throttle_reasons": ["sw_power_cap"] if second % 2 else []} for second in range(100)])
     errors = found([{"xid_errors": 0}, {"xid_errors": 1}])
     events = most_important([*flapping, *errors], left_out=4, most=10)

@@ -51,7 +51,7 @@ def rows_of(times: list[int], **gauges: list[float]) -> Any:
     return rows
 
 
-def test_a_step_has_the_worst_of_its_samples_or_the_last_before_it_that_is_fresh() -> None:
+def test_a_step_has_the_worst_of_its_samples_or_the_last_fresh_one_before() -> None:
     starts = np.array([100, 200, 300, 400, 0, 900], np.int64)
     walls = np.array([0.1, 0.1, 0.1, 0.1, np.nan, 0.1])
     rows = rows_of([110, 150, 310, 360, 410], temperature_celsius=[70, 75, 60, np.nan, 65], sm_clock_hertz=[9, 5, 8, 7, np.nan])

@@ -81,7 +81,7 @@ class _Counted:
         return self._held.part(metric, first, last, most_columns=most_columns)
 
 
-def test_of_a_run_that_goes_on_only_what_is_new_is_read_and_the_answer_is_the_same(tmp_path: Path) -> None:
+def test_a_growing_run_is_read_incrementally_with_the_same_answer(tmp_path: Path) -> None:
     # Given a trend of the first 500 steps
     wall = np.random.default_rng(0).gamma(4, 10_000, (5, 700)).astype(np.float32)
     before = trend_of(tiles(tmp_path / "a", wall_us=wall[:, :500], own_us=wall[:, :500]), NONE)

@@ -21,6 +21,7 @@ from tests.exporter.fake_driver import FakeDriver, State, a100_state, h100_state
 from tests.exporter.jobs.job_node import slurm_folder
 from tests.local_http import answering, respond
 from tests.rank_file import RANK, RUN, STEP, WINDOW, totals_of
+from tests.waiting import wait_until
 
 from rankscope.profiler.helper.publishing.metrics_publisher import render, samples
 from rankscope.runs.records import PhaseTimes
@@ -209,10 +210,9 @@ def scraping(
     with (folder / "prometheus.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
             with httpx.Client(timeout=20, trust_env=False) as client:
-                until = time.monotonic() + 60
-                while not _ready(client, address):
-                    assert time.monotonic() < until, (folder / "prometheus.log").read_text()
-                    time.sleep(0.1)
+                wait_until(
+                    lambda: _ready(client, address), process=process, details=(folder / "prometheus.log").read_text, poll_s=0.1
+                )
                 yield Asked(f"http://{address}", client)
         finally:
             process.terminate()

@@ -149,7 +149,7 @@ def test_variables_choose_the_data_source_and_several_of_everything(uid: str) ->
 
 
 @pytest.mark.parametrize("uid", BOARDS)
-def test_every_panel_says_what_it_shows_in_which_unit_and_what_when_there_is_nothing(uid: str) -> None:
+def test_every_panel_explains_its_content_unit_and_what_emptiness_means(uid: str) -> None:
     for panel in panels(BOARDS[uid]):
         title, defaults = panel["title"], panel["fieldConfig"]["defaults"]
         assert panel["type"] in KINDS, title
@@ -239,7 +239,7 @@ def test_every_metric_is_one_that_somebody_publishes_or_records() -> None:
 
 
 @pytest.mark.parametrize("uid", BOARDS)
-def test_what_rests_on_recording_rules_says_when_they_are_missing_and_is_drawn_no_finer_than_they_record(uid: str) -> None:
+def test_panels_on_recording_rules_report_missing_ones_and_keep_their_step(uid: str) -> None:
     resting = False
     for panel in panels(BOARDS[uid]):
         metrics = {selector.metric for target in panel["targets"] for selector in selectors(target["expr"])}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +14,7 @@ from tests.dashboards.grafana.grafana_model import Json, Target, all_boards, put
 from tests.exporter import conftest as exporter
 from tests.exporter.conftest import RunningExporter
 from tests.exporter.fake_driver import uuid_of
+from tests.waiting import wait_until
 
 from rankscope.alerts.rules.rule_file import rules_text
 from rankscope.alerts.rules.thresholds import thresholds
@@ -97,18 +97,18 @@ def test_every_query_has_data_or_a_reason(
         }
         asked = stack.enter_context(scraping(require_program("prometheus"), tmp_path, f"127.0.0.1:{free_port()}", jobs, rules))
         node.wait_until(lambda: len(node.values("gpu_up")) == len(driver.gpus))
-        while not asked.instant(f'gpu_xid_errors_total{{xid="79", uuid="{uuid_of(0)}"}} == 0'):
-            time.sleep(0.1)
+        wait_until(lambda: asked.instant(f'gpu_xid_errors_total{{xid="79", uuid="{uuid_of(0)}"}} == 0'), poll_s=0.1)
         # when a GPU is lost and another has errors
-        left = _queries()
+        unanswered = _queries()
         driver.xid(0, 31, 79)
         driver.lose(LOST)
 
         # then every query has data, except where there is a reason
-        until = time.monotonic() + 240
-        while left := [target for target in _without_data(asked, left, jobs) if target.name not in NOT_HERE]:
-            assert time.monotonic() < until, sorted(target.name for target in left)
-            time.sleep(0.3)
+        def all_answered() -> bool:
+            unanswered[:] = [target for target in _without_data(asked, unanswered, jobs) if target.name not in NOT_HERE]
+            return not unanswered
+
+        wait_until(all_answered, poll_s=0.3, details=lambda: sorted(target.name for target in unanswered))
 
         # and also with All selected, and the panels show the planted values
         empty = {target.name for target in _queries() if not asked.instant(target.asked(_everything(target.board)))}
@@ -117,12 +117,15 @@ def test_every_query_has_data_or_a_reason(
             target.name[:2]: target.asked(_values(target.board, jobs)) for target in _queries() if target.name[:2] in PLANTED
         }
         planted = {name: [pytest.approx(value, rel=0.02)] for name, value in PLANTED.items()}
-        while (by_key := {name: _numbers(asked.instant(expr)) for name, expr in shown.items()}) != planted:
-            assert time.monotonic() < until, {name: value for name, value in by_key.items() if value != planted[name]}
-            time.sleep(0.3)
+
+        def wrong() -> dict[tuple[str, str], list[float]]:
+            numbers = {name: _numbers(asked.instant(expr)) for name, expr in shown.items()}
+            return {name: values for name, values in numbers.items() if values != planted[name]}
+
+        wait_until(lambda: not wrong(), poll_s=0.3, details=wrong)
 
         (firing,) = [target for target in _queries() if target.name == ("rankscope-alerts", "Firing alerts", "A")]
-        lost = {item["metric"].get("gpu_uuid") for item in asked.instant(firing.asked(_values("rankscope-alerts", jobs)))}
+        lost = {series["metric"].get("gpu_uuid") for series in asked.instant(firing.asked(_values("rankscope-alerts", jobs)))}
         assert uuid_of(LOST) in lost
 
         # and the errors in the time range are counted, including the first of each code
@@ -132,8 +135,8 @@ def test_every_query_has_data_or_a_reason(
         # and a graph names devices without a line, with the reason
         (missing,) = [target for target in _queries() if target.name == ("rankscope-node", "SMs active", "B")]
         collected = {
-            (item["metric"]["of"], item["metric"]["why"])
-            for item in asked.instant(missing.asked(_values("rankscope-node", jobs)))
+            (series["metric"]["of"], series["metric"]["why"])
+            for series in asked.instant(missing.asked(_values("rankscope-node", jobs)))
         }
         assert collected >= {
             ("node1 GPU 1", "not available (before_hopper)"),

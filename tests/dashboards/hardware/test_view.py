@@ -52,7 +52,7 @@ def test_the_map_has_a_row_per_gpu_and_the_gauge_of_every_step(run: RunData) -> 
     assert drawn.table.rows[STEPS + 20] == ("node-1 · GPU 1", 20.0, START_NS + 20 * STEP_NS, 88.0)
 
 
-def test_the_picked_gpu_is_marked_however_its_uuid_is_written_and_a_rank_that_is_picked_later_goes_before_it(
+def test_the_picked_gpu_is_marked_for_any_uuid_until_a_rank_is_picked(
     run: RunData,
 ) -> None:
     for state, row in (
@@ -72,7 +72,7 @@ def test_of_clocks_the_lowest_is_the_worst(run: RunData) -> None:
     assert "lowest is on node-1 · GPU 1" in drawn.sentence
 
 
-def test_a_gauge_that_nobody_told_says_why_and_one_that_is_none_is_the_usual_one(run: RunData) -> None:
+def test_a_gauge_without_readings_says_so_and_an_unknown_one_is_the_usual(run: RunData) -> None:
     drawn = draw(VIEW, "gpu-map", run, PageState(gauge="memory_used_bytes"), LIGHT)
     assert "No GPU memory used is known" in drawn.figure.layout.annotations[0].text
     other = draw(VIEW, "gpu-map", run, PageState(gauge="own_us"), LIGHT)

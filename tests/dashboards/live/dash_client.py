@@ -25,7 +25,7 @@ def find(component: Any, identifier: Any) -> Item:
 
 def _find(component: Any, identifier: Any) -> Item | None:
     if isinstance(component, list):
-        return next((result for item in component if (result := _find(item, identifier)) is not None), None)
+        return next((result for child in component if (result := _find(child, identifier)) is not None), None)
     if isinstance(component, dict):
         props: Item = component.get("props", {})
         return props if props.get("id") == identifier else _find(props.get("children"), identifier)

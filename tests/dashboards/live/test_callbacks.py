@@ -152,7 +152,7 @@ def test_the_page_waits_for_the_analysis_of_what_has_changed(
     assert call.polled(RUN)["version"] != seen, "now it has, and nothing else"
 
 
-def test_a_run_that_cannot_be_read_keeps_its_page_which_says_so_until_it_can(memory_runs: Any, call: Caller) -> None:
+def test_an_unreadable_run_keeps_its_page_which_reports_the_problem(memory_runs: Any, call: Caller) -> None:
     away = memory_runs.summaries.pop("run-1")
     answer = call.polled(RUN)
     assert "version" not in answer

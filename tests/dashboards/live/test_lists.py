@@ -36,7 +36,7 @@ def grid_of(page: Any, name: str) -> dict[str, Any]:
 
 def _grid(component: Any, name: str) -> dict[str, Any] | None:
     if isinstance(component, list):
-        return next((result for item in component if (result := _grid(item, name)) is not None), None)
+        return next((result for child in component if (result := _grid(child, name)) is not None), None)
     props = component.get("props", {}) if isinstance(component, dict) else {}
     return (
         props

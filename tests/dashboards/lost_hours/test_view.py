@@ -152,7 +152,7 @@ def test_a_loss_of_ranks_on_several_hosts_is_no_single_hosts(analysis: Analysis)
     assert (charged.host, charged.rank) == ("node-1", None)
 
 
-def test_the_loss_of_a_host_at_fault_is_charged_to_it_whatever_else_the_verdict_names(analysis: Analysis) -> None:
+def test_the_loss_of_a_host_at_fault_is_its_own_whatever_else_is_named(analysis: Analysis) -> None:
     verdict = msgspec.structs.replace(analysis.verdict, ranks=[0, 2, 3], hosts=["node-1"])
     finding = msgspec.structs.replace(
         analysis.findings[0], gpu_hours_lost=12.4, rank=2, ranks=[2, 3], host="node-1", whole_host=True
@@ -228,7 +228,7 @@ def test_a_window_of_time_is_chosen_in_the_address(memory_runs: Any, analysis: A
     assert "There is no run in this time range" in page(memory_runs, "?since=30d")
 
 
-def test_one_click_has_the_server_analyse_and_every_viewer_sees_how_far_it_is(
+def test_one_click_analyses_on_the_server_and_all_viewers_see_the_progress(
     memory_runs: Any, analysis: Analysis, table: StepTable
 ) -> None:
     memory_runs.put(analysis, table)

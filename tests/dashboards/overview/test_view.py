@@ -110,7 +110,11 @@ def test_rare_steps_are_beside_the_verdict_with_their_share_and_a_link() -> None
     assert "61%" in text
     assert RARE.summary in text
     links = [
-        piece.href for item in every(card) if isinstance(item, Text) for piece in pieces(item.line) if isinstance(piece, PageLink)
+        piece.href
+        for block in every(card)
+        if isinstance(block, Text)
+        for piece in pieces(block.line)
+        if isinstance(piece, PageLink)
     ]
     assert "/run/run-1/ranks?rank=0&steps=7-14" in links
 
@@ -204,7 +208,7 @@ def test_a_run_that_does_not_change_says_so(memory_runs: Any, analysis: Analysis
     assert "No lasting change of the step time by 5% or more" in part(memory_runs, "changes")
 
 
-def test_findings_of_a_part_of_the_run_and_later_attempts_are_among_the_changes(memory_runs: Any, analysis: Analysis) -> None:
+def test_findings_of_a_part_of_the_run_and_later_attempts_are_changes(memory_runs: Any, analysis: Analysis) -> None:
     finding = msgspec.structs.replace(analysis.findings[0], steps=(10, 31), explained_by="thermal_throttling")
     memory_runs.put(msgspec.structs.replace(analysis, findings=[finding]), slowing(60, 0.0), attempts=2)
     output = part(memory_runs, "changes")

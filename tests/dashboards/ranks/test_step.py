@@ -29,10 +29,10 @@ def run(tmp_path: Path, write_run: WriteRun) -> RunData:
 
 
 def test_a_step_of_a_rank_stands_beside_the_median_of_all(run: RunData) -> None:
-    result = one_step(run.steps, 2, 30)
-    assert result is not None
-    assert result.window is None
-    values = {value.metric: value for value in result.values}
+    card = one_step(run.steps, 2, 30)
+    assert card is not None
+    assert card.window is None
+    values = {value.metric: value for value in card.values}
     column = run.steps.part("own_us", 30, 31).values[:, 0]
     assert values["own_us"].value == column[2]
     assert values["own_us"].median == np.median(column)

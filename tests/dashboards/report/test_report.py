@@ -120,18 +120,18 @@ KINDS = {kind for kind in vars(page).values() if isinstance(kind, type) and issu
 def test_both_writers_know_every_kind_of_block_and_all_texts_stay_texts(shown: Callable[..., Parsed]) -> None:
     assert {type(block) for block in EVERY_KIND} == KINDS
     assert len([component(block) for block in EVERY_KIND]) == len(EVERY_KIND)
-    result = shown(*EVERY_KIND)
-    assert result.text.count(HOSTILE) >= 25
-    assert "img" not in {tag for tag, _ in result.tags}
-    assert not any(name.startswith("on") for _, attributes in result.tags for name in attributes)
+    page = shown(*EVERY_KIND)
+    assert page.text.count(HOSTILE) >= 25
+    assert "img" not in {tag for tag, _ in page.tags}
+    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
 
 
 @given(text=st.text(alphabet=st.characters(exclude_categories=["Cs", "Cc"])))
 def test_whatever_a_text_holds_it_stays_a_text(text: str) -> None:
     template = document._environment().from_string("{{ text }}<p{{ {'title': text}|xmlattr }}>")
-    result = Parsed(template.render(text=text))
-    assert result.text == text
-    assert result.tags == [("p", {"title": text})]
+    page = Parsed(template.render(text=text))
+    assert page.text == text
+    assert page.tags == [("p", {"title": text})]
 
 
 def test_what_only_a_server_can_do_is_left_out_and_the_rest_is_kept(shown: Callable[..., Parsed]) -> None:
@@ -164,7 +164,7 @@ def test_links_lead_within_the_file_or_are_texts(shown: Callable[..., Parsed], p
 # Tables
 
 
-def test_a_table_shows_numbers_as_the_page_does_and_what_is_not_known_as_a_dash(shown: Callable[..., Parsed]) -> None:
+def test_a_table_has_the_numbers_of_the_page_and_dashes_for_unknown_ones(shown: Callable[..., Parsed]) -> None:
     columns = [text_column("name", HOSTILE), number_column("ms", "Time ms", "t", unit_field="unit")]
     rows: list[dict[str, Any]] = [{"name": HOSTILE, "ms": 1234.567, "unit": "USD"}, {"name": None, "ms": None}]
     result = shown(page.Table(name="one", columns=columns, rows=lambda: rows, file_name="one"))
@@ -227,31 +227,31 @@ def test_only_colours_are_kept_for_the_dark_scheme(plain: Report) -> None:
 
 
 def test_it_has_every_view_with_its_words_figures_and_help(plain: Report, memory_runs: Any) -> None:
-    result = Parsed(plain.file.decode())
+    page = Parsed(plain.file.decode())
     assert plain.faults == []
-    assert "Rank 2 on host node-1 makes the other 3 ranks wait" in result.text
-    assert "100%" in result.text
+    assert "Rank 2 on host node-1 makes the other 3 ranks wait" in page.text
+    assert "100%" in page.text
     for view in VIEWS:
-        assert f"About {view.label}" in result.text
-        assert view.help.formula in result.text
+        assert f"About {view.label}" in page.text
+        assert view.help.formula in page.text
     placed: set[str] = set()
     for view in VIEWS:
         with suppress(RankscopeError):  # this run has no what-if
             placed |= set(figure_names(view, RunData(memory_runs, memory_runs.summary("run-1")), PageState()))
     assert {"step-heatmap", "breakdown-bars", "imposed-bars"} <= placed
-    assert {attributes["data-figure"] for _, attributes in result.tags if attributes.get("class") == "plot"} == placed
+    assert {attributes["data-figure"] for _, attributes in page.tags if attributes.get("class") == "plot"} == placed
     # the captions of figures are present without scripts
-    assert "Rank 2 made the others wait most" in result.text
+    assert "Rank 2 made the others wait most" in page.text
 
 
 def test_identifiers_are_unique_and_every_link_arrives(plain: Report) -> None:
-    result = Parsed(plain.file.decode())
-    identifiers = result.values("id")
+    page = Parsed(plain.file.decode())
+    identifiers = page.values("id")
     assert len(set(identifiers)) == len(identifiers)
-    targets = [href for tag, attributes in result.tags if tag == "a" and (href := attributes.get("href")) is not None]
+    targets = [href for tag, attributes in page.tags if tag == "a" and (href := attributes.get("href")) is not None]
     assert len(targets) > len(VIEWS)
     assert {target.removeprefix("#") for target in targets} <= set(identifiers)
-    assert {name for value in result.values("aria-labelledby") for name in value.split()} <= set(identifiers)
+    assert {name for value in page.values("aria-labelledby") for name in value.split()} <= set(identifiers)
 
 
 def test_views_may_have_the_same_identifiers(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,9 +296,9 @@ def test_hostile_names_are_inert(memory_runs: Any, analysis: Any) -> None:
     memory_runs.analyses["run-1"] = msgspec.structs.replace(analysis, ranks=ranks, verdict=verdict)
     memory_runs.summaries["run-1"] = replace(memory_runs.summaries["run-1"], name=HOSTILE, path=HOSTILE)
     # then it is plain text everywhere
-    result = Parsed(made(memory_runs).file.decode())
-    assert "img" not in {tag for tag, _ in result.tags}
-    assert result.text.count(HOSTILE) >= 6
+    page = Parsed(made(memory_runs).file.decode())
+    assert "img" not in {tag for tag, _ in page.tags}
+    assert page.text.count(HOSTILE) >= 6
 
 
 def test_the_same_run_makes_the_same_bytes_but_for_the_time(plain: Report, memory_runs: Any) -> None:

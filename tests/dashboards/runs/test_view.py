@@ -64,7 +64,7 @@ def test_columns_of_hours_and_rates_name_the_steps_they_are_of(memory_runs: Any)
     assert "rare" in hints["lost"]
 
 
-def test_what_tells_a_run_from_the_next_fits_the_screen_and_nothing_is_cut_before_the_cause(memory_runs: Any) -> None:
+def test_columns_up_to_the_cause_fit_the_screen_and_come_first(memory_runs: Any) -> None:
     runs = listed(memory_runs)
     shown = ("name", "kind", "at_fault", "cause", "lost_share", "step_ms", "state", "ranks", "health")
     assert tuple(column.field for column in runs.columns[: len(shown)]) == shown
@@ -114,7 +114,7 @@ def test_what_has_been_analysed_before_is_there_at_once(memory_runs: Any) -> Non
 
 
 @pytest.mark.parametrize("current", [True, False])
-def test_the_verdict_in_the_run_directory_is_there_at_once_and_judged_again_if_it_is_stale(
+def test_a_stored_verdict_is_shown_at_once_and_judged_again_if_stale(
     memory_runs: Any, analysis: Analysis, *, current: bool
 ) -> None:
     memory_runs.stored["run-1"] = StoredBrief(brief_of(analysis), current)
@@ -166,7 +166,7 @@ def test_a_run_that_hung_says_so_instead_of_how_it_ended(
     assert not {"Finished", "Ended badly", "Silent"} & set(badges)
 
 
-def test_a_verdict_in_a_run_directory_counts_for_the_version_and_the_files_it_is_of(tmp_path: Path, write_run: WriteRun) -> None:
+def test_a_stored_verdict_counts_for_its_version_and_its_files(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run")
     source = DiskRuns(run)
     summary = source.summary("run-1")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.step_files import steps_file
+from tests.waiting import wait_until
 
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
@@ -25,7 +25,6 @@ from rankscope.dashboards.whatif.data import read_answer
 
 WriteRun = Callable[..., Path]
 UntilReady = Callable[[Callable[[], Any]], Any]
-LIMIT_S = 60.0
 
 
 def summary(run: Path) -> RunSummary:
@@ -64,7 +63,7 @@ def test_a_run_that_cannot_be_read_leaves_nothing_in_the_store(tmp_path: Path, w
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_what_was_read_last_stays_when_there_is_too_much_and_lists_read_nothing(tmp_path: Path) -> None:
+def test_the_last_used_entries_stay_in_a_full_cache_and_lists_use_none(tmp_path: Path) -> None:
     store = Store(tmp_path / "cache", max_bytes=250)
     for name in "abcd":
         key = key_of(name)
@@ -121,10 +120,7 @@ def test_processes_beside_make_it_once_and_two_servers_may_share_a_cache(
     assert derived.part("analysis").source.steps == 30
     assert until_ready(lambda: builder.derived(run)).folder == derived.folder
     # Nothing partial is left; a process may run for a moment after its result appears
-    deadline = time.monotonic() + LIMIT_S
-    while list((tmp_path / "cache").glob(".*")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not list((tmp_path / "cache").glob(".*")))
 
 
 @pytest.mark.slow
@@ -142,7 +138,7 @@ def test_why_it_cannot_be_made_is_said_and_not_tried_again_at_once(
 
 
 @pytest.mark.slow
-def test_a_live_run_is_followed_until_it_ends_and_its_result_is_handed_over(
+def test_a_live_run_is_followed_to_its_end_and_its_result_is_handed_over(
     tmp_path: Path, write_run: WriteRun, until_ready: UntilReady
 ) -> None:
     run = write_run(tmp_path / "run", steps=12, finished=False)
@@ -159,19 +155,19 @@ def test_a_live_run_is_followed_until_it_ends_and_its_result_is_handed_over(
     write_run(tmp_path / "more", steps=20, finished=False)
     for rank in range(4):
         steps_file(run, rank).write_bytes(steps_file(tmp_path / "more", rank).read_bytes())
-    end = time.monotonic() + LIMIT_S
-    while len(look().part("steps").steps) < 20 or look().part("analysis").source.steps < 20:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: len(look().part("steps").steps) == look().part("analysis").source.steps == 20)
     assert look().version != before
     # When it ends, the follower's folder becomes that of the run; nothing is read again
     write_run(tmp_path / "over", steps=20)
     for info in (tmp_path / "over").rglob("rank.json"):
         (run / info.relative_to(tmp_path / "over")).write_bytes(info.read_bytes())
-    while (settled := look()).stale is not None:
-        assert [job.task for job in builder.jobs._jobs.values()] == ["follow"]
-        assert time.monotonic() < end
-        time.sleep(0.05)
+
+    def handed_over() -> DerivedData | None:
+        latest = look()
+        assert latest.stale is None or [job.task for job in builder.jobs._jobs.values()] == ["follow"]
+        return latest if latest.stale is None else None
+
+    settled = wait_until(handed_over)
     assert settled.part("analysis").source.steps == 20
     assert settled.folder.parent == derived.folder.parent
     assert not derived.folder.exists()
@@ -189,7 +185,7 @@ def test_a_run_that_was_moved_is_analysed_where_it_is(tmp_path: Path, write_run:
     assert (before.part("analysis").source.path, after.part("analysis").source.path) == (str(run), str(moved))
 
 
-def test_a_what_if_after_the_analysis_uses_the_step_records_that_it_has_read(tmp_path: Path, write_run: WriteRun) -> None:
+def test_a_what_if_after_the_analysis_uses_the_step_records_it_has_read(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run", steps=40)
     expected = DiskRuns(run).whatif("run-1").result
     source = DiskRuns(run, InlineBuilder(Store(tmp_path / "cache")), look_again_s=math.inf)

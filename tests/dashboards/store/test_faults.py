@@ -62,7 +62,7 @@ def test_an_error_of_ours_is_a_page_that_says_so_and_a_line_in_the_log(
     assert [record.getMessage() for record in caplog.records] == ["page /run/run-1"]
 
 
-def test_a_live_run_that_cannot_be_followed_any_more_says_as_of_when_it_is_shown_and_why(
+def test_a_live_run_that_is_no_longer_followed_says_its_age_and_why(
     tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a live run with a cached analysis
@@ -150,14 +150,14 @@ def test_what_is_cached_and_damaged_is_made_anew_whatever_file_it_is(tmp_path: P
     files["matrix"] = next(cache.root.rglob("own_us.1.*.f32"))
     assert len(files) > 8
     for path in files.values():
-        whole = path.read_bytes()
-        for damaged in (whole[: len(whole) // 2], whole.replace(b':"', b':"\xff')):
+        content = path.read_bytes()
+        for damaged in (content[: len(content) // 2], content.replace(b':"', b':"\xff')):
             path.write_bytes(damaged)
             with contextlib.suppress(RankscopeError):
                 read()
             read()
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(whole)
+            path.write_bytes(content)
 
 
 def test_what_cannot_be_read_although_it_was_made_anew_is_said(

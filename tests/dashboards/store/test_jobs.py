@@ -1,4 +1,4 @@
-"""Jobs beside the server: killed, hung, cancelled, too large, on a full disk, one after the other; the server lives on."""
+"""Jobs beside the server: killed, hung, cancelled, too large, on a full disk, many; the server lives on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -19,13 +19,15 @@ from typing import Any
 import pytest
 from tests.dashboards.live.dash_client import Caller
 from tests.full_disk import disk_with_room_for
+from tests.waiting import wait_until
 
-from rankscope.base.errors import RankscopeError
+from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
 from rankscope.dashboards.store import jobs as module
 from rankscope.dashboards.store import tasks
+from rankscope.dashboards.store.backlog import AT_ONCE, Backlog
 from rankscope.dashboards.store.builders import InlineBuilder, JobBuilder
 from rankscope.dashboards.store.cache import Store
 from rankscope.dashboards.store.disk import DiskRuns
@@ -36,7 +38,6 @@ from rankscope.dashboards.store.memory import memory_left, used_bytes
 from rankscope.dashboards.store.tasks import State, main
 
 WriteRun = Callable[..., Path]
-LIMIT_S = 180.0
 
 
 @pytest.fixture
@@ -59,43 +60,35 @@ def stopped_job(jobs: Jobs, run: RunSummary) -> Iterator[int]:
 
 
 def pid_of(job: AnalysisProcess) -> int:
-    end = time.monotonic() + LIMIT_S
-    while time.monotonic() < end:
-        if job.folder is not None:  # "None" is in the command lines of others
-            completed = subprocess.run(["pgrep", "-f", str(job.folder)], capture_output=True, text=True, check=False)
-            if completed.returncode == 0:
-                return int(completed.stdout.split()[0])
-        time.sleep(0.02)
-    raise TimeoutError
+    def pids() -> list[str]:
+        return subprocess.run(["pgrep", "-f", str(job.folder)], capture_output=True, text=True, check=False).stdout.split()
+
+    wait_until(lambda: job.folder)  # "None" is in the command lines of others
+    return int(wait_until(pids)[0])
 
 
 def outcome(jobs: Jobs, run: RunSummary) -> Path | str:
     """Ask until the analysis of ``run`` has ended; return its folder, or why it failed."""
-    end = time.monotonic() + LIMIT_S
-    while time.monotonic() < end:
+
+    def ended() -> Path | str | None:
         try:
             return jobs.result("key", "analyse", [run.path], [run])
         except NotReadyError:
-            time.sleep(0.05)
+            return None
         except RankscopeError as error:
             return str(error)
-    raise TimeoutError
+
+    outcome: Path | str = wait_until(ended)
+    return outcome
 
 
-def has_ended(pid: int) -> bool:
-    end = time.monotonic() + LIMIT_S
-    while Path(f"/proc/{pid}").exists():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
+def wait_for_end(pid: int) -> None:
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def left_over(jobs: Jobs) -> list[Path]:
     """Return what failed jobs leave in the store, after a moment for them to end."""
-    end = time.monotonic() + LIMIT_S
-    while list(jobs.store.root.glob(".*")) and time.monotonic() < end:
-        time.sleep(0.05)
+    wait_until(lambda: not list(jobs.store.root.glob(".*")))
     return list(jobs.store.root.iterdir())
 
 
@@ -130,7 +123,7 @@ def test_a_job_that_hangs_can_be_cancelled_on_the_page(
     pid, button = pid_of(job), next(buttons(waiting))
     assert button["job"] == key
     assert call.clicked(button) == "Cancelling …"
-    assert has_ended(pid)
+    wait_for_end(pid)
     assert left_over(builder.jobs) == before
     assert CANCELLED in str(page())
 
@@ -161,7 +154,7 @@ def test_a_job_without_progress_is_ended(tmp_path: Path, run: RunSummary, monkey
     jobs = Jobs(Store(tmp_path / "cache"))
     with stopped_job(jobs, run) as pid:
         assert "no progress" in str(outcome(jobs, run))
-        assert has_ended(pid)
+        wait_for_end(pid)
 
 
 @pytest.mark.slow
@@ -191,14 +184,11 @@ def test_the_jobs_of_a_server_that_is_killed_end_with_it(tmp_path: Path, run: Ru
     server = subprocess.Popen([sys.executable, "-c", script, str(folder), run.path], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     pid = int(server.stdout.readline())
-    end = time.monotonic() + LIMIT_S
-    while not (folder / "analysis.json").exists():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until((folder / "analysis.json").exists, process=server)
     server.kill()
     server.wait()
     server.stdout.close()
-    assert has_ended(pid)
+    wait_for_end(pid)
     assert not folder.exists()
 
 
@@ -322,3 +312,55 @@ def test_memory_that_cannot_be_known_is_no_limit(tmp_path: Path) -> None:
     assert memory_left(tmp_path, tmp_path) is None
     assert used_bytes(os.getpid()) > 1 << 20
     assert used_bytes(os.getpid(), tmp_path) == 0
+
+
+PATIENCE_S = 20.0
+
+
+class Analyses:
+    """Analyses that take two requests each, one of which fails, and one of which is an error of ours."""
+
+    def __init__(self, last: str) -> None:
+        self.asked: dict[str, int] = {}
+        self.most_at_once = 0
+        self.ended: list[str] = []
+        self.last = threading.Event()
+        self._last = last
+
+    def __call__(self, run_id: str) -> None:
+        self.asked[run_id] = self.asked.get(run_id, 0) + 1
+        self.most_at_once = max(self.most_at_once, len(self.asked) - len(self.ended))
+        if run_id not in ("damaged", "ours") and self.asked[run_id] < 2:
+            raise NotReadyError(Progress("starting"))
+        self.ended.append(run_id)
+        if run_id == self._last:
+            self.last.set()
+        if run_id == "damaged":
+            raise InputError("x", "damaged")
+        if run_id == "ours":
+            raise ZeroDivisionError
+
+
+def test_runs_are_analysed_a_few_at_a_time_and_a_damaged_one_stops_none() -> None:
+    analyses = Analyses("h")
+    backlog = Backlog(analyses, look_every_s=0.01)
+    backlog.add(["damaged", "ours", *"abcdefgh"])
+    backlog.add(["h"])  # a second viewer clicks
+    assert analyses.last.wait(PATIENCE_S)
+    assert sorted(analyses.ended) == sorted(["damaged", "ours", *"abcdefgh"])
+    assert analyses.most_at_once <= AT_ONCE
+    for thread in threading.enumerate():
+        if thread.name == "analyse runs":
+            thread.join(PATIENCE_S)
+    assert backlog.progress == Progress("analysing runs", 10, 10)
+
+
+def test_a_request_after_the_last_has_ended_starts_again() -> None:
+    analyses = Analyses("b")
+    backlog = Backlog(analyses, look_every_s=0.01)
+    backlog.add([])
+    assert backlog.progress.of == 0
+    backlog.add("a")
+    wait_until(lambda: backlog.progress.done >= 1)
+    backlog.add("b")
+    assert analyses.last.wait(PATIENCE_S)

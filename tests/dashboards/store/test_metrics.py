@@ -90,7 +90,7 @@ def test_who_made_others_wait_is_told_for_every_step_that_can_be_judged(tmp_path
     assert waited == pytest.approx(40_000, rel=0.1), "of each victim, as long as the data is late"
 
 
-def test_in_profiled_steps_it_is_told_from_collectives_and_sums_to_the_analysis(tmp_path: Path, write_run: WriteRun) -> None:
+def test_imposed_wait_of_profiled_steps_sums_to_that_of_the_analysis(tmp_path: Path, write_run: WriteRun) -> None:
     run = read_evidence(write_run(tmp_path / "run"))
     values = window_values(run)
     assert list(values.steps) == [20, 21, 22]

@@ -39,7 +39,7 @@ def cells_of(tiles: Tiles) -> Cells:
 
 
 @given(st.lists(ADDED, min_size=1, max_size=12))
-def test_what_was_written_last_is_read_in_whichever_order_ranks_and_steps_came(
+def test_the_last_written_values_are_read_for_any_order_of_ranks_and_steps(
     added: list[tuple[int, list[int], set[str], bool]],
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.dashboards.live.dash_client import Caller
+from tests.waiting import wait_until
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.app import create_app
@@ -153,7 +154,7 @@ def test_all_jobs_together_keep_to_the_memory(jobs: Jobs, clock: Clock) -> None:
     assert follow(jobs, "b").ending is None, "it may begin again"
 
 
-def test_a_job_that_needs_too_much_by_itself_ends_with_the_reason_and_the_others_go_on(jobs: Jobs) -> None:
+def test_a_job_that_needs_too_much_ends_with_the_reason_and_others_go_on(jobs: Jobs) -> None:
     follow(jobs, "small", used_bytes=GIB)
     large = follow(jobs, "large", used_bytes=5 * GIB)
     assert going_on(jobs) == ["small"]
@@ -260,10 +261,7 @@ def test_a_network_is_asked_in_the_background_once_for_all_viewers() -> None:
         return len(asked)
 
     def answer(revision: str) -> int:
-        end = time.monotonic() + 60
-        while answers._running_keys:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        wait_until(lambda: not answers._running_keys)
         return answers.get("key", revision, ask)
 
     for _ in range(20):
@@ -299,7 +297,7 @@ def test_many_runs_are_looked_at_in_the_background(
 
 
 @pytest.mark.parametrize("steps", [60, 560])
-def test_a_run_that_ends_keeps_its_page_and_the_follower_hands_over_its_result(
+def test_an_ended_run_keeps_its_page_and_takes_over_the_followers_result(
     tmp_path: Path, jobs: Jobs, write_run: WriteRun, steps: int
 ) -> None:
     # Given a page of a live run

@@ -43,10 +43,10 @@ def requests_in(run: Path) -> list[ControlRequest]:
 
 def test_a_request_reaches_the_job_and_its_answer_the_page(run: Path) -> None:
     http = client(run)
-    asked = http.post(URL, json={"steps": 5}, headers=BEARER)
-    assert asked.status_code == 202
+    response = http.post(URL, json={"steps": 5}, headers=BEARER)
+    assert response.status_code == 202
     [request] = requests_in(run)
-    assert asked.json == {"request_id": request.id, "run_id": "run-1", "state": "asked", "steps": 5}
+    assert response.json == {"request_id": request.id, "run_id": "run-1", "state": "asked", "steps": 5}
     assert (request.kind, request.steps, request.ranks, request.note) == ("capture", 5, None, "requested on the dashboard")
 
     def state() -> Any:
@@ -185,8 +185,8 @@ def test_nothing_is_written_or_read_through_a_link(run: Path, tmp_path: Path) ->
 def test_what_nobody_asked_is_not_known(run: Path) -> None:
     http = client(run)
     for name in ("1790000000000000000-0123abcd", "..%2f..%2frun.json", "x", "%00"):
-        result = http.get(f"{URL}/{name}", headers=BEARER)
-        assert result.status_code == 404
+        response = http.get(f"{URL}/{name}", headers=BEARER)
+        assert response.status_code == 404
     assert http.get("/api/run/..%2f..%2fetc/capture/x", headers=BEARER).status_code == 404
 
 
@@ -209,7 +209,7 @@ def test_errors_are_json_whatever_the_run_is_called(tmp_path: Path, write_run: C
     hostile = "a/../b<script>\u202e"
     write_run(tmp_path / "run", run_id=hostile, finished=False)
     http = client(tmp_path)
-    asked = http.post("/api/run/a%2F..%2Fb%3Cscript%3E%E2%80%AE/capture", json={}, headers=BEARER)
-    assert asked.status_code == 202
-    assert asked.mimetype == "application/json"
-    assert msgspec.json.decode(asked.data)["run_id"] == hostile
+    response = http.post("/api/run/a%2F..%2Fb%3Cscript%3E%E2%80%AE/capture", json={}, headers=BEARER)
+    assert response.status_code == 202
+    assert response.mimetype == "application/json"
+    assert msgspec.json.decode(response.data)["run_id"] == hostile

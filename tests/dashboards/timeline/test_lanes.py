@@ -256,8 +256,8 @@ def test_of_many_ranks_the_one_that_waits_least_stands_for_its_neighbours() -> N
     assert len(shown) == MOST_LANES
 
 
-def test_a_lane_of_a_host_is_its_rank_that_waits_least_and_hover_text_has_the_host() -> None:
-    for kind in (ActivityKind.WAITING, ActivityKind.COMMUNICATION):  # collectives that were matched, and some that were not
+def test_a_lane_of_a_host_is_its_least_waiting_rank_and_names_the_host() -> None:
+    for kind in (ActivityKind.WAITING, ActivityKind.COMMUNICATION):  # collectives that were matched, and members that were not
         waits = np.array([[rank, 0, wait, int(kind), 0] for rank, wait in enumerate([90, 10, 80, 20, 5, 70])], dtype=np.int64)
         rows_, each = representatives(Parts(*waits.T), 6, ["a", "a", "b", "b", "a", "<i>"])
         assert (rows_.tolist(), each) == ([4, 3, 5], 3)

@@ -1,4 +1,4 @@
-"""The timeline of a captured window, from the run directory to the page."""
+"""The timeline of a captured window, from the run directory to the page, with the costliest kernels of a rank."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from tests.dashboards.blocks import draw, page_text, pick, text_of, write, zoom
 from tests.step_files import steps_file
 
+from rankscope.analysis.result.analysis import Analysis
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.data.progress import Progress
@@ -20,9 +21,11 @@ from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.model.page import Choice, every
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.timeline.kernels import compared_ranks, kernel_rows
 from rankscope.dashboards.timeline.view import VIEW
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.runs.paths import rank_dir
+from rankscope.runs.records import KernelRecord
 
 WriteRun = Callable[..., Path]
 
@@ -52,7 +55,7 @@ def test_the_newest_window_is_found_with_its_ranks_and_steps(run: RunData) -> No
 def test_the_choice_of_windows_shows_the_one_that_is_drawn(run: RunData) -> None:
     newest = run.source.windows(run.summary).windows[-1]
     for state in (PageState(), PageState(window=newest.first), PageState(window=newest.past - 1)):
-        (choice,) = (one for one in every(VIEW.blocks(run, state)) if isinstance(one, Choice) and one.field == "window")
+        (choice,) = (block for block in every(VIEW.blocks(run, state)) if isinstance(block, Choice) and block.field == "window")
         label = {option["value"]: option["label"] for option in choice.options}.get(str(choice.value), choice.nothing)
         assert (choice.value is None) == (state.window is None), "as in the address, which the control gets"
         assert label is not None
@@ -129,7 +132,7 @@ def test_without_a_window_the_page_says_how_to_get_one(tmp_path: Path, write_run
 
 
 @pytest.mark.parametrize(("finished", "may_capture", "asks"), [(True, True, False), (False, True, True), (False, False, False)])
-def test_only_a_run_that_goes_on_can_be_asked_for_a_capture_by_visitors_who_may(
+def test_only_permitted_visitors_can_request_captures_of_a_running_job(
     tmp_path: Path, write_run: WriteRun, *, finished: bool, may_capture: bool, asks: bool
 ) -> None:
     source = DiskRuns(write_run(tmp_path / "run", finished=finished))
@@ -153,14 +156,14 @@ def test_a_window_is_opened_in_the_configured_perfetto(run: RunData, url: str | 
 def test_a_window_is_saved_for_perfetto(run: RunData) -> None:
     http = create_app(run.source).server.test_client()
 
-    asked = http.get("/run/run-1/perfetto?window=20&ask=1")
+    response = http.get("/run/run-1/perfetto?window=20&ask=1")
     saved = http.get("/run/run-1/perfetto?window=20")
 
     data = saved.data
     saved.close()
-    assert asked.json["bytes"] == len(data)
-    assert asked.json["file"] == "run-1-step-20.json.gz"
-    assert "steps 20 to 22" in asked.json["title"]
+    assert response.json["bytes"] == len(data)
+    assert response.json["file"] == "run-1-step-20.json.gz"
+    assert "steps 20 to 22" in response.json["title"]
     assert "run-1-step-20.json.gz" in saved.headers["Content-Disposition"]
     events = msgspec.json.decode(gzip.decompress(data))["traceEvents"]
     assert {event["name"] for event in events} >= {"all_reduce", "waiting for rank 2", "step 21"}
@@ -214,3 +217,47 @@ def test_names_from_a_run_are_text_in_figures(tmp_path: Path, write_run: WriteRu
     assert "&lt;a href" in shown or "\\u0026lt;a href" in shown
     assert "<a href" not in shown
     assert "\\u003ca href" not in shown
+
+
+def kernel(step: int, name: str, us: float, calls: int = 2) -> KernelRecord:
+    return KernelRecord(step=step, name=name, kind="compute", total_us=us, calls=calls, kernel_class="gemm")
+
+
+def test_rows_are_means_per_step_with_their_share_beside_a_healthy_rank() -> None:
+    """Given two steps of a rank and one of a healthy rank, when rows are made, then times are per step and comparable."""
+    mine = [kernel(20, "gemm", 3_000), kernel(21, "gemm", 5_000), kernel(20, "copy", 2_000, calls=1)]
+    rows = kernel_rows(mine, [kernel(20, "gemm", 2_000), kernel(20, "other", 9_000)])
+
+    assert [row["name"] for row in rows] == ["gemm", "copy"], "the costliest first"
+    gemm, copy = rows
+    assert (gemm["ms"], gemm["calls"], gemm["share_percent"]) == (4.0, 2.0, 80.0)
+    assert (gemm["healthy_ms"], gemm["ratio"]) == (2.0, 2.0)
+    assert (copy["ms"], copy["calls"]) == (2.0, 1.0), "per step that has it: in others it may be below the costliest"
+    assert (copy["healthy_ms"], copy["ratio"]) == (None, None), "not known, and not 0"
+    assert kernel_rows([], []) == []
+
+
+def test_a_kernel_that_one_side_has_in_fewer_steps_is_as_slow_there() -> None:
+    """Given a kernel among the costliest in five steps of one rank and in one of the other, then the ratio is that of a step."""
+    often = [kernel(step, name, 1_000) for step in range(5) for name in ("gemm", "copy")]
+    seldom = [kernel(step, "gemm", 1_000) for step in range(5)] + [kernel(3, "copy", 1_000)]
+
+    for item, healthy in ((often, seldom), (seldom, often)):
+        _, copy = kernel_rows(item, healthy)
+        assert (copy["ms"], copy["calls"], copy["healthy_ms"], copy["ratio"]) == (1.0, 2.0, 1.0, 1.0)
+
+
+def test_records_of_one_kernel_in_one_step_are_summed() -> None:
+    (row,) = kernel_rows([kernel(3, "gemm", 1_000), kernel(3, "gemm", 2_000)], [])
+    assert (row["ms"], row["calls"]) == (3.0, 4.0)
+
+
+@pytest.mark.parametrize(("picked", "shown"), [(None, 2), (1, 1)])
+def test_the_picked_or_blamed_rank_is_compared_with_one_that_is_not_blamed(
+    analysis: Analysis, picked: int | None, shown: int
+) -> None:
+    rank, healthy = compared_ranks(analysis, picked)
+
+    assert rank == shown
+    assert healthy not in (None, 2, shown)
+    assert compared_ranks(msgspec.structs.replace(analysis, ranks=[]), None)[1] is None

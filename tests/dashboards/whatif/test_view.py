@@ -40,12 +40,12 @@ def run(tmp_path: Path, write_run: Callable[..., Path]) -> RunData:
 
 def test_without_the_slow_rank_the_step_is_short(run: RunData) -> None:
     """Given a straggler, when it, its cause or all delays are removed, then the step is shorter by the 40 ms of its delay."""
-    result = run.whatif.result
-    assert result.step_seconds is not None
+    answer = run.whatif.result
+    assert answer.step_seconds is not None
     for items in (("rank:2",), ("cause:input",), ("rank:2", "rank:0"), ("rank:2", "cause:input"), ("all",)):
         thought = step_without(run, items)
         assert thought is not None
-        assert thought.step_seconds == pytest.approx(result.step_seconds - 0.04, abs=0.002), items
+        assert thought.step_seconds == pytest.approx(answer.step_seconds - 0.04, abs=0.002), items
     assert step_without(run, ()) is None
 
 
@@ -65,14 +65,14 @@ def test_combinations_are_made_only_when_parts_are_removed_together(run: RunData
 def test_a_host_is_removed_with_its_slow_ranks(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     """Given a slow rank, when its host is removed, then the step is as without the ranks of the row, also beside a cause."""
     run = opened(write_run(tmp_path / "run", ranks=8))
-    result = run.whatif.result
-    row = next(row for row in result.by_host if row.host == "node-1")
+    answer = run.whatif.result
+    row = next(row for row in answer.by_host if row.host == "node-1")
     item = host_item("node-1")
     for items in ((item,), (item, "cause:input")):
         thought = step_without(run, items)
         assert thought is not None
         assert thought.label.startswith("host node-1")
-        assert thought.step_seconds == pytest.approx((result.step_seconds or 0) - 0.04, abs=0.002)
+        assert thought.step_seconds == pytest.approx((answer.step_seconds or 0) - 0.04, abs=0.002)
     assert row.saved_seconds == pytest.approx(0.04, abs=0.002)
     drawn = draw(VIEW, "whatif-ranks", run, PageState(without=(item,)), COLORS)
     assert {row[0] for row in drawn.table.rows} >= {item, "rank:2"}

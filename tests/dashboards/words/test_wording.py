@@ -1,4 +1,4 @@
-"""Every value of the analysis that the pages show has words."""
+"""Every value of the analysis that the pages show has words, and each cause a label and a look of its own."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from typing import get_args
 import msgspec
 
 from rankscope.alerts.watch.conditions.findings import candidates
+from rankscope.analysis.causes import CAUSES as ROWS
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis
-from rankscope.analysis.result.costs import LedgerSource
+from rankscope.analysis.result.cause import Cause
+from rankscope.analysis.result.costs import LedgerSource, PartName
 from rankscope.analysis.verdict.builders import EvidenceSource
+from rankscope.analysis.whatif.causes import CAUSE_PARTS
+from rankscope.dashboards.delays.data import CHARGED
 from rankscope.dashboards.delays.view import _IMPOSED_IN
 from rankscope.dashboards.model.line import Span, pieces
+from rankscope.dashboards.overview.figures import LOOKS
 from rankscope.dashboards.overview.verdict import _facts
+from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.units import in_unit, time_unit
 from rankscope.dashboards.words.wording import EVIDENCE, slowdown
 from rankscope.runs.durations import DurationSource
@@ -53,3 +59,29 @@ def test_code_in_backticks_and_options_become_pieces_of_their_own() -> None:
         (" without ", "span"),
         ("--verdict", "option"),
     ]
+
+
+def test_every_cause_has_a_row_a_label_and_a_look() -> None:
+    named = set(get_args(Cause))
+    assert {row.cause for row in ROWS} == named
+    assert named | {part.cause for part in CAUSE_PARTS} | set(CHARGED) == set(CAUSES)
+
+
+def test_no_two_causes_look_alike() -> None:
+    assert len({shown.label for shown in CAUSES.values()}) == len(CAUSES)
+    assert len({(shown.color, shown.hatch) for shown in CAUSES.values()}) == len(CAUSES)
+
+
+def test_a_cause_has_the_colour_of_its_part_of_the_step() -> None:
+    parts: dict[str, PartName] = {
+        "input": "input",
+        "host": "host",
+        "compute": "compute",
+        "communication": "exposed_communication",
+    }
+    for cause, part in parts.items():
+        assert (CAUSES[cause].color, CAUSES[cause].hatch) == (LOOKS[part].color, LOOKS[part].hatch), cause
+
+
+def test_every_cause_has_something_to_do_or_is_unknown() -> None:
+    assert {row.cause for row in ROWS if row.remedies} == set(get_args(Cause)) - {"unknown"}

@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 import pytest
 import yaml
+from tests.waiting import wait_until
 
 from rankscope.exporter.catalogue import BY_NAME
 from rankscope.exporter.commands import exporter as command
@@ -95,7 +96,7 @@ def test_the_units_command_line_and_variables_are_the_exporters() -> None:
     assert set(re.findall(r"RANKSCOPE_EXPORTER_\w+", UNIT.read_text())) <= known_variables()
 
 
-def test_nothing_in_the_unit_takes_away_what_nvml_and_the_view_of_the_node_need() -> None:
+def test_the_unit_keeps_what_nvml_and_the_view_of_the_node_need() -> None:
     service = _Unit(UNIT)["Service"]
 
     for breaks in ("PrivateDevices", "ProtectProc", "ProcSubset", "ProtectKernelLogs", "PrivateUsers", "MemoryDenyWriteExecute"):
@@ -121,8 +122,7 @@ def another_users_process() -> Iterator[subprocess.Popen[bytes]]:
     become = ["setpriv", "--reuid=65533", "--regid=65533", "--clear-groups"]
     process = subprocess.Popen([*become, "sleep", "600"], env={"PATH": "/usr/bin:/bin", "RANK": "3"}, cwd="/")
     try:
-        while Path(f"/proc/{process.pid}/comm").read_text() != "sleep\n":
-            assert process.poll() is None
+        wait_until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n", process=process)
         yield process
     finally:
         process.kill()
@@ -139,7 +139,7 @@ def as_the_unit_does(*command_line: str, capabilities: str) -> subprocess.Comple
 
 
 @NEEDS_ROOT
-def test_the_units_rights_are_enough_for_other_users_environment_and_none_of_them_is_too_many(
+def test_the_units_rights_suffice_to_read_environments_and_are_minimal(
     another_users_process: subprocess.Popen[bytes],
 ) -> None:
     rights = _Unit(UNIT)["Service"]["AmbientCapabilities"]

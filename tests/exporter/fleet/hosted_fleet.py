@@ -6,10 +6,11 @@ import contextlib
 import json
 import select
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import wait_until
 
 ZERO, ONE = "GPU-00000000-aaaa-bbbb-cccc-000000000000", "GPU-10000000-aaaa-bbbb-cccc-000000000000"
 DEADLINE_S = 120
@@ -49,11 +50,14 @@ class FleetHost:
 
     def until(self, condition: Callable[[Any], object]) -> Any:
         """Wait for a state that meets the condition and return it."""
-        deadline = time.monotonic() + DEADLINE_S
-        while not condition(state := self.state()):
-            assert time.monotonic() < deadline, f"it did not come to that: {state}\n{self.log}"
-            time.sleep(0.02)
-        return state
+        states: list[Any] = []
+
+        def holds() -> object:
+            states[:] = [self.state()]
+            return condition(states[0])
+
+        wait_until(holds, details=lambda: f"{states}\n{self.log}")
+        return states[0]
 
     def until_up(self, *uuids: str) -> Any:
         return self.until(lambda state: {gpu["identity"]["uuid"] for gpu in state["gpus"] if gpu["up"]} == set(uuids))
@@ -99,10 +103,7 @@ def _is_down(gpu: Any, uuid: str, reason: str) -> bool:
 
 
 def until_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while alive := [pid for pid in pids if _alive(pid)]:
-        assert time.monotonic() < deadline, alive
-        time.sleep(0.02)
+    wait_until(lambda: not any(map(_alive, pids)), details=lambda: list(filter(_alive, pids)))
 
 
 def _alive(pid: int) -> bool:

@@ -86,7 +86,7 @@ def _after_surveys(fleet: FleetHost, fake_nvml: FakeDriver) -> Any:
     return fleet.until(lambda _: fake_nvml.counts().get("nvmlInitWithFlags", 0) > before + 5)
 
 
-def test_a_library_that_no_longer_matches_asks_for_a_restart_when_no_gpu_answers(
+def test_a_mismatched_library_asks_for_a_restart_when_no_gpu_answers(
     start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver
 ) -> None:
     fleet = start_fleet(interval_s=0.3)
@@ -196,7 +196,7 @@ def test_a_gpu_that_never_opened_is_known_by_its_place(start_fleet: Callable[...
     assert (place, "nvmlDeviceGetUUID" in detail) == ("00000000:1b:00.0", True)
 
 
-def test_the_inventory_of_another_version_is_left_alone_and_a_damaged_one_put_aside(
+def test_an_inventory_of_another_version_is_kept_and_a_damaged_one_moved(
     start_fleet: Callable[..., FleetHost], tmp_path: Path
 ) -> None:
     state_dir = tmp_path / "state"
@@ -220,7 +220,7 @@ def test_the_inventory_of_another_version_is_left_alone_and_a_damaged_one_put_as
     assert len(fleet.lines("is damaged")) == 1
 
 
-def test_a_gpu_that_is_gone_after_a_restart_is_missed_until_it_is_replaced_or_forgotten(
+def test_a_gpu_gone_after_a_restart_is_missed_until_replaced_or_forgotten(
     start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver, tmp_path: Path
 ) -> None:
     first = start_fleet(state_dir=str(tmp_path / "state"))
@@ -252,7 +252,7 @@ def test_a_gpu_that_is_gone_after_a_restart_is_missed_until_it_is_replaced_or_fo
     fleet.until(lambda state: [gpu["identity"]["uuid"] for gpu in state["gpus"]] == [ZERO])
 
 
-def test_a_state_folder_that_cannot_be_written_is_logged_once_and_harms_no_gpu(
+def test_an_unwritable_state_folder_is_logged_once_and_harms_no_gpu(
     start_fleet: Callable[..., FleetHost], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")

@@ -19,7 +19,7 @@ from tests.exporter.fleet.hosted_fleet import ONE, ZERO, FleetHost, until_gone
 pytestmark = pytest.mark.slow  # each starts real processes
 
 
-def test_every_gpu_has_a_process_of_its_own_that_holds_nothing_of_the_daemon(
+def test_every_gpu_has_its_own_process_that_holds_nothing_of_the_daemon(
     start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver
 ) -> None:
     fleet = start_fleet(expected_gpus=8)
@@ -107,7 +107,7 @@ def test_many_restarts_leave_no_descriptor_and_no_process(start_fleet: Callable[
         os.kill(fleet.worker(1), signal.SIGKILL)
         fleet.until(_restarted(restarts))
 
-    assert fleet.ask("info")["fds"] <= before + 2  # a survey may be under way
+    fleet.until(lambda _: fleet.ask("info")["fds"] <= before + 2)  # a survey may be under way
     assert len([name for name in fleet.children() if name.startswith("rs-gpu")]) == 2
     nursery = fleet.ask("info")["nursery"]
     assert len(list(Path(f"/proc/{nursery}/fd").iterdir())) <= 8
@@ -117,7 +117,7 @@ def _restarted(before: int) -> Callable[[Any], bool]:
     return lambda state: state["gpus"][1]["up"] and state["gpus"][1]["restarts"] > before
 
 
-def test_signals_meant_for_the_daemon_end_no_other_process_and_the_nurserys_death_ends_all(
+def test_signals_to_the_daemon_end_no_worker_and_the_nurserys_death_all(
     start_fleet: Callable[..., FleetHost],
 ) -> None:
     fleet = start_fleet()
@@ -190,9 +190,9 @@ def test_a_missing_binding_is_an_error_for_people(tmp_path: Path) -> None:
     (tmp_path / "shadow" / "pynvml" / "__init__.py").write_text("nvmlMemory_v2 = 1\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "shadow")}
 
-    result = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, str(HOST), json.dumps({})], env=environment, capture_output=True, text=True, check=True
     )
 
-    assert "pip uninstall -y pynvml" in json.loads(result.stdout)["missing"]
-    assert result.stderr == ""
+    assert "pip uninstall -y pynvml" in json.loads(completed.stdout)["missing"]
+    assert completed.stderr == ""

@@ -136,7 +136,7 @@ def test_the_table_knows_every_state_and_leads_from_each_to_all_others() -> None
             assert (frm in WITHOUT_PROCESS) == (to in WITHOUT_PROCESS) or event in ("started", "exited"), (event, frm)
 
 
-def test_a_process_that_hangs_is_killed_is_stuck_and_is_replaced_when_it_ends() -> None:
+def test_a_hung_process_is_killed_is_stuck_and_is_replaced_when_it_ends() -> None:
     story = Story()
     story.until_sampling()
     story.process.hang, story.process.board.current = "nvmlX did not return", "nvmlX"
@@ -313,7 +313,7 @@ def test_a_driver_that_tells_another_version_without_a_reload_is_no_reset() -> N
 
 
 @pytest.mark.parametrize("joules", [300.0, 0.0])
-def test_a_process_that_was_started_anew_before_the_survey_saw_the_new_driver_is_left_alone(joules: float) -> None:
+def test_a_process_restarted_before_the_survey_saw_the_driver_is_kept(joules: float) -> None:
     """Else one reload would be two resets, and the second would end the alert about an Xid in between."""
     story = Story()
     story.step()

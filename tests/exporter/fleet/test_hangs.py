@@ -7,10 +7,12 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.exporter.fake_driver import FakeDriver
 from tests.exporter.fleet.hosted_fleet import ONE, ZERO, FleetHost, until_gone
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow  # each starts real processes
 
@@ -32,10 +34,13 @@ def test_a_hang_in_one_gpu_leaves_the_other_fresh_and_names_the_call(
     assert "nvmlDeviceGetPowerUsage did not return" in down["detail"]
     assert down["sample"] is None
     assert down["since_unix_s"] <= time.time()
+
     # while its process is restarted repeatedly, the other GPU stays fresh
-    while (state := fleet.state())["gpus"][1]["restarts"] < 2:
+    def restarted_twice(state: Any) -> bool:
         assert state["gpus"][0]["up"], state
-        time.sleep(0.02)
+        return bool(state["gpus"][1]["restarts"] >= 2)
+
+    fleet.until(restarted_twice)
     assert fleet.log.count("is down (hung)") == 1
     assert not Path(f"/proc/{worker}").exists()
 
@@ -73,14 +78,16 @@ def test_a_driver_that_is_slow_but_answers_stays_fresh(start_fleet: Callable[...
 
     first = fleet.until_up(ZERO, ONE)
     enough = first["gpus"][1]["sample"]["monotonic_s"] + 0.6  # one more pass and part of the next
-    while (state := fleet.state())["gpus"][1]["sample"]["monotonic_s"] < enough:
+
+    def sampled_again(state: Any) -> bool:
         assert state["gpus"][1]["up"], state
-        time.sleep(0.02)
-    assert state["gpus"][1]["restarts"] == 0
+        return bool(state["gpus"][1]["sample"]["monotonic_s"] >= enough)
+
+    assert fleet.until(sampled_again)["gpus"][1]["restarts"] == 0
 
 
 @pytest.mark.parametrize("milliseconds", [300, pytest.param(600, marks=pytest.mark.full)])
-def test_looks_between_passes_that_outlast_their_time_leave_room_for_passes(
+def test_looks_longer_than_their_time_leave_room_for_passes(
     start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver, milliseconds: int
 ) -> None:
     fake_nvml.slow("nvmlGpmSampleGet", milliseconds, gpu=1)
@@ -152,9 +159,7 @@ def frozen() -> Iterator[Callable[[int, str], None]]:
 
     yield freeze
     (folder / "freezer.state").write_text("THAWED")
-    deadline = time.monotonic() + 60
-    while (folder / "cgroup.procs").read_text() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: not (folder / "cgroup.procs").read_text())
     folder.rmdir()
 
 

@@ -65,7 +65,7 @@ def test_no_gpu_on_a_bus_that_nobody_shows_is_no_count(tmp_path: Path) -> None:
     assert survey.pci_count == 1
 
 
-def test_a_gpu_that_the_last_listing_skipped_is_not_missing_while_the_next_one_runs(tmp_path: Path) -> None:
+def test_a_gpu_skipped_by_a_listing_is_not_missing_during_the_next_one(tmp_path: Path) -> None:
     """Else a GPU that had hung would count as reset, and its Xid alerts would end."""
     children = _Probes()
     survey = GpuSurvey(cast(Children, children), pci_root=tmp_path, patience=FleetTimeouts(survey_s=1.0))
@@ -330,7 +330,7 @@ def test_energy_is_kept_for_the_next_exporter_of_this_boot(tmp_path: Path) -> No
     assert Inventory(tmp_path).identities() == (_identity(0),)
 
 
-def test_another_users_link_or_pipe_is_replaced_and_neither_written_to_nor_waited_for(tmp_path: Path) -> None:
+def test_another_users_link_or_pipe_is_replaced_without_writing_or_waiting(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_text("precious")
     puts: list[Callable[[Path], object]] = [lambda path: path.symlink_to(target), os.mkfifo]
@@ -355,7 +355,7 @@ def test_a_temporary_file_of_a_killed_exporter_is_removed_by_the_next_one(tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gpus.json", "gpus.lock"]
 
 
-def test_a_gpu_in_the_place_of_another_replaces_it_and_one_that_moved_stays_itself() -> None:
+def test_a_new_gpu_in_a_slot_replaces_the_old_and_a_moved_one_stays_itself() -> None:
     inventory = Inventory(None)
     inventory.see(_identity(0))
     inventory.see(_identity(1))
@@ -445,7 +445,7 @@ def test_the_file_is_for_the_exporters_user_only(tmp_path: Path) -> None:
     assert folder.stat().st_mode & 0o007 == 0
 
 
-def test_what_somebody_takes_out_of_the_file_is_forgotten_unless_it_is_there(tmp_path: Path) -> None:
+def test_what_is_taken_out_of_the_file_is_forgotten_unless_it_is_there(tmp_path: Path) -> None:
     inventory = Inventory(tmp_path)
     for number in range(3):
         inventory.see(_identity(number))
@@ -540,7 +540,7 @@ def test_a_disk_that_hangs_holds_up_nobody_who_asks_for_changes(tmp_path: Path, 
     inventory.wait(60)
 
 
-def test_counters_that_a_process_adds_up_exist_and_go_on_with_the_next_process() -> None:
+def test_counters_that_a_process_adds_up_continue_in_the_next_process() -> None:
     assert all(BY_NAME[name].type == "counter" for name in ADDED_UP_BY_PROCESS)
     of_instances = {row.name for row in CATALOGUE if row.name.startswith("gpu_mig_") and row.type == "counter"}
     of_gpus = {name for name in Gpm.metrics if BY_NAME[name].type == "counter"}

@@ -115,9 +115,7 @@ def test_jobs_whose_cgroups_have_sluids(node: Callable[..., JobsCollector], proc
     assert labels_of(series, gpu_uuid(1)) == {"user": "ann"}
 
 
-def test_without_the_prolog_a_cgroup_with_a_sluid_leaves_the_job_to_the_environment(
-    node: Callable[..., JobsCollector], proc: Proc
-) -> None:
+def test_without_the_prolog_a_sluid_cgroup_defers_to_the_environment(node: Callable[..., JobsCollector], proc: Proc) -> None:
     cgroup = "0::/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0\n"
     proc.process(10, cgroup=cgroup, environ={"SLURM_JOB_ID": "7"})
     proc.process(11, cgroup=cgroup)
@@ -191,7 +189,7 @@ def test_a_driver_that_renumbers_its_gpus_moves_the_jobs(node: Callable[..., Job
     assert jobs.job_at(gpu_uuid(0)) is None
 
 
-def test_a_gpu_that_the_driver_dropped_keeps_its_job_until_its_number_is_anothers(
+def test_a_dropped_gpu_keeps_its_job_until_its_number_is_reused(
     node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path
 ) -> None:
     proc.minors({"0000:1a:00.0": 1, "0000:1b:00.0": 0})
@@ -260,7 +258,7 @@ def test_who_has_the_whole_has_its_parts(node: Callable[..., JobsCollector]) -> 
     assert by_key == {gpu_uuid(0): "a", mig_uuid(0): "a", mig_uuid(1): "b"}
 
 
-def test_where_a_gpu_is_divided_a_number_is_an_undivided_one_or_cannot_be_told(
+def test_where_a_gpu_is_divided_a_number_is_an_undivided_one_or_unknown(
     node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # given a job with a whole GPU, and one whose device number may mean a MIG device
@@ -309,7 +307,7 @@ def test_ranks_of_the_spool(node: Callable[..., JobsCollector], tmp_path: Path) 
     assert labels_of(node(ranks=lambda: None).read(state), gpu_uuid(0)) == ANN_7
 
 
-def test_a_rank_whose_recorder_switched_itself_off_is_on_its_gpu_all_the_same() -> None:
+def test_a_rank_with_its_recorder_off_is_on_its_gpu_all_the_same() -> None:
     labels = {"run": "r", "slot": "0", "run_id": "r1"}
     ranks = {"0": "running", "1": "disabled", "2": "silent"}
     series = [

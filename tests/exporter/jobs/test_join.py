@@ -106,7 +106,7 @@ def test_time_slicing_among_pods_and_containers() -> None:
     assert _join(*two_containers) == ({"namespace_k8s": "ml", "pod_k8s": "a", "container_k8s": "multiple"}, 1)
 
 
-def test_a_pods_processes_are_its_own_although_only_the_kernel_knows_its_uid() -> None:
+def test_a_pods_processes_are_its_own_although_only_the_kernel_has_its_uid() -> None:
     own = Use(pid=1, uid=0, pod_uid="u1", container_id="c1", ranks=_rank("2"), environ_read=True)
     other = Use(pid=2, uid=0, pod_uid="u2", container_id="c2", ranks=_rank("2"), environ_read=True)
 

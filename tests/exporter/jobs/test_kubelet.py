@@ -184,7 +184,7 @@ def test_a_kubelet_that_restarts_is_found_again(fake: FakeKubelet, kubelet: Kube
     assert (source.ok, source.is_valid) == (True, True)
 
 
-def test_a_socket_that_comes_and_goes_is_believed_as_long_when_nobody_asked_for_it(fake: FakeKubelet) -> None:
+def test_a_socket_that_was_not_requested_is_believed_as_long_when_gone(fake: FakeKubelet) -> None:
     fake.says(pods=[["ml", "a", {"train": {"nvidia.com/gpu": [GPU]}}]])
     kubelet = Kubelet(fake.socket, explicit=False)
     source = HoldSource("kubelet", kubelet.read)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.exporter.jobs.job_node import CONTAINER, IN_POD, POD_UID, Proc, in_job
+from tests.waiting import wait_until
 
 from rankscope.exporter.jobs.deadline import BoundedCalls
 from rankscope.exporter.jobs.party import Ranks, Use
@@ -182,21 +183,20 @@ def test_calls_that_do_not_come_back_are_few() -> None:
     assert len(begun) == 2
 
     released.set()
-    until = time.monotonic() + 120
-    while True:
+    assert BoundedCalls(30).ask(lambda: 7) == 7
+
+    def answers() -> bool:
         try:
-            assert BoundedCalls(30).ask(lambda: 7) == 7
-            assert deadline.ask(lambda: 8) == 8
-            break
+            return deadline.ask(lambda: 8) == 8
         except TimeoutError:
-            assert time.monotonic() < until
+            return False
+
+    wait_until(answers)
     with pytest.raises(ZeroDivisionError):
         BoundedCalls(30).ask(lambda: 1 // 0)
 
 
-def test_a_process_without_a_thread_for_its_environment_is_known_by_its_other_files(
-    proc: Proc, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_with_no_thread_for_its_environment_has_its_other_files(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
     proc.process(10, uid=1000, cgroup=in_job(7), environ={"RANK": "1"})
 
     def no_thread(_thread: threading.Thread) -> None:
@@ -209,7 +209,7 @@ def test_a_process_without_a_thread_for_its_environment_is_known_by_its_other_fi
     assert (use.job_id, use.environ_read, use.ranks.rank) == ("7", False, None)
 
 
-def test_users_are_named_and_a_directory_that_hangs_names_nobody_else_wrongly() -> None:
+def test_users_are_named_and_a_hanging_directory_misnames_no_user() -> None:
     released = threading.Event()
 
     def look_up(uid: int) -> str:
@@ -228,7 +228,4 @@ def test_users_are_named_and_a_directory_that_hangs_names_nobody_else_wrongly() 
         assert names.names([0, 1]) == {}
     finally:
         released.set()
-    until = time.monotonic() + 120
-    while names.names([0, 1]) != {0: "root", 1: "slow"}:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: names.names([0, 1]) == {0: "root", 1: "slow"})

@@ -1,15 +1,17 @@
-"""Slurm's prolog and epilog, run as Slurm runs them, and the folder they write."""
+"""Slurm's prolog and epilog: run as Slurm runs them, and under a real one-node Slurm."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.exporter.fake_driver import FakeDriver, build_library, h100_state, uuid_of
 from tests.exporter.jobs.job_node import ROOT, slurm_folder
+from tests.slurm_node import Slurm, started
 
 from rankscope.exporter.jobs import slurm
 from rankscope.exporter.jobs.party import Identity, SchedulerDevice
@@ -151,9 +153,7 @@ def test_only_files_of_the_folders_owner_count(tmp_path: Path) -> None:
     assert [hold.identity.job_id for hold in _read(folder).read() or ()] == ["1"]
 
 
-def test_a_file_that_cannot_be_read_hides_no_other_job_and_leaves_no_gpu_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_file_hides_no_other_job_and_leaves_no_gpu_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = slurm_folder(tmp_path / "jobs", job_1={"SLURM_JOB_GPUS": "0"}, job_2={"SLURM_JOB_GPUS": "1"})
 
     def unreadable(name: str, folder_fd: int, most_bytes: int) -> Any:
@@ -210,3 +210,69 @@ def test_a_link_instead_of_the_folder_is_refused(tmp_path: Path) -> None:
 )
 def test_devices_are_named_in_many_ways(text: str, devices: list[SchedulerDevice]) -> None:
     assert devices_of(text) == tuple(devices)
+
+
+GPUS = 4
+
+
+class JobNode:
+    """A node with GPUs; ``jobs`` is the folder of the prolog's files."""
+
+    def __init__(self, folder: Path, real_slurm: Slurm) -> None:
+        self.jobs = folder / "jobs"
+        self.run = real_slurm.run
+
+    def submit(self, *options: str) -> str:
+        printed = self.run("sbatch", "--parsable", "--output=/dev/null", *options, "--wrap", "sleep 600")
+        return printed.strip()
+
+
+@pytest.fixture
+def real_slurm(require_program: Callable[[str], str], free_port: Callable[[], int], tmp_path: Path) -> Iterator[JobNode]:
+    for script in ("prolog", "epilog"):
+        # Slurm builds the prolog's environment itself, so the script must set the folder.
+        file = tmp_path / script
+        file.write_text(f"#!/bin/sh\nRANKSCOPE_JOBS_DIR={tmp_path}/jobs exec {SCRIPTS}/{script}.sh\n")
+        file.chmod(0o755)
+    for index in range(GPUS):
+        os.mknod(tmp_path / f"nvidia{index}", 0o20644, os.makedev(1, 3))  # Slurm takes the number from the name
+    (tmp_path / "gres.conf").write_text(f"Name=gpu File={tmp_path}/nvidia[0-{GPUS - 1}]\n")
+    settings = f"GresTypes=gpu\nProlog={tmp_path}/prolog\nEpilog={tmp_path}/epilog\nPrologFlags=Alloc"
+    with started(tmp_path, require_program, free_port, settings=settings, node=f"Gres=gpu:{GPUS}") as node:
+        jobs = JobNode(tmp_path, node)
+        yield jobs
+        node.run("scancel", "--user=root")
+        node.wait_until(lambda: list(jobs.jobs.glob("job-*")) == [])
+
+
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.skipif(os.getuid() != 0, reason="slurmd runs as root, as the prolog does")
+def test_a_gpus_job_is_known_before_its_first_process_and_until_its_end(
+    real_slurm: JobNode, start_exporter: Callable[..., Any], tmp_path: Path
+) -> None:
+    states = [{name: value for name, value in h100_state(index).items() if "process" not in name} for index in range(GPUS)]
+    driver = FakeDriver(tmp_path / "driver", build_library(), states)
+    exporter = start_exporter("--jobs.slurm-dir", real_slurm.jobs, env=driver.env)
+
+    def holder(index: int) -> list[float]:
+        result: list[float] = exporter.values("gpu_allocated", uuid=uuid_of(index))
+        return result
+
+    # given a job with two GPUs, and an array of two jobs with one each
+    first = real_slurm.submit("--gres=gpu:2")
+    exporter.wait_until(lambda: len(exporter.values("gpu_job_info", job_id=first, partition="night")) == 2)
+    array = real_slurm.submit("--gres=gpu:1", "--array=1-2")
+    exporter.wait_until(lambda: len(exporter.values("gpu_job_info")) == GPUS)
+
+    # then every GPU is held, by three jobs, and used by none
+    jobs = {dict(labels)["job_id"] for name, labels in exporter.page() if name == "gpu_job_info"}
+    assert first in jobs
+    assert len(jobs) == 3
+    assert [holder(index) for index in range(GPUS)] == [[1]] * GPUS
+    assert exporter.values("gpu_in_use") == [0] * GPUS
+
+    # when the array ends, its GPUs are free
+    real_slurm.run("scancel", array)
+    exporter.wait_until(lambda: sorted(exporter.values("gpu_allocated")) == [0, 0, 1, 1])
+    assert len(exporter.values("gpu_job_info", job_id=first)) == 2

@@ -83,7 +83,7 @@ class Sample:
         self.identity, self.processes = sample.identity, sample.processes
         self.xids = [event.xid for event in sample.xids]
         self.errors = {run.collector: run.error for run in sample.runs if run.error}
-        self.absent = {(item.metric, *(value for _, value in item.labels)): item.reason for item in sample.absent}
+        self.absent = {(absence.metric, *(value for _, value in absence.labels)): absence.reason for absence in sample.absent}
         self.metrics = {reading.metric for reading in sample.readings}
         self.series = {(item.metric, item.labels, item.uuid): item.value for item in sample.readings}
         assert len(self.series) == len(sample.readings), "a series twice"
@@ -147,23 +147,23 @@ def asking(fake: FakeDriver, gpu: int = 0, collectors: frozenset[str] = DEFAULT)
     os.close(stdin)
     os.close(stdout)
     with os.fdopen(to_it, "w") as commands, os.fdopen(from_it) as answers:
-        asked = AskedGpu(commands, answers)
+        gpu_process = AskedGpu(commands, answers)
         try:
-            yield asked
+            yield gpu_process
         finally:
-            os.kill(asked.pid, signal.SIGKILL)
+            os.kill(gpu_process.pid, signal.SIGKILL)
 
 
 @contextmanager
 def opened(fake: FakeDriver, gpu: int = 0, collectors: frozenset[str] = DEFAULT) -> Iterator[AskedGpu]:
     """Yield a process that has opened its GPU."""
-    with asking(fake, gpu, collectors) as asked:
-        asked.open()
-        yield asked
+    with asking(fake, gpu, collectors) as gpu_process:
+        gpu_process.open()
+        yield gpu_process
 
 
 def sample_of(fake: FakeDriver, gpu: int = 0, collectors: frozenset[str] = DEFAULT) -> Sample:
     """Return the second sample of a process: the first has no previous one to compare with."""
-    with opened(fake, gpu, collectors) as asked:
-        asked.sample()
-        return asked.sample()
+    with opened(fake, gpu, collectors) as gpu_process:
+        gpu_process.sample()
+        return gpu_process.sample()

@@ -28,21 +28,21 @@ def let_a_part_pass() -> None:
     time.sleep(0.11)
 
 
-def one_pass(asked: AskedGpu, parts: int = 1) -> None:
+def one_pass(gpu_process: AskedGpu, parts: int = 1) -> None:
     for _ in range(parts):
         let_a_part_pass()
-        asked.part()
+        gpu_process.part()
 
 
 def test_integrals_are_what_the_driver_measured_over_all_intervals(fake: FakeDriver) -> None:
     fake.gpus[0] |= {"gpm.1": 100, "gpm.2": 40, "gpm.5": 25, "gpm.10": 0}
     fake.write()
-    with opened(fake, 0, GPM) as asked:
+    with opened(fake, 0, GPM) as gpu_process:
         for _ in range(2):
-            sample = asked.sample()
-            one_pass(asked, parts=2)
+            sample = gpu_process.sample()
+            one_pass(gpu_process, parts=2)
         let_a_part_pass()
-        sample = asked.sample()
+        sample = gpu_process.sample()
 
     # The graphics engine was always busy: its counter equals the measured time.
     seconds = sample.value("gpu_graphics_active_seconds_total")
@@ -53,11 +53,11 @@ def test_integrals_are_what_the_driver_measured_over_all_intervals(fake: FakeDri
 
 
 def test_every_interval_begins_where_the_last_ended(fake: FakeDriver) -> None:
-    with opened(fake, 0, GPM) as asked:
-        asked.sample()
+    with opened(fake, 0, GPM) as gpu_process:
+        gpu_process.sample()
         for _ in range(3):
             let_a_part_pass()
-            asked.sample()
+            gpu_process.sample()
 
     counts = fake.counts()
     assert counts["nvmlGpmMetricsGet"] == 4
@@ -66,8 +66,8 @@ def test_every_interval_begins_where_the_last_ended(fake: FakeDriver) -> None:
 
 
 def test_the_first_sample_has_activity_already(fake: FakeDriver) -> None:
-    with opened(fake, 0, GPM) as asked:
-        sample = asked.sample()
+    with opened(fake, 0, GPM) as gpu_process:
+        sample = gpu_process.sample()
 
     assert sample.value("gpu_graphics_active_ratio") == 0.98
 
@@ -75,22 +75,22 @@ def test_the_first_sample_has_activity_already(fake: FakeDriver) -> None:
 def test_least_and_greatest_are_those_of_the_parts(fake: FakeDriver) -> None:
     fake.gpus[0]["gpm.2"] = "50,10,90,30,70"
     fake.write()
-    with opened(fake, 0, GPM) as asked:
-        first = asked.sample()
-        one_pass(asked, parts=3)
+    with opened(fake, 0, GPM) as gpu_process:
+        first = gpu_process.sample()
+        one_pass(gpu_process, parts=3)
         let_a_part_pass()
-        second = asked.sample()
+        second = gpu_process.sample()
 
     assert [first.value(f"gpu_sm_active_{which}ratio") for which in ("", "min_", "max_")] == [0.5, 0.5, 0.5]
     assert [second.value(f"gpu_sm_active_{which}ratio") for which in ("", "min_", "max_")] == [0.5, 0.1, 0.9]
 
 
 def test_samples_are_never_closer_than_gpm_permits(fake: FakeDriver) -> None:
-    with opened(fake, 0, GPM) as asked:
-        asked.sample()
-        again = [asked.sample() for _ in range(5)]
+    with opened(fake, 0, GPM) as gpu_process:
+        gpu_process.sample()
+        again = [gpu_process.sample() for _ in range(5)]
         for _ in range(5):
-            asked.part()
+            gpu_process.part()
 
     # The last values are published again.
     assert again[-1].value("gpu_graphics_active_ratio") == 0.98
@@ -100,14 +100,14 @@ def test_samples_are_never_closer_than_gpm_permits(fake: FakeDriver) -> None:
 def test_a_failed_look_leaves_no_gap(fake: FakeDriver) -> None:
     fake.gpus[0] |= {"gpm.1": 100, "gpm.2": 50}
     fake.write()
-    with opened(fake, 0, GPM) as asked:
-        asked.sample()
+    with opened(fake, 0, GPM) as gpu_process:
+        gpu_process.sample()
         fake.fail("nvmlGpmSampleGet", 999)
         let_a_part_pass()
-        failed = asked.sample()
+        failed = gpu_process.sample()
         fake.heal()
         let_a_part_pass()
-        sample = asked.sample()
+        sample = gpu_process.sample()
 
     assert failed.errors == {"gpm": "Unknown Error (unknown)"}
     assert failed.absent["gpu_sm_active_ratio",] == "unknown"
@@ -118,8 +118,8 @@ def test_a_failed_look_leaves_no_gap(fake: FakeDriver) -> None:
 def test_a_metric_that_gpm_does_not_give_costs_itself_only(fake: FakeDriver) -> None:
     fake.gpus[0] |= {"gpm.5": "err:3", "gpm.12": "err:3"}
     fake.write()
-    with opened(fake, 0, GPM) as asked:
-        sample = asked.sample()
+    with opened(fake, 0, GPM) as gpu_process:
+        sample = gpu_process.sample()
 
     assert {key for key, reason in sample.absent.items() if reason == "not_supported"} >= {
         ("gpu_tensor_active_ratio",),
@@ -133,11 +133,11 @@ def test_a_metric_that_gpm_does_not_give_costs_itself_only(fake: FakeDriver) -> 
 
 
 def test_samples_are_freed_at_the_end(fake: FakeDriver) -> None:
-    with opened(fake, 0, GPM) as asked:
+    with opened(fake, 0, GPM) as gpu_process:
         for _ in range(2):
-            asked.sample()
-            one_pass(asked, parts=2)
-        asked.close()
+            gpu_process.sample()
+            one_pass(gpu_process, parts=2)
+        gpu_process.close()
 
     counts = fake.counts()
     assert counts["nvmlGpmSampleFree"] == counts["nvmlGpmSampleAlloc"]
@@ -149,24 +149,24 @@ def test_pcie_bytes_come_of_gpm_where_the_driver_does_not_count_them(fake: FakeD
     del fake.gpus[0]["field.197"]
     fake.gpus[0] |= {"gpm.1": 100, "gpm.20": 10}
     fake.write()
-    with opened(fake, 0, GPM) as asked:
-        asked.sample()
+    with opened(fake, 0, GPM) as gpu_process:
+        gpu_process.sample()
         let_a_part_pass()
-        sample = asked.sample()
+        sample = gpu_process.sample()
 
     seconds = sample.value("gpu_graphics_active_seconds_total")
     assert sample.value("gpu_pcie_transmit_bytes_total") == pytest.approx(10 * 2**20 * seconds)
 
 
-def test_a_trouble_of_the_first_pass_does_not_decide_where_pcie_bytes_come_from(fake: FakeDriver) -> None:
+def test_trouble_in_the_first_pass_does_not_choose_the_pcie_source(fake: FakeDriver) -> None:
     counted = fake.gpus[0]["field.197"]
     fake.gpus[0]["field.197"] = "err:999"
     fake.write()
-    with opened(fake, 0, GPM) as asked:
-        first = asked.sample()
+    with opened(fake, 0, GPM) as gpu_process:
+        first = gpu_process.sample()
         fake.gpus[0]["field.197"] = counted
         fake.write()
-        second = asked.sample()
+        second = gpu_process.sample()
 
     assert first.absent["gpu_pcie_transmit_bytes_total",] == "unknown"
     assert second.value("gpu_pcie_transmit_bytes_total") == float(str(counted).split()[0])
@@ -176,10 +176,10 @@ def test_busy_seconds_count_every_sample_of_the_driver(fake: FakeDriver) -> None
     fake.gpus[0] |= {"samples.1": "100,0", "samples_period_us": 50000}
     fake.write()
     began = time.monotonic()
-    with opened(fake, 0, frozenset({"gpu", "utilization"})) as asked:
-        first = asked.sample()
+    with opened(fake, 0, frozenset({"gpu", "utilization"})) as gpu_process:
+        first = gpu_process.sample()
         time.sleep(0.5)
-        second = asked.sample()
+        second = gpu_process.sample()
     elapsed = time.monotonic() - began
 
     assert first.value("gpu_busy_seconds_total") == 0
@@ -194,13 +194,13 @@ def test_busy_seconds_count_every_sample_of_the_driver(fake: FakeDriver) -> None
 def test_a_clock_that_is_set_is_no_busy_time(fake: FakeDriver) -> None:
     fake.gpus[0] |= {"samples.1": 100, "samples_period_us": 50000}
     fake.write()
-    with opened(fake, 0, frozenset({"gpu", "utilization"})) as asked:
-        asked.sample()
+    with opened(fake, 0, frozenset({"gpu", "utilization"})) as gpu_process:
+        gpu_process.sample()
         fake.gpus[0]["samples_shift_us"] = 3600 * 1_000_000
         fake.write()
-        asked.sample()
+        gpu_process.sample()
         time.sleep(0.2)
-        sample = asked.sample()
+        sample = gpu_process.sample()
 
     assert 0.1 < sample.value("gpu_busy_seconds_total") < 60
 
@@ -208,9 +208,9 @@ def test_a_clock_that_is_set_is_no_busy_time(fake: FakeDriver) -> None:
 def test_between_two_samples_of_the_driver_the_bounds_stay(fake: FakeDriver) -> None:
     fake.gpus[0] |= {"samples.1": 70, "utilization": 70, "samples_period_us": 3_000_000_000}
     fake.write()
-    with opened(fake, 0, frozenset({"gpu", "utilization"})) as asked:
-        asked.sample()
-        sample = asked.sample()
+    with opened(fake, 0, frozenset({"gpu", "utilization"})) as gpu_process:
+        gpu_process.sample()
+        sample = gpu_process.sample()
 
     assert sample.value("gpu_utilization_max_ratio") == 0.7
     assert sample.errors == {}
@@ -267,9 +267,7 @@ def busy_seconds_at(fake: FakeDriver) -> Iterator[Callable[[float], float]]:
 
 @pytest.mark.parametrize("kept", [100, 20, 1])
 @pytest.mark.parametrize("interval_s", [1, 9, 15, 60])
-def test_the_counter_is_right_at_every_interval_and_with_every_buffer_of_the_driver(
-    fake: FakeDriver, interval_s: int, kept: int
-) -> None:
+def test_the_counter_is_right_at_every_interval_and_buffer_of_the_driver(fake: FakeDriver, interval_s: int, kept: int) -> None:
     fake.gpus[0] |= {"samples.1": 93, "samples_kept": kept}
     with busy_seconds_at(fake) as busy_at:
         passes = 6
@@ -294,7 +292,7 @@ def test_two_samples_of_one_time_count_as_one(fake: FakeDriver) -> None:
     assert busy == pytest.approx(0.93 * 8 * 1.1, abs=0.5)
 
 
-def test_time_that_the_buffer_does_not_cover_counts_with_the_mean_of_what_it_covers(fake: FakeDriver) -> None:
+def test_uncovered_time_counts_with_the_mean_of_what_the_buffer_covers(fake: FakeDriver) -> None:
     fake.gpus[0] |= {"samples.1": "100,0,0,0", "samples_kept": 40}
     with busy_seconds_at(fake) as busy_at:
         for number in range(5):

@@ -71,13 +71,13 @@ def test_without_the_older_counters_of_bytes_there_are_the_newer(tmp_path: Path)
 
 def test_a_counter_never_changes_its_source(tmp_path: Path) -> None:
     fake = FakeDriver(tmp_path, build_library(), [gb200_state(0)])
-    with opened(fake, 0, NVLINK) as asked:
-        asked.sample()
-        assert asked.sample().value("gpu_nvlink_transmit_bytes_total") == 7000 * 1024
+    with opened(fake, 0, NVLINK) as gpu_process:
+        gpu_process.sample()
+        assert gpu_process.sample().value("gpu_nvlink_transmit_bytes_total") == 7000 * 1024
 
         fake.gpus[0][f"field.138@{ALL_LINKS}"] = "err:3"
         fake.write()
-        sample = asked.sample()
+        sample = gpu_process.sample()
 
     assert "gpu_nvlink_transmit_bytes_total" not in sample.metrics
     assert sample.absent["gpu_nvlink_transmit_bytes_total",] == "not_supported"

@@ -52,7 +52,7 @@ def test_each_has_its_memory_and_activity(seven: Sample) -> None:
 
 
 def test_processes_are_on_their_device(seven: Sample) -> None:
-    assert [(item.pid, item.kind, item.used_bytes, item.uuid) for item in seven.processes or ()] == [
+    assert [(process.pid, process.kind, process.used_bytes, process.uuid) for process in seven.processes or ()] == [
         (501, "compute", 5 * MIB, uuid(1)),
         (502, "compute", None, uuid(6)),
         (503, "mps", 6 * MIB, uuid(6)),
@@ -70,16 +70,16 @@ def test_what_the_whole_gpu_does_not_give_in_mig_mode_is_absent(seven: Sample) -
 
 def test_devices_come_and_go(tmp_path: Path) -> None:
     fake = FakeDriver(tmp_path, build_library(), [mig_state(0, SEVEN)])
-    with opened(fake) as asked:
-        before = asked.sample()
+    with opened(fake) as gpu_process:
+        before = gpu_process.sample()
         fake.gpus[0] = mig_state(0, [(3, "3g.40gb")])
         fake.write()
         time.sleep(0.11)
-        changed = asked.sample()
+        changed = gpu_process.sample()
         fake.gpus[0] = h100_state(0)
         fake.write()
-        after = asked.sample()
-        asked.close()
+        after = gpu_process.sample()
+        gpu_process.close()
 
     assert before.value("gpu_mig_instances") == 7
     assert [device.profile for device in changed.raw.mig_devices] == ["3g.40gb"]
@@ -91,32 +91,32 @@ def test_devices_come_and_go(tmp_path: Path) -> None:
 
 def test_processes_are_looked_up_anew_when_the_devices_are_others(tmp_path: Path) -> None:
     fake = FakeDriver(tmp_path, build_library(), [h100_state(0) | {"process.0": f"compute 501 {5 * MIB} 0 0"}])
-    with opened(fake) as asked:
-        whole, kept = asked.sample(), asked.sample()
+    with opened(fake) as gpu_process:
+        whole, kept = gpu_process.sample(), gpu_process.sample()
         fake.gpus[0] = mig_state(0, SEVEN) | {"process.0": f"compute 501 {5 * MIB} 2 0"}
         fake.write()
-        divided = asked.sample()
-        asked.close()
+        divided = gpu_process.sample()
+        gpu_process.close()
 
-    assert [item.uuid for sample in (whole, divided) for item in sample.processes or ()] == ["", uuid(1)]
+    assert [process.uuid for sample in (whole, divided) for process in sample.processes or ()] == ["", uuid(1)]
     assert kept.raw.processes_s == whole.raw.processes_s
     assert (divided.raw.processes_s or 0) > (whole.raw.processes_s or 0)
 
 
 def test_a_gpu_that_gets_divided_is_seen_in_the_first_pass(tmp_path: Path) -> None:
     fake = FakeDriver(tmp_path, build_library(), [h100_state(0)])
-    with opened(fake) as asked:
-        assert asked.sample().value("gpu_mig_enabled") == 0
+    with opened(fake) as gpu_process:
+        assert gpu_process.sample().value("gpu_mig_enabled") == 0
         fake.gpus[0] = mig_state(0, SEVEN)
         fake.write()
-        divided = asked.sample()
-        asked.close()
+        divided = gpu_process.sample()
+        gpu_process.close()
 
     assert divided.value("gpu_mig_enabled") == 1
     assert divided.absent["gpu_utilization_ratio",] == "mig_enabled"
 
 
-def test_compute_instances_that_share_a_gpu_instance_have_no_activity_of_their_own(tmp_path: Path) -> None:
+def test_compute_instances_that_share_a_gpu_instance_have_no_own_activity(tmp_path: Path) -> None:
     state = mig_state(0, [(1, "1c.2g.20gb"), (1, "1c.2g.20gb"), (1, "1g.10gb")])
     state |= {"mig.1.gi": 1, "mig.1.ci": 1}
     fake = FakeDriver(tmp_path, build_library(), [state])

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.exporter.conftest import IMPATIENT, WITHOUT_FIRST_SAMPLE, RunningExporter
 from tests.exporter.fake_driver import FakeDriver
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow  # each starts real processes
 
@@ -89,8 +89,7 @@ def test_a_signal_before_the_first_sample_ends_it_as_well(fake_nvml: FakeDriver,
     process = subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, **fake_nvml.env})
     try:
         # given a process that waits for its driver: it creates the spool just before
-        while process.poll() is None and not (tmp_path / "spool").exists():
-            time.sleep(0.02)
+        wait_until((tmp_path / "spool").exists, process=process)
 
         process.send_signal(signal.SIGTERM)
 
@@ -123,8 +122,8 @@ def test_the_unofficial_package_in_place_of_nvidia_ml_py_is_named(
     else:
         (tmp_path / "pynvml.py").write_text("class NVMLError(Exception): ...\n")
 
-    result = cli_process("exporter", "--once", "--spool", tmp_path / "spool", env={"PYTHONPATH": str(tmp_path)})
+    completed = cli_process("exporter", "--once", "--spool", tmp_path / "spool", env={"PYTHONPATH": str(tmp_path)})
 
-    assert result.returncode == 4
-    assert "pip uninstall -y pynvml" in result.stderr
-    assert "Traceback" not in result.stderr
+    assert completed.returncode == 4
+    assert "pip uninstall -y pynvml" in completed.stderr
+    assert "Traceback" not in completed.stderr

@@ -76,11 +76,15 @@ def test_a_sample_of_the_future_hides_no_later_one(fake: FakeDriver) -> None:
     fake.gpus[0] |= {"process_util.2": "503 75 0 0 0"}
     fake.write()
 
-    with opened(fake, 0, frozenset({"gpu", "process"})) as asked:
-        assert {process.pid: process.sm_ratio for process in asked.sample().processes or ()} == {501: 0, 502: 0, 503: 0.75}
+    with opened(fake, 0, frozenset({"gpu", "process"})) as gpu_process:
+        assert {process.pid: process.sm_ratio for process in gpu_process.sample().processes or ()} == {501: 0, 502: 0, 503: 0.75}
         fake.gpus[0] |= {"process_util.0": "501 50 0 0 0"}
         fake.write()
-        assert {process.pid: process.sm_ratio for process in asked.sample().processes or ()} == {501: 0.5, 502: 0, 503: 0.75}
+        assert {process.pid: process.sm_ratio for process in gpu_process.sample().processes or ()} == {
+            501: 0.5,
+            502: 0,
+            503: 0.75,
+        }
 
 
 def test_a_fault_in_reading_shares_is_one_of_the_collector_of_processes(fake: FakeDriver) -> None:
@@ -94,11 +98,11 @@ def test_a_fault_in_reading_shares_is_one_of_the_collector_of_processes(fake: Fa
 
 
 def test_shares_are_read_as_rarely_as_the_processes(fake: FakeDriver) -> None:
-    with opened(fake, 0, JOBS) as asked:
-        asked.sample()
-        assert CALL in asked.marks
-        asked.sample()
-        assert CALL not in asked.marks
+    with opened(fake, 0, JOBS) as gpu_process:
+        gpu_process.sample()
+        assert CALL in gpu_process.marks
+        gpu_process.sample()
+        assert CALL not in gpu_process.marks
 
 
 def test_an_idle_gpu_is_not_asked(fake: FakeDriver) -> None:
@@ -106,6 +110,6 @@ def test_an_idle_gpu_is_not_asked(fake: FakeDriver) -> None:
         del fake.gpus[0][f"process.{index}"]
     fake.write()
 
-    with opened(fake, 0, JOBS) as asked:
-        asked.sample()
-        assert CALL not in asked.marks
+    with opened(fake, 0, JOBS) as gpu_process:
+        gpu_process.sample()
+        assert CALL not in gpu_process.marks

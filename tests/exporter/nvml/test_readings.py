@@ -184,7 +184,7 @@ def test_an_a100_has_no_gpm_and_says_why(a100: Sample) -> None:
     assert a100.absent["gpu_pcie_transmit_bytes_total",] == "not_supported"
 
 
-def test_an_a100_has_its_nvlink_errors_as_totals_and_its_margin_from_the_threshold(a100: Sample) -> None:
+def test_an_a100_has_total_nvlink_errors_and_its_margin_to_the_threshold(a100: Sample) -> None:
     assert a100.all("gpu_nvlink_errors_total") == {
         ("crc_flit",): 1,
         ("crc_data",): 2,
@@ -204,8 +204,8 @@ def test_a_driver_without_the_newer_throttle_counters_has_the_older(a100: Sample
 
 
 def test_identity(fake: FakeDriver) -> None:
-    with opened(fake) as asked:
-        identity = asked.sample().identity
+    with opened(fake) as gpu_process:
+        identity = gpu_process.sample().identity
 
     assert identity.uuid == uuid_of(0)
     assert (identity.index, identity.model, identity.pci_bus_id) == (0, "NVIDIA H100 80GB HBM3", "00000000:1a:00.0")
@@ -317,8 +317,8 @@ def test_one_number_with_all_bits_set_costs_its_own_series(tmp_path: Path, key: 
 def test_a_gpu_without_a_uuid_is_not_opened(tmp_path: Path, uuid: str) -> None:
     fake = FakeDriver(tmp_path, build_library(), [h100_state(0) | {"uuid": uuid}])
 
-    with asking(fake) as asked, pytest.raises(DownError, match="no uuid") as down:
-        asked.open()
+    with asking(fake) as gpu_process, pytest.raises(DownError, match="no uuid") as down:
+        gpu_process.open()
 
     assert down.value.reason == "nvml_error"
 
@@ -344,10 +344,10 @@ def test_field_values_have_their_own_return_codes_and_types(tmp_path: Path) -> N
 
 
 def test_only_what_is_enabled_is_asked(fake: FakeDriver) -> None:
-    with opened(fake, 0, frozenset({"gpu", "power"})) as asked:
-        sample = asked.sample()
+    with opened(fake, 0, frozenset({"gpu", "power"})) as gpu_process:
+        sample = gpu_process.sample()
 
-    assert asked.marks == [
+    assert gpu_process.marks == [
         "nvmlDeviceGetFieldValues",
         "nvmlDeviceGetPowerUsage",
         "nvmlDeviceGetEnforcedPowerLimit",
@@ -360,14 +360,14 @@ def test_only_what_is_enabled_is_asked(fake: FakeDriver) -> None:
 
 def test_calls_of_a_pass_are_counted_and_constants_are_not_asked_again(tmp_path: Path) -> None:
     fake = FakeDriver(tmp_path, build_library(), [h100_state(0)])
-    with opened(fake) as asked:
-        asked.sample()
-        asked.sample()
+    with opened(fake) as gpu_process:
+        gpu_process.sample()
+        gpu_process.sample()
         fake.forget_counts()
-        asked.sample()
+        gpu_process.sample()
         calls = fake.counts()
 
-    assert calls == Counter(asked_of_c(asked.marks))
+    assert calls == Counter(asked_of_c(gpu_process.marks))
     assert calls == {
         "nvmlDeviceGetFieldValues": 1,
         "nvmlDeviceGetTemperature": 1,
@@ -389,13 +389,13 @@ def asked_of_c(marks: list[str]) -> list[str]:
 
 
 def test_what_a_gpu_does_not_know_is_not_asked_again_at_once(fake: FakeDriver) -> None:
-    with opened(fake, 2) as asked:
-        asked.sample()
-        first = set(asked.marks)
-        asked.sample()
+    with opened(fake, 2) as gpu_process:
+        gpu_process.sample()
+        first = set(gpu_process.marks)
+        gpu_process.sample()
 
     assert {"nvmlDeviceGetPerformanceState", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlGpmQueryDeviceSupport"} <= first
-    assert set(asked.marks) == {
+    assert set(gpu_process.marks) == {
         "nvmlDeviceGetFieldValues",
         "nvmlDeviceGetTemperature",
         "nvmlDeviceGetMemoryInfo_v2",

@@ -15,22 +15,22 @@ def fake(tmp_path: Path) -> FakeDriver:
     return FakeDriver(tmp_path, build_library(), [h100_state(0), h100_state(1)])
 
 
-def why(asked: AskedGpu, step: str) -> tuple[str, str]:
+def why(gpu_process: AskedGpu, step: str) -> tuple[str, str]:
     with pytest.raises(DownError) as caught:
-        getattr(asked, step)()
+        getattr(gpu_process, step)()
     return caught.value.reason, str(caught.value)
 
 
 def test_a_gpu_lost_in_the_middle_of_a_pass_gives_no_half_sample(fake: FakeDriver) -> None:
-    with opened(fake) as asked:
-        asked.sample()
+    with opened(fake) as gpu_process:
+        gpu_process.sample()
         fake.fail("nvmlDeviceGetPowerUsage", 15, gpu=0)
 
-        reason, text = why(asked, "sample")
+        reason, text = why(gpu_process, "sample")
 
     assert reason == "lost"
     assert text == "nvmlDeviceGetPowerUsage: gpu_is_lost"
-    assert asked.marks[-2:] == ["nvmlDeviceGetPowerUsage", "nvmlEventSetWait_v2"]
+    assert gpu_process.marks[-2:] == ["nvmlDeviceGetPowerUsage", "nvmlEventSetWait_v2"]
 
 
 @pytest.mark.parametrize(
@@ -45,32 +45,32 @@ def test_a_gpu_lost_in_the_middle_of_a_pass_gives_no_half_sample(fake: FakeDrive
     ],
 )
 def test_codes_that_end_everything_do_so_wherever_they_come_from(fake: FakeDriver, call: str, code: int, reason: str) -> None:
-    with asking(fake) as asked:
+    with asking(fake) as gpu_process:
         if call == "nvmlDeviceGetUUID":
             fake.fail(call, code)
-            assert why(asked, "open")[0] == reason
+            assert why(gpu_process, "open")[0] == reason
         else:
-            asked.open()
+            gpu_process.open()
             fake.fail(call, code)
-            assert why(asked, "sample")[0] == reason
+            assert why(gpu_process, "sample")[0] == reason
 
 
 def test_a_lost_gpu_says_so_in_a_field_too(fake: FakeDriver) -> None:
-    with opened(fake) as asked:
+    with opened(fake) as gpu_process:
         fake.gpus[0]["field.82"] = "err:15"
         fake.write()
 
-        assert why(asked, "sample") == ("lost", "nvmlDeviceGetFieldValues(82): gpu_is_lost")
+        assert why(gpu_process, "sample") == ("lost", "nvmlDeviceGetFieldValues(82): gpu_is_lost")
 
 
 def test_a_lost_gpu_says_so_between_two_samples(fake: FakeDriver) -> None:
-    with opened(fake) as asked:
-        asked.sample()
+    with opened(fake) as gpu_process:
+        gpu_process.sample()
         # GPM takes no second sample within a tenth of a second.
         fake.lose(0)
         fake.slow("nvmlDeviceGetTemperature", 100)
 
-        assert why(asked, "sample")[0] == "lost"
+        assert why(gpu_process, "sample")[0] == "lost"
 
 
 @pytest.mark.parametrize(
@@ -87,46 +87,46 @@ def test_a_lost_gpu_says_so_between_two_samples(fake: FakeDriver) -> None:
 )
 def test_why_a_gpu_cannot_be_opened(fake: FakeDriver, call: str, code: int, reason: str) -> None:
     fake.fail(call, code)
-    with asking(fake) as asked:
-        assert why(asked, "open")[0] == reason
+    with asking(fake) as gpu_process:
+        assert why(gpu_process, "open")[0] == reason
 
         # The same process can retry.
         fake.heal()
-        assert asked.open().index == 0
+        assert gpu_process.open().index == 0
 
 
 def test_a_version_mismatch_is_named(fake: FakeDriver) -> None:
     fake.fail("nvmlInitWithFlags", 18)
-    with asking(fake) as asked:
-        assert "lib_rm_version_mismatch" in why(asked, "open")[1]
+    with asking(fake) as gpu_process:
+        assert "lib_rm_version_mismatch" in why(gpu_process, "open")[1]
 
 
 def test_without_the_library_there_is_no_driver(fake: FakeDriver, tmp_path: Path) -> None:
     fake.library = tmp_path / "empty" / "libnvidia-ml.so.1"
-    with asking(fake) as asked:
-        reason, text = why(asked, "open")
+    with asking(fake) as gpu_process:
+        reason, text = why(gpu_process, "open")
 
     assert reason == "no_driver"
     assert "library_not_found" in text
 
 
 def test_a_driver_that_is_reloaded_ends_the_session(fake: FakeDriver) -> None:
-    with opened(fake) as asked:
-        asked.sample()
+    with opened(fake) as gpu_process:
+        gpu_process.sample()
         fake.reload("999.1")
-        assert why(asked, "sample")[0] == "no_driver"
-        asked.close()
+        assert why(gpu_process, "sample")[0] == "no_driver"
+        gpu_process.close()
 
-        asked.open()
-        assert asked.sample().value("gpu_power_watts") == 251.25
+        gpu_process.open()
+        assert gpu_process.sample().value("gpu_power_watts") == 251.25
 
 
 def test_a_driver_that_vanished(fake: FakeDriver) -> None:
-    with opened(fake) as asked:
+    with opened(fake) as gpu_process:
         fake.vanish()
-        assert why(asked, "sample")[0] == "no_driver"
-        asked.close()
-        assert why(asked, "open")[0] == "no_driver"
+        assert why(gpu_process, "sample")[0] == "no_driver"
+        gpu_process.close()
+        assert why(gpu_process, "open")[0] == "no_driver"
 
 
 def test_an_unknown_error_costs_that_metric_and_is_told_as_the_collectors(fake: FakeDriver) -> None:
@@ -177,31 +177,31 @@ def test_all_fields_fail_when_their_call_does(fake: FakeDriver) -> None:
 
 
 def test_a_failure_that_passes_is_forgotten_at_once(fake: FakeDriver) -> None:
-    with opened(fake) as asked:
+    with opened(fake) as gpu_process:
         fake.fail("nvmlDeviceGetMaxClockInfo", 999)
-        assert asked.sample().errors == {"clocks": "gpu_clock_max_hertz: unknown"}
+        assert gpu_process.sample().errors == {"clocks": "gpu_clock_max_hertz: unknown"}
         fake.heal()
 
-        assert asked.sample().value("gpu_clock_max_hertz", clock="sm") == 1.98e9
+        assert gpu_process.sample().value("gpu_clock_max_hertz", clock="sm") == 1.98e9
 
 
 def test_xid_errors_since_somebody_listens_each_once_and_in_order(fake: FakeDriver) -> None:
     fake.xid(0, 13)
-    with opened(fake) as asked:
-        assert asked.sample().xids == []
+    with opened(fake) as gpu_process:
+        assert gpu_process.sample().xids == []
         fake.xid(0, 79, 48, 48)
         fake.xid(1, 31)
-        assert asked.sample().xids == [79, 48, 48]
-        assert asked.sample().xids == []
+        assert gpu_process.sample().xids == [79, 48, 48]
+        assert gpu_process.sample().xids == []
         fake.xid(0, 94)
-        assert asked.sample().xids == [94]
+        assert gpu_process.sample().xids == [94]
 
 
 def test_a_burst_of_xid_errors_is_not_lost(fake: FakeDriver) -> None:
-    with opened(fake) as asked:
-        asked.sample()
+    with opened(fake) as gpu_process:
+        gpu_process.sample()
         fake.xid(0, *[31] * 600)
-        passes = [asked.sample().xids for _ in range(4)]
+        passes = [gpu_process.sample().xids for _ in range(4)]
 
     assert sum(len(xids) for xids in passes) == 600
     assert passes[-1] == []

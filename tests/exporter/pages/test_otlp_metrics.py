@@ -129,7 +129,7 @@ def test_deltas_are_what_was_added_since_the_last_accepted_message() -> None:
 
 
 @pytest.mark.parametrize("deltas", [False, True])
-def test_a_histogram_of_a_rank_is_a_histogram_and_survives_a_restart_of_the_rank(deltas: bool) -> None:
+def test_a_ranks_histogram_stays_a_histogram_over_a_restart_of_the_rank(deltas: bool) -> None:
     page = page_of(node())
     exported = Exported(page, deltas=deltas)
     collected = []

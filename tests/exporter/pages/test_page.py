@@ -190,7 +190,7 @@ def test_a_gpu_that_hangs_keeps_its_identity_and_nothing_else(page: MetricsPage)
     assert _of(page, "gpu_down_info", uuid=HUNG, reason="hung") == [1]
 
 
-def test_a_collector_fails_with_any_gpu_that_is_up_and_not_with_those_that_are_down(page: MetricsPage) -> None:
+def test_a_collector_fails_with_any_gpu_that_is_up_not_with_those_down(page: MetricsPage) -> None:
     success = {dict(labels)["collector"]: value for labels, value in series(page)["rankscope_exporter_collector_success"].items()}
     slowest = _of(page, "rankscope_exporter_collector_duration_seconds", collector="temperature")
 
@@ -216,7 +216,7 @@ def test_gpus_without_a_name_are_a_problem_unless_they_are_somebody_elses(state:
     assert (about, text.endswith(": 2")) == ("gpu", True)
 
 
-def test_a_driver_that_no_longer_answers_is_a_problem_even_if_all_gpus_go_on(state: FleetState) -> None:
+def test_a_driver_that_stops_answering_is_a_problem_even_if_gpus_go_on(state: FleetState) -> None:
     assert _of(page_of(state), "rankscope_exporter_driver_answers") == [1]
     state = msgspec.structs.replace(
         state,
@@ -237,7 +237,7 @@ def test_a_driver_that_no_longer_answers_is_a_problem_even_if_all_gpus_go_on(sta
     assert _of(never, "rankscope_exporter_driver_answers") == []
 
 
-def test_jobs_of_a_mig_device_end_with_it_and_not_with_the_answers_of_its_gpu(state: FleetState) -> None:
+def test_jobs_of_a_mig_device_end_with_it_not_with_the_answers_of_its_gpu(state: FleetState) -> None:
     (divided,) = (gpu for gpu in state.gpus if gpu.identity.uuid == DIVIDED)
     assert divided.sample is not None
     uuid = divided.sample.mig_devices[0].uuid

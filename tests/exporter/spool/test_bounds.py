@@ -107,7 +107,7 @@ def test_a_user_whose_files_are_too_long_together_loses_the_oldest(tmp_path: Pat
     assert spool_of(tmp_path).read().rejected == {"too_many_files": 3, "not_prometheus_text": fits}
 
 
-def test_a_user_with_too_many_series_loses_the_oldest_and_costs_nobody_else(tmp_path: Path) -> None:
+def test_a_user_with_too_many_series_loses_the_oldest_and_harms_no_other(tmp_path: Path) -> None:
     per_file = 100
     text = "".join(f'rank_x{{{LABELS},l="{number}"}} 1\n' for number in range(per_file - 1))
     files = MAX_SERIES_OF_USER // per_file + 2

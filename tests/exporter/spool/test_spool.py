@@ -1,12 +1,14 @@
-"""The ranks of the spool: running, silent or disabled, and which file counts for a rank."""
+"""The ranks of the spool: running, silent or disabled, the file that counts for a rank, and the spool through the exporter."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.exporter.conftest import RunningExporter
 from tests.exporter.spool.spool_files import GOOD, INFO, LABELS, R1, R2, gauge, gauged, spool_of, values_of
 from tests.rank_file import rank_text
 
@@ -41,7 +43,7 @@ def test_a_stale_duplicate_does_not_make_a_running_rank_silent(tmp_path: Path) -
     assert {family.name for family in sample.families} == {"rank_info", "rank_steps_total", "rank_last_step_timestamp_seconds"}
 
 
-def test_a_file_from_the_future_is_refused_because_it_would_never_be_silent(tmp_path: Path) -> None:
+def test_a_file_from_the_future_is_refused_as_it_would_never_be_silent(tmp_path: Path) -> None:
     (tmp_path / "a.prom").write_text(GOOD)
     os.utime(tmp_path / "a.prom", (9000, 9000))
 
@@ -135,7 +137,7 @@ def test_a_rewritten_file_is_read_again_and_a_removed_one_is_gone(tmp_path: Path
     assert spool.read().states == {}
 
 
-def test_a_file_in_which_only_values_changed_is_read_as_anew_and_keeps_what_did_not(tmp_path: Path) -> None:
+def test_a_file_with_changed_values_is_read_anew_and_keeps_the_rest(tmp_path: Path) -> None:
     def write(text: str) -> SpoolSample:
         (tmp_path / "next").write_text(text)
         (tmp_path / "next").replace(tmp_path / "a.prom")
@@ -186,7 +188,7 @@ def test_a_run_that_is_started_again_in_the_same_file_has_the_same_series(tmp_pa
         assert [dict(item.labels)["run_id"] for family in sample.families[:1] for item in family.series] == [run_id]
 
 
-def test_a_rank_that_says_its_recorder_is_off_is_neither_running_nor_silent(tmp_path: Path) -> None:
+def test_a_rank_with_its_recorder_off_is_neither_running_nor_silent(tmp_path: Path) -> None:
     (tmp_path / "a.prom").write_bytes(INFO.encode() + gauge(name="rank_recorder_disabled"))
     (tmp_path / "b.prom").write_bytes(
         INFO.replace("r1", "r2").encode() + gauge(LABELS.replace("r1", "r2"), name="rank_recorder_disabled", value="0")
@@ -198,3 +200,85 @@ def test_a_rank_that_says_its_recorder_is_off_is_neither_running_nor_silent(tmp_
     os.utime(tmp_path / "a.prom", (long_ago, long_ago))
 
     assert spool.read().states == {R1: "silent", R2: "running"}
+
+
+@pytest.mark.slow
+def test_a_rank_on_the_page_and_its_silence(start_exporter: Callable[..., RunningExporter], tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    file = spool / "0-r1-3.prom"
+    file.write_text(GOOD.replace("run_id=", 'host="node1",run_id='))
+
+    # given a fresh file, when the page is scraped, then the rank's series are relayed unchanged
+    exporter = start_exporter("--simulate", "1", "--interval", "0.2", "--spool-stale", "5m", "--spool-forget", "2h")
+    assert exporter.values("rank_steps_total", run="r1", rank="3") == [40.0]
+    assert exporter.values("rank_state", run="r1", rank="3", state="running") == [1.0]
+    assert exporter.values("rankscope_exporter_spool_files", state="ok") == [1.0]
+
+    # when the file is no longer written, then the rank is silent, and only its identity and last step are kept
+    long_ago = time.time() - 3600
+    os.utime(file, (long_ago, long_ago))
+    exporter.wait_until(
+        lambda: exporter.values("rank_state", run="r1", rank="3") == [1.0] and not exporter.values("rank_steps_total")
+    )
+    assert exporter.values("rank_state", run="r1", rank="3", state="silent") == [1.0]
+    assert exporter.values("rank_last_step_timestamp_seconds", run="r1", rank="3") == [1.7e9]
+    assert exporter.values("rank_info", host="node1") == [1.0]
+    assert exporter.values("rankscope_exporter_spool_files", state="stale") == [1.0]
+
+    # when the silence lasts, then the rank is forgotten
+    os.utime(file, (long_ago - 7200, long_ago - 7200))
+    exporter.wait_until(lambda: exporter.values("rank_state") == [])
+    assert exporter.values("rankscope_exporter_spool_files", state="stale") == [0.0]
+
+
+@pytest.mark.slow
+def test_hostile_files_cost_themselves_only(start_exporter: Callable[..., RunningExporter], tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    (spool / "good.prom").write_text(GOOD)
+    (tmp_path / "secret").write_text(GOOD.replace("r1", "stolen"))
+    (spool / "link.prom").symlink_to(tmp_path / "secret")
+    os.mkfifo(spool / "fifo.prom")
+    (spool / "folder.prom").mkdir()
+    with (spool / "huge.prom").open("wb") as huge:
+        huge.truncate(10 * 2**30)
+    (spool / "binary.prom").write_bytes(bytes(range(256)))
+    (spool / "prefix.prom").write_text("# TYPE node_load1 gauge\nnode_load1 99\n")
+    (spool / "exporters-own.prom").write_bytes(gauge(name="rankscope_exporter_simulated"))
+    (spool / "state.prom").write_bytes(gauge(LABELS + ',state="running"', name="rank_state"))
+    (spool / "state-total.prom").write_bytes(gauge(name="rank_state_total"))
+    (spool / "other-name.txt").write_text("not for us")
+    (spool / "overflow.prom").write_bytes(gauge(value="9" * 400))
+    # a label with quotes is escaped when it is relayed
+    forger = 'run="r9",rank="3",slot="0",run_id="x\\"} 1\\ngpu_up{uuid=\\"forged"'
+    (spool / "forger.prom").write_bytes(gauge(forger, name="rank_info"))
+
+    exporter = start_exporter("--simulate", "1")
+
+    assert exporter.values("rank_steps_total") == [40.0]
+    assert exporter.values("gpu_up") == [1.0]
+    assert exporter.values("rankscope_exporter_collector_success", collector="spool") == [1.0]
+    assert exporter.values("rankscope_exporter_spool_files", state="ok") == [2.0]
+    assert exporter.values("rank_info", run_id='x"} 1\ngpu_up{uuid="forged') == [1.0]
+    rejected = {
+        dict(labels)["reason"]: value
+        for (name, labels), value in exporter.page().items()
+        if name == "rankscope_exporter_spool_rejected_files"
+    }
+    assert rejected == {"not_regular": 3, "too_large": 1, "not_utf8": 1, "wrong_name": 4, "not_prometheus_text": 1}
+    page = exporter.get("/metrics").text
+    assert "node_load1" not in page
+    assert "stolen" not in page
+    # the log names each once, /-/ready lists them all, and neither has their content
+    ready = exporter.get("/-/ready")
+    assert ready.status == 200
+    reasons = {"link.prom": "not_regular", "huge.prom": "too_large", "binary.prom": "not_utf8", "prefix.prom": "wrong_name"}
+    exporter.wait_until(lambda: all(f"file={name}" in exporter.stderr for name in reasons))
+    time.sleep(2.5)  # further readings
+    for name, reason in reasons.items():
+        (line,) = (line for line in exporter.stderr.splitlines() if name in line)
+        assert f"uid={os.getuid()} reason={reason}" in line
+        (line,) = (line for line in ready.text.splitlines() if name in line)
+        assert reason in line
+    assert "node_load1" not in exporter.stderr + ready.text

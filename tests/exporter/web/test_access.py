@@ -248,8 +248,8 @@ def test_the_command_does_not_start_with_it(
 ) -> None:
     path = web_config("basic_auth_users: {ann: plain}")
 
-    result = cli("exporter", "--simulate", "1", "--listen", "127.0.0.1:0", "--spool", path.parent, "--web.config.file", path)
+    completed = cli("exporter", "--simulate", "1", "--listen", "127.0.0.1:0", "--spool", path.parent, "--web.config.file", path)
 
-    assert result.returncode == 3
-    assert len(result.stderr.splitlines()) == 1, result.stderr
-    assert str(path) in result.stderr
+    assert completed.returncode == 3
+    assert len(completed.stderr.splitlines()) == 1, completed.stderr
+    assert str(path) in completed.stderr

@@ -139,7 +139,7 @@ def test_ready_names_the_collector_that_fails(start_exporter: Callable[..., Runn
     assert exporter.values("gpu_up") == [1.0]
 
 
-def test_a_gpu_that_hangs_from_the_start_is_not_ready_and_does_not_hold_up_the_end(
+def test_a_gpu_that_hangs_from_the_start_is_not_ready_and_delays_no_exit(
     start_exporter: Callable[..., RunningExporter], fake_nvml: FakeDriver
 ) -> None:
     fake_nvml.hang("nvmlDeviceGetUUID", gpu=1)

@@ -119,7 +119,7 @@ def test_a_network_rests_after_a_wrong_password_and_others_do_not(play: Callable
     play(story, rest_s=0.5)
 
 
-def test_guesses_without_end_do_not_starve_a_right_password_of_the_same_network(play: Callable[[Story], None]) -> None:
+def test_endless_guesses_do_not_starve_a_right_password_of_their_network(play: Callable[[Story], None]) -> None:
     async def story(client: Client) -> None:
         async def guess_on(guesser: int) -> None:
             for number in range(10**6):
@@ -128,8 +128,8 @@ def test_guesses_without_end_do_not_starve_a_right_password_of_the_same_network(
         guessing = [asyncio.create_task(guess_on(guesser)) for guesser in range(8)]
         await asyncio.sleep(0.01)
         assert await asyncio.wait_for(client.log_in(RIGHT), 20) == 200
-        for item in guessing:
-            item.cancel()
+        for guess in guessing:
+            guess.cancel()
 
     play(story)
 

@@ -69,9 +69,9 @@ def test_what_the_socket_refuses(
         (("0", "--ttl", "25h"), "24h"),
         (("0", "--ttl", "0"), "ttl"),
     ]:
-        result = cli("exporter", "release", *arguments, "--socket", control)
-        assert (result.returncode, len(result.stderr.splitlines())) == (3, 1)
-        assert item in result.stderr
+        completed = cli("exporter", "release", *arguments, "--socket", control)
+        assert (completed.returncode, len(completed.stderr.splitlines())) == (3, 1)
+        assert item in completed.stderr
     nobody = cli("exporter", "release", "0", "--socket", tmp_path / "nothing.sock")
     assert nobody.returncode == 3
     assert "is the exporter running" in nobody.stderr
@@ -106,12 +106,12 @@ asyncio.run(main())
         try:
             assert exporter.stdout is not None
             assert exporter.stdout.readline() == b"ready\n"
-            result = cli("exporter", "release", "0", "--socket", tmp_path / "control.sock")
+            completed = cli("exporter", "release", "0", "--socket", tmp_path / "control.sock")
         finally:
             exporter.kill()
 
-    assert result.returncode == 1
-    assert "it sits in the driver" in result.stderr
+    assert completed.returncode == 1
+    assert "it sits in the driver" in completed.stderr
 
 
 def test_the_socket_speaks_http(simulated: Simulated) -> None:

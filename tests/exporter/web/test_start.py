@@ -36,12 +36,12 @@ def test_a_port_in_use_is_one_clear_line(
 ) -> None:
     address = f"127.0.0.1:{simulated.exporter.port}"
 
-    result = cli("exporter", "--simulate", "1", "--spool", tmp_path / "spool", "--listen", address)
+    completed = cli("exporter", "--simulate", "1", "--spool", tmp_path / "spool", "--listen", address)
 
-    assert result.returncode == 3
-    assert len(result.stderr.splitlines()) == 1
-    assert address in result.stderr
-    assert "--listen" in result.stderr
+    assert completed.returncode == 3
+    assert len(completed.stderr.splitlines()) == 1
+    assert address in completed.stderr
+    assert "--listen" in completed.stderr
 
 
 def test_what_cannot_be_used_is_status_3(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
@@ -50,11 +50,11 @@ def test_what_cannot_be_used_is_status_3(cli: Callable[..., subprocess.Completed
     assert cli("exporter", "--once", "--simulate", "1", "--spool", file).returncode == 3
 
     for address in ("192.0.2.1:9838", "a..b:9838"):
-        result = cli("exporter", "--simulate", "1", "--spool", tmp_path / "spool", "--listen", address)
+        completed = cli("exporter", "--simulate", "1", "--spool", tmp_path / "spool", "--listen", address)
 
-        assert result.returncode == 3
-        assert len(result.stderr.splitlines()) == 1
-        assert address in result.stderr
+        assert completed.returncode == 3
+        assert len(completed.stderr.splitlines()) == 1
+        assert address in completed.stderr
 
 
 def test_a_spool_one_may_not_look_into_is_status_3(tmp_path: Path, without_privilege: list[str]) -> None:
@@ -63,35 +63,35 @@ def test_a_spool_one_may_not_look_into_is_status_3(tmp_path: Path, without_privi
 
     for spool in (locked, locked / "spool"):
         command = [*without_privilege, sys.executable, "-m", "rankscope", "exporter", "--once", "--simulate", "1"]
-        result = subprocess.run([*command, "--spool", spool], capture_output=True, text=True, check=False)
+        completed = subprocess.run([*command, "--spool", spool], capture_output=True, text=True, check=False)
 
-        assert result.returncode == 3
-        assert len(result.stderr.splitlines()) == 1
-        assert f"{spool}: Permission denied" in result.stderr
+        assert completed.returncode == 3
+        assert len(completed.stderr.splitlines()) == 1
+        assert f"{spool}: Permission denied" in completed.stderr
 
 
 @pytest.mark.parametrize("once", [(), ("--once",)])
-def test_a_spool_below_a_folder_that_is_missing_is_status_3_and_made_by_nobody(
+def test_a_spool_below_a_missing_folder_is_status_3_and_not_created(
     cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, once: tuple[str, ...]
 ) -> None:
     listen = ("--listen", "127.0.0.1:0")
-    result = cli("exporter", "--simulate", "1", *listen, *once, "--spool", tmp_path / "nope" / "spool")
+    completed = cli("exporter", "--simulate", "1", *listen, *once, "--spool", tmp_path / "nope" / "spool")
 
-    assert result.returncode == 3
-    assert len(result.stderr.splitlines()) == 1
-    assert f"{tmp_path / 'nope'}: No such file or directory" in result.stderr
+    assert completed.returncode == 3
+    assert len(completed.stderr.splitlines()) == 1
+    assert f"{tmp_path / 'nope'}: No such file or directory" in completed.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 def test_once_prints_one_page_and_makes_nothing(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
-    result = cli("exporter", "--once", "--simulate", "3", "--spool", tmp_path / "spool")
+    completed = cli("exporter", "--once", "--simulate", "3", "--spool", tmp_path / "spool")
 
-    assert result.returncode == 0
-    assert result.stderr == ""
+    assert completed.returncode == 0
+    assert completed.stderr == ""
     assert list(tmp_path.iterdir()) == []
-    assert '\nrankscope_exporter_collector_success{collector="spool"} 1' in result.stdout
-    assert result.stdout.startswith("# SIMULATED")
-    assert result.stdout.count("\ngpu_up{") == 3
+    assert '\nrankscope_exporter_collector_success{collector="spool"} 1' in completed.stdout
+    assert completed.stdout.startswith("# SIMULATED")
+    assert completed.stdout.count("\ngpu_up{") == 3
 
 
 def test_once_knows_the_errors_of_gpus_and_keeps_nothing(

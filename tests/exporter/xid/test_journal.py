@@ -16,7 +16,7 @@ from rankscope.exporter.xid.tallies import NEW_CODES, NEW_CODES_S
 from rankscope.exporter.xids import ACTIONABLE, CRITICAL, GRADED
 
 
-def test_critical_codes_are_there_from_zero_and_others_from_their_first_time(node: Node) -> None:
+def test_critical_codes_exist_from_zero_and_others_from_their_first_event(node: Node) -> None:
     assert node.values() == [0.0] * len(CRITICAL)
     assert node.values("gpu_xid_last_code") == [0.0]
     assert node.values("gpu_xid_last_timestamp_seconds") == []
@@ -81,7 +81,7 @@ def test_what_is_too_far_apart_or_of_another_gpu_or_code_is_not_the_same(node: N
     assert node.count(95) == 3
 
 
-def test_an_event_that_the_driver_gives_late_is_still_the_errors_of_the_line(node: Node) -> None:
+def test_an_event_the_driver_reports_late_is_still_the_error_of_its_line(node: Node) -> None:
     node.line(119)
     node.line(119)
     node.wait(60)
@@ -91,7 +91,7 @@ def test_an_event_that_the_driver_gives_late_is_still_the_errors_of_the_line(nod
     assert node.count(119) == 2
 
 
-def test_that_a_gpu_is_off_the_bus_counts_once_however_often_the_log_says_so(node: Node) -> None:
+def test_a_gpu_off_the_bus_counts_once_however_often_it_is_logged(node: Node) -> None:
     node.line(79)
     for _ in range(5):
         node.wait(20)
@@ -155,7 +155,7 @@ def test_a_gpu_that_nobody_knew_yet_gets_its_errors_when_it_is_known(node: Node)
     assert values(node.journal.series([late]), "gpu_xid_errors_total", uuid="GPU-late", xid="48") == [1.0]
 
 
-def test_another_gpu_at_that_address_after_a_boot_does_not_inherit_the_errors(node: Node) -> None:
+def test_a_new_gpu_at_an_address_after_a_boot_does_not_inherit_errors(node: Node) -> None:
     there = GpuIdentity(uuid="GPU-new", index=1, model="H100", pci_bus_id="00000000:3b:00.0")
     node.line(48, pci_bus_id=there.pci_bus_id)
     node.journal.close()

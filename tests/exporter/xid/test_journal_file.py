@@ -91,7 +91,7 @@ def test_a_journal_of_a_newer_version_is_left_alone(node: Node, caplog: pytest.L
     assert caplog.text.count("rankscope.xids/2") == 1
 
 
-def test_a_second_exporter_on_the_folder_says_so_and_takes_over_without_counting_twice(node: Node) -> None:
+def test_a_second_exporter_says_so_and_takes_over_without_counting_twice(node: Node) -> None:
     node.event(48)
     node.journal.flush()
     second = node.start()
@@ -238,7 +238,7 @@ def test_another_users_link_or_pipe_is_neither_written_to_nor_waited_for(kind: s
     node.journal.close()
 
 
-def test_a_temporary_file_of_a_killed_exporter_is_removed_by_the_next_one_that_may_write(node: Node) -> None:
+def test_a_killed_exporters_temporary_file_is_removed_by_the_next_writer(node: Node) -> None:
     unfinished = node.folder / ".xids.jsonl.7-0123456789ab"
     unfinished.write_text("{")
     second = node.start()  # the first one holds the lock, and may be writing

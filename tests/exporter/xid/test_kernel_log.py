@@ -214,9 +214,9 @@ class Kmsg:
 
 @pytest.fixture
 def kmsg(tmp_path: Path) -> Iterator[Kmsg]:
-    result = Kmsg(tmp_path / "kmsg")
-    yield result
-    result.close()
+    kernel_log = Kmsg(tmp_path / "kmsg")
+    yield kernel_log
+    kernel_log.close()
 
 
 def test_the_log_is_followed_without_waiting(kmsg: Kmsg) -> None:
@@ -225,7 +225,7 @@ def test_the_log_is_followed_without_waiting(kmsg: Kmsg) -> None:
     kmsg.say("eth0: link is up")
     kmsg.say("NVRM: Xid (PCI:0000:1a:00): 63, text")
 
-    assert [item.code for item in kmsg.log.read()] == [48, 63]
+    assert [event.code for event in kmsg.log.read()] == [48, 63]
     assert kmsg.log.read() == []
     assert (kmsg.log.problem, kmsg.log.lost) == (None, 0)
 
@@ -246,7 +246,7 @@ def test_a_kernel_that_was_faster_than_we_is_no_end(kmsg: Kmsg, monkeypatch: pyt
     read = os.read
     monkeypatch.setattr(os, "read", lambda fd, size: (_ for _ in ()).throw(collected.pop()) if collected else read(fd, size))
 
-    assert [item.code for item in kmsg.log.read()] == [63]
+    assert [event.code for event in kmsg.log.read()] == [63]
     assert (kmsg.log.problem, kmsg.log.lost) == (None, 7)
 
 
@@ -264,7 +264,7 @@ def test_a_record_that_breaks_the_parser_costs_no_other(
     for text in ("48, text", "63, break", "63, break", "79, text"):
         kmsg.say(f"NVRM: Xid (PCI:0000:1a:00): {text}")
 
-    assert [item.code for item in kmsg.log.read()] == [48, 79]
+    assert [event.code for event in kmsg.log.read()] == [48, 79]
     assert (kmsg.log.problem, kmsg.log.lost) == (None, 2)
     assert caplog.text.count("no such group") == 1
 
@@ -288,22 +288,22 @@ def test_a_record_that_the_journal_refuses_costs_no_other(
     collector.on_xid(gpu, XidEvent(1e6, 63))  # in the fleet's thread
 
     page = {
-        dict(item.labels).get("xid"): item.value
-        for item in collector.read(FleetState((GpuState(gpu, up=True),), None, {}, 0, 0, None, None))
-        if item.metric == "gpu_xid_errors_total"
+        dict(family.labels).get("xid"): family.value
+        for family in collector.read(FleetState((GpuState(gpu, up=True),), None, {}, 0, 0, None, None))
+        if family.metric == "gpu_xid_errors_total"
     }
 
     assert (page["48"], page.get("63"), page["79"]) == (1, None, 1)
     assert caplog.text.count("gone") == 1
 
 
-def test_the_kernels_clock_may_drift_but_what_is_new_happened_since_the_last_look(kmsg: Kmsg) -> None:
+def test_the_kernels_clock_may_drift_but_new_lines_are_since_the_last_look(kmsg: Kmsg) -> None:
     kmsg.log.read()
     kmsg.now_s = 101.0
     kmsg.say("NVRM: Xid (PCI:0000:1a:00): 48, text", at_s=40.0)
     kmsg.say("NVRM: Xid (PCI:0000:1a:00): 48, text", at_s=900.0)
 
-    assert [item.boot_s for item in kmsg.log.read()] == [100.0, 101.0]
+    assert [event.boot_s for event in kmsg.log.read()] == [100.0, 101.0]
 
 
 def test_a_log_that_may_not_be_read_is_no_end(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_a_log_that_may_not_be_read_is_no_end(tmp_path: Path) -> None:
     assert (log.read(), log.problem) == ([], f"{path}: No such file or directory")
 
     path.write_bytes(record("NVRM: Xid (PCI:0000:1a:00): 48, text"))
-    assert [item.code for item in log.read()] == [48]
+    assert [event.code for event in log.read()] == [48]
     assert log.problem is None
     log.close()
 
@@ -346,7 +346,7 @@ def test_events_and_log_meet_in_the_journal_and_on_the_page(kmsg: Kmsg, tmp_path
     collector.read(state)
     collector.on_xid(gpu, XidEvent(1e6 + kmsg.now_s, 149))
     kmsg.say("NVRM: Xid (PCI:0000:1a:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000)")
-    page = {(item.metric, dict(item.labels).get("xid")): item.value for item in collector.read(state)}
+    page = {(family.metric, dict(family.labels).get("xid")): family.value for family in collector.read(state)}
 
     # then each counts once, with its job
     assert page["gpu_xid_errors_total", "79"] == 1
@@ -366,7 +366,7 @@ def test_a_kernel_log_that_may_not_be_read_is_said_once(tmp_path: Path, caplog: 
     state = FleetState((), None, {}, 0, 0, None, None)
 
     for _ in range(3):
-        page = {item.metric: item.value for item in collector.read(state)}
+        page = {family.metric: family.value for family in collector.read(state)}
 
     assert page["rankscope_exporter_kernel_log_readable"] == 0
     assert caplog.text.count("No such file") == 1

@@ -105,7 +105,7 @@ def test_a_page_that_is_damaged_is_no_page_and_not_one_with_fewer_gpus(line: byt
         read_page(b'gpu_up{uuid="b"} 1\n' + line + b"\n", 1)
 
 
-def test_that_something_is_missing_is_a_row_once_and_values_are_rows_always() -> None:
+def test_a_missing_value_is_a_row_once_and_values_are_rows_always() -> None:
     first, other = (HardwareSample(unix_ns=1, gpu_uuid=uuid, power_watts=1.0) for uuid in (H100, A100))
     history = History(None)
 

@@ -131,8 +131,8 @@ def test_a_dump_that_was_asked_for_comes_into_the_run(rank: Rank) -> None:
     # when it has written the dumps of both its recorders, then they are in the run
     rank.obey(request.id, "gloo", "nccl")
     rank.tick()
-    given = rank.answer(request)
-    assert (given.accepted, given.ranks) == (True, [RANK])
+    answer = rank.answer(request)
+    assert (answer.accepted, answer.ranks) == (True, [RANK])
     assert rank.dumps() == {
         f"rank-00005-{request.id}-gloo.pickle": f"gloo of {request.id}".encode(),
         f"rank-00005-{request.id}-nccl.pickle": f"nccl of {request.id}".encode(),
@@ -164,8 +164,8 @@ def test_a_rank_without_a_recorder_says_so(rank: Rank) -> None:
     request = rank.ask()
     rank.obey(request.id, reason="no collective has been recorded")
     rank.tick()
-    given = rank.answer(request)
-    assert (given.accepted, given.reason) == (False, "no collective has been recorded")
+    answer = rank.answer(request)
+    assert (answer.accepted, answer.reason) == (False, "no collective has been recorded")
 
 
 def test_a_process_without_a_process_group_is_not_asked(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,30 +173,28 @@ def test_a_process_without_a_process_group_is_not_asked(rank: Rank, monkeypatch:
     with Path(os.devnull).open("wb") as nothing:
         monkeypatch.setattr(flight, "_REQUESTS", nothing.fileno())
         request = rank.ask()
-    given = rank.answer(request)
-    assert not given.accepted
-    assert "no process group" in (given.reason or "")
+    answer = rank.answer(request)
+    assert not answer.accepted
+    assert "no process group" in (answer.reason or "")
 
 
-def test_one_that_was_forked_away_or_has_no_threads_left_does_not_hang_its_helper(
-    rank: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_without_a_listening_thread_does_not_hang_its_helper(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     os.close(read)
     monkeypatch.setattr(flight, "_REQUESTS", write)
     request = rank.ask()
     os.close(write)
-    given = rank.answer(request)
-    assert not given.accepted
-    assert "does not listen" in (given.reason or "")
+    answer = rank.answer(request)
+    assert not answer.accepted
+    assert "does not listen" in (answer.reason or "")
 
 
-def test_a_rank_that_is_stuck_is_given_up_and_its_dump_taken_when_it_comes_late(rank: Rank) -> None:
+def test_a_stuck_rank_is_given_up_and_its_late_dump_is_taken(rank: Rank) -> None:
     request = rank.ask()
     rank.tick(flight.ANSWER_SECONDS + 1)
-    given = rank.answer(request)
-    assert not given.accepted
-    assert "stuck" in (given.reason or "")
+    answer = rank.answer(request)
+    assert not answer.accepted
+    assert "stuck" in (answer.reason or "")
     # and the rank gets no second request while the first is unanswered
     again = rank.ask()
     assert "owes" in (rank.answer(again).reason or "")
@@ -354,7 +352,7 @@ def test_what_goes_wrong_beside_is_said_once_and_costs_only_the_dumps(rank: Rank
 
 
 @pytest.mark.parametrize("variable", ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"])
-def test_what_torch_writes_when_the_watchdogs_time_is_up_comes_into_the_run(
+def test_dumps_that_torch_writes_when_the_watchdog_expires_are_in_the_run(
     rank: Rank, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     # given a file that grows
@@ -429,7 +427,7 @@ def test_only_regular_files_of_a_sensible_size_are_copied(tmp_path: Path) -> Non
     assert [*(tmp_path / "out").glob("*"), *(tmp_path / "out").glob(".*")] == []
 
 
-def test_dumps_are_open_to_whom_the_run_is_and_a_removed_run_is_not_made_again(tmp_path: Path) -> None:
+def test_dumps_are_as_open_as_the_run_and_a_removed_run_is_not_recreated(tmp_path: Path) -> None:
     source, attempt = tmp_path / "source", attempt_dir(tmp_path / "run", 0)
     source.write_bytes(b"dump")
     attempt.mkdir(parents=True)

@@ -8,7 +8,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -79,25 +78,24 @@ def test_a_job_that_hangs_shows_who_did_not_come(cli: Cli, torch_ranks: Preloade
             wait_until((rank_dir(run, 0, rank) / "steps-000000.npy").exists, process=job)
 
         # when dumps are requested, once it hangs
-        collected: list[int] = []
-        for _ in range(5):
-            asked = cli("capture", run, "--flight-recorder", "--format", "json", "--wait", "60")
+        def dumped() -> list[int]:
+            completed = cli("capture", run, "--flight-recorder", "--format", "json", "--wait", "60")
             # then both answer, although one of them is inside C++
-            assert asked.returncode == 0, asked.stdout + asked.stderr
-            collected = [enqueued(run / row["path"]) for row in json.loads(asked.stdout)["dumps"]]
-            if collected == [7, 6]:
-                break
-            time.sleep(flight.REST_SECONDS)  # it has not reached the place yet
+            assert completed.returncode == 0, completed.stdout + completed.stderr
+            return [enqueued(run / row["path"]) for row in json.loads(completed.stdout)["dumps"]]
+
         # and their dumps show that rank 0 is one collective ahead: three steps of two, and one
-        assert collected == [7, 6]
+        wait_until(lambda: dumped() == [7, 6], poll_s=flight.REST_SECONDS)
+
         # and a request for a profile reports that there are no steps, and suggests dumps
-        for _ in range(5):
-            asked = cli("capture", run, "--format", "json", "--wait", "5")
-            assert asked.returncode == 1
-            if "no rank has finished" in json.loads(asked.stdout)["reason"]:
-                break  # else a helper that was slow to get a processor wrote its last record only now
-        assert "no rank has finished a step in the " in json.loads(asked.stdout)["reason"], asked.stderr
-        assert f"rankscope capture {run} --flight-recorder" in json.loads(asked.stdout)["reason"]
+        def advice() -> str | None:
+            completed = cli("capture", run, "--format", "json", "--wait", "5")
+            assert completed.returncode == 1
+            reason = str(json.loads(completed.stdout)["reason"])
+            # A helper that was slow to get a processor may write its last record only now.
+            return reason if "no rank has finished a step in the " in reason else None
+
+        assert f"rankscope capture {run} --flight-recorder" in wait_until(advice)
     finally:
         job.send_signal(signal.SIGTERM)
         _, output = job.communicate(timeout=120)

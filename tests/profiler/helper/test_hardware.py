@@ -1,10 +1,11 @@
-"""Helpers as real processes that sample a real exporter, whose driver is simulated by the test."""
+"""Helpers that sample a real exporter with a simulated driver, and hardware samples on disks that refuse them."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -19,11 +20,14 @@ from tests.ring_step import ring_in
 from tests.waiting import wait_until
 
 from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Handover
+from rankscope.profiler.helper.sampling.hardware import SampleLog
 from rankscope.profiler.helper.sampling.host_lock import HostLock
 from rankscope.profiler.ring import End
 from rankscope.profiler.settings import EXPORTER_URL, RecorderSettings
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, HardwareSample, RankInfo, RunInfo
+from rankscope.runs.segment_writer import JsonLinesWriter
+from rankscope.runs.small_files import create_run
 
 fake_nvml_library = exporter.fake_nvml_library
 fake_nvml = exporter.fake_nvml
@@ -35,8 +39,6 @@ import sys, pathlib, rankscope.profiler.helper.sampling.hardware as hardware, ra
 hardware.SAMPLE_SECONDS = hardware.ELECTION_SECONDS = 0.2
 helper.main(pathlib.Path(sys.argv[1]), int(sys.argv[2]))
 """
-
-pytestmark = pytest.mark.slow
 
 
 class Rank:
@@ -109,7 +111,8 @@ def samples(folder: Path) -> list[HardwareSample]:
     return list(RunReader(folder / "run").hardware("node1")) if (folder / "run" / "run.json").exists() else []
 
 
-def test_one_helper_of_a_host_samples_through_the_death_of_the_exporter_and_its_own(
+@pytest.mark.slow
+def test_one_helper_of_a_host_samples_through_exporter_and_helper_deaths(
     tmp_path: Path,
     fake_nvml: FakeDriver,
     start_exporter: Callable[..., RunningExporter],
@@ -168,6 +171,7 @@ def test_one_helper_of_a_host_samples_through_the_death_of_the_exporter_and_its_
     assert sum(row.gpu_uuid is None for row in rows) == 1, "recorded once, not with every try"
 
 
+@pytest.mark.slow
 def test_a_host_without_an_exporter_says_so_once(tmp_path: Path, start_rank: StartRank, refusing_port: int) -> None:
     url = f"http://me:secret@127.0.0.1:{refusing_port}/metrics"
     ranks = [start_rank(rank, url) for rank in (0, 1)]
@@ -183,15 +187,90 @@ def test_a_host_without_an_exporter_says_so_once(tmp_path: Path, start_rank: Sta
     assert all("refused" in (row.missing or "") and "secret" not in (row.missing or "") for row in rows)
 
 
+@pytest.mark.slow
 def test_ranks_without_a_gpu_that_asked_for_no_exporter_do_not_hear_of_one(tmp_path: Path, start_rank: StartRank) -> None:
     rank = start_rank(0, EXPORTER_URL, device=False)
     wait_until(lambda: len(samples(tmp_path)) >= 1)
     assert rank.end() == ""
 
 
+@pytest.mark.slow
 def test_nobody_samples_where_it_is_switched_off(tmp_path: Path, start_rank: StartRank) -> None:
     rank = start_rank(0, None)
     wait_until((tmp_path / "run" / "run.json").exists)
     time.sleep(0.5)
     assert rank.end() == ""
     assert not (tmp_path / "run" / "hosts").exists()
+
+
+def sample(number: int) -> HardwareSample:
+    """Return a sample."""
+    return HardwareSample(unix_ns=number, gpu_uuid="GPU-1")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    create_run(tmp_path / "run", RunInfo(run_id="r", name="r", start_unix_ns=1))
+    return tmp_path / "run"
+
+
+def test_samples_are_appended_in_order_and_read_back(run: Path) -> None:
+    for start in (0, 300):  # two helpers, one after the other
+        log = SampleLog(run, "node1", pytest.fail)
+        log.add(sample(number) for number in range(start, start + 300))
+        log.close(20)
+    with (run / "hosts" / "node1" / "gpu-000001.jsonl").open("ab") as file:
+        file.write(b'{"unix_ns": 9, "gpu_')
+    reader = RunReader(run)
+    assert reader.hosts() == ["node1"]
+    assert [row.unix_ns for row in reader.hardware("node1")] == list(range(600))
+    assert reader.skipped_lines == 1
+
+
+def test_an_unwritable_folder_is_logged_once_and_the_newest_are_kept(run: Path) -> None:
+    (run / "hosts").touch()  # no folder can be created here
+    collected: list[str] = []
+    log = SampleLog(run, "node1", collected.append, max_pending=10)
+    for number in range(25):
+        log.add([sample(number)])
+        wait_until(lambda: not log._wake.is_set())
+    wait_until(lambda: bool(collected))
+    (run / "hosts").unlink()
+    log.add([sample(25)])
+    log.close(20)
+    assert [row.unix_ns for row in RunReader(run).hardware("node1")] == list(range(16, 26))
+    assert len(collected) == 2
+    assert "cannot write hardware samples" in collected[0]
+    assert collected[1].startswith("16 hardware samples")
+
+
+def test_a_disk_that_stands_still_holds_up_nobody(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    append = JsonLinesWriter.append
+
+    def slow(self: JsonLinesWriter, *records: msgspec.Struct | bytes) -> None:
+        go_on.wait()
+        append(self, *records)
+
+    monkeypatch.setattr(JsonLinesWriter, "append", slow)
+    collected: list[str] = []
+    log = SampleLog(run, "node1", collected.append, max_pending=10)
+    for number in range(50):
+        log.add([sample(number)])
+    log.close(0.05)
+    assert collected, "what could not be written is said at the end"
+    go_on.set()
+    log.close(20)
+    assert len(list(RunReader(run).hardware("node1"))) >= 10
+
+
+def test_a_run_that_was_removed_is_not_made_again(run: Path) -> None:
+    log = SampleLog(run, "node1", pytest.fail)
+    log.add([sample(0)])
+    wait_until(lambda: bool(list(RunReader(run).hardware("node1"))))
+    (run / "run.json").unlink()
+    (run / "hosts" / "node1" / "gpu-000000.jsonl").unlink()
+    log.add([sample(1)])
+    wait_until(lambda: log.run_gone)
+    log.close(20)
+    assert list((run / "hosts" / "node1").iterdir()) == []

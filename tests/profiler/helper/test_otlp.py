@@ -138,7 +138,7 @@ def test_every_nth_step_of_all_ranks_is_one_trace(collector: Collector, monkeypa
     assert [rank.said for rank in ranks] == [[], []]
 
 
-def test_standard_variables_name_the_service_and_sample_the_same_steps_everywhere(
+def test_standard_variables_name_the_service_and_sample_the_same_steps(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "theirs")
@@ -233,7 +233,7 @@ def test_the_end_does_not_wait_for_a_collector_that_does_not_answer(monkeypatch:
     wait_until(lambda: not any(thread.name == "otlp" for thread in threading.enumerate()))
 
 
-def test_nothing_is_sent_before_the_run_has_its_identity_and_what_waits_is_bounded(collector: Collector) -> None:
+def test_nothing_is_sent_before_the_run_has_an_id_and_the_queue_is_bounded(collector: Collector) -> None:
     rank = Rank(every=1)
     rank.begun = False
     rank.do(*range(MAX_WAITING + 50))
@@ -305,8 +305,8 @@ def test_traces_are_off_unless_asked_for_and_the_sdk_may_be_disabled(
 
 
 @pytest.mark.slow
-def test_a_helper_that_sends_no_traces_loads_neither_sdk_nor_http_nor_torch() -> None:
+def test_a_helper_that_sends_no_traces_loads_neither_sdk_http_nor_torch() -> None:
     loaded = "[name for name in ('opentelemetry', 'http.client', 'numpy', 'torch') if name in sys.modules]"
     script = f"import sys, rankscope.profiler.helper.__main__; print({loaded})"
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert completed.stdout.strip() == "[]"

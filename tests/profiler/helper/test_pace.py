@@ -1,4 +1,4 @@
-"""Reports of a helper about its rank: its pace, and the recorder's cost, always on and per window."""
+"""Step times of a rank: their baseline, its reported pace, and the recorder's cost, always on and per window."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from rankscope.profiler.helper.coordination.pace import StepPace
-from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
+from rankscope.profiler.helper.lasting import LEAST_BEFORE, LastingCost
+from rankscope.profiler.helper.step_time_baseline import LEAST, RECENT, StepTimeBaseline, TypicalTime
 from rankscope.profiler.plan import RankReport
 from rankscope.runs.records import PhaseTimes, RankInfo, StepRecord
 
@@ -55,7 +56,7 @@ def test_always_on_cost_is_that_of_late_and_windows_are_apart() -> None:
     assert made.spent_us == 60_000.0
 
 
-def test_a_window_also_costs_what_its_steps_were_slowed_by_but_not_a_checkpoint_in_it() -> None:
+def test_a_window_also_costs_its_slower_steps_but_not_a_checkpoint_in_it() -> None:
     pace = StepPace(StepTimeBaseline())
     train(pace, 20)
     train(pace, 2, wall_us=1500.0, profiled=True)
@@ -92,3 +93,90 @@ def test_where_every_step_is_a_checkpoint_that_is_the_step_time() -> None:
     for number in range(20):
         add(pace, StepRecord(step=number, start_unix_ns=1, wall_us=1000.0, tags=["checkpoint"]))
     assert report(pace, cost_us=0.0).step_us == 1000.0
+
+
+def record(number: int, wall_us: float, *, profiled: bool = False, tags: tuple[str, ...] = ()) -> StepRecord:
+    phases = PhaseTimes(forward=wall_us)
+    return StepRecord(step=number, start_unix_ns=number, wall_us=wall_us, phases_us=phases, profiled=profiled, tags=list(tags))
+
+
+def lasting(*, before: int, after_us: float, noise_us: float = 10, after: int = 100) -> LastingCost:
+    baseline = StepTimeBaseline()
+    cost = LastingCost(baseline)
+    times = [1000.0] * before + [3000.0] * 3 + [after_us] * after
+    for number, time in enumerate(times):
+        # Long steps of another kind are no part of the comparison.
+        for step in (
+            record(number, time + noise_us * (number % 5 - 2) / 2, profiled=before <= number < before + 3),
+            record(number, 90_000, tags=("eval",)),
+        ):
+            baseline.add(step)
+            cost.add(step)
+    return cost
+
+
+def test_longer_steps_after_the_first_window_are_the_recorders_cost() -> None:
+    cost = lasting(before=20, after_us=1050)
+    assert cost.us_per_step == pytest.approx(50, abs=10)
+    assert cost.us == pytest.approx(50 * 203, abs=10 * 203)
+
+
+@pytest.mark.parametrize(
+    ("before", "after_us", "noise_us"),
+    [(20, 1000, 10), (20, 950, 10), (20, 1050, 400), (20, 1800, 10), (LEAST_BEFORE - 1, 1050, 10)],
+    ids=["same", "shorter", "within the noise", "by far too much", "no steps to compare with"],
+)
+def test_other_differences_are_not(before: int, after_us: float, noise_us: float) -> None:
+    cost = lasting(before=before, after_us=after_us, noise_us=noise_us)
+    assert cost.us == 0
+
+
+def test_a_cost_is_not_known_before_enough_steps_followed() -> None:
+    cost = lasting(before=20, after_us=1050, after=20)
+    assert (cost.us_per_step, cost.us) == (None, 0)
+
+
+def step(number: int, wall_us: float, *tags: str, device_us: float | None = None, profiled: bool = False) -> StepRecord:
+    device = None if device_us is None else PhaseTimes(forward=device_us)
+    return StepRecord(step=number, start_unix_ns=1, wall_us=wall_us, tags=[*tags], device_us=device, profiled=profiled)
+
+
+def test_profiled_and_long_steps_are_not_typical_but_took_their_time() -> None:
+    baseline = StepTimeBaseline()
+    for number in range(LEAST):
+        baseline.add(step(number, 100.0))
+        baseline.add(step(number, 900.0, profiled=True))
+        baseline.add(step(number, 5000.0, "checkpoint"))
+    assert baseline.typical() == TypicalTime(100.0, 0.0)
+    assert baseline.walls_us() == [100.0, 900.0, 5000.0] * LEAST
+
+
+@pytest.mark.parametrize("least", [1, 5, LEAST])
+def test_there_is_no_typical_time_before_enough_steps(least: int) -> None:
+    baseline = StepTimeBaseline()
+    for number in range(least):
+        assert baseline.typical(least) is None
+        baseline.add(step(number, 100.0))
+    assert baseline.typical(least) is not None
+
+
+def test_single_slow_steps_do_not_move_the_baseline_and_old_ones_expire() -> None:
+    baseline = StepTimeBaseline()
+    for number in range(RECENT):
+        baseline.add(step(number, 5000.0))
+    for number in range(RECENT):
+        baseline.add(step(number, 9000.0 if number % 8 == 0 else 100.0))
+    assert baseline.typical() == TypicalTime(100.0, 0.0)
+    assert len(baseline.last_us(16)) == 16
+
+
+def test_on_a_device_only_steps_with_device_times_count() -> None:
+    baseline = StepTimeBaseline()
+    for number in range(LEAST):
+        baseline.add(step(number, 7.0))
+    assert not baseline.on_device
+    for number in range(LEAST):
+        baseline.add(step(number, 7.0, device_us=40.0))
+        baseline.add(step(number, 170.0))
+    assert [baseline.on_device, baseline.typical()] == [True, TypicalTime(40.0, 0.0)]
+    assert baseline.comparable_us(step(0, 170.0)) is None

@@ -196,7 +196,7 @@ def test_the_memory_of_the_ring_has_a_fixed_size_and_no_child_inherits_it(tmp_pa
 
 
 @pytest.mark.parametrize("refused", [1, 2])
-def test_where_memory_has_no_seal_or_cannot_be_made_there_is_a_ring_all_the_same(
+def test_without_a_memory_seal_or_memory_file_there_is_still_a_ring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int
 ) -> None:
     # Given an older kernel, which does not know one flag, or a sandbox that forbids the call
@@ -250,9 +250,7 @@ segment_writer.JsonLinesWriter.append = stuck
 """
 
 
-def test_a_filesystem_that_does_not_answer_holds_up_the_writing_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hanging_filesystem_delays_the_writing_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a folder in which a write blocks until the test releases it
     (tmp_path / "sitecustomize.py").write_text(STUCK.replace("GO", str(tmp_path / "go")))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -336,7 +334,7 @@ def one_step_trace(number: int) -> str:
     return msgspec.json.encode({"traceEvents": events, "baseTimeNanoseconds": 0}).decode()
 
 
-def test_a_window_with_a_step_that_took_too_long_keeps_its_trace_and_says_why(tmp_path: Path) -> None:
+def test_a_window_with_a_step_that_is_too_long_keeps_its_trace_and_reason(tmp_path: Path) -> None:
     run = tmp_path / "run"
     rank = Rank(tmp_path / "scratch", hello(run))
     # given steps of 1 ms, a profiled one of 1.5 ms, and then one of 9 ms
@@ -370,9 +368,7 @@ trace_reducer._reduce = lambda _path: time.sleep(600)
 """
 
 
-def test_windows_that_take_too_long_at_the_end_are_counted_and_the_end_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_windows_too_slow_at_the_end_are_counted_and_the_end_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(ENDLESS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     rank = Rank(tmp_path / "scratch", hello(tmp_path / "run"))

@@ -73,52 +73,52 @@ def test_promtool_finds_nothing_to_object_to(require_program: Callable[[str], st
 
 
 def test_sums_grow_step_by_step() -> None:
-    result = parsed(totals_of(2))
+    values = parsed(totals_of(2))
 
-    assert result["rank_steps_total", ""] == 2
-    assert result["rank_last_step", ""] == 1
-    assert result["rank_last_step_timestamp_seconds", ""] == pytest.approx(1e9 + 2)
-    assert result["rank_phase_seconds_total", "backward"] == pytest.approx(0.8)
-    assert result["rank_blocked_seconds_total", "backward"] == pytest.approx(0.4)
-    assert result["rank_device_seconds_total", "forward"] == pytest.approx(0.4)
-    assert result["rank_device_blocked_seconds_total", "backward"] == pytest.approx(0.2)
-    assert result["rank_cpu_seconds_total", ""] == pytest.approx(1.8)
-    assert result["rank_run_queue_seconds_total", ""] == pytest.approx(0.02)
-    assert result["rank_gc_seconds_total", ""] == pytest.approx(0.002)
-    assert (result["rank_tokens_total", ""], result["rank_flops_total", ""]) == (8192, 2e12)
-    assert result["rank_profiled_steps_total", ""] == 1
+    assert values["rank_steps_total", ""] == 2
+    assert values["rank_last_step", ""] == 1
+    assert values["rank_last_step_timestamp_seconds", ""] == pytest.approx(1e9 + 2)
+    assert values["rank_phase_seconds_total", "backward"] == pytest.approx(0.8)
+    assert values["rank_blocked_seconds_total", "backward"] == pytest.approx(0.4)
+    assert values["rank_device_seconds_total", "forward"] == pytest.approx(0.4)
+    assert values["rank_device_blocked_seconds_total", "backward"] == pytest.approx(0.2)
+    assert values["rank_cpu_seconds_total", ""] == pytest.approx(1.8)
+    assert values["rank_run_queue_seconds_total", ""] == pytest.approx(0.02)
+    assert values["rank_gc_seconds_total", ""] == pytest.approx(0.002)
+    assert (values["rank_tokens_total", ""], values["rank_flops_total", ""]) == (8192, 2e12)
+    assert values["rank_profiled_steps_total", ""] == 1
     # gauges are not summed
-    assert result["rank_device_memory_peak_bytes", ""] == 3 * 2**29
-    assert result["rank_allocator_retries_total", ""] == 2
+    assert values["rank_device_memory_peak_bytes", ""] == 3 * 2**29
+    assert values["rank_allocator_retries_total", ""] == 2
     # cost of the recorder, always on and windows apart
-    assert result["rank_recorder_seconds_total", "steps"] == pytest.approx(0.05)
-    assert result["rank_recorder_seconds_total", "windows"] == pytest.approx(0.2)
-    assert (result["rank_windows_total", "recorded"], result["rank_windows_total", "missed"]) == (1, 0)
-    assert result["rank_recorder_budget_ratio", ""] == 0.01
+    assert values["rank_recorder_seconds_total", "steps"] == pytest.approx(0.05)
+    assert values["rank_recorder_seconds_total", "windows"] == pytest.approx(0.2)
+    assert (values["rank_windows_total", "recorded"], values["rank_windows_total", "missed"]) == (1, 0)
+    assert values["rank_recorder_budget_ratio", ""] == 0.01
 
 
 def test_a_memory_reading_stays_until_the_next() -> None:
-    result = parsed(after(STEP, replace(STEP, step=1, allocated_bytes=None, resident_bytes=None)))
+    values = parsed(after(STEP, replace(STEP, step=1, allocated_bytes=None, resident_bytes=None)))
 
-    assert result["rank_device_memory_allocated_bytes", ""] == 2**30
-    assert result["rank_resident_memory_bytes", ""] == 2**32
+    assert values["rank_device_memory_allocated_bytes", ""] == 2**30
+    assert values["rank_resident_memory_bytes", ""] == 2**32
 
 
 def test_step_times_fall_into_buckets_of_which_each_contains_those_before() -> None:
     walls_s = [0.0004, 0.001, 0.3, 0.3, 20.0, 1000.0]
-    result = parsed(after(*(replace(BARE_STEP, wall_us=wall_s * 1e6) for wall_s in walls_s)))
+    values = parsed(after(*(replace(BARE_STEP, wall_us=wall_s * 1e6) for wall_s in walls_s)))
 
     for bound in STEP_BUCKETS_SECONDS:
-        assert result["rank_step_duration_seconds_bucket", str(bound)] == sum(wall_s <= bound for wall_s in walls_s)
-    assert result["rank_step_duration_seconds_bucket", "+Inf"] == result["rank_step_duration_seconds_count", ""] == 6
-    assert result["rank_step_duration_seconds_sum", ""] == pytest.approx(sum(walls_s))
+        assert values["rank_step_duration_seconds_bucket", str(bound)] == sum(wall_s <= bound for wall_s in walls_s)
+    assert values["rank_step_duration_seconds_bucket", "+Inf"] == values["rank_step_duration_seconds_count", ""] == 6
+    assert values["rank_step_duration_seconds_sum", ""] == pytest.approx(sum(walls_s))
     assert (STEP_BUCKETS_SECONDS[0], STEP_BUCKETS_SECONDS[-1]) == (0.001, 600)
 
 
 def test_what_has_no_signal_is_absent_not_zero() -> None:
-    result = parsed(after(BARE_STEP), BARE_RANK)
+    values = parsed(after(BARE_STEP), BARE_RANK)
 
-    assert {name for name, _ in result if not name.startswith("rank_step_duration_seconds")} == {
+    assert {name for name, _ in values if not name.startswith("rank_step_duration_seconds")} == {
         "rank_info",
         "rank_steps_total",
         "rank_last_step",
@@ -130,7 +130,7 @@ def test_what_has_no_signal_is_absent_not_zero() -> None:
         "rank_recorder_dropped_total",
         "rank_recorder_disabled",
     }
-    assert ("rank_phase_seconds_total", "data") not in result
+    assert ("rank_phase_seconds_total", "data") not in values
     assert "rank_last_step" not in {name for name, _ in parsed(Totals(), BARE_RANK)}
 
 
@@ -142,9 +142,9 @@ def test_a_rank_that_stands_still_publishes_since_when(waiting: bool | None, lab
 
 
 def test_a_rank_that_could_have_been_blocked_and_was_not_says_zero() -> None:
-    result = parsed(after(replace(BARE_STEP, blocked_us=PhaseTimes())))
+    values = parsed(after(replace(BARE_STEP, blocked_us=PhaseTimes())))
 
-    blocked = {phase: value for (name, phase), value in result.items() if name == "rank_blocked_seconds_total"}
+    blocked = {phase: value for (name, phase), value in values.items() if name == "rank_blocked_seconds_total"}
     assert blocked == {"forward": 0, "backward": 0}
 
 
@@ -152,23 +152,23 @@ def test_the_last_window_and_all_of_them() -> None:
     totals = after(STEP)
     for step, overlap_us in ((10, 1e5), (11, 3e5), (50, 3e5), (51, 3.5e5)):
         totals.add_window(replace(WINDOW, step=step, overlap_us=overlap_us, exposed_communication_us=4e5 - overlap_us))
-    result = parsed(totals)
+    values = parsed(totals)
 
-    assert result["rank_overlap_ratio", ""] == pytest.approx(0.65 / 0.8)
-    assert result["rank_exposed_communication_seconds", ""] == pytest.approx(0.15 / 2)
-    assert result["rank_window_seconds_total", "overlap"] == pytest.approx(1.05)
-    assert result["rank_window_seconds_total", "exposed_communication"] == pytest.approx(0.55)
+    assert values["rank_overlap_ratio", ""] == pytest.approx(0.65 / 0.8)
+    assert values["rank_exposed_communication_seconds", ""] == pytest.approx(0.15 / 2)
+    assert values["rank_window_seconds_total", "overlap"] == pytest.approx(1.05)
+    assert values["rank_window_seconds_total", "exposed_communication"] == pytest.approx(0.55)
 
     totals.add_window(replace(WINDOW, step=90, communication_us=0.0, overlap_us=0.0, exposed_communication_us=0.0))
-    result = parsed(totals)
-    assert ("rank_overlap_ratio", "") not in result, "without communication nothing can be hidden"
-    assert result["rank_exposed_communication_seconds", ""] == 0
+    values = parsed(totals)
+    assert ("rank_overlap_ratio", "") not in values, "without communication nothing can be hidden"
+    assert values["rank_exposed_communication_seconds", ""] == 0
 
 
 def test_tags_of_the_script_make_no_series() -> None:
-    result = parsed(after(replace(BARE_STEP, tags=["gc", "gc", "epoch 17"]), replace(BARE_STEP, tags=["gc", "checkpoint"])))
+    values = parsed(after(replace(BARE_STEP, tags=["gc", "gc", "epoch 17"]), replace(BARE_STEP, tags=["gc", "checkpoint"])))
 
-    tagged = {tag: value for (name, tag), value in result.items() if name == "rank_steps_tagged_total"}
+    tagged = {tag: value for (name, tag), value in values.items() if name == "rank_steps_tagged_total"}
     assert tagged == dict.fromkeys(STEP_TAGS, 0) | {"gc": 2, "checkpoint": 1}
 
 
@@ -294,10 +294,10 @@ def test_a_spool_that_cannot_be_written_is_said_once_and_tried_again(
 
 
 def test_times_of_all_phases_of_a_step_sum_to_its_wall() -> None:
-    result = parsed(after(STEP))
-    phases = sum(value for (name, _), value in result.items() if name == "rank_phase_seconds_total")
+    values = parsed(after(STEP))
+    phases = sum(value for (name, _), value in values.items() if name == "rank_phase_seconds_total")
 
-    assert phases == pytest.approx(result["rank_step_duration_seconds_sum", ""])
+    assert phases == pytest.approx(values["rank_step_duration_seconds_sum", ""])
     assert sum(EACH.get(phase) or 0 for phase in ("data", "h2d", "forward", "backward", "optimizer", "between_steps")) == 1e6
 
 

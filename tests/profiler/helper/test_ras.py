@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.ras_server import Comm, answer, listening, ras
+from tests.waiting import wait_until
 
 from rankscope.profiler.handover import Handover
 from rankscope.profiler.helper.collectives import flight
@@ -63,12 +63,14 @@ def helper(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 def kept(task: FlightDumps, run: Path, *, count: int) -> list[RasAnswer]:
     """Tick until ``count`` answers are in the run."""
-    deadline = time.monotonic() + 60
-    while len(answers := read_answers(run, 0, most=8)) < count:
-        assert time.monotonic() < deadline, "no answer came"
+
+    def answers() -> list[RasAnswer]:
         task.tick()
-        time.sleep(0.02)
-    return answers
+        answers = read_answers(run, 0, most=8)
+        return answers if len(answers) >= count else []
+
+    enough: list[RasAnswer] = wait_until(answers)
+    return enough
 
 
 def test_a_requested_dump_brings_two_answers_of_nccl_ras_into_the_run(
@@ -79,9 +81,9 @@ def test_a_requested_dump_brings_two_answers_of_nccl_ras_into_the_run(
         monkeypatch.setenv("NCCL_RAS_ADDR", address)
         task = helper(0, "cpu:gloo,cuda:nccl")
         post(run, new_request("dump"))
-        result = kept(task, run, count=2)
+        answers = kept(task, run, count=2)
         task.end(vanished=False)
-    assert [item.text for item in result] == [given.decode()] * 2
+    assert [item.text for item in answers] == [given.decode()] * 2
 
 
 @pytest.mark.slow
@@ -108,11 +110,12 @@ def test_no_other_rank_asks_and_no_job_without_nccl_ras(
         task = helper(rank, backend)
         request = new_request("dump")
         post(run, request)
-        deadline = time.monotonic() + 60
-        while not task._requests:
-            assert time.monotonic() < deadline
+
+        def seen() -> bool:
             task.tick()
-            time.sleep(0.02)
+            return bool(task._requests)
+
+        wait_until(seen)
         task.end(vanished=False)
         if task._ras._thread is not None:
             task._ras._thread.join(60)

@@ -36,7 +36,7 @@ def times_written(
     return seen
 
 
-def test_a_report_is_written_first_when_the_step_time_is_known_then_twice_a_minute(tmp_path: Path) -> None:
+def test_a_report_is_written_with_the_first_step_time_then_twice_a_minute(tmp_path: Path) -> None:
     written = times_written(tmp_path, 600)
     assert written[0] == 3
     assert len(written) <= 22

@@ -36,7 +36,7 @@ def intervals(*stretches: tuple[str, int], blocked_ns: int = 0) -> list[PhaseInt
     return made
 
 
-def test_a_phase_that_runs_twice_has_two_children_and_pieces_of_a_stretch_are_one() -> None:
+def test_a_phase_that_runs_twice_has_two_children_and_pieces_are_joined() -> None:
     pieces = intervals(("forward", 10), ("forward", 5), ("backward", 7), ("forward", 3), ("backward", 9), blocked_ns=1)
     assert children_of(pieces) == [
         PhaseInterval("forward", START, START + 15, 2),

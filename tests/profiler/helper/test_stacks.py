@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.profiler.first_words import hello, step
+from tests.waiting import wait_until
 
 from rankscope.profiler.helper.sampling import stacks
 from rankscope.profiler.helper.sampling.stacks import DENIED, NOT_INSTALLED, Stacks, stack_error
@@ -211,10 +212,7 @@ def test_the_end_of_the_rank_does_not_wait_for_a_program_that_hangs(start: Start
     helper = start("exec sleep 1000")
     helper.now += 100
     helper.task.tick()
-    deadline = time.monotonic() + 60
-    while not helper.task._processes:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: helper.task._processes)
     helper.task.finish()
     assert helper.wait()
     assert helper.rows == []

@@ -114,17 +114,17 @@ def test_where_it_stands_and_whether_it_waits(
     if words:
         rank.writer.write(*words)
     rank.writer.ready[0][0] = ready_s and START + ready_s * SECOND
-    result = rank.seen(60)
-    assert result is not None
-    assert (result.phase, result.section, result.waiting) == expected
+    activity = rank.seen(60)
+    assert activity is not None
+    assert (activity.phase, activity.section, activity.waiting) == expected
 
 
 def test_where_the_host_does_not_see_waits_it_is_not_known(rank: Rank) -> None:
     rank.step(4, flags=SEEN)
     rank.writer.write(*event(DATA, START))
-    result = rank.seen(60)
-    assert result is not None
-    assert result.waiting is None
+    activity = rank.seen(60)
+    assert activity is not None
+    assert activity.waiting is None
 
 
 def test_nothing_is_known_of_a_step_with_too_many_words(rank: Rank) -> None:
@@ -132,9 +132,9 @@ def test_nothing_is_known_of_a_step_with_too_many_words(rank: Rank) -> None:
     rank.writer.overflow()
     assert rank.seen(60) is None
     rank.writer.next_step()
-    result = rank.seen(120)
-    assert result is not None
-    assert (result.phase, result.waiting) == ("between_steps", False)
+    activity = rank.seen(120)
+    assert activity is not None
+    assert (activity.phase, activity.waiting) == ("between_steps", False)
 
 
 def test_a_first_step_may_take_longer_and_its_wait_is_seen(rank: Rank) -> None:
@@ -142,9 +142,9 @@ def test_a_first_step_may_take_longer_and_its_wait_is_seen(rank: Rank) -> None:
     rank.writer.write(*event(BACKWARD, START), *event(WAIT, START))
     assert rank.seen(FIRST_SECONDS - 1) is None
     rank.now_ns += 2 * SECOND
-    result = rank.seen(3 * FIRST_SECONDS)
-    assert result is not None
-    assert (result.step, result.phase, result.waiting) == (None, "backward", True)
+    activity = rank.seen(3 * FIRST_SECONDS)
+    assert activity is not None
+    assert (activity.step, activity.phase, activity.waiting) == (None, "backward", True)
 
 
 def test_steps_that_came_twice_as_long_are_waited_for(rank: Rank) -> None:

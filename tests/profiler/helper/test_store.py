@@ -121,7 +121,7 @@ def test_whatever_goes_wrong_in_writing_is_said_once_and_tried_again(
     assert err.count("\n") == 1
 
 
-def test_records_that_cannot_be_written_for_what_no_disk_does_are_counted_and_hold_up_nothing(
+def test_records_that_no_disk_could_take_are_counted_and_delay_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Given a record that cannot be encoded, and a batch whose writing always fails half-way, between others
@@ -179,7 +179,7 @@ class Halting:
         return getattr(self._file, name)
 
 
-def test_what_the_filesystem_took_and_did_not_keep_is_in_the_record_of_the_rank(
+def test_lost_writes_of_the_filesystem_are_in_the_record_of_the_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = RunStore(hello(tmp_path))
@@ -223,7 +223,7 @@ def test_a_removed_run_is_not_made_again(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("stream", ["steps", "windows"], ids=["open file", "new file"])
-def test_whether_the_run_is_there_is_seen_every_two_seconds_and_before_a_file_is_made(
+def test_the_run_is_looked_for_every_two_seconds_and_before_each_new_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: RankStream
 ) -> None:
     # Given a rank that writes five times a second

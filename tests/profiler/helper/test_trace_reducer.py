@@ -94,7 +94,7 @@ def name(number: int) -> str:
     return f"window-{number:09d}.json.gz"
 
 
-def test_the_last_traces_are_kept_and_those_asked_for_have_a_limit_of_their_own(place: Place) -> None:
+def test_the_last_traces_are_kept_and_requested_ones_have_their_own_limit(place: Place) -> None:
     retention = place.retention(keep=2)
     captured = range(100, 100 + CAPTURED + 2)
     for number in (1, 2, *captured, 3):
@@ -106,7 +106,7 @@ def test_the_last_traces_are_kept_and_those_asked_for_have_a_limit_of_their_own(
     assert place.said == []
 
 
-def test_traces_in_which_something_looked_wrong_outlive_the_last_and_have_two_limits(place: Place) -> None:
+def test_suspicious_traces_outlive_the_last_ones_and_have_two_limits(place: Place) -> None:
     def keep(retention: TraceRetention, number: int, size: int = 0, *, requested: bool = False, wrong: bool = True) -> None:
         trace = place.trace(number)
         trace.write_bytes(random.Random(number).randbytes(size))  # random bytes do not compress
@@ -145,7 +145,7 @@ def test_the_trace_of_a_window_of_which_nothing_else_is_left_is_kept(place: Plac
     assert place.kept == [name(7)]
 
 
-def test_what_others_put_in_the_place_of_a_trace_is_replaced_and_not_written_to(place: Place, tmp_path: Path) -> None:
+def test_a_foreign_file_in_place_of_a_trace_is_replaced_not_written_to(place: Place, tmp_path: Path) -> None:
     # given a link to a valuable file and a FIFO without a reader
     victim = tmp_path / "victim"
     victim.write_text("precious")
@@ -175,7 +175,7 @@ def test_a_folder_of_traces_that_leads_elsewhere_is_not_followed(place: Place, t
     assert len(place.said) == 1
 
 
-def test_a_trace_that_does_not_fit_leaves_nothing_and_a_removed_run_is_not_made_again(
+def test_a_trace_that_does_not_fit_leaves_nothing_and_recreates_no_run(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: int) -> None:
@@ -211,7 +211,7 @@ def test_traces_are_open_to_whom_the_run_is(place: Place) -> None:
     assert (traces.stat().st_mode & 0o7777, (traces / name(1)).stat().st_mode & 0o777) == (0o2750, 0o640)
 
 
-def test_a_disk_that_does_not_answer_holds_up_neither_reduction_nor_local_memory(
+def test_a_hanging_disk_delays_neither_reduction_nor_local_memory(
     place: Place, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began = threading.Event()
@@ -299,7 +299,7 @@ STEP_ON_THE_HOST = """{"traceEvents": [
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "rocm"])
-def test_a_window_of_a_gpu_that_has_nothing_of_it_is_not_taken_for_one_of_a_cpu_build(place: Place, kind: DeviceKind) -> None:
+def test_a_gpu_window_without_gpu_events_is_not_that_of_a_cpu_build(place: Place, kind: DeviceKind) -> None:
     reducer = TraceReducer(place.scratch, place.retention(), device_kind=kind)
     window = place.window(7)
     Path(window.path).write_text(STEP_ON_THE_HOST)

@@ -109,7 +109,7 @@ def test_how_much_the_profiler_slows_steps_is_learnt_from_windows() -> None:
 
 
 @pytest.mark.parametrize("tag", ["checkpoint", "eval"])
-def test_steps_that_are_long_by_design_neither_look_wrong_nor_say_what_is_typical(tag: str) -> None:
+def test_steps_long_by_design_neither_look_wrong_nor_set_the_baseline(tag: str) -> None:
     rank = trained([10.0] * 50)
     for number in range(50, 100):
         rank.add(step(number, 900.0, tag))

@@ -195,7 +195,7 @@ def test_hugging_face_trainings_of_one_process_are_runs_of_their_own(tmp_path: P
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
-def test_the_accelerate_example_ends_steps_where_gradients_are_synchronised(tmp_path: Path) -> None:
+def test_the_accelerate_example_ends_steps_where_gradients_synchronise(tmp_path: Path) -> None:
     completed = run(tmp_path, "python", EXAMPLES / "accelerate_loop.py", "runs/first")
     assert printed_steps(completed.stdout) == [20]
     assert [row.samples for row in recorded(tmp_path / "runs" / "first")] == [16] * 20
@@ -207,7 +207,7 @@ def test_the_accelerate_example_ends_steps_where_gradients_are_synchronised(tmp_
 @pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.usefixtures("require_torch")
-def test_deepspeeds_steps_are_those_of_its_engine_with_and_without_a_code_change(tmp_path: Path) -> None:
+def test_deepspeed_steps_are_those_of_its_engine_with_or_without_new_code(tmp_path: Path) -> None:
     if importlib.util.find_spec("deepspeed") is None:
         pytest.skip("DeepSpeed is not installed: pip install deepspeed (an sdist; on CPUs it wants a C++ compiler and ninja)")
     commands: dict[str, list[str | Path]] = {

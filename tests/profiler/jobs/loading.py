@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import queue
+import signal
 import sys
 import threading
 import time
@@ -94,8 +95,14 @@ def fill(batches: Iterator[Tensor], waiting: Waiting) -> None:
         waiting.put(batch)
 
 
+def limit_life(_worker: int = 0) -> None:
+    """End this process after some minutes: a rank that is killed cannot end the processes that load its batches."""
+    signal.alarm(400)
+
+
 def fill_in_process(slow: bool, waiting: Waiting) -> None:
     """Load ahead in a process of the script's own."""
+    limit_life()
     fill(own_batches(slow), waiting)
 
 
@@ -148,7 +155,7 @@ def in_process(slow: bool) -> Iterator[Tensor]:
 
 def loaded(slow: bool, **options: Any) -> Iterator[Tensor]:
     """Yield batches of torch's data loader."""
-    return iter(DataLoader(Samples(slow), BATCH, **options))
+    return iter(DataLoader(Samples(slow), BATCH, worker_init_fn=limit_life, **options))
 
 
 BATCHES: dict[str, Callable[[bool], Iterator[Tensor]]] = {

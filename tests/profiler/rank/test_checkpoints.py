@@ -30,8 +30,8 @@ class Told:
 def test_looking_for_a_module_is_not_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "saves_things.py").write_text("def save(): return 'saved'")
     monkeypatch.syspath_prepend(tmp_path)
-    result = Told()
-    finder = checkpoints._Finder({"saves_things": ("save",)}, lambda: result)
+    recorder = Told()
+    finder = checkpoints._Finder({"saves_things": ("save",)}, lambda: recorder)
     monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
     assert importlib.util.find_spec("saves_things") is not None
     assert importlib.util.find_spec("saves_things") is not None
@@ -39,19 +39,19 @@ def test_looking_for_a_module_is_not_importing_it(tmp_path: Path, monkeypatch: p
         assert importlib.import_module("saves_things").save() == "saved"
     finally:
         sys.modules.pop("saves_things", None)
-    assert result.written == 1
+    assert recorder.written == 1
 
 
 def test_pickling_a_tensor_is_no_checkpoint(tmp_path: Path) -> None:
     # As object collectives, Ray and joblib do
-    result = Told()
-    save = checkpoints._reported(torch.serialization.save, lambda: result)
+    recorder = Told()
+    save = checkpoints._reported(torch.serialization.save, lambda: recorder)
     saved_by = torch.storage.UntypedStorage.__reduce__.__globals__["torch"]
     original, saved_by.save = saved_by.save, save
     try:
         assert torch.equal(pickle.loads(pickle.dumps(torch.ones(3))), torch.ones(3))
-        assert result.written == 0
+        assert recorder.written == 0
         torch.save({"weights": torch.ones(3)}, tmp_path / "model.pt")
-        assert result.written == 1
+        assert recorder.written == 1
     finally:
         saved_by.save = original

@@ -73,9 +73,7 @@ def noting(model: nn.Module, events: list[str]) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"static_graph": True}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}]
 )
-def test_the_pass_is_over_after_the_last_gradient_and_before_what_ddp_waits_for(
-    events: list[str], options: dict[str, bool]
-) -> None:
+def test_the_pass_ends_after_the_last_gradient_and_before_ddps_wait(events: list[str], options: dict[str, bool]) -> None:
     model = nn.Linear(4, 1)
     parallel, gradients = watched(model, **options)
     noting(model, events)
@@ -245,7 +243,7 @@ class TooLongError(Exception):
     """Raised by the handler of a signal."""
 
 
-def test_what_a_signal_handler_raises_in_a_backward_pass_is_heard_when_ddp_has_ended_it() -> None:
+def test_an_exception_of_a_signal_handler_in_backward_waits_for_ddps_end() -> None:
     parallel, gradients = watched(nn.Linear(4, 1))
 
     def handler(*_: object) -> None:
@@ -269,7 +267,7 @@ def test_what_a_signal_handler_raises_in_a_backward_pass_is_heard_when_ddp_has_e
 
 
 @pytest.mark.parametrize("lacks", ["no dictionaries of hooks", "no callbacks"])
-def test_of_a_torch_that_lacks_what_is_not_public_nothing_is_seen_and_nothing_breaks(
+def test_a_torch_without_the_private_api_shows_and_breaks_nothing(
     events: list[str], monkeypatch: pytest.MonkeyPatch, lacks: str
 ) -> None:
     parallel, gradients = watched(nn.Linear(4, 1))
@@ -321,7 +319,7 @@ def test_one_hook_serves_all_passes_of_a_model(events: list[str]) -> None:
     assert not loss.grad_fn.metadata, "no hook in the graph"
 
 
-def test_one_hook_sees_the_end_after_the_last_gradient_and_before_what_ddp_waits_for(events: list[str]) -> None:
+def test_one_hook_sees_the_end_of_the_last_gradient_before_ddps_wait(events: list[str]) -> None:
     model = nn.Linear(4, 1)
     parallel, gradients = watched(model)
     noting(model, events)
@@ -440,7 +438,7 @@ def test_one_hook_is_not_part_of_the_model() -> None:
     assert not gradients.lasting.stamps, "passes of the copies are not those of the model"
 
 
-def test_gradients_are_the_same_with_one_hook_with_one_per_pass_and_without() -> None:
+def test_gradients_are_the_same_with_one_hook_one_per_pass_or_none() -> None:
     def trained(watching: str) -> list[Tensor]:
         torch.manual_seed(1)
         parallel = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))

@@ -161,7 +161,7 @@ def test_marks_are_on_the_stream_that_training_uses(gpus: Gpus) -> None:
         ((), [0, 0], None),
     ],
 )
-def test_a_process_whose_parameters_are_on_several_gpus_has_no_device_times(
+def test_a_process_with_parameters_on_several_gpus_has_no_device_times(
     gpus: Gpus, parameters: tuple[str, ...], reserved: list[int], device: int | None
 ) -> None:
     from rankscope.profiler.rank.gpu.device import find_device
@@ -219,7 +219,7 @@ def test_a_rank_records_its_own_gpu_and_all_others_that_it_uses(
     assert rank.gpu_uuids == (uuids if len(uuids) > 1 else [])
 
 
-def test_no_context_is_made_on_other_gpus_where_the_allocator_asks_the_driver(gpus: Gpus) -> None:
+def test_no_context_is_made_on_other_gpus_if_the_allocator_asks_the_driver(gpus: Gpus) -> None:
     from rankscope.profiler.rank.gpu.device import parameter_devices, used_gpus
 
     gpus.backend, gpus.reserved = "cudaMallocAsync", [5, 5]

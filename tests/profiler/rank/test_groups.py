@@ -20,7 +20,7 @@ class Group:
         return self.issued
 
 
-def test_a_job_communicates_in_other_groups_from_the_first_look_that_shows_it() -> None:
+def test_communication_in_other_groups_is_known_from_the_first_look_at_it() -> None:
     from rankscope.profiler.rank.wrappers.groups import EVERY, OtherGroups
 
     data, tensor, host = Group("0"), Group("1"), Group("2")

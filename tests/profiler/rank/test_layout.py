@@ -74,7 +74,7 @@ def test_coordinates_are_told_as_text(text: str, coordinates: dict[str, int]) ->
 @pytest.mark.parametrize(
     "text", ["", "dp", "dp=", "dp=-1", "dp=1.5", "=1", "dp=1;tp=2", "dp=1,dp=2", "2d=1", "dp=1,", "dp=99999999999"]
 )
-def test_coordinates_that_make_no_sense_are_complained_of_in_one_line_and_ignored(
+def test_senseless_coordinates_are_reported_in_one_line_and_ignored(
     text: str, capsys: pytest.CaptureFixture[str], noted: Any
 ) -> None:
     noted(Mesh((2, 2), ("dp", "tp"), (1, 0)))
@@ -84,7 +84,7 @@ def test_coordinates_that_make_no_sense_are_complained_of_in_one_line_and_ignore
     assert err.count("\n") == 1
 
 
-def test_the_layout_is_that_of_the_largest_named_mesh_and_its_names_are_kept(noted: Any) -> None:
+def test_the_layout_is_that_of_the_largest_named_mesh_with_its_names(noted: Any) -> None:
     noted(
         Mesh((2, 4), ("replicate", "shard"), (1, 2)),  # a slice
         Mesh((8, 2), None, (3, 1)),  # unnamed
@@ -92,15 +92,15 @@ def test_the_layout_is_that_of_the_largest_named_mesh_and_its_names_are_kept(not
         Mesh((2, 2, 4), ("pp", "replicate", "shard"), (0, 1, 2)),
         Mesh((4, 8), ("others", "not_here"), None),  # this rank is not in it
     )
-    result = layout.find_layout(None)
-    assert result.coordinates == {"pp": 0, "replicate": 1, "shard": 2}
-    assert list(result.sizes.items()) == [("pp", 2), ("replicate", 2), ("shard", 4)]
+    rank_layout = layout.find_layout(None)
+    assert rank_layout.coordinates == {"pp": 0, "replicate": 1, "shard": 2}
+    assert list(rank_layout.sizes.items()) == [("pp", 2), ("replicate", 2), ("shard", 4)]
 
 
 def test_what_the_user_tells_holds_against_what_is_seen(noted: Any) -> None:
     noted(Mesh((4, 2), ("dp", "tp"), (1, 0)))
-    result = layout.find_layout("dp=3,tp=1")
-    assert result == ({"dp": 3, "tp": 1}, {"dp": 4, "tp": 2})
+    rank_layout = layout.find_layout("dp=3,tp=1")
+    assert rank_layout == ({"dp": 3, "tp": 1}, {"dp": 4, "tp": 2})
     assert layout.find_layout("stage=1") == ({"stage": 1}, {}), "of other dimensions nobody knows the size"
 
 
@@ -155,9 +155,9 @@ def test_groups_are_ordered_by_how_far_apart_their_ranks_lie(monkeypatch: pytest
     monkeypatch.setattr(dist, "get_rank", lambda: 6)
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: group.ranks)
     monkeypatch.setattr(dist.distributed_c10d, "_world", SimpleNamespace(pg_map=dict.fromkeys(world)))
-    result = layout.find_layout(None)
-    assert list(result.coordinates.items()) == [("pp", 1), ("dp", 1), ("tp", 0)]
-    assert result.sizes == {"pp": 2, "dp": 2, "tp": 2}
+    rank_layout = layout.find_layout(None)
+    assert list(rank_layout.coordinates.items()) == [("pp", 1), ("dp", 1), ("tp", 0)]
+    assert rank_layout.sizes == {"pp": 2, "dp": 2, "tp": 2}
 
 
 def test_megatron_is_asked_only_when_it_is_there_and_ready(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,9 +167,9 @@ def test_megatron_is_asked_only_when_it_is_there_and_ready(monkeypatch: pytest.M
         setattr(state, f"get_{name}_parallel_rank", lambda rank=rank: rank)
         setattr(state, f"get_{name}_parallel_world_size", lambda size=size: size)
     monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", state)
-    result = layout.find_layout(None)
-    assert result.coordinates == {"pp": 1, "dp": 3, "cp": 0, "tp": 5}
-    assert list(result.sizes.items()) == [("pp", 2), ("dp", 4), ("cp", 1), ("tp", 8)]
+    rank_layout = layout.find_layout(None)
+    assert rank_layout.coordinates == {"pp": 1, "dp": 3, "cp": 0, "tp": 5}
+    assert list(rank_layout.sizes.items()) == [("pp", 2), ("dp", 4), ("cp", 1), ("tp", 8)]
     state.model_parallel_is_initialized = lambda: False
     assert layout.find_layout(None) == ({}, {})
     del state.model_parallel_is_initialized

@@ -74,7 +74,7 @@ def test_collections_on_other_threads_are_not_this_threads() -> None:
         meter.close()
 
 
-def test_no_python_runs_in_a_collection_where_a_signal_handler_could_raise_in_vain() -> None:
+def test_no_python_runs_in_a_collection_where_a_signal_would_be_lost() -> None:
     from time import perf_counter_ns as now
 
     from rankscope.profiler.rank import meters

@@ -50,7 +50,7 @@ def test_a_rank_that_runs_out_of_memory_leaves_a_snapshot(
     assert capsys.readouterr().err == ""
 
 
-def test_a_snapshot_that_cannot_be_written_does_not_hide_the_scripts_own_error(
+def test_an_unwritable_snapshot_does_not_hide_the_scripts_own_error(
     tmp_path: Path, observers: list[OutOfMemory], capsys: pytest.CaptureFixture[str]
 ) -> None:
     from rankscope.profiler.rank.gpu.memory_snapshot import record_memory

@@ -72,7 +72,7 @@ def test_only_waits_after_the_last_gradient_are_inside_the_tail(monkeypatch: pyt
     assert gradients.closed
 
 
-def test_the_model_counts_with_gradients_outside_of_backward_and_a_fault_switches_off_once(
+def test_the_model_counts_gradients_outside_backward_and_fails_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import torch
@@ -282,9 +282,7 @@ for number in range(3):
 
 
 @pytest.mark.slow
-def test_a_script_may_record_many_times_and_nothing_of_the_earlier_ones_stays(
-    torch_ranks: PreloadedTorch, tmp_path: Path
-) -> None:
+def test_a_script_may_record_many_times_without_traces_of_earlier_ones(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     ended = subprocess.run(torch_ranks.command(0, "-c", MANY, tmp_path), capture_output=True, text=True, check=False)
     assert ended.stderr == ""
     # One ring while recording; afterwards none, the script's own exception hook, and only the last recorder.
@@ -317,9 +315,7 @@ with StepProfiler(run_dir=run, spool_dir=spool, window_steps=0) as prof:
 
 
 @pytest.mark.slow
-def test_a_helper_that_is_killed_at_the_end_is_replaced_and_every_step_is_written(
-    torch_ranks: PreloadedTorch, tmp_path: Path
-) -> None:
+def test_a_helper_killed_at_the_end_is_replaced_and_every_step_is_written(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     # As Ray kills the children of a worker before the worker ends
     (tmp_path / "spool").mkdir()
     command = torch_ranks.command(0, "-c", HELPER_KILLED, tmp_path / "run", tmp_path / "spool", "1")
@@ -514,7 +510,7 @@ def test_what_is_noted_of_one_step_is_bounded() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_batch_of_one_tensor_is_noted_by_its_shape_and_a_nested_one_all_the_same() -> None:
+def test_a_batch_of_one_tensor_or_a_nested_one_is_noted_by_its_shape() -> None:
     torch = pytest.importorskip("torch")
     from rankscope.profiler.rank.recorder import StepRecorder
     from rankscope.profiler.settings import RecorderSettings

@@ -36,16 +36,16 @@ class Told:
 
 
 def test_a_wait_inside_a_wait_counts_once_and_one_that_raises_ends() -> None:
-    result = Told()
+    recorder = Told()
 
     def asked() -> WaitListener | None:
-        return result
+        return recorder
 
     inner = waiting(lambda: 1 / 0, asked)
     outer = waiting(inner, asked)
     with pytest.raises(ZeroDivisionError):
         outer()
-    assert (result.waits, result.inside) == (1, False)
+    assert (recorder.waits, recorder.inside) == (1, False)
 
 
 def test_nobody_is_told_while_nobody_listens() -> None:
@@ -53,26 +53,26 @@ def test_nobody_is_told_while_nobody_listens() -> None:
 
 
 def test_an_operator_stays_what_it_was_for_torch() -> None:
-    result = Told()
-    timed = TimedOperator(operator.add, lambda: result)
+    recorder = Told()
+    timed = TimedOperator(operator.add, lambda: recorder)
     # Torch keeps operators in sets and dictionaries by the hash of their builtin.
     assert hash(timed) == hash(operator.add)
     assert timed == operator.add
     assert timed != operator.sub
     assert timed.__qualname__ == operator.add.__qualname__
     assert timed(2, 3) == 5
-    assert result.waits == 1
+    assert recorder.waits == 1
 
 
 def test_an_operator_on_tensors_without_data_waits_for_nobody() -> None:
-    result = Told()
-    timed = TimedOperator(torch.ops.aten.neg.default, lambda: result)
+    recorder = Told()
+    timed = TimedOperator(torch.ops.aten.neg.default, lambda: recorder)
     with FakeTensorMode() as mode:
         fake = mode.from_tensor(torch.ones(3))
         assert timed(fake).shape == (3,)
-    assert result.waits == 0
+    assert recorder.waits == 0
     assert timed(torch.ones(3)).tolist() == [-1.0] * 3
-    assert result.waits == 1
+    assert recorder.waits == 1
 
 
 EVERY_WAIT = """
@@ -159,7 +159,7 @@ os._exit(0)
 
 
 @pytest.mark.slow
-def test_every_way_to_wait_is_seen_on_both_ranks_and_compiled_graphs_stay_whole(tmp_path: Path) -> None:
+def test_every_kind_of_wait_is_seen_on_both_ranks_and_graphs_stay_whole(tmp_path: Path) -> None:
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", EVERY_WAIT, str(rank), str(tmp_path / "store")],

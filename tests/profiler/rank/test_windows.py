@@ -158,7 +158,7 @@ def test_windows_without_a_pause_are_handed_over_one_by_one(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("torch_has", ["all of it", "no choice of scopes", "no trace alone"])
-def test_a_window_holds_steps_and_operators_whatever_this_torch_can_leave_out(
+def test_a_window_has_steps_and_operators_whatever_torch_can_leave_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_has: str
 ) -> None:
     import torch
@@ -240,7 +240,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> type[OnDevice]:
     return OnDevice
 
 
-def test_a_window_on_a_device_follows_a_warm_up_and_has_the_whole_work_of_its_steps_alone(
+def test_a_device_window_follows_a_warm_up_and_has_all_work_of_its_steps(
     tmp_path: Path, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
 ) -> None:
     from rankscope.profiler.rank.gpu.windows import WindowController
@@ -265,7 +265,7 @@ def test_a_window_on_a_device_follows_a_warm_up_and_has_the_whole_work_of_its_st
 
 
 @pytest.mark.slow
-def test_the_cost_of_a_window_on_a_device_has_the_loading_of_the_profiler_but_no_wait_for_the_device(
+def test_the_cost_of_a_device_window_has_the_profilers_loading_but_no_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
 ) -> None:
     from rankscope.profiler.rank.gpu.windows import WindowController
@@ -349,7 +349,7 @@ def test_no_profiler_is_started_or_stopped_while_a_graph_is_captured(
 
 
 @pytest.mark.parametrize("teardown", ["1", "0"])
-def test_a_window_soon_after_another_is_missed_where_cupti_is_detached_after_each(
+def test_a_window_soon_after_another_is_missed_where_cupti_detaches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice], teardown: str
 ) -> None:
     from rankscope.profiler.rank.gpu.windows import WindowController
@@ -406,7 +406,7 @@ def test_a_torch_without_a_profiler_of_gpus_says_so(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ends", ["started", "cancelled"])
-def test_a_prepared_session_records_its_own_steps_alone_and_leaves_no_profiler_on(
+def test_a_prepared_session_records_its_own_steps_and_stops_the_profiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     import torch

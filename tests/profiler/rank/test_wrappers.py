@@ -81,14 +81,14 @@ with StepProfiler(sys.argv[1], window_first=2, window_every=0, window_steps=50, 
 
 
 def test_torch_does_what_it_did(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
-    result = subprocess.run(
+    completed = subprocess.run(
         torch_ranks.command(0, "-c", SCRIPT, tmp_path / "run"), capture_output=True, text=True, check=False, timeout=120
     )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == [
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.splitlines() == [
         "pickles []",
         "waits True True",
         "window True",
         "window False off False",
         "compiled 1",
-    ], result.stderr
+    ], completed.stderr

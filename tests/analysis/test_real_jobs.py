@@ -1,7 +1,8 @@
-"""Real job over gloo, recorded by the real profiler."""
+"""Real jobs: one over gloo, recorded by the real profiler, and what NCCL left on a real GPU (``tests/data/h200``)."""
 
 from __future__ import annotations
 
+import gzip
 import os
 import subprocess
 import sys
@@ -11,6 +12,9 @@ import pytest
 
 from rankscope.analysis.collectives.windows import reduce_trace
 from rankscope.analysis.engine import analyze
+from rankscope.analysis.hang.ras.json_form import read_json
+from rankscope.analysis.hang.ras.judging import judge
+from rankscope.analysis.hang.ras.text_form import read_text
 from rankscope.analysis.trace.columns import read_trace
 
 SCRIPT = Path(__file__).with_name("gloo_training.py")
@@ -59,3 +63,34 @@ def test_the_rank_that_sleeps_imposes_the_wait(traces: Path) -> None:
     assert imposed[1] > 0.8 * STEPS * PAUSE_US
     assert imposed[0] < 0.2 * imposed[1]
     assert (analysis.verdict.kind, analysis.verdict.rank, analysis.verdict.cause) == ("straggler", 1, "host")
+
+
+RECORDED = Path(__file__).parents[1] / "data" / "h200"
+
+
+def unpacked(folder: Path, pattern: str) -> Path:
+    for path in RECORDED.glob(pattern):
+        (folder / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("pattern", "source"), [("nccl_trace_rank_*.gz", "flight_recorder"), ("vm-pid*.log.gz", "nccl_inspector")]
+)
+def test_both_sources_name_the_rank_that_slept(tmp_path: Path, pattern: str, source: str) -> None:
+    analysis = analyze([unpacked(tmp_path, pattern)])
+    assert (analysis.verdict.kind, analysis.verdict.rank, analysis.verdict.evidence_source) == ("straggler", 1, source)
+    assert analysis.verdict.pattern == "fixed"
+    (straggler, *_) = analysis.findings
+    (saved,) = [row.value for row in straggler.evidence if row.name == "saved"]
+    assert saved == pytest.approx(56_000, rel=0.1), "per step, of the 60 ms that it slept"
+    assert analysis.source.coverage == 1
+
+
+@pytest.mark.parametrize("form", ["json", "txt"])
+def test_the_rank_that_never_came_is_named(form: str) -> None:
+    text = (RECORDED / f"ras.{form}").read_text()
+    read = read_json if form == "json" else read_text
+    result = judge(read(text), read(text), world_size=2, pids={0: 1348, 1: 1349})
+    assert (result.kind, result.cause) == ("hang", "not_arrived")
+    assert [item.row.global_rank for item in result.named] == [1]
