@@ -169,7 +169,7 @@ def test_traces_of_one_process_are_cycles_though_their_rank_is_not_known() -> No
 def test_a_later_cycle_that_some_rank_lacks_is_named() -> None:
     traces = [*cycles(0, 10, 20), *cycles(0, 10, rank=1)]
     job = job_of(traces)
-    assert (job.cycle, job.other_cycles) == (2, 3)
+    assert (job.cycle, job.other_files) == (2, 3)
     assert "cycle 3" in job.warnings[0]
     assert "rank 1" in job.warnings[0]
     assert job_of(traces, cycle=2).warnings == []

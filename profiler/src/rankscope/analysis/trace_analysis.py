@@ -85,7 +85,7 @@ def analyze_traces(
             ranks=len(traces),
             world_size=world_size,
             steps=max(1, len(steps)),
-            coverage=None if job.problem else _coverage(traces, len(files) - job.other_cycles, steps),
+            coverage=None if job.problem else _coverage(traces, len(files) - job.other_files, steps),
             simulated=False,
             world_size_is_least=world_size is not None and stated != world_size,
             is_one_job=job.problem is None,
@@ -164,7 +164,7 @@ def fabric_of(traces: Sequence[RankTrace], links: Sequence[ToldLink]) -> Fabric:
 
 
 def _coverage(traces: Sequence[RankTrace], files: int, steps: Sequence[int]) -> float:
-    """Return the share of the job's steps that is seen. ``files``: number of files, of which some may be unreadable."""
+    """Return the share of the job's steps that is seen. ``files``: number of traces, of which some may be unreadable."""
     expected = max(world_size_of_traces(traces) or files, len(traces))
     # The missing part of a torn trace is of unknown length, so its last step counts half.
     step_count = sum(_whole_steps(trace) for trace in traces)

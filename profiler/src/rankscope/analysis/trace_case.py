@@ -158,8 +158,14 @@ def _lack_communication(traces: Sequence[RankTrace]) -> bool:
 
 
 def _kernels(traces: Sequence[RankTrace]) -> dict[int, RankKernels]:
+    windows = {trace.rank: trace.reduction.breakdowns[0] for trace in traces}
     return {
-        trace.rank: RankKernels(trace.reduction.breakdowns[0].window_us, trace.device.kernels, trace.own_streams)
+        trace.rank: RankKernels(
+            windows[trace.rank].window_us,
+            windows[trace.rank].exposed_communication_us,
+            trace.device.kernels,
+            trace.own_streams,
+        )
         for trace in traces
     }
 
