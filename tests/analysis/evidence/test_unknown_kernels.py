@@ -48,7 +48,9 @@ def test_ranks_that_compute_less_wait_longer_in_the_kernel(name: str) -> None:
 
 def test_ranks_that_have_nothing_to_do_are_waited_for_in_the_kernel() -> None:
     # given a rank whose host is late, so that its device is idle while the others wait
-    (row,) = kernels_with_waits(job({"sgemm_128x64": (500.0, 500.0, 500.0), "my_op": (310.0, 300.0, 5.0)}, idle=(0.0, 0.0, 300.0)))
+    (row,) = kernels_with_waits(
+        job({"sgemm_128x64": (500.0, 500.0, 500.0), "my_op": (310.0, 300.0, 5.0)}, idle=(0.0, 0.0, 300.0))
+    )
     assert row.name == "my_op"
 
 

@@ -131,9 +131,9 @@ def label_events(columns: Mapping[str, NDArray[Any]], names: Sequence[str], proc
 
 
 def number_streams(columns: Mapping[str, NDArray[Any]]) -> None:
-    """Give device events the number of their thread as stream, where none of them has a stream: profilers of XPU write none."""
+    """Give device events the number of their thread as stream, where most of them have none: profilers of XPU write none."""
     works = columns["category"] <= COPY
-    if not (columns["stream"][works] >= 0).any():
+    if 2 * (columns["stream"][works] < 0).sum() > works.sum():
         columns["stream"][works] = columns["thread"][works]
 
 
