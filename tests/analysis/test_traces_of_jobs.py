@@ -162,6 +162,20 @@ def test_a_rank_that_nobody_waits_for_is_not_named(tmp_path: Path) -> None:
     assert "clocks or times are wrong" in analysis.verdict.summary
 
 
+@pytest.mark.parametrize("fault", ["none", "device"])
+def test_a_trace_whose_times_have_another_unit_is_not_compared(tmp_path: Path, fault: str) -> None:
+    for rank, events in enumerate(job(fault, numbered=True)):
+        mine = [
+            event | {"dur": event["dur"] / 1000 if rank == 1 and event["cat"] == "kernel" else event["dur"]} for event in events
+        ]
+        put(tmp_path / f"rank-{rank}.json", mine, **told(rank))
+    verdict = analyze([tmp_path]).verdict
+    assert (verdict.kind, verdict.ranks) == ("insufficient_data", [])
+    assert "the trace of rank 1 has kernels" in verdict.summary
+    assert "another unit" in verdict.summary
+    assert whatif([tmp_path]).status == "insufficient_data"
+
+
 def test_ranks_wait_in_a_kernel_of_unknown_name_for_a_late_host(tmp_path: Path) -> None:
     # given a job whose first all-reduce of a step runs in a kernel that is not known, the second in one of NCCL
     for rank, events in enumerate(job("host", numbered=True)):

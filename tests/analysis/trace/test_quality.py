@@ -383,6 +383,15 @@ def test_a_trace_of_little_but_a_capture_shows_no_activity(tmp_path: Path, event
     assert problem is None or f"60 of {60 + events} kernel launches" in (quality.reason or "")
 
 
+def test_copies_beside_a_capture_are_no_activity(tmp_path: Path) -> None:
+    copies = [
+        event
+        for at in range(30)
+        for event in pair(50 + at, START_US + 100 * at, 3.5, name="Memcpy HtoD (Pinned -> Device)", call="hipMemcpyAsync")
+    ]
+    assert trace(tmp_path, [*copies, *capture("hip", START_US + 30, 60)]).quality.problem == "captured_graph"
+
+
 def test_a_profiler_without_activity_is_not_explained_by_a_small_capture(tmp_path: Path) -> None:
     calls = [event for event in work(50) if event["cat"] == "cuda_runtime"]
     assert trace(tmp_path, [*calls, *capture("cuda", START_US + 30, 10)]).quality.problem == "no_activity"

@@ -24,6 +24,7 @@ from rankscope.analysis.collectives.windows import (
 from rankscope.analysis.collectives.world import least_ranks, least_ranks_of_groups
 from rankscope.analysis.evidence.kernels.data_quality import quality_warnings
 from rankscope.analysis.evidence.kernels.device_times import DeviceTimes
+from rankscope.analysis.evidence.kernels.kernel_ratios import in_other_units
 from rankscope.analysis.evidence.kernels.unknown_kernels import kernels_on_own_streams
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.data_quality import DataQuality
@@ -169,6 +170,9 @@ def read_ranks(
     job = job_of([trace.identity for trace in rank_traces], cycle)
     no_traces = sum(isinstance(error, NoTraceError) for error in errors)
     job = msgspec.structs.replace(job, other_files=job.other_files + no_traces)
+    if job.problem is None:
+        others = in_other_units({rank: rank_traces[at].device.kernels for rank, at in job.traces.items()})
+        job = msgspec.structs.replace(job, lacking={rank: _other_unit(factor) for rank, factor in others.items()} | job.lacking)
     chosen = [
         msgspec.structs.replace(rank_traces[at], rank=rank, lacking=job.lacking.get(rank)) for rank, at in job.traces.items()
     ]
@@ -179,6 +183,12 @@ def read_ranks(
     if len(job.lacking) > 1:  # the verdict says the first
         warnings += [f"not used: the trace of rank {rank} {lacks}" for rank, lacks in job.lacking.items()][:_MOST_WARNINGS]
     return chosen, job, [*warnings, *_quality_warnings(chosen)]
+
+
+def _other_unit(factor: float) -> str:
+    """Return the end of a sentence about a trace whose kernels take ``factor`` times as long as those of other ranks."""
+    change = f"{factor:,.0f} times longer" if factor > 1 else f"{1 / max(factor, 1e-9):,.0f} times shorter"
+    return f"has kernels that take {change} than the same ones on other ranks: its times have another unit"
 
 
 def _text_bytes(files: Sequence[Location]) -> int:

@@ -61,8 +61,12 @@ _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError)
 class NoTraceError(InputError):
     """JSON that is no trace, as other files beside traces are."""
 
-    def __reduce__(self) -> tuple[Callable[..., InputError], tuple[str, str]]:
-        return NoTraceError, (self.path, self.reason)
+    def __reduce__(self) -> tuple[Callable[..., InputError], tuple[str, str, str | None]]:
+        return _no_trace_error, super().__reduce__()[1]
+
+
+def _no_trace_error(path: str, reason: str, place: str | None) -> InputError:
+    return NoTraceError(path, reason, place=place)
 
 
 _E = TypeVar("_E")

@@ -48,8 +48,8 @@ _LAST_NS: Final = _NS_PER_S // 10
 """Time for which the last event of a stream may go on beyond all others, however short the trace is."""
 _MOST_WITHOUT_KERNEL: Final = 0.5
 """Share of launches without their kernel above which a trace does not show what its device did."""
-_CAPTURED_PER_EVENT: Final = 9
-"""Launches into a device graph per device event above which a trace shows little but the capture of that graph."""
+_CAPTURED_PER_KERNEL: Final = 9
+"""Launches into a device graph per kernel above which a trace shows little but the capture of that graph."""
 _ROUNDED_NS: Final = 10_000
 """Usual length of a kernel from which rounding to whole microseconds makes none of 0."""
 _UNBOUNDED_NS: Final = 1 << 62
@@ -162,7 +162,8 @@ def check_columns(
         **_counts(launched.sum(), without_kernel=lost.sum()),
         **_counts(len(linked), before_launch=early, out_of_order=disordered),
     )
-    problem, reason = _no_activity(quality, bool(keep.any()), gives_work=gives_work and not torn)
+    kernels = int((category[rows[keep]] == KERNEL).sum())
+    problem, reason = _no_activity(quality, bool(keep.any()), kernels, gives_work=gives_work and not torn)
     if problem is None and (reason := _contradiction(quality, len(linked))) is not None:
         problem = "damaged"
     category[rows[left_out]] = LEFT_OUT
@@ -256,7 +257,7 @@ def _without_length(columns: Mapping[str, NDArray[Any]], rows: NDArray[np.intp])
     Rounded to whole microseconds, a short kernel seems to take none.
     """
     length = columns["end"][rows] - columns["start"][rows]
-    none = (length == 0) & (columns["category"][rows] == KERNEL)
+    none: NDArray[np.bool_] = (length == 0) & (columns["category"][rows] == KERNEL)
     if none.any() and (length % 1000 == 0).all():
         usual = _usual(_kernel_numbers(columns, rows), length, length == 0)
         none &= (usual >= _ROUNDED_NS) & (usual < _UNBOUNDED_NS)
@@ -395,10 +396,13 @@ def _usual(kernel: NDArray[np.int64], length: NDArray[np.int64], without: NDArra
     return np.where(like[at] == kernel, median[at], _UNBOUNDED_NS)
 
 
-def _no_activity(quality: DataQuality, has_work: bool, *, gives_work: bool) -> tuple[Problem | None, str | None]:
-    """Return why the trace does not show what the device did, see ``DataQuality``; nothing if it does."""
+def _no_activity(quality: DataQuality, has_work: bool, kernels: int, *, gives_work: bool) -> tuple[Problem | None, str | None]:
+    """Return why the trace does not show what the device did, see ``DataQuality``; nothing if it does.
+
+    ``kernels``: number of those that count.
+    """
     lost, launches, captured = quality.without_kernel, quality.launches, quality.captured
-    is_capture = captured > _CAPTURED_PER_EVENT * quality.device_events
+    is_capture = captured > _CAPTURED_PER_KERNEL * kernels
     if has_work and (quality.without_kernel_share or 0.0) <= _MOST_WITHOUT_KERNEL and not is_capture:
         return None, None
     if quality.device_events and not has_work:
