@@ -186,6 +186,7 @@ def test_ranks_wait_in_a_kernel_of_unknown_name_for_a_late_host(tmp_path: Path) 
         put(tmp_path / f"rank-{rank}.json", events, **told(rank))
     verdict = analyze([tmp_path]).verdict
     assert (verdict.kind, [row.name for row in verdict.unknown_kernels]) == ("insufficient_data", ["my_op"])
+    assert whatif([tmp_path]).status == "insufficient_data"
 
 
 def test_traces_of_torch_npu_have_their_rank_in_a_file_beside_them(tmp_path: Path) -> None:

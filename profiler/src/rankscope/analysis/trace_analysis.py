@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.analysis.collectives.communication import communication_parts, explained_share
+from rankscope.analysis.collectives.communication import communication_parts
 from rankscope.analysis.collectives.matched import Matched, match_ranks
 from rankscope.analysis.collectives.traffic.links import Fabric, ToldLink
 from rankscope.analysis.collectives.windows import Reduction, matchable
@@ -22,7 +22,13 @@ from rankscope.analysis.report.assembly import assemble, attribution_of_blame, m
 from rankscope.analysis.report.ranks import rank_result
 from rankscope.analysis.result.analysis import Analysis, Source
 from rankscope.analysis.trace.locations import Location, common_folder
-from rankscope.analysis.trace_case import answer_of_traces, costs_of_traces, stated_world_size, world_size_of_traces
+from rankscope.analysis.trace_case import (
+    answer_of_traces,
+    costs_of_traces,
+    explained_by,
+    stated_world_size,
+    world_size_of_traces,
+)
 from rankscope.analysis.verdict.builders import Setting
 from rankscope.analysis.verdict.slow_links import with_slow_links
 
@@ -52,10 +58,7 @@ def analyze_traces(
     fabric = fabric_of(traces, links)
     matched = match_traces(traces, whole, fabric, world_size)
     matching, blame = matched.matching, matched.blame
-    explained = explained_share(
-        [matching.matches, matching.directed],
-        {rank: reduction.breakdowns[0].communication_us for rank, reduction in whole.items()},
-    )
+    explained = explained_by(matched, whole)
     collectives = matching_result(matched, fabric, explained=explained)
     if matching.matches and explained is not None and explained < MOST_COMMUNICATION:
         warnings.append(_UNEXPLAINED.format(share=explained))
