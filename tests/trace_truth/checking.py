@@ -17,6 +17,8 @@ MINUTE = 60 * SECOND
 HOST = CALLS + OPERATORS + NOTES
 ROUNDING = 2_000
 """Overlap on a stream that is no damage, in nanoseconds."""
+SHORT = 10_000
+"""Usual length of a kernel from which rounding to whole microseconds makes none of 0, in nanoseconds."""
 
 
 @dataclass
@@ -85,9 +87,7 @@ class _Checking:
     def run(self) -> Check:
         """Return the result; the file has only the events that count, then."""
         found, fine = self.found, any((one.end - one.start) % 1000 for one in self.device)
-        untimed = [
-            one for one in self.device if self._is_untimed(one) or (fine and one.start == one.end and one.category in KERNELS)
-        ]
+        untimed = [one for one in self.device if self._is_untimed(one) or self._has_no_length(one, fine=fine)]
         near = _places(self.host, 100) if self.host else _places([one for one in self.device if one not in untimed], 4)
         far = [one for one in self.device if one not in untimed and self._is_far(one, near)]
         far += self._late_on_idle_device([one for one in self.device if one not in untimed + far], near)
@@ -132,6 +132,13 @@ class _Checking:
         """Return whether an event has no time: none in the file, or both 0 in the file, or on the clock of the device."""
         at_zero = one.start == self.file.base and self.latest > SECOND
         return not one.possible or (one.start == one.end and (at_zero or (one.start <= 0 < self.file.base)))
+
+    def _has_no_length(self, one: Event, *, fine: bool) -> bool:
+        """Return whether a kernel takes no time, and rounding to whole microseconds does not explain that."""
+        if one.start != one.end or one.category not in KERNELS:
+            return False
+        others = [other.end - other.start for other in self.device if _kernel(other) == _kernel(one) and other.start != other.end]
+        return fine or _usual(others, 0) >= SHORT
 
     def _is_far(self, one: Event, near: list[tuple[int, int]]) -> bool:
         call = self._call(one)
@@ -203,8 +210,16 @@ class _Checking:
     def _count_launches(self) -> None:
         """Count the calls that launch a kernel, and those whose kernel is nowhere in the file."""
         numbers = {one.number("correlation") for one in self.device} - {-1}
-        calls = [one for one in self.file.some(CALLS) if _launches_kernel(one.name) and one.number("correlation") >= 0]
         tells = not self.file.torn and (numbers or not self.device)
+        graphs = tells and all(self._call(one) is not None for one in self.device)
+        calls = [
+            one
+            for one in self.file.some(CALLS)
+            if one.number("correlation") >= 0
+            and (
+                _launches_kernel(one.name) or (graphs and _launches_graph(one.name) and one.number("correlation") not in numbers)
+            )
+        ]
         captured = [one for one in calls if tells and one.number("correlation") not in numbers and self._is_captured(one)]
         self.found.captured = len(captured)
         for launch in _nested([one for one in calls if one not in captured]):
@@ -226,7 +241,7 @@ class _Checking:
         names = [one.name for one in self.file.some(CALLS)]
         gives_work = any(re.search("launch|enqueue|memcpy|memset", name, re.IGNORECASE) for name in names)
         found.on_cpu = not kept and not gives_work
-        is_capture = found.captured > 9 * found.device_events
+        is_capture = found.captured > 9 * sum(one.category in KERNELS for one in kept)
         if kept and 2 * found.without_kernel <= found.launches and not is_capture:
             found.problem = "damaged" if self._clocks_disagree(kept) else None
             return
@@ -318,4 +333,8 @@ def _usual(lengths: list[int], otherwise: int) -> int:
 
 def _launches_kernel(name: str) -> bool:
     name = name.lower()
-    return bool(re.search(r"launch\w*kernel|kernellaunch", name)) and not re.search(r"graph\w*launch", name)
+    return bool(re.search(r"launch\w*kernel|kernellaunch", name)) and not _launches_graph(name)
+
+
+def _launches_graph(name: str) -> bool:
+    return bool(re.search(r"graph\w*launch", name.lower()))
