@@ -17,7 +17,7 @@ MINUTE = 60 * SECOND
 HOST = CALLS + OPERATORS + NOTES
 ROUNDING = 2_000
 """Overlap on a stream that is no damage, in nanoseconds."""
-SHORT = 10_000
+SHORT = 20_000
 """Usual length of a kernel from which rounding to whole microseconds makes none of 0, in nanoseconds."""
 
 

@@ -67,7 +67,8 @@ def doubt_of_traces(traces: Sequence[RankTrace], matched: Matched, profile: Prof
     explained = explained_by(matched, {trace.rank: trace.reduction for trace in traces})
     if (doubt := contradiction(straggler, matched, profile.window_us, known_share=explained or 0.0)) is not None:
         return doubt
-    return WAITS if straggler is None and kernels_with_waits(_kernels(traces)) else None
+    calm = straggler is None and not _lack_communication(traces)
+    return WAITS if calm and kernels_with_waits(_kernels(traces)) else None
 
 
 def explained_by(matched: Matched, reductions: Mapping[int, Reduction]) -> float | None:

@@ -50,7 +50,7 @@ _MOST_WITHOUT_KERNEL: Final = 0.5
 """Share of launches without their kernel above which a trace does not show what its device did."""
 _CAPTURED_PER_KERNEL: Final = 9
 """Launches into a device graph per kernel above which a trace shows little but the capture of that graph."""
-_ROUNDED_NS: Final = 10_000
+_ROUNDED_NS: Final = 20_000
 """Usual length of a kernel from which rounding to whole microseconds makes none of 0."""
 _UNBOUNDED_NS: Final = 1 << 62
 NOWHERE_NS: Final = -2_000_000_000 * _NS_PER_S
