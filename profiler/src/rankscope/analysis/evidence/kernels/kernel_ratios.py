@@ -69,16 +69,19 @@ _OTHER_UNIT: Final = 50.0
 
 
 def in_other_units(kernels: Mapping[int, Sequence[KernelTime]]) -> dict[int, float]:
-    """Return the ranks half of whose kernels or more take impossibly longer or shorter than on the others, with the factor.
+    """Return the ranks half of whose kernels or more take impossibly longer or shorter than usual, with the factor.
 
     ``kernels``: those that compute, by rank.
     """
     means = {rank: {(row.name, row.grid): row.total_us / row.calls for row in rows} for rank, rows in kernels.items()}
+    of_ranks: dict[tuple[str, str], list[float]] = {}
+    for own in means.values():
+        for kernel, mean in own.items():
+            of_ranks.setdefault(kernel, []).append(mean)
+    usual = {kernel: float(np.median(times)) for kernel, times in of_ranks.items() if len(times) > 1}
     factors: dict[int, float] = {}
     for rank, own in means.items():
-        peers = [times for other, times in means.items() if other != rank]
-        usual = {kernel: [times[kernel] for times in peers if times.get(kernel)] for kernel, mean in own.items() if mean}
-        ratios = [own[kernel] / float(np.median(times)) for kernel, times in usual.items() if times]
+        ratios = [mean / usual[kernel] for kernel, mean in own.items() if mean and usual.get(kernel)]
         factor = float(np.median(ratios)) if 2 * len(ratios) >= max(1, len(own)) else 1.0
         if not 1 / _OTHER_UNIT < factor < _OTHER_UNIT:
             factors[rank] = factor
