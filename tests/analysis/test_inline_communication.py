@@ -127,7 +127,7 @@ def test_the_what_if_says_that_no_communication_is_known(tmp_path: Path) -> None
 
 
 def kernels(*rows: tuple[str, float], own: frozenset[str] = frozenset()) -> RankKernels:
-    return RankKernels(1000.0, [KernelTime(name, "", 1, total) for name, total in rows], own)
+    return RankKernels(1000.0, 0.0, [KernelTime(name, "", 1, total) for name, total in rows], own)
 
 
 def test_kernels_of_own_streams_come_first_and_five_of_them_are_enough() -> None:

@@ -141,6 +141,24 @@ def test_clocks_of_hosts_may_differ_by_more_than_a_cycle() -> None:
     assert job_of([*cycles(0, 10), *cycles(300, 310, rank=1)]).traces == {0: 1, 1: 3}
 
 
+def test_cycles_are_told_by_the_numbers_of_their_steps() -> None:
+    # given a host whose clock is ahead by half a cycle, without a trace of the first cycle
+    first = [
+        msgspec.structs.replace(trace, step_span=(at, at + 4)) for trace, at in zip(cycles(0, 10, 20), (5, 15, 25), strict=True)
+    ]
+    second = [
+        msgspec.structs.replace(trace, step_span=(at, at + 4)) for trace, at in zip(cycles(5, 14, rank=1), (15, 25), strict=True)
+    ]
+    job = job_of([*first, *second])
+    assert (job.traces, job.cycle, job.cycles) == ({0: 2, 1: 4}, 3, 3)
+    # and no rank has all of them
+    job = job_of([*first[:2], *second])
+    assert (job.traces, job.cycle, job.cycles) == ({0: 1, 1: 2}, 2, 3)
+    # and times tell them where each profiler counts its steps anew
+    anew = [msgspec.structs.replace(trace, step_span=(5, 9)) for trace in [*cycles(0, 10, 20), *cycles(11, 21, rank=1)]]
+    assert job_of(anew).traces == {0: 2, 1: 4}
+
+
 def test_traces_of_one_rank_that_are_no_cycles_are_not_compared() -> None:
     first, second = cycles(0, 10)
     assert "copies" in str(job_of([first, msgspec.structs.replace(second, start_ns=first.start_ns)]).reason)
@@ -169,7 +187,7 @@ def test_traces_of_one_process_are_cycles_though_their_rank_is_not_known() -> No
 def test_a_later_cycle_that_some_rank_lacks_is_named() -> None:
     traces = [*cycles(0, 10, 20), *cycles(0, 10, rank=1)]
     job = job_of(traces)
-    assert (job.cycle, job.other_cycles) == (2, 3)
+    assert (job.cycle, job.other_files) == (2, 3)
     assert "cycle 3" in job.warnings[0]
     assert "rank 1" in job.warnings[0]
     assert job_of(traces, cycle=2).warnings == []

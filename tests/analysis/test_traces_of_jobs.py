@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from tests.analysis.trace.test_damaged_jobs import RANKS, SLOW, Event, job
+from tests.analysis.trace.test_damaged_jobs import NCCL, RANKS, SLOW, Event, job
 from tests.analysis.trace_details import x
 from tests.command_line import run_in_process
 
@@ -145,6 +146,61 @@ def test_a_rank_that_costs_more_than_the_time_of_the_traces_is_not_named(tmp_pat
         ]
         put(tmp_path / f"rank-{rank}.json", mine, **told(rank))
     assert analyze([tmp_path]).verdict.ranks == []
+
+
+def test_a_rank_that_nobody_waits_for_is_not_named(tmp_path: Path) -> None:
+    # given a healthy job on devices of unknown kind, many of whose kernels last half a second by mistake
+    for rank, events in enumerate(job("none", numbered=True)):
+        rng = random.Random(10 + rank)
+        for event in events:
+            if event["cat"] == "kernel":
+                event["cat"] = "privateuse1_kernel"
+                event["dur"] += 4e5 * rng.uniform(0.5, 2) if rng.random() < 0.2 else 0.0
+        put(tmp_path / f"rank-{rank}.json", events, **told(rank))
+    analysis = analyze([tmp_path])
+    assert (analysis.verdict.kind, analysis.verdict.ranks) == ("insufficient_data", [])
+    assert "clocks or times are wrong" in analysis.verdict.summary
+
+
+@pytest.mark.parametrize("fault", ["none", "device"])
+def test_a_trace_whose_times_have_another_unit_is_not_compared(tmp_path: Path, fault: str) -> None:
+    for rank, events in enumerate(job(fault, numbered=True)):
+        mine = [
+            event | {"dur": event["dur"] / 1000 if rank == 1 and event["cat"] == "kernel" else event["dur"]} for event in events
+        ]
+        put(tmp_path / f"rank-{rank}.json", mine, **told(rank))
+    verdict = analyze([tmp_path]).verdict
+    assert (verdict.kind, verdict.ranks) == ("insufficient_data", [])
+    assert "the trace of rank 1 has kernels" in verdict.summary
+    assert "another unit" in verdict.summary
+    assert whatif([tmp_path]).status == "insufficient_data"
+
+
+def test_ranks_wait_in_a_kernel_of_unknown_name_for_a_late_host(tmp_path: Path) -> None:
+    # given a job whose first all-reduce of a step runs in a kernel that is not known, the second in one of NCCL
+    for rank, events in enumerate(job("host", numbered=True)):
+        for event in events:
+            if event["name"] == NCCL and event["args"]["Seq"] % 2 == 0:
+                args = {key: value for key, value in event["args"].items() if key in ("correlation", "stream", "device")}
+                event |= {"name": "my_op", "args": args}
+        put(tmp_path / f"rank-{rank}.json", events, **told(rank))
+    verdict = analyze([tmp_path]).verdict
+    assert (verdict.kind, [row.name for row in verdict.unknown_kernels]) == ("insufficient_data", ["my_op"])
+    assert whatif([tmp_path]).status == "insufficient_data"
+
+
+def test_traces_of_torch_npu_have_their_rank_in_a_file_beside_them(tmp_path: Path) -> None:
+    for rank, events in enumerate(job("device", numbered=True)):
+        folder = tmp_path / f"node0_{4711 + rank}_20250628101435_ascend_pt"
+        put(folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json", events)
+        for other in (f"profiler_info_{rank}.json", "profiler_metadata.json", "ASCEND_PROFILER_OUTPUT/communication.json"):
+            (folder / other).write_text("{}")
+    analysis = analyze([tmp_path])
+    check_slow_rank(analysis)
+    # and files that are no traces are none of ranks that are missing
+    assert (analysis.source.coverage, len(analysis.source.warnings)) == (1.0, 5)
+    assert (whatif([tmp_path]).slowdown or 0.0) > 1.5
+    assert run_in_process("export", tmp_path, "--perfetto", "-").returncode == 0
 
 
 def test_traces_of_hosts_alone_are_told_what_they_lack(tmp_path: Path) -> None:

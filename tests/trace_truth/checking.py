@@ -17,6 +17,8 @@ MINUTE = 60 * SECOND
 HOST = CALLS + OPERATORS + NOTES
 ROUNDING = 2_000
 """Overlap on a stream that is no damage, in nanoseconds."""
+SHORT = 20_000
+"""Usual length of a kernel from which rounding to whole microseconds makes none of 0, in nanoseconds."""
 
 
 @dataclass
@@ -85,11 +87,7 @@ class _Checking:
     def run(self) -> Check:
         """Return the result; the file has only the events that count, then."""
         found, fine = self.found, any((event.end - event.start) % 1000 for event in self.device)
-        untimed = [
-            event
-            for event in self.device
-            if self._is_untimed(event) or (fine and event.start == event.end and event.category in KERNELS)
-        ]
+        untimed = [event for event in self.device if self._is_untimed(event) or self._has_no_length(event, fine=fine)]
         near = _places(self.host, 100) if self.host else _places([event for event in self.device if event not in untimed], 4)
         far = [event for event in self.device if event not in untimed and self._is_far(event, near)]
         far += self._late_on_idle_device([event for event in self.device if event not in untimed + far], near)
@@ -134,6 +132,15 @@ class _Checking:
         """Return whether an event has no time: none in the file, or both 0 in the file, or on the clock of the device."""
         at_zero = event.start == self.file.base and self.latest > SECOND
         return not event.possible or (event.start == event.end and (at_zero or (event.start <= 0 < self.file.base)))
+
+    def _has_no_length(self, event: Event, *, fine: bool) -> bool:
+        """Return whether a kernel takes no time, and rounding to whole microseconds does not explain that."""
+        if event.start != event.end or event.category not in KERNELS:
+            return False
+        others = [
+            other.end - other.start for other in self.device if _kernel(other) == _kernel(event) and other.start != other.end
+        ]
+        return fine or _usual(others, 0) >= SHORT
 
     def _is_far(self, event: Event, near: list[tuple[int, int]]) -> bool:
         call = self._call(event)
@@ -205,8 +212,17 @@ class _Checking:
     def _count_launches(self) -> None:
         """Count the calls that launch a kernel, and those whose kernel is nowhere in the file."""
         numbers = {event.number("correlation") for event in self.device} - {-1}
-        calls = [event for event in self.file.some(CALLS) if _launches_kernel(event.name) and event.number("correlation") >= 0]
         tells = not self.file.torn and (numbers or not self.device)
+        graphs = tells and all(self._call(event) is not None for event in self.device)
+        calls = [
+            event
+            for event in self.file.some(CALLS)
+            if event.number("correlation") >= 0
+            and (
+                _launches_kernel(event.name)
+                or (graphs and _launches_graph(event.name) and event.number("correlation") not in numbers)
+            )
+        ]
         captured = [event for event in calls if tells and event.number("correlation") not in numbers and self._is_captured(event)]
         self.found.captured = len(captured)
         for launch in _nested([event for event in calls if event not in captured]):
@@ -228,7 +244,7 @@ class _Checking:
         names = [event.name for event in self.file.some(CALLS)]
         gives_work = any(re.search("launch|enqueue|memcpy|memset", name, re.IGNORECASE) for name in names)
         found.on_cpu = not kept and not gives_work
-        is_capture = found.captured > 9 * found.device_events
+        is_capture = found.captured > 9 * sum(one.category in KERNELS for one in kept)
         if kept and 2 * found.without_kernel <= found.launches and not is_capture:
             found.problem = "damaged" if self._clocks_disagree(kept) else None
             return
@@ -320,4 +336,8 @@ def _usual(lengths: list[int], otherwise: int) -> int:
 
 def _launches_kernel(name: str) -> bool:
     name = name.lower()
-    return bool(re.search(r"launch\w*kernel|kernellaunch", name)) and not re.search(r"graph\w*launch", name)
+    return bool(re.search(r"launch\w*kernel|kernellaunch", name)) and not _launches_graph(name)
+
+
+def _launches_graph(name: str) -> bool:
+    return bool(re.search(r"graph\w*launch", name.lower()))

@@ -132,11 +132,15 @@ WINDOW_US = 1000.0
 SETTING = Setting(source="traces", world_size=3, steps=None, step_count=1, unit="window", accelerated=True)
 
 
-def job(times: Mapping[str, Sequence[float]], calls: Sequence[int] = (10, 10, 10)) -> dict[int, RankKernels]:
-    """Return three ranks, given the total time of each kernel by rank."""
+def job(
+    times: Mapping[str, Sequence[float]], calls: Sequence[int] = (10, 10, 10), *, idle: Sequence[float] = (0.0, 0.0, 0.0)
+) -> dict[int, RankKernels]:
+    """Return three ranks, given the total time of each kernel by rank. They wait for the last in known communication."""
+    busy = [idle[rank] + sum(total[rank] for total in times.values()) for rank in range(3)]
     return {
         rank: RankKernels(
             WINDOW_US,
+            max(busy) - busy[rank],
             [KernelTime(name, "", calls[rank], total[rank]) for name, total in times.items() if total[rank]],
             frozenset(),
         )
@@ -156,6 +160,14 @@ def test_ranks_that_compute_less_wait_longer_in_the_kernel(name: str) -> None:
     assert verdict is not None
     assert (verdict.kind, verdict.unknown_kernels) == ("insufficient_data", [row])
     assert name in verdict.summary
+
+
+def test_ranks_that_have_nothing_to_do_are_waited_for_in_the_kernel() -> None:
+    # given a rank whose host is late, so that its device is idle while the others wait
+    (row,) = kernels_with_waits(
+        job({"sgemm_128x64": (500.0, 500.0, 500.0), "my_op": (310.0, 300.0, 5.0)}, idle=(0.0, 0.0, 300.0))
+    )
+    assert row.name == "my_op"
 
 
 def test_the_wait_may_be_in_two_kernels() -> None:

@@ -207,7 +207,8 @@ def test_splits_beside_one_tensor_show_the_pair() -> None:
 def test_totals_of_an_all_to_all_that_do_not_add_up_accuse_no_rank(op: str, json: bool) -> None:
     # Given tensors whose splits are not in the dump, uneven but right
     sizes: dict[int, tuple[Sizes, Sizes]] = {0: ([[16, 2]], [[20, 2]]), 1: ([[10, 2]], [[4, 2]]), 2: ([[5, 2]], [[7, 2]])}
-    assert diagnosed(op, sizes, json=json).cause == "stuck"
+    report = diagnosed(op, sizes, json=json)
+    assert (report.cause, "splits" in report.summary) == ("stuck", True)
     # then wrong
     sizes[1] = ([[10, 2]], [[3, 2]])
     report = diagnosed(op, sizes, json=json)
@@ -217,6 +218,12 @@ def test_totals_of_an_all_to_all_that_do_not_add_up_accuse_no_rank(op: str, json
     assert mismatch.values == {"32 elements in, 40 out": [0], "20 elements in, 6 out": [1], "10 elements in, 14 out": [2]}
     assert "62" in report.summary
     assert "60" in report.summary
+
+
+def test_splits_that_are_in_the_dumps_are_not_asked_for() -> None:
+    report = diagnosed("all_to_all", exchange([[4, 4], [4, 4]]))
+    assert (report.cause, "splits" in report.summary) == ("stuck", False)
+    assert "splits" not in diagnosed("all_reduce", same(([[4]], [[4]]))).summary
 
 
 def test_without_the_dump_of_a_rank_totals_prove_nothing() -> None:

@@ -56,6 +56,19 @@ KERNELS: dict[str, tuple[tuple[str, str], ...]] = {
         ("void flashinfer::comm::pcie_ipc::ipc_rsag_push_param_kernel<8>(int)", "unknown"),
         ("void vllm::cross_device_reduce_2stage<__nv_bfloat16, 8>(vllm::RankData*, vllm::RankSignals)", "all_reduce"),
     ),
+    "libraries of other vendors": (
+        ("mcclDevKernel_Generic(mcclDevComm*)", "unknown"),
+        ("mcclKernel_AllReduce_RING_LL_Sum_float", "all_reduce"),
+        ("cnclKernelSendRecv", "send_recv"),
+        ("ecclKernel_Broadcast", "broadcast"),
+        ("bkcl_all_reduce_kernel", "all_reduce"),
+        ("ixcclGenericKernel", "unknown"),
+    ),
+    "Ascend": (
+        ("MoeDistributeDispatchV2", "dispatch"),
+        ("MoeDistributeCombine", "combine"),
+        ("hcom_allReduce__503_0_1", "all_reduce"),
+    ),
     "TransformerEngine userbuffers": (
         ("void userbuffers_fp16_sum_inplace_gpu_rw<8>(int, int, int)", "all_reduce"),
         ("userbuffers_fp16_sum_inplace_gpu_rw_ag", "all_gather"),
@@ -66,6 +79,7 @@ KERNELS: dict[str, tuple[tuple[str, str], ...]] = {
         ("kuserbuffers_pushsendrecv(int*, int*, int4*, int4*, int)", "send_recv"),
     ),
     "TensorRT-LLM": (
+        ("void tensorrt_llm::kernels::fusedMoeCommKernel<8>(int)", "unknown"),
         ("void tensorrt_llm::kernels::moe_alltoall::moeA2ADispatchKernel<8, true>(int const*, int)", "dispatch"),
         ("void tensorrt_llm::kernels::moe_alltoall::moeA2ACombineKernel<__nv_bfloat16, 8>(int)", "combine"),
         ("tensorrt_llm::kernels::moeAllToAllKernel(tensorrt_llm::kernels::MoeEpWorldInfo)", "all_to_allv"),
@@ -142,7 +156,9 @@ def test_kernels_of_each_library_are_communication(library: str) -> None:
         assert (name, classify_kernel(name), operation_of_kernel(name)) == (name, "communication", operation)
 
 
-@pytest.mark.parametrize("name", ["__amd_rocclr_copyBuffer", "__amd_rocclr_fillBufferAligned"])
+@pytest.mark.parametrize(
+    "name", ["__amd_rocclr_copyBuffer", "__amd_rocclr_fillBufferAligned", "dma_request", "dma_request 7", "DmaMemcpy"]
+)
 def test_copies_made_by_kernels(name: str) -> None:
     assert classify_kernel(name) == "memcpy"
 

@@ -79,12 +79,25 @@ def test_a_trace_may_count_its_times_from_zero(tmp_path: Path) -> None:
     assert damage(trace(tmp_path, events).quality) == (0, 0, 0, 0)
 
 
-@pytest.mark.parametrize("dur", [10, 10.5])
-def test_no_length_is_no_time_unless_times_are_whole_microseconds(tmp_path: Path, dur: float) -> None:
+@pytest.mark.parametrize(("dur", "damaged"), [(2, 0), (20, 3), (10.5, 3)])
+def test_no_length_is_no_time_unless_rounding_to_microseconds_explains_it(tmp_path: Path, dur: float, damaged: int) -> None:
     events = work(dur=dur)
     for event in kernels(events)[:3]:
         event["dur"] = 0
-    assert damage(trace(tmp_path, events).quality) == (0 if dur == 10 else 3, 0, 0, 0)
+    assert damage(trace(tmp_path, events).quality) == (damaged, 0, 0, 0)
+
+
+def test_a_short_kernel_beside_long_ones_may_seem_to_take_no_time(tmp_path: Path) -> None:
+    events = [*work(dur=20), *(event for at in range(5) for event in pair(50 + at, START_US + 50 + 100 * at, 0, name="fill"))]
+    assert damage(trace(tmp_path, events).quality) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("name", ["event_wait", "Notify_Wait", "EVENT_RECORD", "CAPTURE_WAIT", "event_wait 104"])
+def test_waiting_for_what_is_over_takes_no_time_and_is_no_work(tmp_path: Path, name: str) -> None:
+    waits = [kernel(name, START_US + 30 + 100 * at, 0 if at % 2 else 200.5, correlation=500 + at) for at in range(10)]
+    result = trace(tmp_path, [*work(), *waits])
+    assert damage(result.quality) == (0, 0, 0, 0)
+    assert reduce_file(result).breakdowns[0].compute_us == 105
 
 
 @pytest.mark.parametrize("name", ["Memset (Device)", "Memcpy HtoD (Pageable -> Device)"])
@@ -370,6 +383,15 @@ def test_a_trace_of_little_but_a_capture_shows_no_activity(tmp_path: Path, event
     assert problem is None or f"60 of {60 + events} kernel launches" in (quality.reason or "")
 
 
+def test_copies_beside_a_capture_are_no_activity(tmp_path: Path) -> None:
+    copies = [
+        event
+        for at in range(30)
+        for event in pair(50 + at, START_US + 100 * at, 3.5, name="Memcpy HtoD (Pinned -> Device)", call="hipMemcpyAsync")
+    ]
+    assert trace(tmp_path, [*copies, *capture("hip", START_US + 30, 60)]).quality.problem == "captured_graph"
+
+
 def test_a_profiler_without_activity_is_not_explained_by_a_small_capture(tmp_path: Path) -> None:
     calls = [event for event in work(50) if event["cat"] == "cuda_runtime"]
     assert trace(tmp_path, [*calls, *capture("cuda", START_US + 30, 10)]).quality.problem == "no_activity"
@@ -393,9 +415,23 @@ def test_a_launch_may_show_as_several_calls(tmp_path: Path, names: tuple[str, st
 
 
 @pytest.mark.parametrize("name", ["cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch"])
-def test_launches_of_graphs_are_no_launches_of_kernels(tmp_path: Path, name: str) -> None:
-    quality = trace(tmp_path, [*work(), *(launch(50 + at, START_US + at, name=name) for at in range(9))]).quality
-    assert (quality.launches, quality.without_kernel) == (10, 0)
+def test_launches_of_graphs_count_where_their_events_are_lost(tmp_path: Path, name: str) -> None:
+    launches = [launch(50 + at, START_US + at, name=name) for at in range(9)]
+    nodes = [kernel(GEMM, START_US + 5000 + 20 * at, 10.5, correlation=50 + at) for at in range(9)]
+    for events, counts in (
+        ([*work(), *launches], (19, 9)),
+        ([*work(), *launches, *nodes], (10, 0)),
+        # the nodes of another profiler have no launch
+        ([*work(), *launches, *(event | {"args": {"stream": 7, "device": 0}} for event in nodes)], (10, 0)),
+    ):
+        quality = trace(tmp_path, events).quality
+        assert (quality.launches, quality.without_kernel) == counts
+
+
+def test_a_trace_of_graphs_without_their_events_shows_no_activity(tmp_path: Path) -> None:
+    copy = pair(70, START_US + 500, 3.5, name="Memcpy HtoD (Pinned -> Device)", call="cudaMemcpyAsync")
+    launches = [launch(50 + at, START_US + at, name="cudaGraphLaunch") for at in range(9)]
+    assert trace(tmp_path, [*launches, *copy]).quality.problem == "no_activity"
 
 
 @pytest.mark.parametrize(
@@ -472,13 +508,54 @@ def test_unnumbered_collectives_do_not_count_in_steps_that_lack_kernels(tmp_path
     assert [row.step for row in reduce_file(trace(tmp_path, events)).collectives] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("category", ["mtia_ccp_events", "privateuse1_kernel"])
+def test_on_other_devices_events_are_cut_where_they_run_one_after_the_other(tmp_path: Path, category: str) -> None:
+    def of_device(events: list[Event]) -> list[Event]:
+        return [event | {"cat": category if event["cat"] == "kernel" else "mtia_runtime"} for event in events]
+
+    events = of_device(work(40))
+    events[1]["dur"] = 5e6
+    result = trace(tmp_path, events)
+    assert (result.device_kind, damage(result.quality)) == ("other", (0, 0, 1, 0))
+    assert lengths(result) == [10.5] * 40
+    # and where many overlap, nothing is known of any
+    events = of_device(work(40, dur=150.5))
+    events[1]["dur"] = 5e6
+    assert damage(trace(tmp_path, events).quality) == (0, 0, 0, 0)
+
+
+def test_events_without_streams_run_one_after_the_other_on_their_thread(tmp_path: Path) -> None:
+    # given a trace of XPU, whose profiler writes the queue as thread only
+    events = work(40)
+    for event in events:
+        event["cat"] = "kernel" if event["cat"] == "kernel" else "xpu_runtime"
+    for event in kernels(events):
+        event |= {"pid": 0, "tid": 3}
+        del event["args"]["stream"]
+    kernels(events)[0]["dur"] = 350.5
+    result = trace(tmp_path, events)
+    assert (result.device_kind, damage(result.quality)) == ("xpu", (0, 0, 1, 0))
+    # and streams count where most events have one
+    for event in kernels(events)[1:]:
+        event["args"]["stream"] = 7
+    assert damage(trace(tmp_path, events).quality) == (0, 0, 0, 0)
+
+
 def plain(name: str, ts: float, dur: float, process: int, **args: Any) -> Event:
     """Return an event without a category, as torch_npu writes them."""
     return {"ph": "X", "name": name, "pid": process, "tid": 3, "ts": ts, "dur": dur, "args": args}
 
 
-def test_device_events_of_ascend_are_told_by_their_process(tmp_path: Path) -> None:
-    processes = {1: "Python", 2: "CANN", 3: "Ascend Hardware", 4: "Communication", 5: "Overlap Analysis"}
+@pytest.mark.parametrize(
+    ("hardware", "communication"),
+    [
+        ("Ascend Hardware", "Communication"),
+        ("Ascend Hardware(310)", "HCCL"),
+        ("Task Scheduler", "Collective Communication"),
+    ],
+)
+def test_device_events_of_ascend_are_told_by_their_process(tmp_path: Path, hardware: str, communication: str) -> None:
+    processes = {1: "Python", 2: "CANN", 3: hardware, 4: communication, 5: "Overlap Analysis"}
     labels = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}} for pid, name in processes.items()]
     events = [
         x("cpu_op", "aten::mm", START_US, 10),
@@ -486,6 +563,8 @@ def test_device_events_of_ascend_are_told_by_their_process(tmp_path: Path) -> No
         plain("MatMulV2", START_US + 20, 30.5, 3),
         plain("hcom_allReduce__123_0_1", START_US + 60, 40.5, 4),
         plain("Memcpy", START_US + 61, 9.5, 4),
+        plain("Notify_Wait", START_US + 61, 0, 4),
+        plain("Notify_Wait", START_US + 61, 0, 3),
         plain("Computing", START_US, 500, 5),
         plain("Free", START_US + 500, 500, 5),
     ]
@@ -494,7 +573,7 @@ def test_device_events_of_ascend_are_told_by_their_process(tmp_path: Path) -> No
     loaded_trace = read_trace(path)
     assert (loaded_trace.device_kind, loaded_trace.quality.device_events, damage(loaded_trace.quality)) == (
         "other",
-        2,
+        3,
         (0, 0, 0, 0),
     )
     (window,) = reduce_file(loaded_trace).breakdowns

@@ -24,6 +24,7 @@ from rankscope.analysis.collectives.windows import (
 from rankscope.analysis.collectives.world import least_ranks, least_ranks_of_groups
 from rankscope.analysis.evidence.kernels.data_quality import quality_warnings
 from rankscope.analysis.evidence.kernels.device_times import DeviceTimes
+from rankscope.analysis.evidence.kernels.kernel_ratios import in_other_units
 from rankscope.analysis.evidence.kernels.unknown_kernels import kernels_on_own_streams
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.data_quality import DataQuality
@@ -32,6 +33,7 @@ from rankscope.analysis.trace.annotations import host_times, input_wait_us
 from rankscope.analysis.trace.categories import KERNEL, NOTE, OPERATOR
 from rankscope.analysis.trace.classify import asks_for_communication
 from rankscope.analysis.trace.columns import Trace, read_traces
+from rankscope.analysis.trace.events import NoTraceError
 from rankscope.analysis.trace.intervals import distinct
 from rankscope.analysis.trace.locations import OPERATIONS_SUFFIX, Location, list_remote
 from rankscope.analysis.trace.schema import integer
@@ -46,7 +48,7 @@ _OPERATIONS: Final = "Parquet, so no Kineto trace; traced operations are read by
 _PATTERN: Final = frozenset("*?[")
 
 _MOST_WARNINGS: Final = 4
-"""Most ranks that are warned of one by one."""
+"""Most ranks, or files, that are warned of one by one."""
 _UNFOLDS: Final = 18
 """Typical expansion factor of compressed traces; an estimate is enough to choose the number of processes."""
 
@@ -149,21 +151,28 @@ def read_ranks(
     read, and as ``job_of`` does.
     """
     rank_traces: list[RankTrace] = []
-    warnings: list[str] = []
-    first_error: InputError | None = None
+    errors: list[InputError] = []
     read = partial(_read_file, pattern=pattern, detail=detail, complete_only=complete_only)
     for file, traces in zip(files, engine.map(read, files, files=files, text_bytes=_text_bytes(files)), strict=True):
         if isinstance(traces, InputError):
             if file in named:
                 raise traces
-            first_error = first_error or traces
-            warnings.append(f"left out: {traces}")
+            errors.append(traces)
         else:
             rank_traces += traces
     if not rank_traces:
-        assert first_error is not None, "without files find_traces raises"
-        raise first_error
+        assert errors, "without files find_traces raises"
+        raise errors[0]
+    errors.sort(key=lambda error: isinstance(error, NoTraceError))  # a trace that cannot be read matters more
+    warnings = [f"left out: {error}" for error in errors[:_MOST_WARNINGS]]
+    if len(errors) > _MOST_WARNINGS:
+        warnings.append(f"left out: {len(errors) - _MOST_WARNINGS} more files that are no traces, or cannot be read")
     job = job_of([trace.identity for trace in rank_traces], cycle)
+    no_traces = sum(isinstance(error, NoTraceError) for error in errors)
+    job = msgspec.structs.replace(job, other_files=job.other_files + no_traces)
+    if job.problem is None:
+        others = in_other_units({rank: rank_traces[at].device.kernels for rank, at in job.traces.items()})
+        job = msgspec.structs.replace(job, lacking={rank: _other_unit(factor) for rank, factor in others.items()} | job.lacking)
     chosen = [
         msgspec.structs.replace(rank_traces[at], rank=rank, lacking=job.lacking.get(rank)) for rank, at in job.traces.items()
     ]
@@ -174,6 +183,12 @@ def read_ranks(
     if len(job.lacking) > 1:  # the verdict says the first
         warnings += [f"not used: the trace of rank {rank} {lacks}" for rank, lacks in job.lacking.items()][:_MOST_WARNINGS]
     return chosen, job, [*warnings, *_quality_warnings(chosen)]
+
+
+def _other_unit(factor: float) -> str:
+    """Return the end of a sentence about a trace whose kernels take ``factor`` times as long as those of other ranks."""
+    change = f"{factor:,.0f} times longer" if factor > 1 else f"{1 / max(factor, 1e-9):,.0f} times shorter"
+    return f"has kernels that take {change} than the same ones on other ranks: its times have another unit"
 
 
 def _text_bytes(files: Sequence[Location]) -> int:
@@ -212,7 +227,7 @@ def _reduced(trace: Trace, pattern: re.Pattern[str] | None, *, detail: bool) -> 
         reduction = msgspec.structs.replace(reduction, breakdowns=[with_parts(columns, window)])
         rank_detail = detail_of(columns, window, by_step)
     return RankTrace(
-        identity=identity_of(trace, collectives=reduction.count, steps=len(step_numbers(trace))),
+        identity=identity_of(trace, collectives=reduction.count, steps=step_numbers(trace)),
         rank=0,
         world_size=trace.world_size,
         least_ranks=least_ranks_of(trace, reduction),

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.analysis.collectives.communication import communication_parts, explained_share
+from rankscope.analysis.collectives.communication import communication_parts
 from rankscope.analysis.collectives.matched import MatchedCollectives, match_ranks
 from rankscope.analysis.collectives.traffic.links import Fabric, ToldLink
 from rankscope.analysis.collectives.windows import Reduction, matchable
@@ -22,7 +22,13 @@ from rankscope.analysis.report.assembly import assemble, attribution_of_blame, m
 from rankscope.analysis.report.ranks import rank_result
 from rankscope.analysis.result.analysis import Analysis, Source
 from rankscope.analysis.trace.locations import Location, common_folder
-from rankscope.analysis.trace_case import answer_of_traces, costs_of_traces, stated_world_size, world_size_of_traces
+from rankscope.analysis.trace_case import (
+    answer_of_traces,
+    costs_of_traces,
+    explained_by,
+    stated_world_size,
+    world_size_of_traces,
+)
 from rankscope.analysis.verdict.builders import Setting
 from rankscope.analysis.verdict.slow_links import with_slow_links
 
@@ -52,10 +58,7 @@ def analyze_traces(
     fabric = fabric_of(traces, links)
     matched = match_traces(traces, complete, fabric, world_size)
     matching, blame = matched.matching, matched.blame
-    explained = explained_share(
-        [matching.matches, matching.directed],
-        {rank: reduction.breakdowns[0].communication_us for rank, reduction in complete.items()},
-    )
+    explained = explained_by(matched, complete)
     collectives = matching_result(matched, fabric, explained=explained)
     if matching.matches and explained is not None and explained < MOST_COMMUNICATION:
         warnings.append(_UNEXPLAINED.format(share=explained))
@@ -85,7 +88,7 @@ def analyze_traces(
             ranks=len(traces),
             world_size=world_size,
             steps=max(1, len(steps)),
-            coverage=None if job.problem else _coverage(traces, len(files) - job.other_cycles, steps),
+            coverage=None if job.problem else _coverage(traces, len(files) - job.other_files, steps),
             simulated=False,
             world_size_is_least=world_size is not None and stated != world_size,
             is_one_job=job.problem is None,
@@ -166,7 +169,7 @@ def fabric_of(traces: Sequence[RankTrace], links: Sequence[ToldLink]) -> Fabric:
 
 
 def _coverage(traces: Sequence[RankTrace], files: int, steps: Sequence[int]) -> float:
-    """Return the share of the job's steps that is seen. ``files``: number of files, of which some may be unreadable."""
+    """Return the share of the job's steps that is seen. ``files``: number of traces, of which some may be unreadable."""
     expected = max(world_size_of_traces(traces) or files, len(traces))
     # The missing part of a torn trace is of unknown length, so its last step counts half.
     step_count = sum(_whole_steps(trace) for trace in traces)

@@ -9,13 +9,14 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from rankscope.analysis.collectives.communication import longest_extent_us
+from rankscope.analysis.collectives.communication import explained_share, longest_extent_us
 from rankscope.analysis.collectives.matched import MatchedCollectives
 from rankscope.analysis.collectives.stages import stages_of_records
+from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.costs.waterfall import Costs
 from rankscope.analysis.costs.window_costs import costs_of_windows
 from rankscope.analysis.evidence.kernels.device_times import DeviceTimes
-from rankscope.analysis.evidence.kernels.unknown_kernels import RankKernels
+from rankscope.analysis.evidence.kernels.unknown_kernels import RankKernels, kernels_with_waits
 from rankscope.analysis.inference.doubts import MOST_COMMUNICATION, contradiction, incomplete_ranks
 from rankscope.analysis.inference.profiled import Profile
 from rankscope.analysis.rank_traces import RankTrace
@@ -23,7 +24,7 @@ from rankscope.analysis.trace_job import Job
 from rankscope.analysis.verdict.bottleneck import shares_of
 from rankscope.analysis.verdict.builders import Lack, MissingEvidence, Setting, among, insufficient
 from rankscope.analysis.verdict.job_verdict import Answer, Case, verdict_of, with_judgement
-from rankscope.analysis.verdict.unnamed_communication import with_unnamed_waits, without_communication
+from rankscope.analysis.verdict.unnamed_communication import WAITS, with_unnamed_waits, without_communication
 
 
 def answer_of_traces(
@@ -56,6 +57,24 @@ def profile_of_traces(traces: Sequence[RankTrace], matched: MatchedCollectives, 
         return None
     breakdowns = {trace.rank: trace.reduction.breakdowns for trace in traces}
     return Profile(matched, times, breakdowns, _extent_us(traces, matched), hosts=hosts)
+
+
+def doubt_of_traces(traces: Sequence[RankTrace], matched: MatchedCollectives, profile: Profile | None) -> str | None:
+    """Return why the waits in the traces do not show what slow ranks cost, as a clause; ``None`` if they do."""
+    if profile is None:
+        return None
+    straggler = profile.judge().straggler
+    explained = explained_by(matched, {trace.rank: trace.reduction for trace in traces})
+    if (doubt := contradiction(straggler, matched, profile.window_us, known_share=explained or 0.0)) is not None:
+        return doubt
+    calm = straggler is None and not _lack_communication(traces)
+    return WAITS if calm and kernels_with_waits(_kernels(traces)) else None
+
+
+def explained_by(matched: MatchedCollectives, reductions: Mapping[int, Reduction]) -> float | None:
+    """Return the share of the communication time of some ranks that is in matched collectives; ``None`` without any."""
+    communication_us = {rank: reduction.breakdowns[0].communication_us for rank, reduction in reductions.items()}
+    return explained_share([matched.matching.matches, matched.matching.directed], communication_us)
 
 
 def costs_of_traces(traces: Sequence[RankTrace], matched: MatchedCollectives, *, without: Collection[int] = ()) -> Costs | None:
@@ -160,8 +179,14 @@ def _lack_communication(traces: Sequence[RankTrace]) -> bool:
 
 
 def _kernels(traces: Sequence[RankTrace]) -> dict[int, RankKernels]:
+    windows = {trace.rank: trace.reduction.breakdowns[0] for trace in traces}
     return {
-        trace.rank: RankKernels(trace.reduction.breakdowns[0].window_us, trace.device.kernels, trace.own_streams)
+        trace.rank: RankKernels(
+            windows[trace.rank].window_us,
+            windows[trace.rank].exposed_communication_us,
+            trace.device.kernels,
+            trace.own_streams,
+        )
         for trace in traces
     }
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
@@ -22,6 +23,7 @@ _AS_RANK: Final = (
     # As the handler for TensorBoard names files, by a name that the user gives. A host's name has the process id after it.
     re.compile(r"^(?:worker|trainer)[-_.]?(\d{1,7})(?=\.|_(?!\d+\.)|$)", re.IGNORECASE),
 )
+_PROFILER_INFO: Final = re.compile(r"profiler_info_(\d{1,7})\.json")
 _TIME_STAMP: Final = re.compile(r"\.\d{10,}(?=\.)")
 _AS_NUMBER: Final = re.compile(r"(?:^|[-_.])r?(\d{1,7})(?:\.pt)?(?:\.trace)?\.json(?:\.gz|\.zst)?$", re.IGNORECASE)
 
@@ -45,6 +47,8 @@ class TraceIdentity(msgspec.Struct, frozen=True):
     collectives: int
     steps: int
     """Number of annotated steps."""
+    step_span: tuple[int, int] | None = None
+    """Lowest and highest number of the annotated steps; ``None`` without any."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -60,14 +64,14 @@ class Job(msgspec.Struct, frozen=True):
     cycle: int | None = None
     """Number of the chosen cycle, from 1; ``None`` where there is one."""
     cycles: int = 1
-    other_cycles: int = 0
-    """Number of traces of ranks of this job that are of other cycles."""
+    other_files: int = 0
+    """Number of files that are of other cycles of ranks of this job, or no traces."""
     lacking: dict[int, str] = {}
     """What the trace of a rank lacks that most others have, as the end of a sentence about it."""
 
 
-def identity_of(trace: Trace, *, collectives: int, steps: int) -> TraceIdentity:
-    """Return what a trace says of its rank and job. ``collectives`` and ``steps``: how many of them it has."""
+def identity_of(trace: Trace, *, collectives: int, steps: Sequence[int]) -> TraceIdentity:
+    """Return what a trace says of its rank and job. ``collectives``: how many it has. ``steps``: its annotated steps."""
     start_ns, end_ns = trace.extent or (0, 0)
     return TraceIdentity(
         path=trace.path,
@@ -79,7 +83,8 @@ def identity_of(trace: Trace, *, collectives: int, steps: int) -> TraceIdentity:
         end_ns=end_ns,
         device_events=trace.quality.device_events,
         collectives=collectives,
-        steps=steps,
+        steps=len(steps),
+        step_span=(min(steps), max(steps)) if steps else None,
     )
 
 
@@ -142,7 +147,7 @@ def job_of(identities: Sequence[TraceIdentity], cycle: int | None = None) -> Job
         reason=reason,
         cycle=number if count > 1 else None,
         cycles=count,
-        other_cycles=sum(map(len, by_rank.values())) - len(by_rank),
+        other_files=sum(map(len, by_rank.values())) - len(by_rank),
         lacking=lacking_content({rank: identities[at] for rank, at in traces.items()}),
     )
 
@@ -224,7 +229,16 @@ def _rank_in_name(place: Location) -> int | None:
     folder = base_name(os.fspath(place)[: -len(name)]) if len(name) < len(os.fspath(place)) else ""
     matches = (*(pattern.search(name) for pattern in _AS_RANK), _AS_RANK[0].fullmatch(folder))
     match = next(filter(None, matches), None)
-    return int(match[1]) if match else None
+    return int(match[1]) if match else _rank_beside(place)
+
+
+def _rank_beside(place: Location) -> int | None:
+    """Return the rank in the name of the one file that torch_npu writes for it above the folder of its trace."""
+    if not isinstance(place, Path) or place.parent.name != "ASCEND_PROFILER_OUTPUT":
+        return None
+    matches = [_PROFILER_INFO.fullmatch(file.name) for file in place.parent.parent.glob("profiler_info_*.json")]
+    ranks = [int(match[1]) for match in matches if match is not None]
+    return ranks[0] if len(ranks) == 1 else None
 
 
 def _number_in_name(place: Location) -> int | None:
@@ -306,6 +320,33 @@ def _no_cycles(identities: Sequence[TraceIdentity], by_rank: Mapping[int, Sequen
 
 def _cycles(identities: Sequence[TraceIdentity], by_rank: Mapping[int, Sequence[int]]) -> list[dict[int, int]]:
     """Return the cycles of a schedule, each as rank to position, in the order of time."""
+    return _cycles_by_steps(identities, by_rank) or _cycles_by_time(identities, by_rank)
+
+
+def _cycles_by_steps(identities: Sequence[TraceIdentity], by_rank: Mapping[int, Sequence[int]]) -> list[dict[int, int]] | None:
+    """Return the cycles by the numbers of their steps, which all ranks count alike; ``None`` where these do not tell them."""
+    cycles: list[dict[int, int]] = []
+    spans: list[tuple[tuple[int, int], int, int]] = []
+    for rank, positions in by_rank.items():
+        of_rank = [(identities[at].step_span, rank, at) for at in sorted(positions, key=lambda at: identities[at].start_ns)]
+        known = [(span, rank, at) for span, rank, at in of_rank if span is not None]
+        if len(known) < len(of_rank) or any(before[0][1] >= after[0][0] for before, after in pairwise(known)):
+            return None
+        spans += known
+    if len(spans) == len(by_rank):
+        return None
+    last = -1
+    for (first, end), rank, at in sorted(spans):
+        if first > last:
+            cycles.append({})
+        if rank in cycles[-1]:
+            return None
+        cycles[-1][rank] = at
+        last = max(last, end)
+    return cycles
+
+
+def _cycles_by_time(identities: Sequence[TraceIdentity], by_rank: Mapping[int, Sequence[int]]) -> list[dict[int, int]]:
     leader = max(by_rank, key=lambda rank: (len(by_rank[rank]), -rank))
     starts = sorted(identities[at].start_ns for at in by_rank[leader])
     cycles: list[dict[int, int]] = [{} for _ in starts]

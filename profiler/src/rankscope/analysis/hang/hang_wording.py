@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rankscope.analysis.hang.hang_result import Culprit, HangCause, HangReport, Mismatch, Operation, StandingRank
+from rankscope.analysis.operations import OPERATIONS, operation_name
 from rankscope.analysis.result.text import counted, first_of
 from rankscope.base.text import ranks_text, span
 
@@ -66,9 +67,17 @@ def _hang_summary(report: HangReport) -> str:
             return f"{upper} left no dump, and {victims} in {what}, to which all others came: late, or dead."
         case "stuck":
             look = "no rank is missing, so look at the network and the devices of that group"
+            if report.collective is not None and _lacks_parts(report.collective):
+                look += ", and compare the splits on its ranks, which the dumps do not have"
             return f"All ranks came to {what}, and it does not end; {look}."
         case _:
             return f"{upper} {_did(report)}; {victims} because of that."
+
+
+def _lacks_parts(collective: Operation) -> bool:
+    """Return whether ranks exchange parts of any size, of which the dumps have only the sum: wrong ones may add up."""
+    row = OPERATIONS.get(operation_name(collective.op))
+    return row is not None and len(row.parts) > 1 and len(collective.input_sizes) == 1
 
 
 def _did(report: HangReport) -> str:

@@ -176,14 +176,14 @@ def late_steps(late: SlowRanks, blame: Blame) -> frozenset[int] | None:
 def busy_excess(rank: int, breakdowns: Mapping[int, Sequence[StepBreakdown]]) -> float | None:
     """Return a rank's mean compute and exposed copies per window minus the median of its peers.
 
-    ``None`` where the rank or all its peers lack complete windows.
+    ``None`` where the rank or all its peers lack complete windows, or none of them shows any work but communication.
     """
     busy = {
         each: float(np.mean(busy_us))
         for each, rows in breakdowns.items()
         if (busy_us := [row.compute_us + row.exposed_memcpy_us for row in rows if not row.truncated])
     }
-    return excess_of_rank(busy, rank)
+    return excess_of_rank(busy, rank) if any(busy.values()) else None
 
 
 def diagnosis_of_late(

@@ -60,7 +60,7 @@ def _rank_trace(trace: Trace) -> _ExportedTrace:
         for step, start, end in zip(annotated.numbers, annotated.start.tolist(), annotated.end.tolist(), strict=True):
             widen(spans, step, start, end)
     return _ExportedTrace(
-        identity=identity_of(trace, collectives=reduction.count, steps=len(annotated.numbers) if annotated else 0),
+        identity=identity_of(trace, collectives=reduction.count, steps=annotated.numbers if annotated else []),
         processes=trace.processes,
         host=trace.host,
         collectives=reduction.collectives,

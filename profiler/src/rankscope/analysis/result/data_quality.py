@@ -28,7 +28,7 @@ class DataQuality(msgspec.Struct, frozen=True, kw_only=True):
     """Events cut to the usual length of their kernel, as they last beyond the start of the next event of their stream."""
     overlong_share: float | None = None
     launches: int = 0
-    """Calls that launch a kernel by itself; neither launches of device graphs nor launches into a graph that is captured."""
+    """Calls that launch a kernel by itself, and launches of graphs without any event; not those into a graph that is captured."""
     captured: int = 0
     """Launches into a device graph that is captured: they run nothing."""
     without_kernel: int = 0

@@ -17,6 +17,8 @@ GIVES_WORK: Final = re.compile(r"launch|enqueue|memcpy|memset", re.IGNORECASE)
 """Names of calls that give work to a device."""
 _KERNEL_LAUNCH: Final = re.compile(r"^(?!.*graph\w*launch).*(launch\w*kernel|kernellaunch)", re.IGNORECASE | re.DOTALL)
 """Names of calls that launch one kernel, and no device graph."""
+_GRAPH_LAUNCH: Final = re.compile(r"graph\w*launch", re.IGNORECASE)
+"""Names of calls that launch a device graph."""
 EARLY_START: Final = re.compile(r"Launch\w*Kernel\w*Ex")
 """Calls that may let a kernel start before the one before it on its stream has ended (programmatic dependent launch)."""
 _CAPTURE_BEGIN: Final = re.compile("BeginCapture")
@@ -47,13 +49,17 @@ def kernel_launches(
 ) -> tuple[NDArray[np.bool_], ...]:
     """Return which calls launch a kernel by themselves, which of these have none, and which only capture a graph, [calls].
 
+    A launch of a graph counts, too, if it has no event, and each event has a call: events of other graphs need not be linked.
+
     ``call``, ``correlation``: of the device events. ``shows_all``: false where kernels may be missing because of the file.
     """
     launched = calls.named(_KERNEL_LAUNCH) & (calls.correlation >= 0)
-    lost = launched & shows_all
+    graphs = calls.named(_GRAPH_LAUNCH) & (calls.correlation >= 0) & bool((call >= 0).all())
+    lost = (launched | graphs) & shows_all
     lost[call[call >= 0]] = False
     if lost.any():  # two calls may have one id
         lost[lost] = ~np.isin(calls.correlation[lost], correlation)
+    launched |= lost
     captured = lost.copy()
     if lost.any():
         captured &= _in_capture(calls)

@@ -82,13 +82,12 @@ class CategoryCodes(dict[str | None, int]):
 
 _STEP: Final = "ProfilerStep#"
 
-DEVICE_PROCESSES: Final[Mapping[str, bool]] = {
-    # process (lower case): True if only its collectives count, because their parts are on the device's own process, too
-    "ascend hardware": False,
-    "communication": True,
-    "hccl": True,
-}
-"""Processes with device events: those of Ascend, as torch_npu writes them to ``trace_view.json``."""
+DEVICE_PROCESSES: Final[tuple[tuple[re.Pattern[str], bool], ...]] = (
+    # (name of the process, True if only its collectives count, because their parts are on the device's own process, too)
+    (re.compile(r"(ascend hardware|task scheduler)\b", re.IGNORECASE), False),
+    (re.compile(r"((collective )?communication|hccl)\b", re.IGNORECASE), True),
+)
+"""Processes with device events: those of Ascend, as torch_npu writes them to ``trace_view.json``. A number may follow."""
 
 PARTS_OF_COLLECTIVES: Final = frozenset({"memcpy", "reduce_inline", "rdmasend", "sdma"})
 """Tasks on the device of which collectives are made (lower case)."""
@@ -101,9 +100,7 @@ def device_events(
 
     ``process``: number of each event's process. ``processes``: names of processes by number, as the trace tells them.
     """
-    role = {
-        number: DEVICE_PROCESSES[lowered] for number, text in processes.items() if (lowered := text.lower()) in DEVICE_PROCESSES
-    }
+    role = {number: only for number, text in processes.items() for name_of, only in DEVICE_PROCESSES if name_of.match(text)}
     collective = np.array([classify_kernel(name_) == "communication" for name_ in names], dtype=bool)[name]
     part = np.array([name_.lower() in PARTS_OF_COLLECTIVES for name_ in names], dtype=bool)[name]
     of_collectives = np.isin(process, [number for number, only in role.items() if only]) & collective
@@ -131,6 +128,13 @@ def label_events(columns: Mapping[str, NDArray[Any]], names: Sequence[str], proc
     category[unlabelled[works]] = KERNEL
     columns["stream"][unlabelled[works]] = thread[works]
     return bool(works.any())
+
+
+def number_streams(columns: Mapping[str, NDArray[Any]]) -> None:
+    """Give device events the number of their thread as stream, where most of them have none: profilers of XPU write none."""
+    works = columns["category"] <= COPY
+    if 2 * (columns["stream"][works] < 0).sum() > works.sum():
+        columns["stream"][works] = columns["thread"][works]
 
 
 def device_kind(devices: Sequence[Device], categories: Collection[str], calls: Iterable[str]) -> DeviceKind:

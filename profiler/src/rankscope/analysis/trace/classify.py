@@ -73,7 +73,8 @@ Activity = Literal["gc", "checkpoint", "evaluation"]
 
 _COLLECTIVE: Final = (
     r"(?<!warp)(?<!warp_)(?<!block)(?<!block_)"
-    r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|all2all|(?<![a-z0-9])a2av?(?![a-z0-9])|moea2a(dispatch|combine))[^:]*$"
+    r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|all2all|(?<![a-z0-9])a2av?(?![a-z0-9])|moea2a(dispatch|combine)"
+    r"|moe_?(distribute_?(dispatch|combine)|comm_?kernel))[^:]*$"
 )
 
 COMMUNICATION_NAMES: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
@@ -82,12 +83,17 @@ COMMUNICATION_NAMES: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
     # searching for words takes a tenth of the time.
     ("NCCL, RCCL", ("nccl", "rccl"), r"nccl|rccl"),
     (
+        "libraries of other vendors, as MCCL, CNCL, BKCL and IXCCL",
+        ("ccl", "cncl", "bkcl"),
+        r"(?<![a-z])([a-z]{0,4}ccl|cncl|bkcl)(dev|kernel|generic|_|::)",
+    ),
+    (
         # Most libraries name the collective: flashinfer, TensorRT-LLM, SGLang, vLLM, aiter, MSCCL++, torch's symmetric memory.
         # Fused kernels count, too: the wait is in them. Reductions of a warp or block are within one device.
         "a collective in the function's own name",
         (
             *("allreduce", "all_reduce", "allgather", "all_gather", "reducescatter", "reduce_scatter"),
-            *("toall", "to_all", "all2all", "a2a"),
+            *("toall", "to_all", "all2all", "a2a", "moe"),
         ),
         _COLLECTIVE,
     ),
@@ -120,7 +126,7 @@ COMMUNICATION_NAMES: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
     (
         "Triton-distributed, pplx",
         ("node", "dispatchkernel", "combinekernel"),
-        r"(dispatch|combine|barrier|sync|notify)[a-z_]*_?(intra|inter)_?node|^(anonymous::)?(dispatch|combine)Kernel$",
+        r"(dispatch|combine|barrier|sync|notify)[a-z_]*_?(intra|inter)_?node|^((anonymous|pplx)::)*(dispatch|combine)Kernel$",
     ),
     ("oneCCL, FlagCX", ("ccl", "flagcx"), r"oneccl|\bccl_(all|reduce|broadcast|send|recv)|flagcx"),
     ("HCCL on Ascend and MTIA", ("hcom_", "hccl"), r"hcom_|\bhccl"),
@@ -133,14 +139,16 @@ _OF_A_COMPILER: Final = re.compile(r"triton_[a-z]+_fused_|triton_(poi|red|per|te
 COPY_NAMES: Final[tuple[tuple[str, str], ...]] = (
     # ROCm may implement copies and fills as kernels of its own.
     ("ROCm", r"^__amd_rocclr_(copy|fill)Buffer"),
-    ("MTIA", r"^dma_request$"),
+    ("MTIA, Gaudi", r"^(?i:dma)_?(?i:request|copy|memcpy|memset|transfer)(?![a-z])"),
     ("Ascend", r"^(MEMCPY|Memcpy|memcpy)_?(ASYNC|Async|async)$"),
 )
 
-NO_WORK_NAMES: Final = frozenset(
-    {"event_wait", "event_record", "notify_wait", "notify_record", "stream_wait_event", "wait_event"}
+NO_WORK_NAMES: Final = (
+    r"^((event|notify|capture|semaphore|value|flag)_(wait|record|reset|write|set)"
+    r"|(stream_)?wait_(on_|for_)?(event|notify|semaphore|value|flag))(?![a-z])"
 )
-"""Events on queues of devices (lower case) that only wait for others, or tell them to go on: neither compute nor copying."""
+"""Pattern of events on queues of devices (lower case, underscores) that only wait for others, or tell them to go on: neither
+compute nor copying."""
 
 # On a CPU build operators are the work. These only wrap operators, start communication, or wait for it.
 NOT_CPU_WORK: Final[tuple[str, ...]] = (
@@ -172,6 +180,7 @@ ASKS_FOR_COMMUNICATION: Final[tuple[str, ...]] = (
 _COMMUNICATION = tuple((words, re.compile(pattern, re.IGNORECASE)) for _, words, pattern in COMMUNICATION_NAMES)
 _NAMES_COLLECTIVE = re.compile(_COLLECTIVE, re.IGNORECASE)
 _COPY = re.compile("|".join(pattern for _, pattern in COPY_NAMES))
+_NO_WORK = re.compile(NO_WORK_NAMES)
 
 
 def classify_kernel(name: str) -> WorkKind:
@@ -188,7 +197,7 @@ def classify_kernel(name: str) -> WorkKind:
 
 def is_work(name: str) -> bool:
     """Return whether an event on a device is work, rather than waiting for other work."""
-    return name.lower().replace(" ", "_") not in NO_WORK_NAMES
+    return _NO_WORK.match(name.lower().replace(" ", "_")) is None
 
 
 def asks_for_communication(name: str) -> bool:

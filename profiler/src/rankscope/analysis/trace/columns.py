@@ -28,6 +28,7 @@ from rankscope.analysis.trace.categories import (
     CategoryCodes,
     device_kind,
     label_events,
+    number_streams,
 )
 from rankscope.analysis.trace.classify import CPU_COMMUNICATION, activity_of_function
 from rankscope.analysis.trace.events import EventStream
@@ -316,6 +317,7 @@ class _TraceBuilder:
         names = [str(name) for name in self._names]
         processes = processes_of(self._threads, self._processes)
         kind: DeviceKind | None = "other" if label_events(columns, names, processes) else None
+        number_streams(columns)
         read = partial(self._trace, about=about, names=names, kind=kind, torn=torn, events=stream.events, damaged=stream.damaged)
         # Before anything is linked: ranks count streams, devices and correlation ids each from the begin.
         ranks = ranks_in_file(self._path, columns, names, processes, self._metadata, world_size=about.distributed.world_size)

@@ -58,6 +58,17 @@ _CATEGORY: Final = msgspec.json.Decoder(_Categorised)
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError)
 
 
+class NoTraceError(InputError):
+    """JSON that is no trace, as other files beside traces are."""
+
+    def __reduce__(self) -> tuple[Callable[..., InputError], tuple[str, str, str | None]]:
+        return _no_trace_error, super().__reduce__()[1]
+
+
+def _no_trace_error(path: str, reason: str, place: str | None) -> InputError:
+    return NoTraceError(path, reason, place=place)
+
+
 _E = TypeVar("_E")
 _NO_EVENTS: Final = "JSON, but not a trace: it has no list of traceEvents"
 
@@ -156,14 +167,14 @@ class EventStream(Generic[_E]):
                 if self._is_top_level(text[: match.start(1)]):
                     if match[1] == b"[":
                         return text[match.end() :]
-                    raise InputError(self._path, _NO_EVENTS)
+                    raise NoTraceError(self._path, _NO_EVENTS)
                 searched, keys = match.end(), keys + 1
             elif len(text) <= MAX_HEAD_BYTES and (block := next(self._blocks, b"")):
                 searched = max(searched, len(text) - _KEY_BYTES)
                 text += block
             else:
                 raise self._without_events(text)
-        raise InputError(self._path, _NO_EVENTS)
+        raise NoTraceError(self._path, _NO_EVENTS)
 
     def _is_top_level(self, head: bytes) -> bool:
         """Return whether ``head``, the text up to the value of a key, ends at the top level of the file's object."""
@@ -184,7 +195,7 @@ class EventStream(Generic[_E]):
                     self._path, "truncated: the JSON ends before the first event; was the process killed meanwhile?"
                 )
             return InputError(self._path, f"not JSON: {error}")
-        return InputError(self._path, _NO_EVENTS)
+        return NoTraceError(self._path, _NO_EVENTS)
 
     def _take(self, text: bytes) -> tuple[list[_E], bytes]:
         """Return the events that ``text`` begins with, and the text after them. If there are none: no events and ``text``."""

@@ -22,7 +22,8 @@ from rankscope.analysis.trace.calls import (
     out_of_order,
 )
 from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, LEFT_OUT, OPERATOR
-from rankscope.analysis.trace.intervals import are_within, middles, positions_of
+from rankscope.analysis.trace.classify import is_work
+from rankscope.analysis.trace.intervals import are_within, distinct, middles, positions_of
 from rankscope.runs.records import DeviceKind
 
 MOST_MISSING: Final = 0.02
@@ -47,8 +48,10 @@ _LAST_NS: Final = _NS_PER_S // 10
 """Time for which the last event of a stream may go on beyond all others, however short the trace is."""
 _MOST_WITHOUT_KERNEL: Final = 0.5
 """Share of launches without their kernel above which a trace does not show what its device did."""
-_CAPTURED_PER_EVENT: Final = 9
-"""Launches into a device graph per device event above which a trace shows little but the capture of that graph."""
+_CAPTURED_PER_KERNEL: Final = 9
+"""Launches into a device graph per kernel above which a trace shows little but the capture of that graph."""
+_ROUNDED_NS: Final = 20_000
+"""Usual length of a kernel from which rounding to whole microseconds makes none of 0."""
 _UNBOUNDED_NS: Final = 1 << 62
 NOWHERE_NS: Final = -2_000_000_000 * _NS_PER_S
 """Start of a device event whose time in the file is impossible, such as NaN; with a base it still fits 64 bits."""
@@ -72,7 +75,7 @@ class DeviceEvents(msgspec.Struct, frozen=True):
     start: NDArray[np.int64]
     end: NDArray[np.int64]
     queue: NDArray[np.int64]
-    """Device and stream as one number; -1 where events may overlap, or the stream is not known."""
+    """Device and stream as one number; -1 where events may overlap or are no work, or the stream is not known."""
     correlation: NDArray[np.int64]
     kernel: NDArray[np.int64]
     """Name and launch grid as one number: events with the same number usually take about as long."""
@@ -100,6 +103,8 @@ class CheckedEvents(msgspec.Struct, frozen=True):
 
 _ONE_AFTER_THE_OTHER: Final = frozenset({"cuda", "rocm", "xpu"})
 """Kinds of devices of which the events of a stream run one after the other."""
+_MOST_OVERLAPPING: Final = 0.1
+"""Largest share of events that last beyond the next on a queue of another device whose events run one after the other."""
 
 
 def check_columns(
@@ -123,9 +128,10 @@ def check_columns(
         names=names,
         name=columns["name"][launching],
     )
-    device = _device_events(
-        columns, rows, calls, kind, untimed(start[rows], end[rows], base_ns, latest, category[rows] == KERNEL)
-    )
+    work = _are_work(columns["name"][rows], names)
+    has_no_time = untimed(start[rows], end[rows], base_ns, latest) | (work & _without_length(columns, rows))
+    device = _device_events(columns, rows, calls, kind, has_no_time)
+    device.queue[~work] = -1
     is_distant = ~device.untimed & _far(device, calls, host)
     keep = ~device.untimed & ~is_distant
     kept_rows = _in_order(device, np.flatnonzero(keep))
@@ -156,7 +162,8 @@ def check_columns(
         **_counts(launched.sum(), without_kernel=lost.sum()),
         **_counts(len(linked), before_launch=early, out_of_order=disordered),
     )
-    problem, reason = _no_activity(quality, bool(keep.any()), gives_work=gives_work and not torn)
+    kernels = int((category[rows[keep]] == KERNEL).sum())
+    problem, reason = _no_activity(quality, bool(keep.any()), kernels, gives_work=gives_work and not torn)
     if problem is None and (reason := _contradiction(quality, len(linked))) is not None:
         problem = "damaged"
     category[rows[left_out]] = LEFT_OUT
@@ -195,40 +202,76 @@ def _device_events(
     has_no_time: NDArray[np.bool_],
 ) -> DeviceEvents:
     start, end, stream, correlation = (columns[name][rows] for name in ("start", "end", "stream", "correlation"))
-    # Numbers of streams are below 2**46. The queues of other devices are not known to run one event after the other.
+    # Numbers of streams are below 2**46.
     queue = (stream << 16) + columns["device"][rows] + 1
-    queue[(stream < 0) | (kind not in _ONE_AFTER_THE_OTHER)] = -1
+    queue[stream < 0] = -1
+    if kind not in _ONE_AFTER_THE_OTHER:
+        queue[_overlap(queue, start, end)] = -1
     call = positions_of(correlation, calls.correlation)
     return DeviceEvents(
         start=start,
         end=end,
         queue=queue,
         correlation=correlation,
-        kernel=(columns["name"][rows].astype(np.int64) << 32) + columns["grid"][rows] + 1,
+        kernel=_kernel_numbers(columns, rows),
         untimed=has_no_time,
         call=call,
         launch=np.where(call >= 0, calls.start[call] if len(calls.start) else -1, -1),
     )
 
 
-def untimed(
-    start: NDArray[np.int64], end: NDArray[np.int64], base_ns: int, latest_ns: int, kernel: NDArray[np.bool_] | None = None
-) -> NDArray[np.bool_]:
+def _overlap(queue: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which events are of a queue on which so many last beyond the next that overlaps are no damage, [events]."""
+    order = np.lexsort((end, start, queue))
+    queues, first, number = np.unique(queue[order], return_index=True, return_inverse=True)
+    beyond = np.append(end[order[:-1]] - start[order[1:]] > _OVERLAP_NS, False)
+    beyond[first[1:] - 1] = False  # the last of each queue
+    count = np.bincount(number, minlength=len(queues))
+    overlaps = np.bincount(number, weights=beyond, minlength=len(queues)) > _MOST_OVERLAPPING * count
+    of_queue: NDArray[np.bool_] = overlaps[np.searchsorted(queues, queue)]
+    return of_queue
+
+
+def untimed(start: NDArray[np.int64], end: NDArray[np.int64], base_ns: int, latest_ns: int) -> NDArray[np.bool_]:
     """Return which events the profiler could not time: it then writes 0 for start and end on the clock of its device.
 
     ``start`` and ``end`` are as in the file, in nanoseconds; ``base_ns`` is to be added. ``latest_ns``: latest start of
-    any event. ``kernel``: which events are kernels, among those of a device. A kernel's length of 0 alone means the same where
-    times are finer than microseconds, as no kernel takes no time; filling nothing takes none.
+    any event.
     """
-    length = end - start
-    instant: NDArray[np.bool_] = length == 0
+    instant: NDArray[np.bool_] = start == end
     if not instant.any():
         return instant
-    no_length = kernel if kernel is not None and (length % 1000 != 0).any() else False
     # A trace may also count its times from 0.
     at_zero = (start == 0) & (latest_ns > _LEAST_GAP_NS)
-    instant &= (start == NOWHERE_NS) | at_zero | ((start <= -base_ns) & (base_ns > 0)) | no_length
+    instant &= (start == NOWHERE_NS) | at_zero | ((start <= -base_ns) & (base_ns > 0))
     return instant
+
+
+def _are_work(name: NDArray[np.int32], names: Sequence[str]) -> NDArray[np.bool_]:
+    """Return which events are work by their names, [events]."""
+    work = np.zeros(len(names), dtype=bool)
+    work[[number for number in distinct(name) if is_work(names[number])]] = True
+    of_events: NDArray[np.bool_] = work[name]
+    return of_events
+
+
+def _without_length(columns: Mapping[str, NDArray[Any]], rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Return which kernels have a length of 0 because the profiler could not time them, [events]; filling nothing takes none.
+
+    Rounded to whole microseconds, a short kernel seems to take none.
+    """
+    length = columns["end"][rows] - columns["start"][rows]
+    none: NDArray[np.bool_] = (length == 0) & (columns["category"][rows] == KERNEL)
+    if none.any() and (length % 1000 == 0).all():
+        usual = _usual(_kernel_numbers(columns, rows), length, length == 0)
+        none &= (usual >= _ROUNDED_NS) & (usual < _UNBOUNDED_NS)
+    return none
+
+
+def _kernel_numbers(columns: Mapping[str, NDArray[Any]], rows: NDArray[np.intp]) -> NDArray[np.int64]:
+    """Return name and launch grid of events as one number."""
+    numbers: NDArray[np.int64] = (columns["name"][rows].astype(np.int64) << 32) + columns["grid"][rows] + 1
+    return numbers
 
 
 def are_damaged(present: NDArray[np.int_], missing: NDArray[np.int_], cut: NDArray[np.int_]) -> NDArray[np.bool_]:
@@ -346,9 +389,9 @@ def _without_overruns(
     return end, cut
 
 
-def _usual(kernel: NDArray[np.int64], length: NDArray[np.int64], cut: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return, per event, the median length of those of its kernel that are not cut; beyond all bounds where there is none."""
-    rows = np.flatnonzero(~cut)
+def _usual(kernel: NDArray[np.int64], length: NDArray[np.int64], without: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return, per event, the median length of its kernel ``without`` some events; beyond all bounds where there is none."""
+    rows = np.flatnonzero(~without)
     if not len(rows):
         return np.full(len(length), _UNBOUNDED_NS)
     first, low, high = middles(length[rows], kernel[rows])
@@ -357,10 +400,13 @@ def _usual(kernel: NDArray[np.int64], length: NDArray[np.int64], cut: NDArray[np
     return np.where(like[at] == kernel, median[at], _UNBOUNDED_NS)
 
 
-def _no_activity(quality: DataQuality, has_work: bool, *, gives_work: bool) -> tuple[Problem | None, str | None]:
-    """Return why the trace does not show what the device did, see ``DataQuality``; nothing if it does."""
+def _no_activity(quality: DataQuality, has_work: bool, kernels: int, *, gives_work: bool) -> tuple[Problem | None, str | None]:
+    """Return why the trace does not show what the device did, see ``DataQuality``; nothing if it does.
+
+    ``kernels``: number of those that count.
+    """
     lost, launches, captured = quality.without_kernel, quality.launches, quality.captured
-    is_capture = captured > _CAPTURED_PER_EVENT * quality.device_events
+    is_capture = captured > _CAPTURED_PER_KERNEL * kernels
     if has_work and (quality.without_kernel_share or 0.0) <= _MOST_WITHOUT_KERNEL and not is_capture:
         return None, None
     if quality.device_events and not has_work:

@@ -21,7 +21,7 @@ from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.rank_traces import find_traces, read_ranks
 from rankscope.analysis.trace.locations import Location, common_folder
 from rankscope.analysis.trace_analysis import fabric_of, match_traces
-from rankscope.analysis.trace_case import profile_of_traces, world_size_of_traces
+from rankscope.analysis.trace_case import doubt_of_traces, profile_of_traces, world_size_of_traces
 from rankscope.analysis.verdict.unnamed_communication import NO_COMMUNICATION
 from rankscope.analysis.whatif.graph import CycleError, NodeDurations, Times, play, with_and_without
 from rankscope.analysis.whatif.healed import HealingSavings, healed_of_profile
@@ -72,7 +72,10 @@ def whatif_of_traces(paths: Sequence[Location], terms: CostTerms, engine: Engine
     matched = match_traces(traces, reductions, fabric_of(traces, ()), world_size)
     windows = {trace.rank: trace.by_step or trace.reduction.breakdowns for trace in traces}
     terms = replace(terms, accelerated=accelerated, world_size=world_size or len(traces))
-    return whatif_of_windows(windows, matched, profile_of_traces(traces, matched, hosts), source, terms)
+    profile = profile_of_traces(traces, matched, hosts)
+    if (doubt := doubt_of_traces(traces, matched, profile)) is not None:
+        return insufficient(source, doubt)
+    return whatif_of_windows(windows, matched, profile, source, terms)
 
 
 def whatif_of_windows(

@@ -64,6 +64,30 @@ class KernelRatio:
         return (self.median_us - self.usual_us) * self.calls
 
 
+_OTHER_UNIT: Final = 50.0
+"""Factor between the lengths of the same kernels from which no device explains it: one of the traces has another unit."""
+
+
+def in_other_units(kernels: Mapping[int, Sequence[KernelTime]]) -> dict[int, float]:
+    """Return the ranks half of whose kernels or more take impossibly longer or shorter than usual, with the factor.
+
+    ``kernels``: those that compute, by rank.
+    """
+    means = {rank: {(row.name, row.grid): row.total_us / row.calls for row in rows} for rank, rows in kernels.items()}
+    of_ranks: dict[tuple[str, str], list[float]] = {}
+    for own in means.values():
+        for kernel, mean in own.items():
+            of_ranks.setdefault(kernel, []).append(mean)
+    usual = {kernel: float(np.median(times)) for kernel, times in of_ranks.items() if len(times) > 1}
+    factors: dict[int, float] = {}
+    for rank, own in means.items():
+        ratios = [mean / usual[kernel] for kernel, mean in own.items() if mean and usual.get(kernel)]
+        factor = float(np.median(ratios)) if 2 * len(ratios) >= max(1, len(own)) else 1.0
+        if not 1 / _OTHER_UNIT < factor < _OTHER_UNIT:
+            factors[rank] = factor
+    return factors
+
+
 Fault = Literal["device", "few_kernels", "other_kernels"]
 
 

@@ -30,7 +30,7 @@ _RATIO: Final = 1.2
 _WAITS: Final = 0.1
 """Share of the window by which a kernel's times differ where ranks wait in it, though others are known to be communication."""
 _BALANCE: Final = 0.5
-"""Difference between the ranks' times in all kernels together, over that in such a kernel, at most."""
+"""Difference between the ranks' times outside known communication, over that in such a kernel, at most."""
 _CALLS: Final = 0.5
 """Fewest calls of such a kernel on any rank over the most: no kernel of one stage of a pipeline alone."""
 _COMPUTES: Final = frozenset({"attention", "convolution", "gemm"})
@@ -41,6 +41,8 @@ class RankKernels(msgspec.Struct, frozen=True):
     """Kernels of one rank that are not known to be communication."""
 
     window_us: float
+    exposed_us: float
+    """Time in known communication that no compute hides."""
     kernels: Sequence[KernelTime]
     on_own_stream: frozenset[str]
     """Names of those that run on streams of their own, see ``kernels_on_own_streams``."""
@@ -80,11 +82,12 @@ def kernels_with_waits(ranks: Mapping[int, RankKernels]) -> list[UnknownKernel]:
     """Return the kernels in which ranks seem to wait for each other, likeliest first; empty where none is.
 
     Such a kernel does not surely compute, and its total time differs much between the ranks, all of which call it often. The
-    time in all kernels together hardly differs: what a rank computes less, it waits longer.
+    time outside known communication hardly differs: a rank waits in the kernel for as long as another one computes more, or has
+    nothing to do.
     """
     window = float(np.mean([rank.window_us for rank in ranks.values()]))
-    totals = [sum(row.total_us for row in rank.kernels) for rank in ranks.values()]
-    unbalanced = max(totals) - min(totals)
+    outside = [rank.window_us - rank.exposed_us for rank in ranks.values()]
+    unbalanced = max(outside) - min(outside)
     waits = [
         row
         for row in _unsure(ranks, window)
