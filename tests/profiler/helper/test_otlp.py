@@ -22,7 +22,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 )
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from tests.profiler.otlp_collector import Collector, collecting
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 from rankscope.profiler.handover import Handover
 from rankscope.profiler.helper.publishing.otlp import MAX_WAITING, OtlpTraces
@@ -101,6 +101,8 @@ def own_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    """Collector that answers; the end of a rank waits until it has everything, however busy the machine is."""
+    monkeypatch.setattr("rankscope.profiler.helper.publishing.otlp.FLUSH_SECONDS", DEADLINE_S)
     with collecting() as running:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{running.port}")
         yield running
