@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.exporter.fake_driver import GIB, MIB, FakeDriver, a100_state, build_library, h100_state, mig_state, uuid_of
+from tests.exporter.fake_driver import GIB, MIB, NO_PROCESS, FakeDriver, a100_state, build_library, h100_state, mig_state, uuid_of
 from tests.exporter.nvml.asked_gpu import ALL, Sample, opened, sample_of
 
 SEVEN = [(1, "1g.10gb")] * 7
@@ -19,9 +19,9 @@ def uuid(device: int) -> str:
 @pytest.fixture(scope="module")
 def seven(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     state = mig_state(0, SEVEN) | {
-        "process.0": f"compute 501 {5 * MIB} 2 0",
-        "process.1": "compute 502 - 7 0",
-        "process.2": f"mps 503 {6 * MIB} 7 0",
+        "process.0": f"compute {NO_PROCESS} {5 * MIB} 2 0",
+        "process.1": f"compute {NO_PROCESS + 1} - 7 0",
+        "process.2": f"mps {NO_PROCESS + 2} {6 * MIB} 7 0",
     }
     return sample_of(FakeDriver(tmp_path_factory.mktemp("driver"), build_library(), [state]), 0, ALL)
 
@@ -53,11 +53,11 @@ def test_each_has_its_memory_and_activity(seven: Sample) -> None:
 
 def test_processes_are_on_their_device(seven: Sample) -> None:
     assert [(process.pid, process.kind, process.used_bytes, process.uuid) for process in seven.processes or ()] == [
-        (501, "compute", 5 * MIB, uuid(1)),
-        (502, "compute", None, uuid(6)),
-        (503, "mps", 6 * MIB, uuid(6)),
+        (NO_PROCESS, "compute", 5 * MIB, uuid(1)),
+        (NO_PROCESS + 1, "compute", None, uuid(6)),
+        (NO_PROCESS + 2, "mps", 6 * MIB, uuid(6)),
     ]
-    labels = {"pid": "501", "process": ""}
+    labels = {"pid": str(NO_PROCESS), "process": ""}
     assert seven.value("gpu_process_memory_used_bytes", uuid(1), **labels) == 5 * MIB
 
 
@@ -90,10 +90,10 @@ def test_devices_come_and_go(tmp_path: Path) -> None:
 
 
 def test_processes_are_looked_up_anew_when_the_devices_are_others(tmp_path: Path) -> None:
-    fake = FakeDriver(tmp_path, build_library(), [h100_state(0) | {"process.0": f"compute 501 {5 * MIB} 0 0"}])
+    fake = FakeDriver(tmp_path, build_library(), [h100_state(0) | {"process.0": f"compute {NO_PROCESS} {5 * MIB} 0 0"}])
     with opened(fake) as gpu_process:
         whole, kept = gpu_process.sample(), gpu_process.sample()
-        fake.gpus[0] = mig_state(0, SEVEN) | {"process.0": f"compute 501 {5 * MIB} 2 0"}
+        fake.gpus[0] = mig_state(0, SEVEN) | {"process.0": f"compute {NO_PROCESS} {5 * MIB} 2 0"}
         fake.write()
         divided = gpu_process.sample()
         gpu_process.close()
