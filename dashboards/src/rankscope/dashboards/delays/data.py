@@ -234,7 +234,8 @@ class _Axis:
 def _axis(run: RunEvidence, members: Sequence[int]) -> _Axis:
     if len(members) <= RANK_BY_RANK:
         return _Axis(members, [str(rank) for rank in members], np.arange(len(members)))
-    hosts = [run.hosts.get(rank, "host not known") for rank in members]
+    host_of = run.hosts
+    hosts = [host_of.get(rank, "host not known") for rank in members]
     known = list(dict.fromkeys(hosts))
     each = -(-len(known) // MOST_NAMES)
     several = [known[at : at + each] for at in range(0, len(known), each)]
