@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.analysis.evidence.step_table.rank_columns import ALL_METRICS
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.whatif.run_answer import TABLE_METRICS
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.progress import Progress, Tell
@@ -19,6 +20,7 @@ from rankscope.dashboards.store.derive import Derived, read_run, write_derived
 from rankscope.dashboards.store.jobs import Job, Jobs
 from rankscope.dashboards.store.tasks import TASKS
 from rankscope.dashboards.whatif.data import SIMULATING, Answer, StepRecords, answer_of, write_answer
+from rankscope.runs.reader import RunReader
 
 LIVE: Final = ("starting", "live")
 """Statuses of runs that are followed."""
@@ -62,13 +64,14 @@ class InlineBuilder:
     def _analyse(self, run: RunSummary, folder: Path) -> None:
         """Analyse a run. Its what-if is simulated beside that, from the same records: a report has both."""
         path, now = Path(run.path), time.time_ns()
-        evidence = read_run(path, self._tell, metrics=(*ALL_METRICS, *TABLE_METRICS))
-        if not evidence.reader.skipped_lines and not evidence.reader.unusable:
-            records = StepRecords(evidence.table, now)
-            beside = ThreadPoolExecutor(1, thread_name_prefix="what-if")
-            self._answer = _key(run), beside.submit(answer_of, path, _ignore, records)
-            beside.shutdown(wait=False)
-        write_derived(evidence, folder, self._tell)
+
+        def simulate(reader: RunReader, table: StepTable) -> None:
+            if not reader.skipped_lines and not reader.unusable:
+                beside = ThreadPoolExecutor(1, thread_name_prefix="what-if")
+                self._answer = _key(run), beside.submit(answer_of, path, _ignore, StepRecords(table, now))
+                beside.shutdown(wait=False)
+
+        write_derived(read_run(path, self._tell, (*ALL_METRICS, *TABLE_METRICS), simulate), folder, self._tell)
 
     def derived(self, run: RunSummary, *, listed: bool = False) -> Derived:
         """Return the derived data of a run: at this revision, or older with the reason. ``listed``: for a list of runs."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from rankscope.analysis.evidence.step_table.rank_columns import ALL_METRICS
-from rankscope.analysis.evidence.step_table.steps import METRICS, Stored
+from rankscope.analysis.evidence.step_table.steps import METRICS, StepTable, Stored
 from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.run_analysis import analysis_of, read_evidence
@@ -33,6 +33,7 @@ from rankscope.dashboards.store.matrices import RunMatrices, imposed_values, win
 from rankscope.dashboards.store.samples import EVENTS, Samples, host_clocks, sample_values
 from rankscope.dashboards.store.tiles import Tiles, TileWriter
 from rankscope.dashboards.words.inert import inert_record
+from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES
 
 ANALYSIS: Final = "analysis.json"
@@ -56,9 +57,21 @@ def derive(run: Path, folder: Path, tell: Tell) -> None:
 
 
 @collector_paused()
-def read_run(run: Path, tell: Tell, metrics: Collection[str] = ALL_METRICS) -> RunEvidence:
-    """Read ``run`` with ``metrics``: ``ALL_METRICS`` at least. Raises ``RankscopeError`` for unreadable input."""
-    return read_evidence(run, report=lambda at, of: tell(Progress("reading the records of all ranks", at, of)), metrics=metrics)
+def read_run(
+    run: Path,
+    tell: Tell,
+    metrics: Collection[str] = ALL_METRICS,
+    on_records: Callable[[RunReader, StepTable], None] | None = None,
+) -> RunEvidence:
+    """Read ``run`` as ``read_evidence``, with ``metrics``: ``ALL_METRICS`` at least.
+
+    Raises ``RankscopeError`` for unreadable input.
+    """
+
+    def report(done: int, of: int) -> None:
+        tell(Progress("reading the records of all ranks", done, of))
+
+    return read_evidence(run, report=report, metrics=metrics, on_records=on_records)
 
 
 @collector_paused()
