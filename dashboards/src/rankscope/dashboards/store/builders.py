@@ -20,6 +20,7 @@ from rankscope.dashboards.store.derive import Derived, read_run, write_derived
 from rankscope.dashboards.store.jobs import Job, Jobs
 from rankscope.dashboards.store.tasks import TASKS
 from rankscope.dashboards.whatif.data import SIMULATING, Answer, StepRecords, answer_of, write_answer
+from rankscope.runs.decoders import make_decoders
 from rankscope.runs.reader import RunReader
 
 LIVE: Final = ("starting", "live")
@@ -67,6 +68,7 @@ class InlineBuilder:
 
         def simulate(reader: RunReader, table: StepTable) -> None:
             if not reader.skipped_lines and not reader.unusable:
+                make_decoders()
                 beside = ThreadPoolExecutor(1, thread_name_prefix="what-if")
                 self._answer = _key(run), beside.submit(answer_of, path, _ignore, StepRecords(table, now))
                 beside.shutdown(wait=False)
