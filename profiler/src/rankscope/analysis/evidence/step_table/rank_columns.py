@@ -305,6 +305,8 @@ def _times(
         blocked[:, ~has_blocked] = np.nan
     total = blocked.sum(axis=0)
     times[0], times[1], times[2] = step, whole - total, total
+    if phases is None and not len(of_blocked):
+        return frozenset()
     waited: NDArray[np.bool_] = blocked.any(axis=1)  # type: ignore[assignment]  # NaN counts as something
     if len(of_blocked):
         of_blocked[:] = np.where(waited[:, None], blocked, np.nan)
