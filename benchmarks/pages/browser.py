@@ -174,7 +174,7 @@ def first_views(playwright: Playwright, browser: Browser, chromium: str, address
                 seconds.append([*shown, seconds_to_draw(page, plain_url)])
         fresh, fresh_plain = seconds_of_fresh_browsers(browser, (address, plain_url), repeats)
     returning = [list(column) for column in zip(*seconds[BEEN_HERE:], strict=True)]
-    return FirstViews(*returning, fresh, fresh_plain)
+    return FirstViews(*returning, fresh=fresh, fresh_plain=fresh_plain)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ The peers: a plain Dash page with a line of 100 points, which is the time of Das
 map's matrix as a plain Plotly figure.
 
     python -m benchmarks.pages.dashboards [--ranks 1024] [--steps 10000] [--run RUN] [--repeats 5] [--first-view]
+    python -m benchmarks.pages.dashboards --report [--former PYTHON] [--run RUN] [--repeats 5]
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 import os
 import platform
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -95,13 +97,32 @@ def at_once(url: str, update_requests: list[UpdateRequest], requests: int) -> li
     return seconds
 
 
-def seconds_of_report(run: Path, folder: Path) -> float:
-    """Return the seconds that ``rankscope report`` takes with an empty cache."""
+def seconds_of_report(run: Path, python: str = sys.executable) -> tuple[float, float]:
+    """Return the seconds that ``rankscope report`` takes with an empty cache, and its CPU time."""
     report_activity("the report, nothing derived yet")
-    command = [sys.executable, "-m", "rankscope", "report", str(run), "-o", str(folder / "report.html")]
-    began = time.perf_counter()
-    subprocess.run(command, env={**os.environ, "XDG_CACHE_HOME": str(folder / "empty")}, check=True, capture_output=True)
-    return time.perf_counter() - began
+    with tempfile.TemporaryDirectory() as folder:
+        command = [python, "-m", "rankscope", "report", str(run), "-o", f"{folder}/report.html", "--cache", f"{folder}/empty"]
+        before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        wall_s, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def reports(run: Path, repeats: int, former: str | None) -> tuple[dict[str, list[float]], list[dict[str, Any]]]:
+    """Measure reports, and in turn with them those of another installation. Return the figures and the budget."""
+    now, others = [], []
+    for _ in range(repeats):
+        if former is not None:
+            others.append(seconds_of_report(run, former))
+        now.append(seconds_of_report(run))
+    figures = {"report_cold_s": [wall_s for wall_s, _ in now], "report_cold_cpu_s": [cpu_s for _, cpu_s in now]}
+    if others:
+        figures |= {
+            "former_report_cold_s": [wall_s for wall_s, _ in others],
+            "former_report_cold_cpu_s": [cpu_s for _, cpu_s in others],
+        }
+    budgets = [budget("report_cold_s", float(np.median(figures["report_cold_s"])), REPORT_S)]
+    return {name: rounded(seconds) for name, seconds in figures.items()}, budgets
 
 
 def plain_figure(ranks: int, steps: int) -> tuple[float, int]:
@@ -125,16 +146,29 @@ def rounded(seconds: list[float]) -> list[float]:
     return [round(second, 3) for second in seconds]
 
 
-def main() -> None:
-    """Measure and print."""
+def arguments() -> argparse.Namespace:
+    """Return the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--run", type=Path, help="written by make_run.py with these ranks and steps; it will have grown")
     parser.add_argument("--first-view", action="store_true", help="measure only the first view of the overview")
-    args = parser.parse_args()
+    parser.add_argument("--report", action="store_true", help="measure only the offline report, without a browser")
+    parser.add_argument("--former", metavar="PYTHON", help="with --report: Python of another installation, measured in turn")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure and print."""
+    args = arguments()
     shape = Shape(ranks=args.ranks, steps=args.steps)
+    about = {"ranks": args.ranks, "steps": args.steps, "load_before": round(os.getloadavg()[0], 1)}
+    if args.report:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            run = args.run or written(Path(folder) / "run", shape)
+            print_results(about, *reports(run, args.repeats, args.former))
+        return
     chromium = shutil.which("chromium")
     if chromium is None:
         sys.exit("chromium is not installed: apt-get install chromium")
@@ -142,7 +176,6 @@ def main() -> None:
         run = args.run or written(Path(folder) / "runs" / "run", shape)
         run_id = RunReader(run).info.run_id
         browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGS)
-        about = {"ranks": args.ranks, "steps": args.steps, "load_before": round(os.getloadavg()[0], 1)}
         cache = Path(folder) / "cache"
         with served(run, cache) as (url, pid):
             address = f"{url}/run/{run_id}"
@@ -170,7 +203,7 @@ def main() -> None:
                 updates, delays_s = live_updates(browser, address, run, shape, args.repeats)
             live_bytes = pss_bytes(pid)
         browser.close()
-        report_s = seconds_of_report(run, Path(folder))
+        report_s, _ = seconds_of_report(run)
     plain_s, plain_bytes = plain_figure(args.ranks, min(args.steps, 1000))
     slowest = max({view for view, _ in alone}, key=lambda of: percentile([s for view, s in alone if view == of], 0.95))
     figures: dict[str, Any] = {

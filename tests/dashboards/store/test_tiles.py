@@ -114,6 +114,19 @@ def test_a_metric_that_nobody_recorded_is_unknown_and_not_zero(tmp_path: Path, n
     assert np.isnan(Tiles(tmp_path).part("gc_us", 0, 10).values).all()
 
 
+def test_metrics_with_the_same_values_are_written_once(tmp_path: Path, noise: NDArray[np.float32]) -> None:
+    writer = TileWriter(tmp_path)
+    writer.fill(range(1, 6), np.arange(noise.shape[1]), [("data_us", noise)], {"own_data_us": "data_us"})
+    writer.publish()
+    for ranks_before in (0, 1):
+        tiles = Tiles(tmp_path)
+        assert list(tiles.metrics) == ["data_us", "own_data_us"]
+        np.testing.assert_array_equal(tiles.part("own_data_us").values[ranks_before:], noise)
+        assert not list(tmp_path.glob("own_data_us.*"))
+        writer.add_ranks([0])
+        writer.publish()
+
+
 def test_readers_go_on_with_what_they_opened_while_rows_are_moved(tmp_path: Path, noise: NDArray[np.float32]) -> None:
     writer = TileWriter(tmp_path)
     writer.fill(range(1, 6), np.arange(noise.shape[1]), [("own_us", noise)])

@@ -53,6 +53,8 @@ class CauseRow:
     """Tag of the steps in which the cause takes time."""
     phases: tuple[Phase, ...] = ()
     """Phases whose own time is that which the cause takes."""
+    idles: bool = False
+    """True if the device has nothing to do in the time that the cause takes."""
     noun: str = ""
     """What takes the time of rare steps with this cause."""
     remedies: tuple[Remedy, ...] = ()
@@ -179,6 +181,7 @@ CAUSES: Final[tuple[CauseRow, ...]] = (
         "it stops for Python's garbage collection",
         meter="gc_us",
         noun="garbage collection",
+        idles=True,
         remedies=(remedy("gc_policy_of_rank", COLLECT, at_least=0.02),),
     ),
     CauseRow(
@@ -191,6 +194,7 @@ CAUSES: Final[tuple[CauseRow, ...]] = (
             "evaluation",
         ),
         called="checkpoint or evaluation",
+        idles=True,
     ),
     CauseRow(
         "checkpoint",
@@ -198,6 +202,7 @@ CAUSES: Final[tuple[CauseRow, ...]] = (
         _either("it alone writes checkpoints", "its checkpoints take longer than the others'", "checkpoint"),
         tag="checkpoint",
         noun="checkpoints",
+        idles=True,
         remedies=(remedy("checkpoints", SAVE_ASIDE, at_least=0.02),),
     ),
     CauseRow(
@@ -206,6 +211,7 @@ CAUSES: Final[tuple[CauseRow, ...]] = (
         _either("it alone evaluates", "its evaluation takes longer than the others'", "evaluation"),
         tag="eval",
         noun="evaluation",
+        idles=True,
         remedies=(remedy("evaluation", EVALUATE_LESS, at_least=0.02),),
     ),
     CauseRow(
@@ -213,6 +219,7 @@ CAUSES: Final[tuple[CauseRow, ...]] = (
         _has_no_workers,
         lambda s: f"{_input(s)}, and {_THREADS[s.phase == 'data']} loads all of them itself (num_workers=0)",
         explained_by="no_workers",
+        idles=True,
         remedies=(
             remedy("load_in_workers_of_host", LOAD_IN_WORKERS, _COMPARE_STORAGE, at_least=0.02, whole_host=True),
             remedy("load_in_workers", LOAD_IN_WORKERS, _LINE_OF_DATASET, _TIME_DATASET, at_least=0.02),
@@ -224,6 +231,7 @@ CAUSES: Final[tuple[CauseRow, ...]] = (
         _input,
         phases=("data", "h2d"),
         noun="the data loader",
+        idles=True,
         remedies=(
             remedy("data_loading_of_host", _COMPARE_STORAGE, LOAD_AHEAD, at_least=0.02, whole_host=True),
             remedy("data_loading_of_rank", _LINE_OF_DATASET, _TIME_DATASET, LOAD_AHEAD, at_least=0.02),
@@ -260,6 +268,7 @@ CAUSES: Final[tuple[CauseRow, ...]] = (
         _is_profiler,
         "the script's own profiler runs on it",
         explained_by="profiler",
+        idles=True,
         remedies=(
             remedy(
                 "own_profiler",
@@ -289,6 +298,7 @@ CAUSES: Final[tuple[CauseRow, ...]] = (
         "it waits for a CPU that something else uses",
         explained_by="cpu_contention",
         meter="run_queue_us",
+        idles=True,
         remedies=(
             remedy(
                 "cpus_of_rank",
@@ -340,6 +350,7 @@ CAUSES: Final[tuple[CauseRow, ...]] = (
         lambda s: s.device_busy_us is not None and s.cpu_us is None and s.phase is None and "data" not in s.phases_us,
         "its device has no more to do than the others', so its host or its data loader is late",
         called="host or data loader",
+        idles=True,
         remedies=(
             remedy(
                 "stalls_of_host",
@@ -363,12 +374,17 @@ CAUSES: Final[tuple[CauseRow, ...]] = (
         "host",
         lambda s: s.cpu_us is not None and s.run_queue_us is not None and not s.device_unseen,
         "for most of the delay its training thread waits or sleeps, and uses no CPU",
+        idles=True,
     ),
     CauseRow(
         "host",
         lambda s: s.sleeps,
         "for most of the delay its training thread waits or sleeps, and uses no CPU, unlike those of the others",
+        idles=True,
     ),
-    CauseRow("host", lambda s: s.device_busy_us is not None, "its device is no slower, so its host code is late"),
+    CauseRow("host", lambda s: s.device_busy_us is not None, "its device is no slower, so its host code is late", idles=True),
     CauseRow("unknown", lambda _: True, "its own time is longer; no signal says why"),
 )
+
+IDLE_CAUSES: Final = frozenset(row.explained_by or row.cause for row in CAUSES if row.idles)
+"""Causes in whose time the device has nothing to do."""

@@ -182,9 +182,11 @@ def read_evidence(
     metrics: Collection[str] = LOADED_METRICS,
     most_records: int = MOST_RECORDS,
     steps: StepRange = ALL_STEPS,
+    on_records: Callable[[RunReader, StepTable], None] | None = None,
 ) -> RunEvidence:
     """Read an attempt of a run, the last by default. Raises ``InputError``.
 
+    ``on_records`` is called when the step records have been read, and the rest has not.
     ``report`` and ``metrics`` are those of ``StepTable.load``. Of a run with more than ``most_records`` step records only the
     last steps are read. Durations of collectives have no step: of chosen ``steps`` none are read.
     """
@@ -197,6 +199,8 @@ def read_evidence(
     infos = reader.infos(table.attempt)
     numbers = find_step_numbers(table, infos)
     table = steps.cut(table.renumbered(numbers), path)
+    if on_records is not None:
+        on_records(reader, table)
     windows: dict[int, Reduction] = {}
     damaged = Counter(table.damaged)
     columns, least = RecordColumns(), 0

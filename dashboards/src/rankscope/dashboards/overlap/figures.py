@@ -11,6 +11,7 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+from rankscope.analysis.causes import IDLE_CAUSES
 from rankscope.analysis.result.analysis import Analysis, RankResult
 from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.analysis.result.hosts import worst_ranks
@@ -44,10 +45,6 @@ PARTS: Final = (
     Look("Exposed copies", "exposed_memcpy", "."),
     Look("Idle", "idle"),
 )
-
-
-IDLE_CAUSES: Final = frozenset({"input", "checkpoint", "evaluation", "host", "gc", "cpu_contention"})
-"""Causes that leave the device idle."""
 
 
 _SUMMED: Final = (

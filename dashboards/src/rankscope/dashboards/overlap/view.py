@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from rankscope.analysis.causes import IDLE_CAUSES
 from rankscope.analysis.result.analysis import RankResult
 from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.analysis.result.text import reasons_text
@@ -35,7 +36,6 @@ from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.overlap.figures import (
     ALL_UP_TO,
-    IDLE_CAUSES,
     NO_WINDOW,
     NOTABLE,
     PARTS,

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from rankscope.analysis.evidence.step_table.rank_columns import ALL_METRICS
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.whatif.run_answer import TABLE_METRICS
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
 from rankscope.dashboards.store.cache import Store, key_of
-from rankscope.dashboards.store.derive import DerivedData, derive
+from rankscope.dashboards.store.derive import DerivedData, read_run, write_derived
 from rankscope.dashboards.store.jobs import AnalysisProcess, Jobs
 from rankscope.dashboards.store.tasks import TASKS
-from rankscope.dashboards.whatif.data import StepRecords, make_answer
+from rankscope.dashboards.whatif.data import SIMULATING, StepRecords, WhatIfAnswer, answer_of, write_answer
+from rankscope.runs.decoders import make_decoders
+from rankscope.runs.reader import RunReader
 
 LIVE: Final = ("starting", "live")
 """Statuses of runs that are followed."""
@@ -41,8 +45,8 @@ class InlineBuilder:
     def __init__(self, store: Store, tell: Tell = _ignore) -> None:
         self.store = store
         self._tell = tell
-        self._records: tuple[str, StepRecords] | None = None
-        """Step records that the last analysis has read, and the key of its run, for a what-if that follows."""
+        self._answer: tuple[str, Future[WhatIfAnswer]] | None = None
+        """What-if from the step records that the last analysis has read, and the key of its run."""
 
     def result(self, key: str, task: str, arguments: Sequence[object], runs: Sequence[RunSummary]) -> Path:
         """Return the folder that a task of ``TASKS`` on ``runs`` has filled for ``key``."""
@@ -50,16 +54,26 @@ class InlineBuilder:
 
     def _make(self, task: str, arguments: Sequence[object], runs: Sequence[RunSummary], folder: Path) -> None:
         if task == "analyse":
-            now = time.time_ns()
-            evidence = derive(Path(runs[0].path), folder, self._tell, metrics=(*ALL_METRICS, *TABLE_METRICS))
-            if not evidence.reader.skipped_lines and not evidence.reader.unusable:
-                self._records = _key(runs[0]), StepRecords(evidence.table, now)
-        elif task == "whatif":
-            key, records = self._records or ("", None)
-            self._records = None
-            make_answer(Path(runs[0].path), folder, self._tell, records if key == _key(runs[0]) else None)
+            self._analyse(runs[0], folder)
+        elif task == "whatif" and self._answer is not None and self._answer[0] == _key(runs[0]):
+            answer, self._answer = self._answer[1], None
+            self._tell(Progress(SIMULATING))
+            write_answer(answer.result(), folder)
         else:
             TASKS[task]([str(argument) for argument in arguments], folder, self._tell)
+
+    def _analyse(self, run: RunSummary, folder: Path) -> None:
+        """Analyse a run. Its what-if is simulated beside that, from the same records: a report has both."""
+        path, now = Path(run.path), time.time_ns()
+
+        def simulate(reader: RunReader, table: StepTable) -> None:
+            if not reader.skipped_lines and not reader.unusable:
+                make_decoders()
+                beside = ThreadPoolExecutor(1, thread_name_prefix="what-if")
+                self._answer = _key(run), beside.submit(answer_of, path, _ignore, StepRecords(table, now))
+                beside.shutdown(wait=False)
+
+        write_derived(read_run(path, self._tell, (*ALL_METRICS, *TABLE_METRICS), simulate), folder, self._tell)
 
     def derived(self, run: RunSummary, *, listed: bool = False) -> DerivedData:
         """Return the derived data of a run: at this revision, or older with the reason. ``listed``: for a list of runs."""

@@ -20,7 +20,7 @@ from typing import Final
 from rankscope.base.version import VERSION
 from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 
-FORMAT: Final = 10
+FORMAT: Final = 11
 """Format number; part of every key, as is the version, so that data of other code are ignored."""
 
 MAX_BYTES: Final = 2 << 30

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from rankscope.analysis.evidence.step_table.rank_columns import ALL_METRICS
-from rankscope.analysis.evidence.step_table.steps import METRICS, Stored
+from rankscope.analysis.evidence.step_table.steps import METRICS, StepTable, Stored
 from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.run_analysis import analysis_of, read_evidence
@@ -33,6 +33,8 @@ from rankscope.dashboards.store.matrices import RunMatrices, imposed_values, win
 from rankscope.dashboards.store.samples import EVENTS, SampleWriter, host_clocks, sample_values
 from rankscope.dashboards.store.tiles import Tiles, TileWriter
 from rankscope.dashboards.words.inert import inert_record
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import PHASES
 
 ANALYSIS: Final = "analysis.json"
 BRIEF: Final = "brief.json"
@@ -46,14 +48,35 @@ SCRIPT: Final = "script.npz"
 
 
 @collector_paused()
-def derive(run: Path, folder: Path, tell: Tell, metrics: Collection[str] = ALL_METRICS) -> RunEvidence:
-    """Analyse ``run`` and write the result into ``folder``. Return its evidence, with ``metrics``: ``ALL_METRICS`` at least.
+def derive(run: Path, folder: Path, tell: Tell) -> None:
+    """Analyse ``run`` and write the result into ``folder``.
 
     Raises ``RankscopeError`` for unreadable input, and ``OSError`` if the folder cannot be written.
     """
-    evidence = read_evidence(
-        run, report=lambda at, of: tell(Progress("reading the records of all ranks", at, of)), metrics=metrics
-    )
+    write_derived(read_run(run, tell), folder, tell)
+
+
+@collector_paused()
+def read_run(
+    run: Path,
+    tell: Tell,
+    metrics: Collection[str] = ALL_METRICS,
+    on_records: Callable[[RunReader, StepTable], None] | None = None,
+) -> RunEvidence:
+    """Read ``run`` as ``read_evidence``, with ``metrics``: ``ALL_METRICS`` at least.
+
+    Raises ``RankscopeError`` for unreadable input.
+    """
+
+    def report(done: int, of: int) -> None:
+        tell(Progress("reading the records of all ranks", done, of))
+
+    return read_evidence(run, report=report, metrics=metrics, on_records=on_records)
+
+
+@collector_paused()
+def write_derived(evidence: RunEvidence, folder: Path, tell: Tell) -> None:
+    """Analyse a run that has been read and write the result into ``folder``. Raises as ``derive``."""
     tell(Progress("judging"))
     write_analysis(analysis_of(evidence), folder)
     write_delays(evidence, folder)
@@ -66,7 +89,6 @@ def derive(run: Path, folder: Path, tell: Tell, metrics: Collection[str] = ALL_M
     write_topology(evidence, folder)
     write_reports(evidence, folder)
     write_steps(evidence, folder)
-    return evidence
 
 
 def write_analysis(analysis: Analysis, folder: Path) -> None:
@@ -96,18 +118,17 @@ def write_reports(run: RunEvidence, folder: Path) -> None:
 def write_steps(run: RunEvidence, folder: Path) -> None:
     """Write every metric that has any value. The samples must have been written before."""
     writer = TileWriter(folder / STEPS)
-    writer.fill(run.ranks, run.table.steps, _of_every_step(run, folder / HARDWARE))
+    same = {f"own_{phase}_us": f"{phase}_us" for phase in PHASES if run.table.is_same(f"own_{phase}_us", f"{phase}_us")}
+    writer.fill(run.ranks, run.table.steps, _of_every_step(run, folder / HARDWARE, without=same), same)
     publish_steps(run, folder, writer, TileWriter(folder / PROFILED))
 
 
 def publish_steps(
     run: RunEvidence, folder: Path, steps: TileWriter, profiled: TileWriter, *, before: Trend | None = None, since: float = 0
 ) -> Trend:
-    """Add the values from comparing ranks and from windows, publish the matrices, and write and return the trend."""
+    """Add the values from windows, publish the matrices, and write and return the trend."""
     for writer in (steps, profiled):
         writer.add_ranks(run.ranks)
-    for numbers, values in imposed_values(run):
-        steps.put("imposed_wait_us", numbers, values)
     steps.publish()
     windows = window_values(run)
     profiled.add_steps(windows.steps)
@@ -119,9 +140,12 @@ def publish_steps(
     return trend
 
 
-def _of_every_step(run: RunEvidence, samples: Path) -> Iterator[tuple[str, Stored]]:
-    yield from ((metric, run.table.stored(metric)) for metric in METRICS if run.table.is_known(metric))
+def _of_every_step(run: RunEvidence, samples: Path, *, without: Collection[str]) -> Iterator[tuple[str, Stored]]:
+    known = (metric for metric in METRICS if metric not in without and run.table.is_known(metric))
+    yield from ((metric, run.table.stored(metric)) for metric in known)
     yield from sample_values(samples, run.infos, run.table).items()
+    if run.compared:
+        yield "imposed_wait_us", imposed_values(run)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from rankscope.dashboards.store.derive import (
     write_topology,
 )
 from rankscope.dashboards.store.footprint import footprint
+from rankscope.dashboards.store.matrices import imposed_values
 from rankscope.dashboards.store.samples import SampleWriter, sample_values
 from rankscope.dashboards.store.tiles import TileWriter
 from rankscope.runs.follow import StartOverError, StreamFollower
@@ -191,6 +192,8 @@ class _FollowedTiles:
         self.writer.add_ranks(run.ranks)
         for metric, matrix in sample_values(self._folder / HARDWARE, run.infos, run.table).items():
             self.writer.put(metric, run.table.steps, matrix)
+        if run.compared:
+            self.writer.put("imposed_wait_us", run.table.steps, imposed_values(run))
         self._trend = publish_steps(run, self._folder, self.writer, self._profiled, before=self._trend, since=self._since)
         self._since = math.inf
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -74,25 +74,30 @@ def window_values(run: RunEvidence) -> StepValues:
     return StepValues(steps, {name: values for name, values in metrics.items() if np.isfinite(values).any()})
 
 
-def imposed_values(run: RunEvidence) -> Iterator[tuple[NDArray[np.int64], Values]]:
-    """Yield ``imposed_wait_us`` per comparable group of ranks: the steps, and [ranks, steps], NaN for ranks outside the group."""
+def imposed_values(run: RunEvidence) -> Values:
+    """Return ``imposed_wait_us`` by comparing ranks, [ranks, steps of the table]; NaN where ranks cannot be compared."""
+    values = np.full((len(run.ranks), len(run.table.steps)), np.nan, np.float32)
     for judged in run.compared:
         last, wait = imposed_by_step(judged)
-        values = np.full((len(run.ranks), len(wait)), np.nan, np.float32)
-        values[judged.rows] = 0
-        values[judged.rows[last], np.arange(len(wait))] = wait
-        yield judged.table.steps, values
+        columns = np.searchsorted(run.table.steps, judged.table.steps)
+        for row in judged.rows:
+            values[row, columns] = 0
+        values[judged.rows[last], columns] = wait
+    return values
 
 
 def _breakdowns(ranks: Sequence[int], windows: Mapping[int, Reduction], steps: NDArray[np.int64]) -> dict[str, Values]:
-    values = {name: np.full((len(ranks), len(steps)), np.nan, np.float32) for name in _WINDOW_METRICS}
     column = {int(step): at for at, step in enumerate(steps)}
-    for row, rank in enumerate(ranks):
-        for breakdown in windows[rank].breakdowns:
-            if (at := column.get(breakdown.step)) is not None:
-                for name, matrix in values.items():
-                    value = _value(breakdown, name)
-                    matrix[row, at] = np.nan if value is None else value
+    places = [
+        (row, at, breakdown)
+        for row, rank in enumerate(ranks)
+        for breakdown in windows[rank].breakdowns
+        if (at := column.get(breakdown.step)) is not None
+    ]
+    rows, columns = [row for row, _, _ in places], [at for _, at, _ in places]
+    values = {name: np.full((len(ranks), len(steps)), np.nan, np.float32) for name in _WINDOW_METRICS}
+    for name, matrix in values.items():
+        matrix[rows, columns] = np.array([_value(breakdown, name) for _, _, breakdown in places], np.float32)  # None is NaN
     return values
 
 

@@ -44,6 +44,8 @@ class TilesMeta(msgspec.Struct, frozen=True):
     """Number of written steps; the last block may have room for more."""
     metrics: list[str]
     generation: int = 0
+    same: dict[str, str] = {}
+    """Metrics without files of their own, and the metric that has their values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +106,16 @@ class Tiles:
 
     def _is_whole(self, metric: str) -> bool:
         values = _blocks_of(self.meta.columns) * len(self.meta.ranks) * BLOCK_STEPS
-        files = ((every, self._folder / _file(metric, every, self.meta.generation)) for every in LEVELS)
+        files = ((every, self._path(metric, every)) for every in LEVELS)
         return all(file.stat().st_size >= values // every * np.dtype(np.float32).itemsize for every, file in files)
+
+    def _path(self, metric: str, every: int) -> Path:
+        return self._folder / _file(self.meta.same.get(metric, metric), every, self.meta.generation)
 
     def _blocks(self, metric: str, every: int) -> Values:
         shape = (_blocks_of(self.meta.columns), len(self.ranks), BLOCK_STEPS // every)
         try:
-            return np.memmap(self._folder / _file(metric, every, self.meta.generation), np.float32, "r", shape=shape)
+            return np.memmap(self._path(metric, every), np.float32, "r", shape=shape)
         except (OSError, ValueError) as error:
             raise InputError(self._folder, f"cached matrices cannot be read: {error}") from error
 
@@ -126,16 +131,24 @@ class TileWriter:
         self._ranks: list[int] = []
         self._steps: NDArray[np.int64] = np.empty(0, np.int64)
         self._metrics: set[str] = set()
+        self._same: dict[str, str] = {}
         self._generation = _generation(folder) + 1
         """Part of the files' names, so that files that readers have open are never moved."""
         self._open: dict[tuple[str, int], Values] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def fill(
-        self, ranks: Sequence[int], steps: NDArray[np.int64], matrices: Iterable[tuple[str, NDArray[np.floating[Any]]]]
+        self,
+        ranks: Sequence[int],
+        steps: NDArray[np.int64],
+        matrices: Iterable[tuple[str, NDArray[np.floating[Any]]]],
+        same: Mapping[str, str] | None = None,
     ) -> None:
-        """Write whole metrics, [ranks, steps]; the writer must not have written anything before."""
-        self._ranks, self._steps = list(ranks), np.asarray(steps, np.int64)
+        """Write whole metrics, [ranks, steps]; the writer must not have written anything before.
+
+        ``same``: further metrics with the values of one of these, which are not written and never change.
+        """
+        self._ranks, self._steps, self._same = list(ranks), np.asarray(steps, np.int64), dict(same or {})
         cores = len(os.sched_getaffinity(0))
         # Threads suffice: numpy's loops and file writes release the GIL.
         with ThreadPoolExecutor(cores, thread_name_prefix="tiles") as pool:
@@ -216,7 +229,8 @@ class TileWriter:
         steps = f"steps.{self._generation}.i64"
         # Replaced, not overwritten: a reader between the two would find it cut off.
         replace_file(self.folder / steps, self._steps.tobytes(), sync=False)
-        meta = TilesMeta(self._ranks, len(self._steps), sorted(self._metrics), self._generation)
+        metrics = sorted({*self._metrics, *self._same})
+        meta = TilesMeta(self._ranks, len(self._steps), metrics, self._generation, self._same)
         replace_file(self.folder / _META, msgspec.json.encode(meta), sync=False)
         for file in self.folder.glob("*.*.*"):
             if f".{self._generation}." not in file.name and file.suffix in (".f32", ".i64"):

@@ -136,7 +136,8 @@ class _LinkedCollectives:
         self.clocks, self.base_ns = clocks, base_ns
         for match in matching.matches:
             waited = waiting_of(match, clocks)
-            keys = self._add(match, last=next(iter(waited.values())).last, spread_ns=_spread(match, clocks))
+            spread_us = max(wait.wait_us for wait in waited.values())
+            keys = self._add(match, last=next(iter(waited.values())).last, spread_ns=round(spread_us * 1000))
             self.wait_ns |= {keys[rank]: max(0, round(wait.wait_us * 1000)) for rank, wait in waited.items()}
         for match in matching.directed:
             self._add(match)
@@ -174,10 +175,6 @@ class _LinkedCollectives:
     def on_clock(self, rank: int, unix_ns: int) -> int:
         """Return a time of a rank in nanoseconds since the window began."""
         return self.clocks.correct(rank, unix_ns) - self.base_ns
-
-
-def _spread(match: Match, clocks: Clocks) -> int:
-    return round(max(wait.wait_us for wait in waiting_of(match, clocks).values()) * 1000)
 
 
 def _name(match: Match, *, matched: bool) -> str:

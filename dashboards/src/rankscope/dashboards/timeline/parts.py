@@ -112,8 +112,9 @@ def parts_of(lane: int, recorded: RecordedIntervals) -> Parts:
         remaining_kind,
     )
     about = np.full(len(kind), NOBODY)
-    for at in np.argsort(arrivals, kind="stable"):
-        first, past = np.searchsorted(edges, recorded.collectives[at])
+    places = np.searchsorted(edges, recorded.collectives).tolist()
+    for at in np.argsort(arrivals, kind="stable").tolist():
+        first, past = places[at]
         about[first:past] = recorded.numbers[at]
     opens = np.concatenate(([True], (kind[1:] != kind[:-1]) | (about[1:] != about[:-1])))
     begin = np.flatnonzero(opens)

@@ -6,11 +6,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Final
-
-import flask
+from typing import TYPE_CHECKING, Final
 
 from rankscope.dashboards.words.inert import sanitize
+
+if TYPE_CHECKING:  # the report has the views without a server
+    import flask
 
 Network = IPv4Network | IPv6Network
 

@@ -50,22 +50,31 @@ class StepRecords:
 
 
 @collector_paused()
-def make_answer(run: Path, folder: Path, tell: Tell, records: StepRecords | None = None) -> None:
+def make_answer(run: Path, folder: Path, tell: Tell) -> None:
     """Simulate the last attempt of ``run`` and write the answer into ``folder``. Raises ``InputError``, and ``OSError`` if it
-    cannot write. ``records``: step records that have been read already.
+    cannot write.
     """
+    write_answer(answer_of(run, tell), folder)
+
+
+def answer_of(run: Path, tell: Tell, records: StepRecords | None = None) -> WhatIfAnswer:
+    """Simulate the last attempt of ``run``. Raises ``InputError``. ``records``: step records that have been read already."""
     now = time.time_ns() if records is None else records.read_unix_ns
     reader = RunReader(run)
     attempts = reader.attempts()
     infos = reader.infos(attempts[-1]) if attempts else {}
     result, _ = _simulated(run, tell, None if records is None else records.table)
-    answer = WhatIfAnswer(
+    return WhatIfAnswer(
         result=result,
         accelerated=any(info.device_kind != "cpu" for info in infos.values()),
         price_per_gpu_hour=reader.info.price_per_gpu_hour,
         currency=reader.info.currency,
         made_unix_ns=now,
     )
+
+
+def write_answer(answer: WhatIfAnswer, folder: Path) -> None:
+    """Write what ``read_answer`` reads. Raises ``OSError``."""
     (folder / ANSWER).write_bytes(msgspec.json.encode(inert_record(answer)))
 
 
@@ -82,20 +91,20 @@ def make_combinations(run: Path, folder: Path, tell: Tell) -> None:
 
 
 def _simulated(run: Path, tell: Tell, table: StepTable | None = None) -> tuple[WhatIf, Chain | None]:
-    tell(Progress(_SIMULATING))
+    tell(Progress(SIMULATING))
     return whatif_with_chain(
         NamedRun(run, None),
         CostTerms(accelerated=True, world_size=1),
-        lambda done, of: tell(Progress(f"{_SIMULATING}: reading ranks", done, of)),
+        lambda done, of: tell(Progress(f"{SIMULATING}: reading ranks", done, of)),
         table=table,
     )
 
 
-_SIMULATING: Final = "simulating the run without its stragglers"
+SIMULATING: Final = "simulating the run without its stragglers"
 
 
 def read_answer(folder: Path) -> WhatIfAnswer:
-    """Read the answer that ``make_answer`` wrote. Raises ``InputError``."""
+    """Read the answer that ``write_answer`` wrote. Raises ``InputError``."""
     return read_json(folder / ANSWER, WhatIfAnswer, "the cached what-if")
 
 

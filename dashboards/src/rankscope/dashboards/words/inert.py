@@ -34,8 +34,9 @@ def sanitize(text: str, limit: int = MAX_NAME) -> str:
     surrogates) are written as escapes: ``\u202e``.
     """
     text = shortened(text, limit)
-    if not text.isprintable():
-        text = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+    if text.isprintable():
+        return text
+    text = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
     return shortened(text, limit)
 
 

@@ -191,7 +191,7 @@ def _waiting(typical: _Typical, *, in_bubble: bool) -> dict[PartName, float | No
     table = typical.table
     judged = np.zeros(len(table.steps), dtype=bool)
     judged[typical.steps] = True
-    own = table.columns(judged).stored("own_us")
+    own = replace(table, start_unix_ns=None, tags={}).columns(judged).stored("own_us")  # no copy of starts and tags
     if len(typical.ranks) < len(own):
         own = own[typical.ranks]
     # Where a rank lacks a record, the others may have waited for it: its time is estimated, as for the verdict.

@@ -43,7 +43,7 @@ class ActivityTimes:
     @property
     def is_present(self) -> bool:
         """Whether any step of these ranks has the tag."""
-        return bool(self.table.tagged(self.tag)[self.rows].any())
+        return _is_tagged(self.table, self.tag, self.rows)
 
     def in_steps(self, steps: slice) -> Matrix:
         """Return the time in some of the steps, [ranks, steps]; 0 without the tag."""
@@ -52,6 +52,8 @@ class ActivityTimes:
     def by_phase(self, steps: slice) -> dict[Phase, Matrix]:
         """Return the time in some of the steps by phase, [ranks, steps] each. Measured time counts as time between the steps."""
         tagged = self.table.tagged(self.tag)[self.rows, steps]
+        if not tagged.any():  # tags are rare: most blocks of steps have none
+            return {phase: np.zeros(tagged.shape) for phase in self.phases}
         return {
             phase: _times(
                 tagged,
@@ -98,6 +100,13 @@ def _times(
     return np.where(tagged, times, 0.0)
 
 
+def _is_tagged(table: StepTable, tag: str, rows: NDArray[np.intp]) -> bool:
+    if tag not in table.tags:
+        return False
+    of_ranks: NDArray[np.bool_] = np.logical_or.reduce(table.tags[tag], axis=1)
+    return bool(of_ranks[rows].any())
+
+
 def phase_metric(phase: Phase, *, own: bool) -> str:
     """Return the metric of the own or the wall time in a phase."""
     return f"{'own_' if own else ''}{phase}_us"
@@ -110,9 +119,9 @@ def activity_times(
 
     ``needed``: ranks whose times are asked for, [ranks]; those of the others need not be read, and are 0.
     """
-    tagged = table.tagged(tag)
-    if not tagged[rows].any():
+    if not _is_tagged(table, tag, rows):
         return ActivityTimes(table, tag, rows, {}, own)
+    tagged = table.tagged(tag)
     needed = np.ones(len(rows), dtype=bool) if needed is None else needed
     # At random: tags are often periodic, and a stride could meet only tagged steps.
     count = len(table.steps)

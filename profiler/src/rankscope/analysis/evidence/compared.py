@@ -168,9 +168,9 @@ def waits(judged: StepOwnTimes) -> tuple[NDArray[np.intp], Matrix]:
 
 def _waits(judged: StepOwnTimes, steps: slice) -> Matrix:
     own = judged.own[:, steps].astype(np.float64)
-    blocked = judged.table.some("blocked_us", steps)[judged.rows].astype(np.float64)
-    wait: Matrix = np.minimum(own.max(axis=0) - own, np.nan_to_num(blocked)).clip(min=0)
-    return wait
+    blocked = judged.table.some("blocked_us", steps, judged.rows)
+    wait: Matrix = np.minimum(own.max(axis=0) - own, np.where(np.isnan(blocked), blocked.dtype.type(0), blocked))
+    return np.maximum(wait, 0.0, out=wait)
 
 
 def imposed_by_step(judged: StepOwnTimes, *, without: Sequence[int] = ()) -> tuple[NDArray[np.intp], NDArray[np.float64]]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.evidence.order import Leaders, leaders
+from rankscope.analysis.evidence.order import ALL, Leaders, Rows, leaders
 from rankscope.analysis.evidence.step_table.steps import Stored
 
 Times = NDArray[np.float64]
@@ -41,7 +41,7 @@ class Lateness:
         return cls(Leaders.joined(part.leaders for part in parts), np.concatenate(middles))
 
 
-def lateness(own: Stored) -> Lateness:
+def lateness(own: Stored, rows: Rows = ALL) -> Lateness:
     """Return the lateness at each step of own times [ranks, steps] without NaN; ``leaders.ordered`` has the shortest first."""
-    first = leaders(own, places=[0, (len(own) - 1) // 2])
+    first = leaders(own, rows, places=[0, (len(own[rows, :1]) - 1) // 2])
     return Lateness(first, first.ordered[1].astype(np.float64))

@@ -95,7 +95,9 @@ def _over(block: StretchBlock, name: str, values: Stored | None = None) -> Matri
     """
     if values is None:
         values = block.graph.values(name, block.steps)
-    return np.nan_to_num(block.over_middle(name, values), posinf=0.0)
+    excess = block.over_middle(name, values)
+    excess[~np.isfinite(excess)] = 0.0
+    return excess
 
 
 def _placed(block: StretchBlock, excess: Matrix) -> Matrix | None:

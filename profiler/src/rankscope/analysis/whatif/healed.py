@@ -29,7 +29,7 @@ class HealingSavings:
         }
         """Ranks of each host that take part in its slowness; all where none does."""
         self._excess = dict(zip(self.ranks, excess.tolist(), strict=True))
-        self._healing = Healing(times, max([slowest_count(len(self.ranks)), *map(len, self.hosts.values())]))
+        self._healing = Healing(times, max([slowest_count(len(self.ranks)), *map(len, self.hosts.values())]), often=True)
         self._at_most_us: Callable[[Sequence[int]], float] = lambda ranks: at_most_us(ranks, times)
         self._per_step = per_step
 

@@ -213,8 +213,19 @@ def _some(names: Sequence[str], metrics: Collection[str]) -> bool:
 
 def entries_of(tags: Tags, steps: NDArray[np.int64]) -> dict[str, NDArray[np.intp]]:
     """Return the positions in ``steps`` that have each tag."""
-    entries_by_tag = {tag: np.flatnonzero(np.isin(steps, tagged)) for tag, tagged in tags.items()}
+    if (steps[1:] > steps[:-1]).all():  # as usual; several times as fast
+        entries_by_tag = {tag: _places_in(steps, np.unique(tagged)) for tag, tagged in tags.items()}
+    else:
+        entries_by_tag = {tag: np.flatnonzero(np.isin(steps, tagged)) for tag, tagged in tags.items()}
     return {tag: entries for tag, entries in entries_by_tag.items() if len(entries)}
+
+
+def _places_in(ascending: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Return the positions of those of the ``values`` that are there."""
+    places = np.searchsorted(ascending, values)
+    places, values = places[places < len(ascending)], values[places < len(ascending)]
+    found: NDArray[np.intp] = places[ascending[places] == values]
+    return found
 
 
 def tags_of(events: Iterable[StepEvent]) -> Tags:
@@ -294,23 +305,18 @@ def _times(
         blocked[:, ~has_blocked] = np.nan
     total = blocked.sum(axis=0)
     times[0], times[1], times[2] = step, accounted_wall - total, total
+    if phases is None and not len(of_blocked):
+        return frozenset()
+    waited: NDArray[np.bool_] = blocked.any(axis=1)  # type: ignore[assignment]  # NaN counts as something
     if len(of_blocked):
-        of_blocked[:] = np.where(_waited(blocked)[:, None], blocked, np.nan)
+        of_blocked[:] = np.where(waited[:, None], blocked, np.nan)
     if phases is None or clock is None:
         return frozenset()
     of_phases[: len(PHASES)] = phases
     np.subtract(clock, blocked, out=of_phases[len(PHASES) :])
     if clock is not phases:
         return frozenset()
-    return frozenset(
-        f"own_{phase}_us" for phase, has_waits in zip(PHASES, _waited(blocked).tolist(), strict=True) if not has_waits
-    )
-
-
-def _waited(blocked: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Return the phases with waiting, [phases]; NaN counts as something."""
-    waited: NDArray[np.bool_] = blocked.any(axis=1)  # type: ignore[assignment]
-    return waited
+    return frozenset(f"own_{phase}_us" for phase, has_waits in zip(PHASES, waited.tolist(), strict=True) if not has_waits)
 
 
 def _of_phases(rows: ColumnRows, prefix: str = "") -> NDArray[np.float32]:
@@ -359,11 +365,11 @@ def _valid_metrics(names: Sequence[str], values: NDArray[np.float32], metrics: C
     if len(chosen) < len(names):
         values, names = values[chosen], [names[at] for at in chosen]
     most = np.array([MAX_US if name.endswith("_us") else _MOST_OTHER for name in names], np.float32)
-    absurd = np.abs(values) >= most[:, None]
-    if absurd.any():
-        values[absurd] = np.nan
-    is_recorded = np.logical_not(np.isnan(values).all(axis=1))
-    return {name: row for name, row, is_known in zip(names, values, is_recorded, strict=True) if is_known}
+    largest, least = (extreme.reduce(values, axis=1, initial=np.nan) for extreme in (np.fmax, np.fmin))  # NaN where all are
+    if (largest >= most).any() or (least <= -most).any():
+        values[np.abs(values) >= most[:, None]] = np.nan
+        largest = np.fmax.reduce(values, axis=1)
+    return {name: row for name, row, is_unknown in zip(names, values, np.isnan(largest), strict=True) if not is_unknown}
 
 
 def _memory(rows: ColumnRows) -> NDArray[np.float64]:

@@ -114,6 +114,10 @@ class Matrices(Mapping[str, Matrix]):
         unknown: NDArray[np.float32] = np.broadcast_to(np.float32(np.nan), (len(ranks), len(self._kept_columns[steps])))
         return unknown
 
+    def is_same(self, metric: str, other: str) -> bool:
+        """Return whether two metrics share one stored matrix."""
+        return metric in self._stored and self._stored[metric] is self._stored.get(other)
+
     def __iter__(self) -> Iterator[str]:
         return iter(METRICS)
 
@@ -292,6 +296,10 @@ class StepTable:
     def is_known(self, metric: str) -> bool:
         """Return whether a metric may have known values."""
         return metric in self.values.recorded if isinstance(self.values, Matrices) else metric in self.values
+
+    def is_same(self, metric: str, other: str) -> bool:
+        """Return whether two metrics share one matrix: own time in a phase in which no rank ever waited."""
+        return isinstance(self.values, Matrices) and self.values.is_same(metric, other)
 
     def some(self, metric: str, steps: slice, rows: NDArray[np.intp] | None = None) -> Stored:
         """Return ``stored`` for some of the steps, and only for the ranks in ``rows`` if given.

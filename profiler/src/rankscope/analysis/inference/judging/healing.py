@@ -42,10 +42,12 @@ def gain_of(times: OwnTimes, slow: NDArray[np.bool_]) -> Gain:
 class Healing:
     """What healing ranks of ``times`` saves, for any choice of few of them. This is the one definition of it."""
 
-    def __init__(self, times: OwnTimes, most: int) -> None:
-        """``most``: largest number of ranks that are healed together; fewer than all."""
+    def __init__(self, times: OwnTimes, most: int, *, often: bool = False) -> None:
+        """``most``: largest number of ranks healed together, fewer than all. ``often``: whether ``gain`` is called many times."""
         count = len(times.own)
         self._times = times
+        # ``gain`` reads whole rows, which may be far apart in memory: a copy takes as long as some calls.
+        self._own = np.ascontiguousarray(times.own) if often else times.own
         # Without so many ranks, the middle and the longest own time are at most so many places from those of all ranks.
         self._middle = range((count - most - 1) // 2, (count + most) // 2 + 1)
         self._longest = range(count - most - 1, count)
@@ -74,7 +76,7 @@ class Healing:
 
     def _of_others(self, slow: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the longest and the middle own time of the ranks that are not ``slow``, both [steps]."""
-        ascending = np.sort(self._times.own[slow], axis=0)
+        ascending = np.sort(self._own[slow], axis=0)
         middle, longest = np.split(self._leading.ordered, [len(self._middle)])
         steps, others = np.arange(longest.shape[1]), int((~slow).sum())
         middles = []
@@ -90,7 +92,7 @@ class Healing:
 
     def _step_without(self, slow: NDArray[np.bool_]) -> tuple[NDArray[np.float64], float]:
         """Return the longest own time at each step, [steps], were the ranks ``slow`` healed, and ``Gain.estimated``."""
-        own = self._times.own
+        own = self._own
         others, steps = np.flatnonzero(~slow), own.shape[1]
         longest, middle = self._of_others(slow)
         sample = others[:: max(1, len(others) // _DRAWS)]
@@ -129,7 +131,7 @@ class Healing:
         It is half of their mean difference: the lead of the rank that is not ``slow`` or, if that is more, half of how far the
         difference of the two is from its middle.
         """
-        own, leading = self._times.own, self._leading
+        own, leading = self._own, self._leading
         difference = own[0].astype(np.float64) - own[1]
         parts = [difference[part] for part in block_slices(len(difference))]
         noise = 0.5 * float(np.concatenate([np.abs(part - np.median(part)) for part in parts]).mean())

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.compared import OwnTimes
 from rankscope.analysis.evidence.lateness import lateness
+from rankscope.analysis.evidence.order import ALL
 from rankscope.analysis.inference.judging.healing import far_steps
 from rankscope.analysis.inference.judging.slow import SlowRanks
 from rankscope.analysis.result.text import OUTLIERS
@@ -60,13 +61,12 @@ def moving_waits(times: OwnTimes, without: Sequence[int] = ()) -> MovingWait:
     """Return the waiting for whichever rank is last. ``without``: ranks that are named already; they neither wait nor delay."""
     ranks = times.ranks
     rows = np.array([row for row, rank in enumerate(ranks) if rank not in without])
-    own = times.own if len(rows) == len(times.own) else times.own[rows]
-    late = lateness(own)
+    late = lateness(times.own, rows if len(rows) < len(ranks) else ALL)
     leading, wait = late.leaders, late.lost
     # Exponential noise, the worst common kind, leads by half of that.
-    usual = (leading.largest - leading.ahead - leading.ordered[0]) / max(1, len(own) - 2)
+    usual = (leading.largest - leading.ahead - leading.ordered[0]) / max(1, len(rows) - 2)
     is_outlying = leading.ahead >= np.maximum(5 * usual, 0.15 * times.wall_us)
-    imposed = np.bincount(leading.rows, weights=wait, minlength=len(own))
+    imposed = np.bincount(leading.rows, weights=wait, minlength=len(rows))
     total = float(imposed.sum())
     order = np.argsort(-imposed, kind="stable").tolist()
     return MovingWait(
@@ -74,6 +74,6 @@ def moving_waits(times: OwnTimes, without: Sequence[int] = ()) -> MovingWait:
         last=rows[leading.rows],
         affected=far_steps(wait),
         certainty=1 - mean_of(wait).chance_below(MOST_WAITING * times.wall_us),
-        outlying=float(is_outlying.mean()) if len(own) > 3 else 0.0,
+        outlying=float(is_outlying.mean()) if len(rows) > 3 else 0.0,
         shares={ranks[rows[row]]: float(imposed[row]) / total for row in order if imposed[row] > 0} if total > 0 else {},
     )

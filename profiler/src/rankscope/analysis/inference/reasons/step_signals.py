@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.causes import row_of
-from rankscope.analysis.evidence.activities import ACTIVITIES, activity_times, phase_metric
+from rankscope.analysis.evidence.activities import ACTIVITIES, ActivityTimes, activity_times, phase_metric
 from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.evidence.step_table.steps import StepTable, Stored
 from rankscope.analysis.inference.judging.significance import block_slices
@@ -144,13 +144,17 @@ class _ComparedRank:
             activities.append(
                 _WorkExcess(
                     cause,
-                    excess=_beyond(by_step(times.in_steps(slice(None))[:, steps])),
+                    excess=self._time_beyond(times, steps),
                     share=float(tagged[self.row, steps].mean()),
                     share_of_peers=float(tagged[np.ix_(self.others, steps)].mean()),
                     is_measured=times.is_measured(0, steps & tagged[self.row]),
                 )
             )
         return activities
+
+    def _time_beyond(self, times: ActivityTimes, wanted: NDArray[np.bool_]) -> NDArray[np.float64]:
+        blocks = of_blocks(self.table.profiled.shape, lambda steps: _beyond(by_step(times.in_steps(steps)[:, wanted[steps]])))
+        return np.concatenate(blocks)
 
     def profiler_us(self, steps: NDArray[np.bool_]) -> float:
         """Return the part of the own excess that comes with the script's own profiler: 0 unless it is on in most of the steps on
