@@ -31,12 +31,12 @@ TEST_ARGS ?=
 GPU_ARGS ?=
 SETUP = PYTHON="$(PYTHON)" TORCH="$(TORCH)" TORCH_ARGS="$(TORCH_ARGS)" VENV_ARGS="$(VENV_ARGS)" sh scripts/setup
 BIN = .venv/bin
-FOLDERS = exporter/src profiler/src dashboards/src alerts/src cli/src tests
+FOLDERS = exporter/src profiler/src dashboards/src alerts/src cli/src tests benchmarks
 PYTEST = $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --instafail
 # They run tests, and need .venv.
 OF_TESTS = benchmarks.gpu.gpu benchmarks.gpu.gpu_nccl
 BENCHMARKS = $(subst /,.,$(basename $(shell grep -l "^if __name__" benchmarks/*/*.py)))
-CODE = $(FOLDERS) benchmarks profiler/examples scripts/*.py
+CODE = $(FOLDERS) profiler/examples scripts/*.py
 
 # Tests start hundreds of Python processes; without stored bytecode each of them compiles rankscope first.
 unexport PYTHONDONTWRITEBYTECODE

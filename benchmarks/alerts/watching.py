@@ -90,8 +90,8 @@ class Times:
 def slow_in(own: Own) -> SlowRanks | None:
     """Return the slow ranks of a look, as the verdict on a run does."""
     times = Times.of(own)
-    moving = moving_waits(times)  # type: ignore[arg-type] # it needs no table
-    return judge_ranks(times).slow or (moving.as_slow(times) if moving.stands_out else None)  # type: ignore[arg-type]
+    moving = moving_waits(times)
+    return judge_ranks(times).slow or (moving.as_slow(times) if moving.stands_out else None)
 
 
 def plausible(own: Own, firsts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -186,7 +186,7 @@ def watched(own: Own, ends: NDArray[np.int64], may_name: NDArray[np.bool_]) -> t
         return by_key[look]
 
     # An alert takes as many looks in a row: one in so many is judged first, then those around it.
-    near = set()
+    near: set[int] = set()
     for look in range(0, len(ends), FIRE_AFTER):
         if slow_at(look) is not None:
             near.update(range(max(0, look - FIRE_AFTER + 1), min(len(ends), look + FIRE_AFTER)))

@@ -142,7 +142,9 @@ class Analyser:
 
 def run(command: list[str], **options: Any) -> str:
     """Run a command and return its output. If it fails, exit with its standard error."""
-    completed = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, **options)
+    completed: subprocess.CompletedProcess[str] = subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, **options
+    )
     if completed.returncode:
         sys.exit(f"{command}: status {completed.returncode}\n{completed.stderr}")
     return completed.stdout

@@ -82,6 +82,18 @@ class Question:
     later: bool
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredQuery:
+    """A query, the size of its answer, and its least times of all repeats. ``worst_s``: the longest."""
+
+    question: Question
+    samples: int
+    series: int
+    s: float
+    worst_s: float
+    cpu_s: float
+
+
 def seconds_of(text: str) -> int:
     """Convert Grafana's ``now-6h`` or ``1m`` to seconds."""
     number, unit = re.fullmatch(r"(?:now-)?(\d+)([mh])", text).groups()  # type: ignore[union-attr]
@@ -161,21 +173,26 @@ def ask(of: FilledPrometheus, what: Question, end_s: int, **more: str) -> tuple[
     return of.query("query_range", query=what.expr, start=begin, end=end, step=what.step_s, **more)
 
 
-def measured(of: FilledPrometheus, questions: list[Question], end_s: int, repeats: int) -> list[dict[str, Any]]:
+def measured(of: FilledPrometheus, questions: list[Question], end_s: int, repeats: int) -> list[MeasuredQuery]:
     """Return the seconds of each query; the boards are queried in turn."""
-    collected = []
+    sizes: list[tuple[int, int]] = []
     report_activity(f"asking {len(questions)} queries for the first time: not counted")
     for item in questions:
         data = msgspec.json.decode(ask(of, item, end_s, stats="all")[1])["data"]
         samples = int(data["stats"]["samples"]["totalQueryableSamples"])
-        collected.append({"question": item, "s": [], "cpu_s": [], "samples": samples, "series": len(data["result"])})
+        sizes.append((samples, len(data["result"])))
+    seconds: list[list[float]] = [[] for _ in questions]
+    cpu_seconds: list[list[float]] = [[] for _ in questions]
     for repeat in range(repeats):
         report_activity(f"asking {len(questions)} queries, {repeat + 1} of {repeats}")
-        for item in collected:
+        for item, item_seconds, item_cpu_seconds in zip(questions, seconds, cpu_seconds, strict=True):
             before = of.cpu_s()
-            item["s"].append(ask(of, item["question"], end_s)[0])
-            item["cpu_s"].append(of.cpu_s() - before)
-    return [item | {"s": min(item["s"]), "worst_s": max(item["s"]), "cpu_s": min(item["cpu_s"])} for item in collected]
+            item_seconds.append(ask(of, item, end_s)[0])
+            item_cpu_seconds.append(of.cpu_s() - before)
+    return [
+        MeasuredQuery(item, samples, series, min(took), max(took), min(cpu))
+        for item, (samples, series), took, cpu in zip(questions, sizes, seconds, cpu_seconds, strict=True)
+    ]
 
 
 def opening(of: FilledPrometheus, questions: list[Question], end_s: int, repeats: int) -> float:
@@ -189,42 +206,42 @@ def opening(of: FilledPrometheus, questions: list[Question], end_s: int, repeats
     return round(min(collected), 3)
 
 
-def of_board(results: list[dict[str, Any]], rules: list[dict[str, Any]], rule_seconds: dict[str, float]) -> dict[str, Any]:
+def of_board(results: list[MeasuredQuery], rules: list[dict[str, Any]], rule_seconds: dict[str, float]) -> dict[str, Any]:
     """Return the figures of one board."""
-    slowest = max(results, key=lambda item: item["s"])
-    opened = [item for item in results if not item["question"].later]
+    slowest = max(results, key=lambda item: item.s)
+    opened = [item for item in results if not item.question.later]
     lines: dict[tuple[str, str], int] = {}
     for item in results:
-        key = (item["question"].kind, item["question"].panel)
+        key = (item.question.kind, item.question.panel)
         is_table = key[0] == "table"
-        lines[key] = max(lines.get(key, 0), item["series"]) if is_table else lines.get(key, 0) + item["series"]
+        lines[key] = max(lines.get(key, 0), item.series) if is_table else lines.get(key, 0) + item.series
     graph = max(((count, title) for (kind, title), count in lines.items() if kind != "table"), default=(0, ""))
     table = max(((count, title) for (kind, title), count in lines.items() if kind == "table"), default=(0, ""))
-    needed = set().union(*(rests_on(item["question"].expr, rules) for item in results))
+    needed = set().union(*(rests_on(item.question.expr, rules) for item in results))
     return {
         "queries": len(results),
         "queries_at_once": len(opened),
-        "total_s": round(sum(item["s"] for item in opened), 3),
-        "opening_cpu_s": round(sum(item["cpu_s"] for item in opened), 3),
-        "total_of_closed_rows_s": round(sum(item["s"] for item in results if item["question"].later), 3),
-        "slowest_s": round(slowest["s"], 3),
-        "slowest_cpu_s": round(max(item["cpu_s"] for item in results), 3),
-        "slowest": slowest["question"].panel,
-        "worst_s_of_any": round(max(item["worst_s"] for item in results), 3),
-        "samples": sum(item["samples"] for item in results),
-        "series": sum(item["series"] for item in results),
+        "total_s": round(sum(item.s for item in opened), 3),
+        "opening_cpu_s": round(sum(item.cpu_s for item in opened), 3),
+        "total_of_closed_rows_s": round(sum(item.s for item in results if item.question.later), 3),
+        "slowest_s": round(slowest.s, 3),
+        "slowest_cpu_s": round(max(item.cpu_s for item in results), 3),
+        "slowest": slowest.question.panel,
+        "worst_s_of_any": round(max(item.worst_s for item in results), 3),
+        "samples": sum(item.samples for item in results),
+        "series": sum(item.series for item in results),
         "most_lines_of_a_graph": [graph[1], graph[0]],
         "most_rows_of_a_table": [table[1], table[0]],
         "without_rules_more_s": round(sum(rule_seconds[name] for name in needed), 3),
         "slowest_queries": [
             {
-                "panel": item["question"].panel,
-                "s": round(item["s"], 3),
-                "cpu_s": round(item["cpu_s"], 3),
-                "samples": item["samples"],
-                "series": item["series"],
+                "panel": item.question.panel,
+                "s": round(item.s, 3),
+                "cpu_s": round(item.cpu_s, 3),
+                "samples": item.samples,
+                "series": item.series,
             }
-            for item in sorted(results, key=lambda item: -item["s"])[:5]
+            for item in sorted(results, key=lambda item: -item.s)[:5]
         ],
     }
 
@@ -286,7 +303,7 @@ def main() -> None:
             }
             once = [prometheus.query("query", query=rule["expr"], time=end_s)[0] for rule in rules]
     of_boards = {
-        uid: {"opens_s": opens[uid], **of_board([item for item in result if item["question"].board == uid], rules, rule_seconds)}
+        uid: {"opens_s": opens[uid], **of_board([item for item in result if item.question.board == uid], rules, rule_seconds)}
         for uid in sorted(boards)
     }
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
@@ -298,7 +315,7 @@ def main() -> None:
         "scrape_interval_s": args.interval,
         "boards": of_boards,
         "all_recording_rules_once_s": round(sum(once), 3),
-        "queries_without_a_series": sum(item["series"] == 0 for item in result),
+        "queries_without_a_series": sum(item.series == 0 for item in result),
     }
     environment = {
         "python": platform.python_version(),

@@ -32,6 +32,9 @@ from rankscope.profiler.helper.publishing.metrics_publisher import render, sampl
 from rankscope.profiler.helper.publishing.totals import Totals
 from rankscope.runs.records import PhaseTimes
 
+Page = dict[tuple[str, tuple[tuple[str, str], ...]], tuple[float, str]]
+"""Value and type of each series of a page, by its name and labels."""
+
 GPUS = 8
 SLOW_RANK = 2
 BETWEEN_S = 10.0
@@ -126,7 +129,7 @@ def _idle(state: State) -> State:
     return {key: value for key, value in (state | nothing).items() if key not in ("process.0", "process_util.0")}
 
 
-def _page(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], tuple[float, str]]:
+def _page(url: str) -> Page:
     with urllib.request.urlopen(url, timeout=10) as answer:
         text = answer.read().decode()
     return {
@@ -136,7 +139,7 @@ def _page(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], tuple[float
     }
 
 
-def _lines(before: dict, after: dict, seconds: float, job: str, port: int) -> Iterator[PageSeries]:  # type: ignore[type-arg]
+def _lines(before: Page, after: Page, seconds: float, job: str, port: int) -> Iterator[PageSeries]:
     for (name, labels), (value, kind) in after.items():
         was = before.get((name, labels), (value, kind))[0]
         is_counter = kind in ("counter", "histogram") or name.endswith("_total")

@@ -16,6 +16,7 @@ import json
 import platform
 import sys
 from collections import Counter
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
@@ -85,7 +86,7 @@ def accusations(seeds: int) -> dict[str, Any]:
 PAUSED_STEPS_US = (40_000.0, 80_000.0, 160_000.0)
 """Step times of the runs with long pauses of 50 to 150 ms."""
 
-PLANTED = {
+PLANTED: dict[str, tuple[int, int, list[int] | None, str, Callable[[int, int], float]]] = {
     # what: (ranks, steps, slow ranks, pattern, extra share of a step of a slow rank at a step)
     "fixed, 20 % of a step": (8, 300, [1], "fixed", lambda rank, _step: 0.2 * (rank == 1)),
     "two ranks, 30 %": (8, 300, [1, 3], "fixed", lambda rank, _step: 0.3 * (rank in {1, 3})),

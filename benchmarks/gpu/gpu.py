@@ -49,6 +49,13 @@ def reason_to_skip() -> str | None:
     return None if torch.cuda.is_available() else f"torch {torch.__version__} cannot use the GPU of driver {answer.driver}"
 
 
+def nccl_version() -> str:
+    """Return the version of NCCL that torch was built with."""
+    import torch
+
+    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]  # untyped in torch
+
+
 def environment() -> dict[str, Any]:
     """Return what the figures depend on."""
     import torch
@@ -59,7 +66,7 @@ def environment() -> dict[str, Any]:
         "driver": ask_nvml().driver,
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
+        "nccl": nccl_version() if torch.distributed.is_nccl_available() else None,
         "python": platform.python_version(),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),

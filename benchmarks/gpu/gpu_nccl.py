@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.budget import budget
+from benchmarks.gpu.gpu import nccl_version
 
 from rankscope.analysis.engine import analyze
 from rankscope.base.errors import InputError
@@ -170,7 +171,7 @@ def main() -> None:
         "ranks": RANKS,
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "nccl": nccl_version(),
         "python": platform.python_version(),
         "pause_ms": PAUSE_SECONDS * 1000,
         "steps": args.steps,

@@ -173,8 +173,8 @@ def first_views(playwright: Playwright, browser: Browser, chromium: str, address
             with plains.new_page() as page:
                 seconds.append([*shown, seconds_to_draw(page, plain_url)])
         fresh, fresh_plain = seconds_of_fresh_browsers(browser, (address, plain_url), repeats)
-    returning = [list(column) for column in zip(*seconds[BEEN_HERE:], strict=True)]
-    return FirstViews(*returning, fresh=fresh, fresh_plain=fresh_plain)
+    verdict, in_view, drawn, plain = (list(column) for column in zip(*seconds[BEEN_HERE:], strict=True))
+    return FirstViews(verdict=verdict, in_view=in_view, drawn=drawn, plain=plain, fresh=fresh, fresh_plain=fresh_plain)
 
 
 @contextmanager

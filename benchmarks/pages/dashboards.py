@@ -33,8 +33,8 @@ from typing import Any
 import dash
 import httpx
 import numpy as np
-import plotly
-import plotly.graph_objects as go
+import plotly  # type: ignore[import-untyped]
+import plotly.graph_objects as go  # type: ignore[import-untyped]
 from benchmarks.common.budget import budget
 from benchmarks.common.make_run import Shape, begin_run, grow_run
 from benchmarks.common.process_memory import peak_beside, pss_bytes

@@ -20,7 +20,10 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rankscope.profiler.ring import RingWriter
 
 LONG_STEP_S = 0.05
 """Seconds that each step of ``long`` sleeps."""
@@ -58,7 +61,7 @@ class _Wrappers:
         import torch
         from torch.optim import optimizer
 
-        self._hooks = [optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks]  # noqa: SLF001
+        self._hooks: list[dict[int, Any]] = [optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks]  # noqa: SLF001
         owners = [owner for owner in _owners() if owner is not None]
         before = [dict(vars(owner)) for owner in owners]
         attach()
@@ -82,7 +85,7 @@ class _Wrappers:
         batch, backward = self._original("__next__"), self._original("backward")
         self._floor(lambda loader: batch(loader), lambda *args, **kwargs: backward(*args, **kwargs), _nothing, _nothing)  # noqa: PLW0108
 
-    def least(self, ring: Any) -> None:
+    def least(self, ring: RingWriter) -> None:
         """Install the least Python that records a step as words of a ring, without any guard.
 
         The words are eight moments, start, CPU time, and the end of the backward pass before DDP waits.
@@ -193,7 +196,12 @@ def train_blocks(run_dir: Path, blocks: int, steps: int, device: str) -> None:
     ring = RingWriter()
     with TemporaryFile(dir="/dev/shm") as file:
         ring.share(file.fileno())
-    arms = {"with": wrappers.on, "without": wrappers.off, "empty": wrappers.empty, "least": lambda: wrappers.least(ring)}
+    arms: dict[str, Callable[[], None]] = {
+        "with": wrappers.on,
+        "without": wrappers.off,
+        "empty": wrappers.empty,
+        "least": lambda: wrappers.least(ring),
+    }
     rows: dict[str, list[tuple[float, float, float]]] = {arm: [] for arm in arms}
     for number in range(blocks + 1):
         # The order alternates, so that slow changes of the machine affect all arms alike.

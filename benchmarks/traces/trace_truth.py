@@ -87,7 +87,7 @@ def main() -> None:
                 if key.partition("/")[0] != folder:
                     continue
                 rank = int(key.rpartition("rank-")[2].partition(".")[0])
-                row = next((row for row in own_result["ranks"] if row["rank"] == rank), {})
+                row: dict[str, Any] = next((row for row in own_result["ranks"] if row["rank"] == rank), {})
                 fields = [name for name in truth if name.endswith("_us")]
                 error = max(abs((row.get(name) or 0.0) - truth[name]) / (1.0 + 1e-4 * truth[name]) for name in fields)
                 worst = max(worst, error)

@@ -62,7 +62,7 @@ def loss_error(row: dict[str, Any]) -> float | None:
         or not outcome(row, "windows").startswith("right")
     ):
         return None
-    return verdict["saved_us"] / row["planted_us"] - 1
+    return float(verdict["saved_us"] / row["planted_us"] - 1)
 
 
 def share(rows: Sequence[dict[str, Any]], arm: str, *wanted: str) -> float | None:

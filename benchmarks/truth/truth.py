@@ -214,7 +214,8 @@ def record(case: CampaignCase, ms: float, folder: Path) -> Path:
 def planted_us(folder: Path) -> float:
     """Return the mean planted time of the slowest rank per step after warm-up, in microseconds."""
     ranks = [json.loads(path.read_text(encoding="utf-8"))["planted_s"] for path in sorted((folder / "truth").iterdir())]
-    return statistics.mean(max(step) for step in list(zip(*ranks, strict=True))[WARM_UP:]) * 1e6
+    slowest_s: list[float] = [max(step) for step in zip(*ranks, strict=True)]
+    return statistics.mean(slowest_s[WARM_UP:]) * 1e6
 
 
 def verdict_of(run_dir: Path) -> dict[str, Any]:
@@ -309,7 +310,7 @@ def judge_again(row: dict[str, Any], runs_folder: Path) -> dict[str, Any]:
 def base_us(case: CampaignCase, rows: Sequence[dict[str, Any]]) -> float:
     """Return the median step time of earlier jobs with the layout of the case and without a fault."""
     job = (case.layout, case.ranks, case.noise)
-    calm = [
+    calm: list[float] = [
         row["step_us"] for row in rows if row["fault"] == "none" and (row["layout"], row["ranks"], row.get("noise", False)) == job
     ]
     if not calm:

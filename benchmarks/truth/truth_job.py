@@ -280,7 +280,7 @@ def build(args: argparse.Namespace, planted: PlantedFault) -> tuple[nn.Module, C
     model: nn.Module = Model(args, planted, args.depth)
     if args.layout == "fsdp2":
         for item in model.layers:  # type: ignore[union-attr]
-            fully_shard(item)  # type: ignore[arg-type]
+            fully_shard(item)
         fully_shard(model)
     else:
         model = DistributedDataParallel(model, bucket_cap_mb=0.25)
