@@ -235,7 +235,7 @@ def _axis(run: RunEvidence, members: Sequence[int]) -> _Axis:
     if len(members) <= RANK_BY_RANK:
         return _Axis(members, [str(rank) for rank in members], np.arange(len(members)))
     host_of = run.hosts
-    hosts = [host_of.get(rank, "host not host_names") for rank in members]
+    hosts = [host_of.get(rank, "host not known") for rank in members]
     host_names = list(dict.fromkeys(hosts))
     each = -(-len(host_names) // MOST_NAMES)
     several = [host_names[at : at + each] for at in range(0, len(host_names), each)]
