@@ -509,7 +509,7 @@ def test_unnumbered_collectives_do_not_count_in_steps_that_lack_kernels(tmp_path
 
 
 @pytest.mark.parametrize("category", ["mtia_ccp_events", "privateuse1_kernel"])
-def test_on_other_devices_events_are_cut_where_they_run_one_after_the_other(tmp_path: Path, category: str) -> None:
+def test_other_devices_events_are_cut_where_they_run_one_after_another(tmp_path: Path, category: str) -> None:
     def of_device(events: list[Event]) -> list[Event]:
         return [event | {"cat": category if event["cat"] == "kernel" else "mtia_runtime"} for event in events]
 
