@@ -27,7 +27,7 @@ DEADLINE_S = 120  # generous for a busy machine; its purpose is to end a hang
 # Python to run before the exporter: shorter retry intervals ...
 IMPATIENT = (
     "import functools; from rankscope.exporter import assembly;"
-    " assembly.Patience = functools.partial(assembly.Patience, retry_s=(0.2,), survey_s=0.5, survey_retry_s=(0.2,))"
+    " assembly.FleetTimeouts = functools.partial(assembly.FleetTimeouts, retry_s=(0.2,), survey_s=0.5, survey_retry_s=(0.2,))"
 )
 # ... and listen while a driver hangs. Not for a healthy driver, whose first values a test expects at once.
 WITHOUT_FIRST_SAMPLE = "from rankscope.exporter import serving; serving._FIRST_SAMPLE_S = 0.2"
