@@ -46,8 +46,9 @@ def contradiction(
     slow, times = straggler.slow, straggler.times
     waited_us = sum(matched.blame.imposed_us.get(rank, 0.0) for rank in slow.ranks)
     victims = max(1, len(matched.blame.ranks) - len(slow.ranks))
-    saved_us = slow.gain_us * (1 if times is None else len(times.steps))
-    cost_us = max(saved_us, waited_us / victims) if times is None else saved_us
+    # The waits in collectives at the same time add up, to more than the window.
+    saved_us = min(slow.gain_us, window_us) if times is None else slow.gain_us * len(times.steps)
+    cost_us = waited_us / victims if times is None else saved_us
     if cost_us > _BEYOND * window_us:
         return f"{ranks_text(slow.ranks)} would make the others wait longer than the traces last, so clocks or times are wrong"
     # Without own times the collectives alone name a rank, and all that count are matched.
