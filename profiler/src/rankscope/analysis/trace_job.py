@@ -329,10 +329,10 @@ def _cycles_by_steps(identities: Sequence[TraceIdentity], by_rank: Mapping[int, 
     spans: list[tuple[tuple[int, int], int, int]] = []
     for rank, positions in by_rank.items():
         of_rank = [(identities[at].step_span, rank, at) for at in sorted(positions, key=lambda at: identities[at].start_ns)]
-        known = [(span, rank, at) for span, rank, at in of_rank if span is not None]
-        if len(known) < len(of_rank) or any(before[0][1] >= after[0][0] for before, after in pairwise(known)):
+        with_span = [(span, rank, at) for span, rank, at in of_rank if span is not None]
+        if len(with_span) < len(of_rank) or any(before[0][1] >= after[0][0] for before, after in pairwise(with_span)):
             return None
-        spans += known
+        spans += with_span
     if len(spans) == len(by_rank):
         return None
     last = -1

@@ -141,8 +141,8 @@ def publish_steps(
 
 
 def _of_every_step(run: RunEvidence, samples: Path, *, without: Collection[str]) -> Iterator[tuple[str, Stored]]:
-    known = (metric for metric in METRICS if metric not in without and run.table.is_known(metric))
-    yield from ((metric, run.table.stored(metric)) for metric in known)
+    known_metrics = (metric for metric in METRICS if metric not in without and run.table.is_known(metric))
+    yield from ((metric, run.table.stored(metric)) for metric in known_metrics)
     yield from sample_values(samples, run.infos, run.table).items()
     if run.compared:
         yield "imposed_wait_us", imposed_values(run)

@@ -221,11 +221,11 @@ def entries_of(tags: Tags, steps: NDArray[np.int64]) -> dict[str, NDArray[np.int
 
 
 def _places_in(ascending: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Return the positions of those of the ``values`` that are there."""
+    """Return the positions in ``ascending`` of the ``values`` that it has."""
     places = np.searchsorted(ascending, values)
     places, values = places[places < len(ascending)], values[places < len(ascending)]
-    found: NDArray[np.intp] = places[ascending[places] == values]
-    return found
+    matching_places: NDArray[np.intp] = places[ascending[places] == values]
+    return matching_places
 
 
 def tags_of(events: Iterable[StepEvent]) -> Tags:
