@@ -29,8 +29,8 @@ from benchmarks.common.budget import budget
 from rankscope.alerts.alert import Alert
 from rankscope.alerts.deliver.message import Message, messages_about
 from rankscope.alerts.deliver.outbox import Outbox
+from rankscope.alerts.deliver.secret import Secret
 from rankscope.alerts.deliver.sender import Sender
-from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.payload import Notice, payload_alert
 from rankscope.alerts.store.database import AlertStore

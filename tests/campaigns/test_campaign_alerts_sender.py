@@ -25,8 +25,8 @@ from tests.webhook_receiver import Behaviour, SimulatedClock, WebhookReceiver, a
 
 from rankscope.alerts.deliver.message import messages_about
 from rankscope.alerts.deliver.outbox import Outbox
+from rankscope.alerts.deliver.secret import Secret
 from rankscope.alerts.deliver.sender import Sender
-from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.targets import Target, TemplateName
 from rankscope.alerts.deliver.templates import TEMPLATES
 from rankscope.alerts.store.database import AlertStore

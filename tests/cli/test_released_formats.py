@@ -17,8 +17,8 @@ import pytest
 from tests.webhook_receiver import receiving
 
 from rankscope.alerts.deliver.outbox import Outbox
+from rankscope.alerts.deliver.secret import Secret
 from rankscope.alerts.deliver.sender import Sender
-from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.store.database import AlertStore
 from rankscope.alerts.store.folders import STORE_FILE

@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 from rankscope.alerts.alert import Alert, fingerprint, unix_ns
 from rankscope.alerts.deliver.endpoint import Endpoint
 from rankscope.alerts.deliver.notifiers import Alertmanager
-from rankscope.alerts.deliver.signing import Secret
+from rankscope.alerts.deliver.secret import Secret
 from rankscope.alerts.owners import ALERTS, HANG
 from rankscope.alerts.payload import NOT_ENDED, Notice, payload_alert
 from rankscope.alerts.rules.rule_file import runbooks

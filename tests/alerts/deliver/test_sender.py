@@ -23,8 +23,8 @@ from tests.webhook_receiver import Behaviour, SimulatedClock, WebhookReceiver, a
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.outbox_command import outbox
 from rankscope.alerts.deliver.retrying import AttemptResult, judge_status, pause_s
+from rankscope.alerts.deliver.secret import Secret
 from rankscope.alerts.deliver.sender import Sender
-from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.targets import Rate, Target
 from rankscope.alerts.store.database import AlertStore, StoreError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.alerts.deliver.http_courier import HttpCourier
-from rankscope.alerts.deliver.signing import Secret, SecretUnavailableError
+from rankscope.alerts.deliver.secret import Secret, SecretUnavailableError
 from rankscope.alerts.deliver.target_file import load_targets
 from rankscope.alerts.deliver.targets import Rate
 from rankscope.base.errors import InputError

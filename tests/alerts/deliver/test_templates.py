@@ -15,7 +15,7 @@ from tests.webhook_receiver import about, notice
 
 from rankscope.alerts.alert import Alert, host_of
 from rankscope.alerts.deliver.apprise_courier import AppriseCourier, text_message
-from rankscope.alerts.deliver.signing import Secret
+from rankscope.alerts.deliver.secret import Secret
 from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.deliver.templates import TEMPLATES
 from rankscope.alerts.deliver.templates.alert_texts import alert_texts

@@ -20,7 +20,7 @@ import pytest
 from standardwebhooks import Webhook
 from tests.alerts.receive.test_receiver import PAYLOAD, Client, typed
 
-from rankscope.alerts.deliver.signing import Secret
+from rankscope.alerts.deliver.secret import Secret
 from rankscope.alerts.receive.config import ReceiveSection
 from rankscope.alerts.receive.inbox import Inbox
 from rankscope.alerts.receive.settings import accepted_credentials, load_credentials, settings

@@ -18,8 +18,8 @@ from rankscope.alerts.deliver.http import http_client
 from rankscope.alerts.deliver.notifiers import Alertmanager, Webhook
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.post import DeliveryError, error_text, opaque_name, post_json, redact
+from rankscope.alerts.deliver.secret import Secret
 from rankscope.alerts.deliver.sender import Sender
-from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.targets import webhook_target
 from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.payload import Notice, Payload, payload_alert

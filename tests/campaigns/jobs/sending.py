@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from rankscope.alerts.deliver.outbox import Outbox
+from rankscope.alerts.deliver.secret import Secret
 from rankscope.alerts.deliver.sender import Sender
-from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.store.database import AlertStore
 

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.deliver.retrying import AttemptResult, not_answered
-from rankscope.alerts.deliver.signing import SecretUnavailableError
+from rankscope.alerts.deliver.secret import SecretUnavailableError
 from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.deliver.templates.alert_texts import AlertTexts, alert_texts, headline
 from rankscope.alerts.payload import Payload

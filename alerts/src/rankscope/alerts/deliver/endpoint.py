@@ -13,7 +13,7 @@ import httpx
 
 from rankscope.alerts.deliver.http import CONNECT_S, http_client
 from rankscope.alerts.deliver.post import ATTEMPT_S, DeliveryError
-from rankscope.alerts.deliver.signing import Secret, SecretUnavailableError
+from rankscope.alerts.deliver.secret import Secret, SecretUnavailableError
 from rankscope.base.errors import RankscopeError
 from rankscope.base.options import http_url
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from rankscope.alerts.deliver.endpoint import connected
 from rankscope.alerts.deliver.post import JSON, DeliveryError, NoAnswerError, post
 from rankscope.alerts.deliver.retrying import AttemptResult, judge_status, not_answered
-from rankscope.alerts.deliver.signing import ID_HEADER, SecretError, SecretUnavailableError, parse_secret, sign
+from rankscope.alerts.deliver.secret import SecretUnavailableError
+from rankscope.alerts.deliver.signing import ID_HEADER, SecretError, parse_secret, sign
 from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.deliver.templates import TEMPLATES
 

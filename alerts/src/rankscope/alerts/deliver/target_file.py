@@ -19,7 +19,8 @@ import msgspec
 from rankscope.alerts.deliver.endpoint import Endpoint
 from rankscope.alerts.deliver.post import ATTEMPT_S
 from rankscope.alerts.deliver.retrying import RETRY_FOR_S
-from rankscope.alerts.deliver.signing import Secret, SecretError, SecretPlace, SecretUnavailableError, parse_secret
+from rankscope.alerts.deliver.secret import Secret, SecretPlace, SecretUnavailableError
+from rankscope.alerts.deliver.signing import SecretError, parse_secret
 from rankscope.alerts.deliver.targets import Rate, Target, TemplateName
 from rankscope.alerts.toml_file import converted
 from rankscope.base.config_files import read_toml

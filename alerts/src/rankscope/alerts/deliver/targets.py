@@ -8,7 +8,7 @@ from typing import Literal
 from rankscope.alerts.deliver.endpoint import Endpoint
 from rankscope.alerts.deliver.post import opaque_name, redact
 from rankscope.alerts.deliver.retrying import RETRY_FOR_S
-from rankscope.alerts.deliver.signing import Secret
+from rankscope.alerts.deliver.secret import Secret
 from rankscope.alerts.payload import MAX_ALERTS
 
 TemplateName = Literal["generic", "slack", "teams", "pagerduty", "apprise"]

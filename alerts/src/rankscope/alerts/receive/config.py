@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal, TypeVar
 import click
 import msgspec
 
-from rankscope.alerts.deliver.signing import SecretPlace
+from rankscope.alerts.deliver.secret import SecretPlace
 from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.alerts.toml_file import converted
 from rankscope.base.config_files import read_toml

@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from rankscope.alerts.deliver.signing import SecretPlace
+from rankscope.alerts.deliver.secret import SecretPlace
 from rankscope.alerts.receive.config import ReceiverConfig, ReceiveSection, load_config
 from rankscope.alerts.receive.web.authentication import Credentials, RotatedSecret, no_signing_secret, too_short
 from rankscope.alerts.store.folders import receiver_state

@@ -132,7 +132,7 @@ def watch(
     """  # noqa: D301 - \b is for click
     with daemon_log(log_level, log_format), SignalHandlers() as signals:
         from rankscope.alerts.deliver.endpoint import Endpoint
-        from rankscope.alerts.deliver.signing import Secret
+        from rankscope.alerts.deliver.secret import Secret
         from rankscope.alerts.deliver.target_file import Destinations, load_destinations
         from rankscope.alerts.deliver.targets import webhook_target
         from rankscope.alerts.watch.ledger import FiringPolicy

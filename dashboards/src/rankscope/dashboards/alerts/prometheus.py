@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.alerts.deliver.post import Deadline, error_text, redact
-from rankscope.alerts.deliver.signing import Secret, SecretUnavailableError
+from rankscope.alerts.deliver.secret import Secret, SecretUnavailableError
 from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.base.errors import InputError
 from rankscope.base.text import one_line

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rankscope.alerts.deliver.signing import Secret, SecretError, SignatureError, parse_secret, signatures_in, verify
+from rankscope.alerts.deliver.secret import Secret
+from rankscope.alerts.deliver.signing import SecretError, SignatureError, parse_secret, signatures_in, verify
 from rankscope.base.errors import InputError
 from rankscope.base.http import basic_credentials, bearer_token
 from rankscope.base.problems import ProblemLog
