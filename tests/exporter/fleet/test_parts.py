@@ -18,7 +18,7 @@ from rankscope.exporter.fleet import pci
 from rankscope.exporter.fleet.call_board import CallBoard, new_board
 from rankscope.exporter.fleet.changes import Changes, merged
 from rankscope.exporter.fleet.children import Child, Children
-from rankscope.exporter.fleet.counters import ADDED_UP_BY_PROCESS, Continuity
+from rankscope.exporter.fleet.counters import ADDED_UP_BY_PROCESS, MonotonicCounters
 from rankscope.exporter.fleet.gpu_slot import GpuSlot
 from rankscope.exporter.fleet.inventory import EnergyMeter, Inventory, forget
 from rankscope.exporter.fleet.patience import FleetTimeouts
@@ -545,7 +545,7 @@ def test_counters_that_a_process_adds_up_continue_in_the_next_process() -> None:
     of_instances = {row.name for row in CATALOGUE if row.name.startswith("gpu_mig_") and row.type == "counter"}
     of_gpus = {name for name in Gpm.metrics if BY_NAME[name].type == "counter"}
     assert {*of_gpus, *of_instances, *PcieBytes.metrics, BUSY} == ADDED_UP_BY_PROCESS
-    counters = Continuity()
+    counters = MonotonicCounters()
 
     def published(*readings: Reading) -> list[float]:
         return [reading.value for reading in counters.apply(readings)]
@@ -561,7 +561,7 @@ def test_counters_that_a_process_adds_up_continue_in_the_next_process() -> None:
 
 
 def test_counters_of_the_driver_are_left_as_they_are() -> None:
-    counters = Continuity()
+    counters = MonotonicCounters()
     counters.new_process()
     counters.apply((Reading("gpu_energy_joules_total", 500.0), Reading("gpu_pcie_transmit_bytes_total", 500.0)))
     counters.new_process()

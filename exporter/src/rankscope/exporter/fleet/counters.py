@@ -23,7 +23,7 @@ ADDED_UP_BY_PROCESS: Final = frozenset(
 _Key = tuple[str, str, Labels]
 
 
-class Continuity:
+class MonotonicCounters:
     """Values that one GPU's counters have reached, over all its processes."""
 
     def __init__(self) -> None:

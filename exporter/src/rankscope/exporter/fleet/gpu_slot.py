@@ -11,7 +11,7 @@ import msgspec
 
 from rankscope.exporter.fleet.changes import merged
 from rankscope.exporter.fleet.children import Child, Children
-from rankscope.exporter.fleet.counters import Continuity
+from rankscope.exporter.fleet.counters import MonotonicCounters
 from rankscope.exporter.fleet.gpu_life import LEAVING, READING, TRANSITIONS, WITHOUT_PROCESS, Event, State
 from rankscope.exporter.fleet.inventory import EnergyMeter
 from rankscope.exporter.fleet.patience import FleetTimeouts
@@ -74,7 +74,7 @@ class GpuSlot:
         self._sample: GpuSample | None = None
         self._readings: tuple[Reading, ...] = ()
         self._took_s = 0.0
-        self._counters = Continuity()
+        self._counters = MonotonicCounters()
         self._set_down("starting", "not queried yet", time.monotonic())
 
     def remember(self, identity: GpuIdentity, meter: EnergyMeter | None) -> None:
@@ -177,7 +177,7 @@ class GpuSlot:
             return  # sent before the process noticed that it has to exit
         if isinstance(message, Opened):
             if self.identity is not None and self.identity.uuid != message.identity.uuid:
-                self._counters, self._readings = Continuity(), ()  # another GPU is in its place
+                self._counters, self._readings = MonotonicCounters(), ()  # another GPU is in its place
                 self._resets.replaced()
             if message.driver_version and self._driver_version not in ("", message.driver_version):
                 self._resets.add("exchanged", now)
