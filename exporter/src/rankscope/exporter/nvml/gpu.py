@@ -29,7 +29,7 @@ from rankscope.exporter.nvml.rows import RARELY, RowsTopic
 from rankscope.exporter.nvml.status import RECOVERY_ACTION, RetiredPages, Virtualization
 from rankscope.exporter.nvml.tables import CALLS, FIELDS
 from rankscope.exporter.nvml.utilization import BusySeconds
-from rankscope.exporter.nvml.xid_events import Xids
+from rankscope.exporter.nvml.xid_events import XidTopic
 from rankscope.exporter.source import Absent, CollectorRun, GpuIdentity, GpuSample, Reading, SourceError, XidEvent
 
 
@@ -50,7 +50,7 @@ def topics_of(collectors: frozenset[str]) -> dict[str, Sequence[Topic]]:
         "pcie": [PcieBytes(gpm.chain if gpm else None)],
         "nvlink": [NvLinks(links), FabricTopic()],
         "nvlink_link": [EachLink(links)],
-        "xid": [Xids()],
+        "xid": [XidTopic()],
         "recovery": [RowsTopic(fields=(RECOVERY_ACTION,))],
         "mig": [Mig()],
         "retired_pages": [RetiredPages()],
@@ -187,7 +187,7 @@ class NvmlGpu:
     def _last_xids(self, read: list[XidEvent]) -> tuple[XidEvent, ...]:
         """Return the Xids of a failed pass and those still queued: the driver keeps them even if the GPU is lost."""
         for part in (part for parts in self._parts.values() for part in parts):
-            if isinstance(part.topic, Xids):
+            if isinstance(part.topic, XidTopic):
                 with contextlib.suppress(Exception):  # the pass has failed already
                     part.topic.drain(self._nvml, read)
         return tuple(read)

@@ -18,7 +18,7 @@ _MOST: Final = 256
 """Maximum events read in one pass; the driver queues further ones."""
 
 
-class Xids(Topic):
+class XidTopic(Topic):
     """Event set of this GPU, drained in every pass without blocking."""
 
     def __init__(self) -> None:
