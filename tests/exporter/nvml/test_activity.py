@@ -232,7 +232,7 @@ _PASSES = """
 import sys, time
 from rankscope.exporter.nvml.gpu import NvmlGpu, load_nvml
 from rankscope.exporter.nvml.calls import NvmlCalls
-from rankscope.exporter.nvml.one_pass import Pass
+from rankscope.exporter.nvml.sample_pass import Pass
 from rankscope.exporter.nvml.utilization import BusySeconds
 nvml = load_nvml()
 nvml.nvmlInit()

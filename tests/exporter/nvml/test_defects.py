@@ -12,7 +12,7 @@ from rankscope.exporter.nvml import gpu as nvml_gpu
 from rankscope.exporter.nvml.calls import NvmlCalls
 from rankscope.exporter.nvml.fields import FieldBatches
 from rankscope.exporter.nvml.gpu import NvmlGpu
-from rankscope.exporter.nvml.one_pass import FieldKey, Pass, Topic
+from rankscope.exporter.nvml.sample_pass import FieldKey, SamplePass, Topic
 from rankscope.exporter.source import GpuSample, SourceError
 
 
@@ -23,7 +23,7 @@ class Healthy(Topic):
     def wants(self, now_s: float) -> Sequence[FieldKey]:
         return [(82, 0)]
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, at: SamplePass) -> None:
         at.emit("gpu_power_watts", 250)
         at.emit("gpu_power_limit_watts", 700)
 
@@ -46,7 +46,7 @@ class Broken(Topic):
         self._run("wants")
         return [(83, 0)]
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, at: SamplePass) -> None:
         at.emit("gpu_utilization_min_ratio", 0)
         self._run("collect")
         at.emit("gpu_busy_seconds_total", 1)

@@ -40,7 +40,7 @@ def is_all_ones(number: float) -> bool:
 
 
 def nan_if_all_ones(number: float) -> float:
-    """Return the number, or NaN, which no pass publishes (``Pass.emit``), if all its bits are set."""
+    """Return the number, or NaN, which no pass publishes (``SamplePass.emit``), if all its bits are set."""
     return nan if number in _ALL_ONES else number
 
 

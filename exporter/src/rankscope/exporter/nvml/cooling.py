@@ -7,8 +7,8 @@ from struct import Struct
 from typing import Final
 
 from rankscope.exporter.nvml.calls import IMPLAUSIBLE
-from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.nvml.rows import RARELY, Call, PreparedCall
+from rankscope.exporter.nvml.sample_pass import SamplePass, Topic
 
 _MARGIN_LAYOUT: Final = Struct("@Ii")
 _MARGIN_VERSION: Final = _MARGIN_LAYOUT.size | 1 << 24
@@ -30,7 +30,7 @@ class Margin(Topic):
         self._call = PreparedCall(Call("nvmlDeviceGetMarginTemperature", (), formats=("Ii",), initial=initial))
         self._due_s = float("-inf")
 
-    def collect(self, sample_pass: Pass) -> None:
+    def collect(self, sample_pass: SamplePass) -> None:
         """Emit one reading; negative above the limit."""
         reason = "not_supported"
         if self._due_s <= sample_pass.now_s:
@@ -59,7 +59,7 @@ class Fans(Topic):
     def __init__(self) -> None:
         self._count: int | None = None
 
-    def collect(self, sample_pass: Pass) -> None:
+    def collect(self, sample_pass: SamplePass) -> None:
         """Emit one reading per fan. A ratio above 1 is valid: the fan is driven above its nominal maximum."""
         nvml = sample_pass.nvml
         if self._count is None:

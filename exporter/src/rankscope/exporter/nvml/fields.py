@@ -8,7 +8,7 @@ from struct import Struct
 from typing import Any, Final
 
 from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, nan_if_all_ones
-from rankscope.exporter.nvml.one_pass import FieldKey
+from rankscope.exporter.nvml.sample_pass import FieldKey
 
 _CALL: Final = "nvmlDeviceGetFieldValues"
 # The parts of nvmlFieldValue_t that are read: value type, return code, and a union of eight bytes.

@@ -11,8 +11,8 @@ from struct import Struct
 from typing import Any, Final
 
 from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_lasting
-from rankscope.exporter.nvml.one_pass import FieldKey, Pass, Topic
 from rankscope.exporter.nvml.rows import RARELY
+from rankscope.exporter.nvml.sample_pass import FieldKey, SamplePass, Topic
 from rankscope.exporter.source import Labels
 
 _CLOSEST_S: Final = 0.1
@@ -153,7 +153,7 @@ class GpmChain:
         """True while there is no result yet."""
         return not self._answers and len(self._samples) < 2
 
-    def emit(self, sample_pass: Pass, uuid: str = "") -> None:
+    def emit(self, sample_pass: SamplePass, uuid: str = "") -> None:
         """Emit the readings of the interval since the last call; the previous ones if there is no new sample."""
         if len(self._samples) > 1:
             self._learn(sample_pass.nvml)
@@ -237,7 +237,7 @@ class Gpm(Topic):
         self._unsupported: str | None = ""
         self._due_s = float("-inf")
 
-    def collect(self, sample_pass: Pass) -> None:
+    def collect(self, sample_pass: SamplePass) -> None:
         """Emit the activity since the last pass; the first pass waits 0.1 s."""
         if self._unsupported is not None and self._due_s <= sample_pass.now_s:
             self._unsupported = why_unsupported(sample_pass.nvml)
@@ -279,7 +279,7 @@ class PcieBytes(Topic):
         del now_s
         return () if self._by_field is False else [(number, 0) for number, _, _ in self._ROWS]
 
-    def collect(self, sample_pass: Pass) -> None:
+    def collect(self, sample_pass: SamplePass) -> None:
         """Emit the two counters."""
         if self._by_field is None:
             reasons = [answer for number, _, _ in self._ROWS if isinstance(answer := sample_pass.fields[number, 0], str)]

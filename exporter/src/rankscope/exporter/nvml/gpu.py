@@ -23,9 +23,9 @@ from rankscope.exporter.nvml.fields import FieldBatches
 from rankscope.exporter.nvml.gpm import Gpm, PcieBytes
 from rankscope.exporter.nvml.mig import Mig
 from rankscope.exporter.nvml.nvlink import EachLink, FabricTopic, Links, NvLinks, PeerToPeer
-from rankscope.exporter.nvml.one_pass import FieldKey, Pass, Topic
 from rankscope.exporter.nvml.processes import ProcessTopic
 from rankscope.exporter.nvml.rows import RARELY, RowsTopic
+from rankscope.exporter.nvml.sample_pass import FieldKey, SamplePass, Topic
 from rankscope.exporter.nvml.status import RECOVERY_ACTION, RetiredPages, Virtualization
 from rankscope.exporter.nvml.tables import CALLS, FIELDS
 from rankscope.exporter.nvml.utilization import BusySeconds
@@ -129,14 +129,14 @@ class NvmlGpu:
     def sample(self) -> GpuSample:
         """Read the values of the enabled collectors; raises ``SourceError`` if the GPU itself is lost."""
         assert self._identity is not None, "opened first"
-        sample_pass = Pass(self._nvml, self._identity.uuid, time.monotonic())
+        sample_pass = SamplePass(self._nvml, self._identity.uuid, time.monotonic())
         try:
             return self._sample(self._identity, sample_pass)
         except SourceError as error:
             error.xids = self._last_xids(sample_pass.xids)
             raise
 
-    def _sample(self, identity: GpuIdentity, sample_pass: Pass) -> GpuSample:
+    def _sample(self, identity: GpuIdentity, sample_pass: SamplePass) -> GpuSample:
         unix_s, now_s = time.time(), sample_pass.now_s
         keys = [key for part in self._wanting for key in part.wants(now_s)]
         if keys:
@@ -255,7 +255,7 @@ class _TopicState:
         except Exception as error:  # noqa: BLE001  reported by collect
             self._defect = error
 
-    def collect(self, sample_pass: Pass) -> None:
+    def collect(self, sample_pass: SamplePass) -> None:
         if self._due_s > sample_pass.now_s:
             self._mark_all_absent(sample_pass)
             return
@@ -286,7 +286,7 @@ class _TopicState:
             self._due_s = sample_pass.now_s + RARELY
         self._mark_all_absent(sample_pass)
 
-    def _mark_all_absent(self, sample_pass: Pass) -> None:
+    def _mark_all_absent(self, sample_pass: SamplePass) -> None:
         for metric in self.topic.metrics:
             sample_pass.mark_absent(metric, self._reason)
 

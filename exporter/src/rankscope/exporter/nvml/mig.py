@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from rankscope.exporter.nvml.calls import NvmlCalls
 from rankscope.exporter.nvml.gpm import GpmChain, GpmMetric, look_at_all, why_unsupported
-from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.nvml.rows import NOW, RARELY, SOMETIMES
+from rankscope.exporter.nvml.sample_pass import SamplePass, Topic
 from rankscope.exporter.nvml.tables import MAX_BYTES, MEMORY_V2, MEMORY_V2_LAYOUT
 from rankscope.exporter.source import MigDevice
 
@@ -44,7 +44,7 @@ class Mig(Topic):
         self._no_gpm: str | None = None
         self._gpm_due_s = float("-inf")
 
-    def collect(self, sample_pass: Pass) -> None:
+    def collect(self, sample_pass: SamplePass) -> None:
         """Emit all readings of all devices. Without MIG, only the mode is read, every 10 s."""
         nvml = sample_pass.nvml
         utilised = not any(absent.metric == _WHOLE_GPU_ONLY for absent in sample_pass.absent)
@@ -86,7 +86,7 @@ class Mig(Topic):
         self._by_key = by_key
         return devices
 
-    def _emit(self, sample_pass: Pass, handle: Any, device: MigDevice) -> None:
+    def _emit(self, sample_pass: SamplePass, handle: Any, device: MigDevice) -> None:
         sample_pass.emit(
             "gpu_mig_info",
             1,
@@ -108,7 +108,7 @@ class Mig(Topic):
             else:
                 sample_pass.emit(f"gpu_mig_memory_{part}_bytes", size if size <= MAX_BYTES else nan, (), device.uuid)
 
-    def _emit_activity(self, sample_pass: Pass, devices: list[MigDevice]) -> None:
+    def _emit_activity(self, sample_pass: SamplePass, devices: list[MigDevice]) -> None:
         nvml = sample_pass.nvml
         sharers = Counter(device.gpu_instance for device in devices)
         for instance in set(self._chains) - set(sharers):
@@ -116,7 +116,7 @@ class Mig(Topic):
         if devices:
             self._look(sample_pass, devices, sharers)
 
-    def _look(self, sample_pass: Pass, devices: list[MigDevice], sharers: Counter[int]) -> None:
+    def _look(self, sample_pass: SamplePass, devices: list[MigDevice], sharers: Counter[int]) -> None:
         nvml = sample_pass.nvml
         if self._gpm_due_s <= sample_pass.now_s:
             try:

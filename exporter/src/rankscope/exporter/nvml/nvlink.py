@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rankscope.exporter.nvml.calls import IMPLAUSIBLE, is_all_ones, is_lasting
-from rankscope.exporter.nvml.one_pass import FieldKey, Pass, SlowTopic, Topic
 from rankscope.exporter.nvml.rows import RARELY, SOMETIMES
+from rankscope.exporter.nvml.sample_pass import FieldKey, SamplePass, SlowTopic, Topic
 from rankscope.exporter.source import Absent, Reading
 
 _MOST_LINKS: Final = 36
@@ -81,7 +81,7 @@ class _LinkCounter:
         newer = all(source.scope == _ALL_LINKS for source in self._sources)
         return newer and isinstance(self.value, str) and is_lasting(self.value)
 
-    def update(self, sample_pass: Pass, links: Iterable[int]) -> None:
+    def update(self, sample_pass: SamplePass, links: Iterable[int]) -> None:
         """Take the value from the fields of the pass, if they were read; ``links`` are those that ``wants`` was called with."""
         reason = ""
         for source in self._sources:
@@ -109,7 +109,7 @@ class Links:
         self.up: dict[int, bool] = {}
         self._states_due_s = self._links_due_s = float("-inf")
 
-    def refresh(self, sample_pass: Pass) -> None:
+    def refresh(self, sample_pass: SamplePass) -> None:
         """Read the links if due; raises the first link's error if there is no link."""
         if self._links_due_s <= sample_pass.now_s:
             self._find(sample_pass)
@@ -119,7 +119,7 @@ class Links:
             }
             self._states_due_s = sample_pass.now_s + SOMETIMES
 
-    def _find(self, sample_pass: Pass) -> None:
+    def _find(self, sample_pass: SamplePass) -> None:
         nvml, states = sample_pass.nvml, {}
         first_error: Any = None
         for link in range(_MOST_LINKS):
@@ -145,7 +145,7 @@ class EachLink(Topic):
     def __init__(self, links: Links) -> None:
         self._links = links
 
-    def collect(self, sample_pass: Pass) -> None:
+    def collect(self, sample_pass: SamplePass) -> None:
         """Emit one reading per link."""
         self._links.refresh(sample_pass)
         for link, up in self._links.up.items():
@@ -182,7 +182,7 @@ class NvLinks(Topic):
         self._wanted_counters, self._wanted_links = counters, tuple(self._links.up)
         return [key for counter in counters for key in counter.wants(self._wanted_links, now_s)]
 
-    def collect(self, sample_pass: Pass) -> None:
+    def collect(self, sample_pass: SamplePass) -> None:
         """Read the link states and emit the readings."""
         self._links.refresh(sample_pass)
         for state, wanted in (("up", True), ("down", False)):
@@ -225,7 +225,7 @@ class FabricTopic(SlowTopic):
     metrics = ("gpu_fabric_state", "gpu_fabric_healthy")
     every_s = SOMETIMES
 
-    def read(self, sample_pass: Pass) -> Iterator[Reading | Absent]:
+    def read(self, sample_pass: SamplePass) -> Iterator[Reading | Absent]:
         """Yield state and health."""
         nvml = sample_pass.nvml
         info = nvml.binding.c_nvmlGpuFabricInfoV_t()
@@ -263,7 +263,7 @@ class PeerToPeer(SlowTopic):
     metrics = ("gpu_p2p_status",)
     every_s = RARELY  # the topology does not change while the driver runs
 
-    def read(self, sample_pass: Pass) -> Iterator[Reading | Absent]:
+    def read(self, sample_pass: SamplePass) -> Iterator[Reading | Absent]:
         """Yield the status of each peer and capability."""
         nvml, peers = sample_pass.nvml, 0
         for index in range(nvml("nvmlDeviceGetCount")):

@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from rankscope.exporter.nvml.calls import NvmlCalls, is_all_ones
-from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.nvml.rows import NOW
+from rankscope.exporter.nvml.sample_pass import SamplePass, Topic
 from rankscope.exporter.nvml.tables import MAX_BYTES
 from rankscope.exporter.source import GpuProcess, MigDevice
 
@@ -47,7 +47,7 @@ class ProcessTopic(Topic):
         self._processes, self._samples = _RowBuffer(_PROCESS), _RowBuffer(_UTILIZATION)
         self.metrics = ("gpu_process_memory_used_bytes", "gpu_process_sm_utilization_ratio") if series else ()
 
-    def collect(self, sample_pass: Pass) -> None:
+    def collect(self, sample_pass: SamplePass) -> None:
         """Read the process table. A process in several of NVML's lists is kept once, with the kind of the first."""
         # If the MIG devices changed, the same processes have other uuids.
         if self._due_s <= sample_pass.now_s or sample_pass.mig_devices != self._mig_devices:
@@ -62,7 +62,7 @@ class ProcessTopic(Topic):
         if self._series:
             self._emit(sample_pass, sample_pass.processes)
 
-    def _find(self, sample_pass: Pass) -> list[GpuProcess]:
+    def _find(self, sample_pass: SamplePass) -> list[GpuProcess]:
         nvml = sample_pass.nvml
         processes: dict[tuple[int, str], GpuProcess] = {}
         for kind, call in _KINDS:
@@ -72,7 +72,7 @@ class ProcessTopic(Topic):
                     processes.setdefault((pid, uuid), GpuProcess(pid, kind, used if used <= MAX_BYTES else None, uuid))
         return list(processes.values())
 
-    def _add_utilization(self, sample_pass: Pass) -> None:
+    def _add_utilization(self, sample_pass: SamplePass) -> None:
         """Add the share of the SMs to the processes; if it cannot be read, the processes themselves are still known."""
         self._sampled = None
         if not self._gpu_processes:
@@ -102,7 +102,7 @@ class ProcessTopic(Topic):
             raise nvml.binding.NVMLError(code)
         return rows
 
-    def _emit(self, sample_pass: Pass, processes: list[GpuProcess]) -> None:
+    def _emit(self, sample_pass: SamplePass, processes: list[GpuProcess]) -> None:
         names = {process.pid: _name(process.pid) for process in processes}
         for process in processes:
             if process.used_bytes is not None:

@@ -9,7 +9,7 @@ from struct import Struct
 from typing import Any, Final, Generic, TypeVar
 
 from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_lasting, is_trouble, without_all_ones
-from rankscope.exporter.nvml.one_pass import FieldKey, Pass, Topic
+from rankscope.exporter.nvml.sample_pass import FieldKey, SamplePass, Topic
 from rankscope.exporter.source import Absent, Labels, Reading
 
 NOW: Final = 0.0
@@ -121,7 +121,7 @@ class _CachedRow(Generic[_Row]):
             return RARELY
         return NOW if any(is_trouble(absent.reason) for absent in self.absent) else self.row.every_s
 
-    def emit(self, sample_pass: Pass) -> None:
+    def emit(self, sample_pass: SamplePass) -> None:
         """Add the stored readings and absences to the pass."""
         sample_pass.readings += self.readings
         for absent in self.absent:
@@ -143,7 +143,7 @@ class RowsTopic(Topic):
             (field.row.number, 0) for field in self._fields if field.due_s <= now_s and field.row.unless not in self._read_fields
         ]
 
-    def collect(self, sample_pass: Pass) -> None:
+    def collect(self, sample_pass: SamplePass) -> None:
         """Make the calls that are due, and emit all results, including stored ones."""
         for prepared, call in self._calls:
             if call.due_s <= sample_pass.now_s:

@@ -7,8 +7,8 @@ from ctypes import byref, c_uint
 from typing import Any, Final
 
 from rankscope.exporter.nvml.calls import NvmlCalls
-from rankscope.exporter.nvml.one_pass import Pass, SlowTopic
 from rankscope.exporter.nvml.rows import RARELY, SOMETIMES, Field, OutputSeries
+from rankscope.exporter.nvml.sample_pass import SamplePass, SlowTopic
 from rankscope.exporter.source import Absent, Reading
 
 _ACTIONS: Final = (
@@ -46,7 +46,7 @@ class RetiredPages(SlowTopic):
     metrics = ("gpu_retired_pages",)
     every_s = SOMETIMES
 
-    def read(self, sample_pass: Pass) -> Iterator[Reading | Absent]:
+    def read(self, sample_pass: SamplePass) -> Iterator[Reading | Absent]:
         """Yield one reading per cause."""
         for number, cause in enumerate(("multiple_single_bit", "double_bit")):
             yield Reading(self.metrics[0], _retired(sample_pass.nvml, number), (("cause", cause),))
@@ -67,7 +67,7 @@ class Virtualization(SlowTopic):
     metrics = ("gpu_virtualization_mode", "gpu_vgpu_license_status")
     every_s = RARELY  # they rarely change
 
-    def read(self, sample_pass: Pass) -> Iterator[Reading | Absent]:
+    def read(self, sample_pass: SamplePass) -> Iterator[Reading | Absent]:
         """Yield mode and licence."""
         nvml = sample_pass.nvml
         number: int = nvml("nvmlDeviceGetVirtualizationMode", nvml.handle)

@@ -9,7 +9,7 @@ from typing import Final
 
 from rankscope.exporter.nvml.calls import is_all_ones
 from rankscope.exporter.nvml.fields import by_type
-from rankscope.exporter.nvml.one_pass import Pass, Topic
+from rankscope.exporter.nvml.sample_pass import SamplePass, Topic
 
 _GPU_UTILIZATION_SAMPLES: Final = 1
 _GAUGE: Final = "gpu_utilization_ratio"
@@ -40,7 +40,7 @@ class BusySeconds(Topic):
         self._buffer = create_string_buffer(_MOST_SAMPLES * _SAMPLE.size)
         self._references = (byref(self._kind), byref(self._count), self._buffer)
 
-    def collect(self, sample_pass: Pass) -> None:
+    def collect(self, sample_pass: SamplePass) -> None:
         """Add the samples since the last pass. Without a new sample, counter and bounds keep their values."""
         samples = self._new_samples(sample_pass)
         if samples:
@@ -61,7 +61,7 @@ class BusySeconds(Topic):
         sample_pass.emit("gpu_utilization_max_ratio", max(shares))
         sample_pass.emit("gpu_busy_seconds_total", self._seconds)
 
-    def _new_samples(self, sample_pass: Pass) -> _Samples:
+    def _new_samples(self, sample_pass: SamplePass) -> _Samples:
         """Return the samples since the last pass as (time in microseconds, share), oldest first."""
         samples = self._samples(sample_pass, self._seen_us)
         if samples or not self._seen_us or sample_pass.now_s - self._seen_s <= _CLOCK_STEP_S:
@@ -70,7 +70,7 @@ class BusySeconds(Topic):
         samples = self._samples(sample_pass, 0)
         return samples if samples and samples[-1][0] != self._seen_us else []
 
-    def _samples(self, sample_pass: Pass, since_us: int) -> _Samples:
+    def _samples(self, sample_pass: SamplePass, since_us: int) -> _Samples:
         nvml = sample_pass.nvml
         self._count.value = _MOST_SAMPLES
         code = nvml.call("nvmlDeviceGetSamples", nvml.handle, _GPU_UTILIZATION_SAMPLES, c_ulonglong(since_us), *self._references)

@@ -8,7 +8,7 @@ from struct import Struct
 from typing import Any, Final
 
 from rankscope.exporter.nvml.calls import NvmlCalls, is_all_ones
-from rankscope.exporter.nvml.one_pass import Pass, Topic
+from rankscope.exporter.nvml.sample_pass import SamplePass, Topic
 from rankscope.exporter.source import XidEvent
 
 _AT_ONCE: Final = 0
@@ -25,7 +25,7 @@ class XidTopic(Topic):
         self._events: Any = None
         self._memory = create_string_buffer(_EVENT.size)
 
-    def collect(self, sample_pass: Pass) -> None:
+    def collect(self, sample_pass: SamplePass) -> None:
         """Add the events since the last pass."""
         nvml = sample_pass.nvml
         kind = nvml.binding.nvmlEventTypeXidCriticalError

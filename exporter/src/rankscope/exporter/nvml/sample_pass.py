@@ -11,7 +11,7 @@ from rankscope.exporter.source import Absent, GpuProcess, Labels, MigDevice, Rea
 FieldKey = tuple[int, int]
 
 
-class Pass:
+class SamplePass:
     """One pass over a GPU: ``nvml`` makes the NVML calls, the other attributes collect the results.
 
     Attributes:
@@ -73,7 +73,7 @@ class Topic:
         """Return field ids with their scope, to be read in one call with those of all topics."""
         raise NotImplementedError
 
-    def collect(self, sample_pass: Pass) -> None:
+    def collect(self, sample_pass: SamplePass) -> None:
         """Emit readings; raises ``NVMLError``, or ``SourceError`` if the GPU or the driver is lost."""
         raise NotImplementedError
 
@@ -94,11 +94,11 @@ class SlowTopic(Topic):
         self._due_s = float("-inf")
         self._outcomes: Sequence[Reading | Absent] = ()
 
-    def read(self, sample_pass: Pass) -> Iterable[Reading | Absent]:
+    def read(self, sample_pass: SamplePass) -> Iterable[Reading | Absent]:
         """Return readings and absent metrics; raises as ``collect``."""
         raise NotImplementedError
 
-    def collect(self, sample_pass: Pass) -> None:
+    def collect(self, sample_pass: SamplePass) -> None:
         """Add the outcomes, read again if they are due."""
         if self._due_s <= sample_pass.now_s:
             self._outcomes = tuple(self.read(sample_pass))
