@@ -7,7 +7,7 @@ from struct import Struct
 from typing import Final
 
 from rankscope.exporter.nvml.calls import IMPLAUSIBLE
-from rankscope.exporter.nvml.rows import RARELY, Call, PreparedCall
+from rankscope.exporter.nvml.rows import EVERY_60_S, Call, PreparedCall
 from rankscope.exporter.nvml.sample_pass import SamplePass, Topic
 
 _MARGIN_LAYOUT: Final = Struct("@Ii")
@@ -41,7 +41,7 @@ class Margin(Topic):
                     return
                 reason = IMPLAUSIBLE
             else:
-                self._due_s, reason = sample_pass.now_s + RARELY, result
+                self._due_s, reason = sample_pass.now_s + EVERY_60_S, result
         limits = [reading.value for reading in sample_pass.readings if reading.labels == (("limit", "slowdown"),)]
         temperatures = [reading.value for reading in sample_pass.readings if reading.metric == "gpu_temperature_celsius"]
         if limits and temperatures:

@@ -11,7 +11,7 @@ from struct import Struct
 from typing import Any, Final
 
 from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_lasting
-from rankscope.exporter.nvml.rows import RARELY
+from rankscope.exporter.nvml.rows import EVERY_60_S
 from rankscope.exporter.nvml.sample_pass import FieldKey, SamplePass, Topic
 from rankscope.exporter.source import Labels
 
@@ -241,7 +241,7 @@ class Gpm(Topic):
         """Emit the activity since the last pass; the first pass waits 0.1 s."""
         if self._unsupported is not None and self._due_s <= sample_pass.now_s:
             self._unsupported = why_unsupported(sample_pass.nvml)
-            self._due_s = sample_pass.now_s + RARELY
+            self._due_s = sample_pass.now_s + EVERY_60_S
         if self._unsupported is not None:
             for metric in self.metrics:
                 sample_pass.mark_absent(metric, self._unsupported)

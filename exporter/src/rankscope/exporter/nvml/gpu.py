@@ -24,7 +24,7 @@ from rankscope.exporter.nvml.gpm import Gpm, PcieBytes
 from rankscope.exporter.nvml.mig import Mig
 from rankscope.exporter.nvml.nvlink import EachLink, FabricTopic, Links, NvLinks, PeerToPeer
 from rankscope.exporter.nvml.processes import ProcessTopic
-from rankscope.exporter.nvml.rows import RARELY, RowsTopic
+from rankscope.exporter.nvml.rows import EVERY_60_S, RowsTopic
 from rankscope.exporter.nvml.sample_pass import FieldKey, SamplePass, Topic
 from rankscope.exporter.nvml.status import RECOVERY_ACTION, RetiredPages, Virtualization
 from rankscope.exporter.nvml.tables import CALLS, FIELDS
@@ -283,7 +283,7 @@ class _TopicState:
         if is_trouble(self._reason):
             sample_pass.trouble = sample_pass.trouble or text
         elif is_lasting(self._reason):
-            self._due_s = sample_pass.now_s + RARELY
+            self._due_s = sample_pass.now_s + EVERY_60_S
         self._mark_all_absent(sample_pass)
 
     def _mark_all_absent(self, sample_pass: SamplePass) -> None:

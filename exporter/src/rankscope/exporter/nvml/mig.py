@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rankscope.exporter.nvml.calls import NvmlCalls
 from rankscope.exporter.nvml.gpm import GpmChain, GpmMetric, look_at_all, why_unsupported
-from rankscope.exporter.nvml.rows import NOW, RARELY, SOMETIMES
+from rankscope.exporter.nvml.rows import EVERY_PASS_S, EVERY_60_S, EVERY_10_S
 from rankscope.exporter.nvml.sample_pass import SamplePass, Topic
 from rankscope.exporter.nvml.tables import MAX_BYTES, MEMORY_V2, MEMORY_V2_LAYOUT
 from rankscope.exporter.source import MigDevice
@@ -52,7 +52,7 @@ class Mig(Topic):
         if self._enabled_due_s <= sample_pass.now_s or utilised != self._utilised:
             self._enabled = nvml("nvmlDeviceGetMigMode", nvml.handle)[0]
             self._utilised = utilised
-            self._enabled_due_s = sample_pass.now_s + (NOW if self._enabled else SOMETIMES)
+            self._enabled_due_s = sample_pass.now_s + (EVERY_PASS_S if self._enabled else EVERY_10_S)
         sample_pass.mig_enabled = bool(self._enabled)
         sample_pass.emit("gpu_mig_enabled", self._enabled)
         devices = self._devices(nvml) if self._enabled else []
@@ -123,7 +123,7 @@ class Mig(Topic):
                 self._no_gpm = why_unsupported(nvml)
             except nvml.binding.NVMLError as error:
                 self._no_gpm = nvml.reason(error)
-            self._gpm_due_s = sample_pass.now_s + RARELY
+            self._gpm_due_s = sample_pass.now_s + EVERY_60_S
         # GPM measures GPU instances, not the compute instances that share one.
         alone = [device for device in devices if sharers[device.gpu_instance] == 1]
         reason = self._no_gpm or ("shared_gpu_instance" if len(alone) < len(devices) else None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rankscope.exporter.nvml.calls import IMPLAUSIBLE, is_all_ones, is_lasting
-from rankscope.exporter.nvml.rows import RARELY, SOMETIMES
+from rankscope.exporter.nvml.rows import EVERY_60_S, EVERY_10_S
 from rankscope.exporter.nvml.sample_pass import FieldKey, SamplePass, SlowTopic, Topic
 from rankscope.exporter.source import Absent, Reading
 
@@ -99,7 +99,7 @@ class _LinkCounter:
                 break
         self.value = reason
         if is_lasting(reason):
-            self._due_s = sample_pass.now_s + RARELY
+            self._due_s = sample_pass.now_s + EVERY_60_S
 
 
 class Links:
@@ -117,7 +117,7 @@ class Links:
             self.up = {
                 link: bool(sample_pass.nvml("nvmlDeviceGetNvLinkState", sample_pass.nvml.handle, link)) for link in self.up
             }
-            self._states_due_s = sample_pass.now_s + SOMETIMES
+            self._states_due_s = sample_pass.now_s + EVERY_10_S
 
     def _find(self, sample_pass: SamplePass) -> None:
         nvml, states = sample_pass.nvml, {}
@@ -134,7 +134,7 @@ class Links:
         if not states:
             raise first_error
         self.up = states
-        self._links_due_s, self._states_due_s = sample_pass.now_s + RARELY, sample_pass.now_s + SOMETIMES
+        self._links_due_s, self._states_due_s = sample_pass.now_s + EVERY_60_S, sample_pass.now_s + EVERY_10_S
 
 
 class EachLink(Topic):
@@ -178,7 +178,7 @@ class NvLinks(Topic):
         self._errors_read = bool(self._links.up) and self._errors_due_s <= now_s
         if self._errors_read:
             counters += [counter for _, _, counter in self._errors]
-            self._errors_due_s = now_s + SOMETIMES
+            self._errors_due_s = now_s + EVERY_10_S
         self._wanted_counters, self._wanted_links = counters, tuple(self._links.up)
         return [key for counter in counters for key in counter.wants(self._wanted_links, now_s)]
 
@@ -223,7 +223,7 @@ class FabricTopic(SlowTopic):
     """Registration with the NVSwitch fabric, and the fabric's health if it reports it."""
 
     metrics = ("gpu_fabric_state", "gpu_fabric_healthy")
-    every_s = SOMETIMES
+    every_s = EVERY_10_S
 
     def read(self, sample_pass: SamplePass) -> Iterator[Reading | Absent]:
         """Yield state and health."""
@@ -261,7 +261,7 @@ class PeerToPeer(SlowTopic):
     """Peer-to-peer access to each other GPU: one series per peer and capability."""
 
     metrics = ("gpu_p2p_status",)
-    every_s = RARELY  # the topology does not change while the driver runs
+    every_s = EVERY_60_S  # the topology does not change while the driver runs
 
     def read(self, sample_pass: SamplePass) -> Iterator[Reading | Absent]:
         """Yield the status of each peer and capability."""

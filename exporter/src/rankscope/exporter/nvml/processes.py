@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from rankscope.exporter.nvml.calls import NvmlCalls, is_all_ones
-from rankscope.exporter.nvml.rows import NOW
+from rankscope.exporter.nvml.rows import EVERY_PASS_S
 from rankscope.exporter.nvml.sample_pass import SamplePass, Topic
 from rankscope.exporter.nvml.tables import MAX_BYTES
 from rankscope.exporter.source import GpuProcess, MigDevice
@@ -57,7 +57,7 @@ class ProcessTopic(Topic):
                 sample_pass.mig_devices,
             )
             self._add_utilization(sample_pass)
-            self._due_s = sample_pass.now_s + (NOW if self._series else JOBS_LOOK_S)
+            self._due_s = sample_pass.now_s + (EVERY_PASS_S if self._series else JOBS_LOOK_S)
         sample_pass.processes, sample_pass.processes_s = self._gpu_processes, self._read_s
         if self._series:
             self._emit(sample_pass, sample_pass.processes)

@@ -12,9 +12,9 @@ from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_lasting, is
 from rankscope.exporter.nvml.sample_pass import FieldKey, SamplePass, Topic
 from rankscope.exporter.source import Absent, Labels, Reading
 
-NOW: Final = 0.0
-SOMETIMES: Final = 10.0  # values that change slowly or take long to read
-RARELY: Final = 60.0  # values that are constant while a driver runs, and metrics the GPU does not support
+EVERY_PASS_S: Final = 0.0
+EVERY_10_S: Final = 10.0  # values that change slowly or take long to read
+EVERY_60_S: Final = 60.0  # values that are constant while a driver runs, and metrics the GPU does not support
 
 
 _Row = TypeVar("_Row", "Call", "Field")
@@ -65,7 +65,7 @@ class Call:
     args: tuple[int, ...] = ()
     formats: tuple[str, ...] = ("I",)
     numbers: Callable[..., Sequence[float]] = _as_they_are
-    every_s: float = NOW
+    every_s: float = EVERY_PASS_S
     before: str = ""
     initial: bytes = b""
 
@@ -82,7 +82,7 @@ class Field:
 
     number: int
     out: OutputSeries
-    every_s: float = NOW
+    every_s: float = EVERY_PASS_S
     unless: int = 0
 
     def outcome(self, result: float | str) -> list[Reading | Absent]:
@@ -102,7 +102,7 @@ class _CachedRow(Generic[_Row]):
         self.row: _Row = row
         self.due_s = float("-inf")
         self._result: object = None
-        self._pause_s = NOW
+        self._pause_s = EVERY_PASS_S
         self.readings: Sequence[Reading] = ()
         self.absent: Sequence[Absent] = ()
 
@@ -118,8 +118,8 @@ class _CachedRow(Generic[_Row]):
 
     def _again_after_s(self) -> float:
         if not self.readings and all(is_lasting(absent.reason) for absent in self.absent):
-            return RARELY
-        return NOW if any(is_trouble(absent.reason) for absent in self.absent) else self.row.every_s
+            return EVERY_60_S
+        return EVERY_PASS_S if any(is_trouble(absent.reason) for absent in self.absent) else self.row.every_s
 
     def emit(self, sample_pass: SamplePass) -> None:
         """Add the stored readings and absences to the pass."""

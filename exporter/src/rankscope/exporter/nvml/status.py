@@ -7,7 +7,7 @@ from ctypes import byref, c_uint
 from typing import Any, Final
 
 from rankscope.exporter.nvml.calls import NvmlCalls
-from rankscope.exporter.nvml.rows import RARELY, SOMETIMES, Field, OutputSeries
+from rankscope.exporter.nvml.rows import EVERY_60_S, EVERY_10_S, Field, OutputSeries
 from rankscope.exporter.nvml.sample_pass import SamplePass, SlowTopic
 from rankscope.exporter.source import Absent, Reading
 
@@ -37,14 +37,14 @@ class RecoveryAction(Field):
         return [Reading(self.out.metric, 1, (("action", action),))]
 
 
-RECOVERY_ACTION: Final = RecoveryAction(230, OutputSeries("gpu_recovery_action"), every_s=SOMETIMES)
+RECOVERY_ACTION: Final = RecoveryAction(230, OutputSeries("gpu_recovery_action"), every_s=EVERY_10_S)
 
 
 class RetiredPages(SlowTopic):
     """Number of retired pages by cause."""
 
     metrics = ("gpu_retired_pages",)
-    every_s = SOMETIMES
+    every_s = EVERY_10_S
 
     def read(self, sample_pass: SamplePass) -> Iterator[Reading | Absent]:
         """Yield one reading per cause."""
@@ -65,7 +65,7 @@ class Virtualization(SlowTopic):
     """Virtualization mode, and in a guest the licence of its vGPU."""
 
     metrics = ("gpu_virtualization_mode", "gpu_vgpu_license_status")
-    every_s = RARELY  # they rarely change
+    every_s = EVERY_60_S  # they rarely change
 
     def read(self, sample_pass: SamplePass) -> Iterator[Reading | Absent]:
         """Yield mode and licence."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from sys import byteorder
 from typing import Final
 
-from rankscope.exporter.nvml.rows import RARELY, SOMETIMES, Call, Field, OutputSeries
+from rankscope.exporter.nvml.rows import EVERY_60_S, EVERY_10_S, Call, Field, OutputSeries
 
 _CLOCKS: Final = (("graphics", 0), ("sm", 1), ("memory", 2))
 _LIMITS: Final = (("shutdown", 0), ("slowdown", 1), ("memory", 2))
@@ -70,7 +70,7 @@ CALLS: Final[dict[str, tuple[Call, ...]]] = {
                 "nvmlDeviceGetTemperatureThreshold",
                 (OutputSeries("gpu_temperature_limit_celsius", at_most=_MAX_CELSIUS, labels=(("limit", limit),)),),
                 args=(threshold,),
-                every_s=RARELY,
+                every_s=EVERY_60_S,
             )
             for limit, threshold in _LIMITS
         ),
@@ -108,7 +108,7 @@ CALLS: Final[dict[str, tuple[Call, ...]]] = {
                 "nvmlDeviceGetMaxClockInfo",
                 (OutputSeries("gpu_clock_max_hertz", times=1e6, at_most=_MAX_HERTZ, labels=(("clock", clock),)),),
                 args=(kind,),
-                every_s=RARELY,
+                every_s=EVERY_60_S,
             )
             for clock, kind in _CLOCKS
         ),
@@ -119,12 +119,12 @@ CALLS: Final[dict[str, tuple[Call, ...]]] = {
         Call(
             "nvmlDeviceGetEnforcedPowerLimit",
             (OutputSeries("gpu_power_limit_watts", per=1000, at_most=_MAX_WATTS),),
-            every_s=SOMETIMES,
+            every_s=EVERY_10_S,
         ),
         Call(
             "nvmlDeviceGetPowerManagementDefaultLimit",
             (OutputSeries("gpu_power_limit_default_watts", per=1000, at_most=_MAX_WATTS),),
-            every_s=RARELY,
+            every_s=EVERY_60_S,
         ),
         Call(
             "nvmlDeviceGetTotalEnergyConsumption",
@@ -142,11 +142,13 @@ CALLS: Final[dict[str, tuple[Call, ...]]] = {
         ),
     ),
     "pcie": (
-        Call("nvmlDeviceGetPcieReplayCounter", (OutputSeries("gpu_pcie_replays_total"),), every_s=SOMETIMES),
-        Call("nvmlDeviceGetCurrPcieLinkWidth", (OutputSeries("gpu_pcie_link_width", at_most=64),), every_s=SOMETIMES),
-        Call("nvmlDeviceGetMaxPcieLinkWidth", (OutputSeries("gpu_pcie_link_max_width", at_most=64),), every_s=RARELY),
-        Call("nvmlDeviceGetCurrPcieLinkGeneration", (OutputSeries("gpu_pcie_link_generation", at_most=16),), every_s=SOMETIMES),
-        Call("nvmlDeviceGetMaxPcieLinkGeneration", (OutputSeries("gpu_pcie_link_max_generation", at_most=16),), every_s=RARELY),
+        Call("nvmlDeviceGetPcieReplayCounter", (OutputSeries("gpu_pcie_replays_total"),), every_s=EVERY_10_S),
+        Call("nvmlDeviceGetCurrPcieLinkWidth", (OutputSeries("gpu_pcie_link_width", at_most=64),), every_s=EVERY_10_S),
+        Call("nvmlDeviceGetMaxPcieLinkWidth", (OutputSeries("gpu_pcie_link_max_width", at_most=64),), every_s=EVERY_60_S),
+        Call("nvmlDeviceGetCurrPcieLinkGeneration", (OutputSeries("gpu_pcie_link_generation", at_most=16),), every_s=EVERY_10_S),
+        Call(
+            "nvmlDeviceGetMaxPcieLinkGeneration", (OutputSeries("gpu_pcie_link_max_generation", at_most=16),), every_s=EVERY_60_S
+        ),
     ),
     "ecc": (
         Call(
@@ -154,10 +156,10 @@ CALLS: Final[dict[str, tuple[Call, ...]]] = {
             (OutputSeries("gpu_ecc_enabled", at_most=1),),
             formats=("I", "I"),
             numbers=_first,
-            every_s=RARELY,
+            every_s=EVERY_60_S,
         ),
-        *_ecc("gpu_ecc_errors_total", 0, SOMETIMES),
-        *_ecc("gpu_ecc_errors_lifetime_total", 1, SOMETIMES),
+        *_ecc("gpu_ecc_errors_total", 0, EVERY_10_S),
+        *_ecc("gpu_ecc_errors_lifetime_total", 1, EVERY_10_S),
     ),
     "remap": (
         Call(
@@ -167,7 +169,7 @@ CALLS: Final[dict[str, tuple[Call, ...]]] = {
                 for spares in ("max", "high", "partial", "low", "none")
             ),
             formats=("IIIII",),
-            every_s=RARELY,
+            every_s=EVERY_60_S,
         ),
     ),
     "encoder": tuple(
@@ -193,7 +195,7 @@ CALLS: Final[dict[str, tuple[Call, ...]]] = {
     ),
     "retired_pages": (
         Call(
-            "nvmlDeviceGetRetiredPagesPendingStatus", (OutputSeries("gpu_retired_pages_pending", at_most=1),), every_s=SOMETIMES
+            "nvmlDeviceGetRetiredPagesPendingStatus", (OutputSeries("gpu_retired_pages_pending", at_most=1),), every_s=EVERY_10_S
         ),
     ),
 }
@@ -212,19 +214,19 @@ FIELDS: Final[dict[str, tuple[Field, ...]]] = {
         Field(75, _seconds("thermal"), unless=269),  # drivers without the reasons of their own for heat
     ),
     "pcie": tuple(
-        Field(number, OutputSeries("gpu_pcie_errors_total", labels=(("severity", severity),)), every_s=SOMETIMES)
+        Field(number, OutputSeries("gpu_pcie_errors_total", labels=(("severity", severity),)), every_s=EVERY_10_S)
         for severity, number in (("correctable", 173), ("non_fatal", 179), ("fatal", 180))
     ),
     "nvlink": tuple(
-        Field(number, OutputSeries("gpu_c2c_errors_total", labels=(("error", error),)), every_s=SOMETIMES)
+        Field(number, OutputSeries("gpu_c2c_errors_total", labels=(("error", error),)), every_s=EVERY_10_S)
         for error, number in (("crc", 231), ("replay", 232), ("replay_back_to_back", 233))
     ),
     "remap": (
         *(
-            Field(number, OutputSeries("gpu_remapped_rows_total", labels=(("cause", cause),)), every_s=SOMETIMES)
+            Field(number, OutputSeries("gpu_remapped_rows_total", labels=(("cause", cause),)), every_s=EVERY_10_S)
             for cause, number in (("corrected", 142), ("uncorrected", 143))
         ),
-        Field(144, OutputSeries("gpu_row_remap_pending", at_most=1), every_s=SOMETIMES),
-        Field(145, OutputSeries("gpu_row_remap_failure", at_most=1), every_s=SOMETIMES),
+        Field(144, OutputSeries("gpu_row_remap_pending", at_most=1), every_s=EVERY_10_S),
+        Field(145, OutputSeries("gpu_row_remap_failure", at_most=1), every_s=EVERY_10_S),
     ),
 }
