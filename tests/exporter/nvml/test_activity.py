@@ -232,7 +232,7 @@ _PASSES = """
 import sys, time
 from rankscope.exporter.nvml.gpu import NvmlGpu, load_nvml
 from rankscope.exporter.nvml.calls import NvmlCalls
-from rankscope.exporter.nvml.sample_pass import Pass
+from rankscope.exporter.nvml.sample_pass import SamplePass
 from rankscope.exporter.nvml.utilization import BusySeconds
 nvml = load_nvml()
 nvml.nvmlInit()
@@ -240,7 +240,7 @@ ask = NvmlCalls(nvml, lambda name: None)
 ask.handle = nvml.nvmlDeviceGetHandleByIndex(0)
 busy = BusySeconds()
 for line in sys.stdin:
-    at = Pass(ask, "", float(line))
+    at = SamplePass(ask, "", float(line))
     busy.collect(at)
     print(at.readings[-1].value, flush=True)
 """
