@@ -15,7 +15,7 @@ from tests.exporter.fake_driver import FakeDriver
 from tests.exporter.fleet.hosted_fleet import FleetHost
 
 HOST = Path(__file__).with_name("fleet_host.py")
-PATIENCE = {
+TIMEOUTS = {
     "call_s": 0.5,
     "open_s": 0.5,
     "die_s": 0.3,
@@ -30,12 +30,12 @@ PATIENCE = {
 
 @pytest.fixture
 def start_fleet(fake_nvml: FakeDriver, tmp_path: Path) -> Iterator[Callable[..., FleetHost]]:
-    """Function ``start_fleet(state_dir=…, pci_root=…, patience={…})`` that runs a fleet until the test ends."""
+    """Function ``start_fleet(state_dir=…, pci_root=…, timeouts={…})`` that runs a fleet until the test ends."""
     with contextlib.ExitStack() as stack:
         number = iter(range(100))
 
-        def start(*, patience: dict[str, object] | None = None, **options: object) -> FleetHost:
-            defaults = {"interval_s": 0.1, "pci_root": str(tmp_path / "no-pci"), "patience": {**PATIENCE, **(patience or {})}}
+        def start(*, timeouts: dict[str, object] | None = None, **options: object) -> FleetHost:
+            defaults = {"interval_s": 0.1, "pci_root": str(tmp_path / "no-pci"), "timeouts": {**TIMEOUTS, **(timeouts or {})}}
             stderr = tmp_path / f"fleet-{next(number)}.log"
             with stderr.open("w") as log:
                 process = subprocess.Popen(

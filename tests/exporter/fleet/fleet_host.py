@@ -26,7 +26,7 @@ def main() -> None:
     from rankscope.exporter.catalogue import COLLECTORS
     from rankscope.exporter.fleet import nvml_fleet
     from rankscope.exporter.fleet.inventory import Inventory
-    from rankscope.exporter.fleet.patience import FleetTimeouts
+    from rankscope.exporter.fleet.timeouts import FleetTimeouts
 
     ends: list[tuple[int, str]] = []
     xids: list[tuple[str, int]] = []
@@ -43,7 +43,7 @@ def main() -> None:
         on_reset=lambda gpu, _monotonic_s: resets.append(gpu.uuid),
         on_fatal=lambda status, why: ends.append((status, why)),
         pci_root=Path(options["pci_root"]),
-        patience=msgspec.convert(options["patience"], FleetTimeouts),
+        timeouts=msgspec.convert(options["timeouts"], FleetTimeouts),
     )
     fleet.start()
     for line in sys.stdin:

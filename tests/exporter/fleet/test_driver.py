@@ -52,7 +52,7 @@ def _reasons(state: Any) -> list[str]:
 def test_a_driver_that_hangs_for_newcomers_costs_open_gpus_nothing(
     start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver
 ) -> None:
-    fleet = start_fleet(patience={"call_s": 60}, interval_s=0.3)
+    fleet = start_fleet(timeouts={"call_s": 60}, interval_s=0.3)
     fleet.until_up(ZERO, ONE)
 
     fake_nvml.hang("nvmlInitWithFlags")
@@ -68,7 +68,7 @@ def test_a_driver_that_hangs_for_newcomers_costs_open_gpus_nothing(
 
 
 def test_another_driver_gets_new_processes(start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver) -> None:
-    fleet = start_fleet(patience={"call_s": 60, "open_s": 60})
+    fleet = start_fleet(timeouts={"call_s": 60, "open_s": 60})
     fleet.until_up(ZERO, ONE)
     workers = {fleet.worker(0), fleet.worker(1)}
 

@@ -99,7 +99,7 @@ def test_a_killed_process_is_replaced_and_its_counters_go_on(
 
 
 def test_many_restarts_leave_no_descriptor_and_no_process(start_fleet: Callable[..., FleetHost]) -> None:
-    fleet = start_fleet(patience={"retry_s": [0.02]})
+    fleet = start_fleet(timeouts={"retry_s": [0.02]})
     fleet.until_up(ZERO, ONE)
     before = fleet.ask("info")["fds"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from rankscope.exporter.fleet.gpu_life import LEAVING, READING, TRANSITIONS, WITHOUT_PROCESS, Event, State
 from rankscope.exporter.fleet.gpu_slot import GpuSlot
-from rankscope.exporter.fleet.patience import FleetTimeouts
+from rankscope.exporter.fleet.timeouts import FleetTimeouts
 from rankscope.exporter.fleet.wire import Failed, Opened, Sampled
 from rankscope.exporter.source import DownReason, GpuIdentity, GpuSample, Reading
 from rankscope.exporter.wall_clock import WallClock
@@ -74,7 +74,7 @@ class Story:
             children,
             collectors=frozenset(),
             interval_s=1,
-            patience=FleetTimeouts(),
+            timeouts=FleetTimeouts(),
             on_xid=lambda _gpu, _xid: None,
             on_reset=lambda _gpu, opened_s: self.resets.append(opened_s),
         )

@@ -53,7 +53,7 @@ def test_a_hang_in_one_gpu_leaves_the_other_fresh_and_names_the_call(
 def test_values_that_get_old_are_dropped_before_the_call_counts_as_hung(
     start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver
 ) -> None:
-    fleet = start_fleet(patience={"call_s": 600, "end_s": 0.1})
+    fleet = start_fleet(timeouts={"call_s": 600, "end_s": 0.1})
     fleet.until_up(ZERO, ONE)
     worker = fleet.worker(1)
 
@@ -74,7 +74,7 @@ def test_values_that_get_old_are_dropped_before_the_call_counts_as_hung(
 
 def test_a_driver_that_is_slow_but_answers_stays_fresh(start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver) -> None:
     fake_nvml.slow("nvmlDeviceGetPowerUsage", 500, gpu=1)
-    fleet = start_fleet(interval_s=0.05, patience={"call_s": 60})
+    fleet = start_fleet(interval_s=0.05, timeouts={"call_s": 60})
 
     first = fleet.until_up(ZERO, ONE)
     enough = first["gpus"][1]["sample"]["monotonic_s"] + 0.6  # one more pass and part of the next
@@ -92,7 +92,7 @@ def test_looks_longer_than_their_time_leave_room_for_passes(
 ) -> None:
     fake_nvml.slow("nvmlGpmSampleGet", milliseconds, gpu=1)
     fake_nvml.slow("nvmlGpmMetricsGet", milliseconds, gpu=1)
-    fleet = start_fleet(interval_s=0.3, patience={"call_s": 60, "open_s": 60})
+    fleet = start_fleet(interval_s=0.3, timeouts={"call_s": 60, "open_s": 60})
 
     fleet.until_up(ZERO, ONE)
     fleet.until_sampled(ONE, 0)
@@ -126,7 +126,7 @@ def test_a_stopped_process_is_hung(start_fleet: Callable[..., FleetHost]) -> Non
 def test_the_end_of_the_daemon_ends_processes_that_hang_as_well(
     start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver, end: str
 ) -> None:
-    fleet = start_fleet(patience={"call_s": 3600})
+    fleet = start_fleet(timeouts={"call_s": 3600})
     fleet.until_up(ZERO, ONE)
     fake_nvml.hang("nvmlDeviceGetPowerUsage", gpu=1)
     fleet.until_down(ONE, "stale")

@@ -21,9 +21,9 @@ from rankscope.exporter.fleet.children import Child, Children
 from rankscope.exporter.fleet.counters import ADDED_UP_BY_PROCESS, MonotonicCounters
 from rankscope.exporter.fleet.gpu_slot import GpuSlot
 from rankscope.exporter.fleet.inventory import EnergyMeter, Inventory, forget
-from rankscope.exporter.fleet.patience import FleetTimeouts
 from rankscope.exporter.fleet.probe import probe
 from rankscope.exporter.fleet.survey import GpuSurvey
+from rankscope.exporter.fleet.timeouts import FleetTimeouts
 from rankscope.exporter.fleet.wire import Done, DriverFound, Failed, FrameReader, Listed, Opened, Sampled, send_frame
 from rankscope.exporter.fleet.worker import work
 from rankscope.exporter.nvml.gpm import Gpm, PcieBytes
@@ -54,9 +54,9 @@ def test_pci_addresses_are_written_one_way(address: str, written: str) -> None:
 
 def test_no_gpu_on_a_bus_that_nobody_shows_is_no_count(tmp_path: Path) -> None:
     nobody: Any = None
-    survey = GpuSurvey(nobody, pci_root=tmp_path, patience=FleetTimeouts())
+    survey = GpuSurvey(nobody, pci_root=tmp_path, timeouts=FleetTimeouts())
     assert survey.pci_count is None
-    survey = GpuSurvey(nobody, pci_root=tmp_path, patience=FleetTimeouts())
+    survey = GpuSurvey(nobody, pci_root=tmp_path, timeouts=FleetTimeouts())
     survey.count = 0
     assert survey.pci_count == 0
     survey.count, survey.devices = None, (pci.PciDevice("00000000:05:00.0", "nvswitch", None),)
@@ -68,7 +68,7 @@ def test_no_gpu_on_a_bus_that_nobody_shows_is_no_count(tmp_path: Path) -> None:
 def test_a_gpu_skipped_by_a_listing_is_not_missing_during_the_next_one(tmp_path: Path) -> None:
     """Else a GPU that had hung would count as reset, and its Xid alerts would end."""
     children = _Probes()
-    survey = GpuSurvey(cast(Children, children), pci_root=tmp_path, patience=FleetTimeouts(survey_s=1.0))
+    survey = GpuSurvey(cast(Children, children), pci_root=tmp_path, timeouts=FleetTimeouts(survey_s=1.0))
 
     def listing(now: float, *indexes: int, skip: frozenset[int]) -> Child:
         survey.step(now, skip=skip, paused=False)
@@ -94,7 +94,7 @@ def test_a_gpu_skipped_by_a_listing_is_not_missing_during_the_next_one(tmp_path:
 def test_a_driver_that_does_not_tell_its_version_once_was_not_exchanged(tmp_path: Path) -> None:
     """Else all GPUs would count as reset."""
     children = _Probes()
-    survey = GpuSurvey(cast(Children, children), pci_root=tmp_path, patience=FleetTimeouts(survey_s=1.0))
+    survey = GpuSurvey(cast(Children, children), pci_root=tmp_path, timeouts=FleetTimeouts(survey_s=1.0))
 
     def probed(now: float, *versions: str) -> str | None:
         survey.step(now, skip=frozenset(), paused=False)
@@ -221,7 +221,7 @@ def test_a_release_that_did_not_come_about_leaves_nothing_released() -> None:
         nobody,
         collectors=frozenset(),
         interval_s=1,
-        patience=FleetTimeouts(),
+        timeouts=FleetTimeouts(),
         on_xid=lambda _gpu, _xid: None,
         on_reset=lambda _gpu, _monotonic_s: None,
     )
@@ -252,7 +252,7 @@ def test_a_smaller_energy_counter_of_a_new_process_is_a_reset() -> None:
         nobody,
         collectors=frozenset(),
         interval_s=1,
-        patience=FleetTimeouts(),
+        timeouts=FleetTimeouts(),
         on_xid=lambda _gpu, _xid: None,
         on_reset=lambda gpu, monotonic_s: resets.append((gpu.uuid, monotonic_s)),
     )

@@ -12,7 +12,7 @@ from rankscope.exporter.fleet.inventory import Inventory
 from rankscope.exporter.fleet.nursery import Nursery
 from rankscope.exporter.fleet.nursery_process import freeze_gc
 from rankscope.exporter.fleet.nvml_fleet import NvmlFleet
-from rankscope.exporter.fleet.patience import FleetTimeouts
+from rankscope.exporter.fleet.timeouts import FleetTimeouts
 from rankscope.exporter.jobs.collector import JobsCollector
 from rankscope.exporter.loop import CollectorLoop
 from rankscope.exporter.pages.page import MetricsPage, SeriesLoop
@@ -122,7 +122,7 @@ class Assembly:
             on_xid=self._xid.on_xid if self._xid is not None else _no_journal,
             on_reset=self._xid.on_reset if self._xid is not None else _no_journal,
             exit_when_stale=settings.restart_on_stale_driver,
-            patience=FleetTimeouts(call_s=settings.call_timeout_s),
+            timeouts=FleetTimeouts(call_s=settings.call_timeout_s),
         )
 
     def _make_xid(self) -> XidCollector:

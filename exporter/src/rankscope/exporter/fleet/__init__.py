@@ -6,6 +6,6 @@ The path of a reading: ``worker`` samples its GPU (``nvml/``) → ``changes`` (r
 
 ``gpu_life`` has the states of a GPU and their transitions; ``resets`` recognises that a GPU was initialised anew. ``nursery`` and
 ``nursery_process`` fork the children from a small process (zygote). ``call_board`` shows which NVML call a child is in, and
-``patience`` holds the timeouts. ``survey`` compares the GPUs of ``probe`` (driver) and ``pci`` (sysfs); ``inventory`` keeps known
+``timeouts`` holds the timeouts. ``survey`` compares the GPUs of ``probe`` (driver) and ``pci`` (sysfs); ``inventory`` keeps known
 GPUs on disk.
 """

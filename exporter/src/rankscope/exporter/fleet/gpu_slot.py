@@ -14,8 +14,8 @@ from rankscope.exporter.fleet.children import Child, Children
 from rankscope.exporter.fleet.counters import MonotonicCounters
 from rankscope.exporter.fleet.gpu_life import LEAVING, READING, TRANSITIONS, WITHOUT_PROCESS, Event, State
 from rankscope.exporter.fleet.inventory import EnergyMeter
-from rankscope.exporter.fleet.patience import FleetTimeouts
 from rankscope.exporter.fleet.resets import Resets, energy_of
+from rankscope.exporter.fleet.timeouts import FleetTimeouts
 from rankscope.exporter.fleet.wire import Failed, FromChild, Opened, Sampled, Spawn
 from rankscope.exporter.loop import STALE_AFTER_INTERVALS
 from rankscope.exporter.source import DownReason, GpuIdentity, GpuSample, GpuState, Reading, XidEvent
@@ -47,7 +47,7 @@ class GpuSlot:
         *,
         collectors: frozenset[str],
         interval_s: float,
-        patience: FleetTimeouts,
+        timeouts: FleetTimeouts,
         on_xid: Callable[[GpuIdentity, XidEvent], None],
         on_reset: Callable[[GpuIdentity, float], None],
     ) -> None:
@@ -59,7 +59,7 @@ class GpuSlot:
         self._children = children
         self._collectors = collectors
         self._interval_s = interval_s
-        self._patience = patience
+        self._timeouts = timeouts
         self._on_xid = on_xid
         self._on_reset = on_reset
         self._resets = Resets()
@@ -314,7 +314,7 @@ class GpuSlot:
             self._apply("hung", now)
 
     def _deadline_s(self) -> float:
-        return self._patience.open_s if self.state == "opening" else self._patience.call_s
+        return self._timeouts.open_s if self.state == "opening" else self._timeouts.call_s
 
     def _silence_s(self, deadline_s: float) -> float:
         return deadline_s + STALE_AFTER_INTERVALS * self._interval_s
@@ -322,8 +322,8 @@ class GpuSlot:
     def _limit_s(self) -> float | None:
         """Return the time that the process may be in this state; None if it is unlimited."""
         if self.state == "exiting":
-            return self._silence_s(self._patience.call_s)
-        return self._patience.end_s if self.state in LEAVING else self._patience.die_s if self.state == "killed" else None
+            return self._silence_s(self._timeouts.call_s)
+        return self._timeouts.end_s if self.state in LEAVING else self._timeouts.die_s if self.state == "killed" else None
 
     def _end_overdue(self, now: float) -> None:
         assert self.child is not None
@@ -360,7 +360,7 @@ class GpuSlot:
         return self.child.board.call() if self.child is not None and self.child.board.began_ns() else ""
 
     def _delay_s(self) -> float:
-        pauses = self._patience.retry_s
+        pauses = self._timeouts.retry_s
         return pauses[min(max(self._failures, 1), len(pauses)) - 1]
 
     def _fail(self, reason: DownReason, detail: str, now: float, call: str = "") -> None:

@@ -17,9 +17,9 @@ from rankscope.exporter.fleet.children import Child, Children
 from rankscope.exporter.fleet.gpu_slot import GpuSlot
 from rankscope.exporter.fleet.inventory import Inventory
 from rankscope.exporter.fleet.nursery import Nursery, NurseryLostError
-from rankscope.exporter.fleet.patience import FleetTimeouts
 from rankscope.exporter.fleet.pci import SYSFS_PCI, bus_id
 from rankscope.exporter.fleet.survey import DriverNews, GpuSurvey
+from rankscope.exporter.fleet.timeouts import FleetTimeouts
 from rankscope.exporter.fleet.wire import Failed, FromChild, Hello, Opened
 from rankscope.exporter.source import FleetState, GpuIdentity, XidEvent
 
@@ -65,7 +65,7 @@ class NvmlFleet:
         on_reset: Callable[[GpuIdentity, float], None] = lambda _gpu, _monotonic_s: None,
         exit_when_stale: bool = True,
         pci_root: Path = SYSFS_PCI,
-        patience: FleetTimeouts | None = None,
+        timeouts: FleetTimeouts | None = None,
     ) -> None:
         self._nursery = nursery
         self._collectors = collectors
@@ -76,10 +76,10 @@ class NvmlFleet:
         self._on_xid = on_xid
         self._on_reset = on_reset
         self._exit_when_stale = exit_when_stale
-        self._patience = patience or FleetTimeouts()
+        self._timeouts = timeouts or FleetTimeouts()
         self._selector = selectors.DefaultSelector()
         self._children = Children(nursery, self._selector)
-        self._survey = GpuSurvey(self._children, pci_root=pci_root, patience=self._patience)
+        self._survey = GpuSurvey(self._children, pci_root=pci_root, timeouts=self._timeouts)
         self._slots: dict[str, GpuSlot] = {}
         self._changed = threading.Condition()
         self._fatal: str | None = None
@@ -204,11 +204,11 @@ class NvmlFleet:
         self._selector.register(self._nursery, selectors.EVENT_READ, self._nursery)
         self._selector.register(self._wake, selectors.EVENT_READ, None)
         deadlines = (
-            self._patience.call_s,
-            self._patience.open_s,
-            self._patience.die_s,
-            self._patience.end_s,
-            *self._patience.retry_s,
+            self._timeouts.call_s,
+            self._timeouts.open_s,
+            self._timeouts.die_s,
+            self._timeouts.end_s,
+            *self._timeouts.retry_s,
         )
         tick_s = min(_LONGEST_TICK_S, *(seconds / 2 for seconds in deadlines))
         try:
@@ -298,7 +298,7 @@ class NvmlFleet:
                 changed = slot.step(now, self._survey.absent(slot.pci_bus_id)) or changed
                 if slot.child is None and slot.identity is None and slot.pci_bus_id not in shown:
                     del self._slots[slot.pci_bus_id]
-            if now - self._tidied_at >= self._patience.survey_s or self._inventory.changed():
+            if now - self._tidied_at >= self._timeouts.survey_s or self._inventory.changed():
                 self._tidy(now, shown)
             self._inventory.save()
             self._compare_with_expected()
@@ -312,7 +312,7 @@ class NvmlFleet:
             elif self._hopeless_since is None:
                 self._hopeless_since = now
             since = self._hopeless_since
-        if self._exit_when_stale and since is not None and now - since >= self._patience.stale_driver_s:
+        if self._exit_when_stale and since is not None and now - since >= self._timeouts.stale_driver_s:
             self._exit_when_stale = False
             self._on_fatal(
                 EXIT_STALE_DRIVER,
@@ -375,7 +375,7 @@ class NvmlFleet:
                 self._children,
                 collectors=self._collectors,
                 interval_s=self._interval_s,
-                patience=self._patience,
+                timeouts=self._timeouts,
                 on_xid=self._on_xid,
                 on_reset=self._on_reset,
             )

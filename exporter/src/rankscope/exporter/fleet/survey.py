@@ -11,7 +11,7 @@ import msgspec
 
 from rankscope.exporter.fleet import pci
 from rankscope.exporter.fleet.children import Child, Children
-from rankscope.exporter.fleet.patience import FleetTimeouts
+from rankscope.exporter.fleet.timeouts import FleetTimeouts
 from rankscope.exporter.fleet.wire import DriverFound, Failed, FromChild, Listed, SpawnProbe
 from rankscope.exporter.source import DownReason, Driver
 
@@ -34,7 +34,7 @@ class GpuSurvey:
     failure; ``problem`` says why the driver as a whole does not answer, ``problem_reason`` in a word.
     """
 
-    def __init__(self, children: Children, *, pci_root: Path, patience: FleetTimeouts) -> None:
+    def __init__(self, children: Children, *, pci_root: Path, timeouts: FleetTimeouts) -> None:
         self.driver: Driver | None = None  # the last one seen, kept while the driver does not answer
         self.answers: bool | None = None
         self.count: int | None = None
@@ -45,7 +45,7 @@ class GpuSurvey:
         self.stale_since: float | None = None
         self._children = children
         self._pci_root = pci_root
-        self._patience = patience
+        self._timeouts = timeouts
         self._child: Child | None = None
         self._addresses: tuple[str, ...] | None = None
         self._watch_at = 0.0
@@ -68,7 +68,7 @@ class GpuSurvey:
     def stuck(self, now: float) -> int:
         """Return the number of probes that were killed and did not exit."""
         probes = (*self._left_behind, *([self._child] if self._child is not None else []))
-        return sum(child.killed_at is not None and now - child.killed_at > self._patience.die_s for child in probes)
+        return sum(child.killed_at is not None and now - child.killed_at > self._timeouts.die_s for child in probes)
 
     @property
     def bus_ids(self) -> frozenset[str]:
@@ -120,7 +120,7 @@ class GpuSurvey:
 
     def soon(self, now: float) -> None:
         """Probe again after the shortest retry delay at the latest."""
-        self._probe_at = min(self._probe_at, now + self._patience.survey_retry_s[0])
+        self._probe_at = min(self._probe_at, now + self._timeouts.survey_retry_s[0])
 
     def step(self, now: float, *, skip: frozenset[int], paused: bool) -> bool:
         """Check the PCI bus and run the probe as due; return True if the PCI bus changed. Raises ``NurseryLostError``.
@@ -177,7 +177,7 @@ class GpuSurvey:
         return [device for device in self.devices if device.kind == "gpu"]
 
     def _watch_bus(self, now: float) -> bool:
-        self._watch_at = now + self._patience.watch_s
+        self._watch_at = now + self._timeouts.watch_s
         addresses = pci.addresses(self._pci_root)
         if addresses == self._addresses:
             return False
@@ -201,10 +201,10 @@ class GpuSurvey:
 
     def _watch_probe(self, child: Child, now: float) -> None:
         if child.hung_up_at is not None:
-            if now - child.hung_up_at > self._patience.end_s:
+            if now - child.hung_up_at > self._timeouts.end_s:
                 self._children.kill(child, now)
             return
-        trouble = child.trouble(now, deadline_s=self._patience.open_s, silence_s=self._patience.open_s + _SILENCE_S)
+        trouble = child.trouble(now, deadline_s=self._timeouts.open_s, silence_s=self._timeouts.open_s + _SILENCE_S)
         if trouble is None:
             return
         self._children.kill(child, now)
@@ -226,7 +226,7 @@ class GpuSurvey:
         if self.problem not in (None, _NOT_ASKED):
             logger.info("the driver answers again")
         self.problem, self.done, self._answered, self._failures = None, True, True, 0
-        self._probe_at = now + self._patience.survey_s
+        self._probe_at = now + self._timeouts.survey_s
 
     def _failed(self, reason: DownReason, text: str, code: int | None, now: float) -> None:
         if code == _LIBRARY_MISMATCH:
@@ -238,7 +238,7 @@ class GpuSurvey:
             self.stale_since = self.stale_since or now
         self.answers, self.count = False, None
         self.problem, self.problem_reason, self.done, self._answered = text, reason, True, True
-        pauses = self._patience.survey_retry_s
+        pauses = self._timeouts.survey_retry_s
         self._probe_at = now + pauses[min(self._failures, len(pauses) - 1)]
         self._failures += 1
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rankscope.exporter.nvml.calls import NvmlCalls
 from rankscope.exporter.nvml.gpm import GpmChain, GpmMetric, look_at_all, why_unsupported
-from rankscope.exporter.nvml.rows import EVERY_PASS_S, EVERY_60_S, EVERY_10_S
+from rankscope.exporter.nvml.rows import EVERY_10_S, EVERY_60_S, EVERY_PASS_S
 from rankscope.exporter.nvml.sample_pass import SamplePass, Topic
 from rankscope.exporter.nvml.tables import MAX_BYTES, MEMORY_V2, MEMORY_V2_LAYOUT
 from rankscope.exporter.source import MigDevice

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rankscope.exporter.nvml.calls import IMPLAUSIBLE, is_all_ones, is_lasting
-from rankscope.exporter.nvml.rows import EVERY_60_S, EVERY_10_S
+from rankscope.exporter.nvml.rows import EVERY_10_S, EVERY_60_S
 from rankscope.exporter.nvml.sample_pass import FieldKey, SamplePass, SlowTopic, Topic
 from rankscope.exporter.source import Absent, Reading
 

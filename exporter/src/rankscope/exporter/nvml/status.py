@@ -7,7 +7,7 @@ from ctypes import byref, c_uint
 from typing import Any, Final
 
 from rankscope.exporter.nvml.calls import NvmlCalls
-from rankscope.exporter.nvml.rows import EVERY_60_S, EVERY_10_S, Field, OutputSeries
+from rankscope.exporter.nvml.rows import EVERY_10_S, EVERY_60_S, Field, OutputSeries
 from rankscope.exporter.nvml.sample_pass import SamplePass, SlowTopic
 from rankscope.exporter.source import Absent, Reading
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from sys import byteorder
 from typing import Final
 
-from rankscope.exporter.nvml.rows import EVERY_60_S, EVERY_10_S, Call, Field, OutputSeries
+from rankscope.exporter.nvml.rows import EVERY_10_S, EVERY_60_S, Call, Field, OutputSeries
 
 _CLOCKS: Final = (("graphics", 0), ("sm", 1), ("memory", 2))
 _LIMITS: Final = (("shutdown", 0), ("slowdown", 1), ("memory", 2))
