@@ -29,7 +29,7 @@ from tests.exporter.jobs.job_node import (
 
 from rankscope.exporter.jobs.collector import JobsCollector
 from rankscope.exporter.jobs.join import claims_of
-from rankscope.exporter.jobs.party import Hold, Identity, SchedulerDevice
+from rankscope.exporter.jobs.party import Allocation, Identity, SchedulerDevice
 from rankscope.exporter.jobs.processes import ProcessTable
 from rankscope.exporter.jobs.users import UserNames
 from rankscope.exporter.source import FleetState, Series
@@ -47,9 +47,9 @@ def proc(tmp_path: Path) -> Proc:
 
 @pytest.fixture
 def node(tmp_path: Path, proc: Proc) -> Callable[..., JobsCollector]:
-    """Factory ``node(pods=[Hold…])`` of a collector that reads the folder ``jobs`` and these pods."""
+    """Factory ``node(pods=[Allocation…])`` of a collector that reads the folder ``jobs`` and these pods."""
 
-    def make(*, pods: list[Hold] | None = None, **options: Any) -> JobsCollector:
+    def make(*, pods: list[Allocation] | None = None, **options: Any) -> JobsCollector:
         names = UserNames(lambda uid: NAMES[uid])
         options = {"slurm_dir": tmp_path / "jobs", "proc": proc.path, "user_names": names, **options}
         collector = JobsCollector(**options)
@@ -60,8 +60,8 @@ def node(tmp_path: Path, proc: Proc) -> Callable[..., JobsCollector]:
     return make
 
 
-def _pod(name: str, *devices: SchedulerDevice) -> Hold:
-    return Hold(Identity(namespace="ml", pod=name, container="train"), devices)
+def _pod(name: str, *devices: SchedulerDevice) -> Allocation:
+    return Allocation(Identity(namespace="ml", pod=name, container="train"), devices)
 
 
 def _facts(series: tuple[Series, ...], uuid: str) -> tuple[float | None, float | None, float | None]:
@@ -323,7 +323,7 @@ def test_a_source_that_hangs_or_fails_costs_what_it_alone_knows(node: Callable[.
     released = threading.Event()
     slurm_folder(tmp_path / "jobs", job_7={"SLURM_JOB_GPUS": "0"})
     jobs = node()
-    jobs._sources[1]._deadline._seconds = 0.01
+    jobs._sources[1]._bounded_calls._seconds = 0.01
 
     def hang() -> None:
         released.wait()

@@ -15,7 +15,7 @@ from rankscope.exporter.catalogue import BY_NAME
 from rankscope.exporter.jobs.collector import JobsCollector
 from rankscope.exporter.jobs.devices import bare
 from rankscope.exporter.jobs.join import Claim, join
-from rankscope.exporter.jobs.party import Hold, Identity, Ranks, SchedulerDevice, Use
+from rankscope.exporter.jobs.party import Allocation, Identity, Ranks, SchedulerDevice, Use
 from rankscope.exporter.jobs.users import UserNames
 from rankscope.exporter.source import FleetState, Series
 
@@ -205,7 +205,7 @@ _IDENTITIES = st.one_of(
     st.builds(Identity, job_id=st.sampled_from(["7", "8"]), user=_WORDS, uid=st.none() | _UIDS, account=_WORDS, partition=_WORDS),
     st.builds(Identity, namespace=_WORDS, pod=_WORDS, container=_WORDS),
 )
-_HOLDS = st.lists(st.builds(Hold, _IDENTITIES, st.lists(_DEVICES, max_size=3).map(tuple)), max_size=5)
+_ALLOCATIONS = st.lists(st.builds(Allocation, _IDENTITIES, st.lists(_DEVICES, max_size=3).map(tuple)), max_size=5)
 _USES = st.builds(
     Use,
     pid=st.just(0),
@@ -236,18 +236,18 @@ def _fleets(draw: st.DrawFn) -> FleetState:
 @pytest.mark.slow
 @given(
     st.lists(_fleets(), min_size=1, max_size=2),
-    _HOLDS,
+    _ALLOCATIONS,
     st.lists(_USES | _NAMED_POD, max_size=4),
     st.dictionaries(st.sampled_from(_UUIDS), _CLAIMS),
 )
 def test_no_device_ever_has_two_answers(
-    states: list[FleetState], holds: list[Hold], uses: list[Use], claims: dict[str, list[Claim]]
+    states: list[FleetState], allocations: list[Allocation], uses: list[Use], claims: dict[str, list[Claim]]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         jobs = JobsCollector(
             slurm_dir=Path(folder) / "none", proc=Proc(Path(folder) / "proc").path, user_names=UserNames(lambda uid: NAMES[uid])
         )
-        jobs._sources[0]._call = lambda: tuple(holds)
+        jobs._sources[0]._call = lambda: tuple(allocations)
         jobs._processes.read = lambda named, *, now_s=None: {pid: uses[pid - 1] for pid in named if pid <= len(uses)}  # type: ignore[method-assign]
         spooled = {bare(uuid): claim for uuid, claim in claims.items()}
         with pytest.MonkeyPatch.context() as patch:

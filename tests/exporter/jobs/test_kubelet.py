@@ -19,9 +19,9 @@ from tests.exporter.fake_driver import FakeDriver, build_library, h100_state, uu
 
 from rankscope.base.errors import MissingError
 from rankscope.exporter.jobs import kubelet as kubelet_module
-from rankscope.exporter.jobs.hold_source import KEEP_S, HoldSource
+from rankscope.exporter.jobs.allocation_source import KEEP_S, AllocationSource
 from rankscope.exporter.jobs.kubelet import Kubelet, KubeletError
-from rankscope.exporter.jobs.party import Hold, Identity, SchedulerDevice
+from rankscope.exporter.jobs.party import Allocation, Identity, SchedulerDevice
 
 FAKE = Path(__file__).with_name("fake_kubelet.py")
 GPU = "GPU-10000000-aaaa-bbbb-cccc-000000000000"
@@ -80,8 +80,8 @@ def kubelet(fake: FakeKubelet) -> Iterator[Kubelet]:
     kubelet.close()
 
 
-def _pod(pod: str, *devices: SchedulerDevice, container: str = "train", namespace: str = "ml") -> Hold:
-    return Hold(Identity(namespace=namespace, pod=pod, container=container), devices)
+def _pod(pod: str, *devices: SchedulerDevice, container: str = "train", namespace: str = "ml") -> Allocation:
+    return Allocation(Identity(namespace=namespace, pod=pod, container=container), devices)
 
 
 def test_containers_and_their_devices_in_all_spellings(fake: FakeKubelet, kubelet: Kubelet) -> None:
@@ -167,7 +167,7 @@ def test_a_kubelet_too_old_to_say_what_it_gives_away_is_believed(fake: FakeKubel
 
 def test_a_kubelet_that_restarts_is_found_again(fake: FakeKubelet, kubelet: Kubelet) -> None:
     fake.says(pods=[["ml", "a", {"train": {"nvidia.com/gpu": [GPU]}}]])
-    source = HoldSource("kubelet", kubelet.read)
+    source = AllocationSource("kubelet", kubelet.read)
     first = source.read(0.0)
     assert (first, source.ok) == ((_pod("a", SchedulerDevice(uuid=GPU)),), True)
 
@@ -187,7 +187,7 @@ def test_a_kubelet_that_restarts_is_found_again(fake: FakeKubelet, kubelet: Kube
 def test_a_socket_that_was_not_requested_is_believed_as_long_when_gone(fake: FakeKubelet) -> None:
     fake.says(pods=[["ml", "a", {"train": {"nvidia.com/gpu": [GPU]}}]])
     kubelet = Kubelet(fake.socket, explicit=False)
-    source = HoldSource("kubelet", kubelet.read)
+    source = AllocationSource("kubelet", kubelet.read)
     first = source.read(0.0)
 
     fake.stop()
@@ -209,7 +209,7 @@ def test_what_the_kubelet_does_wrong_is_said_in_one_line(
     reason: str,
 ) -> None:
     fake.says(how=how)
-    source = HoldSource("kubelet", kubelet.read)
+    source = AllocationSource("kubelet", kubelet.read)
 
     with caplog.at_level(logging.INFO), monkeypatch.context() as patch:
         if how == "hang":

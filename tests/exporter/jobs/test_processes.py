@@ -14,7 +14,7 @@ import pytest
 from tests.exporter.jobs.job_node import CONTAINER, IN_POD, POD_UID, Proc, in_job
 from tests.waiting import wait_until
 
-from rankscope.exporter.jobs.deadline import BoundedCalls
+from rankscope.exporter.jobs.bounded_calls import BoundedCalls
 from rankscope.exporter.jobs.party import Ranks, Use
 from rankscope.exporter.jobs.processes import ProcessTable
 from rankscope.exporter.jobs.users import UserNames
@@ -171,7 +171,7 @@ def test_process_numbers_are_believed_in_the_first_namespace_only(tmp_path: Path
 
 def test_calls_that_do_not_come_back_are_few() -> None:
     released, begun = threading.Event(), []
-    deadline = BoundedCalls(0.01, most_stuck=2)
+    calls = BoundedCalls(0.01, most_stuck=2)
 
     def hang() -> None:
         begun.append(1)
@@ -179,21 +179,21 @@ def test_calls_that_do_not_come_back_are_few() -> None:
 
     for _ in range(5):
         with pytest.raises(TimeoutError):
-            deadline.ask(hang)
+            calls.call(hang)
     assert len(begun) == 2
 
     released.set()
-    assert BoundedCalls(30).ask(lambda: 7) == 7
+    assert BoundedCalls(30).call(lambda: 7) == 7
 
     def answers() -> bool:
         try:
-            return deadline.ask(lambda: 8) == 8
+            return calls.call(lambda: 8) == 8
         except TimeoutError:
             return False
 
     wait_until(answers)
     with pytest.raises(ZeroDivisionError):
-        BoundedCalls(30).ask(lambda: 1 // 0)
+        BoundedCalls(30).call(lambda: 1 // 0)
 
 
 def test_a_process_with_no_thread_for_its_environment_has_its_other_files(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,9 +49,9 @@ def test_a_job_is_there_from_prolog_to_epilog(script: Callable[..., subprocess.C
 
     assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
     assert folder.stat().st_mode & 0o7777 == 0o755
-    (hold,) = _read(folder).read() or ()
-    assert hold.identity == Identity(job_id="123", user="ann", uid=1000, account="physics", partition="a100")
-    assert hold.devices == (SchedulerDevice(number=0), SchedulerDevice(number=2))
+    (allocation,) = _read(folder).read() or ()
+    assert allocation.identity == Identity(job_id="123", user="ann", uid=1000, account="physics", partition="a100")
+    assert allocation.devices == (SchedulerDevice(number=0), SchedulerDevice(number=2))
 
     assert script("epilog", SLURM_JOB_ID="123").returncode == 0
 
@@ -70,9 +70,9 @@ def test_jobs_of_all_kinds_side_by_side(script: Callable[..., subprocess.Complet
     script("prolog", SLURM_JOB_ID="24", SLURM_JOB_GPUS="0", CUDA_VISIBLE_DEVICES=MIG, **ANN)
     script("prolog", SLURM_JOB_ID="25", SLURM_JOB_GPUS="NoDevFiles", **ANN)
 
-    holds = {hold.identity.job_id: hold.devices for hold in _read(folder).read() or ()}
+    allocations = {allocation.identity.job_id: allocation.devices for allocation in _read(folder).read() or ()}
 
-    assert holds == {
+    assert allocations == {
         "20": (SchedulerDevice(number=1),),
         "21": (SchedulerDevice(number=2),),
         "22": (SchedulerDevice(number=3),),
@@ -87,9 +87,9 @@ def test_the_prolog_keeps_the_unique_id_of_the_jobs_run(
 ) -> None:
     script("prolog", SLURM_JOB_ID="7", SLURM_JOB_SLUID="s5K1KKYAYG5D00", SLURM_JOB_GPUS="0")
 
-    (hold,) = _read(tmp_path / "run" / "jobs").read() or ()
+    (allocation,) = _read(tmp_path / "run" / "jobs").read() or ()
 
-    assert hold.identity == Identity(job_id="7", sluid="s5K1KKYAYG5D00")
+    assert allocation.identity == Identity(job_id="7", sluid="s5K1KKYAYG5D00")
 
 
 @pytest.mark.parametrize(
@@ -120,15 +120,15 @@ def test_a_value_with_line_breaks_writes_no_other_line(
         "prolog", SLURM_JOB_ID="7", SLURM_JOB_ACCOUNT="a\nSLURM_JOB_USER=root", SLURM_JOB_PARTITION='p"=\\', SLURM_JOB_GPUS="0"
     )
 
-    (hold,) = _read(tmp_path / "run" / "jobs").read() or ()
+    (allocation,) = _read(tmp_path / "run" / "jobs").read() or ()
 
-    assert hold.identity == Identity(job_id="7")
+    assert allocation.identity == Identity(job_id="7")
 
 
 def test_a_file_of_another_boot_speaks_of_nobody(tmp_path: Path) -> None:
     folder = slurm_folder(tmp_path / "jobs", job_7={"BOOT_ID": "0000", "SLURM_JOB_GPUS": "0"}, job_8={"SLURM_JOB_GPUS": "1"})
 
-    assert [hold.identity.job_id for hold in _read(folder).read() or ()] == ["8"]
+    assert [allocation.identity.job_id for allocation in _read(folder).read() or ()] == ["8"]
 
 
 def test_a_folder_where_no_prolog_ever_ran_is_not_a_word_of_slurm(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_only_files_of_the_folders_owner_count(tmp_path: Path) -> None:
         (folder / "job-7").write_text("SLURM_JOB_ID=7\nSLURM_JOB_GPUS=0\n")
         os.chown(folder / "job-7", 4242, 4242)
 
-    assert [hold.identity.job_id for hold in _read(folder).read() or ()] == ["1"]
+    assert [allocation.identity.job_id for allocation in _read(folder).read() or ()] == ["1"]
 
 
 def test_an_unreadable_file_hides_no_other_job_and_leaves_no_gpu_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_an_unreadable_file_hides_no_other_job_and_leaves_no_gpu_free(tmp_path: 
 
     monkeypatch.setattr(slurm, "read_regular", unreadable)
 
-    assert {hold.identity.job_id: hold.devices for hold in _read(folder).read() or ()} == {
+    assert {allocation.identity.job_id: allocation.devices for allocation in _read(folder).read() or ()} == {
         "1": (SchedulerDevice(number=0),),
         "2": (SchedulerDevice(),),
     }

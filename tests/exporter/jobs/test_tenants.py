@@ -23,7 +23,7 @@ from tests.exporter.jobs.job_node import (
 )
 
 from rankscope.exporter.jobs.collector import JobsCollector
-from rankscope.exporter.jobs.party import Hold, Identity, SchedulerDevice
+from rankscope.exporter.jobs.party import Allocation, Identity, SchedulerDevice
 from rankscope.exporter.jobs.pod_names import PodNames
 from rankscope.exporter.jobs.tenants import MAX_TENANTS
 from rankscope.exporter.jobs.users import UserNames
@@ -43,10 +43,10 @@ def process(pid: int, gib: float | None = 1, sm: float | None = None, uuid: str 
     return GpuProcess(pid, "compute", None if gib is None else int(gib * GIB), uuid, sm)
 
 
-def held(*names: str, device: SchedulerDevice | None = None) -> list[Hold]:
+def held(*names: str, device: SchedulerDevice | None = None) -> list[Allocation]:
     """Return what the kubelet reports of pods that share a device by time slicing."""
     devices = (device or SchedulerDevice(uuid=gpu_uuid(0)),)
-    return [Hold(Identity(namespace="ml", pod=name, container="train"), devices) for name in names]
+    return [Allocation(Identity(namespace="ml", pod=name, container="train"), devices) for name in names]
 
 
 def tenants(series: Iterable[Series], label: str = "pod_k8s", uuid: str = gpu_uuid(0)) -> Values:
@@ -84,7 +84,7 @@ def pod_logs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def node(tmp_path: Path, proc: Proc, pod_logs: Path) -> Callable[..., JobsCollector]:
-    def make(*pods: Hold, **options: Any) -> JobsCollector:
+    def make(*pods: Allocation, **options: Any) -> JobsCollector:
         names = UserNames(lambda uid: USERS[uid])
         logs = PodNames(pod_logs)
         options = {"slurm_dir": tmp_path / "jobs", "proc": proc.path, "user_names": names, "pod_names": logs, **options}

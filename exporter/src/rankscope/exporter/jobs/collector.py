@@ -13,12 +13,12 @@ from typing import Final
 import msgspec
 
 from rankscope.base.problems import ProblemLog
-from rankscope.exporter.jobs.deadline import BoundedCalls
+from rankscope.exporter.jobs.allocation_source import AllocationSource
+from rankscope.exporter.jobs.bounded_calls import BoundedCalls
 from rankscope.exporter.jobs.devices import Devices, bare, device_numbers
-from rankscope.exporter.jobs.hold_source import HoldSource
 from rankscope.exporter.jobs.join import MULTIPLE, Claim, Occupancy, claims_of, join
 from rankscope.exporter.jobs.kubelet import DEFAULT_SOCKET, Kubelet
-from rankscope.exporter.jobs.party import Hold, Identity, SchedulerDevice, Use
+from rankscope.exporter.jobs.party import Allocation, Identity, SchedulerDevice, Use
 from rankscope.exporter.jobs.pod_names import PodName, PodNames
 from rankscope.exporter.jobs.processes import ProcessTable
 from rankscope.exporter.jobs.slurm import DEFAULT_FOLDER, SlurmFolder
@@ -35,7 +35,7 @@ _USERS: Final = frozenset({"user"})
 _PODS: Final = frozenset({"namespace_k8s", "pod_k8s", "container_k8s"})
 
 
-def _source_ok(source: HoldSource, *, ok: bool) -> Series:
+def _source_ok(source: AllocationSource, *, ok: bool) -> Series:
     return Series("rankscope_exporter_jobs_source_ok", float(ok), (("source", source.name),))
 
 
@@ -66,7 +66,7 @@ class JobsCollector:
     ) -> None:
         slurm = SlurmFolder(slurm_dir or DEFAULT_FOLDER, explicit=slurm_dir is not None, proc=proc)
         self._kubelet = Kubelet(podresources_socket or DEFAULT_SOCKET, explicit=podresources_socket is not None)
-        self._sources = (HoldSource("slurm", slurm.read), HoldSource("kubelet", self._kubelet.read))
+        self._sources = (AllocationSource("slurm", slurm.read), AllocationSource("kubelet", self._kubelet.read))
         self._ranks = ranks
         self._hidden = (frozenset() if show_users else _USERS) | (frozenset() if show_pods else _PODS)
         self._show_users = show_users
@@ -74,7 +74,7 @@ class JobsCollector:
         self._processes = ProcessTable(proc)
         self._names = user_names or UserNames()
         self._pod_names = pod_names or PodNames()
-        self._driver = BoundedCalls(_DRIVER_DEADLINE_S)
+        self._driver_calls = BoundedCalls(_DRIVER_DEADLINE_S)
         self._numbers: dict[str, int] = {}
         self._migs: dict[str, tuple[MigDevice, ...]] = {}
         self._jobs_at: tuple[float, dict[str, str]] = (float("-inf"), {})
@@ -84,14 +84,14 @@ class JobsCollector:
     def read(self, state: FleetState) -> tuple[Series, ...]:
         """Read the series of all GPUs. If a source fails, only what no other source reports is missing."""
         now_s = time.monotonic()
-        holds_of_sources = [holds for source in self._sources if (holds := source.read(now_s)) is not None]
-        holds = tuple(hold for source_holds in holds_of_sources for hold in source_holds)
+        answers = [answer for source in self._sources if (answer := source.read(now_s)) is not None]
+        allocations = tuple(allocation for answer in answers for allocation in answer)
         # A GPU without a known holder counts as free only if every scheduler of the node answered.
-        complete = bool(holds_of_sources) and all(source.is_valid is not False for source in self._sources)
+        complete = bool(answers) and all(source.is_valid is not False for source in self._sources)
         uses = self._read_uses(state)
         claims = claims_of(self._ranks())
         devices = self._devices(state)
-        node = _Node(state, devices, holds, uses, claims, complete=complete, hidden=self._hidden)
+        node = _Node(state, devices, allocations, uses, claims, complete=complete, hidden=self._hidden)
         self._unidentified.replace(
             {device_key: _unidentified_text(*device_key) for device_key in sorted(node.unidentified, key=str)}
         )
@@ -153,7 +153,7 @@ class JobsCollector:
         self._migs = {uuid: migs for uuid, migs in {**self._migs, **migs_of_sampled}.items() if uuid in present}
         # In every pass: a driver that is loaded again may number its GPUs differently.
         with contextlib.suppress(TimeoutError):
-            listed = self._driver.ask(lambda: device_numbers(self._proc))
+            listed = self._driver_calls.call(lambda: device_numbers(self._proc))
             # A GPU that the driver lists no more keeps its number, which its job still holds, until another GPU has it.
             taken_numbers = set(listed.values())
             self._numbers = {place: number for place, number in self._numbers.items() if number not in taken_numbers} | listed
@@ -193,7 +193,7 @@ class _Node:
         self,
         state: FleetState,
         devices: Devices,
-        holds: tuple[Hold, ...],
+        allocations: tuple[Allocation, ...],
         uses: dict[int, Use],
         claims: dict[str, list[Claim]],
         *,
@@ -202,7 +202,11 @@ class _Node:
     ) -> None:
         self._gpus = state.gpus
         self._migs = devices.migs
-        job_of_sluid = {hold.identity.sluid: hold.identity.job_id for hold in holds if hold.identity.sluid is not None}
+        job_of_sluid = {
+            allocation.identity.sluid: allocation.identity.job_id
+            for allocation in allocations
+            if allocation.identity.sluid is not None
+        }
         self._uses = {
             pid: msgspec.structs.replace(use, job_id=job_of_sluid[use.sluid]) if use.sluid in job_of_sluid else use
             for pid, use in uses.items()
@@ -210,14 +214,18 @@ class _Node:
         self._claims = claims
         self._hidden = hidden
         self._parents = {mig.uuid: uuid for uuid, migs in devices.migs.items() for mig in migs}
-        self._jobs = {hold.identity.job_id: hold.identity for hold in holds if hold.identity.job_id is not None}
+        self._jobs = {
+            allocation.identity.job_id: allocation.identity
+            for allocation in allocations
+            if allocation.identity.job_id is not None
+        }
         self._holders: dict[str, list[Identity]] = {}
         self.unidentified: set[tuple[str, SchedulerDevice]] = set()
-        for hold in holds:
-            uuids = {device: devices.uuid_of(device) for device in hold.devices}
-            self.unidentified |= {(hold.identity.party, device) for device, uuid in uuids.items() if uuid is None}
+        for allocation in allocations:
+            uuids = {device: devices.uuid_of(device) for device in allocation.devices}
+            self.unidentified |= {(allocation.identity.party, device) for device, uuid in uuids.items() if uuid is None}
             for uuid in {uuid for uuid in uuids.values() if uuid is not None}:
-                self._holders.setdefault(uuid, []).append(hold.identity)
+                self._holders.setdefault(uuid, []).append(allocation.identity)
         # A held device that cannot be identified may be any device of the node, so no device is known to be free.
         self._complete = complete and not self.unidentified
 

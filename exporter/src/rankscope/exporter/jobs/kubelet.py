@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rankscope.base.errors import MissingError
 from rankscope.exporter.jobs.environment import word
-from rankscope.exporter.jobs.party import Hold, Identity, SchedulerDevice
+from rankscope.exporter.jobs.party import Allocation, Identity, SchedulerDevice
 
 if TYPE_CHECKING:
     import grpc
@@ -53,7 +53,7 @@ class Kubelet:
         if explicit and not self._installed:
             raise MissingError("--jobs.podresources-socket needs grpcio and protobuf: pip install 'rankscope[kubernetes]'")
 
-    def read(self) -> tuple[Hold, ...] | None:
+    def read(self) -> tuple[Allocation, ...] | None:
         """Return each container that has GPUs; None if no kubelet allocates GPUs here, or gRPC is not installed.
 
         Raises:
@@ -72,8 +72,8 @@ class Kubelet:
         except OSError as error:
             raise KubeletError(f"{self._socket}: {error.strerror}") from error
         try:
-            holds = tuple(_holds(self._ask("List")))
-            return holds if holds or self._gives_gpus() else None
+            allocations = tuple(_allocations(self._ask("List")))
+            return allocations if allocations or self._gives_gpus() else None
         except Exception:
             # A new connection reaches a restarted kubelet at once; the old channel would back off.
             self.close()
@@ -136,14 +136,14 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def _holds(response: Any) -> Iterator[Hold]:
+def _allocations(response: Any) -> Iterator[Allocation]:
     for pod in response.pod_resources:
         for container in pod.containers:
             allocated_devices = [device for resource in container.devices for device in _devices_of(resource)]
             devices = tuple(dict.fromkeys([*allocated_devices, *_claimed_devices(container)]))
             if devices:
                 identity = Identity(namespace=word(pod.namespace), pod=word(pod.name), container=word(container.name))
-                yield Hold(identity, devices)
+                yield Allocation(identity, devices)
 
 
 def _devices_of(resource: Any) -> list[SchedulerDevice]:

@@ -39,7 +39,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         return f"job {self.job_id}" if self.job_id is not None else f"pod {self.namespace}/{self.pod}"
 
 
-class Hold(msgspec.Struct, frozen=True):
+class Allocation(msgspec.Struct, frozen=True):
     """Devices that a scheduler allocated to a job or container. Some may be unknown to this node's driver."""
 
     identity: Identity

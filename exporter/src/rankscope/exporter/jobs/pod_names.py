@@ -13,7 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from rankscope.exporter.jobs.deadline import BoundedCalls
+from rankscope.exporter.jobs.bounded_calls import BoundedCalls
 from rankscope.exporter.jobs.environment import word
 
 DEFAULT_FOLDER: Final = Path("/var/log/pods")
@@ -30,14 +30,14 @@ class PodNames:
 
     def __init__(self, folder: Path = DEFAULT_FOLDER) -> None:
         self._folder = folder
-        self._deadline = BoundedCalls(_DEADLINE_S)
+        self._bounded_calls = BoundedCalls(_DEADLINE_S)
         self._names: dict[str, PodName] = {}
 
     def names(self, uids: Collection[str]) -> dict[str, PodName]:
         """Return the names of those pods whose names are known. Does not fail, and waits at most half a second."""
         if not self._names.keys() >= set(uids):
             with contextlib.suppress(OSError):  # no kubelet runs here, or the disk does not answer
-                self._names = self._deadline.ask(lambda: _listed(self._folder))
+                self._names = self._bounded_calls.call(lambda: _listed(self._folder))
         return {uid: self._names[uid] for uid in uids if uid in self._names}
 
 

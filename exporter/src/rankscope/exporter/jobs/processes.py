@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
+from rankscope.exporter.jobs.bounded_calls import BoundedCalls, TooManyCallsError
 from rankscope.exporter.jobs.cgroups import place_of
-from rankscope.exporter.jobs.deadline import BoundedCalls, TooManyCallsError
 from rankscope.exporter.jobs.environment import number, ranks_of, variables, word
 from rankscope.exporter.jobs.party import Use
 
@@ -47,7 +47,7 @@ class ProcessTable:
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._processes: dict[int, _ProcessRecord] = {}
-        self._deadline = BoundedCalls(_ENVIRON_DEADLINE_S, most_stuck=_MOST_STUCK)
+        self._bounded_calls = BoundedCalls(_ENVIRON_DEADLINE_S, most_stuck=_MOST_STUCK)
 
     def sees_all(self) -> bool:
         """Return whether the driver's pids are valid here: False in a container without the node's PID namespace."""
@@ -101,7 +101,7 @@ class ProcessTable:
                 os.close(own)
 
         try:
-            return self._deadline.ask(read), False
+            return self._bounded_calls.call(read), False
         except TooManyCallsError:
             os.close(own)
             return None, False

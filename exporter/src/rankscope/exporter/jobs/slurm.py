@@ -11,7 +11,7 @@ from typing import Final
 
 from rankscope.base.process import boot_id
 from rankscope.exporter.jobs.environment import number, word
-from rankscope.exporter.jobs.party import Hold, Identity, SchedulerDevice
+from rankscope.exporter.jobs.party import Allocation, Identity, SchedulerDevice
 from rankscope.exporter.spool.file import read_regular
 from rankscope.exporter.spool.series import RejectedError
 
@@ -44,7 +44,7 @@ class SlurmFolder:
         self._explicit = explicit
         self._proc = proc
 
-    def read(self) -> tuple[Hold, ...] | None:
+    def read(self) -> tuple[Allocation, ...] | None:
         """Return all jobs, including those without GPUs; None if the prolog has never run.
 
         Raises:
@@ -63,7 +63,7 @@ class SlurmFolder:
         finally:
             os.close(fd)
 
-    def _read(self, folder_fd: int) -> tuple[Hold, ...] | None:
+    def _read(self, folder_fd: int) -> tuple[Allocation, ...] | None:
         owner = os.fstat(folder_fd)
         if not self._explicit and owner.st_uid not in (0, os.getuid()):
             raise SlurmError(
@@ -73,20 +73,20 @@ class SlurmFolder:
             raise SlurmError(f"{self.path}: can be written by others (mode {stat.S_IMODE(owner.st_mode):o})")
         this_boot = boot_id(self._proc)
         prolog_ran = False
-        holds = []
+        allocations = []
         with os.scandir(folder_fd) as entries:
             for entry in itertools.islice(entries, _MAX_FILES):
                 prolog_ran = prolog_ran or entry.name == STAMP
                 if not _JOB_FILE.fullmatch(entry.name):
                     continue
-                hold = _hold(entry.name, folder_fd, this_boot, trusted=frozenset({0, owner.st_uid}))
-                if hold is not None and f"job-{hold.identity.job_id}" == entry.name:
+                allocation = _allocation(entry.name, folder_fd, this_boot, trusted=frozenset({0, owner.st_uid}))
+                if allocation is not None and f"job-{allocation.identity.job_id}" == entry.name:
                     prolog_ran = True
-                    holds.append(hold)
-        return tuple(sorted(holds, key=lambda hold: int(hold.identity.job_id or 0))) if prolog_ran else None
+                    allocations.append(allocation)
+        return tuple(sorted(allocations, key=lambda allocation: int(allocation.identity.job_id or 0))) if prolog_ran else None
 
 
-def _hold(name: str, folder_fd: int, this_boot: str, *, trusted: frozenset[int]) -> Hold | None:
+def _allocation(name: str, folder_fd: int, this_boot: str, *, trusted: frozenset[int]) -> Allocation | None:
     """Return the job of a regular file of a trusted user; None for any other file.
 
     A job whose file cannot be read holds a GPU that cannot be identified, so that none counts as free.
@@ -97,11 +97,11 @@ def _hold(name: str, folder_fd: int, this_boot: str, *, trusted: frozenset[int])
         return None
     except RejectedError as error:
         job_id = number(name.removeprefix("job-"))
-        return Hold(Identity(job_id=job_id), (SchedulerDevice(),)) if error.reason == "unreadable" else None
+        return Allocation(Identity(job_id=job_id), (SchedulerDevice(),)) if error.reason == "unreadable" else None
     return parse(content.decode("utf-8", "replace"), this_boot) if status.st_uid in trusted else None
 
 
-def parse(text: str, this_boot: str) -> Hold | None:
+def parse(text: str, this_boot: str) -> Allocation | None:
     """Parse a job's file, one Slurm variable per line; None without a job id, or for a job of another boot than ``this_boot``."""
     values = dict(line.partition("=")[::2] for line in text.splitlines())
     job_id = number(values.get("SLURM_JOB_ID"))
@@ -119,7 +119,7 @@ def parse(text: str, this_boot: str) -> Hold | None:
     device_lists = [devices_of(values.get(name, "")) for name in ("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")]
     # Prefer uuids: they are exact, and only they can name a MIG device. Numbers outside a job's device cgroup are the node's.
     exact = [devices for devices in device_lists if all(device.uuid for device in devices) and devices]
-    return Hold(identity, next((devices for devices in (*exact, *device_lists) if devices), ()))
+    return Allocation(identity, next((devices for devices in (*exact, *device_lists) if devices), ()))
 
 
 def devices_of(text: str) -> tuple[SchedulerDevice, ...]:

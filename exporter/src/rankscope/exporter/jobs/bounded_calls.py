@@ -32,19 +32,19 @@ class BoundedCalls:
         self._most_stuck = most_stuck
         self._stuck: list[threading.Thread] = []
 
-    def ask(self, call: Callable[[], T]) -> T:
-        """Return the result of ``call``, or raise its exception.
+    def call(self, function: Callable[[], T]) -> T:
+        """Return the result of ``function``, or raise its exception.
 
         Raises:
             TimeoutError: the call did not return in time.
-            BusyError: the call was not made.
+            TooManyCallsError: the call was not made.
         """
         self._stuck = [thread for thread in self._stuck if thread.is_alive()]
         if len(self._stuck) >= self._most_stuck:
             raise TooManyCallsError("an earlier call has not returned yet")
         outcome = _CallOutcome()
         # Daemon thread: a call stuck in the kernel must not keep the process from exiting.
-        thread = threading.Thread(target=_run, args=(call, outcome), name="jobs-deadline", daemon=True)
+        thread = threading.Thread(target=_run, args=(function, outcome), name="jobs-deadline", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # the limit of threads
@@ -59,8 +59,8 @@ class BoundedCalls:
         return value
 
 
-def _run(call: Callable[[], Any], outcome: _CallOutcome) -> None:
+def _run(function: Callable[[], Any], outcome: _CallOutcome) -> None:
     try:
-        outcome.value = call()
+        outcome.value = function()
     except BaseException as error:  # noqa: BLE001  raised again by the caller
         outcome.error = error
