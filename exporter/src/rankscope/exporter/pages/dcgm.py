@@ -34,7 +34,7 @@ _SeriesByUuid = dict[str, dict[str, list[tuple[Labels, float]]]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _DcgmMapping:
     """Mapping from a metric of the catalogue to a DCGM metric; ``of_mig``: the catalogue's metric is about MIG devices."""
 
     entry: DcgmName
@@ -64,11 +64,13 @@ class DcgmPage:
         self._counters = counters or default_counters()
         self._hostname_label = hostname_label
         wanted = {counter.name for counter in self._counters.metrics}
-        self._ways: dict[str, tuple[_Way, ...]] = {}
+        self._mappings: dict[str, tuple[_DcgmMapping, ...]] = {}
         for row in CATALOGUE:
-            ways = (_Way(entry, entry.full_name, row.name.startswith("gpu_mig_")) for entry in row.dcgm)
-            self._ways[row.name] = tuple(way for way in ways if way.name in wanted)
-        self._rates = _Rates({metric for metric, ways in self._ways.items() if any(way.entry.rate for way in ways)})
+            mappings = (_DcgmMapping(entry, entry.full_name, row.name.startswith("gpu_mig_")) for entry in row.dcgm)
+            self._mappings[row.name] = tuple(mapping for mapping in mappings if mapping.name in wanted)
+        self._rates = _Rates(
+            {metric for metric, mappings in self._mappings.items() if any(mapping.entry.rate for mapping in mappings)}
+        )
         self._uncollected = self._not_collected()
         for name, reason in (*self._counters.refused, *self._uncollected):
             logger.warning("DCGM-compatible page: no %s: %s", name, reason)
@@ -109,17 +111,17 @@ class DcgmPage:
         divided: set[str] = set()
         rates = self._rates.of(gpu.sample)
         for reading in gpu.sample.readings:
-            for way in self._ways.get(reading.metric, ()):
+            for mapping in self._mappings.get(reading.metric, ()):
                 series = reading.metric, reading.uuid, reading.labels
-                shown = rates.get(series) if way.entry.rate else reading.value
-                if shown is not None and reading.uuid in labels and way.entry.labels.items() <= set(reading.labels):
-                    key = way.name, reading.uuid, way.labels(reading.labels)
+                shown = rates.get(series) if mapping.entry.rate else reading.value
+                if shown is not None and reading.uuid in labels and mapping.entry.labels.items() <= set(reading.labels):
+                    key = mapping.name, reading.uuid, mapping.labels(reading.labels)
                     # Several series (two kinds of memory, for example) may be one series of DCGM.
-                    values[key] = values.get(key, 0) + round(shown * way.entry.times, 6)
-                    if way.of_mig:
-                        divided.add(way.name)
+                    values[key] = values.get(key, 0) + round(shown * mapping.entry.times, 6)
+                    if mapping.of_mig:
+                        divided.add(mapping.name)
         if any((absent.metric, absent.reason) == _NO_LICENCE for absent in gpu.sample.absent):
-            values |= {(way.name, "", ()): 0 for way in self._ways[_NO_LICENCE[0]]}
+            values |= {(mapping.name, "", ()): 0 for mapping in self._mappings[_NO_LICENCE[0]]}
         for (name, of, further), value in values.items():
             # For a GPU with MIG, DCGM reports this per instance; with the GPU's own series a sum would count it twice.
             if of or name not in divided:
@@ -144,25 +146,25 @@ class DcgmPage:
         for metric in _OF_TENANTS if pods else ():
             values = _by_pod(tenants[metric].get(uuid, ()))
             without = ", ".join("/".join(value for _, value in pod) for pod in sorted(pods - values.keys()))
-            for way in self._ways[metric]:
-                if way.name not in left_out:
+            for mapping in self._mappings[metric]:
+                if mapping.name not in left_out:
                     for pod, value in values.items():
-                        families[way.name].add((*of_device, *pod), round(value * way.entry.times, 6))
+                        families[mapping.name].add((*of_device, *pod), round(value * mapping.entry.times, 6))
                     if without:
-                        yield f"{way.name} on {uuid} not available for these pods, whose processes are unknown: {without}"
+                        yield f"{mapping.name} on {uuid} not available for these pods, whose processes are unknown: {without}"
 
     def _add_xids(self, families: dict[str, Family], gpu: GpuState, labels: Labels, xids: _SeriesByUuid) -> None:
         for metric, series in xids.items():
             of_gpu = series.get(gpu.identity.uuid, [])
-            for way in self._ways[metric]:
+            for mapping in self._mappings[metric]:
                 values: dict[Labels, float] = {}
                 for labels_of_point, value in of_gpu:
-                    further = _last_xid_labels(int(value)) if metric == _LAST_XID else way.labels(labels_of_point)
+                    further = _last_xid_labels(int(value)) if metric == _LAST_XID else mapping.labels(labels_of_point)
                     values[further] = values.get(further, 0) + value
                 if not values and metric == _RECENT_XIDS and self._page.xid is not None:
-                    values[way.labels(())] = 0  # as DCGM does without an error
+                    values[mapping.labels(())] = 0  # as DCGM does without an error
                 for further, value in values.items():
-                    families[way.name].add((*labels, *further), value)
+                    families[mapping.name].add((*labels, *further), value)
 
     def _labels(self, gpu: GpuState, state: FleetState, instance: MigDevice | None, job: dict[str, str]) -> Labels:
         identity = gpu.identity
@@ -192,9 +194,9 @@ class DcgmPage:
             for absent in gpu.sample.absent:
                 if (absent.metric, absent.reason) == _NO_LICENCE:
                     continue
-                for way in self._ways.get(absent.metric, ()):
-                    if not absent.labels or way.entry.labels.items() <= set(absent.labels):
-                        missing.setdefault((way.name, gpu.identity.model, absent.reason), {})[gpu.identity.uuid] = None
+                for mapping in self._mappings.get(absent.metric, ()):
+                    if not absent.labels or mapping.entry.labels.items() <= set(absent.labels):
+                        missing.setdefault((mapping.name, gpu.identity.model, absent.reason), {})[gpu.identity.uuid] = None
         for (name, model, reason), uuids in missing.items():
             device_text = model if len(uuids) == up[model] else ", ".join(uuids)
             yield f"{name} not available on {device_text}: {reason}"
@@ -203,8 +205,8 @@ class DcgmPage:
         """Return name and reason of the metrics whose collector is switched off."""
         collector_of: dict[str, str] = {}
         for row in CATALOGUE:
-            for way in self._ways[row.name]:
-                collector_of.setdefault(way.name, row.collector)
+            for mapping in self._mappings[row.name]:
+                collector_of.setdefault(mapping.name, row.collector)
         return tuple(
             (name, f"it needs --collector.{collector}")
             for name, collector in collector_of.items()
