@@ -20,7 +20,7 @@ from tests.local_http import answering, respond
 from tests.waiting import wait_until
 from tests.watched_job import QUICK, Watch, training
 
-from rankscope.alerts.owners import CRASHED, LIFE_ALERTS
+from rankscope.alerts.owners import CRASHED, LIVENESS_ALERTS
 from rankscope.runs.reader import RunReader
 
 pytestmark = [pytest.mark.campaign, pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
@@ -96,7 +96,7 @@ def test_of_a_job_that_goes_on_nobody_is_told_that_it_does_not(
         assert process.wait(60) == 0
         assert watch.process.wait(60) == 0
     # Other alerts may fire: on a busy machine other programs slow a rank down or make the job wait
-    assert watch.fired().isdisjoint({*LIFE_ALERTS, CRASHED.alertname})
+    assert watch.fired().isdisjoint({*LIVENESS_ALERTS, CRASHED.alertname})
 
 
 def test_a_watcher_killed_repeatedly_delivers_and_records_every_change(tmp_path: Path) -> None:

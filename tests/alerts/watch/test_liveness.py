@@ -17,7 +17,7 @@ from rankscope.alerts.watch.ledger import AlertLedger
 from rankscope.alerts.watch.liveness.dumps import AGAIN_S, WAIT_S
 from rankscope.alerts.watch.liveness.monitor import Patience
 from rankscope.alerts.watch.runs import RESTART_GRACE_S
-from rankscope.alerts.watch.watcher import CRASH_FIRING_S, FORGET_AFTER_S, FORGET_LIFE_AFTER_S
+from rankscope.alerts.watch.watcher import CRASH_FIRING_S, FORGET_AFTER_S, FORGET_LIVENESS_AFTER_S
 from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.runs.control import ControlAnswer, answer
 from rankscope.runs.paths import activity_file, attempt_dir, control_dir, flight_dir, rank_dir
@@ -299,7 +299,7 @@ def test_alerts_about_silence_outlast_those_about_steps(world: Callable[..., tup
     watched.now_s += FORGET_AFTER_S
     watched.evaluate()
     assert watched.firing() == ["TrainingHang"]
-    watched.now_s += FORGET_LIFE_AFTER_S
+    watched.now_s += FORGET_LIVENESS_AFTER_S
     watched.evaluate()
     assert watched.firing() == []
 

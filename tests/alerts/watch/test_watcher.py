@@ -15,7 +15,7 @@ from rankscope.alerts.store.database import AlertStore
 from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import AlertLedger, load_ledger, read_entries, save_ledger
-from rankscope.alerts.watch.runs import RESTART_GRACE_S, Glance, Glances
+from rankscope.alerts.watch.runs import RESTART_GRACE_S, RunObserver, RunSnapshot
 from rankscope.alerts.watch.unreadable import SHOWN
 from rankscope.alerts.watch.watcher import FINAL_TRIES, FORGET_AFTER_S
 from rankscope.analysis.result.analysis import Analysis
@@ -277,14 +277,14 @@ def test_a_run_that_may_not_be_looked_at_costs_only_itself(
 ) -> None:
     run, locked = make_run("llama"), make_run("locked")
 
-    original = Glances.glance
+    original = RunObserver.snapshot
 
-    def refuse(self: Glances, path: Path, **times: Any) -> Glance:
+    def refuse(self: RunObserver, path: Path, **times: Any) -> RunSnapshot:
         if path == locked.path:
             raise PermissionError(13, "Permission denied", str(path))
         return original(self, path, **times)
 
-    monkeypatch.setattr(Glances, "glance", refuse)
+    monkeypatch.setattr(RunObserver, "snapshot", refuse)
     world = World(run.path.parent, receiver=webhook)
     for _ in range(3):
         world.evaluate(make_analysis(2), run)

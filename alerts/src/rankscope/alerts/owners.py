@@ -107,11 +107,11 @@ ALERT_OF_KIND: Final[dict[Kind, OwnedAlert]] = {
 }
 """Kind of a finding to its alert. Findings of other kinds only describe the job and raise no alert."""
 
-LIFE_ALERTS: Final = (HANG.alertname, RANK_LOST.alertname)
+LIVENESS_ALERTS: Final = (HANG.alertname, RANK_LOST.alertname)
 """Alerts decided, while a run is active, by whether the files of its ranks grow."""
 
 HISTORY_ALERTS: Final = (REGRESSION.alertname, THROUGHPUT.alertname)
 """Alerts decided by the history of the run's steps."""
 
-RECORD_ALERTS: Final = tuple(name for name in WATCHER_ALERTS if name not in LIFE_ALERTS)
+RECORD_ALERTS: Final = tuple(name for name in WATCHER_ALERTS if name not in LIVENESS_ALERTS)
 """Alerts decided by the records of a run."""

@@ -165,13 +165,13 @@ class AlertLedger(msgspec.Struct, kw_only=True):
         now_unix_ns: int,
         policy: FiringPolicy,
         unknown: Collection[int] = (),
-        of: Collection[str] | None = None,
+        decided_names: Collection[str] | None = None,
         confirmation: Confirmation | None = None,
         unconfirmed: Collection[str] = (),
     ) -> None:
         """Apply one evaluation of a run.
 
-        ``unknown``: ranks that were not evaluated; their alerts stay unchanged unless found. ``of``: names of the evaluated
+        ``unknown``: ranks that were not evaluated; their alerts stay unchanged unless found. ``decided_names``: of the evaluated
         alerts, all for ``None``. ``confirmation``: of stragglers on new steps; without it they need none. ``unconfirmed``: names
         of alerts whose details are incomplete: those do not fire yet, and firing ones stay unchanged.
         """
@@ -180,7 +180,7 @@ class AlertLedger(msgspec.Struct, kw_only=True):
         followed = {
             entry.fingerprint: entry
             for entry in self.entries
-            if entry.run == run and entry.track.state != "resolved" and (of is None or entry.name in of)
+            if entry.run == run and entry.track.state != "resolved" and (decided_names is None or entry.name in decided_names)
         }
         for key, candidate in present.items():
             if key not in followed:
@@ -237,14 +237,22 @@ class AlertLedger(msgspec.Struct, kw_only=True):
             self._drop_overtaken(entry)
 
     def resolve(
-        self, run: str, *, now_unix_ns: int, because: str, of: Collection[str] | None = None, but: Collection[str] = ()
+        self,
+        run: str,
+        *,
+        now_unix_ns: int,
+        because: str,
+        names: Collection[str] | None = None,
+        except_names: Collection[str] = (),
     ) -> None:
         """End the alerts of a run: drop pending ones, resolve firing ones with the reason ``because``.
 
-        ``of``: names of the alerts to end, all for ``None``; ``but``: names to leave.
+        ``names``: of the alerts to end, all for ``None``; ``except_names``: of those to leave.
         """
         affected = [
-            entry for entry in self.entries if entry.run == run and (of is None or entry.name in of) and entry.name not in but
+            entry
+            for entry in self.entries
+            if entry.run == run and (names is None or entry.name in names) and entry.name not in except_names
         ]
         dropped = {id(entry) for entry in affected if entry.track.state == "pending"}
         self.entries = [entry for entry in self.entries if id(entry) not in dropped]

@@ -18,7 +18,7 @@ WHOLE_LOOKS: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
-class RankSeen:
+class RankSnapshot:
     """State of a rank at a moment, from ``rank.json`` and the names and sizes of its files."""
 
     info: RankInfo | None
@@ -30,8 +30,8 @@ class RankSeen:
     """The folder can be read now; the state of an unreadable rank is unknown."""
 
 
-class RankLook:
-    """Repeated look at one rank of an attempt."""
+class RankObserver:
+    """Observer of one rank of an attempt."""
 
     __slots__ = ("_attempt", "_changed_ns", "_due", "_folder", "_rank", "_state", "_steps")
 
@@ -43,9 +43,9 @@ class RankLook:
         self._due = 0
         """Looks until the folder is scanned regardless of its modification time."""
         self._steps: str | None = None
-        self._state = RankSeen(None, None, 0, readable=False)
+        self._state = RankSnapshot(None, None, 0, readable=False)
 
-    def look(self, reader: RunReader) -> RankSeen:
+    def snapshot(self, reader: RunReader) -> RankSnapshot:
         """Return the current state."""
         try:
             changed_ns = os.stat(self._folder).st_mtime_ns  # noqa: PTH116 - for a thousand ranks, Path objects cost more than the calls
@@ -61,9 +61,9 @@ class RankLook:
                 self._grow(os.stat(f"{self._folder}/{self._steps}").st_size)  # noqa: PTH116
         except OSError:
             self._changed_ns = None
-            rank_seen = self._state
-            self._state = RankSeen(
-                reader.rank(self._attempt, self._rank) or rank_seen.info, rank_seen.steps, rank_seen.size, readable=False
+            snapshot = self._state
+            self._state = RankSnapshot(
+                reader.rank(self._attempt, self._rank) or snapshot.info, snapshot.steps, snapshot.size, readable=False
             )
         return self._state
 
@@ -71,7 +71,7 @@ class RankLook:
         before = self._state.steps
         if before is None or before[1] != size:
             more = size - (0 if before is None else before[1])
-            self._state = RankSeen(self._state.info, (self._steps or "", size), self._state.size + more)
+            self._state = RankSnapshot(self._state.info, (self._steps or "", size), self._state.size + more)
 
     def _look_through(self, reader: RunReader) -> None:
         folder = Path(self._folder)
@@ -88,7 +88,7 @@ class RankLook:
                     last = file_bytes
         self._steps = segments[-1] if segments else None
         steps = None if self._steps is None else (self._steps, last)
-        self._state = RankSeen(reader.rank(self._attempt, self._rank), steps, size)
+        self._state = RankSnapshot(reader.rank(self._attempt, self._rank), steps, size)
 
 
 RESTART_GRACE_S: Final = 30.0
@@ -96,7 +96,7 @@ RESTART_GRACE_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
+class RunSnapshot:
     """State of a run at a moment, from file sizes and ``rank.json``."""
 
     run_id: str
@@ -104,7 +104,7 @@ class Glance:
     """Number, ranks and bytes of the last attempt; differs after every written record."""
     ended: bool
     info: RunInfo = field(compare=False)
-    ranks: Mapping[int, RankSeen] = field(default_factory=dict, compare=False)
+    ranks: Mapping[int, RankSnapshot] = field(default_factory=dict, compare=False)
     """Ranks of the last attempt."""
 
     @property
@@ -115,20 +115,20 @@ class Glance:
     @property
     def infos(self) -> dict[int, RankInfo]:
         """``rank.json`` of each rank that has one."""
-        return {rank: look.info for rank, look in self.ranks.items() if look.info is not None}
+        return {rank: snapshot.info for rank, snapshot in self.ranks.items() if snapshot.info is not None}
 
 
-class Glances:
-    """Repeated looks at runs."""
+class RunObserver:
+    """Observer of runs."""
 
     def __init__(self) -> None:
-        self._looks: dict[Path, tuple[int, dict[int, RankLook]]] = {}
+        self._observers: dict[Path, tuple[int, dict[int, RankObserver]]] = {}
         self._died_s: dict[Path, tuple[int, float]] = {}
         """Runs whose ranks have all ended, some by a crash or kill: last attempt, and when this was first seen."""
         self._resting: dict[Path, tuple[int, bool]] = {}
         """Runs that are over: modification time of their attempts, and whether that was checked twice."""
 
-    def glance(self, run: Path, *, now_unix_ns: int, elapsed_s: float) -> Glance:
+    def snapshot(self, run: Path, *, now_unix_ns: int, elapsed_s: float) -> RunSnapshot:
         """Look at a run without reading its records. Raises ``InputError`` for a path that is no readable run.
 
         ``elapsed_s``: seconds of a monotonic clock.
@@ -136,17 +136,19 @@ class Glances:
         reader = RunReader(run)
         attempts = reader.attempts()
         if not attempts:
-            return Glance(reader.info.run_id, (0, 0, 0), ended=False, info=reader.info)
+            return RunSnapshot(reader.info.run_id, (0, 0, 0), ended=False, info=reader.info)
         last = attempts[-1]
-        previous = self._looks.get(run)
-        looks = previous[1] if previous is not None and previous[0] == last else {}
+        previous = self._observers.get(run)
+        observers = previous[1] if previous is not None and previous[0] == last else {}
         # An unreadable rank stays in the result as unknown; the analysis reports why.
-        looks = {rank: looks.get(rank) or RankLook(rank_dir(run, last, rank), last, rank) for rank in reader.ranks(last)}
-        self._looks[run] = (last, looks)
-        looks_of_ranks = {rank: look.look(reader) for rank, look in looks.items()}
-        ended = self._ended(run, last, [rank_seen.info for rank_seen in looks_of_ranks.values()], now_unix_ns, elapsed_s)
-        content = (last, len(looks_of_ranks), sum(rank_seen.size for rank_seen in looks_of_ranks.values()))
-        return Glance(reader.info.run_id, content, ended=ended, info=reader.info, ranks=looks_of_ranks)
+        observers = {
+            rank: observers.get(rank) or RankObserver(rank_dir(run, last, rank), last, rank) for rank in reader.ranks(last)
+        }
+        self._observers[run] = (last, observers)
+        ranks = {rank: observer.snapshot(reader) for rank, observer in observers.items()}
+        ended = self._ended(run, last, [snapshot.info for snapshot in ranks.values()], now_unix_ns, elapsed_s)
+        content = (last, len(ranks), sum(snapshot.size for snapshot in ranks.values()))
+        return RunSnapshot(reader.info.run_id, content, ended=ended, info=reader.info, ranks=ranks)
 
     def is_resting(self, run: Path, attempt: int) -> bool:
         """Return whether ``attempt`` is still the last one of a run that is over. Raises ``InputError`` and ``OSError``.
@@ -164,7 +166,7 @@ class Glances:
 
     def keep(self, runs: Collection[Path]) -> None:
         """Forget all other runs."""
-        self._looks = {run: looks for run, looks in self._looks.items() if run in runs}
+        self._observers = {run: observers for run, observers in self._observers.items() if run in runs}
         self._died_s = {run: died for run, died in self._died_s.items() if run in runs}
 
     def _ended(self, run: Path, attempt: int, ranks: list[RankInfo | None], now_unix_ns: int, elapsed_s: float) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.alerts.output import Event
-from rankscope.alerts.owners import CRASHED, HISTORY_ALERTS, LIFE_ALERTS, RECORD_ALERTS
+from rankscope.alerts.owners import CRASHED, HISTORY_ALERTS, LIVENESS_ALERTS, RECORD_ALERTS
 from rankscope.alerts.watch.announcements import Announcer
 from rankscope.alerts.watch.conditions.candidate import Candidate, Subject
 from rankscope.alerts.watch.conditions.confirmation import Confirmation
@@ -25,11 +25,11 @@ from rankscope.alerts.watch.conditions.shared_alerts import merge_shared
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
-from rankscope.alerts.watch.liveness.alerts import LifeAlerts
+from rankscope.alerts.watch.liveness.alerts import LivenessAlerts
 from rankscope.alerts.watch.liveness.dumps import Dumps
 from rankscope.alerts.watch.liveness.monitor import LivenessMonitor, gpus_of
 from rankscope.alerts.watch.page import Evaluation, WatcherPage
-from rankscope.alerts.watch.runs import Glance, Glances
+from rankscope.alerts.watch.runs import RunObserver, RunSnapshot
 from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.unreadable import Unreadable, ranks_within
 from rankscope.analysis.online import RECENT_STEPS
@@ -45,8 +45,8 @@ FINAL_TRIES: Final = 5
 """Attempts at the last evaluation of a run that is over, one per interval: a file server may recover soon."""
 FORGET_AFTER_S: Final = 3600.0
 """Time after which alerts of a run that is removed, unreadable or without new records end; nothing else would end them."""
-FORGET_LIFE_AFTER_S: Final = 24 * 3600.0
-"""The same for ``LIFE_ALERTS``, which are about a lack of records."""
+FORGET_LIVENESS_AFTER_S: Final = 24 * 3600.0
+"""The same for ``LIVENESS_ALERTS``, which are about a lack of records."""
 CRASH_FIRING_S: Final = 600.0
 """Time for which an alert about a crash fires, so that a person sees it."""
 
@@ -54,8 +54,7 @@ CRASH_FIRING_S: Final = 600.0
 class Watcher:
     """Watcher of ``path``: one run, or a folder in which runs appear and disappear.
 
-    ``follow`` analyses active runs; ``analyse`` analyses runs that are over, as a whole, and raises
-    ``RankscopeError``.
+    ``follow`` analyses active runs; ``analyse`` analyses runs that are over, as a whole, and raises ``RankscopeError``.
     ``report`` takes problems, one line each; ``emit`` takes events; ``save`` persists the ledger.
     ``clock`` returns unix nanoseconds, ``elapsed`` seconds of a monotonic clock.
     """
@@ -91,13 +90,13 @@ class Watcher:
         self.page = WatcherPage()
         """Metrics and health of this watcher."""
         self._announcer = Announcer(ledger, emit=emit, report=report, save=save)
-        self._glances = Glances()
+        self._observer = RunObserver()
         dumps = Dumps(follow.hang, ask=options.ask_for_dumps, report=report)
         self._liveness = LivenessMonitor(
             patience=options.patience, interval_s=options.interval_s, dumps=dumps, elapsed=elapsed, clock=clock
         )
-        self._last_glances: dict[Path, Glance] = {}
-        self._over: dict[Path, Glance] = {}
+        self._last_snapshots: dict[Path, RunSnapshot] = {}
+        self._over: dict[Path, RunSnapshot] = {}
         self._final_failures: Counter[Path] = Counter()
         self._problems = ProblemLog(report)
         self._fresh_s: dict[str, float] = {}
@@ -112,8 +111,8 @@ class Watcher:
         runs = self._runs()
         ended = [run for run in runs if self._evaluate_run(run, runs)]
         going = {run for run in runs if run not in self._over}
-        for keeping in (self._follow, self._glances, self._liveness, self._options.pace, self._unreadable):
-            keeping.keep(going)
+        for component in (self._follow, self._observer, self._liveness, self._options.pace, self._unreadable):
+            component.keep(going)
         self._forget_lost()
         # Deliver before ending anything: a receiver must get the beginning before the end.
         self._announcer.announce()
@@ -122,7 +121,7 @@ class Watcher:
             for run in ended:
                 crashed = CRASHED.alertname in self.ledger.names(str(run))
                 because = "the run ended early" if crashed else "the run is over"
-                self.ledger.resolve(str(run), now_unix_ns=self._clock(), because=because, but=[CRASHED.alertname])
+                self.ledger.resolve(str(run), now_unix_ns=self._clock(), because=because, except_names=[CRASHED.alertname])
             self._announcer.announce()
             self._deliver()
         self._save(self.ledger)
@@ -173,38 +172,38 @@ class Watcher:
 
         Problems are reported; only those of a single run with ``once`` are raised.
         """
-        glance = self._glance(run)
-        if glance is None:
+        snapshot = self._snapshot(run)
+        if snapshot is None:
             return False
         remembered = str(run) in self.ledger.active or not self.ledger.names(str(run)) <= {CRASHED.alertname}
         followed = run == self._single or str(run) in self._fresh_s or remembered
-        if glance.ended and not followed and not self._options.once:
+        if snapshot.ended and not followed and not self._options.once:
             # It was over before the watcher started: not reported.
-            self._over[run] = glance
+            self._over[run] = snapshot
             return False
-        before = self._last_glances.get(run)
-        if before is not None and before.attempt != glance.attempt:
+        before = self._last_snapshots.get(run)
+        if before is not None and before.attempt != snapshot.attempt:
             self.ledger.restart(str(run))
-        changed = before != glance
+        changed = before != snapshot
         if changed:
             self._fresh_s[str(run)] = self._elapsed()
-        if (glance.ended or (changed and self._due(run, runs))) and not self._judged(run, glance):
+        if (snapshot.ended or (changed and self._due(run, runs))) and not self._judged(run, snapshot):
             return False
-        if glance.ended:
-            self._over[run] = glance
-            self._last_glances.pop(run, None)
+        if snapshot.ended:
+            self._over[run] = snapshot
+            self._last_snapshots.pop(run, None)
             del self._final_failures[run]
             self._set_active(run, active=False)
         elif not self._options.once:
-            self._look_for_life(run, glance, news=run == self._single or remembered)
-        return glance.ended
+            self._check_liveness(run, snapshot, news=run == self._single or remembered)
+        return snapshot.ended
 
-    def _judged(self, run: Path, glance: Glance) -> bool:
+    def _judged(self, run: Path, snapshot: RunSnapshot) -> bool:
         """Judge a run; return whether to proceed with it. A run that is over gets ``FINAL_TRIES`` attempts."""
-        if self._judge(run, glance):
+        if self._judge(run, snapshot):
             self._problems.report(None, ("analyse", run))
-            self._last_glances[run] = glance
-        elif glance.ended:
+            self._last_snapshots[run] = snapshot
+        elif snapshot.ended:
             self._final_failures[run] += 1
             return self._final_failures[run] >= FINAL_TRIES
         return True
@@ -213,42 +212,42 @@ class Watcher:
         going = max(1, len(runs) - len(self._over))
         return self._options.pace.due(run, self._elapsed(), runs=going, pending=self.ledger.has_pending(str(run)))
 
-    def _glance(self, run: Path) -> Glance | None:
+    def _snapshot(self, run: Path) -> RunSnapshot | None:
         """Look at a run; ``None`` when it cannot be read, or was over before and still is."""
         try:
             # Only a new attempt revives a run that is over, so its files need no further look.
-            if run in self._over and self._glances.is_resting(run, self._over[run].attempt):
+            if run in self._over and self._observer.is_resting(run, self._over[run].attempt):
                 return None
-            glance = self._glances.glance(run, now_unix_ns=self._clock(), elapsed_s=self._elapsed())
+            snapshot = self._observer.snapshot(run, now_unix_ns=self._clock(), elapsed_s=self._elapsed())
         except (RankscopeError, OSError) as error:
             problem = InputError(run, error.strerror or str(error)) if isinstance(error, OSError) else error
             self._report_problem("read", run, str(problem), problem)
             return None
         self._over.pop(run, None)
         self._problems.report(None, ("read", run))
-        return glance
+        return snapshot
 
-    def _judge(self, run: Path, glance: Glance) -> bool:
+    def _judge(self, run: Path, snapshot: RunSnapshot) -> bool:
         """Analyse a run and update its alerts; return whether that succeeded."""
         began = time.process_time()
         try:
             # Only here: an interruption anywhere else could cut a change of the ledger or the store in two.
             with self._interruptible():
-                analysis = self._analyse([run]) if glance.ended or self._options.once else self._follow.update(run)
+                analysis = self._analyse([run]) if snapshot.ended or self._options.once else self._follow.update(run)
         except RankscopeError as error:
             self._report_problem("analyse", run, str(error), error)
             return False
         except Exception as error:  # noqa: BLE001 - a bug triggered by one run must not stop the watch of the others
             self._report_problem("analyse", run, f"{run}: cannot be analysed: {type(error).__name__}: {error}")
             return False
-        self._apply(run, analysis, glance)
+        self._apply(run, analysis, snapshot)
         self._options.pace.analysed(run, self._elapsed(), time.process_time() - began)
         return True
 
-    def _apply(self, run: Path, analysis: Analysis, glance: Glance) -> None:
+    def _apply(self, run: Path, analysis: Analysis, snapshot: RunSnapshot) -> None:
         now = self._clock()
         self._unreadable.report(run, analysis.source.unreadable)
-        if glance.ended or self._options.once:
+        if snapshot.ended or self._options.once:
             self._emit(
                 Event(
                     event="verdict",
@@ -259,25 +258,24 @@ class Watcher:
                     kind=analysis.verdict.kind,
                 )
             )
-        conditions, decided = self._conditions(run, analysis, glance)
-        if not glance.ended and not self._options.once:
-            # For an active run, ``_look_for_life`` decides these, which is faster.
-            conditions = [candidate for candidate in conditions if candidate.name not in LIFE_ALERTS]
+        conditions, decided = self._conditions(run, analysis, snapshot)
+        if not snapshot.ended and not self._options.once:
+            # For an active run, ``_check_liveness`` decides these, which is faster.
+            conditions = [candidate for candidate in conditions if candidate.name not in LIVENESS_ALERTS]
         policy = self._options.policy
-        if glance.ended:
+        if snapshot.ended:
             # All evidence is available: waiting adds nothing.
             policy = FiringPolicy(fire_after=1, resolve_after=policy.resolve_after, least_firing_s=policy.least_firing_s)
         attempt = analysis.ranks[0].attempt if analysis.ranks else 0
         unknown = ranks_within(run, attempt, analysis.source.unreadable)
-        of = decided | {candidate.name for candidate in conditions}
-        self._update(
-            run, conditions, policy=policy, unknown=unknown, of=of, confirmation=self._confirmation(run, analysis, glance)
-        )
+        decided |= {candidate.name for candidate in conditions}
+        confirmation = self._confirmation(run, analysis, snapshot)
+        self._update(run, conditions, policy=policy, unknown=unknown, decided_names=decided, confirmation=confirmation)
 
-    def _confirmation(self, run: Path, analysis: Analysis, glance: Glance) -> Confirmation | None:
+    def _confirmation(self, run: Path, analysis: Analysis, snapshot: RunSnapshot) -> Confirmation | None:
         """Return the confirmation of stragglers on new steps; ``None`` for a single look and for a verdict from windows."""
         verdict = analysis.verdict
-        if glance.ended or self._options.once or verdict.evidence_source != "steps" or verdict.steps is None:
+        if snapshot.ended or self._options.once or verdict.evidence_source != "steps" or verdict.steps is None:
             return None
         return Confirmation(
             analysis.ranks[0].attempt if analysis.ranks else 0,
@@ -285,13 +283,13 @@ class Watcher:
             lambda since, at_least: self._follow.judge_since(run, since, at_least=at_least),
         )
 
-    def _conditions(self, run: Path, analysis: Analysis, glance: Glance) -> tuple[list[Candidate], set[str]]:
+    def _conditions(self, run: Path, analysis: Analysis, snapshot: RunSnapshot) -> tuple[list[Candidate], set[str]]:
         """Return the alerts that the records support, and the names of all alerts that the records can decide."""
-        options, price = self._options, glance.info.price_per_gpu_hour
-        subject = self._subject(glance)
+        options, price = self._options, snapshot.info.price_per_gpu_hour
+        subject = self._subject(snapshot)
         conditions: list[Candidate] = []
         decided = {CRASHED.alertname}
-        read_all = glance.ended or options.once
+        read_all = snapshot.ended or options.once
         past = self._follow.past(run, read=read_all)
         if analysis.verdict.kind != "insufficient_data":
             decided |= {*RECORD_ALERTS} - {*HISTORY_ALERTS}
@@ -299,23 +297,23 @@ class Watcher:
                 analysis,
                 subject,
                 budgets=options.budgets,
-                price=None if price is None else Cost(amount=price, currency=glance.info.currency or "USD"),
+                price=None if price is None else Cost(amount=price, currency=snapshot.info.currency or "USD"),
                 # Of the steps that the analysis is about.
                 rare_share=0.0 if past is None else past.rare_share(None if read_all else RECENT_STEPS),
             )
-        regressions = Regressions(run=run, subject=subject, gpus=gpus_of(glance))
+        regressions = Regressions(run=run, subject=subject, gpus=gpus_of(snapshot))
         slower = None if past is None else regressions.candidates(past, at_least=options.budgets.slower)
         if slower is not None:
             decided |= {*HISTORY_ALERTS}
             conditions += slower
-        alerts = LifeAlerts(run=run, subject=subject, infos=glance.infos)
-        if glance.ended and (crashed := alerts.crashed()) is not None:
+        alerts = LivenessAlerts(run=run, subject=subject, infos=snapshot.infos)
+        if snapshot.ended and (crashed := alerts.crashed()) is not None:
             conditions.append(crashed)
         return conditions, decided
 
-    def _look_for_life(self, run: Path, glance: Glance, *, news: bool) -> None:
+    def _check_liveness(self, run: Path, snapshot: RunSnapshot, *, news: bool) -> None:
         try:
-            report = self._liveness.look(run, glance, self._follow.past(run), subject=self._subject(glance), news=news)
+            report = self._liveness.check(run, snapshot, self._follow.past(run), subject=self._subject(snapshot), news=news)
         except Exception as error:  # noqa: BLE001 - as in ``_judge``
             self._report_problem("look", run, f"{run}: cannot be looked at: {type(error).__name__}: {error}")
             return
@@ -327,7 +325,7 @@ class Watcher:
             report.candidates,
             policy=self._options.policy,
             unknown=report.unknown,
-            of=report.of,
+            decided_names=report.decided_names,
             unconfirmed=report.unconfirmed,
         )
 
@@ -338,28 +336,27 @@ class Watcher:
         *,
         policy: FiringPolicy,
         unknown: Collection[int],
-        of: Collection[str],
+        decided_names: Collection[str],
         confirmation: Confirmation | None = None,
         unconfirmed: Collection[str] = (),
     ) -> None:
         conditions = merge_shared(conditions, merged_names=self.ledger.names(str(run), shared_only=True))
-        now = self._clock()
         self.ledger.update(
             str(run),
             conditions,
-            now_unix_ns=now,
+            now_unix_ns=self._clock(),
             policy=policy,
             unknown=unknown,
-            of=of,
+            decided_names=decided_names,
             confirmation=confirmation,
             unconfirmed=unconfirmed,
         )
 
-    def _subject(self, glance: Glance) -> Subject:
+    def _subject(self, snapshot: RunSnapshot) -> Subject:
         return Subject(
-            run_id=glance.run_id,
-            name=glance.info.name,
-            simulated=glance.info.simulated,
+            run_id=snapshot.run_id,
+            name=snapshot.info.name,
+            simulated=snapshot.info.simulated,
             dashboard_url=self._options.dashboard_url,
             runbook_url=self._options.runbook_url,
         )
@@ -387,15 +384,15 @@ class Watcher:
         now_s = self._elapsed()
         for run in self.ledger.runs() | set(self.ledger.active):
             silent_s = now_s - self._fresh_s.setdefault(run, now_s)
-            named = self.ledger.names(run)
-            if silent_s >= FORGET_LIFE_AFTER_S:
-                over = named
+            alertnames = self.ledger.names(run)
+            if silent_s >= FORGET_LIVENESS_AFTER_S:
+                over = alertnames
                 self._set_active(Path(run), active=False)
             elif silent_s >= FORGET_AFTER_S:
-                over = named - set(LIFE_ALERTS)
+                over = alertnames - set(LIVENESS_ALERTS)
             else:
-                over = named & {CRASHED.alertname} if Path(run) in self._over and silent_s >= CRASH_FIRING_S else set()
+                over = alertnames & {CRASHED.alertname} if Path(run) in self._over and silent_s >= CRASH_FIRING_S else set()
             if over:
                 because = f"no new record for {span(silent_s)}"
                 self._report(f"{run}: {because}; ended its alerts {', '.join(sorted(over))}")
-                self.ledger.resolve(run, now_unix_ns=self._clock(), because=because, of=over)
+                self.ledger.resolve(run, now_unix_ns=self._clock(), because=because, names=over)

@@ -34,7 +34,7 @@ PIDS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LifeAlerts:
+class LivenessAlerts:
     """A run with ranks that stopped or ended."""
 
     run: Path

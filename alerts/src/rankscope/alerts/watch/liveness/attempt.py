@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from rankscope.alerts.watch.runs import RESTART_GRACE_S, RankSeen
+from rankscope.alerts.watch.runs import RESTART_GRACE_S, RankSnapshot
 
 LONGEST_LOOK_S: Final = 30.0
 """Most watched time between two looks, or two intervals if that is longer."""
@@ -74,9 +74,9 @@ class AttemptLiveness:
     moved: bool = False
     """A rank has made a step since the first look."""
 
-    def look(self, looks: Mapping[int, RankSeen], now_s: float) -> None:
+    def observe(self, snapshots: Mapping[int, RankSnapshot], now_s: float) -> None:
         """Record the state of the ranks at ``now_s`` of the watched time."""
-        for rank, state in looks.items():
+        for rank, state in snapshots.items():
             watched = self._ranks.get(rank)
             if watched is None:
                 watched = self._ranks[rank] = _Rank(state.steps, now_s, gone_at_first_look=_is_gone(state))
@@ -86,13 +86,15 @@ class AttemptLiveness:
             if watched.gone_s is None and _is_gone(state):
                 watched.gone_s = now_s
 
-    def judge(self, looks: Mapping[int, RankSeen], patience_s: float, now_s: float, *, news: bool = True) -> LivenessVerdict:
-        """Judge which ranks are silent or gone; ``looks``: the last one at each rank.
+    def judge(
+        self, snapshots: Mapping[int, RankSnapshot], patience_s: float, now_s: float, *, news: bool = True
+    ) -> LivenessVerdict:
+        """Judge which ranks are silent or gone; ``snapshots``: the last one at each rank.
 
         ``news``: report events before the first look even if no rank has made a step since.
         """
-        live = [rank for rank, state in looks.items() if _is_live(state)]
-        readable = [rank for rank in live if looks[rank].readable]
+        live = [rank for rank, state in snapshots.items() if _is_live(state)]
+        readable = [rank for rank in live if snapshots[rank].readable]
         silence = {rank: now_s - self._ranks[rank].moved_s for rank in readable}
         going = [rank for rank in readable if self._ranks[rank].moved and silence[rank] <= GOING * patience_s]
         quiet = [rank for rank in readable if silence[rank] >= patience_s]
@@ -102,15 +104,17 @@ class AttemptLiveness:
             stalled = False
         elif live and len(quiet) == len(live):
             # A job without any step is still starting, however long that takes.
-            stalled = True if any(looks[rank].steps is not None for rank in live) else None
+            stalled = True if any(snapshots[rank].steps is not None for rank in live) else None
         gone = {
             rank: str(state.info.end_reason)
-            for rank, state in looks.items()
+            for rank, state in snapshots.items()
             if live and state.info is not None and self._is_gone_for_good(rank, now_s, news=news or self.moved)
         }
         silent = quiet if going else []
-        ended = bool(live) and any(self._is_news(rank, news=news or self.moved) for rank in looks)
-        others = (rank for rank, state in looks.items() if state.info is not None and not _is_live(state) and not _is_gone(state))
+        ended = bool(live) and any(self._is_news(rank, news=news or self.moved) for rank in snapshots)
+        others = (
+            rank for rank, state in snapshots.items() if state.info is not None and not _is_live(state) and not _is_gone(state)
+        )
         certain = {*going, *silent, *gone, *others}
         return LivenessVerdict(
             stalled=stalled,
@@ -119,7 +123,7 @@ class AttemptLiveness:
             quiet=quiet,
             gone=gone,
             ended=ended,
-            unknown=frozenset(looks.keys() - certain),
+            unknown=frozenset(snapshots.keys() - certain),
             live=live,
         )
 
@@ -138,11 +142,11 @@ class AttemptLiveness:
         return gone_s is not None and now_s - gone_s >= RESTART_GRACE_S and self._is_news(rank, news=news)
 
 
-def _is_gone(state: RankSeen) -> bool:
+def _is_gone(state: RankSnapshot) -> bool:
     return state.info is not None and state.info.end_reason in ("crash", "killed")
 
 
-def _is_live(state: RankSeen) -> bool:
+def _is_live(state: RankSnapshot) -> bool:
     """Return whether a rank has a ``rank.json``, has not ended, and its recorder is not disabled."""
     info = state.info
     return info is not None and info.end_unix_ns is None and info.end_reason is None and info.disabled_reason is None

@@ -10,11 +10,11 @@ from typing import Final
 from rankscope.alerts.owners import HANG, RANK_LOST
 from rankscope.alerts.watch.conditions.candidate import Candidate, ConditionLoss, Subject
 from rankscope.alerts.watch.conditions.step_past import StepPast
-from rankscope.alerts.watch.liveness.alerts import LifeAlerts
+from rankscope.alerts.watch.liveness.alerts import LivenessAlerts
 from rankscope.alerts.watch.liveness.attempt import AttemptLiveness, WatchedTime
 from rankscope.alerts.watch.liveness.dumps import Dumps
 from rankscope.alerts.watch.liveness.outage import LastSteps, Outage, find_outage, shortest_wait_s
-from rankscope.alerts.watch.runs import Glance
+from rankscope.alerts.watch.runs import RunSnapshot
 from rankscope.analysis.evidence.liveness import SILENT_SECONDS, SILENT_STEPS, patience_s
 from rankscope.analysis.hang.activity import Activities, read_activities
 from rankscope.base.errors import InputError
@@ -41,11 +41,11 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LifeReport:
-    """Result of one look at an active run."""
+class LivenessReport:
+    """Result of one check of an active run."""
 
     candidates: list[Candidate]
-    of: set[str]
+    decided_names: set[str]
     """Names of the alerts that were decided, found or not."""
     unknown: Collection[int]
     """Ranks for which nothing was decided."""
@@ -72,58 +72,67 @@ class LivenessMonitor:
         """Begin an evaluation."""
         self._time.tick(self._elapsed())
 
-    def look(self, run: Path, glance: Glance, past: StepPast | None, *, subject: Subject, news: bool) -> LifeReport:
-        """Look at a run. ``news``: report also what happened before the watcher started."""
+    def check(self, run: Path, snapshot: RunSnapshot, past: StepPast | None, *, subject: Subject, news: bool) -> LivenessReport:
+        """Check a run. ``news``: report also what happened before the watcher started."""
         now_s = self._time.s
-        liveness, last_steps = self._attempt(run, glance.attempt)
-        liveness.look(glance.ranks, now_s)
+        liveness, last_steps = self._attempt(run, snapshot.attempt)
+        liveness.observe(snapshot.ranks, now_s)
         patience_s = self._patience.seconds(past)
-        verdict = liveness.judge(glance.ranks, float("inf") if patience_s is None else patience_s, now_s, news=news)
-        alerts = LifeAlerts(
+        verdict = liveness.judge(snapshot.ranks, float("inf") if patience_s is None else patience_s, now_s, news=news)
+        alerts = LivenessAlerts(
             run=run,
             subject=subject,
-            infos=glance.infos,
+            infos=snapshot.infos,
             usual_us=None if past is None else past.usual_us(),
-            gpus=gpus_of(glance),
+            gpus=gpus_of(snapshot),
         )
         if verdict.stalled is False:
             self._dumps.over(run)
         outage = None
         if verdict.ended and patience_s is not None:
-            outage = find_outage(run, glance, verdict.live, last_steps)
+            outage = find_outage(run, snapshot, verdict.live, last_steps)
         quiet = outage is not None and outage.is_within(verdict.quiet)
         stalled = bool(verdict.stalled) and (news or liveness.moved)
         hung, missing, activities = None, None, None
         if quiet or stalled:
-            activities = self._activities(run, glance)
+            activities = self._activities(run, snapshot)
             # A stopped process cannot write a dump.
             stopped = {rank for rank, row in activities.doing.items() if row.process == "stopped"} if activities else set()
             # Without a reason why dumps are missing, they may still arrive.
-            hung, missing = self._dumps.look(run, glance.attempt, [rank for rank in verdict.live if rank not in stopped], now_s)
+            hung, missing = self._dumps.look(run, snapshot.attempt, [rank for rank in verdict.live if rank not in stopped], now_s)
         decided = quiet and missing is not None and bool(verdict.gone)
         if outage is not None and not decided and outage.waited_s >= shortest_wait_s(past, dumps_asked=True):
             # Whether the ranks without an end are silent shows later, as does an elastic restart.
             candidates = alerts.lost(verdict.silent)
-            return LifeReport(
-                candidates=candidates, of={RANK_LOST.alertname}, unknown=verdict.unknown | {*verdict.gone}, moved=liveness.moved
+            return LivenessReport(
+                candidates=candidates,
+                decided_names={RANK_LOST.alertname},
+                unknown=verdict.unknown | {*verdict.gone},
+                moved=liveness.moved,
             )
         lost, first = self._lost(run, outage, past) if outage is not None and decided else (None, False)
-        candidates, of = alerts.lost(verdict.silent, {} if first else verdict.gone), {RANK_LOST.alertname}
+        candidates, decided_names = alerts.lost(verdict.silent, {} if first else verdict.gone), {RANK_LOST.alertname}
         if lost is not None:
             candidates += alerts.outage(lost, {rank: liveness.silence_s(rank, now_s) for rank in lost.silent}, first=first)
         if verdict.stalled is False or (lost is not None and lost.silent.keys() >= {*verdict.live}):
-            of.add(HANG.alertname)
+            decided_names.add(HANG.alertname)
         elif stalled and (missing is not None or outage is None):
             candidates.append(alerts.hang(verdict, hung, missing=missing or "", activities=activities))
-            of.add(HANG.alertname)
+            decided_names.add(HANG.alertname)
         # The evaluations that an alert needs to fire count while dumps may still arrive.
         unconfirmed = {HANG.alertname} if stalled and missing is None else set[str]()
-        return LifeReport(candidates=candidates, of=of, unknown=verdict.unknown, moved=liveness.moved, unconfirmed=unconfirmed)
+        return LivenessReport(
+            candidates=candidates,
+            decided_names=decided_names,
+            unknown=verdict.unknown,
+            moved=liveness.moved,
+            unconfirmed=unconfirmed,
+        )
 
-    def _activities(self, run: Path, glance: Glance) -> Activities | None:
+    def _activities(self, run: Path, snapshot: RunSnapshot) -> Activities | None:
         """Return what the ranks of a stalled run are doing; ``None``: not known."""
         try:
-            return read_activities(RunReader(run), glance.attempt, glance.infos, now_unix_ns=self._clock())
+            return read_activities(RunReader(run), snapshot.attempt, snapshot.infos, now_unix_ns=self._clock())
         except InputError:
             return None  # removed since
 
@@ -148,11 +157,11 @@ class LivenessMonitor:
             self._dumps.over(run)
 
 
-def gpus_of(glance: Glance) -> ConditionLoss | None:
+def gpus_of(snapshot: RunSnapshot) -> ConditionLoss | None:
     """Cost of all GPUs of a run while they do nothing; ``None`` for a run on CPUs without a price."""
-    infos = glance.infos.values()
-    price = glance.info.price_per_gpu_hour
+    infos = snapshot.infos.values()
+    price = snapshot.info.price_per_gpu_hour
     if price is None and all(info.device_kind == "cpu" for info in infos):
         return None
     world = min(LARGEST_WORLD, max((info.world_size for info in infos), default=0))
-    return ConditionLoss(gpu_hours=0.0, per_hour=float(world), price=price, currency=glance.info.currency)
+    return ConditionLoss(gpu_hours=0.0, per_hour=float(world), price=price, currency=snapshot.info.currency)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from rankscope.alerts.watch.conditions.step_past import StepPast
-from rankscope.alerts.watch.runs import Glance, RankSeen
+from rankscope.alerts.watch.runs import RankSnapshot, RunSnapshot
 from rankscope.analysis.trace.possible import are_possible_steps
 from rankscope.runs.follow import last_rows
 from rankscope.runs.paths import rank_dir
@@ -55,13 +55,13 @@ class LastSteps:
     def __init__(self) -> None:
         self._cached_steps: dict[int, tuple[tuple[str, int], LastStep | None]] = {}
 
-    def read(self, run: Path, attempt: int, rank: int, look: RankSeen) -> LastStep | None:
+    def read(self, run: Path, attempt: int, rank: int, snapshot: RankSnapshot) -> LastStep | None:
         """Return the last step of a rank; ``None`` if it has none that can be read."""
-        if look.steps is None:
+        if snapshot.steps is None:
             return None
         cached = self._cached_steps.get(rank)
-        if cached is None or cached[0] != look.steps:
-            cached = self._cached_steps[rank] = (look.steps, _last_step(rank_dir(real_run(run), attempt, rank)))
+        if cached is None or cached[0] != snapshot.steps:
+            cached = self._cached_steps[rank] = (snapshot.steps, _last_step(rank_dir(real_run(run), attempt, rank)))
         return cached[1]
 
 
@@ -97,18 +97,18 @@ class Outage:
         return Outage(silent=silent, ended=self.ended, waited_s=self.waited_s) if silent else None
 
 
-def find_outage(run: Path, glance: Glance, live: Collection[int], last_steps: LastSteps) -> Outage | None:
+def find_outage(run: Path, snapshot: RunSnapshot, live: Collection[int], last_steps: LastSteps) -> Outage | None:
     """Return the ranks of ``live`` that may be lost, with those that ended; ``None`` if one of them went on after these.
 
     ``live``: ranks that have not ended; those that cannot be read now are left out. Their silence is not judged here.
     """
-    last = {rank: last_steps.read(run, glance.attempt, rank, state) for rank, state in glance.ranks.items()}
-    ended = {rank: info for rank, info in sorted(glance.infos.items()) if info.end_reason in ("crash", "killed")}
+    last = {rank: last_steps.read(run, snapshot.attempt, rank, state) for rank, state in snapshot.ranks.items()}
+    ended = {rank: info for rank, info in sorted(snapshot.infos.items()) if info.end_reason in ("crash", "killed")}
     furthest = max((step.step for rank in ended if (step := last[rank]) is not None), default=0)
     if any(step.step > furthest + STEPS_AHEAD for rank in live if (step := last[rank]) is not None):
         return None
     return Outage(
-        silent={rank: last[rank] for rank in sorted(live) if glance.ranks[rank].readable},
+        silent={rank: last[rank] for rank in sorted(live) if snapshot.ranks[rank].readable},
         ended={rank: str(info.end_reason) for rank, info in ended.items()},
         waited_s=min((_waited_s(info, last[rank]) for rank, info in ended.items()), default=0.0),
     )
