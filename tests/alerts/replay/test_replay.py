@@ -19,7 +19,7 @@ from tests.step_files import damage, load, save, steps_file
 from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.alerts.replay.growing_run import GrowingRun
 from rankscope.alerts.replay.replay import DEFAULTS, replay_run
-from rankscope.alerts.replay.replay_result import Replayed, replay_text
+from rankscope.alerts.replay.replay_result import RuleHistory, replay_text
 from rankscope.alerts.watch.conditions.budgets import Budgets
 from rankscope.alerts.watch.ledger import FiringPolicy
 from rankscope.alerts.watch.liveness.monitor import Patience
@@ -37,7 +37,7 @@ def everything(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def replayed(run: Path, options: WatcherSettings = DEFAULTS) -> Replayed:
+def replayed(run: Path, options: WatcherSettings = DEFAULTS) -> RuleHistory:
     """Return the result of the straggler rule replayed over a run."""
     [rule] = replay_run(run, ["TrainingStraggler"], options=options).rules
     return rule

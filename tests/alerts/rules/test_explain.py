@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import yaml
 
-from rankscope.alerts.rules.explain import AlertExplained, Explanation, UnknownAlertError, XidExplained, explain, explain_text
+from rankscope.alerts.rules.explain import AlertExplanation, Explanation, UnknownAlertError, XidExplanation, explain, explain_text
 from rankscope.alerts.rules.rule_file import rules_text, runbooks
 from rankscope.alerts.rules.thresholds import DEFAULTS
 from rankscope.alerts.rules.xid_policy import OTHERS, POLICIES, policy_of
@@ -91,7 +91,7 @@ def test_codes_of_a_runbook_are_sorted_by_what_to_do() -> None:
 def test_a_code_is_explained_by_fact_source_and_policy() -> None:
     for question in ("79", " 79", "xid79", "Xid 79", "XID-79"):
         explanation = one(question)
-        assert isinstance(explanation, XidExplained)
+        assert isinstance(explanation, XidExplanation)
         assert (explanation.code, explanation.action, explanation.cause) == (79, "reboot", "hardware")
         assert (explanation.source, explanation.read_on) == (SOURCE.title, SOURCE.read_on.isoformat())
         assert (explanation.alert, explanation.severity, explanation.drain) == ("GpuXidCritical", "critical", True)
@@ -122,7 +122,7 @@ def test_what_is_not_known_is_not_made_up() -> None:
 
 def test_an_alert_is_explained_by_its_settings_and_its_runbook() -> None:
     explanation = one("gpuxidoneunit")
-    assert isinstance(explanation, AlertExplained)
+    assert isinstance(explanation, AlertExplanation)
     assert explanation.name == "GpuXidOneUnit"
     assert explanation.xids == [13, 31]
     assert explanation.settings["bursts"] == 2

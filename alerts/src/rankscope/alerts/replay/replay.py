@@ -19,7 +19,7 @@ import msgspec
 from rankscope.alerts.output import Event
 from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.alerts.replay.growing_run import GrowingRun
-from rankscope.alerts.replay.replay_result import Replay, Replayed, Spell
+from rankscope.alerts.replay.replay_result import Replay, RuleHistory, Spell
 from rankscope.alerts.watch.conditions.findings import candidates
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.followed_runs import FollowedRuns
@@ -138,7 +138,7 @@ class _Replay:
             interval_s=self._options.interval_s,
             evaluations=self._evaluations,
             rules=[
-                Replayed(
+                RuleHistory(
                     rule=rule,
                     policy=described,
                     spells=[spell for spell in spells if spell.labels["alertname"] == rule],

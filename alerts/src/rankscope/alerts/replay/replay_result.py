@@ -30,7 +30,7 @@ class Spell(msgspec.Struct, frozen=True, kw_only=True):
     """Measurements behind the alert when it fired."""
 
 
-class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+class RuleHistory(msgspec.Struct, frozen=True, kw_only=True):
     """One alert over the replayed time."""
 
     rule: str
@@ -54,7 +54,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: float
     """Time between evaluations."""
     evaluations: int
-    rules: list[Replayed]
+    rules: list[RuleHistory]
     notes: list[str] = []
     """Missing or unreadable parts of the run."""
 
@@ -75,7 +75,7 @@ def replay_text(replay: Replay) -> str:
     return "\n".join(map(one_line, lines))
 
 
-def _rule(rule: Replayed) -> Iterator[str]:
+def _rule(rule: RuleHistory) -> Iterator[str]:
     fired = sum(spell.fired_unix_ns is not None for spell in rule.spells)
     times = "once" if fired == 1 else f"{fired} times"
     yield f"{rule.rule}: would {f'have fired {times}' if fired else 'not have fired'}; {rule.policy}"

@@ -21,7 +21,7 @@ EXPLAIN_SCHEMA: Final = "rankscope.explain/1"
 _CODE: Final = re.compile(r"(?:xid[ _-]?)?([0-9]{1,9})", re.IGNORECASE | re.ASCII)
 
 
-class AlertExplained(msgspec.Struct, frozen=True, kw_only=True, tag="alert", tag_field="kind"):
+class AlertExplanation(msgspec.Struct, frozen=True, kw_only=True, tag="alert", tag_field="kind"):
     """An alert with its default thresholds."""
 
     name: str
@@ -43,7 +43,7 @@ class SeverityPolicy(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class XidExplained(msgspec.Struct, frozen=True, kw_only=True, tag="xid", tag_field="kind"):
+class XidExplanation(msgspec.Struct, frozen=True, kw_only=True, tag="xid", tag_field="kind"):
     """An Xid code with its meaning and its policy. Unknown fields are ``None``."""
 
     code: int
@@ -64,7 +64,7 @@ class XidExplained(msgspec.Struct, frozen=True, kw_only=True, tag="xid", tag_fie
     """The reason for this policy."""
     runbook: str | None
     """Markdown."""
-    also: list[AlertExplained] = []
+    also: list[AlertExplanation] = []
     """Alerts that it may raise instead."""
     by_severity: list[SeverityPolicy] = []
     """Policy of errors whose severity is known; empty for a code without severities."""
@@ -74,7 +74,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Answers in the order of the questions."""
 
     schema: str = EXPLAIN_SCHEMA
-    explained: list[XidExplained | AlertExplained]
+    explained: list[XidExplanation | AlertExplanation]
 
 
 class UnknownAlertError(RankscopeError):
@@ -86,7 +86,7 @@ def explain(questions: Sequence[str]) -> Explanation:
     return Explanation(explained=[_explain(question.strip()) for question in questions])
 
 
-def _explain(question: str) -> XidExplained | AlertExplained:
+def _explain(question: str) -> XidExplanation | AlertExplanation:
     if match := _CODE.fullmatch(question):
         return _xid(int(match[1]))
     names = {name.lower(): name for name in runbooks()}
@@ -97,12 +97,12 @@ def _explain(question: str) -> XidExplained | AlertExplained:
     raise UnknownAlertError(f"there is no alert {question!r}; {hint}")
 
 
-def _xid(code: int) -> XidExplained:
+def _xid(code: int) -> XidExplanation:
     xid = XIDS.get(code)
     policy = policy_of(code)
     alert = None if policy.alert == "none" else policy.alert
     source = None if xid is None else SOURCES[xid.source]
-    return XidExplained(
+    return XidExplanation(
         code=code,
         name=None if xid is None else xid.name,
         meaning=None if xid is None else xid.meaning,
@@ -126,12 +126,12 @@ def _of_severity(code: int, severity: Severity) -> SeverityPolicy:
     return SeverityPolicy(severity=severity, alert=policy.alert, drain=policy.drain, why=policy.why)
 
 
-def _alert(name: str) -> AlertExplained:
+def _alert(name: str) -> AlertExplanation:
     codes = [code for code in XIDS if any(name in (policy.alert, *policy.also) for policy in _policies(code))]
     # Options of `alerts watch` configure the watcher's alerts; they have no thresholds here.
     settings = dict(DEFAULTS.get(name, {}))
     [severity] = [alert.severity for alert in ALERTS if alert.alertname == name]
-    return AlertExplained(name=name, severity=severity, settings=settings, xids=codes, runbook=runbooks()[name])
+    return AlertExplanation(name=name, severity=severity, settings=settings, xids=codes, runbook=runbooks()[name])
 
 
 def _policies(code: int) -> list[XidPolicy]:
@@ -159,18 +159,18 @@ def explain_text(explanation: Explanation) -> str:
     for item in explanation.explained:
         pages = later.pop(0)
         new = [page.rstrip() for page in pages if not any(page in others for others in later)]
-        parts.append("\n\n".join([_xid_text(item) if isinstance(item, XidExplained) else _alert_text(item), *new]))
+        parts.append("\n\n".join([_xid_text(item) if isinstance(item, XidExplanation) else _alert_text(item), *new]))
     return "\n\n\n".join(parts)
 
 
-def _pages(item: XidExplained | AlertExplained) -> list[str]:
+def _pages(item: XidExplanation | AlertExplanation) -> list[str]:
     also: list[str] = []
-    if isinstance(item, XidExplained):
+    if isinstance(item, XidExplanation):
         also = [*(alert.runbook for alert in item.also), *(runbooks()[policy.alert] for policy in item.by_severity)]
     return [page for page in dict.fromkeys((item.runbook, *also)) if page is not None]
 
 
-def _xid_text(xid: XidExplained) -> str:
+def _xid_text(xid: XidExplanation) -> str:
     if xid.meaning is None or xid.action is None:
         rows = {
             "means": "unknown: not in the sources of the table",
@@ -193,7 +193,7 @@ def _xid_text(xid: XidExplained) -> str:
     return _table(f"Xid {xid.code}{f': {xid.name}' if xid.name else ''}", rows)
 
 
-def _alert_text(alert: AlertExplained) -> str:
+def _alert_text(alert: AlertExplanation) -> str:
     rows = {name: str(value) for name, value in alert.settings.items() if name not in ("severity", "enabled") and value != ""}
     if alert.xids:
         rows["Xids"] = ", ".join(map(str, alert.xids))
