@@ -20,7 +20,7 @@ from rankscope.runs.paths import flight_dir, rank_dir
 
 pytestmark = pytest.mark.slow
 
-QUICK = "import rankscope.alerts.receive.actions.actor as actor; actor.POLL_S = 0.05"
+QUICK = "import rankscope.alerts.receive.actions.action_runner as runner; runner.POLL_S = 0.05"
 CONFIG = """
 [receive]
 dashboard_url = "https://rankscope.example"

@@ -12,8 +12,8 @@ from tests.alerts.receive.receiver_heard import Heard
 from tests.played_ranks import two_ranks
 
 from rankscope.alerts.payload import PayloadAlert
-from rankscope.alerts.receive.actions import actor as actor_module
-from rankscope.alerts.receive.actions.actor import Actor, _run_of, _RunningAction
+from rankscope.alerts.receive.actions import action_runner as action_runner_module
+from rankscope.alerts.receive.actions.action_runner import ActionRunner, _run_of, _RunningAction
 from rankscope.alerts.receive.actions.results import merged_steps
 from rankscope.alerts.receive.bounded_child import ChildResult
 from rankscope.alerts.receive.config import ActionRule
@@ -76,16 +76,16 @@ def test_a_clock_that_was_ahead_does_not_forbid_captures_until_then() -> None:
     assert "follows" in words["capture_request"]
 
 
-def acting(heard: Heard, *rules: ActionRule, shown: list[str]) -> Actor:
-    return Actor(heard.inbox, runs=KnownRuns([]), rules=rules, counters=Counters(), show=shown.append, report=shown.append)
+def acting(heard: Heard, *rules: ActionRule, shown: list[str]) -> ActionRunner:
+    return ActionRunner(heard.inbox, runs=KnownRuns([]), rules=rules, counters=Counters(), show=shown.append, report=shown.append)
 
 
 def test_what_the_file_allows_no_more_when_it_is_due_is_not_done() -> None:
     heard, shown = Heard(CAPTURE), list[str]()
     heard.hear(heard.alert())
     # given a restart with a configuration that allows captures only for another team
-    actor = acting(heard, ActionRule(alert="TrainingStraggler", do="capture", match={"team": "a"}), shown=shown)
-    actor.run_due()
+    runner = acting(heard, ActionRule(alert="TrainingStraggler", do="capture", match={"team": "a"}), shown=shown)
+    runner.run_due()
     assert heard.inbox.actions("wanted", "requested", "recorded") == []
     assert "the receiver's file does not allow it any more" in shown[0]
 
@@ -96,9 +96,9 @@ def test_what_the_file_allows_no_more_when_it_is_due_is_not_done() -> None:
 def test_a_follow_up_keeps_the_mark_of_its_alert_and_what_it_said_to_do(annotations: dict[str, str]) -> None:
     heard, shown = Heard(CAPTURE), list[str]()
     heard.hear(heard.alert() | {"annotations": {**annotations, "next": "py-spy dump --pid 26401   (rank 1, on n1)"}})
-    actor = acting(heard, CAPTURE, shown=shown)
-    actor._forwarding = heard.worker._forwarding
-    actor.run_due()
+    runner = acting(heard, CAPTURE, shown=shown)
+    runner._forwarding = heard.worker._forwarding
+    runner.run_due()
     ((_, words),) = heard.wait(1)
     assert words["summary"].startswith("[simulated GPUs] No capture: ")
     assert words["simulated"] == "true"
@@ -136,15 +136,15 @@ def test_a_run_that_was_found_by_its_name_is_the_one_that_is_asked(tmp_path: Pat
 def test_a_fault_of_ours_gives_the_place_of_its_action_back(monkeypatch: pytest.MonkeyPatch) -> None:
     heard, shown = Heard(CAPTURE), list[str]()
     heard.hear(heard.alert())
-    actor = acting(heard, CAPTURE, shown=shown)
+    runner = acting(heard, CAPTURE, shown=shown)
     (action,) = heard.inbox.actions("wanted")
     ended: list[bool] = []
     child: Any = SimpleNamespace(poll=lambda: ChildResult(0, b"{}", ""), end=lambda: ended.append(True))
-    actor._running[action.number] = _RunningAction(action, KnownRun(Path("/"), "r1", "", simulated=False), child)
-    monkeypatch.setattr(actor_module, "capture_result", lambda *_, **__: 1 / 0)
-    actor.run_due()
-    actor.run_due()
-    assert (actor._running, ended) == ({}, [True])
+    runner._running[action.number] = _RunningAction(action, KnownRun(Path("/"), "r1", "", simulated=False), child)
+    monkeypatch.setattr(action_runner_module, "capture_result", lambda *_, **__: 1 / 0)
+    runner.run_due()
+    runner.run_due()
+    assert (runner._running, ended) == ({}, [True])
     [line] = shown
     assert all(fact in line for fact in ("internal fault", f"action {action.number} ", "ZeroDivisionError"))
     assert heard.inbox.actions("wanted") == [action]

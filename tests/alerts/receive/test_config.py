@@ -84,7 +84,7 @@ def test_the_file_of_the_documentation_works(tmp_path: Path, monkeypatch: pytest
         (tmp_path / name).write_text(secret)
     config = load(tmp_path, text)
     assert [rule.do for rule in config.actions] == ["capture", "dump"]
-    assert load_credentials(config.receive, folder=tmp_path, report=pytest.fail).any
+    assert load_credentials(config.receive, folder=tmp_path, report=pytest.fail).required
     assert [target.name for target in load_targets(tmp_path / "alerts.toml")] == config.targets
     # and the page names every field of the receiver's own sections
     for section in (ReceiveSection, ActionRule):

@@ -289,7 +289,7 @@ def test_settings_that_would_be_unsafe_are_refused(tmp_path: Path, listen: str, 
 )
 def test_settings_with_credentials_that_nobody_can_overhear_are_accepted(tmp_path: Path, receive: str) -> None:
     (tmp_path / "token").write_text(RIGHT)
-    assert accepted(tmp_path, f'[receive]\n{receive}\n[[target]]\nname = "chat"\nurl = "http://h/"\n').any
+    assert accepted(tmp_path, f'[receive]\n{receive}\n[[target]]\nname = "chat"\nurl = "http://h/"\n').required
 
 
 def accepted(folder: Path, text: str) -> Credentials:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.sender import STOP_S, Sender
 from rankscope.alerts.deliver.target_file import load_targets
-from rankscope.alerts.receive.actions.actor import Actor
+from rankscope.alerts.receive.actions.action_runner import ActionRunner
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.forwarding import Forwarding
 from rankscope.alerts.receive.inbox import Inbox
@@ -21,7 +21,7 @@ from rankscope.base.options import parse_duration
 
 
 class Processing:
-    """Worker, actor, analyst and sender. ``show`` takes a line about each finished action.
+    """Worker, action runner, analyst and sender. ``show`` takes a line about each finished action.
 
     Raises ``InputError`` for targets that cannot be used. Nothing runs before ``start``.
     """
@@ -73,7 +73,7 @@ class Processing:
         )
         runs = [("worker", worker.run, self._woken)]
         if chosen.config.actions:
-            actor = Actor(
+            runner = ActionRunner(
                 inbox,
                 runs=KnownRuns(chosen.runs),
                 rules=chosen.config.actions,
@@ -83,7 +83,7 @@ class Processing:
                 forwarding=forwarding,
                 dashboard_url=chosen.dashboard_url,
             )
-            runs.append(("actor", actor.run, wanted))
+            runs.append(("actions", runner.run, wanted))
         self._threads = [
             threading.Thread(target=run, args=(woken, self._stopping), name=name, daemon=True) for name, run, woken in runs
         ]

@@ -95,17 +95,17 @@ def accepted_credentials(chosen: ReceiverSettings, *, report: Callable[[str], ob
     credentials = load_credentials(chosen.config.receive, folder=chosen.folder, report=report)
     host, _ = chosen.listen
     local = is_loopback(host)
-    if not credentials.any and not local:
+    if not credentials.required and not local:
         raise click.UsageError(
             f"{host} can be reached from other machines, where anyone could send and read alerts; set credentials in "
             "[receive] of --config: bearer, basic, webhook_secrets or grafana_secrets"
         )
-    if not credentials.any and (chosen.config.targets or chosen.config.actions):
+    if not credentials.required and (chosen.config.targets or chosen.config.actions):
         raise click.UsageError(
             "every user of this machine could send alerts to the targets and request captures; set credentials in [receive] of "
             "--config: bearer, basic, webhook_secrets or grafana_secrets"
         )
-    if credentials.travels and chosen.certificate is None and not local:
+    if credentials.sent_in_requests and chosen.certificate is None and not local:
         raise click.UsageError(
             f"tokens and passwords for {host} would be sent unencrypted; set tls_cert and tls_key in [receive], or listen on "
             "127.0.0.1 behind a TLS proxy"

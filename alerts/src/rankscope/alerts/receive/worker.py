@@ -1,4 +1,4 @@
-"""Processing of accepted deliveries: what changed is enriched and forwarded, and actions are stored for the actor.
+"""Processing of accepted deliveries: what changed is enriched and forwarded, and actions are stored for the action runner.
 
 The messages of a delivery, the episodes of its alerts and the actions they call for are stored in one transaction. After a crash
 before that transaction the delivery is processed again.
@@ -16,7 +16,7 @@ from typing import Final
 
 from rankscope.alerts.alert import UPDATED_AT, rfc3339, unix_ns
 from rankscope.alerts.payload import Notice, PayloadAlert
-from rankscope.alerts.receive.actions.actor import wanted_actions
+from rankscope.alerts.receive.actions.action_runner import wanted_actions
 from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.episodes import Change, Episode, next_episode

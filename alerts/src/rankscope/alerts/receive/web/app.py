@@ -175,7 +175,7 @@ class ReceiverApp:
 
         Nothing of the body is read before its sender has shown a secret, or headers of a signature that may fit.
         """
-        if not self.credentials.any:
+        if not self.credentials.required:
             if not is_loopback(_host(headers)):
                 # A web page whose name has been made to resolve to this machine would be taken for one of ours by the browser.
                 raise Refusal(403, "cross_site", "without credentials, only requests to localhost are accepted", (CLOSE,))
@@ -185,7 +185,7 @@ class ReceiverApp:
             admitted = self.credentials.by_header(headers)
             if not admitted and not self.credentials.may_be_signed(headers, now_s=time.time()):
                 raise _unauthenticated()
-        proven = admitted and self.credentials.any
+        proven = admitted and self.credentials.required
         budget = self._bodies if proven else self._unproven_bodies
         with budget.body(_address(scope)) as body:
             data = await budget.read(scope, receive, body)

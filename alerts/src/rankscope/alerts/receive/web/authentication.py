@@ -85,12 +85,12 @@ class Credentials:
     """As set in Grafana; then its signature covers ``TIME:BODY``."""
 
     @property
-    def any(self) -> bool:
+    def required(self) -> bool:
         """True if requests need authentication."""
         return bool(self.bearer or self.basic or self.signed or self.grafana)
 
     @property
-    def travels(self) -> bool:
+    def sent_in_requests(self) -> bool:
         """True if a request contains a secret, which everyone on its way can read without TLS."""
         return bool(self.bearer or self.basic)
 
@@ -103,9 +103,9 @@ class Credentials:
         """Check the headers for an accepted token or password."""
         header = headers.get(b"authorization", b"")
         if (token := bearer_token(header)) is not None:
-            return _one_of(token, [secret.value for secret in self.bearer])
+            return _matches_any(token, [secret.value for secret in self.bearer])
         if (pair := basic_credentials(header)) is not None:
-            return _one_of(b":".join(pair), [user.encode() + b":" + password.value for user, password in self.basic])
+            return _matches_any(b":".join(pair), [user.encode() + b":" + password.value for user, password in self.basic])
         return False
 
     def may_be_signed(self, headers: Headers, *, now_s: float) -> bool:
@@ -147,7 +147,7 @@ class Credentials:
             return False
         hex_digest, prefix = signature
         signed = prefix + body
-        return _one_of(
+        return _matches_any(
             hex_digest, [hmac.new(secret.value, signed, hashlib.sha256).hexdigest().encode() for secret in self.grafana]
         )
 
@@ -156,7 +156,7 @@ def _words(headers: Headers) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
 
 
-def _one_of(credential: bytes, secrets: Sequence[bytes]) -> bool:
+def _matches_any(credential: bytes, secrets: Sequence[bytes]) -> bool:
     """Compare ``credential`` with all of ``secrets``. The duration reveals neither a partial match nor which one matches."""
     digest = hashlib.sha256(credential).digest()
     accepted = False

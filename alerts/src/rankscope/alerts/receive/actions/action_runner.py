@@ -63,7 +63,7 @@ class _RunningAction:
     """Result of the dump command while the dump's files are being analysed."""
 
 
-class Actor:
+class ActionRunner:
     """Executor of the actions in the inbox. ``show`` takes a line about each finished action."""
 
     def __init__(
