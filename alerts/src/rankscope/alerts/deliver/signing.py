@@ -17,7 +17,7 @@ ID_HEADER: Final = "webhook-id"
 TIMESTAMP_HEADER: Final = "webhook-timestamp"
 SIGNATURE_HEADER: Final = "webhook-signature"
 TOLERANCE_S: Final = 300
-"""Maximum difference between a timestamp and our clock."""
+"""Maximum difference between a timestamp and our clock: an older signature counts as a replay."""
 _PREFIX: Final = "whsec_"
 _SHORTEST: Final = 24
 _LONGEST: Final = 64

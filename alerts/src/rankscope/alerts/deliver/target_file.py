@@ -92,22 +92,22 @@ def load_destinations(path: Path, *, absent: Callable[[str], object] | None = No
         raise InputError(path, "no [[target]] and no [[alertmanager]] in it")
     targets: list[Target] = []
     for number, entry in enumerate(config.target):
-        place = _TargetFolder(path.parent, f"target {entry.name}", absent)
+        context = _EntryContext(path.parent, f"target {entry.name}", absent)
         try:
-            targets.append(_target(entry, place, taken_names={target.name for target in targets}))
-        except _WrongError as error:
+            targets.append(_target(entry, context, taken_names={target.name for target in targets}))
+        except _FieldError as error:
             name = "" if error.field == "name" else f" ({entry.name})"
             raise InputError(path, error.reason, place=f"target[{number}].{error.field}{name}") from error
     managers: list[Endpoint] = []
     for number, manager in enumerate(config.alertmanager):
         try:
-            managers.append(Endpoint(**_endpoint(manager, _TargetFolder(path.parent, f"alertmanager[{number}]", absent))))
-        except _WrongError as error:
+            managers.append(Endpoint(**_endpoint(manager, _EntryContext(path.parent, f"alertmanager[{number}]", absent))))
+        except _FieldError as error:
             raise InputError(path, error.reason, place=f"alertmanager[{number}].{error.field}") from error
     return Destinations(targets, managers)
 
 
-class _WrongError(Exception):
+class _FieldError(Exception):
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(field, reason)
         self.field = field
@@ -115,8 +115,8 @@ class _WrongError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _TargetFolder:
-    """Folder of a target's files, name of the target, and callback for missing files."""
+class _EntryContext:
+    """Folder of the files of a target or Alertmanager, its name, and callback for missing files."""
 
     folder: Path
     name: str
@@ -129,58 +129,58 @@ class _TargetFolder:
             text = secret.read()
         except SecretUnavailableError as error:
             if secret.file is None:  # a variable cannot appear later
-                raise _WrongError(field, str(error)) from error
-            self.waits(field, str(error))
+                raise _FieldError(field, str(error)) from error
+            self.report_missing(field, str(error))
         else:
             if wrong := check(text):
-                raise _WrongError(field, f"{secret.where}: {wrong}")
+                raise _FieldError(field, f"{secret.where}: {wrong}")
         return secret
 
-    def waits(self, field: str, reason: str) -> None:
-        """Report a missing file, or raise ``_WrongError`` without ``absent``."""
+    def report_missing(self, field: str, reason: str) -> None:
+        """Report a missing file, or raise ``_FieldError`` without ``absent``."""
         if self.absent is None:
-            raise _WrongError(field, reason)
+            raise _FieldError(field, reason)
         self.absent(f"{self.name}: {reason}; retried until the file exists")
 
 
-def _target(entry: _TargetEntry, place: _TargetFolder, taken_names: set[str]) -> Target:
+def _target(entry: _TargetEntry, context: _EntryContext, taken_names: set[str]) -> Target:
     if not _NAME.fullmatch(entry.name):
-        raise _WrongError("name", f"{shortened(entry.name, 70)!r} is not made of at most 64 letters, digits, '.', '_', '-'")
+        raise _FieldError("name", f"{shortened(entry.name, 70)!r} is not made of at most 64 letters, digits, '.', '_', '-'")
     if entry.name in taken_names:
-        raise _WrongError("name", f"{entry.name!r} is the name of another target")
+        raise _FieldError("name", f"{entry.name!r} is the name of another target")
     _refuse_contradictions(entry)
     if entry.template == "apprise":
         _require_apprise()
     return Target(
-        **_endpoint(entry, place),
+        **_endpoint(entry, context),
         name=entry.name,
         label=entry.name,
         template=entry.template,
-        secrets=tuple(place.secret(f"secrets[{number}]", secret, _no_key) for number, secret in enumerate(entry.secrets)),
-        routing_key=None if entry.routing_key is None else place.secret("routing_key", entry.routing_key),
+        secrets=tuple(context.secret(f"secrets[{number}]", secret, _no_key) for number, secret in enumerate(entry.secrets)),
+        routing_key=None if entry.routing_key is None else context.secret("routing_key", entry.routing_key),
         retry_for_s=_seconds("retry_for", entry.retry_for, RETRY_FOR_S),
         rate=_rate(entry.rate_limit or _RATES.get(entry.template)),
     )
 
 
-def _endpoint(entry: _EndpointEntry, place: _TargetFolder) -> dict[str, Any]:
+def _endpoint(entry: _EndpointEntry, context: _EntryContext) -> dict[str, Any]:
     """Return the fields of ``Endpoint``."""
     template = entry.template if isinstance(entry, _TargetEntry) else "generic"
-    url = _url(entry, place, template)
+    url = _url(entry, context, template)
     if entry.bearer is not None and entry.basic is not None:
-        raise _WrongError("basic", "not together with bearer")
+        raise _FieldError("basic", "not together with bearer")
     if (entry.cert_file is None) != (entry.key_file is None):
-        raise _WrongError("cert_file" if entry.cert_file is None else "key_file", "cert_file and key_file are given together")
+        raise _FieldError("cert_file" if entry.cert_file is None else "key_file", "cert_file and key_file are given together")
     files: dict[str, Path] = {}
     for field in ("ca_file", "cert_file", "key_file"):
         if (name := getattr(entry, field)) is not None:
-            files[field] = place.folder / name
+            files[field] = context.folder / name
             if not files[field].is_file():
-                place.waits(field, f"{files[field]}: no such file")
+                context.report_missing(field, f"{files[field]}: no such file")
     return {
         "url": url,
-        "bearer": None if entry.bearer is None else place.secret("bearer", entry.bearer, _no_token),
-        "basic": None if entry.basic is None else place.secret("basic", entry.basic, _no_login),
+        "bearer": None if entry.bearer is None else context.secret("bearer", entry.bearer, _no_token),
+        "basic": None if entry.basic is None else context.secret("basic", entry.basic, _no_login),
         "ca_file": files.get("ca_file"),
         "certificate": (files["cert_file"], files["key_file"]) if "cert_file" in files else None,
         "proxy": _proxy(entry.proxy),
@@ -196,11 +196,11 @@ def _require_apprise() -> None:
 
 def _refuse_contradictions(entry: _TargetEntry) -> None:
     if (entry.template == "pagerduty") != (entry.routing_key is not None):
-        raise _WrongError("routing_key", 'required with template = "pagerduty", and only there')
+        raise _FieldError("routing_key", 'required with template = "pagerduty", and only there')
     if entry.template == "apprise":
         for name in ("secrets", "bearer", "basic", "ca_file", "cert_file", "key_file", "proxy"):
             if getattr(entry, name):
-                raise _WrongError(name, "not with Apprise: its address contains all settings")
+                raise _FieldError(name, "not with Apprise: its address contains all settings")
 
 
 def _no_key(text: str) -> str:
@@ -227,19 +227,19 @@ def _no_address(text: str) -> str:
     return ""
 
 
-def _url(entry: _EndpointEntry, place: _TargetFolder, template: TemplateName) -> Secret:
+def _url(entry: _EndpointEntry, context: _EntryContext, template: TemplateName) -> Secret:
     url_fields = [name for name in ("url", "url_env", "url_file") if getattr(entry, name) is not None]
     if not url_fields and template == "pagerduty":
         return Secret(value=_PAGERDUTY)
     if len(url_fields) != 1:
-        raise _WrongError("url", "give exactly one of url, url_env, url_file")
+        raise _FieldError("url", "give exactly one of url, url_env, url_file")
     if template == "apprise" and entry.url is not None:
-        raise _WrongError("url", "an address of Apprise is a secret; give url_env or url_file")
+        raise _FieldError("url", "an address of Apprise is a secret; give url_env or url_file")
     check = _no_address if template != "apprise" else lambda _: ""
     if entry.url is None:
-        return place.secret(url_fields[0], SecretPlace(env=entry.url_env, file=entry.url_file), check)
+        return context.secret(url_fields[0], SecretPlace(env=entry.url_env, file=entry.url_file), check)
     if wrong := check(entry.url):
-        raise _WrongError(url_fields[0], wrong)
+        raise _FieldError(url_fields[0], wrong)
     return Secret(value=entry.url)
 
 
@@ -247,9 +247,9 @@ def _seconds(field: str, text: str | None, usual: float, *, most: float | None =
     try:
         seconds = usual if text is None else parse_duration(text, needs_unit=True)
     except ValueError as error:
-        raise _WrongError(field, str(error)) from error
+        raise _FieldError(field, str(error)) from error
     if most is not None and seconds > most:
-        raise _WrongError(field, f"at most {most:g}s")
+        raise _FieldError(field, f"at most {most:g}s")
     return seconds
 
 
@@ -261,7 +261,7 @@ def _rate(text: str | None) -> Rate | None:
     except ValueError:
         count, per_s = 0, 0.0
     if not count:
-        raise _WrongError("rate_limit", f"{text!r} is no rate such as 1/s, 30/min or 100/h")
+        raise _FieldError("rate_limit", f"{text!r} is no rate such as 1/s, 30/min or 100/h")
     return Rate(count, per_s)
 
 
@@ -273,7 +273,7 @@ def _proxy(text: str | None) -> str | None:
     try:
         http_url(text)
     except click.BadParameter as error:
-        raise _WrongError("proxy", 'expected http://host:port, or "none"') from error
+        raise _FieldError("proxy", 'expected http://host:port, or "none"') from error
     if urlsplit(text).username is not None:
-        raise _WrongError("proxy", "a password does not belong here; use HTTPS_PROXY")
+        raise _FieldError("proxy", "a password does not belong here; use HTTPS_PROXY")
     return text

@@ -46,8 +46,8 @@ class Delivery:
 
     def deliver_to(self, *, alertmanagers: Sequence[Alertmanager], webhooks: Sequence[Webhook]) -> None:
         """Replace the destinations."""
-        self._posts = [
-            _Posts(manager, self._interval_s, FailureLog(manager.name, self._report), self._elapsed) for manager in alertmanagers
+        self._posters = [
+            _AlertmanagerPoster(manager, self._interval_s, FailureLog(manager.name, self._report), self._elapsed) for manager in alertmanagers
         ]
         self._webhooks = [(webhook, FailureLog(webhook.name, self._report)) for webhook in webhooks]
 
@@ -55,21 +55,21 @@ class Delivery:
         """Send what is due, wait for the responses of Alertmanagers, then drop resolved alerts that need no more delivery."""
         for webhook, failures in self._webhooks:
             _send_changes(webhook, ledger, failures)
-        for posts in self._posts:
-            posts.begin(ledger, now_unix_ns)
+        for poster in self._posters:
+            poster.begin(ledger, now_unix_ns)
         deadline = time.monotonic() + wait_s
-        for posts in self._posts:
-            posts.finish(max(0.0, deadline - time.monotonic()))
+        for poster in self._posters:
+            poster.finish(max(0.0, deadline - time.monotonic()))
         ledger.forget(lambda entry: self._is_owed(entry, now_unix_ns))
 
     def undelivered(self, ledger: AlertLedger) -> list[str]:
         """Names of the destinations that have not accepted the present state of an alert."""
-        behind = [posts.name for posts in self._posts if posts.is_behind(ledger)]
+        behind = [poster.name for poster in self._posters if poster.is_behind(ledger)]
         return [*behind, *(webhook.name for webhook, _ in self._webhooks if _changes(webhook, ledger))]
 
     def _is_owed(self, entry: LedgerEntry, now_unix_ns: int) -> bool:
         """Return whether a resolved alert still has to be sent."""
-        if self._posts and now_unix_ns - (entry.ends_at_unix_ns or 0) < RESOLVED_FOR_S * 1e9:
+        if self._posters and now_unix_ns - (entry.ends_at_unix_ns or 0) < RESOLVED_FOR_S * 1e9:
             return True
         return any(_is_change(entry, webhook) for webhook, _ in self._webhooks)
 
@@ -77,7 +77,7 @@ class Delivery:
 _State = tuple[str, Status, str]
 
 
-class _Posts:
+class _AlertmanagerPoster:
     """Posts to one Alertmanager, one at a time from a daemon thread, so that none prevents the process from exiting."""
 
     def __init__(self, manager: Alertmanager, interval_s: float, failures: FailureLog, elapsed: Callable[[], float]) -> None:
@@ -95,7 +95,7 @@ class _Posts:
     def begin(self, ledger: AlertLedger, now_unix_ns: int) -> None:
         """Post all firing and recently resolved alerts, unless a post is in progress or the next one is not yet due."""
         self.finish(0.0)
-        entries = _past_pending(ledger)
+        entries = _started_entries(ledger)
         now_s = self._elapsed()
         if not entries or self._running is not None or now_s - self._began_s < self._pause_s(ledger):
             return
@@ -131,7 +131,7 @@ class _Posts:
 
     def is_behind(self, ledger: AlertLedger) -> bool:
         """Return whether the current state of any alert is not yet accepted."""
-        return not self._accepted.issuperset(map(_state, _past_pending(ledger)))
+        return not self._accepted.issuperset(map(_state, _started_entries(ledger)))
 
     def _pause_s(self, ledger: AlertLedger) -> float:
         if self._failures.count:
@@ -139,7 +139,7 @@ class _Posts:
         return 0.0 if self.is_behind(ledger) else self._interval_s
 
 
-def _past_pending(ledger: AlertLedger) -> list[LedgerEntry]:
+def _started_entries(ledger: AlertLedger) -> list[LedgerEntry]:
     return [entry for entry in ledger.entries if entry.track.state != "pending"]
 
 

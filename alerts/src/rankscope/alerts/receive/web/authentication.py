@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from rankscope.alerts.deliver.secret import Secret
-from rankscope.alerts.deliver.signing import SecretError, SignatureError, parse_secret, signatures_in, verify
+from rankscope.alerts.deliver.signing import TOLERANCE_S, SecretError, SignatureError, parse_secret, signatures_in, verify
 from rankscope.base.errors import InputError
 from rankscope.base.http import basic_credentials, bearer_token
 from rankscope.base.problems import ProblemLog
 
-TOLERANCE_S: Final = 300.0
-"""A signature whose timestamp differs more than this from our clock counts as a replay."""
 GRAFANA_SIGNATURE: Final = b"x-grafana-alerting-signature"
 MIN_SECRET: Final = 16
 """Minimum characters of a token or password: with so many, guessing is hopeless at any speed, so no sender is ever locked out."""
