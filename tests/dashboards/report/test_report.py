@@ -96,7 +96,7 @@ EVERY_KIND: tuple[Block, ...] = (
     page.Markdown(HOSTILE),
     page.Request([(HOSTILE, "capture", "/api")], ("steps", "Steps", 3, 9)),
     page.Button("button", HOSTILE),
-    page.Again("again"),
+    page.RedrawMark("again"),
     page.FigureBlock(name="one", label=HOSTILE, draw=no_figure, long=True),
     page.Table(
         name="two",

@@ -27,7 +27,7 @@ from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.live.grid import column_def
 from rankscope.dashboards.model.line import PageLink, Span, pieces
-from rankscope.dashboards.model.page import Again, Heading, Inline, SearchTable, every
+from rankscope.dashboards.model.page import Heading, Inline, RedrawMark, SearchTable, every
 from rankscope.dashboards.model.run_head import run_head
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.runs.view import COLUMNS, MOST_FOLLOWED, PAGE, asked_row, first_row, picked_run, rows_of
@@ -270,13 +270,13 @@ def test_an_empty_folder_says_how_to_record_a_run_and_looks_again(tmp_path: Path
     source = DiskRuns(tmp_path)
     page = PAGE.blocks(source, "", DashboardConfig())
     assert "rankscope run -- torchrun" in text_of(page)
-    only(page, Again)  # so it is made again when there is a run
+    only(page, RedrawMark)  # so it is made again when there is a run
 
     write_run(tmp_path / "first", steps=12)
     write_run(tmp_path / "second", run_id="b", steps=12)
 
     page = PAGE.blocks(source, "", DashboardConfig())
-    assert not [block for block in page if isinstance(block, Again)]
+    assert not [block for block in page if isinstance(block, RedrawMark)]
     assert [row["name"] for row in only(page, SearchTable).rows()] == ["bert-base", "bert-base"]
     assert "2 runs" in text_of(page)
 

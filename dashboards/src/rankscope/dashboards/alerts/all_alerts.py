@@ -16,12 +16,12 @@ from rankscope.dashboards.data.source import RunSource
 from rankscope.dashboards.model.columns import LOCAL_TIME, Column, number_column, text_column
 from rankscope.dashboards.model.page import (
     AdviceItem,
-    Again,
     Block,
     FigureBlock,
     Group,
     Heading,
     Part,
+    RedrawMark,
     SearchTable,
     Section,
     Text,
@@ -113,7 +113,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
     state = PageState.parse(search)
     heading, notes = Heading("Alerts", 1, "page-title"), Part("alert-notes", lambda: alert_notes(source.all_alerts()), reads=())
     if not source.all_alerts().alerts:
-        return [heading, notes, _EMPTY, Again("alerts")]
+        return [heading, notes, _EMPTY, RedrawMark("alerts")]
     return [
         heading,
         notes,

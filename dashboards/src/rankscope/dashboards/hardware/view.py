@@ -31,7 +31,7 @@ from rankscope.dashboards.hardware.hints import gpu_hints
 from rankscope.dashboards.hardware.lines import GAUGES, NAMES, OwnTime, gpu_lines
 from rankscope.dashboards.hardware.table import COLUMNS, gpu_rows
 from rankscope.dashboards.model.drawn import DrawnFigure, FigureData, cell
-from rankscope.dashboards.model.page import Again, Block, FigureBlock, Part, Section, Table, choice, rank_choice, rows_choice
+from rankscope.dashboards.model.page import Block, FigureBlock, Part, RedrawMark, Section, Table, choice, rank_choice, rows_choice
 from rankscope.dashboards.model.picks import steps_of_drag
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
@@ -237,7 +237,7 @@ def _pick_cell(run: RunData, state: PageState, point: Mapping[str, Any]) -> Page
 def _blocks(run: RunData, state: PageState) -> list[Block]:
     hints = Part("gpu-hints", lambda: gpu_hints(run.hardware, run.events, state.steps))
     if not run.hardware.gpus:
-        return [hints, *([Again("hardware")] if run.summary.status in GOING_ON else [])]
+        return [hints, *([RedrawMark("hardware")] if run.summary.status in GOING_ON else [])]
     gauges = {gauge for gpu in run.hardware.gpus for gauge in gpu.gauges}
     steps = partial(steps_of_drag, state)
     return [

@@ -224,7 +224,7 @@ def _(block: model.Button) -> Component:
 
 
 @component.register
-def _(block: model.Again) -> Component:
+def _(block: model.RedrawMark) -> Component:
     return html.Div(id=f"{block.name}-again", hidden=True)
 
 

@@ -178,7 +178,7 @@ class Button(Block):
 
 
 @dataclass(frozen=True, slots=True)
-class Again(Block):
+class RedrawMark(Block):
     """Marks a page that has nothing to show yet: it is made again as a whole when its version changes. Not in a report."""
 
     name: str

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from rankscope.dashboards.model.line import MAX_BADGE, Badge, PageLink, Span, badge
-from rankscope.dashboards.model.page import Again, Block, Details, Group, Heading, Inline, Section, Terms, Text
+from rankscope.dashboards.model.page import Block, Details, Group, Heading, Inline, RedrawMark, Section, Terms, Text
 from rankscope.dashboards.words import wording
 from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 
@@ -70,7 +70,7 @@ def about(view: View) -> Block:
 
 def nothing_yet(run: RunSummary, title: str, reason: str) -> list[Block]:
     """Return the content of a view without any data. The page of a run that goes on is made again."""
-    redraw_mark = [Again("nothing")] if run.status in wording.GOING_ON else []
+    redraw_mark = [RedrawMark("nothing")] if run.status in wording.GOING_ON else []
     return [Section(name="nothing", title=title, help=reason, blocks=[]), *redraw_mark]
 
 

@@ -41,7 +41,7 @@ MOST_ROWS: Final = 2_000
 MOST_CSV_ROWS: Final = 5_000
 """Maximum rows of a figure's CSV in the file. The page has all of them."""
 OUR_FAULT: Final = "This could not be drawn: an error in rankscope, not in the run."
-LEFT_OUT: Final = (model.Choice, model.Entry, model.Request, model.Button, model.Again, model.SearchTable)
+LEFT_OUT: Final = (model.Choice, model.Entry, model.Request, model.Button, model.RedrawMark, model.SearchTable)
 """Blocks that need a server."""
 
 _WORDS: Final = {"rank": "rank", "metric": "metric", "steps": "steps", "rows": "one row per"}

@@ -13,7 +13,18 @@ from rankscope.dashboards.data.brief import Brief
 from rankscope.dashboards.data.source import NotReadyError, RunSource, RunSummary, Stale
 from rankscope.dashboards.model.columns import LOCAL_TIME, Column, number_column, text_column
 from rankscope.dashboards.model.line import PageLink, Span, badge, named_link
-from rankscope.dashboards.model.page import AdviceItem, Again, Block, Group, Heading, Inline, Part, SearchTable, Section, Text
+from rankscope.dashboards.model.page import (
+    AdviceItem,
+    Block,
+    Group,
+    Heading,
+    Inline,
+    Part,
+    RedrawMark,
+    SearchTable,
+    Section,
+    Text,
+)
 from rankscope.dashboards.model.state import MOST_COMPARED, PageState, compare_path, run_path
 from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
@@ -186,7 +197,7 @@ def _health(run: RunSummary, brief: Brief | None, stale: Stale | None) -> str | 
 def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> list[Block]:
     state, heading = PageState.parse(search), Heading("Runs", 1, "page-title")
     if not source.runs():
-        return [heading, _EMPTY, Again("runs")]
+        return [heading, _EMPTY, RedrawMark("runs")]
     return [
         heading,
         SearchTable(
