@@ -28,7 +28,7 @@ from rankscope.dashboards.store.jobs import AnalysisProcess
 from rankscope.dashboards.store.tasks import State
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.web.errors import ANSWER
-from rankscope.dashboards.words.wording import moment
+from rankscope.dashboards.words.wording import utc_time
 
 WriteRun = Callable[..., Path]
 
@@ -88,7 +88,7 @@ def test_a_live_run_that_is_no_longer_followed_says_its_age_and_why(
         return str(asked_row(source, source.summary("run-1")).get("health"))
 
     assert "nothing newer could be read" not in page_says() + list_says()
-    as_of = moment((folder / "analysis.json").stat().st_mtime_ns)
+    as_of = utc_time((folder / "analysis.json").stat().st_mtime_ns)
     version = source.version("run-1")
 
     # When newer states of the run cannot be read

@@ -31,7 +31,7 @@ from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.words import wording
 from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
-from rankscope.dashboards.words.units import moment
+from rankscope.dashboards.words.units import date_and_time
 
 COLUMNS: Final[list[Column]] = [
     text_column("state", "State", width=150, renderer="Badge", narrow=146),
@@ -85,7 +85,7 @@ def alert_row(alert: AlertRecord, names: Mapping[str, str], *, now_unix_ns: int)
 
 
 def _utc(unix_ns: int) -> str | None:
-    text = moment(unix_ns)
+    text = date_and_time(unix_ns)
     return None if text is None else f"{text} UTC"
 
 

@@ -14,7 +14,7 @@ from rankscope.dashboards.charts.bars import Look
 from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.model.drawn import NO_DATA, DrawnFigure, FigureData
-from rankscope.dashboards.words.units import AxisClock, duration, moment
+from rankscope.dashboards.words.units import AxisClock, date_and_time, duration
 
 MOST_ROWS: Final = 24
 """Maximum number of rows, one per alert name and subject. The table has all alerts."""
@@ -46,7 +46,7 @@ def alert_times(alerts: Sequence[AlertRecord], colors: Palette, *, now_unix_ns: 
         in_state = [alert for alert in drawn if alert.state == state]
         ends = [alert.ended_unix_ns or max(now_unix_ns, alert.started_unix_ns) for alert in in_state]
         figure.add_bar(
-            base=[clock.moment(alert.started_unix_ns) for alert in in_state],
+            base=[clock.date_and_time(alert.started_unix_ns) for alert in in_state],
             x=[(end - alert.started_unix_ns) / 1e6 for alert, end in zip(in_state, ends, strict=True)],
             y=[rows.index(row_label(alert)) for alert in in_state],
             orientation="h",
@@ -54,7 +54,7 @@ def alert_times(alerts: Sequence[AlertRecord], colors: Palette, *, now_unix_ns: 
             showlegend=bool(in_state),
             marker=look.marker(colors),
             customdata=[
-                [look.label, duration((end - alert.started_unix_ns) / 1e3), moment(alert.started_unix_ns)]
+                [look.label, duration((end - alert.started_unix_ns) / 1e3), date_and_time(alert.started_unix_ns)]
                 for alert, end in zip(in_state, ends, strict=True)
             ],
             hovertemplate="<b>%{customdata[0]}</b> since %{customdata[2]} UTC, for %{customdata[1]}<extra></extra>",
@@ -128,13 +128,13 @@ def alert_counts(alerts: Sequence[AlertRecord], colors: Palette) -> DrawnFigure:
         of_severity = [alert for alert in alerts if (alert.severity if alert.severity in _SEVERITIES else None) == severity]
         counts = sorted(Counter(clock.start_s(alert.started_unix_ns, width_s) for alert in of_severity).items())
         figure.add_bar(
-            x=[clock.moment(second * 10**9 + width_s * 10**9 // 2) for second, _ in counts],
+            x=[clock.date_and_time(second * 10**9 + width_s * 10**9 // 2) for second, _ in counts],
             y=[count for _, count in counts],
             width=width_s * 900,
             name=look.label,
             showlegend=bool(of_severity),
             marker=look.marker(colors),
-            customdata=[moment(second * 10**9) for second, _ in counts],
+            customdata=[date_and_time(second * 10**9) for second, _ in counts],
             hovertemplate=f"<b>{look.label}</b>: %{{y}} in the {words} from %{{customdata}} UTC<extra></extra>",
         )
     highest = max(Counter(clock.start_s(alert.started_unix_ns, width_s) for alert in alerts).values())

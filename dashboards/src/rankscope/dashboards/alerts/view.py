@@ -30,7 +30,7 @@ from rankscope.dashboards.model.page import (
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.words.units import duration
-from rankscope.dashboards.words.wording import moment
+from rankscope.dashboards.words.wording import utc_time
 
 MOST_ALERTS: Final = 50
 
@@ -83,7 +83,7 @@ def _labels(alert: AlertRecord) -> str:
 
 
 def _when(alert: AlertRecord) -> str:
-    began = moment(alert.started_unix_ns)
+    began = utc_time(alert.started_unix_ns)
     if alert.ended_unix_ns is None:
         return f"Since {began}"
     return f"From {began}, for {duration((alert.ended_unix_ns - alert.started_unix_ns) / 1e3)}"

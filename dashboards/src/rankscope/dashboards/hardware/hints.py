@@ -10,7 +10,7 @@ from rankscope.dashboards.data.events import HardwareEvents
 from rankscope.dashboards.data.hardware import ORIGIN, Hardware, SampledGpu
 from rankscope.dashboards.model.line import Piece, Span, badge
 from rankscope.dashboards.model.page import Block, Items, Text
-from rankscope.dashboards.words.wording import count, moment
+from rankscope.dashboards.words.wording import count, utc_time
 
 STALE_NS: Final = 60 * 10**9
 """Age in ns from which a GPU's last sample is reported as stale, relative to newer records."""
@@ -44,7 +44,7 @@ def gpu_hints(hardware: Hardware, events: HardwareEvents, steps: tuple[int, int]
     hosts = len({gpu.host for gpu in gpus})
     shown = "" if steps is None else f" Shown: steps {steps[0]:,} to {steps[1]:,}."
     where = f"{count(len(gpus), 'GPU')} on {count(hosts, 'host')}"
-    source = f"Source: {ORIGIN}. {where}, {moment(first)} to {moment(last)}.{shown}"
+    source = f"Source: {ORIGIN}. {where}, {utc_time(first)} to {utc_time(last)}.{shown}"
     simulated = any(gpu.simulated for gpu in gpus)
     mark = badge("Simulated GPUs", tone="simulated", title="These readings are simulated")
     line: list[Piece] = [mark, f" {source}"] if simulated else [source]
@@ -62,7 +62,7 @@ def _hint_sentences(hardware: Hardware, events: HardwareEvents, last: int | None
         yield f"Stale: the newest sample of {_gpus(stale)} is more than a minute older than that of the others."
     clock = hardware.clock
     if last is not None and clock is not None and int(clock.starts_ns[-1]) - last > STALE_NS:
-        yield f"Stale: the newest sample of all is of {moment(last)}, the last step began {moment(int(clock.starts_ns[-1]))}."
+        yield f"Stale: the newest sample of all is of {utc_time(last)}, the last step began {utc_time(int(clock.starts_ns[-1]))}."
     if mig_devices := [gpu for gpu in gpus if gpu.parent_uuid is not None]:
         yield (f"{count(len(mig_devices), 'MIG device')}: clock, temperature and power are those of the whole GPU.")
     if not any(gpu.throttle_samples for gpu in gpus):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def run_head(run: RunSummary, kind: Kind | None = None) -> list[Block]:
     """Return name, state and identity of the run, with a banner if its GPUs are simulated. ``kind``: that of its verdict."""
     facts = [
-        f"started {wording.moment(run.start_unix_ns)}",
+        f"started {wording.utc_time(run.start_unix_ns)}",
         f"{run.ranks:,} of {wording.count(run.world_size, 'rank')} recorded"
         if run.world_size
         else wording.count(run.ranks, "rank"),
@@ -27,7 +27,7 @@ def run_head(run: RunSummary, kind: Kind | None = None) -> list[Block]:
         *([wording.count(run.attempts, "attempt")] if run.attempts > 1 else []),
     ]
     if run.status == "silent":
-        facts.append(f"nothing was written since {wording.moment(run.last_write_unix_ns)}, and no rank has said that it ended")
+        facts.append(f"nothing was written since {wording.utc_time(run.last_write_unix_ns)}, and no rank has said that it ended")
     trackers = [PageLink(f"{name} run on {_host(url)}", url, elsewhere=True) for name, url in run.trackers]
     path = Span(sanitize(run.path), "code", title=sanitize(run.path, MAX_TEXT), style="path")
     return [

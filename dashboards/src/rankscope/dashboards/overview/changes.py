@@ -25,11 +25,11 @@ MOST_LINES: Final = 16
 _LOOKED_AT: Final = 64
 """Number of steps on either side of a change that are compared to find the ranks whose own time changed."""
 _AROUND: Final = 40
-"""Number of steps on either side that the link of a moment shows."""
+"""Number of steps on either side that the link of a change shows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class RunChange:
     """A change or event, and its steps."""
 
     first: int
@@ -44,27 +44,27 @@ def changes(run: RunData, state: PageState) -> list[Block]:
     trend = run.trend
     if not len(trend.steps):
         return [Text("No step has been recorded yet.", "help")]
-    moments = sorted(
+    run_changes = sorted(
         [*_of_step_time(run, trend), *_of_findings(run, trend), *_of_attempts(run, trend), *_of_gpus(run)],
         key=lambda change: change.first,
     )
-    if not moments:
+    if not run_changes:
         sentence = f"No lasting change of the step time by {LEAST_SHARE:.0%} or more."
         return [Text(sentence, "help")]
-    lines = [_line(run, state, moment) for moment in moments[:MOST_LINES]]
-    more = len(moments) - MOST_LINES
+    lines = [_line(run, state, run_change) for run_change in run_changes[:MOST_LINES]]
+    more = len(run_changes) - MOST_LINES
     return [Items(lines, "moments", ordered=True), *([Text(f"… and {more:,} more", "help")] if more > 0 else [])]
 
 
-def _line(run: RunData, state: PageState, moment: Moment) -> list[Piece]:
-    shown = replace(state, steps=(moment.first, moment.last))
+def _line(run: RunData, state: PageState, run_change: RunChange) -> list[Piece]:
+    shown = replace(state, steps=(run_change.first, run_change.last))
     return [
-        PageLink(moment.when, run_path(run.summary.run_id) + shown.search, style="moment-link"),
-        Span(moment.what, style="what"),
+        PageLink(run_change.when, run_path(run.summary.run_id) + shown.search, style="moment-link"),
+        Span(run_change.what, style="what"),
     ]
 
 
-def _of_step_time(run: RunData, trend: Trend) -> Iterator[Moment]:
+def _of_step_time(run: RunData, trend: Trend) -> Iterator[RunChange]:
     hosts = {row.rank: row.host for row in run.analysis.ranks if row.host is not None}
     edges = [0, *(change.at for change in trend.changes), len(trend.steps)]
     for change, (low, at), (_, high) in zip(trend.changes, pairwise(edges), list(pairwise(edges))[1:], strict=False):
@@ -75,7 +75,7 @@ def _of_step_time(run: RunData, trend: Trend) -> Iterator[Moment]:
         moved_ranks = np.asarray(run.steps.ranks)[moved_with(before, after, change.after - change.before)]
         whose_text = _whose(moved_ranks.tolist(), own, hosts)
         share = f" ({100 * (change.after / change.before - 1):+.0f}%)" if change.before else ""
-        yield Moment(
+        yield RunChange(
             int(trend.steps[max(0, at - _AROUND)]),
             int(trend.steps[min(len(trend.steps) - 1, at + _AROUND)]),
             f"From step {trend.steps[at]:,}",
@@ -102,14 +102,14 @@ def _whole_hosts(moved_ranks: list[int], hosts: Mapping[int, str]) -> list[str]:
     return [host for host, count in on.items() if count == ranks_of_hosts[host] > 1]
 
 
-def _of_findings(run: RunData, trend: Trend) -> Iterator[Moment]:
+def _of_findings(run: RunData, trend: Trend) -> Iterator[RunChange]:
     """Yield the findings that cover only a part of the run."""
     begin, end = int(trend.steps[0]), int(trend.steps[-1])
     for finding in run.analysis.findings:
         # Almost all findings leave out the first steps, which are warm-up.
         if finding.steps is not None and (finding.steps[0] > begin + _AROUND or finding.steps[1] - 1 < end):
             first, last = finding.steps[0], max(finding.steps[0], finding.steps[1] - 1)
-            yield Moment(first, last, f"Steps {first:,} to {last:,}", _finding_sentence(finding))
+            yield RunChange(first, last, f"Steps {first:,} to {last:,}", _finding_sentence(finding))
 
 
 def _finding_sentence(finding: Finding) -> str:
@@ -118,10 +118,10 @@ def _finding_sentence(finding: Finding) -> str:
     return f"{finding.summary}{'' if finding.rank is not None else cause}{why}"
 
 
-def _of_attempts(run: RunData, trend: Trend) -> Iterator[Moment]:
+def _of_attempts(run: RunData, trend: Trend) -> Iterator[RunChange]:
     if run.summary.attempts > 1:
         first = int(trend.steps[0])
-        yield Moment(
+        yield RunChange(
             first,
             int(trend.steps[min(len(trend.steps) - 1, _AROUND)]),
             f"Step {first:,}",
@@ -129,7 +129,7 @@ def _of_attempts(run: RunData, trend: Trend) -> Iterator[Moment]:
         )
 
 
-def _of_gpus(run: RunData) -> Iterator[Moment]:
+def _of_gpus(run: RunData) -> Iterator[RunChange]:
     """Yield the first event of each kind on each GPU, so that an intermittent event does not crowd out all others."""
     shown: set[tuple[str, str]] = set()
     for event in run.events.events:
@@ -138,7 +138,7 @@ def _of_gpus(run: RunData) -> Iterator[Moment]:
             owner = f"host {event.host}" if event.rank is None else f"rank {event.rank} on host {event.host}"
             simulated = " (simulated)" if event.simulated else ""
             until = event.until_step if event.until_step is not None else event.step
-            yield Moment(
+            yield RunChange(
                 max(0, event.step - _AROUND),
                 until + _AROUND,
                 f"Step {event.step:,}",

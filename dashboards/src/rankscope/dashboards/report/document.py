@@ -80,7 +80,7 @@ def report(run: RunData, state: PageState, *, made_unix_ns: int, tell: Callable[
         script=script,
         head=run_head(run.summary, analysis.verdict.kind),
         facts=[
-            f"Made {wording.moment(made_unix_ns)} by {made_by} from the run's records. Nothing here is loaded from elsewhere.",
+            f"Made {wording.utc_time(made_unix_ns)} by {made_by} from the run's records. Nothing here is loaded from elsewhere.",
             _as_of(run),
             f"Coverage {wording.percent(analysis.source.coverage)}: ranks × steps with evidence over those expected.",
             *([f"Selected: {selected}."] if selected else []),
@@ -269,7 +269,7 @@ def _chosen(state: PageState, name: str) -> str | None:
 
 
 def _as_of(run: RunData) -> str:
-    last = wording.moment(run.summary.last_write_unix_ns)
+    last = wording.utc_time(run.summary.last_write_unix_ns)
     if run.summary.status in wording.LIVE - {"failed"}:
         return f"The run had not ended: everything is as of {last}, when it was last written to."
     return f"The run was last written to {last}."

@@ -126,7 +126,7 @@ def run_row(run: RunSummary, brief: Brief | None, stale: Stale | None = None) ->
         "simulated": run.simulated or None,
         "live": run.status in wording.GOING_ON or None,
         "folder": sanitize(Path(run.path).name),
-        "start": None if run.start_unix_ns is None else wording.moment(run.start_unix_ns),
+        "start": None if run.start_unix_ns is None else wording.utc_time(run.start_unix_ns),
     }
     if run.problem is not None:
         return _known(

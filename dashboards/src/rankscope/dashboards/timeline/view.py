@@ -40,7 +40,7 @@ from rankscope.dashboards.timeline.kernels import kernel_section
 from rankscope.dashboards.timeline.lanes import DETAIL_UP_TO, described, lanes_of, representatives
 from rankscope.dashboards.timeline.parts import NOBODY, Numbers
 from rankscope.dashboards.timeline.windows import Window
-from rankscope.dashboards.words.wording import GOING_ON, count, moment
+from rankscope.dashboards.words.wording import GOING_ON, count, utc_time
 from rankscope.runs.control import MAX_STEPS
 
 STEPS: Final = 3
@@ -238,7 +238,7 @@ def _facts(run: RunData, state: PageState) -> list[Block]:
     windows = run.source.windows(run.summary)
     lines = [
         (
-            f"Window of {window.steps}, one of {len(windows.windows):,}, from {moment(window.start_unix_ns)}: "
+            f"Window of {window.steps}, one of {len(windows.windows):,}, from {utc_time(window.start_unix_ns)}: "
             f"{len(about.ranks):,} of {windows.recorded:,} ranks captured, "
             f"{about.matched:,} collectives matched, {about.unmatched:,} not. "
             f"{clock_sentence(about.clock)}"

@@ -20,7 +20,7 @@ from rankscope.dashboards.whatif.counterfactuals import ALL, Counterfactual, ste
 from rankscope.dashboards.whatif.data import Removable, WeekCost, WhatIfAnswer, pace_of, removables
 from rankscope.dashboards.whatif.figures import CounterfactualBar, without_bars
 from rankscope.dashboards.words.units import duration, in_unit, time_unit
-from rankscope.dashboards.words.wording import UNKNOWN, count, gpu_hours, moment, money, percent, slowdown
+from rankscope.dashboards.words.wording import UNKNOWN, count, gpu_hours, money, percent, slowdown, utc_time
 
 _EVIDENCE: Final = {
     "steps": "step records",
@@ -96,7 +96,7 @@ def fleet(answer: WhatIfAnswer, *, goes_on: bool) -> list[Block]:
     if source.estimated_share:
         about += f" Of the ranks' steps, {percent(source.estimated_share, digits=1)} are not recorded, and estimated."
     if goes_on:
-        about += f" The run goes on: this is as of {moment(answer.made_unix_ns)}."
+        about += f" The run goes on: this is as of {utc_time(answer.made_unix_ns)}."
     return [
         Facts(_measures(result)),
         Text(about, "help"),

@@ -90,9 +90,9 @@ class AxisClock:
             return cls("UTC", timedelta())
         return cls(f"{zone_name()}, UTC{at.isoformat(timespec='seconds')[19:]}", at.utcoffset() or timedelta())
 
-    def moment(self, unix_ns: int) -> str | None:
+    def date_and_time(self, unix_ns: int) -> str | None:
         """Return date and time on this clock; ``None`` if the number is outside the calendar."""
-        return moment(unix_ns + self.offset // _MICROSECOND * 1_000)
+        return date_and_time(unix_ns + self.offset // _MICROSECOND * 1_000)
 
     def start_s(self, unix_ns: int, width_s: int) -> int:
         """Return the start, in unix seconds, of the bin of ``width_s`` that has ``unix_ns``; days begin at midnight here."""
@@ -108,7 +108,7 @@ def on_clock(unix_ns: int) -> datetime:
     return datetime.fromtimestamp(unix_ns / 1e9, _ZONE.get())
 
 
-def moment(unix_ns: int) -> str | None:
+def date_and_time(unix_ns: int) -> str | None:
     """Return date and time in UTC; ``None`` if the number is outside the calendar."""
     try:
         return f"{datetime.fromtimestamp(unix_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S}"

@@ -128,13 +128,13 @@ def seconds(us: float | None) -> float | None:
     return None if us is None else us / 1e6
 
 
-def moment(unix_ns: int | None) -> str:
+def utc_time(unix_ns: int | None) -> str:
     """Format date and time in UTC, so that all viewers of a link see the same."""
-    text = None if unix_ns is None else units.moment(unix_ns)
+    text = None if unix_ns is None else units.date_and_time(unix_ns)
     return UNKNOWN if text is None else f"{text} UTC"
 
 
 def not_renewed(stale: Stale) -> str:
     """Return the note that older content is shown, with its time and the reason."""
     reason = "" if stale.is_pending else "nothing newer could be read, and it is tried again: "
-    return f"As of {moment(stale.as_of_unix_ns)}; {reason}{stale.why}"
+    return f"As of {utc_time(stale.as_of_unix_ns)}; {reason}{stale.why}"
