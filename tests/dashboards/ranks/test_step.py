@@ -14,7 +14,7 @@ from rankscope.dashboards.charts.heatmap import step_cells
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.state import PageState
-from rankscope.dashboards.ranks.data import one_step
+from rankscope.dashboards.ranks.data import rank_step
 from rankscope.dashboards.ranks.view import VIEW
 from rankscope.dashboards.store.disk import DiskRuns
 
@@ -29,7 +29,7 @@ def run(tmp_path: Path, write_run: WriteRun) -> RunData:
 
 
 def test_a_step_of_a_rank_stands_beside_the_median_of_all(run: RunData) -> None:
-    card = one_step(run.steps, 2, 30)
+    card = rank_step(run.steps, 2, 30)
     assert card is not None
     assert card.window is None
     values = {value.metric: value for value in card.values}
@@ -42,7 +42,7 @@ def test_a_step_of_a_rank_stands_beside_the_median_of_all(run: RunData) -> None:
 
 
 def test_a_profiled_step_leads_to_the_timeline_of_its_window(run: RunData) -> None:
-    result = one_step(run.steps, 1, 22)
+    result = rank_step(run.steps, 1, 22)
     assert result is not None
     assert result.window == 20
     card = write(VIEW, "step-card", run, PageState(rank=1, step=22))
@@ -51,8 +51,8 @@ def test_a_profiled_step_leads_to_the_timeline_of_its_window(run: RunData) -> No
 
 
 def test_what_was_not_recorded_is_said(run: RunData) -> None:
-    assert one_step(run.steps, 9, 1) is None
-    assert one_step(run.steps, 0, 900) is None
+    assert rank_step(run.steps, 9, 1) is None
+    assert rank_step(run.steps, 0, 900) is None
     assert "no record of rank 9 in step 1" in text_of(write(VIEW, "step-card", run, PageState(rank=9, step=1)))
     assert write(VIEW, "step-card", run, PageState(rank=1)) == []
     assert "not profiled" in text_of(write(VIEW, "step-card", run, PageState(rank=1, step=1)))

@@ -16,7 +16,7 @@ MOST_WINDOW_STEPS: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
-class OneValue:
+class RankValue:
     """A metric of one rank in one step, beside the other ranks' values."""
 
     metric: str
@@ -28,32 +28,32 @@ class OneValue:
 
 
 @dataclass(frozen=True, slots=True)
-class OneStep:
+class RankStep:
     """One rank in one step."""
 
-    values: list[OneValue]
+    values: list[RankValue]
     """Metrics that the rank reported, in the order of ``METRICS``."""
     window: int | None
     """First step of the captured window that the step is in; ``None``: it was not profiled."""
 
 
-def one_step(table: StepMatrices, rank: int, step: int) -> OneStep | None:
+def rank_step(table: StepMatrices, rank: int, step: int) -> RankStep | None:
     """Return the values of ``rank`` in ``step``; ``None``: the run has no such rank or step. Raises ``RankscopeError``."""
     ranks, steps = np.asarray(table.ranks), np.asarray(table.steps)
     row, column = int(np.searchsorted(ranks, rank)), int(np.searchsorted(steps, step))
     if row == len(ranks) or column == len(steps) or ranks[row] != rank or steps[column] != step:
         return None
-    one_values = []
+    rank_values = []
     for metric in METRICS:
         if metric not in table.metrics:
             continue
         values = table.part(metric, column, column + 1).values[:, 0]
         if np.isfinite(values[row]):
             finite = values[np.isfinite(values)]
-            one_values.append(OneValue(metric, float(values[row]), float(np.median(finite)), len(finite)))
+            rank_values.append(RankValue(metric, float(values[row]), float(np.median(finite)), len(finite)))
     first = max(0, column + 1 - MOST_WINDOW_STEPS)
     profiled = table.part("window_us", first, column + 1).values[row] if "window_us" in table.metrics else np.empty(0)
-    return OneStep(one_values, _window(profiled, steps[first : column + 1]))
+    return RankStep(rank_values, _window(profiled, steps[first : column + 1]))
 
 
 def _window(profiled: NDArray[np.floating[Any]], steps: NDArray[np.int64]) -> int | None:

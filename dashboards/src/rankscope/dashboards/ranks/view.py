@@ -35,7 +35,7 @@ from rankscope.dashboards.model.page import Block, FigureBlock, Part, Rows, Sect
 from rankscope.dashboards.model.picks import rank_of_row, steps_of_drag
 from rankscope.dashboards.model.state import DEFAULT_METRIC, PageState, run_path
 from rankscope.dashboards.model.view import Help, View
-from rankscope.dashboards.ranks.data import OneStep, OneValue, one_step
+from rankscope.dashboards.ranks.data import RankStep, RankValue, rank_step
 from rankscope.dashboards.ranks.figures import mark_events, within
 from rankscope.dashboards.ranks.tables import COLUMNS, HOST_COLUMNS, host_table, rank_table
 from rankscope.dashboards.words.units import duration, shown_unit
@@ -45,7 +45,7 @@ from rankscope.dashboards.words.wording import count as counted
 _ANOTHER: Final = "Click another cell for another step."
 
 
-def step_card(rank: int, step: int, values: OneStep | None, timeline: str) -> list[Block]:
+def step_card(rank: int, step: int, values: RankStep | None, timeline: str) -> list[Block]:
     """Return a table of the rank's numbers and the median of the ranks. ``timeline``: address of the window's timeline."""
     if values is None:
         body: list[Block] = [Text(f"The run has no record of rank {rank} in step {step:,}.")]
@@ -57,7 +57,7 @@ def step_card(rank: int, step: int, values: OneStep | None, timeline: str) -> li
     return [Section(name="step", title=f"Rank {rank} in step {step:,}", help=help_text, use=_ANOTHER, blocks=body)]
 
 
-def _numbers(values: list[OneValue]) -> Block:
+def _numbers(values: list[RankValue]) -> Block:
     columns = (("Metric", "head"), ("This rank", ""), ("Median of the ranks", ""), ("Difference", ""))
     rows: list[tuple[Line, ...]] = [
         (
@@ -79,7 +79,7 @@ def _value_text(metric: str, value: float) -> str:
     return f"{value / size:,.4g} {name}"
 
 
-def _difference(value: OneValue) -> str:
+def _difference(value: RankValue) -> str:
     difference = value.value - value.median
     if difference == 0:
         return "none"
@@ -88,7 +88,7 @@ def _difference(value: OneValue) -> str:
     return f"{sign}{size}{share}"
 
 
-def _profiled(values: OneStep, timeline: str) -> Block:
+def _profiled(values: RankStep, timeline: str) -> Block:
     if values.window is None:
         return Text("This step was not profiled: there is no timeline of it.", "help")
     return Text(PageLink(f"Timeline of the window from step {values.window:,}", timeline))
@@ -242,7 +242,7 @@ def _pick(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState
 def _step(run: RunData, state: PageState) -> list[Block]:
     if state.rank is None or state.step is None:
         return []
-    values = one_step(run.steps, state.rank, state.step)
+    values = rank_step(run.steps, state.rank, state.step)
     window = replace(state, window=None if values is None else values.window)
     return step_card(state.rank, state.step, values, run_path(run.summary.run_id, "timeline") + window.search)
 
