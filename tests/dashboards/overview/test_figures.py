@@ -16,7 +16,7 @@ from tests.step_files import append
 
 from rankscope.analysis.costs.waterfall import Amount, Costs, waterfall
 from rankscope.analysis.inference.change_points import ChangePoint
-from rankscope.dashboards.charts.course import MOST_POINTS, course_of
+from rankscope.dashboards.charts.downsampled_trend import MOST_POINTS, downsample
 from rankscope.dashboards.charts.palette import PALETTES, Scheme
 from rankscope.dashboards.data.script import MOST_METRICS, MOST_TAGS, Script, read_script, stored_script, write_script
 from rankscope.dashboards.data.trend import PERCENTILES, Trend
@@ -153,14 +153,14 @@ def test_of_many_steps_the_slowest_one_and_its_rank_are_kept() -> None:
     long = trend(10_000)
     long.own_us[-1, 5_003], long.slowest[5_003] = 1e6, 3
     # When they are reduced to the number of points of a screen
-    course = course_of(long, 0, 10_000)
+    downsampled = downsample(long, 0, 10_000)
     # Then the slow step is still there, and the median is unchanged
-    assert len(course.steps) <= MOST_POINTS
-    at = int(course.highest_own_us.argmax())
-    assert course.highest_own_us[at] == 1e6
-    assert course.slowest[at] == 3
-    assert course.steps[at] <= 5_013 < course.steps[at] + course.steps_per_point
-    assert (course.wall_us[2] == 12_000).all()
+    assert len(downsampled.steps) <= MOST_POINTS
+    at = int(downsampled.highest_own_us.argmax())
+    assert downsampled.highest_own_us[at] == 1e6
+    assert downsampled.slowest[at] == 3
+    assert downsampled.steps[at] <= 5_013 < downsampled.steps[at] + downsampled.steps_per_point
+    assert (downsampled.wall_us[2] == 12_000).all()
 
 
 @pytest.mark.parametrize("count", [301, 10_001])

@@ -11,7 +11,7 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from rankscope.analysis.compare.compare_result import Comparison, Quantity, RankShift, Shift, Side
-from rankscope.dashboards.charts.course import course_of
+from rankscope.dashboards.charts.downsampled_trend import downsample
 from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.compare.data import PERCENTS, ComparedRuns
@@ -279,27 +279,27 @@ def steps_overlay(lines: Sequence[tuple[str, Trend]], colors: Palette, *, at: in
 
     A dashed line marks the step ``at``, which divides a run.
     """
-    courses = [(name, trend, course_of(trend, 0, len(trend.steps))) for name, trend in lines if len(trend.steps)]
-    courses = [row for row in courses if np.isfinite(row[2].longest_us).any()]
-    if not courses:
+    curves = [(name, trend, downsample(trend, 0, len(trend.steps))) for name, trend in lines if len(trend.steps)]
+    curves = [row for row in curves if np.isfinite(row[2].longest_us).any()]
+    if not curves:
         sentence = "Step times of these runs are not known."
         return DrawnFigure(note(sentence, colors), NO_DATA, sentence)
-    size, unit = time_unit(max(float(np.nanmax(course.longest_us)) for *_, course in courses))
+    size, unit = time_unit(max(float(np.nanmax(downsampled.longest_us)) for *_, downsampled in curves))
     figure = go.Figure()
-    for index, (name, _, course) in enumerate(courses):
+    for index, (name, _, downsampled) in enumerate(curves):
         color, label = getattr(colors, _ROLES[index % len(_ROLES)]), plotly_text(name, _LEGEND_LETTERS)
         dash = _DASHES[index % len(_DASHES)]
         hover = f"<b>{label}</b><br>step %{{x}}: %{{y:,.4g}} {unit}"
         line = {"color": color, "width": 2, "dash": dash}
         figure.add_scatter(
-            x=course.steps, y=course.wall_us[MEDIAN] / size, mode="lines", name=label, line=line, legendgroup=label,
+            x=downsampled.steps, y=downsampled.wall_us[MEDIAN] / size, mode="lines", name=label, line=line, legendgroup=label,
             hovertemplate=f"{hover}<extra></extra>",
         )  # fmt: skip
-        long = course.longest_us > 1.5 * course.wall_us[MEDIAN]
+        long = downsampled.longest_us > 1.5 * downsampled.wall_us[MEDIAN]
         if long.any():
             mark = {"color": color, "size": 6, "symbol": "circle-open"}
             figure.add_scatter(
-                x=course.steps[long], y=course.longest_us[long] / size, mode="markers", marker=mark, showlegend=False,
+                x=downsampled.steps[long], y=downsampled.longest_us[long] / size, mode="markers", marker=mark, showlegend=False,
                 legendgroup=label, hovertemplate=f"{hover}, the longest step<extra></extra>",
             )  # fmt: skip
     framed(figure, colors, height=340)
@@ -309,12 +309,12 @@ def steps_overlay(lines: Sequence[tuple[str, Trend]], colors: Palette, *, at: in
     figure.update_xaxes(title_text="step", showgrid=False, zeroline=False)
     figure.update_yaxes(title_text=unit, rangemode="tozero", zeroline=False)
     rows = [
-        (name, int(step), course.steps_per_point, cell(course.wall_us[MEDIAN, at]), cell(course.longest_us[at]))
-        for name, _, course in courses
-        for at, step in enumerate(course.steps)
+        (name, int(step), downsampled.steps_per_point, cell(downsampled.wall_us[MEDIAN, at]), cell(downsampled.longest_us[at]))
+        for name, _, downsampled in curves
+        for at, step in enumerate(downsampled.steps)
     ]
     columns = ("run", "step", "steps", "step time, median rank [us]", "longest step time [us]")
-    longest = ", ".join(f"{name} {duration(float(np.nanmax(course.longest_us)))}" for name, _, course in courses)
+    longest = ", ".join(f"{name} {duration(float(np.nanmax(downsampled.longest_us)))}" for name, _, downsampled in curves)
     return DrawnFigure(figure, FigureData(columns, rows), f"Longest step: {longest}.")
 
 

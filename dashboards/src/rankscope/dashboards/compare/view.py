@@ -86,7 +86,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
                     name="compare-course",
                     reads=("runs", "at"),
                     label="Lines of the step time over the steps, one per run",
-                    draw=lambda colors: steps_overlay(_courses(source, result), colors, at=state.at),
+                    draw=lambda colors: steps_overlay(_trends(source, result), colors, at=state.at),
                     height=340,
                 ),
             ],
@@ -117,7 +117,7 @@ def compared_of(source: RunSource, state: PageState) -> ComparedRuns:
     return source.compared(state.runs, state.at)
 
 
-def _courses(source: RunSource, result: CompareResult) -> list[tuple[str, Trend]]:
+def _trends(source: RunSource, result: CompareResult) -> list[tuple[str, Trend]]:
     """Return name and trend of each run; a run that is divided has one."""
     names = {side.run_id: side.name if result.mode == "before_after" else side.label for side in result.sides}
     return [(name, RunData(source, source.summary(run_id)).trend) for run_id, name in names.items()]

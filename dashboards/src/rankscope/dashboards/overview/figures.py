@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.result.costs import PartName, Waterfall, WaterfallPart
 from rankscope.dashboards.charts.bars import Look
-from rankscope.dashboards.charts.course import Course, binned, course_of
+from rankscope.dashboards.charts.downsampled_trend import DownsampledTrend, binned, downsample
 from rankscope.dashboards.charts.frame import fix_margins, framed, label_width, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.trend import MEDIAN, PERCENTILES, Trend, stretches
@@ -108,47 +108,47 @@ def trend_lines(trend: Trend, first: int, last: int, colors: Palette, *, attempt
 
     ``first`` and ``last`` (exclusive) are indices into ``trend``. ``attempt`` is the text at the first step of the trend.
     """
-    course = course_of(trend, first, last)
-    if not np.isfinite(course.wall_us).any():
+    downsampled = downsample(trend, first, last)
+    if not np.isfinite(downsampled.wall_us).any():
         return note(NO_STEPS, colors)
-    size, unit = time_unit(float(np.nanmax([np.nanmax(course.longest_us), _highest(course.highest_own_us)])))
+    size, unit = time_unit(float(np.nanmax([np.nanmax(downsampled.longest_us), _highest(downsampled.highest_own_us)])))
     figure = go.Figure()
     for low, high, density in _BANDS:
-        _band(figure, course, (low, high), size, _see_through(colors.compute, density))
-    many = course.steps_per_point > 1
-    each = f"steps from %{{x}}, {course.steps_per_point} each" if many else "step %{x}"
+        _band(figure, downsampled, (low, high), size, _see_through(colors.compute, density))
+    many = downsampled.steps_per_point > 1
+    each = f"steps from %{{x}}, {downsampled.steps_per_point} each" if many else "step %{x}"
     figure.add_scatter(
-        x=course.steps,
-        y=course.longest_us / size,
+        x=downsampled.steps,
+        y=downsampled.longest_us / size,
         name="step time, longest" + (" step" if many else " rank"),
         line={"color": colors.muted, "width": 1.5},
         hovertemplate=f"<b>{each}</b><br>longest step time: <b>%{{y:,.2f}} {unit}</b><extra></extra>",
     )
     figure.add_scatter(
-        x=course.steps,
-        y=course.wall_us[MEDIAN] / size,
+        x=downsampled.steps,
+        y=downsampled.wall_us[MEDIAN] / size,
         name="step time, median rank",
         line={"color": colors.compute, "width": 2},
         hovertemplate=f"<b>{each}</b><br>step time of the median rank: <b>%{{y:,.2f}} {unit}</b><extra></extra>",
     )
-    if np.isfinite(course.highest_own_us).any():
-        slowest = ["not known" if rank < 0 else f"rank {rank}" for rank in course.slowest]
+    if np.isfinite(downsampled.highest_own_us).any():
+        slowest = ["not known" if rank < 0 else f"rank {rank}" for rank in downsampled.slowest]
         figure.add_scatter(
-            x=course.steps,
-            y=course.highest_own_us / size,
+            x=downsampled.steps,
+            y=downsampled.highest_own_us / size,
             name="own time, slowest rank" + (" and step" if many else ""),
             line={"color": colors.exposed_communication, "width": 1.5, "dash": "dot"},
             customdata=slowest,
             hovertemplate=f"<b>{each}</b><br>slowest: %{{customdata}}, own time <b>%{{y:,.2f}} {unit}</b><extra></extra>",
         )
     framed(figure, colors, height=340)
-    _mark_profiled(figure, course, colors)
+    _mark_profiled(figure, downsampled, colors)
     for change in trend.changes:
         if first <= change.at < last:
             _mark(figure, int(trend.steps[change.at]), _by_how_much(change.before, change.after), colors)
     if attempt is not None and first == 0:
         _mark(figure, int(trend.steps[0]), attempt, colors)
-    _steps_axis(figure, course)
+    _steps_axis(figure, downsampled)
     figure.update_yaxes(title_text=unit, rangemode="tozero", zeroline=False, fixedrange=True)
     legend_above(figure, font={"size": 12})
     return figure
@@ -156,25 +156,25 @@ def trend_lines(trend: Trend, first: int, last: int, colors: Palette, *, attempt
 
 def rate_line(
     trend: Trend, first: int, last: int, colors: Palette, *, replicas: int | None
-) -> tuple[go.Figure, NDArray[np.float32], Course]:
+) -> tuple[go.Figure, NDArray[np.float32], DownsampledTrend]:
     """Draw tokens per second over the steps, or samples if tokens are unknown. Return the figure, rate per point, and course.
 
     ``replicas``: number of ranks with their own batch; if ``None`` (unknown), the rate is that of one rank.
     """
-    course = course_of(trend, first, last)
+    downsampled = downsample(trend, first, last)
     name = rate_name(trend)
     counts = trend.tokens if name == "tokens" else trend.samples
     seconds = trend.wall_us[MEDIAN, first:last].astype(np.float64) / 1e6
     counted = counts[first:last] * (replicas or 1)
     rate = np.divide(counted, seconds, out=np.full(len(seconds), np.nan), where=seconds > 0)
     rate[trend.profiled[first:last]] = np.nan
-    shown = binned(rate, course.steps_per_point)
+    shown = binned(rate, downsampled.steps_per_point)
     if not np.isfinite(shown).any():
-        return note(NO_RATE, colors), shown, course
+        return note(NO_RATE, colors), shown, downsampled
     of = "of the job" if replicas else "of one rank"
     figure = go.Figure(
         go.Scatter(
-            x=course.steps,
+            x=downsampled.steps,
             y=shown,
             name=f"{name} per second",
             line={"color": colors.input, "width": 2},
@@ -182,9 +182,9 @@ def rate_line(
         )
     )
     framed(figure, colors, height=190)
-    _steps_axis(figure, course)
+    _steps_axis(figure, downsampled)
     figure.update_yaxes(title_text=f"{name}/s {of}", rangemode="tozero", zeroline=False, fixedrange=True)
-    return figure, shown, course
+    return figure, shown, downsampled
 
 
 def rate_name(trend: Trend) -> str:
@@ -192,12 +192,12 @@ def rate_name(trend: Trend) -> str:
     return "tokens" if np.isfinite(trend.tokens).any() else "samples"
 
 
-def _band(figure: go.Figure, course: Course, ends: tuple[int, int], size: float, color: str) -> None:
-    low, high = (course.wall_us[PERCENTILES.index(end)] / size for end in ends)
+def _band(figure: go.Figure, downsampled: DownsampledTrend, ends: tuple[int, int], size: float, color: str) -> None:
+    low, high = (downsampled.wall_us[PERCENTILES.index(end)] / size for end in ends)
     edge = {"width": 0, "color": color}
-    figure.add_scatter(x=course.steps, y=low, line=edge, mode="lines", hoverinfo="skip", showlegend=False)
+    figure.add_scatter(x=downsampled.steps, y=low, line=edge, mode="lines", hoverinfo="skip", showlegend=False)
     figure.add_scatter(
-        x=course.steps,
+        x=downsampled.steps,
         y=high,
         line=edge,
         mode="lines",
@@ -233,30 +233,30 @@ def _mark(figure: go.Figure, step: int, text: str, colors: Palette) -> None:
     )  # fmt: skip
 
 
-def _mark_profiled(figure: go.Figure, course: Course, colors: Palette) -> None:
+def _mark_profiled(figure: go.Figure, downsampled: DownsampledTrend, colors: Palette) -> None:
     """Mark profiled steps by strips at the lower edge, with an entry in the legend."""
-    half = course.steps_per_point / 2
+    half = downsampled.steps_per_point / 2
     color = colors.exposed_memcpy
-    for begin, end in stretches(course.profiled):
+    for begin, end in stretches(downsampled.profiled):
         figure.add_shape(
             type="rect",
-            x0=course.steps[begin] - half,
-            x1=course.steps[end - 1] + half,
+            x0=downsampled.steps[begin] - half,
+            x1=downsampled.steps[end - 1] + half,
             y0=0,
             y1=0.035,
             yref="y domain",
             line={"width": 0},
             fillcolor=color,
         )
-    if course.profiled.any():
+    if downsampled.profiled.any():
         mark = {"color": color, "symbol": "square", "size": 9}
         figure.add_scatter(x=[None], y=[None], mode="markers", marker=mark, name="profiled steps", hoverinfo="skip")
 
 
-def _steps_axis(figure: go.Figure, course: Course) -> None:
-    half = course.steps_per_point / 2
-    span = (float(course.steps[0]) - half, float(course.steps[-1]) + half)
+def _steps_axis(figure: go.Figure, downsampled: DownsampledTrend) -> None:
+    half = downsampled.steps_per_point / 2
+    span = (float(downsampled.steps[0]) - half, float(downsampled.steps[-1]) + half)
     figure.update_xaxes(title_text="step", showgrid=False, zeroline=False, range=span)
     fix_margins(figure, left_px=STEPS_MARGIN)
-    if len(course.steps) * course.steps_per_point <= _EVERY_STEP_UP_TO:
+    if len(downsampled.steps) * downsampled.steps_per_point <= _EVERY_STEP_UP_TO:
         figure.update_xaxes(dtick=1)  # there is no step 0.5

@@ -11,7 +11,7 @@ import numpy as np
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.result.costs import MEANING, Memory, RankMemory, Throughput, Waterfall, WaterfallPart
 from rankscope.analysis.result.text import size
-from rankscope.dashboards.charts.course import course_of
+from rankscope.dashboards.charts.downsampled_trend import downsample
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.script import Script
@@ -147,16 +147,16 @@ def _trend(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     script = in_range(run.script, int(trend.steps[first]), int(trend.steps[last - 1]))
     if picture.data:  # else a note
         add_rows(picture, script, colors)
-    course = course_of(trend, first, last)
+    downsampled = downsample(trend, first, last)
     wall = [f"step time, {percentile}th percentile of the ranks [us]" for percentile in PERCENTILES]
     columns = ("step", "steps", *wall, "longest step time [us]", "own time of the slowest rank [us]", "slowest rank")
     rows = [
         (
-            int(step), course.steps_per_point, *map(cell, course.wall_us[:, at]), cell(course.longest_us[at]),
-            cell(course.highest_own_us[at]),
-            None if course.slowest[at] < 0 else int(course.slowest[at]),
+            int(step), downsampled.steps_per_point, *map(cell, downsampled.wall_us[:, at]), cell(downsampled.longest_us[at]),
+            cell(downsampled.highest_own_us[at]),
+            None if downsampled.slowest[at] < 0 else int(downsampled.slowest[at]),
         )
-        for at, step in enumerate(course.steps)
+        for at, step in enumerate(downsampled.steps)
     ]  # fmt: skip
     return DrawnFigure(picture, FigureData(columns, rows), _trend_in_words(trend, first, last) + _reports_in_words(script))
 
@@ -181,13 +181,13 @@ def _rate(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     trend = run.trend
     first, last = _chosen_steps(trend, state)
     work = run.analysis.throughput
-    picture, rate, course = rate_line(trend, first, last, colors, replicas=None if work is None else work.replicas)
+    picture, rate, downsampled = rate_line(trend, first, last, colors, replicas=None if work is None else work.replicas)
     picture.update_layout(uirevision=str(state.steps))
     name = rate_name(trend)
     sentence = "Throughput is not known"
     if np.isfinite(rate).any():
         sentence = f"{name.capitalize()}: typically {per_second(float(np.nanmedian(rate)))}"
-    rows = [(int(step), cell(value)) for step, value in zip(course.steps, rate, strict=True)]
+    rows = [(int(step), cell(value)) for step, value in zip(downsampled.steps, rate, strict=True)]
     return DrawnFigure(picture, FigureData(("step", f"{name} per second"), rows), sentence)
 
 

@@ -1,4 +1,4 @@
-"""Course of a run over its steps, reduced to what fits a chart."""
+"""Trend of a run over its steps, reduced to what fits a chart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_POINTS: Final = 480
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class DownsampledTrend:
     """Trend reduced to at most ``MOST_POINTS`` points. Arrays have the layout of those of ``Trend``."""
 
     steps: NDArray[np.int64]
@@ -32,7 +32,7 @@ class Course:
     """True if any step of the point was profiled."""
 
 
-def course_of(trend: Trend, first: int, last: int) -> Course:
+def downsample(trend: Trend, first: int, last: int) -> DownsampledTrend:
     """Return entries ``first`` to ``last`` (exclusive) of ``trend``, with several steps per point beyond ``MOST_POINTS``."""
     wide = max(1, -(-(last - first) // MOST_POINTS))
     highest = _padded(trend.own_us[HIGHEST, first:last], wide)
@@ -41,7 +41,7 @@ def course_of(trend: Trend, first: int, last: int) -> Course:
     at = np.nanargmax(np.where(has_values[:, None], highest, 0), axis=-1) if len(highest) else np.empty(0, np.intp)
     slowest[has_values] = trend.slowest[first:last][(np.arange(len(highest)) * wide + at)[has_values]]
     profiled: NDArray[np.bool_] = np.logical_or.reduce(_padded(trend.profiled[first:last], wide) == 1, axis=-1)
-    return Course(
+    return DownsampledTrend(
         steps=trend.steps[first:last:wide],
         steps_per_point=wide,
         wall_us=binned(trend.wall_us[:, first:last], wide),
