@@ -23,10 +23,10 @@ from rankscope.dashboards.data.trend import PERCENTILES, Trend
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.overview import script_rows
 from rankscope.dashboards.overview.figures import (
-    LOOKS,
     NO_RATE,
     NO_STEPS,
     NO_WATERFALL,
+    STYLES,
     rate_line,
     trend_lines,
     waterfall_bars,
@@ -93,8 +93,8 @@ def test_waterfall_parts_follow_each_other_and_unknown_ones_have_no_bar() -> Non
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_waterfall_parts_differ_in_colour_and_all_but_compute_are_hatched(scheme: Scheme) -> None:
-    assert len({getattr(PALETTES[scheme], look.color) for look in LOOKS.values()}) == len(LOOKS)
-    hatches = [look.hatch for name, look in LOOKS.items() if name not in {"ideal", "compute"}]
+    assert len({getattr(PALETTES[scheme], style.color) for style in STYLES.values()}) == len(STYLES)
+    hatches = [style.hatch for name, style in STYLES.items() if name not in {"ideal", "compute"}]
     assert all(hatches)
     assert len(set(hatches)) == len(hatches)
 

@@ -15,11 +15,11 @@ from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.timeline.build_window import lay
 from rankscope.dashboards.timeline.figures import (
     FIRST_PHASE,
-    LOOKS,
     MOST_BARS,
     MOST_LANES,
     NOTHING,
     SHOWN,
+    STYLES,
     Arrival,
     Lanes,
     arrival_bars,
@@ -147,7 +147,7 @@ def test_few_parts_are_bars_that_name_what_they_are() -> None:
     figure = timeline(lanes(4), 0, 4_000, palette(None))
 
     bars = [trace for trace in figure.data if trace.type == "bar"]
-    assert [bar.name for bar in bars] == [look.label for look in LOOKS[:4]]
+    assert [bar.name for bar in bars] == [style.label for style in STYLES[:4]]
     assert all("all_reduce · pg · 7" in bar.hovertext[0] for bar in bars)
     assert sum(float(bar.x[0]) for bar in bars) == pytest.approx(0.004)
 
@@ -169,7 +169,7 @@ def test_a_cell_without_a_collective_has_its_kind_only() -> None:
 
     (row,) = timeline(some, 0, count * 1000, palette("dark")).data[1].text
 
-    kinds = {LOOKS[kind].label for kind in ActivityKind} | {f"{LOOKS[ActivityKind.OVERLAP].label}<br>all_reduce · pg · 7"}
+    kinds = {STYLES[kind].label for kind in ActivityKind} | {f"{STYLES[ActivityKind.OVERLAP].label}<br>all_reduce · pg · 7"}
     assert {text.removeprefix("rank 0<br>") for text in row} <= kinds
     assert len(set(row)) > 1
 

@@ -17,7 +17,7 @@ from rankscope.analysis.whatif.causes import CAUSE_PARTS
 from rankscope.dashboards.delays.data import CHARGED
 from rankscope.dashboards.delays.view import _IMPOSED_IN
 from rankscope.dashboards.model.line import Span, pieces
-from rankscope.dashboards.overview.figures import LOOKS
+from rankscope.dashboards.overview.figures import STYLES
 from rankscope.dashboards.overview.verdict import _facts
 from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.units import in_unit, time_unit
@@ -80,7 +80,7 @@ def test_a_cause_has_the_colour_of_its_part_of_the_step() -> None:
         "communication": "exposed_communication",
     }
     for cause, part in parts.items():
-        assert (CAUSES[cause].color, CAUSES[cause].hatch) == (LOOKS[part].color, LOOKS[part].hatch), cause
+        assert (CAUSES[cause].color, CAUSES[cause].hatch) == (STYLES[part].color, STYLES[part].hatch), cause
 
 
 def test_every_cause_has_something_to_do_or_is_unknown() -> None:

@@ -10,7 +10,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from rankscope.base.text import shortened
 from rankscope.dashboards.alerts.record import AlertRecord, State
-from rankscope.dashboards.charts.bars import Look
+from rankscope.dashboards.charts.bars import BarStyle
 from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.model.drawn import NO_DATA, DrawnFigure, FigureData
@@ -26,11 +26,11 @@ COLUMNS: Final = (
 _TIME: Final = "time ({})"
 NONE: Final = "No alert is known: nothing was found, or no watcher ran (rankscope alerts watch RUNS)."
 
-_STATES: Final[dict[State, Look]] = {
-    "firing": Look("Fires", "exposed_communication"),
-    "pending": Look("Pending", "exposed_memcpy", "."),
-    "lost": Look("End unknown", "missing", "/"),
-    "resolved": Look("Past", "idle", "x"),
+_STATES: Final[dict[State, BarStyle]] = {
+    "firing": BarStyle("Fires", "exposed_communication"),
+    "pending": BarStyle("Pending", "exposed_memcpy", "."),
+    "lost": BarStyle("End unknown", "missing", "/"),
+    "resolved": BarStyle("Past", "idle", "x"),
 }
 
 
@@ -42,7 +42,7 @@ def alert_times(alerts: Sequence[AlertRecord], colors: Palette, *, now_unix_ns: 
     drawn = [alert for alert in alerts if row_label(alert) in rows]
     clock = AxisClock.of(max(alert.ended_unix_ns or max(now_unix_ns, alert.started_unix_ns) for alert in drawn))
     figure = go.Figure()
-    for state, look in _STATES.items():
+    for state, style in _STATES.items():
         in_state = [alert for alert in drawn if alert.state == state]
         ends = [alert.ended_unix_ns or max(now_unix_ns, alert.started_unix_ns) for alert in in_state]
         figure.add_bar(
@@ -50,11 +50,11 @@ def alert_times(alerts: Sequence[AlertRecord], colors: Palette, *, now_unix_ns: 
             x=[(end - alert.started_unix_ns) / 1e6 for alert, end in zip(in_state, ends, strict=True)],
             y=[rows.index(row_label(alert)) for alert in in_state],
             orientation="h",
-            name=look.label,
+            name=style.label,
             showlegend=bool(in_state),
-            marker=look.marker(colors),
+            marker=style.marker(colors),
             customdata=[
-                [look.label, duration((end - alert.started_unix_ns) / 1e3), date_and_time(alert.started_unix_ns)]
+                [style.label, duration((end - alert.started_unix_ns) / 1e3), date_and_time(alert.started_unix_ns)]
                 for alert, end in zip(in_state, ends, strict=True)
             ],
             hovertemplate="<b>%{customdata[0]}</b> since %{customdata[2]} UTC, for %{customdata[1]}<extra></extra>",
@@ -111,9 +111,9 @@ _WIDTHS_S: Final = (
 """Allowed bar widths: seconds, and their name."""
 
 _SEVERITIES: Final = {
-    "critical": Look("Critical", "exposed_communication"),
-    "warning": Look("Warning", "exposed_memcpy", "/"),
-    None: Look("Other", "idle", "x"),
+    "critical": BarStyle("Critical", "exposed_communication"),
+    "warning": BarStyle("Warning", "exposed_memcpy", "/"),
+    None: BarStyle("Other", "idle", "x"),
 }
 
 
@@ -124,18 +124,18 @@ def alert_counts(alerts: Sequence[AlertRecord], colors: Palette) -> DrawnFigure:
     width_s, words = bar_width_s([alert.started_unix_ns for alert in alerts])
     clock = AxisClock.of(max(alert.started_unix_ns for alert in alerts))
     figure = go.Figure()
-    for severity, look in _SEVERITIES.items():
+    for severity, style in _SEVERITIES.items():
         of_severity = [alert for alert in alerts if (alert.severity if alert.severity in _SEVERITIES else None) == severity]
         counts = sorted(Counter(clock.start_s(alert.started_unix_ns, width_s) for alert in of_severity).items())
         figure.add_bar(
             x=[clock.date_and_time(second * 10**9 + width_s * 10**9 // 2) for second, _ in counts],
             y=[count for _, count in counts],
             width=width_s * 900,
-            name=look.label,
+            name=style.label,
             showlegend=bool(of_severity),
-            marker=look.marker(colors),
+            marker=style.marker(colors),
             customdata=[date_and_time(second * 10**9) for second, _ in counts],
-            hovertemplate=f"<b>{look.label}</b>: %{{y}} in the {words} from %{{customdata}} UTC<extra></extra>",
+            hovertemplate=f"<b>{style.label}</b>: %{{y}} in the {words} from %{{customdata}} UTC<extra></extra>",
         )
     highest = max(Counter(clock.start_s(alert.started_unix_ns, width_s) for alert in alerts).values())
     framed(figure, colors, height=240)

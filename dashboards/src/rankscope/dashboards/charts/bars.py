@@ -1,4 +1,4 @@
-"""Horizontal bars, one row each, and their looks."""
+"""Horizontal bars, one row each, and their styles."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rankscope.dashboards.charts.palette import Palette
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Look of the bars of one kind: name, role of its colour, and a hatching that identifies it without colour."""
+class BarStyle:
+    """Style of the bars of one kind: name, role of its colour, and a hatching that identifies it without colour."""
 
     label: str
     color: str
@@ -28,11 +28,15 @@ class Look:
 
 
 def row_bars(
-    figure: go.Figure, look: Look, lengths: Sequence[float | None] | NDArray[np.floating[Any]], colors: Palette, **others: Any
+    figure: go.Figure,
+    style: BarStyle,
+    lengths: Sequence[float | None] | NDArray[np.floating[Any]],
+    colors: Palette,
+    **others: Any,
 ) -> None:
     """Add horizontal bars, the first in the top row of ``rows_axis``. ``others``: further or other settings of the bars."""
     rows = list(range(len(lengths)))
-    figure.add_bar(**{"x": lengths, "y": rows, "orientation": "h", "name": look.label, "marker": look.marker(colors), **others})
+    figure.add_bar(**{"x": lengths, "y": rows, "orientation": "h", "name": style.label, "marker": style.marker(colors), **others})
 
 
 def frame_row(figure: go.Figure, row: float, colors: Palette, *, half: float = 0.5) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.dashboards.charts.bars import Look
+from rankscope.dashboards.charts.bars import BarStyle
 from rankscope.dashboards.words.causes import CAUSES
 
-CAUSE_LOOKS: Final[dict[str, Look]] = {cause: Look(*shown) for cause, shown in CAUSES.items()}
+CAUSE_STYLES: Final[dict[str, BarStyle]] = {cause: BarStyle(*shown) for cause, shown in CAUSES.items()}

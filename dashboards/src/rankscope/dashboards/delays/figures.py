@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.result.analysis import ImposedWait
 from rankscope.dashboards.charts.bar_names import LONGEST_LABEL, BarNames
-from rankscope.dashboards.charts.bars import Look, row_bars
-from rankscope.dashboards.charts.causes import CAUSE_LOOKS
+from rankscope.dashboards.charts.bars import BarStyle, row_bars
+from rankscope.dashboards.charts.causes import CAUSE_STYLES
 from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis
 from rankscope.dashboards.charts.heatmap import MapRows, heat_map
 from rankscope.dashboards.charts.palette import Palette
@@ -46,12 +46,12 @@ def imposed_bars(
     total = np.array([row.imposed_us for row in top]) / size
     texts = [names.text(row.rank) for row in top]
     figure = go.Figure()
-    for look, values in (
-        (Look("Cost time", "exposed_communication", "x"), exposed),
-        (Look("Hidden by compute", "overlap", "/"), total - exposed),
+    for style, values in (
+        (BarStyle("Cost time", "exposed_communication", "x"), exposed),
+        (BarStyle("Hidden by compute", "overlap", "/"), total - exposed),
     ):
-        hover = f"<b>%{{hovertext}}</b><br>{look.label}: %{{x:,.2f}} of %{{customdata:,.2f}} {unit}<extra></extra>"
-        row_bars(figure, look, values, colors, hovertext=texts, customdata=total, hovertemplate=hover)
+        hover = f"<b>%{{hovertext}}</b><br>{style.label}: %{{x:,.2f}} of %{{customdata:,.2f}} {unit}<extra></extra>"
+        row_bars(figure, style, values, colors, hovertext=texts, customdata=total, hovertemplate=hover)
     framed(figure, colors, height=64 + 36 * max(len(top), 2))
     figure.update_layout(barmode="stack", bargap=0.28, showlegend=False)
     shares = ["" if row.share is None else f" · {100 * row.share:.0f}%" for row in top]
@@ -174,7 +174,7 @@ def cause_bars(
     size, unit = time_unit(longest)
     figure = go.Figure()
     for key, values in _visible({key: [rank.causes_us.get(key, 0.0) for rank in top] for key in CHARGED}).items():
-        cause = CAUSE_LOOKS[key]
+        cause = CAUSE_STYLES[key]
         row_bars(
             figure,
             cause,
@@ -215,7 +215,7 @@ def cause_timeline(timeline: CauseTimeline | None, colors: Palette) -> go.Figure
     ]
     figure = go.Figure()
     for key, values in per_step.items():
-        cause = CAUSE_LOOKS[key]
+        cause = CAUSE_STYLES[key]
         figure.add_bar(
             x=(first + last) / 2,
             y=(values / size).astype(np.float32),

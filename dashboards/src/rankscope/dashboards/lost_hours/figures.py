@@ -9,7 +9,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from rankscope.analysis.result.cause import Cause
 from rankscope.dashboards.charts.bars import row_bars
-from rankscope.dashboards.charts.causes import CAUSE_LOOKS
+from rankscope.dashboards.charts.causes import CAUSE_STYLES
 from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.lost_hours.data import ClusterLedger, HostLoss
@@ -36,16 +36,16 @@ def lost_hours_bars(ledger: ClusterLedger, colors: Palette) -> DrawnFigure:
     size, unit = gpu_time_unit(max(host.gpu_hours for host in shown))
     figure = go.Figure()
     for cause in get_args(Cause):
-        look = CAUSE_LOOKS[cause]
+        style = CAUSE_STYLES[cause]
         hours = np.array([host.by_cause.get(cause, 0.0) for host in shown])
         if hours.any():
             row_bars(
                 figure,
-                look,
+                style,
                 hours / size,
                 colors,
                 hovertext=[plotly_text(_name(host)) for host in shown],
-                hovertemplate=f"<b>%{{hovertext}}</b><br>{look.label}: %{{x:,.3g}} {unit}<extra></extra>",
+                hovertemplate=f"<b>%{{hovertext}}</b><br>{style.label}: %{{x:,.3g}} {unit}<extra></extra>",
             )
     framed(figure, colors, height=110 + 30 * len(shown))
     figure.update_layout(barmode="stack", bargap=0.3)

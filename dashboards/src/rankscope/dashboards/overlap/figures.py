@@ -18,8 +18,8 @@ from rankscope.analysis.result.hosts import worst_ranks
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.result.text import size as bytes_in_words
 from rankscope.dashboards.charts.bar_names import BarNames
-from rankscope.dashboards.charts.bars import Look, frame_row, row_bars
-from rankscope.dashboards.charts.causes import CAUSE_LOOKS
+from rankscope.dashboards.charts.bars import BarStyle, frame_row, row_bars
+from rankscope.dashboards.charts.causes import CAUSE_STYLES
 from rankscope.dashboards.charts.frame import framed, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.hosts import UNKNOWN_HOST
@@ -39,11 +39,11 @@ NO_WINDOW: Final = (
 PLAIN: Final = BarNames()
 
 PARTS: Final = (
-    Look("Compute alone", "compute"),
-    Look("Compute hiding communication", "overlap", "/"),
-    Look("Exposed communication", "exposed_communication", "x"),
-    Look("Exposed copies", "exposed_memcpy", "."),
-    Look("Idle", "idle"),
+    BarStyle("Compute alone", "compute"),
+    BarStyle("Compute hiding communication", "overlap", "/"),
+    BarStyle("Exposed communication", "exposed_communication", "x"),
+    BarStyle("Exposed copies", "exposed_memcpy", "."),
+    BarStyle("Idle", "idle"),
 )
 
 
@@ -118,7 +118,7 @@ def breakdown_bars(
     late = np.zeros(len(times))
     if cause in IDLE_CAUSES and of_blamed.any() and not of_blamed.all():
         late[of_blamed] = np.maximum(times[of_blamed, -1] - np.median(times[~of_blamed, -1]), 0)
-    figure = _stack(times, at, texts, colors, late=late, why=CAUSE_LOOKS[cause or "unknown"])
+    figure = _stack(times, at, texts, colors, late=late, why=CAUSE_STYLES[cause or "unknown"])
     framed(figure, colors, height=64 + 34 * max(len(labels), 2))
     rows_axis(figure, labels)
     for row in sorted({row_of[rank] for rank in marked if rank in row_of}):
@@ -133,7 +133,7 @@ def _stack(
     colors: Palette,
     *,
     late: NDArray[np.float64],
-    why: Look,
+    why: BarStyle,
 ) -> go.Figure:
     """Draw ``times``; of their last part, ``late`` has the look ``why``."""
     window = times.sum(axis=1)
@@ -208,18 +208,18 @@ def wait_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.Figure
         return note(NO_TRANSFER, colors)
     size, unit = time_unit(max(map(cost_us, shown)))
     figure = go.Figure()
-    for look, each in (
-        (Look("Transfer", "exposed_communication", "x"), [row.transfer_us or 0.0 for row in shown]),
-        (Look("Waiting for later ranks", "straggler_wait", "\\"), [row.wait_us or 0.0 for row in shown]),
+    for style, each in (
+        (BarStyle("Transfer", "exposed_communication", "x"), [row.transfer_us or 0.0 for row in shown]),
+        (BarStyle("Waiting for later ranks", "straggler_wait", "\\"), [row.wait_us or 0.0 for row in shown]),
     ):
         row_bars(
             figure,
-            look,
+            style,
             [row.matched * us / size for row, us in zip(shown, each, strict=True)],
             colors,
             customdata=[f"{row.matched:,} x {duration(us)}" for row, us in zip(shown, each, strict=True)],
             hovertext=[plotly_text(name_of(row)) for row in shown],
-            hovertemplate=f"<b>%{{hovertext}}</b><br>{look.label}: %{{x:,.2f}} {unit}<br>%{{customdata}}<extra></extra>",
+            hovertemplate=f"<b>%{{hovertext}}</b><br>{style.label}: %{{x:,.2f}} {unit}<br>%{{customdata}}<extra></extra>",
         )
     for at, row in enumerate(shown):
         waiting = "waiting not known" if row.wait_us is None else f"{_share(row):.0f}% waiting"
@@ -241,7 +241,7 @@ def bandwidth_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.F
     measured = [_measured(row) or 0.0 for row in shown]
     row_bars(
         figure,
-        Look("Measured", "compute"),
+        BarStyle("Measured", "compute"),
         measured,
         colors,
         error_x={

@@ -91,8 +91,8 @@ def _idle_legend(run: RunData) -> list[tuple[str, str]]:
     cause = run.analysis.verdict.cause
     if cause not in IDLE_CAUSES or not blamed_ranks(run.analysis.verdict):
         return []
-    look = CAUSES[cause]
-    return [(look.color, f"Idle: {look.label}")] if look.color != "idle" else []
+    style = CAUSES[cause]
+    return [(style.color, f"Idle: {style.label}")] if style.color != "idle" else []
 
 
 def _hidden(ranks: Sequence[RankResult]) -> str:

@@ -9,7 +9,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from rankscope.analysis.result.costs import PartName, Waterfall, WaterfallPart
-from rankscope.dashboards.charts.bars import Look
+from rankscope.dashboards.charts.bars import BarStyle
 from rankscope.dashboards.charts.downsampled_trend import DownsampledTrend, binned, downsample
 from rankscope.dashboards.charts.frame import fix_margins, framed, label_width, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
@@ -21,16 +21,16 @@ NO_WATERFALL: Final = (
 )
 
 
-LOOKS: Final[dict[PartName, Look]] = {
-    "ideal": Look("ideal", "overlap", ""),
-    "compute": Look("compute", "compute", ""),
-    "exposed_communication": Look("exposed communication", "exposed_communication", "x"),
-    "straggler_wait": Look("waiting for later ranks", "straggler_wait", "\\"),
-    "copies": Look("copies", "exposed_memcpy", "."),
-    "input": Look("input", "input", "/"),
-    "host": Look("host", "idle", "-"),
-    "pipeline_bubble": Look("pipeline bubble", "pipeline_bubble", "|"),
-    "unexplained": Look("unexplained", "missing", "+"),
+STYLES: Final[dict[PartName, BarStyle]] = {
+    "ideal": BarStyle("ideal", "overlap", ""),
+    "compute": BarStyle("compute", "compute", ""),
+    "exposed_communication": BarStyle("exposed communication", "exposed_communication", "x"),
+    "straggler_wait": BarStyle("waiting for later ranks", "straggler_wait", "\\"),
+    "copies": BarStyle("copies", "exposed_memcpy", "."),
+    "input": BarStyle("input", "input", "/"),
+    "host": BarStyle("host", "idle", "-"),
+    "pipeline_bubble": BarStyle("pipeline bubble", "pipeline_bubble", "|"),
+    "unexplained": BarStyle("unexplained", "missing", "+"),
 }
 
 ACTUAL: Final = "actual"
@@ -58,19 +58,19 @@ def waterfall_bars(waterfall: Waterfall | None, colors: Palette) -> go.Figure:
     ends = 0.0
     labels = []
     for row, part in enumerate(parts):
-        look = LOOKS[part.name]
+        style = STYLES[part.name]
         if part.us is None or part.share is None:
-            labels.append(f"{look.label}<br><i>not known</i>")
+            labels.append(f"{style.label}<br><i>not known</i>")
             continue
-        labels.append(f"{look.label}<br><b>{in_unit(part.us, (size, unit))}</b> · {100 * part.share:.0f}%")
+        labels.append(f"{style.label}<br><b>{in_unit(part.us, (size, unit))}</b> · {100 * part.share:.0f}%")
         figure.add_bar(
             x=[part.us / size],
             y=[row],
             base=[ends / size],
             orientation="h",
-            name=look.label,
-            marker=look.marker(colors),
-            hovertemplate=f"<b>{look.label}</b><br>%{{x:,.2f}} {unit}"
+            name=style.label,
+            marker=style.marker(colors),
+            hovertemplate=f"<b>{style.label}</b><br>%{{x:,.2f}} {unit}"
             f"<br>{100 * part.share:.1f}% of the {waterfall.unit}<extra></extra>",
         )
         ends += part.us

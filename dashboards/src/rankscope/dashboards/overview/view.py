@@ -23,7 +23,7 @@ from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.overview.advice import advice_list
 from rankscope.dashboards.overview.changes import changes
-from rankscope.dashboards.overview.figures import LOOKS, parts_of, rate_line, rate_name, trend_lines, waterfall_bars
+from rankscope.dashboards.overview.figures import STYLES, parts_of, rate_line, rate_name, trend_lines, waterfall_bars
 from rankscope.dashboards.overview.script_rows import add_rows, in_range
 from rankscope.dashboards.overview.verdict import verdict_card
 from rankscope.dashboards.words import wording
@@ -112,7 +112,7 @@ def _waterfall(run: RunData, colors: Palette) -> DrawnFigure:
 def _largest_part(fall: Waterfall) -> str:
     largest = max(fall.parts, key=lambda part: part.us or 0.0)
     return (
-        f"The {fall.unit} takes {duration(fall.step_us)}; its largest part is {LOOKS[largest.name].label}"
+        f"The {fall.unit} takes {duration(fall.step_us)}; its largest part is {STYLES[largest.name].label}"
         f" with {percent(largest.share)}"
     )
 
@@ -122,7 +122,7 @@ def _parts(run: RunData) -> list[Block]:
     fall = run.analysis.waterfall
     if fall is None:
         return []
-    terms = [(LOOKS[part.name].label.capitalize(), _about_part(part), part.us is not None) for part in parts_of(fall)]
+    terms = [(STYLES[part.name].label.capitalize(), _about_part(part), part.us is not None) for part in parts_of(fall)]
     return [Details("What the parts are", [Terms(terms, "meanings")])]
 
 

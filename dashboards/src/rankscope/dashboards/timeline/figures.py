@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rankscope.base.text import shortened
 from rankscope.dashboards.charts.bar_names import LONGEST_LABEL
-from rankscope.dashboards.charts.bars import Look, row_bars
+from rankscope.dashboards.charts.bars import BarStyle, row_bars
 from rankscope.dashboards.charts.frame import framed, hatched, note, rank_label, readable, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.timeline.parts import NOBODY, ActivityKind, Numbers, Parts
@@ -33,15 +33,15 @@ FIRST_PHASE: Final = len(ActivityKind)
 NOTHING: Final = FIRST_PHASE + len(PHASES)
 
 
-LOOKS: Final = (
-    Look("Compute", "compute"),
-    Look("Compute hiding communication", "overlap", "/"),
-    Look("Transfer", "exposed_communication", "x"),
-    Look("Waiting for later ranks", "straggler_wait", "\\"),
-    Look("Communication, including waiting", "unmatched", "|"),
-    Look("Copies", "exposed_memcpy", "."),
-    Look("Idle", "idle"),
-    Look("In a step, outside of collectives", "not_told", "-"),
+STYLES: Final = (
+    BarStyle("Compute", "compute"),
+    BarStyle("Compute hiding communication", "overlap", "/"),
+    BarStyle("Transfer", "exposed_communication", "x"),
+    BarStyle("Waiting for later ranks", "straggler_wait", "\\"),
+    BarStyle("Communication, including waiting", "unmatched", "|"),
+    BarStyle("Copies", "exposed_memcpy", "."),
+    BarStyle("Idle", "idle"),
+    BarStyle("In a step, outside of collectives", "not_told", "-"),
 )
 """Looks, in the order of ``ActivityKind``."""
 _WORDS: Final = ("Compute", "Overlap", "Transfer", "Waiting", "Communication", "Copies", "Idle", "In a step")
@@ -87,7 +87,7 @@ class Cells:
 def kind_label(kind: int) -> str:
     """Return the display name of a kind or phase."""
     if kind < FIRST_PHASE:
-        return LOOKS[kind].label
+        return STYLES[kind].label
     if kind == NOTHING:
         return "No record"
     name = PHASES[kind - FIRST_PHASE]
@@ -229,8 +229,8 @@ def _add_bars(figure: go.Figure, lanes: Lanes, colors: Palette) -> None:
 def _marker(kind: int, colors: Palette) -> dict[str, Any]:
     if kind >= FIRST_PHASE:
         return {"color": phase_color(kind, colors), "line": {"width": 0.5, "color": colors.surface}}
-    look = LOOKS[kind]
-    return {**hatched(getattr(colors, look.color), look.hatch, colors), "line": {"width": 0.5, "color": colors.surface}}
+    style = STYLES[kind]
+    return {**hatched(getattr(colors, style.color), style.hatch, colors), "line": {"width": 0.5, "color": colors.surface}}
 
 
 def phase_color(kind: int, colors: Palette) -> str:
@@ -241,7 +241,7 @@ def phase_color(kind: int, colors: Palette) -> str:
 def _add_cells(figure: go.Figure, lanes: Lanes, first: int, past: int, colors: Palette) -> None:
     cells = cut(lanes.parts, len(lanes.labels), first, past)
     shades = [
-        *(getattr(colors, look.color) for look in LOOKS),
+        *(getattr(colors, style.color) for style in STYLES),
         *(phase_color(FIRST_PHASE + at, colors) for at in range(len(PHASES))),
         colors.surface,
     ]
@@ -316,17 +316,17 @@ def arrival_bars(arrivals: Sequence[Arrival], colors: Palette, *, last: int | No
     all_known = all(arrival.wait_ms is not None for arrival in shown)
     figure = go.Figure()
     kinds = (
-        (Look("Waiting", "straggler_wait", "\\"), begin, wait),
+        (BarStyle("Waiting", "straggler_wait", "\\"), begin, wait),
         (
-            Look("Transfer", "exposed_communication", "x") if all_known else Look("In the collective", "unmatched", "|"),
+            BarStyle("Transfer", "exposed_communication", "x") if all_known else BarStyle("In the collective", "unmatched", "|"),
             begin + wait,
             lengths_ms - wait,
         ),
     )
-    for look, base, length in kinds:
+    for style, base, length in kinds:
         row_bars(
             figure,
-            look,
+            style,
             length,
             colors,
             base=base,
@@ -334,7 +334,7 @@ def arrival_bars(arrivals: Sequence[Arrival], colors: Palette, *, last: int | No
             hovertext=[f"rank {arrival.rank}" for arrival in shown],
             customdata=begin,
             hovertemplate="<b>%{hovertext}</b><br>arrived %{customdata:,.3f} ms after the first<br>"
-            + look.label
+            + style.label
             + ": %{x:,.3f} ms<extra></extra>",
         )
     framed(figure, colors, height=80 + (26 if len(shown) <= 16 else 13) * max(2, len(shown)))

@@ -35,7 +35,7 @@ from rankscope.dashboards.model.page import (
 from rankscope.dashboards.model.state import PageState, run_path
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.timeline.data import Collective, WindowData
-from rankscope.dashboards.timeline.figures import LOOKS, Arrival, Lanes, arrival_bars, cut, kind_label, timeline
+from rankscope.dashboards.timeline.figures import STYLES, Arrival, Lanes, arrival_bars, cut, kind_label, timeline
 from rankscope.dashboards.timeline.kernels import kernel_section
 from rankscope.dashboards.timeline.lanes import DETAIL_UP_TO, described, lanes_of, representatives
 from rankscope.dashboards.timeline.parts import NOBODY, Numbers
@@ -284,7 +284,7 @@ def _legend(run: RunData, state: PageState) -> list[Block]:
     """Return the legend of the activities that the window has."""
     chosen = _window(run, state)
     kinds = [] if chosen is None else np.unique(chosen[1].parts.kind).tolist()
-    return [Legend([(LOOKS[kind].color, LOOKS[kind].label) for kind in kinds])]
+    return [Legend([(STYLES[kind].color, STYLES[kind].label) for kind in kinds])]
 
 
 def _pick(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from rankscope.dashboards.charts.bars import Look, row_bars
+from rankscope.dashboards.charts.bars import BarStyle, row_bars
 from rankscope.dashboards.charts.frame import framed, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.words.inert import plotly_text
@@ -44,14 +44,14 @@ def without_bars(
     size, unit = time_unit(1e6 * max(row.step_seconds for row in shown))
     lengths = np.array([1e6 * row.step_seconds / size for row in shown])
     figure = go.Figure()
-    for look, rows_of in (
-        (Look("As it is", "idle"), [0]),
-        (Look("Without one part", "overlap", "/"), list(range(1, len(shown) - 1))),
-        (Look("Without any straggler", "compute"), [len(shown) - 1]),
+    for style, rows_of in (
+        (BarStyle("As it is", "idle"), [0]),
+        (BarStyle("Without one part", "overlap", "/"), list(range(1, len(shown) - 1))),
+        (BarStyle("Without any straggler", "compute"), [len(shown) - 1]),
     ):
         row_bars(
             figure,
-            look,
+            style,
             lengths[rows_of],
             colors,
             y=rows_of,

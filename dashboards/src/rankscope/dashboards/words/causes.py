@@ -1,11 +1,11 @@
-"""Causes of ``rankscope.analysis.causes`` as the pages show them: one label and one look each, as in the waterfall of a step."""
+"""Causes of ``rankscope.analysis.causes`` as the pages show them: one label and one style each, as in the waterfall of a step."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
 
-class ShownCause(NamedTuple):
+class CauseStyle(NamedTuple):
     """Label of a cause, the role of its colour, and a hatching that identifies it without colour."""
 
     label: str
@@ -13,20 +13,20 @@ class ShownCause(NamedTuple):
     hatch: str = ""
 
 
-CAUSES: Final[dict[str, ShownCause]] = {
-    "input": ShownCause("slow input", "input", "/"),
-    "checkpoint": ShownCause("checkpoint", "exposed_memcpy", "\\"),
-    "evaluation": ShownCause("evaluation", "exposed_memcpy", "-"),
-    "host": ShownCause("slow host", "idle", "-"),
-    "gc": ShownCause("garbage collection", "overlap", "x"),
-    "cpu_contention": ShownCause("waiting for a CPU", "exposed_communication", "/"),
-    "compute": ShownCause("slow compute", "compute"),
-    "imbalance": ShownCause("more work than others", "compute", "|"),
-    "communication": ShownCause("communication", "exposed_communication", "x"),
-    "forward": ShownCause("longer forward", "compute", "+"),
-    "backward": ShownCause("longer backward", "overlap"),
-    "optimizer": ShownCause("longer optimizer", "compute", "/"),
-    "between_steps": ShownCause("longer between steps", "overlap", "|"),
-    "unknown": ShownCause("cause unknown", "missing", "+"),
+CAUSES: Final[dict[str, CauseStyle]] = {
+    "input": CauseStyle("slow input", "input", "/"),
+    "checkpoint": CauseStyle("checkpoint", "exposed_memcpy", "\\"),
+    "evaluation": CauseStyle("evaluation", "exposed_memcpy", "-"),
+    "host": CauseStyle("slow host", "idle", "-"),
+    "gc": CauseStyle("garbage collection", "overlap", "x"),
+    "cpu_contention": CauseStyle("waiting for a CPU", "exposed_communication", "/"),
+    "compute": CauseStyle("slow compute", "compute"),
+    "imbalance": CauseStyle("more work than others", "compute", "|"),
+    "communication": CauseStyle("communication", "exposed_communication", "x"),
+    "forward": CauseStyle("longer forward", "compute", "+"),
+    "backward": CauseStyle("longer backward", "overlap"),
+    "optimizer": CauseStyle("longer optimizer", "compute", "/"),
+    "between_steps": CauseStyle("longer between steps", "overlap", "|"),
+    "unknown": CauseStyle("cause unknown", "missing", "+"),
 }
 """Causes of a verdict, of the what-if (``cpu_contention``), and phases in which own time is longer, in stacking order."""

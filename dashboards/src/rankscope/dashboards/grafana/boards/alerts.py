@@ -41,8 +41,8 @@ def _now(canvas: Canvas) -> None:
     canvas.figures(RULES_LOADED)
     for severity, color in (("critical", BAD), ("warning", WARNING), ("info", PLAIN)):
         expr = counted(f'{FIRING}, severity="{severity}"')
-        look = {"thresholds": ((None, "green"), (1, color)), "width": 5}
-        canvas.figures((f"Firing: {severity}", "none", expr, look, f"Alerts of severity {severity} that fire."))
+        settings = {"thresholds": ((None, "green"), (1, color)), "width": 5}
+        canvas.figures((f"Firing: {severity}", "none", expr, settings, f"Alerts of severity {severity} that fire."))
     pending = counted('alertstate="pending", instance=~"$instance|"')
     canvas.figures(("Pending", "none", pending, {"width": 6}, "Conditions that hold, but not long enough yet to fire."))
     labels = ", ".join(f'"{label}"' for label in ABOUT)

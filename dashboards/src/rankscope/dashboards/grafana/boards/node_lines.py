@@ -11,9 +11,9 @@ from rankscope.dashboards.grafana.boards.parts.marks import DEGREES_LEFT, SHARE_
 
 _FULL: Final = {"maximum": 1}
 Line = tuple[str, str, str, dict[str, Any], str]
-"""Title, unit, metric (counters as rates), look, description.
+"""Title, unit, metric (counters as rates), settings, description.
 
-Of the look, ``label`` is a label that the legend shows as well, ``among`` selects series, and ``limit`` is the metric, with its
+Of the settings, ``label`` is a label that the legend shows as well, ``among`` selects series, and ``limit`` is the metric, with its
 labels, of the devices' own limit; the rest is for ``kinds.Graph``.
 """
 
@@ -93,8 +93,8 @@ def lines(canvas: Canvas) -> None:
     canvas.row("Power")
     _lines(canvas, _POWER)
     text, limit = "Power over the device's own limit; what stays at 1 is held back by it.", "gpu_power_limit_watts"
-    look: dict[str, Any] = {"missing": limit, "thresholds": SHARE_OF_LIMIT}
-    _ratio(canvas, "Share of the power limit", text, "gpu_power_watts", limit, **look)
+    settings: dict[str, Any] = {"missing": limit, "thresholds": SHARE_OF_LIMIT}
+    _ratio(canvas, "Share of the power limit", text, "gpu_power_watts", limit, **settings)
     _lines(canvas, _ENERGY)
     canvas.row("Links")
     _lines(canvas, *_NVLINK)
@@ -112,12 +112,12 @@ def lines(canvas: Canvas) -> None:
 
 def _lines(canvas: Canvas, *rows: Line) -> None:
     """Add graphs with one line per GPU."""
-    for title, unit, metric, look, text in rows:
+    for title, unit, metric, settings, text in rows:
         expression = NATIVE.rate if metric.endswith("_total") else NATIVE.value
-        expr = expression(metric, **look.get("among", {}))
-        legend = NATIVE.legend + (f" {{{{{look['label']}}}}}" if "label" in look else "")
-        queries = [Query(expr, legend), _limit(*look["limit"]) if "limit" in look else None]
-        more = {name: value for name, value in look.items() if name not in ("label", "among", "limit")}
+        expr = expression(metric, **settings.get("among", {}))
+        legend = NATIVE.legend + (f" {{{{{settings['label']}}}}}" if "label" in settings else "")
+        queries = [Query(expr, legend), _limit(*settings["limit"]) if "limit" in settings else None]
+        more = {name: value for name, value in settings.items() if name not in ("label", "among", "limit")}
         canvas.graph(title, unit, text, *queries, placeholder(NATIVE.missing(metric)), **more)
 
 
@@ -128,8 +128,8 @@ def _limit(metric: str, labels: dict[str, str]) -> Query:
     return Query(f"min by (host, model) ({joined})", "{{host}} {{model}} limit", dashed=True)
 
 
-def _ratio(canvas: Canvas, title: str, text: str, *metrics: str, missing: str, **look: Any) -> None:
+def _ratio(canvas: Canvas, title: str, text: str, *metrics: str, missing: str, **settings: Any) -> None:
     """Add a graph of the ratio of two gauges of each GPU."""
     above, below = map(NATIVE.selector, metrics)
     query = Query(NATIVE.labelled(f"({above} / {below})"), NATIVE.legend)
-    canvas.graph(title, "percentunit", text, query, placeholder(NATIVE.missing(missing)), **look)
+    canvas.graph(title, "percentunit", text, query, placeholder(NATIVE.missing(missing)), **settings)

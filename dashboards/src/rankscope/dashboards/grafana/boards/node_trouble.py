@@ -51,10 +51,10 @@ def off_by_default(canvas: Canvas) -> None:
     scope = f"{{{SCOPE}}}"
     of_parent = f"{scope} * on (job, instance, uuid) group_left (parent_uuid, profile, gpu_instance) gpu_mig_info{scope}"
     canvas.row("MIG devices", collapsed=True)
-    for title, unit, metric, look, text in _MIG:
+    for title, unit, metric, settings, text in _MIG:
         query = Query(f"{metric}{of_parent}", "{{parent_uuid}} {{profile}} {{gpu_instance}}")
         nothing = "no MIG devices, or collection dead"
-        canvas.graph(title, unit, text, query, _missing("gpu_mig_instances"), no_value=nothing, **look)
+        canvas.graph(title, unit, text, query, _missing("gpu_mig_instances"), no_value=nothing, **settings)
     canvas.row("Measured on request", collapsed=True)
     canvas.graphs(
         _missing("gpu_process_memory_used_bytes"),

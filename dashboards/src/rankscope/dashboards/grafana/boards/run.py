@@ -32,8 +32,8 @@ def run() -> Canvas:
 
 
 def _figure(title: str, unit: str, expr: str, text: str, *, warn: float = 0, decimals: int | None = None) -> FigureRow:
-    look = {"thresholds": ((None, "green"), (warn, "orange"))} if warn else {}
-    return title, unit, or_not_available(expr, REPORTING), look | ({} if decimals is None else {"decimals": decimals}), text
+    settings = {"thresholds": ((None, "green"), (warn, "orange"))} if warn else {}
+    return title, unit, or_not_available(expr, REPORTING), settings | ({} if decimals is None else {"decimals": decimals}), text
 
 
 _NOW: Final[tuple[FigureRow, ...]] = (

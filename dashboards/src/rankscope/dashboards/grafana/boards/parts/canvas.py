@@ -11,12 +11,12 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 from grafana_foundation_sdk.models.dashboard import GridPos, ValueMap
 
 from rankscope.dashboards.grafana.boards.parts import kinds
-from rankscope.dashboards.grafana.boards.parts.kinds import BoardColumn, GraphLook, Query
+from rankscope.dashboards.grafana.boards.parts.kinds import BoardColumn, GraphStyle, Query
 from rankscope.dashboards.grafana.boards.parts.marks import NO_DATA, NOTHING
 
 GRID = 24
 GraphRow = tuple[str, str, Sequence[Query | None], dict[str, Any], str]
-"""Title, unit, queries, fields of ``kinds.Graph`` and ``width``, description."""
+"""Title, unit, queries, fields of ``kinds.GraphStyle`` and ``width``, description."""
 FigureRow = tuple[str, str, str, dict[str, Any], str]
 """Title, unit, expression, arguments of ``kinds.figure`` and ``width`` and ``legend``, description."""
 
@@ -43,21 +43,21 @@ class Canvas:
         self._row = Row(title).collapsed(collapsed).id(identity(f"row {title}"))
         self._filled = False
 
-    def graph(self, title: str, unit: str, description: str, *queries: Query | None, width: int = 8, **look: Any) -> None:
-        """Add a graph; ``look`` are the fields of ``kinds.Graph``."""
-        of = GraphLook(**look)
-        panel = kinds.graph([query for query in queries if query is not None], of)
-        self._put(panel, title, unit, description, width, no_value=of.no_value)
+    def graph(self, title: str, unit: str, description: str, *queries: Query | None, width: int = 8, **style: Any) -> None:
+        """Add a graph; ``style`` are the fields of ``kinds.GraphStyle``."""
+        graph_style = GraphStyle(**style)
+        panel = kinds.graph([query for query in queries if query is not None], graph_style)
+        self._put(panel, title, unit, description, width, no_value=graph_style.no_value)
 
     def graphs(self, last: Query | None, *rows: GraphRow) -> None:
         """Add graphs, each with the query ``last``, too, if there is one."""
-        for title, unit, queries, look, description in rows:
-            self.graph(title, unit, description, *queries, last, **look)
+        for title, unit, queries, style, description in rows:
+            self.graph(title, unit, description, *queries, last, **style)
 
     def figures(self, *rows: FigureRow) -> None:
         """Add single figures; see ``kinds.figure``."""
-        for title, unit, expr, look, description in rows:
-            more = {"width": self.figure_width, "legend": "", **look}
+        for title, unit, expr, style, description in rows:
+            more = {"width": self.figure_width, "legend": "", **style}
             width = more.pop("width")
             self._put(kinds.figure(Query(expr, more.pop("legend")), **more), title, unit, description, width, height=4)
 

@@ -74,8 +74,8 @@ class BoardColumn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GraphLook:
-    """Look of lines over time. ``colors``: name of a series to its color."""
+class GraphStyle:
+    """Style of lines over time. ``colors``: name of a series to its color."""
 
     stacked: bool = False
     bars: bool = False
@@ -113,38 +113,38 @@ def _linked(links: Links) -> list[Builder[Link]]:
     return [DashboardLink(title).url(url) for title, url in links]
 
 
-def graph(queries: Sequence[Query], look: GraphLook) -> timeseries.Panel:
+def graph(queries: Sequence[Query], style: GraphStyle) -> timeseries.Panel:
     """Return lines (or bars, or a stack) over time, with a legend of the latest and the greatest values."""
-    panel = timeseries.Panel().data_links(_linked(look.links))
+    panel = timeseries.Panel().data_links(_linked(style.links))
     _ask_over_time(panel, queries)
     legend = common.VizLegendOptions().show_legend(True).calcs(["lastNotNull", "max"])
     legend.display_mode(options.LegendDisplayMode.TABLE).placement(options.LegendPlacement.BOTTOM)
     # With many lines, those that differ from zero come first.
-    panel.legend(legend.sort_by("Last *").sort_desc(not look.ascending))
+    panel.legend(legend.sort_by("Last *").sort_desc(not style.ascending))
     panel.tooltip(common.VizTooltipOptions().mode(options.TooltipDisplayMode.MULTI).sort(options.SortOrder.DESCENDING))
-    panel.line_width(1).fill_opacity(30 if look.stacked or look.bars else 0).show_points(options.VisibilityMode.AUTO)
+    panel.line_width(1).fill_opacity(30 if style.stacked or style.bars else 0).show_points(options.VisibilityMode.AUTO)
     panel.color_scheme(FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
-    _style_lines(panel, queries, look)
+    _style_lines(panel, queries, style)
     return panel
 
 
-def _style_lines(panel: timeseries.Panel, queries: Sequence[Query], look: GraphLook) -> None:
-    if look.stacked:
+def _style_lines(panel: timeseries.Panel, queries: Sequence[Query], style: GraphStyle) -> None:
+    if style.stacked:
         panel.stacking(common.StackingConfig().mode(options.StackingMode.NORMAL).group("A"))
-    if look.bars:
+    if style.bars:
         panel.draw_style(options.GraphDrawStyle.BARS)
-    if look.minimum is not None:
-        panel.min(look.minimum)
-    if look.maximum is not None:
-        panel.max(look.maximum)
-    if look.thresholds:
-        panel.thresholds(steps(*look.thresholds))
+    if style.minimum is not None:
+        panel.min(style.minimum)
+    if style.maximum is not None:
+        panel.max(style.maximum)
+    if style.thresholds:
+        panel.thresholds(steps(*style.thresholds))
         panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(options.GraphThresholdsStyleMode.DASHED))
-    if look.interval is not None:
-        panel.interval(look.interval)
+    if style.interval is not None:
+        panel.interval(style.interval)
     elif _RECORDED.search(queries[0].expr):
         panel.interval(RULES_EVERY)
-    for name, color in look.colors.items():
+    for name, color in style.colors.items():
         panel.override_by_name(name, _properties({"color": {"mode": "fixed", "fixedColor": color}}))
 
 
