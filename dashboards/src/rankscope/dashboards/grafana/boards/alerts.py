@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.dashboards.grafana.boards.parts import columns
-from rankscope.dashboards.grafana.boards.parts.answers import NO_ANSWER, NO_ANSWER_OR_RULES, RULES_LOADED
-from rankscope.dashboards.grafana.boards.parts.canvas import Canvas
-from rankscope.dashboards.grafana.boards.parts.dialect import NATIVE, SCOPE
-from rankscope.dashboards.grafana.boards.parts.frame import frame, gpu_variable, places
-from rankscope.dashboards.grafana.boards.parts.kinds import VALUE, BoardColumn, Query
-from rankscope.dashboards.grafana.boards.parts.marks import BAD, PLAIN, WARNING, YES_NO, none_is_zero
-from rankscope.dashboards.grafana.boards.parts.xids import REMEMBERED_GPU, XIDS_SO_FAR, xid_sheet, xids_in_time
+from rankscope.dashboards.grafana.boards.panels import columns
+from rankscope.dashboards.grafana.boards.panels.availability import NO_ANSWER, NO_ANSWER_OR_RULES, RULES_LOADED
+from rankscope.dashboards.grafana.boards.panels.canvas import Canvas
+from rankscope.dashboards.grafana.boards.panels.dialect import NATIVE, SCOPE
+from rankscope.dashboards.grafana.boards.panels.frame import frame, gpu_variable, places
+from rankscope.dashboards.grafana.boards.panels.kinds import VALUE, BoardColumn, Query
+from rankscope.dashboards.grafana.boards.panels.marks import BAD, PLAIN, WARNING, YES_NO, none_is_zero
+from rankscope.dashboards.grafana.boards.panels.xids import REMEMBERED_GPU, XIDS_SO_FAR, xid_sheet, xids_in_time
 
 UID: Final = "rankscope-alerts"
 FIRING: Final = 'alertstate="firing", instance=~"$instance|"'

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.dashboards.grafana.boards.parts import columns
-from rankscope.dashboards.grafana.boards.parts.answers import HOSTS, NO_ANSWER_OR_RULES, NO_RULES
-from rankscope.dashboards.grafana.boards.parts.canvas import Canvas, FigureRow
-from rankscope.dashboards.grafana.boards.parts.dialect import NATIVE, RATE, SCOPE, gone, no_rules, of_instances, state
-from rankscope.dashboards.grafana.boards.parts.frame import TO_ALERTS, frame, gpu_variable, places
-from rankscope.dashboards.grafana.boards.parts.infiniband import links_lost
-from rankscope.dashboards.grafana.boards.parts.kinds import VALUE, BoardColumn, Query, placeholder
-from rankscope.dashboards.grafana.boards.parts.marks import (
+from rankscope.dashboards.grafana.boards.panels import columns
+from rankscope.dashboards.grafana.boards.panels.availability import HOSTS, NO_ANSWER_OR_RULES, NO_RULES
+from rankscope.dashboards.grafana.boards.panels.canvas import Canvas, FigureRow
+from rankscope.dashboards.grafana.boards.panels.dialect import NATIVE, RATE, SCOPE, no_rules, of_instances, state, targets_down
+from rankscope.dashboards.grafana.boards.panels.frame import TO_ALERTS, frame, gpu_variable, places
+from rankscope.dashboards.grafana.boards.panels.infiniband import links_lost
+from rankscope.dashboards.grafana.boards.panels.kinds import VALUE, BoardColumn, Query, placeholder
+from rankscope.dashboards.grafana.boards.panels.marks import (
     ANY_IS_A_WARNING,
     ANY_IS_BAD,
     DEGREES_LEFT,
@@ -19,7 +19,7 @@ from rankscope.dashboards.grafana.boards.parts.marks import (
     none_is_zero,
     or_not_available,
 )
-from rankscope.dashboards.grafana.boards.parts.xids import REMEMBERED_GPU, XIDS_SO_FAR, xids_in_time
+from rankscope.dashboards.grafana.boards.panels.xids import REMEMBERED_GPU, XIDS_SO_FAR, xids_in_time
 
 UID: Final = "rankscope-cluster"
 JOB: Final = "job_id, user, account, partition, run_id, namespace_k8s, pod_k8s"
@@ -200,7 +200,7 @@ def _some_missing(metric: str) -> Query:
 
     absent = why(NATIVE.selector("gpu_metric_absent_info", metric=metric), "not available ($1)")
     down = why(NATIVE.selector("gpu_down_info"), "collection dead ($1)")
-    return placeholder(f"NaN * (\n  {absent}\nor\n  {down}\nor\n  {gone()}\nor\n  {no_rules()}\n)")
+    return placeholder(f"NaN * (\n  {absent}\nor\n  {down}\nor\n  {targets_down()}\nor\n  {no_rules()}\n)")
 
 
 def _over_time(canvas: Canvas) -> None:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.dashboards.grafana.boards.parts import columns
-from rankscope.dashboards.grafana.boards.parts.answers import RULES_LOADED
-from rankscope.dashboards.grafana.boards.parts.canvas import Canvas
-from rankscope.dashboards.grafana.boards.parts.dialect import RANGE, SCOPE, gone, lacking, no_rules
-from rankscope.dashboards.grafana.boards.parts.frame import chosen, frame, places
-from rankscope.dashboards.grafana.boards.parts.infiniband import HOSTS, of_hosts
-from rankscope.dashboards.grafana.boards.parts.kinds import BoardColumn, Query, placeholder
-from rankscope.dashboards.grafana.boards.parts.marks import or_not_available
+from rankscope.dashboards.grafana.boards.panels import columns
+from rankscope.dashboards.grafana.boards.panels.availability import RULES_LOADED
+from rankscope.dashboards.grafana.boards.panels.canvas import Canvas
+from rankscope.dashboards.grafana.boards.panels.dialect import RANGE, SCOPE, hosts_without, no_rules, targets_down
+from rankscope.dashboards.grafana.boards.panels.frame import chosen, frame, places
+from rankscope.dashboards.grafana.boards.panels.infiniband import HOSTS, of_hosts
+from rankscope.dashboards.grafana.boards.panels.kinds import BoardColumn, Query, placeholder
+from rankscope.dashboards.grafana.boards.panels.marks import or_not_available
 
 UID: Final = "rankscope-collectives"
 MOST: Final = 8
@@ -158,5 +158,5 @@ def _sheet_of_last(canvas: Canvas, bandwidth: str, exec_time: str) -> None:
 def _absent() -> str:
     """Return series of the hosts without a file of NCCL Inspector, and of exporters that do not answer."""
     unknown = f"{HOSTS} unless on (host) ({of_hosts('nccl_bus_bandwidth_gbs', 'node')})"
-    named = lacking(unknown, "not available (no NCCL Inspector)")
-    return f"NaN * (\n  {named}\nor\n  {gone()}\nor\n  {no_rules()}\n)"
+    named = hosts_without(unknown, "not available (no NCCL Inspector)")
+    return f"NaN * (\n  {named}\nor\n  {targets_down()}\nor\n  {no_rules()}\n)"

@@ -12,7 +12,7 @@ from rankscope.dashboards.grafana.boards.alerts import alerts
 from rankscope.dashboards.grafana.boards.cluster import cluster
 from rankscope.dashboards.grafana.boards.collectives import collectives
 from rankscope.dashboards.grafana.boards.node import node
-from rankscope.dashboards.grafana.boards.parts.canvas import Canvas
+from rankscope.dashboards.grafana.boards.panels.canvas import Canvas
 from rankscope.dashboards.grafana.boards.run import run
 
 FOLDER: Final = Path(__file__).parent.parent / "json"

@@ -6,14 +6,14 @@ from typing import Final
 
 from rankscope.dashboards.grafana.boards.node_lines import lines
 from rankscope.dashboards.grafana.boards.node_trouble import collection, errors, off_by_default, video
-from rankscope.dashboards.grafana.boards.parts import columns
-from rankscope.dashboards.grafana.boards.parts.answers import NO_ANSWER_OR_RULES, RULES_LOADED
-from rankscope.dashboards.grafana.boards.parts.canvas import Canvas, FigureRow
-from rankscope.dashboards.grafana.boards.parts.dialect import NATIVE, SCOPE, state
-from rankscope.dashboards.grafana.boards.parts.frame import TO_ALERTS, frame, gpu_variable, places
-from rankscope.dashboards.grafana.boards.parts.infiniband import infiniband
-from rankscope.dashboards.grafana.boards.parts.kinds import VALUE, BoardColumn, Query
-from rankscope.dashboards.grafana.boards.parts.marks import (
+from rankscope.dashboards.grafana.boards.panels import columns
+from rankscope.dashboards.grafana.boards.panels.availability import NO_ANSWER_OR_RULES, RULES_LOADED
+from rankscope.dashboards.grafana.boards.panels.canvas import Canvas, FigureRow
+from rankscope.dashboards.grafana.boards.panels.dialect import NATIVE, SCOPE, state
+from rankscope.dashboards.grafana.boards.panels.frame import TO_ALERTS, frame, gpu_variable, places
+from rankscope.dashboards.grafana.boards.panels.infiniband import infiniband
+from rankscope.dashboards.grafana.boards.panels.kinds import VALUE, BoardColumn, Query
+from rankscope.dashboards.grafana.boards.panels.marks import (
     ALL_IS_GOOD,
     ANY_IS_A_WARNING,
     ANY_IS_BAD,

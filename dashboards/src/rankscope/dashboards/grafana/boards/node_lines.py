@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rankscope.dashboards.grafana.boards.parts.canvas import Canvas
-from rankscope.dashboards.grafana.boards.parts.dialect import NATIVE, SCOPE
-from rankscope.dashboards.grafana.boards.parts.kinds import Query, placeholder
-from rankscope.dashboards.grafana.boards.parts.marks import DEGREES_LEFT, SHARE_OF_LIMIT
+from rankscope.dashboards.grafana.boards.panels.canvas import Canvas
+from rankscope.dashboards.grafana.boards.panels.dialect import NATIVE, SCOPE
+from rankscope.dashboards.grafana.boards.panels.kinds import Query, placeholder
+from rankscope.dashboards.grafana.boards.panels.marks import DEGREES_LEFT, SHARE_OF_LIMIT
 
 _FULL: Final = {"maximum": 1}
 Line = tuple[str, str, str, dict[str, Any], str]

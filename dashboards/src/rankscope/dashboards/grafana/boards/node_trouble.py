@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rankscope.dashboards.grafana.boards.parts.answers import answers_over_time
-from rankscope.dashboards.grafana.boards.parts.canvas import Canvas
-from rankscope.dashboards.grafana.boards.parts.columns import labels
-from rankscope.dashboards.grafana.boards.parts.dialect import NATIVE, SCOPE
-from rankscope.dashboards.grafana.boards.parts.kinds import BoardColumn, Query, placeholder
-from rankscope.dashboards.grafana.boards.parts.marks import ANY_IS_BAD, YES_NO
-from rankscope.dashboards.grafana.boards.parts.xids import xid_sheet
+from rankscope.dashboards.grafana.boards.panels.availability import exporter_availability
+from rankscope.dashboards.grafana.boards.panels.canvas import Canvas
+from rankscope.dashboards.grafana.boards.panels.columns import labels
+from rankscope.dashboards.grafana.boards.panels.dialect import NATIVE, SCOPE
+from rankscope.dashboards.grafana.boards.panels.kinds import BoardColumn, Query, placeholder
+from rankscope.dashboards.grafana.boards.panels.marks import ANY_IS_BAD, YES_NO
+from rankscope.dashboards.grafana.boards.panels.xids import xid_sheet
 
 _GROWTH: Final = (
     ("ECC errors", "gpu_ecc_errors_total", " {{error}} {{memory}}",
@@ -98,7 +98,7 @@ def collection(canvas: Canvas) -> None:
         ],
         width=8,
     )
-    answers_over_time(canvas)
+    exporter_availability(canvas)
     restarts = NATIVE.increase("rankscope_exporter_gpu_process_restarts_total")
     canvas.graphs(
         None,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.dashboards.grafana.boards.parts.answers import RULES_LOADED
-from rankscope.dashboards.grafana.boards.parts.canvas import Canvas, FigureRow
-from rankscope.dashboards.grafana.boards.parts.dialect import SCOPE
-from rankscope.dashboards.grafana.boards.parts.frame import chosen, frame, places, run_page
-from rankscope.dashboards.grafana.boards.parts.marks import ANY_IS_BAD, NO_SIGNAL, none_is_zero, or_not_available
+from rankscope.dashboards.grafana.boards.panels.availability import RULES_LOADED
+from rankscope.dashboards.grafana.boards.panels.canvas import Canvas, FigureRow
+from rankscope.dashboards.grafana.boards.panels.dialect import SCOPE
+from rankscope.dashboards.grafana.boards.panels.frame import chosen, frame, places, run_page
+from rankscope.dashboards.grafana.boards.panels.marks import ANY_IS_BAD, NO_SIGNAL, none_is_zero, or_not_available
 from rankscope.dashboards.grafana.boards.run_process import process, recorder
 from rankscope.dashboards.grafana.boards.run_queries import INFO, REPORTING, RUN
 from rankscope.dashboards.grafana.boards.run_ranks import hardware, stragglers

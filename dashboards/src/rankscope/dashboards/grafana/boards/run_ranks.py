@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.dashboards.grafana.boards.parts import columns
-from rankscope.dashboards.grafana.boards.parts.canvas import Canvas
-from rankscope.dashboards.grafana.boards.parts.kinds import BoardColumn, Query
-from rankscope.dashboards.grafana.boards.parts.marks import DEGREES_LEFT
+from rankscope.dashboards.grafana.boards.panels import columns
+from rankscope.dashboards.grafana.boards.panels.canvas import Canvas
+from rankscope.dashboards.grafana.boards.panels.kinds import BoardColumn, Query
+from rankscope.dashboards.grafana.boards.panels.marks import DEGREES_LEFT
 from rankscope.dashboards.grafana.boards.run_queries import EVIDENCE, LEGEND, MOST, RANK, RUN, SILENT, most
 
 _EXCESS: Final = ((None, "green"), (0.1, "orange"))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rankscope.dashboards.grafana.boards.parts.canvas import Canvas
-from rankscope.dashboards.grafana.boards.parts.kinds import Query
+from rankscope.dashboards.grafana.boards.panels.canvas import Canvas
+from rankscope.dashboards.grafana.boards.panels.kinds import Query
 from rankscope.dashboards.grafana.boards.run_queries import EVIDENCE, LEGEND, MOST, RANK, RUN, SILENT, most
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.dashboards.grafana.boards.parts.frame import node_board, run_board, run_page
-from rankscope.dashboards.grafana.boards.parts.kinds import BoardColumn, Links
+from rankscope.dashboards.grafana.boards.panels.frame import node_board, run_board, run_page
+from rankscope.dashboards.grafana.boards.panels.kinds import BoardColumn, Links
 
 
 def to_node() -> Links:

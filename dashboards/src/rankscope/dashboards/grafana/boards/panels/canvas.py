@@ -10,9 +10,9 @@ from typing import Any
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 from grafana_foundation_sdk.models.dashboard import GridPos, ValueMap
 
-from rankscope.dashboards.grafana.boards.parts import kinds
-from rankscope.dashboards.grafana.boards.parts.kinds import BoardColumn, GraphStyle, Query
-from rankscope.dashboards.grafana.boards.parts.marks import NO_DATA, NOTHING
+from rankscope.dashboards.grafana.boards.panels import kinds
+from rankscope.dashboards.grafana.boards.panels.kinds import BoardColumn, GraphStyle, Query
+from rankscope.dashboards.grafana.boards.panels.marks import NO_DATA, NOTHING
 
 GRID = 24
 GraphRow = tuple[str, str, Sequence[Query | None], dict[str, Any], str]

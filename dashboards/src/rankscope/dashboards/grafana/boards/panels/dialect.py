@@ -23,7 +23,7 @@ def matchers(labels: dict[str, str]) -> str:
     return "".join(parts)
 
 
-def gone() -> str:
+def targets_down() -> str:
     """Return a series with labels ``of`` and ``why`` for every chosen target that does not answer Prometheus."""
     return f'label_replace(label_join(up{{{SCOPE}}} == 0, "of", "", "instance"), "why", "collection dead (no answer)", "", "")'
 
@@ -76,14 +76,14 @@ class Dialect:
         """
         absent = self._why("gpu_metric_absent_info", "not available ($1)", metric=metric)
         down = self._why("gpu_down_info", "collection dead ($1)")
-        return f"NaN * (\n  {absent}\nor\n  {down}\nor\n  {gone()}\n)"
+        return f"NaN * (\n  {absent}\nor\n  {down}\nor\n  {targets_down()}\n)"
 
     def _why(self, metric: str, why: str, /, **labels: str) -> str:
         joined = f'label_join({self.value(metric, **labels)}, "of", " GPU ", "host", "index")'
         return f'label_replace({joined}, "why", "{why}", "reason", "(.*)")'
 
 
-def lacking(hosts: str, why: str) -> str:
+def hosts_without(hosts: str, why: str) -> str:
     """Return a series with labels ``of`` and ``why`` for every host that lacks something."""
     return f'label_replace(label_replace({hosts}, "of", "$1", "host", "(.*)"), "why", "{why}", "", "")'
 

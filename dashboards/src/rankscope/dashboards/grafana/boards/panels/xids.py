@@ -6,11 +6,11 @@ from typing import Final
 
 from grafana_foundation_sdk.models.dashboard import ValueMap
 
-from rankscope.dashboards.grafana.boards.parts import columns
-from rankscope.dashboards.grafana.boards.parts.canvas import Canvas
-from rankscope.dashboards.grafana.boards.parts.dialect import NATIVE, RANGE
-from rankscope.dashboards.grafana.boards.parts.kinds import BoardColumn
-from rankscope.dashboards.grafana.boards.parts.marks import code_words
+from rankscope.dashboards.grafana.boards.panels import columns
+from rankscope.dashboards.grafana.boards.panels.canvas import Canvas
+from rankscope.dashboards.grafana.boards.panels.dialect import NATIVE, RANGE
+from rankscope.dashboards.grafana.boards.panels.kinds import BoardColumn
+from rankscope.dashboards.grafana.boards.panels.marks import code_words
 from rankscope.exporter.xids import XIDS
 
 _BY = "host, index, uuid, instance, xid"

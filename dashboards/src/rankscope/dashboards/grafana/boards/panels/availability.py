@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.dashboards.grafana.boards.parts.canvas import Canvas, FigureRow
-from rankscope.dashboards.grafana.boards.parts.dialect import RULES, SCOPE, gone, no_rules
-from rankscope.dashboards.grafana.boards.parts.kinds import Query, placeholder
-from rankscope.dashboards.grafana.boards.parts.marks import ANY_IS_BAD, BAD, GOOD, none_is_zero, words
+from rankscope.dashboards.grafana.boards.panels.canvas import Canvas, FigureRow
+from rankscope.dashboards.grafana.boards.panels.dialect import RULES, SCOPE, no_rules, targets_down
+from rankscope.dashboards.grafana.boards.panels.kinds import Query, placeholder
+from rankscope.dashboards.grafana.boards.panels.marks import ANY_IS_BAD, BAD, GOOD, none_is_zero, words
 
-NO_ANSWER: Final = placeholder(f"NaN * {gone()}")
+NO_ANSWER: Final = placeholder(f"NaN * {targets_down()}")
 """Query for a graph's legend: the exporters that do not answer and so have no lines."""
 NO_RULES: Final = placeholder(f"NaN * {no_rules()}")
-NO_ANSWER_OR_RULES: Final = placeholder(f"NaN * ({gone()}\nor\n{no_rules()})")
+NO_ANSWER_OR_RULES: Final = placeholder(f"NaN * ({targets_down()}\nor\n{no_rules()})")
 """``NO_ANSWER`` for graphs of recorded series, which are empty without the rules as well."""
 RULES_LOADED: Final[FigureRow] = (
     "Recording rules", "none", f"max({RULES})\nor on ()\nvector(0)",
@@ -29,7 +29,7 @@ HOSTS: Final[tuple[FigureRow, ...]] = (
 )  # fmt: skip
 
 
-def answers_over_time(canvas: Canvas) -> None:
+def exporter_availability(canvas: Canvas) -> None:
     """Add the availability of each exporter over time."""
     text = "1 when Prometheus reached the exporter, 0 when not: then nothing is known."
     canvas.graph("Exporter answers", "bool_yes_no", text, Query(f"up{{{SCOPE}}}", "{{instance}}"), NO_ANSWER, maximum=1)

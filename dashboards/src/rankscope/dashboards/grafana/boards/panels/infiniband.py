@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.dashboards.grafana.boards.parts.canvas import Canvas
-from rankscope.dashboards.grafana.boards.parts.dialect import RANGE, RATE, SCOPE, gone, lacking, no_rules
-from rankscope.dashboards.grafana.boards.parts.kinds import Query, placeholder
+from rankscope.dashboards.grafana.boards.panels.canvas import Canvas
+from rankscope.dashboards.grafana.boards.panels.dialect import RANGE, RATE, SCOPE, hosts_without, no_rules, targets_down
+from rankscope.dashboards.grafana.boards.panels.kinds import Query, placeholder
 
 HOSTS: Final = f"group by (host) (gpu_info{{{SCOPE}}})"
 """Hosts of the chosen exporters; node_exporter is queried only for these."""
@@ -63,5 +63,5 @@ def infiniband(canvas: Canvas) -> None:
 
 def _absent() -> str:
     unknown = f"{HOSTS} unless on (host) ({of_hosts('node_infiniband_state_id')})"
-    named = lacking(unknown, "not available (no InfiniBand of node_exporter)")
-    return f"NaN * (\n  {named}\nor\n  {gone()}\nor\n  {no_rules()}\n)"
+    named = hosts_without(unknown, "not available (no InfiniBand of node_exporter)")
+    return f"NaN * (\n  {named}\nor\n  {targets_down()}\nor\n  {no_rules()}\n)"

@@ -21,7 +21,7 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from rankscope.dashboards.grafana.boards.parts.marks import NOT_AVAILABLE_WORDS, NOTHING, PLAIN, UNKNOWN, steps
+from rankscope.dashboards.grafana.boards.panels.marks import NOT_AVAILABLE_WORDS, NOTHING, PLAIN, UNKNOWN, steps
 
 DATASOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
 
