@@ -78,7 +78,7 @@ def test_every_page_of_a_bad_run_is_there_and_nothing_is_our_fault(
         assert OUR_FAULT not in entry
         assert "Traceback" not in entry
     if name == "device cuda of one":
-        assert report(RunData(source, summary), PageState(), made_unix_ns=0, tell=lambda _: None).faults == []
+        assert report(RunData(source, summary), PageState(), made_unix_ns=0, on_progress=lambda _: None).faults == []
     assert caplog.records == []
 
 

@@ -148,7 +148,7 @@ def test_markup_in_a_run_is_text_in_every_figure(source: DiskRuns) -> None:
 
 
 def test_markup_in_a_run_is_text_in_its_report(source: DiskRuns) -> None:
-    made = report(RunData(source, source.summary("a")), PageState(), made_unix_ns=0, tell=lambda _: None)
+    made = report(RunData(source, source.summary("a")), PageState(), made_unix_ns=0, on_progress=lambda _: None)
     assert made.faults == []
     assert b"&lt;a href=x&gt;" in made.file
     assert b"<a href=x>" not in made.file

@@ -28,7 +28,7 @@ def plain() -> Report:
     source = MemoryRuns()
     source.put(straggler_analysis(), straggler_table())
     run = RunData(source, source.summary("run-1"))
-    return report(run, PageState(), made_unix_ns=1_795_000_000_000_000_000, tell=lambda _: None)
+    return report(run, PageState(), made_unix_ns=1_795_000_000_000_000_000, on_progress=lambda _: None)
 
 
 @pytest.fixture

@@ -45,7 +45,9 @@ class Parsed(HTMLParser):
 
 def made(source: Any, state: PageState | None = None) -> Report:
     """Return a report of the run ``run-1`` of ``source``."""
-    return report(RunData(source, source.summary("run-1")), state or PageState(), made_unix_ns=MADE_NS, tell=lambda _: None)
+    return report(
+        RunData(source, source.summary("run-1")), state or PageState(), made_unix_ns=MADE_NS, on_progress=lambda _: None
+    )
 
 
 def unpacked(page: str, name: str) -> Any:

@@ -303,7 +303,7 @@ def test_hostile_names_are_inert(memory_runs: Any, analysis: Any) -> None:
 
 def test_the_same_run_makes_the_same_bytes_but_for_the_time(plain: Report, memory_runs: Any) -> None:
     run = RunData(memory_runs, memory_runs.summary("run-1"))
-    later = report(run, PageState(), made_unix_ns=MADE_NS + 1_000_000_000, tell=lambda _: None).file
+    later = report(run, PageState(), made_unix_ns=MADE_NS + 1_000_000_000, on_progress=lambda _: None).file
     assert later != plain.file
     assert later.replace(b"11:06:41 UTC", b"11:06:40 UTC") == plain.file
 

@@ -14,7 +14,7 @@ from rankscope.analysis.compare.engine import compare_sides, read_sides
 from rankscope.analysis.compare.recording import Recording, read_recording
 from rankscope.analysis.compare.usable import Usable
 from rankscope.dashboards.data.cached_files import read_json
-from rankscope.dashboards.data.progress import Progress, Tell
+from rankscope.dashboards.data.progress import OnProgress, Progress
 from rankscope.dashboards.words.inert import inert_record
 
 COMPARISON: Final = "comparison.json"
@@ -38,18 +38,18 @@ class ComparedRuns(msgspec.Struct, frozen=True, kw_only=True):
     distributions: list[Distribution]
 
 
-def compare_runs(runs: Sequence[Path], at: int | None, folder: Path, tell: Tell) -> None:
+def compare_runs(runs: Sequence[Path], at: int | None, folder: Path, on_progress: OnProgress) -> None:
     """Compare ``runs`` and write the result into ``folder``. Raises ``RankscopeError``, and ``OSError`` if it cannot write."""
     count = 0
 
     def read(path: Path) -> Recording:
         nonlocal count
-        tell(Progress("reading the runs", count, len(runs)))
+        on_progress(Progress("reading the runs", count, len(runs)))
         count += 1
         return read_recording(path)
 
     sides = read_sides(runs, at=at, read=read)
-    tell(Progress("comparing them"))
+    on_progress(Progress("comparing them"))
     compared = ComparedRuns(result=compare_sides(sides), distributions=[distribution(side) for side in sides])
     (folder / COMPARISON).write_bytes(msgspec.json.encode(inert_record(compared)))
 

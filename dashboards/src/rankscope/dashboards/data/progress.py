@@ -21,5 +21,5 @@ class Progress(msgspec.Struct, frozen=True):
         return f"{self.what[:1].upper()}{self.what[1:]}{counted}"
 
 
-Tell = Callable[[Progress], None]
+OnProgress = Callable[[Progress], None]
 """Receiver of the progress of a task."""

@@ -30,7 +30,7 @@ class _CaptureBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def register(server: flask.Flask, source: RunSource, config: DashboardConfig) -> None:
     """Add both endpoints."""
 
-    def ask(run_id: str) -> flask.typing.ResponseReturnValue:
+    def post_capture(run_id: str) -> flask.typing.ResponseReturnValue:
         request = flask.request
         request.max_content_length = MAX_BODY_BYTES
         try:
@@ -45,15 +45,15 @@ def register(server: flask.Flask, source: RunSource, config: DashboardConfig) ->
             return {"error": f'not {{"steps": N}} with N from 1 to {MAX_STEPS}: {error}'}, 400
         return _answer(202, lambda: request_capture(source, run_id, wanted.steps, user=visitor().user))
 
-    def tell(run_id: str, request_id: str) -> flask.typing.ResponseReturnValue:
+    def get_capture(run_id: str, request_id: str) -> flask.typing.ResponseReturnValue:
         return _answer(200, lambda: capture_state(source, run_id, request_id))
 
     def unknown(path: str) -> flask.typing.ResponseReturnValue:
         return {"error": f"there is no /api/{sanitize(path)}; docs/dashboard-access.md has what there is"}, 404
 
     server.add_url_rule("/api/<path:path>", "unknown_to_scripts", unknown, methods=["GET", "POST"])
-    server.add_url_rule("/api/run/<path:run_id>/capture", "ask_for_capture", ask, methods=["POST"])
-    server.add_url_rule("/api/run/<path:run_id>/capture/<request_id>", "tell_of_capture", tell, methods=["GET"])
+    server.add_url_rule("/api/run/<path:run_id>/capture", "ask_for_capture", post_capture, methods=["POST"])
+    server.add_url_rule("/api/run/<path:run_id>/capture/<request_id>", "tell_of_capture", get_capture, methods=["GET"])
 
 
 def _answer(status: int, make: Callable[[], CaptureStatus]) -> flask.typing.ResponseReturnValue:

@@ -63,14 +63,16 @@ def write_report(
     folder = _run_at(path)
     _check_target(target, folder)
     made_unix_ns = _made_unix_ns()
-    with progress_line() as tell, tempfile.TemporaryDirectory(prefix="rankscope-report-") as scratch, collector_paused():
+    with progress_line() as write_line, tempfile.TemporaryDirectory(prefix="rankscope-report-") as scratch, collector_paused():
         builder = InlineBuilder(
-            _store(cache or cache_folder(), cache_bytes, Path(scratch)), lambda progress: tell(progress.sentence)
+            _store(cache or cache_folder(), cache_bytes, Path(scratch)), lambda progress: write_line(progress.sentence)
         )
         source = DiskRuns(folder, builder, look_again_s=math.inf)  # a live run is read once
-        tell(Progress("looking at the run").sentence)
+        write_line(Progress("looking at the run").sentence)
         run = RunData(source, source.runs()[0])
-        document = report(run, _state(run, selection), made_unix_ns=made_unix_ns, tell=lambda what: tell(Progress(what).sentence))
+        document = report(
+            run, _state(run, selection), made_unix_ns=made_unix_ns, on_progress=lambda what: write_line(Progress(what).sentence)
+        )
         _write(document, target)
     where = "standard output" if target == STANDARD_OUTPUT else target
     return Result(f"Report of {run.summary.name} written to {where} ({size(len(document.file))}).", document.faults)

@@ -59,13 +59,13 @@ class Report:
     faults: list[str]
 
 
-def report(run: RunData, state: PageState, *, made_unix_ns: int, tell: Callable[[str], None]) -> Report:
+def report(run: RunData, state: PageState, *, made_unix_ns: int, on_progress: Callable[[str], None]) -> Report:
     """Return a report of all views of ``run`` with ``state`` selected. The same run and time produce the same bytes.
 
-    ``tell``: progress callback. Raises ``RankscopeError`` if the run cannot be analysed.
+    ``on_progress``: progress callback. Raises ``RankscopeError`` if the run cannot be analysed.
     """
     analysis = run.analysis
-    contents = _Contents(run, state, tell)
+    contents = _Contents(run, state, on_progress)
     made_by = f"rankscope {version('rankscope')}"
     selected = "; ".join(f"{word} {text}" for name, word in _WORDS.items() if (text := _chosen(state, name)) is not None)
     script, plotly_script = _text("report/page.js"), get_plotlyjs()
@@ -100,7 +100,7 @@ class _Contents:
 
     run: RunData
     state: PageState
-    tell: Callable[[str], None]
+    on_progress: Callable[[str], None]
     figures: dict[str, Any] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     _view: str = ""
@@ -128,7 +128,7 @@ class _Contents:
 
     def begin(self, view: View) -> list[Block]:
         """Begin a view; return its blocks."""
-        self.tell(f"drawing {view.label}")
+        self.on_progress(f"drawing {view.label}")
         self._view, self._anchor, self._before = view.label, anchor_of(view), frozenset(self._identifiers)
         return [*self._made(lambda: view.blocks(self.run, self.state), view.label), about(view)]
 

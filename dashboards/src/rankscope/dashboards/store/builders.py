@@ -13,7 +13,7 @@ from rankscope.analysis.evidence.step_table.rank_columns import ALL_METRICS
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.whatif.run_answer import TABLE_METRICS
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.data.progress import Progress, Tell
+from rankscope.dashboards.data.progress import OnProgress, Progress
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
 from rankscope.dashboards.store.cache import Store, key_of
 from rankscope.dashboards.store.derive import DerivedData, read_run, write_derived
@@ -42,9 +42,9 @@ class InlineBuilder:
     waits: bool = True
     """True if callers wait for what is missing."""
 
-    def __init__(self, store: Store, tell: Tell = _ignore) -> None:
+    def __init__(self, store: Store, on_progress: OnProgress = _ignore) -> None:
         self.store = store
-        self._tell = tell
+        self._on_progress = on_progress
         self._answer: tuple[str, Future[WhatIfAnswer]] | None = None
         """What-if from the step records that the last analysis has read, and the key of its run."""
 
@@ -57,10 +57,10 @@ class InlineBuilder:
             self._analyse(runs[0], folder)
         elif task == "whatif" and self._answer is not None and self._answer[0] == _key(runs[0]):
             answer, self._answer = self._answer[1], None
-            self._tell(Progress(SIMULATING))
+            self._on_progress(Progress(SIMULATING))
             write_answer(answer.result(), folder)
         else:
-            TASKS[task]([str(argument) for argument in arguments], folder, self._tell)
+            TASKS[task]([str(argument) for argument in arguments], folder, self._on_progress)
 
     def _analyse(self, run: RunSummary, folder: Path) -> None:
         """Analyse a run. Its what-if is simulated beside that, from the same records: a report has both."""
@@ -73,7 +73,7 @@ class InlineBuilder:
                 self._answer = _key(run), beside.submit(answer_of, path, _ignore, StepRecords(table, now))
                 beside.shutdown(wait=False)
 
-        write_derived(read_run(path, self._tell, (*ALL_METRICS, *TABLE_METRICS), simulate), folder, self._tell)
+        write_derived(read_run(path, self._on_progress, (*ALL_METRICS, *TABLE_METRICS), simulate), folder, self._on_progress)
 
     def derived(self, run: RunSummary, *, listed: bool = False) -> DerivedData:
         """Return the derived data of a run: at this revision, or older with the reason. ``listed``: for a list of runs."""

@@ -23,7 +23,7 @@ from rankscope.dashboards.data.brief import Brief, brief_of
 from rankscope.dashboards.data.cached_files import read_json
 from rankscope.dashboards.data.events import HardwareEvents
 from rankscope.dashboards.data.hardware import stored
-from rankscope.dashboards.data.progress import Progress, Tell
+from rankscope.dashboards.data.progress import OnProgress, Progress
 from rankscope.dashboards.data.script import read_script, stored_script, write_script
 from rankscope.dashboards.data.source import Stale
 from rankscope.dashboards.data.topology import Topology, topology_of
@@ -48,18 +48,18 @@ SCRIPT: Final = "script.npz"
 
 
 @collector_paused()
-def derive(run: Path, folder: Path, tell: Tell) -> None:
+def derive(run: Path, folder: Path, on_progress: OnProgress) -> None:
     """Analyse ``run`` and write the result into ``folder``.
 
     Raises ``RankscopeError`` for unreadable input, and ``OSError`` if the folder cannot be written.
     """
-    write_derived(read_run(run, tell), folder, tell)
+    write_derived(read_run(run, on_progress), folder, on_progress)
 
 
 @collector_paused()
 def read_run(
     run: Path,
-    tell: Tell,
+    on_progress: OnProgress,
     metrics: Collection[str] = ALL_METRICS,
     on_records: Callable[[RunReader, StepTable], None] | None = None,
 ) -> RunEvidence:
@@ -69,23 +69,23 @@ def read_run(
     """
 
     def report(done: int, of: int) -> None:
-        tell(Progress("reading the records of all ranks", done, of))
+        on_progress(Progress("reading the records of all ranks", done, of))
 
     return read_evidence(run, report=report, metrics=metrics, on_records=on_records)
 
 
 @collector_paused()
-def write_derived(evidence: RunEvidence, folder: Path, tell: Tell) -> None:
+def write_derived(evidence: RunEvidence, folder: Path, on_progress: OnProgress) -> None:
     """Analyse a run that has been read and write the result into ``folder``. Raises as ``derive``."""
-    tell(Progress("judging"))
+    on_progress(Progress("judging"))
     write_analysis(analysis_of(evidence), folder)
     write_delays(evidence, folder)
-    tell(Progress("reading the samples of all GPUs"))
+    on_progress(Progress("reading the samples of all GPUs"))
     samples = SampleWriter(folder / HARDWARE)
     for host in evidence.reader.hosts():
         samples.add(host, evidence.reader.hardware(host))
     samples.publish(evidence.infos, host_clocks(evidence.infos, evidence.table))
-    tell(Progress("writing what the figures are drawn from"))
+    on_progress(Progress("writing what the figures are drawn from"))
     write_topology(evidence, folder)
     write_reports(evidence, folder)
     write_steps(evidence, folder)

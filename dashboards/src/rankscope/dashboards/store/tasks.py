@@ -17,7 +17,7 @@ import msgspec
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.compare.data import compare_runs
-from rankscope.dashboards.data.progress import Progress, Tell
+from rankscope.dashboards.data.progress import OnProgress, Progress
 from rankscope.dashboards.store.cache import in_words
 from rankscope.dashboards.store.derive import derive
 from rankscope.dashboards.store.follow import Update, follow
@@ -29,10 +29,10 @@ from rankscope.runs.run_files import confine
 FOLLOW: Final = "follow"
 """Task that does not end by itself; it reports each update of its folder."""
 
-_TELL_EVERY_S: Final = 0.2
+_REPORT_EVERY_S: Final = 0.2
 _TRIES: Final = 10
 
-Task = Callable[[Sequence[str], Path, Tell], None]
+Task = Callable[[Sequence[str], Path, OnProgress], None]
 """(arguments, folder to fill, receiver of progress)"""
 
 
@@ -45,22 +45,22 @@ class State(msgspec.Struct, frozen=True):
     """Last update by the task ``FOLLOW``; ``None`` before it has read the run."""
 
 
-def _compare(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
+def _compare(arguments: Sequence[str], folder: Path, on_progress: OnProgress) -> None:
     at, *runs = arguments
-    compare_runs([Path(run) for run in runs], int(at) if at else None, folder, tell)
+    compare_runs([Path(run) for run in runs], int(at) if at else None, folder, on_progress)
 
 
-def _of_run(make: Callable[[Path, Path, Tell], object]) -> Task:
-    def task(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
-        make(Path(arguments[0]), folder, tell)
+def _of_run(make: Callable[[Path, Path, OnProgress], object]) -> Task:
+    def task(arguments: Sequence[str], folder: Path, on_progress: OnProgress) -> None:
+        make(Path(arguments[0]), folder, on_progress)
 
     return task
 
 
-def _of_window(make: Callable[[Path, int, range, Path, Tell], None]) -> Task:
-    def task(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
+def _of_window(make: Callable[[Path, int, range, Path, OnProgress], None]) -> Task:
+    def task(arguments: Sequence[str], folder: Path, on_progress: OnProgress) -> None:
         run, attempt, first, past = arguments
-        make(Path(run), int(attempt), range(int(first), int(past)), folder, tell)
+        make(Path(run), int(attempt), range(int(first), int(past)), folder, on_progress)
 
     return task
 
@@ -104,7 +104,7 @@ def main(server: Connection, task: str, folder: Path, arguments: Sequence[str]) 
 
 
 class _Throttle:
-    """Receiver of progress that passes on one report per phase and ``_TELL_EVERY_S``."""
+    """Receiver of progress that passes on one report per phase and ``_REPORT_EVERY_S``."""
 
     def __init__(self, send: Callable[[State], None]) -> None:
         self._send = send
@@ -114,7 +114,7 @@ class _Throttle:
     def __call__(self, progress: Progress) -> None:
         now = time.monotonic()
         if progress.what != self._what or now >= self._next:
-            self._what, self._next = progress.what, now + _TELL_EVERY_S
+            self._what, self._next = progress.what, now + _REPORT_EVERY_S
             self._send(State(progress))
 
 

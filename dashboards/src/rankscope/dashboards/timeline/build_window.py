@@ -21,7 +21,7 @@ from rankscope.analysis.trace.intervals import EMPTY, Spans, union
 from rankscope.analysis.trace.work import Work
 from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
-from rankscope.dashboards.data.progress import Progress, Tell
+from rankscope.dashboards.data.progress import OnProgress, Progress
 from rankscope.dashboards.timeline.data import Collective, CollectiveCalls, WindowAbout, WindowData, write_window
 from rankscope.dashboards.timeline.parts import NOBODY, Numbers, Parts, RecordedIntervals, joined, parts_of
 from rankscope.dashboards.timeline.raw_events import RawEvents, kept_files
@@ -34,15 +34,15 @@ _APART_NS: Final = 60_000_000_000
 
 
 @collector_paused()
-def derive_window(run: Path, attempt: int, steps: range, folder: Path, tell: Tell) -> None:
+def derive_window(run: Path, attempt: int, steps: range, folder: Path, on_progress: OnProgress) -> None:
     """Write the window that ``read_window`` reads. Raises ``RankscopeError`` and ``OSError``."""
     reader = RunReader(run)
     everybody = reader.ranks(attempt)
     reductions: dict[int, Reduction] = {}
     for at, rank in enumerate(everybody):
-        tell(Progress("reading the collectives of all ranks", at, len(everybody)))
+        on_progress(Progress("reading the collectives of all ranks", at, len(everybody)))
         reductions[rank] = captured_steps(reader, attempt, rank, steps)
-    tell(Progress("finding which collectives are the same"))
+    on_progress(Progress("finding which collectives are the same"))
     infos = reader.infos(attempt)
     clock_names = {rank: info.clock_name for rank, info in infos.items()}
     matched = match_windows(reductions, infos, told_world_size(reader.attempt(attempt), infos.values()))
@@ -52,9 +52,9 @@ def derive_window(run: Path, attempt: int, steps: range, folder: Path, tell: Tel
         raise InputError(run, f"nothing of steps {steps.start} to {steps.stop - 1} is left: retention has removed it")
     raw = RawEvents()
     for rank, file in kept_files(reader.path, attempt, captured, steps):
-        tell(Progress("reading raw traces", len(raw.work)))
+        on_progress(Progress("reading raw traces", len(raw.work)))
         raw.read(rank, file)
-    tell(Progress("laying the ranks side by side"))
+    on_progress(Progress("laying the ranks side by side"))
     write_window(lay(captured, clocks, matched.matching, raw, steps, clock_names=clock_names), folder)
 
 

@@ -14,7 +14,7 @@ from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.perfetto.selection import Selection
 from rankscope.analysis.trace.possible import is_possible_breakdown
 from rankscope.dashboards.data.cached_files import read_json
-from rankscope.dashboards.data.progress import Progress, Tell
+from rankscope.dashboards.data.progress import OnProgress, Progress
 from rankscope.dashboards.words.inert import inert_record
 from rankscope.runs.control import MAX_STEPS
 from rankscope.runs.paths import attempt_dir
@@ -57,7 +57,7 @@ class Windows(msgspec.Struct, frozen=True):
         return next(named, self.windows[-1] if self.windows else None)
 
 
-def find_windows(run: Path, folder: Path, tell: Tell) -> None:
+def find_windows(run: Path, folder: Path, on_progress: OnProgress) -> None:
     """Write the list of windows of ``run`` into ``folder``. Raises ``RankscopeError`` and ``OSError``."""
     reader = RunReader(run)
     windows = Windows(0)
@@ -65,7 +65,7 @@ def find_windows(run: Path, folder: Path, tell: Tell) -> None:
         ranks = reader.ranks(attempt)
         steps_seen: dict[int, tuple[int, int]] = {}
         for at, rank in enumerate(ranks):
-            tell(Progress("looking for captured windows", at, len(ranks)))
+            on_progress(Progress("looking for captured windows", at, len(ranks)))
             steps = {row.step: row.start_unix_ns for row in reader.windows(attempt, rank) if is_possible_breakdown(row)}
             for step, start in steps.items():
                 count, first = steps_seen.get(step, (0, start))
@@ -111,11 +111,11 @@ _QUICK: Final = 5
 """Compression level; higher levels make the file a few percent smaller in twice the time."""
 
 
-def export_window(run: Path, attempt: int, steps: range, folder: Path, tell: Tell) -> None:
+def export_window(run: Path, attempt: int, steps: range, folder: Path, on_progress: OnProgress) -> None:
     """Write ``EXPORT``, without the verdict, which is about the whole run. Raises ``RankscopeError`` and ``OSError``."""
 
     def progress(what: str, at: int, of: int) -> None:
-        tell(Progress(what, at, of))
+        on_progress(Progress(what, at, of))
 
     with (folder / EXPORT).open("wb") as file, gzip.GzipFile("", "wb", _QUICK, file, mtime=0) as packed:
         selection = Selection(first=steps.start, past=steps.stop)

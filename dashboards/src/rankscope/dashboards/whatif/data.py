@@ -18,7 +18,7 @@ from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
 from rankscope.base.text import shortened
 from rankscope.dashboards.data.cached_files import read_json
-from rankscope.dashboards.data.progress import Progress, Tell
+from rankscope.dashboards.data.progress import OnProgress, Progress
 from rankscope.dashboards.model.state import host_item
 from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.inert import inert_record
@@ -50,20 +50,20 @@ class StepRecords:
 
 
 @collector_paused()
-def make_answer(run: Path, folder: Path, tell: Tell) -> None:
+def make_answer(run: Path, folder: Path, on_progress: OnProgress) -> None:
     """Simulate the last attempt of ``run`` and write the answer into ``folder``. Raises ``InputError``, and ``OSError`` if it
     cannot write.
     """
-    write_answer(answer_of(run, tell), folder)
+    write_answer(answer_of(run, on_progress), folder)
 
 
-def answer_of(run: Path, tell: Tell, records: StepRecords | None = None) -> WhatIfAnswer:
+def answer_of(run: Path, on_progress: OnProgress, records: StepRecords | None = None) -> WhatIfAnswer:
     """Simulate the last attempt of ``run``. Raises ``InputError``. ``records``: step records that have been read already."""
     now = time.time_ns() if records is None else records.read_unix_ns
     reader = RunReader(run)
     attempts = reader.attempts()
     infos = reader.infos(attempts[-1]) if attempts else {}
-    result, _ = _simulated(run, tell, None if records is None else records.table)
+    result, _ = _simulated(run, on_progress, None if records is None else records.table)
     return WhatIfAnswer(
         result=result,
         accelerated=any(info.device_kind != "cpu" for info in infos.values()),
@@ -79,23 +79,23 @@ def write_answer(answer: WhatIfAnswer, folder: Path) -> None:
 
 
 @collector_paused()
-def make_combinations(run: Path, folder: Path, tell: Tell) -> None:
+def make_combinations(run: Path, folder: Path, on_progress: OnProgress) -> None:
     """Write the combinations of parts that the last attempt of ``run`` allows into ``folder``. Raises as ``make_answer``.
 
     They take as long as the answer, so they are made only when a viewer removes several parts together.
     """
-    _, chain = _simulated(run, tell)
+    _, chain = _simulated(run, on_progress)
     if chain is not None:
-        tell(Progress("what-if: simulating combinations"))
+        on_progress(Progress("what-if: simulating combinations"))
         combinations(chain.causes, chain.ranks, chain.combined).write(folder)
 
 
-def _simulated(run: Path, tell: Tell, table: StepTable | None = None) -> tuple[WhatIf, Chain | None]:
-    tell(Progress(SIMULATING))
+def _simulated(run: Path, on_progress: OnProgress, table: StepTable | None = None) -> tuple[WhatIf, Chain | None]:
+    on_progress(Progress(SIMULATING))
     return whatif_with_chain(
         NamedRun(run, None),
         CostTerms(accelerated=True, world_size=1),
-        lambda done, of: tell(Progress(f"{SIMULATING}: reading ranks", done, of)),
+        lambda done, of: on_progress(Progress(f"{SIMULATING}: reading ranks", done, of)),
         table=table,
     )
 

@@ -13,8 +13,8 @@ _FULL: Final = {"maximum": 1}
 Line = tuple[str, str, str, dict[str, Any], str]
 """Title, unit, metric (counters as rates), settings, description.
 
-Of the settings, ``label`` is a label that the legend shows as well, ``among`` selects series, and ``limit`` is the metric, with its
-labels, of the devices' own limit; the rest is for ``kinds.Graph``.
+Of the settings, ``label`` is a label that the legend shows as well, ``among`` selects series, and ``limit`` is the metric, with
+its labels, of the devices' own limit; the rest is for ``kinds.GraphStyle``.
 """
 
 _WORK: Final[tuple[Line, ...]] = (
