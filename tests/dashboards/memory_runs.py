@@ -14,7 +14,7 @@ from rankscope.analysis.evidence.step_table.steps import METRICS, StepTable
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.whatif.step_scenarios import Combinations
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.alerts.record import AlertsFound
+from rankscope.dashboards.alerts.record import CollectedAlerts
 from rankscope.dashboards.compare.data import ComparedRuns
 from rankscope.dashboards.data.brief import Brief, StoredBrief, brief_of
 from rankscope.dashboards.data.events import HardwareEvents
@@ -67,7 +67,7 @@ class MemoryRuns:
         """Version of a run's analysis by run id, where it differs from the revision of the files."""
         self.stales: dict[str, Stale] = {}
         self.problems: dict[str, Exception] = {}
-        self.alerts_found: dict[str, AlertsFound] = {}
+        self.collected_alerts: dict[str, CollectedAlerts] = {}
         self.analysed = 0
         self.known: set[str] = set()
         """Ids of runs that have been analysed before."""
@@ -132,14 +132,14 @@ class MemoryRuns:
     def backlog(self) -> Progress:
         return Progress("analysing runs", 0, len(self.requested))
 
-    def alerts(self, run_id: str) -> AlertsFound:
-        return self.alerts_found.get(run_id, AlertsFound([], []))
+    def alerts(self, run_id: str) -> CollectedAlerts:
+        return self.collected_alerts.get(run_id, CollectedAlerts([], []))
 
-    def all_alerts(self) -> AlertsFound:
+    def all_alerts(self) -> CollectedAlerts:
         if "alerts" in self.problems:
             raise self.problems["alerts"]
-        result = list(self.alerts_found.values())
-        return AlertsFound(
+        result = list(self.collected_alerts.values())
+        return CollectedAlerts(
             [alert for item in result for alert in item.alerts], [problem for item in result for problem in item.problems]
         )
 

@@ -21,7 +21,7 @@ from rankscope.dashboards.alerts import data as watched_alerts
 from rankscope.dashboards.alerts.all_alerts import PAGE, alert_row, picked, row_id
 from rankscope.dashboards.alerts.figures import MOST_BARS, alert_counts, alert_times, bar_width_s
 from rankscope.dashboards.alerts.prometheus import Prometheus, PrometheusServer
-from rankscope.dashboards.alerts.record import AlertRecord, AlertsFound, alert_record
+from rankscope.dashboards.alerts.record import AlertRecord, CollectedAlerts, alert_record
 from rankscope.dashboards.alerts.view import alert_article
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.store.disk import DiskRuns
@@ -162,7 +162,7 @@ def test_an_empty_page_says_how_to_get_alerts(memory_runs: Any) -> None:
 
 
 def test_who_could_not_be_asked_is_said_above_what_the_others_told(memory_runs: Any) -> None:
-    memory_runs.alerts_found["run-1"] = AlertsFound([alert()], ["http://prom:9090: cannot be reached"])
+    memory_runs.collected_alerts["run-1"] = CollectedAlerts([alert()], ["http://prom:9090: cannot be reached"])
 
     shown = page_text(memory_runs, PAGE.path, "?q=slow")
 
@@ -173,7 +173,7 @@ def test_who_could_not_be_asked_is_said_above_what_the_others_told(memory_runs: 
 
 def test_of_too_many_alerts_it_is_said_how_many_are_left_out(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "MOST_ROWS", 2)
-    memory_runs.alerts_found["run-1"] = AlertsFound([alert(start_ns=AT + n * SECOND) for n in range(5)], [])
+    memory_runs.collected_alerts["run-1"] = CollectedAlerts([alert(start_ns=AT + n * SECOND) for n in range(5)], [])
 
     shown = page_text(memory_runs, PAGE.path)
 
@@ -183,14 +183,14 @@ def test_of_too_many_alerts_it_is_said_how_many_are_left_out(memory_runs: Any, m
 
 
 def test_the_selected_alert_says_what_it_rests_on_with_its_runbook(memory_runs: Any) -> None:
-    alerts = AlertsFound([alert(), alert(rank="3")], [])
+    alerts = CollectedAlerts([alert(), alert(rank="3")], [])
 
     shown = str(picked(alerts, row_id(alerts.alerts[0])))
 
     assert "imposed wait" in shown
     assert "Markdown" in shown
     assert str(picked(alerts, "another")) == str(picked(alerts, None)), "the first, unless another one is selected"
-    assert picked(AlertsFound([], []), None) == []
+    assert picked(CollectedAlerts([], []), None) == []
 
 
 def test_a_folder_that_cannot_be_read_is_a_page_that_says_so(memory_runs: Any) -> None:

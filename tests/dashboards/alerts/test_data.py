@@ -18,7 +18,7 @@ from rankscope.alerts.store.folders import STORE_FILE, watcher_state
 from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding
 from rankscope.alerts.watch.ledger import AlertLedger, FiringState, LedgerEntry, save_ledger
 from rankscope.dashboards.alerts.data import about_run, alerts_about, alerts_of
-from rankscope.dashboards.alerts.record import AlertRecord, AlertsFound, alert_record
+from rankscope.dashboards.alerts.record import AlertRecord, CollectedAlerts, alert_record
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import RunSummary
 from rankscope.dashboards.store.disk import DiskRuns
@@ -55,7 +55,7 @@ def finding(run: RunSummary, status: Any, seconds: int, **annotations: str) -> N
     append_finding(Path(run.path), record)
 
 
-def found(run: RunSummary, **more: Any) -> AlertsFound:
+def found(run: RunSummary, **more: Any) -> CollectedAlerts:
     return alerts_of([run], **{"root": None, "prometheus": None, "span_unix_ns": SPAN, **more})
 
 
@@ -172,9 +172,9 @@ def test_a_run_is_told_of_its_own_alerts_and_of_those_of_its_hardware() -> None:
     ]
     others = [about(run_id="run-2", host="n1"), about(uuid="GPU-9", instance="n1:9400"), about(instance="n2:9400"), about()]
 
-    shown = about_run(AlertsFound([*others, *mine], ["p"]), "run-1", gpus={"GPU-1"}, hosts={"n1"})
+    shown = about_run(CollectedAlerts([*others, *mine], ["p"]), "run-1", gpus={"GPU-1"}, hosts={"n1"})
 
-    assert shown == AlertsFound(mine, ["p"])
+    assert shown == CollectedAlerts(mine, ["p"])
 
 
 def test_alerts_about_a_mig_device_and_its_gpu_are_those_of_the_run(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_alerts_about_a_mig_device_and_its_gpu_are_those_of_the_run(tmp_path: Pa
     change_info(rank_dir(path, 0, 2) / "rank.json", gpu_uuid="GPU-0000002a")  # as CUDA reports it
     sample = HardwareSample(unix_ns=START_NS + 10**9, gpu_uuid="MIG-0000002a", parent_uuid="GPU-whole", memory_used_bytes=2**30)
     write_samples(path, "node-1", [sample])
-    alerts = AlertsFound([about("MIG-0000002a"), about("GPU-whole"), about("GPU-other"), about("MIG-2a")], [])
+    alerts = CollectedAlerts([about("MIG-0000002a"), about("GPU-whole"), about("GPU-other"), about("MIG-2a")], [])
 
     source = DiskRuns(path)
     run = RunData(source, source.summary("run-1"))

@@ -9,7 +9,7 @@ import pytest
 from tests.dashboards.blocks import draw, write
 
 from rankscope.dashboards.alerts.figures import NONE, alert_counts, alert_times, row_label
-from rankscope.dashboards.alerts.record import AlertRecord, AlertsFound, alert_record
+from rankscope.dashboards.alerts.record import AlertRecord, CollectedAlerts, alert_record
 from rankscope.dashboards.alerts.view import VIEW
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.run_data import RunData
@@ -61,7 +61,9 @@ def test_names_in_the_figure_are_short_and_inert() -> None:
 
 @pytest.fixture
 def run(memory_runs: Any) -> RunData:
-    memory_runs.alerts_found["run-1"] = AlertsFound([alert("firing", 0, None), alert(run_id="run-2")], ["Prometheus: gone"])
+    memory_runs.collected_alerts["run-1"] = CollectedAlerts(
+        [alert("firing", 0, None), alert(run_id="run-2")], ["Prometheus: gone"]
+    )
     return RunData(memory_runs, memory_runs.summary("run-1"))
 
 

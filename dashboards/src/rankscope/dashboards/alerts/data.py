@@ -20,7 +20,7 @@ from rankscope.alerts.watch.announcements import FindingRecord
 from rankscope.alerts.watch.ledger import LedgerEntry, read_entries
 from rankscope.analysis.evidence.hardware import bare
 from rankscope.base.errors import InputError, RankscopeError
-from rankscope.dashboards.alerts.record import AlertRecord, AlertsFound, State, alert_record
+from rankscope.dashboards.alerts.record import AlertRecord, CollectedAlerts, State, alert_record
 from rankscope.dashboards.data.background import BackgroundAnswers
 from rankscope.dashboards.data.memory_cache import MemoryCache
 from rankscope.runs.links import overview_url
@@ -128,7 +128,7 @@ def alerts_of(
     span_unix_ns: tuple[int, int],
     findings: Findings = findings_of,
     prometheus_from_unix_ns: int = 0,
-) -> AlertsFound:
+) -> CollectedAlerts:
     """Return alerts about ``runs`` between two times; a Prometheus also contributes alerts about hardware.
 
     ``root``: the folder of the runs, which a watcher may follow as a whole. Past alerts of a Prometheus are queried from
@@ -158,7 +158,7 @@ def alerts_of(
     run_ids = {run.run_id for run in runs}
     first, last = span_unix_ns
     shown = [_linked(alert, run_ids) for alert in alerts if _end(alert) >= first and alert.started_unix_ns <= last]
-    return AlertsFound(sorted(shown, key=lambda alert: (_ORDER.index(alert.state), -alert.started_unix_ns)), list(problems))
+    return CollectedAlerts(sorted(shown, key=lambda alert: (_ORDER.index(alert.state), -alert.started_unix_ns)), list(problems))
 
 
 def _end(alert: AlertRecord) -> float:
@@ -182,7 +182,7 @@ def _of_prometheus(prometheus: Prometheus, span_unix_ns: tuple[int, int]) -> lis
     return prometheus_alerts(prometheus, span_unix_ns)
 
 
-def alerts_about(run: RunData) -> AlertsFound:
+def alerts_about(run: RunData) -> CollectedAlerts:
     """Return the alerts about a run, its GPUs and its hosts; unreadable sources are in ``problems``."""
     try:
         ranks = run.analysis.ranks
@@ -202,7 +202,7 @@ def _parents(run: RunData, gpus: Collection[str]) -> set[str]:
     return {gpu.parent_uuid for gpu in sampled if gpu.parent_uuid is not None and bare(gpu.gpu_uuid) in devices}
 
 
-def about_run(alerts_found: AlertsFound, run_id: str, *, gpus: Collection[str], hosts: Container[str]) -> AlertsFound:
+def about_run(collected_alerts: CollectedAlerts, run_id: str, *, gpus: Collection[str], hosts: Container[str]) -> CollectedAlerts:
     """Return the alerts about a run, or about its GPUs and MIG devices (uuids) and hosts."""
     devices = set(map(bare, gpus))
 
@@ -212,7 +212,7 @@ def about_run(alerts_found: AlertsFound, run_id: str, *, gpus: Collection[str], 
         labels = alert.labels
         return bare(labels.get("uuid", "")) in devices or ("uuid" not in labels and host_of(labels) in hosts)
 
-    return AlertsFound([alert for alert in alerts_found.alerts if concerns(alert)], alerts_found.problems)
+    return CollectedAlerts([alert for alert in collected_alerts.alerts if concerns(alert)], collected_alerts.problems)
 
 
 ALERTS_AFTER_S: Final = 3600.0
@@ -245,24 +245,24 @@ class FolderAlerts:
         source = "the runs for their alerts" if prometheus is None else prometheus.name
         self._answers = BackgroundAnswers(cache, "alerts", source) if in_background or prometheus is not None else None
 
-    def of_run(self, run_id: str) -> AlertsFound:
+    def of_run(self, run_id: str) -> CollectedAlerts:
         """Return alerts from the start of the run until ``ALERTS_AFTER_S`` after its last record."""
         run, now_s = self._folder.summary(run_id), self._clock_s()
         end_s = (run.last_write_unix_ns or 0) / 1e9 + ALERTS_AFTER_S
         last_ns = int(min(now_s, end_s) * 1e9)
         span = (min(run.start_unix_ns or last_ns, last_ns), last_ns)
 
-        def read() -> AlertsFound:
+        def read() -> CollectedAlerts:
             return alerts_of([run], root=self._folder.path, prometheus=self._prometheus, span_unix_ns=span)
 
         return self._read(run_id, f"{run.status} {last_ns}" if now_s > end_s else None, read)
 
-    def of_all(self) -> AlertsFound:
+    def of_all(self) -> CollectedAlerts:
         """Return alerts of all runs; the query to a Prometheus covers the last ``PROMETHEUS_ASKED_S``."""
         now_ns = int(self._clock_s() * 1e9)
         runs = [run for run in self._folder.runs() if run.problem is None]
 
-        def read() -> AlertsFound:
+        def read() -> CollectedAlerts:
             return alerts_of(
                 runs,
                 root=self._folder.path,
@@ -274,12 +274,12 @@ class FolderAlerts:
 
         return self._read("", None, read)
 
-    def _read(self, key: str, settled: str | None, read: Callable[[], AlertsFound]) -> AlertsFound:
+    def _read(self, key: str, settled: str | None, read: Callable[[], CollectedAlerts]) -> CollectedAlerts:
         """Return what ``read`` returns; ``settled``: revision of alerts that no longer change, unless a source failed."""
         interval = f"{self._clock_s() // ALERTS_FOR_S}"
         if self._answers is None or (self._prometheus is None and not self._folder.has_many):
             return self._cache.get("files of alerts", key, settled or interval, read)
-        last: AlertsFound | None = self._answers.last(key)
+        last: CollectedAlerts | None = self._answers.last(key)
         failed = last is not None and last.problems
         return self._answers.get(key, interval if settled is None or failed else settled, read)
 

@@ -41,7 +41,7 @@ class AlertRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class AlertsFound:
+class CollectedAlerts:
     """All alerts by state, firing ones first, then newest first; ``problems``: sources that cannot be read, and why."""
 
     alerts: list[AlertRecord]

@@ -10,7 +10,7 @@ from typing import Final
 from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.dashboards.alerts.data import alerts_about
 from rankscope.dashboards.alerts.figures import alert_table, alert_times
-from rankscope.dashboards.alerts.record import AlertRecord, AlertsFound, Source, State
+from rankscope.dashboards.alerts.record import AlertRecord, CollectedAlerts, Source, State
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.drawn import DrawnFigure
@@ -43,12 +43,12 @@ STATES: Final[dict[State, tuple[str, str]]] = {
 _SOURCES: Final[dict[Source, str]] = {"watcher": "the watcher", "prometheus": "Prometheus"}
 
 
-def alert_list(alerts_found: AlertsFound) -> list[Block]:
+def alert_list(collected_alerts: CollectedAlerts) -> list[Block]:
     """Return notes on unreadable sources, then the alerts in the given order, ``MOST_ALERTS`` at most."""
-    parts: list[Block] = [Text(problem, "reason", role="note") for problem in alerts_found.problems]
-    parts += [alert_article(alert) for alert in alerts_found.alerts[:MOST_ALERTS]]
-    if len(alerts_found.alerts) > MOST_ALERTS:
-        parts.append(Text(f"{len(alerts_found.alerts) - MOST_ALERTS} older ones are in the figure's CSV.", "help"))
+    parts: list[Block] = [Text(problem, "reason", role="note") for problem in collected_alerts.problems]
+    parts += [alert_article(alert) for alert in collected_alerts.alerts[:MOST_ALERTS]]
+    if len(collected_alerts.alerts) > MOST_ALERTS:
+        parts.append(Text(f"{len(collected_alerts.alerts) - MOST_ALERTS} older ones are in the figure's CSV.", "help"))
     return parts
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankscope.analysis.whatif.step_scenarios import Combinations
-    from rankscope.dashboards.alerts.record import AlertsFound
+    from rankscope.dashboards.alerts.record import CollectedAlerts
     from rankscope.dashboards.compare.data import ComparedRuns
     from rankscope.dashboards.data.brief import Brief, StoredBrief
     from rankscope.dashboards.timeline.data import WindowData
@@ -194,8 +194,8 @@ class RunSource(Protocol):
     def perfetto(self, run: RunSummary, window: Window) -> Path:
         """Return the file of a window for Perfetto."""
 
-    def alerts(self, run_id: str) -> AlertsFound:
+    def alerts(self, run_id: str) -> CollectedAlerts:
         """Return alerts from the start of the run until an hour after its last record. Raises ``UnknownRunError``."""
 
-    def all_alerts(self) -> AlertsFound:
+    def all_alerts(self) -> CollectedAlerts:
         """Return alerts of all runs, and other alerts of a Prometheus."""
