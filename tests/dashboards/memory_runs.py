@@ -67,7 +67,7 @@ class MemoryRuns:
         """Version of a run's analysis by run id, where it differs from the revision of the files."""
         self.stales: dict[str, Stale] = {}
         self.problems: dict[str, Exception] = {}
-        self.collected_alerts: dict[str, CollectedAlerts] = {}
+        self.collected: dict[str, CollectedAlerts] = {}
         self.analysed = 0
         self.known: set[str] = set()
         """Ids of runs that have been analysed before."""
@@ -133,12 +133,12 @@ class MemoryRuns:
         return Progress("analysing runs", 0, len(self.requested))
 
     def alerts(self, run_id: str) -> CollectedAlerts:
-        return self.collected_alerts.get(run_id, CollectedAlerts([], []))
+        return self.collected.get(run_id, CollectedAlerts([], []))
 
     def all_alerts(self) -> CollectedAlerts:
         if "alerts" in self.problems:
             raise self.problems["alerts"]
-        result = list(self.collected_alerts.values())
+        result = list(self.collected.values())
         return CollectedAlerts(
             [alert for item in result for alert in item.alerts], [problem for item in result for problem in item.problems]
         )

@@ -15,7 +15,7 @@ from tests.dashboards.bad_runs import BAD_RUNS
 from rankscope.alerts.replay.growing_run import GrowingRun
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.live.pages import OUR_FAULT, Pages
+from rankscope.dashboards.live.pages import INTERNAL_ERROR, Pages
 from rankscope.dashboards.model.drawn import DrawnFigure
 from rankscope.dashboards.model.state import PageState, run_path
 from rankscope.dashboards.registry import VIEWS
@@ -75,7 +75,7 @@ def test_every_page_of_a_bad_run_is_there_and_nothing_is_our_fault(
     source = DiskRuns(tmp_path / "runs")
     (summary,) = (item for item in source.runs() if item.path == str(run))
     for entry in everything(source, summary.run_id):
-        assert OUR_FAULT not in entry
+        assert INTERNAL_ERROR not in entry
         assert "Traceback" not in entry
     if name == "device cuda of one":
         assert report(RunData(source, summary), PageState(), made_unix_ns=0, on_progress=lambda _: None).faults == []

@@ -17,7 +17,7 @@ from tests.dashboards.gpu_samples import samples_of, write_samples
 
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.live.pages import OUR_FAULT, Pages
+from rankscope.dashboards.live.pages import INTERNAL_ERROR, Pages
 from rankscope.dashboards.model.state import PageState, run_path
 from rankscope.dashboards.registry import VIEWS
 from rankscope.dashboards.report.document import report
@@ -140,7 +140,7 @@ def test_markup_in_a_run_is_text_in_every_figure(source: DiskRuns) -> None:
     names = set()
     for name, figure in everything(source):
         names.add(name.rpartition(" ")[2])
-        assert OUR_FAULT not in figure, name
+        assert INTERNAL_ERROR not in figure, name
         assert "<a" not in figure, name
         assert "%{y}<b>" not in figure, name
         assert "%{y}&lt;b" not in figure, name

@@ -162,7 +162,7 @@ def test_an_empty_page_says_how_to_get_alerts(memory_runs: Any) -> None:
 
 
 def test_who_could_not_be_asked_is_said_above_what_the_others_told(memory_runs: Any) -> None:
-    memory_runs.collected_alerts["run-1"] = CollectedAlerts([alert()], ["http://prom:9090: cannot be reached"])
+    memory_runs.collected["run-1"] = CollectedAlerts([alert()], ["http://prom:9090: cannot be reached"])
 
     shown = page_text(memory_runs, PAGE.path, "?q=slow")
 
@@ -173,7 +173,7 @@ def test_who_could_not_be_asked_is_said_above_what_the_others_told(memory_runs: 
 
 def test_of_too_many_alerts_it_is_said_how_many_are_left_out(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "MOST_ROWS", 2)
-    memory_runs.collected_alerts["run-1"] = CollectedAlerts([alert(start_ns=AT + n * SECOND) for n in range(5)], [])
+    memory_runs.collected["run-1"] = CollectedAlerts([alert(start_ns=AT + n * SECOND) for n in range(5)], [])
 
     shown = page_text(memory_runs, PAGE.path)
 

@@ -61,9 +61,7 @@ def test_names_in_the_figure_are_short_and_inert() -> None:
 
 @pytest.fixture
 def run(memory_runs: Any) -> RunData:
-    memory_runs.collected_alerts["run-1"] = CollectedAlerts(
-        [alert("firing", 0, None), alert(run_id="run-2")], ["Prometheus: gone"]
-    )
+    memory_runs.collected["run-1"] = CollectedAlerts([alert("firing", 0, None), alert(run_id="run-2")], ["Prometheus: gone"])
     return RunData(memory_runs, memory_runs.summary("run-1"))
 
 

@@ -16,7 +16,7 @@ from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, Stale
-from rankscope.dashboards.live.pages import AS_IT_WAS
+from rankscope.dashboards.live.pages import STALE_CONTENT
 from rankscope.dashboards.words.wording import not_renewed
 
 RUN = "/run/run-1"
@@ -156,7 +156,7 @@ def test_an_unreadable_run_keeps_its_page_which_reports_the_problem(memory_runs:
     away = memory_runs.summaries.pop("run-1")
     answer = call.polled(RUN)
     assert "version" not in answer
-    assert answer["note"].startswith(AS_IT_WAS)
+    assert answer["note"].startswith(STALE_CONTENT)
     assert "run-1" in answer["note"]
 
     memory_runs.summaries["run-1"] = away

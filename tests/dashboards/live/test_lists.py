@@ -112,7 +112,7 @@ def test_marked_runs_can_be_compared(call: Caller) -> None:
 def test_the_open_page_learns_of_new_alerts_and_else_stays_as_it_is(memory_runs: Any, call: Caller) -> None:
     seen = call.polled("/alerts")["version"]
     assert call.polled("/alerts")["version"] == seen
-    memory_runs.collected_alerts["run-1"] = CollectedAlerts([FIRING], [])
+    memory_runs.collected["run-1"] = CollectedAlerts([FIRING], [])
     assert call.polled("/alerts")["version"] != seen
     assert [row["alert"] for row in call.redrawn(("grid", "alerts", "rowData"), "/alerts")] == ["TrainingStraggler"]
     assert "1 alert, 1 firing" in str(call.redrawn(("part", "alerts-count", "children"), "/alerts"))

@@ -17,7 +17,7 @@ from tests.dashboards.blocks import page_for, page_text
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
-from rankscope.dashboards.live.pages import OUR_FAULT
+from rankscope.dashboards.live.pages import INTERNAL_ERROR
 from rankscope.dashboards.runs.view import asked_row
 from rankscope.dashboards.store.builders import InlineBuilder, JobBuilder
 from rankscope.dashboards.store.cache import LEFT_AFTER_S, Store, in_words
@@ -57,7 +57,7 @@ def test_an_error_of_ours_is_a_page_that_says_so_and_a_line_in_the_log(
 
     memory_runs.summary = broken
     made = page_for("/run/run-1", "", memory_runs, DashboardConfig())
-    assert OUR_FAULT in str(made.content)
+    assert INTERNAL_ERROR in str(made.content)
     assert made.name == "Error"
     assert [record.getMessage() for record in caplog.records] == ["page /run/run-1"]
 

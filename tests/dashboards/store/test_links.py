@@ -124,10 +124,10 @@ def test_raw_traces_behind_links_are_neither_shown_nor_exported(root: Path, secr
     shown = source.window(run, window)
     exported = gzip.decompress(source.perfetto(run, window).read_bytes())
 
-    assert "own_kernel" in shown.about.names
-    assert not any("secret" in name for name in shown.about.names)
-    assert any("symbolic link" in line for line in shown.about.left_out)
-    assert any("not a regular file" in line for line in shown.about.left_out)
+    assert "own_kernel" in shown.info.names
+    assert not any("secret" in name for name in shown.info.names)
+    assert any("symbolic link" in line for line in shown.info.left_out)
+    assert any("not a regular file" in line for line in shown.info.left_out)
     assert b"own_kernel" in exported
     assert b"secret" not in exported
 
@@ -191,6 +191,6 @@ def test_a_run_in_a_folder_whose_name_is_no_text_has_all_its_views(tmp_path: Pat
     assert source.whatif("a").result.slowdown is not None
     assert len(source.compared(["a", "b"]).result.sides) == 2
     run = source.summary("a")
-    [damaged] = source.window(run, source.windows(run).windows[0]).about.left_out
+    [damaged] = source.window(run, source.windows(run).windows[0]).info.left_out
     assert r"caf\udce9" in damaged
     assert r"caf\udce9" in in_words(OSError(2, "No such file or directory", root), tmp_path)

@@ -28,7 +28,7 @@ from rankscope.dashboards.timeline.figures import (
     timeline,
 )
 from rankscope.dashboards.timeline.lanes import representatives
-from rankscope.dashboards.timeline.parts import NOBODY, ActivityKind, Parts, RecordedIntervals, parts_of
+from rankscope.dashboards.timeline.parts import NO_VALUE, ActivityKind, Parts, RecordedIntervals, parts_of
 from rankscope.dashboards.timeline.raw_events import RawEvents
 from rankscope.runs.records import CollectiveRecord
 
@@ -42,7 +42,7 @@ def spans(*pairs: tuple[int, int]) -> Spans:
 def recorded(
     steps: Spans = EMPTY, calls: Spans = EMPTY, waits: list[int] | None = None, *, compute: Spans = EMPTY, is_whole: bool = False
 ) -> RecordedIntervals:
-    waited = np.array([NOBODY] * len(calls) if waits is None else waits, dtype=np.int64)
+    waited = np.array([NO_VALUE] * len(calls) if waits is None else waits, dtype=np.int64)
     return RecordedIntervals(steps, calls, waited, np.arange(len(calls)), compute, EMPTY, is_whole=is_whole)
 
 
@@ -101,12 +101,12 @@ def test_a_rank_waits_until_the_last_has_come_and_then_transfers() -> None:
     parts = parts_of(0, recorded(spans((0, 100)), spans((20, 60)), [25], compute=spans((50, 55))))
 
     assert rows(parts) == [
-        (0, 20, ActivityKind.NOT_TOLD, NOBODY),
+        (0, 20, ActivityKind.NOT_SEPARATED, NO_VALUE),
         (20, 45, ActivityKind.WAITING, 0),
         (45, 50, ActivityKind.TRANSFER, 0),
         (50, 55, ActivityKind.OVERLAP, 0),
         (55, 60, ActivityKind.TRANSFER, 0),
-        (60, 100, ActivityKind.NOT_TOLD, NOBODY),
+        (60, 100, ActivityKind.NOT_SEPARATED, NO_VALUE),
     ]
 
 
@@ -120,9 +120,9 @@ def test_idle_is_said_only_where_the_raw_trace_tells() -> None:
     parts = parts_of(0, recorded(spans((0, 10)), compute=spans((2, 5)), is_whole=True))
 
     assert rows(parts) == [
-        (0, 2, ActivityKind.IDLE, NOBODY),
-        (2, 5, ActivityKind.COMPUTE, NOBODY),
-        (5, 10, ActivityKind.IDLE, NOBODY),
+        (0, 2, ActivityKind.IDLE, NO_VALUE),
+        (2, 5, ActivityKind.COMPUTE, NO_VALUE),
+        (5, 10, ActivityKind.IDLE, NO_VALUE),
     ]
 
 
@@ -133,7 +133,7 @@ def test_the_cell_of_a_column_has_what_took_most_of_it() -> None:
 
     assert cells.edges.tolist() == [0, 10, 20]
     assert cells.prevailing.tolist() == [[ActivityKind.WAITING, NOTHING], [NOTHING, NOTHING]]
-    assert cells.about.tolist() == [[3, NOBODY], [NOBODY, NOBODY]]
+    assert cells.about.tolist() == [[3, NO_VALUE], [NO_VALUE, NO_VALUE]]
 
 
 def lanes(count: int) -> Lanes:
@@ -165,7 +165,7 @@ def test_many_parts_are_one_heat_map_and_no_shapes() -> None:
 def test_a_cell_without_a_collective_has_its_kind_only() -> None:
     count = MOST_BARS + 1
     some = lanes(count)
-    some.parts.about[some.parts.kind != ActivityKind.OVERLAP] = NOBODY
+    some.parts.about[some.parts.kind != ActivityKind.OVERLAP] = NO_VALUE
 
     (row,) = timeline(some, 0, count * 1000, palette("dark")).data[1].text
 
@@ -209,7 +209,7 @@ def test_the_lane_of_the_picked_rank_is_marked_also_among_many() -> None:
     count = 128
     at = np.arange(count)
     parts = Parts(
-        at, np.zeros(count, np.int64), np.full(count, 900), np.full(count, int(ActivityKind.WAITING)), np.full(count, NOBODY)
+        at, np.zeros(count, np.int64), np.full(count, 900), np.full(count, int(ActivityKind.WAITING)), np.full(count, NO_VALUE)
     )
     figure = timeline(Lanes([f"rank {rank}" for rank in at], parts, [], at.tolist(), picked=77), 0, 1000, palette(None))
     assert [label for label in figure.layout.yaxis.ticktext if "▸" in label] == ["<b>▸ rank 77</b>"]
@@ -264,7 +264,7 @@ def test_a_lane_of_a_host_is_its_least_waiting_rank_and_names_the_host() -> None
 
     parts = Parts(
         *np.array(
-            [[0, 0, 500, int(ActivityKind.COMPUTE), NOBODY], [1, 0, 500, int(ActivityKind.COMPUTE), NOBODY]], dtype=np.int64
+            [[0, 0, 500, int(ActivityKind.COMPUTE), NO_VALUE], [1, 0, 500, int(ActivityKind.COMPUTE), NO_VALUE]], dtype=np.int64
         ).T
     )
     shown = Lanes(["rank 4", "rank 5"], parts, [], [4, 5], picked=5, hosts={4: "a", 5: "<i>"}, by_host=True)

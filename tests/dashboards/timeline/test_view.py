@@ -195,7 +195,7 @@ def test_a_raw_trace_that_comes_after_its_window_is_read(tmp_path: Path, write_r
 
     def left_out() -> list[str]:
         run = source.summary("run-1")
-        return source.window(run, source.windows(run).windows[0]).about.left_out
+        return source.window(run, source.windows(run).windows[0]).info.left_out
 
     assert left_out() == []
     trace = rank_dir(path, 0, 0) / "traces" / "window-20.json"

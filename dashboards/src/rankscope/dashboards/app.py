@@ -15,7 +15,7 @@ from rankscope.dashboards.live.shell import App, document, shell
 from rankscope.dashboards.model.state import run_path
 from rankscope.dashboards.web import delivery, errors, login, viewer
 from rankscope.dashboards.web.config import DashboardConfig
-from rankscope.dashboards.web.security import OURSELVES, protect
+from rankscope.dashboards.web.security import OWN_REQUEST, protect
 
 
 def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash.Dash:
@@ -68,4 +68,4 @@ def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash
 def _make_ready(app: dash.Dash) -> None:
     """Build the page once: Dash registers the scripts that it serves while it builds it, and open pages ask for them first."""
     with app.server.test_client() as browser:
-        browser.get("/run/", environ_overrides={OURSELVES: True})
+        browser.get("/run/", environ_overrides={OWN_REQUEST: True})

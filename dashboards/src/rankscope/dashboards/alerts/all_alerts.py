@@ -150,38 +150,36 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
 
 
 def _version(source: RunSource, _search: str | None) -> str:
-    collected_alerts = source.all_alerts()
-    return revision_of_rows(collected_alerts.alerts, collected_alerts.problems)
+    collected = source.all_alerts()
+    return revision_of_rows(collected.alerts, collected.problems)
 
 
-def alert_notes(collected_alerts: CollectedAlerts) -> list[Block]:
+def alert_notes(collected: CollectedAlerts) -> list[Block]:
     """Return notes on unreadable sources, and on the number of alerts that the table leaves out."""
-    notes: list[Block] = [Text(problem, "reason", role="note") for problem in collected_alerts.problems]
-    if len(collected_alerts.alerts) > MOST_ROWS:
-        note = f"{len(collected_alerts.alerts) - MOST_ROWS:,} older alerts are not in the table; the CSV of the figure has all of them."
+    notes: list[Block] = [Text(problem, "reason", role="note") for problem in collected.problems]
+    if len(collected.alerts) > MOST_ROWS:
+        note = f"{len(collected.alerts) - MOST_ROWS:,} older alerts are not in the table; the CSV of the figure has all of them."
         notes.append(Text(note, "help"))
     return notes
 
 
-def alert_rows(source: RunSource, collected_alerts: CollectedAlerts) -> list[dict[str, Any]]:
+def alert_rows(source: RunSource, collected: CollectedAlerts) -> list[dict[str, Any]]:
     """Return a row per alert, firing ones first, ``MOST_ROWS`` at most. Raises ``RankscopeError``."""
     names = {run.run_id: run.name for run in source.runs()}
     now = time.time_ns()
-    return [alert_row(alert, names, now_unix_ns=now) for alert in collected_alerts.alerts[:MOST_ROWS]]
+    return [alert_row(alert, names, now_unix_ns=now) for alert in collected.alerts[:MOST_ROWS]]
 
 
-def counted(collected_alerts: CollectedAlerts) -> str:
+def counted(collected: CollectedAlerts) -> str:
     """Return the number of alerts, and of firing ones, in words."""
-    firing = sum(alert.state == "firing" for alert in collected_alerts.alerts)
-    return f"{wording.count(len(collected_alerts.alerts), 'alert')}, {firing:,} firing"
+    firing = sum(alert.state == "firing" for alert in collected.alerts)
+    return f"{wording.count(len(collected.alerts), 'alert')}, {firing:,} firing"
 
 
-def picked(collected_alerts: CollectedAlerts, row: str | None) -> list[Block]:
+def picked(collected: CollectedAlerts, row: str | None) -> list[Block]:
     """Return the details of the alert in the selected row, else of the first alert, with its runbook."""
-    selected = (alert for alert in collected_alerts.alerts[:MOST_ROWS] if row_id(alert) == row)
-    return [
-        alert_article(alert) for alert in [next(selected, None) or next(iter(collected_alerts.alerts), None)] if alert is not None
-    ]
+    selected = (alert for alert in collected.alerts[:MOST_ROWS] if row_id(alert) == row)
+    return [alert_article(alert) for alert in [next(selected, None) or next(iter(collected.alerts), None)] if alert is not None]
 
 
 _EMPTY: Final = Group(

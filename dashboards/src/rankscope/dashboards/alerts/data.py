@@ -202,7 +202,7 @@ def _parents(run: RunData, gpus: Collection[str]) -> set[str]:
     return {gpu.parent_uuid for gpu in sampled if gpu.parent_uuid is not None and bare(gpu.gpu_uuid) in devices}
 
 
-def about_run(collected_alerts: CollectedAlerts, run_id: str, *, gpus: Collection[str], hosts: Container[str]) -> CollectedAlerts:
+def about_run(collected: CollectedAlerts, run_id: str, *, gpus: Collection[str], hosts: Container[str]) -> CollectedAlerts:
     """Return the alerts about a run, or about its GPUs and MIG devices (uuids) and hosts."""
     devices = set(map(bare, gpus))
 
@@ -212,7 +212,7 @@ def about_run(collected_alerts: CollectedAlerts, run_id: str, *, gpus: Collectio
         labels = alert.labels
         return bare(labels.get("uuid", "")) in devices or ("uuid" not in labels and host_of(labels) in hosts)
 
-    return CollectedAlerts([alert for alert in collected_alerts.alerts if concerns(alert)], collected_alerts.problems)
+    return CollectedAlerts([alert for alert in collected.alerts if concerns(alert)], collected.problems)
 
 
 ALERTS_AFTER_S: Final = 3600.0

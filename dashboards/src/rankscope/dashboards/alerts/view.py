@@ -43,12 +43,12 @@ STATES: Final[dict[State, tuple[str, str]]] = {
 _SOURCES: Final[dict[Source, str]] = {"watcher": "the watcher", "prometheus": "Prometheus"}
 
 
-def alert_list(collected_alerts: CollectedAlerts) -> list[Block]:
+def alert_list(collected: CollectedAlerts) -> list[Block]:
     """Return notes on unreadable sources, then the alerts in the given order, ``MOST_ALERTS`` at most."""
-    parts: list[Block] = [Text(problem, "reason", role="note") for problem in collected_alerts.problems]
-    parts += [alert_article(alert) for alert in collected_alerts.alerts[:MOST_ALERTS]]
-    if len(collected_alerts.alerts) > MOST_ALERTS:
-        parts.append(Text(f"{len(collected_alerts.alerts) - MOST_ALERTS} older ones are in the figure's CSV.", "help"))
+    parts: list[Block] = [Text(problem, "reason", role="note") for problem in collected.problems]
+    parts += [alert_article(alert) for alert in collected.alerts[:MOST_ALERTS]]
+    if len(collected.alerts) > MOST_ALERTS:
+        parts.append(Text(f"{len(collected.alerts) - MOST_ALERTS} older ones are in the figure's CSV.", "help"))
     return parts
 
 

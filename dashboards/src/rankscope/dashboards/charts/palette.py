@@ -31,7 +31,7 @@ class Palette:
     pipeline_bubble: str
     unmatched: str
     """Communication whose waiting cannot be separated from its transfer."""
-    not_told: str
+    not_separated: str
     """Time in a step that the records do not attribute."""
     missing: str
     sequential: tuple[str, ...]
@@ -54,7 +54,7 @@ PALETTES: Final[dict[Scheme, Palette]] = {
         input="#009E73",
         pipeline_bubble="#c7b800",
         unmatched="#009E73",
-        not_told="#dfe8f5",
+        not_separated="#dfe8f5",
         missing="#aeb7c2",
         sequential=("#fff5e1", "#fdd9a5", "#fdae6b", "#ee7a41", "#cc4a24", "#96291c", "#5e0f14"),
     ),
@@ -73,7 +73,7 @@ PALETTES: Final[dict[Scheme, Palette]] = {
         input="#2bb58c",
         pipeline_bubble="#f0e442",
         unmatched="#1fb98c",
-        not_told="#2b3950",
+        not_separated="#2b3950",
         missing="#5c6878",
         sequential=("#22192b", "#4a1d3a", "#7f2740", "#b53f38", "#e0662b", "#f79b2e", "#fde28a"),
     ),

@@ -129,14 +129,14 @@ def delays_of(run: RunEvidence) -> Delays:
     return Delays(
         matrix_source="windows" if windows else "steps" if run.compared else None,
         matrix_steps=len(run.blame.steps) if windows else max((own_times.own.shape[1] for own_times in run.compared), default=0),
-        groups=_told_apart(groups[:MOST_GROUPS]),
+        groups=_with_distinct_names(groups[:MOST_GROUPS]),
         groups_left_out=max(0, len(groups) - MOST_GROUPS),
         ranks=_ranks(run, charges, windows=windows),
         timeline=_timeline(charges) if charges else None,
     )
 
 
-def _told_apart(groups: Sequence[WaitGroup]) -> list[WaitGroup]:
+def _with_distinct_names(groups: Sequence[WaitGroup]) -> list[WaitGroup]:
     """Return the groups with unique keys: repeated keys get a number."""
     counts: dict[str, int] = {}
     unique_groups: list[WaitGroup] = []

@@ -75,18 +75,20 @@ def gpu_lines(
     plot_px = strip + _ROW_PX * (len(GAUGES) + 1)
     top = 1 - strip / plot_px
     each = top / (len(GAUGES) + 1)
-    picture = _Picture(columns, colors)
+    lines_figure = _LinesFigure(columns, colors)
     if kinds:
-        picture.happened(kinds, top)
+        lines_figure.happened(kinds, top)
     x = columns.along(series.unix_ns)
     for number, gauge in enumerate(GAUGES):
         values = series.values.get(gauge, np.full(len(x), np.nan))
         size, unit = shown_unit(METRICS[gauge].unit, _largest(values))
         line = _Line(NAMES[gauge], unit, x, values / size, series.samples_per_pair)
-        picture.line(line, number + 2, (top - (number + 1) * each + 0.02, top - number * each - 0.04))
-    picture.own(own, len(GAUGES) + 2, (0.0, each - 0.04))
-    figure = framed(go.Figure(picture.traces), colors, height=plot_px + 60)
-    figure.update_layout(showlegend=False, hovermode="x", annotations=picture.annotations, shapes=picture.shapes, **picture.axes)
+        lines_figure.line(line, number + 2, (top - (number + 1) * each + 0.02, top - number * each - 0.04))
+    lines_figure.own(own, len(GAUGES) + 2, (0.0, each - 0.04))
+    figure = framed(go.Figure(lines_figure.traces), colors, height=plot_px + 60)
+    figure.update_layout(
+        showlegend=False, hovermode="x", annotations=lines_figure.annotations, shapes=lines_figure.shapes, **lines_figure.axes
+    )
     figure.update_xaxes(**time_axis(columns), anchor=f"y{len(GAUGES) + 2}")
     return figure
 
@@ -107,7 +109,7 @@ class _Line:
 
 
 @dataclass(slots=True)
-class _Picture:
+class _LinesFigure:
     """Collected parts of the figure: Plotly is slow when many parts are added one by one."""
 
     columns: TimeColumns
@@ -153,7 +155,7 @@ class _Picture:
         """Add a row of marks per kind above ``bottom``. Throttling and clock drops are shaded through all multiples below."""
         for kind, of_kind in events.items():
             ends = self._ends(of_kind)
-            texts = [f"<b>{KIND_NAMES[kind]}</b>: {plotly_text(event.detail)}{_made_up(event)}" for event in of_kind]
+            texts = [f"<b>{KIND_NAMES[kind]}</b>: {plotly_text(event.detail)}{_simulated_note(event)}" for event in of_kind]
             self.traces.append(
                 go.Scatter(
                     x=[at for first, last in ends for at in (first, last, None)],
@@ -215,5 +217,5 @@ def _y_axis(domain: tuple[float, float], colors: Palette) -> dict[str, Any]:
     }
 
 
-def _made_up(event: HardwareEvent) -> str:
+def _simulated_note(event: HardwareEvent) -> str:
     return "<br>SIMULATED" if event.simulated else ""

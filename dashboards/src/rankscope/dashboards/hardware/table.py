@@ -75,12 +75,12 @@ def gpu_rows(gpus: Sequence[SampledGpu], figures: Sequence[GpuFigures], shared: 
 
 
 def _row(gpu: SampledGpu, own: GpuFigures, parent_figures: GpuFigures | None) -> dict[str, Any]:
-    def told(kind: str, gauge: str, size: float = 1.0) -> float | None:
+    def reading(kind: str, gauge: str, size: float = 1.0) -> float | None:
         """Return a value of the device itself, or else of the GPU that contains it, divided by ``size``."""
         values = [getattr(activity, kind)[gauge] for activity in (own, parent_figures) if activity is not None]
         return next((float(value) / size for value in values if math.isfinite(value)), None)
 
-    power, limit = told("medians", "power_watts"), told("lowest", "power_limit_watts")
+    power, limit = reading("medians", "power_watts"), reading("lowest", "power_limit_watts")
     clocks = next(
         (activity for activity in (own, parent_figures) if activity is not None and math.isfinite(activity.low_clock_hertz)), None
     )
@@ -89,17 +89,17 @@ def _row(gpu: SampledGpu, own: GpuFigures, parent_figures: GpuFigures | None) ->
         "host": gpu.host,
         "gpu": f"MIG of {gpu.parent_uuid}" if gpu.parent_uuid else None if gpu.index is None else str(gpu.index),
         "ranks": ", ".join(map(str, gpu.ranks)) or None,
-        "temperature_highest": told("highest", "temperature_celsius"),
-        "temperature_median": told("medians", "temperature_celsius"),
-        "thermal_headroom": told("lowest", "temperature_margin_celsius"),
-        "power_highest": told("highest", "power_watts"),
+        "temperature_highest": reading("highest", "temperature_celsius"),
+        "temperature_median": reading("medians", "temperature_celsius"),
+        "thermal_headroom": reading("lowest", "temperature_margin_celsius"),
+        "power_highest": reading("highest", "power_watts"),
         "power_median": power,
         "power_limit": limit,
         "power_headroom": None if power is None or limit is None else limit - power,
-        "clock_median": told("medians", "sm_clock_hertz", 1e6),
+        "clock_median": reading("medians", "sm_clock_hertz", 1e6),
         "clock_low": None if clocks is None else 100 * clocks.low_clock_hertz / clocks.usual_clock_hertz,
-        "utilization": told("medians", "utilization_ratio", 0.01),
-        "memory": told("highest", "memory_used_bytes", 2.0**30),
+        "utilization": reading("medians", "utilization_ratio", 0.01),
+        "memory": reading("highest", "memory_used_bytes", 2.0**30),
         "memory_total": None if gpu.memory_total_bytes is None else gpu.memory_total_bytes / 2.0**30,
         "throttled": _throttled(gpu),
         "throttled_by": _throttled_by(gpu),

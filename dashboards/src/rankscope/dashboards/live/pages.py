@@ -32,9 +32,9 @@ from rankscope.dashboards.words.inert import sanitize
 
 _LOG = logging.getLogger(__name__)
 
-OUR_FAULT: Final = "This could not be drawn: an error in rankscope, not in the run. The log of the server says more."
+INTERNAL_ERROR: Final = "This could not be drawn: an error in rankscope, not in the run. The log of the server says more."
 
-AS_IT_WAS: Final = "This cannot be read at the moment; what is shown is as it was before."
+STALE_CONTENT: Final = "This cannot be read at the moment; what is shown is as it was before."
 
 B = TypeVar("B", bound=Block)
 
@@ -92,7 +92,7 @@ class Pages:
             return self._page(path, query, colors)
         except Exception:  # noqa: BLE001  the user must see an error page; the log has the traceback
             _LOG.exception("page %s", sanitize(str(path)))
-            return _fixed(path, problem("This page could not be made", OUR_FAULT), "Error")
+            return _fixed(path, problem("This page could not be made", INTERNAL_ERROR), "Error")
 
     def changes(self, path: object, search: object, *, redraw: bool, rows: Sequence[str], work: bool) -> dict[str, Any]:
         """Return the present version of a page, and for a run how it goes on.
@@ -113,7 +113,7 @@ class Pages:
             return {"version": error.progress.sentence} if redraw else {}  # a page with content keeps it
         except RankscopeError as error:
             # The run or folder is being moved or written: the page keeps its content and polls again.
-            return {"note": f"{AS_IT_WAS} {error}"}
+            return {"note": f"{STALE_CONTENT} {error}"}
 
     def _site_changes(self, page: SitePage, search: str | None, rows: Sequence[str], *, work: bool) -> dict[str, Any]:
         if work and page.work is not None:
@@ -241,7 +241,7 @@ def _picture_or_why(draw: Callable[[], DrawnFigure | None], colors: Palette, wha
         return instead(str(error), colors), True
     except Exception:  # noqa: BLE001  other figures must still be drawn; the log has the traceback
         _LOG.exception("%s", what)
-        return instead(OUR_FAULT, colors), True
+        return instead(INTERNAL_ERROR, colors), True
 
 
 def _has_nothing(blocks: Sequence[Block]) -> bool:

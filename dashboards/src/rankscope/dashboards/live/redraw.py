@@ -18,7 +18,7 @@ from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.live.components import figure_properties, identity, part, part_or_why
 from rankscope.dashboards.live.grid import column_def, grid_style
-from rankscope.dashboards.live.pages import OUR_FAULT, Pages
+from rankscope.dashboards.live.pages import INTERNAL_ERROR, Pages
 from rankscope.dashboards.live.routing import ZONE_COOKIE
 from rankscope.dashboards.model.columns import known_columns
 from rankscope.dashboards.model.page import Part, SearchTable, Table
@@ -72,7 +72,7 @@ def register(app: Dash, pages: Pages) -> None:
             return part_or_why(name, make)
         except Exception:  # noqa: BLE001  other texts must still be shown; the log has the traceback
             _LOG.exception("part %s", name)
-            return html.P(OUR_FAULT, className="reason", role="alert")
+            return html.P(INTERNAL_ERROR, className="reason", role="alert")
 
 
 def _fill_tables(app: Dash, pages: Pages) -> None:

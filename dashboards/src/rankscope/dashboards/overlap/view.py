@@ -171,8 +171,8 @@ def _about_collectives(run: RunData, state: PageState) -> list[Block]:
         lines.append(f"{collectives.unmatched:,} instances could not be matched{f' ({reasons})' if reasons else ''}.")
     if collectives.excluded:
         lines.append(f"Left out, since their records do not show which rank waited: {reasons_text(collectives.excluded)}.")
-    whys = {row.expected_unknown for row in rows if row.expected_unknown is not None}
-    lines += [f"Why the expected bandwidth is not known: {why}." for why in sorted(whys)]
+    unknown_reasons = {row.expected_unknown for row in rows if row.expected_unknown is not None}
+    lines += [f"Why the expected bandwidth is not known: {why}." for why in sorted(unknown_reasons)]
     return [Items(lines, "help")] if lines else []
 
 

@@ -40,7 +40,7 @@ MOST_ROWS: Final = 2_000
 """Maximum rows of a table in the file. The page has all of them."""
 MOST_CSV_ROWS: Final = 5_000
 """Maximum rows of a figure's CSV in the file. The page has all of them."""
-OUR_FAULT: Final = "This could not be drawn: an error in rankscope, not in the run."
+INTERNAL_ERROR: Final = "This could not be drawn: an error in rankscope, not in the run."
 LEFT_OUT: Final = (model.Choice, model.Entry, model.Request, model.Button, model.RedrawMark, model.SearchTable)
 """Blocks that need a server."""
 
@@ -139,7 +139,7 @@ class _Contents:
             return [model.Text(str(error), "report-note")]
         except Exception as error:  # noqa: BLE001  other views must still be in the report; the command reports the fault
             self._fault(where, error)
-            return [model.Text(OUR_FAULT, "report-note")]
+            return [model.Text(INTERNAL_ERROR, "report-note")]
 
     def figure(self, block: model.FigureBlock) -> dict[str, Any]:
         """Draw a figure once per scheme. The dark one is stored as its differences from the light one."""
@@ -160,7 +160,7 @@ class _Contents:
             text = str(error)
         except Exception as error:  # noqa: BLE001  same reason as above
             self._fault(f"{self._view}, figure {block.name}", error)
-            text = OUR_FAULT
+            text = INTERNAL_ERROR
         return DrawnFigure(note(text, colors), NO_DATA, text)
 
     def _fault(self, where: str, error: Exception) -> None:

@@ -32,7 +32,7 @@ LEFT_AFTER_S: Final = 24 * 3600.0
 _USED: Final = ".used"
 """File of each folder: its modification time is that of the last use, its content the size of the folder in bytes."""
 
-ELSEWHERE: Final = "name another folder with --cache"
+CACHE_HINT: Final = "name another folder with --cache"
 """Advice for an unusable cache."""
 _LITTLE_BYTES: Final = 4 << 20
 
@@ -131,7 +131,7 @@ def full_disk(folder: Path) -> str | None:
     free = shutil.disk_usage(folder.parent).free
     if free >= _LITTLE_BYTES:
         return None
-    return f"the disk of {folder.parent} is full ({free / 2**20:.0f} MiB are left): make room there, or {ELSEWHERE}"
+    return f"the disk of {folder.parent} is full ({free / 2**20:.0f} MiB are left): make room there, or {CACHE_HINT}"
 
 
 def _noted_bytes(folder: Path) -> int:

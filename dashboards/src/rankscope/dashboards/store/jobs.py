@@ -24,7 +24,7 @@ from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
 from rankscope.dashboards.data.viewer import VIEWER
-from rankscope.dashboards.store.cache import ELSEWHERE, Store, in_words
+from rankscope.dashboards.store.cache import CACHE_HINT, Store, in_words
 from rankscope.dashboards.store.endings import CANCELLED, NO_PROGRESS, Ending, ended_silently, too_large
 from rankscope.dashboards.store.memory import memory_left, used_bytes
 from rankscope.dashboards.store.tasks import FOLLOW, State
@@ -191,7 +191,7 @@ class Jobs:
             job.folder = self.store.new_folder()
             process, connection = start(job.task, job.folder, job.arguments)
         except OSError as error:
-            failure = f"{self.store.root}: the cache cannot be used: {error.strerror or error}; {ELSEWHERE}"
+            failure = f"{self.store.root}: the cache cannot be used: {error.strerror or error}; {CACHE_HINT}"
         else:
             try:
                 ending = self._watch(job, process, connection)

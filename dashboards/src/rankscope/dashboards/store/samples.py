@@ -165,7 +165,9 @@ class SampleWriter:
 
     def publish(self, infos: Mapping[int, RankInfo], clocks: Mapping[str, StepClock]) -> None:
         """Make the samples visible to readers. ``clocks``: host to the step clock of one of its ranks, which dates the events."""
-        gpus = sorted(self._told(infos), key=lambda gpu: (natural(gpu.host), gpu.index is None, gpu.index or 0, gpu.gpu_uuid))
+        gpus = sorted(
+            self._gpus_of_ranks(infos), key=lambda gpu: (natural(gpu.host), gpu.index is None, gpu.index or 0, gpu.gpu_uuid)
+        )
         sampled = {rank for gpu in gpus for rank in gpu.ranks}
         index = HardwareIndex(
             gpus=gpus,
@@ -190,7 +192,7 @@ class SampleWriter:
         replace_file(self._folder / CLOCK, np.stack([steps, starts]).tobytes(), sync=False)
         return host
 
-    def _told(self, infos: Mapping[int, RankInfo]) -> Iterator[SampledGpu]:
+    def _gpus_of_ranks(self, infos: Mapping[int, RankInfo]) -> Iterator[SampledGpu]:
         ranks: dict[tuple[str, str], list[int]] = {}
         for rank, info in infos.items():
             if info.gpu_uuid is not None:

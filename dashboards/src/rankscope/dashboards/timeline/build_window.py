@@ -22,8 +22,8 @@ from rankscope.analysis.trace.work import Work
 from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
 from rankscope.dashboards.data.progress import OnProgress, Progress
-from rankscope.dashboards.timeline.data import Collective, CollectiveCalls, WindowAbout, WindowData, write_window
-from rankscope.dashboards.timeline.parts import NOBODY, Numbers, Parts, RecordedIntervals, joined, parts_of
+from rankscope.dashboards.timeline.data import Collective, CollectiveCalls, WindowData, WindowInfo, write_window
+from rankscope.dashboards.timeline.parts import NO_VALUE, Numbers, Parts, RecordedIntervals, joined, parts_of
 from rankscope.dashboards.timeline.raw_events import RawEvents, kept_files
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import CollectiveRecord
@@ -88,7 +88,7 @@ def lay(
     offsets = {rank: base + clocks.offset_at(rank, starts[rank]) for rank in ranks}
     events = raw.events(offsets)
     return WindowData(
-        about=WindowAbout(
+        info=WindowInfo(
             first=steps.start,
             past=steps.stop,
             ranks=ranks,
@@ -193,7 +193,7 @@ def _calls(row: int, rank: int, records: list[CollectiveRecord], linked: _Linked
                 linked.number_of[key := key_of(rank, record)],
                 linked.on_clock(rank, arrival_ns(record)),
                 linked.on_clock(rank, record.end_unix_ns),
-                linked.wait_ns.get(key, NOBODY),
+                linked.wait_ns.get(key, NO_VALUE),
             )
             for record in records
         ],

@@ -14,7 +14,7 @@ from rankscope.base.errors import InputError
 from rankscope.dashboards.data.cached_files import read_arrays, read_json
 from rankscope.dashboards.timeline.parts import Numbers, Parts
 
-ABOUT: Final = "window.json"
+INFO: Final = "window.json"
 COLUMNS: Final = "window.npz"
 
 
@@ -45,7 +45,7 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.op} · {self.group} · {self.key.rpartition(':')[2]}"
 
 
-class WindowAbout(msgspec.Struct, frozen=True, kw_only=True):
+class WindowInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Metadata of a window."""
 
     first: int
@@ -92,16 +92,16 @@ class CollectiveCalls:
     arrival: Numbers
     end: Numbers
     wait: Numbers
-    """``NOBODY``: not known."""
+    """``NO_VALUE``: not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowData:
     """Data of a window."""
 
-    about: WindowAbout
+    info: WindowInfo
     parts: Parts
-    """One lane per rank, in the order of ``about.ranks``."""
+    """One lane per rank, in the order of ``info.ranks``."""
     calls: CollectiveCalls
     events: LaneEvents
     offset_ns: Numbers
@@ -109,7 +109,7 @@ class WindowData:
 
     def collective(self, key: str | None) -> int | None:
         """Return the number of the collective with that key, ``None`` if there is none."""
-        return next((at for at, candidate in enumerate(self.about.collectives) if candidate.key == key), None)
+        return next((at for at, candidate in enumerate(self.info.collectives) if candidate.key == key), None)
 
 
 _SETS: Final[dict[str, type[Parts | CollectiveCalls | LaneEvents]]] = {
@@ -123,15 +123,15 @@ def write_window(data: WindowData, folder: Path) -> None:
     """Write a window into ``folder``. Raises ``OSError``."""
     columns = {f"{name}_{field}": getattr(getattr(data, name), field) for name in _SETS for field in _SETS[name].__slots__}
     np.savez(folder / COLUMNS, offset_ns=data.offset_ns, **columns)
-    (folder / ABOUT).write_bytes(msgspec.json.encode(data.about))
+    (folder / INFO).write_bytes(msgspec.json.encode(data.info))
 
 
 def read_window(folder: Path) -> WindowData:
     """Read the window that ``write_window`` wrote. Raises ``InputError``."""
-    about = read_json(folder / ABOUT, WindowAbout, "the cached window")
+    info = read_json(folder / INFO, WindowInfo, "the cached window")
     columns = read_arrays(folder / COLUMNS, "the cached window")
     try:
         sets = {name: kind(*(columns[f"{name}_{field}"] for field in kind.__slots__)) for name, kind in _SETS.items()}
-        return WindowData(about=about, offset_ns=columns["offset_ns"], **sets)  # type: ignore[arg-type]
+        return WindowData(info=info, offset_ns=columns["offset_ns"], **sets)  # type: ignore[arg-type]
     except KeyError as error:
         raise InputError(folder, f"the cached window lacks {error}") from error

@@ -15,7 +15,7 @@ from rankscope.dashboards.charts.bar_names import LONGEST_LABEL
 from rankscope.dashboards.charts.bars import BarStyle, row_bars
 from rankscope.dashboards.charts.frame import framed, hatched, note, rank_label, readable, rows_axis
 from rankscope.dashboards.charts.palette import Palette
-from rankscope.dashboards.timeline.parts import NOBODY, ActivityKind, Numbers, Parts
+from rankscope.dashboards.timeline.parts import NO_VALUE, ActivityKind, Numbers, Parts
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.runs.records import PHASES
 
@@ -41,7 +41,7 @@ STYLES: Final = (
     BarStyle("Communication, including waiting", "unmatched", "|"),
     BarStyle("Copies", "exposed_memcpy", "."),
     BarStyle("Idle", "idle"),
-    BarStyle("In a step, outside of collectives", "not_told", "-"),
+    BarStyle("In a step, outside of collectives", "not_separated", "-"),
 )
 """Looks, in the order of ``ActivityKind``."""
 _WORDS: Final = ("Compute", "Overlap", "Transfer", "Waiting", "Communication", "Copies", "Idle", "In a step")
@@ -55,7 +55,7 @@ class Lanes:
 
     labels: list[str]
     parts: Parts
-    """``kind``: ``ActivityKind``, or a phase from ``FIRST_PHASE`` on. ``about``: index in ``texts``, or ``NOBODY`` for none."""
+    """``kind``: ``ActivityKind``, or a phase from ``FIRST_PHASE`` on. ``about``: index in ``texts``, or ``NO_VALUE`` for none."""
     texts: Sequence[str]
     """Names of parts."""
     ranks: list[int]
@@ -110,7 +110,7 @@ def cut(parts: Parts, lanes: int, first: int, past: int, columns: int = COLUMNS)
     flat = np.bincount(cell * NOTHING + kind, weights=inside, minlength=lanes * columns * NOTHING).astype(np.float64)
     times = flat.reshape(lanes, columns, NOTHING)
     prevailing = np.where(times.any(axis=2), times.argmax(axis=2), NOTHING).astype(np.uint8)
-    about = np.full(lanes * columns, NOBODY)
+    about = np.full(lanes * columns, NO_VALUE)
     shown = prevailing.ravel()[cell] == kind
     about[cell[shown]] = parts.about[part_of_cell][shown]
     return Cells(edges, times, prevailing, about.reshape(lanes, columns))
@@ -203,7 +203,7 @@ def _add_bars(figure: go.Figure, lanes: Lanes, colors: Palette) -> None:
     for kind in np.unique(parts.kind).tolist():
         of_kind = parts.kind == kind
         label = kind_label(kind)
-        names = [lanes.texts[at] if at != NOBODY else label for at in parts.about[of_kind].tolist()]
+        names = [lanes.texts[at] if at != NO_VALUE else label for at in parts.about[of_kind].tolist()]
         wide = (parts.end - parts.start)[of_kind]
         figure.add_bar(
             x=wide / _NS_PER_MS,
@@ -266,10 +266,10 @@ def _hover_texts(cells: Cells, lanes: Lanes) -> NDArray[np.object_]:
     kinds = [kind_label(kind) for kind in range(NOTHING + 1)]
     names = [f"<br>{name}" for name in lanes.texts]
     lengths = np.array([len(name) for name in names] or [0])
-    if lengths[cells.about[cells.about != NOBODY]].sum() + cells.about.size * 40 > _MOST_TEXT:
+    if lengths[cells.about[cells.about != NO_VALUE]].sum() + cells.about.size * 40 > _MOST_TEXT:
         kinds = [_WORDS[kind] if kind < FIRST_PHASE else label for kind, label in enumerate(kinds)]
         names = [f" #{at}" for at in range(len(names))]
-    names.append("")  # of ``NOBODY``, the last
+    names.append("")  # of ``NO_VALUE``, the last
     texts: NDArray[np.object_] = np.array(kinds, object)[cells.prevailing] + np.array(names, object)[cells.about]
     of_lanes = np.array([f"{_lane_text(lanes, at)}<br>" for at in range(len(lanes.labels))], object)
     if sum(map(len, of_lanes.tolist())) * cells.about.shape[1] <= _MOST_TEXT:

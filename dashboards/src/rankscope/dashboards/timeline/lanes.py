@@ -14,7 +14,7 @@ from rankscope.dashboards.data.hosts import UNKNOWN_HOST, host_rows, known_hosts
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.timeline.data import Collective, WindowData
 from rankscope.dashboards.timeline.figures import FIRST_PHASE, MOST_LANES, Lanes
-from rankscope.dashboards.timeline.parts import NOBODY, ActivityKind, Numbers, Parts, RecordedIntervals, joined, parts_of
+from rankscope.dashboards.timeline.parts import NO_VALUE, ActivityKind, Numbers, Parts, RecordedIntervals, joined, parts_of
 from rankscope.dashboards.timeline.windows import Window
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.runs.records import PHASES
@@ -31,7 +31,7 @@ def lanes_of(
     ``by_host``: a lane represents the ranks of a host.
     """
     first, past = span
-    ranks = data.about.ranks
+    ranks = data.info.ranks
     detailed = ranks if len(ranks) <= DETAIL_UP_TO else [picked] if picked in ranks else []
     labels: list[str] = []
     of_ranks: list[int] = []
@@ -49,7 +49,7 @@ def lanes_of(
         parts.append(Parts(overview.lane + len(labels), overview.start, overview.end, overview.kind, overview.about))
         labels += [f"rank {ranks[row]}" for row in rows.tolist()]
         of_ranks += [ranks[row] for row in rows.tolist()]
-    texts = [plotly_text(name) for name in (*map(described, data.about.collectives), *data.about.names)]
+    texts = [plotly_text(name) for name in (*map(described, data.info.collectives), *data.info.names)]
     return Lanes(labels, joined(parts), texts, of_ranks, picked, hosts, by_host, top), each
 
 
@@ -81,10 +81,10 @@ def described(collective: Collective) -> str:
 
 def _detail(run: RunData, window: Window, data: WindowData, rank: int) -> list[tuple[str, Parts]]:
     """Return name and parts of the lanes of one rank: the whole rank, host phases, each process group, each stream."""
-    row = data.about.ranks.index(rank)
+    row = data.info.ranks.index(rank)
     detail = [("", _alone(data.parts, row)), ("host: phases", _phases(run, window, data, rank))]
     calls = data.calls
-    groups = np.array([collective.group for collective in data.about.collectives])
+    groups = np.array([collective.group for collective in data.info.collectives])
     of_row = calls.row == row
     for group in sorted(set(groups[calls.collective[of_row]].tolist())):
         of_group = of_row & (groups[calls.collective] == group)
@@ -92,10 +92,10 @@ def _detail(run: RunData, window: Window, data: WindowData, rank: int) -> list[t
         recorded = RecordedIntervals(EMPTY, spans, calls.wait[of_group], calls.collective[of_group], EMPTY, EMPTY, is_whole=False)
         detail.append((f"group {group}", parts_of(0, recorded)))
     events = data.events
-    for lane, (of_rank, name) in enumerate(data.about.lanes):
+    for lane, (of_rank, name) in enumerate(data.info.lanes):
         if of_rank == rank:
             of_group = events.lane == lane
-            about = events.name[of_group] + len(data.about.collectives)
+            about = events.name[of_group] + len(data.info.collectives)
             detail.append(
                 (
                     name,
@@ -109,9 +109,9 @@ def _detail(run: RunData, window: Window, data: WindowData, rank: int) -> list[t
 
 def _phases(run: RunData, window: Window, data: WindowData, rank: int) -> Parts:
     """Return the phases of a rank's steps, placed one after the other in their usual order: records have only durations."""
-    offset = int(data.offset_ns[data.about.ranks.index(rank)])
+    offset = int(data.offset_ns[data.info.ranks.index(rank)])
     rows = [
-        (0, begin - offset, end - offset, FIRST_PHASE + PHASES.index(phase), NOBODY)
+        (0, begin - offset, end - offset, FIRST_PHASE + PHASES.index(phase), NO_VALUE)
         for step in run.source.window_steps(run.summary, window, rank)
         for phase, begin, end in phases_in_order(step, step.start_unix_ns, step.start_unix_ns + round(step.wall_us * 1000))
     ]

@@ -28,11 +28,12 @@ class ActivityKind(IntEnum):
     """In an unmatched collective, or in an event of a raw trace: waiting and transfer cannot be separated."""
     COPY = 5
     IDLE = 6
-    NOT_TOLD = 7
+    NOT_SEPARATED = 7
     """In a profiled step, outside of collectives: compute, copies and idle cannot be separated without the raw trace."""
 
 
-NOBODY: Final = -1
+NO_VALUE: Final = -1
+"""No collective, or an unknown wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Parts:
     kind: Numbers
     """Value of ``ActivityKind``."""
     about: Numbers
-    """Number of the window's collective that the part belongs to, else ``NOBODY``."""
+    """Number of the window's collective that the part belongs to, else ``NO_VALUE``."""
 
     def of(self, lanes: Numbers, first: int, past: int) -> Parts:
         """Return the parts of ``lanes`` (ascending), renumbered in their order and cut to ``[first, past)``."""
@@ -70,7 +71,7 @@ class RecordedIntervals:
     collectives: Spans
     """[n, 2]: arrival and end, in any order; may overlap."""
     waits: Numbers
-    """[n]: how long each collective waited for its last rank; ``NOBODY`` where not known."""
+    """[n]: how long each collective waited for its last rank; ``NO_VALUE`` where not known."""
     numbers: Numbers
     """[n]: numbers of the collectives, for ``Parts.about``."""
     compute: Spans
@@ -90,7 +91,7 @@ def parts_of(lane: int, recorded: RecordedIntervals) -> Parts:
     edges = np.unique(np.concatenate([lasts, *(spans.ravel() for spans in sets)]))
     if len(edges) < 2:
         return _no_parts()
-    has_wait = waits != NOBODY
+    has_wait = waits != NO_VALUE
     in_step, computes, copies = (
         _depth(edges, spans[:, 0], spans[:, 1]) for spans in (recorded.steps, recorded.compute, recorded.copies)
     )
@@ -98,7 +99,7 @@ def parts_of(lane: int, recorded: RecordedIntervals) -> Parts:
     transfers = _depth(edges, lasts[has_wait], ends[has_wait])
     unknown = _depth(edges, arrivals[~has_wait], ends[~has_wait])
     talks = waiting | transfers | unknown
-    remaining_kind = np.where(in_step, ActivityKind.IDLE if recorded.is_whole else ActivityKind.NOT_TOLD, NOBODY)
+    remaining_kind = np.where(in_step, ActivityKind.IDLE if recorded.is_whole else ActivityKind.NOT_SEPARATED, NO_VALUE)
     kind = np.select(
         [talks & computes, transfers, waiting, unknown, computes, copies],
         [
@@ -111,7 +112,7 @@ def parts_of(lane: int, recorded: RecordedIntervals) -> Parts:
         ],
         remaining_kind,
     )
-    about = np.full(len(kind), NOBODY)
+    about = np.full(len(kind), NO_VALUE)
     places = np.searchsorted(edges, recorded.collectives).tolist()
     for at in np.argsort(arrivals, kind="stable").tolist():
         first, past = places[at]
@@ -119,7 +120,7 @@ def parts_of(lane: int, recorded: RecordedIntervals) -> Parts:
     opens = np.concatenate(([True], (kind[1:] != kind[:-1]) | (about[1:] != about[:-1])))
     begin = np.flatnonzero(opens)
     past_ = np.append(begin[1:], len(kind))
-    real = kind[begin] != NOBODY
+    real = kind[begin] != NO_VALUE
     begin, past_ = begin[real], past_[real]
     return Parts(np.full(len(begin), lane), edges[begin], edges[past_], kind[begin], about[begin])
 

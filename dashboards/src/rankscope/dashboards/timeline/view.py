@@ -38,7 +38,7 @@ from rankscope.dashboards.timeline.data import Collective, WindowData
 from rankscope.dashboards.timeline.figures import STYLES, Arrival, Lanes, arrival_bars, cut, kind_label, timeline
 from rankscope.dashboards.timeline.kernels import kernel_section
 from rankscope.dashboards.timeline.lanes import DETAIL_UP_TO, described, lanes_of, representatives
-from rankscope.dashboards.timeline.parts import NOBODY, Numbers
+from rankscope.dashboards.timeline.parts import NO_VALUE, Numbers
 from rankscope.dashboards.timeline.windows import Window
 from rankscope.dashboards.words.wording import GOING_ON, count, utc_time
 from rankscope.runs.control import MAX_STEPS
@@ -99,7 +99,7 @@ def _window(run: RunData, state: PageState) -> tuple[Window, WindowData] | None:
 
 def _span(state: PageState, data: WindowData) -> tuple[int, int]:
     """Return the shown span in nanoseconds; the whole window if the address has no span within it."""
-    extent = data.about.extent_ns
+    extent = data.info.extent_ns
     if state.span is None:
         return 0, extent
     first, past = state.span[0] * 1000, min(state.span[1] * 1000, extent)
@@ -112,7 +112,7 @@ def _chosen(state: PageState, data: WindowData) -> int | None:
     if collective is not None:
         return collective
     spreads = [
-        (candidate.spread_ns, -at) for at, candidate in enumerate(data.about.collectives) if candidate.spread_ns is not None
+        (candidate.spread_ns, -at) for at, candidate in enumerate(data.info.collectives) if candidate.spread_ns is not None
     ]
     return -max(spreads)[1] if spreads else None
 
@@ -142,7 +142,7 @@ def _picture(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     picture = timeline(lanes, first, past, colors, bounds=_bounds(data, window), chosen=frames)
     picture.update_layout(uirevision=f"{window.first} {state.span} {state.rank}")
     waited_text = f"; {_of_several(each, by_host=by_host)} the one that waited least" if each > 1 else ""
-    ranks = count(len(data.about.ranks), "rank")
+    ranks = count(len(data.info.ranks), "rank")
     sentence = f"Activity of {ranks} in {window.steps}, from {first / 1e6:,.2f} to {past / 1e6:,.2f} ms{waited_text}"
     return DrawnFigure(picture, _times(lanes, first, past), sentence)
 
@@ -161,7 +161,7 @@ def _times(lanes: Lanes, first: int, past: int) -> FigureData:
 
 def _bounds(data: WindowData, window: Window) -> list[tuple[str, int]]:
     """Return names and begin times of steps; none if the window has more than ``_NAMED_STEPS``."""
-    return [(f"step {step}", begin) for step, begin, _ in data.about.steps] if window.past - window.first <= _NAMED_STEPS else []
+    return [(f"step {step}", begin) for step, begin, _ in data.info.steps] if window.past - window.first <= _NAMED_STEPS else []
 
 
 def _frames(data: WindowData, lanes: Lanes, number: int | None) -> Numbers | None:
@@ -169,7 +169,7 @@ def _frames(data: WindowData, lanes: Lanes, number: int | None) -> Numbers | Non
         return None
     of_collective = data.calls.collective == number
     times = {
-        data.about.ranks[row]: (start, end)
+        data.info.ranks[row]: (start, end)
         for row, start, end in zip(
             data.calls.row[of_collective].tolist(),
             data.calls.arrival[of_collective].tolist(),
@@ -192,15 +192,15 @@ def _arrivals(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
         text = _NONE if chosen is None else "No collective of this window could be matched across its ranks."
         return DrawnFigure(note(text, colors), NO_DATA, text.replace("<br>", " "))
     data = chosen[1]
-    collective = data.about.collectives[number]
+    collective = data.info.collectives[number]
     of_collective = data.calls.collective == number
     rows = zip(*(getattr(data.calls, name)[of_collective].tolist() for name in ("row", "arrival", "end", "wait")), strict=True)
     arrivals = sorted(
         (
             Arrival(
-                rank=data.about.ranks[row],
+                rank=data.info.ranks[row],
                 arrival_ms=(arrival - collective.first_ns) / 1e6,
-                wait_ms=None if wait == NOBODY else wait / 1e6,
+                wait_ms=None if wait == NO_VALUE else wait / 1e6,
                 end_ms=(end - collective.first_ns) / 1e6,
             )
             for row, arrival, end, wait in rows
@@ -229,29 +229,29 @@ def _facts(run: RunData, state: PageState) -> list[Block]:
     if chosen is None:
         return []
     window, data = chosen
-    about = data.about
+    info = data.info
     by_host, hosts = _by_host(run, state), known_hosts(run.analysis)
     each = representatives(
-        data.parts, len(about.ranks), [hosts.get(rank, UNKNOWN_HOST) for rank in about.ranks] if by_host else None
+        data.parts, len(info.ranks), [hosts.get(rank, UNKNOWN_HOST) for rank in info.ranks] if by_host else None
     )[1]
     of_several = _of_several(each, by_host=by_host)
     windows = run.source.windows(run.summary)
     lines = [
         (
             f"Window of {window.steps}, one of {len(windows.windows):,}, from {utc_time(window.start_unix_ns)}: "
-            f"{len(about.ranks):,} of {windows.recorded:,} ranks captured, "
-            f"{about.matched:,} collectives matched, {about.unmatched:,} not. "
-            f"{clock_sentence(about.clock)}"
+            f"{len(info.ranks):,} of {windows.recorded:,} ranks captured, "
+            f"{info.matched:,} collectives matched, {info.unmatched:,} not. "
+            f"{clock_sentence(info.clock)}"
         ),
         _raw_sentence(data),
         *([f"Shown: {of_several} the one that waited least; any other can be picked."] if each > 1 else []),
-        *(f"Left out: {text}." for text in about.left_out),
+        *(f"Left out: {text}." for text in info.left_out),
     ]
     choices = [{"value": collective.key, "label": described(collective)} for collective in _costliest(data)]
-    full_range = {"value": f"0-{-(-about.extent_ns // 1000)}", "label": "all of it"}
+    full_range = {"value": f"0-{-(-info.extent_ns // 1000)}", "label": "all of it"}
     spans = [
         full_range,
-        *({"value": f"{begin // 1000}-{-(-end // 1000)}", "label": f"step {step}"} for step, begin, end in about.steps),
+        *({"value": f"{begin // 1000}-{-(-end // 1000)}", "label": f"step {step}"} for step, begin, end in info.steps),
     ]
     return [
         Group(
@@ -266,8 +266,8 @@ def _facts(run: RunData, state: PageState) -> list[Block]:
 
 
 def _raw_sentence(data: WindowData) -> str:
-    rank_count = len(data.about.raw_ranks)
-    if rank_count == len(data.about.ranks):
+    rank_count = len(data.info.raw_ranks)
+    if rank_count == len(data.info.ranks):
         return "Raw traces of all ranks were kept: all kernels, copies and idle times are shown."
     subject = f"{rank_count} ranks were" if rank_count else "the ranks were not"
     return (
@@ -277,7 +277,7 @@ def _raw_sentence(data: WindowData) -> str:
 
 
 def _costliest(data: WindowData) -> list[Collective]:
-    return sorted(data.about.collectives, key=lambda collective: (-(collective.spread_ns or 0), collective.first_ns))[:_LISTED]
+    return sorted(data.info.collectives, key=lambda collective: (-(collective.spread_ns or 0), collective.first_ns))[:_LISTED]
 
 
 def _legend(run: RunData, state: PageState) -> list[Block]:
@@ -297,9 +297,9 @@ def _pick(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState
     lane, at = int(point["y"]), round(float(point["x"]) * 1e6)
     parts = lanes.parts
     hits = np.flatnonzero((parts.lane == lane) & (parts.start < at) & (parts.end >= at))
-    number = int(parts.about[hits[0]]) if len(hits) else NOBODY
-    if 0 <= number < len(data.about.collectives):
-        return replace(state, collective=data.about.collectives[number].key)
+    number = int(parts.about[hits[0]]) if len(hits) else NO_VALUE
+    if 0 <= number < len(data.info.collectives):
+        return replace(state, collective=data.info.collectives[number].key)
     return replace(state, rank=lanes.ranks[lane])
 
 

@@ -17,7 +17,7 @@ from rankscope.dashboards.web.login import LOGIN, LOGOUT
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 HEALTHY: Final = "/-/healthy"
-OURSELVES: Final = "rankscope.ourselves"
+OWN_REQUEST: Final = "rankscope.ourselves"
 """WSGI environment key of requests that the server makes to itself; a browser cannot set it."""
 
 HEADERS: Final = {
@@ -72,7 +72,7 @@ def protect(app: dash.Dash, config: DashboardConfig) -> None:
 
     def guard() -> flask.typing.ResponseReturnValue | None:
         request = flask.request
-        if OURSELVES in request.environ or request.path == HEALTHY:
+        if OWN_REQUEST in request.environ or request.path == HEALTHY:
             return None
         if not is_answered(_host(request), names):
             text = "This dashboard does not answer under that name; --allow-host NAME lets it.\n"

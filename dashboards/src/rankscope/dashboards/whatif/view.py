@@ -39,17 +39,17 @@ def seconds_text(seconds: float) -> str:
     return duration(1e6 * seconds)
 
 
-def without(result: WhatIf, thought: Counterfactual | None, pace: WeekCost, *, price_given: bool) -> list[Block]:
+def without(result: WhatIf, counterfactual: Counterfactual | None, pace: WeekCost, *, price_given: bool) -> list[Block]:
     """Return the counterfactual step without the chosen parts, and the value of the saving. ``result`` must be ``ok``.
 
     ``price_given``: True if the price was entered on the page, False if it was recorded with the run.
     """
-    if thought is None:
+    if counterfactual is None:
         return [Text(result.summary, "reason")]
-    if thought.step_seconds is None:
-        return [Text(f"Without {thought.label}: not known. {thought.why}", "reason")]
+    if counterfactual.step_seconds is None:
+        return [Text(f"Without {counterfactual.label}: not known. {counterfactual.why}", "reason")]
     actual, measured = result.step_seconds or 0.0, result.measured_step_seconds or 0.0
-    saved = actual - thought.step_seconds
+    saved = actual - counterfactual.step_seconds
     step = "typical step" if result.source.evidence == "steps" else "step"
     rare = rare_steps_text(result.source)
     change = f"{seconds_text(saved)} shorter ({percent(saved / measured, digits=1)})" if saved > 0 else "no shorter"
@@ -58,11 +58,11 @@ def without(result: WhatIf, thought: Counterfactual | None, pace: WeekCost, *, p
         "CPU ranks lose no GPU time; enter a price to count it" if hours is None else "of the GPU time of this job, at its pace"
     )
     return [
-        Text(f"Without {thought.label} a {step} would be {change}.", "whatif-sentence", live=True),
+        Text(f"Without {counterfactual.label} a {step} would be {change}.", "whatif-sentence", live=True),
         *([] if rare is None else [Text(f"{rare[0].upper()}{rare[1:]}.", "help")]),
         Facts(
             [
-                Fact(step.capitalize(), seconds_text(thought.step_seconds), detail=f"it takes {seconds_text(actual)}"),
+                Fact(step.capitalize(), seconds_text(counterfactual.step_seconds), detail=f"it takes {seconds_text(actual)}"),
                 Fact("Saved a week", gpu_hours(hours), detail=of_job),
                 Fact(
                     "Worth a week",
@@ -143,8 +143,8 @@ def _pace(run: RunData, state: PageState) -> WeekCost:
 
 
 def _answer(run: RunData, state: PageState) -> list[Block]:
-    thought = step_without(run, state.without)
-    return without(run.whatif.result, thought, _pace(run, state), price_given=state.price is not None)
+    counterfactual = step_without(run, state.without)
+    return without(run.whatif.result, counterfactual, _pace(run, state), price_given=state.price is not None)
 
 
 def _fleet(run: RunData) -> list[Block]:

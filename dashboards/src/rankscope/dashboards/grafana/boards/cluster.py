@@ -195,8 +195,8 @@ def _some_missing(metric: str) -> Query:
     """Return ``Dialect.missing`` over all GPUs together: one series per reason."""
 
     def why(series: str, words: str) -> str:
-        told_why = f'label_replace({series}, "why", "{words}", "reason", "(.*)")'
-        return f'label_replace(group by (why) ({told_why}), "of", "GPUs", "", "")'
+        with_why = f'label_replace({series}, "why", "{words}", "reason", "(.*)")'
+        return f'label_replace(group by (why) ({with_why}), "of", "GPUs", "", "")'
 
     absent = why(NATIVE.selector("gpu_metric_absent_info", metric=metric), "not available ($1)")
     down = why(NATIVE.selector("gpu_down_info"), "collection dead ($1)")
