@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from tests.played_ranks import FIRST, accept, append, breakdown, end, job, profile, rank_info, two_ranks
 
 from rankscope.cli.live import capture as capture_module
-from rankscope.cli.live import capturing, live_run, standstill
+from rankscope.cli.live import capture_request, live_run, standstill
 from rankscope.cli.live.capture import capture
 from rankscope.runs.control import ControlAnswer, ControlRequest, answer
 from rankscope.runs.paths import attempt_dir, flight_dir, rank_dir
@@ -31,7 +31,7 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def cli(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
     """The command in this process, with short waits."""
-    monkeypatch.setattr(capturing, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(capture_request, "SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(live_run, "POLL_SECONDS", 0.02)
     return cli
 
@@ -56,7 +56,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The command's clock, controlled by the test."""
     made = Clock()
-    for module in (capture_module, capturing, live_run, standstill):
+    for module in (capture_module, capture_request, live_run, standstill):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -139,13 +139,13 @@ def test_ranks_that_appear_a_moment_later_are_asked_too(
     for path in attempt_dir(run, 0).rglob("steps-*"):
         path.unlink()
 
-    def say(line: str) -> None:
+    def print_progress(line: str) -> None:
         collected.append(line)
         if "rank 0" in line:
             write_record(rank_dir(run, 0, 0) / "rank.json", rank_info(0))
 
     collected: list[str] = []
-    monkeypatch.setattr(live_run, "say", say)
+    monkeypatch.setattr(live_run, "print_progress", print_progress)
     with job(run, serve_all):
         completed = cli("capture", run, *chosen, "--wait", "1000", "--format", "json")
     # then both are asked
@@ -185,7 +185,7 @@ def test_a_rank_that_has_been_absent_for_long_is_not_waited_for(run: Path, cli: 
     # given a job that has trained since 1970 without rank 0
     monkeypatch.setattr(live_run, "JOIN_SECONDS", 1e9)
     (rank_dir(run, 0, 0) / "rank.json").unlink()
-    monkeypatch.setattr(live_run, "waited_for", lambda *_, **__: pytest.fail("it waits"))
+    monkeypatch.setattr(live_run, "poll", lambda *_, **__: pytest.fail("it waits"))
     with job(run, serve_all):
         completed = cli("capture", run, "--wait", "1000", "--format", "json")
     assert completed.returncode == 1
@@ -199,11 +199,11 @@ def test_a_rank_that_has_been_absent_for_long_is_not_waited_for(run: Path, cli: 
 def test_a_job_that_ends_while_its_ranks_appear_is_over(run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     starting(run)
 
-    def say(_line: str) -> None:
+    def print_progress(_line: str) -> None:
         end(run, 0)
         end(run, 1)
 
-    monkeypatch.setattr(live_run, "say", say)
+    monkeypatch.setattr(live_run, "print_progress", print_progress)
     completed = cli("capture", run, "--wait", "1000")
     assert completed.returncode == 3
     assert "the run is over" in completed.stderr

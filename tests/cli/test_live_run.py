@@ -13,7 +13,7 @@ from tests.played_ranks import append, breakdown, two_ranks
 
 from rankscope.cli.live import live_run
 from rankscope.cli.live.live_run import LiveRun
-from rankscope.cli.live.profiled import ProfiledSteps
+from rankscope.cli.live.profile_progress import ProfileProgress
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.segments import read_blocks
 
@@ -37,7 +37,7 @@ def test_many_ranks_are_looked_at_less_often(monkeypatch: pytest.MonkeyPatch) ->
     for ranks, longest in ((8, 0.5), (100, 1.0), (1024, 5.0)):
         clock[0] = 0.0
         pauses.clear()
-        assert live_run.waited_for(lambda: None, until=120.0, ranks=ranks) is None
+        assert live_run.poll(lambda: None, until=120.0, ranks=ranks) is None
         assert (pauses[0], max(pauses)) == (0.5, longest)
         assert clock[0] == 120.0
 
@@ -45,8 +45,8 @@ def test_many_ranks_are_looked_at_less_often(monkeypatch: pytest.MonkeyPatch) ->
 def test_only_what_is_new_of_the_profiles_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a rank with a history
     append(run, 0, "windows", *(breakdown(step) for step in range(60)))
-    profiled = ProfiledSteps(LiveRun(run), 0, range(70, 72))
-    assert profiled.lacking() == [70, 71]
+    progress = ProfileProgress(LiveRun(run), 0, range(70, 72))
+    assert progress.missing_steps() == [70, 71]
     read: list[bytes] = []
 
     def counted(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
@@ -60,22 +60,22 @@ def test_only_what_is_new_of_the_profiles_is_read(run: Path, monkeypatch: pytest
     path = next(rank_dir(run, 0, 0).glob("windows-*"))
     with path.open("ab") as file:
         file.write(rows[0] + rows[1] + rows[2][:20])
-    assert profiled.lacking() == [71]
+    assert progress.missing_steps() == [71]
     with path.open("ab") as file:
         file.write(rows[2][20:])
     append(run, 0, "windows", breakdown(72))
     # then that is read, and nothing twice
-    assert profiled.lacking() == []
+    assert progress.missing_steps() == []
     assert read == [rows[0] + rows[1], rows[2][:20], rows[2], msgspec.json.encode(breakdown(72)) + b"\n"]
 
 
 def test_profiles_that_move_while_one_waits_are_found(run: Path) -> None:
     append(run, 0, "windows", breakdown(60))
     append(run, 0, "windows", breakdown(70))
-    profiled = ProfiledSteps(LiveRun(run), 0, range(70, 72))
-    assert profiled.lacking() == [71]
+    progress = ProfileProgress(LiveRun(run), 0, range(70, 72))
+    assert progress.missing_steps() == [71]
     # when the segments are replaced
     for path in rank_dir(run, 0, 0).glob("windows-*"):
         path.unlink()
     (rank_dir(run, 0, 0) / "windows-000009.jsonl").write_bytes(msgspec.json.encode(breakdown(71)) + b"\n")
-    assert profiled.lacking() == []
+    assert progress.missing_steps() == []

@@ -20,7 +20,7 @@ from rankscope.analysis.report.terminal import render_text
 from rankscope.base.errors import InputError, MissingError
 from rankscope.cli.demo.faults import Fault, FaultType
 from rankscope.cli.demo.services import Services
-from rankscope.cli.demo.story import Story, StoryRow, announce, tell
+from rankscope.cli.demo.story import Story, StoryRow, announce, run_story
 from rankscope.cli.terminal import format_option, print_json, use_color, width
 from rankscope.runs.named import DEFAULT_FOLDER
 
@@ -64,7 +64,7 @@ def demo(*, fault: Fault, once: bool, run_dir: Path | None, format_: str) -> int
     try:
         with Services(logs) as services:
             story = Story(run_dir=run_dir, fault=fault, services=services, say=say)
-            tell(story)
+            run_story(story)
             _print_result(story, format_)
             ok = all(part.ok for part in story.parts)
             if not once:

@@ -82,8 +82,8 @@ def expect(condition: object, message: str) -> None:
         raise CheckFailedError(message)
 
 
-def tell(story: Story) -> None:
-    """Everything, in order; the result is in ``story.parts`` and ``story.analysis``."""
+def run_story(story: Story) -> None:
+    """Run all parts in order; the result is in ``story.parts`` and ``story.analysis``."""
     spool = story.services.logs / "spool"
     spool.mkdir()
     with story.part("exporter") as detail:

@@ -79,13 +79,13 @@ def capture(
     if note is not None:
         note = note.encode(errors="replace").decode()[:500]
     if flight_recorder:
-        from rankscope.cli.live.dumping import dump_recorders
+        from rankscope.cli.live.dump_request import dump_recorders
 
         request = named_request(new_request("dump", ranks=named, note=note), request_id)
         dumps = dump_recorders(live, request, expected, until=until)
         _print(dumps, dumps.text(), format_)
         return 1 if dumps.missing else 0
-    from rankscope.cli.live.capturing import capture_steps
+    from rankscope.cli.live.capture_request import capture_steps
 
     request = new_request("capture", steps=steps, ranks=named, keep_trace=keep_trace, note=note)
     request = named_request(request, request_id)

@@ -88,10 +88,10 @@ class LiveRun:
             return None if awaited() else True
 
         if awaited() and patience > 0:
-            say(f"waiting for {ranks_text(awaited())}: no record yet")
-            waited_for(look, until=now + patience, ranks=len(infos))
+            print_progress(f"waiting for {ranks_text(awaited())}: no record yet")
+            poll(look, until=now + patience, ranks=len(infos))
         if awaited():
-            say(f"{ranks_text(awaited())} of this job: still no record; continuing without")
+            print_progress(f"{ranks_text(awaited())} of this job: still no record; continuing without")
         if not self.ranks:
             raise self._over(self.infos())
 
@@ -113,7 +113,7 @@ class LiveRun:
         # The answer is untrusted: every user with write access to the folder may have written it.
         if answer.attempt in (None, self.attempt) or answer.attempt not in self.reader.attempts():
             return False
-        say(f"the job has been started anew in the meantime; attempt {answer.attempt} answers, not {self.attempt}")
+        print_progress(f"the job has been started anew in the meantime; attempt {answer.attempt} answers, not {self.attempt}")
         self.attempt = answer.attempt
         self._read_ranks()
         return True
@@ -157,19 +157,19 @@ class LiveRun:
             raise InputError(error.filename or self.path / "control", reason) from error
         answered = False
 
-        def note() -> None:
+        def mark() -> None:
             nonlocal answered
             answered = True
 
         try:
-            yield note
+            yield mark
         finally:
             if not answered:
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
 
 
-def waited_for(look: Callable[[], _T | None], *, until: float, ranks: int) -> _T | None:
+def poll(look: Callable[[], _T | None], *, until: float, ranks: int) -> _T | None:
     """Poll ``look`` and return its first result, or ``None`` if it has none until ``until`` (monotonic seconds).
 
     The pause between polls grows, with many ``ranks`` further than with few: polling uses the job's disk.
@@ -184,7 +184,7 @@ def waited_for(look: Callable[[], _T | None], *, until: float, ranks: int) -> _T
         pause = min(pause * _GROWTH, longest)
 
 
-def say(line: str) -> None:
+def print_progress(line: str) -> None:
     """Print a line of progress to stderr, without escape sequences: it may contain untrusted text from the run."""
     click.echo(f"rankscope: {printable(line)}", err=True)
 

@@ -18,7 +18,7 @@ class _StepOfWindow(msgspec.Struct):
     step: int
 
 
-class ProfiledSteps:
+class ProfileProgress:
     """Progress of one rank of the run's current attempt in profiling ``steps``."""
 
     def __init__(self, live: LiveRun, rank: int, steps: range) -> None:
@@ -31,7 +31,7 @@ class ProfiledSteps:
             # The requested steps are in the future or among the last ones.
             self._step_follower.skip(keep=TAIL_STEPS)
 
-    def lacking(self) -> list[int]:
+    def missing_steps(self) -> list[int]:
         """Return the steps without a profile in the records read so far."""
         try:
             for row in chain.from_iterable(self._windows.new(self._live.reader)):
@@ -40,16 +40,16 @@ class ProfiledSteps:
                 # Windows are written in the order of their steps.
                 self._passed |= row.step > self._steps[-1]
         except StartOverError:
-            return self.lacking_in_all()
+            return self.missing_in_all_records()
         return self._rest()
 
-    def lacking_in_all(self) -> list[int]:
+    def missing_in_all_records(self) -> list[int]:
         """Return the steps without a profile in any of the rank's records."""
         self._profiled |= {row.step for row in self._live.reader.windows(self._live.attempt, self._rank)} & set(self._steps)
         return self._rest()
 
-    def left_out(self) -> bool:
-        """Return whether the ``lacking`` steps will stay so: the rank ran one without the profiler, or profiled later steps."""
+    def is_left_out(self) -> bool:
+        """Return whether the ``missing_steps`` will stay so: the rank ran one without the profiler, or profiled later steps."""
         with suppress(StartOverError):
             for rows in self._step_follower.new(self._live.reader):
                 selected = (rows["step"] >= self._steps.start) & (rows["step"] < self._steps.stop)

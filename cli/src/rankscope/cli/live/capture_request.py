@@ -13,8 +13,8 @@ from rankscope.analysis.run_analysis import analyze_run
 from rankscope.base.errors import InputError
 from rankscope.base.text import ranks_text
 from rankscope.cli.live.capture_result import CaptureResult, Missing, no_record
-from rankscope.cli.live.live_run import LiveRun, say, waited_for
-from rankscope.cli.live.profiled import ProfiledSteps
+from rankscope.cli.live.live_run import LiveRun, poll, print_progress
+from rankscope.cli.live.profile_progress import ProfileProgress
 from rankscope.cli.live.standstill import Standstill
 from rankscope.runs.control import MAX_STEPS, ControlAnswer, ControlRequest, read_answer
 from rankscope.runs.paths import rank_dir
@@ -27,14 +27,14 @@ _ANEW: Final = "the job has been started anew in the meantime; ask again"
 def capture_steps(live: LiveRun, request: ControlRequest, expected: list[int], *, until: float) -> CaptureResult:
     """Send the request and wait until ``until`` (monotonic seconds) for the profiles of the ``expected`` ranks."""
     watch = Standstill(live)
-    with live.request(request) as note_answered:
-        say(f"asked for {request.steps} steps of {ranks_text(expected)}")
-        answer = waited_for(lambda: _answer(live, request), until=until, ranks=1)
+    with live.request(request) as mark_answered:
+        print_progress(f"asked for {request.steps} steps of {ranks_text(expected)}")
+        answer = poll(lambda: _answer(live, request), until=until, ranks=1)
         if answer is not None:
-            note_answered()
+            mark_answered()
     if answer is None:
         reason = _unanswered(live, watch)
-        say(reason)
+        print_progress(reason)
         return CaptureResult(
             request=request.id, accepted=None, reason=reason, attempt=live.attempt, missing=_all(expected, "no answer")
         )
@@ -43,13 +43,13 @@ def capture_steps(live: LiveRun, request: ControlRequest, expected: list[int], *
         expected = live.ranks
     if not answer.accepted or (steps := _steps_of(answer)) is None:
         reason = answer.reason or "no reason given" if not answer.accepted else "the answer makes no sense"
-        say(f"refused: {reason}")
+        print_progress(f"refused: {reason}")
         return CaptureResult(
             request=request.id, accepted=False, reason=reason, attempt=live.attempt, missing=_all(expected, "refused")
         )
     if answer.ranks is not None:
         expected = sorted(set(answer.ranks))
-    say(f"accepted: steps {steps[0]} to {steps[-1]} will be profiled by {ranks_text(expected)}")
+    print_progress(f"accepted: steps {steps[0]} to {steps[-1]} will be profiled by {ranks_text(expected)}")
     missing = _wait_for_profiles(live, expected, steps, until=until)
     missing_reason = missing[0].reason if missing else None
     if any(not live.has_ended(row.rank) for row in missing) and (standstill := watch.explained()) is not None:
@@ -59,7 +59,7 @@ def capture_steps(live: LiveRun, request: ControlRequest, expected: list[int], *
         missing = sorted([*missing, *no_record(live.absent)], key=lambda row: row.rank)
         missing_reason = missing_reason or missing[0].reason
     if missing:
-        say(f"no complete profile of {ranks_text([row.rank for row in missing])}: {missing_reason}")
+        print_progress(f"no complete profile of {ranks_text([row.rank for row in missing])}: {missing_reason}")
     return CaptureResult(
         request=request.id,
         accepted=True,
@@ -116,32 +116,32 @@ def _unanswered(live: LiveRun, watch: Standstill) -> str:
 
 
 def _wait_for_profiles(live: LiveRun, expected: list[int], steps: range, *, until: float) -> list[Missing]:
-    waiting = {rank: ProfiledSteps(live, rank, steps) for rank in expected}
-    left_out: dict[int, ProfiledSteps] = {}
+    waiting = {rank: ProfileProgress(live, rank, steps) for rank in expected}
+    left_out: dict[int, ProfileProgress] = {}
     reported_at = time.monotonic()
 
     def look() -> bool | None:
         nonlocal reported_at
-        for rank, profiled in tuple(waiting.items()):
+        for rank, progress in tuple(waiting.items()):
             # Checked before the rows are read: if the rank has ended, all its rows are there.
             ended = live.has_ended(rank)
-            if not profiled.lacking():
+            if not progress.missing_steps():
                 del waiting[rank]
             elif ended:
                 return False
-            elif profiled.left_out():
+            elif progress.is_left_out():
                 left_out[rank] = waiting.pop(rank)
         if waiting and time.monotonic() - reported_at > 10:
             reported_at = time.monotonic()
-            say(f"profiled by {len(expected) - len(waiting) - len(left_out)} of {len(expected)} ranks so far")
+            print_progress(f"profiled by {len(expected) - len(waiting) - len(left_out)} of {len(expected)} ranks so far")
         return None if waiting else True
 
-    if waited_for(look, until=until, ranks=len(expected)):
+    if poll(look, until=until, ranks=len(expected)):
         time.sleep(SETTLE_SECONDS)
     missing = []
-    for rank, profiled in sorted((waiting | left_out).items()):
+    for rank, progress in sorted((waiting | left_out).items()):
         info = live.info(rank)
-        if unrecorded := profiled.lacking_in_all():
+        if unrecorded := progress.missing_in_all_records():
             end_reason = None if info is None else info.end_reason
             missing.append(Missing(rank=rank, reason=_why(unrecorded, end_reason, steps, left_out=rank in left_out)))
     return missing

@@ -6,7 +6,7 @@ import os
 
 from rankscope.base.text import ranks_text
 from rankscope.cli.live.capture_result import Dump, DumpResult, Missing, no_record
-from rankscope.cli.live.live_run import LiveRun, say, waited_for
+from rankscope.cli.live.live_run import LiveRun, poll, print_progress
 from rankscope.runs.control import ControlAnswer, ControlRequest, read_answer
 from rankscope.runs.paths import flight_dir
 
@@ -30,10 +30,10 @@ def dump_recorders(live: LiveRun, request: ControlRequest, expected: list[int], 
             return True
         return True if all(map(live.has_ended, silent)) else None
 
-    with live.request(request) as note_answered:
-        say(f"asked {ranks_text(expected)} for what the Flight Recorder holds")
-        if waited_for(look, until=until, ranks=len(expected)):
-            note_answered()
+    with live.request(request) as mark_answered:
+        print_progress(f"asked {ranks_text(expected)} for what the Flight Recorder holds")
+        if poll(look, until=until, ranks=len(expected)):
+            mark_answered()
     infos = live.infos()
     absent = no_record(live.absent) if request.ranks is None else []
     return DumpResult(
