@@ -20,7 +20,7 @@ from rankscope.alerts.deliver.endpoint import Endpoint
 from rankscope.alerts.deliver.post import ATTEMPT_S
 from rankscope.alerts.deliver.retrying import RETRY_FOR_S
 from rankscope.alerts.deliver.secret import Secret, SecretPlace, SecretUnavailableError
-from rankscope.alerts.deliver.signing import SecretError, parse_secret
+from rankscope.alerts.deliver.signing import secret_problem
 from rankscope.alerts.deliver.targets import Rate, Target, TemplateName
 from rankscope.alerts.toml_file import converted
 from rankscope.base.config_files import read_toml
@@ -156,7 +156,9 @@ def _target(entry: _TargetEntry, context: _EntryContext, taken_names: set[str]) 
         name=entry.name,
         label=entry.name,
         template=entry.template,
-        secrets=tuple(context.secret(f"secrets[{number}]", secret, _no_key) for number, secret in enumerate(entry.secrets)),
+        secrets=tuple(
+            context.secret(f"secrets[{number}]", secret, secret_problem) for number, secret in enumerate(entry.secrets)
+        ),
         routing_key=None if entry.routing_key is None else context.secret("routing_key", entry.routing_key),
         retry_for_s=_seconds("retry_for", entry.retry_for, RETRY_FOR_S),
         rate=_rate(entry.rate_limit or _RATES.get(entry.template)),
@@ -201,14 +203,6 @@ def _refuse_contradictions(entry: _TargetEntry) -> None:
         for name in ("secrets", "bearer", "basic", "ca_file", "cert_file", "key_file", "proxy"):
             if getattr(entry, name):
                 raise _FieldError(name, "not with Apprise: its address contains all settings")
-
-
-def _no_key(text: str) -> str:
-    try:
-        parse_secret(text)
-    except SecretError as error:
-        return str(error)
-    return ""
 
 
 def _no_token(text: str) -> str:

@@ -47,7 +47,8 @@ class Delivery:
     def deliver_to(self, *, alertmanagers: Sequence[Alertmanager], webhooks: Sequence[Webhook]) -> None:
         """Replace the destinations."""
         self._posters = [
-            _AlertmanagerPoster(manager, self._interval_s, FailureLog(manager.name, self._report), self._elapsed) for manager in alertmanagers
+            _AlertmanagerPoster(manager, self._interval_s, FailureLog(manager.name, self._report), self._elapsed)
+            for manager in alertmanagers
         ]
         self._webhooks = [(webhook, FailureLog(webhook.name, self._report)) for webhook in webhooks]
 

@@ -155,7 +155,10 @@ class _LinesFigure:
         """Add a row of marks per kind above ``bottom``. Throttling and clock drops are shaded through all multiples below."""
         for kind, of_kind in events.items():
             ends = self._ends(of_kind)
-            texts = [f"<b>{KIND_NAMES[kind]}</b>: {plotly_text(event.detail)}{_simulated_note(event)}" for event in of_kind]
+            texts = [
+                f"<b>{KIND_NAMES[kind]}</b>: {plotly_text(event.detail)}{'<br>SIMULATED' if event.simulated else ''}"
+                for event in of_kind
+            ]
             self.traces.append(
                 go.Scatter(
                     x=[at for first, last in ends for at in (first, last, None)],
@@ -215,7 +218,3 @@ def _y_axis(domain: tuple[float, float], colors: Palette) -> dict[str, Any]:
         "automargin": True,
         "fixedrange": True,
     }
-
-
-def _simulated_note(event: HardwareEvent) -> str:
-    return "<br>SIMULATED" if event.simulated else ""

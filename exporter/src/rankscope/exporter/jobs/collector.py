@@ -35,10 +35,6 @@ _USERS: Final = frozenset({"user"})
 _PODS: Final = frozenset({"namespace_k8s", "pod_k8s", "container_k8s"})
 
 
-def _source_ok(source: AllocationSource, *, ok: bool) -> Series:
-    return Series("rankscope_exporter_jobs_source_ok", float(ok), (("source", source.name),))
-
-
 class JobsCollector:
     """Collector of the jobs, pods, users and ranks on each GPU.
 
@@ -106,7 +102,11 @@ class JobsCollector:
             series += self._series(uuid, occupancy, allocated, in_use)
             series += _series_of_tenants(uuid, tenants)
         self._jobs_at = (now_s, jobs_at)
-        series += [_source_ok(source, ok=source.ok) for source in self._sources if source.ok is not None]
+        series += [
+            Series("rankscope_exporter_jobs_source_ok", float(source.ok), (("source", source.name),))
+            for source in self._sources
+            if source.ok is not None
+        ]
         return tuple(series)
 
     def job_at(self, gpu_uuid: str) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rankscope.alerts.deliver.secret import Secret
-from rankscope.alerts.deliver.signing import TOLERANCE_S, SecretError, SignatureError, parse_secret, signatures_in, verify
+from rankscope.alerts.deliver.signing import TOLERANCE_S, SignatureError, parse_secret, secret_problem, signatures_in, verify
 from rankscope.base.errors import InputError
 from rankscope.base.http import basic_credentials, bearer_token
 from rankscope.base.problems import ProblemLog
@@ -62,11 +62,8 @@ def too_short(text: str) -> str:
 
 def no_signing_secret(text: str) -> str:
     """Return what is wrong with a secret of Standard Webhooks; empty if nothing."""
-    try:
-        parse_secret(text)
-    except SecretError as error:
-        return f"not a Standard Webhooks secret: {error}"
-    return ""
+    problem = secret_problem(text)
+    return f"not a Standard Webhooks secret: {problem}" if problem else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

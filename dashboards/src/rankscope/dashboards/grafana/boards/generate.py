@@ -20,11 +20,7 @@ FOLDER: Final = Path(__file__).parent.parent / "json"
 
 def texts() -> dict[str, str]:
     """Return path below ``json`` to the content of that file."""
-    return {f"{_uid(canvas)}.json": _board(canvas) for canvas in (cluster(), node(), run(), collectives(), alerts())}
-
-
-def _uid(canvas: Canvas) -> str:
-    return str(canvas.board.build().uid)
+    return {f"{canvas.board.build().uid}.json": _board(canvas) for canvas in (cluster(), node(), run(), collectives(), alerts())}
 
 
 def _board(canvas: Canvas) -> str:
