@@ -13,7 +13,7 @@ from rankscope.dashboards.charts.palette import PALETTES, Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.live.pages import Page, Pages, verdict_kind
 from rankscope.dashboards.model.drawn import DrawnFigure
-from rankscope.dashboards.model.page import Block, FigureBlock, Part, Table, every, find
+from rankscope.dashboards.model.page import Block, FigureBlock, Part, Table, find, walk
 from rankscope.dashboards.model.run_head import run_head
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import View
@@ -44,13 +44,13 @@ def block(kind: type[Block], view: View, name: str, run: RunData, state: PageSta
 
 def only(blocks: Sequence[Block], kind: type[B]) -> B:
     """Return the only block of a kind."""
-    (result,) = (block for block in every(blocks) if isinstance(block, kind))
+    (result,) = (block for block in walk(blocks) if isinstance(block, kind))
     return result
 
 
 def figure_names(view: View, run: RunData, state: PageState) -> list[str]:
     """Return the names of the figures of a view."""
-    return [block.name for block in every(view.blocks(run, state)) if isinstance(block, FigureBlock)]
+    return [block.name for block in walk(view.blocks(run, state)) if isinstance(block, FigureBlock)]
 
 
 def draw(view: View, name: str, run: RunData, state: PageState, colors: Palette = PALETTES["light"]) -> DrawnFigure:

@@ -9,7 +9,7 @@ from tests.dashboards.memory_runs import MemoryRuns
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.model.page import FigureBlock, Part, Table, every
+from rankscope.dashboards.model.page import FigureBlock, Part, Table, walk
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.registry import SITE, VIEWS
 
@@ -22,7 +22,7 @@ def test_no_two_figures_or_tables_of_a_run_have_the_same_name(memory_runs: Memor
             blocks = view.blocks(run, PageState())
         except RankscopeError:
             continue  # this run has no what-if
-        names += [block.name for block in every(blocks) if isinstance(block, (FigureBlock, Table, Part))]
+        names += [block.name for block in walk(blocks) if isinstance(block, (FigureBlock, Table, Part))]
     assert len(names) == len(set(names)), "a report has all of them"
 
 

@@ -15,7 +15,7 @@ from rankscope.analysis.result.hosts import hosts_of, worst_ranks
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.delays.data import Delays, RankDelay, WaitGroup
 from rankscope.dashboards.delays.view import VIEW
-from rankscope.dashboards.model.page import Choice, every
+from rankscope.dashboards.model.page import Choice, walk
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.ranks.view import VIEW as RANKS
 from rankscope.dashboards.store.disk import DiskRuns
@@ -96,7 +96,7 @@ def test_the_table_has_a_row_per_host(run: RunData) -> None:
 
 
 def test_the_choice_is_there_for_several_hosts(run: RunData) -> None:
-    choices = [block for block in every(VIEW.blocks(run, BY_HOST)) if isinstance(block, Choice) and block.field == "rows"]
+    choices = [block for block in walk(VIEW.blocks(run, BY_HOST)) if isinstance(block, Choice) and block.field == "rows"]
     assert [choice.value for choice in choices] == ["host"]
 
 

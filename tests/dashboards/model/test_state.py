@@ -20,7 +20,7 @@ from tests.dashboards.hosts_at_fault import host_analysis, host_table
 from rankscope.analysis.evidence.step_table.steps import METRICS
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.charts.palette import PALETTES
-from rankscope.dashboards.model.page import Block, FigureBlock, Part, Table, every
+from rankscope.dashboards.model.page import Block, FigureBlock, Part, Table, walk
 from rankscope.dashboards.model.state import DEFAULT_METRIC, PageState, run_of, run_path
 from rankscope.dashboards.model.view import View
 from rankscope.dashboards.registry import VIEWS
@@ -122,7 +122,7 @@ def drawables(view: View, source: Any, state: PageState) -> Iterator[Any]:
         blocks: list[Block] = list(view.blocks(page_blocks.run_of(source), state))
     except RankscopeError:
         return
-    yield from (block for block in every(blocks) if isinstance(block, (FigureBlock, Part, Table)))
+    yield from (block for block in walk(blocks) if isinstance(block, (FigureBlock, Part, Table)))
 
 
 def content(block: Any) -> str:
@@ -139,7 +139,7 @@ def content(block: Any) -> str:
 
 def test_every_field_has_another_value() -> None:
     assert set(OTHER) == {field.name for field in fields(PageState)}
-    assert all(getattr(PageState().having(name, text), name) != getattr(PageState(), name) for name, text in OTHER.items())
+    assert all(getattr(PageState().with_field(name, text), name) != getattr(PageState(), name) for name, text in OTHER.items())
 
 
 def check(view: View, source: Any, expected: int) -> None:
@@ -147,7 +147,7 @@ def check(view: View, source: Any, expected: int) -> None:
     before = {(type(block), block.name): content(block) for block in drawables(view, source, PageState())}
     assert len(before) >= expected
     for name, text in OTHER.items():
-        for block in drawables(view, source, PageState().having(name, text)):
+        for block in drawables(view, source, PageState().with_field(name, text)):
             if block.reads is not None and name not in block.reads:
                 assert content(block) == before[type(block), block.name], f"{block.name} depends on {name}"
     for block in drawables(view, source, RecordedState()):

@@ -19,7 +19,7 @@ from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.analysis.result.costs import Advice, AdviceEvidence, Memory, RankMemory, Throughput
 from rankscope.analysis.verdict.advice_table import TABLE
 from rankscope.dashboards.model.line import PageLink, pieces
-from rankscope.dashboards.model.page import Text, every
+from rankscope.dashboards.model.page import Text, walk
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.overlap.view import VIEW as OVERLAP
 from rankscope.dashboards.overview.advice import FIGURES
@@ -91,7 +91,7 @@ def test_a_host_at_fault_is_named_with_its_ranks_and_the_interval() -> None:
     assert "ranks 8 to 11" in text
     assert "19% to 26%" in text
     assert "20 steps of 16 ranks" in text
-    links = [link for link in every(write(VIEW, "verdict", run_of(host_runs()), PageState())) if isinstance(link, Text)]
+    links = [link for link in walk(write(VIEW, "verdict", run_of(host_runs()), PageState())) if isinstance(link, Text)]
     hrefs = [piece.href for link in links for piece in pieces(link.line) if isinstance(piece, PageLink)]
     assert "/run/run-1/ranks?rank=9" in hrefs
     assert any(href.endswith("without=host:node-2") for href in hrefs)
@@ -111,7 +111,7 @@ def test_rare_steps_are_beside_the_verdict_with_their_share_and_a_link() -> None
     assert RARE.summary in text
     links = [
         piece.href
-        for block in every(card)
+        for block in walk(card)
         if isinstance(block, Text)
         for piece in pieces(block.line)
         if isinstance(piece, PageLink)

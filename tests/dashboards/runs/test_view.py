@@ -27,7 +27,7 @@ from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.live.grid import column_def
 from rankscope.dashboards.model.line import PageLink, Span, pieces
-from rankscope.dashboards.model.page import Heading, Inline, RedrawMark, SearchTable, every
+from rankscope.dashboards.model.page import Heading, Inline, RedrawMark, SearchTable, walk
 from rankscope.dashboards.model.run_head import run_head
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.runs.view import COLUMNS, MOST_FOLLOWED, PAGE, asked_row, first_row, picked_run, rows_of
@@ -145,7 +145,7 @@ def test_a_run_links_to_its_experiment_trackers_by_web_addresses_only(tmp_path: 
 
 def test_the_name_of_a_run_is_no_markup(memory_runs: Any) -> None:
     run = replace(memory_runs.summary("run-1"), name="`a` --b")
-    (name,) = (block.text for block in every(run_head(run)) if isinstance(block, Heading))
+    (name,) = (block.text for block in walk(run_head(run)) if isinstance(block, Heading))
     assert pieces(name) == [Span("`a` --b")]
 
 

@@ -18,7 +18,7 @@ from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import NotReadyError
-from rankscope.dashboards.model.page import Choice, every
+from rankscope.dashboards.model.page import Choice, walk
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.timeline.kernels import compared_ranks, kernel_rows
@@ -55,7 +55,7 @@ def test_the_newest_window_is_found_with_its_ranks_and_steps(run: RunData) -> No
 def test_the_choice_of_windows_shows_the_one_that_is_drawn(run: RunData) -> None:
     newest = run.source.windows(run.summary).windows[-1]
     for state in (PageState(), PageState(window=newest.first), PageState(window=newest.past - 1)):
-        (choice,) = (block for block in every(VIEW.blocks(run, state)) if isinstance(block, Choice) and block.field == "window")
+        (choice,) = (block for block in walk(VIEW.blocks(run, state)) if isinstance(block, Choice) and block.field == "window")
         label = {option["value"]: option["label"] for option in choice.options}.get(str(choice.value), choice.nothing)
         assert (choice.value is None) == (state.window is None), "as in the address, which the control gets"
         assert label is not None

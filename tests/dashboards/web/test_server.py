@@ -17,7 +17,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from rankscope.dashboards.app import create_app
-from rankscope.dashboards.web import deadlines, delivery
+from rankscope.dashboards.web import compression, deadlines
 from rankscope.dashboards.web.deadlines import MAX_BODY_BYTES, Deadlines
 from rankscope.dashboards.web.server import answering
 
@@ -209,7 +209,7 @@ def test_a_script_is_compressed_once(http: FlaskClient, monkeypatch: pytest.Monk
 
 
 def test_made_up_versions_do_not_fill_the_memory() -> None:
-    kept = delivery._CompressedCache()
+    kept = compression._CompressedCache()
     for number in range(10_000):
         kept.set(f"gzip;/_dash-component-suites/dash/a.v{number}m1.js", b"")
     assert len(kept._cache) < 100

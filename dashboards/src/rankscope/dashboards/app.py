@@ -13,7 +13,7 @@ from rankscope.dashboards.live import capture_api, downloads, lists, redraw, rou
 from rankscope.dashboards.live.pages import Pages
 from rankscope.dashboards.live.shell import App, document, shell
 from rankscope.dashboards.model.state import run_path
-from rankscope.dashboards.web import delivery, errors, login, viewer
+from rankscope.dashboards.web import compression, errors, login, viewer_cookie
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.web.security import OWN_REQUEST, protect
 
@@ -57,9 +57,9 @@ def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash
     login.register(app.server, config)
     errors.register(app.server)
     capture_api.register(app.server, source, config)
-    delivery.register(app)
+    compression.register(app)
     protect(app, config)
-    viewer.register(app.server)
+    viewer_cookie.register(app.server)
     app.server.before_request(to_the_only_run)
     _make_ready(app)
     return app

@@ -25,7 +25,7 @@ from rankscope.exporter.reload import Reload
 from rankscope.exporter.settings import ExporterSettings, default_socket
 from rankscope.exporter.web.access import WebAccess
 from rankscope.exporter.web.app import ExporterApp
-from rankscope.exporter.web.listening import listen_unix, remove_socket
+from rankscope.exporter.web.unix_socket import listen_unix, remove_socket
 
 logger = logging.getLogger(__name__)
 

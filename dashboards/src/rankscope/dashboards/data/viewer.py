@@ -6,4 +6,4 @@ from contextvars import ContextVar
 from typing import Final
 
 VIEWER: Final[ContextVar[str]] = ContextVar("viewer", default="")
-"""Random name of the viewer, from its cookie (``rankscope.dashboards.web.viewer``); ``""``: no request, or no cookie."""
+"""Random name of the viewer, from its cookie (``rankscope.dashboards.web.viewer_cookie``); ``""``: no request, or no cookie."""

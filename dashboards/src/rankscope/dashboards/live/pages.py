@@ -21,7 +21,7 @@ from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import NotReadyError, RunSource, UnknownRunError
 from rankscope.dashboards.live.components import aria, cancel_button, figure_properties, identity, render_blocks
 from rankscope.dashboards.model.drawn import NO_DATA, DrawnFigure
-from rankscope.dashboards.model.page import Block, FigureBlock, Part, RedrawMark, every, find
+from rankscope.dashboards.model.page import Block, FigureBlock, Part, RedrawMark, find, walk
 from rankscope.dashboards.model.run_head import about, problem, run_head
 from rankscope.dashboards.model.state import PageState, run_of, run_path
 from rankscope.dashboards.model.view import SitePage, View
@@ -218,7 +218,7 @@ def _head(run: RunData) -> Block:
 def _content(blocks: Sequence[Block], colors: Palette) -> list[Component]:
     """Return blocks as components, the figures drawn."""
     content = html.Div(render_blocks(blocks))
-    for block in every(blocks):
+    for block in walk(blocks):
         if isinstance(block, FigureBlock):
             picture, ready = _picture_or_why(partial(block.draw, colors), colors, f"figure {block.name}")
             assert picture is not None
@@ -245,7 +245,7 @@ def _picture_or_why(draw: Callable[[], DrawnFigure | None], colors: Palette, wha
 
 
 def _has_nothing(blocks: Sequence[Block]) -> bool:
-    return any(isinstance(block, RedrawMark) for block in every(blocks))
+    return any(isinstance(block, RedrawMark) for block in walk(blocks))
 
 
 def live_progress(run: RunData) -> dict[str, Any] | None:

@@ -70,7 +70,7 @@ def _wanted(now: PageState, pages: Pages, path: str, search: str | None) -> Page
         return now
     name, kind = triggered["name"], triggered["type"]
     if kind == "control":
-        return now.having(name, text_of(value))
+        return now.with_field(name, text_of(value))
     try:
         return (_picked(pages, path, search, kind, name, value) if value else None) or now
     except (KeyError, IndexError, TypeError, ValueError, RankscopeError):

@@ -14,7 +14,7 @@ from dash.development.base_component import Component
 from dash.fingerprint import build_fingerprint
 
 from rankscope.dashboards.live.components import aria
-from rankscope.dashboards.web.delivery import ASSETS, PACKAGES
+from rankscope.dashboards.web.compression import ASSETS, PACKAGES
 
 _LATER: Final = re.compile(rf'(<script src="({PACKAGES}dash_ag_grid/[^"]+)"></script>)')
 _PLOTLY: Final = "package_data/plotly.min.js"

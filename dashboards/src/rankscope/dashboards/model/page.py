@@ -316,16 +316,16 @@ class Section(Block):
     """What to click, drag or choose. Not in a report."""
 
 
-def every(blocks: Sequence[Block]) -> Iterator[Block]:
+def walk(blocks: Sequence[Block]) -> Iterator[Block]:
     """Yield all blocks and the blocks inside them, except those of parts, which are not made yet."""
     for block in blocks:
         yield block
         if isinstance(block, (Section, Group, Details)):
-            yield from every(block.blocks)
+            yield from walk(block.blocks)
         if isinstance(block, (Section, SearchTable)):
-            yield from every(block.tools)
+            yield from walk(block.tools)
 
 
 def find(blocks: Sequence[Block], kind: type[Block], name: str) -> Any:
     """Return the block of a kind with that name; ``None`` if there is none."""
-    return next((block for block in every(blocks) if isinstance(block, kind) and getattr(block, "name", None) == name), None)
+    return next((block for block in walk(blocks) if isinstance(block, kind) and getattr(block, "name", None) == name), None)

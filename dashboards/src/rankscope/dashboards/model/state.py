@@ -92,10 +92,10 @@ class PageState:
             return state
         for name in _DEFAULTS:
             if name in query_fields:
-                state = state.having(name, query_fields[name][-1])
+                state = state.with_field(name, query_fields[name][-1])
         return state
 
-    def having(self, name: str, text: str | None) -> Self:
+    def with_field(self, name: str, text: str | None) -> Self:
         """Return the state with one field parsed from ``text``; invalid text or ``None`` gives the default."""
         value = None if text is None or len(text) > _LONGEST * _MOST else _CODECS[name].value(text)
         change: dict[str, Any] = {name: _DEFAULTS[name] if value is None else value}

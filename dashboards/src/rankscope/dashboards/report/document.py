@@ -221,7 +221,7 @@ def anchor_of(view: View) -> str:
 def metrics_offered(run: RunData) -> list[str]:
     """Return the metrics that the pages offer; empty if there is no such choice."""
     for view in VIEWS:
-        for block in model.every(view.blocks(run, PageState())):
+        for block in model.walk(view.blocks(run, PageState())):
             if isinstance(block, model.Choice) and block.field == "metric":
                 return [option["value"] for option in block.options]
     return []

@@ -77,7 +77,7 @@ class AnalysisProcess:
     """Viewers that wait for it, and the times of their last requests."""
 
     @property
-    def standing(self) -> str:
+    def progress_text(self) -> str:
         """Subject and progress, for those who wait for its end."""
         now = self.state.progress
         return f"{self.subject}, {100 * now.done // now.of} %" if now.of else f"{self.subject}, {now.what}"
@@ -174,7 +174,7 @@ class Jobs:
         """Check that one more job may start; a follower that pages need less may end for it. Raises ``NotReadyError``."""
         working = [job for job in self._jobs.values() if job.state.update is None]
         if ahead := [job for job in working if job.large and large] or (working if len(working) >= SLOTS else []):
-            raise NotReadyError(Progress(f"waiting for another analysis: {ahead[0].standing}"))
+            raise NotReadyError(Progress(f"waiting for another analysis: {ahead[0].progress_text}"))
         followers = [job for job in self._jobs.values() if job.task == FOLLOW and job.ending is None]
         if task != FOLLOW or len(followers) < MAX_FOLLOWERS:
             return

@@ -1,6 +1,6 @@
 """Web server of the pages: access control, login, security headers.
 
 ``server`` runs gunicorn as ``config`` says. ``security`` checks host names and sets headers; ``access`` decides what a visitor
-may do, by ``token`` (with ``login``) or ``trusted_proxy``. ``viewer`` tells browsers apart, ``delivery`` compresses, ``errors``
-answers for uncaught errors.
+may do, by ``token`` (with ``login``) or ``trusted_proxy``. ``viewer_cookie`` tells browsers apart, ``compression`` compresses,
+``errors`` answers for uncaught errors.
 """

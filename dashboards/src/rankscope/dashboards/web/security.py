@@ -11,8 +11,8 @@ import dash
 import flask
 
 from rankscope.dashboards.web.access import visitor_of
+from rankscope.dashboards.web.compression import ASSETS, PACKAGES
 from rankscope.dashboards.web.config import DashboardConfig
-from rankscope.dashboards.web.delivery import ASSETS, PACKAGES
 from rankscope.dashboards.web.login import LOGIN, LOGOUT
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
