@@ -150,8 +150,13 @@ class PrometheusRange:
         pattern = next(query["legendFormat"] for query in target.panel["targets"] if query["refId"] == target.letter)
         for result in msgspec.json.decode(content)["data"]["result"]:
             points = [(float(moment), float(value)) for moment, value in result.get("values") or [result["value"]]]
-            legend = re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda name, labels=result["metric"]: labels.get(name[1], ""), pattern)
-            yield LegendSeries(target.letter, result["metric"], points, legend.strip(), "NaN" in question.expr[:4])
+            labels: dict[str, str] = result["metric"]
+            yield LegendSeries(target.letter, labels, points, legend_of(pattern, labels), "NaN" in question.expr[:4])
+
+
+def legend_of(pattern: str, labels: dict[str, str]) -> str:
+    """Return a series' legend: ``pattern`` with the values of its ``{{labels}}``."""
+    return re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda name: labels.get(name[1], ""), pattern).strip()
 
 
 def graph(panel: Json, series: list[LegendSeries], begin_s: float, end_s: float) -> str:
@@ -206,11 +211,11 @@ def graph(panel: Json, series: list[LegendSeries], begin_s: float, end_s: float)
         legend.append(
             (line_values[-1], f'<div><span style="color:{stroke}">▬</span> {escape(line.legend)}: {escape(numbers)}</div>')
         )
-    legend = [text for _, text in sorted(legend, key=lambda pair: pair[0], reverse=panel["options"]["legend"]["sortDesc"])]
-    legend += [f'<div style="color:{GREY}">▬ {escape(line.legend)}</div>' for line in series if line.tells]
+    ordered = [text for _, text in sorted(legend, key=lambda pair: pair[0], reverse=panel["options"]["legend"]["sortDesc"])]
+    ordered += [f'<div style="color:{GREY}">▬ {escape(line.legend)}</div>' for line in series if line.tells]
     if not series:
         return f'<div class="none">{escape(defaults["noValue"])}</div>'
-    return _drawing(width + 78, height + 28, parts, legend)
+    return _drawing(width + 78, height + 28, parts, ordered)
 
 
 def figure(panel: Json, series: list[LegendSeries]) -> str:
@@ -286,7 +291,8 @@ def states(panel: Json, series: list[LegendSeries], begin_s: float, end_s: float
             for line, less in zip(series, [[(0.0, 0.0)] * 2000, *(line.points for line in series)], strict=False)
         ]
     peak = max((value for line in series for _, value in line.points), default=1) or 1
-    width, lines = 66 * panel["gridPos"]["w"] - 180, []
+    width = 66 * panel["gridPos"]["w"] - 180
+    lines: list[str] = []
     for line in [drawn for drawn in series if not drawn.tells]:
         step, name = width / max(1, len(line.points)), escape(line.legend)
         cells = []

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -81,8 +81,8 @@ class Meter:
         item.stash[BEFORE] = (_cpu_s(), len(self._started), len(self._fixtures))
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
-        report: Any = yield
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        report = yield
         cpu_s, started, fixtures = item.stash[BEFORE]
         report.suite = {
             "cpu_s": round(_cpu_s() - cpu_s, 3),

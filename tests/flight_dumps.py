@@ -69,7 +69,7 @@ class Job:
         number = self.number(rank, ended[rank])
         for member in self.groups[call.group]:
             begun = self.calls[member][: min(ended[member] + 1, enqueued[member])]
-            if sum(one.group == call.group for one in begun) < number:
+            if sum(begun_call.group == call.group for begun_call in begun) < number:
                 return False
         return True
 
@@ -83,8 +83,8 @@ class Job:
         return {rank: self._dump(rank, *progress, ring, only_active=only_active) for rank, progress in self.run().items()}
 
     def _dump(self, rank: int, enqueued: int, ended: int, ring: int, *, only_active: bool) -> dict[str, Any]:
-        mine = {name: members for name, members in self.groups.items() if rank in members}
-        numbers = {name: place for place, name in enumerate(mine)}
+        groups = {name: members for name, members in self.groups.items() if rank in members}
+        numbers = {name: place for place, name in enumerate(groups)}
         entries = [
             self._entry(rank, place, numbers, over=place < ended)
             for place in range(max(0, enqueued - ring), enqueued)
@@ -93,7 +93,7 @@ class Job:
         nccl = self.backend == "nccl"
         config = {
             name: {"name": name, "desc": self.descriptions.get(name, "undefined"), "ranks": str(list(members))}
-            for name, members in mine.items()
+            for name, members in groups.items()
         }
         status = {}
         for name, number in numbers.items():
@@ -115,7 +115,7 @@ class Job:
     def _entry(self, rank: int, place: int, numbers: Mapping[str, int], *, over: bool) -> dict[str, Any]:
         call = self.calls[rank][place]
         number = self.number(rank, place)
-        told = self.backend == "nccl" and over
+        has_ended = self.backend == "nccl" and over
         created = START_NS + place * SECOND // 100 + rank * 1000
         return {
             "record_id": place,
@@ -130,9 +130,9 @@ class Job:
             "input_dtypes": [call.dtype],
             "output_sizes": [list(call.sizes)],
             "output_dtypes": [call.dtype],
-            "state": "completed" if told else "scheduled",
+            "state": "completed" if has_ended else "scheduled",
             "time_discovered_started_ns": None,
-            "time_discovered_completed_ns": created + SECOND // 100 if told else None,
+            "time_discovered_completed_ns": created + SECOND // 100 if has_ended else None,
             "retired": over,
             "timeout_ms": TIMEOUT_MS,
             "is_p2p": False,

@@ -26,12 +26,12 @@ def receiving(request: type[M], answer: Message, receive: Callable[[dict[str, st
             receive(
                 {"path": self.path, **{name.lower(): value for name, value in self.headers.items()}}, request.FromString(body)
             )
-            said = answer.SerializeToString()
+            reply = answer.SerializeToString()
             self.send_response(200)
             self.send_header("Content-Type", "application/x-protobuf")
-            self.send_header("Content-Length", str(len(said)))
+            self.send_header("Content-Length", str(len(reply)))
             self.end_headers()
-            self.wfile.write(said)
+            self.wfile.write(reply)
 
         def log_message(self, *arguments: object) -> None:
             pass

@@ -144,7 +144,7 @@ def listening(speak: Speak) -> Iterator[str]:
 
 def ras(*answers: bytes, has_json: bool = True, protocol: int = 2, asked: list[str] | None = None) -> Speak:
     """Return the server's side: the first connection that asks for the status gets the first answer, the last repeats."""
-    left = list(answers)
+    remaining = list(answers)
 
     def speak(connection: socket.socket) -> None:
         with connection.makefile("rb") as lines:
@@ -158,7 +158,7 @@ def ras(*answers: bytes, has_json: bool = True, protocol: int = 2, asked: list[s
                 elif upper.startswith("TIMEOUT ") or (upper == "SET FORMAT JSON" and has_json):
                     connection.sendall(b"OK\n")
                 elif upper == "VERBOSE STATUS":
-                    connection.sendall(left.pop(0) if len(left) > 1 else left[0])
+                    connection.sendall(remaining.pop(0) if len(remaining) > 1 else remaining[0])
                     return
                 else:
                     connection.sendall(f"ERROR: Unknown command {command}\n".encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import subprocess
 import time
@@ -31,6 +32,15 @@ def wait_until(
         assert ended is None, f"the process ended with status {ended} before: {_source(condition)}\n{details()}"
         assert time.monotonic() < deadline, f"still {result!r} after {timeout:.0f} s: {_source(condition)}\n{details()}"
         time.sleep(poll_s)
+    return result
+
+
+async def wait_in_loop(condition: Callable[[], Any]) -> Any:
+    """Like ``wait_until``, in a running event loop, which goes on meanwhile."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"still {result!r} after {DEADLINE_S:.0f} s: {_source(condition)}"
+        await asyncio.sleep(POLL_S)
     return result
 
 

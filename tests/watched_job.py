@@ -56,8 +56,8 @@ class Watch:
 def training(run: Path, stop: Path, ranks: int) -> Iterator[subprocess.Popen[bytes]]:
     """Run a job of ``ranks`` ranks until it is stopped."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(JOB)]
-    told = ["run", "--run-dir", str(run), "--window-steps", "0", "--no-verdict", "--", *torchrun, str(stop), "--pause", "0.02"]
-    job = subprocess.Popen([sys.executable, "-m", "rankscope", *told], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = ["run", "--run-dir", str(run), "--window-steps", "0", "--no-verdict", "--", *torchrun, str(stop), "--pause", "0.02"]
+    job = subprocess.Popen([sys.executable, "-m", "rankscope", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield job
     finally:

@@ -88,10 +88,10 @@ class Job:
         return matched(*collected)
 
 
-def windows(count: int, collectives: int, *, apart: float, within: float, steps: int = 3) -> tuple[Floats, NDArray[np.int64]]:
+def windows(count: int, collectives: int, *, gap: float, within: float, steps: int = 3) -> tuple[Floats, NDArray[np.int64]]:
     """Return ends and steps of ``count`` windows of ``steps`` steps: a window every ``apart`` ns, each ``within`` ns long."""
     inside = np.linspace(0, within, collectives)
-    ends = (np.arange(count)[:, None] * apart + inside).ravel() + SECOND
+    ends = (np.arange(count)[:, None] * gap + inside).ravel() + SECOND
     step = (np.arange(count)[:, None] * 1000 + np.arange(collectives) * steps // collectives).ravel()
     return ends, step
 

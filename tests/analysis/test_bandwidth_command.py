@@ -79,10 +79,10 @@ def test_the_table_fits_80_columns_whatever_the_group_is_called() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (25 << 20, "25 MiB"), (1 << 62, "4096 PiB")]
+    ("number", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (25 << 20, "25 MiB"), (1 << 62, "4096 PiB")]
 )
-def test_bytes_for_people(number: int, said: str) -> None:
-    assert size(number) == said
+def test_bytes_for_people(number: int, text: str) -> None:
+    assert size(number) == text
 
 
 def test_the_command_compares_with_the_link_it_is_told(cli: Cli, shared_data: Path) -> None:
@@ -94,7 +94,7 @@ def test_the_command_compares_with_the_link_it_is_told(cli: Cli, shared_data: Pa
 
 
 @pytest.mark.parametrize(
-    ("links", "said"),
+    ("links", "message"),
     [
         (["nvlink9"], "is no link that is known"),
         (["ib-ndr:0"], "whole number from 1"),
@@ -102,8 +102,8 @@ def test_the_command_compares_with_the_link_it_is_told(cli: Cli, shared_data: Pa
         (["eth-100:2", "ib-ndr"], "a second link between hosts"),
     ],
 )
-def test_a_link_that_makes_no_sense_is_a_usage_error(cli: Cli, tmp_path: Path, links: list[str], said: str) -> None:
+def test_a_link_that_makes_no_sense_is_a_usage_error(cli: Cli, tmp_path: Path, links: list[str], message: str) -> None:
     completed = cli("analyze", tmp_path, *[part for link in links for part in ("--link", link)])
     assert completed.returncode == 2
-    assert said in completed.stderr
+    assert message in completed.stderr
     assert "Traceback" not in completed.stderr

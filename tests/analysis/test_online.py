@@ -86,12 +86,12 @@ class Growing:
 
     def grow(self, share: float, *, only: int | None = None) -> None:
         """Append this share of the rest of every file, or of the files of rank ``only``; a cut may be inside a line."""
-        for file, left in self._left.items():
+        for file, remaining in self._left.items():
             if only is None or file.parent.name == f"{only:05d}":
-                cut = round(share * len(left))
+                cut = round(share * len(remaining))
                 with file.open("ab") as out:
-                    out.write(left[:cut])
-                self._left[file] = left[cut:]
+                    out.write(remaining[:cut])
+                self._left[file] = remaining[cut:]
 
 
 @pytest.fixture

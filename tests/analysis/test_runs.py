@@ -130,7 +130,7 @@ def test_a_rank_that_is_slow_now_and_then_is_intermittent(synthetic: Synthetic) 
 
 
 @pytest.mark.parametrize(
-    ("tags", "phase", "cause", "said"),
+    ("tags", "phase", "cause", "words"),
     [
         (["eval"], "between_steps", "evaluation", "evaluation takes longer than"),
         (["checkpoint"], "between_steps", "checkpoint", "checkpoints take longer than"),
@@ -141,14 +141,14 @@ def test_a_rank_that_is_slow_now_and_then_is_intermittent(synthetic: Synthetic) 
     ],
 )
 def test_an_activity_of_all_ranks_that_takes_one_longer_is_the_cause(
-    synthetic: Synthetic, tags: list[str], phase: str, cause: str, said: str
+    synthetic: Synthetic, tags: list[str], phase: str, cause: str, words: str
 ) -> None:
     def plan(rank: int, step: int) -> dict[str, Any] | None:
         return {"phase": phase, "us": 400_000 if rank == 1 else 100_000, "tags": tags} if step % 10 == 0 else None
 
     verdict = result(synthetic(steps=200, plan=plan)).verdict
     assert (verdict.kind, verdict.rank, verdict.pattern, verdict.cause) == ("straggler", 1, "intermittent", cause)
-    assert said in verdict.summary
+    assert words in verdict.summary
 
 
 def test_a_rank_that_evaluates_alone_now_and_then_is_said_to(synthetic: Synthetic) -> None:
@@ -488,12 +488,12 @@ def test_nobody_is_nobody_among_those_that_could_be_compared(synthetic: Syntheti
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize(("phase", "said"), [("between_steps", "between the steps"), ("forward", "inside the step")])
-def test_ranks_on_cpus_that_all_idle_are_host_bound(synthetic: Synthetic, ranks: int, phase: str, said: str) -> None:
+@pytest.mark.parametrize(("phase", "words"), [("between_steps", "between the steps"), ("forward", "inside the step")])
+def test_ranks_on_cpus_that_all_idle_are_host_bound(synthetic: Synthetic, ranks: int, phase: str, words: str) -> None:
     verdict = result(synthetic(ranks=ranks, device_kind="cpu", plan=lambda _rank, _step: {"phase": phase, "us": 400_000})).verdict
     assert (verdict.kind, verdict.cause) == ("host_bound", "host")
     assert verdict.phase == (phase if phase == "between_steps" else None)
-    assert re.search(rf"[78]\d% of the step goes neither into .* compute nor .* but chiefly into .*{said}", verdict.summary)
+    assert re.search(rf"[78]\d% of the step goes neither into .* compute nor .* but chiefly into .*{words}", verdict.summary)
     assert "py-spy" in verdict.next[0]
 
 

@@ -103,10 +103,10 @@ def test_without_annotations_of_the_host_host_and_input_are_left_open(dlrm: Path
 
 
 @pytest.mark.parametrize(
-    ("count", "said", "most"),
+    ("count", "steps_text", "most"),
     [(1, "in the one step at hand", 2 / 3), (3, "per step in the 3 at hand", 4 / 5), (8, "per step", 0.99)],
 )
-def test_profiled_steps_of_a_run_are_counted_as_well(count: int, said: str, most: float) -> None:
+def test_profiled_steps_of_a_run_are_counted_as_well(count: int, steps_text: str, most: float) -> None:
     # given collectives of ``count`` profiled steps, in all of which rank 1 was 400 µs late
     matches = matched(
         *(
@@ -122,7 +122,7 @@ def test_profiled_steps_of_a_run_are_counted_as_well(count: int, said: str, most
         named, Setting(source="windows", world_size=2, steps=(0, count), step_count=count, unit="step", accelerated=True)
     )
     # then the wait is per step, and a small number of steps is reported
-    assert f"wait 400 µs {said} (40% of the step)" in verdict.summary
+    assert f"wait 400 µs {steps_text} (40% of the step)" in verdict.summary
     assert verdict.confidence == pytest.approx(most, abs=0.001)
 
 

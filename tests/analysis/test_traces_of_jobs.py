@@ -56,8 +56,8 @@ def test_process_ids_in_names_are_no_ranks_where_collectives_tell_ranks(tmp_path
 def test_traces_without_anything_in_common_are_not_compared(tmp_path: Path) -> None:
     # given three traces of jobs on one GPU, with the number of a run in the name
     for number, events in enumerate(job("device", numbered=True)[1:]):
-        mine = [event for event in events if "nccl" not in event["name"] and event["args"].get("correlation", 1) % 6]
-        put(tmp_path / f"model{number}__101600{number}.json", mine)
+        of_rank = [event for event in events if "nccl" not in event["name"] and event["args"].get("correlation", 1) % 6]
+        put(tmp_path / f"model{number}__101600{number}.json", of_rank)
     analysis = analyze([tmp_path])
     assert (analysis.verdict.kind, analysis.source.is_one_job, analysis.source.coverage) == ("insufficient_data", False, None)
     assert (analysis.source.world_size, analysis.imposed_wait) == (None, [])
@@ -73,8 +73,8 @@ def cycles(tmp_path: Path) -> Path:
     """Two files per rank, as schedule(repeat=2) leaves them: a healthy cycle, and a minute later one with a slow rank."""
     for later, fault in ((0.0, "none"), (6e7, "device")):
         for rank, events in enumerate(job(fault, numbered=True)):
-            mine = [event | {"ts": event["ts"] + later} for event in events]
-            put(tmp_path / "cycles" / f"worker{rank}.{1750000000123 + later:.0f}.pt.trace.json", mine, **told(rank))
+            shifted = [event | {"ts": event["ts"] + later} for event in events]
+            put(tmp_path / "cycles" / f"worker{rank}.{1750000000123 + later:.0f}.pt.trace.json", shifted, **told(rank))
     return tmp_path / "cycles"
 
 
@@ -131,8 +131,8 @@ def test_a_trace_that_lacks_what_the_others_have_is_not_compared(tmp_path: Path,
 def test_own_times_do_not_count_where_a_trace_lacks_collectives(tmp_path: Path) -> None:
     # given a healthy job in whose trace of rank 0 a third of the collectives is lost, with their launches
     for rank, events in enumerate(job("none", numbered=True)):
-        mine = [event for event in events if rank or event["args"].get("correlation", 1) % 18]
-        put(tmp_path / f"rank-{rank}.json", mine, **told(rank))
+        of_rank = [event for event in events if rank or event["args"].get("correlation", 1) % 18]
+        put(tmp_path / f"rank-{rank}.json", of_rank, **told(rank))
     assert analyze([tmp_path]).verdict.ranks == []
 
 
@@ -140,11 +140,11 @@ def test_a_rank_that_costs_more_than_the_time_of_the_traces_is_not_named(tmp_pat
     # given a healthy job, and a host of rank 0 whose clock is set back in the middle
     for rank, events in enumerate(job("none", numbered=False)):
         middle = max(event["ts"] for event in events) - 5e5
-        mine = [
+        of_rank = [
             event | {"ts": event["ts"] - 5e5 * (event["cat"] != "kernel" and event["ts"] > middle)} if rank == 0 else event
             for event in events
         ]
-        put(tmp_path / f"rank-{rank}.json", mine, **told(rank))
+        put(tmp_path / f"rank-{rank}.json", of_rank, **told(rank))
     assert analyze([tmp_path]).verdict.ranks == []
 
 
@@ -165,10 +165,10 @@ def test_a_rank_that_nobody_waits_for_is_not_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fault", ["none", "device"])
 def test_a_trace_whose_times_have_another_unit_is_not_compared(tmp_path: Path, fault: str) -> None:
     for rank, events in enumerate(job(fault, numbered=True)):
-        mine = [
+        of_rank = [
             event | {"dur": event["dur"] / 1000 if rank == 1 and event["cat"] == "kernel" else event["dur"]} for event in events
         ]
-        put(tmp_path / f"rank-{rank}.json", mine, **told(rank))
+        put(tmp_path / f"rank-{rank}.json", of_rank, **told(rank))
     verdict = analyze([tmp_path]).verdict
     assert (verdict.kind, verdict.ranks) == ("insufficient_data", [])
     assert "the trace of rank 1 has kernels" in verdict.summary

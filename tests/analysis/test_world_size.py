@@ -26,7 +26,7 @@ def of_traces(
     folder: Path,
     ranks: Sequence[int],
     *,
-    told: dict[str, Any] | None = None,
+    distributed: dict[str, Any] | None = None,
     without: Sequence[str] = (),
     fault: str = "none",
     layout: str = "ddp",
@@ -36,8 +36,8 @@ def of_traces(
     for rank in ranks:
         trace = document(job.ranks[rank], clocks(job.world)[rank])
         trace.pop("distributedInfo")
-        if told is not None:
-            trace["distributedInfo"] = {"rank": rank, **told}
+        if distributed is not None:
+            trace["distributedInfo"] = {"rank": rank, **distributed}
         for event in trace["traceEvents"]:
             event["args"] = {name: value for name, value in event["args"].items() if name not in without}
         name = f"rank{rank}.json" if len(ranks) > 1 else "trace.json"
@@ -46,7 +46,7 @@ def of_traces(
 
 
 @pytest.mark.parametrize(
-    ("told", "without", "world", "text"),
+    ("distributed", "without", "world", "text"),
     [
         (None, (), 8, "1 rank of at least 8"),
         (None, ("Group size",), 8, "1 rank of at least 8"),
@@ -61,21 +61,21 @@ def of_traces(
     ],
 )
 def test_one_trace_of_a_larger_job_says_that_the_others_are_needed(
-    tmp_path: Path, told: dict[str, Any] | None, without: Sequence[str], world: int, text: str
+    tmp_path: Path, distributed: dict[str, Any] | None, without: Sequence[str], world: int, text: str
 ) -> None:
-    analysis = of_traces(tmp_path, [0], told=told, without=without)
+    analysis = of_traces(tmp_path, [0], distributed=distributed, without=without)
     assert (analysis.verdict.kind, analysis.source.world_size) == ("insufficient_data", world)
     assert text in analysis.verdict.summary
     assert analysis.source.coverage == pytest.approx(1 / world)
 
 
-@pytest.mark.parametrize("told", [None, {"world_size": 2}])
-def test_two_of_eight_traces_show_no_rank_that_is_last(tmp_path: Path, told: dict[str, Any] | None) -> None:
-    analysis = of_traces(tmp_path, [2, 3], told=told, fault="slow device")
+@pytest.mark.parametrize("distributed", [None, {"world_size": 2}])
+def test_two_of_eight_traces_show_no_rank_that_is_last(tmp_path: Path, distributed: dict[str, Any] | None) -> None:
+    analysis = of_traces(tmp_path, [2, 3], distributed=distributed, fault="slow device")
     assert (analysis.verdict.kind, analysis.source.world_size) == ("insufficient_data", 8), analysis.verdict.summary
     assert "2 ranks of at least 8" in analysis.verdict.summary
     assert bool([warning for warning in analysis.source.warnings if "2 ranks" in warning and "8" in warning]) == (
-        told is not None
+        distributed is not None
     )
 
 
@@ -88,7 +88,7 @@ def test_ranks_of_a_whole_group_are_judged_among_themselves(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("ranks", [[5], [4, 5]])
 def test_the_largest_rank_is_a_bound_too(tmp_path: Path, ranks: list[int]) -> None:
-    analysis = of_traces(tmp_path, ranks, told={"world_size": 2}, without=SIZES)
+    analysis = of_traces(tmp_path, ranks, distributed={"world_size": 2}, without=SIZES)
     assert (analysis.verdict.kind, analysis.source.world_size) == ("insufficient_data", 6)
 
 
@@ -108,7 +108,7 @@ def test_a_job_of_one_rank_is_one(tmp_path: Path) -> None:
 
 
 def test_a_damaged_size_is_none(tmp_path: Path) -> None:
-    of_traces(tmp_path, [0], told={"world_size": 8})
+    of_traces(tmp_path, [0], distributed={"world_size": 8})
     file = tmp_path / "trace.json"
     file.write_bytes(file.read_bytes().replace(b'"Group size":8', b'"Group size":888888888888', 1))
     assert analyze([tmp_path]).source.world_size == 8

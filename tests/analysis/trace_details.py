@@ -35,7 +35,7 @@ def details(path: Path) -> RankDetail:
     return detail_of(detail_columns(trace, events, [window, *steps]), window, steps)
 
 
-def idle(found: WindowDetail) -> tuple[float, float, float, float]:
-    assert found.launch is not None
-    part = found.launch
+def idle(detail: WindowDetail) -> tuple[float, float, float, float]:
+    assert detail.launch is not None
+    part = detail.launch
     return (part.idle_queued_us, part.idle_launching_us, part.idle_starved_us, part.idle_unknown_us)

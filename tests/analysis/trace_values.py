@@ -134,17 +134,17 @@ def _summed(records: Iterable[CollectiveRecord]) -> list[dict[str, Any]]:
     ]
 
 
-def differences(expected: Any, found: Any, at: str = "") -> list[str]:
+def differences(expected: Any, actual: Any, at: str = "") -> list[str]:
     """Return where two values differ: times by more than a nanosecond, others by more than a billionth."""
-    if isinstance(expected, dict) and isinstance(found, dict):
-        keys = dict.fromkeys([*expected, *found])
-        return [line for key in keys for line in differences(expected.get(key), found.get(key), f"{at}/{key}")]
-    if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
-        pairs = enumerate(zip(expected, found, strict=True))
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        keys = dict.fromkeys([*expected, *actual])
+        return [line for key in keys for line in differences(expected.get(key), actual.get(key), f"{at}/{key}")]
+    if isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
+        pairs = enumerate(zip(expected, actual, strict=True))
         return [line for number, (item, other) in pairs for line in differences(item, other, f"{at}/{number}")]
-    if isinstance(expected, float) and isinstance(found, int | float):
+    if isinstance(expected, float) and isinstance(actual, int | float):
         is_time = "us" in re.split("[/_]", at)
-        same = abs(expected - found) <= (NANOSECOND_US if is_time else 0) + 1e-9 * abs(expected)
+        same = abs(expected - actual) <= (NANOSECOND_US if is_time else 0) + 1e-9 * abs(expected)
     else:
-        same = expected == found and (expected is None) == (found is None)
-    return [] if same else [f"{at}: expected {expected!r}, found {found!r}"]
+        same = expected == actual and (expected is None) == (actual is None)
+    return [] if same else [f"{at}: expected {expected!r}, found {actual!r}"]

@@ -11,6 +11,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 
 import pytest
+from tests.waiting import wait_in_loop
 
 from rankscope.base import http_server
 from rankscope.base.http import Handler, HttpRequest, Response, application, basic_credentials, bearer_token, bind
@@ -149,10 +150,8 @@ def test_a_response_that_is_not_read_has_a_deadline(monkeypatch: pytest.MonkeyPa
                 with socket.create_connection(("127.0.0.1", port)) as client:
                     client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n" + close + b"\r\n")
                     # The kernel keeps the unread data: only the server knows that it gave up.
-                    while not server._connections:  # noqa: ASYNC110
-                        await asyncio.sleep(0.01)
-                    while server._connections:  # noqa: ASYNC110
-                        await asyncio.sleep(0.01)
+                    await wait_in_loop(lambda: server._connections)
+                    await wait_in_loop(lambda: not server._connections)
 
     run(main)
 

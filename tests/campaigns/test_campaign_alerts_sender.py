@@ -275,7 +275,7 @@ def test_a_thousand_alerts_at_once(receiver: WebhookReceiver, tmp_path: Path, gr
     assert sending.returncode == 0
     peak_mib = used.ru_maxrss / 1024
     heard = [alert["fingerprint"] for _, payload in receiver.accepted for alert in payload["alerts"]]
-    assert sorted(heard) == sorted(one.alert.fingerprint for one in alerts)
+    assert sorted(heard) == sorted(delivery.alert.fingerprint for delivery in alerts)
     assert max(map(len, receiver.bodies)) <= 20_000
     assert peak_mib < MEMORY_LIMIT_MIB
     row(

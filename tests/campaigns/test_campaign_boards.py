@@ -96,8 +96,8 @@ def test_the_benchmark_of_the_boards_measures_every_query(require_program: Calla
     command = [sys.executable, "-m", "benchmarks.boards.boards", "--quick", "--hosts", "8", "--hours", "1", "--repeats", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "TMPDIR": str(tmp_path)})
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    results = json.loads(done.stdout)
     queries = {uid: len(targets(board)) for uid, board in all_boards().items()}
-    assert {uid: figures["queries"] for uid, figures in found["figures"]["boards"].items()} == queries
-    assert all(figures["series"] > 0 for figures in found["figures"]["boards"].values())
-    assert {budget["name"].split(":")[0] for budget in found["budgets"]} == queries.keys()
+    assert {uid: figures["queries"] for uid, figures in results["figures"]["boards"].items()} == queries
+    assert all(figures["series"] > 0 for figures in results["figures"]["boards"].values())
+    assert {budget["name"].split(":")[0] for budget in results["budgets"]} == queries.keys()

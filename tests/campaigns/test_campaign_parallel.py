@@ -66,7 +66,7 @@ def own(run: RunReader, rank: int, phase: Phase) -> float:
     times = []
     for step in list(run.steps(0, rank))[3:]:
         assert step.blocked_us is not None, "no signal"
-        assert sum(step.phases_us.get(one) or 0 for one in PHASES) == pytest.approx(step.wall_us, abs=0.01)
+        assert sum(step.phases_us.get(name) or 0 for name in PHASES) == pytest.approx(step.wall_us, abs=0.01)
         times.append((step.phases_us.get(phase) or 0) - (step.blocked_us.get(phase) or 0))
     return statistics.median(times)
 

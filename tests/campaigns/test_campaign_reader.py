@@ -33,7 +33,7 @@ def test_some_mutated_traces_give_an_answer_or_one_line(example_traces: Path, tm
     # when each is analysed
     outcomes = [(seed, *job["run_case"](seed, bases, tmp_path)) for seed in range(40)]
     # then both kinds of outcome occur, and no other
-    assert [one for one in outcomes if one[1] == "failure"] == []
+    assert [result for result in outcomes if result[1] == "failure"] == []
     assert {outcome for _, outcome, _ in outcomes} == {"answer", "refused"}
 
 

@@ -139,9 +139,9 @@ class Job:
         rows = {rank: _rows(log / f"rank-{rank}") for rank in (0, 1)}
         return Outcome(
             process.returncode,
-            {rank: [row[1] for row in mine] for rank, mine in rows.items()},
-            {rank: [int(row[2]) for row in mine] for rank, mine in rows.items()},
-            {rank: [int(row[3]) for row in mine] for rank, mine in rows.items()},
+            {rank: [row[1] for row in rank_rows] for rank, rank_rows in rows.items()},
+            {rank: [int(row[2]) for row in rank_rows] for rank, rank_rows in rows.items()},
+            {rank: [int(row[3]) for row in rank_rows] for rank, rank_rows in rows.items()},
             output,
         )
 
@@ -170,7 +170,7 @@ def _rows(path: Path) -> list[list[str]]:
 
 
 def _helpers(parents: list[int]) -> list[int]:
-    found = []
+    helpers = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
             continue
@@ -180,8 +180,8 @@ def _helpers(parents: list[int]) -> list[int]:
         except (OSError, ValueError):
             continue
         if b"rankscope.profiler.helper" in command and parent in parents:
-            found.append(int(entry.name))
-    return found
+            helpers.append(int(entry.name))
+    return helpers
 
 
 def rank_info(run_dir: Path, rank: int) -> RankInfo:
@@ -205,7 +205,9 @@ def nothing_changed(plain: Outcome, recorded: Outcome) -> None:
         assert recorded.losses[rank][:both] == plain.losses[rank][:both]
         assert abs(len(plain.losses[rank]) - len(recorded.losses[rank])) <= 1
         growth = [
-            mine[-1] - mine[SETTLED] for mine in (plain.resident_kib[rank], recorded.resident_kib[rank]) if len(mine) > SETTLED
+            sizes[-1] - sizes[SETTLED]
+            for sizes in (plain.resident_kib[rank], recorded.resident_kib[rank])
+            if len(sizes) > SETTLED
         ]
         assert len(growth) < 2 or growth[1] - growth[0] < GROWTH_KIB
 
@@ -249,7 +251,7 @@ def note(name: str, job: Job, plain: Outcome, recorded: Outcome, run_dir: Path |
     """Add a row to the table that the campaign prints."""
     row: dict[str, object] = {"status": recorded.status}
     for label, outcome in (("plain", plain), ("recorded", recorded)):
-        walls = sorted(wall for mine in outcome.walls_us.values() for wall in mine[25:])
+        walls = sorted(wall for durations in outcome.walls_us.values() for wall in durations[25:])
         if walls:
             row[f"{label}_step_us_median"] = walls[len(walls) // 2]
             row[f"{label}_step_us_worst"] = walls[-1]
@@ -501,7 +503,7 @@ def test_ten_thousand_steps(tmp_path: Path) -> None:
     growth = {}
     for label, outcome in (("plain", without), ("recorded", recorded)):
         # Measured after the first windows, when everything is loaded.
-        growth[label] = max(mine[-1] - mine[2000] for mine in outcome.resident_kib.values())
+        growth[label] = max(sizes[-1] - sizes[2000] for sizes in outcome.resident_kib.values())
     TABLE["10,000 steps"] |= {"growth_kib": growth}
     assert growth["recorded"] - growth["plain"] < GROWTH_KIB
     for rank in (0, 1):

@@ -185,9 +185,9 @@ def test_the_answer_of_another_job_is_not_of_the_run(cli: Cli, tmp_path: Path) -
         completed = cli("hang", run, "--ras", address, "--wait", "0")
         assert (completed.returncode, "another job" in completed.stderr) == (3, True)
         dump(run)
-        found = asked(cli, run, "--ras", address)
-    assert (found["culprits"], found["ras"]) == ([2], None)
-    assert any("another job" in row for row in found["warnings"])
+        answer = asked(cli, run, "--ras", address)
+    assert (answer["culprits"], answer["ras"]) == ([2], None)
+    assert any("another job" in row for row in answer["warnings"])
 
 
 def test_a_run_without_an_answer_is_judged_by_its_dumps_with_a_warning(cli: Cli, tmp_path: Path) -> None:

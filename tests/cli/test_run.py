@@ -297,7 +297,7 @@ print(settings.exporter_url, settings.otlp_every, settings.stacks_seconds)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "address"),
     [
         ([], f"{EXPORTER_URL} None {STACKS_SECONDS}"),
         (["--exporter-url", "https://me:pw@node7:443/m", "--otlp-every", "50"], f"https://me:pw@node7:443/m 50 {STACKS_SECONDS}"),
@@ -305,9 +305,9 @@ print(settings.exporter_url, settings.otlp_every, settings.stacks_seconds)
         (["--no-hardware", "--exporter-url", "http://h/", "--no-stacks"], "None None None"),
     ],
 )
-def test_the_ranks_are_told_where_the_exporter_is(cli: Cli, tmp_path: Path, options: list[str], told: str) -> None:
+def test_the_ranks_are_told_where_the_exporter_is(cli: Cli, tmp_path: Path, options: list[str], address: str) -> None:
     completed = cli("run", "--run-dir", tmp_path / "run", "--no-verdict", *options, "--", sys.executable, "-c", JOB)
-    assert (completed.returncode, completed.stdout.strip()) == (0, told)
+    assert (completed.returncode, completed.stdout.strip()) == (0, address)
     assert "pw" not in completed.stderr
 
 

@@ -139,8 +139,8 @@ def _socket(path: Path) -> None:
     here = Path.cwd()
     os.chdir(path.parent)
     try:
-        with socket.socket(socket.AF_UNIX) as one:
-            one.bind(path.name)
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(path.name)
     finally:
         os.chdir(here)
 

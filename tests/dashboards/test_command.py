@@ -146,7 +146,7 @@ def test_other_machines_are_let_in_only_when_it_is_known_who_may_read(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--listen", "0.0.0.0:0", "--token-file", "TOKEN"], "--allow-host NAME"),
         (["--listen", "127.0.0.1:0", "--port", "9000"], "HOST:PORT"),
@@ -162,11 +162,11 @@ def test_other_machines_are_let_in_only_when_it_is_known_who_may_read(tmp_path: 
         (["--allow-host", f"{'a' * 64}.example"], "not a host's name"),
     ],
 )
-def test_who_may_see_it_is_said_in_full_or_it_does_not_start(tmp_path: Path, options: list[str], said: str, cli: Cli) -> None:
+def test_who_may_see_it_is_said_in_full_or_it_does_not_start(tmp_path: Path, options: list[str], message: str, cli: Cli) -> None:
     (tmp_path / "token").write_text(TOKEN)
     completed = cli("dashboard", tmp_path, *(str(tmp_path / "token") if option == "TOKEN" else option for option in options))
     assert completed.returncode == 2
-    assert said in " ".join(completed.stderr.split())
+    assert message in " ".join(completed.stderr.split())
     assert TOKEN not in completed.stderr
 
 

@@ -271,10 +271,10 @@ class Cluster:
         """Start all servers, the receiver first, so that it can accept every alert."""
         monitoring, hub = self.monitoring, self.hub
         monitoring.export_rules(short_thresholds())
-        found = {"file_sd_configs": [{"files": ["targets/*.json"], "refresh_interval": "1s"}]}
+        discovery = {"file_sd_configs": [{"files": ["targets/*.json"], "refresh_interval": "1s"}]}
         own = [monitoring.address(name) for name in ("receiver", "watcher")]
         monitoring.configure_prometheus(
-            [{"job_name": "rankscope", **found}, {"job_name": "hub", "static_configs": [{"targets": own}]}]
+            [{"job_name": "rankscope", **discovery}, {"job_name": "hub", "static_configs": [{"targets": own}]}]
         )
         monitoring.configure_alertmanager({})
         out = ("--out", self.deliveries, "--state", self.folder / "receiver")
@@ -423,8 +423,8 @@ class Cluster:
     def state(self) -> str:
         """Return the report for a failure: alerts so far, and the last line of every process."""
         lines = [f"{host.name} {name}: {host.last_line(name)}" for host in (self.hub, *self.nodes) for name in host._children]
-        told = [(alert["status"], *sorted(alert["labels"].items())) for alert in self.alerts()]
-        return "\n".join([*map(str, told), *lines])
+        alerts = [(alert["status"], *sorted(alert["labels"].items())) for alert in self.alerts()]
+        return "\n".join([*map(str, alerts), *lines])
 
 
 @contextlib.contextmanager

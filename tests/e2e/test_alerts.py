@@ -151,8 +151,13 @@ def test_a_straggler_is_measured_alerted_captured_and_told_with_its_cause(
     note("told")
     assert enriched["labels"]["alertname"] == "TrainingStraggler"
     assert enriched["labels"]["rank"] == str(SLOW_RANK)
-    said = enriched["annotations"]
-    assert (said["verdict_rank"], said["cause"], said["phase"], said["simulated"]) == (str(SLOW_RANK), "host", "forward", "true")
+    annotations = enriched["annotations"]
+    assert (annotations["verdict_rank"], annotations["cause"], annotations["phase"], annotations["simulated"]) == (
+        str(SLOW_RANK),
+        "host",
+        "forward",
+        "true",
+    )
 
     # And the result of a profile of the next steps, under the same alert
     shown = first(links, services, lambda alert: "capture_outcome" in alert["annotations"])

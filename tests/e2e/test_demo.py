@@ -96,12 +96,12 @@ def descendants(pid: int) -> set[int]:
             except OSError:
                 continue
             parents[int(entry.name)] = int(fields[1])
-    found: set[int] = set()
+    pids: set[int] = set()
     frontier = {pid}
     while frontier:
-        frontier = {child for child, parent in parents.items() if parent in frontier} - found
-        found |= frontier
-    return found
+        frontier = {child for child, parent in parents.items() if parent in frontier} - pids
+        pids |= frontier
+    return pids
 
 
 def alive(pid: int) -> bool:

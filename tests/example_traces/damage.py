@@ -161,10 +161,10 @@ def of_wrong_types() -> bytes:
         kernels[5]["name"] = None
         kernels[6]["args"]["stream"] = "seven"
 
-    one = json.loads(gzip.decompress(_changed(change)))
-    one["traceEvents"] += [1, "two", None, [], {"ph": "X"}]
-    one |= {"deviceProperties": 3, "baseTimeNanoseconds": "soon", "host_name": 5}
-    return packed(one)
+    document = json.loads(gzip.decompress(_changed(change)))
+    document["traceEvents"] += [1, "two", None, [], {"ph": "X"}]
+    document |= {"deviceProperties": 3, "baseTimeNanoseconds": "soon", "host_name": 5}
+    return packed(document)
 
 
 def broken_in_the_middle() -> bytes:
@@ -277,8 +277,8 @@ def jobs() -> dict[str, dict[str, bytes]]:
     for name, change in DISAGREEMENTS.items():
         documents = recorded("ddp", steps=1)
         change(documents)
-        disagreeing[name] = {f"rank-{number}.json.gz": packed(one) for number, one in enumerate(documents)}
-    ranks = {f"rank-{number}.json.gz": packed(one) for number, one in enumerate(recorded("ddp", steps=1))}
+        disagreeing[name] = {f"rank-{number}.json.gz": packed(trace) for number, trace in enumerate(documents)}
+    ranks = {f"rank-{number}.json.gz": packed(trace) for number, trace in enumerate(recorded("ddp", steps=1))}
     old = [packed(schema_of_2023(document)) for document in recorded("ddp", steps=1)]
     last = ranks["rank-3.json.gz"]
     first = ranks["rank-0.json.gz"]

@@ -64,8 +64,8 @@ class _Job:
             ends = [max(arrivals[place], own) + transfer for own in arrivals]
         else:
             ends = [max(arrivals) + transfer if rank == place else own + 1.2 * transfer for rank, own in enumerate(arrivals)]
-        said = {} if root is None else {"Rank": root}
-        self._add(op, list(zip(arrivals, ends, strict=True)), Seq=number, **said)
+        arguments = {} if root is None else {"Rank": root}
+        self._add(op, list(zip(arrivals, ends, strict=True)), Seq=number, **arguments)
 
     def nested(self) -> None:
         """Add all-reduces that run while others do; rank 3 is late in both."""
@@ -90,20 +90,20 @@ class _Job:
         arrivals = [round(self.at + self._rng.uniform(0, 300), 3) for _ in range(RANKS)]
         return arrivals, round(self._rng.uniform(100, 200), 3)
 
-    def _add(self, op: str, spans: list[tuple[float, float]], *, stream: int = 20, **said: Any) -> None:
+    def _add(self, op: str, spans: list[tuple[float, float]], *, stream: int = 20, **arguments: Any) -> None:
         """Add an operation of all ranks, and compute beside it on a stream of its own, which hides a part."""
         for rank, span in enumerate(spans):
-            self._call(rank, op, span, stream=stream, **said)
+            self._call(rank, op, span, stream=stream, **arguments)
             compute = (span[0] + 20, self._rng.uniform(10, 150))
             place = {"correlation": self._calls + 5_000, "stream": stream - 13}
             self.events[rank].append(_event(rank, "gemm", compute, place))
 
-    def _call(self, rank: int, op: str, span: tuple[float, float], *, stream: int = 20, **said: Any) -> None:
+    def _call(self, rank: int, op: str, span: tuple[float, float], *, stream: int = 20, **arguments: Any) -> None:
         """Add the call, its launch and the kernel of an operation."""
         self._calls += 1
         sizes = {"In msg nelems": ELEMENTS, "Out msg nelems": ELEMENTS, "dtype": "Float", "Group size": RANKS}
         group = {"Collective name": op, "Process Group Name": "0", "External id": self._calls}
-        known = {"correlation": self._calls} | group | sizes | said
+        known = {"correlation": self._calls} | group | sizes | arguments
         begin, end = span
         self.events[rank] += [
             _event(rank, "record_param_comms", (begin - 40, 20), known, cat="cpu_op"),

@@ -81,9 +81,9 @@ def write_expected() -> None:
     """Work out the values of all folders, and store them, a line for each trace."""
     lines = []
     for folder in folders():
-        found = values(folder)
-        traces = ",\n".join(f"   {json.dumps(name)}: {json.dumps(document)}" for name, document in found["traces"].items())
-        lines.append(f' {json.dumps(folder)}: {{\n  "job": {json.dumps(found["job"])},\n  "traces": {{\n{traces}\n  }}\n }}')
+        expected = values(folder)
+        traces = ",\n".join(f"   {json.dumps(name)}: {json.dumps(document)}" for name, document in expected["traces"].items())
+        lines.append(f' {json.dumps(folder)}: {{\n  "job": {json.dumps(expected["job"])},\n  "traces": {{\n{traces}\n  }}\n }}')
     EXPECTED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 

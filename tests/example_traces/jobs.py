@@ -45,9 +45,16 @@ def job(name: str, *, steps: int = STEPS) -> list[Document]:
 def recorded(name: str, *, steps: int = 2) -> list[Document]:
     """Return the traces of a job with copies, flows, marks and the other events that the profiler records."""
     documents = job(name, steps=steps)
-    for one in documents:
-        events: list[Event] = one["traceEvents"]
-        one["traceEvents"] = [*_marks(events), *events, *_copies(events), *_mirrored(events), *_flows(events), *_noise(events)]
+    for trace in documents:
+        events: list[Event] = trace["traceEvents"]
+        trace["traceEvents"] = [
+            *_marks(events),
+            *events,
+            *_copies(events),
+            *_mirrored(events),
+            *_flows(events),
+            *_noise(events),
+        ]
     return documents
 
 
@@ -59,13 +66,13 @@ def event(category: str, name: str, ts: float, dur: float, like: Event, **args: 
 
 
 def _of(events: list[Event], category: str) -> list[Event]:
-    return [one for one in events if one["cat"] == category]
+    return [event for event in events if event["cat"] == category]
 
 
 def _copies(events: list[Event]) -> Iterator[Event]:
     """Yield copies of the batch to the device, a fill, and a copy of the loss to the host, in each step."""
     kernel = _of(events, "kernel")[0]
-    for number, note in enumerate(one for one in events if one["name"].startswith("ProfilerStep#")):
+    for number, note in enumerate(annotation for annotation in events if annotation["name"].startswith("ProfilerStep#")):
         call = 900_000 + 10 * number
         begin, end = note["ts"] + 350, note["ts"] + note["dur"]
         place = {"stream": 9, "device": kernel["args"]["device"]}
@@ -89,11 +96,11 @@ def _mirrored(events: list[Event]) -> Iterator[Event]:
 
 def _flows(events: list[Event]) -> Iterator[Event]:
     """Yield the arrows from calls to kernels, which have no duration."""
-    for one in events:
-        if one["cat"] in ("cuda_runtime", "kernel"):
-            mark = {"cat": "ac2g", "name": "ac2g", "id": one["args"]["correlation"], "bp": "e"}
-            place = {key: one[key] for key in ("pid", "tid", "ts")}
-            yield {"ph": "s" if one["cat"] == "cuda_runtime" else "f", **mark, **place}
+    for event in events:
+        if event["cat"] in ("cuda_runtime", "kernel"):
+            mark = {"cat": "ac2g", "name": "ac2g", "id": event["args"]["correlation"], "bp": "e"}
+            place = {key: event[key] for key in ("pid", "tid", "ts")}
+            yield {"ph": "s" if event["cat"] == "cuda_runtime" else "f", **mark, **place}
 
 
 def _marks(events: list[Event]) -> Iterator[Event]:
@@ -106,7 +113,7 @@ def _marks(events: list[Event]) -> Iterator[Event]:
 def _noise(events: list[Event]) -> Iterator[Event]:
     """Yield events of categories that are no work, long enough to be seen in every figure if they were taken for it."""
     host, kernel = _of(events, "cuda_runtime")[0], _of(events, "kernel")[0]
-    begin, end = min(one["ts"] for one in events) - 5000, max(one["ts"] + one["dur"] for one in events) + 5000
+    begin, end = min(item["ts"] for item in events) - 5000, max(item["ts"] + item["dur"] for item in events) + 5000
     yield event("Trace", "PyTorch Profiler (0)", begin, end - begin, host, Op_count=0)
     yield event("python_function", "train.py(12): main", begin, end - begin, host)
     yield event("overhead", "Buffer Flush", begin, 900, host)

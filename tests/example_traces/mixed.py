@@ -71,19 +71,19 @@ def damaged(seed: int) -> Document:
     events: list[Event] = document["traceEvents"]
     share = rng.choice((0.02, 0.1, 0.5, 1.0))
     ways = rng.sample((_untimed, _far, _overlong), k=rng.choice((1, 1, 2, 3)))
-    for one in [event for event in events if event["cat"] in DEVICE and rng.random() < share]:
+    for item in [event for event in events if event["cat"] in DEVICE and rng.random() < share]:
         if rng.random() < 0.2:
-            events.remove(one)
+            events.remove(item)
         else:
-            rng.choice(ways)(rng, one)
-    for one in events:
-        if one["name"] == "cudaLaunchKernel" and rng.random() < 0.2:
-            one["name"] = rng.choice(("cudaLaunchKernelExC", "cuLaunchKernelEx", "cudaGetDevice", "cudaStreamBeginCapture"))
+            rng.choice(ways)(rng, item)
+    for item in events:
+        if item["name"] == "cudaLaunchKernel" and rng.random() < 0.2:
+            item["name"] = rng.choice(("cudaLaunchKernelExC", "cuLaunchKernelEx", "cudaGetDevice", "cudaStreamBeginCapture"))
     return document
 
 
-def _untimed(rng: random.Random, one: Event) -> None:
-    one |= rng.choice(({"ts": 0, "dur": 0}, {"dur": 0}, {"dur": -1}, {"ts": None}, {"ts": -1.8e15, "dur": 0}))
+def _untimed(rng: random.Random, event: Event) -> None:
+    event |= rng.choice(({"ts": 0, "dur": 0}, {"dur": 0}, {"dur": -1}, {"ts": None}, {"ts": -1.8e15, "dur": 0}))
 
 
 def _far(rng: random.Random, event: Event) -> None:

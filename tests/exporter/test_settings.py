@@ -82,7 +82,7 @@ def test_collectors(config: Callable[[str], Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("intervall = 1", "did you mean 'interval'?"),
         ("web.listen_address = ':1'", "did you mean 'web.listen-address'?"),
@@ -105,19 +105,19 @@ def test_collectors(config: Callable[[str], Path]) -> None:
         ("interval = 1\nhost = node", "(at line 2, column 8)"),
     ],
 )
-def test_a_mistake_in_the_file_says_where_and_what(config: Callable[[str], Path], text: str, said: str) -> None:
+def test_a_mistake_in_the_file_says_where_and_what(config: Callable[[str], Path], text: str, message: str) -> None:
     path = config(text)
 
     with pytest.raises(InputError) as caught:
         settings("--config", path)
 
     assert str(caught.value).startswith(f"{path}: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--interval", "0"], "0 is too small: 100ms at least"),
         (["--interval", "soon"], "'soon' is not a duration"),
@@ -138,27 +138,27 @@ def test_a_mistake_in_the_file_says_where_and_what(config: Callable[[str], Path]
     ],
 )
 def test_wrong_usage_is_status_2_and_says_what_would_be_right(
-    cli: Callable[..., subprocess.CompletedProcess[str]], arguments: list[str], said: str
+    cli: Callable[..., subprocess.CompletedProcess[str]], arguments: list[str], message: str
 ) -> None:
     completed = cli("exporter", *arguments)
 
     assert completed.returncode == 2
-    assert said in completed.stderr
+    assert message in completed.stderr
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "said"),
+    ("variable", "value", "message"),
     [("EXPECTED_GPUS", "eight", "'eight' is not a whole number"), ("OTLP", "maybe", "'maybe' is not true or false")],
 )
 def test_a_mistake_in_a_variable_names_the_variable(
-    cli: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
+    cli: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch, variable: str, value: str, message: str
 ) -> None:
     monkeypatch.setenv(f"RANKSCOPE_EXPORTER_{variable}", value)
 
     completed = cli("exporter", "--once")
 
     assert completed.returncode == 2
-    assert said in completed.stderr
+    assert message in completed.stderr
     assert f"RANKSCOPE_EXPORTER_{variable}" in completed.stderr
 
 

@@ -34,8 +34,8 @@ class Job:
         assert ended.returncode == 0, ended.stderr
         assert "switched itself off" not in ended.stderr
         self.stderr = ended.stderr
-        said = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
-        self.cuda_events = {row["rank"]: row["cuda_events"] for row in said}
+        results = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+        self.cuda_events = {row["rank"]: row["cuda_events"] for row in results}
         assert self.cuda_events.keys() == set(RANKS)
         self.run = RunReader(folder / "run")
 
@@ -77,7 +77,7 @@ def test_a_window_has_the_same_steps_and_the_same_work_on_both_ranks(tmp_path: P
         # Only the costliest are recorded, which differ where two cost about the same.
         in_all = set.intersection(*map(set, by_step))
         assert in_all
-        calls = [{name: count for name, count in one.items() if name in in_all} for one in by_step]
+        calls = [{name: count for name, count in counts.items() if name in in_all} for counts in by_step]
         assert calls[0] == calls[1] == calls[2]
         kernels.append(calls[0])
     assert all(kernels[0][name] == kernels[1][name] for name in kernels[0].keys() & kernels[1].keys())

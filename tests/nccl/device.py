@@ -290,14 +290,14 @@ class Job:
     def play(self, programs: Sequence[Program]) -> None:
         """Run the programs of all ranks. Raises ``RuntimeError`` if they wait for each other for ever."""
         ready = list(range(len(programs)))
-        left = set(ready)
+        remaining = set(ready)
         while ready:
             number = ready.pop()
             event = next(programs[number], None)
             if event is None:
-                left.discard(number)
+                remaining.discard(number)
             else:
                 event.then(partial(ready.append, number))
-        if left:
-            raise RuntimeError(f"ranks {sorted(left)[:8]} wait for ever")
+        if remaining:
+            raise RuntimeError(f"ranks {sorted(remaining)[:8]} wait for ever")
         self._meetings.clear()

@@ -52,7 +52,7 @@ def _entries(rank: Rank) -> Iterator[dict[str, Any]]:
 def _entry(
     rank: Rank, launch: Launch, name: str, elements: tuple[int, int] | None, *, message: int | None = None
 ) -> dict[str, Any]:
-    sizes = [] if elements is None else [[one] for one in elements]
+    sizes = [] if elements is None else [[size] for size in elements]
     return {
         "pg_id": list(rank.job.groups).index(launch.group),
         "process_group": [launch.group, launch.group],

@@ -98,9 +98,9 @@ def _records(rank: Rank, interval_us: int, *, verbose: bool, old: bool, least_by
             numbers[name, launch.op] += 1
             if 2 * launch.elements[0] >= least_bytes:
                 done.append(_Record(dump, members, name, number, launch, None))
-    done.sort(key=lambda one: (one.dump, one.name, one.part is not None, one.launch.end_us))
-    for _, same in groupby(done, key=lambda one: (one.dump, one.name)):
-        batch = [one for one in same if not (old and one.part)]
+    done.sort(key=lambda operation: (operation.dump, operation.name, operation.part is not None, operation.launch.end_us))
+    for _, same in groupby(done, key=lambda operation: (operation.dump, operation.name)):
+        batch = [operation for operation in same if not (old and operation.part)]
         for record in batch[-1:] if old else batch:
             yield _header(rank, record, old=old) | _perf(record, verbose=verbose)
 

@@ -100,14 +100,14 @@ class Layout:
     def groups(self) -> dict[str, list[int]]:
         """Return the process groups."""
         everybody = list(range(self.world))
-        found = {"0": everybody}
+        groups = {"0": everybody}
         for stage, inner in product(range(self.stages), range(self.inner)):
-            found[f"dp{stage}-{inner}"] = [self.rank(replica, stage, inner) for replica in range(self.replicas)]
+            groups[f"dp{stage}-{inner}"] = [self.rank(replica, stage, inner) for replica in range(self.replicas)]
         for replica, stage in product(range(self.replicas), range(self.stages)):
-            found[f"in{replica}-{stage}"] = [self.rank(replica, stage, inner) for inner in range(self.inner)]
+            groups[f"in{replica}-{stage}"] = [self.rank(replica, stage, inner) for inner in range(self.inner)]
         for replica, inner in product(range(self.replicas), range(self.inner)):
-            found[f"pp{replica}-{inner}"] = [self.rank(replica, stage, inner) for stage in range(self.stages)]
-        return {name: members for name, members in found.items() if len(members) > 1 or name == "0"}
+            groups[f"pp{replica}-{inner}"] = [self.rank(replica, stage, inner) for stage in range(self.stages)]
+        return {name: members for name, members in groups.items() if len(members) > 1 or name == "0"}
 
 
 LAYOUTS: Final = {
@@ -296,7 +296,7 @@ class LayoutJob(Job):
             if uneven
             else [TOKENS // len(members) * HIDDEN] * len(members)
         )
-        got = [sent[place]] * len(members)
+        received = [sent[place]] * len(members)
         op = "all_to_allv" if uneven else "all_to_all"
 
         def own_us(member: int) -> float:
@@ -306,11 +306,11 @@ class LayoutJob(Job):
             sizes = (sum(send), sum(receive))
             return rank.collective(group, op, sizes, 0.0, splits=(send, receive) if uneven else None, own_us=own_us)
 
-        yield from rank.wait(move(sent, got))
+        yield from rank.wait(move(sent, received))
         share = tokens[rank.rank] / TOKENS
         name = f"grouped_gemm_{'backward' if backward else 'forward'}_kernel"
         rank.kernel(name, KERNELS["mlp"] * (1 + backward) * share, grid=round(128 * share))
-        yield from rank.wait(move(got, sent))
+        yield from rank.wait(move(received, sent))
 
     def _sharded(self, rank: Rank) -> Program:
         """Play a step of FSDP2: parameters are gathered a layer ahead, gradients scattered beside compute, twice for HSDP."""
@@ -397,9 +397,9 @@ class LayoutJob(Job):
     def _exchange(self, rank: Rank, *parts: tuple[str, int]) -> Program:
         """Play a batch of sends and receives with other stages; those that do not exist are left out."""
         replica, _, inner = self.layout.place(rank.rank)
-        mine = [(op, other, TOKENS * 512) for op, other in parts if 0 <= other < self.layout.stages]
-        if mine:
-            yield from rank.wait(rank.exchange(f"pp{replica}-{inner}", mine, 100.0))
+        transfers = [(op, other, TOKENS * 512) for op, other in parts if 0 <= other < self.layout.stages]
+        if transfers:
+            yield from rank.wait(rank.exchange(f"pp{replica}-{inner}", transfers, 100.0))
 
     def _sent(self, rank: Rank, stage: int) -> list[Event]:
         """Send to a stage, if it exists; return the end of the send."""

@@ -129,11 +129,11 @@ def _as_recorded(cuts: list[Cut], *, graphed: bool) -> list[Cut]:
 
 
 def _phases(times: list[tuple[str, float]]) -> PhaseTimes:
-    found: dict[str, float] = {}
+    phases: dict[str, float] = {}
     for phase, us in times:
         name = "backward" if phase == "reduction" else phase
-        found[name] = found.get(name, 0.0) + us
-    return PhaseTimes(**found)
+        phases[name] = phases.get(name, 0.0) + us
+    return PhaseTimes(**phases)
 
 
 def _noted_us(rank: Rank, name: str, begin: Cut, end: Cut) -> float:
@@ -162,6 +162,6 @@ def dumped(job: LayoutJob, folder: Path) -> Iterator[list[DurationBlock]]:
     """Yield the blocks of each rank, from its dump."""
     folder.mkdir(exist_ok=True)
     write_dumps(job, folder)
-    for file in sorted(find_dumps([folder])[0], key=lambda one: one.rank):
+    for file in sorted(find_dumps([folder])[0], key=lambda found_dump: found_dump.rank):
         dump = read_dump(file.path, backend=None, whole_history=True)
         yield list(blocks_of("flight_recorder", calls_of_dump(dump, dump.records)))

@@ -151,9 +151,9 @@ class _Events:
     def _parts(self, number: int, launch: Launch, span: tuple[float, float], thread: int) -> None:
         width = (span[1] - span[0]) / len(launch.parts)
         for at, part in enumerate(launch.parts):
-            said = _of_part(self.rank, launch, part) | {"External id": -number * 16 - at}
+            arguments = _of_part(self.rank, launch, part) | {"External id": -number * 16 - at}
             begin = span[0] + at * width
-            self.add("cpu_op", "record_param_comms", (begin, begin + 0.9 * width), thread, said)
+            self.add("cpu_op", "record_param_comms", (begin, begin + 0.9 * width), thread, arguments)
 
 
 def _events(rank: Rank, clock: Clock, steps: frozenset[int] | None, *, graphed: bool) -> list[dict[str, Any]]:

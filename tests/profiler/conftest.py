@@ -19,7 +19,7 @@ def torch_ranks(require_torch: None, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture
 def refusing_port() -> Iterator[int]:
     """A port of 127.0.0.1 that refuses connections until the test listens on it; no other process gets it."""
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", 0))
+        yield sock.getsockname()[1]

@@ -107,9 +107,9 @@ def test_whole_steps_come_out_in_order_or_are_counted(
             dropped += not whole
             roomy = len(kept) - freed <= CAPACITY - 2 * STEP_WORDS
         elif operation == "read":
-            got = ring.reader.read(size)
-            assert got == kept[read : read + size]
-            read += len(got)
+            data = ring.reader.read(size)
+            assert data == kept[read : read + size]
+            read += len(data)
         elif operation == "free":
             freed = max(freed, min(read, freed + size))
             ring.reader.free(freed)

@@ -37,22 +37,26 @@ def nothing_else_to_sweep(tmp_path_factory: pytest.TempPathFactory, monkeypatch:
 @pytest.mark.parametrize("place", ["memory", "disk"])
 def test_only_old_folders_that_nobody_holds_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     prefix = f"rankscope-{os.getuid()}-"
-    held, left, young, foreign = (
+    in_use, abandoned, young, foreign = (
         tmp_path / name for name in (f"{prefix}held", f"{prefix}left", f"{prefix}young", "rankscope-x-1")
     )
-    for folder in (held, left, young, foreign):
+    for folder in (in_use, abandoned, young, foreign):
         (folder / "rank0").mkdir(parents=True)
         os.close(scratch.hold(folder / "rank0"))
         if folder != young:
             os.utime(folder, (0, 0))
-    handle = scratch.hold(held / "rank0")
-    assert (scratch.is_left(held / "rank0"), scratch.is_left(left / "rank0"), scratch.is_left(tmp_path)) == (False, True, False)
+    handle = scratch.hold(in_use / "rank0")
+    assert (scratch.is_left(in_use / "rank0"), scratch.is_left(abandoned / "rank0"), scratch.is_left(tmp_path)) == (
+        False,
+        True,
+        False,
+    )
     if place == "memory":
         monkeypatch.setattr(scratch, "LOCAL_MEMORY", tmp_path)
     else:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     scratch.sweep()
-    assert set(tmp_path.iterdir()) == {held, young, foreign}
+    assert set(tmp_path.iterdir()) == {in_use, young, foreign}
     # The lock is released when its holder exits for any reason.
     os.close(handle)
     scratch.sweep()

@@ -100,7 +100,7 @@ def test_a_new_attempt_takes_over_the_files_that_the_last_one_releases(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "mine"),
+    ("theirs", "own"),
     [
         (claimant("other"), claimant(attempt=1)),
         (claimant(), claimant("forged", attempt=1)),  # in the name of a host, in quotes
@@ -108,11 +108,11 @@ def test_a_new_attempt_takes_over_the_files_that_the_last_one_releases(tmp_path:
         (claimant(attempt=2), claimant(attempt=1)),
     ],
 )
-def test_the_file_of_another_run_or_of_the_same_attempt_is_left_alone(theirs: Claimant, mine: Claimant, tmp_path: Path) -> None:
+def test_the_file_of_another_run_or_of_the_same_attempt_is_left_alone(theirs: Claimant, own: Claimant, tmp_path: Path) -> None:
     path = write(SpoolFile(tmp_path, theirs))
     before = path.read_text()
 
-    assert write(SpoolFile(tmp_path, mine)).name == "run-3-1.prom"
+    assert write(SpoolFile(tmp_path, own)).name == "run-3-1.prom"
     assert path.read_text() == before
 
 

@@ -131,9 +131,9 @@ def test_when_a_process_began_is_known_while_it_lives() -> None:
         assert before - SECOND // 50 <= began <= time.time_ns()
         child.kill()
     assert process_start_unix_ns(child.pid) is None
-    mine = process_start_unix_ns()
-    assert mine is not None
-    assert mine < before
+    began_ns = process_start_unix_ns()
+    assert began_ns is not None
+    assert began_ns < before
 
 
 @pytest.mark.slow

@@ -86,8 +86,8 @@ def test_requests_come_in_the_order_in_which_they_were_made(run: Path, reports: 
     made = [request_made(now - after, after) for after in (3, 1, 2)]
     for request in made:
         post(run, request)
-    got = ControlInbox(run, "capture", since_unix_ns=0, report=reports).pending(now=True)
-    assert [request.id for request in got] == sorted(request.id for request in made)
+    requests = ControlInbox(run, "capture", since_unix_ns=0, report=reports).pending(now=True)
+    assert [request.id for request in requests] == sorted(request.id for request in made)
 
 
 def test_an_answer_reaches_who_asked_and_nobody_serves_the_request_again(run: Path, reports: Reports) -> None:
@@ -260,8 +260,8 @@ def test_requests_of_earlier_attempts_of_the_past_or_future_are_void(run: Path, 
     began = now - 2 * minute
     for number, made in enumerate((began - 1, began + 1, now, now + minute, now + 11 * minute, 9_999_999_999_999_999_999)):
         write(run, f"{id_at(made, number)}.json", msgspec.json.encode(request_made(min(made, 2**63 - 1), number)))
-    got = ControlInbox(run, "capture", since_unix_ns=began, report=reports).pending(now=True)
-    assert [request.created_unix_ns for request in got] == [began + 1, now, now + minute]
+    requests = ControlInbox(run, "capture", since_unix_ns=began, report=reports).pending(now=True)
+    assert [request.created_unix_ns for request in requests] == [began + 1, now, now + minute]
     # and without the start of an attempt, age alone decides
     write(run, f"{id_at(now - 11 * minute, 9)}.json", msgspec.json.encode(request_made(now - 11 * minute, 9)))
     assert len(ControlInbox(run, "capture", since_unix_ns=0, report=reports).pending(now=True)) == 4
@@ -330,9 +330,9 @@ def test_a_folder_full_of_rubbish_costs_one_line_and_no_request(run: Path, repor
     post(run, good)
     # when they are read, twice
     inbox = ControlInbox(run, "capture", since_unix_ns=0, report=reports)
-    got = [*inbox.pending(now=True), *inbox.pending(now=True)]
+    requests = [*inbox.pending(now=True), *inbox.pending(now=True)]
     # then the valid one is found, and the others are reported, once
-    assert got == [good]
+    assert requests == [good]
     assert len(reports) == 1
     assert reports[0].isprintable()
 

@@ -21,10 +21,10 @@ class Grid:
 
     def union(self, spans: Iterable[tuple[int, int]]) -> Cells:
         """Return the pieces that lie in any of the spans."""
-        found: Cells = set()
+        union: Cells = set()
         for start, end in spans:
-            found |= self.cells(start, end)
-        return found
+            union |= self.cells(start, end)
+        return union
 
     def us(self, cells: Cells) -> float:
         """Return the length of a set in microseconds."""

@@ -86,26 +86,26 @@ class _Checking:
 
     def run(self) -> Check:
         """Return the result; the file has only the events that count, then."""
-        found, fine = self.found, any((event.end - event.start) % 1000 for event in self.device)
+        counts, fine = self.found, any((event.end - event.start) % 1000 for event in self.device)
         untimed = [event for event in self.device if self._is_untimed(event) or self._has_no_length(event, fine=fine)]
         near = _places(self.host, 100) if self.host else _places([event for event in self.device if event not in untimed], 4)
         far = [event for event in self.device if event not in untimed and self._is_far(event, near)]
         far += self._late_on_idle_device([event for event in self.device if event not in untimed + far], near)
         kept = [event for event in self.device if event not in untimed and event not in far]
-        found.without_time, found.far = len(untimed), len(far)
+        counts.without_time, counts.far = len(untimed), len(far)
         ends = self._cut_ends(kept)
-        found.overlong = len(ends)
-        found.cut = [self._launched(event) for event in ends]
+        counts.overlong = len(ends)
+        counts.cut = [self._launched(event) for event in ends]
         about = [self._launched_about(event) for event in untimed + far]
-        found.missing = [at for at in about if at is not None]
+        counts.missing = [at for at in about if at is not None]
         if None in about:
-            found.missing += [event.start for event in kept]
-        for one, end in ends.items():
-            one.end = end
+            counts.missing += [event.start for event in kept]
+        for overrun, end in ends.items():
+            overrun.end = end
         self.file.events = [event for event in self.file.events if event not in untimed and event not in far]
         self._count_launches()
         self._find_problem(kept)
-        return found
+        return counts
 
     def _call(self, event: Event) -> Event | None:
         return self.calls.get(event.number("correlation"))
@@ -114,9 +114,9 @@ class _Checking:
         call = self._call(event)
         return event.start if call is None else call.start
 
-    def _launched_about(self, one: Event) -> int | None:
+    def _launched_about(self, launched: Event) -> int | None:
         """Return when an event was launched: where its call is missing, when that with the number before was; numbers ascend."""
-        number, call = one.number("correlation"), self._call(one)
+        number, call = launched.number("correlation"), self._call(launched)
         if call is not None:
             return call.start
         calls = sorted((event for event in self.file.some(CALLS)), key=lambda event: event.number("correlation"))
@@ -150,7 +150,7 @@ class _Checking:
         """Return which events, far from all that the host did, were launched, but not begun, while the device did nothing."""
         late: list[Event] = []
         since = done = None
-        for event in sorted(events, key=lambda one: one.start):
+        for event in sorted(events, key=lambda item: item.start):
             if since is None or done is None or event.start > done + SECOND:
                 since = event.start
             done = max(event.end, event.end if done is None else done)
@@ -162,21 +162,21 @@ class _Checking:
     def _cut_ends(self, kept: list[Event]) -> dict[Event, int]:
         """Return the events that last too long, and when they end."""
         streams: dict[tuple[int, int], list[Event]] = defaultdict(list)
-        for one in kept:
+        for item in kept:
             # Nothing is known of the order of events without a stream.
-            stream = one.number("stream")
-            streams[(-1, -1) if stream < 0 else (one.number("device"), stream)].append(one)
+            stream = item.number("stream")
+            streams[(-1, -1) if stream < 0 else (item.number("device"), stream)].append(item)
         over: dict[Event, int] = {}
         last: list[Event] = []
         for (_, stream), events in streams.items():
-            launches = _launches(sorted(events, key=lambda one: (one.start, one.end)))
+            launches = _launches(sorted(events, key=lambda item: (item.start, item.end)))
             last += launches[-1]
-            for mine, (following, *_) in pairwise(launches):
-                over |= {event: following.start for event in mine if stream >= 0 and self._is_over(event, following)}
+            for launched, (following, *_) in pairwise(launches):
+                over |= {event: following.start for event in launched if stream >= 0 and self._is_over(event, following)}
         lengths: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for one in kept:
-            if one not in over:
-                lengths[_kernel(one)].append(one.end - one.start)
+        for item in kept:
+            if item not in over:
+                lengths[_kernel(item)].append(item.end - item.start)
         ends = {event: min(end, event.start + _usual(lengths[_kernel(event)], end)) for event, end in over.items()}
         return ends | self._endless(kept, last, ends)
 
@@ -198,16 +198,16 @@ class _Checking:
             return {}
         others = [ends.get(event, event.end) - event.start for event in kept if event not in last]
         longest = max([latest - begin, *others])
-        found = {
+        endless = {
             event: event.start + longest
             for event in last
             if event.end > latest + max(longest, SECOND // 10) and event.end - event.start > 2 * longest
         }
-        usual = [event for event in kept if event not in ends and event not in found]
-        for one, end in found.items():
-            lengths = [other.end - other.start for other in usual if _kernel(other) == _kernel(one)]
-            found[one] = min(end, one.start + _usual(lengths, longest))
-        return found
+        usual = [event for event in kept if event not in ends and event not in endless]
+        for item, end in endless.items():
+            lengths = [other.end - other.start for other in usual if _kernel(other) == _kernel(item)]
+            endless[item] = min(end, item.start + _usual(lengths, longest))
+        return endless
 
     def _count_launches(self) -> None:
         """Count the calls that launch a kernel, and those whose kernel is nowhere in the file."""
@@ -240,18 +240,18 @@ class _Checking:
         return any("BeginCapture" in name for name in before[-1:]) or any("EndCapture" in name for name in after[:1])
 
     def _find_problem(self, kept: list[Event]) -> None:
-        found = self.found
+        counts = self.found
         names = [event.name for event in self.file.some(CALLS)]
         gives_work = any(re.search("launch|enqueue|memcpy|memset", name, re.IGNORECASE) for name in names)
-        found.on_cpu = not kept and not gives_work
-        is_capture = found.captured > 9 * sum(one.category in KERNELS for one in kept)
-        if kept and 2 * found.without_kernel <= found.launches and not is_capture:
-            found.problem = "damaged" if self._clocks_disagree(kept) else None
+        counts.on_cpu = not kept and not gives_work
+        is_capture = counts.captured > 9 * sum(item.category in KERNELS for item in kept)
+        if kept and 2 * counts.without_kernel <= counts.launches and not is_capture:
+            counts.problem = "damaged" if self._clocks_disagree(kept) else None
             return
         if self.device and not kept:
-            found.problem = "damaged"
+            counts.problem = "damaged"
         elif gives_work and not self.file.torn:
-            found.problem = "captured_graph" if is_capture and found.captured > found.without_kernel else "no_activity"
+            counts.problem = "captured_graph" if is_capture and counts.captured > counts.without_kernel else "no_activity"
 
     def _clocks_disagree(self, kept: list[Event]) -> bool:
         """Return whether more than a fiftieth of the launched events is before its launch, or in another order than that."""
@@ -281,33 +281,33 @@ def _nested(calls: list[Event]) -> list[list[Event]]:
     """Return the calls of each launch: those that a thread makes inside another are part of it."""
     launches: list[list[Event]] = []
     thread, until = None, 0
-    for one in sorted(calls, key=lambda event: (str(event.thread), event.start, -event.end)):
-        is_inside = one.thread == thread and launches[-1][0].start < one.start < until
-        until = max(one.end, until if one.thread == thread else one.end)
-        thread = one.thread
+    for call in sorted(calls, key=lambda event: (str(event.thread), event.start, -event.end)):
+        is_inside = call.thread == thread and launches[-1][0].start < call.start < until
+        until = max(call.end, until if call.thread == thread else call.end)
+        thread = call.thread
         if is_inside:
-            launches[-1].append(one)
+            launches[-1].append(call)
         else:
-            launches.append([one])
+            launches.append([call])
     return launches
 
 
 def _places(events: list[Event], part: int) -> list[tuple[int, int]]:
     """Return where several events are, and this part of those at the largest place, with the time they take around them."""
     places: list[list[Event]] = []
-    for event in sorted(events, key=lambda one: one.start):
+    for event in sorted(events, key=lambda item: item.start):
         if places and event.start - places[-1][-1].start <= MINUTE:
             places[-1].append(event)
         else:
             places.append([event])
-    found = []
+    spans = []
     largest = max(map(len, places), default=0)
     for place in places:
         begin, end = place[0].start, max(min(event.end, event.start + MINUTE) for event in place)
         slack = max(SECOND, end - begin)
         if part * len(place) >= largest and (len(place) > 1 or largest == 1):
-            found.append((begin - slack, end + slack))
-    return found
+            spans.append((begin - slack, end + slack))
+    return spans
 
 
 def _is_near(at: int, places: list[tuple[int, int]]) -> bool:
@@ -316,14 +316,14 @@ def _is_near(at: int, places: list[tuple[int, int]]) -> bool:
 
 def _launches(events: list[Event]) -> list[list[Event]]:
     """Return the events that one call launched together, as a graph does, in their order on a stream."""
-    found: list[list[Event]] = []
+    launches: list[list[Event]] = []
     for event in events:
         number = event.number("correlation")
-        if found and number >= 0 and number == found[-1][-1].number("correlation"):
-            found[-1].append(event)
+        if launches and number >= 0 and number == launches[-1][-1].number("correlation"):
+            launches[-1].append(event)
         else:
-            found.append([event])
-    return found
+            launches.append([event])
+    return launches
 
 
 def _kernel(event: Event) -> tuple[str, str]:

@@ -88,13 +88,13 @@ def collectives_of(figures: Figures) -> list[Collective]:
     kernels = [
         collective for collective in timed if collective.sequence is not None or _step(steps, collective.enqueued) not in lacking
     ]
-    found = sorted(kernels + _by_copies(figures) + _on_cpu(figures), key=lambda one: (one.enqueued, one.start))
+    collectives = sorted(kernels + _by_copies(figures) + _on_cpu(figures), key=lambda item: (item.enqueued, item.start))
     numbers: Counter[tuple[int, str]] = Counter()
-    for collective in found:
+    for collective in collectives:
         collective.step = _step(steps, collective.enqueued)
         collective.index = numbers[collective.step, collective.group]
         numbers[collective.step, collective.group] += 1
-    return found
+    return collectives
 
 
 def uncalled(figures: Figures) -> int:
@@ -120,7 +120,7 @@ def _on_device(figures: Figures) -> list[Collective]:
     note_of = {id(activity): _note(activity, notes) for activity in kernels}
     users = Counter(_user(activity, note_of[id(activity)]) for activity in kernels)
     streams: dict[int, int] = {}
-    found = []
+    collectives = []
     for activity in kernels:
         streams.setdefault(activity.event.number("stream"), len(streams))
         note = note_of[id(activity)]
@@ -140,9 +140,9 @@ def _on_device(figures: Figures) -> list[Collective]:
         parts = _parts(figures, note, notes) if note and alone and not args.get("Collective name") else []
         for part in parts:
             described = _described(figures, part.args, operation(part.args["Collective name"]), base.group)
-            found.append(replace(described, enqueued=base.enqueued, start=base.start, end=base.end))
-        found += [] if parts else [base]
-    return found
+            collectives.append(replace(described, enqueued=base.enqueued, start=base.start, end=base.end))
+        collectives += [] if parts else [base]
+    return collectives
 
 
 def _described(figures: Figures, args: dict[str, Any], op: str, otherwise: str) -> Collective:
@@ -182,7 +182,7 @@ def _root(figures: Figures, op: str, call: int, ranks: tuple[int, ...] | None) -
 
 def numbers(value: Any) -> list[int]:
     """Return the numbers in a list, or in the text of one."""
-    return list(value) if isinstance(value, list) else [int(one) for one in re.findall(r"\d+", value or "")]
+    return list(value) if isinstance(value, list) else [int(digits) for digits in re.findall(r"\d+", value or "")]
 
 
 def _note(activity: Work, notes: list[Event]) -> Event | None:
@@ -202,17 +202,19 @@ def _parts(figures: Figures, note: Event, notes: list[Event]) -> list[Event]:
     """Return the sends and receives of a batch: the calls on its thread since the batch before it."""
     if not note.name.startswith("nccl:coalesced"):
         return []
-    before = [one.start for one in notes if one.name == note.name and one.thread == note.thread and one.start < note.start]
+    before = [
+        other.start for other in notes if other.name == note.name and other.thread == note.thread and other.start < note.start
+    ]
     since = max(before, default=-1)
     calls = [operator for operator in figures.file.some(OPERATORS) if operator.args.get("Collective name") in ("send", "recv")]
-    mine = [operator for operator in calls if operator.thread == note.thread and since < operator.start <= note.start]
-    return sorted(mine, key=lambda collective: collective.start)
+    operators = [operator for operator in calls if operator.thread == note.thread and since < operator.start <= note.start]
+    return sorted(operators, key=lambda collective: collective.start)
 
 
 def _operation_of_kernel(name: str) -> str:
     name = name.replace("_all_reduce", "AllReduce").replace("cross_device_reduce", "AllReduce")
-    found = re.search(r"AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|AllToAll|dispatch|combine|notify", name)
-    return operation(found[0]) if found else "unknown"
+    match = re.search(r"AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|AllToAll|dispatch|combine|notify", name)
+    return operation(match[0]) if match else "unknown"
 
 
 def _by_copies(figures: Figures) -> list[Collective]:
@@ -224,13 +226,15 @@ def _by_copies(figures: Figures) -> list[Collective]:
         request = _note(activity, requests)
         assert request is not None, "the examples have a call with metadata around them"
         by_request[requests.index(request)].append(activity)
-    found = []
-    for number, mine in by_request.items():
+    collectives = []
+    for number, of_request in by_request.items():
         args = requests[number].args
         base = _described(figures, args, operation(args["Collective name"]), "copy-engine")
-        start, end = min(activity.start for activity in mine), max(activity.end for activity in mine)
-        found.append(replace(base, enqueued=min(start, *(activity.launched for activity in mine)), start=start, end=end))
-    return found
+        start, end = min(activity.start for activity in of_request), max(activity.end for activity in of_request)
+        collectives.append(
+            replace(base, enqueued=min(start, *(activity.launched for activity in of_request)), start=start, end=end)
+        )
+    return collectives
 
 
 def _on_cpu(figures: Figures) -> list[Collective]:
@@ -239,7 +243,7 @@ def _on_cpu(figures: Figures) -> list[Collective]:
     for call in sorted(figures.file.some(OPERATORS), key=lambda call: call.start):
         if call.name.startswith("c10d::"):
             calls[operation(call.name)].append(call)
-    found = []
+    collectives = []
     for activity in figures.work:
         if activity.event.category not in NOTES:
             continue
@@ -248,10 +252,10 @@ def _on_cpu(figures: Figures) -> list[Collective]:
         if not waiting or waiting[0].start > activity.start:
             continue
         dtype, moved = _shapes(activity.event, op)
-        found.append(
+        collectives.append(
             Collective(op, "cpu", None, None, None, dtype, moved, waiting.pop(0).start, activity.start, activity.end, on_cpu=True)
         )
-    return found
+    return collectives
 
 
 def _shapes(event: Event, op: str) -> tuple[str | None, int | None]:
@@ -267,5 +271,5 @@ def _shapes(event: Event, op: str) -> tuple[str | None, int | None]:
         return None, None
     if any(dtype_name.removeprefix("c10::").lower() not in BYTES for dtype_name in types):
         return None, None
-    total = sum(prod(shape) * BYTES[one.removeprefix("c10::").lower()] for shape, one in zip(shapes, types, strict=True))
+    total = sum(prod(shape) * BYTES[dtype.removeprefix("c10::").lower()] for shape, dtype in zip(shapes, types, strict=True))
     return (types[0] if len(set(types)) == 1 else None), total

@@ -21,7 +21,7 @@ class Figures:
     def __init__(self, file: File, check: Check) -> None:
         self.file, self.check = file, check
         self.work = work_of(file, on_cpu=check.on_cpu)
-        if check.problem is None and not any(one.end > one.start for one in self.work):
+        if check.problem is None and not any(activity.end > activity.start for activity in self.work):
             raise RefusedError("nothing to analyse")
         self.window = Window(0, 0) if check.problem else window_of_file(self.work)
         self.steps = windows_of_steps(file, check, self.work)
@@ -29,11 +29,11 @@ class Figures:
         self.problem = self._problem()
         self.lacking = file.torn or self.problem is not None
         """True if the trace lacks a part, so that no figure rests on it."""
-        instants = {instant for one in self.work for instant in (one.start, one.end)}
-        instants |= {instant for one in self.work if one.call for instant in (one.call.start, one.call.end)}
+        instants = {instant for activity in self.work for instant in (activity.start, activity.end)}
+        instants |= {instant for activity in self.work if activity.call for instant in (activity.call.start, activity.call.end)}
         windows = [self.window, *(window for _, window in self.steps)]
         self.grid = Grid(instants | {instant for window in windows for instant in (window.start, window.end)})
-        self.kinds = {kind: self._busy([one for one in self.work if one.kind == kind]) for kind in KINDS}
+        self.kinds = {kind: self._busy([activity for activity in self.work if activity.kind == kind]) for kind in KINDS}
 
     def _problem(self) -> str | None:
         """Return what makes the trace unusable: one of which no step is whole is."""
@@ -88,11 +88,11 @@ class Figures:
 
         A file that lacks events shows nothing to be zero, and nothing to be idle.
         """
-        found = self.partition(self.window)
+        parts = self.partition(self.window)
         if self.lacking:
-            found = {name: value or None for name, value in found.items()} | {"idle_us": None}
-        talk, hidden = found["communication_us"], found["overlap_us"]
-        return found | {"overlap_ratio": hidden / talk if talk and hidden is not None else None}
+            parts = {name: value or None for name, value in parts.items()} | {"idle_us": None}
+        talk, hidden = parts["communication_us"], parts["overlap_us"]
+        return parts | {"overlap_ratio": hidden / talk if talk and hidden is not None else None}
 
     def partition(self, window: Window) -> dict[str, float | None]:
         """Return how a window divides."""
@@ -124,7 +124,7 @@ class Figures:
         busy = {stream: self._busy(work) for stream, work in by_stream.items()}
         rows = []
         for (device, stream), work in by_stream.items():
-            mine = busy[device, stream]
+            busy_cells = busy[device, stream]
             others = self.grid.union([])
             for other, cells in busy.items():
                 if other[0] == device and other[1] != stream:
@@ -137,9 +137,9 @@ class Figures:
                     "device": None if device < 0 else device,
                     "stream": None if stream < 0 else stream,
                     "events": len(work),
-                    "busy_us": self.grid.us(mine),
-                    "overlapped_us": self.grid.us(mine & others),
-                    "exposed_us": self.grid.us(mine - others),
+                    "busy_us": self.grid.us(busy_cells),
+                    "overlapped_us": self.grid.us(busy_cells & others),
+                    "exposed_us": self.grid.us(busy_cells - others),
                     **by_kind,
                 }
             )
@@ -149,11 +149,11 @@ class Figures:
         """Return the copies by direction, memory and purpose."""
         launched = Counter(id(activity.call) for activity in self.work if activity.call)
         by_kind: dict[tuple[str, str, bool], list[Work]] = defaultdict(list)
-        for one in self.on_device():
-            if self.starts_inside(one) and (one.event.category in COPIES or one.kind == "memcpy"):
-                named = re.search(r"\(([A-Za-z ]+-> ?[A-Za-z ]+)\)", one.event.name)
-                key = (direction(one.event.name), named[1] if named else "", one.kind == "communication")
-                by_kind[key].append(one)
+        for copy in self.on_device():
+            if self.starts_inside(copy) and (copy.event.category in COPIES or copy.kind == "memcpy"):
+                named = re.search(r"\(([A-Za-z ]+-> ?[A-Za-z ]+)\)", copy.event.name)
+                key = (direction(copy.event.name), named[1] if named else "", copy.kind == "communication")
+                by_kind[key].append(copy)
         rows = []
         for (way, memory, collective), work in by_kind.items():
             sizes = {id(activity): _bytes(activity, launched) for activity in work}
@@ -183,8 +183,8 @@ class Figures:
             return None
         in_window = [activity for activity in events if self.starts_inside(activity)]
         first: dict[int, Work] = {}
-        for one in known:
-            first.setdefault(id(one.call), one)
+        for call in known:
+            first.setdefault(id(call.call), call)
         leaders = [activity for activity in first.values() if activity in in_window]
         numbers = Counter(
             activity.event.number("correlation")
@@ -205,7 +205,7 @@ class Figures:
             "calls": len({id(activity.call) for activity in in_window if activity.call}),
             **self.reasons(events),
             "queue_delay": {
-                kind: found for kind in KINDS if (found := _delays([activity for activity in leaders if activity.kind == kind]))
+                kind: delays for kind in KINDS if (delays := _delays([activity for activity in leaders if activity.kind == kind]))
             },
             "started_early": sum(activity.start < activity.launched for activity in leaders),
             "graph_launches": len(set(graphed)),

@@ -59,9 +59,9 @@ class Job:
         self.figures = {figures.file.rank: figures for figures in read_ranks if figures.file.rank is not None}
         if len(self.figures) < len(paths):
             raise RefusedError("are both of rank")
-        self.whole = {rank: one for rank, one in self.figures.items() if not one.lacking}
-        self.collectives = {rank: collectives_of(one) for rank, one in self.whole.items()}
-        worlds = [int(one.file.distributed.get("world_size", 0)) for one in self.figures.values()]
+        self.whole = {rank: of_rank for rank, of_rank in self.figures.items() if not of_rank.lacking}
+        self.collectives = {rank: collectives_of(of_rank) for rank, of_rank in self.whole.items()}
+        worlds = [int(of_rank.file.distributed.get("world_size", 0)) for of_rank in self.figures.values()]
         self.world = max(len(self.figures), *worlds)
         self.matched: list[Instance] = []
         """Those that no rank leaves before the last has come."""
@@ -74,7 +74,7 @@ class Job:
         self.by_sequence = 0
         self._match()
         self._match_pairs()
-        if missing := max((uncalled(one) for one in self.whole.values()), default=0):
+        if missing := max((uncalled(of_rank) for of_rank in self.whole.values()), default=0):
             self.unmatched["call_missing"] += missing
         self.ahead = self._clocks()
         spreads = [self._spread(instance) for instance in self.matched]
@@ -83,15 +83,22 @@ class Job:
     def _match(self) -> None:
         groups: dict[tuple[int, str, tuple[int, ...] | None], dict[int, list[Collective]]] = {}
         for rank, collectives in self.collectives.items():
-            for one in collectives:
-                if one.op not in POINT_TO_POINT:
-                    groups.setdefault((one.step, one.group, one.ranks), {}).setdefault(rank, []).append(one)
+            for collective in collectives:
+                if collective.op not in POINT_TO_POINT:
+                    groups.setdefault((collective.step, collective.group, collective.ranks), {}).setdefault(rank, []).append(
+                        collective
+                    )
         for (_, _, members), by_rank in groups.items():
-            everybody = [one for mine in by_rank.values() for one in mine]
-            numbered = all(one.sequence is not None for one in everybody)
-            shifted = not numbered and len({len(mine) for mine in by_rank.values()}) > 1
-            for key in sorted({_key(one, numbered=numbered) for one in everybody}):
-                parts = {rank: one for rank in sorted(by_rank) for one in by_rank[rank] if _key(one, numbered=numbered) == key}
+            everybody = [collective for of_rank in by_rank.values() for collective in of_rank]
+            numbered = all(collective.sequence is not None for collective in everybody)
+            shifted = not numbered and len({len(of_rank) for of_rank in by_rank.values()}) > 1
+            for key in sorted({_key(collective, numbered=numbered) for collective in everybody}):
+                parts = {
+                    rank: collective
+                    for rank in sorted(by_rank)
+                    for collective in by_rank[rank]
+                    if _key(collective, numbered=numbered) == key
+                }
                 self._judge(Instance(parts), members, shifted=shifted, numbered=numbered)
 
     def _judge(self, instance: Instance, members: tuple[int, ...] | None, *, shifted: bool, numbered: bool) -> None:
@@ -147,13 +154,13 @@ class Job:
         first = min(self.figures)
         ahead = dict.fromkeys(self.figures, 0)
         for rank, host in hosts.items():
-            apart = [
+            distances = [
                 instance.parts[rank].end - instance.parts[first].end
                 for instance in self.matched
                 if rank in instance.parts and first in instance.parts
             ]
-            if host != hosts[first] and apart:
-                ahead[rank] = round(middle(apart))
+            if host != hosts[first] and distances:
+                ahead[rank] = round(middle(distances))
         return ahead
 
     def arrival(self, rank: int, collective: Collective) -> int:
@@ -176,12 +183,12 @@ def _key(collective: Collective, *, numbered: bool) -> int:
 def _disagreement(instance: Instance) -> str | None:
     """Return in what the ranks of an instance disagree."""
     parts = instance.parts.values()
-    told: dict[str, list[object]] = {
+    stated: dict[str, list[object]] = {
         "operation_differs": [collective.op for collective in parts],
         "bytes_differ": [collective.bytes for collective in parts],
         "dtype_differs": [collective.dtype for collective in parts],
     }
-    return next((name for name, values in told.items() if _differ(values)), None)
+    return next((name for name, values in stated.items() if _differ(values)), None)
 
 
 def _differ(values: Iterable[object]) -> bool:

@@ -72,33 +72,33 @@ class File:
     @property
     def distributed(self) -> dict[str, Any]:
         """``distributedInfo``, empty where there is none."""
-        found = self.head.get("distributedInfo")
-        return found if isinstance(found, dict) else {}
+        info = self.head.get("distributedInfo")
+        return info if isinstance(info, dict) else {}
 
     @property
     def rank(self) -> int | None:
         """Rank by the file's own word, else by its name."""
         named = re.search(r"rank[-_]?(\d+)", self.path.name)
-        told = self.distributed.get("rank", named and named[1])
-        return None if told is None else int(told)
+        rank = self.distributed.get("rank", named and named[1])
+        return None if rank is None else int(rank)
 
 
 def read(path: Path) -> File:
     """Read a trace. Raises ``RefusedError``."""
     text, torn = unpacked(path.read_bytes())
-    found = File(path, torn=torn)
-    raw = list(_raw_events(text.decode("utf-8-sig", errors="replace"), found))
-    base = found.head.get("baseTimeNanoseconds")
-    found.base = base if isinstance(base, int) and 0 <= base < 2**62 else 0
-    for one in raw:
-        if isinstance(one, dict) and one.get("ph") != "X" and isinstance(one.get("ph"), str):
+    file = File(path, torn=torn)
+    raw = list(_raw_events(text.decode("utf-8-sig", errors="replace"), file))
+    base = file.head.get("baseTimeNanoseconds")
+    file.base = base if isinstance(base, int) and 0 <= base < 2**62 else 0
+    for item in raw:
+        if isinstance(item, dict) and item.get("ph") != "X" and isinstance(item.get("ph"), str):
             continue
-        event = _event(one, found.base)
+        event = _event(item, file.base)
         if event is None:
-            found.damaged += 1
+            file.damaged += 1
         elif event.category in RELEVANT:
-            found.events.append(event)
-    return found
+            file.events.append(event)
+    return file
 
 
 def unpacked(data: bytes) -> tuple[bytes, bool]:
@@ -122,7 +122,7 @@ def unpacked(data: bytes) -> tuple[bytes, bool]:
     return text, False
 
 
-def _raw_events(text: str, found: File) -> Iterator[Any]:
+def _raw_events(text: str, file: File) -> Iterator[Any]:
     """Yield the events, and fill in the head of the file."""
     # Kineto prints what is no number as C does.
     text = re.sub(r"([:\[,]\s*)-?(?:nan|inf(?:inity)?)(?=\s*[,}\]])", r"\1null", text, flags=re.IGNORECASE)
@@ -133,60 +133,60 @@ def _raw_events(text: str, found: File) -> Iterator[Any]:
     try:
         content = json.loads(text.rstrip("\0"), parse_float=Decimal)
     except ValueError:
-        yield from _salvaged(text, found)
+        yield from _salvaged(text, file)
         return
     events = content if isinstance(content, list) else content.get("traceEvents")
     if not isinstance(events, list):
         raise RefusedError("no list of traceEvents")
     if isinstance(content, dict):
-        found.head = {key: value for key, value in content.items() if key != "traceEvents"}
+        file.head = {key: value for key, value in content.items() if key != "traceEvents"}
     yield from events
 
 
-def _salvaged(text: str, found: File) -> Iterator[Any]:
+def _salvaged(text: str, file: File) -> Iterator[Any]:
     """Yield event by event what can be read of a list with damage, or without an end."""
     opening = re.search(r'"traceEvents"\s*:\s*\[', text)
     if opening is None:
         raise RefusedError("truncated")
-    found.head = json.loads(text[: opening.start()].rstrip(" ,\n") + "}", parse_float=Decimal)
+    file.head = json.loads(text[: opening.start()].rstrip(" ,\n") + "}", parse_float=Decimal)
     decoder = json.JSONDecoder(parse_float=Decimal)
     at = opening.end()
     while True:
         at = next((place for place in range(at, len(text)) if text[place] not in ", \n"), len(text))
         if text[at : at + 1] == "]":
-            found.head |= json.loads("{" + text[at + 1 :].lstrip(" ,\n"))
+            file.head |= json.loads("{" + text[at + 1 :].lstrip(" ,\n"))
             return
         try:
             event, at = decoder.raw_decode(text, at)
         except ValueError:
             following = text.find('{"ph"', at + 1)
             if following < 0:
-                found.torn = True
+                file.torn = True
                 return
-            found.damaged += 1
+            file.damaged += 1
             at = following
         else:
             yield event
 
 
-def _event(one: Any, base: int) -> Event | None:
+def _event(item: Any, base: int) -> Event | None:
     """Return an event, or ``None`` if it makes no sense; times count only where the category is relevant."""
-    if not isinstance(one, dict) or one.get("ph") != "X":
+    if not isinstance(item, dict) or item.get("ph") != "X":
         return None
-    args, name = one.get("args"), one.get("name")
+    args, name = item.get("args"), item.get("name")
     if not isinstance(args, dict | None) or not isinstance(name, str | int | Decimal | None):
         return None
-    category = str(one.get("cat") or "").lower()
-    if any(not isinstance(one.get(key), str | int | Decimal | None) for key in ("ts", "dur")):
+    category = str(item.get("cat") or "").lower()
+    if any(not isinstance(item.get(key), str | int | Decimal | None) for key in ("ts", "dur")):
         return None
-    start, length = decimal(one.get("ts")), decimal(one.get("dur"))
-    possible, matters = True, category in RELEVANT or one.get("cat") is None
+    start, length = decimal(item.get("ts")), decimal(item.get("dur"))
+    possible, matters = True, category in RELEVANT or item.get("cat") is None
     if matters and (start is None or length is None or abs(start) >= LATEST_US or not 0 <= length < YEAR_US):
         if category not in KERNELS + COPIES:
             return None
         possible, start, length = False, None, None
     begin, took = nanoseconds(start or Decimal(0)), nanoseconds(length or Decimal(0))
-    thread = (str(one.get("pid")), str(one.get("tid")))
+    thread = (str(item.get("pid")), str(item.get("tid")))
     return Event(category, str(name), begin + base, begin + base + took, thread, args or {}, possible)
 
 
@@ -206,7 +206,7 @@ def nanoseconds(us: Decimal) -> int:
 def whole(value: Any) -> int:
     """Return a whole number that may be written as a text; -1 where there is none."""
     try:
-        found = -1 if value is None else int(value)
+        number = -1 if value is None else int(value)
     except (ValueError, OverflowError, TypeError):
         return -1
-    return found if 0 <= found < 2**62 else -1
+    return number if 0 <= number < 2**62 else -1

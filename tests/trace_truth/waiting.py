@@ -70,9 +70,9 @@ class Waiting:
             # On a device each collective is its own clock.
             late = arrivals if on_cpu else {rank: -part.inside for rank, part in instance.parts.items()}
             last = max(late, key=lambda rank: (late[rank], rank))
-            found = {rank: (last, late[last] - late[rank]) for rank in late}
-            return {rank: (origin, wait) for rank, (origin, wait) in found.items() if wait > self.job.residual}
-        found = {}
+            waits = {rank: (last, late[last] - late[rank]) for rank in late}
+            return {rank: (origin, wait) for rank, (origin, wait) in waits.items() if wait > self.job.residual}
+        waits = {}
         for rank, part in instance.parts.items():
             others = {other: at for other, at in arrivals.items() if other != rank}
             if part.op in FROM_ROOT:
@@ -83,8 +83,8 @@ class Waiting:
                 origin = max(others, key=lambda other: (others[other], -other))
                 wait = others[origin] - arrivals[rank]
                 if wait > self.job.residual and self.job.end(rank, part) >= others[origin]:
-                    found[rank] = (origin, wait)
-        return found
+                    waits[rank] = (origin, wait)
+        return waits
 
     def of_rank(self, rank: int) -> dict[str, float | None]:
         """Return the time of a rank in transfers and in waiting, and how much of each its compute hides."""
@@ -111,7 +111,9 @@ class Waiting:
             return {}
         compute, talking = (self._spans(rank, kind) for kind in ("compute", "communication"))
         grid = Grid(instant for span in compute + talking + spans["transfer"] + spans["wait"] for instant in span)
-        busy, moving, waiting, talk = (grid.union(one) for one in (compute, spans["transfer"], spans["wait"], talking))
+        busy, moving, waiting, talk = (
+            grid.union(intervals) for intervals in (compute, spans["transfer"], spans["wait"], talking)
+        )
         parts = {"transfer": moving, "wait": waiting - moving, "unmatched": talk - moving - waiting}
         hidden = {f"{name}_overlap_us": grid.us(cells & busy) for name, cells in parts.items()}
         return hidden | {f"{name}_exposed_us": grid.us(cells - busy) for name, cells in parts.items()}
@@ -125,18 +127,18 @@ class Waiting:
         Sends and receives are left out: between the stages of a pipeline waiting is the schedule.
         """
         spans: dict[tuple[int, int, int], list[tuple[int, int]]] = defaultdict(list)
-        for instance in self.matched + [one for one in self.job.directed if one.any.op != "send"]:
+        for instance in self.matched + [item for item in self.job.directed if item.any.op != "send"]:
             for rank, (origin, wait) in self.waits(instance).items():
                 begin = instance.parts[rank].arrived
                 spans[origin, rank, instance.any.step].append((begin, begin + wait))
-        found = {str(rank): {"imposed_us": 0.0, "imposed_exposed_us": 0.0} for rank in self.ranks}
+        imposed = {str(rank): {"imposed_us": 0.0, "imposed_exposed_us": 0.0} for rank in self.ranks}
         for (origin, victim, _), waited in spans.items():
             compute = self._spans(victim, "compute")
             grid = Grid(instant for span in compute + waited for instant in span)
             cells = grid.union(waited)
-            found[str(origin)]["imposed_us"] += grid.us(cells)
-            found[str(origin)]["imposed_exposed_us"] += grid.us(cells - grid.union(compute))
-        return found
+            imposed[str(origin)]["imposed_us"] += grid.us(cells)
+            imposed[str(origin)]["imposed_exposed_us"] += grid.us(cells - grid.union(compute))
+        return imposed
 
     def _transfer(self, instance: Instance) -> int | None:
         """Return how long data moved; ``None`` where the clocks or the order of arrivals do not show it."""
@@ -159,15 +161,15 @@ class Waiting:
         """
         rows: dict[tuple[str, str, int, int], list[Instance]] = defaultdict(list)
         for instance in self.matched + self.job.directed + self.job.partial:
-            one = instance.any
-            size = 2 if one.op == "send" else one.size or (len(instance.parts) if instance not in self.job.partial else 0)
+            item = instance.any
+            size = 2 if item.op == "send" else item.size or (len(instance.parts) if instance not in self.job.partial else 0)
             moved = _bytes(instance)
-            rows[one.op, one.group, size, 2 ** (len(f"{moved:b}") - 1) if moved else 0].append(instance)
+            rows[item.op, item.group, size, 2 ** (len(f"{moved:b}") - 1) if moved else 0].append(instance)
         for (op, group, size, bucket), instances in sorted(rows.items()):
-            whole = [one for one in instances if one not in self.job.partial]
-            took = {id(one): us / 1000 for one in whole if (us := self._transfer(one)) is not None}
-            rates = [moved / took[id(one)] / 1000 for one in whole if (moved := _bytes(one)) and id(one) in took]
-            least = [moved / one.shortest for one in instances if one.together and (moved := _bytes(one))]
+            whole = [item for item in instances if item not in self.job.partial]
+            took = {id(item): us / 1000 for item in whole if (us := self._transfer(item)) is not None}
+            rates = [moved / took[id(item)] / 1000 for item in whole if (moved := _bytes(item)) and id(item) in took]
+            least = [moved / item.shortest for item in instances if item.together and (moved := _bytes(item))]
             factor = SHARE_OF_LINKS[op](size) if op in SHARE_OF_LINKS and size > 1 else 0
             yield {
                 "op": op,

@@ -51,21 +51,21 @@ class Work:
 def work_of(file: File, *, on_cpu: bool) -> list[Work]:
     """Return the work of a trace in the order of the starts. ``on_cpu``: operators compute themselves."""
     calls = calls_of(file)
-    found = [Work(event, _kind(event), calls.get(event.number("correlation"))) for event in file.work_on_device]
+    activities = [Work(event, _kind(event), calls.get(event.number("correlation"))) for event in file.work_on_device]
     requests = [event for event in file.some(NOTES + OPERATORS) if event.name.startswith(REQUESTS)]
-    for work in found:
+    for work in activities:
         between_devices = re.search(r"PtoP|Peer", work.event.name) and work.event.category in COPIES
         if between_devices and work.call is not None and any(is_inside(work.call, request) for request in requests):
             work.kind = "communication"
-    found += [Work(event, "communication", None) for event in file.some(NOTES) if event.name.startswith(CPU_LIBRARIES)]
+    activities += [Work(event, "communication", None) for event in file.some(NOTES) if event.name.startswith(CPU_LIBRARIES)]
     if on_cpu:
         computing = (
             operator
             for operator in file.some(OPERATORS)
             if "::" in operator.name and not operator.name.startswith(NO_WORK_ON_CPU)
         )
-        found += [Work(event, "compute", None) for event in computing]
-    return sorted(found, key=lambda work: work.start)
+        activities += [Work(event, "compute", None) for event in computing]
+    return sorted(activities, key=lambda work: work.start)
 
 
 def is_inside(event: Event, frame: Event) -> bool:
@@ -100,7 +100,7 @@ def steps_of(file: File) -> list[Step]:
     chosen = [event for event in notes if event.thread == max(threads, key=threads.count)]
     steps = [
         Step(int(activity.name.partition("#")[2]), activity.start, activity.end)
-        for activity in sorted(chosen, key=lambda one: one.start)
+        for activity in sorted(chosen, key=lambda note: note.start)
     ]
     for step, following in pairwise(steps):
         if following.number == step.number + 1 or step.end > following.start:
@@ -151,15 +151,15 @@ def windows_of_steps(file: File, check: Check, work: list[Work]) -> list[tuple[S
     if not file.work_on_device:
         return [(step, Window(step.start, step.end)) for step in steps]
     damaged = damaged_steps(file, check, work)
-    mine = [[activity for activity in work if step.start <= activity.launched < step.end] for step in steps]
-    found = []
+    launched = [[activity for activity in work if step.start <= activity.launched < step.end] for step in steps]
+    windows = []
     for number, step in enumerate(steps):
-        if not mine[number]:
-            found.append((step, Window(step.start, step.end, complete=False)))
+        if not launched[number]:
+            windows.append((step, Window(step.start, step.end, complete=False)))
             continue
-        start, end = min(activity.start for activity in mine[number]), max(activity.end for activity in mine[number])
-        if number + 1 < len(steps) and mine[number + 1] and steps[number + 1].number == step.number + 1:
-            following = min(activity.start for activity in mine[number + 1])
+        start, end = min(activity.start for activity in launched[number]), max(activity.end for activity in launched[number])
+        if number + 1 < len(steps) and launched[number + 1] and steps[number + 1].number == step.number + 1:
+            following = min(activity.start for activity in launched[number + 1])
             end = following if following >= start else end
-        found.append((step, Window(start, end, complete=step not in damaged)))
-    return found
+        windows.append((step, Window(start, end, complete=step not in damaged)))
+    return windows

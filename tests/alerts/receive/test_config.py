@@ -47,7 +47,7 @@ def test_a_file_is_understood(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("[receive]", "[recieve]", "no such section: recieve"),
         ("listen =", "listne =", "receive: no such setting: listne; did you mean listen?"),
@@ -68,10 +68,10 @@ def test_a_file_is_understood(tmp_path: Path) -> None:
         ("[receive]", '[receive]\ndashboard_url = "https://u:pw@x/"', "has a user in it"),
     ],
 )
-def test_a_mistake_in_the_file_is_one_line_with_its_place(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_a_mistake_in_the_file_is_one_line_with_its_place(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         load(tmp_path, GOOD.replace(old, new))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "alerts.toml" in str(caught.value)
 

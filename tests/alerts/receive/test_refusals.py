@@ -9,7 +9,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import pytest
 import yaml
 from tests.alerts.receive.test_receiver import PAYLOAD, Client, typed
 from tests.full_disk import disk_with_room_for
+from tests.waiting import wait_in_loop
 
 from rankscope.alerts.deliver.signing import parse_secret, sign
 from rankscope.alerts.receive.config import ReceiveSection
@@ -63,12 +64,6 @@ def with_credentials(folder: Path, inbox: Inbox, kind: str) -> ReceiverApp:
     section = msgspec.convert({} if kind == "none" else {kind: [{"file": kind}]}, ReceiveSection)
     credentials = load_credentials(section, folder=folder, report=pytest.fail)
     return ReceiverApp(inbox, show=lambda _: None, report=lambda _: None, credentials=credentials)
-
-
-async def until(question: Callable[[], bool]) -> None:
-    """Wait until the answer is true."""
-    while not question():  # noqa: ASYNC110 - no event to wait for
-        await asyncio.sleep(0.01)
 
 
 def largest_alert() -> dict[str, Any]:
@@ -163,7 +158,7 @@ def test_bodies_of_authenticated_senders_share_a_bounded_memory(tmp_path: Path, 
         async with sender_to(app) as sender:
             stalled, most = Stalled(sender, TOKEN), MAX_BODIES_BYTES // MAX_BODY_BYTES
             stalled.send(most)
-            await until(lambda: app._bodies.used_bytes >= MAX_BODIES_BYTES - most)
+            await wait_in_loop(lambda: app._bodies.used_bytes >= MAX_BODIES_BYTES - most)
             refused = await sender.post("/webhook", json=PAYLOAD, headers=TOKEN)
             assert int(refused.headers["retry-after"]) > 0
             stalled.go.set()
@@ -235,7 +230,7 @@ def test_refusals_for_one_reason_are_reported_together(
         async with httpx.AsyncClient(transport=httpx.ASGITransport(client.app), base_url="http://127.0.0.1") as sender:
             for _ in range(5):
                 await sender.post("/webhook", content=b"no JSON", headers=typed())
-            await until(lambda: len(reports) == 2)
+            await wait_in_loop(lambda: len(reports) == 2)
 
     asyncio.run(post_all())
     assert all(fact in reports[0] for fact in ("400", "not_understood"))
@@ -258,7 +253,7 @@ def test_senders_cut_off_for_others_are_counted_and_logged_once_per_burst(client
                 senders.append(await asyncio.open_connection(*sock.getsockname()))
                 senders[-1][1].write(b"POST /webhook HTTP/1.1\r\n")
                 await asyncio.sleep(0)
-            await until(lambda: metric.format(3) in counted())
+            await wait_in_loop(lambda: metric.format(3) in counted())
             await server.stop()
             for _, writer in senders:
                 writer.close()
@@ -318,7 +313,7 @@ def test_a_disk_that_has_room_again_is_noticed_without_a_delivery(
                 assert await status("/-/ready") == 503
                 assert "writable 0\n" in (await client.get("/metrics")).text
             # when there is room again
-            await until(lambda: app._writable)
+            await wait_in_loop(lambda: app._writable)
             assert await status("/-/ready") == 200
             assert "writable 1\n" in (await client.get("/metrics")).text
             assert (await client.post("/webhook", json=PAYLOAD)).status_code == 200

@@ -124,7 +124,7 @@ def test_without_a_price_there_is_no_cost(written: Callable[[str], Path]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("[GpuDwn]\n", "[GpuDwn]: no such alert or table; did you mean GpuDown?"),
         ('[GpuDown]\nfro = "5m"\n', "[GpuDown] fro: no such setting; did you mean for?"),
@@ -165,13 +165,13 @@ def test_without_a_price_there_is_no_cost(written: Callable[[str], Path]) -> Non
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_file_and_setting(
-    written: Callable[[str | bytes], Path], content: str | bytes, told: str
+    written: Callable[[str | bytes], Path], content: str | bytes, message: str
 ) -> None:
     path = written(content)
     with pytest.raises(InputError) as refused:
         thresholds(path)
     assert str(refused.value).startswith(f"{path}: ")
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert len(str(refused.value)) < 500 + len(str(path))
 
 

@@ -38,8 +38,8 @@ def with_shares(analysis: Analysis, *, device: str = "cuda", **shares: float) ->
     return msgspec.structs.replace(analysis, source=source, waterfall=fall, ranks=ranks)
 
 
-def names(found: list[Candidate] | None) -> list[str]:
-    return [item.name for item in found or []]
+def names(candidates: list[Candidate] | None) -> list[str]:
+    return [item.name for item in candidates or []]
 
 
 # Budgets -----------------------------------------------------------------------------------------------------------------------

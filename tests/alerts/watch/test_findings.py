@@ -84,7 +84,7 @@ def test_a_run_with_simulated_gpus_says_so(make_analysis: Callable[..., Analysis
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "unit", "said"),
+    ("name", "value", "unit", "expected"),
     [
         ("imposed_wait", 77_280.0, "us", ("imposed wait", "77 ms")),
         ("phase_excess.data", -1_500_000.0, "us", ("phase excess data", "-1.5 s")),
@@ -97,8 +97,8 @@ def test_a_run_with_simulated_gpus_says_so(make_analysis: Callable[..., Analysis
         ("temperature", 88.04, "celsius", ("temperature", "88.04 celsius")),
     ],
 )
-def test_evidence_is_said_in_units_that_people_use(name: str, value: float, unit: str, said: tuple[str, str]) -> None:
-    assert reading(Evidence(name=name, value=value, unit=unit)) == said
+def test_evidence_is_said_in_units_that_people_use(name: str, value: float, unit: str, expected: tuple[str, str]) -> None:
+    assert reading(Evidence(name=name, value=value, unit=unit)) == expected
 
 
 @pytest.mark.parametrize("kind", ["balanced", "compute_bound", "pipeline_bubble"])

@@ -51,8 +51,8 @@ def of_ranks(make: Make, *ranks: int) -> Analysis:
     return msgspec.structs.replace(result, ranks=of_host(make, "node0").ranks, verdict=verdict, findings=findings)
 
 
-def labels(found: list[Candidate]) -> list[tuple[str, str]]:
-    return [(item.alert.labels.get("rank", ""), item.alert.labels.get("host", "")) for item in found]
+def labels(candidates: list[Candidate]) -> list[tuple[str, str]]:
+    return [(item.alert.labels.get("rank", ""), item.alert.labels.get("host", "")) for item in candidates]
 
 
 def heard(webhook: RecordingWebhook) -> list[tuple[str, str, str]]:

@@ -40,9 +40,9 @@ def blame(by_rank: dict[int, list[CollectiveRecord]]) -> Blame:
     return assign_blame(matching.matches, fit_clocks(matching.matches), sorted(by_rank))
 
 
-def gains(found: Blame) -> list[tuple[int, int, float]]:
+def gains(blame: Blame) -> list[tuple[int, int, float]]:
     """Return (instance, place of the rank, microseconds) of each gain."""
-    return list(zip(found.at.gain_of.tolist(), found.at.gain_by.tolist(), found.at.gain_us.tolist(), strict=True))
+    return list(zip(blame.at.gain_of.tolist(), blame.at.gain_by.tolist(), blame.at.gain_us.tolist(), strict=True))
 
 
 def test_sequence_numbers_match_what_order_would_not() -> None:

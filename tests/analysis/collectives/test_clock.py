@@ -13,9 +13,9 @@ from rankscope.analysis.collectives.clock_series import ClockCourse, at_times, f
 from rankscope.analysis.collectives.waits.blame import Blame, assign_blame
 from rankscope.analysis.inference.judging.late import find_late, too_few
 
-HOURS = windows(10, 24, apart=600 * SECOND, within=0.3 * SECOND)
+HOURS = windows(10, 24, gap=600 * SECOND, within=0.3 * SECOND)
 """Ends and steps of ten windows, one every ten minutes."""
-MINUTE = windows(1, 120, apart=0, within=60 * SECOND)
+MINUTE = windows(1, 120, gap=0, within=60 * SECOND)
 """Ends and steps of one long trace."""
 
 US = 1_000
@@ -123,7 +123,7 @@ def test_between_windows_the_offset_goes_from_one_to_the_next() -> None:
     def slewed(time: Floats) -> Floats:
         return 4e-4 * np.clip(time - 3_600 * SECOND, 0, 3_600 * SECOND)
 
-    ends, steps = windows(19, 24, apart=600 * SECOND, within=0.3 * SECOND)
+    ends, steps = windows(19, 24, gap=600 * SECOND, within=0.3 * SECOND)
     planted = [Planted(), Planted(5 * MS, wander=slewed), Planted(9 * MS)]
     clocks = fit_clocks(Job(planted, ends, steps).matches())
     # when corrected at times without profiled steps, away from where the slewing began and stopped
@@ -198,7 +198,7 @@ def test_ranks_of_one_host_have_one_clock() -> None:
 
 def test_clocks_that_only_a_chain_of_groups_links_are_compared_along_it() -> None:
     planted = [Planted(rank**2 * MS, 10.0 * (-rank if rank % 2 else rank)) for rank in range(24)]
-    ends, steps = windows(20, 69, apart=600 * SECOND, within=0.3 * SECOND)
+    ends, steps = windows(20, 69, gap=600 * SECOND, within=0.3 * SECOND)
     result = Job(planted, ends, steps, groups=[[rank, rank + 1] for rank in range(23)])
     clocks = fit_clocks(result.matches())
     assert np.abs(apart(result, clocks)).max() < 30 * US
@@ -242,9 +242,9 @@ def test_times_of_any_age_are_no_trouble() -> None:
         assert isinstance(clocks.seen_at(rank, START), int)
 
 
-def blame_of(one: Job, hosts: dict[int, str] | None = None) -> Blame:
-    matches = one.matches()
-    return assign_blame(matches, fit_clocks(matches, hosts), range(len(one.clocks)))
+def blame_of(job: Job, hosts: dict[int, str] | None = None) -> Blame:
+    matches = job.matches()
+    return assign_blame(matches, fit_clocks(matches, hosts), range(len(job.clocks)))
 
 
 def lags(late: int | None, by: float, noise: float, *, seed: int = 0, ranks: int = 4) -> Floats:

@@ -26,7 +26,7 @@ LATE = 2
 
 def make_run(path: Path, clocks: list[Planted]) -> Path:
     """Write a run of four ranks on four hosts: eight windows of three steps, ten minutes apart, of collectives on CPU threads."""
-    ends, steps = windows(8, 24, apart=600 * SECOND, within=4 * SECOND)
+    ends, steps = windows(8, 24, gap=600 * SECOND, within=4 * SECOND)
     lag = np.random.default_rng(1).exponential(1e6, (len(ends), 4))
     lag[:, LATE] += 30e6
     job = Job(clocks, ends, steps, jitter=20_000.0, lag=lag)

@@ -108,12 +108,12 @@ def test_ranks_of_other_groups_follow_those_that_share_one() -> None:
     # given two rows of tensor parallelism that meet in one data-parallel group
     rows = []
     for row in range(2):
-        mine = []
+        operations = []
         for step in range(8):
             at = 100 * step
-            mine += [Operation((f"tp{row}", 3 * step + layer), "tp", at + layer) for layer in range(3)]
-            mine.append(Operation(("dp", step), "dp", at + 10))
-        rows.append(mine)
+            operations += [Operation((f"tp{row}", 3 * step + layer), "tp", at + layer) for layer in range(3)]
+            operations.append(Operation(("dp", step), "dp", at + 10))
+        rows.append(operations)
     inferred_steps = steps(rows[0], rows[1][7:])
     assert inferred_steps[0] == [step for step in range(8) for _ in range(4)]
     assert inferred_steps[1][1:] == inferred_steps[0][8:]

@@ -26,13 +26,13 @@ from rankscope.runs.records import RankInfo
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def fabric(hosts: int, ranks_per_host: int, *told: str, gpu: str | None = None) -> Fabric:
+def fabric(hosts: int, ranks_per_host: int, *links: str, gpu: str | None = None) -> Fabric:
     places = {rank: f"n{rank // ranks_per_host}" for rank in range(hosts * ranks_per_host)}
     return Fabric(
         places,
         {} if gpu is None else dict.fromkeys(places, gpu),
         {f"n{host}": ranks_per_host for host in range(hosts)},
-        [parse_link(text) for text in told],
+        [parse_link(text) for text in links],
     )
 
 
@@ -237,10 +237,10 @@ def test_what_is_no_link_is_refused(text: str) -> None:
     st.booleans(),
 )
 def test_there_is_a_figure_or_a_reason_and_never_both(
-    op: str, hosts: int, ranks_per_host: int, told: list[str], on_cpu: bool
+    op: str, hosts: int, ranks_per_host: int, links: list[str], on_cpu: bool
 ) -> None:
     ranks = list(range(hosts * ranks_per_host))
-    result = expect(op, ranks, fabric(hosts, ranks_per_host, *told, gpu="NVIDIA H800"), on_cpu=on_cpu)
+    result = expect(op, ranks, fabric(hosts, ranks_per_host, *links, gpu="NVIDIA H800"), on_cpu=on_cpu)
     assert (result.bus_gb_s is None) != (result.unknown is None)
     assert result.bus_gb_s is None or result.bus_gb_s > 0
 

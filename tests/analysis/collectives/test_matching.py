@@ -14,7 +14,7 @@ from rankscope.runs.records import CollectiveRecord
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "reason"),
+    ("first", "other", "reason"),
     [
         ({"op": "all_reduce"}, {"op": "all_gather"}, "operation_differs"),
         ({"bytes": 8}, {"bytes": 16}, "bytes_differ"),
@@ -24,8 +24,10 @@ from rankscope.runs.records import CollectiveRecord
         ({"sequence": 1}, {"sequence": 2}, "incomplete"),
     ],
 )
-def test_members_that_disagree_are_dropped_and_counted_by_reason(one: dict[str, Any], other: dict[str, Any], reason: str) -> None:
-    matching = match_collectives({0: [record(0, 9, **one)], 1: [record(0, 9, **other)], 2: []})
+def test_members_that_disagree_are_dropped_and_counted_by_reason(
+    first: dict[str, Any], other: dict[str, Any], reason: str
+) -> None:
+    matching = match_collectives({0: [record(0, 9, **first)], 1: [record(0, 9, **other)], 2: []})
     assert not matching.matches
     assert set(matching.unmatched_by) == {reason}
     assert matching.unmatched == sum(matching.unmatched_by.values())

@@ -36,12 +36,12 @@ def main() -> None:
     phase, pause = sys.argv[4], float(sys.argv[5])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    mine = slow_rank in (-1, dist.get_rank())
+    is_slow = slow_rank in (-1, dist.get_rank())
     model = Model()
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
     for step, (rows,) in enumerate(DataLoader(TensorDataset(torch.randn(steps * 16, 128)), batch_size=16)):
-        slow = mine and step >= slow_from
+        slow = is_slow and step >= slow_from
         model.pause = pause if slow and phase == "forward" else 0.0
         optimizer.zero_grad()
         parallel(rows).sum().backward()

@@ -32,8 +32,8 @@ def recorded(run: Path, rank: int, phase: str) -> Path:
     return run
 
 
-def largest_part(found: Comparison) -> str:
-    parts = [quantity for quantity in found.quantities if quantity.role == "part"]
+def largest_part(comparison: Comparison) -> str:
+    parts = [quantity for quantity in comparison.quantities if quantity.role == "part"]
     return max(parts, key=lambda quantity: quantity.difference or 0.0).name
 
 

@@ -130,7 +130,7 @@ def test_the_scaling_tables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("text", "expected"),
     [
         (time(0.01234), "0.01234 µs"),
         (time(999.96), "1 ms"),
@@ -145,8 +145,8 @@ def test_the_scaling_tables() -> None:
         (percent(11.4), "12.4x"),
     ],
 )
-def test_numbers_for_people(said: str, expected: str) -> None:
-    assert said == expected
+def test_numbers_for_people(text: str, expected: str) -> None:
+    assert text == expected
 
 
 @given(st.floats(-1e15, 1e15))

@@ -116,10 +116,10 @@ def test_parts_add_up_to_the_change_of_the_step() -> None:
 def test_exchanging_the_runs_turns_every_sign(seed: int, by_us: float) -> None:
     a, b = MadeUp(seed=seed, steps=80), MadeUp(seed=seed + 1, steps=95, phases=slowed("forward", by_us))
     # The smallest difference that matters is a share of A's step: an outcome at that limit may depend on which run is A.
-    there, back = pair(a, b, min_change=1e-9), pair(b, a, min_change=1e-9)
+    forward, back = pair(a, b, min_change=1e-9), pair(b, a, min_change=1e-9)
     opposite = {"worse": "better", "better": "worse"}
-    assert back.outcome == opposite.get(there.outcome, there.outcome)
-    for item, other in zip(there.quantities, back.quantities, strict=True):
+    assert back.outcome == opposite.get(forward.outcome, forward.outcome)
+    for item, other in zip(forward.quantities, back.quantities, strict=True):
         assert item.name == other.name
         assert item.difference == pytest.approx(-(other.difference or 0.0), abs=1e-6)
         if item.typical is not None and other.typical is not None:

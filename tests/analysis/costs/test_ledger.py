@@ -133,7 +133,9 @@ def test_a_wide_matrix_gives_way_to_a_narrow_terminal(shared_data: Path) -> None
 
 amounts = st.floats(0, 1e9).flatmap(lambda whole: st.tuples(st.just(whole), st.floats(0, whole), st.integers(1, 99)))
 ledgers = st.dictionaries(
-    st.tuples(st.sampled_from(["dp", "tp", None]), st.sets(st.integers(0, 9), min_size=2).map(lambda one: tuple(sorted(one)))),
+    st.tuples(
+        st.sampled_from(["dp", "tp", None]), st.sets(st.integers(0, 9), min_size=2).map(lambda members: tuple(sorted(members)))
+    ),
     st.dictionaries(
         st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(lambda pair: pair[0] != pair[1]),
         amounts,

@@ -179,8 +179,8 @@ def test_growth_that_may_be_chance_is_written_as_json() -> None:
 def test_a_leak_on_one_rank_is_named_with_the_steps_that_are_left(synthetic: Synthetic) -> None:
     # Given rank 1 of two, whose device keeps 1 MiB more every step; samples come every fifth step
     def fields(rank: int, step: int) -> dict[str, Any]:
-        held = 10 * GIB + (MIB * step if rank == 1 else 0)
-        return device(held, 24 * GIB, held + 10 * GIB) if step % 5 == 0 else {}
+        used_bytes = 10 * GIB + (MIB * step if rank == 1 else 0)
+        return device(used_bytes, 24 * GIB, used_bytes + 10 * GIB) if step % 5 == 0 else {}
 
     run = synthetic(ranks=2, steps=300, fields=fields, rank_fields={"gpu_uuid": "GPU-1"}).write()
     writer = JsonLinesWriter(host_dir(run, "n0"), "gpu")

@@ -33,16 +33,16 @@ amounts = st.floats(-1e9, 1e12)
 own_times = st.lists(st.lists(st.floats(1.0, 1e6), min_size=6, max_size=6), min_size=2, max_size=6)
 
 
-def shares(found: Waterfall | None) -> dict[str, float]:
+def shares(waterfall: Waterfall | None) -> dict[str, float]:
     """Return the shares of the known parts, without those of zero."""
-    assert found is not None
-    return {part.name: part.share for part in found.parts if part.share}
+    assert waterfall is not None
+    return {part.name: part.share for part in waterfall.parts if part.share}
 
 
-def sums(found: Waterfall) -> None:
-    assert sum(round(1000 * part.us) for part in found.parts if part.us is not None) == round(1000 * found.step_us)
-    assert [part.name for part in found.parts] == list(MEANING)
-    assert all(part.us is None or part.us >= 0 for part in found.parts)
+def sums(waterfall: Waterfall) -> None:
+    assert sum(round(1000 * part.us) for part in waterfall.parts if part.us is not None) == round(1000 * waterfall.step_us)
+    assert [part.name for part in waterfall.parts] == list(MEANING)
+    assert all(part.us is None or part.us >= 0 for part in waterfall.parts)
 
 
 @given(step=st.floats(0, 1e12), known=st.dictionaries(st.sampled_from(PRECEDENCE), amounts))
@@ -87,8 +87,8 @@ def table(own: list[list[float]], data: float = 0.3, transfer: float = 10.0) -> 
     return StepTable.from_records(0, records)
 
 
-def of_steps(found: StepTable, **options: Any) -> dict[str, float]:
-    costs = costs_of_steps(found, world_size=len(found.ranks), accelerated=options.pop("accelerated", False), **options)
+def of_steps(table: StepTable, **options: Any) -> dict[str, float]:
+    costs = costs_of_steps(table, world_size=len(table.ranks), accelerated=options.pop("accelerated", False), **options)
     assert costs is not None
     parts = waterfall(costs)
     sums(parts)

@@ -32,7 +32,7 @@ def collective(number: int, wait_ns: int, last: int) -> dict[int, CollectiveReco
 
 
 @pytest.mark.parametrize(
-    ("waits", "left"),
+    ("waits", "expected"),
     [
         # A delay that grows while nothing waits for it.
         ([(1, 3), (2, 3), (3, 3), (4, 3)], [3]),
@@ -45,8 +45,8 @@ def collective(number: int, wait_ns: int, last: int) -> dict[int, CollectiveReco
         ([(0, 0), (0, 0)], []),
     ],
 )
-def test_of_each_delay_the_longest_wait_is_left(waits: list[tuple[int, int]], left: list[int]) -> None:
+def test_of_each_delay_the_longest_wait_is_left(waits: list[tuple[int, int]], expected: list[int]) -> None:
     matches = matched(*(collective(number, 1_000_000 * wait, last) for number, (wait, last) in enumerate(waits)))
     result = longest_waits(matches, {"0"})
-    assert np.flatnonzero(result.most(result.inside_ns) > TRANSFER).tolist() == left
+    assert np.flatnonzero(result.most(result.inside_ns) > TRANSFER).tolist() == expected
     assert longest_waits(matches, set()) is matches

@@ -19,12 +19,12 @@ def message(group: str, op: str = "send", *, start_us: int = 0, took_us: float =
 def ranks_of(groups: Mapping[str, Sequence[int]]) -> dict[int, RankCalls]:
     """Return the ranks of groups, with one send in each group."""
     every = sorted({rank for members in groups.values() for rank in members})
-    mine = {rank: {name: [*members] for name, members in groups.items() if rank in members} for rank in every}
+    groups_of_rank = {rank: {name: [*members] for name, members in groups.items() if rank in members} for rank in every}
     return {
         rank: RankCalls(
             [message(name) for name in names], {name: DurationGroup(name, ranks=ranks) for name, ranks in names.items()}
         )
-        for rank, names in mine.items()
+        for rank, names in groups_of_rank.items()
     }
 
 

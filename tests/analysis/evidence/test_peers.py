@@ -77,8 +77,8 @@ def test_of_two_slow_ranks_in_two_stages_the_one_that_costs_more_is_named(synthe
 
 
 def test_stages_of_one_rank_each_have_nobody_to_be_compared_with(synthetic: Synthetic) -> None:
-    apart = stages("pp", 4, 1)
-    analysis = analyze([synthetic(plan=by_design(1), coordinates=apart).write()])
+    by_stage = stages("pp", 4, 1)
+    analysis = analyze([synthetic(plan=by_design(1), coordinates=by_stage).write()])
     assert (analysis.verdict.kind, analysis.verdict.rank, analysis.verdict.stage) == ("pipeline_bubble", None, 3)
     assert "Every pipeline stage is on one rank" in analysis.verdict.summary
     assert analysis.imposed_wait == []

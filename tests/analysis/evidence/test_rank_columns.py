@@ -115,10 +115,10 @@ def test_a_table_has_the_last_record_of_each_step(kept: list[StepRecord], cut: i
     table = StepTable.from_records(0, {0: kept, 3: kept[:cut]})
     for row, of_rank in ((0, kept), (1, kept[:cut])):
         last = {record.step: record for record in of_rank}
-        there = table.has_record[row]
-        assert table.steps[there].tolist() == sorted(last)
-        assert table.starts(row)[there].tolist() == [last[step].start_unix_ns for step in sorted(last)]
-        assert table.profiled[row, there].tolist() == [last[step].profiled for step in sorted(last)]
+        recorded = table.has_record[row]
+        assert table.steps[recorded].tolist() == sorted(last)
+        assert table.starts(row)[recorded].tolist() == [last[step].start_unix_ns for step in sorted(last)]
+        assert table.profiled[row, recorded].tolist() == [last[step].profiled for step in sorted(last)]
         sampled = {record.step for record in of_rank if record.allocated_bytes is not None or record.resident_bytes is not None}
         assert set(table.memory.get((0, 3)[row], np.empty((0, 1)))[:, 0].tolist()) == sampled
 

@@ -23,8 +23,8 @@ def seen(*comms: Comm) -> Snapshot:
     return read_json(answer(*comms).decode())
 
 
-def ranks(found: RasJudgement) -> list[int | None]:
-    return sorted((item.row.global_rank for item in found.named), key=lambda rank: (rank is None, rank))
+def ranks(judgement: RasJudgement) -> list[int | None]:
+    return sorted((item.row.global_rank for item in judgement.named), key=lambda rank: (rank is None, rank))
 
 
 def standing(*comms: Comm, world_size: int | None = None, pids: Mapping[int, int] | None = None) -> RasJudgement:

@@ -42,7 +42,7 @@ AHEAD = loader(busy=40, puts=60)
 
 
 @pytest.mark.parametrize(
-    ("source", "mine", "healthy", "number"),
+    ("source", "samples", "healthy", "number"),
     [
         ("queue", [loader(loads=90)], [], 30),  # a library that loads data
         ("queue", [loader()], [AHEAD], 30),  # a function that loads ahead elsewhere
@@ -58,9 +58,9 @@ AHEAD = loader(busy=40, puts=60)
     ],
 )
 def test_the_line_is_that_of_what_loads(
-    source: BatchSource | None, mine: list[LoaderSamples], healthy: list[LoaderSamples], number: int | None
+    source: BatchSource | None, samples: list[LoaderSamples], healthy: list[LoaderSamples], number: int | None
 ) -> None:
-    loading = loading_line(source, [row(*mine)], [[row(*healthy, waits=0)]])
+    loading = loading_line(source, [row(*samples)], [[row(*healthy, waits=0)]])
     assert (None if loading is None or loading.line is None else loading.line.line) == number
 
 
@@ -70,13 +70,13 @@ def test_workers_that_were_not_sampled_have_no_line() -> None:
     assert loading.line is None
 
 
-def verdict_of(synthetic: Synthetic, phase: str, mine: StackSamples, healthy: StackSamples, **options: Any) -> Verdict:
+def verdict_of(synthetic: Synthetic, phase: str, samples: StackSamples, healthy: StackSamples, **options: Any) -> Verdict:
     """Return the verdict on a run whose rank 2 is slow in a phase."""
     run = synthetic(
         noise=0.005, plan=lambda rank, _step: {"phase": phase, "us": 60_000} if rank == 2 else None, **options
     ).write()
     for rank in range(4):
-        append(rank_dir(Path(run), 0, rank), "stacks", mine if rank == 2 else healthy)
+        append(rank_dir(Path(run), 0, rank), "stacks", samples if rank == 2 else healthy)
     return analyze([run]).verdict
 
 

@@ -38,8 +38,8 @@ def row(lines: Lines, *, first: int = 10, last: int = 20, phase: Phase | None = 
 
 
 def test_the_line_with_the_largest_excess_is_named_with_its_shares() -> None:
-    mine = [row({88: 42, 5: 8}), row({88: 42, 5: 8}, phase=None)]
-    stalled_line = find_stalled_line(mine, [[row({5: 10, 9: 40})], [row({5: 8, 9: 42})]], cost_share=0.8)
+    slow = [row({88: 42, 5: 8}), row({88: 42, 5: 8}, phase=None)]
+    stalled_line = find_stalled_line(slow, [[row({5: 10, 9: 40})], [row({5: 8, 9: 42})]], cost_share=0.8)
     assert stalled_line is not None
     assert (stalled_line.line, stalled_line.call, stalled_line.phase) == (88, "time.sleep", "forward")
     assert (stalled_line.share, stalled_line.samples, stalled_line.healthy_share, stalled_line.healthy_samples) == (
@@ -51,7 +51,7 @@ def test_the_line_with_the_largest_excess_is_named_with_its_shares() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mine", "others"),
+    ("slow", "others"),
     [
         ({88: 15, 5: 4}, [{5: 50}]),  # too few samples
         ({88: 50}, []),  # no rank to compare with
@@ -61,22 +61,22 @@ def test_the_line_with_the_largest_excess_is_named_with_its_shares() -> None:
         ({88: 100, 5: 900}, [{5: 1000}]),  # a tenth, where the rank costs three quarters
     ],
 )
-def test_no_line_is_named_without_enough_evidence(mine: Lines, others: Sequence[Lines]) -> None:
-    assert find_stalled_line([row(mine)], [[row(lines)] for lines in others], cost_share=0.75) is None
+def test_no_line_is_named_without_enough_evidence(slow: Lines, others: Sequence[Lines]) -> None:
+    assert find_stalled_line([row(slow)], [[row(lines)] for lines in others], cost_share=0.75) is None
 
 
 def test_waiting_for_other_ranks_is_no_stall() -> None:
     # The slow rank computes as long as the others, waits less, and sleeps
-    mine, other = row({5: 30, 88: 60, 7: 10}), row({5: 30, 7: 70})
-    stalled_line = find_stalled_line([mine], [[other]], cost_share=0.6)
+    slow, other = row({5: 30, 88: 60, 7: 10}), row({5: 30, 7: 70})
+    stalled_line = find_stalled_line([slow], [[other]], cost_share=0.6)
     assert stalled_line is not None
     assert stalled_line.line == 88
 
 
 @pytest.mark.parametrize("phases", [("forward", "backward"), (None, None)])
 def test_a_phase_that_is_not_clear_is_left_out(phases: tuple[Phase | None, Phase | None]) -> None:
-    mine = [row({88: 50}, phase=phase) for phase in phases]
-    stalled_line = find_stalled_line(mine, [[row({5: 100})]], cost_share=0.5)
+    slow = [row({88: 50}, phase=phase) for phase in phases]
+    stalled_line = find_stalled_line(slow, [[row({5: 100})]], cost_share=0.5)
     assert stalled_line is not None
     assert stalled_line.phase is None
 

@@ -49,22 +49,22 @@ def test_a_node_with_the_same_version_and_file_does_the_work(file: Path) -> None
     assert on_node(Path("rank-0.json")) == "A"
 
 
-@pytest.mark.parametrize(("found", "said"), [("0.0.1", f"has rankscope 0.0.1, not {HERE}"), (None, "has no rankscope")])
+@pytest.mark.parametrize(("installed", "message"), [("0.0.1", f"has rankscope 0.0.1, not {HERE}"), (None, "has no rankscope")])
 def test_another_version_or_none_is_one_line_with_node_and_command(
-    file: Path, monkeypatch: pytest.MonkeyPatch, found: str | None, said: str
+    file: Path, monkeypatch: pytest.MonkeyPatch, installed: str | None, message: str
 ) -> None:
     def version(name: str) -> str:
-        if found is None:
+        if installed is None:
             raise importlib.metadata.PackageNotFoundError(name)
-        return found
+        return installed
 
     here = caller_of(str.upper)
-    with monkeypatch.context() as there:
-        there.setattr(importlib.metadata, "version", version)
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib.metadata, "version", version)
         outcome, _, pickled = node_task()(here, pickle.dumps("a"), None)
     with pytest.raises(MissingError) as refusal:
         unwrap_answer((outcome, "node-7", pickled), file)
-    for fact in ("node-7", said, f"pip install 'rankscope[analysis]=={HERE}'"):
+    for fact in ("node-7", message, f"pip install 'rankscope[analysis]=={HERE}'"):
         assert fact in str(refusal.value)
 
 

@@ -33,14 +33,14 @@ json_values = st.recursive(
 )
 
 
-def ordered(found: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    return sorted(found, key=lambda span: (span[0], -span[1]))
+def ordered(slices: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    return sorted(slices, key=lambda span: (span[0], -span[1]))
 
 
 @given(spans)
-def test_slices_of_a_nesting_lane_lie_inside_each_other_or_apart(found: list[tuple[int, int]]) -> None:
+def test_slices_of_a_nesting_lane_lie_inside_each_other_or_apart(slices: list[tuple[int, int]]) -> None:
     lanes = SliceLanes(nest=True)
-    placed = [(lanes.place(*span), *span) for span in ordered(found)]
+    placed = [(lanes.place(*span), *span) for span in ordered(slices)]
     for at, (lane, start, end) in enumerate(placed):
         for other, begin, stop in placed[:at]:
             if other == lane:
@@ -49,17 +49,17 @@ def test_slices_of_a_nesting_lane_lie_inside_each_other_or_apart(found: list[tup
 
 
 @given(spans)
-def test_slices_of_a_lane_that_does_not_nest_never_overlap(found: list[tuple[int, int]]) -> None:
+def test_slices_of_a_lane_that_does_not_nest_never_overlap(slices: list[tuple[int, int]]) -> None:
     lanes = SliceLanes(nest=False)
-    placed = [(lanes.place(*span), *span) for span in ordered(found)]
+    placed = [(lanes.place(*span), *span) for span in ordered(slices)]
     for at, (lane, start, _) in enumerate(placed):
         assert all(stop <= start for other, _, stop in placed[:at] if other == lane)
 
 
 @given(spans)
-def test_what_nests_needs_one_lane(found: list[tuple[int, int]]) -> None:
+def test_what_nests_needs_one_lane(slices: list[tuple[int, int]]) -> None:
     # given nested slices
-    nested = [(at, 200 - at) for at in range(len(found))]
+    nested = [(at, 200 - at) for at in range(len(slices))]
     lanes = SliceLanes(nest=True)
     assert {lanes.place(*span) for span in nested} <= {0}
 
@@ -71,19 +71,19 @@ def test_too_many_at_once_are_refused() -> None:
 
 
 @given(spans)
-def test_perfetto_drops_nothing_of_a_track(found: list[tuple[int, int]]) -> None:
+def test_perfetto_drops_nothing_of_a_track(slices: list[tuple[int, int]]) -> None:
     # given times that are not whole microseconds, as in traces
     written = bytearray()
     writer = TraceWriter(written.extend, base_ns=0)
     track = writer.track(writer.process("p", order=0), "t")
-    for start, end in ordered(found):
+    for start, end in ordered(slices):
         track.slice("s", 1_000_000_001 + start * 333, 1_000_000_001 + end * 333, kind="k")
     writer.close({})
     # when Perfetto reads them
     model = load(bytes(written))
     # then all are there
     assert model.dropped == []
-    assert len(model.slices) == len(found)
+    assert len(model.slices) == len(slices)
 
 
 @given(st.integers(0, HORIZON_NS - 1))

@@ -362,8 +362,8 @@ def test_clocks_of_steps_without_a_profile_are_those_of_the_nearest_one(tmp_path
     assert model.of("collective") == []
     assert export.clock.fitted_to == "steps 2 to 3"
     assert export.clock.matched == 2
-    (held,) = by_step(model.of("step")).values()
-    assert max(item.start for item in held) - min(item.start for item in held) <= 1
+    (steps,) = by_step(model.of("step")).values()
+    assert max(item.start for item in steps) - min(item.start for item in steps) <= 1
 
 
 def test_what_does_not_fit_is_left_out_and_named(tmp_path: Path) -> None:
@@ -579,10 +579,10 @@ def test_raw_traces_are_cut_to_the_chosen_steps(tmp_path: Path) -> None:
     # when a step is exported
     model, _ = exported(run, first=3, past=4)
     # then its calls and the work that they launched are shown, whole and connected, and those of other steps are not
-    assert [one.name for one in model.of("cuda_runtime")] == ["call3"]
+    assert [event.name for event in model.of("cuda_runtime")] == ["call3"]
     assert [(kernel.name, kernel.end - kernel.start) for kernel in model.of("kernel")] == [("gemm3", 700_000)]
     assert ("call3", "gemm3") in [(begin.name, end.name) for begin, end in model.arrows]
-    assert {one.name for one in exported(run, first=2, past=5)[0].of("kernel")} == {"gemm2", "gemm3", "gemm4"}
+    assert {event.name for event in exported(run, first=2, past=5)[0].of("kernel")} == {"gemm2", "gemm3", "gemm4"}
 
 
 def test_the_last_attempt_is_exported(tmp_path: Path) -> None:

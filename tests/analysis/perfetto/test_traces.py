@@ -186,8 +186,8 @@ def test_chosen_steps_have_the_work_that_they_launched(tmp_path: Path) -> None:
             kernel(f"k{number}", 1000 * number + 1100, 10, correlation=number + 1),
         ]
     model, _ = exported(write(tmp_path / "rank-0.json", events), first=1, past=3)
-    assert {one.name for one in model.of("kernel")} == {"k1", "k2"}
-    assert {one.name for one in model.of("cuda_runtime")} == {"call1", "call2"}
+    assert {event.name for event in model.of("kernel")} == {"k1", "k2"}
+    assert {event.name for event in model.of("cuda_runtime")} == {"call1", "call2"}
 
 
 def test_nothing_that_was_asked_for_is_an_error_that_says_what_there_is(tmp_path: Path) -> None:

@@ -98,12 +98,12 @@ def test_the_command_line_takes_details_and_patterns(cli: Cli, example_traces: P
 
 
 @pytest.mark.parametrize(
-    ("pattern", "said"), [("(", "is no regular expression"), ("", "finds the empty text"), (".*", "finds the empty text")]
+    ("pattern", "message"), [("(", "is no regular expression"), ("", "finds the empty text"), (".*", "finds the empty text")]
 )
-def test_a_pattern_that_cannot_be_meant_is_a_usage_error(cli: Cli, example_traces: Path, pattern: str, said: str) -> None:
+def test_a_pattern_that_cannot_be_meant_is_a_usage_error(cli: Cli, example_traces: Path, pattern: str, message: str) -> None:
     completed = cli("analyze", example_traces / "jobs/ddp", "--communication-pattern", pattern)
     assert completed.returncode == 2
-    assert said in completed.stderr
+    assert message in completed.stderr
     assert "Traceback" not in completed.stderr
 
 

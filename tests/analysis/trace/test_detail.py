@@ -122,11 +122,15 @@ def test_streams_agree_with_counting_the_microseconds_one_by_one(
     for item in streams:
         assert item.device is not None
         assert item.stream is not None
-        mine = truth.streams[item.device, item.stream]
+        expected = truth.streams[item.device, item.stream]
         others: set[int] = set().union(
             *(spent for (device, stream), spent in truth.streams.items() if device == item.device and stream != item.stream)
         )
-        assert (item.busy_us, item.overlapped_us, item.exposed_us) == (len(mine), len(mine & others), len(mine - others))
+        assert (item.busy_us, item.overlapped_us, item.exposed_us) == (
+            len(expected),
+            len(expected & others),
+            len(expected - others),
+        )
         assert item.compute_us == len(truth.computing[item.device, item.stream])
 
 

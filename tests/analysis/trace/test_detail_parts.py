@@ -43,8 +43,8 @@ def test_covered_counts_each_interval_for_itself(intervals: list[tuple[int, int]
 
 @given(st.lists(PAIRS, max_size=4))
 def test_shared_is_what_two_or_more_hold(sets: list[list[tuple[int, int]]]) -> None:
-    held = [points(item) for item in sets]
-    expected = {at for at in range(70) if sum(at in item for item in held) >= 2}
+    point_sets = [points(item) for item in sets]
+    expected = {at for at in range(70) if sum(at in item for item in point_sets) >= 2}
     result = shared([spans(item) for item in sets])
     assert {at for start, end in result for at in range(start, end)} == expected
     assert all(result[1:, 0] > result[:-1, 1])

@@ -23,10 +23,10 @@ from tests.trace_truth import values as truth
 STORED = files.expected()
 
 
-def refusal(expected: dict[str, Any], found: dict[str, Any]) -> bool:
+def refusal(expected: dict[str, Any], actual: dict[str, Any]) -> bool:
     """Return whether the trace is to be refused; it must be, then, for the reason given."""
     if "refused" in expected:
-        assert expected["refused"] in found.get("refused", "not refused")
+        assert expected["refused"] in actual.get("refused", "not refused")
         return True
     return False
 

@@ -46,10 +46,10 @@ def kernels(events: Iterable[Event]) -> list[Event]:
     return [event for event in events if event["cat"] == "kernel"]
 
 
-def lengths(found: Trace) -> list[float]:
+def lengths(trace: Trace) -> list[float]:
     """Return the lengths of the kernels that count, in the order of their starts, in us."""
-    rows = sorted(found.rows(0), key=lambda row: found.start[row])
-    return [(found.end[row] - found.start[row]) / 1000 for row in rows]
+    rows = sorted(trace.rows(0), key=lambda row: trace.start[row])
+    return [(trace.end[row] - trace.start[row]) / 1000 for row in rows]
 
 
 def damage(quality: DataQuality) -> tuple[int, int, int, int]:
@@ -154,12 +154,12 @@ def test_pauses_of_minutes_between_steps_are_fine(
     events: list[Event] = []
     for step, count in enumerate(counts):
         start = START_US + step * gap_s * SECOND_US
-        mine = [
+        of_rank = [
             *work(count, first=1 + 1000 * step, start=start),
             x("cpu_op", "aten::mm", start, 50),
             x("cpu_op", "aten::mm", start, 5),
         ]
-        events += mine if has_calls else [event for event in mine if event["cat"] != "cuda_runtime"]
+        events += of_rank if has_calls else [event for event in of_rank if event["cat"] != "cuda_runtime"]
     loaded_trace = trace(tmp_path, events)
     assert (loaded_trace.damaged, damage(loaded_trace.quality)) == (0, (0, 0, 0, 0))
 
@@ -472,9 +472,12 @@ def steps(*damaged: int, share: float = 0.1, count: int = 4) -> list[Event]:
     events = []
     for step in range(count):
         start = START_US + 10_000 * step
-        mine = work(50, first=1 + 100 * step, start=start)
-        lost = kernels(mine)[: round(share * 50)] if step in damaged else []
-        events += [x("user_annotation", f"ProfilerStep#{step}", start - 10, 9_990), *(item for item in mine if item not in lost)]
+        step_events = work(50, first=1 + 100 * step, start=start)
+        lost = kernels(step_events)[: round(share * 50)] if step in damaged else []
+        events += [
+            x("user_annotation", f"ProfilerStep#{step}", start - 10, 9_990),
+            *(item for item in step_events if item not in lost),
+        ]
     return events
 
 

@@ -44,8 +44,10 @@ def kernel(at: int, name: str = "gemm", **extra: Any) -> dict[str, Any]:
     }
 
 
-def text(count: int = 2000, **said: Any) -> bytes:
-    return json.dumps({**said, "traceEvents": [kernel(at, f"gemm_{at % 50}") for at in range(count)], "host_name": "n1"}).encode()
+def text(count: int = 2000, **fields: Any) -> bytes:
+    return json.dumps(
+        {**fields, "traceEvents": [kernel(at, f"gemm_{at % 50}") for at in range(count)], "host_name": "n1"}
+    ).encode()
 
 
 def members(data: bytes) -> bytes:

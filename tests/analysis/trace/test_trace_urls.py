@@ -65,7 +65,7 @@ def test_every_verb_that_reads_traces_says_the_same(nobody: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "message"),
     [
         (401, r"access denied: .*credentials for http://"),
         (403, r"access denied: .*credentials for http://"),
@@ -74,8 +74,8 @@ def test_every_verb_that_reads_traces_says_the_same(nobody: str) -> None:
         (200, "JSON, but not a trace"),
     ],
 )
-def test_a_server_that_refuses_is_told_from_one_that_has_nothing(server: str, status: int, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_a_server_that_refuses_is_told_from_one_that_has_nothing(server: str, status: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         analyze([f"{server}/{status}/rank-0.json"])
 
 
@@ -93,7 +93,7 @@ class _Locked(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (PermissionError(13, "Forbidden"), "access denied: Forbidden; give credentials for locked://"),
         (NoCredentialsError("Unable to locate credentials"), "access denied: Unable to locate credentials; give credentials"),
@@ -102,11 +102,11 @@ class _Locked(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
     ],
 )
 def test_errors_of_filesystems_are_told_by_what_they_are(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, said: str, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, error: Exception, message: str, tmp_path: Path
 ) -> None:
     # given a filesystem that fails in its own way
     fsspec.register_implementation("locked", _Locked, clobber=True)
     monkeypatch.setattr(_Locked, "raises", error, raising=False)
     # then that error is reported, instead of a missing file
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         analyze([f"locked://{tmp_path.name}/rank-0.json"])

@@ -144,11 +144,11 @@ def share_said(analysis: Analysis) -> str:
 
 
 @pytest.mark.parametrize(
-    ("transfer_us", "exposed_us", "told"),
+    ("transfer_us", "exposed_us", "expected"),
     [(55_000, 20_000, ("communication_bound", "exposed_communication")), (20_000, 50_000, ("balanced", "host"))],
 )
 def test_a_few_profiled_steps_do_not_outvote_all_the_others(
-    synthetic: Synthetic, add_windows: AddWindows, transfer_us: float, exposed_us: float, told: tuple[Kind, PartName]
+    synthetic: Synthetic, add_windows: AddWindows, transfer_us: float, exposed_us: float, expected: tuple[Kind, PartName]
 ) -> None:
     # given a run that computes for about half of each step, and profiled steps with less or more communication
     half = {"cpu_us": 65_000.0, "run_queue_us": 15_000.0}
@@ -158,8 +158,8 @@ def test_a_few_profiled_steps_do_not_outvote_all_the_others(
     analysis = analyze([run])
     # then verdict and waterfall are of the same steps, and give the same share
     assert analysis.waterfall is not None
-    assert analysis.verdict.kind == told[0]
-    assert share_said(analysis) == f"{analysis.waterfall.share(told[1]):.0%}"
+    assert analysis.verdict.kind == expected[0]
+    assert share_said(analysis) == f"{analysis.waterfall.share(expected[1]):.0%}"
     for finding in analysis.findings:
         share = {row.name: row for row in finding.evidence}["share.exposed_communication"]
         assert share.value == analysis.waterfall.share("exposed_communication")

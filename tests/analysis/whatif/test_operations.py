@@ -343,7 +343,7 @@ WRONG: dict[str, tuple[Columns, str]] = {
     "fractions": ({**GOOD, "stage": [0.5] * len(GOOD["step"])}, "column stage is double, not whole numbers"),
     "numbers for names": ({**GOOD, "optype": GOOD["seq_id"]}, "column optype is int64, not names"),
     "twice": ({name: values + values[:1] for name, values in GOOD.items()}, "the same operation twice in a step"),
-    "a stage without anything": ({**GOOD, "stage": [3 * one for one in GOOD["stage"]]}, "but nothing of stage 1"),
+    "a stage without anything": ({**GOOD, "stage": [3 * index for index in GOOD["stage"]]}, "but nothing of stage 1"),
     "two of one rank": ({**GOOD, "rank": GOOD["stage"]}, "needs a rank of its own"),
     "a rank that moves": (replaced(GOOD, "rank", 0, 99), "changes its rank"),
 }  # fmt: skip
@@ -418,7 +418,7 @@ def test_a_step_of_absurdly_many_operations_is_refused(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("world_size: many\n", "world_size is 'many'"),
         ("world_size: 0", "world_size is '0'"),
@@ -426,10 +426,10 @@ def test_a_step_of_absurdly_many_operations_is_refused(tmp_path: Path, monkeypat
         ("\xff", None),
     ],
 )
-def test_metadata_that_make_no_sense_are_refused(tmp_path: Path, text: str, said: str | None) -> None:
+def test_metadata_that_make_no_sense_are_refused(tmp_path: Path, text: str, message: str | None) -> None:
     path = write(tmp_path, GOOD)
     (tmp_path / "meta-x.yaml").write_bytes(text.encode("latin-1"))
-    with pytest.raises(InputError, match=said or "UTF-8") as caught:
+    with pytest.raises(InputError, match=message or "UTF-8") as caught:
         whatif([path])
     assert "meta-x.yaml" in str(caught.value)
 

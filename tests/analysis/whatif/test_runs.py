@@ -169,7 +169,7 @@ def test_the_recorded_price_is_used_unless_another_is_given(synthetic: Synthetic
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"ranks": 1}, "there is one rank"),
         ({"steps": 4}, "4 steps recorded, 5 steps after warm-up"),
@@ -179,10 +179,10 @@ def test_the_recorded_price_is_used_unless_another_is_given(synthetic: Synthetic
         ({"coordinates": {rank: {"pp": rank // 2} for rank in range(4)}}, "stages of a pipeline wait for each other"),
     ],
 )
-def test_too_little_is_an_answer(synthetic: Synthetic, options: dict[str, Any], said: str) -> None:
+def test_too_little_is_an_answer(synthetic: Synthetic, options: dict[str, Any], message: str) -> None:
     answer = asked(synthetic(plan=always(0, us=60_000), **options), price_per_gpu_hour=1.0)
     assert (answer.status, answer.source.evidence) == ("insufficient_data", None)
-    assert said in answer.summary
+    assert message in answer.summary
     assert (answer.slowdown, answer.m_worker, answer.gpu_hours_lost, answer.cost, answer.by_rank) == (None, None, None, None, [])
 
 

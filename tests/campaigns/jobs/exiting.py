@@ -34,10 +34,10 @@ PATIENCE_SECONDS = 15
 def starve(rank: int) -> None:
     """Let gloo's threads run only while this rank's own thread does not."""
     processors = sorted(os.sched_getaffinity(0))
-    mine = {processors[rank % len(processors)]}
+    own_cpus = {processors[rank % len(processors)]}
     for folder in Path("/proc/self/task").iterdir():
         thread = int(folder.name)
-        os.sched_setaffinity(thread, mine)
+        os.sched_setaffinity(thread, own_cpus)
         if "gloo" in (folder / "comm").read_text():
             os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
 

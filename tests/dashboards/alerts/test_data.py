@@ -163,7 +163,7 @@ def test_a_run_is_told_of_its_own_alerts_and_of_those_of_its_hardware() -> None:
     def about(**labels: str) -> AlertRecord:
         return alert_record({"alertname": "X", **labels}, {}, state="firing", started_unix_ns=AT, source="prometheus")
 
-    mine = [
+    of_run = [
         about(run_id="run-1", host="far"),
         about(uuid="GPU-1", instance="n9:9400"),
         about(instance="n1:9400"),
@@ -172,9 +172,9 @@ def test_a_run_is_told_of_its_own_alerts_and_of_those_of_its_hardware() -> None:
     ]
     others = [about(run_id="run-2", host="n1"), about(uuid="GPU-9", instance="n1:9400"), about(instance="n2:9400"), about()]
 
-    shown = about_run(CollectedAlerts([*others, *mine], ["p"]), "run-1", gpus={"GPU-1"}, hosts={"n1"})
+    shown = about_run(CollectedAlerts([*others, *of_run], ["p"]), "run-1", gpus={"GPU-1"}, hosts={"n1"})
 
-    assert shown == CollectedAlerts(mine, ["p"])
+    assert shown == CollectedAlerts(of_run, ["p"])
 
 
 def test_alerts_about_a_mig_device_and_its_gpu_are_those_of_the_run(tmp_path: Path) -> None:

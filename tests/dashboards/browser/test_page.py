@@ -77,10 +77,10 @@ def test_a_live_page_follows_its_run_to_the_end_and_asks_when_shown_again(
 def test_nothing_is_asked_again_while_its_answer_is_on_its_way(run_url: str, opened: Opened) -> None:
     with opened(f"{run_url}/overlap") as page:
         view_drawn(page)
-        held: list[Route] = []
+        waiting: list[Route] = []
 
         def hold(route: Route) -> None:
-            held.append(route)
+            waiting.append(route)
 
         page.route(UPDATES, hold)
         page.locator("figcaption[data-draws]").first.evaluate(
@@ -89,8 +89,8 @@ def test_nothing_is_asked_again_while_its_answer_is_on_its_way(run_url: str, ope
                 dash_clientside.set_props(JSON.parse(caption.id), {"data-draw": "again"});
             }"""
         )
-        wait_until(lambda: page.evaluate("true") and held)
+        wait_until(lambda: page.evaluate("true") and waiting)
         page.wait_for_timeout(3_000)
-        assert len(held) == 1
+        assert len(waiting) == 1
         page.unroute(UPDATES)
         page.wait_for_timeout(1_000)

@@ -67,7 +67,7 @@ def test_a_rank_that_left_nothing_is_a_hole_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("matrix", "ranks", "steps", "said"),
+    ("matrix", "ranks", "steps", "message"),
     [
         (np.empty((0, 0)), [], [], "No step has been recorded yet"),
         (np.empty((4, 0)), [0, 1, 2, 3], [], "No step has been recorded yet"),
@@ -77,12 +77,12 @@ def test_a_rank_that_left_nothing_is_a_hole_too() -> None:
     ],
 )
 def test_heatmap_without_anything_to_draw_says_why(
-    matrix: NDArray[np.float64], ranks: list[int], steps: list[int], said: str
+    matrix: NDArray[np.float64], ranks: list[int], steps: list[int], message: str
 ) -> None:
     figure = step_heatmap(
         matrix, np.array(ranks, dtype=np.int64), np.array(steps, dtype=np.int64), LIGHT, label="own time", unit="us"
     )
-    assert said in note_of(figure)
+    assert message in note_of(figure)
 
 
 @pytest.mark.parametrize(("steps", "tick"), [(3, 1), (60, None)])

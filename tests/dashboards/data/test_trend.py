@@ -27,11 +27,11 @@ def tiles(folder: Path, **metrics: np.ndarray) -> Tiles:
     return Tiles(folder)
 
 
-def same(one: Trend, other: Trend) -> bool:
+def same(first: Trend, other: Trend) -> bool:
     return all(
-        np.array_equal(getattr(one, field.name), getattr(other, field.name), equal_nan=field.name not in {"slowest", "changes"})
+        np.array_equal(getattr(first, field.name), getattr(other, field.name), equal_nan=field.name not in {"slowest", "changes"})
         if field.name != "changes"
-        else one.changes == other.changes
+        else first.changes == other.changes
         for field in fields(Trend)
     )
 
@@ -71,9 +71,9 @@ def test_a_run_without_steps_has_an_empty_trend(tmp_path: Path) -> None:
 class _Counted:
     """Tiles that record which columns were read."""
 
-    def __init__(self, held: Tiles) -> None:
-        self._held = held
-        self.ranks, self.steps, self.metrics = held.ranks, held.steps, held.metrics
+    def __init__(self, tiles: Tiles) -> None:
+        self._held = tiles
+        self.ranks, self.steps, self.metrics = tiles.ranks, tiles.steps, tiles.metrics
         self.read: list[int] = []
 
     def part(self, metric: str, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> StepPart:

@@ -102,24 +102,24 @@ def test_the_choice_is_there_for_several_hosts(run: RunData) -> None:
 
 def picks(run: RunData) -> dict[str, set[int | None]]:
     """Return the ranks that each view picks for each host."""
-    found: dict[str, set[int | None]] = {host.host: {host.worst} for host in hosts_of(run.analysis)}
+    ranks_by_host: dict[str, set[int | None]] = {host.host: {host.worst} for host in hosts_of(run.analysis)}
     for row in table_rows(RANKS, "rank-table", run, BY_HOST):
-        found[row["host"]] |= {row["worst"], int(row["id"])}
+        ranks_by_host[row["host"]] |= {row["worst"], int(row["id"])}
     if not run.delays.groups:
-        return found
+        return ranks_by_host
     shown = figure_names(VIEW, run, BY_HOST)
     if "cause-bars" in shown:
         for row in table_rows(VIEW, "rank-costs", run, BY_HOST):
-            found[row["host"]].add(row["rank"])
+            ranks_by_host[row["host"]].add(row["rank"])
     for name in {"imposed-bars", "cause-bars"} & {*shown}:
         rows: Any = draw(VIEW, name, run, BY_HOST).table.rows
         for row in rows:
-            found[row[0]].add(pick(VIEW, name, run, BY_HOST, {"hovertext": f"host {row[0]}"}).rank)
+            ranks_by_host[row[0]].add(pick(VIEW, name, run, BY_HOST, {"hovertext": f"host {row[0]}"}).rank)
     heat: Any = draw(VIEW, "wait-matrix", run, BY_HOST).figure.data
     for label in heat[0].y if heat and heat[0].type == "heatmap" else ():
         host = label.split(",")[0].removeprefix("host ")
-        found[host].add(pick(VIEW, "wait-matrix", run, BY_HOST, {"y": label}).rank)
-    return found
+        ranks_by_host[host].add(pick(VIEW, "wait-matrix", run, BY_HOST, {"y": label}).rank)
+    return ranks_by_host
 
 
 @pytest.mark.parametrize(
@@ -135,11 +135,11 @@ def test_all_views_pick_the_same_rank_of_a_host(
 ) -> None:
     source = DiskRuns(write_run(tmp_path / "run", ranks=8, **about))
     run = RunData(source, source.runs()[0])
-    verdict, found = run.analysis.verdict, picks(run)
+    verdict, picked = run.analysis.verdict, picks(run)
     assert verdict.kind == kind
-    assert {len(ranks) for ranks in found.values()} == {1}, found
+    assert {len(ranks) for ranks in picked.values()} == {1}, picked
     if kind == "straggler":
-        assert found["node-1"] == {3} == {verdict.rank}
+        assert picked["node-1"] == {3} == {verdict.rank}
 
 
 def test_the_rank_that_the_verdict_names_stands_for_its_host() -> None:

@@ -98,7 +98,7 @@ def test_figures_have_their_numbers_and_a_sentence(tmp_path: Path, write_run: Ca
     assert f"Rank {SLOW}" in drawn["cause-bars"].sentence
     assert "slow input" in drawn["cause-bars"].sentence
     assert f"rank {SLOW}" in drawn["cause-timeline"].sentence
-    assert all(len(row) == len(one.table.columns) for one in drawn.values() for row in one.table.rows)
+    assert all(len(row) == len(figure.table.columns) for figure in drawn.values() for row in figure.table.rows)
 
 
 def test_the_ledger_has_dashes_for_what_is_not_known(tmp_path: Path, write_run: Callable[..., Path]) -> None:

@@ -43,11 +43,11 @@ def gpus() -> list[State]:
     """Return an H100, an A100 (no GPM), an H100 with MIG, one that will be lost, one held and idle, one hot, one free."""
     hot = {**h100_state(5), "throttle": 0x48, "margin": 0, "field.161@0": "3 ull", "fans": 1, "fan.0": 55}
     nothing = {"utilization": 0, "samples.1": "0,0,0", "gpm.1": 0, "gpm.2": "0", "gpm.5": "0", "gpm.10": 0}
-    held, free = ({**h100_state(index), **nothing} for index in (HELD, FREE))
+    busy, free = ({**h100_state(index), **nothing} for index in (HELD, FREE))
     for key in ("process.0", "process_util.0"):
         del free[key]
     divided = mig_state(2, [(4, "4g.40gb"), (3, "3g.40gb")])
-    return [h100_state(0), a100_state(1), divided, h100_state(LOST), held, hot, free]
+    return [h100_state(0), a100_state(1), divided, h100_state(LOST), busy, hot, free]
 
 
 NODE_EXPORTER = """\
@@ -159,8 +159,8 @@ class Ranks:
 def prepared(folder: Path, library: Path) -> tuple[FakeDriver, list[str]]:
     """Return the driver of the node and the arguments of its exporter."""
     driver = FakeDriver(folder / "site-driver", library, gpus())
-    held = ",".join(uuid_of(index) for index in (0, 1, HELD))
-    job = {"CUDA_VISIBLE_DEVICES": held, "SLURM_JOB_ACCOUNT": "physics", "SLURM_JOB_PARTITION": "gpu"}
+    uuids = ",".join(uuid_of(index) for index in (0, 1, HELD))
+    job = {"CUDA_VISIBLE_DEVICES": uuids, "SLURM_JOB_ACCOUNT": "physics", "SLURM_JOB_PARTITION": "gpu"}
     jobs = slurm_folder(folder / "jobs", job_7=job)
     wanted = ["process", "encoder"]
     arguments = ["--jobs.slurm-dir", str(jobs), "--no-xid.kernel-log", "--expected-gpus", "8"]

@@ -77,16 +77,16 @@ def test_bandwidth_is_drawn_with_its_deciles_against_a_mark() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "sentence"),
     [
         ({"expected_gb_s": None, "share": None}, "38 GB/s · expected not known"),
         ({"bus_gb_s": None, "bus_at_least_gb_s": 12.0, "share": None}, "at least 12 of 50 GB/s"),
         ({"bound_by": "latency"}, "38 of 50 GB/s · 76%, bound by latency"),
     ],
 )
-def test_what_must_be_known_of_a_bandwidth_is_said(change: dict[str, Any], said: str) -> None:
+def test_what_must_be_known_of_a_bandwidth_is_said(change: dict[str, Any], sentence: str) -> None:
     row = msgspec.structs.replace(GRADIENTS, **change)
-    assert against(row) == said
+    assert against(row) == sentence
     marks = bandwidth_bars([row], LIGHT).layout.shapes
     assert len(marks) == (0 if row.expected_gb_s is None else 1)
 

@@ -188,9 +188,9 @@ def test_what_is_cut_off_of_a_table_is_said(memory_runs: Any, monkeypatch: pytes
 # Two colour schemes
 
 
-def changed(one: Any, changes: list[tuple[tuple[str | int, ...], Any]]) -> Any:
+def changed(document: Any, changes: list[tuple[tuple[str | int, ...], Any]]) -> Any:
     """Apply changes to a figure as page.js does."""
-    copy = json.loads(json.dumps(one))
+    copy = json.loads(json.dumps(document))
     for path, value in changes:
         if not path:
             copy = value
@@ -209,10 +209,10 @@ _json = st.recursive(
 )
 
 
-@given(one=_json, other=_json)
-def test_the_dark_figure_is_the_light_one_with_its_changes(one: Any, other: Any) -> None:
-    assert changed(one, differences(one, other)) == other
-    assert differences(one, one) == []
+@given(light=_json, other=_json)
+def test_the_dark_figure_is_the_light_one_with_its_changes(light: Any, other: Any) -> None:
+    assert changed(light, differences(light, other)) == other
+    assert differences(light, light) == []
 
 
 def test_only_colours_are_kept_for_the_dark_scheme(plain: Report) -> None:

@@ -278,7 +278,7 @@ def test_a_cache_that_cannot_be_written_is_said(
 
 
 @pytest.mark.parametrize(
-    ("group", "files", "left"),
+    ("group", "files", "expected"),
     [
         ("", {}, 1000 << 10),
         ("0::/a/b", {"a/b/memory.max": "max"}, 1000 << 10),
@@ -297,7 +297,7 @@ def test_a_cache_that_cannot_be_written_is_said(
     ],
 )
 def test_what_is_left_is_the_least_of_the_machine_and_its_cgroups(
-    tmp_path: Path, group: str, files: dict[str, str], left: int
+    tmp_path: Path, group: str, files: dict[str, str], expected: int
 ) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text("MemTotal: 5000 kB\nMemAvailable:    1000 kB\n")
@@ -305,7 +305,7 @@ def test_what_is_left_is_the_least_of_the_machine_and_its_cgroups(
     for name, text in files.items():
         (tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "cgroup" / name).write_text(f"{text}\n")
-    assert memory_left(tmp_path / "proc", tmp_path / "cgroup") == left
+    assert memory_left(tmp_path / "proc", tmp_path / "cgroup") == expected
 
 
 def test_memory_that_cannot_be_known_is_no_limit(tmp_path: Path) -> None:

@@ -356,10 +356,10 @@ def test_an_ended_run_keeps_its_page_and_takes_over_the_followers_result(
     fresh = DiskRuns(run)
     for name in set(PARTS) - {"steps", "trend", "script", "hardware"}:
         assert source.part("run-1", name) == fresh.part("run-1", name), name
-    mine, theirs = source.part("run-1", "steps"), fresh.part("run-1", "steps")
-    assert set(mine.metrics) == set(theirs.metrics)
+    kept_part, theirs = source.part("run-1", "steps"), fresh.part("run-1", "steps")
+    assert set(kept_part.metrics) == set(theirs.metrics)
     for metric in theirs.metrics:
-        np.testing.assert_array_equal(mine.part(metric).values, theirs.part(metric).values, err_msg=metric)
+        np.testing.assert_array_equal(kept_part.part(metric).values, theirs.part(metric).values, err_msg=metric)
 
 
 def test_a_follower_that_has_just_ended_is_no_failure(tmp_path: Path, jobs: Jobs, write_run: WriteRun) -> None:

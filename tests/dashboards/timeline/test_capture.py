@@ -132,7 +132,7 @@ def test_an_endless_body_is_not_read(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("about", "status", "said"),
+    ("about", "status", "message"),
     [
         ({"finished": True}, 409, "the run is over"),
         ({"ranks": 0, "finished": False}, 409, "nothing has been recorded yet"),
@@ -140,12 +140,12 @@ def test_an_endless_body_is_not_read(run: Path) -> None:
     ],
 )
 def test_a_run_that_cannot_be_asked_says_why(
-    tmp_path: Path, write_run: Callable[..., Path], about: dict[str, Any], status: int, said: str
+    tmp_path: Path, write_run: Callable[..., Path], about: dict[str, Any], status: int, message: str
 ) -> None:
     http = client(write_run(tmp_path / "run", **about))
     refused = http.post(URL, json={"steps": 1}, headers=BEARER)
     assert refused.status_code == status
-    assert said in refused.json["error"]
+    assert message in refused.json["error"]
     assert not (tmp_path / "run" / "control").exists()
 
 

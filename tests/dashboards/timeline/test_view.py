@@ -225,8 +225,8 @@ def kernel(step: int, name: str, us: float, calls: int = 2) -> KernelRecord:
 
 def test_rows_are_means_per_step_with_their_share_beside_a_healthy_rank() -> None:
     """Given two steps of a rank and one of a healthy rank, when rows are made, then times are per step and comparable."""
-    mine = [kernel(20, "gemm", 3_000), kernel(21, "gemm", 5_000), kernel(20, "copy", 2_000, calls=1)]
-    rows = kernel_rows(mine, [kernel(20, "gemm", 2_000), kernel(20, "other", 9_000)])
+    slow = [kernel(20, "gemm", 3_000), kernel(21, "gemm", 5_000), kernel(20, "copy", 2_000, calls=1)]
+    rows = kernel_rows(slow, [kernel(20, "gemm", 2_000), kernel(20, "other", 9_000)])
 
     assert [row["name"] for row in rows] == ["gemm", "copy"], "the costliest first"
     gemm, copy = rows

@@ -147,8 +147,8 @@ def test_the_units_rights_suffice_to_read_environments_and_are_minimal(
 
     assert "RANK=3" in as_the_unit_does("cat", environment, capabilities=rights).stdout
     for without in ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"):
-        left = " ".join(right for right in rights.split() if right != without)
-        assert as_the_unit_does("cat", environment, capabilities=left).returncode != 0, without
+        remaining = " ".join(right for right in rights.split() if right != without)
+        assert as_the_unit_does("cat", environment, capabilities=remaining).returncode != 0, without
 
 
 @NEEDS_ROOT

@@ -218,9 +218,15 @@ def test_a_device_that_cannot_be_identified_is_logged_once_for_each_job(
     node: Callable[..., JobsCollector], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     jobs = node()
-    for held in ({"job_7": "9"}, {"job_7": "9"}, {"job_7": "9", "job_8": "9"}, {"job_8": "9"}, {"job_7": "9", "job_8": "9"}):
+    for devices_of_jobs in (
+        {"job_7": "9"},
+        {"job_7": "9"},
+        {"job_7": "9", "job_8": "9"},
+        {"job_8": "9"},
+        {"job_7": "9", "job_8": "9"},
+    ):
         shutil.rmtree(tmp_path / "jobs", ignore_errors=True)
-        slurm_folder(tmp_path / "jobs", **{job: {"SLURM_JOB_GPUS": gpus} for job, gpus in held.items()})
+        slurm_folder(tmp_path / "jobs", **{job: {"SLURM_JOB_GPUS": gpus} for job, gpus in devices_of_jobs.items()})
         jobs.read(fleet(gpu(0)))
     assert [record.getMessage().split()[:2] for record in caplog.records] == [["job", job] for job in "787"]
 
@@ -451,9 +457,9 @@ def test_the_join_never_becomes_many_to_many(
     assert "many-to-many" in refused.stdout + refused.stderr
 
 
-def _text(one: Series) -> str:
-    labels = ", ".join(f"{name}='{value}'" for name, value in one.labels)
-    return f"{one.metric}{{{labels}}}"
+def _text(series: Series) -> str:
+    labels = ", ".join(f"{name}='{value}'" for name, value in series.labels)
+    return f"{series.metric}{{{labels}}}"
 
 
 def test_two_gpus_that_say_they_are_one_have_one_answer(node: Callable[..., JobsCollector], tmp_path: Path) -> None:

@@ -138,12 +138,12 @@ def test_without_a_holder_the_user_is_named_but_not_by_a_containers_uid() -> Non
 
 
 def test_a_job_number_in_an_environment_is_a_claim() -> None:
-    mine = Use(pid=1, uid=1000, claimed_job_id="7", ranks=_rank("1"), environ_read=True)
+    use = Use(pid=1, uid=1000, claimed_job_id="7", ranks=_rank("1"), environ_read=True)
     spoofed = Use(pid=2, uid=1001, claimed_job_id="7", ranks=_rank("5"), environ_read=True)
     unknown = Use(pid=3, uid=1001, claimed_job_id="99", environ_read=True)
 
-    assert _join(JOB_7, uses=(mine,))[1] == 1
-    labels, parties = _join(JOB_7, uses=(mine, spoofed))
+    assert _join(JOB_7, uses=(use,))[1] == 1
+    labels, parties = _join(JOB_7, uses=(use, spoofed))
     assert (labels["rank"], labels["user"], parties) == ("1", "ann", 2)
     assert _join(uses=(spoofed,)) == ({"user": "bob", "rank": "5", "local_rank": "5", "world_size": "8"}, 1)
     assert _join(uses=(unknown,)) == ({"job_id": "99", "user": "bob"}, 1)

@@ -232,11 +232,11 @@ def test_tenants_are_bounded_and_those_with_the_most_memory_stay(node: Callable[
 
 
 @pytest.mark.parametrize(
-    ("hide", "left"),
+    ("hide", "remaining"),
     [("show_pods", {"user": {"ann", "bob"}, "pod_k8s": set()}), ("show_users", {"user": set(), "pod_k8s": {"a", "b"}})],
 )
 def test_hidden_tenants_have_no_series(
-    node: Callable[..., JobsCollector], proc: Proc, hide: str, left: dict[str, set[str]]
+    node: Callable[..., JobsCollector], proc: Proc, hide: str, remaining: dict[str, set[str]]
 ) -> None:
     for pid, name in {10: "a", 11: "b"}.items():
         proc.process(pid, cgroup=in_pod(name))
@@ -246,7 +246,7 @@ def test_hidden_tenants_have_no_series(
     series = node(*held("a", "b"), **{hide: False}).read(fleet(gpu(0, pids=[process(pid) for pid in range(10, 14)])))
 
     shown = [dict(sample.labels) for sample in series if sample.metric == "gpu_tenant_info"]
-    assert {name: {sample[name] for sample in shown if name in sample} for name in left} == left
+    assert {name: {sample[name] for sample in shown if name in sample} for name in remaining} == remaining
 
 
 def test_a_folder_of_pods_that_others_can_write_to_names_nothing(pod_logs: Path, tmp_path: Path) -> None:

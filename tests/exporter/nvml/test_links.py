@@ -100,7 +100,7 @@ def test_without_nvlinks_everything_of_them_is_absent(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("said", "name", "healthy"),
+    ("reading", "name", "healthy"),
     [
         ((3, 0, 0b10101010), "completed", 1),
         ((3, 0, 0b10101001), "completed", 0),
@@ -111,8 +111,8 @@ def test_without_nvlinks_everything_of_them_is_absent(tmp_path: Path) -> None:
         ((0, 0, 0), "not_supported", None),
     ],
 )
-def test_fabric(tmp_path: Path, said: tuple[int, int, int], name: str, healthy: float | None) -> None:
-    state, status, health = said
+def test_fabric(tmp_path: Path, reading: tuple[int, int, int], name: str, healthy: float | None) -> None:
+    state, status, health = reading
 
     sample = sample_of(driver(tmp_path, fabric=state, fabric_status=status, fabric_health=health), 0, NVLINK)
 

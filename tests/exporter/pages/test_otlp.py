@@ -113,9 +113,9 @@ def _metrics(message: ExportMetricsServiceRequest) -> list[Any]:
     return metrics
 
 
-def _of(found: dict[str, dict[Attributes, float]], name: str, **attributes: str) -> list[float]:
+def _of(metrics: dict[str, dict[Attributes, float]], name: str, **attributes: str) -> list[float]:
     wanted = {(key.replace("__", "."), value) for key, value in attributes.items()}
-    return [value for have, value in found.get(name, {}).items() if wanted <= have]
+    return [value for have, value in metrics.get(name, {}).items() if wanted <= have]
 
 
 @pytest.fixture(scope="module")

@@ -108,9 +108,9 @@ def test_a_file_whose_time_is_set_back_by_hand_is_as_old_as_that(tmp_path: Path)
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of other users")
 def test_a_run_belongs_to_the_user_who_mentioned_it_first(tmp_path: Path) -> None:
-    mine = tmp_path / "mine.prom"
-    mine.write_text(gauged(1))
-    os.chown(mine, 1001, 1001)
+    genuine = tmp_path / "mine.prom"
+    genuine.write_text(gauged(1))
+    os.chown(genuine, 1001, 1001)
     spool = spool_of(tmp_path)
     assert spool.read().ok_files == 1
 
@@ -159,22 +159,22 @@ def test_a_file_with_changed_values_is_read_anew_and_keeps_the_rest(tmp_path: Pa
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of other users")
 def test_another_user_cannot_take_over_the_series_of_a_rank(tmp_path: Path) -> None:
-    mine, forged = tmp_path / "mine.prom", tmp_path / "forged.prom"
-    mine.write_text(gauged(1))
-    os.chown(mine, 1001, 1001)
+    genuine, forged = tmp_path / "mine.prom", tmp_path / "forged.prom"
+    genuine.write_text(gauged(1))
+    os.chown(genuine, 1001, 1001)
     spool = spool_of(tmp_path)
     spool.read()
     forged.write_text(gauged(2).replace("id-r1", "id-r2"))
     os.chown(forged, 1002, 1002)
 
-    for newer in (forged, mine, forged):
+    for newer in (forged, genuine, forged):
         os.utime(newer)
         sample = spool.read()
         assert values_of(sample) == [1.0]
         assert sample.duplicates == 2
 
     # when the rank ends, its labels are free again
-    mine.unlink()
+    genuine.unlink()
     assert values_of(spool.read()) == [2.0]
 
 

@@ -215,7 +215,7 @@ def test_a_changed_password_counts_and_a_broken_file_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("tls_server_confg: {}", "tls_server_confg"),
         ("tls_server_config: {cert_file: server.pem}", "key_file"),
@@ -232,14 +232,14 @@ def test_a_changed_password_counts_and_a_broken_file_changes_nothing(
         ("{", "not YAML"),
     ],
 )
-def test_a_configuration_that_cannot_be_used_is_named(web_config: Callable[[str], Path], text: str, said: str) -> None:
+def test_a_configuration_that_cannot_be_used_is_named(web_config: Callable[[str], Path], text: str, message: str) -> None:
     path = web_config(text)
 
     with pytest.raises(InputError) as refused:
         load_web_config(path)
 
     assert str(path.parent) in str(refused.value)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

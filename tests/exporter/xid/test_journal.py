@@ -156,14 +156,14 @@ def test_a_gpu_that_nobody_knew_yet_gets_its_errors_when_it_is_known(node: Node)
 
 
 def test_a_new_gpu_at_an_address_after_a_boot_does_not_inherit_errors(node: Node) -> None:
-    there = GpuIdentity(uuid="GPU-new", index=1, model="H100", pci_bus_id="00000000:3b:00.0")
-    node.line(48, pci_bus_id=there.pci_bus_id)
+    replacement = GpuIdentity(uuid="GPU-new", index=1, model="H100", pci_bus_id="00000000:3b:00.0")
+    node.line(48, pci_bus_id=replacement.pci_bus_id)
     node.journal.close()
     node.boot_id = "boot-2"
 
     node.journal = node.start()
 
-    assert values(node.journal.series([there]), "gpu_xid_errors_total", xid="48") == [0.0]
+    assert values(node.journal.series([replacement]), "gpu_xid_errors_total", xid="48") == [0.0]
     assert [entry.uuid for entry in node.journal.entries()] == [""]
 
 

@@ -43,8 +43,8 @@ def count_events() -> None:
     """Count the CUDA events that this process makes."""
     make = torch.cuda.Event.__new__
 
-    def counted(kind: type[torch.cuda.Event], *told: object, **named: object) -> torch.cuda.Event:
-        event: torch.cuda.Event = make(kind, *told, **named)  # type: ignore[no-untyped-call]
+    def counted(kind: type[torch.cuda.Event], *arguments: object, **named: object) -> torch.cuda.Event:
+        event: torch.cuda.Event = make(kind, *arguments, **named)  # type: ignore[no-untyped-call]
         made.append(1)
         return event
 
@@ -86,10 +86,10 @@ def main() -> None:
     small, losses = torch.ones(8), []
     loss: Tensor | None = None
     for step, batch in zip(range(args.steps), batches(), strict=False):
-        there: AbstractContextManager[object] = nullcontext() if side is None else torch.cuda.stream(side)
+        on_side_stream: AbstractContextManager[object] = nullcontext() if side is None else torch.cuda.stream(side)
         if side is not None:
             side.wait_stream(torch.cuda.default_stream(device))
-        with there:
+        with on_side_stream:
             if step == args.capture and on_cuda:
                 # The loss keeps the graph of the step before, whose gradients are accumulated on another stream.
                 loss = None
@@ -102,9 +102,9 @@ def main() -> None:
             loss.backward()
             optimizer.step()
         losses.append(loss.detach())
-    said = json.dumps({"rank": dist.get_rank(), "loss": float(losses[-1]), "cuda_events": len(made)})
+    result = json.dumps({"rank": dist.get_rank(), "loss": float(losses[-1]), "cuda_events": len(made)})
     # In one write: ranks share the pipe, and unbuffered output would write the end of the line by itself.
-    os.write(sys.stdout.fileno(), f"{said}\n".encode())
+    os.write(sys.stdout.fileno(), f"{result}\n".encode())
     dist.barrier()
     dist.destroy_process_group()
 

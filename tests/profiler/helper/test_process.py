@@ -30,11 +30,11 @@ from rankscope.runs.reader import RunReader
 class Rank:
     """Simulated rank: a scratch folder, a ring, and a real helper."""
 
-    def __init__(self, scratch: Path, said: Handover) -> None:
+    def __init__(self, scratch: Path, handover: Handover) -> None:
         scratch.mkdir()
         self.scratch = scratch
         self.ring = ring_in(scratch / "ring")
-        (scratch / HELLO_FILE).write_bytes(msgspec.json.encode(said))
+        (scratch / HELLO_FILE).write_bytes(msgspec.json.encode(handover))
         with (scratch / "ring").open("r+b") as file:
             command = [sys.executable, "-P", "-m", "rankscope.profiler.helper", str(scratch), str(file.fileno())]
             self.helper = subprocess.Popen(

@@ -220,7 +220,7 @@ def test_the_end_of_the_rank_does_not_wait_for_a_program_that_hangs(start: Start
 
 
 @pytest.mark.parametrize(
-    ("said", "denied"),
+    ("message", "denied"),
     [
         ("Permission Denied: Try running again with elevated permissions by going 'sudo env ...'", True),
         ("Error: Failed to open process\n\nCaused by:\n    Operation not permitted (os error 1)", True),
@@ -228,7 +228,7 @@ def test_the_end_of_the_rank_does_not_wait_for_a_program_that_hangs(start: Start
         ("", False),
     ],
 )
-def test_what_py_spy_says_is_a_denial_or_another_failure(said: str, denied: bool) -> None:
-    error = stack_error(said, 1)
+def test_what_py_spy_says_is_a_denial_or_another_failure(message: str, denied: bool) -> None:
+    error = stack_error(message, 1)
     assert error.lasting == denied
     assert (str(error) == DENIED) == denied

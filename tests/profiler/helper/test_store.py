@@ -78,11 +78,11 @@ def test_a_rank_that_is_there_already_is_not_mixed_with_another(tmp_path: Path, 
     assert second.run.run_id == "run", "the run is that of whoever made it"
 
 
-def storing_to_its_end(store: RunStore, said: Handover) -> bool:
+def storing_to_its_end(store: RunStore, handover: Handover) -> bool:
     storing = WriterThread(store)
     storing.start()
     storing.wake()
-    return not storing.finish(said.rank)
+    return not storing.finish(handover.rank)
 
 
 def test_a_run_json_that_is_not_utf_8_does_not_end_the_writing(tmp_path: Path) -> None:

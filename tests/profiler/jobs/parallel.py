@@ -241,24 +241,24 @@ def main() -> None:
     torch.manual_seed(args.seed)
     rank = start(args)
     kind, _, target = args.fault.partition(":")
-    mine = kind if rank == int(target) else "none"
+    own_fault = kind if rank == int(target) else "none"
     # A pipeline runs every part once per microbatch.
     share = (
         args.pause / (MICROBATCHES * (2 if "interleaved" in args.layout else 1)) if args.layout.startswith("pp") else args.pause
     )
 
     def make(blocks: int) -> Model:
-        forward, backward = (share if mine == phase else 0.0 for phase in ("forward", "backward"))
+        forward, backward = (share if own_fault == phase else 0.0 for phase in ("forward", "backward"))
         return Model(blocks, forward=forward, backward=backward, checkpointing=args.checkpointing).to(args.at)
 
     modules, train = build(args, make)
     optimizer = torch.optim.SGD([parameter for module in modules for parameter in module.parameters()], lr=0.01)
-    if mine == "device":
+    if own_fault == "device":
         spin: Any = torch.cuda._sleep
         modules[0].register_forward_pre_hook(lambda *_: spin(int(args.pause * CLOCK_HERTZ)))
-    if mine == "optimizer":
+    if own_fault == "optimizer":
         optimizer.register_step_pre_hook(lambda *_: time.sleep(args.pause))
-    loader = DataLoader(Noise(args.pause / BATCH if mine == "data" else 0.0), batch_size=BATCH)
+    loader = DataLoader(Noise(args.pause / BATCH if own_fault == "data" else 0.0), batch_size=BATCH)
     loss = train_steps(args, loader, optimizer, train)
     if args.dumps is not None:
         time.sleep(5)  # until the watchdog has seen the last ones complete

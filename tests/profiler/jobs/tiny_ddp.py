@@ -41,15 +41,15 @@ def main() -> None:
     torch.manual_seed(0)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    mine = kind if rank == int(target) else "none"
+    own_fault = kind if rank == int(target) else "none"
     first = nn.Linear(16, 32)
     model = nn.Sequential(first, nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 1))
-    if mine == "backward":
+    if own_fault == "backward":
         # The first layer's gradient is the last to be ready.
         first.weight.register_hook(lambda _gradient: time.sleep(args.pause))  # type: ignore[no-untyped-call]
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
-    loader = DataLoader(Noise(args.pause / 4 if mine == "data" else 0.0), batch_size=4)
+    loader = DataLoader(Noise(args.pause / 4 if own_fault == "data" else 0.0), batch_size=4)
     for step, batch in enumerate(loader):
         if step == args.steps:
             break
@@ -57,7 +57,7 @@ def main() -> None:
         loss = parallel(batch).square().mean()
         loss.backward()
         optimizer.step()
-        if step == args.steps // 2 and mine == "kill":
+        if step == args.steps // 2 and own_fault == "kill":
             time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL)
     print(f"rank {rank} {loss.item():.6f}", flush=True)

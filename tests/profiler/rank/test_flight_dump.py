@@ -51,7 +51,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch, alone: None) -> pytest.MonkeyPatch:
+def patched(monkeypatch: pytest.MonkeyPatch, alone: None) -> pytest.MonkeyPatch:
     """Environment without any configuration of torch's recorder, restored afterwards."""
     for name in NAMES:
         # Set first, so that what ``prepare`` sets is taken back.
@@ -60,7 +60,7 @@ def told(monkeypatch: pytest.MonkeyPatch, alone: None) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def now_told() -> dict[str, str]:
+def variables_set() -> dict[str, str]:
     return {name: os.environ[name] for name in NAMES & set(os.environ)}
 
 
@@ -74,11 +74,11 @@ def now_told() -> dict[str, str]:
     ],
 )
 def test_torch_is_told_by_the_names_it_knows(
-    told: pytest.MonkeyPatch, tmp_path: Path, version: str, size: str, file: str
+    patched: pytest.MonkeyPatch, tmp_path: Path, version: str, size: str, file: str
 ) -> None:
-    told.setattr(torch, "__version__", version)
+    patched.setattr(torch, "__version__", version)
     flight_dump.prepare(str(tmp_path))
-    output = now_told()
+    output = variables_set()
     prefix = Path(output.pop(file))
     assert output == {size: "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
     # a unique name: ranks of other attempts have the same number
@@ -86,16 +86,16 @@ def test_torch_is_told_by_the_names_it_knows(
     assert str(os.getpid()) in prefix.name
 
 
-def test_a_torch_with_a_recorder_per_backend_gets_no_deprecated_setting(told: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    told.setattr(distributed_c10d, "_dump_fr_trace", per_backend, raising=False)
-    told.setattr(torch, "__version__", "2.15.0")
+def test_a_torch_with_a_recorder_per_backend_gets_no_deprecated_setting(patched: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    patched.setattr(distributed_c10d, "_dump_fr_trace", per_backend, raising=False)
+    patched.setattr(torch, "__version__", "2.15.0")
     flight_dump.prepare(str(tmp_path))
-    assert now_told().keys() == {"TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"}
+    assert variables_set().keys() == {"TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"}
 
 
-def test_where_the_launchers_folder_is_not_the_dump_goes_to_local_memory(told: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_where_the_launchers_folder_is_not_the_dump_goes_to_local_memory(patched: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # as on the other nodes of a job
-    told.setattr(torch, "__version__", "2.13.0")
+    patched.setattr(torch, "__version__", "2.13.0")
     for folder in (None, str(tmp_path / "not-here")):
         os.environ.pop("TORCH_FR_DUMP_TEMP_FILE", None)
         flight_dump.prepare(folder)
@@ -107,32 +107,32 @@ def test_where_the_launchers_folder_is_not_the_dump_goes_to_local_memory(told: p
 def test_a_dump_that_nobody_collected_does_not_stay_in_local_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratch, "LOCAL_MEMORY", tmp_path)
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "none"))
-    left, fresh = (Path(f"{scratch.flight_prefix(None, name)}0") for name in ("1", "2"))
-    for path in (left, fresh):
+    uncollected, fresh = (Path(f"{scratch.flight_prefix(None, name)}0") for name in ("1", "2"))
+    for path in (uncollected, fresh):
         path.touch()
-    os.utime(left, (1, 1))
+    os.utime(uncollected, (1, 1))
     scratch.sweep()
     assert list(tmp_path.iterdir()) == [fresh]
 
 
-def test_what_somebody_set_stays(told: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    told.setattr(torch, "__version__", "2.13.0")
+def test_what_somebody_set_stays(patched: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    patched.setattr(torch, "__version__", "2.13.0")
     # given the old names, which torch still accepts, and of which it would warn together with the new ones
-    mine = {
+    variables = {
         "TORCH_NCCL_TRACE_BUFFER_SIZE": "20000",
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine/rank_",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     }
-    for name, value in mine.items():
-        told.setenv(name, value)
+    for name, value in variables.items():
+        patched.setenv(name, value)
     flight_dump.prepare(str(tmp_path))
-    assert now_told() == mine
+    assert variables_set() == variables
 
 
-def test_nothing_is_said_too_late(told: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    told.setattr(dist, "is_initialized", lambda: True)
+def test_nothing_is_said_too_late(patched: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    patched.setattr(dist, "is_initialized", lambda: True)
     flight_dump.prepare(str(tmp_path))
-    assert now_told() == {}
+    assert variables_set() == {}
 
 
 def threads() -> list[threading.Thread]:
@@ -282,7 +282,7 @@ def test_the_waiting_thread_is_not_forked_and_keeps_no_process_alive(tmp_path: P
     assert (completed.returncode, completed.stdout, completed.stderr) == (0, "0\n", "")
 
 
-def test_durations_are_dumped_without_stacks_and_of_nccl_alone(tmp_path: Path, told: pytest.MonkeyPatch) -> None:
+def test_durations_are_dumped_without_stacks_and_of_nccl_alone(tmp_path: Path, patched: pytest.MonkeyPatch) -> None:
     """Stacks take most of the time of a dump, during which the interpreter's lock is held."""
     wanted: list[bool] = []
 
@@ -290,7 +290,7 @@ def test_durations_are_dumped_without_stacks_and_of_nccl_alone(tmp_path: Path, t
         wanted.append(includeStackTraces)
         return b"record_id"
 
-    told.setattr(distributed_c10d, "_dump_nccl_trace", dumped, raising=False)
+    patched.setattr(distributed_c10d, "_dump_nccl_trace", dumped, raising=False)
     reads, writes = os.pipe()
     flight_dump.listen(reads, tmp_path)
     os.write(writes, b"durations\n")
@@ -303,7 +303,7 @@ def test_durations_are_dumped_without_stacks_and_of_nccl_alone(tmp_path: Path, t
 
 
 @pytest.mark.parametrize(("timed", "size"), [("1", 4000), ("0", 2000), ("", 2000)])
-def test_more_collectives_are_kept_where_they_are_timed(told: pytest.MonkeyPatch, timed: str, size: int) -> None:
-    told.setenv("TORCH_NCCL_ENABLE_TIMING", timed)
+def test_more_collectives_are_kept_where_they_are_timed(patched: pytest.MonkeyPatch, timed: str, size: int) -> None:
+    patched.setenv("TORCH_NCCL_ENABLE_TIMING", timed)
     flight_dump.prepare(None)
-    assert int(next(value for name, value in now_told().items() if "BUFFER_SIZE" in name)) == size
+    assert int(next(value for name, value in variables_set().items() if "BUFFER_SIZE" in name)) == size
