@@ -26,7 +26,7 @@ from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
 from rankscope.alerts.watch.runs import RESTART_GRACE_S
 from rankscope.alerts.watch.settings import WatcherSettings
-from rankscope.alerts.watch.unreadable import why_unreadable
+from rankscope.alerts.watch.unreadable_files import why_unreadable
 from rankscope.alerts.watch.watcher import FORGET_AFTER_S, Watcher
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result.analysis import Analysis, Evidence, Finding

@@ -3,6 +3,6 @@
 Data flow of an alert: ``runs`` (which files grew) → ``followed_runs`` (analysis of what is new, at the rate of ``pace``) →
 ``conditions/`` (from an analysis) and ``liveness/`` (from ranks that stopped) → ``ledger`` (pending, firing, resolved; in the
 store) → ``announcements`` (``findings.jsonl``) and ``delivery`` (to Alertmanagers and webhooks). ``watcher`` runs these once per
-interval; ``unreadable`` reports files that it cannot read, ``page`` serves its health, ``setup`` builds a watcher from the
+interval; ``unreadable_files`` reports those, ``page`` serves its health, ``setup`` builds a watcher from the
 command line, ``signals`` handles signals; ``settings`` and ``options`` hold its thresholds.
 """

@@ -31,7 +31,7 @@ from rankscope.alerts.watch.liveness.monitor import LivenessMonitor, gpus_of
 from rankscope.alerts.watch.page import Evaluation, WatcherPage
 from rankscope.alerts.watch.runs import RunObserver, RunSnapshot
 from rankscope.alerts.watch.settings import WatcherSettings
-from rankscope.alerts.watch.unreadable import Unreadable, ranks_within
+from rankscope.alerts.watch.unreadable_files import UnreadableFiles, ranks_within
 from rankscope.analysis.online import RECENT_STEPS
 from rankscope.analysis.result.analysis import Analysis, Cost
 from rankscope.base.errors import InputError, RankscopeError
@@ -101,7 +101,7 @@ class Watcher:
         self._problems = ProblemLog(report)
         self._fresh_s: dict[str, float] = {}
         """Time of the last change seen in a run, by ``elapsed``."""
-        self._unreadable = Unreadable(report)
+        self._unreadable = UnreadableFiles(report)
         self._single: Path | None = None
 
     def evaluate(self) -> bool:

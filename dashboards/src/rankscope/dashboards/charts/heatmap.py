@@ -288,11 +288,11 @@ def _blocks(rows: Collection[int]) -> list[tuple[int, int]]:
 
 def _items(rows: int, ranks: NDArray[np.int64], order: Sequence[int] | None) -> NDArray[np.int64]:
     """Return the ranks 0 to ``rows`` - 1 in display order."""
-    everybody = np.arange(rows)
+    all_rows = np.arange(rows)
     if order is None:
-        return everybody
+        return all_rows
     first = ranks[np.asarray(order, dtype=np.intp)]
-    return np.concatenate([first, np.setdiff1d(everybody, first)])
+    return np.concatenate([first, np.setdiff1d(all_rows, first)])
 
 
 def _color_scale(finite: NDArray[np.float32], worst: Worst) -> tuple[float, float]:

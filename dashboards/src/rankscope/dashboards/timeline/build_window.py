@@ -37,10 +37,10 @@ _APART_NS: Final = 60_000_000_000
 def derive_window(run: Path, attempt: int, steps: range, folder: Path, on_progress: OnProgress) -> None:
     """Write the window that ``read_window`` reads. Raises ``RankscopeError`` and ``OSError``."""
     reader = RunReader(run)
-    everybody = reader.ranks(attempt)
+    all_ranks = reader.ranks(attempt)
     reductions: dict[int, Reduction] = {}
-    for at, rank in enumerate(everybody):
-        on_progress(Progress("reading the collectives of all ranks", at, len(everybody)))
+    for at, rank in enumerate(all_ranks):
+        on_progress(Progress("reading the collectives of all ranks", at, len(all_ranks)))
         reductions[rank] = captured_steps(reader, attempt, rank, steps)
     on_progress(Progress("finding which collectives are the same"))
     infos = reader.infos(attempt)

@@ -26,7 +26,7 @@ def why_unreadable(path: Path) -> str:
     return "damaged"
 
 
-class Unreadable:
+class UnreadableFiles:
     """Reporter of unreadable files and folders: once each with the reason, and again after they were readable."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
