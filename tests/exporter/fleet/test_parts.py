@@ -16,9 +16,9 @@ import pytest
 from rankscope.exporter.catalogue import BY_NAME, CATALOGUE
 from rankscope.exporter.fleet import pci
 from rankscope.exporter.fleet.call_board import CallBoard, new_board
-from rankscope.exporter.fleet.changes import Changes, merged
 from rankscope.exporter.fleet.children import Child, Children
 from rankscope.exporter.fleet.counters import ADDED_UP_BY_PROCESS, MonotonicCounters
+from rankscope.exporter.fleet.deltas import DeltaEncoder, apply_delta
 from rankscope.exporter.fleet.gpu_slot import GpuSlot
 from rankscope.exporter.fleet.inventory import EnergyMeter, Inventory, forget
 from rankscope.exporter.fleet.probe import probe
@@ -701,12 +701,12 @@ def test_only_readings_that_differ_are_sent_and_all_of_them_arrive() -> None:
         (Reading("b", 2.5, clock), Reading("a", 1)),
         (),
     ]
-    changes, sizes = Changes(), []
+    encoder, sizes = DeltaEncoder(), []
     received: tuple[Reading, ...] = ()
 
     for readings in passes:
-        message = changes.of(GpuSample(_identity(0), 0.0, 0.0, readings=readings), 0.1)
-        before, received = received, merged(received, message.sample.readings, message.places)
+        message = encoder.encode(GpuSample(_identity(0), 0.0, 0.0, readings=readings), 0.1)
+        before, received = received, apply_delta(received, message.sample.readings, message.places)
         assert received == readings
         sizes.append(len(message.sample.readings))
         kept = set(range(len(readings))) - set(message.places if message.places is not None else range(len(readings)))
@@ -732,13 +732,13 @@ def test_a_new_process_without_readings_takes_the_old_ones_away() -> None:
     # given readings of a process that has ended
     readings = (Reading("gpu_power_watts", 300.0),)
     identity = _identity(0)
-    before = merged((), Changes().of(GpuSample(identity, 1.0, 1.0, readings), 0.1).sample.readings, None)
+    before = apply_delta((), DeltaEncoder().encode(GpuSample(identity, 1.0, 1.0, readings), 0.1).sample.readings, None)
     assert before == readings
 
     # when the first sample of the next process has none
-    changes = Changes()
-    message = changes.of(GpuSample(identity, 2.0, 2.0), 0.1)
+    encoder = DeltaEncoder()
+    message = encoder.encode(GpuSample(identity, 2.0, 2.0), 0.1)
 
-    assert merged(before, message.sample.readings, message.places) == ()
-    again = changes.of(GpuSample(identity, 3.0, 3.0, readings), 0.1)
-    assert merged((), again.sample.readings, again.places) == readings
+    assert apply_delta(before, message.sample.readings, message.places) == ()
+    again = encoder.encode(GpuSample(identity, 3.0, 3.0, readings), 0.1)
+    assert apply_delta((), again.sample.readings, again.places) == readings

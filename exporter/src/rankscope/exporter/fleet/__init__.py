@@ -1,6 +1,6 @@
 """Processes that call the driver, one for each GPU, so that a call that never returns costs one GPU only.
 
-The path of a reading: ``worker`` samples its GPU (``nvml/``) → ``changes`` (readings that differ from the last sample) → ``wire``
+The path of a reading: ``worker`` samples its GPU (``nvml/``) → ``deltas`` (readings that differ from the last sample) → ``wire``
 (MessagePack over a socket) → ``children`` (the daemon's end) → ``gpu_slot`` (last sample, reason for being down, next attempt;
 ``counters`` keep cumulative counters monotonic across restarts) → ``nvml_fleet``, which gives a page the state of all GPUs.
 

@@ -9,9 +9,9 @@ from typing import Final
 
 import msgspec
 
-from rankscope.exporter.fleet.changes import merged
 from rankscope.exporter.fleet.children import Child, Children
 from rankscope.exporter.fleet.counters import MonotonicCounters
+from rankscope.exporter.fleet.deltas import apply_delta
 from rankscope.exporter.fleet.gpu_life import LEAVING, READING, TRANSITIONS, WITHOUT_PROCESS, Event, State
 from rankscope.exporter.fleet.inventory import EnergyMeter
 from rankscope.exporter.fleet.resets import Resets, energy_of
@@ -168,7 +168,7 @@ class GpuSlot:
             readings = self._counters.apply(message.sample.readings)
             if message.places is None:  # the first sample of a process
                 self._resets.compare(self._readings, self._sampled_s, readings, message.sample.monotonic_s)
-            self._readings = merged(self._readings, readings, message.places)
+            self._readings = apply_delta(self._readings, readings, message.places)
             self._sampled_s = message.sample.monotonic_s
             self._hand_on_xids(message.sample.identity, message.sample.xids)
         elif isinstance(message, Failed) and self.identity is not None:

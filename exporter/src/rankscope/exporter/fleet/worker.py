@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from rankscope.exporter.fleet.call_board import CallBoard
-from rankscope.exporter.fleet.changes import Changes
+from rankscope.exporter.fleet.deltas import DeltaEncoder
 from rankscope.exporter.fleet.wire import Failed, Opened, send_frame
 from rankscope.exporter.source import Gpu, SourceError
 
@@ -39,7 +39,7 @@ def work(connection: socket.socket, board: CallBoard, make_gpu: Callable[[], Gpu
 
 
 def _sample_until_closed(connection: socket.socket, board: CallBoard, gpu: Gpu, *, interval_s: float) -> None:
-    changes = Changes()
+    encoder = DeltaEncoder()
     identity = gpu.open()
     board.mark("")
     send_frame(connection, Opened(identity, gpu.driver_version))
@@ -60,7 +60,7 @@ def _sample_until_closed(connection: socket.socket, board: CallBoard, gpu: Gpu, 
             pass_at = time.monotonic()
             sample = gpu.sample()
             board.mark("")
-            send_frame(connection, changes.of(sample, time.monotonic() - pass_at))
+            send_frame(connection, encoder.encode(sample, time.monotonic() - pass_at))
         tick = max(tick + 1, math.ceil(time.monotonic() / step_s))
         if hung_up.poll(math.ceil(1000 * max(0.0, tick * step_s - time.monotonic()))):
             break

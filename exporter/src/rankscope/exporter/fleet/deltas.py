@@ -8,13 +8,13 @@ from rankscope.exporter.fleet.wire import Sampled
 from rankscope.exporter.source import GpuSample, Reading
 
 
-class Changes:
+class DeltaEncoder:
     """Encoder on the sending side."""
 
     def __init__(self) -> None:
         self._sent: tuple[Reading, ...] | None = None
 
-    def of(self, sample: GpuSample, took_s: float) -> Sampled:
+    def encode(self, sample: GpuSample, took_s: float) -> Sampled:
         """Return the message to send for this sample. The first one carries all readings, even if there are none."""
         before, readings = self._sent, sample.readings
         self._sent = readings
@@ -24,7 +24,7 @@ class Changes:
         return Sampled(msgspec.structs.replace(sample, readings=tuple(readings[place] for place in places)), took_s, places)
 
 
-def merged(before: tuple[Reading, ...], changed: tuple[Reading, ...], places: list[int] | None) -> tuple[Reading, ...]:
+def apply_delta(before: tuple[Reading, ...], changed: tuple[Reading, ...], places: list[int] | None) -> tuple[Reading, ...]:
     """Decode on the receiving side: return all readings. Unchanged readings are the same objects as in ``before``."""
     if places is None:
         return changed
