@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from rankscope.analysis.hang.groups import HangGroup
-from rankscope.analysis.hang.meetings import Meeting, Moments
+from rankscope.analysis.hang.meetings import DumpTimes, Meeting
 from rankscope.analysis.operations import operation, operation_name
 
 Why = Literal["not_arrived", "held_up", "lost_device", "no_dump", "untold"]
@@ -74,21 +74,21 @@ class Blockers:
 
 
 def find_blockers(
-    meetings: Sequence[Meeting], moments: Moments, dumped: Container[int], mismatched: Container[Meeting] = ()
+    meetings: Sequence[Meeting], times: DumpTimes, dumped: Container[int], mismatched: Container[Meeting] = ()
 ) -> Blockers:
     """Follow the wait of every rank's oldest operation.
 
     ``dumped``: ranks with a dump. ``mismatched``: collectives that may have ended on some ranks only because of their sizes.
     """
-    lost = _lost([meeting for meeting in meetings if meeting not in mismatched], moments)
-    old = [meeting for meeting in meetings if not moments.is_young(meeting)]
+    lost = _lost([meeting for meeting in meetings if meeting not in mismatched], times)
+    old = [meeting for meeting in meetings if not times.is_young(meeting)]
     blockers = Blockers(oldest=_oldest(old, lost), lost=lost, young=len(meetings) - len(old))
     moved_ranks = _wait_within_batches(old, blockers)
     for meeting in dict.fromkeys(blockers.oldest.values()):
         blockers.blocks[meeting] = _blocked_by(meeting, blockers, dumped, moved_ranks)
     for meeting in old:
         for rank in meeting.absent - blockers.oldest.keys() - lost.keys():
-            if not moments.may_come(rank, meeting):
+            if not times.may_come(rank, meeting):
                 blockers.late.setdefault(rank, []).append(meeting)
         blockers.silent.update(dict.fromkeys(rank for rank in meeting.unshown if rank not in dumped))
     return blockers
@@ -163,7 +163,7 @@ def _blocked_by(meeting: Meeting, blockers: Blockers, dumped: Container[int], mo
     return blocked
 
 
-def _lost(meetings: Sequence[Meeting], moments: Moments) -> dict[int, list[Meeting]]:
+def _lost(meetings: Sequence[Meeting], times: DumpTimes) -> dict[int, list[Meeting]]:
     """Return the ranks whose device, or its watchdog, no longer answers, with the collectives whose end they never saw."""
     unseen: dict[tuple[HangGroup, int], list[Meeting]] = {}
     for meeting in meetings:
@@ -171,7 +171,7 @@ def _lost(meetings: Sequence[Meeting], moments: Moments) -> dict[int, list[Meeti
             continue
         for rank, record in meeting.records.items():
             # Ranks of a running job are not dumped at the same moment: a recent collective may end after this rank's dump.
-            if not moments.is_recent(rank, record):
+            if not times.is_recent(rank, record):
                 unseen.setdefault((meeting.group, rank), []).append(meeting)
     lost: dict[int, list[Meeting]] = {}
     for (_, rank), missed in unseen.items():

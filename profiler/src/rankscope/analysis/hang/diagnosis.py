@@ -26,9 +26,9 @@ from rankscope.analysis.hang.hang_result import (
     Waiting,
 )
 from rankscope.analysis.hang.hang_wording import advice, detail_of, summary_of
-from rankscope.analysis.hang.meetings import Meeting, Moments, find_meetings, moments_of
+from rankscope.analysis.hang.meetings import DumpTimes, Meeting, dump_times_of, find_meetings
 from rankscope.analysis.hang.mismatch import find_mismatches
-from rankscope.analysis.hang.progress import Lines
+from rankscope.analysis.hang.progress import ProgressTable
 from rankscope.analysis.hang.records import Record, RecorderDump
 from rankscope.base.text import ranks_text
 
@@ -56,9 +56,9 @@ class DumpEvidence:
 
     dumps: LoadedDumps
     world_size: int | None
-    lines: Lines
+    progress: ProgressTable
     meetings: list[Meeting]
-    moments: Moments
+    dump_times: DumpTimes
     blockers: Blockers
     mismatches: dict[Meeting, tuple[Mismatch, list[int]]]
 
@@ -71,16 +71,18 @@ def analyze_hang(paths: Sequence[Path]) -> HangReport:
 def waits_long(file: DumpFile, dump: RecorderDump) -> bool:
     """Return whether a rank waits for long, or for an unknown time. Only then the dumps of all ranks have to be diagnosed."""
     rank, dumped_ns = file.rank, taken_ns(file, dump)
-    moments = moments_of({rank: [dump]}, {} if dumped_ns is None else {rank: dumped_ns})
-    lines = Lines({rank: [dump]}, Groups({rank: [dump]}, None), {rank: dumped_ns} if file.crashed else {})
-    return any(not moments.is_recent(rank, record) for _, _, line in lines.all() for record in line.unfinished())
+    dump_times = dump_times_of({rank: [dump]}, {} if dumped_ns is None else {rank: dumped_ns})
+    progress = ProgressTable({rank: [dump]}, Groups({rank: [dump]}, None), {rank: dumped_ns} if file.crashed else {})
+    return any(
+        not dump_times.is_recent(rank, record) for _, _, rank_progress in progress.all() for record in rank_progress.unfinished()
+    )
 
 
 def diagnose(dumps: LoadedDumps) -> HangReport:
     """Name the ranks that did not arrive, or another cause that keeps the others waiting. A pure function."""
     evidence = _evidence(dumps)
     kind, cause, named = _judge(evidence)
-    blockers, dumped_ns = evidence.blockers, evidence.moments.taken_ns
+    blockers, dumped_ns = evidence.blockers, evidence.dump_times.taken_ns
     named = [replace(accusation, certain=accusation.certain and _is_certain(evidence, accusation)) for accusation in named]
     first = next((accusation for accusation in named if accusation.meeting is not None), None)
     unnamed = _at_odds(evidence) if cause == "mismatch" else blockers.stuck() if cause == "stuck" else []
@@ -89,7 +91,7 @@ def diagnose(dumps: LoadedDumps) -> HangReport:
     culprits = [_culprit(evidence, accusation) for accusation in named]
     waiting = [_waiting(evidence, rank, oldest) for rank, oldest in sorted(blockers.oldest.items())] if kind != "no_hang" else []
     suspects = sorted(blockers.silent.keys() - {accusation.rank for accusation in named}) if kind != "no_hang" else []
-    doubtful = kind == "hang" and cause != "mismatch" and not any(map(evidence.moments.is_certain, blockers.blocks))
+    doubtful = kind == "hang" and cause != "mismatch" and not any(map(evidence.dump_times.is_certain, blockers.blocks))
     timed = not (doubtful and blockers.oldest) or any(rank in dumped_ns for rank in blockers.oldest)
     report = HangReport(
         kind=kind,
@@ -124,7 +126,7 @@ def diagnose(dumps: LoadedDumps) -> HangReport:
 def _evidence(dumps: LoadedDumps) -> DumpEvidence:
     recorded_size = dumps.world_size if dumps.world_size is not None and 0 < dumps.world_size <= LARGEST_WORLD else None
     groups = Groups(dumps.ranks, recorded_size)
-    lines = Lines(dumps.ranks, groups, dumps.crashed)
+    progress = ProgressTable(dumps.ranks, groups, dumps.crashed)
     largest = max(
         (
             len(config.ranks)
@@ -135,12 +137,12 @@ def _evidence(dumps: LoadedDumps) -> DumpEvidence:
         ),
         default=None,
     )
-    meetings = find_meetings(lines)
-    moments = moments_of(dumps.ranks, dumps.taken_ns)
-    ended = find_mismatches([meeting for meeting in meetings if meeting.ended], lines)
-    blockers = find_blockers(meetings, moments, lines.ranks, ended)
-    mismatched = find_mismatches(dict.fromkeys(blockers.oldest.values()), lines)
-    return DumpEvidence(dumps, recorded_size or largest, lines, meetings, moments, blockers, mismatched)
+    meetings = find_meetings(progress)
+    dump_times = dump_times_of(dumps.ranks, dumps.taken_ns)
+    ended = find_mismatches([meeting for meeting in meetings if meeting.ended], progress)
+    blockers = find_blockers(meetings, dump_times, progress.ranks, ended)
+    mismatched = find_mismatches(dict.fromkeys(blockers.oldest.values()), progress)
+    return DumpEvidence(dumps, recorded_size or largest, progress, meetings, dump_times, blockers, mismatched)
 
 
 def _judge(evidence: DumpEvidence) -> tuple[HangKind, HangCause | None, list[Accusation]]:
@@ -224,7 +226,7 @@ def _by_silence(evidence: DumpEvidence) -> Accusations | None:
         missing = [rank for rank, why in blocked if why in ("no_dump", "untold") and rank not in blockers.oldest]
         if missing and len(missing) <= len(meeting.records) and blockers.silent.keys() <= set(missing):
             named = [
-                Accusation(rank, "not_arrived" if rank in evidence.lines.ranks else "no_dump", meeting, certain=False)
+                Accusation(rank, "not_arrived" if rank in evidence.progress.ranks else "no_dump", meeting, certain=False)
                 for rank in missing
             ]
             return named[0].cause, named
@@ -262,18 +264,18 @@ def _is_certain(evidence: DumpEvidence, named: Accusation) -> bool:
     if named.cause == "mismatch":
         return True
     meetings = [named.meeting] if named.meeting is not None else evidence.blockers.lost.get(named.rank, [])
-    return any(evidence.moments.is_certain(meeting) or _has_failed(evidence, meeting) for meeting in meetings)
+    return any(evidence.dump_times.is_certain(meeting) or _has_failed(evidence, meeting) for meeting in meetings)
 
 
 def _has_failed(evidence: DumpEvidence, meeting: Meeting) -> bool:
     """Return whether an exception ended a rank in this meeting, after its timeout."""
-    lines = ((evidence.lines.of(meeting.group, rank), record) for rank, record in meeting.records.items())
-    return any(line is not None and line.overdue is record for line, record in lines)
+    operations = ((evidence.progress.of(meeting.group, rank), record) for rank, record in meeting.records.items())
+    return any(rank_progress is not None and rank_progress.overdue is record for rank_progress, record in operations)
 
 
 def _culprit(evidence: DumpEvidence, named: Accusation) -> Culprit:
     meeting, rank = named.meeting, named.rank
-    line = None if meeting is None else evidence.lines.of(meeting.group, rank)
+    rank_progress = None if meeting is None else evidence.progress.of(meeting.group, rank)
     last = max(
         (record for dump in evidence.dumps.ranks.get(rank, []) for record in dump.records),
         key=lambda record: (record.created_ns or 0, record.record_id),
@@ -291,25 +293,25 @@ def _culprit(evidence: DumpEvidence, named: Accusation) -> Culprit:
         certain=named.certain,
         awaited_in=None if meeting is None else _operation(meeting, meeting.sample),
         awaited_by=awaited_by[:MOST_LISTED],
-        last_sequence=None if line is None or meeting is None or meeting.transfer else line.newest,
+        last_sequence=None if rank_progress is None or meeting is None or meeting.transfer else rank_progress.newest,
         last=None if last is None else _operation_of(last, None),
         detail="",
     )
     arrived = meeting is not None and rank in meeting.records
-    is_shown = line is not None and line.newest is not None and rank not in evidence.lines.damaged
+    is_shown = rank_progress is not None and rank_progress.newest is not None and rank not in evidence.progress.damaged
     detail = detail_of(culprit, len(evidence.blockers.lost.get(rank, [])), arrived=arrived, is_shown=is_shown)
     return msgspec.structs.replace(culprit, detail=detail)
 
 
 def _waiting(evidence: DumpEvidence, rank: int, meeting: Meeting) -> Waiting:
     record = meeting.records[rank]
-    waited = evidence.moments.waited_ns(rank, record)
+    waited = evidence.dump_times.waited_ns(rank, record)
     blocked = [other for other in evidence.blockers.blocks[meeting] if other != rank]
     return Waiting(
         rank=rank,
         host=evidence.dumps.hosts.get(rank),
         operation=_operation(meeting, record),
-        pending=evidence.lines.pending_of(rank),
+        pending=evidence.progress.pending_of(rank),
         waits_for=blocked[:MOST_LISTED],
         waited_s=None if waited is None else round(waited / 1e9, 3),
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rankscope.analysis.hang.groups import HangGroup
-from rankscope.analysis.hang.progress import GroupProgress, Lines
+from rankscope.analysis.hang.progress import GroupProgress, ProgressTable
 from rankscope.analysis.hang.records import Record, RecorderDump
 
 YOUNG_NS: Final = 5_000_000_000
@@ -52,7 +52,7 @@ class Meeting:
 
 
 @dataclass(frozen=True, slots=True)
-class Moments:
+class DumpTimes:
     """Times of each rank in unix nanoseconds, where known."""
 
     taken_ns: Mapping[int, int]
@@ -108,44 +108,46 @@ class Moments:
         return dumped_ns - min(came) < YOUNG_NS and dumped_ns - self.completed_ns.get(rank, dumped_ns) < CLOCKS_NS
 
 
-def moments_of(dumps: Mapping[int, Sequence[RecorderDump]], taken_ns: Mapping[int, int]) -> Moments:
+def dump_times_of(dumps: Mapping[int, Sequence[RecorderDump]], taken_ns: Mapping[int, int]) -> DumpTimes:
     """Return the times of ranks, from their dumps and the times at which these were taken."""
     completed = {
         rank: max(times)
         for rank, parts in dumps.items()
         if (times := [dump.completed_ns for dump in parts if dump.completed_ns is not None])
     }
-    return Moments(taken_ns, completed)
+    return DumpTimes(taken_ns, completed)
 
 
-def find_meetings(lines: Lines) -> list[Meeting]:
+def find_meetings(progress: ProgressTable) -> list[Meeting]:
     """Return the meetings that have not ended on some rank, up to the ``MOST_PENDING`` oldest per rank and group."""
     wanted: dict[tuple[HangGroup, int], None] = {}
-    for group, _, line in lines.all():
-        wanted.update(dict.fromkeys((group, number) for number in sorted(line.pending)[:MOST_PENDING]))
-        if line.overdue is not None:
-            wanted[group, line.overdue.sequence] = None
-    collectives = [_collective(lines, group, number) for group, number in wanted]
-    return [meeting for meeting in collectives if meeting.records] + _transfers(lines)
+    for group, _, rank_progress in progress.all():
+        wanted.update(dict.fromkeys((group, number) for number in sorted(rank_progress.pending)[:MOST_PENDING]))
+        if rank_progress.overdue is not None:
+            wanted[group, rank_progress.overdue.sequence] = None
+    collectives = [_collective(progress, group, number) for group, number in wanted]
+    return [meeting for meeting in collectives if meeting.records] + _transfers(progress)
 
 
-def _collective(lines: Lines, group: HangGroup, number: int) -> Meeting:
+def _collective(progress: ProgressTable, group: HangGroup, number: int) -> Meeting:
     meeting = Meeting(group, number, group.members)
     overdue: dict[int, Record] = {}
-    present = {rank: line for rank in group.members & lines.ranks if (line := lines.of(group, rank)) is not None}
-    batch = max((line.batches.get(number, []) for line in present.values()), key=len, default=[])
-    for rank, line in present.items():
-        if line.newest is None:
+    present = {
+        rank: rank_progress for rank in group.members & progress.ranks if (rank_progress := progress.of(group, rank)) is not None
+    }
+    batch = max((rank_progress.batches.get(number, []) for rank_progress in present.values()), key=len, default=[])
+    for rank, rank_progress in present.items():
+        if rank_progress.newest is None:
             continue
-        if _is_within(line, number, batch):
+        if _is_within(rank_progress, number, batch):
             meeting.absent.add(rank)
-        elif (record := line.pending.get(number)) is not None:
+        elif (record := rank_progress.pending.get(number)) is not None:
             meeting.records[rank] = record
-        elif line.overdue is not None and line.overdue.sequence == number:
-            overdue[rank] = line.overdue
-        elif line.newest >= number:
+        elif rank_progress.overdue is not None and rank_progress.overdue.sequence == number:
+            overdue[rank] = rank_progress.overdue
+        elif rank_progress.newest >= number:
             meeting.ended.add(rank)
-        elif rank not in lines.damaged:
+        elif rank not in progress.damaged:
             meeting.absent.add(rank)
     meeting.unshown = set(group.members - meeting.records.keys() - meeting.ended - meeting.absent - overdue.keys())
     if meeting.absent or meeting.unshown:
@@ -155,17 +157,17 @@ def _collective(lines: Lines, group: HangGroup, number: int) -> Meeting:
     return meeting
 
 
-def _is_within(line: GroupProgress, number: int, batch: list[Record]) -> bool:
+def _is_within(rank_progress: GroupProgress, number: int, batch: list[Record]) -> bool:
     """Return whether a rank has enqueued a part of a batch that others have closed: it stopped there, so it has not come."""
-    begun = [record.op for record in line.unclosed if record.sequence == number]
+    begun = [record.op for record in rank_progress.unclosed if record.sequence == number]
     return bool(begun) and begun == [record.op for record in batch[: len(begun)]]
 
 
-def _transfers(lines: Lines) -> list[Meeting]:
+def _transfers(progress: ProgressTable) -> list[Meeting]:
     """Return the sends and receives that have not ended. If both sides came, they are one meeting."""
     waiting: dict[tuple[HangGroup, str, int, int], list[Record]] = {}
-    for group, rank, line in lines.all():
-        for record in line.transfers:
+    for group, rank, rank_progress in progress.all():
+        for record in rank_progress.transfers:
             peer = _peer(group, record)
             if peer is not None and peer != rank:
                 waiting.setdefault((group, record.op, rank, peer), []).append(record)
@@ -175,7 +177,7 @@ def _transfers(lines: Lines) -> list[Meeting]:
         for place, record in enumerate(records[:MOST_PENDING]):
             meeting = Meeting(group, record.p2p_sequence, frozenset({rank, peer}), {rank: record}, transfer=True)
             if place >= len(answers):
-                (meeting.unshown if lines.of(group, peer) is None or peer in lines.damaged else meeting.absent).add(peer)
+                (meeting.unshown if progress.of(group, peer) is None or peer in progress.damaged else meeting.absent).add(peer)
             elif op == "send":
                 meeting.records[peer] = answers[place]
                 meeting.paired = len(records) == len(answers)

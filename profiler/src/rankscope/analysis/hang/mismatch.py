@@ -9,7 +9,7 @@ from typing import Final, Literal
 from rankscope.analysis.hang.groups import HangGroup
 from rankscope.analysis.hang.hang_result import Mismatch, MismatchedPart
 from rankscope.analysis.hang.meetings import Meeting
-from rankscope.analysis.hang.progress import Lines
+from rankscope.analysis.hang.progress import ProgressTable
 from rankscope.analysis.hang.records import COALESCED, Record
 from rankscope.analysis.operations import OperationKind, Side, operation, operation_name
 from rankscope.analysis.result.text import counted
@@ -38,14 +38,14 @@ class RecordMismatch:
     """Elements that all ranks together send and expect, where these numbers differ."""
 
 
-def find_mismatches(meetings: Iterable[Meeting], lines: Lines) -> dict[Meeting, tuple[Mismatch, list[int]]]:
+def find_mismatches(meetings: Iterable[Meeting], progress: ProgressTable) -> dict[Meeting, tuple[Mismatch, list[int]]]:
     """Return, per meeting with a mismatch: the values on which its ranks disagree, and the ranks in the minority.
 
     The minority is empty unless more than half of the ranks agree.
     """
     mismatches: dict[Meeting, tuple[Mismatch, list[int]]] = {}
     for meeting in meetings:
-        difference = _of_transfer(meeting) if meeting.transfer else _of_collective(meeting, lines)
+        difference = _of_transfer(meeting) if meeting.transfer else _of_collective(meeting, progress)
         if difference is not None:
             sent, expected = difference.totals or (None, None)
             mismatch = Mismatch(
@@ -62,16 +62,18 @@ def find_mismatches(meetings: Iterable[Meeting], lines: Lines) -> dict[Meeting, 
     return mismatches
 
 
-def _of_collective(meeting: Meeting, lines: Lines) -> RecordMismatch | None:
+def _of_collective(meeting: Meeting, progress: ProgressTable) -> RecordMismatch | None:
     records = dict(meeting.records)
     for rank in meeting.ended:
-        line = lines.of(meeting.group, rank)
-        if line is not None and meeting.sequence in line.collectives:
-            records[rank] = line.collectives[meeting.sequence]
+        rank_progress = progress.of(meeting.group, rank)
+        if rank_progress is not None and meeting.sequence in rank_progress.collectives:
+            records[rank] = rank_progress.collectives[meeting.sequence]
     if any(record.op != COALESCED for record in records.values()):
         return _of_records(meeting.group, records)
-    lines_of = {rank: line for rank in records if (line := lines.of(meeting.group, rank)) is not None}
-    return _of_batch(meeting.group, {rank: line.batches.get(meeting.sequence, []) for rank, line in lines_of.items()})
+    recorded = {rank: rank_progress for rank in records if (rank_progress := progress.of(meeting.group, rank)) is not None}
+    return _of_batch(
+        meeting.group, {rank: rank_progress.batches.get(meeting.sequence, []) for rank, rank_progress in recorded.items()}
+    )
 
 
 def _of_records(group: HangGroup, records: Records) -> RecordMismatch | None:

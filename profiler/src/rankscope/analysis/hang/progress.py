@@ -37,7 +37,7 @@ class GroupProgress:
         return [*self.pending.values(), *self.transfers, *([] if self.overdue is None else [self.overdue])]
 
 
-class Lines:
+class ProgressTable:
     """Progress of every rank with a dump, in every group that it is a member of."""
 
     def __init__(self, dumps: Mapping[int, Sequence[RecorderDump]], groups: Groups, crashed: Mapping[int, int | None]) -> None:
@@ -47,7 +47,7 @@ class Lines:
         """Ranks with a dump."""
         self.damaged = frozenset(rank for rank, parts in dumps.items() if any(dump.damaged for dump in parts))
         """Ranks that may have enqueued more than their dumps show, because records cannot be read."""
-        self._lines: dict[tuple[HangGroup, int], GroupProgress] = {}
+        self._table: dict[tuple[HangGroup, int], GroupProgress] = {}
         self._pending: dict[int, int] = {}
         records_of_groups: dict[HangGroup, list[tuple[int, RecorderDump, list[Record]]]] = {}
         for rank, parts in dumps.items():
@@ -64,31 +64,31 @@ class Lines:
         mixed = any(record.is_p2p for _, _, records in users for record in records)
         for rank, dump, records in users:
             counted = [] if mixed else [_counted(group, [dump], furthest)]
-            line = _line(dump, records, counted)
+            rank_progress = _group_progress(dump, records, counted)
             if rank in self._crashed:
-                line = replace(line, overdue=_overdue(line, self._crashed[rank]))
-            self._lines[group, rank] = line
-            self._pending[rank] = self._pending.get(rank, 0) + len(line.unfinished())
+                rank_progress = replace(rank_progress, overdue=_overdue(rank_progress, self._crashed[rank]))
+            self._table[group, rank] = rank_progress
+            self._pending[rank] = self._pending.get(rank, 0) + len(rank_progress.unfinished())
         for rank in group.ranks:
-            if (group, rank) in self._lines or rank not in dumps:
+            if (group, rank) in self._table or rank not in dumps:
                 continue
             own_dumps = [dump for dump in dumps[rank] if dump.backend in (group.backend, None)]
             newest = None if mixed else _counted(group, own_dumps, furthest)
             if newest is None and any(_never_used(group, dump) for dump in own_dumps):
                 newest = 0
-            self._lines[group, rank] = GroupProgress(newest=newest)
+            self._table[group, rank] = GroupProgress(newest=newest)
 
     def of(self, group: HangGroup, rank: int) -> GroupProgress | None:
-        """Return a rank's line; ``None`` if the rank has no dump, or if nothing was ever recorded in this group."""
-        return self._lines.get((group, rank))
+        """Return the progress of a rank; ``None`` if the rank has no dump, or if nothing was ever recorded in this group."""
+        return self._table.get((group, rank))
 
     def pending_of(self, rank: int) -> int:
         """Return the number of operations of a rank that have not ended."""
         return self._pending.get(rank, 0)
 
     def all(self) -> list[tuple[HangGroup, int, GroupProgress]]:
-        """Return every line with its group and rank."""
-        return [(group, rank, line) for (group, rank), line in self._lines.items()]
+        """Return each progress with its group and rank."""
+        return [(group, rank, rank_progress) for (group, rank), rank_progress in self._table.items()]
 
 
 def _by_group(rank: int, dump: RecorderDump, groups: Groups) -> dict[HangGroup, list[Record]]:
@@ -98,7 +98,7 @@ def _by_group(rank: int, dump: RecorderDump, groups: Groups) -> dict[HangGroup, 
     return by_group
 
 
-def _line(dump: RecorderDump, records: list[Record], counted: Sequence[int | None]) -> GroupProgress:
+def _group_progress(dump: RecorderDump, records: list[Record], counted: Sequence[int | None]) -> GroupProgress:
     collectives = {record.sequence: record for record in records if not record.is_p2p}
     batches: dict[int, list[Record]] = {}
     for record in records:
@@ -124,9 +124,9 @@ def _is_of_batch(record: Record, last: Record) -> bool:
     return not (record.is_p2p or last.is_p2p) and (record.group, record.sequence) == (last.group, last.sequence)
 
 
-def _overdue(line: GroupProgress, crashed_ns: int | None) -> Record | None:
-    record = line.collectives.get(line.newest) if line.newest is not None else None
-    if record is None or line.newest in line.pending or record.state == "completed" or record.backend == "nccl":
+def _overdue(rank_progress: GroupProgress, crashed_ns: int | None) -> Record | None:
+    record = rank_progress.collectives.get(rank_progress.newest) if rank_progress.newest is not None else None
+    if record is None or rank_progress.newest in rank_progress.pending or record.state == "completed" or record.backend == "nccl":
         return None
     if crashed_ns is None or record.created_ns is None or record.timeout_ms is None:
         return record
