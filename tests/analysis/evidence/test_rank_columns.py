@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.step_files import Rows, add_damaged, append, damage, rows_of, steps_file, tear
 
-from rankscope.analysis.evidence.step_table.filling import StepRanges, StepTableBuilder
 from rankscope.analysis.evidence.step_table.rank_columns import (
     LOADED_METRICS,
     METER_METRICS,
@@ -22,6 +21,7 @@ from rankscope.analysis.evidence.step_table.rank_columns import (
     tags_of,
 )
 from rankscope.analysis.evidence.step_table.steps import METRICS, StepTable
+from rankscope.analysis.evidence.step_table.table_builder import StepRanges, StepTableBuilder
 from rankscope.analysis.trace.possible import LAST_STEP, LATEST_NS, MAX_US
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
@@ -239,18 +239,18 @@ def test_a_table_that_is_filled_little_by_little_is_that_of_all_at_once(
     added: list[tuple[int, list[StepRecord]]], ranks_first: bool
 ) -> None:
     # Given records of three ranks that come in any order, steps before others and again among them
-    filling = StepTableBuilder()
+    builder = StepTableBuilder()
     every: dict[int, list[StepRecord]] = {rank: [] for rank in range(3)}
     if ranks_first:
-        filling.add_ranks(every)
+        builder.add_ranks(every)
     for rank, kept in added:
-        filling.add_ranks([rank])
+        builder.add_ranks([rank])
         # Tags of a step that is recorded again are those of all its records: here they stay unchanged.
         plain = [StepRecord(**{name: getattr(item, name) for name in item.__struct_fields__ if name != "tags"}) for item in kept]
-        filling.add(rank, RankColumns.of([rows_of(*plain)]))
+        builder.add(rank, RankColumns.of([rows_of(*plain)]))
         every[rank] += plain
-    filling.add_ranks(every)
-    table, whole = StepTable.filled(0, filling), StepTable.from_records(0, every)
+    builder.add_ranks(every)
+    table, whole = StepTable.from_builder(0, builder), StepTable.from_records(0, every)
     assert table.steps.tolist() == whole.steps.tolist()
     assert all(np.array_equal(table.matrix(name), whole.matrix(name), equal_nan=True) for name in METRICS)
     assert all(np.array_equal(table.starts(row), whole.starts(row)) for row in range(3))
@@ -266,8 +266,8 @@ def test_a_table_that_is_filled_little_by_little_is_that_of_all_at_once(
 @given(st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=4), max_size=4), st.data())
 def test_ranks_with_the_same_steps_are_taken_in_at_once_as_one_by_one(turns: list[list[int]], data: st.DataObject) -> None:
     at_once, one_by_one = StepTableBuilder(), StepTableBuilder()
-    for filling in (at_once, one_by_one):
-        filling.add_ranks(range(3))
+    for builder in (at_once, one_by_one):
+        builder.add_ranks(range(3))
     for steps in turns:
         ranks = data.draw(st.lists(st.integers(0, 2), min_size=1, unique=True))
         rows = rows_of(*data.draw(st.lists(records, min_size=len(ranks) * len(steps), max_size=len(ranks) * len(steps))))
@@ -277,7 +277,7 @@ def test_ranks_with_the_same_steps_are_taken_in_at_once_as_one_by_one(turns: lis
         for number, rank in enumerate(ranks):
             part = rows[number * len(steps) : (number + 1) * len(steps)]
             one_by_one.add(rank, RankColumns.of([part]).tagged(tags))
-    ours, theirs = StepTable.filled(0, at_once), StepTable.filled(0, one_by_one)
+    ours, theirs = StepTable.from_builder(0, at_once), StepTable.from_builder(0, one_by_one)
     assert ours.steps.tolist() == theirs.steps.tolist()
     assert ours.last_end_unix_ns == theirs.last_end_unix_ns
     for name in METRICS:
@@ -293,11 +293,11 @@ def test_own_time_is_known_of_the_ranks_with_a_signal_only(first: int) -> None:
     # Given a rank that waited for no other in its forward phase, and one whose waits are unknown
     times: dict[str, Any] = {"start_unix_ns": 10**18, "wall_us": 9.0, "phases_us": PhaseTimes(forward=5.0)}
     kept = [StepRecord(step=0, **times, blocked_us=blocked) for blocked in (PhaseTimes(backward=1.0), None)]
-    filling = StepTableBuilder()
+    builder = StepTableBuilder()
     for rank in (first, 1 - first):
-        filling.add_ranks([rank])
-        filling.add(rank, RankColumns.of([rows_of(kept[rank])]))
-    table = StepTable.filled(0, filling)
+        builder.add_ranks([rank])
+        builder.add(rank, RankColumns.of([rows_of(kept[rank])]))
+    table = StepTable.from_builder(0, builder)
     assert table.matrix("forward_us").tolist() == [[5.0], [5.0]]
     np.testing.assert_array_equal(table.matrix("own_forward_us"), [[5.0], [np.nan]])
     np.testing.assert_array_equal(table.matrix("own_us"), [[8.0], [np.nan]])
@@ -305,11 +305,11 @@ def test_own_time_is_known_of_the_ranks_with_a_signal_only(first: int) -> None:
 
 def test_what_is_dropped_leaves_the_steps_after_it() -> None:
     kept = [StepRecord(step=step, start_unix_ns=10**18, wall_us=1.0 + step, resident_bytes=step) for step in range(9)]
-    filling = StepTableBuilder()
-    filling.add_ranks([0])
-    filling.add(0, RankColumns.of([rows_of(*kept)]))
-    filling.drop_before(6)
-    table = StepTable.filled(0, filling)
+    builder = StepTableBuilder()
+    builder.add_ranks([0])
+    builder.add(0, RankColumns.of([rows_of(*kept)]))
+    builder.drop_before(6)
+    table = StepTable.from_builder(0, builder)
     assert table.steps.tolist() == [6, 7, 8]
     assert table.matrix("wall_us").tolist() == [[7, 8, 9]]
     assert table.memory[0][:, 0].tolist() == [6, 7, 8]

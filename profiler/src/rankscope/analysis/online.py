@@ -23,12 +23,12 @@ from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.collectives.world import least_ranks
 from rankscope.analysis.evidence.compared import judged_groups
 from rankscope.analysis.evidence.peers import peer_groups
-from rankscope.analysis.evidence.step_table.filling import StepRanges, StepTableBuilder
 from rankscope.analysis.evidence.step_table.rank_columns import RankColumns
 from rankscope.analysis.evidence.step_table.recent import Earlier
 from rankscope.analysis.evidence.step_table.simultaneous import find_step_numbers
 from rankscope.analysis.evidence.step_table.step_numbers import ALL_ALIKE, StepNumbers
 from rankscope.analysis.evidence.step_table.steps import StepTable
+from rankscope.analysis.evidence.step_table.table_builder import StepRanges, StepTableBuilder
 from rankscope.analysis.followed_rank import FollowedRank
 from rankscope.analysis.inference.judging.judgement import judge
 from rankscope.analysis.inference.judging.moving import moving_waits
@@ -163,7 +163,7 @@ class _Attempt:
         self._path = path
         self._recent_steps = recent_steps
         self._recent_windows = recent_windows
-        self._filling = StepTableBuilder()
+        self._builder = StepTableBuilder()
         self._first = 0
         """First step that is kept. The fields below count the steps before it."""
         self._passed = StepRanges()
@@ -180,7 +180,7 @@ class _Attempt:
         for rank in ranks:
             if rank not in self.ranks:
                 self.ranks[rank] = FollowedRank(self._path, self.attempt, rank)
-        self._filling.add_ranks(ranks)
+        self._builder.add_ranks(ranks)
         if self._rows is not None:
             self._rows.has_ranks(ranks)
         segments = {rank: self.ranks[rank].segments(reader) for rank in ranks}
@@ -236,7 +236,7 @@ class _Attempt:
             for first, rank in zip(range(0, len(joined), count), ranks, strict=True):
                 if self._rows.needs(rank):
                     self._rows.add(rank, columns.part(first, first + count))
-        self._filling.add_alike(ranks, columns, count)
+        self._builder.add_alike(ranks, columns, count)
         return True
 
     def _take(self, rank: int, columns: RankColumns) -> None:
@@ -251,7 +251,7 @@ class _Attempt:
             walls = columns.values["wall_us"][late]
             self._count(rank, int(np.isfinite(walls).sum()), float(np.nansum(walls, dtype=np.float64)))
             columns = columns.where(~late)
-        self._filling.add(rank, columns)
+        self._builder.add(rank, columns)
 
     def _count(self, rank: int, records: int, wall_us: float) -> None:
         """Count records that are no longer kept, and their wall time."""
@@ -259,18 +259,18 @@ class _Attempt:
         self._wall_us[rank] = self._wall_us.get(rank, 0.0) + wall_us
 
     def _forget_steps(self) -> None:
-        steps = self._filling.steps
+        steps = self._builder.steps
         over = max(len(steps) - self._recent_steps, int(np.searchsorted(steps, self._first)))
         if over:
             self._passed.add(steps[:over])
-            walls = self._filling.metrics["wall_us"][:, :over]
+            walls = self._builder.metrics["wall_us"][:, :over]
             are_known = np.isfinite(walls)
             records: list[int] = are_known.sum(axis=1).tolist()
             sums_us: list[float] = np.where(are_known, walls, 0).sum(axis=1, dtype=np.float64).tolist()
-            for rank, count, wall_us in zip(self._filling.ranks, records, sums_us, strict=True):
+            for rank, count, wall_us in zip(self._builder.ranks, records, sums_us, strict=True):
                 self._count(rank, count, wall_us)
-            self._filling.drop_before(over)
-            self._first = int(self._filling.steps[0])
+            self._builder.drop_before(over)
+            self._first = int(self._builder.steps[0])
 
     def _read_windows(self, reader: RunReader, rank: int, segments: Segments) -> bool:
         """Read new windows of a rank. Return whether there were any."""
@@ -299,15 +299,15 @@ class _Attempt:
 
     def evidence(self, reader: RunReader, *, now: float) -> RunEvidence:
         """Return the current evidence; it shares memory with this object and is valid only until the next update."""
-        table = StepTable.filled(self.attempt, self._filling)
-        infos = {rank: info for rank in self._filling.ranks if (info := self.ranks[rank].info(reader)) is not None}
-        least = max((self.ranks[rank].least_ranks for rank in self._filling.ranks), default=0)
+        table = StepTable.from_builder(self.attempt, self._builder)
+        infos = {rank: info for rank in self._builder.ranks if (info := self.ranks[rank].info(reader)) is not None}
+        least = max((self.ranks[rank].least_ranks for rank in self._builder.ranks), default=0)
         world_size = world_size_of(reader, table, infos, least)
         numbers = find_step_numbers(table, infos)
         table = table.renumbered(numbers)
         windows = {
             rank: Reduction(numbers.breakdowns(rank, rows.breakdowns), numbers.collectives(rank, rows.collectives))
-            for rank, rows in ((rank, self.ranks[rank].reduction) for rank in self._filling.ranks)
+            for rank, rows in ((rank, self.ranks[rank].reduction) for rank in self._builder.ranks)
         }
         if numbers is not ALL_ALIKE or self._numbers is not ALL_ALIKE:
             self._matched_cache, self._numbers = None, numbers

@@ -33,7 +33,7 @@ from rankscope.analysis.evidence.liveness import liveness, silence_s
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.step_table.chosen_steps import ALL_STEPS, StepRange
 from rankscope.analysis.evidence.step_table.rank_columns import ALL_METRICS, LOADED_METRICS
-from rankscope.analysis.evidence.step_table.rank_files import Report, ignore
+from rankscope.analysis.evidence.step_table.rank_files import ReportProgress, ignore_progress
 from rankscope.analysis.evidence.step_table.recent import MOST_RECORDS, Earlier
 from rankscope.analysis.evidence.step_table.simultaneous import find_step_numbers
 from rankscope.analysis.evidence.step_table.steps import StepTable
@@ -178,7 +178,7 @@ def read_evidence(
     path: os.PathLike[str],
     attempt: int | None = None,
     *,
-    report: Report = ignore,
+    report: ReportProgress = ignore_progress,
     metrics: Collection[str] = LOADED_METRICS,
     most_records: int = MOST_RECORDS,
     steps: StepRange = ALL_STEPS,

@@ -2,8 +2,8 @@
 
 Read ``step_table/steps.py`` first: a ``StepTable`` has a matrix for each metric, NaN where a rank has no record or no value. It
 comes about in three modules of that folder: ``rank_files`` reads the step records of all ranks, several at once;
-``rank_columns`` turns the records of one rank into a column per metric; ``filling`` puts the columns into the matrices, also
-while the run continues.
+``rank_columns`` turns the records of one rank into a column per metric; ``table_builder`` puts the columns into the matrices,
+also while the run continues.
 
 ``typical`` separates typical steps, which verdicts are about, from rare ones. ``compared`` has the own times of ranks that do
 the same work (``peers``), which ``inference`` judges, and the waits in them. In ``kernels``, ``device_times`` has own times on

@@ -16,7 +16,7 @@ from rankscope.analysis.costs.rare_steps import rare_time
 from rankscope.analysis.evidence.compared import MINIMUM_STEPS, judge
 from rankscope.analysis.evidence.damage import table_warnings
 from rankscope.analysis.evidence.peers import peer_groups
-from rankscope.analysis.evidence.step_table.rank_files import Report, ignore
+from rankscope.analysis.evidence.step_table.rank_files import ReportProgress, ignore_progress
 from rankscope.analysis.evidence.step_table.simultaneous import find_step_numbers
 from rankscope.analysis.evidence.step_table.steps import METRICS, Matrices, StepTable
 from rankscope.analysis.evidence.typical import typical_steps
@@ -58,7 +58,7 @@ def whatif_of_run(run: NamedRun, terms: CostTerms) -> WhatIf:
 
 
 def whatif_with_chain(
-    run: NamedRun, terms: CostTerms, report: Report = ignore, *, table: StepTable | None = None
+    run: NamedRun, terms: CostTerms, report: ReportProgress = ignore_progress, *, table: StepTable | None = None
 ) -> tuple[WhatIf, Chain | None]:
     """Answer as ``whatif_of_run``, and return its chain; ``None`` if the answer is not from step records.
 

@@ -16,10 +16,10 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.evidence.step_table.filling import StepTableBuilder
 from rankscope.analysis.evidence.step_table.rank_columns import ALL_METRICS, RankColumns, tags_of, times_of_tags
 from rankscope.analysis.evidence.step_table.recent import RecentPart
 from rankscope.analysis.evidence.step_table.step_numbers import ALL_ALIKE, StepNumbers
+from rankscope.analysis.evidence.step_table.table_builder import StepTableBuilder
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
@@ -38,11 +38,11 @@ _FEW: Final = 200
 _T = TypeVar("_T")
 
 
-Report = Callable[[int, int], None]
+ReportProgress = Callable[[int, int], None]
 """Progress callback, called with the number of ranks read so far and the number of all ranks."""
 
 
-def ignore(at: int, of: int) -> None:
+def ignore_progress(done: int, total: int) -> None:
     """Report nothing."""
 
 
@@ -50,7 +50,7 @@ def load_ranks(
     reader: RunReader,
     attempt: int,
     ranks: Sequence[int],
-    report: Report = ignore,
+    report: ReportProgress = ignore_progress,
     *,
     metrics: Collection[str] = ALL_METRICS,
     recent: RecentPart | None = None,
@@ -81,7 +81,7 @@ class _StoredPlaces:
     """Places on each rank that was read as a whole."""
 
 
-class OnRequest:
+class PostponedMetrics:
     """Reader of the ``POSTPONED_METRICS`` and step starts of a table's ranks, which keeps what it has read of whole ranks.
 
     ``steps``: the columns of the table. ``known_metrics``: metrics that may have known values. ``numbers``: the step numbers
@@ -108,14 +108,14 @@ class OnRequest:
         self._reading = threading.Lock()
         self._places: tuple[NDArray[np.int64], NDArray[np.intp], _StoredPlaces] | None = None
 
-    def unread(self, metrics: Collection[str]) -> OnRequest:
+    def unread(self, metrics: Collection[str]) -> PostponedMetrics:
         """Return a reader of the same table that has read nothing yet, and reads only ``metrics``."""
         known_metrics = {name for name in self.known_metrics if name in metrics}
-        return OnRequest(self._reader, self._attempt, self._steps, known_metrics, self._numbers)
+        return PostponedMetrics(self._reader, self._attempt, self._steps, known_metrics, self._numbers)
 
-    def renumbered(self, numbers: StepNumbers) -> OnRequest:
+    def renumbered(self, numbers: StepNumbers) -> PostponedMetrics:
         """Return a reader of the table with other step numbers on some ranks, which has read nothing yet."""
-        return OnRequest(self._reader, self._attempt, self._steps, self.known_metrics, numbers)
+        return PostponedMetrics(self._reader, self._attempt, self._steps, self.known_metrics, numbers)
 
     def matrix(self, metric: str, ranks: Sequence[int], columns: NDArray[np.intp] | slice) -> NDArray[np.float32]:
         """Return one metric, [ranks, columns]."""
@@ -198,7 +198,7 @@ class OnRequest:
                 return ColumnRows(own.step_rows(self._attempt, rank))
 
             part = StepTableBuilder.of_steps(self._steps, missing)
-            for rank, rows in _side_by_side(reader, load, missing, ignore):
+            for rank, rows in _side_by_side(reader, load, missing, ignore_progress):
                 columns = self._numbered(rank, RankColumns.of_columns(rows, self.known_metrics))
                 if not np.array_equal(columns.step, self._steps):
                     columns = columns.where(np.isin(columns.step, self._steps))  # the run may have gone on
@@ -208,7 +208,7 @@ class OnRequest:
 
 
 def _side_by_side(
-    reader: RunReader, load: Callable[[RunReader, int], _T], ranks: Sequence[int], report: Report
+    reader: RunReader, load: Callable[[RunReader, int], _T], ranks: Sequence[int], report: ReportProgress
 ) -> Iterator[tuple[int, _T]]:
     """Yield each rank with the result of ``load``, in order.
 

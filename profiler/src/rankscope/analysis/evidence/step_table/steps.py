@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.order import ALL, of_blocks
-from rankscope.analysis.evidence.step_table.filling import StepTableBuilder
 from rankscope.analysis.evidence.step_table.rank_columns import (
     ALL_METRICS,
     LOADED_METRICS,
@@ -21,10 +20,11 @@ from rankscope.analysis.evidence.step_table.rank_columns import (
     tags_of,
     times_of_tags,
 )
-from rankscope.analysis.evidence.step_table.rank_files import OnRequest, Report, ignore, load_ranks
+from rankscope.analysis.evidence.step_table.rank_files import PostponedMetrics, ReportProgress, ignore_progress, load_ranks
 from rankscope.analysis.evidence.step_table.recent import MOST_RECORDS, Earlier, earlier_part, recent_part
 from rankscope.analysis.evidence.step_table.simultaneous import SampledStarts, sample
 from rankscope.analysis.evidence.step_table.step_numbers import ALL_ALIKE, Places, StepNumbers, first_of_each, moved
+from rankscope.analysis.evidence.step_table.table_builder import StepTableBuilder
 from rankscope.base.errors import InputError
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, Phase, StepRecord
@@ -74,7 +74,7 @@ class Matrices(Mapping[str, Matrix]):
     """Matrices of all ``METRICS`` by name, for the steps ``kept``.
 
     Only known metrics are stored, in single precision. Each double-precision matrix is created on access, because all matrices
-    of a large run would not fit into memory. ``meters`` reads the metrics that are not ``stored``, if there are such.
+    of a large run would not fit into memory. ``postponed`` reads the metrics that are not ``stored``, if there are such.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Matrices(Mapping[str, Matrix]):
         stored: Mapping[str, NDArray[np.float32]],
         ranks: NDArray[np.int64],
         kept_columns: NDArray[np.intp],
-        meters: OnRequest | None = None,
+        postponed: PostponedMetrics | None = None,
         rows: NDArray[np.intp] | slice = ALL,
     ) -> None:
         self._stored = stored
@@ -90,7 +90,7 @@ class Matrices(Mapping[str, Matrix]):
         self._rows = rows
         """Rows of ``stored`` that are those of ``ranks``: all, or an array of places."""
         self._kept_columns = kept_columns
-        self._meters = meters
+        self._postponed = postponed
         self._last_selection: tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int64], NDArray[np.intp]] | None = None
 
     def __getitem__(self, metric: str) -> Matrix:
@@ -109,8 +109,8 @@ class Matrices(Mapping[str, Matrix]):
         if metric not in METRICS:
             raise KeyError(metric)
         ranks = self._ranks if rows is None else self._ranks[rows]
-        if self._meters is not None and metric in self._meters.known_metrics and len(ranks):
-            return self._meters.matrix(metric, ranks.tolist(), columns)
+        if self._postponed is not None and metric in self._postponed.known_metrics and len(ranks):
+            return self._postponed.matrix(metric, ranks.tolist(), columns)
         unknown: NDArray[np.float32] = np.broadcast_to(np.float32(np.nan), (len(ranks), len(self._kept_columns[steps])))
         return unknown
 
@@ -127,7 +127,7 @@ class Matrices(Mapping[str, Matrix]):
     @property
     def recorded(self) -> Collection[str]:
         """Metrics with any known value."""
-        return self._stored.keys() | set(() if self._meters is None else self._meters.known_metrics)
+        return self._stored.keys() | set(() if self._postponed is None else self._postponed.known_metrics)
 
     def _columns(self, steps: slice) -> NDArray[np.intp] | slice:
         """Return the stored columns of some of the steps, as a slice if possible, which needs no copy."""
@@ -138,38 +138,38 @@ class Matrices(Mapping[str, Matrix]):
 
     def columns(self, keep: NDArray[np.bool_]) -> Matrices:
         """Return the matrices of the steps where ``keep`` is true."""
-        return Matrices(self._stored, self._ranks, self._kept_columns[keep], self._meters, self._rows)
+        return Matrices(self._stored, self._ranks, self._kept_columns[keep], self._postponed, self._rows)
 
     def rows(self, keep: NDArray[np.intp], metrics: Collection[str]) -> Matrices:
         """Return the matrices of the ranks in the rows ``keep``; what they read on request, they keep for themselves."""
-        meters = None if self._meters is None else self._meters.unread(metrics)
+        postponed = None if self._postponed is None else self._postponed.unread(metrics)
         rows = keep if isinstance(self._rows, slice) else self._rows[keep]
-        return Matrices(self._stored, self._ranks[keep], self._kept_columns, meters, rows)
+        return Matrices(self._stored, self._ranks[keep], self._kept_columns, postponed, rows)
 
     def moved(self, places: Mapping[int, Places], steps: NDArray[np.int64], numbers: StepNumbers) -> Matrices:
         """Return the matrices with the values of some rows at other columns, for all ``steps``; see ``StepTable.renumbered``."""
         stored = {name: moved(matrix, places, np.nan) for name, matrix in self._stored.items()}
-        meters = None if self._meters is None else self._meters.renumbered(numbers)
-        return Matrices(stored, self._ranks, np.arange(len(steps)), meters, self._rows)
+        postponed = None if self._postponed is None else self._postponed.renumbered(numbers)
+        return Matrices(stored, self._ranks, np.arange(len(steps)), postponed, self._rows)
 
     def without(self, metrics: Collection[str]) -> Matrices:
         """Return the same without what is stored of ``metrics``."""
         stored = {name: matrix for name, matrix in self._stored.items() if name not in metrics}
-        return Matrices(stored, self._ranks, self._kept_columns, self._meters, self._rows)
+        return Matrices(stored, self._ranks, self._kept_columns, self._postponed, self._rows)
 
     def at(self, metric: str, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> NDArray[np.float32]:
         """Return a metric at places, given as a row and a column each: [places]."""
-        if metric in self._stored or self._meters is None or metric not in self._meters.known_metrics:
+        if metric in self._stored or self._postponed is None or metric not in self._postponed.known_metrics:
             stored_values: NDArray[np.float32] = self.stored(metric)[rows, columns]
             return stored_values
         if self._last_selection is None or self._last_selection[0] is not rows or self._last_selection[1] is not columns:
             self._last_selection = (rows, columns, self._ranks[rows], self._kept_columns[columns])
-        return self._meters.at(metric, *self._last_selection[2:])
+        return self._postponed.at(metric, *self._last_selection[2:])
 
     def starts(self, row: int) -> NDArray[np.int64]:
         """Return the start times of the steps of the rank in ``row``, in Unix nanoseconds; 0 where there is no record."""
-        assert self._meters is not None
-        return self._meters.starts(int(self._ranks[row]), self._columns(slice(None)))
+        assert self._postponed is not None
+        return self._postponed.starts(int(self._ranks[row]), self._columns(slice(None)))
 
     def of_rank(self, metric: str, row: int) -> NDArray[np.float32]:
         """Return one row of a matrix."""
@@ -218,7 +218,7 @@ class StepTable:
         reader: RunReader,
         attempt: int | None = None,
         *,
-        report: Report = ignore,
+        report: ReportProgress = ignore_progress,
         metrics: Collection[str] = LOADED_METRICS,
         most_records: int = MOST_RECORDS,
     ) -> Self:
@@ -235,25 +235,25 @@ class StepTable:
         elif attempt not in attempts:
             raise InputError(reader.path, f"no attempt {attempt} in it")
         # Starts are read with the meters, now or later.
-        filling = StepTableBuilder() if set(METER_METRICS) <= set(metrics) else StepTableBuilder(start=None)
+        builder = StepTableBuilder() if set(METER_METRICS) <= set(metrics) else StepTableBuilder(start=None)
         ranks = reader.ranks(attempt)
-        filling.add_ranks(ranks)
+        builder.add_ranks(ranks)
         recent = recent_part(reader, attempt, ranks, most_records)
         records_read: dict[int, tuple[int, int]] = {}
         samples = []
         for rank, columns in load_ranks(reader, attempt, ranks, report, metrics={"wall_us", *metrics}, recent=recent):
-            filling.add(rank, columns)
+            builder.add(rank, columns)
             records_read[rank] = (len(columns.step), int(columns.start[0]) if len(columns.start) else 0)
             samples.append(sample(columns.step, columns.start))
-        requests = OnRequest(reader, attempt, filling.steps, filling.postponed)
-        table = replace(cls.filled(attempt, filling, requests), samples=SampledStarts.of_ranks(samples))
+        postponed = PostponedMetrics(reader, attempt, builder.steps, builder.postponed)
+        table = replace(cls.from_builder(attempt, builder, postponed), samples=SampledStarts.of_ranks(samples))
         return table if recent is None else replace(table, earlier=earlier_part(reader, attempt, records_read))
 
     @classmethod
     def from_records(cls, attempt: int, records: Mapping[int, Iterable[StepRecord]]) -> Self:
         """Return the table of the given records of each rank. Of a step recorded twice by a rank, the last record counts."""
-        filling = StepTableBuilder()
-        filling.add_ranks(records)
+        builder = StepTableBuilder()
+        builder.add_ranks(records)
         for rank, of_rank in records.items():
             packed, kept_records = [], []
             for record in of_rank:
@@ -261,28 +261,28 @@ class StepTable:
                     packed.append(pack_row(record))
                     kept_records.append(record)
                 except (struct.error, OverflowError):
-                    filling.damaged[rank] += 1
+                    builder.damaged[rank] += 1
             rows = np.frombuffer(b"".join(packed), row_dtype())
             events = [event for record in kept_records if (event := event_of(record)) is not None]
-            filling.add(rank, RankColumns.of([rows]).tagged(tags_of(events), times_of_tags(events)))
-        return cls.filled(attempt, filling)
+            builder.add(rank, RankColumns.of([rows]).tagged(tags_of(events), times_of_tags(events)))
+        return cls.from_builder(attempt, builder)
 
     @classmethod
-    def filled(cls, attempt: int, filling: StepTableBuilder, meters: OnRequest | None = None) -> Self:
-        """Return a table of the data in ``filling``, without a copy. ``meters`` reads the postponed metrics."""
-        count = len(filling.steps)
-        ranks = np.array(filling.ranks, dtype=np.int64)
+    def from_builder(cls, attempt: int, builder: StepTableBuilder, postponed: PostponedMetrics | None = None) -> Self:
+        """Return a table of the data in ``builder``, without a copy. ``postponed`` reads the postponed metrics."""
+        count = len(builder.steps)
+        ranks = np.array(builder.ranks, dtype=np.int64)
         return cls(
             attempt=attempt,
             ranks=ranks,
-            steps=filling.steps,
-            values=Matrices(filling.metrics, ranks, np.arange(count), meters),
-            start_unix_ns=None if filling.start is None else filling.start[:, :count],
-            last_end_unix_ns=filling.last_end_unix_ns,
-            profiled=filling.profiled[:, :count],
-            tags={tag: matrix[:, :count] for tag, matrix in filling.tags.items()},
-            damaged=filling.damaged,
-            memory={rank: samples for rank in filling.ranks if len(samples := filling.memory.get(rank, no_memory()))},
+            steps=builder.steps,
+            values=Matrices(builder.metrics, ranks, np.arange(count), postponed),
+            start_unix_ns=None if builder.start is None else builder.start[:, :count],
+            last_end_unix_ns=builder.last_end_unix_ns,
+            profiled=builder.profiled[:, :count],
+            tags={tag: matrix[:, :count] for tag, matrix in builder.tags.items()},
+            damaged=builder.damaged,
+            memory={rank: samples for rank in builder.ranks if len(samples := builder.memory.get(rank, no_memory()))},
         )
 
     def matrix(self, metric: str) -> Matrix:

@@ -55,9 +55,9 @@ class StepTableBuilder:
     @classmethod
     def of_steps(cls, steps: NDArray[np.int64], ranks: Iterable[int]) -> Self:
         """Return an empty table of these ``steps`` and ``ranks``, without starts."""
-        filling = cls(steps=steps, start=None, profiled=np.zeros((0, len(steps)), np.bool_))
-        filling.add_ranks(ranks)
-        return filling
+        builder = cls(steps=steps, start=None, profiled=np.zeros((0, len(steps)), np.bool_))
+        builder.add_ranks(ranks)
+        return builder
 
     def add_ranks(self, ranks: Iterable[int]) -> None:
         """Make room for ``ranks``; ranks that are present already are kept."""
