@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.collectives.matched import MatchedCollectives, match_windows
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.collectives.world import least_ranks
-from rankscope.analysis.evidence.compared import judged_groups
+from rankscope.analysis.evidence.compared import own_times_of_groups
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.step_table.rank_columns import RankColumns
 from rankscope.analysis.evidence.step_table.recent import Earlier
@@ -145,7 +145,7 @@ class OnlineAnalysis:
         count = int(keep.sum())
         if count < at_least:
             return None
-        compared = judged_groups(table.columns(keep), peer_groups(table.numbers.comparable(run.ranks), run.infos))
+        compared = own_times_of_groups(table.columns(keep), peer_groups(table.numbers.comparable(run.ranks), run.infos))
         judgement = judge(compared, hosts=run.hosts, at_most_us=pipeline_bound(run))
         slow = [straggler.slow for straggler in judgement.stragglers]
         moving = [] if slow or run.pipeline is not None else [(group, moving_waits(group)) for group in compared]

@@ -26,7 +26,7 @@ from rankscope.analysis.costs.run_costs import costs_of_run
 from rankscope.analysis.costs.step_costs import usual_steps
 from rankscope.analysis.durations.blocks import read_durations
 from rankscope.analysis.durations.of_run import durations_of_run
-from rankscope.analysis.evidence.compared import judged_groups
+from rankscope.analysis.evidence.compared import own_times_of_groups
 from rankscope.analysis.evidence.damage import unreadable_files
 from rankscope.analysis.evidence.hardware import device_memory
 from rankscope.analysis.evidence.liveness import liveness, silence_s
@@ -249,7 +249,7 @@ def evidence_of(
     ``now``: Unix seconds. ``durations`` reads the durations of collectives; it is called if no own times can be compared.
     """
     typical = typical_steps(table, infos)
-    compared = judged_groups(typical.table, peer_groups(table.numbers.comparable(table.ranks.tolist()), infos))
+    compared = own_times_of_groups(typical.table, peer_groups(table.numbers.comparable(table.ranks.tolist()), infos))
     about = reader.attempt(table.attempt)
     over = table.attempt != max(reader.attempts(), default=table.attempt)
     collectives = {rank: reduction.collectives for rank, reduction in windows.items()}

@@ -108,8 +108,8 @@ def comparable(table: StepTable, peers: Sequence[int]) -> tuple[NDArray[np.intp]
     return (rows, keep) if keep.sum() >= MINIMUM_STEPS else None
 
 
-def judge(table: StepTable, peers: Sequence[int]) -> StepOwnTimes | None:
-    """Return the ``comparable`` part of the table for the ranks ``peers``, or ``None``."""
+def comparable_own_times(table: StepTable, peers: Sequence[int]) -> StepOwnTimes | None:
+    """Return the own times of the ``comparable`` part of the table for the ranks ``peers``, or ``None``."""
     compared = comparable(table, peers)
     if compared is None:
         return None
@@ -152,42 +152,42 @@ def filled(own: Stored) -> Stored:
     return result
 
 
-def judged_groups(table: StepTable, groups: Iterable[Sequence[int]]) -> list[StepOwnTimes]:
-    """Return the part that can be judged of each of ``groups`` of ranks that do the same work."""
-    return [judged for peers in groups if (judged := judge(table, peers)) is not None]
+def own_times_of_groups(table: StepTable, groups: Iterable[Sequence[int]]) -> list[StepOwnTimes]:
+    """Return the comparable own times of each of ``groups`` of ranks that do the same work."""
+    return [own_times for peers in groups if (own_times := comparable_own_times(table, peers)) is not None]
 
 
-def waits(judged: StepOwnTimes) -> tuple[NDArray[np.intp], Matrix]:
+def waits(times: StepOwnTimes) -> tuple[NDArray[np.intp], Matrix]:
     """Return the row of the last rank, [usable steps], and each rank's wait for it, [compared ranks, usable steps].
 
     At each step the rank with the longest own time came last. A victim's wait is the difference between the two own times, but at
     most its blocked time.
     """
-    return last_ranks(judged.own), _waits(judged, slice(None))
+    return last_ranks(times.own), _waits(times, slice(None))
 
 
-def _waits(judged: StepOwnTimes, steps: slice) -> Matrix:
-    own = judged.own[:, steps].astype(np.float64)
-    blocked = judged.table.some("blocked_us", steps, judged.rows)
+def _waits(times: StepOwnTimes, steps: slice) -> Matrix:
+    own = times.own[:, steps].astype(np.float64)
+    blocked = times.table.some("blocked_us", steps, times.rows)
     wait: Matrix = np.minimum(own.max(axis=0) - own, np.where(np.isnan(blocked), blocked.dtype.type(0), blocked))
     return np.maximum(wait, 0.0, out=wait)
 
 
-def imposed_by_step(judged: StepOwnTimes, *, without: Sequence[int] = ()) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+def imposed_by_step(times: StepOwnTimes, *, without: Sequence[int] = ()) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     """Return the row of the last rank, and the sum of the waits it imposed on all others, both [usable steps].
 
     ``without``: ranks whose waits are left out.
     """
-    victims = ~np.isin(judged.ranks, without)
-    wait = np.concatenate(of_blocks(judged.own.shape, lambda steps: _waits(judged, steps)[victims].sum(axis=0)))
-    return last_ranks(judged.own), wait
+    victims = ~np.isin(times.ranks, without)
+    wait = np.concatenate(of_blocks(times.own.shape, lambda steps: _waits(times, steps)[victims].sum(axis=0)))
+    return last_ranks(times.own), wait
 
 
-def imposed_wait(judged: StepOwnTimes, *, without: Sequence[int] = ()) -> dict[int, float]:
+def imposed_wait(times: StepOwnTimes, *, without: Sequence[int] = ()) -> dict[int, float]:
     """Return the imposed wait per rank in microseconds, summed over victims and usable steps.
 
     ``without``: ranks whose own waits are left out.
     """
-    last, wait = imposed_by_step(judged, without=without)
-    totals = np.bincount(last, weights=wait, minlength=len(judged.own))
-    return {rank: float(totals[row]) for row, rank in enumerate(judged.ranks)}
+    last, wait = imposed_by_step(times, without=without)
+    totals = np.bincount(last, weights=wait, minlength=len(times.own))
+    return {rank: float(totals[row]) for row, rank in enumerate(times.ranks)}

@@ -13,7 +13,7 @@ import numpy as np
 from rankscope.analysis.collectives.matched import match_windows
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.costs.rare_steps import rare_time
-from rankscope.analysis.evidence.compared import MINIMUM_STEPS, judge
+from rankscope.analysis.evidence.compared import MINIMUM_STEPS, comparable_own_times
 from rankscope.analysis.evidence.damage import table_warnings
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.step_table.rank_files import ReportProgress, ignore_progress
@@ -137,15 +137,15 @@ def _from_steps(
     comparable = table.numbers.comparable(ranks)
     if table.numbers.separate_ranks and len(comparable) < 2:
         return insufficient(source, table.numbers.incomparable()), None
-    judged = judge(_meeting_at_the_end(typical.table) if typical.per_entry > 1 else typical.table, comparable)
-    if judged is None:
+    own_times = comparable_own_times(_meeting_at_the_end(typical.table) if typical.per_entry > 1 else typical.table, comparable)
+    if own_times is None:
         return insufficient(source, _missing(source, table)), None
-    count = len(judged.steps)
-    graph = build_step_graph(judged.table, judged.rows)
+    count = len(own_times.steps)
+    graph = build_step_graph(own_times.table, own_times.rows)
     if graph is None:
         reason = "no rank ever waited for another, as far as the step records tell, so it is not known where they meet"
         return insufficient(source, reason), None
-    compared = judged.ranks
+    compared = own_times.ranks
     missing = (source.world_size or 0) - len(compared)
     steps = min(round(typical.per_entry * count), len(table.steps))
     source = msgspec.structs.replace(
@@ -165,7 +165,7 @@ def _from_steps(
     )
     hosts = {rank: info.host for rank, info in infos.items()}
     causes = Causes(graph, _busy_above(reader, table.attempt, compared) if terms.accelerated else None)
-    played = play_steps(causes, HealingSavings(judged, hosts))
+    played = play_steps(causes, HealingSavings(own_times, hosts))
     if not played.measured.any():
         return insufficient(source, _NO_TIME), None
     costly = sorted(played.causes, key=lambda part: -_total(part.lost))
