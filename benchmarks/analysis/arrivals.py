@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.common.budget import budget
 from numpy.typing import NDArray
 
-from rankscope.analysis.collectives.arrivals import RecordColumns
+from rankscope.analysis.collectives.arrivals import CollectiveColumnsBuilder
 from rankscope.analysis.collectives.clock import consistent, fit_clocks
 from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.collectives.waits.blame import assign_blame
@@ -120,12 +120,12 @@ class JobSize:
 def measure(job: JobSize) -> tuple[dict[str, float], int]:
     """Return the figures, and the rank that imposed most wait."""
     count = job.ranks * job.steps * job.collectives
-    columns, converting_s = RecordColumns(), 0.0
+    builder, converting_s = CollectiveColumnsBuilder(), 0.0
     for rank, rows in job.records():
         began = time.process_time()
-        columns.add(rank, rows)
+        builder.add(rank, rows)
         converting_s += time.process_time() - began
-    records = columns.records()
+    records = builder.build()
     marks = [time.process_time()]
     matching = match_collectives(records, world_size=job.ranks)
     marks.append(time.process_time())

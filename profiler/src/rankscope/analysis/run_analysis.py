@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.analysis.collectives.arrivals import RecordColumns
+from rankscope.analysis.collectives.arrivals import CollectiveColumnsBuilder
 from rankscope.analysis.collectives.matched import MatchedCollectives, match_windows
 from rankscope.analysis.collectives.traffic.links import ToldLink, run_fabric
 from rankscope.analysis.collectives.windows import Reduction
@@ -203,12 +203,12 @@ def read_evidence(
         on_records(reader, table)
     windows: dict[int, Reduction] = {}
     damaged = Counter(table.damaged)
-    columns, least = RecordColumns(), 0
+    builder, least = CollectiveColumnsBuilder(), 0
     for rank in map(int, table.ranks):
         breakdowns = list(reader.windows(table.attempt, rank))
         collectives = list(reader.collectives(table.attempt, rank))
         possible = list(filter(is_possible_collective, collectives))
-        columns.add(rank, steps.of(numbers.collectives(rank, possible)))
+        builder.add(rank, steps.of(numbers.collectives(rank, possible)))
         # Only sends and receives are needed as records: they show stages and micro-batches.
         messages = steps.of(numbers.collectives(rank, [row for row in possible if row.p2p]))
         usable = list(filter(is_possible_breakdown, breakdowns))
@@ -216,7 +216,7 @@ def read_evidence(
         damaged[rank] += len(breakdowns) - len(usable) + len(collectives) - len(possible)
         least = max(least, least_ranks(rank, possible))
     world_size = world_size_of(reader, table, infos, least)
-    matched = match_windows(windows, infos, world_size, columns.records())
+    matched = match_windows(windows, infos, world_size, builder.build())
     return evidence_of(
         reader,
         table,

@@ -45,7 +45,7 @@ class Match(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Records:
+class CollectiveColumns:
     """Collectives of all ranks as columns, [records]; ranks ascending, those of one rank in the order recorded."""
 
     ranks: list[int]
@@ -86,7 +86,7 @@ _LONGEST_NS: Final = 2.0**60
 """36 years; damaged records have longer spans, which are not whole numbers of 64 bits."""
 
 
-class RecordColumns:
+class CollectiveColumnsBuilder:
     """Columns of the records of one rank after the other, whose records can be dropped at once."""
 
     def __init__(self) -> None:
@@ -123,20 +123,20 @@ class RecordColumns:
         for name, column in self._columns.items():
             column.add(converted[name] if name in converted else whole_numbers(values[_NAMES.get(name, name)], column.dtype))
 
-    def records(self, rows: list[CollectiveRecord] | None = None) -> Records:
+    def build(self, rows: list[CollectiveRecord] | None = None) -> CollectiveColumns:
         """Return the columns of all ranks, with the records themselves where they are kept."""
         columns = {name: column.values() for name, column in self._columns.items()}
         columns["spans"] = offsets(columns["spans"])
-        return Records(self._ranks, self._groups.names, self._teams.names, self._ops.names, **columns, rows=rows)
+        return CollectiveColumns(self._ranks, self._groups.names, self._teams.names, self._ops.names, **columns, rows=rows)
 
 
-def records_of(by_rank: Iterable[tuple[int, Sequence[CollectiveRecord]]]) -> Records:
+def records_of(by_rank: Iterable[tuple[int, Sequence[CollectiveRecord]]]) -> CollectiveColumns:
     """Convert the records of each rank to columns and keep them, to be shown. Ranks ascend."""
-    columns, kept_rows = RecordColumns(), list[CollectiveRecord]()
+    builder, kept_rows = CollectiveColumnsBuilder(), list[CollectiveRecord]()
     for rank, rows in by_rank:
-        columns.add(rank, rows)
+        builder.add(rank, rows)
         kept_rows += rows
-    return columns.records(kept_rows)
+    return builder.build(kept_rows)
 
 
 _NAMES: Final = {"size": "group_size", "end": "end_unix_ns"}
@@ -178,7 +178,7 @@ def combined(*columns: Numbers) -> Numbers:
 class Arrivals:
     """Instances of collectives, with an arrival for each of their ranks; ranks ascend within an instance (pair: sender first)."""
 
-    records: Records
+    records: CollectiveColumns
     row: Numbers
     """Row in ``records``, [arrivals]."""
     first: Numbers
@@ -349,7 +349,7 @@ def offsets(count: Numbers) -> Numbers:
     return np.concatenate([[0], np.cumsum(count)]).astype(np.int64)
 
 
-def arrivals_at(records: Records, row: Numbers, count: Numbers, *, pairs: bool = False) -> Arrivals:
+def arrivals_at(records: CollectiveColumns, row: Numbers, count: Numbers, *, pairs: bool = False) -> Arrivals:
     """Return the instances that the rows in ``records`` form, the first ``count[0]`` the first one."""
     first = offsets(count)
     op = records.op[row[first[:-1]]]

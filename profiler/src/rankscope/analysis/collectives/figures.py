@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 import numpy as np
 
-from rankscope.analysis.collectives.arrivals import Floats, Numbers, Records, combined, sums
+from rankscope.analysis.collectives.arrivals import CollectiveColumns, Floats, Numbers, combined, sums
 from rankscope.analysis.collectives.traffic.payload import PAYLOADS, UNKNOWN, Coordinates, exposed_ns, payloads_of
 from rankscope.analysis.result.costs import PartSource
 
@@ -26,7 +26,7 @@ Figures = Mapping[str, Figure]
 
 
 def figures_of_collectives(
-    records: Records, source: PartSource, coordinates: Coordinates | None = None, unstaged: Collection[int] = ()
+    records: CollectiveColumns, source: PartSource, coordinates: Coordinates | None = None, unstaged: Collection[int] = ()
 ) -> dict[str, Figure]:
     """Return the size of messages, and the shares of what they carry. ``coordinates`` and ``unstaged``: as of ``payloads_of``.
 

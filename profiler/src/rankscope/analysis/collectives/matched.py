@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from rankscope.analysis.collectives.arrivals import Records
+from rankscope.analysis.collectives.arrivals import CollectiveColumns
 from rankscope.analysis.collectives.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.collectives.figures import Figures, figures_of_collectives
@@ -41,7 +41,7 @@ class MatchedCollectives(msgspec.Struct, frozen=True, dict=True):
     coordinates: Coordinates = {}
 
     @property
-    def records(self) -> Records:
+    def records(self) -> CollectiveColumns:
         """Columns of all records."""
         return self.matching.matches.records
 
@@ -69,7 +69,7 @@ def match_ranks(
     world_size: int | None,
     source: Literal["windows", "traces", DurationSource],
     coordinates: Coordinates | None = None,
-    records: Records | None = None,
+    records: CollectiveColumns | None = None,
 ) -> MatchedCollectives:
     """Match the collectives, correct the clocks and assign blame to ``ranks``.
 
@@ -85,7 +85,10 @@ def match_ranks(
 
 
 def match_windows(
-    windows: Mapping[int, Reduction], infos: Mapping[int, RankInfo], world_size: int | None, records: Records | None = None
+    windows: Mapping[int, Reduction],
+    infos: Mapping[int, RankInfo],
+    world_size: int | None,
+    records: CollectiveColumns | None = None,
 ) -> MatchedCollectives:
     """Match the collectives of profiled steps. ``windows`` must have an entry for each rank. ``records``: see ``match_ranks``."""
     return match_ranks(

@@ -14,9 +14,9 @@ from rankscope.analysis.collectives.arrivals import (
     EVERYBODY,
     NO_ARRIVALS,
     Arrivals,
+    CollectiveColumns,
     Flags,
     Numbers,
-    Records,
     arrivals_at,
     combined,
     numbered,
@@ -59,14 +59,16 @@ members are not known."""
 _MISSING, _SHIFTED, _ELSEWHERE, _INCOMPLETE, _OPERATION, _BYTES, _DTYPE, _ROOT = range(1, len(_OBSTACLES))
 
 
-def match_collectives(by_rank: Mapping[int, Sequence[CollectiveRecord]] | Records, *, world_size: int | None = None) -> Matching:
+def match_collectives(
+    by_rank: Mapping[int, Sequence[CollectiveRecord]] | CollectiveColumns, *, world_size: int | None = None
+) -> Matching:
     """Match by (group, sequence number) where every record of the group has one, else by order within (step, group).
 
     An instance counts as matched when each rank of its group has it with the same operation, size and data type. Groups whose
     ranks are not recorded are assumed to span the world. With fewer recorded ranks than ``world_size``, nothing in such groups
     can be matched, because a missing rank may have arrived last. Sends and receives are matched by ``_pairs``.
     """
-    records = by_rank if isinstance(by_rank, Records) else records_of(sorted(by_rank.items()))
+    records = by_rank if isinstance(by_rank, CollectiveColumns) else records_of(sorted(by_rank.items()))
     cells = _GroupCells(records, np.flatnonzero(~records.p2p))
     every, excluded = cells.judged(cells.instances())
     obstacle = _obstacles(every, cells, world_size)
@@ -94,7 +96,7 @@ def _counts(obstacle: Numbers) -> Counter[str]:
 class _GroupCells:
     """Records of one group in one step each, in the order in which they appear."""
 
-    def __init__(self, records: Records, row: Numbers) -> None:
+    def __init__(self, records: CollectiveColumns, row: Numbers) -> None:
         self.records, self._row = records, row
         self._first, self._cell = numbered(records.step[row], records.group[row], records.team[row])
         self.group, self.team = records.group[row][self._first], records.team[row][self._first]
@@ -236,7 +238,7 @@ def _disagreements(instances: Arrivals, *, of_pairs: bool = False) -> Numbers:
     return obstacles
 
 
-def _pairs(records: Records, world_size: int | None) -> tuple[Arrivals, Counter[str], int]:
+def _pairs(records: CollectiveColumns, world_size: int | None) -> tuple[Arrivals, Counter[str], int]:
     """Pair sends and receives by (step, group, sender, receiver) and order.
 
     Messages between two ranks of a group do not overtake each other. Sequence numbers are not usable: they count each rank's own
@@ -276,7 +278,7 @@ def _pairs(records: Records, world_size: int | None) -> tuple[Arrivals, Counter[
     return every.chosen(differs == 0), +unmatched, unknown
 
 
-def _peers(records: Records, row: Numbers, world_size: int | None) -> Numbers:
+def _peers(records: CollectiveColumns, row: Numbers, world_size: int | None) -> Numbers:
     """Return the other end of each send and receive; ``NONE`` where it is not known."""
     peer, rank, team = records.peer[row].copy(), records.rank[row], records.team[row]
     unknown = peer == NONE

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rankscope.analysis.collectives.arrivals import Flags, Floats, Numbers, Records, combined, offsets
+from rankscope.analysis.collectives.arrivals import CollectiveColumns, Flags, Floats, Numbers, combined, offsets
 from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.collectives.cycles import IssuedOperations
 from rankscope.analysis.operations import operation
@@ -131,12 +131,12 @@ class DurationCalls:
         kind = np.unique(kind, return_inverse=True)[1]
         return IssuedOperations(self.first, key, self.group, kind, self.issued_ns, backward, np.where(reducing, self.size, 0))
 
-    def records(self, step: Numbers, index: Numbers, start_ns: Numbers) -> Records:
+    def records(self, step: Numbers, index: Numbers, start_ns: Numbers) -> CollectiveColumns:
         """Return the operations as records of collectives that begin at ``start_ns``, the ``index``-th of ``step``."""
         unknown = np.full(len(self.rank), NONE)
         false = np.zeros(len(self.rank), np.bool_)
         nothing = np.zeros(0, np.int64)
-        return Records(
+        return CollectiveColumns(
             self.ranks,
             self.groups,
             self.teams,

@@ -12,7 +12,7 @@ from typing import Final, Literal, get_args
 
 import numpy as np
 
-from rankscope.analysis.collectives.arrivals import Flags, Numbers, Records, numbered
+from rankscope.analysis.collectives.arrivals import CollectiveColumns, Flags, Numbers, numbered
 from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.collectives.spans import covered, latest, unions
 from rankscope.analysis.operations import operation
@@ -41,7 +41,7 @@ Coordinates = Mapping[int, Mapping[str, int]]
 """Place of each rank in the parallel layout, by dimension; empty where unknown."""
 
 
-def exposed_ns(records: Records) -> Numbers:
+def exposed_ns(records: CollectiveColumns) -> Numbers:
     """Return the time of each operation that no compute covers."""
     number = np.arange(len(records.rank))
     busy = np.repeat(number, np.diff(records.spans)), records.span_start, records.span_end
@@ -49,7 +49,7 @@ def exposed_ns(records: Records) -> Numbers:
     return np.where(records.end > records.start, bare, 0)
 
 
-def payloads_of(records: Records, coordinates: Coordinates, unstaged: Collection[int] = ()) -> Numbers:
+def payloads_of(records: CollectiveColumns, coordinates: Coordinates, unstaged: Collection[int] = ()) -> Numbers:
     """Return the payload of each operation, as its number in ``PAYLOADS``; else ``UNKNOWN``.
 
     ``unstaged``: ranks whose sends and receives show that they are no stage of a pipeline.
@@ -106,7 +106,7 @@ def _varying(places: Iterable[Mapping[str, int]]) -> frozenset[str]:
     return frozenset(name for name, shapes in values.items() if len(shapes) > 1)
 
 
-def _activations(records: Records, row: Numbers) -> Numbers:
+def _activations(records: CollectiveColumns, row: Numbers) -> Numbers:
     """Return the rows that the pattern of any step of their rank shows to carry activations; ``row``: collectives to look at.
 
     A group's all-gathers and reduce-scatters carry the same, whatever their size; its all-reduces of several sizes may not.
@@ -135,7 +135,7 @@ def _activations(records: Records, row: Numbers) -> Numbers:
     return np.asarray(row[carries])
 
 
-def _reduced_activations(records: Records, row: Numbers, reduces: Flags) -> Flags:
+def _reduced_activations(records: CollectiveColumns, row: Numbers, reduces: Flags) -> Flags:
     """Return which of the rows, ordered by rank, step and start, are of all-reduces that are waited for many times alike."""
     rank, step, start, length = records.rank[row], records.step[row], records.start[row], records.end[row] - records.start[row]
     of_step = numbered(rank, step)[1]
