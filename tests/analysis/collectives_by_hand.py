@@ -10,7 +10,7 @@ import numpy as np
 from rankscope.analysis.collectives.arrivals import Arrivals, Floats
 from rankscope.analysis.collectives.clock import consistent, fit_clocks
 from rankscope.analysis.collectives.matching import Matching, match_collectives
-from rankscope.analysis.collectives.waits.blame import WaitsAt
+from rankscope.analysis.collectives.waits.blame import CollectiveWaits
 from rankscope.analysis.collectives.waits.waiting import Waits, waits_of
 from rankscope.runs.records import CollectiveRecord
 
@@ -39,11 +39,11 @@ def matched(*rows: dict[int, CollectiveRecord]) -> Arrivals:
     return matches
 
 
-def waits_at(steps: list[int], gain_us: Floats, waited_us: Floats) -> WaitsAt:
+def collective_waits(steps: list[int], gain_us: Floats, waited_us: Floats) -> CollectiveWaits:
     """Return the waits of collectives of all ranks from [collectives, ranks]; nothing hides them."""
     count, ranks = gain_us.shape
     instance, rank = np.nonzero(gain_us)
-    return WaitsAt(
+    return CollectiveWaits(
         step=np.array(steps, dtype=np.int64),
         first=np.arange(count + 1) * ranks,
         member=np.tile(np.arange(ranks), count),

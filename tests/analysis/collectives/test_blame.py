@@ -42,7 +42,7 @@ def blame(by_rank: dict[int, list[CollectiveRecord]]) -> Blame:
 
 def gains(blame: Blame) -> list[tuple[int, int, float]]:
     """Return (instance, place of the rank, microseconds) of each gain."""
-    return list(zip(blame.at.gain_of.tolist(), blame.at.gain_by.tolist(), blame.at.gain_us.tolist(), strict=True))
+    return list(zip(blame.waits.gain_of.tolist(), blame.waits.gain_by.tolist(), blame.waits.gain_us.tolist(), strict=True))
 
 
 def test_sequence_numbers_match_what_order_would_not() -> None:

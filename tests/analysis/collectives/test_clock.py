@@ -301,8 +301,8 @@ def test_nobody_is_blamed_for_waits_below_the_residual(on_cpu: bool) -> None:
     blame = blame_of(planted_job)
     assert set(blame.imposed_us.values()) == {0.0}
     assert not len(blame.pairs)
-    assert not blame.at.gain_us.any()
-    assert not blame.at.waited_us.any()
+    assert not blame.waits.gain_us.any()
+    assert not blame.waits.waited_us.any()
     assert find_late(blame, 240 * 500.0) is None
     assert too_few(blame, 240 * 500.0) is None
     # and it is charged once the same lag exceeds the residual

@@ -90,14 +90,14 @@ def test_a_late_root_imposes_its_lateness_and_a_late_sender_nothing() -> None:
     matching, waits = judged(by_rank)
     blame = assign_blame(matching.matches, Clocks(), list(by_rank), waits)
     assert blame.imposed_us == {0: 25 * MS, 1: 0, 2: 0}
-    assert (blame.at.gain_by.tolist(), blame.at.gain_us.tolist()) == ([0], [10 * MS])
+    assert (blame.waits.gain_by.tolist(), blame.waits.gain_us.tolist()) == ([0], [10 * MS])
     assert blame.wait_us == {0: 0, 1: 15 * MS, 2: 10 * MS}
     assert blame.transfer_us == {0: 10 * MS, 1: 10 * MS, 2: 10 * MS}
     # In a pipeline the stages wait for each other by schedule: that is a wait, but charged to no rank.
     matching, waits = judged(pair(20 * MS, 5 * MS, 30 * MS))
     blame = assign_blame(matching.matches, Clocks(), [0, 1], waits)
     assert (blame.imposed_us, blame.wait_us) == ({0: 0, 1: 0}, {0: 0, 1: 15 * MS})
-    assert not len(blame.at)
+    assert not len(blame.waits)
 
 
 milliseconds = st.integers(0, 400)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.analysis.collectives_by_hand import waits_at
+from tests.analysis.collectives_by_hand import collective_waits
 
 from rankscope.analysis.collectives.clock import fit_clocks
 from rankscope.analysis.collectives.matching import match_collectives
@@ -35,7 +35,7 @@ def blamed(rows: Mapping[Group, Mapping[tuple[int, int], Row]]) -> Blame:
     every = [(at, *pair, *row) for at, of_group in enumerate(rows.values()) for pair, row in of_group.items()]
     group, origin, victim, imposed, exposed, steps = map(np.array, zip(*every, strict=True))
     pairs = Pairs(list(rows), group, origin, victim, imposed, exposed, steps)
-    return Blame([], {}, {}, {}, {}, waits_at([0], np.zeros((1, 0)), np.zeros((1, 0))), pairs)
+    return Blame([], {}, {}, {}, {}, collective_waits([0], np.zeros((1, 0)), np.zeros((1, 0))), pairs)
 
 
 def one_late(steps: int, late: int, *, ranks: int = 4, hidden: float = 0.0) -> dict[int, list[CollectiveRecord]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.analysis.collectives_by_hand import waits_at
+from tests.analysis.collectives_by_hand import collective_waits
 
 from rankscope.analysis.causes import cause_of
 from rankscope.analysis.collectives.waits.blame import Blame
@@ -25,7 +25,7 @@ def blame(gains_of_rank_1: list[float], gains_of_rank_0: list[float]) -> Blame:
         exposed_us=totals,
         transfer_us={0: 1.0, 1: 1.0},
         wait_us={0: 1.0, 1: 1.0},
-        at=waits_at(list(range(len(gain))), gain, gain[:, ::-1]),
+        waits=collective_waits(list(range(len(gain))), gain, gain[:, ::-1]),
     )
 
 
@@ -79,7 +79,7 @@ def test_a_rank_late_at_some_collectives_of_each_step_is_always_late() -> None:
         exposed_us=total,
         transfer_us=dict.fromkeys(range(ranks), 1.0),
         wait_us=dict.fromkeys(range(ranks), 1.0),
-        at=waits_at(np.repeat(np.arange(steps), each).tolist(), gain, gain.max(axis=1, keepdims=True) - gain),
+        waits=collective_waits(np.repeat(np.arange(steps), each).tolist(), gain, gain.max(axis=1, keepdims=True) - gain),
     )
     late = find_late(blamed, 1000.0 * steps)
     assert late is not None

@@ -118,7 +118,7 @@ def _imposed(run: RunEvidence, steps: NDArray[np.int64]) -> Values:
         for rank, step in set(zip(arrivals.rank.tolist(), arrivals.step[arrivals.instance].tolist(), strict=True)):
             if rank in row and step in column:
                 values[row[rank], column[step]] = 0
-    for rank, step, imposed_us in zip(*(part.tolist() for part in run.blame.imposed_at), strict=True):
+    for rank, step, imposed_us in zip(*(part.tolist() for part in run.blame.imposed_by_step), strict=True):
         if step in column:
             values[row[rank], column[step]] = imposed_us
     return values

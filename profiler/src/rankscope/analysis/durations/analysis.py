@@ -24,7 +24,7 @@ from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.collectives.matched import MatchedCollectives
 from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.collectives.waits.blame import assign_blame
-from rankscope.analysis.collectives.waits.waiting import NOBODY_WAITED
+from rankscope.analysis.collectives.waits.waiting import NO_WAITS
 from rankscope.analysis.durations.calls import DurationCalls
 from rankscope.analysis.durations.overlap import longest_waits, overlapping_by_autograd, overlapping_by_gaps
 from rankscope.analysis.durations.own_times import own_times, stages_of_calls
@@ -137,7 +137,7 @@ def compare_durations(durations: Durations) -> DurationEvidence:
         overlapping = overlapping_by_gaps(matches, chosen.ended_ns, ends)
     reduced = longest_waits(matches, overlapping) if in_steps else matches
     blame = assign_blame(reduced, Clocks(residual_ns=0.0), every.ranks)
-    matched = MatchedCollectives(matching, Clocks(), NOBODY_WAITED, blame, {}, source.kind)
+    matched = MatchedCollectives(matching, Clocks(), NO_WAITS, blame, {}, source.kind)
     step_us = _step_us(calls, step_of_call)
     # Of logs of NCCL Inspector own times are known in pipelines only, whose sends and receives are all in them.
     are_all = every.ranks == list(range(world_size))

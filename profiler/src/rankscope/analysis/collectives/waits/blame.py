@@ -26,16 +26,16 @@ from rankscope.analysis.collectives.arrivals import FROM_ROOT, Arrivals, Floats,
 from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.columns import GrowingColumn
 from rankscope.analysis.collectives.spans import covered, unions
-from rankscope.analysis.collectives.waits.imposed import NO_PAIRS, NONE_IMPOSED, Charges, ImposedAt, Pairs, PairSums
+from rankscope.analysis.collectives.waits.imposed import NO_IMPOSED_WAITS, NO_PAIRS, Charges, ImposedByStep, Pairs, PairSums
 from rankscope.analysis.collectives.waits.origin import ArrivalLateness, charge_origins
-from rankscope.analysis.collectives.waits.waiting import NOBODY_WAITED, Waits
+from rankscope.analysis.collectives.waits.waiting import NO_WAITS, Waits
 
 _BLOCK: Final = 2**16
 """Number of arrivals in a block of steps, unless one step has more."""
 
 
 @dataclass(frozen=True)
-class WaitsAt:
+class CollectiveWaits:
     """Waits at each collective, [arrivals] with offsets [instances + 1], in microseconds; instances ascend by step."""
 
     step: Numbers
@@ -78,14 +78,14 @@ class Blame:
     """Per rank: time in collectives without waiting. Per collective, it is the shortest duration over its ranks."""
     wait_us: dict[int, float]
     """Per rank: time in collectives beyond ``transfer_us``."""
-    at: WaitsAt
+    waits: CollectiveWaits
     pairs: Pairs = NO_PAIRS
-    imposed_at: ImposedAt = NONE_IMPOSED
+    imposed_by_step: ImposedByStep = NO_IMPOSED_WAITS
 
     @cached_property
     def steps(self) -> list[int]:
         """Steps with a match, ascending."""
-        steps: list[int] = np.unique(self.at.step).tolist()
+        steps: list[int] = np.unique(self.waits.step).tolist()
         return steps
 
     def share(self, rank: int) -> float | None:
@@ -94,26 +94,28 @@ class Blame:
         return self.imposed_us[rank] / total if total > 0 else None
 
 
-def assign_blame(matches: Arrivals, clocks: Clocks, ranks: Sequence[int], directed: Waits = NOBODY_WAITED) -> Blame:
+def assign_blame(matches: Arrivals, clocks: Clocks, ranks: Sequence[int], directed: Waits = NO_WAITS) -> Blame:
     """Return the imposed wait of every rank of ``ranks``; ``directed``: waits in operations that are not among ``matches``."""
     ordered = np.array(sorted(ranks), dtype=np.int64)
     threshold = clocks.residual_ns or 0.0
     times, pairs, waits = np.zeros((4, len(ordered))), PairSums(ordered), _WaitColumns(ordered)
-    imposed_at_steps: list[ImposedAt] = []
+    imposed_of_blocks: list[ImposedByStep] = []
     for block, of_block in _blocks(matches, directed):
         late = _lateness(block, clocks, threshold)
         charges = _charged(block, clocks, late, threshold)
         of_roots = _of_roots(of_block, len(block.row))
         every = block.joined(of_block.judged)
-        imposed, imposed_at = pairs.add(every, _joined(charges, of_roots))
-        imposed_at_steps.append(imposed_at)
+        imposed, imposed_by_step = pairs.add(every, _joined(charges, of_roots))
+        imposed_of_blocks.append(imposed_by_step)
         times += np.stack([*imposed, *_times(block, of_block, ordered)])
         waits.add(every, (late, of_block), _gains(block, late, charges, threshold), of_roots)
     imposed_us, exposed_us, transfer_us, wait_us = (
         dict(zip(ordered.tolist(), (ns / 1000).tolist(), strict=True)) for ns in times
     )
-    imposed_at = ImposedAt(*(np.concatenate(columns) for columns in zip(NONE_IMPOSED, *imposed_at_steps, strict=True)))
-    return Blame(ordered.tolist(), imposed_us, exposed_us, transfer_us, wait_us, waits.result(), pairs.result(), imposed_at)
+    imposed_by_step = ImposedByStep(
+        *(np.concatenate(columns) for columns in zip(NO_IMPOSED_WAITS, *imposed_of_blocks, strict=True))
+    )
+    return Blame(ordered.tolist(), imposed_us, exposed_us, transfer_us, wait_us, waits.result(), pairs.result(), imposed_by_step)
 
 
 def _blocks(matches: Arrivals, directed: Waits) -> Iterator[tuple[Arrivals, Waits]]:
@@ -269,8 +271,8 @@ class _WaitColumns:
         for name, us in (("waited_us", wait[arrival] / 1000), ("exposed_us", exposed[arrival] / 1000), ("gain_us", gain_us)):
             self._times[name].add(us)
 
-    def result(self) -> WaitsAt:
+    def result(self) -> CollectiveWaits:
         """Return the waits."""
         columns = {**self._numbers, **self._places, **self._times}
         first = offsets(columns.pop("count").values())
-        return WaitsAt(first=first, **{name: column.values() for name, column in columns.items()})
+        return CollectiveWaits(first=first, **{name: column.values() for name, column in columns.items()})

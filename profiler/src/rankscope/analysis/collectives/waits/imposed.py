@@ -38,7 +38,7 @@ _NOTHING: Final = np.zeros(0, np.int64)
 NO_PAIRS: Final = Pairs([], _NOTHING, _NOTHING, _NOTHING, np.zeros(0), np.zeros(0), _NOTHING)
 
 
-class ImposedAt(NamedTuple):
+class ImposedByStep(NamedTuple):
     """Imposed wait of each rank in each step in which it imposed any."""
 
     rank: Numbers
@@ -46,7 +46,7 @@ class ImposedAt(NamedTuple):
     imposed_us: Floats
 
 
-NONE_IMPOSED: Final = ImposedAt(_NOTHING, _NOTHING, np.zeros(0))
+NO_IMPOSED_WAITS: Final = ImposedByStep(_NOTHING, _NOTHING, np.zeros(0))
 
 
 class Charges(NamedTuple):
@@ -74,7 +74,7 @@ class PairSums:
         self._sums: list[NDArray[Any]] = [_NOTHING, _NOTHING, np.zeros(0, np.int32)]
         """Nanoseconds of imposed wait and of its exposed part, and number of steps, each [pairs]."""
 
-    def add(self, every: Arrivals, charges: Charges) -> tuple[tuple[Floats, Floats], ImposedAt]:
+    def add(self, every: Arrivals, charges: Charges) -> tuple[tuple[Floats, Floats], ImposedByStep]:
         """Add charges. Return the imposed wait of each rank and its exposed part, and the first by step.
 
         In these, overlapping waits of all groups count once.
@@ -95,8 +95,8 @@ class PairSums:
             first = of_ranks
         of_steps, number = numbered(origin[first], step[first])
         imposed_us = sums(number, total, len(of_steps)) / 1000
-        imposed_at = ImposedAt(self._ranks[origin[first[of_steps]]], step[first[of_steps]], imposed_us)
-        return (sums(origin[first], total, count), sums(origin[first], bare, count)), imposed_at
+        imposed_by_step = ImposedByStep(self._ranks[origin[first[of_steps]]], step[first[of_steps]], imposed_us)
+        return (sums(origin[first], total, count), sums(origin[first], bare, count)), imposed_by_step
 
     def _numbers(self, every: Arrivals) -> Numbers:
         """Return the number of the group of each instance."""

@@ -26,34 +26,34 @@ class Savings:
 
     def together(self, rows: Sequence[int]) -> Floats:
         """Return the mean time that the other ranks of the job save at each step, were the ranks in ``rows`` healed, [steps]."""
-        at, ranks = self.blame.at, self.blame.ranks
-        if not len(at):
+        waits, ranks = self.blame.waits, self.blame.ranks
+        if not len(waits):
             return np.zeros(len(self.steps))
         healed = np.isin(ranks, [self.ranks[row] for row in rows])
-        every = sums(at.gain_of, at.gain_us, len(at))
-        charged = sums(at.gain_of, at.gain_us * healed[at.gain_by], len(at))
+        every = sums(waits.gain_of, waits.gain_us, len(waits))
+        charged = sums(waits.gain_of, waits.gain_us * healed[waits.gain_by], len(waits))
         # Of several slow ranks, all are ahead of the next one, but the gain is only that of the last over the next of them.
-        ahead = np.minimum.reduceat(np.where(healed[at.member], np.inf, at.waited_us), at.first[:-1])
+        ahead = np.minimum.reduceat(np.where(healed[waits.member], np.inf, waits.waited_us), waits.first[:-1])
         own = np.divide(charged, every, out=np.ones_like(every), where=every > 0)
         sooner = np.where(np.isfinite(ahead) & (ahead > 0), np.where(np.isfinite(ahead), ahead, 0.0) * own, charged)
-        exposed = np.where(healed[at.member], 0.0, np.minimum(sooner[at.instance], at.exposed_us))
-        step, inside = self._places(at.step[at.instance])
+        exposed = np.where(healed[waits.member], 0.0, np.minimum(sooner[waits.instance], waits.exposed_us))
+        step, inside = self._places(waits.step[waits.instance])
         return sums(step[inside], exposed[inside], len(self.steps)) / max(1, int((~healed).sum()))
 
     def each(self) -> Floats:
         """Return the same for each rank alone, [ranks, steps]."""
-        at, others = self.blame.at, max(1, len(self.blame.ranks) - 1)
+        waits, others = self.blame.waits, max(1, len(self.blame.ranks) - 1)
         row = np.full(len(self.blame.ranks), -1)
         row[np.searchsorted(self.blame.ranks, self.ranks)] = np.arange(len(self.ranks))
-        wanted = np.flatnonzero(row[at.gain_by] >= 0)
-        of = at.gain_of[wanted]
-        count = np.diff(at.first)[of]
+        wanted = np.flatnonzero(row[waits.gain_by] >= 0)
+        of = waits.gain_of[wanted]
+        count = np.diff(waits.first)[of]
         first = offsets(count)
-        arrival = np.repeat(at.first[of] - first[:-1], count) + np.arange(int(first[-1]))
-        by = np.repeat(at.gain_by[wanted], count)
-        exposed = np.minimum(np.repeat(at.gain_us[wanted], count), at.exposed_us[arrival])
-        step, inside = self._places(np.repeat(at.step[of], count))
-        inside &= at.member[arrival] != by
+        arrival = np.repeat(waits.first[of] - first[:-1], count) + np.arange(int(first[-1]))
+        by = np.repeat(waits.gain_by[wanted], count)
+        exposed = np.minimum(np.repeat(waits.gain_us[wanted], count), waits.exposed_us[arrival])
+        step, inside = self._places(np.repeat(waits.step[of], count))
+        inside &= waits.member[arrival] != by
         place = row[by[inside]] * len(self.steps) + step[inside]
         saved = sums(place, exposed[inside], len(self.ranks) * len(self.steps)) / others
         return saved.reshape(len(self.ranks), len(self.steps))

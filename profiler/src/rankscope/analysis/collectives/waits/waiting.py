@@ -65,7 +65,7 @@ class Waits:
         return Waits(self.judged.chosen(wanted), self.transfer_ns[wanted], arrival, origin, start, end, since, self.excluded)
 
 
-NOBODY_WAITED: Final = Waits()
+NO_WAITS: Final = Waits()
 
 
 def waits_of(matching: Matching, clocks: Clocks, machines: Mapping[int, str]) -> Waits:

@@ -43,20 +43,20 @@ def late_times(blame: Blame, window_us: float) -> LateTimes | None:
     lateness is how much less it waited than the rank that waited most, so several ranks may be late together. Otherwise it is the
     waiting charged to the rank. Waiting that compute hid does not count.
     """
-    at, ranks = blame.at, len(blame.ranks)
-    if not len(at) or ranks < 2 or window_us <= 0:
+    waits, ranks = blame.waits, len(blame.ranks)
+    if not len(waits) or ranks < 2 or window_us <= 0:
         return None
     by_steps = len(blame.steps) >= blocks_needed(ranks)
-    members = np.diff(at.first)
+    members = np.diff(waits.first)
     if by_steps and (members == ranks).all():
-        instance, rank = at.instance, at.member
-        late_us = np.maximum.reduceat(at.waited_us, at.first[:-1])[instance] - at.waited_us
+        instance, rank = waits.instance, waits.member
+        late_us = np.maximum.reduceat(waits.waited_us, waits.first[:-1])[instance] - waits.waited_us
     else:
         # A collective of a part of the ranks delays that part: what counts is the mean over the other ranks.
-        instance, rank = at.gain_of, at.gain_by
-        late_us = at.gain_us * (members[instance] - 1) / (ranks - 1)
-    unit = np.searchsorted(blame.steps, at.step)[instance] if by_steps else instance
-    units = len(blame.steps) if by_steps else len(at)
+        instance, rank = waits.gain_of, waits.gain_by
+        late_us = waits.gain_us * (members[instance] - 1) / (ranks - 1)
+    unit = np.searchsorted(blame.steps, waits.step)[instance] if by_steps else instance
+    units = len(blame.steps) if by_steps else len(waits)
     late = sums(unit * ranks + rank, late_us, units * ranks).reshape(units, ranks)
     exposed = [blame.exposed_us[rank] / imposed if (imposed := blame.imposed_us[rank]) > 0 else 1.0 for rank in blame.ranks]
     savings = Savings(blame, blame.ranks, blame.steps) if by_steps else None
@@ -135,7 +135,7 @@ def too_few(blame: Blame, window_us: float) -> int | None:
 
 def _by_step(blame: Blame, values: Scores) -> Scores:
     """Sum ``values`` [instances, any] per step, [steps, any]; instances need not be ordered by step."""
-    steps, position = np.unique(blame.at.step, return_inverse=True)
+    steps, position = np.unique(blame.waits.step, return_inverse=True)
     total = np.zeros((len(steps), values.shape[1]))
     np.add.at(total, position, values)
     return total
