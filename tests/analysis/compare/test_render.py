@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.compare.made_up_run import MadeUp
 
+from rankscope.analysis.compare.comparable_steps import comparable_steps
 from rankscope.analysis.compare.compare_result import CompareResult, Side
 from rankscope.analysis.compare.compare_terminal import render_compare
 from rankscope.analysis.compare.compare_wording import percent, size, time
@@ -17,7 +18,6 @@ from rankscope.analysis.compare.engine import MIN_CHANGE
 from rankscope.analysis.compare.judging import CONFIDENCE, METHOD
 from rankscope.analysis.compare.pair import compare_pair
 from rankscope.analysis.compare.scaling import scaling
-from rankscope.analysis.compare.usable import usable
 from rankscope.analysis.result.analysis import Cost
 
 SIDE = Side(
@@ -44,7 +44,9 @@ SIDE = Side(
 
 
 def result(b: MadeUp, **side: object) -> CompareResult:
-    pair = compare_pair(usable(MadeUp(seed=1).recording(), "A"), usable(b.recording(), "B"), min_change=MIN_CHANGE)
+    pair = compare_pair(
+        comparable_steps(MadeUp(seed=1).recording(), "A"), comparable_steps(b.recording(), "B"), min_change=MIN_CHANGE
+    )
     return CompareResult(
         mode="pairs",
         confidence=CONFIDENCE,
@@ -95,7 +97,7 @@ def test_a_run_cannot_send_escape_sequences() -> None:
 
 def test_names_of_runs_are_above_the_columns_at_any_width() -> None:
     names = "a-very-long-name-of-a-run-1", "a-very-long-name-of-a-\x1b[31m-2"
-    sides = [usable(run.recording(), name) for run, name in zip((MadeUp(seed=1), SLOW), names, strict=True)]
+    sides = [comparable_steps(run.recording(), name) for run, name in zip((MadeUp(seed=1), SLOW), names, strict=True)]
     whole = msgspec.structs.replace(result(SLOW), comparisons=[compare_pair(*sides, min_change=MIN_CHANGE)])
     text = render_compare(whole, width=80)
     assert "\x1b" not in text
@@ -118,7 +120,10 @@ def test_too_little_data_still_shows_the_numbers() -> None:
 
 
 def test_the_scaling_tables() -> None:
-    sides = [usable(MadeUp(seed=ranks, ranks=ranks, transfer_us=2_000.0 * ranks).recording(), f"R{ranks}") for ranks in (2, 8)]
+    sides = [
+        comparable_steps(MadeUp(seed=ranks, ranks=ranks, transfer_us=2_000.0 * ranks).recording(), f"R{ranks}")
+        for ranks in (2, 8)
+    ]
     whole = msgspec.structs.replace(
         result(SLOW), mode="scaling", comparisons=[], scaling=scaling(sides, gpu_hour=Cost(amount=2, currency="USD"))
     )

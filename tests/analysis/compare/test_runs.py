@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from tests.analysis.compare.made_up_run import MadeUp
 from tests.step_files import add_rows, load, rows_of, save, steps_file
 
+from rankscope.analysis.compare.comparable_steps import comparable_steps
 from rankscope.analysis.compare.compare_result import CompareResult, Comparison, Quantity, RankShift
 from rankscope.analysis.compare.engine import compare
 from rankscope.analysis.compare.pair import compare_pair
 from rankscope.analysis.compare.quantities import PARTS
-from rankscope.analysis.compare.usable import usable
 from rankscope.analysis.engine import analyze
 from rankscope.base.errors import InputError
 from rankscope.runs.records import PHASES, AttemptInfo, PhaseTimes, StepBreakdown, StepRecord
@@ -31,7 +31,7 @@ Synthetic = Callable[..., Any]
 
 
 def pair(a: MadeUp, b: MadeUp, *, min_change: float = 0.01) -> Comparison:
-    return compare_pair(usable(a.recording(), "A"), usable(b.recording(), "B"), min_change=min_change)
+    return compare_pair(comparable_steps(a.recording(), "A"), comparable_steps(b.recording(), "B"), min_change=min_change)
 
 
 def quantity(comparison: Comparison, name: str) -> Quantity:
@@ -224,8 +224,8 @@ def test_tokens_count_before_samples() -> None:
 
 def test_samples_of_ranks_that_share_them_count_once() -> None:
     tensor_parallel = {rank: {"dp": rank // 2, "tp": rank % 2} for rank in range(4)}
-    assert usable(QUIET.recording(), "A").work["samples"] == pytest.approx(32)
-    assert usable(replace(QUIET, coordinates=tensor_parallel).recording(), "A").work["samples"] == pytest.approx(16)
+    assert comparable_steps(QUIET.recording(), "A").work["samples"] == pytest.approx(32)
+    assert comparable_steps(replace(QUIET, coordinates=tensor_parallel).recording(), "A").work["samples"] == pytest.approx(16)
 
 
 def test_without_a_usable_step_on_one_side_nothing_is_said_of_it(synthetic: Synthetic) -> None:

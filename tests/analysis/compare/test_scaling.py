@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.analysis.compare.made_up_run import MadeUp
 
+from rankscope.analysis.compare.comparable_steps import comparable_steps
 from rankscope.analysis.compare.compare_result import Scaling
 from rankscope.analysis.compare.engine import compare
 from rankscope.analysis.compare.scaling import scaling
-from rankscope.analysis.compare.usable import usable
 from rankscope.analysis.result.analysis import Cost
 
 Synthetic = Callable[..., Any]
@@ -22,7 +22,9 @@ CALM: dict[str, Any] = {"noise": 0.0, "common": 0.005, "phi": 0.3}
 
 
 def scale(runs: Sequence[MadeUp], gpu_hour: Cost | None = None) -> Scaling:
-    return scaling([usable(run.recording(), chr(ord("A") + number)) for number, run in enumerate(runs)], gpu_hour=gpu_hour)
+    return scaling(
+        [comparable_steps(run.recording(), chr(ord("A") + number)) for number, run in enumerate(runs)], gpu_hour=gpu_hour
+    )
 
 
 def test_efficiency_is_throughput_over_linear_and_losses_explain_the_rest() -> None:

@@ -9,10 +9,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from rankscope.analysis.compare.comparable_steps import ComparableSteps
 from rankscope.analysis.compare.compare_result import CompareResult
 from rankscope.analysis.compare.engine import compare_sides, read_sides
 from rankscope.analysis.compare.recording import Recording, read_recording
-from rankscope.analysis.compare.usable import Usable
 from rankscope.dashboards.data.cached_files import read_json
 from rankscope.dashboards.data.progress import OnProgress, Progress
 from rankscope.dashboards.words.inert import inert_record
@@ -54,7 +54,7 @@ def compare_runs(runs: Sequence[Path], at: int | None, folder: Path, on_progress
     (folder / COMPARISON).write_bytes(msgspec.json.encode(inert_record(compared)))
 
 
-def distribution(side: Usable) -> Distribution:
+def distribution(side: ComparableSteps) -> Distribution:
     """Return the distribution of one side's step times."""
     walls = side.walls
     return Distribution(label=side.label, percentiles_us=np.percentile(walls, PERCENTS).tolist() if len(walls) else [])

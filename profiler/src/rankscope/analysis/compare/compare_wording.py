@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from rankscope.analysis.compare.comparable_steps import ComparableSteps
 from rankscope.analysis.compare.compare_result import Per, Quantity, RankShift, Shift
-from rankscope.analysis.compare.usable import Usable
 
 _TIMES: Final = ((1e3, 1.0, "µs"), (1e6, 1e3, "ms"), (7.2e9, 1e6, "s"), (float("inf"), 3.6e9, "h"))
 _BYTES: Final = ((2.0**10, 1.0, "B"), (2.0**20, 2.0**10, "KiB"), (2.0**30, 2.0**20, "MiB"), (float("inf"), 2.0**30, "GiB"))
@@ -53,8 +53,8 @@ _NAMED: Final = 3
 
 
 def summarise(
-    a: Usable,
-    b: Usable,
+    a: ComparableSteps,
+    b: ComparableSteps,
     step: Quantity,
     quantities: Sequence[Quantity],
     *,

@@ -11,12 +11,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.compare.comparable_steps import ComparableSteps, comparable_steps, cost_per_million, priced
 from rankscope.analysis.compare.compare_result import CompareResult, Mode, Side
 from rankscope.analysis.compare.judging import CONFIDENCE, METHOD
 from rankscope.analysis.compare.pair import compare_pair, per_second, step_time, typical_step_time
 from rankscope.analysis.compare.recording import Recording, read_recording
 from rankscope.analysis.compare.scaling import scaling
-from rankscope.analysis.compare.usable import Usable, cost_per_million, priced, usable
 from rankscope.analysis.evidence.step_table.chosen_steps import ALL_STEPS, StepRange
 from rankscope.analysis.result.analysis import Cost
 from rankscope.base.errors import InputError
@@ -56,9 +56,9 @@ def read_sides(
     at: int | None = None,
     steps: StepRange = ALL_STEPS,
     read: Callable[[Path], Recording] = read_recording,
-) -> list[Usable]:
+) -> list[ComparableSteps]:
     """Read the sides of a comparison from disk, labelled with the names of their runs; see ``compare``."""
-    sides: list[Usable] = []
+    sides: list[ComparableSteps] = []
     for path in paths:
         recording = _read(path, read, sides)
         chosen = steps.cut(recording.table, path).steps
@@ -66,11 +66,13 @@ def read_sides(
             return _split(recording, at, chosen)
         # Reduced before the next one is read: two large runs would not fit into memory.
         # Warm-up is that of the run, so the whole table is handed on.
-        sides.append(usable(recording, _name(recording), first=int(chosen[0]), end=int(chosen[-1]) + 1))
+        sides.append(comparable_steps(recording, _name(recording), first=int(chosen[0]), end=int(chosen[-1]) + 1))
     return _named_apart(sides)
 
 
-def compare_sides(sides: Sequence[Usable], *, min_change: float = MIN_CHANGE, gpu_hour: Cost | None = None) -> CompareResult:
+def compare_sides(
+    sides: Sequence[ComparableSteps], *, min_change: float = MIN_CHANGE, gpu_hour: Cost | None = None
+) -> CompareResult:
     """Compare sides that have been read; see ``compare``. Two sides of one recording are before and after."""
     mode: Mode = "pairs"
     if sides[0].recording.identity == sides[1].recording.identity:
@@ -88,7 +90,7 @@ def compare_sides(sides: Sequence[Usable], *, min_change: float = MIN_CHANGE, gp
     )
 
 
-def _read(path: Path, read: Callable[[Path], Recording], sides: Sequence[Usable]) -> Recording:
+def _read(path: Path, read: Callable[[Path], Recording], sides: Sequence[ComparableSteps]) -> Recording:
     """Read a run that is none of ``sides``."""
     try:
         recording = read(path)
@@ -100,14 +102,17 @@ def _read(path: Path, read: Callable[[Path], Recording], sides: Sequence[Usable]
     return recording
 
 
-def _split(recording: Recording, at: int, chosen: NDArray[np.int64]) -> list[Usable]:
+def _split(recording: Recording, at: int, chosen: NDArray[np.int64]) -> list[ComparableSteps]:
     first, last = int(chosen[0]), int(chosen[-1])
     if not first < at <= last:
         raise InputError(recording.path, f"step {at} does not divide it: its steps are {first} to {last}")
-    return [usable(recording, "before", first=first, end=at), usable(recording, "after", first=at, end=last + 1)]
+    return [
+        comparable_steps(recording, "before", first=first, end=at),
+        comparable_steps(recording, "after", first=at, end=last + 1),
+    ]
 
 
-def _named_apart(sides: Sequence[Usable]) -> list[Usable]:
+def _named_apart(sides: Sequence[ComparableSteps]) -> list[ComparableSteps]:
     """Return the sides with different labels: runs of one name have their folder or attempt in it, else their number."""
     names = Counter(side.label for side in sides)
     labels = []
@@ -125,13 +130,13 @@ def _name(recording: Recording) -> str:
     return recording.info.name.strip() or Path(recording.path).name
 
 
-def _place(recording: Recording, sides: Sequence[Usable]) -> str:
+def _place(recording: Recording, sides: Sequence[ComparableSteps]) -> str:
     """Return the folder of a run, or its attempt if several attempts of the run are compared."""
     attempts = sum(side.recording.info.run_id == recording.info.run_id for side in sides)
     return f"attempt {recording.attempt}" if attempts > 1 else shortened(Path(recording.path).name, _LONGEST_NAME)
 
 
-def _side(side: Usable, gpu_hour: Cost | None) -> Side:
+def _side(side: ComparableSteps, gpu_hour: Cost | None) -> Side:
     recording = side.recording
     price = priced(gpu_hour, recording.info)
     per_s = {unit: per_second(side, unit) for unit in ("samples", "tokens")}

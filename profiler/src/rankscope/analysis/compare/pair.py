@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 import numpy as np
 
+from rankscope.analysis.compare.comparable_steps import Basis, ComparableSteps, WorkName
 from rankscope.analysis.compare.compare_result import Comparison, Per, Quantity, Throughput
 from rankscope.analysis.compare.compare_wording import summarise
 from rankscope.analysis.compare.judging import Levels, single_quantity, tested_quantity, window_quantity
@@ -13,7 +14,6 @@ from rankscope.analysis.compare.quantities import INSIDE, PARTS, SINGLE, STEP, W
 from rankscope.analysis.compare.rank_shifts import comparable_ranks, rank_shifts, slower_hosts
 from rankscope.analysis.compare.recording import Recording
 from rankscope.analysis.compare.shift import Series
-from rankscope.analysis.compare.usable import Basis, Usable, WorkName
 from rankscope.base.text import shortened
 
 _CLEARLY: Final = 0.01
@@ -24,7 +24,7 @@ _SAME_WORK: Final = 0.001
 """Relative difference in work up to which steps count as the same work."""
 
 
-def compare_pair(a: Usable, b: Usable, *, min_change: float) -> Comparison:
+def compare_pair(a: ComparableSteps, b: ComparableSteps, *, min_change: float) -> Comparison:
     """Compare ``b`` with ``a``. If their steps differ in work, times are per token or sample instead of per step."""
     basis: Basis = "own" if a.has_own and b.has_own else "wall"
     per, work_a, work_b = _per(a, b)
@@ -79,7 +79,7 @@ def compare_pair(a: Usable, b: Usable, *, min_change: float) -> Comparison:
     )
 
 
-def _per(a: Usable, b: Usable) -> tuple[Per, float, float]:
+def _per(a: ComparableSteps, b: ComparableSteps) -> tuple[Per, float, float]:
     """Return the unit of work for which times are given, and the amount of it in a step of either side."""
     units: tuple[tuple[Per, WorkName], ...] = (("token", "tokens"), ("sample", "samples"))
     for per, name in units:
@@ -89,11 +89,11 @@ def _per(a: Usable, b: Usable) -> tuple[Per, float, float]:
     return "step", 1.0, 1.0
 
 
-def _parts(side: Usable, basis: Basis, work: float) -> dict[str, Series]:
+def _parts(side: ComparableSteps, basis: Basis, work: float) -> dict[str, Series]:
     return {name: series / work for name, series in parts(side, basis).items()}
 
 
-def _inside(a: Usable, b: Usable, work_a: float, work_b: float) -> dict[str, tuple[Series, Series]]:
+def _inside(a: ComparableSteps, b: ComparableSteps, work_a: float, work_b: float) -> dict[str, tuple[Series, Series]]:
     """Return the series within the parts that all ranks have in all steps: a missing value is not in any other series."""
     complete_parts = [name for name in INSIDE if name in a.means and name in b.means and name not in a.partial | b.partial]
     return {name: (a.means[name] / work_a, b.means[name] / work_b) for name in complete_parts}
@@ -121,7 +121,7 @@ def _window_quantities(
     return quantities
 
 
-def _throughput(a: Usable, b: Usable, step: Quantity) -> list[Throughput]:
+def _throughput(a: ComparableSteps, b: ComparableSteps, step: Quantity) -> list[Throughput]:
     """Return the work per second from the average step; its interval is the inverted interval of the step time."""
     throughputs = []
     units: tuple[Literal["samples", "tokens"], ...] = ("samples", "tokens")
@@ -142,23 +142,23 @@ def _throughput(a: Usable, b: Usable, step: Quantity) -> list[Throughput]:
     return throughputs
 
 
-def per_second(side: Usable, unit: WorkName) -> float | None:
+def per_second(side: ComparableSteps, unit: WorkName) -> float | None:
     """Return the work of the whole job per second of its average step; ``None`` if unknown."""
     work, wall = side.work[unit], step_time(side)
     return None if work is None or wall is None else work / wall * 1e6
 
 
-def step_time(side: Usable) -> float | None:
+def step_time(side: ComparableSteps) -> float | None:
     """Return the mean step time in microseconds over ranks and steps; ``None`` without a usable step."""
     return float(side.walls.mean()) if len(side.walls) else None
 
 
-def typical_step_time(side: Usable) -> float | None:
+def typical_step_time(side: ComparableSteps) -> float | None:
     """Return the median step time in microseconds, of the mean over the ranks; ``None`` without a usable step."""
     return float(np.median(side.walls)) if len(side.walls) else None
 
 
-def differs(a: Usable, b: Usable) -> list[str]:
+def differs(a: ComparableSteps, b: ComparableSteps) -> list[str]:
     """Return one phrase per difference: ``what: of A -> of B``."""
     old, new = a.recording, b.recording
     facts: list[tuple[str, str | None, str | None]] = [(what, _facts(old)[what], _facts(new)[what]) for what in _facts(old)]

@@ -8,10 +8,10 @@ from typing import Final, Literal
 
 import numpy as np
 
+from rankscope.analysis.compare.comparable_steps import Basis, ComparableSteps
 from rankscope.analysis.compare.compare_result import Unit
 from rankscope.analysis.compare.recording import Recording
 from rankscope.analysis.compare.shift import Series
-from rankscope.analysis.compare.usable import Basis, Usable
 from rankscope.analysis.costs.memory import memory_samples
 from rankscope.analysis.evidence.order import of_blocks
 from rankscope.analysis.evidence.step_table.steps import METRICS
@@ -64,7 +64,7 @@ SINGLE: Final[dict[str, QuantityKind]] = {
 }
 
 
-def parts(side: Usable, basis: Basis) -> dict[str, Series]:
+def parts(side: ComparableSteps, basis: Basis) -> dict[str, Series]:
     """Return the known parts of the step; they add up to the step's mean wall time, or to less.
 
     Basis ``own``: own time per phase, waiting (blocked while another rank had own work to do), and communication (the rest of
@@ -100,7 +100,7 @@ def with_rest(
     return both
 
 
-def windows(side: Usable) -> dict[str, list[Series]]:
+def windows(side: ComparableSteps) -> dict[str, list[Series]]:
     """Return the profiled steps per quantity, grouped by window: mean over the ranks that have the step."""
     rows: dict[int, list[StepBreakdown]] = {}
     first, end = side.steps
@@ -137,7 +137,7 @@ def _overlap(rows: list[StepBreakdown]) -> float | None:
     return sum(row.overlap_us for row in rows) / communication if communication > 0 else None
 
 
-def single(side: Usable, name: str) -> float | None:
+def single(side: ComparableSteps, name: str) -> float | None:
     """Return one of ``SINGLE``: the largest of any rank in the side's steps; ``None`` if unknown."""
     recording = side.recording
     first, end = side.steps

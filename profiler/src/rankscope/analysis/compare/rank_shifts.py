@@ -7,10 +7,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.compare.comparable_steps import ComparableSteps
 from rankscope.analysis.compare.compare_result import Outcome, RankShift
 from rankscope.analysis.compare.judging import as_shift, both_statistics, outcome
 from rankscope.analysis.compare.shift import cut
-from rankscope.analysis.compare.usable import Usable
 from rankscope.analysis.evidence.compared import StepOwnTimes, imposed_wait
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.step_table.steps import Matrix, Stored
@@ -21,7 +21,7 @@ _CLEAR: Final = 0.5
 """Minimum share of the change for a phase to be named."""
 
 
-def comparable_ranks(a: Usable, b: Usable) -> list[int]:
+def comparable_ranks(a: ComparableSteps, b: ComparableSteps) -> list[int]:
     """Return the ranks of both sides; none if a rank has no peer or own times are unknown.
 
     Also none if the world sizes differ: the same rank then has another place in the job.
@@ -35,7 +35,7 @@ def comparable_ranks(a: Usable, b: Usable) -> list[int]:
 
 
 def rank_shifts(
-    a: Usable, b: Usable, ranks: list[int], *, work: tuple[float, float], level: float, least_difference: float
+    a: ComparableSteps, b: ComparableSteps, ranks: list[int], *, work: tuple[float, float], level: float, least_difference: float
 ) -> list[RankShift]:
     """Return one row per rank, with times divided by the ``work`` of a step of either side.
 
@@ -107,7 +107,7 @@ def _agreed(
     return outcome_of_steps if itself == outcome_of_steps else "undecided"
 
 
-def _phase_excess(side: Usable, ranks: list[int], work: float) -> dict[Phase, NDArray[np.float64]]:
+def _phase_excess(side: ComparableSteps, ranks: list[int], work: float) -> dict[Phase, NDArray[np.float64]]:
     """Return the mean excess of each rank in each phase, [ranks], per unit of work."""
     names = [f"own_{phase}_us" for phase in PHASES]
     # A table of its own, so that the phases of this side are dropped before those of the other are read.
@@ -125,7 +125,7 @@ def _phase(changes: dict[Phase, float]) -> Phase | None:
     return phase if changes[phase] * total_change >= _CLEAR * total_change**2 > 0 else None
 
 
-def _excess(side: Usable, ranks: list[int], values: Stored) -> Matrix:
+def _excess(side: ComparableSteps, ranks: list[int], values: Stored) -> Matrix:
     """Return ``values`` above the median of the other ranks that do the same work, [ranks, steps] in the order of ``ranks``."""
     place = {rank: number for number, rank in enumerate(ranks)}
     groups = [[place[rank] for rank in group] for group in peer_groups(ranks, side.recording.infos)]
@@ -137,7 +137,7 @@ def _excess(side: Usable, ranks: list[int], values: Stored) -> Matrix:
     return excesses
 
 
-def _imposed(side: Usable, ranks: list[int], work: float) -> dict[int, float]:
+def _imposed(side: ComparableSteps, ranks: list[int], work: float) -> dict[int, float]:
     """Return the imposed wait of each rank per unit of work and waiting rank, as in a verdict on that rank alone."""
     imposed: dict[int, float] = {}
     for group in peer_groups(ranks, side.recording.infos):
@@ -148,10 +148,10 @@ def _imposed(side: Usable, ranks: list[int], work: float) -> dict[int, float]:
     return imposed
 
 
-def _own_times(side: Usable, ranks: list[int]) -> Stored:
+def _own_times(side: ComparableSteps, ranks: list[int]) -> Stored:
     return side.table.some("own_us", slice(None), np.searchsorted(side.table.ranks, ranks))
 
 
-def _host(side: Usable, rank: int) -> str | None:
+def _host(side: ComparableSteps, rank: int) -> str | None:
     info = side.recording.infos.get(rank)
     return None if info is None else info.host

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from rankscope.analysis.compare.comparable_steps import WORK_NAMES, Basis, ComparableSteps, WorkName, cost_per_million, priced
 from rankscope.analysis.compare.compare_result import Loss, Scaling, ScalingRow
 from rankscope.analysis.compare.compare_wording import percent
 from rankscope.analysis.compare.judging import CONFIDENCE
 from rankscope.analysis.compare.pair import per_second
 from rankscope.analysis.compare.quantities import PARTS, parts, with_rest
 from rankscope.analysis.compare.shift import Series, compare_blocks, cut
-from rankscope.analysis.compare.usable import WORK_NAMES, Basis, Usable, WorkName, cost_per_million, priced
 from rankscope.analysis.result.analysis import Cost
 
 _NAMED: Final = 3
 _WORTH_NAMING: Final = 0.005
 
 
-def scaling(sides: Sequence[Usable], *, gpu_hour: Cost | None) -> Scaling:
+def scaling(sides: Sequence[ComparableSteps], *, gpu_hour: Cost | None) -> Scaling:
     """Return one row per side, smallest world first. The first row is the reference; of equal worlds, the first named."""
     ordered = sorted(sides, key=lambda side: side.recording.world_size)
     work = _measure(ordered)
@@ -28,12 +28,14 @@ def scaling(sides: Sequence[Usable], *, gpu_hour: Cost | None) -> Scaling:
     return Scaling(reference=reference.label, work=work, rows=rows, summary=_summary(rows, reference, work))
 
 
-def _measure(sides: Sequence[Usable]) -> WorkName | None:
+def _measure(sides: Sequence[ComparableSteps]) -> WorkName | None:
     """Return the best measure of work that every side recorded."""
     return next((name for name in WORK_NAMES if all(side.work[name] is not None for side in sides)), None)
 
 
-def _row(side: Usable, reference: Usable, work: WorkName | None, level: float, gpu_hour: Cost | None) -> ScalingRow:
+def _row(
+    side: ComparableSteps, reference: ComparableSteps, work: WorkName | None, level: float, gpu_hour: Cost | None
+) -> ScalingRow:
     world = side.recording.world_size
     linear = world / reference.recording.world_size
     per_s = None if work is None else per_second(side, work)
@@ -59,7 +61,7 @@ def _row(side: Usable, reference: Usable, work: WorkName | None, level: float, g
     )
 
 
-def _rank_time(side: Usable, work: WorkName, series: Series) -> Series:
+def _rank_time(side: ComparableSteps, work: WorkName, series: Series) -> Series:
     """Return rank-microseconds per unit of work."""
     amount = side.work[work]
     assert amount is not None
@@ -67,11 +69,13 @@ def _rank_time(side: Usable, work: WorkName, series: Series) -> Series:
     return per_unit
 
 
-def _walls(side: Usable, work: WorkName) -> Series:
+def _walls(side: ComparableSteps, work: WorkName) -> Series:
     return _rank_time(side, work, side.walls)
 
 
-def _interval(side: Usable, reference: Usable, work: WorkName, level: float) -> tuple[float | None, float | None]:
+def _interval(
+    side: ComparableSteps, reference: ComparableSteps, work: WorkName, level: float
+) -> tuple[float | None, float | None]:
     """Return the interval of the efficiency: the inverted interval of the ratio of the average rank-times."""
     difference = compare_blocks(*cut(_walls(reference, work), _walls(side, work)), "average", level=level)
     if difference is None or difference.ratio is None:
@@ -79,7 +83,7 @@ def _interval(side: Usable, reference: Usable, work: WorkName, level: float) -> 
     return 1 / difference.ratio[2], 1 / difference.ratio[1]
 
 
-def _losses(side: Usable, reference: Usable, work: WorkName) -> list[Loss]:
+def _losses(side: ComparableSteps, reference: ComparableSteps, work: WorkName) -> list[Loss]:
     """Return the additional rank-time of a unit of work over the reference, by part, as shares of all rank-time.
 
     The shares add up to 1 - efficiency.
@@ -97,7 +101,7 @@ def _losses(side: Usable, reference: Usable, work: WorkName) -> list[Loss]:
     return sorted(scaling_losses, key=lambda loss: -loss.share)
 
 
-def _summary(rows: Sequence[ScalingRow], reference: Usable, work: WorkName | None) -> str:
+def _summary(rows: Sequence[ScalingRow], reference: ComparableSteps, work: WorkName | None) -> str:
     if work is None:
         return (
             "Efficiency is not known: not every run recorded samples, tokens or input elements. "

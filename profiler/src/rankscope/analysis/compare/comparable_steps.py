@@ -34,7 +34,7 @@ FEWEST: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Usable:
+class ComparableSteps:
     """One side: complete steps of the ranks that have records of most steps."""
 
     label: str
@@ -71,7 +71,7 @@ def _is_enough(own_known: NDArray[np.bool_]) -> bool:
     return len(own_columns) >= FEWEST and int(np.diff(own_columns, prepend=-1, append=len(own_known)).max()) <= LONGEST_GAP
 
 
-def usable(recording: Recording, label: str, *, first: int = 0, end: int | None = None) -> Usable:
+def comparable_steps(recording: Recording, label: str, *, first: int = 0, end: int | None = None) -> ComparableSteps:
     """Select the comparable steps from ``first`` to ``end`` (exclusive).
 
     Left out are warm-up steps of the run, steps in which any rank was profiled, and steps that a compared rank lacks. Ranks with
@@ -101,7 +101,7 @@ def usable(recording: Recording, label: str, *, first: int = 0, end: int | None 
         "incomplete": int(incomplete.sum()),
         "without_own_time": int((~own_known).sum()) if has_own else 0,
     }
-    return Usable(
+    return ComparableSteps(
         label=label,
         recording=replace(recording, table=table.without(METRICS)),
         steps=(int(numbers[0]), int(numbers[-1]) + 1) if len(numbers) else (first, first),
