@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from rankscope.profiler.helper.coordination.pace import StepPace
-from rankscope.profiler.helper.lasting import LEAST_BEFORE, LastingCost
+from rankscope.profiler.helper.cupti_cost import LEAST_BEFORE, CuptiCost
 from rankscope.profiler.helper.step_time_baseline import LEAST, RECENT, StepTimeBaseline, TypicalTime
 from rankscope.profiler.plan import RankReport
 from rankscope.runs.records import PhaseTimes, RankInfo, StepRecord
@@ -100,9 +100,9 @@ def record(number: int, wall_us: float, *, profiled: bool = False, tags: tuple[s
     return StepRecord(step=number, start_unix_ns=number, wall_us=wall_us, phases_us=phases, profiled=profiled, tags=list(tags))
 
 
-def lasting(*, before: int, after_us: float, noise_us: float = 10, after: int = 100) -> LastingCost:
+def cupti_cost(*, before: int, after_us: float, noise_us: float = 10, after: int = 100) -> CuptiCost:
     baseline = StepTimeBaseline()
-    cost = LastingCost(baseline)
+    cost = CuptiCost(baseline)
     times = [1000.0] * before + [3000.0] * 3 + [after_us] * after
     for number, time in enumerate(times):
         # Long steps of another kind are no part of the comparison.
@@ -116,7 +116,7 @@ def lasting(*, before: int, after_us: float, noise_us: float = 10, after: int = 
 
 
 def test_longer_steps_after_the_first_window_are_the_recorders_cost() -> None:
-    cost = lasting(before=20, after_us=1050)
+    cost = cupti_cost(before=20, after_us=1050)
     assert cost.us_per_step == pytest.approx(50, abs=10)
     assert cost.us == pytest.approx(50 * 203, abs=10 * 203)
 
@@ -127,12 +127,12 @@ def test_longer_steps_after_the_first_window_are_the_recorders_cost() -> None:
     ids=["same", "shorter", "within the noise", "by far too much", "no steps to compare with"],
 )
 def test_other_differences_are_not(before: int, after_us: float, noise_us: float) -> None:
-    cost = lasting(before=before, after_us=after_us, noise_us=noise_us)
+    cost = cupti_cost(before=before, after_us=after_us, noise_us=noise_us)
     assert cost.us == 0
 
 
 def test_a_cost_is_not_known_before_enough_steps_followed() -> None:
-    cost = lasting(before=20, after_us=1050, after=20)
+    cost = cupti_cost(before=20, after_us=1050, after=20)
     assert (cost.us_per_step, cost.us) == (None, 0)
 
 

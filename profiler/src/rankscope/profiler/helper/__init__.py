@@ -10,5 +10,5 @@ second. A task that fails stops alone.
 - ``coordination/``: which steps all ranks profile, and requests to the job
 - ``standstill``: what a rank that stands still is doing
 
-``step_time_baseline`` has the usual step time of the rank, ``lasting`` the profiler's cost between its windows.
+``step_time_baseline`` has the usual step time of the rank, ``cupti_cost`` the profiler's cost between its windows.
 """

@@ -22,7 +22,7 @@ from rankscope.profiler.handover import MessageKind, ProfiledWindow, read_exit_s
 from rankscope.profiler.helper.collectives.collective_times import CollectiveTimes
 from rankscope.profiler.helper.collectives.flight import FlightDumps
 from rankscope.profiler.helper.coordination.coordination import Coordination
-from rankscope.profiler.helper.lasting import LastingCost
+from rankscope.profiler.helper.cupti_cost import CuptiCost
 from rankscope.profiler.helper.publishing.metrics_publisher import MetricsPublisher
 from rankscope.profiler.helper.publishing.otlp import OtlpTraces
 from rankscope.profiler.helper.sampling.hardware import HardwareTask
@@ -58,7 +58,7 @@ class Helper:
         self._writer = WriterThread(self._store)
         self._baseline = StepTimeBaseline()
         self._judge = WindowJudge(self._baseline)
-        self._lasting = LastingCost(self._baseline)
+        self._cupti_cost = CuptiCost(self._baseline)
         kind = self._hello.rank.device_kind
         self._reducer = TraceReducer(scratch, self._retention(), judge=self._judge.judge, device_kind=kind)
         self._assembler = StepAssembler(self._ring.name, self._ring.at, lose=lambda error: self._store.lose(1, error))
@@ -175,7 +175,7 @@ class Helper:
             self._baseline.add(record)
             self._judge.add(record)
             if self._hello.rank.device_kind != "cpu":
-                self._lasting.add(record)
+                self._cupti_cost.add(record)
             self._tasks.step(record, intervals)
             self._store.add_step(record)
 
@@ -205,7 +205,7 @@ class Helper:
             end_reason=end_reason,
             dropped_records=self._ring.dropped,
             missed_windows=self._missed_windows,
-            recorder_cost_us=self._ring.cost_ns / 1000 + self._lasting.us,
+            recorder_cost_us=self._ring.cost_ns / 1000 + self._cupti_cost.us,
             window_cost_us=self._ring.window_cost_ns / 1000,
             windows=self._ring.windows,
             disabled_reason=self._ring.disabled_reason,

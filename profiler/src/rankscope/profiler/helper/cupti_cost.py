@@ -28,7 +28,7 @@ MOST: Final = 0.25
 """Largest share of a step that CUPTI may cost. Steps that are longer by more have become so for another reason."""
 
 
-class LastingCost:
+class CuptiCost:
     """Estimate for one rank on a device."""
 
     def __init__(self, baseline: StepTimeBaseline) -> None:
