@@ -7,7 +7,16 @@ import math
 import numpy as np
 import pytest
 
-from rankscope.analysis.statistics import Estimate, excess_of_rank, lasting, lower_medians, mean_of, medians, t_quantile, t_tail
+from rankscope.analysis.statistics import (
+    Estimate,
+    autocorrelation_time,
+    excess_of_rank,
+    lower_medians,
+    mean_of,
+    medians,
+    t_quantile,
+    t_tail,
+)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +81,8 @@ def test_the_interval_of_a_mean_holds_the_true_one_although_noise_lasts(steps: i
 
 
 def test_noise_lasts_as_long_as_it_was_made_to() -> None:
-    assert lasting(noise(1, 4000, 1)) == pytest.approx(1, abs=0.3)
-    assert lasting(noise(1, 4000, 10)) == pytest.approx(10, rel=0.3)
+    assert autocorrelation_time(noise(1, 4000, 1)) == pytest.approx(1, abs=0.3)
+    assert autocorrelation_time(noise(1, 4000, 10)) == pytest.approx(10, rel=0.3)
 
 
 def test_one_step_has_no_interval_and_no_noise_has_a_point() -> None:

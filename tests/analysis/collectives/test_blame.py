@@ -14,7 +14,7 @@ from rankscope.analysis.collectives.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.collectives.waits.blame import Blame, assign_blame
 from rankscope.analysis.collectives.waits.savings import Savings
-from rankscope.analysis.inference.judging.late import find_late, too_few
+from rankscope.analysis.inference.judging.late import find_late, late_suspect
 from rankscope.runs.records import CollectiveRecord
 
 
@@ -242,13 +242,13 @@ def test_two_that_are_late_together_are_not_named_for_nothing() -> None:
 def test_twice_late_may_be_chance_and_is_said_to_be() -> None:
     blamed = late_run([2, 2], ranks=3)
     assert find_late(blamed, window_us=1000) is None
-    assert too_few(blamed, window_us=1000) == 2
+    assert late_suspect(blamed, window_us=1000) == 2
 
 
 def test_what_costs_next_to_nothing_names_nobody() -> None:
     blamed = late_run([2] * 10)
     assert find_late(blamed, window_us=100_000) is None
-    assert too_few(blamed, window_us=100_000) is None
+    assert late_suspect(blamed, window_us=100_000) is None
 
 
 arrivals = st.lists(st.lists(st.integers(0, 500), min_size=3, max_size=3), min_size=1, max_size=8)

@@ -11,7 +11,7 @@ from tests.analysis.planted_clocks import SECOND, START, Floats, Job, Planted, a
 from rankscope.analysis.collectives.clock import Clocks, fit_clocks
 from rankscope.analysis.collectives.clock_series import ClockCourse, at_times, fit_series
 from rankscope.analysis.collectives.waits.blame import Blame, assign_blame
-from rankscope.analysis.inference.judging.late import find_late, too_few
+from rankscope.analysis.inference.judging.late import find_late, late_suspect
 
 HOURS = windows(10, 24, gap=600 * SECOND, within=0.3 * SECOND)
 """Ends and steps of ten windows, one every ten minutes."""
@@ -281,7 +281,7 @@ def test_what_the_clocks_do_changes_no_verdict(
     # then the result is the same
     expected, result = find_late(right, WINDOW_US), find_late(wrong, WINDOW_US)
     assert (expected is None) == (late is None)
-    assert too_few(wrong, WINDOW_US) == too_few(right, WINDOW_US)
+    assert late_suspect(wrong, WINDOW_US) == late_suspect(right, WINDOW_US)
     if expected is not None:
         assert result is not None
         assert (result.ranks, result.pattern) == (expected.ranks, expected.pattern) == ([late], "fixed")
@@ -304,7 +304,7 @@ def test_nobody_is_blamed_for_waits_below_the_residual(on_cpu: bool) -> None:
     assert not blame.waits.gain_us.any()
     assert not blame.waits.waited_us.any()
     assert find_late(blame, 240 * 500.0) is None
-    assert too_few(blame, 240 * 500.0) is None
+    assert late_suspect(blame, 240 * 500.0) is None
     # and it is charged once the same lag exceeds the residual
     sharp = job([Planted()] * 4, jitter=5 * US, lag=lags(2, 200 * US, 0), on_cpu=on_cpu)
     named = find_late(blame_of(sharp), 240 * 500.0)

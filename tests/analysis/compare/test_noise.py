@@ -24,7 +24,7 @@ from rankscope.analysis.compare.shift import (
     cut,
     superiority,
 )
-from rankscope.analysis.statistics import lasting, t_tail
+from rankscope.analysis.statistics import autocorrelation_time, t_tail
 
 STATISTICS: tuple[Statistic, ...] = ("typical", "average")
 LEVEL = 0.05
@@ -127,7 +127,7 @@ def test_series_that_never_vary_differ_exactly() -> None:
 def test_how_long_noise_lasts_is_found(phi: float, expected: float) -> None:
     # (1 + phi) / (1 - phi) for autoregressive noise
     rng = np.random.default_rng(2)
-    assert lasting(lasting_noise(rng, (20_000,), phi)) == pytest.approx(expected, rel=0.2)
+    assert autocorrelation_time(lasting_noise(rng, (20_000,), phi)) == pytest.approx(expected, rel=0.2)
 
 
 def test_rare_slow_steps_show_in_the_average_and_not_in_the_typical_step() -> None:

@@ -10,8 +10,8 @@ from rankscope.analysis.causes import cause_of
 from rankscope.analysis.collectives.waits.blame import Blame
 from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes
 from rankscope.analysis.inference.judging.judgement import judge
-from rankscope.analysis.inference.judging.late import find_late, too_few
-from rankscope.analysis.inference.profiled import late_signals, sure
+from rankscope.analysis.inference.judging.late import find_late, late_suspect
+from rankscope.analysis.inference.profiled import confidence_of_slow, late_signals
 from rankscope.runs.records import StepBreakdown
 
 
@@ -49,7 +49,7 @@ def test_a_rank_is_named_suspected_or_neither(
     late = find_late(blamed, window_us)
     assert (late.ranks[0] if late else None) == named
     if late is None:
-        assert too_few(blamed, window_us) == suspect
+        assert late_suspect(blamed, window_us) == suspect
 
 
 def test_an_intermittent_cause_is_looked_for_in_the_slow_steps() -> None:
@@ -131,7 +131,7 @@ def test_few_steps_name_a_rank_of_many_only_where_they_agree(lateness: list[floa
         assert judgement.suspects == [7]
     else:
         assert straggler.slow.ranks == [7]
-        assert sure(straggler.slow, steps) == pytest.approx(confidence, abs=0.001)
+        assert confidence_of_slow(straggler.slow, steps) == pytest.approx(confidence, abs=0.001)
 
 
 def test_ranks_of_a_host_slow_in_turn_are_one_straggler_in_windows() -> None:

@@ -22,7 +22,7 @@ MOST_BATCHES: Final = 32
 FEWEST_BATCHES: Final = 8
 """Number of batches that is kept even where noise lasts longer than a batch. The variance is then enlarged instead."""
 
-TIMES_LASTING: Final = 3.0
+BATCH_LENGTH: Final = 3.0
 """Length of a batch in multiples of the time that noise lasts, so that neighbouring batches correlate little."""
 
 
@@ -88,7 +88,7 @@ def _in_order(rows: NDArray[np.floating[Any]]) -> NDArray[np.intp]:
     return value_counts
 
 
-def lasting(series: Series) -> float:
+def autocorrelation_time(series: Series) -> float:
     """Return how many steps noise lasts: the integrated autocorrelation time 1 + 2 sum rho(k), at least 1.
 
     The values are first replaced by their ranks in sorted order, so that single slow steps do not dominate. The sum ends at the
@@ -150,7 +150,7 @@ def mean_of(series: Series) -> Estimate:
     count = len(series)
     if count < 2:
         return Estimate(float(series.mean()) if count else 0.0, math.inf, 1.0)
-    wanted = 1 + math.ceil(TIMES_LASTING * (lasting(series) - 1)) if count >= FEWEST_BATCHES else 1
+    wanted = 1 + math.ceil(BATCH_LENGTH * (autocorrelation_time(series) - 1)) if count >= FEWEST_BATCHES else 1
     batches = min(count, max(min(FEWEST_BATCHES, count), min(MOST_BATCHES, count // wanted)))
     edges = np.linspace(0, count, batches + 1).astype(int)
     means = np.add.reduceat(series, edges[:-1]) / np.diff(edges)

@@ -21,14 +21,14 @@ from rankscope.analysis.compare.shift import (
     cut,
     superiority,
 )
-from rankscope.analysis.statistics import TIMES_LASTING
+from rankscope.analysis.statistics import BATCH_LENGTH
 
 CONFIDENCE: Final = 0.95
 """Joint confidence of all intervals and tests of one comparison."""
 
 METHOD: Final = (
     "batch means: Welch's test on the medians (typical step) and means (average step) of blocks of consecutive steps, at least "
-    f"{TIMES_LASTING:.0f} times as long as the noise lasts, {MIN_BLOCKS} blocks of either side or more; Bonferroni over all "
+    f"{BATCH_LENGTH:.0f} times as long as the noise lasts, {MIN_BLOCKS} blocks of either side or more; Bonferroni over all "
     f"tests, half of the allowance for the step time; detectable with a chance of {POWER:.0%}"
 )
 

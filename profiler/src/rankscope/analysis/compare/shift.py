@@ -16,7 +16,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.statistics import TIMES_LASTING, lasting, t_quantile, t_tail
+from rankscope.analysis.statistics import BATCH_LENGTH, autocorrelation_time, t_quantile, t_tail
 
 Series = NDArray[np.float64]
 Statistic = Literal["typical", "average"]
@@ -70,13 +70,17 @@ class Difference:
 def cut(a: Series, b: Series) -> tuple[list[Series], list[Series], float]:
     """Cut both series into blocks of consecutive steps of about equal length.
 
-    A block is at least ``TIMES_LASTING`` times as long as noise lasts. If that makes fewer than ``MIN_BLOCKS`` blocks, the
+    A block is at least ``BATCH_LENGTH`` times as long as noise lasts. If that makes fewer than ``MIN_BLOCKS`` blocks, the
     shorter series is cut into ``MIN_BLOCKS``. The third value is the factor by which the blocks are then too short, else 1.
     """
     shorter = min(len(a), len(b))
     if shorter < MIN_STEPS:
         return [a], [b], 1.0
-    wanted = max(MIN_BLOCK_STEPS, math.ceil(TIMES_LASTING * max(lasting(a), lasting(b))), shorter // MAX_BLOCKS)
+    wanted = max(
+        MIN_BLOCK_STEPS,
+        math.ceil(BATCH_LENGTH * max(autocorrelation_time(a), autocorrelation_time(b))),
+        shorter // MAX_BLOCKS,
+    )
     length = min(wanted, shorter // MIN_BLOCKS)
     return np.array_split(a, len(a) // length), np.array_split(b, len(b) // length), wanted / length
 

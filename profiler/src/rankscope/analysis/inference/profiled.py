@@ -209,7 +209,7 @@ def diagnosis_of_late(
         factor=1 / steps,
         wait_us=exposed / victims / steps,
         step_us=window_us / steps,
-        confidence=sure(slow, len(blame.steps), explained=explained),
+        confidence=confidence_of_slow(slow, len(blame.steps), explained=explained),
         evidence=imposed_evidence(blame, slow.ranks),
         unit="window" if steps == 1 else "step",
         last_of=f"{'collectives' if len(blame.steps) < 2 else 'steps'} in which anybody clearly was",
@@ -237,7 +237,7 @@ def imposed_evidence(blame: Blame, ranks: Sequence[int]) -> list[Evidence]:
     return rows
 
 
-def sure(slow: SlowRanks, steps: int, *, explained: float | None = None) -> float:
+def confidence_of_slow(slow: SlowRanks, steps: int, *, explained: float | None = None) -> float:
     """Return the confidence in ranks that ``steps`` profiled steps show to be slow.
 
     ``explained``: share of the communication that the evidence rests on, where known.
@@ -301,7 +301,7 @@ def _diagnosis_by_own_times(
         signals,
         wait_us=slow.gain_us,
         step_us=compared.wall_us,
-        confidence=sure(slow, count),
+        confidence=confidence_of_slow(slow, count),
         evidence=[*own_time_evidence(slow, count), *(imposed_evidence(blame, slow.ranks) if blame.steps else [])],
         stage=stage,
         **few_steps(count, "step", 1),

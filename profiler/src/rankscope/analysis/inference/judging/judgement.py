@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 from rankscope.analysis.collectives.waits.blame import Blame
 from rankscope.analysis.evidence.compared import OwnTimes
 from rankscope.analysis.inference.judging.judge import GroupAnswer, judge_ranks
-from rankscope.analysis.inference.judging.late import all_agree, find_late, too_few
+from rankscope.analysis.inference.judging.late import all_agree, find_late, late_suspect
 from rankscope.analysis.inference.judging.outliers import by_chance_elsewhere
 from rankscope.analysis.inference.judging.significance import LIMIT, blocks_needed
 from rankscope.analysis.inference.judging.slow import MINIMUM_EFFECT, SlowRanks
@@ -114,7 +114,7 @@ def judge(
     suspected = _suspected(judged, at_most_us)
     if suspected is not None:
         return Judgement(suspects=sorted(suspected.suspects), suspected=suspected, groups=judged)
-    last = None if blame is None else too_few(blame, window_us)
+    last = None if blame is None else late_suspect(blame, window_us)
     return Judgement(suspects=[] if last is None else [last], is_tested=are_tested(groups), groups=judged)
 
 

@@ -126,7 +126,7 @@ def agree(ahead: NDArray[np.float64], ranks: int) -> bool:
     return bool(ahead.mean() > t_quantile(LIMIT / ranks, len(ahead) - 1) * ahead.std(ddof=1) / np.sqrt(len(ahead)))
 
 
-def too_few(blame: Blame, window_us: float) -> int | None:
+def late_suspect(blame: Blame, window_us: float) -> int | None:
     """Return the rank that was late at a significant cost, but too rarely to exclude chance; ``None`` without one."""
     times = late_times(blame, window_us)
     suspects = [] if times is None else judge_ranks(times).suspects

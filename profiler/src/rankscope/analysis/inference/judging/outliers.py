@@ -16,7 +16,7 @@ from rankscope.analysis.inference.judging.significance import (
     LIMIT,
     block_sums,
     gap_p_value,
-    looks,
+    number_of_tests,
     p_value,
     share_reaching,
     widest_gap,
@@ -43,8 +43,8 @@ def ranks_ahead(
     """Return the ranks with the widest gap to all others, or else the worst rank, among those not yet known to be ``slow``.
 
     ``None`` when no rank has a mean excess ``over`` [ranks] of ``floor``, or when no more ranks can be outliers. There are two
-    tests, so p-values are corrected by ``looks``: of several ranks ahead of the others, then, if that is not certain, of the
-    worst rank alone. P-values also account for the other measures, as any of them may name the rank.
+    tests, so p-values are corrected by ``number_of_tests``: of several ranks ahead of the others, then, if that is not certain,
+    of the worst rank alone. P-values also account for the other measures, as any of them may name the rank.
     """
     candidates = np.flatnonzero(~slow)
     best: Outliers | None = None
@@ -66,7 +66,7 @@ def ranks_ahead(
         ]
         for count, chance in tests:
             outliers = Outliers(
-                [int(row) for row in candidates[order[:count]]], min(1.0, looks(len(candidates)) * chance()), measure
+                [int(row) for row in candidates[order[:count]]], min(1.0, number_of_tests(len(candidates)) * chance()), measure
             )
             if outliers.p_value <= LIMIT:
                 return outliers

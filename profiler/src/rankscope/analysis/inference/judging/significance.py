@@ -98,7 +98,7 @@ def _gaps(totals: Scores, most: int) -> Scores:
     return gaps
 
 
-def looks(ranks: int) -> int:
+def number_of_tests(ranks: int) -> int:
     """Return the number of different tests among ``p_value`` and ``gap_p_value``: for two ranks they are the same."""
     return 2 if ranks > 2 else 1
 
@@ -173,4 +173,4 @@ def attainable_p(blocks: int, ranks: int) -> float:
 
 def blocks_needed(ranks: int) -> int:
     """Return the smallest number of blocks in which one of ``ranks`` can be distinguished from chance."""
-    return next(blocks for blocks in range(1, BLOCKS + 1) if looks(ranks) * attainable_p(blocks, ranks) <= LIMIT)
+    return next(blocks for blocks in range(1, BLOCKS + 1) if number_of_tests(ranks) * attainable_p(blocks, ranks) <= LIMIT)
