@@ -25,7 +25,7 @@ from rankscope.analysis.evidence.compared import StepOwnTimes, imposed_wait
 from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, ImposedWait, RankResult, RareSteps, Source
 from rankscope.analysis.result.costs import Ledger, LedgerSource, Memory, PipelineResult, Throughput
 from rankscope.analysis.verdict.advice import AdviceSubject, figures_of_verdict, reason_of, recommend
-from rankscope.analysis.verdict.builders import Setting, never_balanced_while_waiting
+from rankscope.analysis.verdict.builders import Setting, withhold_balanced
 from rankscope.analysis.verdict.job_verdict import Answer
 from rankscope.analysis.verdict.stalled_verdict import place
 from rankscope.runs.records import KernelRecord
@@ -115,7 +115,7 @@ def assemble(
     """
     step_parts = None if costs is None else waterfall(costs)
     verdict, findings = answer
-    verdict = never_balanced_while_waiting(verdict, None if step_parts is None else step_parts.share("straggler_wait"), setting)
+    verdict = withhold_balanced(verdict, None if step_parts is None else step_parts.share("straggler_wait"), setting)
     is_run = source.kind == "run"
     of_ranks = figures_of_ranks(ranks, matched.source)
     evidence = next((finding.evidence for finding in findings if finding.kind == "straggler"), [])

@@ -25,7 +25,7 @@ class FigureCondition(msgspec.Struct, frozen=True):
         return figure is not None and (figure.value >= self.limit if self.comparison == ">=" else figure.value < self.limit)
 
 
-class Bound(msgspec.Struct, frozen=True):
+class FigureBound(msgspec.Struct, frozen=True):
     """Bound on a gain or cost, as a share of the step: factor · figure."""
 
     figure: str
@@ -73,14 +73,14 @@ class AdviceRow(msgspec.Struct, frozen=True, kw_only=True):
     """Conditions on figures under which the row is a recommendation."""
     gain: float | None = None
     """Largest part of the first condition's figure that the actions can remove; ``None``: they save no time by themselves."""
-    cost: Bound | None = None
+    cost: FigureBound | None = None
     falls: str = ""
     """Quantity that must fall if the actions helped."""
 
     @property
-    def bound(self) -> Bound | None:
+    def bound(self) -> FigureBound | None:
         """Bound on the gain."""
-        return None if self.gain is None else Bound(self.when[0].figure, self.gain)
+        return None if self.gain is None else FigureBound(self.when[0].figure, self.gain)
 
 
 def at_least(figure: str, limit: float) -> FigureCondition:
@@ -114,7 +114,7 @@ def for_figures(
     falls: str,
     *actions: str,
     gain: float | None = 1.0,
-    cost: Bound | None = None,
+    cost: FigureBound | None = None,
     kind: Kind | None = None,
     cause: Cause | None = None,
     reason: str | None = None,

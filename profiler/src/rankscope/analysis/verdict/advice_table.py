@@ -25,7 +25,16 @@ from rankscope.analysis.remedies import (
     TRANSPORT,
     WITHOUT_HOST,
 )
-from rankscope.analysis.verdict.advice_rows import RECORD, AdviceRow, Bound, at_least, below, for_figures, for_ranks, for_verdict
+from rankscope.analysis.verdict.advice_rows import (
+    RECORD,
+    AdviceRow,
+    FigureBound,
+    at_least,
+    below,
+    for_figures,
+    for_ranks,
+    for_verdict,
+)
 
 _EXPOSED: Final = "share.exposed_communication"
 _MUCH_EXPOSED: Final = (at_least(_EXPOSED, 0.1), below("overlap_ratio", 0.5))
@@ -185,7 +194,7 @@ TABLE: Final[tuple[AdviceRow, ...]] = (
         "Memory is short and nothing is recomputed: checkpoint the activations of the largest blocks (torch.utils.checkpoint); "
         "their forward is computed once more",
         gain=None,
-        cost=Bound("share.all_compute", 1 / 3),
+        cost=FigureBound("share.all_compute", 1 / 3),
     ),
     for_figures(
         "shard",

@@ -174,7 +174,7 @@ def finding_of_moving(diagnosis: Diagnosis, setting: Setting, *, lead: str) -> F
     )
 
 
-def never_balanced_while_waiting(verdict: Verdict, waiting: float | None, setting: Setting) -> Verdict:
+def withhold_balanced(verdict: Verdict, waiting: float | None, setting: Setting) -> Verdict:
     """Return the verdict; not enough data instead of ``balanced`` where ranks wait for each other a tenth of the time.
 
     ``waiting``: share of the step or window that ranks wait for the last one; ``None``: not known.
