@@ -28,8 +28,8 @@ Caller = tuple[str, str, bytes]
 """Version of rankscope, the folder that relative paths start from, and the pickled function: the same for all items."""
 FileSize = tuple[str, int]
 """Path and size of a file that a node must see."""
-Outcome = Literal["done", "failed", "version", "lacks", "unseen"]
-Answer = tuple[Outcome, str, bytes]
+NodeOutcome = Literal["done", "failed", "version", "lacks", "unseen"]
+NodeAnswer = tuple[NodeOutcome, str, bytes]
 """Outcome, name of the node, and the pickled result, error or detail."""
 
 
@@ -118,7 +118,7 @@ def caller_of(function: Callable[[Any], Any]) -> Caller:
     return metadata.version("rankscope"), os.fspath(Path.cwd()), pickle.dumps(function)
 
 
-def node_task() -> Callable[[Caller, bytes, FileSize | None], Answer]:
+def node_task() -> Callable[[Caller, bytes, FileSize | None], NodeAnswer]:
     """Return the function that a node runs.
 
     Its arguments are the caller, the pickled item, and the item's file if the node must see one. The function is
@@ -135,7 +135,7 @@ def node_task() -> Callable[[Caller, bytes, FileSize | None], Answer]:
             return "has another file there"
         return None if os.access(file, os.R_OK) else "may not read it"
 
-    def run(caller: Caller, item: bytes, file: FileSize | None) -> Answer:
+    def run(caller: Caller, item: bytes, file: FileSize | None) -> NodeAnswer:
         wanted, folder, function = caller
         node = socket.gethostname()
         try:
@@ -163,7 +163,7 @@ def node_task() -> Callable[[Caller, bytes, FileSize | None], Answer]:
     return run
 
 
-def unwrap_answer(answer: Answer, file: Location) -> Any:
+def unwrap_answer(answer: NodeAnswer, file: Location) -> Any:
     """Return the result in a node's answer, or raise the error that the answer stands for."""
     outcome, name, pickled = answer
     value = pickle.loads(pickled)  # noqa: S301  # from the cluster that runs our code
