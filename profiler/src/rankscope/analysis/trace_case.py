@@ -23,7 +23,7 @@ from rankscope.analysis.rank_traces import RankTrace
 from rankscope.analysis.trace_job import Job
 from rankscope.analysis.verdict.bottleneck import shares_of
 from rankscope.analysis.verdict.builders import Lack, MissingEvidence, Setting, among, insufficient
-from rankscope.analysis.verdict.job_verdict import Answer, Case, verdict_of, with_judgement
+from rankscope.analysis.verdict.job_verdict import Case, VerdictAndFindings, verdict_of, with_judgement
 from rankscope.analysis.verdict.unnamed_communication import WAITS, with_unnamed_waits, without_communication
 
 
@@ -36,7 +36,7 @@ def answer_of_traces(
     *,
     explained: float | None,
     paths: str,
-) -> Answer:
+) -> VerdictAndFindings:
     """Return the verdict and the findings. ``explained``: share of the communication that is matched. ``paths``: for commands."""
     if job.reason is not None:
         return insufficient(MissingEvidence(job.reason, job.problem), setting), []

@@ -26,7 +26,7 @@ from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, Imp
 from rankscope.analysis.result.costs import Ledger, LedgerSource, Memory, PipelineResult, Throughput
 from rankscope.analysis.verdict.advice import AdviceSubject, figures_of_verdict, reason_of, recommend
 from rankscope.analysis.verdict.builders import Setting, withhold_balanced
-from rankscope.analysis.verdict.job_verdict import Answer
+from rankscope.analysis.verdict.job_verdict import VerdictAndFindings
 from rankscope.analysis.verdict.stalled_verdict import place
 from rankscope.runs.records import KernelRecord
 
@@ -96,7 +96,7 @@ def matching_result(matched: MatchedCollectives, fabric: Fabric | None, *, expla
 def assemble(
     source: Source,
     ranks: list[RankResult],
-    answer: Answer,
+    answer: VerdictAndFindings,
     setting: Setting,
     *,
     matched: MatchedCollectives,

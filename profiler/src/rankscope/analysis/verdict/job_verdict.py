@@ -21,7 +21,7 @@ from rankscope.analysis.verdict.builders import (
     straggler,
 )
 
-Answer = tuple[Verdict, list[Finding]]
+VerdictAndFindings = tuple[Verdict, list[Finding]]
 """A verdict, and all findings, most costly first."""
 
 
@@ -82,7 +82,7 @@ def with_judgement(
     return case if unmatched is None or judgement.is_tested else replace(case, missing=unmatched)
 
 
-def verdict_of(case: Case) -> Answer:
+def verdict_of(case: Case) -> VerdictAndFindings:
     """Return the verdict and the findings of a case."""
     setting, shares = case.setting, case.shares
     missing_evidence = case.lacking

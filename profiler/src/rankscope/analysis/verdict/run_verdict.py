@@ -29,7 +29,7 @@ from rankscope.analysis.verdict.bottleneck import LimitRow, limit_of, shares_of
 from rankscope.analysis.verdict.bubble import bubble_explained
 from rankscope.analysis.verdict.builders import MissingEvidence, Setting, among, finding_of_moving, limits
 from rankscope.analysis.verdict.endings import endings
-from rankscope.analysis.verdict.job_verdict import Answer, Case, verdict_of, with_judgement
+from rankscope.analysis.verdict.job_verdict import Case, VerdictAndFindings, verdict_of, with_judgement
 from rankscope.analysis.verdict.reasons import diagnosis_of_moving, diagnosis_of_slow, signals_beside_windows
 from rankscope.base.text import format_duration, ranks_text, share_bound
 
@@ -63,7 +63,7 @@ def run_verdict(
     setting: Setting,
     costs: Callable[[tuple[int, ...]], Costs | None],
     by_durations: Callable[[Setting, Figures], Case] | None = None,
-) -> Answer:
+) -> VerdictAndFindings:
     """Return the verdict and all findings, most costly first.
 
     ``costs`` maps ranks to the costs of the step without them; the resulting waterfall shows what limits the step.
