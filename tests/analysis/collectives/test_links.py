@@ -203,8 +203,10 @@ def test_cpu_threads_do_not_use_the_links_between_gpus() -> None:
 
 def test_of_ranks_on_unknown_hosts_only_a_lone_told_link_says_something() -> None:
     collected = [parse_link("nvlink2"), parse_link("ib-edr")]
-    assert expect("all_reduce", [0, 1], Fabric(told=collected[:1]), on_cpu=False) == ExpectedBandwidth("nvlink2", "told", 150)
-    for unclear in (Fabric(told=collected), Fabric(), Fabric(told=[parse_link("ib-edr:4")])):
+    assert expect("all_reduce", [0, 1], Fabric(stated_links=collected[:1]), on_cpu=False) == ExpectedBandwidth(
+        "nvlink2", "told", 150
+    )
+    for unclear in (Fabric(stated_links=collected), Fabric(), Fabric(stated_links=[parse_link("ib-edr:4")])):
         link = expect("all_reduce", [0, 1], unclear, on_cpu=False)
         assert link.bus_gb_s is None
         assert link.unknown is not None

@@ -26,7 +26,7 @@ from rankscope.runs.control import MAX_STEPS
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import StepRecord
 from rankscope.runs.step_columns import records_of
-from rankscope.runs.world_size import told_world_size
+from rankscope.runs.world_size import recorded_world_size
 
 _MORE_STEPS: Final = 20
 """Steps to capture next. More than ``profiled.ENOUGH_STEPS``, so that steps are the units of chance even if some show nothing."""
@@ -57,7 +57,7 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
     """Analyse ``steps`` on ``ranks``; a rank without a profile of any of them causes a warning."""
     infos = {rank: info for rank in sorted(ranks) if (info := reader.rank(attempt, rank)) is not None}
     reductions = {rank: captured_steps(reader, attempt, rank, steps) for rank in sorted(ranks)}
-    stated = told_world_size(reader.attempt(attempt), infos.values())
+    stated = recorded_world_size(reader.attempt(attempt), infos.values())
     least = max((least_ranks(rank, reduction.collectives) for rank, reduction in reductions.items()), default=0)
     world_size = max(len(reductions) if stated is None else stated, least)
     matched = match_windows(reductions, infos, world_size)

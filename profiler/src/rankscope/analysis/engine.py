@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from rankscope.analysis.collectives.traffic.links import ToldLink
+from rankscope.analysis.collectives.traffic.links import StatedLink
 from rankscope.analysis.durations.log_files import local_files
 from rankscope.analysis.parallel.workers import ALONE, Engine
 from rankscope.analysis.result.analysis import Analysis
@@ -26,7 +26,7 @@ def analyze(
     *,
     price_per_gpu_hour: float | None = None,
     currency: str = "USD",
-    links: Sequence[ToldLink] = (),
+    links: Sequence[StatedLink] = (),
     communication_pattern: re.Pattern[str] | None = None,
     cycle: int | None = None,
     detail: bool = False,

@@ -15,7 +15,7 @@ import msgspec
 
 from rankscope.analysis.collectives.arrivals import CollectiveColumnsBuilder
 from rankscope.analysis.collectives.matched import MatchedCollectives, match_windows
-from rankscope.analysis.collectives.traffic.links import ToldLink, run_fabric
+from rankscope.analysis.collectives.traffic.links import StatedLink, run_fabric
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.collectives.world import least_ranks
 from rankscope.analysis.costs.memory import memory_of
@@ -63,7 +63,7 @@ from rankscope.base.process import collector_paused
 from rankscope.runs.durations import DurationBlock
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import STAGE_DIMENSIONS, RankInfo
-from rankscope.runs.world_size import told_world_size
+from rankscope.runs.world_size import recorded_world_size
 
 STANDING_SECONDS: Final = 10.0
 """Silence from which on it is read what the ranks are doing."""
@@ -78,7 +78,7 @@ def analyze_run(
     *,
     price_per_gpu_hour: float | None = None,
     currency: str = "USD",
-    links: Sequence[ToldLink] = (),
+    links: Sequence[StatedLink] = (),
     steps: StepRange = ALL_STEPS,
 ) -> Analysis:
     """Analyse an attempt of a run, the last by default; see ``engine.analyze``."""
@@ -91,7 +91,7 @@ def analysis_of(
     *,
     price_per_gpu_hour: float | None = None,
     currency: str = "USD",
-    links: Sequence[ToldLink] = (),
+    links: Sequence[StatedLink] = (),
     chosen: bool = False,
 ) -> Analysis:
     """Return the analysis of the evidence read from a run. ``chosen``: of some steps, so a hang after them is no verdict."""
@@ -279,10 +279,10 @@ def world_size_of(reader: RunReader, table: StepTable, infos: Mapping[int, RankI
 
     ``least``: number of ranks that the job has at least, by the numbers of its ranks and the process groups of profiled steps.
     """
-    told_size = told_world_size(reader.attempt(table.attempt), infos.values())
-    if told_size is None:
+    recorded_size = recorded_world_size(reader.attempt(table.attempt), infos.values())
+    if recorded_size is None:
         return least if least > len(table.ranks) else None
-    return max(told_size, least, len(table.ranks)) or None
+    return max(recorded_size, least, len(table.ranks)) or None
 
 
 def _activity(run: RunEvidence, rank: int) -> StandingRank | None:

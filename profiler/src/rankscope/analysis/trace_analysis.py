@@ -13,7 +13,7 @@ import msgspec
 
 from rankscope.analysis.collectives.communication import communication_parts
 from rankscope.analysis.collectives.matched import MatchedCollectives, match_ranks
-from rankscope.analysis.collectives.traffic.links import Fabric, ToldLink
+from rankscope.analysis.collectives.traffic.links import Fabric, StatedLink
 from rankscope.analysis.collectives.windows import Reduction, matchable
 from rankscope.analysis.inference.doubts import MOST_COMMUNICATION
 from rankscope.analysis.parallel.workers import Engine
@@ -38,7 +38,7 @@ def analyze_traces(
     *,
     price_per_gpu_hour: float | None = None,
     currency: str = "USD",
-    links: Sequence[ToldLink] = (),
+    links: Sequence[StatedLink] = (),
     communication_pattern: re.Pattern[str] | None = None,
     cycle: int | None = None,
     detail: bool = False,
@@ -154,7 +154,7 @@ def _with_uncalled(matched: MatchedCollectives, uncalled: int) -> MatchedCollect
     return msgspec.structs.replace(matched, matching=counted_too)
 
 
-def fabric_of(traces: Sequence[RankTrace], links: Sequence[ToldLink]) -> Fabric:
+def fabric_of(traces: Sequence[RankTrace], links: Sequence[StatedLink]) -> Fabric:
     """Return the hosts, GPUs and links of the ranks of ``traces``."""
     gpus_of_host = {trace.host: len(trace.gpu_names) for trace in traces if trace.host}
     ranks = Counter(trace.host for trace in traces)
@@ -164,7 +164,7 @@ def fabric_of(traces: Sequence[RankTrace], links: Sequence[ToldLink]) -> Fabric:
         # If all GPUs of the host are of one model, it does not matter which one the rank used.
         gpu_names={trace.rank: trace.gpu_names[0] for trace in traces if len(set(trace.gpu_names)) == 1},
         gpus_on_host=gpus_of_host,
-        told=links,
+        stated_links=links,
     )
 
 

@@ -7,6 +7,6 @@ from collections.abc import Iterable
 from rankscope.runs.records import AttemptInfo, RankInfo
 
 
-def told_world_size(about: AttemptInfo | None, infos: Iterable[RankInfo]) -> int | None:
+def recorded_world_size(about: AttemptInfo | None, infos: Iterable[RankInfo]) -> int | None:
     """Return the world size recorded by the attempt, else by its ranks; ``None`` where neither has it."""
     return about.world_size if about is not None else max((info.world_size for info in infos), default=None)

@@ -16,7 +16,7 @@ from rankscope.runs.control import ControlAnswer, ControlRequest, post
 from rankscope.runs.paths import control_dir, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
-from rankscope.runs.world_size import told_world_size
+from rankscope.runs.world_size import recorded_world_size
 
 SILENT_SECONDS: Final = 300.0
 """Time without a new step record after which the run does not count as training."""
@@ -64,7 +64,7 @@ class LiveRun:
 
     def _read_ranks(self) -> dict[int, RankInfo]:
         infos = self.infos()
-        world_size = told_world_size(self.reader.attempt(self.attempt), infos.values()) or 0
+        world_size = recorded_world_size(self.reader.attempt(self.attempt), infos.values()) or 0
         self.ranks = sorted(rank for rank, info in infos.items() if info.end_unix_ns is None)
         self.absent = [rank for rank in range(min(world_size, _MAX_WORLD)) if rank not in infos]
         return infos

@@ -6,7 +6,7 @@ import re
 
 import click
 
-from rankscope.analysis.collectives.traffic.links import ToldLink, parse_link
+from rankscope.analysis.collectives.traffic.links import StatedLink, parse_link
 from rankscope.analysis.engine import analyze as run_analysis
 from rankscope.cli.selection import STEPS
 from rankscope.cli.terminal import INPUT_PLACE, format_option, paths_or_newest, price_options, print_json, use_color, width
@@ -105,8 +105,8 @@ def analyze(
     return 1 if analysis.verdict.kind in fail_on else 0
 
 
-def _parse_links(links: tuple[str, ...]) -> list[ToldLink]:
-    parsed_links: list[ToldLink] = []
+def _parse_links(links: tuple[str, ...]) -> list[StatedLink]:
+    parsed_links: list[StatedLink] = []
     for text in links:
         try:
             link_option = parse_link(text)

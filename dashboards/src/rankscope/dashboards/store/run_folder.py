@@ -20,7 +20,7 @@ from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 from rankscope.runs.named import runs_in
 from rankscope.runs.reader import RunReader, is_visible_run
 from rankscope.runs.records import RunInfo
-from rankscope.runs.world_size import told_world_size
+from rankscope.runs.world_size import recorded_world_size
 
 SILENT_AFTER_S: Final = 120.0
 """A run whose ranks have not ended is silent if nothing was written for this long."""
@@ -182,7 +182,7 @@ def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
         start_unix_ns=reader.info.start_unix_ns,
         last_write_unix_ns=print_.newest_unix_ns,
         size_bytes=print_.size_bytes,
-        world_size=told_world_size(attempt, infos),
+        world_size=recorded_world_size(attempt, infos),
         ranks=len(ranks),
         hosts=len({info.host for info in infos}),
         attempts=len(attempts),

@@ -27,7 +27,7 @@ from rankscope.dashboards.timeline.parts import NO_VALUE, Numbers, Parts, Record
 from rankscope.dashboards.timeline.raw_events import RawEvents, kept_files
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import CollectiveRecord
-from rankscope.runs.world_size import told_world_size
+from rankscope.runs.world_size import recorded_world_size
 
 _APART_NS: Final = 60_000_000_000
 """Largest plausible distance between ranks of a window; a rank further away has a clock that could not be corrected."""
@@ -45,7 +45,7 @@ def derive_window(run: Path, attempt: int, steps: range, folder: Path, on_progre
     on_progress(Progress("finding which collectives are the same"))
     infos = reader.infos(attempt)
     clock_names = {rank: info.clock_name for rank, info in infos.items()}
-    matched = match_windows(reductions, infos, told_world_size(reader.attempt(attempt), infos.values()))
+    matched = match_windows(reductions, infos, recorded_world_size(reader.attempt(attempt), infos.values()))
     clocks = shared_by_names(matched.clocks, clock_names)
     captured = {rank: reduction for rank, reduction in reductions.items() if reduction.breakdowns or reduction.collectives}
     if not captured:

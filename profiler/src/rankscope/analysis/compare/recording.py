@@ -18,7 +18,7 @@ from rankscope.runs.named import NamedRun, named_run, refuse_folder_of_runs
 from rankscope.runs.paths import run_file
 from rankscope.runs.reader import ATTEMPTS, RunReader
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepBreakdown
-from rankscope.runs.world_size import told_world_size
+from rankscope.runs.world_size import recorded_world_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def read_recording(path: Path) -> Recording:
         attempt=attempt,
         about=about,
         infos=infos,
-        world_size=max(told_world_size(about, infos.values()) or 0, len(ranks)),
+        world_size=max(recorded_world_size(about, infos.values()) or 0, len(ranks)),
         table=table,
         windows=windows,
         warnings=[*_warnings(reader, table, attempts, infos, named=named.attempt is not None), *table.numbers.warnings()],

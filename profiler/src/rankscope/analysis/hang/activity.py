@@ -26,7 +26,7 @@ from rankscope.analysis.result.text import counted, first_of
 from rankscope.base.text import one_line, ranks_text, shortened, span
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankActivity, RankInfo
-from rankscope.runs.world_size import told_world_size
+from rankscope.runs.world_size import recorded_world_size
 
 BELIEVED_NS: Final = 120 * 10**9
 """Age up to which a rank's activity counts: it is refreshed every 30 s, and clocks and caches of file servers differ by a minute.
@@ -65,7 +65,7 @@ def read_activities(reader: RunReader, attempt: int, infos: Mapping[int, RankInf
     }
     if not doing:
         return None
-    world_size = told_world_size(reader.attempt(attempt), infos.values())
+    world_size = recorded_world_size(reader.attempt(attempt), infos.values())
     expected = {*infos, *range(min(world_size or 0, LARGEST_WORLD))}
     unknown = sorted(expected - doing.keys() - ended.keys())
     return Activities(doing, ended, unknown, infos, str(reader.path), attempt, world_size, now_unix_ns)

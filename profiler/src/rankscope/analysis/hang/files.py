@@ -24,7 +24,7 @@ from rankscope.runs.named import NamedRun, named_run, refuse_folder_of_runs
 from rankscope.runs.paths import attempt_dir, flight_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.run_files import open_run_file
-from rankscope.runs.world_size import told_world_size
+from rankscope.runs.world_size import recorded_world_size
 
 MAX_BYTES: Final = 128 * 1024 * 1024
 """Maximum size of a dump file; a larger file is refused."""
@@ -230,7 +230,7 @@ def _of_run(run: NamedRun) -> tuple[LoadedDumps, list[DumpFile]]:
         os.fspath(path),
         hosts={rank: info.host for rank, info in infos.items()},
         pids={rank: info.pid for rank, info in infos.items()},
-        world_size=told_world_size(reader.attempt(attempt), infos.values()),
+        world_size=recorded_world_size(reader.attempt(attempt), infos.values()),
         attempt=attempt,
         run=os.fspath(path),
     )

@@ -37,7 +37,7 @@ from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import CollectiveRecord, HardwareSample, RankInfo
 from rankscope.runs.run_files import list_run_folder
-from rankscope.runs.world_size import told_world_size
+from rankscope.runs.world_size import recorded_world_size
 
 _TRACE_FILE: Final = re.compile(r"window-(\d{1,18})\.json(?:\.gz)?")
 """File name of a raw trace that a rank has kept, with its first step."""
@@ -120,7 +120,7 @@ class RunExportSource:
         steps = (self._steps.start, self._steps.stop)
         fitted_to = self._survey.clock_range(steps)
         collectives = {rank: captured_steps(self._reader, self._attempt, rank, self._steps).collectives for rank in all_ranks}
-        world_size = told_world_size(self._reader.attempt(self._attempt), self._infos.values())
+        world_size = recorded_world_size(self._reader.attempt(self._attempt), self._infos.values())
         if world_size is not None:
             world_size = max(world_size, len(all_ranks))
         names = {rank: info.clock_name for rank, info in self._infos.items()}

@@ -108,7 +108,7 @@ GPU_LINKS: Final[tuple[tuple[str, str], ...]] = (
 )
 
 
-class ToldLink(msgspec.Struct, frozen=True):
+class StatedLink(msgspec.Struct, frozen=True):
     """Link that the user named."""
 
     link: LinkKind
@@ -116,19 +116,19 @@ class ToldLink(msgspec.Struct, frozen=True):
     """Number of ports of each host, for networks."""
 
 
-def parse_link(text: str) -> ToldLink:
+def parse_link(text: str) -> StatedLink:
     """Parse ``NAME`` or ``NAME:PORTS``. Raises ``ValueError`` whose message states the valid values."""
     name, colon, count = text.partition(":")
     link = BY_NAME.get(name.strip().lower())
     if link is None:
         raise ValueError(f"{name!r} is no link that is known; there are {', '.join(BY_NAME)}")
     if not colon:
-        return ToldLink(link)
+        return StatedLink(link)
     if link.scope != "network":
         raise ValueError(f"{text!r}: only networks have ports; {link.name} is inside a host")
     if not count.isascii() or not count.isdigit() or not 1 <= len(count) <= 4 or int(count) == 0:
         raise ValueError(f"{text!r}: the number of ports of each host is a whole number from 1 to 9999, as in {link.name}:8")
-    return ToldLink(link, int(count))
+    return StatedLink(link, int(count))
 
 
 def link_of_gpu(name: str) -> LinkKind | None:
@@ -146,10 +146,10 @@ class Fabric(msgspec.Struct, frozen=True):
     gpu_names: Mapping[int, str] = msgspec.field(default_factory=dict)
     gpus_on_host: Mapping[str, int] = msgspec.field(default_factory=dict)
     """Number of GPUs known to be on each host; a host may have more."""
-    told: Sequence[ToldLink] = ()
+    stated_links: Sequence[StatedLink] = ()
 
 
-def run_fabric(infos: Mapping[int, RankInfo], told_links: Sequence[ToldLink]) -> Fabric:
+def run_fabric(infos: Mapping[int, RankInfo], stated_links: Sequence[StatedLink]) -> Fabric:
     """Return the fabric of a run. A host name with two ranks of the same local rank is left out: several machines have it."""
     accelerated = {rank: info for rank, info in infos.items() if info.device_kind != "cpu"}
     places = Counter((info.host, info.local_rank) for info in infos.values() if info.local_rank is not None)
@@ -158,7 +158,7 @@ def run_fabric(infos: Mapping[int, RankInfo], told_links: Sequence[ToldLink]) ->
         hosts={rank: info.host for rank, info in infos.items() if info.host not in shared},
         gpu_names={rank: info.gpu_name for rank, info in accelerated.items() if info.gpu_name is not None},
         gpus_on_host=Counter(info.host for info in accelerated.values()),
-        told=told_links,
+        stated_links=stated_links,
     )
 
 
@@ -183,30 +183,30 @@ def expect(op: str, ranks: Sequence[int], fabric: Fabric, *, on_cpu: bool) -> Ex
     """
     per_host = Counter(fabric.hosts.get(rank) for rank in ranks)
     if None in per_host:
-        if len(fabric.told) != 1:
+        if len(fabric.stated_links) != 1:
             return ExpectedBandwidth(unknown=_HOSTS_UNKNOWN)
-        told_link = fabric.told[0]
-        return _of_told_alone(told_link, on_cpu=on_cpu)
+        stated_link = fabric.stated_links[0]
+        return _of_stated_alone(stated_link, on_cpu=on_cpu)
     if len(per_host) == 1:
         return ExpectedBandwidth(unknown=_ON_CPU) if on_cpu else _inside(ranks, fabric)
     return _between(op, ranks, fabric, max(per_host.values()), on_cpu=on_cpu)
 
 
-def _of_told_alone(told_link: ToldLink, *, on_cpu: bool) -> ExpectedBandwidth:
+def _of_stated_alone(stated_link: StatedLink, *, on_cpu: bool) -> ExpectedBandwidth:
     """Return the expectation where only one named link is known. By naming it, the user states that it carries everything."""
-    if told_link.link.scope == "host" and on_cpu:
+    if stated_link.link.scope == "host" and on_cpu:
         return ExpectedBandwidth(unknown=_ON_CPU)
-    if told_link.ports > 1:
+    if stated_link.ports > 1:
         return ExpectedBandwidth(
-            told_link.link.name, "told", unknown=f"{_HOSTS_UNKNOWN}, so neither is the share of each in the ports"
+            stated_link.link.name, "told", unknown=f"{_HOSTS_UNKNOWN}, so neither is the share of each in the ports"
         )
-    return ExpectedBandwidth(told_link.link.name, "told", told_link.link.gb_s)
+    return ExpectedBandwidth(stated_link.link.name, "told", stated_link.link.gb_s)
 
 
 def _inside(ranks: Sequence[int], fabric: Fabric) -> ExpectedBandwidth:
-    for told_link in fabric.told:
-        if told_link.link.scope == "host":
-            return ExpectedBandwidth(told_link.link.name, "told", told_link.link.gb_s)
+    for stated_link in fabric.stated_links:
+        if stated_link.link.scope == "host":
+            return ExpectedBandwidth(stated_link.link.name, "told", stated_link.link.gb_s)
     names = {fabric.gpu_names.get(rank) for rank in ranks}
     if None in names:
         return ExpectedBandwidth(unknown="the names of its GPUs are not known")
@@ -237,18 +237,18 @@ def _between(op: str, ranks: Sequence[int], fabric: Fabric, ranks_on_host: int, 
     ring, data that enters a host passes through all its ranks of the group, so their shares add up. In an all-to-all, each rank
     has only its own share, for the data to other hosts.
     """
-    told_link = next((candidate for candidate in fabric.told if candidate.link.scope == "network"), None)
-    if told_link is None:
+    stated_link = next((candidate for candidate in fabric.stated_links if candidate.link.scope == "network"), None)
+    if stated_link is None:
         return ExpectedBandwidth(unknown="it crosses hosts, over a network that --link does not name")
     crowd = max(Counter(fabric.hosts.values()).values())
-    part = told_link.link.gb_s * max(1.0, told_link.ports * ranks_on_host / crowd)
+    part = stated_link.link.gb_s * max(1.0, stated_link.ports * ranks_on_host / crowd)
     if op == "all_to_all":
         rate = part / ranks_on_host * (len(ranks) - 1) / (len(ranks) - ranks_on_host)
     elif operation(op).rule == "pair" or op in ("gather", "scatter"):
-        rate = told_link.link.gb_s
+        rate = stated_link.link.gb_s
     else:
         rate = min([part, *([] if on_cpu else _inside_each(ranks, fabric))])
-    return ExpectedBandwidth(told_link.link.name, "told", rate)
+    return ExpectedBandwidth(stated_link.link.name, "told", rate)
 
 
 def _inside_each(ranks: Sequence[int], fabric: Fabric) -> Iterator[float]:

@@ -29,7 +29,7 @@ from rankscope.runs.paths import rank_dir
 from rankscope.runs.ras import default_address
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
-from rankscope.runs.world_size import told_world_size
+from rankscope.runs.world_size import recorded_world_size
 
 _UNCOUNTED: Final = (
     "NCCL RAS counts no sends and receives (nor all-to-all, which is made of them), and no collectives in CUDA graphs: a rank "
@@ -188,7 +188,7 @@ def _answers(job: _RasJob, run: NamedRun | None, address: str | None, wait_s: fl
         attempts = reader.attempts()
         job.run, job.attempt = os.fspath(run.path), run.chosen(attempts)
         job.infos = reader.infos(job.attempt)
-        job.world_size = told_world_size(reader.attempt(job.attempt), job.infos.values())
+        job.world_size = recorded_world_size(reader.attempt(job.attempt), job.infos.values())
         is_local = job.attempt in attempts[-1:] and runs_here(reader, job.attempt)
     if address is not None or is_local:
         try:
