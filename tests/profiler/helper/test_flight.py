@@ -80,7 +80,7 @@ class Rank:
         self.task.tick()
         if self.task._worker is not None:
             looked = threading.Event()
-            self.task._do(looked.set)
+            self.task._submit(looked.set)
             assert looked.wait(60)
 
     def ask(self, **fields: Any) -> ControlRequest:

@@ -79,11 +79,11 @@ class CollectiveTimes(HelperTask):
     def _look(self, *, last: bool) -> None:
         self._busy = True
         if self._worker is None:
-            self._worker = threading.Thread(target=self._labour, name="collective times", daemon=True)
+            self._worker = threading.Thread(target=self._run_worker, name="collective times", daemon=True)
             self._worker.start()
         self._work.put(last)
 
-    def _labour(self) -> None:
+    def _run_worker(self) -> None:
         while (last := self._work.get()) is not None:
             source = self._source
             if source is None:

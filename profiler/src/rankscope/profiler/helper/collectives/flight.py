@@ -102,7 +102,7 @@ class FlightDumps(HelperTask):
         self._due = time.monotonic() + self._period
         self._attempt = self._context.info().attempt
         self._is_checking = True
-        self._do(self._look)
+        self._submit(self._look)
 
     def end(self, *, vanished: bool) -> None:
         """Collect the last dumps: the watchdog may have killed the rank after writing one."""
@@ -110,7 +110,7 @@ class FlightDumps(HelperTask):
         if not self._context.begun():
             return
         self._attempt = self._context.info().attempt
-        self._do(self._look_at_the_end)
+        self._submit(self._look_at_the_end)
         self._work.put(None)
         if self._worker is not None:
             self._worker.join(END_SECONDS)
@@ -260,13 +260,13 @@ class FlightDumps(HelperTask):
             with suppress(OSError):
                 source.unlink(missing_ok=True)
 
-    def _do(self, work: Callable[[], None]) -> None:
+    def _submit(self, work: Callable[[], None]) -> None:
         if self._worker is None:
-            self._worker = threading.Thread(target=self._labour, name="flight-dumps", daemon=True)
+            self._worker = threading.Thread(target=self._run_worker, name="flight-dumps", daemon=True)
             self._worker.start()
         self._work.put(work)
 
-    def _labour(self) -> None:
+    def _run_worker(self) -> None:
         while (work := self._work.get()) is not None:
             try:
                 work()

@@ -130,7 +130,7 @@ class Sampler:
             rows = self._ask()
             if self._ended.is_set():
                 return
-            self._tell(rows)
+            self._report_absence(rows)
             self._log.add(rows)
             if self._log.run_gone:
                 self._give_up()
@@ -147,7 +147,7 @@ class Sampler:
             reason = f"cannot read the page of the exporter at {self._target.shown}: {error}"
         return self._history.absent(reason, time.time_ns())
 
-    def _tell(self, rows: list[HardwareSample]) -> None:
+    def _report_absence(self, rows: list[HardwareSample]) -> None:
         reason = next((row.missing for row in rows if row.gpu_uuid is None), None)
         if reason is not None and not self._silent and self._lock.note(_ABSENT_MARK):
             self._report(f"{reason}; until that changes this host has no hardware samples")

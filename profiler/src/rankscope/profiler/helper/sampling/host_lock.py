@@ -39,7 +39,7 @@ class HostLock:
         """Try to become the holder; return whether this succeeded. Raises ``OSError`` if the lock cannot exist here."""
         assert self._holding is None
         try:
-            self._come()
+            self._join()
             handle = os.open(self._lock, _FLAGS, 0o600)
         except FileNotFoundError:
             return False  # the last to leave has just removed the folder
@@ -48,11 +48,11 @@ class HostLock:
             return False
         self._holding = handle
         if not self.is_held():
-            self._let_go()
+            self.release()
             return False
         return True
 
-    def _come(self) -> None:
+    def _join(self) -> None:
         if self._presence is not None and _is_still(self._presence, self._present):
             return
         with suppress(FileExistsError):
@@ -61,7 +61,7 @@ class HostLock:
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
             # The parent folder is world-writable.
             raise PermissionError(errno.EPERM, "it is not a folder of this user", str(self._folder))
-        self._go()
+        self._close_presence()
         self._presence = os.open(self._present, _FLAGS, 0o600)
         try_lock(self._presence, shared=True)
 
@@ -82,24 +82,21 @@ class HostLock:
 
     def release(self) -> None:
         """Release the lock. It may be taken again later."""
-        self._let_go()
+        if self._holding is not None:
+            handle, self._holding = self._holding, None
+            os.close(handle)
 
     def leave(self) -> None:
         """Leave for good; the last candidate removes the files."""
-        self._let_go()
+        self.release()
         if self._presence is not None and _is_still(self._presence, self._present) and try_lock(self._presence):
             with suppress(OSError):
                 self._lock.unlink(missing_ok=True)
                 self._present.unlink()
                 self._folder.rmdir()
-        self._go()
+        self._close_presence()
 
-    def _let_go(self) -> None:
-        if self._holding is not None:
-            handle, self._holding = self._holding, None
-            os.close(handle)
-
-    def _go(self) -> None:
+    def _close_presence(self) -> None:
         if self._presence is not None:
             handle, self._presence = self._presence, None
             os.close(handle)

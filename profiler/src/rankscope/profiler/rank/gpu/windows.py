@@ -82,8 +82,8 @@ class WindowController:
             self._publish_cost()
         if (announcement := self._ring.announcement()) is not None:
             self._receive(announcement, next_step)
-        due, comes = self._due(next_step), self._comes(next_step + 1)
-        if self.session is None and self.prepared is None and due is None and not comes:
+        due, starts_next = self._due(next_step), self._starts_with(next_step + 1)
+        if self.session is None and self.prepared is None and due is None and not starts_next:
             return
         began, self._idle_ns = now(), 0
         if graph_capture.going_on():
@@ -96,10 +96,10 @@ class WindowController:
             if due is not None:
                 self._miss(_OVERLAPS)
         else:
-            self._turn(next_step, due, comes=comes)
+            self._turn(next_step, due, starts_next=starts_next)
         self._cost_ns += now() - began - self._idle_ns
 
-    def _turn(self, next_step: int, due: Announcement | None, *, comes: bool) -> None:
+    def _turn(self, next_step: int, due: Announcement | None, *, starts_next: bool) -> None:
         """End the window that is over, and start the one that is due or warm up for the one that comes."""
         if self.session is not None:
             self._note_detaching(self.session, next_step)
@@ -112,14 +112,14 @@ class WindowController:
         elif self.prepared is not None:
             self._note_detaching(self.prepared, next_step)
             self._cancel()  # its window was skipped
-        elif comes and next_step >= self._attach_from:
+        elif starts_next and next_step >= self._attach_from:
             self._warm_up()
 
     def _note_detaching(self, session: KinetoSession, next_step: int) -> None:
         if session.device is not None and detaches():
             self._attach_from = next_step + _DETACH_STEPS
 
-    def _comes(self, step: int) -> bool:
+    def _starts_with(self, step: int) -> bool:
         """Return whether a window starts with ``step``."""
         return (bool(self._announced) and self._announced[0].first == step) or self._schedule.starting(step) > 0
 
