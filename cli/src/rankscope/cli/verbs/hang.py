@@ -9,7 +9,7 @@ import click
 
 from rankscope.analysis.hang.hang_result import HangKind
 from rankscope.analysis.hang.hang_terminal import render_text
-from rankscope.analysis.hang.ras.asking import WAIT_SECONDS
+from rankscope.analysis.hang.ras.answers import WAIT_SECONDS
 from rankscope.analysis.hang.ras.joining import analyze_job
 from rankscope.cli.terminal import INPUT_PATH, Finite, format_option, print_json, use_color, width
 from rankscope.runs.ras import split_address

@@ -17,7 +17,14 @@ from rankscope.analysis.hang.activity import Activities, hang_by_activity, read_
 from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.analysis.hang.hang_result import BEFORE_NS, MOST_LISTED, Culprit, HangReport, Operation, RasReport
 from rankscope.analysis.hang.hang_wording import advice, operation_text
-from rankscope.analysis.hang.ras.asking import WAIT_SECONDS, Answers, is_of, kept_answers, live_answers, runs_here
+from rankscope.analysis.hang.ras.answers import (
+    WAIT_SECONDS,
+    RasAnswers,
+    can_be_of_run,
+    has_local_rank,
+    kept_answers,
+    live_answers,
+)
 from rankscope.analysis.hang.ras.judging import RasJudgement, Suspect, differing, judge
 from rankscope.analysis.hang.ras.wording import detail_of, names_of, summary_of
 from rankscope.analysis.result.text import counted
@@ -176,7 +183,9 @@ def _by_calls(paths: Sequence[Path], run: NamedRun | None, address: str | None, 
     return report if ras is None else _joined(report, ras)
 
 
-def _answers(job: _RasJob, run: NamedRun | None, address: str | None, wait_s: float) -> tuple[Answers | None, InputError | None]:
+def _answers(
+    job: _RasJob, run: NamedRun | None, address: str | None, wait_s: float
+) -> tuple[RasAnswers | None, InputError | None]:
     """Ask for the job of a run (``None``: only dumps are known), or take the answers kept in it; fill ``job``.
 
     The error is that of an address that the user named.
@@ -189,7 +198,7 @@ def _answers(job: _RasJob, run: NamedRun | None, address: str | None, wait_s: fl
         job.run, job.attempt = os.fspath(run.path), run.chosen(attempts)
         job.infos = reader.infos(job.attempt)
         job.world_size = recorded_world_size(reader.attempt(job.attempt), job.infos.values())
-        is_local = job.attempt in attempts[-1:] and runs_here(reader, job.attempt)
+        is_local = job.attempt in attempts[-1:] and has_local_rank(reader, job.attempt)
     if address is not None or is_local:
         try:
             return _live(job, address, wait_s), None
@@ -199,20 +208,20 @@ def _answers(job: _RasJob, run: NamedRun | None, address: str | None, wait_s: fl
     if run is not None and job.attempt is not None:
         try:
             stored_answers = kept_answers(run.path, job.attempt)
-            return stored_answers if stored_answers is not None and is_of(stored_answers, job.infos) else None, error
+            return stored_answers if stored_answers is not None and can_be_of_run(stored_answers, job.infos) else None, error
         except InputError as damage:
             job.warnings.append(f"left out: {damage}")
     return None, error
 
 
-def _live(job: _RasJob, address: str | None, wait_s: float) -> Answers:
+def _live(job: _RasJob, address: str | None, wait_s: float) -> RasAnswers:
     answers = live_answers(address or default_address(), wait_s=wait_s)
-    if not is_of(answers, job.infos):
+    if not can_be_of_run(answers, job.infos):
         raise InputError(answers.ras_answers[-1].address, "NCCL RAS of another job: none of its processes is in this run")
     return answers
 
 
-def _judged(job: _RasJob, answers: Answers) -> _Ras:
+def _judged(job: _RasJob, answers: RasAnswers) -> _Ras:
     before = answers.snapshots[0] if len(answers.snapshots) > 1 else None
     latest, latest_answer = answers.snapshots[-1], answers.ras_answers[-1]
     judgement = judge(latest, before, world_size=job.world_size, pids={rank: info.pid for rank, info in job.infos.items()})

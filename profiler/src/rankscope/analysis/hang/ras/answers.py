@@ -24,7 +24,7 @@ PAIR_NS: Final = 60 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class RasAnswers:
     """One or two answers of the same job, oldest first, and their snapshots."""
 
     ras_answers: list[RasAnswer]
@@ -39,7 +39,7 @@ class Answers:
         return (last - first) / 1e9 if len(self.ras_answers) > 1 else None
 
 
-def live_answers(address: str, *, wait_s: float = WAIT_SECONDS) -> Answers:
+def live_answers(address: str, *, wait_s: float = WAIT_SECONDS) -> RasAnswers:
     """Ask a live job twice, ``wait_s`` apart. A second question without an answer is a warning. Raises ``InputError``."""
     answers = _read([ask(address)], live=True)
     time.sleep(wait_s)
@@ -48,10 +48,10 @@ def live_answers(address: str, *, wait_s: float = WAIT_SECONDS) -> Answers:
     except InputError as error:
         answers.warnings.append(f"NCCL RAS answered once and not a second time: {error}")
         return answers
-    return Answers(answers.ras_answers + later.ras_answers, answers.snapshots + later.snapshots, live=True, warnings=[])
+    return RasAnswers(answers.ras_answers + later.ras_answers, answers.snapshots + later.snapshots, live=True, warnings=[])
 
 
-def kept_answers(run: Path, attempt: int) -> Answers | None:
+def kept_answers(run: Path, attempt: int) -> RasAnswers | None:
     """Return the last answers in a run, or ``None`` if there are none. Raises ``InputError`` for one that cannot be read."""
     ras_answers = read_answers(run, attempt, most=2)
     if len(ras_answers) == 2 and ras_answers[1].asked_unix_ns - ras_answers[0].asked_unix_ns > PAIR_NS:
@@ -59,17 +59,17 @@ def kept_answers(run: Path, attempt: int) -> Answers | None:
     return _read(ras_answers, live=False) if ras_answers else None
 
 
-def _read(ras_answers: list[RasAnswer], *, live: bool) -> Answers:
+def _read(ras_answers: list[RasAnswer], *, live: bool) -> RasAnswers:
     snapshots = []
     for answer in ras_answers:
         try:
             snapshots.append(read_json(answer.text) if answer.format == "json" else read_text(answer.text))
         except AnswerError as error:
             raise InputError(answer.address, f"NCCL RAS: its answer is {error}") from error
-    return Answers(ras_answers, snapshots, live, [])
+    return RasAnswers(ras_answers, snapshots, live, [])
 
 
-def runs_here(reader: RunReader, attempt: int, *, proc: Path = Path("/proc")) -> bool:
+def has_local_rank(reader: RunReader, attempt: int, *, proc: Path = Path("/proc")) -> bool:
     """Return whether a rank of the attempt is a process of this host, and NCCL may be among its backends."""
     about = reader.attempt(attempt)
     return _uses_nccl(about) and any(_is_here(info, proc) for info in reader.infos(attempt).values())
@@ -83,7 +83,7 @@ def _is_here(info: RankInfo, proc: Path) -> bool:
     return info.end_unix_ns is None and info.host == socket.gethostname() and (proc / str(info.pid)).is_dir()
 
 
-def is_of(answers: Answers, infos: Mapping[int, RankInfo]) -> bool:
+def can_be_of_run(answers: RasAnswers, infos: Mapping[int, RankInfo]) -> bool:
     """Return whether the job that answered can be that of the run: they have a process id in common, or the answer has none."""
     pids = {device.pid for snapshot in answers.snapshots for device in snapshot.devices()}
     return not pids or not infos or not pids.isdisjoint(info.pid for info in infos.values())
