@@ -25,7 +25,7 @@ from rankscope.analysis.costs.recorder_cost import recorder_share
 from rankscope.analysis.costs.run_costs import costs_of_run
 from rankscope.analysis.costs.step_costs import usual_steps
 from rankscope.analysis.durations.blocks import read_durations
-from rankscope.analysis.durations.of_run import durations_of_run
+from rankscope.analysis.durations.run_durations import durations_of_run
 from rankscope.analysis.evidence.compared import own_times_of_groups
 from rankscope.analysis.evidence.damage import unreadable_files
 from rankscope.analysis.evidence.hardware import device_memory

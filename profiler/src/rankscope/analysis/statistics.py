@@ -88,6 +88,11 @@ def _in_order(rows: NDArray[np.floating[Any]]) -> NDArray[np.intp]:
     return value_counts
 
 
+def chance_of_next(events: int, trials: int) -> float:
+    """Return the chance of an event in the next trial, after ``events`` in ``trials`` (Laplace's rule of succession)."""
+    return (events + 1) / (trials + 2)
+
+
 def autocorrelation_time(series: Series) -> float:
     """Return how many steps noise lasts: the integrated autocorrelation time 1 + 2 sum rho(k), at least 1.
 

@@ -6,5 +6,5 @@
    ``stages`` the stages of its pipelines.
 2. ``analysis`` infers steps, matches collectives and assigns blame. ``overlap`` finds the groups whose collectives run beside
    compute. ``own_times`` has the time of a step outside of communication, for operations that cannot be matched, as in pipelines.
-3. ``verdict/durations_case.py`` judges. ``of_run`` has the durations of a run, in the steps of the run.
+3. ``verdict/durations_case.py`` judges. ``run_durations`` has those of a run, in the steps of the run.
 """

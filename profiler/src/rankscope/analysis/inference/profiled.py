@@ -24,7 +24,7 @@ from rankscope.analysis.inference.reasons.signals import Signals
 from rankscope.analysis.inference.reasons.slow_kernels import with_kernels
 from rankscope.analysis.inference.reasons.trace_signals import with_traces
 from rankscope.analysis.result.analysis import Evidence
-from rankscope.analysis.statistics import excess_of_rank
+from rankscope.analysis.statistics import chance_of_next, excess_of_rank
 from rankscope.runs.records import StepBreakdown
 
 ENOUGH_STEPS: Final = 8
@@ -242,7 +242,8 @@ def confidence_of_slow(slow: SlowRanks, steps: int, *, explained: float | None =
 
     ``explained``: share of the communication that the evidence rests on, where known.
     """
-    lasts = _lasts(steps, int(slow.affected.sum()) if len(slow.affected) == steps else steps) if steps < ENOUGH_STEPS else 0.99
+    slow_steps = int(slow.affected.sum()) if len(slow.affected) == steps else steps
+    lasts = chance_of_next(slow_steps, steps) if steps < ENOUGH_STEPS else 0.99
     return round(min(lasts, 1.0 if explained is None else explained, slow.certainty), 3)
 
 
@@ -261,11 +262,6 @@ def few_steps(count: int, unit_seen: str, steps: int) -> FewSteps:
 
 
 _FEW: Final = "At least {needed} steps are needed to show whether it lasts."
-
-
-def _lasts(steps_seen: int, slow: int) -> float:
-    """Return the probability that the next step is slow like ``slow`` of ``steps_seen`` steps (Laplace's rule of succession)."""
-    return (slow + 1) / (steps_seen + 2)
 
 
 def _at_hand(count: int, what: str, steps: int) -> str:

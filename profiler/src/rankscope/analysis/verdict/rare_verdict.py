@@ -16,6 +16,7 @@ from rankscope.analysis.costs.waterfall import Costs, waiting_share
 from rankscope.analysis.inference.judging.moving import MOST_WAITING
 from rankscope.analysis.inference.judging.significance import LIMIT
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Pattern, RareSteps, Verdict
+from rankscope.analysis.statistics import chance_of_next
 from rankscope.analysis.verdict.advice import AdviceSubject, next_actions
 from rankscope.analysis.verdict.advice_rows import ROTATING
 from rankscope.analysis.verdict.bottleneck import limit_of, shares_of
@@ -120,7 +121,7 @@ def _verdict(rare: RareSteps, finding: Finding, typical: Verdict, setting: Setti
         cause=finding.cause,
         steps=setting.steps,
         evidence_source=setting.source,
-        confidence=_recurs(rare),
+        confidence=round(chance_of_next(rare.count, rare.count), 3),
         slowdown=finding.slowdown,
         gpu_hours_lost=finding.gpu_hours_lost,
         cost=cost,
@@ -136,11 +137,6 @@ def _as_judged(verdict: Verdict, typical: Verdict) -> Verdict:
         judged_ranks=typical.judged_ranks,
         judged_steps=typical.judged_steps,
     )
-
-
-def _recurs(rare: RareSteps) -> float:
-    """Return the chance that the next rare step is like these, after as many of them (Laplace's rule of succession)."""
-    return round((rare.count + 1) / (rare.count + 2), 3)
 
 
 def _lowered(text: str) -> str:
