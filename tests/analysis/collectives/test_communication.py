@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.analysis.collectives_by_hand import matched
 
 from rankscope.analysis.collectives.communication import communication_parts
-from rankscope.analysis.collectives.spans import Spans, covered, unions
+from rankscope.analysis.collectives.spans import NumberedSpans, covered, unions
 from rankscope.runs.records import CollectiveRecord
 
 COLLECTIVES = st.lists(
@@ -96,12 +96,12 @@ few = st.lists(
 )
 
 
-def columns(rows: list[tuple[int, int, int, int]]) -> Spans:
+def columns(rows: list[tuple[int, int, int, int]]) -> NumberedSpans:
     number, start, end = np.array([(of, item + far, other + far) for of, item, other, far in rows], np.int64).reshape(-1, 3).T
     return number, start, end
 
 
-def points(spans: Spans) -> set[tuple[int, int]]:
+def points(spans: NumberedSpans) -> set[tuple[int, int]]:
     return {(of, at) for of, start, end in zip(*(span.tolist() for span in spans), strict=True) for at in range(start, end)}
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes
+from rankscope.analysis.inference.judging.few_replicas import slow_replica
 from rankscope.analysis.inference.judging.judge import judge_ranks
 from rankscope.analysis.inference.judging.significance import (
     BLOCKS,
@@ -19,7 +20,6 @@ from rankscope.analysis.inference.judging.significance import (
     p_value,
     widest_gap,
 )
-from rankscope.analysis.inference.judging.twins import slow_twin
 
 
 def test_blocks_keep_the_sum() -> None:
@@ -127,7 +127,7 @@ def stages(steps: int, *, seed: int, apart_us: float = 0.3, lasting: float = 0.8
 def test_a_steady_excess_is_a_slow_rank(steps: int, seed: int) -> None:
     first, *others = stages(steps, seed=seed)
     first.own[1] += 30.0
-    slow = slow_twin(first, STAGES, others)
+    slow = slow_replica(first, STAGES, others)
     assert slow is not None
     assert (slow.ranks, slow.pattern) == ([STAGES], "fixed")
     assert slow.gain_us == pytest.approx(30, abs=4)
@@ -138,26 +138,26 @@ def test_ten_steps_of_two_ranks_do_not_show_it_by_themselves() -> None:
     first, *others = stages(10, seed=1, lasting=0.95)
     first.own[1] += 30.0
     assert judge_ranks(first).slow is None
-    assert slow_twin(first, STAGES, others) is not None
-    assert slow_twin(first, STAGES, []) is None
+    assert slow_replica(first, STAGES, others) is not None
+    assert slow_replica(first, STAGES, []) is None
 
 
 def test_replicas_that_differ_as_much_in_other_stages_are_no_outliers() -> None:
     first, *others = stages(10, seed=0, apart_us=20.0)
     first.own[1] += 40.0
-    assert slow_twin(first, STAGES, others) is None
+    assert slow_replica(first, STAGES, others) is None
 
 
 def test_what_costs_too_little_is_not_named() -> None:
     first, *others = stages(10, seed=0)
     first.own[1] += 0.04 * STEP_US
-    assert slow_twin(first, STAGES, others) is None
+    assert slow_replica(first, STAGES, others) is None
 
 
 def test_some_pauses_may_be_chance() -> None:
     first, *others = stages(10, seed=0)
     first.own[1, ::3] += 90.0
-    assert slow_twin(first, STAGES, others) is None
+    assert slow_replica(first, STAGES, others) is None
 
 
 def test_lasting_noise_names_hardly_any_rank() -> None:
@@ -165,5 +165,5 @@ def test_lasting_noise_names_hardly_any_rank() -> None:
     for seed in range(200):
         first, *others = stages(10, seed=seed, apart_us=0.0, noise_us=8.0)
         worst = int(first.own.mean(axis=1).argmax())
-        named += slow_twin(first, first.ranks[worst], others) is not None
+        named += slow_replica(first, first.ranks[worst], others) is not None
     assert named <= 2

@@ -24,7 +24,7 @@ from rankscope.analysis.collectives.world import least_ranks
 from rankscope.analysis.evidence.compared import own_times_of_groups
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.step_table.rank_columns import RankColumns
-from rankscope.analysis.evidence.step_table.recent import Earlier
+from rankscope.analysis.evidence.step_table.recent import EarlierTotals
 from rankscope.analysis.evidence.step_table.simultaneous import find_step_numbers
 from rankscope.analysis.evidence.step_table.step_numbers import ALL_ALIKE, StepNumbers
 from rankscope.analysis.evidence.step_table.steps import StepTable
@@ -325,7 +325,7 @@ class _Attempt:
             world_size=world_size,
             damaged=self._damaged + Counter(table.damaged),
             now=now,
-            earlier=Earlier(self._passed.count, self._records, self._wall_us),
+            earlier=EarlierTotals(self._passed.count, self._records, self._wall_us),
             durations=lambda: {rank: list(rank_state.recent) for rank, rank_state in self.ranks.items() if rank_state.recent},
         )
         self._has_own_times = bool(evidence.compared)

@@ -34,7 +34,7 @@ from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.step_table.chosen_steps import ALL_STEPS, StepRange
 from rankscope.analysis.evidence.step_table.rank_columns import ALL_METRICS, LOADED_METRICS
 from rankscope.analysis.evidence.step_table.rank_files import ReportProgress, ignore_progress
-from rankscope.analysis.evidence.step_table.recent import MOST_RECORDS, Earlier
+from rankscope.analysis.evidence.step_table.recent import MOST_RECORDS, EarlierTotals
 from rankscope.analysis.evidence.step_table.simultaneous import find_step_numbers
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.evidence.throughput import throughput_of
@@ -241,7 +241,7 @@ def evidence_of(
     world_size: int | None,
     damaged: Mapping[int, int],
     now: float,
-    earlier: Earlier | None = None,
+    earlier: EarlierTotals | None = None,
     durations: Callable[[], Mapping[int, Sequence[DurationBlock]]] = dict,
 ) -> RunEvidence:
     """Return the evidence of an attempt: the data read, and groups, pipeline and liveness derived from it.
@@ -269,7 +269,7 @@ def evidence_of(
         liveness="over" if over else liveness(table, infos, silent_s),
         silent_s=silent_s,
         activities=read_activities(reader, table.attempt, infos, now_unix_ns=round(now * 1e9)) if stands else None,
-        earlier=earlier or Earlier(),
+        earlier=earlier or EarlierTotals(),
         durations={} if compared else durations(),
     )
 

@@ -6,11 +6,11 @@ import numpy as np
 
 from rankscope.analysis.collectives.arrivals import Numbers
 
-Spans = tuple[Numbers, Numbers, Numbers]
+NumberedSpans = tuple[Numbers, Numbers, Numbers]
 """Number of the set, start and end of each span."""
 
 
-def unions(spans: Spans) -> Spans:
+def unions(spans: NumberedSpans) -> NumberedSpans:
     """Return the union of each set: sorted disjoint spans. Empty and negative spans vanish, touching ones become one."""
     number, start, end = (values[spans[2] > spans[1]] for values in spans)
     if not len(number):
@@ -35,7 +35,7 @@ def latest(number: Numbers, end: Numbers) -> Numbers:
     return np.asarray(ends[np.maximum.accumulate(np.searchsorted(ends, end) + sets) - sets])
 
 
-def covered(spans: Spans, by: Spans) -> Numbers:
+def covered(spans: NumberedSpans, by: NumberedSpans) -> Numbers:
     """Return the length of each span that the set of the same number in ``by`` covers; ``by`` is a result of ``unions``."""
     number, start, end = spans
     of, first, past = by

@@ -7,7 +7,8 @@ is a ``Diagnosis`` (``diagnosis``): ranks, cause, cost and evidence.
 Which ranks are slow? That is in ``judging``; read ``judgement`` first: every source is judged there. ``judge`` finds, in one
 group, the ranks and hosts whose ``excess`` over their peers is beyond chance (``outliers``), and names them if healing them
 saves enough (``SlowRanks``). ``significance`` has the tests, ``healing`` what is saved, ``noise`` its error. ``moving`` has the
-waiting that no single rank causes. ``late`` finds ranks that come last at collectives, ``twins`` judges stages of few replicas.
+waiting that no single rank causes. ``late`` finds ranks that come last at collectives, ``few_replicas`` slow ranks of stages
+that have few of them.
 Beside the folder, ``profiled`` describes stragglers in profiled steps, ``pipelined`` bounds what healing a rank of a pipeline
 saves, and ``doubts`` tells where the times of traces contradict a slow rank.
 

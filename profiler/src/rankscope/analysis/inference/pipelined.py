@@ -162,9 +162,9 @@ def _by_waits(ranks: Sequence[int], waits: WaitedFor) -> float:
         return float("inf")
     others = [peer for peer in waits.ranks if peer not in ranks]
     # How long others wait for a stage by the schedule alone differs between stages.
-    twins = [peer for peer in others if stages[peer] == stages[rank]]
+    replicas = [peer for peer in others if stages[peer] == stages[rank]]
     waited = {peer: waits.waited_us.get(peer, 0.0) for peer in (rank, *others)}
-    longer = excess_of_rank(waited, rank, twins or others) or 0.0
-    if twins and waits.longest_us is not None:
+    longer = excess_of_rank(waited, rank, replicas or others) or 0.0
+    if replicas and waits.longest_us is not None:
         longer = min(longer, waits.longest_us)
     return max(0.0, longer) / waits.steps

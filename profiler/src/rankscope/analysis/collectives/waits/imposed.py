@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.arrivals import Arrivals, Floats, Numbers, combined, numbered, sums
-from rankscope.analysis.collectives.spans import Spans, covered, unions
+from rankscope.analysis.collectives.spans import NumberedSpans, covered, unions
 
 Group = tuple[str | None, tuple[int, ...]]
 """Name and members of a process group."""
@@ -136,7 +136,9 @@ class PairSums:
         )
 
 
-def _measured(number: Numbers, first: Numbers, charges: Charges, of_victim: Numbers, busy: Spans) -> tuple[Numbers, Numbers]:
+def _measured(
+    number: Numbers, first: Numbers, charges: Charges, of_victim: Numbers, busy: NumberedSpans
+) -> tuple[Numbers, Numbers]:
     """Return the length of the union of each set of charges, and of its part outside of the victim's compute."""
     of, start, end = unions((number, charges.start, charges.end))
     bare = end - start - covered((of_victim[first][of], start, end), busy)

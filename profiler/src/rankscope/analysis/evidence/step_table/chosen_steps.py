@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from rankscope.analysis.evidence.step_table.recent import Earlier
+from rankscope.analysis.evidence.step_table.recent import EarlierTotals
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.base.errors import InputError
 from rankscope.base.text import step_range
@@ -37,7 +37,7 @@ class StepRange(NamedTuple):
             known_steps = f"there are {steps_text(table)}" if len(numbers) else "no step was recorded"
             read = "; of so long a run only the last steps are read" if table.earlier.steps else ""
             raise InputError(path, f"no such steps: {known_steps}{read}")
-        return replace(table.columns(keep), earlier=Earlier())
+        return replace(table.columns(keep), earlier=EarlierTotals())
 
 
 class _Stepped(Protocol):

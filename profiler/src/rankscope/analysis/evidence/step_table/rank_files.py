@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.step_table.rank_columns import ALL_METRICS, RankColumns, tags_of, times_of_tags
-from rankscope.analysis.evidence.step_table.recent import RecentPart
+from rankscope.analysis.evidence.step_table.recent import RecentSteps
 from rankscope.analysis.evidence.step_table.step_numbers import ALL_ALIKE, StepNumbers
 from rankscope.analysis.evidence.step_table.table_builder import StepTableBuilder
 from rankscope.base.errors import InputError
@@ -53,7 +53,7 @@ def load_ranks(
     report: ReportProgress = ignore_progress,
     *,
     metrics: Collection[str] = ALL_METRICS,
-    recent: RecentPart | None = None,
+    recent: RecentSteps | None = None,
 ) -> Iterator[tuple[int, RankColumns]]:
     """Yield each rank with its records, in order; ``metrics`` as in ``RankColumns.of``. ``reader`` counts damaged data.
 

@@ -13,7 +13,7 @@ MOST_RECORDS: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier:
+class EarlierTotals:
     """Totals of the steps recorded before those of a table that holds only the last ones."""
 
     steps: int = 0
@@ -24,30 +24,32 @@ class Earlier:
 
 
 @dataclass(frozen=True, slots=True)
-class RecentPart:
-    """Part of a run that is read."""
+class RecentSteps:
+    """The last steps of a run, which are read."""
 
     first_step: int
     most_steps: int
 
 
-def recent_part(reader: RunReader, attempt: int, ranks: Sequence[int], most_records: int = MOST_RECORDS) -> RecentPart | None:
-    """Return the part of an attempt that is read, or ``None`` where all its records are."""
+def recent_steps_of(
+    reader: RunReader, attempt: int, ranks: Sequence[int], most_records: int = MOST_RECORDS
+) -> RecentSteps | None:
+    """Return the steps of an attempt that are read, or ``None`` where all its records are."""
     reader = reader.quiet()  # what is damaged is counted when it is read
     if sum(reader.step_count(attempt, rank) for rank in ranks) <= most_records:
         return None
     most_steps = max(1, most_records // len(ranks))
     ends = (rows["step"][-1] for rank in ranks for rows in reader.step_rows(attempt, rank, last=1) if len(rows))
-    return RecentPart(int(max(ends, default=0)) - most_steps + 1, most_steps)
+    return RecentSteps(int(max(ends, default=0)) - most_steps + 1, most_steps)
 
 
-def earlier_part(reader: RunReader, attempt: int, records_read: dict[int, tuple[int, int]]) -> Earlier:
+def earlier_totals(reader: RunReader, attempt: int, records_read: dict[int, tuple[int, int]]) -> EarlierTotals:
     """Return the totals of the records that were not read. ``records_read``: per rank, their number and their first start."""
     reader = reader.quiet()
     records = {rank: max(0, reader.step_count(attempt, rank) - count) for rank, (count, _) in records_read.items()}
     begins = {rank: _begin(reader, attempt, rank) for rank in records_read}
     wall_us = {rank: (start_ns - begins[rank]) / 1e3 for rank, (_, start_ns) in records_read.items() if begins[rank] and start_ns}
-    return Earlier(max(records.values(), default=0), records, wall_us)
+    return EarlierTotals(max(records.values(), default=0), records, wall_us)
 
 
 def _begin(reader: RunReader, attempt: int, rank: int) -> int:

@@ -21,7 +21,7 @@ from rankscope.analysis.evidence.step_table.rank_columns import (
     times_of_tags,
 )
 from rankscope.analysis.evidence.step_table.rank_files import PostponedMetrics, ReportProgress, ignore_progress, load_ranks
-from rankscope.analysis.evidence.step_table.recent import MOST_RECORDS, Earlier, earlier_part, recent_part
+from rankscope.analysis.evidence.step_table.recent import MOST_RECORDS, EarlierTotals, earlier_totals, recent_steps_of
 from rankscope.analysis.evidence.step_table.simultaneous import SampledStarts, sample
 from rankscope.analysis.evidence.step_table.step_numbers import ALL_ALIKE, Places, StepNumbers, first_of_each, moved
 from rankscope.analysis.evidence.step_table.table_builder import StepTableBuilder
@@ -201,7 +201,7 @@ class StepTable:
     """End of the last step of any rank, in Unix nanoseconds; 0 without a record."""
     damaged: Mapping[int, int] = field(default_factory=dict)
     """Rank to the number of its records that are left out because their times or numbers are impossible."""
-    earlier: Earlier = field(default_factory=Earlier)
+    earlier: EarlierTotals = field(default_factory=EarlierTotals)
     """Totals of the steps before ``steps``, where only the last ones were read."""
     samples: SampledStarts | None = None
     """Starts of some steps as recorded, where ``values`` reads the starts on request."""
@@ -238,7 +238,7 @@ class StepTable:
         builder = StepTableBuilder() if set(METER_METRICS) <= set(metrics) else StepTableBuilder(start=None)
         ranks = reader.ranks(attempt)
         builder.add_ranks(ranks)
-        recent = recent_part(reader, attempt, ranks, most_records)
+        recent = recent_steps_of(reader, attempt, ranks, most_records)
         records_read: dict[int, tuple[int, int]] = {}
         samples = []
         for rank, columns in load_ranks(reader, attempt, ranks, report, metrics={"wall_us", *metrics}, recent=recent):
@@ -247,7 +247,7 @@ class StepTable:
             samples.append(sample(columns.step, columns.start))
         postponed = PostponedMetrics(reader, attempt, builder.steps, builder.postponed)
         table = replace(cls.from_builder(attempt, builder, postponed), samples=SampledStarts.of_ranks(samples))
-        return table if recent is None else replace(table, earlier=earlier_part(reader, attempt, records_read))
+        return table if recent is None else replace(table, earlier=earlier_totals(reader, attempt, records_read))
 
     @classmethod
     def from_records(cls, attempt: int, records: Mapping[int, Iterable[StepRecord]]) -> Self:

@@ -3,7 +3,7 @@
 A source has own times of ranks that do the same work, or the order in which ranks came to matched collectives, or both:
 
 1. Each group of ranks with the same work is judged (``judge``). What chance makes likely in the other groups is no straggler, and
-   a suspect is one if the other groups show that its excess is no noise (``twins``).
+   a suspect is one if the other groups show that its excess is no noise (``few_replicas``).
 2. What healing the ranks saves is limited by the schedule of their pipeline. The group in which they cost most counts.
 3. Own times count first, since they cover all waiting. Where collectives show more than twice as much, these count.
 4. Else: which ranks are suspects, and were all ranks tested?
@@ -18,12 +18,12 @@ from typing import Generic, TypeVar
 
 from rankscope.analysis.collectives.waits.blame import Blame
 from rankscope.analysis.evidence.compared import OwnTimes
+from rankscope.analysis.inference.judging.few_replicas import slow_replica
 from rankscope.analysis.inference.judging.judge import GroupAnswer, judge_ranks
 from rankscope.analysis.inference.judging.late import all_agree, find_late, late_suspect
 from rankscope.analysis.inference.judging.outliers import by_chance_elsewhere
 from rankscope.analysis.inference.judging.significance import LIMIT, blocks_needed
 from rankscope.analysis.inference.judging.slow import MINIMUM_EFFECT, SlowRanks
-from rankscope.analysis.inference.judging.twins import slow_twin
 
 Times = TypeVar("Times", bound=OwnTimes)
 
@@ -141,7 +141,7 @@ def _beside(judged: GroupJudgement[Times], quiet: Sequence[Times]) -> GroupJudge
     """Return the judgement; the only suspect of the group is slow if it is beside ``quiet`` groups, without suspects."""
     if len(judged.suspects) != 1:
         return judged
-    return replace(judged, slow=slow_twin(judged.times, judged.suspects[0], quiet))
+    return replace(judged, slow=slow_replica(judged.times, judged.suspects[0], quiet))
 
 
 def _corrected(judged: GroupJudgement[Times], calm: Sequence[Times]) -> GroupJudgement[Times]:

@@ -12,7 +12,7 @@ from rankscope.analysis.collectives.waits.blame import Blame
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.compared import StepOwnTimes
 from rankscope.analysis.evidence.liveness import Liveness
-from rankscope.analysis.evidence.step_table.recent import Earlier
+from rankscope.analysis.evidence.step_table.recent import EarlierTotals
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.evidence.typical import TypicalSteps
 from rankscope.analysis.hang.activity import Activities
@@ -48,7 +48,7 @@ class RunEvidence:
     """Seconds from its last step until it was read."""
     activities: Activities | None = None
     """What its ranks do while they stand still."""
-    earlier: Earlier = field(default_factory=Earlier)
+    earlier: EarlierTotals = field(default_factory=EarlierTotals)
     durations: Mapping[int, Sequence[DurationBlock]] = field(default_factory=dict)
     """Durations of collectives by rank; only read where no own times can be compared."""
 

@@ -17,7 +17,7 @@ from rankscope.analysis.inference.judging.slow import MINIMUM_EFFECT, SlowRanks
 from rankscope.analysis.statistics import t_quantile
 
 
-def slow_twin(group: OwnTimes, suspect: int, calm: Sequence[OwnTimes]) -> SlowRanks | None:
+def slow_replica(group: OwnTimes, suspect: int, calm: Sequence[OwnTimes]) -> SlowRanks | None:
     """Return the rank ``suspect`` of ``group`` as slow, if neither chance nor noise of any duration explains its excess.
 
     ``calm``: groups of other stages without slow ranks. Four conditions must hold:
