@@ -1,10 +1,11 @@
-"""Segments of step records, for tests that write, change and damage them."""
+"""Segments of step records, for tests that write, change and damage them, and tables of records without files."""
 
 from __future__ import annotations
 
 import io
+import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from numpy.lib import format as npy
 from numpy.lib import recfunctions
 from numpy.typing import NDArray
 
+from rankscope.analysis.evidence.step_table.rank_columns import RankColumns, tags_of, times_of_tags
+from rankscope.analysis.evidence.step_table.steps import StepTable
+from rankscope.analysis.evidence.step_table.table_builder import StepTableBuilder
 from rankscope.runs.paths import Stream, rank_dir
 from rankscope.runs.records import StepRecord
 from rankscope.runs.segment_writer import SEGMENT_BYTES, JsonLinesWriter, RowWriter
@@ -160,3 +164,21 @@ class CountedReads:
                 return count
 
         return Counted(path)
+
+
+def table_of_records(records: Mapping[int, Iterable[StepRecord]]) -> StepTable:
+    """Return the table of the records of each rank. Of a step recorded twice by a rank, the last record counts."""
+    builder = StepTableBuilder()
+    builder.add_ranks(records)
+    for rank, of_rank in records.items():
+        packed, kept_records = [], []
+        for record in of_rank:
+            try:
+                packed.append(pack_row(record))
+                kept_records.append(record)
+            except (struct.error, OverflowError):
+                builder.damaged[rank] += 1
+        rows = np.frombuffer(b"".join(packed), row_dtype())
+        events = [event for record in kept_records if (event := event_of(record)) is not None]
+        builder.add(rank, RankColumns.of([rows]).tagged(tags_of(events), times_of_tags(events)))
+    return StepTable.from_builder(0, builder)

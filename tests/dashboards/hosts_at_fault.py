@@ -8,6 +8,7 @@ import msgspec
 from tests.dashboards.memory_runs import MemoryRuns
 from tests.dashboards.recorded_run import step_record
 from tests.dashboards.straggler import straggler_analysis
+from tests.step_files import table_of_records
 
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis, ImposedWait, RareSteps
@@ -69,7 +70,7 @@ def host_table() -> StepTable:
         if rank == 13:
             rows[5] = step_record(rank, 5, slow_rank=rank, noise=1)
         records[rank] = rows
-    return StepTable.from_records(0, records)
+    return table_of_records(records)
 
 
 def host_runs(**verdict: Any) -> MemoryRuns:

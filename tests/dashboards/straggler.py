@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.dashboards.recorded_run import SLOW_RANK, step_record
+from tests.step_files import table_of_records
 
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import (
@@ -110,8 +111,7 @@ def straggler_analysis() -> Analysis:
 
 def straggler_table() -> StepTable:
     """Return the step table of that run; rank 1 has no record of steps 30 to 39."""
-    return StepTable.from_records(
-        0,
+    return table_of_records(
         {
             rank: [
                 step_record(rank, step, slow_rank=SLOW_RANK, noise=((step * 7 + rank) % 5) / 5)

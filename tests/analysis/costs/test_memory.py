@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.step_files import table_of_records
 
 from rankscope.analysis.costs.figures import figures_of_memory
 from rankscope.analysis.costs.memory import MINIMUM_SAMPLES, is_leak, memory_of, slope_of
@@ -97,8 +98,7 @@ def test_growth_that_ends_or_does_not_matter_is_no_leak(values: Any) -> None:
 
 
 def table(samples: dict[int, list[dict[str, int | None]]]) -> StepTable:
-    return StepTable.from_records(
-        0,
+    return table_of_records(
         {
             rank: [
                 StepRecord(step=50 * number, start_unix_ns=10**18, wall_us=1000.0, **fields)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.step_files import table_of_records
 
 from rankscope.analysis.costs.pipeline import ideal_bubble, microbatches_us, pipeline_of, schedule_us
 from rankscope.analysis.engine import analyze
@@ -64,7 +65,7 @@ def table(busy: dict[int, float], step_us: float, *, steps: int = 12, noise: flo
             blocked_us=PhaseTimes(forward=step_us - own),
         )
 
-    return StepTable.from_records(0, {rank: [record(step, own) for step in range(steps)] for rank, own in busy.items()})
+    return table_of_records({rank: [record(step, own) for step in range(steps)] for rank, own in busy.items()})
 
 
 def infos(stages: dict[int, int]) -> dict[int, RankInfo]:
@@ -165,7 +166,7 @@ def test_records_that_do_not_tell_own_time_tell_no_bubble() -> None:
         ]
         for rank in (0, 1)
     }
-    assert pipeline_of(StepTable.from_records(0, rows), infos({0: 0, 1: 1}), SCHEDULE, {}) is None
+    assert pipeline_of(table_of_records(rows), infos({0: 0, 1: 1}), SCHEDULE, {}) is None
 
 
 def test_a_schedule_that_fills_its_bubbles_has_no_such_formula() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.step_files import add_rows, rows_of, steps_file
+from tests.step_files import add_rows, rows_of, steps_file, table_of_records
 
 from rankscope.analysis.captured import analyze_captured
 from rankscope.analysis.collectives.windows import Reduction
@@ -84,7 +84,7 @@ def table(own: list[list[float]], data: float = 0.3, transfer: float = 10.0) -> 
         ]
         for rank, times in enumerate(own)
     }
-    return StepTable.from_records(0, records)
+    return table_of_records(records)
 
 
 def of_steps(table: StepTable, **options: Any) -> dict[str, float]:

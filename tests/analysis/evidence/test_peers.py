@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
+from tests.step_files import table_of_records
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence import order
 from rankscope.analysis.evidence.order import last_ranks, of_blocks, ordered
 from rankscope.analysis.evidence.peers import peer_groups, stage_of
-from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.inference.judging.excess import excess
 from rankscope.analysis.run_analysis import analyze_run
 from rankscope.runs.records import RankInfo, StepRecord
@@ -139,7 +139,7 @@ def record(step: int, **fields: Any) -> StepRecord:
 
 
 def test_a_table_tells_some_steps_as_it_tells_all() -> None:
-    table = StepTable.from_records(0, {rank: [record(step, wall_us=10.0 * rank + step) for step in range(9)] for rank in (0, 1)})
+    table = table_of_records({rank: [record(step, wall_us=10.0 * rank + step) for step in range(9)] for rank in (0, 1)})
     for part in (table, table.columns(table.steps % 3 > 0), table.columns(table.steps > 4)):
         for name in ("wall_us", "cpu_us"):
             whole = part.matrix(name)
@@ -149,6 +149,6 @@ def test_a_table_tells_some_steps_as_it_tells_all() -> None:
 
 
 def test_the_last_end_is_the_latest_of_all_ranks() -> None:
-    assert StepTable.from_records(0, {0: []}).last_end_unix_ns == 0
-    table = StepTable.from_records(0, {0: [record(0, wall_us=5e6), record(1)], 3: [record(1)]})
+    assert table_of_records({0: []}).last_end_unix_ns == 0
+    table = table_of_records({0: [record(0, wall_us=5e6), record(1)], 3: [record(1)]})
     assert table.last_end_unix_ns == pytest.approx(10**18 + 5e9, rel=1e-15)

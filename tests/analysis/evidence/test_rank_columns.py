@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.step_files import Rows, add_damaged, append, damage, rows_of, steps_file, tear
+from tests.step_files import Rows, add_damaged, append, damage, rows_of, steps_file, table_of_records, tear
 
 from rankscope.analysis.evidence.step_table.rank_columns import (
     LOADED_METRICS,
@@ -112,7 +112,7 @@ def test_blocks_are_put_one_after_the_other(blocks: list[list[StepRecord]]) -> N
 @given(st.lists(records, max_size=12), st.integers(0, 12))
 def test_a_table_has_the_last_record_of_each_step(kept: list[StepRecord], cut: int) -> None:
     # Given the records of two ranks, some of them of the same step
-    table = StepTable.from_records(0, {0: kept, 3: kept[:cut]})
+    table = table_of_records({0: kept, 3: kept[:cut]})
     for row, of_rank in ((0, kept), (1, kept[:cut])):
         last = {record.step: record for record in of_rank}
         recorded = table.has_record[row]
@@ -250,7 +250,7 @@ def test_a_table_that_is_filled_little_by_little_is_that_of_all_at_once(
         builder.add(rank, RankColumns.of([rows_of(*plain)]))
         every[rank] += plain
     builder.add_ranks(every)
-    table, whole = StepTable.from_builder(0, builder), StepTable.from_records(0, every)
+    table, whole = StepTable.from_builder(0, builder), table_of_records(every)
     assert table.steps.tolist() == whole.steps.tolist()
     assert all(np.array_equal(table.matrix(name), whole.matrix(name), equal_nan=True) for name in METRICS)
     assert all(np.array_equal(table.starts(row), whole.starts(row)) for row in range(3))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.step_files import table_of_records
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence.compared import comparable
@@ -46,8 +47,8 @@ def table_of(ranks: list[Starts], *, own: float = 0.5, profiled: tuple[int, ...]
         blocked = PhaseTimes(backward=(1 - own) * wall)
         return StepRecord(step=step, start_unix_ns=start, wall_us=wall, blocked_us=blocked, profiled=step in profiled)
 
-    return StepTable.from_records(
-        0, {rank: [record(step, *values) for step, values in enumerate(steps)] for rank, steps in enumerate(ranks)}
+    return table_of_records(
+        {rank: [record(step, *values) for step, values in enumerate(steps)] for rank, steps in enumerate(ranks)}
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.step_files import StepWriter, keep_rows, rows_of, steps_file
+from tests.step_files import StepWriter, keep_rows, rows_of, steps_file, table_of_records
 
 from rankscope.analysis.evidence.step_table.rank_columns import ALL_METRICS, BLOCKED_METRICS, POSTPONED_METRICS, RankColumns
 from rankscope.analysis.evidence.step_table.steps import METRICS, StepTable
@@ -31,7 +31,7 @@ def record(step: int, **fields: Any) -> StepRecord:
 
 
 def test_ranks_and_steps_are_the_axes_and_gaps_are_nan() -> None:
-    table = StepTable.from_records(0, {5: [record(2), record(3)], 1: [record(3, wall_us=7.0)], 9: []})
+    table = table_of_records({5: [record(2), record(3)], 1: [record(3, wall_us=7.0)], 9: []})
     assert table.ranks.tolist() == [1, 5, 9]
     assert table.steps.tolist() == [2, 3]
     wall = table.matrix("wall_us")
@@ -43,7 +43,7 @@ def test_ranks_and_steps_are_the_axes_and_gaps_are_nan() -> None:
 
 
 def test_missing_is_nan_and_not_zero() -> None:
-    table = StepTable.from_records(0, {0: [record(0)]})
+    table = table_of_records({0: [record(0)]})
     unknown = set(METRICS) - {"wall_us"}
     assert all(np.isnan(table.matrix(name)).all() for name in unknown)
 
@@ -52,7 +52,7 @@ def test_own_time_is_wall_without_blocked_also_per_phase() -> None:
     row = record(
         0, phases_us=PhaseTimes(forward=40.0, backward=60.0), blocked_us=PhaseTimes(backward=25.0), profiled=True, tags=["eval"]
     )
-    table = StepTable.from_records(0, {0: [row]})
+    table = table_of_records({0: [row]})
     values = {
         name: table.matrix(name)[0, 0]
         for name in ("own_us", "blocked_us", "forward_us", "backward_us", "own_forward_us", "own_backward_us")
@@ -81,7 +81,7 @@ def test_on_a_device_own_time_is_the_devices_where_its_waiting_is_known() -> Non
     # Without device times the host's times are used.
     unread = record(2, phases_us=host, blocked_us=waits)
     assert unread.own_us == 50
-    table = StepTable.from_records(0, {0: [step_record, unknown, unread]})
+    table = table_of_records({0: [step_record, unknown, unread]})
     assert table.matrix("own_backward_us")[0].tolist()[::2] == [40, 10]
     assert table.matrix("own_forward_us")[0].tolist()[::2] == [30, 40]
     assert np.isnan(table.matrix("own_forward_us")[0, 1])
@@ -91,7 +91,7 @@ def test_on_a_device_own_time_is_the_devices_where_its_waiting_is_known() -> Non
 
 
 def test_a_step_written_twice_counts_as_last_written() -> None:
-    assert StepTable.from_records(0, {0: [record(0), record(0, wall_us=3.0)]}).matrix("wall_us").tolist() == [[3]]
+    assert table_of_records({0: [record(0), record(0, wall_us=3.0)]}).matrix("wall_us").tolist() == [[3]]
 
 
 def test_loading_takes_the_last_attempt_and_refuses_one_that_is_not_there(synthetic: Callable[..., Any]) -> None:
@@ -117,7 +117,7 @@ def test_excess_is_over_the_median_of_the_others(ranks: int) -> None:
 
 @pytest.mark.parametrize("fields", [{"wall_us": -1.0}, {"wall_us": 1e300}, {"input_elements": 10**400}])
 def test_impossible_records_are_left_out_and_counted(fields: dict[str, Any]) -> None:
-    table = StepTable.from_records(0, {0: [record(0), record(1, **fields), record(2**63)]})
+    table = table_of_records({0: [record(0), record(1, **fields), record(2**63)]})
     assert (table.steps.tolist(), table.damaged) == ([0], {0: 2})
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.step_files import table_of_records
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.evidence.throughput import throughput_of
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.costs import Throughput
@@ -41,7 +41,7 @@ def throughput(
         )
         for rank, fields in ranks.items()
     }
-    table = StepTable.from_records(0, records)
+    table = table_of_records(records)
     result = throughput_of(table, np.ones(len(table.steps), dtype=bool), infos, world_size or len(ranks))
     assert result is not None
     return result

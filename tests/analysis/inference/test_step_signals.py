@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.step_files import table_of_records
 
 from rankscope.analysis.causes import cause_of
 from rankscope.analysis.evidence.step_table.steps import StepTable
@@ -23,7 +24,7 @@ def table_of(ranks: int) -> StepTable:
         phases, blocked = PhaseTimes(forward=forward, backward=100.0), PhaseTimes(backward=0.0)
         return StepRecord(step=step, start_unix_ns=1, wall_us=forward + 100, phases_us=phases, blocked_us=blocked)
 
-    return StepTable.from_records(0, {rank: [record(rank, step) for step in range(STEPS)] for rank in range(ranks)})
+    return table_of_records({rank: [record(rank, step) for step in range(STEPS)] for rank in range(ranks)})
 
 
 @pytest.mark.parametrize("ranks", [9, MOST_PEERS + 1, 5 * MOST_PEERS])
@@ -60,7 +61,7 @@ def test_agreement_is_the_share_of_resamples_with_the_same_cause() -> None:
                 run_queue_us=0.0,
             )
 
-        return StepTable.from_records(0, {rank: [record(rank, step) for step in range(16)] for rank in range(8)})
+        return table_of_records({rank: [record(rank, step) for step in range(16)] for rank in range(8)})
 
     peers = [rank for rank in range(8) if rank != SLOW]
     always = np.ones(16, dtype=bool)
@@ -106,7 +107,7 @@ def test_a_host_that_sleeps_is_told_from_a_slow_device_by_its_cpu_time(
             run_queue_us=queue,
         )
 
-    table = StepTable.from_records(0, {rank: [record(rank, step) for step in range(STEPS)] for rank in range(4)})
+    table = table_of_records({rank: [record(rank, step) for step in range(STEPS)] for rank in range(4)})
     others = [rank for rank in range(4) if rank != SLOW]
     signals = signals_of(table, SLOW, np.ones(STEPS, dtype=bool), others, device_busy_us=None)
     signals = replace(signals, device_unseen=True)

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from tests.dashboards.blocks import draw, run_of, run_text, text_of, write
 from tests.dashboards.hosts_at_fault import RARE, host_runs
+from tests.step_files import table_of_records
 
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis, Verdict
@@ -71,7 +72,7 @@ def slowing(at: int, by_us: float, *, steps: int = 100) -> StepTable:
             blocked_us=PhaseTimes(forward=waited),
         )  # fmt: skip
 
-    return StepTable.from_records(0, {rank: [record(rank, step) for step in range(steps)] for rank in range(4)})
+    return table_of_records({rank: [record(rank, step) for step in range(steps)] for rank in range(4)})
 
 
 def test_the_page_of_a_run_says_who_why_how_much_what_next(memory_runs: Any) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
@@ -15,10 +14,7 @@ from rankscope.analysis.evidence.step_table.rank_columns import (
     ALL_METRICS,
     LOADED_METRICS,
     METER_METRICS,
-    RankColumns,
     no_memory,
-    tags_of,
-    times_of_tags,
 )
 from rankscope.analysis.evidence.step_table.rank_files import PostponedMetrics, ReportProgress, ignore_progress, load_ranks
 from rankscope.analysis.evidence.step_table.recent import MOST_RECORDS, EarlierTotals, earlier_totals, recent_steps_of
@@ -27,8 +23,7 @@ from rankscope.analysis.evidence.step_table.step_numbers import ALL_ALIKE, Place
 from rankscope.analysis.evidence.step_table.table_builder import StepTableBuilder
 from rankscope.base.errors import InputError
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import PHASES, Phase, StepRecord
-from rankscope.runs.step_columns import event_of, pack_row, row_dtype
+from rankscope.runs.records import PHASES, Phase
 
 Matrix = NDArray[np.float64]
 Stored = NDArray[np.floating[Any]]
@@ -248,24 +243,6 @@ class StepTable:
         postponed = PostponedMetrics(reader, attempt, builder.steps, builder.postponed)
         table = replace(cls.from_builder(attempt, builder, postponed), samples=SampledStarts.of_ranks(samples))
         return table if recent is None else replace(table, earlier=earlier_totals(reader, attempt, records_read))
-
-    @classmethod
-    def from_records(cls, attempt: int, records: Mapping[int, Iterable[StepRecord]]) -> Self:
-        """Return the table of the given records of each rank. Of a step recorded twice by a rank, the last record counts."""
-        builder = StepTableBuilder()
-        builder.add_ranks(records)
-        for rank, of_rank in records.items():
-            packed, kept_records = [], []
-            for record in of_rank:
-                try:
-                    packed.append(pack_row(record))
-                    kept_records.append(record)
-                except (struct.error, OverflowError):
-                    builder.damaged[rank] += 1
-            rows = np.frombuffer(b"".join(packed), row_dtype())
-            events = [event for record in kept_records if (event := event_of(record)) is not None]
-            builder.add(rank, RankColumns.of([rows]).tagged(tags_of(events), times_of_tags(events)))
-        return cls.from_builder(attempt, builder)
 
     @classmethod
     def from_builder(cls, attempt: int, builder: StepTableBuilder, postponed: PostponedMetrics | None = None) -> Self:
