@@ -11,9 +11,9 @@ import pytest
 from tests.step_files import add_damaged, steps_file
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.whatif.engine import whatif
 from rankscope.analysis.whatif.outcome import CostTerms, slowest_count
-from rankscope.analysis.whatif.run_answer import whatif_with_chain
+from rankscope.analysis.whatif.run_answer import whatif_with_graph
+from rankscope.analysis.whatif.whatif_of_paths import whatif
 from rankscope.analysis.whatif.whatif_result import WhatIf
 from rankscope.analysis.whatif.whatif_terminal import render_text
 from rankscope.base.errors import InputError
@@ -210,10 +210,10 @@ def test_times_of_steps_that_a_rank_lacks_are_estimated(synthetic: Synthetic) ->
 def test_the_ranks_are_reported_as_they_are_read(synthetic: Synthetic) -> None:
     reports: list[tuple[int, int]] = []
     run = NamedRun(synthetic(plan=always(2, us=60_000)).write(), None)
-    _, chain = whatif_with_chain(run, CostTerms(accelerated=True, world_size=1), lambda *number: reports.append(number))
+    _, graph = whatif_with_graph(run, CostTerms(accelerated=True, world_size=1), lambda *number: reports.append(number))
     assert reports == [(number, 4) for number in range(1, 5)]
-    assert chain is not None
-    assert chain.ranks == [0, 1, 2, 3]
+    assert graph is not None
+    assert graph.ranks == [0, 1, 2, 3]
 
 
 def test_waiting_is_that_of_the_device_where_it_is_known(synthetic: Synthetic) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.whatif.outcome import CostTerms
-from rankscope.analysis.whatif.run_answer import Chain, whatif_with_chain
+from rankscope.analysis.whatif.run_answer import AnswerGraph, whatif_with_graph
 from rankscope.analysis.whatif.step_scenarios import Combinations, combinations, read_combinations
 from rankscope.analysis.whatif.whatif_result import Effect, WhatIf
 from rankscope.base.errors import InputError
@@ -84,15 +84,15 @@ def make_combinations(run: Path, folder: Path, on_progress: OnProgress) -> None:
 
     They take as long as the answer, so they are made only when a viewer removes several parts together.
     """
-    _, chain = _simulated(run, on_progress)
-    if chain is not None:
+    _, graph = _simulated(run, on_progress)
+    if graph is not None:
         on_progress(Progress("what-if: simulating combinations"))
-        combinations(chain.causes, chain.ranks, chain.combined).write(folder)
+        combinations(graph.causes, graph.ranks, graph.combined).write(folder)
 
 
-def _simulated(run: Path, on_progress: OnProgress, table: StepTable | None = None) -> tuple[WhatIf, Chain | None]:
+def _simulated(run: Path, on_progress: OnProgress, table: StepTable | None = None) -> tuple[WhatIf, AnswerGraph | None]:
     on_progress(Progress(SIMULATING))
-    return whatif_with_chain(
+    return whatif_with_graph(
         NamedRun(run, None),
         CostTerms(accelerated=True, world_size=1),
         lambda done, of: on_progress(Progress(f"{SIMULATING}: reading ranks", done, of)),

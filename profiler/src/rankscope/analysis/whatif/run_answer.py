@@ -41,7 +41,7 @@ _SECONDS: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class AnswerGraph:
     """Graph that an answer from step records was played on."""
 
     causes: Causes
@@ -54,13 +54,13 @@ class Chain:
 
 def whatif_of_run(run: NamedRun, terms: CostTerms) -> WhatIf:
     """Answer from an attempt of a run; hours count its world size. Raises ``InputError``."""
-    return whatif_with_chain(run, terms)[0]
+    return whatif_with_graph(run, terms)[0]
 
 
-def whatif_with_chain(
+def whatif_with_graph(
     run: NamedRun, terms: CostTerms, report: ReportProgress = ignore_progress, *, table: StepTable | None = None
-) -> tuple[WhatIf, Chain | None]:
-    """Answer as ``whatif_of_run``, and return its chain; ``None`` if the answer is not from step records.
+) -> tuple[WhatIf, AnswerGraph | None]:
+    """Answer as ``whatif_of_run``, and return its graph; ``None`` if the answer is not from step records.
 
     ``report`` receives the number of ranks read. ``table`` with ``TABLE_METRICS`` at least, of an undamaged run: not read again.
     """
@@ -97,9 +97,9 @@ def whatif_with_chain(
         simulated=recorded.simulated,
         warnings=[*table_warnings(reader, table), *table.numbers.warnings()],
     )
-    result, chain = _from_steps(source, reader, table, infos, terms)
+    result, answer_graph = _from_steps(source, reader, table, infos, terms)
     if result.status == "ok":
-        return result, chain
+        return result, answer_graph
     reductions = {rank: _profiled(reader, table, rank) for rank in ranks}
     matched = match_windows(reductions, infos, world_size)
     profile = profile_of_windows(reductions, matched, world_size, hosts)
@@ -128,7 +128,7 @@ def _profiled_steps(reader: RunReader, attempt: int, rank: int) -> list[StepBrea
 
 def _from_steps(
     source: WhatIfSource, reader: RunReader, table: StepTable, infos: dict[int, RankInfo], terms: CostTerms
-) -> tuple[WhatIf, Chain | None]:
+) -> tuple[WhatIf, AnswerGraph | None]:
     ranks = [int(rank) for rank in table.ranks]
     if len(peer_groups(ranks, infos)) > 1:
         reason = "stages of a pipeline wait for each other at every micro-batch, which step records do not tell apart"
@@ -169,8 +169,8 @@ def _from_steps(
     if not played.measured.any():
         return insufficient(source, _NO_TIME), None
     costly = sorted(played.causes, key=lambda part: -_total(part.lost))
-    chain = Chain(causes, compared, [part.key["cause"] for part in costly[:MOST_CAUSES]])
-    return answer(_outcome(played, chain, hosts), source, terms), chain
+    answer_graph = AnswerGraph(causes, compared, [part.key["cause"] for part in costly[:MOST_CAUSES]])
+    return answer(_outcome(played, answer_graph, hosts), source, terms), answer_graph
 
 
 _NO_TIME: Final = "the steps took no time by the clock that they were measured with"
@@ -216,9 +216,9 @@ def _missing(source: WhatIfSource, table: StepTable) -> str:
     return f"{len(table.steps)} steps recorded, {MINIMUM_STEPS} steps after warm-up with own times of half of the ranks needed"
 
 
-def _outcome(played: StepScenarios, chain: Chain, hosts: Mapping[int, str]) -> Outcome:
+def _outcome(played: StepScenarios, answer_graph: AnswerGraph, hosts: Mapping[int, str]) -> Outcome:
     return Outcome(
-        steps=chain.causes.graph.table.steps,
+        steps=answer_graph.causes.graph.table.steps,
         measured=played.measured,
         actual=played.actual,
         ideal=played.ideal,
