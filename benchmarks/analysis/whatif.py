@@ -53,7 +53,7 @@ DATA: Final = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "
 OURS: Final = """
 import sys, time
 from pathlib import Path
-from rankscope.analysis.whatif.engine import whatif
+from rankscope.analysis.whatif.whatif_of_paths import whatif
 from rankscope.analysis.whatif import operations_answer
 begin = time.perf_counter()
 whatif([Path(sys.argv[1])])

@@ -11,7 +11,7 @@ from tests.step_files import append
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result.analysis import Analysis
-from rankscope.analysis.whatif.engine import whatif
+from rankscope.analysis.whatif.whatif_of_paths import whatif
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import DeviceKind, KernelRecord, PhaseTimes, StackLine, StackSamples, StepBreakdown
 

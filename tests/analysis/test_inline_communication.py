@@ -13,7 +13,7 @@ from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence.kernels.unknown_kernels import RankKernels, pattern_of, unknown_kernels
 from rankscope.analysis.result.analysis import Verdict
 from rankscope.analysis.trace.work import KernelTime
-from rankscope.analysis.whatif.engine import whatif
+from rankscope.analysis.whatif.whatif_of_paths import whatif
 
 from .inline_communication import LATE_US, STEPS, Fault, write_job
 

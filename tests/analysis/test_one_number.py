@@ -21,8 +21,8 @@ from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.result.stored import losses_of, store_verdict, stored_verdict
 from rankscope.analysis.result.text import GREEN, YELLOW
 from rankscope.analysis.whatif import whatif_terminal
-from rankscope.analysis.whatif.engine import whatif
 from rankscope.analysis.whatif.outcome import CostTerms, JobPart, Outcome, answer
+from rankscope.analysis.whatif.whatif_of_paths import whatif
 from rankscope.analysis.whatif.whatif_result import WhatIf, WhatIfSource
 from rankscope.runs.records import PhaseTimes
 

@@ -13,7 +13,7 @@ import pytest
 from rankscope.analysis.collectives.windows import reduce_trace
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.hang.ras.json_form import read_json
-from rankscope.analysis.hang.ras.judging import judge
+from rankscope.analysis.hang.ras.ras_judgement import judge
 from rankscope.analysis.hang.ras.text_form import read_text
 from rankscope.analysis.trace.columns import read_trace
 

@@ -22,7 +22,7 @@ from rankscope.analysis.inference.reasons.signals import Signals
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.verdict.builders import Setting, straggler
-from rankscope.analysis.whatif.engine import whatif
+from rankscope.analysis.whatif.whatif_of_paths import whatif
 from rankscope.runs.records import StepBreakdown
 
 from .collectives_by_hand import matched, record

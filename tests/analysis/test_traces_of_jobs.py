@@ -16,7 +16,7 @@ from tests.command_line import run_in_process
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis
-from rankscope.analysis.whatif.engine import whatif
+from rankscope.analysis.whatif.whatif_of_paths import whatif
 
 
 def put(path: Path, events: Sequence[Event], **head: Any) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.analysis.compare.compare_result import Comparison
-from rankscope.analysis.compare.engine import compare
+from rankscope.analysis.compare.compare_runs import compare
 
 SCRIPT = Path(__file__).with_name("slowing_training.py")
 STEPS, SLOW_FROM, PAUSE_S = 240, 120, 0.06

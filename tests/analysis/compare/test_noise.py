@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.compare.made_up_run import lasting_noise
 
-from rankscope.analysis.compare.judging import outcome
+from rankscope.analysis.compare.outcomes import outcome
 from rankscope.analysis.compare.shift import (
     MIN_BLOCKS,
     MIN_STEPS,

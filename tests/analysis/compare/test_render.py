@@ -12,10 +12,10 @@ from tests.analysis.compare.made_up_run import MadeUp
 
 from rankscope.analysis.compare.comparable_steps import comparable_steps
 from rankscope.analysis.compare.compare_result import CompareResult, Side
+from rankscope.analysis.compare.compare_runs import MIN_CHANGE
 from rankscope.analysis.compare.compare_terminal import render_compare
 from rankscope.analysis.compare.compare_wording import percent, size, time
-from rankscope.analysis.compare.engine import MIN_CHANGE
-from rankscope.analysis.compare.judging import CONFIDENCE, METHOD
+from rankscope.analysis.compare.outcomes import CONFIDENCE, METHOD
 from rankscope.analysis.compare.pair import compare_pair
 from rankscope.analysis.compare.scaling import scaling
 from rankscope.analysis.result.analysis import Cost

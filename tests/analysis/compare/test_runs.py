@@ -18,7 +18,7 @@ from tests.step_files import add_rows, load, rows_of, save, steps_file
 
 from rankscope.analysis.compare.comparable_steps import comparable_steps
 from rankscope.analysis.compare.compare_result import CompareResult, Comparison, Quantity, RankShift
-from rankscope.analysis.compare.engine import compare
+from rankscope.analysis.compare.compare_runs import compare
 from rankscope.analysis.compare.pair import compare_pair
 from rankscope.analysis.compare.quantities import PARTS
 from rankscope.analysis.engine import analyze

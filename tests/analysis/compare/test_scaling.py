@@ -13,7 +13,7 @@ from tests.analysis.compare.made_up_run import MadeUp
 
 from rankscope.analysis.compare.comparable_steps import comparable_steps
 from rankscope.analysis.compare.compare_result import Scaling
-from rankscope.analysis.compare.engine import compare
+from rankscope.analysis.compare.compare_runs import compare
 from rankscope.analysis.compare.scaling import scaling
 from rankscope.analysis.result.analysis import Cost
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.step_files import table_of_records
 
-from rankscope.analysis.costs.figures import figures_of_memory
+from rankscope.analysis.costs.cost_figures import figures_of_memory
 from rankscope.analysis.costs.memory import MINIMUM_SAMPLES, is_leak, memory_of, slope_of
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence.step_table.steps import StepTable

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.ras_server import Comm, answer, text_answer
 
 from rankscope.analysis.hang.ras.json_form import MAX_OBJECTS, read_json
-from rankscope.analysis.hang.ras.judging import RasJudgement, differing, judge
+from rankscope.analysis.hang.ras.ras_judgement import RasJudgement, differing, judge
 from rankscope.analysis.hang.ras.snapshot import LARGEST, AnswerError, Snapshot
 from rankscope.analysis.hang.ras.text_form import MAX_KINDS, MAX_RANKS, read_text
 from rankscope.analysis.hang.ras.wording import summary_of

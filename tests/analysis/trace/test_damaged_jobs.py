@@ -16,7 +16,7 @@ from tests.analysis.trace_details import kernel, launch, x
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.result.analysis import Analysis
-from rankscope.analysis.whatif.engine import whatif
+from rankscope.analysis.whatif.whatif_of_paths import whatif
 from rankscope.base.errors import InputError
 
 Event = dict[str, Any]

@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.perfetto.export import export_perfetto
-from rankscope.analysis.whatif.engine import whatif
+from rankscope.analysis.whatif.whatif_of_paths import whatif
 from rankscope.base.errors import InputError
 
 pytest.importorskip("aiohttp")

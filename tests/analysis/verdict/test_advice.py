@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.collectives.arrivals import records_of
 from rankscope.analysis.collectives.figures import Figure, figures_of_collectives
-from rankscope.analysis.costs.figures import derived, figures_of_kernels
+from rankscope.analysis.costs.cost_figures import derived, figures_of_kernels
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.inference.reasons.physical import PHYSICAL
 from rankscope.analysis.report.terminal import render_text

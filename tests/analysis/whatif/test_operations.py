@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from pyarrow import parquet as pq
 
 from rankscope.analysis.whatif import graph, operations, operations_file
-from rankscope.analysis.whatif.engine import whatif
 from rankscope.analysis.whatif.operations import CODES, arrange
 from rankscope.analysis.whatif.operations_answer import play_operations
 from rankscope.analysis.whatif.outcome import Outcome
 from rankscope.analysis.whatif.schedule import build_schedule
+from rankscope.analysis.whatif.whatif_of_paths import whatif
 from rankscope.analysis.whatif.whatif_result import WhatIf
 from rankscope.base.errors import InputError
 

@@ -8,9 +8,9 @@ from typing import get_args
 import click
 
 from rankscope.analysis.compare.compare_result import Outcome
+from rankscope.analysis.compare.compare_runs import MIN_CHANGE
+from rankscope.analysis.compare.compare_runs import compare as compare_runs
 from rankscope.analysis.compare.compare_terminal import render_compare
-from rankscope.analysis.compare.engine import MIN_CHANGE
-from rankscope.analysis.compare.engine import compare as compare_runs
 from rankscope.analysis.result.analysis import Cost
 from rankscope.cli.selection import STEPS
 from rankscope.cli.share import SHARE

@@ -6,7 +6,7 @@ import re
 
 import click
 
-from rankscope.analysis.whatif.engine import whatif as ask
+from rankscope.analysis.whatif.whatif_of_paths import whatif as ask
 from rankscope.analysis.whatif.whatif_terminal import render_text
 from rankscope.cli.terminal import INPUT_PLACE, format_option, paths_or_newest, price_options, print_json, use_color, width
 from rankscope.cli.trace_options import cycle_option, engine_of, engine_options, pattern_option

@@ -11,7 +11,7 @@ import numpy as np
 
 from rankscope.analysis.compare.comparable_steps import ComparableSteps
 from rankscope.analysis.compare.compare_result import CompareResult
-from rankscope.analysis.compare.engine import compare_sides, read_sides
+from rankscope.analysis.compare.compare_runs import compare_sides, read_sides
 from rankscope.analysis.compare.recording import Recording, read_recording
 from rankscope.dashboards.data.cached_files import read_json
 from rankscope.dashboards.data.progress import OnProgress, Progress

@@ -9,7 +9,7 @@ import numpy as np
 from rankscope.analysis.compare.comparable_steps import Basis, ComparableSteps, WorkName
 from rankscope.analysis.compare.compare_result import Comparison, Per, Quantity, Throughput
 from rankscope.analysis.compare.compare_wording import summarise
-from rankscope.analysis.compare.judging import Levels, single_quantity, tested_quantity, window_quantity
+from rankscope.analysis.compare.outcomes import Levels, single_quantity, tested_quantity, window_quantity
 from rankscope.analysis.compare.quantities import INSIDE, PARTS, SINGLE, STEP, WINDOW, parts, single, windows, with_rest
 from rankscope.analysis.compare.rank_shifts import comparable_ranks, rank_shifts, slower_hosts
 from rankscope.analysis.compare.recording import Recording

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.compare.comparable_steps import ComparableSteps
 from rankscope.analysis.compare.compare_result import Outcome, RankShift
-from rankscope.analysis.compare.judging import as_shift, both_statistics, outcome
+from rankscope.analysis.compare.outcomes import as_shift, both_statistics, outcome
 from rankscope.analysis.compare.shift import cut
 from rankscope.analysis.evidence.compared import StepOwnTimes, imposed_wait
 from rankscope.analysis.evidence.peers import peer_groups

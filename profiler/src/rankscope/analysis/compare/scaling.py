@@ -8,7 +8,7 @@ from typing import Final
 from rankscope.analysis.compare.comparable_steps import WORK_NAMES, Basis, ComparableSteps, WorkName, cost_per_million, priced
 from rankscope.analysis.compare.compare_result import Loss, Scaling, ScalingRow
 from rankscope.analysis.compare.compare_wording import percent
-from rankscope.analysis.compare.judging import CONFIDENCE
+from rankscope.analysis.compare.outcomes import CONFIDENCE
 from rankscope.analysis.compare.pair import per_second
 from rankscope.analysis.compare.quantities import PARTS, parts, with_rest
 from rankscope.analysis.compare.shift import Series, compare_blocks, cut

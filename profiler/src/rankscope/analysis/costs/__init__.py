@@ -11,5 +11,5 @@ The other modules answer one question each:
 - does memory grow or leak: ``memory``;
 - what does recording cost: ``recorder_cost``.
 
-``figures`` gives these results the names by which the table of advice refers to them.
+``cost_figures`` gives these results the names by which the table of advice refers to them.
 """

@@ -10,7 +10,7 @@ from rankscope.analysis.collectives.matched import MatchedCollectives
 from rankscope.analysis.collectives.traffic.bandwidth import bandwidths, directed_rows
 from rankscope.analysis.collectives.traffic.links import Fabric
 from rankscope.analysis.collectives.waits.blame import Blame
-from rankscope.analysis.costs.figures import (
+from rankscope.analysis.costs.cost_figures import (
     figures_of_costs,
     figures_of_kernels,
     figures_of_memory,

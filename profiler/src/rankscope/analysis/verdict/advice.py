@@ -10,7 +10,7 @@ from string import Formatter
 from typing import Final
 
 from rankscope.analysis.collectives.figures import Figure, Figures
-from rankscope.analysis.costs.figures import derived
+from rankscope.analysis.costs.cost_figures import derived
 from rankscope.analysis.costs.waterfall import Costs
 from rankscope.analysis.inference.reasons.remedy_table import FIGURES
 from rankscope.analysis.inference.reasons.signals import HOST_OR_DEVICE

@@ -7,7 +7,7 @@ from typing import Final, get_args
 
 from rankscope.analysis.collectives.figures import Figure, Figures
 from rankscope.analysis.collectives.traffic.payload import PAYLOADS
-from rankscope.analysis.costs.figures import derived, figures_of_costs
+from rankscope.analysis.costs.cost_figures import derived, figures_of_costs
 from rankscope.analysis.costs.waterfall import Costs, InnerName
 from rankscope.analysis.result.analysis import Kind
 from rankscope.analysis.result.cause import Cause

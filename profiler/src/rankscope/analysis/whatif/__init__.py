@@ -1,6 +1,6 @@
 """The what-if analysis: step times on the dependency graph with some of the operations at their ideal durations.
 
-``engine`` chooses by the input:
+``whatif_of_paths`` chooses by the input:
 
 - a run: ``run_answer`` plays its step records as a chain of stretches (``step_graph``), with ranks, phases and ``causes`` ideal
   (``step_scenarios``);

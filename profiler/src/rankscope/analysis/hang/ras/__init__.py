@@ -2,6 +2,6 @@
 
 1. ``answers`` obtains the answers: from a live job, twice, or those that were kept in a run.
 2. ``snapshot`` has the communicators of one answer, read by ``json_form`` or ``text_form``.
-3. ``judging`` finds the global ranks, compares two snapshots and names the ranks that are unreachable or behind.
+3. ``ras_judgement`` finds the global ranks, compares two snapshots and names the ranks that are unreachable or behind.
 4. ``joining`` joins that with the report on the Flight Recorder dumps.
 """

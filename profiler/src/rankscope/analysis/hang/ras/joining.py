@@ -25,7 +25,7 @@ from rankscope.analysis.hang.ras.answers import (
     kept_answers,
     live_answers,
 )
-from rankscope.analysis.hang.ras.judging import RasJudgement, Suspect, differing, judge
+from rankscope.analysis.hang.ras.ras_judgement import RasJudgement, Suspect, differing, judge
 from rankscope.analysis.hang.ras.wording import detail_of, names_of, summary_of
 from rankscope.analysis.result.text import counted
 from rankscope.base.errors import InputError

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rankscope.analysis.hang.hang_result import RasRank
-from rankscope.analysis.hang.ras.judging import RasJudgement, Suspect
+from rankscope.analysis.hang.ras.ras_judgement import RasJudgement, Suspect
 from rankscope.analysis.hang.ras.snapshot import Communicator, Snapshot
 from rankscope.analysis.result.text import counted, first_of
 from rankscope.base.text import ranks_text, span

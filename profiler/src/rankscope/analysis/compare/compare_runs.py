@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.compare.comparable_steps import ComparableSteps, comparable_steps, cost_per_million, priced
 from rankscope.analysis.compare.compare_result import CompareResult, Mode, Side
-from rankscope.analysis.compare.judging import CONFIDENCE, METHOD
+from rankscope.analysis.compare.outcomes import CONFIDENCE, METHOD
 from rankscope.analysis.compare.pair import compare_pair, per_second, step_time, typical_step_time
 from rankscope.analysis.compare.recording import Recording, read_recording
 from rankscope.analysis.compare.scaling import scaling
