@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shutil
 import subprocess
@@ -106,6 +108,17 @@ def test_files_modules_and_targets_of_other_commands_exist() -> None:
             assert [word for word in named if not (ROOT / word).exists()] == [], page
             result += len(named)
     assert result >= 5
+
+
+def test_messages_that_troubleshooting_quotes_are_those_of_the_code() -> None:
+    symptoms = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
+    quoted = [text for symptom in symptoms for text in re.findall(r'"([^"]+)"', symptom)]
+    assert len(quoted) >= 4
+    code = "\n".join(path.read_text() for path in ROOT.glob("*/src/rankscope/**/*.py"))
+    known = f"{code}\n{os.strerror(errno.EADDRINUSE)}".lower()
+    # Numbers and names differ; what is between them is literal.
+    parts = [part.strip() for text in quoted for part in re.split(r"[^a-z ]|RUN", text) if part.count(" ") >= 2]
+    assert [part for part in parts if part.lower() not in known] == []
 
 
 NOT_HERE = {

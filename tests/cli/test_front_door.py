@@ -254,6 +254,23 @@ def test_doctor_knows_every_extra_and_its_packages(cli: Cli) -> None:
     assert {"httpx", "pyarrow", "gunicorn"} <= set(extras()["dashboards"])
 
 
+@pytest.mark.parametrize(
+    ("system", "machine", "stacks", "gzip"), [("linux", "x86_64", True, True), ("darwin", "ppc", False, False)]
+)
+def test_doctor_counts_the_packages_that_a_platform_needs(
+    monkeypatch: pytest.MonkeyPatch, cli: Cli, system: str, machine: str, *, stacks: bool, gzip: bool
+) -> None:
+    monkeypatch.setattr("sys.platform", system)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert ("py-spy" in extras()["stacks"], "zlib-ng" in extras()["analysis"]) == (stacks, gzip)
+    assert ("backports-zstd" in extras()["analysis"]) == (sys.version_info < (3, 14))
+    # given an interpreter without any package
+    monkeypatch.setattr(doctor, "_is_installed", lambda package: False)
+    completed = cli("doctor")
+    # then no extra that needs packages counts as installed
+    assert " installed\n" not in completed.stdout
+
+
 def test_doctor_says_how_to_get_what_is_missing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     # given an interpreter without the packages of two extras
     lacking = {"dash", "httpx"}

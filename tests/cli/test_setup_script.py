@@ -74,6 +74,15 @@ def test_a_usable_torch_is_kept_and_otherwise_the_wanted_one_installed(folder: P
     assert "pip install --quiet --index-url https://example.invalid/cpu torch==2.13.0" in asked
 
 
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="has an NVIDIA GPU")
+def test_without_a_gpu_it_names_the_smaller_build_of_torch(folder: Path) -> None:
+    completed, _ = setup(folder, TORCH="torch==2.13.0", NO_TORCH="1")
+    assert "whl/cpu" in completed.stderr
+    shutil.rmtree(folder / ".venv")
+    completed, _ = setup(folder, TORCH="torch==2.13.0", TORCH_ARGS="--index-url https://example.invalid/cpu", NO_TORCH="1")
+    assert "whl/cpu" not in completed.stderr
+
+
 def test_a_half_made_environment_is_made_again(folder: Path) -> None:
     (folder / ".venv" / "bin").mkdir(parents=True)
     (folder / ".venv" / "litter").touch()

@@ -40,6 +40,9 @@ def test_each_fault_is_found_shown_and_alerted_and_nothing_is_made_up(cli_proces
         assert report["verdict"]["rank"] is None
     else:
         assert (report["verdict"]["kind"], report["verdict"]["rank"]) == ("straggler", int(rank))
+    # and the list of runs has the verdict, too
+    (listed,) = json.loads(cli_process("runs", tmp_path, "--format", "json").stdout)
+    assert listed["kind"] == report["verdict"]["kind"]
 
 
 def test_the_demo_refuses_an_unknown_fault_and_an_existing_folder(cli_process: Cli, tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.compare.made_up_run import lasting_noise
 
-from rankscope.analysis.compare.outcomes import outcome
+from rankscope.analysis.compare import outcomes
+from rankscope.analysis.compare.outcomes import both_statistics, outcome
+from rankscope.analysis.compare.quantities import STEP
 from rankscope.analysis.compare.shift import (
     MIN_BLOCKS,
     MIN_STEPS,
@@ -225,6 +227,21 @@ def test_what_intervals_say_together(intervals: list[tuple[float, float]], says:
     assert outcome([found(*interval) for interval in intervals], 1.0, "lower") == says
     opposite = {"worse": "better", "better": "worse"}
     assert outcome([found(*interval) for interval in intervals], 1.0, "higher") == opposite.get(says, says)
+
+
+def test_no_interval_has_a_step_of_negative_length() -> None:
+    # given a side so noisy that the interval of the difference is wider than its step time
+    rng = np.random.default_rng(5)
+    a, b = 400 + 150 * lasting_noise(rng, (1, 200), 0.9)[0], np.full(200, 20.0)
+    statistics = both_statistics(*cut(a, b), LEVEL)
+    assert any(item.low < -item.a for item in statistics.all)
+    # then the published interval ends where B takes no time at all
+    quantity = outcomes.tested_quantity("step", STEP, "step", a, b, level=LEVEL, min_change=0.01, step_us=400.0)
+    for shift in (quantity.typical, quantity.average):
+        assert shift is not None
+        assert -shift.a <= shift.low <= shift.difference
+        assert shift.relative_low is not None
+        assert shift.relative_low >= -1
 
 
 def test_an_endless_t_is_no_chance() -> None:

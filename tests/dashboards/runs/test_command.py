@@ -43,7 +43,7 @@ def test_runs_are_listed_with_state_and_stored_verdict(cli: Cli, folder: Path, m
     assert head.split() == ["folder", "state", "started", "ranks", "verdict"]
     by_folder = {line.split()[0]: line for line in lines}
     assert "Straggler: Rank 2" in by_folder["judged"]
-    assert "no verdict yet: rankscope analyze" in by_folder["new"]
+    assert "rankscope analyze" in by_folder["new"]
     assert "Unreadable" in by_folder["broken"]
 
 

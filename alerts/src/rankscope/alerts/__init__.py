@@ -6,6 +6,7 @@
                                                                 ├─ Alertmanager ─ receive/ ─ deliver/ ─ chat, pager, webhook
     run directory ─ watch/ (analysis of the steps) ─ deliver/ ──┘
 
-``replay/`` runs the watcher over a recorded run, ``store/`` keeps the state of alerting on disk. ``payload`` is Alertmanager's
-webhook format, ``toml_file`` reads the operator's files, ``commands`` is ``rankscope alerts``, ``output`` prints events.
+``runbooks/`` has a page for each alert. ``replay/`` runs the watcher over a recorded run, ``store/`` keeps the state of alerting
+on disk. ``payload`` is Alertmanager's webhook format, ``toml_file`` reads the operator's files, ``commands`` is
+``rankscope alerts``, ``output`` prints events.
 """

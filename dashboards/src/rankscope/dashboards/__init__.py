@@ -1,6 +1,7 @@
 """The pages that show the evidence of runs, live in a browser and as a report in one file.
 
-A folder per feature, with what its page computes (``data``), draws (``figures``) and shows (``view``); none imports another one.
+A folder per feature, with what its page computes (``data``), draws (``figures``) and shows (``view``), as far as it needs them;
+none imports another one.
 Beside them the shared rooms, from the ground up; each imports those before it:
 
 ``words``     names, units and verdicts in words

@@ -18,6 +18,7 @@ import msgspec
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.result.stored import store_verdict
 from rankscope.base.errors import RankscopeError
 from rankscope.cli.demo.faults import WORLD_SIZE, Fault
 from rankscope.cli.demo.services import HOST, Services, free_port, get, rankscope_command
@@ -211,7 +212,9 @@ def _check_recording(story: Story, detail: list[str]) -> None:
 
 
 def _check_verdict(story: Story, detail: list[str]) -> None:
+    began_ns = time.time_ns()
     story.analysis = analyze([story.run_dir])
+    store_verdict(story.run_dir, story.analysis, as_of_unix_ns=began_ns)  # `rankscope runs` lists the run with it
     right, sentence = story.fault.judge(story.analysis.verdict)
     expect(right, sentence)
     detail.append(sentence)

@@ -44,8 +44,13 @@ class Check:
 
 NEEDED: Final = ("exporter", "profiler", "analysis", "dashboards", "alerts")
 """Extras of the programs that rankscope consists of; at least one of them is needed."""
-_REQUIREMENT: Final = re.compile(r"(?P<package>[\w.-]+)[^;]*;\s*extra\s*==\s*['\"](?P<extra>[\w-]+)['\"]", re.ASCII)
-"""Pattern of an extra's requirement. Packages that only some platforms need have further conditions, and do not match."""
+_REQUIREMENT: Final = re.compile(
+    r"(?P<package>[\w.-]+)[^;]*;\s*(?:\(?(?P<condition>[^()]+?)\)?\s+and\s+)?extra\s*==\s*['\"](?P<extra>[\w-]+)['\"]", re.ASCII
+)
+"""Pattern of an extra's requirement; some are for certain platforms only."""
+_CONDITION: Final = re.compile(
+    r"python_version < '3\.(?P<minor>\d+)'|(?P<name>sys_platform|platform_machine) (?:==|in) '(?P<values>.+)'"
+)
 PROGRAMS: Final[dict[str, tuple[str, str]]] = {
     "prometheus": ("stores the metrics and evaluates the alert rules", "apt-get install prometheus"),
     "prometheus-alertmanager": ("routes alerts to people", "apt-get install prometheus-alertmanager"),
@@ -60,19 +65,33 @@ def _python() -> Check:
 
 
 def extras() -> dict[str, list[str]]:
-    """Return the packages of each extra, from rankscope's own metadata."""
+    """Return the packages of each extra on this platform, from rankscope's own metadata."""
     extras_of_packages: dict[str, list[str]] = {
         extra: [] for extra in metadata("rankscope").get_all("Provides-Extra") or () if extra != "all"
     }
     for requirement in requires("rankscope") or ():
         match = _REQUIREMENT.fullmatch(requirement)
-        if match is not None and match["extra"] in extras_of_packages:
+        if match is not None and match["extra"] in extras_of_packages and _holds(match["condition"]):
             extras_of_packages[match["extra"]].append(match["package"])
     return extras_of_packages
 
 
+def _holds(condition: str | None) -> bool:
+    """Return whether a requirement's condition holds here; a package with a condition of an unknown form is not counted."""
+    if condition is None:
+        return True
+    match = _CONDITION.fullmatch(condition)
+    if match is None:
+        return False
+    if match["minor"]:
+        return sys.version_info < (3, int(match["minor"]))
+    here = sys.platform if match["name"] == "sys_platform" else platform.machine()
+    return here in match["values"].split()
+
+
 def _extras() -> Iterator[Check]:
-    lacking_by = {extra: [name for name in packages if not _is_installed(name)] for extra, packages in extras().items()}
+    packages = extras()
+    lacking_by = {extra: [name for name in names if not _is_installed(name)] for extra, names in packages.items()}
     # A node has the exporter only, a training image the profiler.
     has_a_role = any(not lacking_by.get(extra, [extra]) for extra in NEEDED)
     for extra, missing_packages in lacking_by.items():
@@ -80,7 +99,7 @@ def _extras() -> Iterator[Check]:
         detail, fix = (
             (f"no {', '.join(missing_packages)}", f"pip install 'rankscope[{extra}]'")
             if missing_packages
-            else ("installed", None)
+            else ("installed" if packages[extra] else "needs no package on this platform", None)
         )
         yield Check(f"rankscope[{extra}]", state, detail, fix)
 

@@ -24,7 +24,7 @@ from rankscope.runs.named import DEFAULT_FOLDER
 from rankscope.runs.paths import flight_dir
 from rankscope.runs.reader import RunReader
 
-NOT_JUDGED = "no verdict yet: rankscope analyze"
+NOT_JUDGED = "none is kept: rankscope analyze computes it"
 LEAST_WIDTH = 24
 
 

@@ -1,1 +1,1 @@
-"""View of profiled time: compute, communication, their overlap, collectives."""
+"""View of profiled time: compute, communication, their overlap, collectives. All of it is in the analysis: no ``data``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -147,6 +147,13 @@ def single_quantity(name: str, kind: QuantityKind, a: float | None, b: float | N
     )
 
 
+def _with_possible_bounds(difference: Difference | None) -> Difference | None:
+    """Return the difference without the part of its interval in which B would be negative, as no time or share is."""
+    if difference is None:
+        return None
+    return replace(difference, low=max(difference.low, min(-difference.a, difference.difference)))
+
+
 def _quantity(
     name: str,
     kind: QuantityKind,
@@ -173,8 +180,8 @@ def _quantity(
         b=float(of_b.mean()) if len(of_b) else None,
         difference=difference,
         of_step=difference / step_us if difference is not None and kind.unit == "us" else None,
-        typical=as_shift(statistics.typical, level),
-        average=as_shift(statistics.average, level),
+        typical=as_shift(_with_possible_bounds(statistics.typical), level),
+        average=as_shift(_with_possible_bounds(statistics.average), level),
         superiority=larger,
         cliffs_delta=None if larger is None else 2 * larger - 1,
         outcome=outcome(statistics.all, least_difference, kind.better),
