@@ -23,10 +23,10 @@ from rankscope.dashboards.data.source import UnknownRunError
 from rankscope.dashboards.ranks.tables import rank_table
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.footprint import footprint
-from rankscope.dashboards.store.run_folder import SILENT_AFTER_S
 from rankscope.runs.paths import activity_file, inspector_dir, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import KernelRecord, RankActivity
+from rankscope.runs.silence import SILENT_SECONDS
 from rankscope.runs.small_files import write_record
 
 WriteRun = Callable[..., Path]
@@ -154,7 +154,7 @@ def test_a_run_is_starting_live_silent_finished(tmp_path: Path, write_run: Write
 
     now[0] = footprint(live).newest_unix_ns / 1e9 + 1
     assert {run.run_id: run.status for run in source.runs()} == {"starting": "starting", "live": "live", "finished": "finished"}
-    now[0] += SILENT_AFTER_S
+    now[0] += SILENT_SECONDS
     assert source.summary("live").status == "silent"
     assert source.summary("finished").status == "finished", "a finished run may be old"
 

@@ -4,5 +4,6 @@ Data flow of an alert: ``runs`` (which files grew) → ``followed_runs`` (analys
 ``conditions/`` (from an analysis) and ``liveness/`` (from ranks that stopped) → ``ledger`` (pending, firing, resolved; in the
 store) → ``announcements`` (``findings.jsonl``) and ``delivery`` (to Alertmanagers and webhooks). ``watcher`` runs these once per
 interval; ``unreadable_files`` reports those, ``page`` serves its health, ``setup`` builds a watcher from the
-command line, ``signals`` handles signals; ``settings`` and ``options`` hold its thresholds.
+command line, ``signals`` handles signals; ``settings`` and ``options`` hold its thresholds; how long a
+rank may be silent is computed in ``rankscope.analysis.evidence.liveness``.
 """

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from rankscope.base.options import Duration
+from rankscope.runs.silence import SILENT_SECONDS, SILENT_STEPS
 
 if TYPE_CHECKING:
     from rankscope.alerts.watch.conditions.budgets import Budgets
@@ -27,14 +28,14 @@ _OPTIONS: Final = (
         "--silent-after",
         type=Duration(),
         metavar="DURATION",
-        default="2m",
+        default=f"{SILENT_SECONDS:.0f}s",
         show_default=True,
         help="Time without a step after which a rank is silent, or the run stalled.",
     ),
     click.option(
         "--silent-steps",
         type=click.FloatRange(2),
-        default=10.0,
+        default=SILENT_STEPS,
         show_default=True,
         help="The same in median step times; the longer limit applies.",
     ),

@@ -20,10 +20,8 @@ from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 from rankscope.runs.named import runs_in
 from rankscope.runs.reader import RunReader, is_visible_run
 from rankscope.runs.records import RunInfo
+from rankscope.runs.silence import SILENT_SECONDS
 from rankscope.runs.world_size import recorded_world_size
-
-SILENT_AFTER_S: Final = 120.0
-"""A run whose ranks have not ended is silent if nothing was written for this long."""
 
 MOST_TRACKERS: Final = 4
 """Maximum number of links to experiment trackers."""
@@ -140,7 +138,7 @@ class RunFolder:
         read = self._cache.get("summary", str(folder), print_.standing, lambda: _summed_up(folder, print_))
         if read.problem is None:
             read = replace(read, revision=print_.revision, last_write_unix_ns=print_.newest_unix_ns, size_bytes=print_.size_bytes)
-        if read.status == "live" and self._clock_s() - print_.newest_unix_ns / 1e9 > SILENT_AFTER_S:
+        if read.status == "live" and self._clock_s() - print_.newest_unix_ns / 1e9 > SILENT_SECONDS:
             # Decided on every call, since silence does not change the files.
             return replace(read, status="silent")
         return read

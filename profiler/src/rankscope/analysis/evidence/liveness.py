@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 
 from rankscope.runs.records import RankInfo
+from rankscope.runs.silence import SILENT_SECONDS, SILENT_STEPS
 
 if TYPE_CHECKING:
     from rankscope.analysis.evidence.step_table.steps import (
         StepTable,  # not needed for traces, and half of all imports depend on it
     )
 
-SILENT_SECONDS: Final = 120.0
-"""Longer than the caches of file servers show old sizes, typically a minute."""
-SILENT_STEPS: Final = 10.0
 _TIMES_LONGEST: Final = 2.0
 _USUAL_STEPS: Final = 1000
 """Number of recent steps whose median is the typical step time."""

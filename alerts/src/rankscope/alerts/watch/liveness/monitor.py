@@ -15,10 +15,11 @@ from rankscope.alerts.watch.liveness.attempt import AttemptLiveness, WatchedTime
 from rankscope.alerts.watch.liveness.dumps import Dumps
 from rankscope.alerts.watch.liveness.outage import LastSteps, Outage, find_outage, shortest_wait_s
 from rankscope.alerts.watch.runs import RunSnapshot
-from rankscope.analysis.evidence.liveness import SILENT_SECONDS, SILENT_STEPS, patience_s
+from rankscope.analysis.evidence.liveness import patience_s
 from rankscope.analysis.hang.activity import Activities, read_activities
 from rankscope.base.errors import InputError
 from rankscope.runs.reader import RunReader
+from rankscope.runs.silence import SILENT_SECONDS, SILENT_STEPS
 
 LARGEST_WORLD: Final = 1_000_000
 """Largest plausible world size; larger values in a file are capped."""
