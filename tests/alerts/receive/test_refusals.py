@@ -279,6 +279,12 @@ def test_a_time_that_is_none_is_refused_with_its_field(client: Client, field: st
     assert f"alerts[1].{field}" in answer.text
 
 
+def test_a_number_that_no_metric_can_hold_is_refused(client: Client) -> None:
+    body = msgspec.json.encode(PAYLOAD).replace(b'"truncatedAlerts":0', b'"truncatedAlerts":' + b"9" * 400)
+    refused = client.request("POST", "/webhook", body)
+    assert (refused.status_code, "truncatedAlerts" in refused.text) == (400, True)
+
+
 @pytest.mark.parametrize("moment", ["2026-11-24T16:00:00.123456789Z", "2026-11-24T16:00:00+01:00", "0001-01-01T00:00:00Z", ""])
 def test_times_that_senders_write_are_accepted(client: Client, moment: str) -> None:
     assert client.post({**PAYLOAD, "alerts": [PAYLOAD["alerts"][0] | {"startsAt": moment}]}).status_code == 200
