@@ -244,7 +244,7 @@ def test_refusals_for_one_reason_are_reported_together(
 
 def test_senders_cut_off_for_others_are_counted_and_logged_once_per_burst(client: Client, reports: list[str]) -> None:
     def counted() -> str:
-        return client.app._counters.page().decode()
+        return client.app._counters.page(store_id="").decode()
 
     metric = 'rankscope_receiver_refused_total{{reason="evicted"}} {}'
     assert metric.format(0) in counted()
