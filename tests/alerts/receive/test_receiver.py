@@ -155,6 +155,7 @@ def test_prometheus_understands_its_page(client: Client) -> None:
     refused = {sample.labels["reason"]: sample.value for sample in families["rankscope_receiver_refused"].samples}
     assert (refused["not_understood"], refused["too_large"]) == (1.0, 0.0)
     assert families["rankscope_receiver_waiting"].samples[0].value == 1.0
+    assert families["rankscope_receiver_info"].samples[0].labels == {"store": client.app._inbox.store.id}
     assert all(family.documentation for family in families.values())
 
 

@@ -239,7 +239,7 @@ def test_refusals_for_one_reason_are_reported_together(
 
 def test_senders_cut_off_for_others_are_counted_and_logged_once_per_burst(client: Client, reports: list[str]) -> None:
     def counted() -> str:
-        return client.app._counters.page().decode()
+        return client.app._counters.page(store_id="").decode()
 
     metric = 'rankscope_receiver_refused_total{{reason="evicted"}} {}'
     assert metric.format(0) in counted()
@@ -272,6 +272,12 @@ def test_a_time_that_is_none_is_refused_with_its_field(client: Client, field: st
     answer = client.post({**PAYLOAD, "alerts": alerts})
     assert answer.status_code == 400
     assert f"alerts[1].{field}" in answer.text
+
+
+def test_a_number_that_no_metric_can_hold_is_refused(client: Client) -> None:
+    body = msgspec.json.encode(PAYLOAD).replace(b'"truncatedAlerts":0', b'"truncatedAlerts":' + b"9" * 400)
+    refused = client.request("POST", "/webhook", body)
+    assert (refused.status_code, "truncatedAlerts" in refused.text) == (400, True)
 
 
 @pytest.mark.parametrize("moment", ["2026-11-24T16:00:00.123456789Z", "2026-11-24T16:00:00+01:00", "0001-01-01T00:00:00Z", ""])

@@ -47,6 +47,14 @@ def test_all_parts_share_one_file_for_its_owner_only(folder: Path) -> None:
         assert load_ledger(again).active == ["/runs/one"]
 
 
+def test_a_store_keeps_its_id_and_no_other_has_it(folder: Path) -> None:
+    with filled(folder) as store, AlertStore(folder.with_name("other")) as other, AlertStore(None) as in_memory:
+        kept = store.id
+        assert len({kept, other.id, in_memory.id}) == 3
+    with AlertStore(folder) as again:
+        assert again.id == kept
+
+
 def test_one_holder_at_a_time(folder: Path) -> None:
     with AlertStore(folder) as first, AlertStore(folder) as second:
         assert (first.hold(), first.hold(), second.hold()) == (True, True, False)

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from tests.waiting import wait_until
 
+from rankscope.alerts.store.database import AlertStore
 from rankscope.alerts.watch.page import STUCK_AFTER_S, Evaluation, WatcherPage
 from rankscope.base.errors import InputError
 
@@ -98,6 +99,8 @@ def test_a_watcher_of_one_run_stays_for_the_scrape_that_reports_the_end(make_run
                 return value in httpx.get(url, trust_env=False).text
 
             wait_until(lambda: shows("\nrankscope_watcher_finished 0\n"))
+            with AlertStore(tmp_path / "state.json") as store:
+                assert shows(f'\nrankscope_watcher_info{{store="{store.id}"}} 1\n')
             run.end()
             wait_until(lambda: shows(FINISHED))
             assert process.wait(300) == 0

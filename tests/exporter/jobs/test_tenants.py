@@ -104,9 +104,22 @@ def test_pods_of_a_time_sliced_gpu_have_their_memory_and_share(node: Callable[..
     )
 
     assert tenants(series) == {"a": (3, 0.375), "b": (4, 0.5), "c": (0, 0)}
+    assert {dict(sample.labels)["container_k8s"] for sample in series if sample.metric == "gpu_tenant_info"} == {"train"}
     # the series for joins stays one
     assert labels_of(series, gpu_uuid(0)) == {"namespace_k8s": "ml", "pod_k8s": "multiple", "container_k8s": "train"}
     assert value_of(series, "gpu_jobs", gpu_uuid(0)) == 3
+
+
+def test_a_pod_with_the_gpu_in_several_containers_is_one_tenant(node: Callable[..., JobsCollector], proc: Proc) -> None:
+    proc.process(10, uid=0, cgroup=in_pod("a"))
+    [train, other] = held("a", "b")
+    side = Hold(Identity(namespace="ml", pod="a", container="side"), train.devices)
+
+    series = node(train, side, train, other).read(fleet(gpu(0, pids=[process(10, 2, 0.25)])))
+
+    assert tenants(series) == {"a": (2, 0.25), "b": (0, 0)}
+    containers = {dict(sample.labels).get("container_k8s") for sample in series if sample.metric == "gpu_tenant_info"}
+    assert containers == {None, "train"}
 
 
 def test_pods_on_an_idle_shared_gpu_use_none_of_its_sms(node: Callable[..., JobsCollector]) -> None:

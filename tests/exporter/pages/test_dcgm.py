@@ -220,7 +220,7 @@ def shared(uuid: str, *pods: str, memory: dict[str, float] | None = None, sm: di
     """Return the series of a device that these pods of the namespace ml share."""
 
     def tenant(pod: str) -> tuple[tuple[str, str], ...]:
-        return (("uuid", uuid), ("namespace_k8s", "ml"), ("pod_k8s", pod))
+        return (("uuid", uuid), ("namespace_k8s", "ml"), ("pod_k8s", pod), ("container_k8s", "main"))
 
     return [
         Series(
@@ -249,7 +249,7 @@ def test_pods_that_share_a_gpu_have_series_of_their_own() -> None:
         "c": [],
     }
     assert {pod: values(body, "DEV_GPU_UTIL", UUID=H100, pod=pod) for pod in "abc"} == {"a": [25], "b": [50], "c": [0]}
-    assert values(body, "DEV_FB_USED", GPU_I_ID="1", pod="e") == [2]
+    assert values(body, "DEV_FB_USED", GPU_I_ID="1", pod="e", container="main") == [2]
     assert len(values(body, "DEV_FB_USED", UUID=DIVIDED)) == 4  # two instances, two pods
     # the device has its series once, of no pod
     lines = [line for line in body.splitlines() if H100 in line and not line.startswith("#") and "pod=" not in line]

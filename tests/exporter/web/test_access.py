@@ -213,6 +213,11 @@ def test_a_changed_password_counts_and_a_broken_file_changes_nothing(
     assert exporter.get("/metrics", authorization=basic("ann", PASSWORD)).status == 401
     assert exporter.stderr.count("stays as it was") == 1
 
+    # An editor has emptied the file, and not yet written it
+    web_config("")
+    exporter.wait_until(lambda: exporter.get("/metrics").status != 200 and exporter.stderr.count("stays as it was") == 2)
+    assert exporter.get("/metrics", authorization=basic("ann", "another")).status == 200
+
 
 @pytest.mark.parametrize(
     ("text", "message"),

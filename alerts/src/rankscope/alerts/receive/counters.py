@@ -26,9 +26,17 @@ _HELP: Final[dict[str, tuple[Kind, str]]] = {
         "How long the oldest of them has waited; 0 when there is none.",
     ),
     "rankscope_receiver_config_last_reload_successful": ("gauge", "Whether the last SIGHUP could read the configuration."),
+    "rankscope_receiver_info": (
+        "gauge",
+        "Always 1. A receiver that moves to another address with its state folder keeps its store.",
+    ),
     "rankscope_receiver_writable": ("gauge", "Whether the last delivery could be stored."),
 }
-GAUGES: Final = tuple(name.removeprefix("rankscope_receiver_") for name, (kind, _) in _HELP.items() if kind == "gauge")
+GAUGES: Final = tuple(
+    name.removeprefix("rankscope_receiver_")
+    for name, (kind, _) in _HELP.items()
+    if kind == "gauge" and not name.endswith("_info")
+)
 """Arguments of ``Counters.page``."""
 REFUSALS: Final = (
     "too_large", "not_understood", "not_authenticated", "cross_site", "content_type", "slow", "cut_off", "busy", "not_stored",
@@ -51,9 +59,10 @@ class Counters:
         with self._lock:
             self._counts[f"rankscope_receiver_{name}_total", tuple(sorted(labels.items()))] += by
 
-    def page(self, **gauges: float) -> bytes:
-        """Render all metrics in Prometheus' text format."""
+    def page(self, *, store_id: str, **gauges: float) -> bytes:
+        """Render all metrics in Prometheus' text format. ``store_id`` identifies the receiver."""
         values: dict[tuple[str, Labels], float] = {(f"rankscope_receiver_{name}", ()): value for name, value in gauges.items()}
+        values["rankscope_receiver_info", (("store", store_id),)] = 1
         with self._lock:
             values |= self._counts
         families = {name: Family(name, kind, help_text) for name, (kind, help_text) in _HELP.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -49,7 +49,8 @@ class _SentPayload(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     receiver: str = ""
     group_key: str = ""
     external_url: str | None = msgspec.field(name="externalURL", default=None)
-    truncated_alerts: int | None = 0
+    # A number of a thousand digits would be no float, which metrics are.
+    truncated_alerts: Annotated[int, msgspec.Meta(le=10**9)] | None = 0
     alerts: list[_SentAlert]
 
 

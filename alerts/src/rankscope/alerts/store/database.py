@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import sqlite3
 import threading
@@ -66,6 +67,8 @@ class AlertStore:
         self._reading = threading.Lock()
         self._reader = self._connection if self.path is None else self._second_connection()
         self.clock = clock or self._agreed_clock()
+        self.id = self._kept_id()
+        """Random, and kept in the file: whoever works on this store is the same watcher or receiver, at whatever address."""
 
     def __enter__(self) -> Self:
         return self
@@ -183,6 +186,12 @@ class AlertStore:
             connection = sqlite3.connect(str(self.path), timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
             connection.execute("PRAGMA query_only = ON")
             return connection
+
+    def _kept_id(self) -> str:
+        with self.transaction() as database:
+            database.execute("INSERT OR IGNORE INTO meta VALUES ('id', ?)", (secrets.token_hex(8),))
+            [kept] = database.execute("SELECT value FROM meta WHERE name = 'id'").fetchone()
+        return str(kept)
 
     def _agreed_clock(self) -> Callable[[], int]:
         """Return a clock in nanoseconds since about 1970 that is not affected when the machine's clock is set.

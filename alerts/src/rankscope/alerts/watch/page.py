@@ -41,6 +41,7 @@ _HELP: Final = {
     "finished": "1 when the one run that this watcher followed is over and the watcher is about to exit, 0 before.",
     "evaluated_timestamp_seconds": "When the last evaluation ended, in seconds since 1970.",
 }
+_INFO_HELP: Final = "Always 1. A watcher that moves to another address with its state folder keeps its store."
 _SENT_AFTER_S: Final = 0.2
 _SCRAPED_WITHIN_S: Final = 300.0
 """Time without a scrape after which a client is not expected to scrape again."""
@@ -55,6 +56,8 @@ class WatcherPage:
         self._began_s = elapsed()
         self._last: tuple[Evaluation, float, float] | None = None
         self._finished = False
+        self.store_id = ""
+        """``AlertStore.id``: tells that a watcher at another address is the same one."""
         self._scrapes = threading.Condition()
         self._scraped_s: dict[str, float] = {}
         """Clients that have not scraped the end of the run yet, with the time of their last scrape."""
@@ -98,6 +101,9 @@ class WatcherPage:
         for (name, help_text), value in zip(_HELP.items(), values, strict=True):
             families.append(Family(f"rankscope_watcher_{name}", "gauge", help_text))
             families[-1].add((), value)
+        if self.store_id:
+            families.append(Family("rankscope_watcher_info", "gauge", _INFO_HELP))
+            families[-1].add((("store", self.store_id),), 1)
         return text(families)
 
     def serve(self, host: str, port: int) -> int:

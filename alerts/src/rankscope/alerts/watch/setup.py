@@ -116,6 +116,7 @@ def prepare(
         save=_saver(store),
         interruptible=interruptible,
     )
+    watcher.page.store_id = store.id
     return Watch(watcher=watcher, delivery=delivery, store=store, destinations=destinations, options=options)
 
 

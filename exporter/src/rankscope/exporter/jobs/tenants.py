@@ -14,7 +14,7 @@ from rankscope.exporter.source import GpuProcess, Labels
 MAX_TENANTS: Final = 64
 """Tenants of a device that are published, those with the most memory first: MPS has at most 60 clients."""
 
-_SHOWN: Final = ("job_id", "user", "namespace", "pod")
+_SHOWN: Final = ("job_id", "user", "namespace", "pod", "container")
 
 
 class Tenant(msgspec.Struct, frozen=True):
@@ -43,7 +43,11 @@ def tenants_of(
     complete, processes = processes is not None, processes or ()
     own = [uses[pid] for pid in {process.pid for process in processes} if pid in uses and not uses[pid].service]
     groups = uses_by_party(holders, own, jobs)
-    identities = {holder.party: holder for holder in holders}
+    identities: dict[str, Identity] = {}
+    for holder in holders:
+        known = identities.setdefault(holder.party, holder)
+        if known.container != holder.container:  # the pod has the device in several containers
+            identities[holder.party] = msgspec.structs.replace(known, container=None)
     identities |= {party: identity_of(group[0], jobs, names) for party, group in groups.items() if party not in identities}
     # A process of an unknown party may belong to any holder without a process of its own.
     attributed = complete and all(process.pid in uses for process in processes) and not any(map(is_unnamed, groups))

@@ -145,7 +145,7 @@ class DcgmPage:
         of_device = self._labels(gpu, state, instance, {}) if pods else ()
         for metric in _OF_TENANTS if pods else ():
             values = _by_pod(tenants[metric].get(uuid, ()))
-            without = ", ".join("/".join(value for _, value in pod) for pod in sorted(pods - values.keys()))
+            without = ", ".join(f"{pod.get('namespace')}/{pod.get('pod')}" for pod in map(dict, sorted(pods - values.keys())))
             for mapping in self._mappings[metric]:
                 if mapping.name not in left_out:
                     for pod, value in values.items():

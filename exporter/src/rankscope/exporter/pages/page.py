@@ -62,7 +62,11 @@ class MetricsPage:
         self._rank_source = _RankSource()
         self._mig_devices: dict[str, frozenset[str]] = {}
         self._down: frozenset[str] = frozenset()
-        self._build: Labels = (("version", version("rankscope")), ("python_version", platform.python_version()))
+        self._build: Labels = (
+            ("version", version("rankscope")),
+            ("python_version", platform.python_version()),
+            ("host", host),
+        )
 
     @property
     def simulated(self) -> bool:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rankscope.base.errors import RankscopeError
+from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.followed_files import FollowedFiles
 from rankscope.base.http import HttpRequest, Response, basic_credentials
 from rankscope.base.problems import ProblemLog
@@ -43,6 +43,7 @@ class WebAccess:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+        self._protected = False
         self._problems = ProblemLog(partial(logger.warning, "the web configuration stays as it was: %s"))
         self._config = FollowedFiles(self._read, changed=self._changed, failed=self._failed)
 
@@ -78,6 +79,11 @@ class WebAccess:
 
     def _read(self) -> tuple[_Access, tuple[Path, ...]]:
         web = load_web_config(self._path) if self._path is not None else WebConfig()
+        protected = web.users is not None or web.tls is not None
+        if self._path is not None and self._protected and not protected:
+            # An editor empties a file before it writes it.
+            raise InputError(self._path, "neither users nor TLS any more; to serve everyone, restart the exporter")
+        self._protected = protected
         return _Access(web, None if web.users is None else Passwords(web.users)), web.files
 
     def _changed(self, _access: _Access) -> None:

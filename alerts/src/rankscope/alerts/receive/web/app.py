@@ -258,6 +258,7 @@ class ReceiverApp:
         age_s = 0.0 if oldest is None else max(0.0, (self._clock() - oldest) / 1e9)
         undelivered, undelivered_s = (0, 0.0) if self._outbox is None else self._outbox.backlog()
         return self._counters.page(
+            store_id=self._inbox.store.id,
             waiting=waiting,
             oldest_waiting_seconds=age_s,
             undelivered_messages=undelivered,
