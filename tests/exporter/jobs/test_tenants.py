@@ -113,7 +113,7 @@ def test_pods_of_a_time_sliced_gpu_have_their_memory_and_share(node: Callable[..
 def test_a_pod_with_the_gpu_in_several_containers_is_one_tenant(node: Callable[..., JobsCollector], proc: Proc) -> None:
     proc.process(10, uid=0, cgroup=in_pod("a"))
     [train, other] = held("a", "b")
-    side = Hold(Identity(namespace="ml", pod="a", container="side"), train.devices)
+    side = Allocation(Identity(namespace="ml", pod="a", container="side"), train.devices)
 
     series = node(train, side, train, other).read(fleet(gpu(0, pids=[process(10, 2, 0.25)])))
 
