@@ -259,7 +259,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             name="advice",
             title="What to try",
             help="Largest gain first. The saving is an upper bound, since another limit may be reached first.",
-            blocks=[Part("advice", lambda: advice_list(run.analysis.advice), reads=())],
+            blocks=[Part("advice", lambda: advice_list(run.analysis.advice, run.analysis.verdict.next), reads=())],
         ),
     ]
 
