@@ -12,6 +12,7 @@ from tests.dashboards.blocks import draw, figure_names, pick, pick_row, run_of, 
 from tests.dashboards.hosts_at_fault import AT_FAULT, SLOW, host_analysis, host_runs
 
 from rankscope.analysis.result.hosts import hosts_of, worst_ranks
+from rankscope.dashboards.data.hosts import UNKNOWN_HOST, host_labels, host_rows
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.delays.data import Delays, RankDelay, WaitGroup
 from rankscope.dashboards.delays.view import VIEW
@@ -155,3 +156,14 @@ def test_without_a_named_rank_own_time_then_wait_then_number_decide() -> None:
     assert worst_ranks(analysis, [range(16), [8, 10], [0, 10]]) == [9, 10, 10]
     assert worst_ranks(nobody, [range(16), range(4)]) == [11, 3]
     assert worst_ranks(unknown, [range(16), range(4)]) == [11, 0]
+
+
+def test_hosts_at_an_axis_lose_the_domain_that_they_share() -> None:
+    cluster = [f"gpu-node-{number:04}.pod-1.example.org" for number in range(3)]
+    assert list(host_labels(cluster).values()) == ["gpu-node-0000", "gpu-node-0001", "gpu-node-0002"]
+    assert host_labels(["n1.rack1", "n1.rack2"]) == {"n1.rack1": "n1.rack1", "n1.rack2": "n1.rack2"}
+    assert host_labels(["a", "a.b"]) == {"a": "a", "a.b": "a.b"}
+    assert host_labels(cluster[:1]) == {cluster[0]: cluster[0]}
+    rows = host_rows([cluster[0], cluster[0], UNKNOWN_HOST, cluster[1]], ["0", "1", "2", "3"])
+    assert rows.labels == ["gpu-node-0000", UNKNOWN_HOST, "gpu-node-0001"]
+    assert rows.names == [cluster[0], UNKNOWN_HOST, cluster[1]]

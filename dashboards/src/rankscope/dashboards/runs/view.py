@@ -32,7 +32,7 @@ COLUMNS: Final[list[Column]] = [
         hover_field="sentence",
         narrow=198,
     ),
-    text_column("at_fault", "Rank or host", width=132, hover=True),
+    text_column("at_fault", "Rank or host", width=132, hover=True, renderer="Place"),
     text_column("cause", "Cause", width=130, hover=True),
     number_column("lost_share", "Lost %", "Share of the step that the cause costs", digits=0, width=76),
     number_column("step_ms", "Step ms", "Mean wall time of a typical step", digits=1, width=84),
