@@ -35,7 +35,9 @@ COLUMNS: Final[list[Column]] = [
     text_column("at_fault", "Rank or host", width=132, hover=True, renderer="Place"),
     text_column("cause", "Cause", width=120, hover=True),
     number_column("lost_share", "Lost %", "Share of the typical step that healing it saves", digits=0, width=72),
-    number_column("step_ms", "Mean step ms", "Mean wall time of the typical steps; Compare has their median, too", digits=1, width=122),
+    number_column(
+        "step_ms", "Mean step ms", "Mean wall time of the typical steps; Compare has their median, too", digits=1, width=122
+    ),
     text_column("state", "State", width=134, renderer="Badge"),
     number_column("ranks", "Ranks", "World size; ranks with records where it is not known", digits=0, width=68),
     text_column("health", "Health", width=132, hover=True, fills=130),
