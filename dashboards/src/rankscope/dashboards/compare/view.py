@@ -261,8 +261,8 @@ def _differences(result: CompareResult, state: PageState) -> list[Block]:
         Section(
             name="changed",
             title="On which host" if several else "On which rank",
-            help="Change of a rank's own time relative to its peers. It is undecided where only that of the peers has changed beyond "
-            "the noise. After a node swap, look at the new host.",
+            help="Change of a rank's own time relative to its peers. It is undecided where only that of the peers has changed "
+            "beyond the noise. After a node swap, look at the new host.",
             blocks=[
                 FigureBlock(
                     name="compare-ranks",
