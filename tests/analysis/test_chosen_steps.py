@@ -41,6 +41,14 @@ def test_what_is_known_of_the_whole_run_only_is_not_said_of_a_part(synthetic: Sy
     assert (part.recorder_share, part.coverage) == (None, 1.0)
 
 
+def test_of_too_few_chosen_steps_the_advice_is_to_choose_more(synthetic: Synthetic) -> None:
+    run = synthetic(steps=40).write()
+    verdict = analyze([run], steps=(20, 21)).verdict
+    assert verdict.kind == "insufficient_data"
+    assert "1 step recorded" in verdict.summary
+    assert verdict.next == [f"Choose more steps: rankscope analyze {run} --steps A:B"], "the job did not end there"
+
+
 @pytest.mark.parametrize("steps", [(40, 50), (40, None)])
 def test_steps_that_were_not_recorded_are_an_error_that_says_which_were(
     synthetic: Synthetic, steps: tuple[int, int | None]

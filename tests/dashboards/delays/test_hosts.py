@@ -11,7 +11,9 @@ import pytest
 from tests.dashboards.blocks import draw, figure_names, pick, pick_row, run_of, table_rows
 from tests.dashboards.hosts_at_fault import AT_FAULT, SLOW, host_analysis, host_runs
 
+from rankscope.analysis.result.costs import PipelineResult, StageResult
 from rankscope.analysis.result.hosts import hosts_of, worst_ranks
+from rankscope.dashboards.data.hosts import UNKNOWN_HOST, host_labels, host_rows
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.delays.data import Delays, RankDelay, WaitGroup
 from rankscope.dashboards.delays.view import VIEW
@@ -155,3 +157,33 @@ def test_without_a_named_rank_own_time_then_wait_then_number_decide() -> None:
     assert worst_ranks(analysis, [range(16), [8, 10], [0, 10]]) == [9, 10, 10]
     assert worst_ranks(nobody, [range(16), range(4)]) == [11, 3]
     assert worst_ranks(unknown, [range(16), range(4)]) == [11, 0]
+
+
+def test_a_rank_of_a_longer_stage_is_not_the_worst_of_its_host() -> None:
+    analysis = host_analysis()
+    nobody = msgspec.structs.replace(analysis, verdict=msgspec.structs.replace(analysis.verdict, rank=None, ranks=[], hosts=[]))
+    own = {rank: 90e3 + rank if rank % 4 == 3 else 40e3 + 5e3 * (rank == 9) for rank in range(16)}
+    rows = [msgspec.structs.replace(row, own_us=own[row.rank]) for row in nobody.ranks]
+    last = [rank for rank in range(16) if rank % 4 == 3]
+    stages = [
+        StageResult(stage=stage, ranks=ranks, busy_us=0.0, bubble=0.0)
+        for stage, ranks in enumerate([[rank for rank in range(16) if rank not in last], last])
+    ]
+    pipeline = PipelineResult(
+        stages=stages, schedule=None, microbatches=None, chunks=1, steps=20, step_us=100e3, bubble=0.1, ideal_bubble=None,
+        ideal_us=None, imbalance_us=None, rest_us=None, slowest_stage=1, slowest_excess=None, microbatch_imbalance=None,
+    )  # fmt: skip
+    staged = msgspec.structs.replace(nobody, ranks=rows, pipeline=pipeline)
+    assert worst_ranks(msgspec.structs.replace(staged, pipeline=None), [range(8, 12)]) == [11]
+    assert worst_ranks(staged, [range(8, 12)]) == [9]
+
+
+def test_hosts_at_an_axis_lose_the_domain_that_they_share() -> None:
+    cluster = [f"gpu-node-{number:04}.pod-1.example.org" for number in range(3)]
+    assert list(host_labels(cluster).values()) == ["gpu-node-0000", "gpu-node-0001", "gpu-node-0002"]
+    assert host_labels(["n1.rack1", "n1.rack2"]) == {"n1.rack1": "n1.rack1", "n1.rack2": "n1.rack2"}
+    assert host_labels(["a", "a.b"]) == {"a": "a", "a.b": "a.b"}
+    assert host_labels(cluster[:1]) == {cluster[0]: cluster[0]}
+    rows = host_rows([cluster[0], cluster[0], UNKNOWN_HOST, cluster[1]], ["0", "1", "2", "3"])
+    assert rows.labels == ["gpu-node-0000", UNKNOWN_HOST, "gpu-node-0001"]
+    assert rows.names == [cluster[0], UNKNOWN_HOST, cluster[1]]

@@ -15,6 +15,16 @@ test("a cell that a spreadsheet would run begins with an apostrophe", () => {
   assert.equal(safeCell("a\u202eb\n"), "a\\u{202e}b\\u{a}");
 });
 
+test("a host is shown without its domain, so that its number is in view", () => {
+  const window = load(["assets/lists.js"], { React: { createElement: (_kind, _properties, text) => text } });
+  const { Place } = window.dashAgGridComponentFunctions;
+  assert.equal(Place({ value: "host gpu-node-0017.cluster.example.org + 1" }), "gpu-node-0017 + 1");
+  assert.equal(Place({ value: "host node0017" }), "node0017");
+  assert.equal(Place({ value: "host 10.0.0.17" }), "host 10.0.0.17");
+  assert.equal(Place({ value: "ranks 3 to 5" }), "ranks 3 to 5");
+  assert.equal(Place({ value: null }), "-");
+});
+
 function savingCsv(answers) {
   const box = element();
   const button = Object.assign(element({}, { save: "csv", figure: "trend" }), { parentElement: box });

@@ -89,7 +89,7 @@ def test_selection_goes_into_the_address_and_back(call: Caller) -> None:
 
     back = call.selected(("address", "", None), "?rank=1&metric=data_us", controls=shown)
     assert call.value_of(back, "metric") == "data_us"
-    assert call.value_of(back, "rank") == "1"
+    assert call.value_of(back, "rank") == 1
     assert "address" not in back
 
 
@@ -99,6 +99,17 @@ def test_a_choice_on_a_page_of_many_runs_is_in_the_address(call: Caller) -> None
     back = call.selected(("address", "", None), "?runs=a,b", controls={"by": "rank"}, path="/compare")
     assert call.value_of(back, "by") == "host"
     assert "address" not in back
+
+
+def test_a_control_shows_what_the_page_shows_for_an_address(memory_runs: Any, call: Caller) -> None:
+    memory_runs.put(host_analysis(), host_table())
+    click = ("figure", "step-heatmap", {"points": [{"x": 1, "y": "node-1"}]})
+    by_host = {"rows": "host", "rank": ""}
+    clicked = call.selected(click, controls=by_host)
+    assert call.value_of(clicked, "rank") == 4
+    assert not any('"rows"' in changed for changed in clicked), "without a choice it shows the verdict's unit, and stays so"
+    back = call.selected(("address", "", None), "", controls=by_host | {"rows": "rank"})
+    assert call.value_of(back, "rows") == "host"
 
 
 def test_what_is_selected_goes_along_to_the_other_views(call: Caller) -> None:

@@ -240,6 +240,7 @@ def test_one_click_analyses_on_the_server_and_all_viewers_see_the_progress(
     assert before["version"] != clicked["version"] == pages.changes(PAGE.path, "", redraw=False, rows=[], work=False)["version"]
     assert memory_runs.requested == ["run-1"], "the poll of a page starts nothing"
     assert "1 run still to be analysed" in page(memory_runs)
+    assert "1 run live, counted while" in page(memory_runs)
     assert "Analyse them" not in page(memory_runs)
 
 

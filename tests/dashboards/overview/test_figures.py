@@ -80,14 +80,14 @@ def test_waterfall_parts_follow_each_other_and_unknown_ones_have_no_bar() -> Non
         ("exposed communication", 40, 30),
         ("input", 70, 0),
         ("unexplained", 70, 30),
-        ("actual", 0, 100),
+        ("mean", 0, 100),
     ]
     # And each duration is below its name, where it is not cut off; zero and unknown are distinct
     assert list(figure.layout.yaxis.ticktext) == [
         "compute<br><b>40 ms</b> · 40%", "exposed communication<br><b>30 ms</b> · 30%",
         "waiting for later ranks<br><i>not known</i>", "copies<br><i>not known</i>", "input<br><b>0 ms</b> · 0%",
         "host<br><i>not known</i>", "unexplained<br><b>30 ms</b> · 30%",
-        "<b>actual step<br>100 ms</b>",
+        "<b>mean step<br>100 ms</b>",
     ]  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from rankscope.dashboards.model.line import PageLink, pieces
 from rankscope.dashboards.model.page import Text, walk
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.overlap.view import VIEW as OVERLAP
-from rankscope.dashboards.overview.advice import FIGURES
+from rankscope.dashboards.overview.advice import AS_ABOVE, FIGURES
 from rankscope.dashboards.overview.view import VIEW, work_and_memory
 from rankscope.dashboards.ranks.view import VIEW as RANKS
 from rankscope.dashboards.store.disk import DiskRuns
@@ -243,6 +243,19 @@ def test_advice_says_what_it_saves_at_most_and_how_to_check_it(memory_runs: Any,
     assert "share.exposed" not in output
     assert "To check: share of exposed communication must fall" in output
     assert output.count("rankscope compare runs/bert NEW_RUN") == 1, "the command that checks all of it is there once"
+
+
+def test_advice_of_the_verdict_is_not_repeated(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
+    again = msgspec.structs.replace(ADVICE, action=analysis.verdict.next[1], gain_share_at_most=0.52)
+    less = msgspec.structs.replace(again, gain_share_at_most=0.05, check="share of input must fall")
+    memory_runs.put(msgspec.structs.replace(analysis, advice=[again, ADVICE, less]), table)
+    output = part(memory_runs, "advice")
+    assert analysis.verdict.next[1] not in output
+    assert output.count(AS_ABOVE) == 1
+    assert "at most 52% of the step" in output
+    assert "at most 5%" not in output
+    assert "must fall; share of input must fall" in output
+    assert ADVICE.action in output
 
 
 def test_every_figure_that_advice_rests_on_has_words() -> None:

@@ -18,6 +18,7 @@ from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import NotReadyError
+from rankscope.dashboards.live.pages import Pages
 from rankscope.dashboards.model.page import Choice, walk
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.store.disk import DiskRuns
@@ -58,6 +59,8 @@ def test_the_choice_of_windows_shows_the_one_that_is_drawn(run: RunData) -> None
         (choice,) = (block for block in walk(VIEW.blocks(run, state)) if isinstance(block, Choice) and block.field == "window")
         label = {option["value"]: option["label"] for option in choice.options}.get(str(choice.value), choice.nothing)
         assert (choice.value is None) == (state.window is None), "as in the address, which the control gets"
+        pages = Pages(run.source, DashboardConfig())
+        assert pages.controls("/run/run-1/timeline", state.search)["window"] == choice.value, "also after a click"
         assert label is not None
         assert label.startswith(newest.steps)
 

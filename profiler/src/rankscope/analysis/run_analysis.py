@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -118,7 +119,10 @@ def analysis_of(
         verdict, findings = hung[0], [hung[1], *findings]
     ended = endings(run.infos)
     failure = None if verdict.kind == "hang" else ended.failure()
-    verdict = msgspec.structs.replace(verdict, next=ended.advise(verdict, run.hosts), failure=failure)
+    next_actions = ended.advise(verdict, run.hosts)
+    if chosen and verdict.kind == "insufficient_data":
+        next_actions = [f"Choose more steps: rankscope analyze {shlex.quote(run.path)} --steps A:B"]
+    verdict = msgspec.structs.replace(verdict, next=next_actions, failure=failure)
     has_record = table.has_record
     if durations is not None and late:
         attribution = attribution_of_blame(durations.evidence.matched.blame, durations.evidence.source.kind)

@@ -45,7 +45,7 @@ COLUMNS: Final[list[Column]] = [
         narrow=180,
     ),
     text_column("severity", "Severity", width=96),
-    text_column("at_fault", "Rank or host", width=130, hover=True),
+    text_column("at_fault", "Rank or host", width=130, hover=True, renderer="Place"),
     text_column("name", "Run", width=170, renderer="Name", tooltip="Its page with the rank picked out"),
     text_column("started", "Since", width=168, renderer="LocalTime", tooltip=LOCAL_TIME),
     number_column("minutes", "Minutes", "From its beginning to its end, or to when the table was filled", digits=1, width=96),

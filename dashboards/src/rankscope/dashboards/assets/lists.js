@@ -105,6 +105,11 @@
     return isNaN(at) ? utc : at.toLocaleString("sv");
   }
 
+  // Host without its domain, which would leave no room for the part that tells hosts apart; addresses stay whole.
+  function place(text) {
+    return text && text.replace(/^host (?!\d+\.\d)([^\s.]+)\S*/, "$1");
+  }
+
   window.dashAgGridFunctions = Object.assign({}, window.dashAgGridFunctions, {
     localTime: (utc) => (utc ? local(utc) : ""),
     fitColumns: fitColumns,
@@ -122,7 +127,7 @@
       var name = row.href
         ? React.createElement(window.dash_core_components.Link, { href: row.href, className: "run-link", children: row.name, title: row.name })
         : React.createElement("span", { className: "run-link" }, row.name);
-      var short = [row.simulated && "simulated", row.state_tone !== "plain" && row.state, row.at_fault, row.cause].filter(Boolean).join(" · ") || row.folder;
+      var short = [row.simulated && "simulated", row.state_tone !== "plain" && row.state, place(row.at_fault), row.cause].filter(Boolean).join(" · ") || row.folder;
       return React.createElement(
         "span",
         { className: "cell-lines" },
@@ -133,7 +138,7 @@
     },
     Alert: function (props) {
       var row = props.data;
-      var short = [row.at_fault, row.name].filter(Boolean).join(" · ");
+      var short = [place(row.at_fault), row.name].filter(Boolean).join(" · ");
       return React.createElement(
         "span",
         { className: "cell-lines" },
@@ -141,6 +146,7 @@
         React.createElement("small", { className: "narrow-only" }, short)
       );
     },
+    Place: (props) => React.createElement("span", null, place(props.value) || "-"),
     LocalTime: function (props) {
       return React.createElement("span", { title: props.value || undefined }, props.value ? local(props.value) : "-");
     },

@@ -8,7 +8,7 @@ from typing import Final
 
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.dashboards.charts.frame import marked_label, rank_label
-from rankscope.dashboards.data.hosts import UNKNOWN_HOST, blamed_hosts, blamed_ranks, known_hosts, rows_by_host
+from rankscope.dashboards.data.hosts import UNKNOWN_HOST, blamed_hosts, blamed_ranks, host_labels, known_hosts, rows_by_host
 from rankscope.dashboards.words.inert import plotly_text
 
 LONGEST_LABEL: Final = 28
@@ -23,6 +23,8 @@ class BarNames:
     by_host: bool = False
     blamed: Collection[int | str] = ()
     picked: int | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Names of hosts at the axis, where these are shorter."""
 
     @property
     def what(self) -> str:
@@ -55,7 +57,7 @@ class BarNames:
         """Return the label of a bar at the axis."""
         if not self.by_host:
             return rank_label(rank, [rank] if self.is_blamed(rank) else [], self.picked)
-        name = plotly_text(self.host(rank), LONGEST_LABEL)
+        name = plotly_text(self.labels.get(self.host(rank), self.host(rank)), LONGEST_LABEL)
         return marked_label(name, blamed=self.is_blamed(rank), picked=self.is_picked(rank))
 
 
@@ -63,4 +65,5 @@ def bar_names(analysis: Analysis, rows: str | None, picked: int | None) -> BarNa
     """Return the names of the bars of a run. ``rows``: the choice between ranks and hosts."""
     by_host = rows_by_host(analysis, rows)
     blamed: Collection[int | str] = blamed_hosts(analysis) if by_host else blamed_ranks(analysis.verdict)
-    return BarNames(known_hosts(analysis), by_host, blamed, picked)
+    hosts = known_hosts(analysis)
+    return BarNames(hosts, by_host, blamed, picked, host_labels(hosts.values()))

@@ -24,7 +24,7 @@ _DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _ROLES: Final = ("compute", "exposed_communication", "overlap", "exposed_memcpy", "text", "muted")
 _OUTCOMES: Final = {
     "worse": "worse", "better": "better", "mixed": "mixed", "same": "the same, or too small to matter",
-    "undecided": "undecided: the noise hides it", "untested": "not tested", "insufficient_data": "not enough data",
+    "undecided": "undecided", "untested": "not tested", "insufficient_data": "not enough data",
 }  # fmt: skip
 """Outcomes of a test, in words."""
 _SYMBOLS: Final = {

@@ -231,8 +231,8 @@ def _differences(result: CompareResult, state: PageState) -> list[Block]:
         Section(
             name="parts",
             title="Where in the step",
-            help="Parts of the average step, which add up to its difference. Lines are confidence intervals: one across 0 may be "
-            "noise.",
+            help="Parts of the average step, which add up to its difference. Lines are their confidence intervals: "
+            "one across 0 may be noise, unless the median, which is tested as well, has changed beyond it.",
             blocks=[
                 FigureBlock(
                     name="compare-parts",
@@ -261,7 +261,8 @@ def _differences(result: CompareResult, state: PageState) -> list[Block]:
         Section(
             name="changed",
             title="On which host" if several else "On which rank",
-            help="Change of a rank's own time relative to its peers. After a node swap, look at the new host.",
+            help="Change of a rank's own time relative to its peers. It is undecided where only that of the peers has changed "
+            "beyond the noise. After a node swap, look at the new host.",
             blocks=[
                 FigureBlock(
                     name="compare-ranks",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +20,22 @@ WORST_RANK = "The rank at fault, else the one with the longest own time"
 """Help of columns with the rank that stands for a host (``worst_ranks``)."""
 
 
+def host_labels(hosts: Iterable[str]) -> dict[str, str]:
+    """Return names for axes, without the domain that all hosts share, since axes cut long names at the end."""
+    parts = {host: host.split(".") for host in dict.fromkeys(hosts) if host != UNKNOWN_HOST}
+    shared = 0
+    if len(parts) > 1:
+        endings = zip(*(reversed(part[1:]) for part in parts.values()), strict=False)
+        shared = sum(1 for _ in itertools.takewhile(lambda ending: len(set(ending)) == 1, endings))
+    return {host: ".".join(part[: len(part) - shared]) for host, part in parts.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class HostRows:
     """Hosts in display order, and which rows of a matrix of ranks or GPUs they cover."""
 
     labels: list[str]
+    """Names at the axis."""
     names: list[str]
     """Names that have the host, also of an opened row."""
     members: list[list[int]]
@@ -49,9 +61,10 @@ def host_rows(
     rows: dict[str, list[int]] = {}
     for row in range(len(hosts)) if order is None else order:
         rows.setdefault(hosts[row], []).append(row)
+    short = host_labels(rows)
     shown: list[tuple[str, str, list[int]]] = []
     for host, of_host in rows.items():
-        shown.append((host, host, of_host))
+        shown.append((short.get(host, host), host, of_host))
         if opened in of_host:
             shown += [(names[row], f"{names[row]} on {host}", [row]) for row in of_host]
     return HostRows([label for label, _, _ in shown], [name for _, name, _ in shown], [members for _, _, members in shown])

@@ -16,6 +16,7 @@ from rankscope.dashboards.charts.causes import CAUSE_STYLES
 from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis
 from rankscope.dashboards.charts.heatmap import MapRows, heat_map
 from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.data.hosts import host_labels
 from rankscope.dashboards.delays.data import CHARGED, CauseTimeline, RankDelay, WaitGroup
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import in_unit, time_unit
@@ -87,7 +88,12 @@ def wait_rows(group: WaitGroup, worst: Sequence[int], hosts: Mapping[int, str]) 
     names = _wait_names(group, hosts)
     if group.by_host:
         names = [f"{name}, worst rank {rank}" for name, rank in zip(names, worst, strict=True)]
-    return MapRows(f"because of {_unit(group)}", range(len(names)), names=names, labels=group.names)
+    return MapRows(f"because of {_unit(group)}", range(len(names)), names=names, labels=_axis_names(group))
+
+
+def _axis_names(group: WaitGroup) -> list[str]:
+    labels = host_labels(group.names) if group.by_host else {}
+    return [labels.get(name, name) for name in group.names]
 
 
 def _wait_names(group: WaitGroup, hosts: Mapping[int, str]) -> list[str]:
@@ -134,13 +140,13 @@ def wait_matrix(
     )
     gap = 1 if count <= _GAPS_UP_TO else 0
     figure.update_traces(zmin=0, zmax=float(np.nanmax(figure.data[0].z)), hoverongaps=False, xgap=gap, ygap=gap)
-    shown = range(0, count, max(1, -(-count // _TICKS)))
+    shown, axis_names = range(0, count, max(1, -(-count // _TICKS))), _axis_names(group)
     figure.update_xaxes(
         title_text=f"{_unit(group)} that waited",
         type="category",
         tickmode="array",
         tickvals=list(shown),
-        ticktext=[plotly_text(group.names[at], LONGEST_LABEL) for at in shown],
+        ticktext=[plotly_text(axis_names[at], LONGEST_LABEL) for at in shown],
     )
     return figure
 

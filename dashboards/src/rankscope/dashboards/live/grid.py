@@ -74,7 +74,11 @@ def table_grid(block: Table, rows: list[dict[str, Any]]) -> Component:
         columnDefs=[column_def(column) for column in known_columns(block.columns, rows)],
         defaultColDef=DEFAULT_COLUMN,
         csvExportParams={"fileName": f"{block.file_name}.csv"},
-        dashGridOptions={**OPTIONS, "enableCellTextSelection": True},
+        dashGridOptions={
+            **OPTIONS,
+            "enableCellTextSelection": True,
+            "localeText": {"noRowsToShow": "No row matches" if rows else block.nothing},
+        },
         style=grid_style(rows),
     )
     return grid

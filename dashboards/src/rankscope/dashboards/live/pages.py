@@ -21,7 +21,7 @@ from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import NotReadyError, RunSource, UnknownRunError
 from rankscope.dashboards.live.components import aria, cancel_button, figure_properties, identity, render_blocks
 from rankscope.dashboards.model.drawn import NO_DATA, DrawnFigure
-from rankscope.dashboards.model.page import Block, FigureBlock, Part, RedrawMark, find, walk
+from rankscope.dashboards.model.page import Block, Control, FigureBlock, Part, RedrawMark, find, walk
 from rankscope.dashboards.model.run_head import about, problem, run_head
 from rankscope.dashboards.model.state import PageState, run_of, run_path
 from rankscope.dashboards.model.view import SitePage, View
@@ -63,6 +63,14 @@ class Pages:
         """Return a block of the page at an address; ``None`` if there is none. Raises ``RankscopeError``."""
         block: B | None = find(self._blocks(path, search if isinstance(search, str) else None), kind, name)
         return block
+
+    def controls(self, path: object, search: str) -> dict[str, Any]:
+        """Return the values of the controls of a page, by field, without those inside parts; empty if it cannot be made."""
+        try:
+            blocks = self._blocks(path, search)
+        except RankscopeError:
+            return {}
+        return {block.field: block.value for block in walk(blocks) if isinstance(block, Control)}
 
     def _blocks(self, path: object, search: str | None) -> Sequence[Block]:
         if (page := site_page(path)) is not None:

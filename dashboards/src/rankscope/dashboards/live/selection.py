@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from dash import ALL, MATCH, ClientsideFunction, Dash, Input, Output, State, ctx, no_update
@@ -44,10 +45,10 @@ def register(app: Dash, pages: Pages) -> None:
             return no_update, [no_update] * len(values), no_update
         now = PageState.parse(search)
         wanted = _wanted(now, pages, page["path"], search)
-        shown = [_control(wanted, control["name"], value) for control, value in zip(controls, values, strict=True)]
+        names = [control["name"] for control in controls]
         return (
             no_update if wanted == now else wanted.search,
-            shown,
+            _shown(pages, page["path"], wanted, names, values),
             no_update if (at := run_of(page["path"])) is None else view_links(*at, wanted),
         )
 
@@ -105,10 +106,21 @@ def text_of(value: Any) -> str | None:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _control(state: PageState, name: str, value: Any) -> Any:
+def _shown(pages: Pages, path: str, state: PageState, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
+    """Return the values of controls for a state; ``no_update`` for those that show it already. ``values``: the present ones."""
+    changed = [state.text(name) != text_of(value) for name, value in zip(names, values, strict=True)]
+    # The page decides what a control shows: of no choice a default, of a step inside a window its first one.
+    of_page = pages.controls(path, state.search) if any(changed) else {}
+    shown = []
+    for name, value, is_changed in zip(names, values, changed, strict=True):
+        wanted = of_page.get(name, _value(state, name, value)) if is_changed else value
+        shown.append(no_update if text_of(wanted) == text_of(value) else wanted)
+    return shown
+
+
+def _value(state: PageState, name: str, value: Any) -> Any:
+    """Return the value of a control that a part of the page makes; ``value``: the present one."""
     text = state.text(name)
-    if text == text_of(value):
-        return no_update
     if isinstance(value, list):
         return [] if text is None else text.split(",")
     return "" if text is None and (isinstance(value, int) or name == "q") else text

@@ -68,6 +68,8 @@ class ClusterLedger:
     counted: list[RunSummary]
     """Runs whose verdict is in the sum, including those without a loss."""
     not_analysed: list[RunSummary]
+    live: list[RunSummary]
+    """Live runs that no page shows. They count while one does, and once they have ended."""
     unreadable: list[RunSummary]
     too_little: list[RunSummary]
     """Analysed runs with too little data for a verdict."""
@@ -98,7 +100,7 @@ def _brief_of_run(source: RunSource, run: RunSummary) -> Brief | None:
 
 def cluster_ledger(runs: Iterable[RunLoss], *, since_unix_ns: int | None = None) -> ClusterLedger:
     """Sum the losses of runs that started at ``since_unix_ns`` or later; ``None``: of all runs."""
-    ledger = ClusterLedger([], [], [], [], [], [], [])
+    ledger = ClusterLedger([], [], [], [], [], [], [], [])
     hosts: dict[str | None, HostLoss] = {}
     trained: dict[str, float] = {}
     for run_loss in runs:
@@ -126,7 +128,7 @@ def _place(ledger: ClusterLedger, loss: RunLoss, *, undated: bool) -> list[RunSu
     if undated:
         return ledger.undated
     if loss.brief is None or loss.brief.losses is None:
-        return ledger.not_analysed
+        return ledger.live if loss.run.status in ("starting", "live") else ledger.not_analysed
     if loss.brief.kind == "insufficient_data":
         return ledger.too_little
     return ledger.counted if loss.brief.losses.on_gpus or loss.brief.losses.lost_by else ledger.without_gpus

@@ -108,6 +108,7 @@ def _all(ledger: ClusterLedger) -> int:
 def _left_out(ledger: ClusterLedger) -> list[tuple[str, list[RunSummary]]]:
     return [
         ("not analysed", ledger.not_analysed),
+        ("live, counted while their pages are open and once they have ended", ledger.live),
         ("unreadable", ledger.unreadable),
         ("with too little data for a verdict", ledger.too_little),
         ("without GPUs", ledger.without_gpus),
@@ -127,8 +128,8 @@ def _coverage(ledger: ClusterLedger, backlog: Progress) -> Block:
 
 
 def _to_analyse(ledger: ClusterLedger) -> list[str]:
-    """Return the runs to analyse, without live ones: their analysis lasts while somebody looks at them."""
-    return [run.run_id for run in ledger.not_analysed if run.status != "live"]
+    """Return the runs to analyse, without live ones: their analysis lasts while a page shows them."""
+    return [run.run_id for run in ledger.not_analysed]
 
 
 def _missing(why: str, runs: Sequence[RunSummary]) -> list[Piece]:

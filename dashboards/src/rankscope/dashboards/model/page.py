@@ -223,6 +223,8 @@ class Table(Block):
     pick: Callable[[str], PageState] | None = None
     """Selection after a click on the row with that ``id``."""
     reads: Sequence[str] | None = None
+    nothing: str = "No row"
+    """Text of the table without rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, get_args
 
 from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.result.costs import Advice, AdviceEvidence
+from rankscope.analysis.result.text import is_among
 from rankscope.dashboards.model.line import Span
 from rankscope.dashboards.model.page import AdviceItem as Command
 from rankscope.dashboards.model.page import Block, Group, Items, Text
 from rankscope.dashboards.words.units import duration
 from rankscope.dashboards.words.wording import EVIDENCE, percent
 
+AS_ABOVE: Final = "The steps under “Do next”, at the top of this page."
 NOTHING: Final = "No advice: no known figure exceeds its limit."
 
 
@@ -73,22 +75,27 @@ FIGURES: Final[Mapping[str, str]] = {
 """Figures in words; ``{}`` is the value."""
 
 
-def advice_list(advice: list[Advice]) -> list[Block]:
-    """Return the list of advice, or a line for an empty list."""
+def advice_list(advice: list[Advice], next_actions: Sequence[str]) -> list[Block]:
+    """Return the list of advice, or a line for an empty list. What ``next_actions`` of the verdict give is one item of it."""
     if not advice:
         return [Text(NOTHING, "help")]
     commands = dict.fromkeys(command for item in advice if (command := _check(item)[0]))
+    given = [item for item in advice if is_among(item, next_actions)]
+    items = [(given, AS_ABOVE) if item in given else ([item], item.action) for item in advice if item not in given[1:]]
     return [
-        Items([_advice_blocks(item) for item in advice], "advices", ordered=True),
+        Items([_advice_blocks(same, action) for same, action in items], "advices", ordered=True),
         *(Command(f"To check: {check}") for check in commands),
     ]
 
 
-def _advice_blocks(item: Advice) -> list[Block]:
+def _advice_blocks(items: Sequence[Advice], action: str) -> list[Block]:
+    """Return one item of the list for advice with the same action, largest gain first."""
+    figures = dict.fromkeys(_figure(figure) for item in items for figure in item.evidence)
+    checks = dict.fromkeys(_check(item)[1] for item in items)
     return [
-        Group([Text(Span(_gain(item), "strong")), Text(item.action)], "advice-action"),
-        Items([_figure(figure) for figure in item.evidence], "advice-evidence"),
-        Text(f"To check: {_check(item)[1]}", "help"),
+        Group([Text(Span(_gain(items[0]), "strong")), Text(action)], "advice-action"),
+        Items(list(figures), "advice-evidence"),
+        Text(f"To check: {'; '.join(checks)}", "help"),
     ]
 
 

@@ -33,7 +33,7 @@ STYLES: Final[dict[PartName, BarStyle]] = {
     "unexplained": BarStyle("unexplained", "missing", "+"),
 }
 
-ACTUAL: Final = "actual"
+MEAN: Final = "mean"
 
 _ONLY_IF_KNOWN: Final[frozenset[PartName]] = frozenset({"ideal", "pipeline_bubble"})
 """Parts of some jobs only: those with a pipeline, or with known floating-point operations and peak."""
@@ -79,11 +79,11 @@ def waterfall_bars(waterfall: Waterfall | None, colors: Palette) -> go.Figure:
         x=[waterfall.step_us / size],
         y=[last],
         orientation="h",
-        name=ACTUAL,
+        name=MEAN,
         marker={"color": "rgba(0,0,0,0)", "line": {"color": colors.emphasis, "width": 2}},
-        hovertemplate=f"<b>{ACTUAL} {waterfall.unit}</b><br>%{{x:,.2f}} {unit}<extra></extra>",
+        hovertemplate=f"<b>{MEAN} {waterfall.unit}</b><br>%{{x:,.2f}} {unit}<extra></extra>",
     )
-    labels.append(f"<b>{ACTUAL} {waterfall.unit}<br>{duration(waterfall.step_us)}</b>")
+    labels.append(f"<b>{MEAN} {waterfall.unit}<br>{duration(waterfall.step_us)}</b>")
     framed(figure, colors, height=70 + 36 * len(labels))
     figure.update_layout(barmode="overlay", bargap=0.3, showlegend=False)
     rows_axis(figure, labels, fixedrange=True)

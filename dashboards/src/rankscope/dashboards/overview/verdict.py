@@ -44,7 +44,7 @@ def verdict_card(run: RunSummary, analysis: Analysis) -> list[Block]:
         parts.append(_findings(analysis.findings))
     if analysis.source.warnings:
         parts.append(_warnings(analysis.source.warnings))
-    return [Group(parts, f"verdict tone-{tone}")]
+    return [Group(parts, f"verdict tone-{tone if verdict.failure is None else 'bad'}")]
 
 
 def _badges(analysis: Analysis, tone: str) -> list[Badge]:

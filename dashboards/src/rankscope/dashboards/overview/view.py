@@ -112,7 +112,7 @@ def _waterfall(run: RunData, colors: Palette) -> DrawnFigure:
 def _largest_part(fall: Waterfall) -> str:
     largest = max(fall.parts, key=lambda part: part.us or 0.0)
     return (
-        f"The {fall.unit} takes {duration(fall.step_us)}; its largest part is {STYLES[largest.name].label}"
+        f"The mean {fall.unit} takes {duration(fall.step_us)}; its largest part is {STYLES[largest.name].label}"
         f" with {percent(largest.share)}"
     )
 
@@ -213,7 +213,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="waterfall",
             title="Where a step's time goes",
-            help="From the ideal step to the actual one: each part begins where the one before it ends. Unmeasured "
+            help="From the ideal step to the mean one: each part begins where the one before it ends. Unmeasured "
             "parts are counted as unexplained.",
             blocks=[
                 FigureBlock(
@@ -259,7 +259,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             name="advice",
             title="What to try",
             help="Largest gain first. The saving is an upper bound, since another limit may be reached first.",
-            blocks=[Part("advice", lambda: advice_list(run.analysis.advice), reads=())],
+            blocks=[Part("advice", lambda: advice_list(run.analysis.advice, run.analysis.verdict.next), reads=())],
         ),
     ]
 

@@ -33,7 +33,7 @@ from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 
 COLUMNS: Final[list[Column]] = [
-    text_column("name", "Run", width=160, renderer="Name", pinned=True, narrow=132),
+    text_column("name", "Run", width=150, renderer="Name", pinned=True, narrow=132),
     text_column(
         "kind",
         "Verdict",
@@ -43,14 +43,16 @@ COLUMNS: Final[list[Column]] = [
         hover_field="sentence",
         narrow=198,
     ),
-    text_column("at_fault", "Rank or host", width=132, hover=True),
-    text_column("cause", "Cause", width=130, hover=True),
-    number_column("lost_share", "Lost %", "Share of the step that the cause costs", digits=0, width=76),
-    number_column("step_ms", "Step ms", "Mean wall time of a typical step", digits=1, width=84),
+    text_column("at_fault", "Rank or host", width=132, hover=True, renderer="Place"),
+    text_column("cause", "Cause", width=120, hover=True),
+    number_column("lost_share", "Lost %", "Share of the typical step that healing it saves", digits=0, width=72),
+    number_column(
+        "step_ms", "Mean step ms", "Mean wall time of the typical steps; Compare has their median, too", digits=1, width=122
+    ),
     text_column("state", "State", width=134, renderer="Badge"),
-    number_column("ranks", "Ranks", "World size; ranks with records where it is not known", digits=0, width=70),
-    text_column("health", "Health", width=132, hover=True, fills=132),
-    text_column("start", "Started", width=168, renderer="LocalTime", tooltip=LOCAL_TIME),
+    number_column("ranks", "Ranks", "World size; ranks with records where it is not known", digits=0, width=68),
+    text_column("health", "Health", width=132, hover=True, fills=130),
+    text_column("start", "Started", width=166, renderer="LocalTime", tooltip=LOCAL_TIME),
     number_column(
         "lost",
         "GPU-h lost",

@@ -96,6 +96,11 @@ def _key(run: RunSummary) -> str:
     return key_of(run.run_id, run.path, run.revision)
 
 
+def _following(run: RunSummary) -> str:
+    """Return the key of the follower of a run."""
+    return key_of("live", run.run_id, run.path)
+
+
 class JobBuilder(InlineBuilder):
     """Builder of data that processes beside this one compute, with at most ``memory_bytes`` together. It never waits."""
 
@@ -112,9 +117,16 @@ class JobBuilder(InlineBuilder):
         """See ``InlineBuilder``."""
         return self.jobs.result(key, task, arguments, runs)
 
+    def cached(self, run: RunSummary) -> DerivedData | None:
+        """See ``InlineBuilder``. Of a live run, what its follower has written."""
+        if run.status not in LIVE:
+            return super().cached(run)
+        follower = self.jobs.follower(_following(run), used=False)
+        return None if follower is None or not _of(follower).is_there else _of(follower)
+
     def derived(self, run: RunSummary, *, listed: bool = False) -> DerivedData:
         """See ``InlineBuilder``."""
-        following, key = key_of("live", run.run_id, run.path), _key(run)
+        following, key = _following(run), _key(run)
         if run.status in LIVE:
             return self._followed(following, run, watched=not listed)
         if (folder := self.store.find(key)) is not None:

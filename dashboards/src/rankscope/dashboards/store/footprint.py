@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rankscope.runs.paths import activity_file, inspector_dir, memory_dir, verdict_file
+from rankscope.runs.paths import activity_file, inspector_dir, memory_dir, reports_dir, verdict_file
 
 TRACES: Final = "traces"
 """Folder of raw traces: only captured windows use them, and newer ones replace older ones."""
@@ -25,7 +25,10 @@ VERDICT: Final = verdict_file(Path()).name
 SNAPSHOTS: Final = memory_dir(Path()).name
 """Folder of snapshots of GPU memory, which other programs show."""
 
-NOT_SHOWN: Final = frozenset({TRACES, CONTROL, LOGS, VERDICT, SNAPSHOTS})
+REPORTS: Final = reports_dir(Path(), 0).name
+"""Folder of reports to the planner of windows, which ranks renew also while the job hangs."""
+
+NOT_SHOWN: Final = frozenset({TRACES, CONTROL, LOGS, VERDICT, SNAPSHOTS, REPORTS})
 
 ACTIVITY: Final = activity_file(Path(), 0, 0).name
 """What a rank that stands still is doing: it is refreshed while the run is silent."""

@@ -119,13 +119,14 @@ class Jobs:
             raise NotReadyError(Progress("reading the run for the first time"), key)
         return job
 
-    def follower(self, key: str) -> AnalysisProcess | None:
-        """Return the follower of a run, which has read it and is now asked for; ``None`` if there is none."""
+    def follower(self, key: str, *, used: bool = True) -> AnalysisProcess | None:
+        """Return the follower of a run, which has read it; ``None`` if there is none. ``used``: it is not idle then."""
         with self._lock:
             job = self._jobs.get(key)
             if job is None or job.state.update is None or (job.ending is not None and job.ending.publish_as is None):
                 return None
-            job.asked_s = self._clock_s()
+            if used:
+                job.asked_s = self._clock_s()
         return job
 
     def end(self, key: str, *, publish_as: str | None = None) -> None:

@@ -15,6 +15,7 @@ from rankscope.dashboards.charts.bar_names import LONGEST_LABEL
 from rankscope.dashboards.charts.bars import BarStyle, row_bars
 from rankscope.dashboards.charts.frame import framed, hatched, note, rank_label, readable, rows_axis
 from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.data.hosts import host_labels
 from rankscope.dashboards.timeline.parts import NO_VALUE, ActivityKind, Numbers, Parts
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.runs.records import PHASES
@@ -156,10 +157,11 @@ def timeline(
     ticks = [*range(lanes.detailed), *range(lanes.detailed + (every if lanes.detailed and every > 1 else 0), count, every)]
     if (at := _picked_lane(lanes)) is not None and at not in ticks:
         ticks = sorted([at, *(tick for tick in ticks if tick < lanes.detailed or abs(tick - at) >= every)])
+    short_hosts = host_labels(lanes.hosts.values())
     figure.update_yaxes(
         tickmode="array",
         tickvals=ticks,
-        ticktext=[_lane_label(lanes, at) for at in ticks],
+        ticktext=[_lane_label(lanes, at, short_hosts) for at in ticks],
         range=[count - 0.5, -0.5],
         showgrid=False,
         zeroline=False,
@@ -189,13 +191,15 @@ def _lane_text(lanes: Lanes, at: int) -> str:
     return f"{lanes.labels[at]} on {plotly_text(lanes.hosts[rank])}" if rank in lanes.hosts else lanes.labels[at]
 
 
-def _lane_label(lanes: Lanes, at: int) -> str:
+def _lane_label(lanes: Lanes, at: int, short_hosts: Mapping[str, str]) -> str:
     label, rank = lanes.labels[at], lanes.ranks[at]
     if label != f"rank {rank}":
         return label
     text = rank_label(rank, (), lanes.picked)
     is_host = lanes.by_host and at >= lanes.detailed and rank in lanes.hosts
-    return f"{plotly_text(lanes.hosts[rank], LONGEST_LABEL)} · {text}" if is_host else text
+    if not is_host:
+        return text
+    return f"{plotly_text(short_hosts.get(lanes.hosts[rank], lanes.hosts[rank]), LONGEST_LABEL)} · {text}"
 
 
 def _add_bars(figure: go.Figure, lanes: Lanes, colors: Palette) -> None:

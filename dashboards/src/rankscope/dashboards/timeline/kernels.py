@@ -44,6 +44,7 @@ def kernel_section(run: RunData, state: PageState, window: Window) -> Block:
                     [] if rank is None else kernel_rows(*(_of(run, window, rank_number, step) for rank_number in (rank, healthy)))
                 ),
                 file_name=f"rankscope-{run.summary.run_id}-kernels",
+                nothing=f"No kernel or operator of rank {rank} is recorded in {where}",
             )
         ],
     )

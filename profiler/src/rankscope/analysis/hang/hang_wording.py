@@ -206,7 +206,7 @@ def advice(
     if report.cause == "lost_device" and all(culprit.certain for culprit in report.evidence):
         rows.append("Start again without that GPU")
     if not report.ranks:
-        rows.append(f"{_dump_again(run)}, and then rankscope hang {_run(run)}: which call the others wait in, and where")
+        rows.append(f"See which call the others wait in, and where: {_dump_again(run)} && rankscope hang {_run(run)}")
     return [*rows, *([f"rankscope analyze {shlex.quote(run)}"] if run is not None else [])]
 
 

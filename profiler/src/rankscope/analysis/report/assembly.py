@@ -152,5 +152,7 @@ def assemble(
         waterfall=step_parts,
         throughput=throughput,
         memory=memory,
-        advice=recommend(figures, subject, step_us=None if step_parts is None else step_parts.step_us, reason=reason),
+        advice=recommend(
+            figures, subject, step_us=None if step_parts is None else step_parts.step_us, reason=reason, saves=verdict.saves
+        ),
     )

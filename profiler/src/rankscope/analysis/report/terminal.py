@@ -68,6 +68,7 @@ def render_text(analysis: Analysis, *, width: int = 100, color: bool = False, de
     verdict = analysis.verdict
     more = [] if detail else [f"{command} --detail (all tables)".strip()]
     more += [] if command else ["--format json"]
+    further_actions = [action for action in verdict.next[1:] if not _is_page(action)][: None if detail else SHOWN_ACTIONS]
     parts = [
         _answer(analysis, more, width),
         _rare(analysis, width),
@@ -76,8 +77,8 @@ def render_text(analysis: Analysis, *, width: int = 100, color: bool = False, de
         leak_text(analysis, width),
         _more_findings(analysis, width, None if detail else SHOWN_FINDINGS),
         render_details(analysis, width) if detail else "",
-        advice_text(analysis, width),
-        _next_actions(analysis, width, None if detail else SHOWN_ACTIONS),
+        advice_text(analysis, [*verdict.next[:1], *further_actions], width),
+        listing("then", further_actions, width),
     ]
     answer = RED if verdict.failure is not None else _COLORS.get(verdict.kind, CYAN)
     return page(parts, answer if color else None)
@@ -135,12 +136,6 @@ def _more(analysis: Analysis, options: Sequence[str]) -> str:
     """Return the command with the pages of a run, and how to get what is not shown here."""
     pages = [action for action in analysis.verdict.next[1:] if _is_page(action)]
     return " · ".join(filter(None, [*pages, *options]))
-
-
-def _next_actions(analysis: Analysis, width: int, most: int | None) -> str:
-    """Return the actions after the first one, which is part of the answer."""
-    actions = [action for action in analysis.verdict.next[1:] if not _is_page(action)]
-    return listing("then", actions[:most], width)
 
 
 def _is_page(action: str) -> bool:

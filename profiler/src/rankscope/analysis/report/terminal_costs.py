@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import Final
 
 from rankscope.analysis.result.analysis import Analysis, CollectiveMatching
 from rankscope.analysis.result.collectives import CollectiveBandwidth, DirectedWait
 from rankscope.analysis.result.costs import WaterfallPart
-from rankscope.analysis.result.text import aligned, cell, counted, fitting, reasons_text, sentences, size, wrapped
+from rankscope.analysis.result.text import aligned, cell, counted, fitting, is_among, reasons_text, size, wrapped
 from rankscope.base.text import format_duration, shortened
 
 BARS: Final = 24
@@ -101,18 +102,19 @@ def leak_text(analysis: Analysis, width: int) -> str:
     return "\n".join(lines)
 
 
-def advice_text(analysis: Analysis, width: int) -> str:
-    """Return the first three pieces of advice, the most that can be saved first; the JSON has all."""
-    advice = analysis.advice
-    following = sentences(analysis.verdict.next)
-    if all(row.action in following for row in advice):
+def advice_text(analysis: Analysis, next_actions: Sequence[str], width: int) -> str:
+    """Return the first three pieces of advice, the most that can be saved first; the JSON has all.
+
+    Advice that ``next_actions``, printed elsewhere, already give is left out.
+    """
+    advice = [row for row in analysis.advice if not is_among(row, next_actions)]
+    if not advice:
         return ""
     unit = "step" if analysis.waterfall is None else analysis.waterfall.unit
-    lines = ["what to try"]
+    lines = ["what to try" if len(advice) == len(analysis.advice) else "what else to try"]
     for row in advice[:SHOWN_ADVICE]:
         bound = "" if row.gain_share_at_most is None else f"at most {row.gain_share_at_most:.0%} of the {unit}: "
-        action = "what to do next, above and at the end" if row.action in following else row.action
-        lines += wrapped(f"{bound}{action}", width, indent="  ", hanging="    ")
+        lines += wrapped(f"{bound}{row.action}", width, indent="  ", hanging="    ")
     if len(advice) > SHOWN_ADVICE:
         more = f"and {len(advice) - SHOWN_ADVICE} more in --format json, each with its evidence and how to check it"
         lines += wrapped(more, width, indent="  ", hanging="    ")

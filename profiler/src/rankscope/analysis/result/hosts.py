@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 
 from rankscope.analysis.result.analysis import Analysis, RankResult
@@ -38,15 +39,26 @@ def worst_ranks(analysis: Analysis, units: Iterable[Collection[int]]) -> list[in
     """Return the rank that stands for each unit, a host or another set of ranks, in all tables, figures and clicks.
 
     It is the rank that the verdict names first; else, of the ranks at fault or else of all, the one with the longest own time,
-    where that is not known the one that imposed most wait. Of equal ranks it is the lowest.
+    where that is not known the one that imposed most wait. Of equal ranks it is the lowest. Pipeline stages differ by their work,
+    so own time is then that above the median of the rank's stage.
     """
     verdict, imposed = analysis.verdict, {row.rank: row.imposed_us for row in analysis.imposed_wait}
-    own, at_fault = {row.rank: row.own_us for row in analysis.ranks if row.own_us is not None}, set(verdict.ranks)
+    own, at_fault = _own_above_stage(analysis), set(verdict.ranks)
 
     def order(rank: int) -> tuple[bool, bool, float, float, int]:
-        return rank == verdict.rank, rank in at_fault, own.get(rank, 0.0), imposed.get(rank, 0.0), -rank
+        return rank == verdict.rank, rank in at_fault, own.get(rank, -inf), imposed.get(rank, 0.0), -rank
 
     return [max(unit, key=order) for unit in units]
+
+
+def _own_above_stage(analysis: Analysis) -> dict[int, float]:
+    own = {row.rank: row.own_us for row in analysis.ranks if row.own_us is not None}
+    stages = [] if analysis.pipeline is None else analysis.pipeline.stages
+    for stage in stages:
+        if ranks := [rank for rank in stage.ranks if rank in own]:
+            usual = median(own[rank] for rank in ranks)
+            own |= {rank: own[rank] - usual for rank in ranks}
+    return own
 
 
 def hosts_of(analysis: Analysis) -> list[HostResult]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         RareSteps,
         Verdict,
     )  # text alone needs no types of results, which take longer to import
+    from rankscope.analysis.result.costs import Advice
 
 _V = TypeVar("_V")
 
@@ -82,6 +83,11 @@ def joined(items: Sequence[str], most: int | None = None) -> str:
 def sentences(texts: Iterable[str]) -> str:
     """Return texts as sentences after each other; a question has its mark already."""
     return ". ".join(texts).replace("?. ", "? ")
+
+
+def is_among(advice: Advice, next_actions: Sequence[str]) -> bool:
+    """Return whether ``next_actions`` of the verdict already give the advice, so that it is not said twice."""
+    return advice.action in sentences(next_actions)
 
 
 def units_text(ranks: Sequence[int], hosts: Mapping[int, str], whole_hosts: Sequence[str]) -> str:

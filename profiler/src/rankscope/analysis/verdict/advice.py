@@ -139,15 +139,23 @@ def next_actions(
     return actions if kind == "insufficient_data" or subject.run is None else [*actions, SHOW.format(**values)]
 
 
-def recommend(figures: Figures, subject: AdviceSubject, *, step_us: float | None, reason: str | None = None) -> list[Advice]:
+def recommend(
+    figures: Figures,
+    subject: AdviceSubject,
+    *,
+    step_us: float | None,
+    reason: str | None = None,
+    saves: tuple[float, float] | None = None,
+) -> list[Advice]:
     """Return the recommendations whose conditions all hold, largest bound on the gain first.
 
-    ``reason``: result of ``reason_of``, which decides on the remedy for a named rank.
+    ``reason``: result of ``reason_of``, which decides on the remedy for a named rank. ``saves``: that of the verdict, whose
+    upper end bounds what this remedy gains.
     """
     all_figures = derived(figures)
     replaced = {row.when[0].figure for row in TABLE if row.whole_host and row.when} if subject.whole_hosts else set()
     recommendations = [
-        _advice(row, actions, all_figures, step_us, subject.run)
+        _advice(row, actions, all_figures, step_us, subject.run, saves if row.kind == "straggler" else None)
         for row in TABLE
         if row.name
         and all(condition.holds(all_figures) for condition in row.when)
@@ -170,8 +178,17 @@ def _filled(row: AdviceRow, values: Mapping[str, object]) -> list[str]:
     ]
 
 
-def _advice(row: AdviceRow, actions: Sequence[str], figures: Figures, step_us: float | None, run: str | None) -> Advice:
+def _advice(  # noqa: PLR0917
+    row: AdviceRow,
+    actions: Sequence[str],
+    figures: Figures,
+    step_us: float | None,
+    run: str | None,
+    saves: tuple[float, float] | None,
+) -> Advice:
     gain = None if row.bound is None else row.bound.of(figures)
+    if gain is not None and saves is not None:
+        gain = max(gain, saves[1])  # the slowdown is within the interval, and no bound
     command = "rankscope analyze NEW_TRACES" if run is None else f"rankscope compare {shlex.quote(run)} NEW_RUN"
     stages = sorted({stage for condition in row.when if (stage := figures[condition.figure].stage) is not None})
     where = f" (most of it is on pipeline stage {', '.join(map(str, stages))})" if stages else ""

@@ -25,6 +25,7 @@ from rankscope.analysis.inference.profiled import DeviceStraggler, Profile, prof
 from rankscope.analysis.inference.reasons.diagnosis import Diagnosis
 from rankscope.analysis.inference.reasons.explained import explain_diagnosis
 from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
+from rankscope.analysis.result.text import counted
 from rankscope.analysis.verdict.bottleneck import LimitRow, limit_of, shares_of
 from rankscope.analysis.verdict.bubble import bubble_explained
 from rankscope.analysis.verdict.builders import MissingEvidence, Setting, among, finding_of_moving, limits
@@ -90,7 +91,7 @@ def _case(
         return Case(setting, {}, missing=MissingEvidence(missing, "few_steps"))
     case = Case(setting, shares_of(costs(()), run.matched.figures))
     if run.world_size == 1:
-        few = MissingEvidence(f"{steps} steps recorded, {MINIMUM_STEPS} needed", "few_steps")
+        few = MissingEvidence(f"{counted(steps, 'step')} recorded, {MINIMUM_STEPS} needed", "few_steps")
         return replace(case, missing=few if steps < MINIMUM_STEPS else _unseen_communication(run))
     if not run.compared:
         return _case_without_own_times(run, case, None if by_durations is None else by_durations(setting, case.shares))
@@ -168,7 +169,7 @@ def _lacking(run: RunEvidence) -> MissingEvidence:
         return MissingEvidence(alone, "one_rank_per_stage")
     steps = len(run.table.steps)
     return MissingEvidence(
-        f"{steps} steps recorded, {MINIMUM_STEPS} steps complete on all ranks after warm-up needed", "few_steps"
+        f"{counted(steps, 'step')} recorded, {MINIMUM_STEPS} steps complete on all ranks after warm-up needed", "few_steps"
     )
 
 
