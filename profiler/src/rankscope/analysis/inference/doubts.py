@@ -51,9 +51,8 @@ def contradiction(
     cost_us = waited_us / victims if times is None else saved_us
     if cost_us > _BEYOND * window_us:
         return f"{ranks_text(slow.ranks)} would make the others wait longer than the traces last, so clocks or times are wrong"
-    # Without own times the collectives alone name a rank, and all that count are matched.
-    is_known = times is None or (known_share >= MOST_COMMUNICATION and not matched.matching.directed)
+    # Ranks that collectives alone name are waited for there.
+    is_known = times is not None and known_share >= MOST_COMMUNICATION and not matched.matching.directed
     if is_known and waited_us < _SEEN_IN_WAITS * saved_us:
-        reason = "would be slow by own times" if times is not None else "seems to be late at collectives"
-        return f"{ranks_text(slow.ranks)} {reason}, but nobody waits for it, so clocks or times are wrong"
+        return f"{ranks_text(slow.ranks)} would be slow by own times, but nobody waits for it, so clocks or times are wrong"
     return None

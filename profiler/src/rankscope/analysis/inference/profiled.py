@@ -144,7 +144,7 @@ def device_step_signals(straggler: DeviceStraggler, times: Mapping[int, DeviceTi
     ranks = [] if straggler.times is None else straggler.times.ranks
     peers = [peer for peer in ranks if peer not in slow.ranks]
     breakdowns = {each: [row for row in times[each].by_step if row.step in steps] for each in (rank, *peers) if each in times}
-    busy = busy_excess(rank, breakdowns)
+    busy = busy_excess(rank, breakdowns, peers)
     return with_traces(Signals(own_us=slow.excess_us, device_busy_us=busy), times, rank, peers, steps)
 
 
@@ -155,13 +155,14 @@ def late_signals(late: SlowRanks, breakdowns: Mapping[int, Sequence[StepBreakdow
     is late intermittently, they are means of its slow steps: in the others it may be faster for reasons of its own.
     """
     rank = late.ranks[0]
-    transfer = excess_of_rank(blame.transfer_us, rank, [peer for peer in blame.transfer_us if peer not in late.ranks])
+    peers = [peer for peer in blame.ranks if peer not in late.ranks]
+    transfer = excess_of_rank(blame.transfer_us, rank, peers)
     slow = late_steps(late, blame) if steps > 1 else None
     if slow is not None:
         breakdowns = {each: [row for row in rows if row.step in slow] for each, rows in breakdowns.items()}
     return Signals(
         own_us=late.gain_us / steps if slow is None else late.excess_us / len(blame.steps),
-        device_busy_us=busy_excess(rank, breakdowns),
+        device_busy_us=busy_excess(rank, breakdowns, peers),
         transfer_us=None if transfer is None else transfer / (steps if slow is None else len(slow)),
     )
 
@@ -173,8 +174,8 @@ def late_steps(late: SlowRanks, blame: Blame) -> frozenset[int] | None:
     return frozenset(step for step, is_slow in zip(blame.steps, late.affected.tolist(), strict=True) if is_slow)
 
 
-def busy_excess(rank: int, breakdowns: Mapping[int, Sequence[StepBreakdown]]) -> float | None:
-    """Return a rank's mean compute and exposed copies per window minus the median of its peers.
+def busy_excess(rank: int, breakdowns: Mapping[int, Sequence[StepBreakdown]], peers: Sequence[int]) -> float | None:
+    """Return a rank's mean compute and exposed copies per window minus the median of its ``peers``.
 
     ``None`` where the rank or all its peers lack complete windows, or none of them shows any work but communication.
     """
@@ -183,7 +184,7 @@ def busy_excess(rank: int, breakdowns: Mapping[int, Sequence[StepBreakdown]]) ->
         for each, rows in breakdowns.items()
         if (busy_us := [row.compute_us + row.exposed_memcpy_us for row in rows if not row.truncated])
     }
-    return excess_of_rank(busy, rank) if any(busy.values()) else None
+    return excess_of_rank(busy, rank, peers) if any(busy.values()) else None
 
 
 def diagnosis_of_late(

@@ -99,7 +99,7 @@ def _busy_excess(run: RunEvidence, rank: int, peers: Sequence[int], steps: Conta
     breakdowns = {each: run.windows[each].breakdowns for each in (rank, *peers) if each in run.windows}
     if steps is not None:
         breakdowns = {each: [row for row in rows if row.step in steps] for each, rows in breakdowns.items()}
-    return busy_excess(rank, breakdowns)
+    return busy_excess(rank, breakdowns, peers)
 
 
 def _slow_and_profiled(run: RunEvidence, rank: int, peers: Sequence[int], excess_us: float) -> frozenset[int]:
