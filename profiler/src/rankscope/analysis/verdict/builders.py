@@ -267,8 +267,8 @@ def ranks_were(ranks: Sequence[int]) -> str:
 
 
 def rarely_slow(suspects: Sequence[int], more: MissingEvidence) -> MissingEvidence:
-    """Return what is missing for ranks that were slow, but too rarely to exclude chance. ``more``: what to do about it."""
-    return replace(more, what=f"{ranks_were(suspects)} last, but so rarely that it may be chance; {more.what}")
+    """Return what is missing for ranks that were slow in too few steps to exclude chance. ``more``: what to do about it."""
+    return replace(more, what=f"{ranks_were(suspects)} last, but the steps are too few to exclude chance; {more.what}")
 
 
 def limits(shares: Figures, setting: Setting, *, lead: str, confidence: float | None = None) -> list[Finding]:
