@@ -17,7 +17,7 @@ from rankscope.analysis.costs.waterfall import Costs
 from rankscope.analysis.costs.window_costs import costs_of_windows
 from rankscope.analysis.evidence.kernels.device_times import DeviceTimes
 from rankscope.analysis.evidence.kernels.unknown_kernels import RankKernels, kernels_with_waits
-from rankscope.analysis.inference.doubts import MOST_COMMUNICATION, contradiction, incomplete_ranks
+from rankscope.analysis.inference.doubts import MOST_COMMUNICATION, contradiction, impossible_pairs, incomplete_ranks
 from rankscope.analysis.inference.profiled import Profile
 from rankscope.analysis.rank_traces import RankTrace
 from rankscope.analysis.trace_job import Job
@@ -61,6 +61,8 @@ def profile_of_traces(traces: Sequence[RankTrace], matched: MatchedCollectives, 
 
 def doubt_of_traces(traces: Sequence[RankTrace], matched: MatchedCollectives, profile: Profile | None) -> str | None:
     """Return why the waits in the traces do not show what slow ranks cost, as a clause; ``None`` if they do."""
+    if (reason := _of_several_runs(traces, matched)) is not None:
+        return reason
     if profile is None:
         return None
     straggler = profile.judge().straggler
@@ -130,6 +132,8 @@ def _case(
     """Return the judgement on the ranks, with the doubts that traces raise."""
     world_size, matches = world_size_of_traces(traces), matched.matching.matches
     case = Case(setting, shares_of(costs, matched.figures))
+    if (reason := _of_several_runs(traces, matched)) is not None:
+        return replace(case, missing=MissingEvidence(reason, "several_jobs"))
     profile = profile_of_traces(traces, matched, setting.hosts)
     if profile is None:
         return replace(case, missing=_unmatched(traces, world_size))
@@ -151,6 +155,15 @@ def _case(
         shares_without=lambda ranks: shares_of(costs_of_traces(traces, matched, without=ranks)),
         unmatched=None if matches else _unmatched(traces, world_size),
     )
+
+
+def _of_several_runs(traces: Sequence[RankTrace], matched: MatchedCollectives) -> str | None:
+    """Return why the traces are not of the same run; ``None`` where they may be.
+
+    Communication on the CPU shows no process groups, so what is paired there may be of different groups.
+    """
+    on_device = any(row.stream is not None for trace in traces for row in trace.reduction.collectives)
+    return impossible_pairs(matched.matching) if on_device else None
 
 
 def _too_damaged(traces: Sequence[RankTrace]) -> MissingEvidence | None:

@@ -9,6 +9,7 @@ from typing import Final
 from rankscope.analysis.collectives.matched import MatchedCollectives
 from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.inference.profiled import DeviceStraggler
+from rankscope.analysis.result.text import counted
 from rankscope.base.text import ranks_text
 
 _FEW_COLLECTIVES: Final = 0.05
@@ -32,6 +33,21 @@ def incomplete_ranks(matching: Matching, ranks: AbstractSet[int]) -> list[int]:
     for team, members in zip(partial.team.tolist(), partial.listed, strict=True):
         missing_by_rank.update((ranks & set(members or ranks)) - set(partial.teams[team]))
     return [rank for rank, count in missing_by_rank.items() if count > max(1, _FEW_COLLECTIVES * (count + have[rank]))]
+
+
+def impossible_pairs(matching: Matching) -> str | None:
+    """Return why traces are not of the same run, where most collectives that they have in common end before they begin; or none.
+
+    Offsets and drifts of clocks do not explain that: these are fitted to the collectives.
+    """
+    impossible = matching.unmatched_by.get("impossible", 0)
+    pairs = impossible + len(matching.matches)
+    if 2 * impossible <= pairs:
+        return None
+    return (
+        f"in {impossible} of the {counted(pairs, 'collective')} that the traces have in common, some ranks leave before others "
+        "come: the traces are of different runs, or ranks with the same host name have different clocks"
+    )
 
 
 def contradiction(
