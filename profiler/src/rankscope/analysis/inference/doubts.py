@@ -51,11 +51,16 @@ def impossible_pairs(matching: Matching) -> str | None:
 
 
 def contradiction(
-    straggler: DeviceStraggler | None, matched: MatchedCollectives, window_us: float, *, known_share: float
+    straggler: DeviceStraggler | None,
+    matched: MatchedCollectives,
+    window_us: float,
+    *,
+    known_share: float,
+    source: str = "traces",
 ) -> str | None:
     """Return why the times of the traces contradict a rank that seems slow; ``None`` if they do not, or none does.
 
-    ``known_share``: share of the communication in matched collectives.
+    ``known_share``: share of the communication in matched collectives. ``source``: what the times are of, for the sentence.
     """
     if straggler is None:
         return None
@@ -66,7 +71,7 @@ def contradiction(
     saved_us = min(slow.gain_us, window_us) if times is None else slow.gain_us * len(times.steps)
     cost_us = waited_us / victims if times is None else saved_us
     if cost_us > _BEYOND * window_us:
-        return f"{ranks_text(slow.ranks)} would make the others wait longer than the traces last, so clocks or times are wrong"
+        return f"{ranks_text(slow.ranks)} would make the others wait longer than the {source} cover, so clocks or times are wrong"
     # Ranks that collectives alone name are waited for there.
     is_known = times is not None and known_share >= MOST_COMMUNICATION and not matched.matching.directed
     if is_known and waited_us < _SEEN_IN_WAITS * saved_us:

@@ -17,9 +17,10 @@ from rankscope.analysis.collectives.waits.blame import Blame
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes, DeviceTimes, device_own_times, times_of_windows
 from rankscope.analysis.inference.judging.judgement import Bound, Judgement, Straggler, judge
+from rankscope.analysis.inference.judging.moving import MovingWait
 from rankscope.analysis.inference.judging.slow import SlowRanks
 from rankscope.analysis.inference.pipelined import saved_at_most_us, waited_for_us, waits_for
-from rankscope.analysis.inference.reasons.diagnosis import Diagnosis, diagnosis_of, own_time_evidence
+from rankscope.analysis.inference.reasons.diagnosis import Diagnosis, described_as_moving, diagnosis_of, own_time_evidence
 from rankscope.analysis.inference.reasons.signals import Signals
 from rankscope.analysis.inference.reasons.slow_kernels import with_kernels
 from rankscope.analysis.inference.reasons.trace_signals import with_traces
@@ -103,6 +104,31 @@ class Profile:
         return with_kernels(
             diagnosis, self.times, self._alike(trace) if straggler.times is None else straggler.times.ranks, steps
         )
+
+    def describe_moving(self, times: DeviceOwnTimes, moving: MovingWait) -> Diagnosis:
+        """Describe the waiting for whichever rank is last, with what its device does longer than the others'. Times are per
+        window.
+        """
+        slow, count = moving.as_slow(times), len(times.steps)
+        busy = np.array(
+            [[row.compute_us + row.exposed_memcpy_us for row in self._rows(rank, times.steps)] for rank in times.ranks]
+        )
+        longer = float((busy[moving.last, np.arange(count)] - np.median(busy, axis=0)).mean())
+        diagnosis = diagnosis_of(
+            slow,
+            Signals(own_us=slow.gain_us, device_busy_us=longer),
+            wait_us=count * slow.gain_us,
+            step_us=count * times.wall_us,
+            confidence=sure(slow, count),
+            evidence=own_time_evidence(slow, count),
+            factor=count,
+            unit="window",
+        )
+        return described_as_moving(diagnosis, moving, count * slow.gain_us)
+
+    def _rows(self, rank: int, steps: Sequence[int]) -> list[StepBreakdown]:
+        by_step = {row.step: row for row in self.times[rank].by_step}
+        return [by_step[step] for step in steps]
 
     def _alike(self, trace: DeviceTimes) -> list[int]:
         """Return the ranks of the same stage: stages of a pipeline do different work."""

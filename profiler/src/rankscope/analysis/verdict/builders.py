@@ -175,11 +175,11 @@ def finding_of_moving(diagnosis: Diagnosis, setting: Setting, *, lead: str) -> F
 
 
 def never_balanced_while_waiting(verdict: Verdict, waiting: float | None, setting: Setting) -> Verdict:
-    """Return the verdict; not enough data instead of ``balanced`` where ranks wait for each other a tenth of the time.
+    """Return the verdict; not enough data instead of a green light where ranks wait for each other a tenth of the time.
 
     ``waiting``: share of the step or window that ranks wait for the last one; ``None``: not known.
     """
-    if verdict.kind != "balanced" or waiting is None or waiting < MOST_WAITING:
+    if verdict.kind not in ("balanced", "compute_bound") or waiting is None or waiting < MOST_WAITING:
         return verdict
     why = verdict.summary.split(";")[0]
     missing = (
