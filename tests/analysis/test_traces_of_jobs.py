@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -149,16 +148,15 @@ def test_a_rank_that_costs_more_than_the_time_of_the_traces_is_not_named(tmp_pat
 
 
 def test_a_rank_that_nobody_waits_for_is_not_named(tmp_path: Path) -> None:
-    # given a healthy job on devices of unknown kind, many of whose kernels last half a second by mistake
+    # given a healthy job on devices of unknown kind, on one of which all kernels that compute last too long by mistake
     for rank, events in enumerate(job("none", numbered=True)):
-        rng = random.Random(10 + rank)
         for event in events:
             if event["cat"] == "kernel":
                 event["cat"] = "privateuse1_kernel"
-                event["dur"] += 4e5 * rng.uniform(0.5, 2) if rng.random() < 0.2 else 0.0
+                event["dur"] += 4_000.0 * (rank == 1 and event["name"] != NCCL)
         put(tmp_path / f"rank-{rank}.json", events, **told(rank))
     analysis = analyze([tmp_path])
-    assert (analysis.verdict.kind, analysis.verdict.ranks) == ("insufficient_data", [])
+    assert (analysis.verdict.kind, analysis.verdict.ranks) == ("insufficient_data", []), analysis.verdict.summary
     assert "clocks or times are wrong" in analysis.verdict.summary
 
 

@@ -68,6 +68,18 @@ def suspected(own: Matrix) -> SuspectedRanks | None:
     return judgement(own).suspect
 
 
+def test_a_rank_far_beyond_all_is_named_though_noise_lasts_as_long_as_the_steps() -> None:
+    named = by_noise = 0
+    for seed in range(40):
+        own = noisy(seed, 8, 10, lasts=40, scatter=0.01)
+        by_noise += found(own) is not None
+        own[-1] *= 1.3
+        slow = found(own)
+        named += slow is not None and slow.ranks == [7]
+    assert named >= 39
+    assert by_noise <= 1
+
+
 def test_at_most_one_run_in_fifty_accuses_somebody_of_noise() -> None:
     accused = runs = 0
     for ranks in (2, 3, 4, 8, 16, 64):

@@ -10,18 +10,22 @@ import msgspec
 import numpy as np
 
 from rankscope.analysis.collectives.communication import explained_share, longest_extent_us
+from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.collectives.matched import MatchedCollectives
 from rankscope.analysis.collectives.stages import stages_of_records
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.costs.waterfall import Costs
 from rankscope.analysis.costs.window_costs import costs_of_windows
-from rankscope.analysis.evidence.kernels.device_times import DeviceTimes
+from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes, DeviceTimes
 from rankscope.analysis.evidence.kernels.unknown_kernels import RankKernels, kernels_with_waits
-from rankscope.analysis.inference.doubts import MOST_COMMUNICATION, contradiction, incomplete_ranks
+from rankscope.analysis.inference.doubts import MOST_COMMUNICATION, contradiction, impossible_pairs, incomplete_ranks
+from rankscope.analysis.inference.judging.judgement import Judgement
+from rankscope.analysis.inference.judging.moving import MOST_WAITING, moving_waits
 from rankscope.analysis.inference.profiled import Profile
+from rankscope.analysis.inference.reasons.diagnosis import Diagnosis
 from rankscope.analysis.rank_traces import RankTrace
 from rankscope.analysis.trace_job import Job
-from rankscope.analysis.verdict.bottleneck import shares_of
+from rankscope.analysis.verdict.bottleneck import limit_of, shares_of
 from rankscope.analysis.verdict.builders import Lack, MissingEvidence, Setting, among, insufficient
 from rankscope.analysis.verdict.job_verdict import Case, VerdictAndFindings, verdict_of, with_judgement
 from rankscope.analysis.verdict.unnamed_communication import WAITS, with_unnamed_waits, without_communication
@@ -61,6 +65,8 @@ def profile_of_traces(traces: Sequence[RankTrace], matched: MatchedCollectives, 
 
 def doubt_of_traces(traces: Sequence[RankTrace], matched: MatchedCollectives, profile: Profile | None) -> str | None:
     """Return why the waits in the traces do not show what slow ranks cost, as a clause; ``None`` if they do."""
+    if (reason := _of_several_runs(traces, matched)) is not None:
+        return reason
     if profile is None:
         return None
     straggler = profile.judge().straggler
@@ -130,6 +136,8 @@ def _case(
     """Return the judgement on the ranks, with the doubts that traces raise."""
     world_size, matches = world_size_of_traces(traces), matched.matching.matches
     case = Case(setting, shares_of(costs, matched.figures))
+    if (reason := _of_several_runs(traces, matched)) is not None:
+        return replace(case, missing=MissingEvidence(reason, "several_jobs"))
     profile = profile_of_traces(traces, matched, setting.hosts)
     if profile is None:
         return replace(case, missing=_unmatched(traces, world_size))
@@ -138,12 +146,15 @@ def _case(
     if explained is not None and explained < MOST_COMMUNICATION and not judgement.is_tested:
         restriction += f" in the collectives that could be matched, which are {explained:.0%} of the communication"
     doubt = contradiction(judgement.straggler, matched, profile.window_us, known_share=explained or 0.0)
+    in_turn = _waiting_in_turn(profile, judgement, case.shares)
     return with_judgement(
         replace(
             case,
             doubt=None if doubt is None else MissingEvidence(doubt, "damaged", lead=""),
             unproven=_too_damaged(traces),
             calm=f"{case.calm}{restriction}",
+            diagnosis=in_turn,
+            shares_without=None if in_turn is None else case.shares,
         ),
         judgement,
         partial(profile.describe, unit_seen="step" if setting.steps else "window", explained=explained),
@@ -151,6 +162,32 @@ def _case(
         shares_without=lambda ranks: shares_of(costs_of_traces(traces, matched, without=ranks)),
         unmatched=None if matches else _unmatched(traces, world_size),
     )
+
+
+def _waiting_in_turn(profile: Profile, judgement: Judgement[DeviceOwnTimes], shares: Figures) -> Diagnosis | None:
+    """Return the waiting for whichever rank is last; ``None`` below ``MOST_WAITING``, or where something else limits more.
+
+    Compute is what a step is for: it is no limit beside waiting.
+    """
+    waiting, limit = shares.get("share.straggler_wait"), limit_of(shares)
+    is_calm = judgement.straggler is None and not judgement.suspects and judgement.is_tested and len(judgement.groups) == 1
+    if not is_calm or waiting is None or waiting.value < MOST_WAITING:
+        return None
+    if limit is not None and limit[0].kind != "compute_bound" and limit[1] >= waiting.value:
+        return None
+    times = judgement.groups[0].times
+    moving = moving_waits(times)
+    # Ranks also wait for each other where transfers take longer in the group of some of them.
+    return profile.describe_moving(times, moving) if 2 * moving.share >= waiting.value else None
+
+
+def _of_several_runs(traces: Sequence[RankTrace], matched: MatchedCollectives) -> str | None:
+    """Return why the traces are not of the same run; ``None`` where they may be.
+
+    Communication on the CPU shows no process groups, so what is paired there may be of different groups.
+    """
+    on_device = any(row.stream is not None for trace in traces for row in trace.reduction.collectives)
+    return impossible_pairs(matched.matching) if on_device else None
 
 
 def _too_damaged(traces: Sequence[RankTrace]) -> MissingEvidence | None:

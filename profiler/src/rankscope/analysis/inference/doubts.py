@@ -9,6 +9,7 @@ from typing import Final
 from rankscope.analysis.collectives.matched import MatchedCollectives
 from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.inference.profiled import DeviceStraggler
+from rankscope.analysis.result.text import counted
 from rankscope.base.text import ranks_text
 
 _FEW_COLLECTIVES: Final = 0.05
@@ -34,12 +35,32 @@ def incomplete_ranks(matching: Matching, ranks: AbstractSet[int]) -> list[int]:
     return [rank for rank, count in missing_by_rank.items() if count > max(1, _FEW_COLLECTIVES * (count + have[rank]))]
 
 
+def impossible_pairs(matching: Matching) -> str | None:
+    """Return why traces are not of the same run, where most collectives that they have in common end before they begin; or none.
+
+    Offsets and drifts of clocks do not explain that: these are fitted to the collectives.
+    """
+    impossible = matching.unmatched_by.get("impossible", 0)
+    pairs = impossible + len(matching.matches)
+    if 2 * impossible <= pairs:
+        return None
+    return (
+        f"in {impossible} of the {counted(pairs, 'collective')} that the traces have in common, some ranks leave before others "
+        "come: the traces are of different runs, or ranks with the same host name have different clocks"
+    )
+
+
 def contradiction(
-    straggler: DeviceStraggler | None, matched: MatchedCollectives, window_us: float, *, known_share: float
+    straggler: DeviceStraggler | None,
+    matched: MatchedCollectives,
+    window_us: float,
+    *,
+    known_share: float,
+    source: str = "traces",
 ) -> str | None:
     """Return why the times of the traces contradict a rank that seems slow; ``None`` if they do not, or none does.
 
-    ``known_share``: share of the communication in matched collectives.
+    ``known_share``: share of the communication in matched collectives. ``source``: what the times are of, for the sentence.
     """
     if straggler is None:
         return None
@@ -50,10 +71,9 @@ def contradiction(
     saved_us = min(slow.gain_us, window_us) if times is None else slow.gain_us * len(times.steps)
     cost_us = waited_us / victims if times is None else saved_us
     if cost_us > _BEYOND * window_us:
-        return f"{ranks_text(slow.ranks)} would make the others wait longer than the traces last, so clocks or times are wrong"
-    # Without own times the collectives alone name a rank, and all that count are matched.
-    is_known = times is None or (known_share >= MOST_COMMUNICATION and not matched.matching.directed)
+        return f"{ranks_text(slow.ranks)} would make the others wait longer than the {source} cover, so clocks or times are wrong"
+    # Ranks that collectives alone name are waited for there.
+    is_known = times is not None and known_share >= MOST_COMMUNICATION and not matched.matching.directed
     if is_known and waited_us < _SEEN_IN_WAITS * saved_us:
-        reason = "would be slow by own times" if times is not None else "seems to be late at collectives"
-        return f"{ranks_text(slow.ranks)} {reason}, but nobody waits for it, so clocks or times are wrong"
+        return f"{ranks_text(slow.ranks)} would be slow by own times, but nobody waits for it, so clocks or times are wrong"
     return None

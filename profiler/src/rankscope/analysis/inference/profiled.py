@@ -17,9 +17,10 @@ from rankscope.analysis.collectives.waits.blame import Blame
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes, DeviceTimes, device_own_times, times_of_windows
 from rankscope.analysis.inference.judging.judgement import Bound, Judgement, Straggler, judge
+from rankscope.analysis.inference.judging.moving import MovingWait
 from rankscope.analysis.inference.judging.slow import SlowRanks
 from rankscope.analysis.inference.pipelined import saved_at_most_us, waited_for_us, waits_for
-from rankscope.analysis.inference.reasons.diagnosis import Diagnosis, diagnosis_of, own_time_evidence
+from rankscope.analysis.inference.reasons.diagnosis import Diagnosis, described_as_moving, diagnosis_of, own_time_evidence
 from rankscope.analysis.inference.reasons.signals import Signals
 from rankscope.analysis.inference.reasons.slow_kernels import with_kernels
 from rankscope.analysis.inference.reasons.trace_signals import with_traces
@@ -104,6 +105,31 @@ class Profile:
             diagnosis, self.times, self._alike(trace) if straggler.times is None else straggler.times.ranks, steps
         )
 
+    def describe_moving(self, times: DeviceOwnTimes, moving: MovingWait) -> Diagnosis:
+        """Describe the waiting for whichever rank is last, with what its device does longer than the others'. Times are per
+        window.
+        """
+        slow, count = moving.as_slow(times), len(times.steps)
+        busy = np.array(
+            [[row.compute_us + row.exposed_memcpy_us for row in self._rows(rank, times.steps)] for rank in times.ranks]
+        )
+        longer = float((busy[moving.last, np.arange(count)] - np.median(busy, axis=0)).mean())
+        diagnosis = diagnosis_of(
+            slow,
+            Signals(own_us=slow.gain_us, device_busy_us=longer),
+            wait_us=count * slow.gain_us,
+            step_us=count * times.wall_us,
+            confidence=confidence_of_slow(slow, count),
+            evidence=own_time_evidence(slow, count),
+            factor=count,
+            unit="window",
+        )
+        return described_as_moving(diagnosis, moving, count * slow.gain_us)
+
+    def _rows(self, rank: int, steps: Sequence[int]) -> list[StepBreakdown]:
+        by_step = {row.step: row for row in self.times[rank].by_step}
+        return [by_step[step] for step in steps]
+
     def _alike(self, trace: DeviceTimes) -> list[int]:
         """Return the ranks of the same stage: stages of a pipeline do different work."""
         return [rank for rank, times in self.times.items() if times.stage == trace.stage]
@@ -144,7 +170,7 @@ def device_step_signals(straggler: DeviceStraggler, times: Mapping[int, DeviceTi
     ranks = [] if straggler.times is None else straggler.times.ranks
     peers = [peer for peer in ranks if peer not in slow.ranks]
     breakdowns = {each: [row for row in times[each].by_step if row.step in steps] for each in (rank, *peers) if each in times}
-    busy = busy_excess(rank, breakdowns)
+    busy = busy_excess(rank, breakdowns, peers)
     return with_traces(Signals(own_us=slow.excess_us, device_busy_us=busy), times, rank, peers, steps)
 
 
@@ -155,13 +181,14 @@ def late_signals(late: SlowRanks, breakdowns: Mapping[int, Sequence[StepBreakdow
     is late intermittently, they are means of its slow steps: in the others it may be faster for reasons of its own.
     """
     rank = late.ranks[0]
-    transfer = excess_of_rank(blame.transfer_us, rank, [peer for peer in blame.transfer_us if peer not in late.ranks])
+    peers = [peer for peer in blame.ranks if peer not in late.ranks]
+    transfer = excess_of_rank(blame.transfer_us, rank, peers)
     slow = late_steps(late, blame) if steps > 1 else None
     if slow is not None:
         breakdowns = {each: [row for row in rows if row.step in slow] for each, rows in breakdowns.items()}
     return Signals(
         own_us=late.gain_us / steps if slow is None else late.excess_us / len(blame.steps),
-        device_busy_us=busy_excess(rank, breakdowns),
+        device_busy_us=busy_excess(rank, breakdowns, peers),
         transfer_us=None if transfer is None else transfer / (steps if slow is None else len(slow)),
     )
 
@@ -173,8 +200,8 @@ def late_steps(late: SlowRanks, blame: Blame) -> frozenset[int] | None:
     return frozenset(step for step, is_slow in zip(blame.steps, late.affected.tolist(), strict=True) if is_slow)
 
 
-def busy_excess(rank: int, breakdowns: Mapping[int, Sequence[StepBreakdown]]) -> float | None:
-    """Return a rank's mean compute and exposed copies per window minus the median of its peers.
+def busy_excess(rank: int, breakdowns: Mapping[int, Sequence[StepBreakdown]], peers: Sequence[int]) -> float | None:
+    """Return a rank's mean compute and exposed copies per window minus the median of its ``peers``.
 
     ``None`` where the rank or all its peers lack complete windows, or none of them shows any work but communication.
     """
@@ -183,7 +210,7 @@ def busy_excess(rank: int, breakdowns: Mapping[int, Sequence[StepBreakdown]]) ->
         for each, rows in breakdowns.items()
         if (busy_us := [row.compute_us + row.exposed_memcpy_us for row in rows if not row.truncated])
     }
-    return excess_of_rank(busy, rank) if any(busy.values()) else None
+    return excess_of_rank(busy, rank, peers) if any(busy.values()) else None
 
 
 def diagnosis_of_late(

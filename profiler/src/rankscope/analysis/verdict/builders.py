@@ -175,11 +175,11 @@ def finding_of_moving(diagnosis: Diagnosis, setting: Setting, *, lead: str) -> F
 
 
 def withhold_balanced(verdict: Verdict, waiting: float | None, setting: Setting) -> Verdict:
-    """Return the verdict; not enough data instead of ``balanced`` where ranks wait for each other a tenth of the time.
+    """Return the verdict; not enough data instead of a green light where ranks wait for each other a tenth of the time.
 
     ``waiting``: share of the step or window that ranks wait for the last one; ``None``: not known.
     """
-    if verdict.kind != "balanced" or waiting is None or waiting < MOST_WAITING:
+    if verdict.kind not in ("balanced", "compute_bound") or waiting is None or waiting < MOST_WAITING:
         return verdict
     why = verdict.summary.split(";")[0]
     missing = (
@@ -267,8 +267,8 @@ def ranks_were(ranks: Sequence[int]) -> str:
 
 
 def rarely_slow(suspects: Sequence[int], more: MissingEvidence) -> MissingEvidence:
-    """Return what is missing for ranks that were slow, but too rarely to exclude chance. ``more``: what to do about it."""
-    return replace(more, what=f"{ranks_were(suspects)} last, but so rarely that it may be chance; {more.what}")
+    """Return what is missing for ranks that were slow in too few steps to exclude chance. ``more``: what to do about it."""
+    return replace(more, what=f"{ranks_were(suspects)} last, but the steps are too few to exclude chance; {more.what}")
 
 
 def limits(shares: Figures, setting: Setting, *, lead: str, confidence: float | None = None) -> list[Finding]:

@@ -13,9 +13,11 @@ from rankscope.analysis.collectives.cycles import REPEATS
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.collectives.matched import MatchedCollectives
 from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes
+from rankscope.analysis.inference.doubts import contradiction
 from rankscope.analysis.inference.judging.judge import judge_ranks
 from rankscope.analysis.inference.judging.judgement import Judgement, are_tested, judge
 from rankscope.analysis.inference.judging.late import find_late
+from rankscope.analysis.inference.judging.moving import MOST_WAITING
 from rankscope.analysis.inference.judging.slow import SlowRanks
 from rankscope.analysis.inference.profiled import ENOUGH_STEPS, DeviceStraggler, Profile, SignalsOf
 from rankscope.analysis.inference.reasons.diagnosis import Diagnosis
@@ -166,6 +168,10 @@ def _doubt(judgement: Judgement[DeviceOwnTimes], evidence: DurationEvidence) -> 
     straggler = judgement.straggler
     if straggler is None:
         return None
+    if (
+        doubt := contradiction(straggler, evidence.matched, evidence.window_us, known_share=0.0, source=evidence.source.many)
+    ) is not None:
+        return doubt
     if straggler.times is None:
         return _doubt_of_late(straggler.slow, evidence)
     others = _also_slow(straggler, judgement, evidence) if evidence.is_pipeline else []
@@ -248,6 +254,13 @@ def _nobody_unclear(evidence: DurationEvidence) -> str | None:
     if evidence.step_count is None or evidence.step_count < ENOUGH_STEPS:
         steps_text = "steps are not known" if evidence.step_count is None else f"there are {counted(evidence.step_count, 'step')}"
         return f"no rank is last beyond chance, but {steps_text}; {ENOUGH_STEPS} or more are needed to say that no rank is late"
+    blame = evidence.matched.blame
+    waiting = sum(blame.exposed_us.values()) / len(blame.ranks) / evidence.window_us
+    if waiting >= MOST_WAITING:
+        return (
+            f"no rank is last beyond chance, yet ranks wait for each other at least {waiting:.0%} of the time, for different "
+            f"ones; {evidence.source.more_evidence}, or trace some steps"
+        )
     return _left_out(evidence, evidence.step_count)
 
 

@@ -18,14 +18,13 @@ from rankscope.analysis.inference.judging.healing import period
 from rankscope.analysis.inference.judging.moving import MovingWait
 from rankscope.analysis.inference.judging.slow import SlowRanks
 from rankscope.analysis.inference.profiled import busy_excess
-from rankscope.analysis.inference.reasons.diagnosis import Diagnosis, diagnosis_of, own_time_evidence
+from rankscope.analysis.inference.reasons.diagnosis import Diagnosis, described_as_moving, diagnosis_of, own_time_evidence
 from rankscope.analysis.inference.reasons.explained import explain_diagnosis
 from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.inference.reasons.signals import Signals
 from rankscope.analysis.inference.reasons.stalled_line import evenly, line_of_run
 from rankscope.analysis.inference.reasons.step_signals import signals_of, signals_of_moving
 from rankscope.analysis.result.analysis import Evidence
-from rankscope.analysis.result.text import OUTLIER_STEPS
 from rankscope.analysis.statistics import over_median
 from rankscope.base.text import ranks_text
 from rankscope.runs.records import PHASES
@@ -99,7 +98,7 @@ def _busy_excess(run: RunEvidence, rank: int, peers: Sequence[int], steps: Conta
     breakdowns = {each: run.windows[each].breakdowns for each in (rank, *peers) if each in run.windows}
     if steps is not None:
         breakdowns = {each: [row for row in rows if row.step in steps] for each, rows in breakdowns.items()}
-    return busy_excess(rank, breakdowns)
+    return busy_excess(rank, breakdowns, peers)
 
 
 def _slow_and_profiled(run: RunEvidence, rank: int, peers: Sequence[int], excess_us: float) -> frozenset[int]:
@@ -126,27 +125,7 @@ def diagnosis_of_slow(run: RunEvidence, judged: StepOwnTimes, slow: SlowRanks) -
 def diagnosis_of_moving(run: RunEvidence, judged: StepOwnTimes, moving: MovingWait) -> Diagnosis:
     """Return the waiting that moves between ranks, with the cause that the ranks have while they are last."""
     slow = moving.as_slow(judged)
-    diagnosis = diagnosis_of_slow(run, judged, slow)
-    waited_for = list(moving.shares.items())[:_MOST_SHOWN]
-    most = ", ".join(f"rank {rank} {share:.0%}" for rank, share in waited_for)
-    others_clause = ", other ranks the rest" if len(moving.shares) > _MOST_SHOWN else ""
-    evidence = [
-        Evidence(name=OUTLIER_STEPS, value=moving.outlying, unit="ratio", detail="of the steps, in which the last rank is one"),
-        *(
-            Evidence(name="waited_for", value=share, unit="ratio", detail=f"of the waiting, for rank {rank}")
-            for rank, share in waited_for
-        ),
-    ]
-    return replace(
-        diagnosis,
-        wait_us=slow.gain_us,
-        evidence=[*diagnosis.evidence, *evidence],
-        note=f"Of the waiting, {most}{others_clause}.",
-    )
-
-
-_MOST_SHOWN: Final = 4
-"""Number of ranks that are listed of those that ranks wait for in turn."""
+    return described_as_moving(diagnosis_of_slow(run, judged, slow), moving, slow.gain_us)
 
 
 def _diagnosis(run: RunEvidence, judged: StepOwnTimes, slow: SlowRanks) -> Diagnosis:

@@ -34,7 +34,7 @@ from rankscope.analysis.inference.judging.significance import (
 )
 from rankscope.analysis.inference.judging.slow import FIXED, MINIMUM_EFFECT, SlowRanks
 from rankscope.analysis.result.analysis import Pattern
-from rankscope.analysis.statistics import FEWEST_BATCHES, Estimate, mean_of
+from rankscope.analysis.statistics import FEWEST_BATCHES, Estimate, mean_of, t_quantile
 
 LEVEL: Final = 0.95
 """Probability with which an interval of savings holds the true one."""
@@ -228,6 +228,8 @@ class _JudgedTimes:
             if usual is not None:
                 noise = noise_of(np.stack([usual, np.zeros(len(usual))]))
         error, freedom = noise.error_of_mean(slow)
+        if math.isinf(error) and len(others) > _LEAST_OTHERS and gain.estimated == 1.0:
+            error, freedom = _error_by_ranks(self.excess[others], len(self.own))
         error *= math.sqrt(gain.estimated)
         # Ranks that are compared with their own other steps may always differ a little.
         if len(others) >= _ENOUGH_RANKS and gain.estimated == 1.0:
@@ -314,6 +316,20 @@ _LEAST_MORE: Final = 1.5
 _MOST_MORE: Final = 10.0
 """Largest multiple of the steps up to which an estimate of the steps that are needed is meaningful."""
 
+
+def _error_by_ranks(means: NDArray[np.float64], ranks: int) -> tuple[float, float]:
+    """Return the error of the mean of a rank, by the ``means`` of the others, and its degrees of freedom.
+
+    Noise that lasts as long as the steps moves each rank's mean once. As the rank is the farthest of all ``ranks``, the interval
+    of ``LEVEL`` is as wide as that of ``LIMIT`` for each of them.
+    """
+    freedom = len(means) - 1.0
+    wider = t_quantile(LIMIT / ranks, freedom) / t_quantile((1 - LEVEL) / 2, freedom)
+    return wider * float(means.std(ddof=1)) * math.sqrt(1 + 1 / len(means)), freedom
+
+
+_LEAST_OTHERS: Final = 2
+"""Number of ranks that are not slow up to which their means do not show how far noise moves a mean."""
 
 _ENOUGH_RANKS: Final = 5
 """Number of ranks that are not slow from which the spread of their means also shows how far noise that lasts moves a mean."""

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.collectives.arrivals import sums
-from rankscope.analysis.collectives.waits.blame import Blame
+from rankscope.analysis.collectives.arrivals import Floats, sums
+from rankscope.analysis.collectives.waits.blame import Blame, CollectiveWaits
 from rankscope.analysis.collectives.waits.savings import Savings
 from rankscope.analysis.evidence.step_table.steps import Stored
 from rankscope.analysis.inference.judging.excess import excess
@@ -57,10 +57,18 @@ def late_times(blame: Blame, window_us: float) -> LateTimes | None:
         late_us = waits.gain_us * (members[instance] - 1) / (ranks - 1)
     unit = np.searchsorted(blame.steps, waits.step)[instance] if by_steps else instance
     units = len(blame.steps) if by_steps else len(waits)
-    late = sums(unit * ranks + rank, late_us, units * ranks).reshape(units, ranks)
-    exposed = [blame.exposed_us[rank] / imposed if (imposed := blame.imposed_us[rank]) > 0 else 1.0 for rank in blame.ranks]
+    late = sums(unit * ranks + rank, late_us * _exposed_shares(waits)[instance], units * ranks).reshape(units, ranks)
     savings = Savings(blame, blame.ranks, blame.steps) if by_steps else None
-    return LateTimes(blame.ranks, blame.steps, np.ascontiguousarray((late * exposed).T), window_us / len(late), by_steps, savings)
+    return LateTimes(blame.ranks, blame.steps, np.ascontiguousarray(late.T), window_us / len(late), by_steps, savings)
+
+
+def _exposed_shares(waits: CollectiveWaits) -> Floats:
+    """Return the share of the waiting at each collective that no compute hid, [instances].
+
+    It is that of the collective, not of the rank that came last: of several ranks late together, only the last is charged.
+    """
+    waited, exposed = (np.add.reduceat(each, waits.first[:-1]) for each in (waits.waited_us, waits.exposed_us))
+    return np.divide(exposed, waited, out=np.ones_like(waited), where=waited > 0)
 
 
 def find_late(blame: Blame, window_us: float, hosts: Mapping[int, str] | None = None) -> SlowRanks | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from rankscope.analysis.causes import ExplainedCause, cause_of
+from rankscope.analysis.inference.judging.moving import MovingWait
 from rankscope.analysis.inference.judging.slow import SlowRanks
 from rankscope.analysis.inference.reasons.signals import Signals
 from rankscope.analysis.result.analysis import Evidence, Pattern
+from rankscope.analysis.result.text import OUTLIER_STEPS
 from rankscope.runs.records import Phase
 
 
@@ -99,6 +102,30 @@ def diagnosis_of(
         at_hand=at_hand,
         note=note,
     )
+
+
+def described_as_moving(diagnosis: Diagnosis, moving: MovingWait, wait_us: float) -> Diagnosis:
+    """Return the diagnosis with what shows that the ranks wait for each other in turn, ``wait_us`` per step (or window)."""
+    waited_for = list(moving.shares.items())[:_MOST_SHOWN]
+    most = ", ".join(f"rank {rank} {share:.0%}" for rank, share in waited_for)
+    others_clause = ", other ranks the rest" if len(moving.shares) > _MOST_SHOWN else ""
+    evidence = [
+        Evidence(name=OUTLIER_STEPS, value=moving.outlying, unit="ratio", detail="of the steps, in which the last rank is one"),
+        *(
+            Evidence(name="waited_for", value=share, unit="ratio", detail=f"of the waiting, for rank {rank}")
+            for rank, share in waited_for
+        ),
+    ]
+    return replace(
+        diagnosis,
+        wait_us=wait_us,
+        evidence=[*diagnosis.evidence, *evidence],
+        note=f"Of the waiting, {most}{others_clause}.",
+    )
+
+
+_MOST_SHOWN: Final = 4
+"""Number of ranks that are listed of those that ranks wait for in turn."""
 
 
 def own_time_evidence(slow: SlowRanks, steps: int) -> list[Evidence]:
