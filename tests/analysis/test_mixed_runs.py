@@ -53,3 +53,23 @@ def test_clocks_that_are_hours_apart_and_drift_hide_no_slow_rank(tmp_path: Path)
     clocks = [Clock(), Clock(1e5, 3e-4), Clock(3.6e9, -3e-4), Clock(9 * 3.6e9, 1e-4)]
     verdict = analyze([write(tmp_path, traces("slow device", clocks))]).verdict
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", [3], "compute"), verdict.summary
+
+
+def test_the_cause_is_looked_for_in_the_steps_that_all_traces_have(tmp_path: Path) -> None:
+    # given the trace of the slow rank, which ends after seven of ten steps
+    documents = traces("slow device")
+    events = documents[3]["traceEvents"]
+    last = next(event for event in events if event["name"] == "ProfilerStep#8")["ts"]
+    documents[3]["traceEvents"] = [event for event in events if event["ts"] < last]
+    verdict = analyze([write(tmp_path, documents)]).verdict
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", [3], "compute"), verdict.summary
+
+
+def test_two_steps_that_all_traces_have_name_the_slow_rank(tmp_path: Path) -> None:
+    # given rank 2 traced two steps later than the others
+    job = LayoutJob(Layout("ddp", RANKS), FAULTS["slow device"], steps=10)
+    windows = [frozenset(range(4, 8)) if rank.rank == 2 else frozenset(range(2, 6)) for rank in job.ranks]
+    documents = [document(rank, Clock(), steps) for rank, steps in zip(job.ranks, windows, strict=True)]
+    verdict = analyze([write(tmp_path, documents)]).verdict
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", [3], "compute"), verdict.summary
+    assert (verdict.confidence or 1.0) < 0.8

@@ -68,7 +68,7 @@ def suspected(own: Matrix) -> SuspectedRanks | None:
     return judgement(own).suspect
 
 
-def test_a_rank_far_beyond_all_is_named_though_noise_lasts_for_the_run() -> None:
+def test_noise_as_long_as_the_steps_hides_no_rank_far_beyond_all() -> None:
     named = by_noise = 0
     for seed in range(40):
         own = noisy(seed, 8, 10, lasts=40, scatter=0.01)

@@ -29,6 +29,7 @@ from rankscope.analysis.verdict.bottleneck import limit_of, shares_of
 from rankscope.analysis.verdict.builders import Lack, MissingEvidence, Setting, among, insufficient
 from rankscope.analysis.verdict.job_verdict import Case, VerdictAndFindings, verdict_of, with_judgement
 from rankscope.analysis.verdict.unnamed_communication import WAITS, with_unnamed_waits, without_communication
+from rankscope.runs.records import StepBreakdown
 
 
 def answer_of_traces(
@@ -59,8 +60,29 @@ def profile_of_traces(traces: Sequence[RankTrace], matched: MatchedCollectives, 
     times = {} if incomplete else _device_times(traces, world_size_of_traces(traces))
     if not matched.matching.matches and not times:
         return None
-    breakdowns = {trace.rank: trace.reduction.breakdowns for trace in traces}
-    return Profile(matched, times, breakdowns, _extent_us(traces, matched), hosts=hosts)
+    return Profile(matched, times, _compared(traces, matched.blame.steps), _extent_us(traces, matched), hosts=hosts)
+
+
+def _compared(traces: Sequence[RankTrace], steps: Sequence[int]) -> dict[int, Sequence[StepBreakdown]]:
+    """Return the window of each trace; that of the ``steps`` with matched collectives, where all traces have these whole.
+
+    A trace that ends earlier than the others has less compute in its whole window.
+    """
+    wanted = set(steps)
+    rows = {trace.rank: [row for row in trace.by_step if row.step in wanted and not row.truncated] for trace in traces}
+    if not wanted or any(len(of_rank) < len(wanted) for of_rank in rows.values()):
+        return {trace.rank: trace.reduction.breakdowns for trace in traces}
+    return {rank: [_sum_of(of_rank)] for rank, of_rank in rows.items()}
+
+
+def _sum_of(rows: Sequence[StepBreakdown]) -> StepBreakdown:
+    """Return the window and the work of several steps together."""
+    return msgspec.structs.replace(
+        rows[0],
+        window_us=sum(row.window_us for row in rows),
+        compute_us=sum(row.compute_us for row in rows),
+        exposed_memcpy_us=sum(row.exposed_memcpy_us for row in rows),
+    )
 
 
 def doubt_of_traces(traces: Sequence[RankTrace], matched: MatchedCollectives, profile: Profile | None) -> str | None:

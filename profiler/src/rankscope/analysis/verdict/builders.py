@@ -183,7 +183,8 @@ def withhold_balanced(verdict: Verdict, waiting: float | None, setting: Setting)
         return verdict
     why = verdict.summary.split(";")[0]
     missing = (
-        f"{why[0].lower()}{why[1:]}, yet ranks wait for each other {waiting:.0%} of the {setting.unit}; more steps are needed"
+        f"{why[0].lower()}{why[1:]}, yet ranks wait for each other {waiting:.0%} of the {setting.unit}; more steps are needed, "
+        "unless transfers take longer in some process groups (--detail)"
     )
     return msgspec.structs.replace(
         insufficient(MissingEvidence(missing, "few_steps"), setting),

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.collectives.arrivals import Floats, sums
+from rankscope.analysis.collectives.arrivals import Floats, Numbers, sums
 from rankscope.analysis.collectives.waits.blame import Blame, CollectiveWaits
 from rankscope.analysis.collectives.waits.savings import Savings
 from rankscope.analysis.evidence.step_table.steps import Stored
@@ -57,18 +57,22 @@ def late_times(blame: Blame, window_us: float) -> LateTimes | None:
         late_us = waits.gain_us * (members[instance] - 1) / (ranks - 1)
     unit = np.searchsorted(blame.steps, waits.step)[instance] if by_steps else instance
     units = len(blame.steps) if by_steps else len(waits)
-    late = sums(unit * ranks + rank, late_us * _exposed_shares(waits)[instance], units * ranks).reshape(units, ranks)
+    late = sums(unit * ranks + rank, late_us, units * ranks).reshape(units, ranks)
+    late *= _exposed_shares(waits, instance, rank, late_us, ranks)
     savings = Savings(blame, blame.ranks, blame.steps) if by_steps else None
     return LateTimes(blame.ranks, blame.steps, np.ascontiguousarray(late.T), window_us / len(late), by_steps, savings)
 
 
-def _exposed_shares(waits: CollectiveWaits) -> Floats:
-    """Return the share of the waiting at each collective that no compute hid, [instances].
+def _exposed_shares(waits: CollectiveWaits, instance: Numbers, rank: Numbers, late_us: Floats, ranks: int) -> Floats:
+    """Return the share of each rank's lateness ``late_us`` at ``instance`` that no compute hid, [ranks].
 
-    It is that of the collective, not of the rank that came last: of several ranks late together, only the last is charged.
+    It follows from the waits at the collectives, not from those charged to the rank: of several ranks that are late together,
+    only the last is charged.
     """
     waited, exposed = (np.add.reduceat(each, waits.first[:-1]) for each in (waits.waited_us, waits.exposed_us))
-    return np.divide(exposed, waited, out=np.ones_like(waited), where=waited > 0)
+    share = np.divide(exposed, waited, out=np.ones_like(waited), where=waited > 0)
+    late, late_exposed = sums(rank, late_us, ranks), sums(rank, late_us * share[instance], ranks)
+    return np.divide(late_exposed, late, out=np.ones_like(late), where=late > 0)
 
 
 def find_late(blame: Blame, window_us: float, hosts: Mapping[int, str] | None = None) -> SlowRanks | None:
