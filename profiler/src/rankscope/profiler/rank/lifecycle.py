@@ -23,7 +23,7 @@ from rankscope.profiler.events import (
     WAITING,
     detail,
 )
-from rankscope.profiler.handover import EXIT_STATUS_FILE, MessageKind
+from rankscope.profiler.handover import MessageKind
 from rankscope.profiler.plan import Schedule
 from rankscope.profiler.rank.gpu import flight_dump
 from rankscope.profiler.rank.gpu.device import DeviceClock, DeviceMarks, find_device, parameter_devices, used_gpus
@@ -135,7 +135,7 @@ class RecorderLifecycle:
         self._other_profiler = False
         """True from the start of a torch profiler of the script's own until the first step without it."""
         self._others = OtherGroups()
-        self._forget_end: Callable[[], None] | None = None
+        self._forget_end: Callable[[bool], None] | None = None
 
     @property
     def cost_ns(self) -> int:
@@ -227,7 +227,7 @@ class RecorderLifecycle:
         self._alone = hello.rank.world_size == 1
         self._on_device = hello.rank.device_kind != "cpu"
         self._set_waiting()
-        self._forget_end = watch_end(partial(self.close, exiting=True), session.scratch / EXIT_STATUS_FILE)
+        self._forget_end = watch_end(partial(self.close, exiting=True), session.memory)
         if hello.rank.device_kind in _WITH_CUDA and self._meters is not None:
             self._meters.memory.gpu = next(iter(used_gpus(parameters)), None)
         device = self._find_device(optimizer)
@@ -315,7 +315,7 @@ class RecorderLifecycle:
         # A script may record many times: a finished recording must leave nothing registered.
         with suppress(Exception):
             if self._forget_end is not None:
-                self._forget_end()
+                self._forget_end(exiting)
 
     def _publish_rest(self) -> None:
         is_recorded_thread = threading.get_ident() == self.thread
