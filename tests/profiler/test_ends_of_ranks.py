@@ -15,8 +15,12 @@ from rankscope.runs.reader import RunReader
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
 
 TRAIN = """
-import os, signal, sys, threading, time
+import atexit, os, signal, sys, threading, time
+from pathlib import Path
 import torch
+
+last = []
+atexit.register(lambda: last and last[0]())  # runs after what the recorder registers
 
 def train(end, steps=4):
     model = torch.nn.Linear(4, 4)
@@ -42,12 +46,27 @@ def exit_in_pool():
     from concurrent.futures import ThreadPoolExecutor
     ThreadPoolExecutor(1).submit(exit_with, 4).result()
 
+def exec_nothing():
+    try:
+        os.execv("/no/such/program", ["x"])
+    except OSError:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def close_files():
+    os.closerange(3, 256)
+    while not any("end_reason" in file.read_text() for file in Path(os.environ["RANKSCOPE_RUN_DIR"]).rglob("rank.json")):
+        time.sleep(0.05)
+
 ENDS = {
     "returns": lambda: None, "raises": fail, "exits": lambda: sys.exit(0), "exits 3": lambda: exit_with(3),
     "exits 256": lambda: exit_with(256), "exits with a text": lambda: exit_with("no data"),
     "exits in a pool": lambda: exit_in_pool(), "swallows": swallow,
     "os._exit": lambda: os._exit(0), "os._exit 2": lambda: os._exit(2), "Ctrl-C": lambda: exit_with_ctrl_c(),
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL), "a caught exit": lambda: caught_exit(),
+    "killed at exit": lambda: last.append(lambda: os.kill(os.getpid(), signal.SIGABRT)),
+    "os._exit 2 at exit": lambda: last.append(lambda: os._exit(2)),
+    "becomes a program": lambda: os.execvp("true", ["true"]), "killed after no exec": exec_nothing,
+    "closes all files": close_files,
 }
 
 def exit_with_ctrl_c():
@@ -74,6 +93,11 @@ ENDINGS = {
     "Ctrl-C": "interrupted",
     "killed": "killed",
     "a caught exit": "exit",
+    "killed at exit": "killed",
+    "os._exit 2 at exit": "crash",
+    "becomes a program": "exit",
+    "killed after no exec": "killed",
+    "closes all files": "disabled",
 }
 
 CHILD = """
@@ -108,7 +132,7 @@ def some(cases: Iterable[Any], every_day: Container[Any]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("end", some(ENDINGS, ("swallows",)))
+@pytest.mark.parametrize("end", some(ENDINGS, ("swallows", "killed at exit")))
 def test_the_end_of_a_script_is_told_by_its_exit_status(tmp_path: Path, end: str) -> None:
     assert end_reason([sys.executable, "-c", f"{TRAIN}\ntrain(ENDS[{end!r}])"], tmp_path / "run") == ENDINGS[end]
 
@@ -150,7 +174,6 @@ worker = subprocess.Popen([sys.executable, sys.argv[0], *sys.argv[1:], "worker"]
 worker.stdout.readline()
 while not list(Path(sys.argv[2]).glob("attempts/*/ranks/*/steps-*")):
     time.sleep(0.05)
-time.sleep(1)  # the helper notes for the launcher that the rank is recorded
 for child in Path(f"/proc/{{worker.pid}}/task/{{worker.pid}}/children").read_text().split():
     os.kill(int(child), signal.SIGKILL)
 worker.kill()

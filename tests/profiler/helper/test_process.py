@@ -18,6 +18,7 @@ from tests.ring_step import put_step, ring_in
 from tests.waiting import wait_until
 
 from rankscope.analysis.engine import analyze
+from rankscope.base.process import JOB_SIGNALS
 from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Handover, MessageKind, ProfiledWindow
 from rankscope.profiler.rank.session import Session
 from rankscope.profiler.ring import BYTES, CAPACITY, EVENT_NS, STEP_WORDS, TAIL, End, RingWriter
@@ -85,6 +86,19 @@ def test_records_reach_the_disk_and_the_end_has_a_reason(tmp_path: Path, end: En
     assert info.recorder_cost_us == 5.0 + words * EVENT_NS / 1000
     # The last metrics of a vanished rank stay: an alert needs their age.
     assert len(list((tmp_path / "spool").iterdir())) == (end is End.SILENT)
+
+
+def test_a_helper_outlives_the_signals_of_the_job(tmp_path: Path) -> None:
+    # Slurm's --signal=USR1@90 reaches every process of the job
+    rank = Rank(tmp_path / "scratch", hello(tmp_path / "run"))
+    rank.put(0)
+    wait_until((rank_dir(tmp_path / "run", 0, 0) / "rank.json").exists)
+    for number in JOB_SIGNALS:
+        rank.helper.send_signal(number)
+    rank.put(1)
+    rank.ring.set_end(End.EXIT)
+    assert rank.end() == ""
+    assert [row.step for row in RunReader(tmp_path / "run").steps(0, 0)] == [0, 1]
 
 
 def test_a_live_rank_has_metrics_and_records(tmp_path: Path) -> None:
@@ -184,13 +198,13 @@ def test_another_helper_finishes_what_a_killed_one_began(tmp_path: Path, end: En
 
 def test_the_memory_of_the_ring_has_a_fixed_size_and_no_child_inherits_it(tmp_path: Path) -> None:
     session = Session(hello(tmp_path / "run"), str(tmp_path), RingWriter())
-    assert session._memory is not None
+    assert session.memory is not None
     for size in (0, 2 * BYTES):
         with pytest.raises(PermissionError):
-            os.truncate(session._memory, size)
+            os.truncate(session.memory, size)
     child = "import os; print([name for name in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{name}')])"
     inherited = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True, close_fds=False)
-    assert str(session._memory) not in ast.literal_eval(inherited.stdout)
+    assert str(session.memory) not in ast.literal_eval(inherited.stdout)
     session.close()
     wait_until(lambda: not session.scratch.exists())
 

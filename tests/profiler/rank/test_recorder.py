@@ -285,8 +285,9 @@ for number in range(3):
 def test_a_script_may_record_many_times_without_traces_of_earlier_ones(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     ended = subprocess.run(torch_ranks.command(0, "-c", MANY, tmp_path), capture_output=True, text=True, check=False)
     assert ended.stderr == ""
-    # One ring while recording; afterwards none, the script's own exception hook, and only the last recorder.
-    assert ended.stdout == "1 False 0 True 1\n" * 3
+    # A ring and its page with the exit status while recording; afterwards none, the script's own exception hook, and only the
+    # last recorder.
+    assert ended.stdout == "2 False 0 True 1\n" * 3
 
 
 HELPER_KILLED = """

@@ -1,4 +1,4 @@
-"""Processes of this machine: exit with the parent, systemd, the id of the boot, and a pause of Python's garbage collector."""
+"""Processes of this machine: signals, exit with the parent, systemd, the boot's id, a pause of Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -14,6 +14,18 @@ from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
 _libc = ctypes.CDLL(None)
+JOB_SIGNALS: Final = signal.valid_signals() - {
+    getattr(signal, name)
+    for name in (
+        # no handler can be set
+        *("SIGKILL", "SIGSTOP"),
+        # about one process: its children, pipes, faults
+        *("SIGCHLD", "SIGPIPE", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP"),
+        # job control of a shell, which stops the whole job
+        *("SIGTSTP", "SIGTTIN", "SIGTTOU"),
+    )
+}
+"""Signals that a user or a scheduler may send to a job."""
 
 
 def end_with_parent(number: int = signal.SIGTERM) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 from typing import Final
@@ -15,10 +13,6 @@ from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo
 
 RING_FILE: Final = "ring"
 HELLO_FILE: Final = "hello.json"
-EXIT_STATUS_FILE: Final = "exit_status"
-"""Exit status of the rank's process, a C ``int``, where ``exit`` was called."""
-NO_EXIT_STATUS: Final = 2**31 - 1
-"""Content of that file until then."""
 
 
 class MessageKind(IntEnum):
@@ -60,11 +54,3 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
 def read_hello(scratch: Path) -> Handover:
     """Read the hello file of the rank. Raises ``OSError`` or ``msgspec.DecodeError``."""
     return msgspec.json.decode((scratch / HELLO_FILE).read_bytes(), type=Handover)
-
-
-def read_exit_status(scratch: Path) -> int | None:
-    """Return the exit status of the rank's process; ``None`` if it runs, was killed, or cannot tell."""
-    with suppress(OSError, struct.error):
-        (status,) = struct.unpack("i", (scratch / EXIT_STATUS_FILE).read_bytes()[:4])
-        return None if status == NO_EXIT_STATUS else int(status)
-    return None

@@ -20,7 +20,9 @@ from types import FrameType
 from typing import Final
 
 from rankscope.base.errors import InputError
+from rankscope.base.process import JOB_SIGNALS
 from rankscope.base.text import one_line
+from rankscope.profiler.group_signals import GroupWitness
 from rankscope.profiler.masking import masked
 from rankscope.profiler.missing_ends import complete_ends
 from rankscope.profiler.scratch import (
@@ -47,19 +49,6 @@ DRAIN_SECONDS: Final = 30.0
 _NOT_EXECUTABLE: Final = 126
 _NOT_FOUND: Final = 127
 _SIGNALLED: Final = 128
-_NOT_FORWARDED: Final = frozenset(
-    getattr(signal, name)
-    for name in (
-        # no handler can be set
-        *("SIGKILL", "SIGSTOP"),
-        # about this process: its children, pipes, faults
-        *("SIGCHLD", "SIGPIPE", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP"),
-        # job control of a shell, which stops the whole job
-        *("SIGTSTP", "SIGTTIN", "SIGTTOU"),
-    )
-)
-_OF_TERMINAL: Final = frozenset((signal.SIGINT, signal.SIGQUIT))
-"""Signals that a key of a terminal sends to the whole foreground group."""
 _ENDING: Final = frozenset((signal.SIGINT, signal.SIGTERM))
 
 
@@ -296,6 +285,7 @@ def _status_of(child: subprocess.Popen[bytes]) -> int:
 @contextmanager
 def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
     """Catch the signals that a job may be sent. Yields a function that forwards those caught so far, and later ones, to it."""
+    numbers = _forwarded_signals()
     children: list[subprocess.Popen[bytes]] = []
     early: list[int] = []
 
@@ -308,39 +298,29 @@ def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
                 raise KeyboardInterrupt
             if number in _ENDING:
                 raise SystemExit(_SIGNALLED + number)
-        # A key of a terminal already reaches the child with the whole foreground group.
-        elif number not in _OF_TERMINAL or not _in_foreground():
+        elif not witness.saw(number, children[0].pid):
             children[0].send_signal(number)
 
     def forward_to(child: subprocess.Popen[bytes]) -> None:
         children.append(child)
         for number in early:
-            forward(number, None)
+            child.send_signal(number)
 
-    # Only the main thread may set handlers; in other threads the embedding program handles signals, and its handlers stay. What
-    # this process was told to ignore (nohup), the child ignores, too.
-    numbers = {number for number in signal.valid_signals() - _NOT_FORWARDED if signal.getsignal(number) is signal.SIG_DFL}
-    main = threading.current_thread() is threading.main_thread()
-    previous = {number: signal.signal(number, forward) for number in numbers | _ENDING} if main else {}
-    try:
-        yield forward_to
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    with GroupWitness(numbers) as witness:
+        previous = {number: signal.signal(number, forward) for number in numbers}
+        try:
+            yield forward_to
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
 
-def _in_foreground() -> bool:
-    try:
-        # Not stdin: it may be a file while the terminal still sends its signals to this process.
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:
-        return False  # without a terminal only this process received the signal
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
+def _forwarded_signals() -> set[int]:
+    # Only the main thread may set handlers; in other threads the embedding program handles signals, and its handlers stay.
+    if threading.current_thread() is not threading.main_thread():
+        return set()
+    # What this process was told to ignore (nohup), the child ignores, too.
+    return {number for number in JOB_SIGNALS if signal.getsignal(number) is signal.SIG_DFL} | _ENDING
 
 
 def _wait_for_helpers(scratch: Path) -> None:

@@ -6,8 +6,8 @@ room, a step is dropped and counted.
 Layout, in the byte order of the machine: a header, then ``CAPACITY`` words. The header has 8-byte words at fixed offsets: magic;
 the writer's (head, dropped steps, the recorder's cost, end, cost and number of windows, the last announcement read, when the
 graph of the last backward pass was exhausted, and whether the step that is going on will be dropped), the reader's (tail, its
-next value while words are given back, and an announcement); the reason for which the recorder switched itself off; and the names
-that words refer to.
+next value while words are given back, and an announcement), and the exit status of the writer's process; the reason for which
+the recorder switched itself off; and the names that words refer to.
 
 Positions in the ring count all words ever written. The writer publishes its head at the end of each step, so the reader takes
 whole steps. Every word is written with one aligned store, so the other side sees the old value or the new one, never a part of
@@ -55,10 +55,16 @@ _NAME_BYTES: Final = 40
 _HEAD, _DROPPED, _COST, _END, _WINDOW_COST, _WINDOWS, _SEEN, _READY = range(8, 16)
 _TAIL, _NEXT_TAIL = 16, 17
 _SPILLED: Final = 18
+_EXIT_STATUS: Final = 20
 _GENERATION: Final = 24
 _NUMBER, _FIRST, _STEPS, _FLAGS, _CHECK = range(25, 30)
 _KEEP_TRACE: Final = 1
 
+EXIT_STATUS: Final = struct.Struct("=ii")
+"""Exit status of the process (a C ``int``), and 1 if the process will leave it there."""
+EXIT_STATUS_OFFSET: Final = 8 * _EXIT_STATUS
+NO_EXIT_STATUS: Final = 2**31 - 1
+"""The status until ``exit`` was called."""
 HEAD: Final = _HEAD
 """Index of the header's word with the position up to which whole steps have been written."""
 TAIL: Final = _TAIL
@@ -365,6 +371,12 @@ class RingReader:
         with suppress(ValueError):
             return End(self._header[_END])
         return End.SILENT
+
+    @property
+    def exit_status(self) -> int | None:
+        """Exit status of the writer's process; ``None`` if it runs, was killed, or cannot tell."""
+        status, is_left = EXIT_STATUS.unpack_from(self._map, EXIT_STATUS_OFFSET)
+        return int(status) if is_left and status != NO_EXIT_STATUS else None
 
     @property
     def disabled_reason(self) -> str | None:

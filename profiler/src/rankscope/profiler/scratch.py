@@ -24,12 +24,13 @@ _RECORDED_FILE: Final = "recorded"
 _SPOOLED_FILE: Final = "spooled"
 _UNWRITTEN_FILE: Final = "unwritten"
 _UNRECORDED_FILE: Final = "unrecorded"
+_UNTRAINED_FILE: Final = "untrained"
 ABANDONED_SECONDS: Final = 600.0
 ABANDONED_ON_DISK_SECONDS: Final = 86_400.0
 """Longer than ``ABANDONED_SECONDS``, because a trace on disk has no lock and a lagging helper reads it late."""
 _JOB_LINK: Final = "job"
 MIN_SCRATCH_BYTES: Final = 16 * 1024 * 1024
-"""Smallest free space for a folder without traces: it takes 8 KiB, and a dump of the Flight Recorder some megabytes."""
+"""Smallest free space for a folder without traces: it takes 4 KiB, and a dump of the Flight Recorder some megabytes."""
 MIN_FREE_BYTES: Final = 256 * 1024 * 1024
 """Smallest free space per rank of the host for a trace: a trace takes tens of megabytes, and training needs the rest."""
 
@@ -185,9 +186,12 @@ def _job_of(scratch: Path) -> Path:
     return scratch.parent
 
 
-def note_unrecorded(job: str, reason: str) -> None:
-    """Leave for the launcher, whose folder is ``job``, the reason why this process recorded no step. Raises ``OSError``."""
-    _note_reason(Path(job), _UNRECORDED_FILE, reason)
+def note_unrecorded(job: str, reason: str, *, trained: bool) -> None:
+    """Leave for the launcher, whose folder is ``job``, the reason why this process recorded no step. Raises ``OSError``.
+
+    ``trained``: there was a sign of training. Others start the ranks, load data, or evaluate.
+    """
+    _note_reason(Path(job), _UNRECORDED_FILE if trained else _UNTRAINED_FILE, reason)
 
 
 def note_unwritten(scratch: Path, reason: str) -> None:
@@ -197,8 +201,11 @@ def note_unwritten(scratch: Path, reason: str) -> None:
 
 
 def unrecorded_reasons(job: Path) -> list[str]:
-    """Return the reasons why processes of the job recorded no step, without duplicates. Raises ``OSError``."""
-    return _reasons(job, _UNRECORDED_FILE)
+    """Return the reasons why the processes that trained recorded no step, else all processes, without duplicates.
+
+    Raises ``OSError``.
+    """
+    return _reasons(job, _UNRECORDED_FILE) or _reasons(job, _UNTRAINED_FILE)
 
 
 def unwritten_reasons(job: Path) -> list[str]:

@@ -18,7 +18,8 @@ from typing import Final
 
 import msgspec
 
-from rankscope.profiler.handover import MessageKind, ProfiledWindow, read_exit_status, read_hello
+from rankscope.base.process import JOB_SIGNALS
+from rankscope.profiler.handover import MessageKind, ProfiledWindow, read_hello
 from rankscope.profiler.helper.collectives.collective_times import CollectiveTimes
 from rankscope.profiler.helper.collectives.flight import FlightDumps
 from rankscope.profiler.helper.coordination.coordination import Coordination
@@ -42,6 +43,11 @@ from rankscope.runs.decoders import make_decoders
 from rankscope.runs.records import EndReason, RankInfo
 
 POLL_SECONDS: Final = 0.2
+_EXIT_SECONDS: Final = 1.0
+"""Longest wait for a sign that a rank exits once its end of the pipe is closed, where ``/proc`` does not show it."""
+_PF_EXITING: Final = 4
+"""Flag of a process that exits, see ``/proc/PID/stat``."""
+_CLOSED: Final = "the script has closed the recorder's files"
 _WORDS: Final = 8192
 """Number of words that are read at once."""
 
@@ -54,7 +60,7 @@ class Helper:
         self._hello = read_hello(scratch)
         self._ring = RingReader(memory)
         self._hold = hold(scratch)
-        self._store = RunStore(self._hello)
+        self._store = RunStore(self._hello, joined=lambda attempt: note_recorded(scratch, attempt, self._hello.rank.rank))
         self._writer = WriterThread(self._store)
         self._baseline = StepTimeBaseline()
         self._judge = WindowJudge(self._baseline)
@@ -64,7 +70,7 @@ class Helper:
         self._assembler = StepAssembler(self._ring.name, self._ring.at, lose=lambda error: self._store.lose(1, error))
         self._standstill = StandstillMonitor(self._ring, self._assembler, self._baseline)
         self._disabled = False
-        self._noted = self._ticked = False
+        self._ticked = self._closed = False
         self._missed_windows = 0
         context = HelperContext(
             hello=self._hello,
@@ -121,7 +127,6 @@ class Helper:
                 pass
             self._collect()
             self._writer.wake()
-            self._note()
             self._tick()
             if rank_ended:
                 break
@@ -139,11 +144,6 @@ class Helper:
         if self._writer.settled:
             self._ticked = True
             self._tasks.tick()
-
-    def _note(self) -> None:
-        if self._store.begun and not self._noted:
-            self._noted = True
-            note_recorded(self._scratch, self._store.attempt, self._hello.rank.rank)
 
     def _take(self) -> int:
         words = self._ring.read(_WORDS)
@@ -208,7 +208,7 @@ class Helper:
             recorder_cost_us=self._ring.cost_ns / 1000 + self._cupti_cost.us,
             window_cost_us=self._ring.window_cost_ns / 1000,
             windows=self._ring.windows,
-            disabled_reason=self._ring.disabled_reason,
+            disabled_reason=self._disabled_reason(),
         )
 
     def _finish(self) -> None:
@@ -217,7 +217,7 @@ class Helper:
         self._times.finish()
         self._activity.finish()
         end = self._end()
-        reason: EndReason = "disabled" if self._ring.disabled_reason else _REASONS[end]
+        reason: EndReason = "disabled" if self._disabled_reason() else _REASONS[end]
         given_up = self._writer.finish(self._own_info(end_unix_ns=ended, end_reason=reason))
         if given_up:
             self._report(f"gave up writing {given_up}")
@@ -225,7 +225,6 @@ class Helper:
             note_unwritten(self._scratch, f"cannot write to {self._hello.settings.run_dir} ({self._store.reason})")
         if not self._reducer.finish_keeping(STUCK_SECONDS):
             self._report("gave up keeping the last traces, which took too long")
-        self._note()
         if not self._ticked:
             self._tick()
         self._tasks.end(vanished=end is End.SILENT)
@@ -233,10 +232,16 @@ class Helper:
 
     def _end(self) -> End:
         """Return how the rank ended: as it reported, unless its exit status shows more."""
-        end, status = self._ring.end, read_exit_status(self._scratch)
-        if status is None or end not in (End.SILENT, End.EXIT):
-            return end
-        return End.CRASH if status & 0xFF else End.EXIT
+        end, status = self._ring.end, self._ring.exit_status
+        if status is not None and end in (End.SILENT, End.EXIT):
+            return End.CRASH if status & 0xFF else End.EXIT
+        if end is End.SILENT and _lives_on(self._hello.rank.pid):
+            # It trains on, unrecorded, which is no reason for an alert.
+            self._closed, end = True, End.EXIT
+        return end
+
+    def _disabled_reason(self) -> str | None:
+        return self._ring.disabled_reason or (_CLOSED if self._closed else None)
 
     def _report(self, message: str) -> None:
         with suppress(OSError, ValueError):
@@ -258,13 +263,32 @@ def _has_rank_ended(parent: int) -> bool:
         return False
 
 
+def _lives_on(rank: int) -> bool:
+    """Return whether the process of the rank, whose end of the pipe is closed, does not exit: its script has closed its files.
+
+    A process that exits closes them, too, and may then take seconds, as drivers of GPUs free memory.
+    """
+    deadline = time.monotonic() + _EXIT_SECONDS
+    while os.getppid() == rank:
+        try:
+            state, *fields = Path(f"/proc/{rank}/stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            return False
+        if state in (b"Z", b"X") or int(fields[5]) & _PF_EXITING:
+            return False
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(0.05)
+    return False
+
+
 def main(scratch: Path, memory: int) -> None:
     """Run the helper, and remove its scratch folder from local memory even after an error.
 
     ``memory``: handle of the ring's memory.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # These signals stop the job; the helper ends when the rank does.
+    for number in JOB_SIGNALS:
+        # Slurm sends a signal to every process of a job; the helper ends when the rank does.
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
         os.nice(10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 from collections.abc import Callable
 from functools import wraps
@@ -38,6 +39,11 @@ def raised_by_a_signal_handler(error: BaseException) -> bool:
             return True
         trace = trace.tb_next
     return False
+
+
+def never_free(holder: object) -> None:
+    """Keep an object and all that it refers to until the process ends, and beyond the end of the interpreter."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(holder))
 
 
 def _code(handler: object) -> object:

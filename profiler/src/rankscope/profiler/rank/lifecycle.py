@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 import threading
@@ -24,13 +23,13 @@ from rankscope.profiler.events import (
     WAITING,
     detail,
 )
-from rankscope.profiler.handover import EXIT_STATUS_FILE, MessageKind
+from rankscope.profiler.handover import MessageKind
 from rankscope.profiler.plan import Schedule
 from rankscope.profiler.rank.gpu import flight_dump
 from rankscope.profiler.rank.gpu.device import DeviceClock, DeviceMarks, find_device, parameter_devices, used_gpus
 from rankscope.profiler.rank.gpu.mark_sampling import MarkSampling
 from rankscope.profiler.rank.gpu.windows import WindowController
-from rankscope.profiler.rank.guard import raised_by_a_signal_handler
+from rankscope.profiler.rank.guard import never_free, raised_by_a_signal_handler
 from rankscope.profiler.rank.identity import has_other_place, identify, ranks_on_host
 from rankscope.profiler.rank.meters import GcMeter, MemoryMeter, ThreadMeter
 from rankscope.profiler.rank.session import Session
@@ -93,6 +92,8 @@ class RecorderLifecycle:
         self._measured_ns = 0
         """Cost of the recorder's work between steps so far."""
         self.thread = self.listening = threading.get_ident()
+        self._opening = threading.Lock()
+        """Held while the recording begins, or moves to another thread."""
         self._ring = RingWriter()
         self.gradients = LastGradient(self._ring.ready)
         self.session: Session | None = None
@@ -134,7 +135,7 @@ class RecorderLifecycle:
         self._other_profiler = False
         """True from the start of a torch profiler of the script's own until the first step without it."""
         self._others = OtherGroups()
-        self._forget_end: Callable[[], None] | None = None
+        self._forget_end: Callable[[bool], None] | None = None
 
     @property
     def cost_ns(self) -> int:
@@ -160,21 +161,33 @@ class RecorderLifecycle:
         try:
             thread_id = threading.get_ident()
             foreign = isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001  # torch's own threads
-            if self.off or thread_id == self.thread or foreign or not self._has_moved():
+            # While a recording begins on another thread, training has not moved from there.
+            if self.off or thread_id == self.thread or foreign or not self._opening.acquire(blocking=False):
                 return
-            self.thread = self.listening = thread_id
-            self._optimizers.forget()
-            # The DDP models stay: they may have been wrapped on the other thread.
-            self._forget_step()
-            if self.session is not None:
-                self._ring.put(MessageKind.THREAD, thread_id.to_bytes(8, sys.byteorder))
+            try:
+                if self._has_moved():
+                    self._move(thread_id)
+            finally:
+                self._opening.release()
         except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
 
+    def _move(self, thread_id: int) -> None:
+        self.thread = self.listening = thread_id
+        self._optimizers.forget()
+        # The DDP models stay: they may have been wrapped on the other thread.
+        self._forget_step()
+        if self._windows is not None:
+            self._windows.abandon()
+        if self.session is not None:
+            self._ring.put(MessageKind.THREAD, thread_id.to_bytes(8, sys.byteorder))
+
     def _has_moved(self) -> bool:
-        """Return whether training may have moved to another thread than the recorded one, which ends a step there."""
+        """Return whether training may have moved from the recorded thread to this one, which ends a step."""
         if self.session is None or all(thread.ident != self.thread for thread in threading.enumerate()):
             return True
+        if self._windows is not None and self._windows.is_profiling:
+            return False  # torch's profiler crashes if another thread than the one that started it stops it
         step, steps = self._elsewhere
         self._elsewhere = (self.step_number, steps + 1 if step == self.step_number else 1)
         return self._elsewhere[1] > _MOVED_STEPS
@@ -195,6 +208,13 @@ class RecorderLifecycle:
             self._store(1 << SHIFT | USAGE, *map(detail, usage), detail(begins or meter.restarted))
             meter.restarted = False
 
+    def _begin(self) -> tuple[Session, WindowController] | None:
+        """Begin the recording; ``None``: training has moved to another thread meanwhile."""
+        with self._opening:
+            if self.session is not None or self.thread != threading.get_ident():
+                return None
+            return self._open()
+
     def _open(self) -> tuple[Session, WindowController]:
         optimizer = None if self._optimizers.last is None else self._optimizers.last()
         parameters = parameter_devices(optimizer)
@@ -207,7 +227,7 @@ class RecorderLifecycle:
         self._alone = hello.rank.world_size == 1
         self._on_device = hello.rank.device_kind != "cpu"
         self._set_waiting()
-        self._forget_end = watch_end(partial(self.close, exiting=True), session.scratch / EXIT_STATUS_FILE)
+        self._forget_end = watch_end(partial(self.close, exiting=True), session.memory)
         if hello.rank.device_kind in _WITH_CUDA and self._meters is not None:
             self._meters.memory.gpu = next(iter(used_gpus(parameters)), None)
         device = self._find_device(optimizer)
@@ -240,6 +260,7 @@ class RecorderLifecycle:
         """Switch off for good, and report it once."""
         if self.off:
             return
+        other_thread = threading.get_ident() != self.thread
         self._switch_off()
         if self.session is not None and not self.session.has_files():
             reason = "the script has closed its files"
@@ -250,7 +271,7 @@ class RecorderLifecycle:
             return
         with suppress(Exception):
             if self._windows is not None:
-                self._windows.close()
+                self._windows.close(other_thread=other_thread)
         with suppress(Exception):
             if self.session is not None:
                 self._ring.set_disabled(reason)
@@ -263,7 +284,7 @@ class RecorderLifecycle:
         if self.session is None or self.session.has_files():
             return False
         for holder in (self.session, self._ring, self._meters, self._windows):
-            _never_free(holder)
+            never_free(holder)
         self._windows = self.session = self._meters = None
         return True
 
@@ -294,13 +315,13 @@ class RecorderLifecycle:
         # A script may record many times: a finished recording must leave nothing registered.
         with suppress(Exception):
             if self._forget_end is not None:
-                self._forget_end()
+                self._forget_end(exiting)
 
     def _publish_rest(self) -> None:
         is_recorded_thread = threading.get_ident() == self.thread
         self._switch_off()
         if self._windows is not None:
-            self._windows.close()
+            self._windows.close(other_thread=not is_recorded_thread)
         self._ring.set_cost(self._measured_ns)
         if is_recorded_thread:
             self._store_usage()
@@ -340,6 +361,7 @@ class RecorderLifecycle:
 
         Where steps end at optimizer steps, a child that takes one is recorded as a rank of its own.
         """
+        self._opening = threading.Lock()  # another thread of the parent may hold it
         if self.session is None:
             if not self.off:
                 self.thread = self.listening = threading.get_ident()
@@ -353,14 +375,9 @@ class RecorderLifecycle:
         with suppress(Exception):
             # CUDA must not be called in a forked child, not even to destroy an event.
             for holder in (self._device, self._windows, *self.gradients.tails()):
-                _never_free(holder)
+                never_free(holder)
         self._windows = self.session = None
         self._release()
         if trains:
             with suppress(Exception):
                 RecorderLifecycle.__init__(self, self.settings, device=self._find_device)
-
-
-def _never_free(holder: object) -> None:
-    """Keep an object and all that it refers to until the process ends, and beyond the end of the interpreter."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(holder))

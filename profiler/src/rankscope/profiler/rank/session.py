@@ -38,17 +38,17 @@ class Session:
     def __init__(self, hello: Handover, scratch_dir: str | None, ring: RingWriter) -> None:
         _reap()
         self.hello = hello
-        self._memory: int | None = None
-        """Handle of the ring's memory, for the helpers."""
+        self.memory: int | None = None
+        """Handle of the ring's memory."""
         self._replaced = deque[float](maxlen=MAX_REPLACED)
         """Times at which a killed helper was replaced."""
         self.scratch = make_scratch(f"rank{hello.rank.rank}", scratch_dir)
         try:
             self.ring = ring
-            self._memory = _shared_memory(self.scratch / RING_FILE)
-            ring.share(self._memory)
-            _seal_size(self._memory)
-            self._memory_file = _identity(self._memory)
+            self.memory = _shared_memory(self.scratch / RING_FILE)
+            ring.share(self.memory)
+            _seal_size(self.memory)
+            self._memory_file = _identity(self.memory)
             (self.scratch / HELLO_FILE).write_bytes(msgspec.json.encode(hello))
             self._helper = self._start()
         except BaseException:
@@ -57,17 +57,17 @@ class Session:
             raise
 
     def _start(self) -> subprocess.Popen[bytes]:
-        assert self._memory is not None
-        return _start_helper(self.scratch, self._memory, samples=self.hello.settings.stacks_seconds is not None)
+        assert self.memory is not None
+        return _start_helper(self.scratch, self.memory, samples=self.hello.settings.stacks_seconds is not None)
 
     def _close_memory(self) -> None:
-        memory, self._memory = self._memory, None
+        memory, self.memory = self.memory, None
         if memory is not None:
             os.close(memory)
 
     def has_files(self) -> bool:
         """Return whether the session's files are still open: a script may close all that it does not know, and open its own."""
-        return self._memory is None or _identity(self._memory) == self._memory_file
+        return self.memory is None or _identity(self.memory) == self._memory_file
 
     def helper_ended(self) -> bool:
         """Return whether the helper has exited, which it should not while this process lives."""

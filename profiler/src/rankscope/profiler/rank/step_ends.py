@@ -142,7 +142,10 @@ class StepEnds(RecorderLifecycle):
             if get_worker_info() is not None:
                 self._switch_off()
                 return
-            session, windows = self._open()
+            begun = self._begin()
+            if begun is None:
+                return
+            session, windows = begun
         assert meters is not None
         wall_ns = at - self._begun
         self._end_step(at, meters, windows)
@@ -189,7 +192,7 @@ class StepEnds(RecorderLifecycle):
             self._other_profiler = others_on() or _python_profiler() is not None
             self._name(TAG, at, OTHER_PROFILER)
         flags = self._flags
-        if windows.session is not None or windows.prepared is not None:
+        if windows.is_profiling:
             flags |= PROFILED
         if self._marks is not None:
             signalled = self._is_signalled()
@@ -232,9 +235,7 @@ class StepEnds(RecorderLifecycle):
     def _choose_marks(self, device: DeviceMarks, number: int, at: int, windows: WindowController) -> None:
         """Let the step ``number``, which begins, have marks on the device, or not."""
         # Steps of windows always have marks: they are compared with the profile.
-        chosen = (
-            self._sampling.chosen(number, at, device.mark_count) or windows.session is not None or windows.prepared is not None
-        )
+        chosen = self._sampling.chosen(number, at, device.mark_count) or windows.is_profiling
         if chosen is (self._marks is not None):
             return
         self._marks = device if chosen else None

@@ -8,11 +8,15 @@ import os
 import sys
 from contextlib import suppress
 from multiprocessing.util import Finalize
+from typing import Final
 
 from torch.optim.optimizer import Optimizer
+from torch.utils.data import get_worker_info
 
 from rankscope.profiler.rank.recorder import StepRecorder
 from rankscope.profiler.scratch import note_unrecorded
+
+_UNTRAINED: Final = "neither a backward pass nor an optimizer step was seen: inference, torch.func or torch.distributed.rpc"
 
 
 def explain_at_end(recorder: StepRecorder) -> None:
@@ -20,16 +24,20 @@ def explain_at_end(recorder: StepRecorder) -> None:
     parent = os.getpid()
 
     def note() -> None:
-        if recorder.settings.scratch_dir and os.getpid() == parent and not recorder.has_ended_step:
+        # The look at all objects would delay the end of each worker that loads data.
+        is_rank = os.getpid() == parent and get_worker_info() is None
+        if recorder.settings.scratch_dir and is_rank and not recorder.has_ended_step:
             with suppress(Exception):
-                note_unrecorded(recorder.settings.scratch_dir, _reason(recorder))
+                reason = _reason(recorder)
+                note_unrecorded(recorder.settings.scratch_dir, reason or _UNTRAINED, trained=reason is not None)
 
     atexit.register(note)
     # Children of multiprocessing do not call what ``atexit`` has.
     Finalize(None, note, exitpriority=1)
 
 
-def _reason(recorder: StepRecorder) -> str:
+def _reason(recorder: StepRecorder) -> str | None:
+    """Return the reason why training was not recorded; ``None``: there was no sign of training."""
     backward = recorder.saw_backward
     # Not isinstance, which could run code of the objects themselves.
     optimizers = sorted({type(candidate).__name__ for candidate in gc.get_objects() if issubclass(type(candidate), Optimizer)})
@@ -38,4 +46,4 @@ def _reason(recorder: StepRecorder) -> str:
         return f"there is an optimizer ({', '.join(optimizers)}), but {compiled}"
     if backward:
         return "backward passes ran, but no torch.optim.Optimizer stepped: an optimizer of another class updates the parameters"
-    return "neither a backward pass nor an optimizer step was seen: inference, torch.func or torch.distributed.rpc"
+    return None

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
@@ -49,13 +50,14 @@ RETAINED_TRACES: Final = 1 / 16
 
 
 class RunStore:
-    """Writer of one rank's files. No method raises for disk errors.
+    """Writer of one rank's files. No method raises for disk errors. ``joined`` is called with the attempt that has the rank.
 
     ``add`` may be called on another thread than the other methods, which a slow filesystem may block; see ``writer_thread``.
     """
 
-    def __init__(self, hello: Handover) -> None:
+    def __init__(self, hello: Handover, *, joined: Callable[[int], None] = lambda _attempt: None) -> None:
         self._hello = hello
+        self._joined = joined
         self._run_dir = Path(hello.settings.run_dir)
         self._info, self._expired = hello.rank, dict[str, int]()
         """``rank.json`` as last given, and the counts of records that expired before this helper began."""
@@ -283,6 +285,7 @@ class RunStore:
             self._info = recorded
         else:
             self._info = self._written = rank
+        self._joined(self.attempt)
         self.begun = True
         self._moved()
         return True
@@ -383,11 +386,8 @@ def _read(file: Path, kind: type[_T]) -> _T | None:
 
 def _is_of(rank: RankInfo, recorded: RankInfo | None) -> bool:
     """Return whether ``rank`` is the process described by ``recorded``: then another helper of it began, and was killed."""
-    return recorded is not None and (recorded.host, recorded.pid, recorded.start_unix_ns) == (
-        rank.host,
-        rank.pid,
-        rank.start_unix_ns,
-    )
+    process = rank.host, rank.pid, rank.start_unix_ns
+    return recorded is not None and (recorded.host, recorded.pid, recorded.start_unix_ns) == process
 
 
 def _is_process_of(rank: RankInfo, recorded: RankInfo) -> bool:

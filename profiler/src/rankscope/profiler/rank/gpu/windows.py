@@ -6,6 +6,9 @@ So a window has the work of its own steps, all of it, on every rank.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter_ns as now
 from typing import Final
@@ -16,6 +19,7 @@ from rankscope.profiler.handover import MessageKind, ProfiledWindow
 from rankscope.profiler.plan import Schedule
 from rankscope.profiler.rank.gpu import graph_capture
 from rankscope.profiler.rank.gpu.kineto import KinetoSession, KinetoUnavailable, detaches, device_type
+from rankscope.profiler.rank.guard import never_free
 from rankscope.profiler.ring import Announcement, RingWriter
 from rankscope.profiler.scratch import remove_trace, room_for_trace, trace_folder
 
@@ -23,12 +27,25 @@ _NO_ROOM: Final = "too little local memory for a trace"
 _TOO_LATE: Final = "it was announced when its first step had begun"
 _NO_WARM_UP: Final = "it was announced when its warm-up step had begun"
 _OVERLAPS: Final = "another window was running"
+_THREAD_ENDED: Final = "the training thread has ended"
+_OTHER_THREAD: Final = "the recording has ended on another thread"
 _CAPTURE: Final = "a CUDA graph was captured where it begins or ends"
 _DETACH_STEPS: Final = 10
 """Steps between a window and the next one where CUPTI is detached in between: an attempt to attach meanwhile crashes or hangs
 some versions of Kineto, or gives a trace without kernels."""
 _DETACHING: Final = f"CUPTI is detached after the window before it (TEARDOWN_CUPTI=1), which is given {_DETACH_STEPS} steps"
 _NEVER: Final = 2**63
+
+
+class _ThreadEnd:
+    """Object that a thread keeps for itself: ``ended`` is called on that thread at its end."""
+
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self._ended = ended
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self._ended()
 
 
 class WindowController:
@@ -55,6 +72,9 @@ class WindowController:
         self._warm = schedule.steps <= 0
         self._attach_from = 0
         """First step before which the profiler may attach to the device again."""
+        self._of_thread = threading.local()
+        self._thread = 0
+        """Thread that has started the last profiler."""
         self._cost_ns = self._published_ns = self._idle_ns = 0
         self._recorded = 0
         self.wake = 0
@@ -68,7 +88,7 @@ class WindowController:
     def boundary(self, next_step: int) -> None:
         """Start, continue or stop a window between two steps, on the training thread."""
         self._pass(next_step)
-        if self.session is not None or self.prepared is not None or self._cost_ns != self._published_ns:
+        if self.is_profiling or self._cost_ns != self._published_ns:
             self.wake = next_step + 1
         else:
             # A step early, for the warm-up.
@@ -83,7 +103,7 @@ class WindowController:
         if (announcement := self._ring.announcement()) is not None:
             self._receive(announcement, next_step)
         due, starts_next = self._due(next_step), self._starts_with(next_step + 1)
-        if self.session is None and self.prepared is None and due is None and not starts_next:
+        if not self.is_profiling and due is None and not starts_next:
             return
         began, self._idle_ns = now(), 0
         if graph_capture.going_on():
@@ -144,6 +164,7 @@ class WindowController:
 
     def _start(self, window: Announcement) -> None:
         self._warm = True
+        self._watch_thread()
         session, self.prepared = self.prepared, None
         try:
             if room_for_trace(self._scratch, self._ranks_here) is None:
@@ -205,6 +226,7 @@ class WindowController:
         if self._warm and not on_device:
             return
         self._warm = True
+        self._watch_thread()
         try:
             session = KinetoSession()
             if on_device:
@@ -227,18 +249,45 @@ class WindowController:
 
     def give_way(self) -> None:
         """Drop the current window, because the script starts a profiler of its own, which has priority."""
+        self._stop("another profiler was started")
+
+    def _stop(self, reason: str) -> None:
         self._cancel()
         if self.session is None:
             return
         began = now()
         session, self.session = self.session, None
         session.stop()
-        self._miss("another profiler was started")
+        self._miss(reason)
         self._cost_ns += now() - began
 
-    def close(self) -> None:
-        """Publish the cost of windows, and stop a running one without a result."""
+    @property
+    def is_profiling(self) -> bool:
+        """True while the profiler is on or warms up."""
+        return self.session is not None or self.prepared is not None
+
+    def _watch_thread(self) -> None:
+        """Stop the profiler if this thread ends: torch crashes if a thread ends with one, or if another thread stops it."""
+        self._thread = threading.get_ident()
+        if not hasattr(self._of_thread, "end"):
+            self._of_thread.end = _ThreadEnd(self._end_thread)
+
+    def _end_thread(self) -> None:
+        if threading.get_ident() == self._thread:
+            self._stop(_THREAD_ENDED)
+
+    def abandon(self) -> None:
+        """Drop the current window without stopping its profiler, which only the thread that started it may do."""
+        if self.is_profiling:
+            never_free((self.session, self.prepared))
+            self.session = self.prepared = None
+            self._miss(_OTHER_THREAD)
+
+    def close(self, *, other_thread: bool = False) -> None:
+        """Publish the cost of windows, and stop a running one without a result. ``other_thread``: not on the training thread."""
         self._publish_cost()
+        if other_thread:
+            self.abandon()
         self._cancel()
         if self.session is not None:
             session, self.session = self.session, None

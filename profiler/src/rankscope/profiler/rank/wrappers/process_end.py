@@ -2,7 +2,8 @@
 
 Python calls no hook with the exit status, and children of ``multiprocessing`` call neither ``atexit`` nor ``sys.excepthook``.
 So the recorder listens in four places; whichever comes first ends the recording. The exit status itself is known to the C
-library only, which leaves it in a file of shared memory that the helper reads.
+library only, which leaves it in the memory of the ring. A process that a signal kills while the
+interpreter shuts down leaves none. One that becomes another program (``os.execv``) leaves that of success.
 """
 
 from __future__ import annotations
@@ -11,18 +12,15 @@ import atexit
 import ctypes
 import mmap
 import os
-import struct
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
 from multiprocessing.util import Finalize
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from rankscope.profiler.handover import NO_EXIT_STATUS
-from rankscope.profiler.ring import End
+from rankscope.profiler.ring import EXIT_STATUS, EXIT_STATUS_OFFSET, NO_EXIT_STATUS, End
 
 _FIXED: Final = 0x10
 """``MAP_FIXED`` of Linux."""
@@ -30,7 +28,7 @@ _UNBUFFERED: Final = 2
 """``_IONBF`` of glibc."""
 
 _address: int | None = None
-"""Where the C library leaves the exit status; it stays mapped until the process is gone."""
+"""Page in which the C library leaves the exit status; it stays mapped until the process is gone."""
 _close: Callable[[End], None] | None = None
 
 
@@ -45,22 +43,22 @@ def end_of(error: BaseException | None) -> End:
     return End.EXIT if error is None else End.CRASH
 
 
-def watch_end(close: Callable[[End], None], status_file: Path) -> Callable[[], None]:
-    """Call ``close`` when this process ends, and let its exit status be left in ``status_file``.
+def watch_end(close: Callable[[End], None], memory: int | None) -> Callable[[bool], None]:
+    """Call ``close`` when this process ends, and let its exit status be left in the ring, whose handle is ``memory``.
 
-    Returns a function that undoes this.
+    Returns a function that undoes this, for the status unless its argument says that the process ends.
     """
     global _close  # noqa: PLW0603  # a process ends once
     previous = sys.excepthook
 
     def at_exit() -> None:
-        close(End.EXIT)
+        close(end_at_exit)
 
     def at_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         close(end_of(error))
         previous(kind, error, trace)
 
-    def forget() -> None:
+    def forget(exiting: bool) -> None:
         global _close  # noqa: PLW0603
         _close = None
         atexit.unregister(at_exit)
@@ -68,19 +66,28 @@ def watch_end(close: Callable[[End], None], status_file: Path) -> Callable[[], N
         # A hook that was installed later may call this one.
         if sys.excepthook is at_exception:
             sys.excepthook = previous
+        if not exiting:
+            _leave_no_status()
+
+    def at_end_of_child() -> None:
+        # Children of multiprocessing run finalizers while the exception that ends them is being handled.
+        error = sys.exc_info()[1]
+        close(end_at_exit if error is None else end_of(error))
 
     atexit.register(at_exit)
     sys.excepthook = at_exception
-    # Children of multiprocessing run finalizers while the exception that ends them is being handled.
-    of_child = Finalize(None, lambda: close(end_of(sys.exc_info()[1])), exitpriority=0)
+    of_child = Finalize(None, at_end_of_child, exitpriority=0)
     _close = close
+    leaves_status = False
     with suppress(Exception):  # only glibc can; elsewhere an exit status is not known
-        _leave_status(status_file)
+        leaves_status = memory is not None and _leave_status(memory)
+    # Without a report the exit status decides: a signal may still kill the process, as when a thread of gloo aborts it.
+    end_at_exit = End.SILENT if leaves_status else End.EXIT
     return forget
 
 
 def watch_immediate_exits() -> None:
-    """Let ``os._exit``, which calls nothing else, end the recording first. To be called once in a process."""
+    """Let ``os._exit`` and ``os.exec*``, which call nothing else, end the recording first. To be called once in a process."""
     original = os._exit
 
     @wraps(original)
@@ -88,40 +95,70 @@ def watch_immediate_exits() -> None:
         if _close is not None:
             with suppress(Exception):
                 _close(end_of(SystemExit(status)))
+        with suppress(Exception):  # a handler of ``atexit`` may end the process after the recording was closed
+            _set_status(status)
         original(status)
 
     os._exit = exit_immediately
+    # All others of ``os`` call these two.
+    os.execv = _exec_with_status(os.execv)
+    os.execve = _exec_with_status(os.execve)
+
+
+def _exec_with_status(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def execute(*args: Any, **kwargs: Any) -> Any:
+        with suppress(Exception):
+            _set_status(0)
+        try:
+            original(*args, **kwargs)
+        finally:
+            # There is no such program; this process goes on.
+            with suppress(Exception):
+                _set_status(NO_EXIT_STATUS)
+
+    return execute
 
 
 def forget_in_child() -> None:
     """Let the end of a forked child of the rank be its own matter."""
     global _close  # noqa: PLW0603
     _close = None
+    _leave_no_status()
+
+
+def _leave_no_status() -> None:
     if _address is not None:
         _map_page(_address, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
 
 
-def _leave_status(status_file: Path) -> None:
-    """Let the C library write the status of ``exit`` (an ``int``) into the file: ``on_exit`` calls ``putw(status, stream)``."""
+def _set_status(status: int) -> None:
+    if _address is not None:
+        ctypes.c_int.from_address(_address + EXIT_STATUS_OFFSET).value = status
+
+
+def _leave_status(memory: int) -> bool:
+    """Let the C library write the status of ``exit`` into the ring: ``on_exit`` calls ``putw(status, stream)``.
+
+    Returns whether it will.
+    """
     global _address  # noqa: PLW0603
+    address = _map_page(_address, mmap.MAP_SHARED, memory)
+    if address is None or not (_address is not None or _writes_at_exit(address + EXIT_STATUS_OFFSET)):
+        return False
+    _address = address
+    os.pwrite(memory, EXIT_STATUS.pack(NO_EXIT_STATUS, True), EXIT_STATUS_OFFSET)
+    return True
+
+
+def _writes_at_exit(address: int) -> bool:
     libc = ctypes.CDLL(None)
-    handle = os.open(status_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        # Allocated, as writing to a hole of a full tmpfs would kill the process; as a whole page, as ``mmap`` requires.
-        os.posix_fallocate(handle, 0, mmap.PAGESIZE)
-        os.pwrite(handle, struct.pack("i", NO_EXIT_STATUS), 0)
-        address = _map_page(_address, mmap.MAP_SHARED, handle)
-    finally:
-        os.close(handle)
-    if address is None or _address is not None:
-        return
     libc.fmemopen.restype = ctypes.c_void_p
     stream = libc.fmemopen(ctypes.c_void_p(address), ctypes.c_size_t(4), b"r+")
     if stream is None:
-        return
+        return False
     libc.setvbuf(ctypes.c_void_p(stream), None, _UNBUFFERED, ctypes.c_size_t(0))
-    if libc.on_exit(ctypes.cast(libc.putw, ctypes.c_void_p), ctypes.c_void_p(stream)) == 0:
-        _address = address
+    return bool(libc.on_exit(ctypes.cast(libc.putw, ctypes.c_void_p), ctypes.c_void_p(stream)) == 0)
 
 
 def _map_page(address: int | None, flags: int, handle: int) -> int | None:
