@@ -143,6 +143,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         gc.freeze()
+        gc.set_threshold(10_000)  # a test makes many lasting objects at once, as all records of a run
 
 
 @pytest.hookimpl(tryfirst=True)
