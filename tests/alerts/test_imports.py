@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.slow  # each starts real processes
+
 
 def test_nothing_here_loads_torch_or_a_dashboard() -> None:
     code = (

@@ -33,6 +33,7 @@ def fleet(fault_us: float = 20_000.0, *, ranks: int = 4, **more: Any) -> Any:
     return fleets.PlantedFleet(np.full((ranks, STEPS), 80_000.0), **{"expected": expected, "fault": fault, **more})
 
 
+@pytest.mark.slow
 def test_two_kinds_are_written_judged_and_printed_with_their_budgets() -> None:
     kinds = ["a slow rank, 8 ranks", "healthy, 35 steps, 8 ranks"]
     command = [sys.executable, "-m", "benchmarks.fleets.fleet_truth", "--seeds", "1", "--jobs", "1", "--only", *kinds]

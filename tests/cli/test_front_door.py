@@ -65,11 +65,13 @@ def test_the_commands_page_is_current() -> None:
     assert (ROOT / "docs" / "cli.md").read_text() == printed, "run `make docs`"
 
 
+@pytest.mark.slow
 def test_the_page_of_measurements_is_current() -> None:
     printed = subprocess.run([sys.executable, ROOT / "scripts" / "measured.py"], capture_output=True, text=True, check=True)
     assert (ROOT / "docs" / "measured.md").read_text() == printed.stdout, "run `make docs`"
 
 
+@pytest.mark.slow
 def test_the_pages_of_json_are_current_and_have_every_schema(tmp_path: Path) -> None:
     subprocess.run([sys.executable, ROOT / "scripts" / "schema_docs.py", tmp_path], check=True)
     written = {path.name: path.read_text() for path in tmp_path.iterdir()}
@@ -77,6 +79,7 @@ def test_the_pages_of_json_are_current_and_have_every_schema(tmp_path: Path) -> 
     assert sorted(re.findall(r"^## (.*)", "".join(written.values()), re.MULTILINE)) == sorted(SCHEMAS)
 
 
+@pytest.mark.slow
 def test_the_manual_page_and_the_completions_are_current(tmp_path: Path) -> None:
     subprocess.run([sys.executable, ROOT / "scripts" / "man_page.py", tmp_path], check=True)
     kept = ROOT / "cli" / "share"

@@ -266,12 +266,14 @@ def loaded_after(statement: str) -> set[str]:
     return set(completed.stdout.split())
 
 
+@pytest.mark.slow
 def test_the_app_and_its_server_never_load_torch() -> None:
     loaded = loaded_after("import rankscope.dashboards.app, rankscope.dashboards.web.server, rankscope.dashboards.store.disk")
     assert "dash" in loaded
     assert "torch" not in loaded
 
 
+@pytest.mark.slow
 def test_the_command_is_imported_without_its_extra() -> None:
     loaded = loaded_after("import rankscope.dashboards.commands")
     assert loaded.isdisjoint({"dash", "plotly", "flask", "numpy", "gunicorn"})

@@ -136,6 +136,7 @@ def everything(source: DiskRuns) -> Iterator[tuple[str, str]]:
             yield f"{path}{search} {name}", json.dumps(plain, ensure_ascii=False)
 
 
+@pytest.mark.slow
 def test_markup_in_a_run_is_text_in_every_figure(source: DiskRuns) -> None:
     names = set()
     for name, figure in everything(source):

@@ -14,6 +14,8 @@ from rankscope.profiler.launch import LaunchOptions, launch
 from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
 from rankscope.runs.reader import RunReader, is_run
 
+pytestmark = pytest.mark.slow  # each starts real processes
+
 JOB = Path(__file__).parent / "jobs" / "tiny_loop.py"
 
 
@@ -81,7 +83,6 @@ def test_launchers_and_compile_workers_are_left_alone(tmp_path: Path, file: str,
     assert attached(tmp_path / "run", script, "torchrun").stdout == f"{waits}\n"
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 def test_a_python_without_rankscope_says_so_once_and_trains(tmp_path: Path) -> None:
     (tmp_path / "rankscope").mkdir()
@@ -107,7 +108,6 @@ def alone(torch_ranks: PreloadedTorch) -> str:
     return subprocess.run(torch_ranks.command(0, JOB, "plain"), capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 @pytest.mark.parametrize("fault", BREAK)
 def test_a_recorder_that_cannot_start_is_one_line_and_training_is_the_same(
@@ -126,7 +126,6 @@ def test_a_recorder_that_cannot_start_is_one_line_and_training_is_the_same(
     assert not is_run(tmp_path / "run")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 def test_a_fault_midway_switches_the_recorder_off_and_the_run_says_why(
     torch_ranks: PreloadedTorch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -149,7 +148,6 @@ def test_a_fault_midway_switches_the_recorder_off_and_the_run_says_why(
     assert [row.step for row in run.steps(0, 0)] == list(range(6))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 def test_a_helper_that_dies_costs_the_record_not_the_training(
     torch_ranks: PreloadedTorch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -165,7 +163,6 @@ def test_a_helper_that_dies_costs_the_record_not_the_training(
     assert err.count("switched itself off (its helper process ended)") + err.count("was killed; their records") == 1
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 def test_one_line_in_the_script_records_without_a_launcher(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "profiler" / "examples" / "ddp_one_line.py"

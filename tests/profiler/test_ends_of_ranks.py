@@ -165,14 +165,17 @@ def end():
     print("trained", flush=True)
     time.sleep(600)
 
-if len(sys.argv) > 3:
+if len(sys.argv) > 2:
     train(end, 40)
 
 import subprocess
 from pathlib import Path
+from rankscope.profiler.scratch import recorded_ranks
+from rankscope.profiler.settings import from_environment
 worker = subprocess.Popen([sys.executable, sys.argv[0], *sys.argv[1:], "worker"], stdout=subprocess.PIPE)
 worker.stdout.readline()
-while not list(Path(sys.argv[2]).glob("attempts/*/ranks/*/steps-*")):
+settings = from_environment()
+while not (recorded_ranks(Path(settings.scratch_dir)) and list(Path(settings.run_dir).glob("attempts/*/ranks/*/steps-*"))):
     time.sleep(0.05)
 for child in Path(f"/proc/{{worker.pid}}/task/{{worker.pid}}/children").read_text().split():
     os.kill(int(child), signal.SIGKILL)
@@ -186,7 +189,7 @@ sys.exit(int(sys.argv[1]))
 def test_the_end_of_a_rank_killed_with_its_helper_is_that_of_the_job(tmp_path: Path, status: int, reason: str) -> None:
     script = tmp_path / "job.py"
     script.write_text(KILLED_WITH_CHILDREN)
-    command = [sys.executable, str(script), str(status), str(tmp_path / "run")]
+    command = [sys.executable, str(script), str(status)]
     launch(command, LaunchOptions(run_dir=tmp_path / "run", name="ends", window_steps=0, exporter_url=None))
     info = RunReader(tmp_path / "run").rank(0, 0)
     assert info is not None

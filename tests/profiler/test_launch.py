@@ -23,6 +23,8 @@ from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings, from_envi
 from rankscope.runs.records import AttemptInfo, RunInfo
 from rankscope.runs.small_files import create_attempt, create_run
 
+pytestmark = pytest.mark.slow  # each starts real processes
+
 PRINT_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
 
 
@@ -258,7 +260,6 @@ def test_the_launcher_does_not_wait_for_a_helper_that_was_killed(tmp_path: Path,
     assert "the helper of 1 rank(s) was killed" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_ctrl_c_reaches_the_job_once_even_with_redirected_input(tmp_path: Path) -> None:
     # Given a launcher in the foreground of a terminal, reading from somewhere else
     job = (

@@ -259,6 +259,7 @@ def test_rows_of_nothing_but_what_has_to_be_there_are_read() -> None:
     assert (len(reads.rows), reads.skipped, reads.unusable) == (2, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_huge_segment_of_holes_is_read_a_block_at_a_time(run: Path) -> None:
     import tracemalloc
 

@@ -250,6 +250,7 @@ def test_a_child_of_a_thread_is_limited_and_ends_with_the_receiver() -> None:
     wait_until(lambda: not running(pid))
 
 
+@pytest.mark.slow
 def test_its_output_and_status_are_returned(tmp_path: Path, make_run: Callable[..., Any]) -> None:
     completed = BoundedChild(["analyze", str(make_run(slow=2).path), "--format", "json"], limit_s=120).wait()
     assert (completed.status, b'"rankscope.analysis/1"' in completed.output) == (0, True)

@@ -97,6 +97,7 @@ def test_the_policy_decides_when_it_fires(make_run: Callable[..., Any]) -> None:
     assert calm.fired_unix_ns == calm.pending_unix_ns + 30 * SECOND
 
 
+@pytest.mark.slow
 def test_a_straggler_fires_once_32_new_steps_confirm_it(make_run: Callable[..., Any]) -> None:
     # Given a rank that is slow in all steps, of which there are ten per evaluation
     run = make_run(slow=2)
@@ -136,6 +137,7 @@ def test_a_run_that_was_well_would_not_have_woken_anybody(make_run: Callable[...
     assert replay.notes == []
 
 
+@pytest.mark.slow
 def test_an_alert_ends_when_the_rank_recovers_and_fires_again(make_run: Callable[..., Any]) -> None:
     # Given a rank that is slow for one minute, normal for two, and slow again
     run = make_run(slow=2)

@@ -90,6 +90,7 @@ def test_at_most_one_run_in_fifty_accuses_somebody_of_noise() -> None:
     assert accused / runs <= 0.02, f"{accused} of {runs}"
 
 
+@pytest.mark.slow
 def test_what_comes_now_and_then_to_any_rank_accuses_nobody() -> None:
     accused = runs = 0
     for ranks in (2, 3, 4, 6, 16):

@@ -308,6 +308,7 @@ def test_of_a_mig_device_its_gpu_speaks() -> None:
     assert readings["a"].known_values("sm_clock_hertz").tolist() == [1e9] * 3
 
 
+@pytest.mark.slow
 def test_a_very_long_run_keeps_a_bounded_number_of_readings() -> None:
     rows = (HardwareSample(unix_ns=at, gpu_uuid="GPU-a", xid_errors=at) for at in range(5 * MAX_SAMPLES))
     result = readings_of(rows, ["GPU-a"], (0, 2**62))["GPU-a"]

@@ -16,6 +16,7 @@ def driver(folder: Path, **changes: object) -> FakeDriver:
     return FakeDriver(folder, build_library(), [state])
 
 
+@pytest.mark.slow
 def test_a_link_that_is_down_is_counted_and_named(tmp_path: Path) -> None:
     sample = sample_of(driver(tmp_path, nvlink__3=0), 0, NVLINK)
 
@@ -121,6 +122,7 @@ def test_fabric(tmp_path: Path, reading: tuple[int, int, int], name: str, health
     assert (("gpu_fabric_healthy",) in sample.absent) is (healthy is None)
 
 
+@pytest.mark.slow
 def test_a_driver_without_the_versioned_call_tells_the_state_only(tmp_path: Path) -> None:
     fake = FakeDriver(tmp_path, build_library("-DDRIVER=525"), [h100_state(0)])
 

@@ -10,9 +10,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from tests.exporter.conftest import RunningExporter
 from tests.exporter.fake_driver import FakeDriver
 from tests.exporter.web.conftest import Simulated
+
+pytestmark = pytest.mark.slow  # each starts real processes
 
 
 def test_the_command_releases_and_resumes_a_gpu(

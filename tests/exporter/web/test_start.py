@@ -15,6 +15,8 @@ from tests.exporter.conftest import RunningExporter
 from tests.exporter.fake_driver import FakeDriver
 from tests.exporter.web.conftest import Simulated
 
+pytestmark = pytest.mark.slow  # each starts real processes
+
 
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
 def test_systemd_is_notified_and_signals_end_it_cleanly(

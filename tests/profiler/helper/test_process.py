@@ -27,6 +27,8 @@ from rankscope.profiler.settings import SITE_FOLDER
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 
+pytestmark = pytest.mark.slow  # each starts real processes
+
 
 class Rank:
     """Simulated rank: a scratch folder, a ring, and a real helper."""
@@ -289,7 +291,6 @@ def test_a_hanging_filesystem_delays_the_writing_and_nothing_else(tmp_path: Path
     assert info.end_reason == "exit"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("keep", [1, -30])
 def test_a_window_whose_trace_is_damaged_is_one_line(tmp_path: Path, keep: int) -> None:
     rank = Rank(tmp_path / "scratch", hello(tmp_path / "run"))
