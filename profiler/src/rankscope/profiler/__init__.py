@@ -11,6 +11,6 @@ Both processes know the other modules. ``settings`` has every option, once; ``pl
 ``ring`` their memory, ``handover`` the description of the rank, ``scratch`` its folder in local memory, ``flight_files`` the
 dumps in it. ``step_evaluation`` makes phases, waits and work of the words of a step, with ``phases``, ``intervals``,
 ``evaluation`` and ``work``. ``starts`` assigns ranks to attempts, ``missing_ends`` adds ends that no helper recorded,
-``group_signals`` tells which signals reach the job without its launcher, ``spool`` writes the rank's text file, ``masking`` hides
-secrets in the recorded command, and ``trackers`` has the pages of experiment trackers.
+``group_signals`` passes on to the job the signals that do not reach it without its launcher, ``spool`` writes the rank's text
+file, ``masking`` hides secrets in the recorded command, and ``trackers`` has the pages of experiment trackers.
 """

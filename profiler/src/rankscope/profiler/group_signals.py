@@ -11,9 +11,12 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from queue import Empty, SimpleQueue
+from types import FrameType
 from typing import Final, Self
 
 _WITNESS: Final = """
@@ -32,6 +35,60 @@ _WAIT_SECONDS: Final = 1.0
 """Longest wait for the report of the witness; a signal to the launcher alone is delayed as long."""
 _SAME_SECONDS: Final = 2.0
 """Largest age of a report of the same signal."""
+
+SIGNALLED: Final = 128
+"""Added to the number of a signal, the exit status of a process that it ended, as a shell reports it."""
+ENDING: Final = frozenset((signal.SIGINT, signal.SIGTERM))
+"""Signals that end the launcher once the job has ended."""
+
+
+class SignalForwarder:
+    """Receiver of the signals ``numbers`` that passes on to the job those that it does not have; a context manager.
+
+    Once the job has ended, the signals of ``ENDING`` raise ``KeyboardInterrupt`` or ``SystemExit``, and others are dropped.
+    """
+
+    def __init__(self, numbers: Collection[int]) -> None:
+        self._numbers = numbers
+        self._received = SimpleQueue[int | None]()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        self._witness = GroupWitness(self._numbers)
+        self._previous = {number: signal.signal(number, self._receive) for number in self._numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._received.put(None)
+        if self._thread is not None:
+            self._thread.join()
+        self._witness.close()
+
+    def forward_to(self, child: subprocess.Popen[bytes]) -> None:
+        """Pass on the signals received so far, which came before there was a job, and later ones."""
+        self._child = child
+        with suppress(Empty):
+            while (early := self._received.get_nowait()) is not None:
+                child.send_signal(early)
+        self._thread = threading.Thread(target=self._forward, args=(child,), name="signals", daemon=True)
+        self._thread.start()
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        if self._child is None or self._child.returncode is None:
+            self._received.put(number)
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        elif number in ENDING:
+            raise SystemExit(SIGNALLED + number)
+
+    def _forward(self, child: subprocess.Popen[bytes]) -> None:
+        # In a thread: the next signal would interrupt a handler that waits for the witness.
+        while (number := self._received.get()) is not None:
+            if not self._witness.saw(number, child.pid):
+                child.send_signal(number)
 
 
 class GroupWitness:
@@ -52,10 +109,8 @@ class GroupWitness:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End the child process."""
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()

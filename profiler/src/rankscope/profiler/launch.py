@@ -12,17 +12,16 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 from rankscope.base.errors import InputError
 from rankscope.base.process import JOB_SIGNALS
 from rankscope.base.text import one_line
-from rankscope.profiler.group_signals import GroupWitness
+from rankscope.profiler.group_signals import ENDING, SIGNALLED, SignalForwarder
 from rankscope.profiler.masking import masked
 from rankscope.profiler.missing_ends import complete_ends
 from rankscope.profiler.scratch import (
@@ -48,8 +47,6 @@ DRAIN_SECONDS: Final = 30.0
 """Longest wait for the helpers after the job has ended; a profiler window takes seconds to reduce."""
 _NOT_EXECUTABLE: Final = 126
 _NOT_FOUND: Final = 127
-_SIGNALLED: Final = 128
-_ENDING: Final = frozenset((signal.SIGINT, signal.SIGTERM))
 
 
 class LaunchOptions(RecordingOptions, frozen=True, kw_only=True):
@@ -260,7 +257,7 @@ def _environment(settings: RecorderSettings, options: LaunchOptions) -> dict[str
 def _run(command: Sequence[str], environment: dict[str, str], scratch: Path) -> int:
     """Run the job, wait until it and its helpers have ended, and return its exit status as a shell reports it."""
     # Signals are caught before the job starts: one that ended the launcher at that moment would leave the job behind.
-    with _forwarding() as forward_to:
+    with SignalForwarder(_forwarded_signals()) as forwarder:
         try:
             child = subprocess.Popen(command, env=environment)
         except FileNotFoundError:
@@ -269,10 +266,10 @@ def _run(command: Sequence[str], environment: dict[str, str], scratch: Path) -> 
         except OSError as error:
             print(f"rankscope: {command[0]}: {error.strerror}", file=sys.stderr)
             return _NOT_EXECUTABLE
-        forward_to(child)
+        forwarder.forward_to(child)
         status = _status_of(child)
         _wait_for_helpers(scratch)
-    return _SIGNALLED - status if status < 0 else status
+    return SIGNALLED - status if status < 0 else status
 
 
 def _status_of(child: subprocess.Popen[bytes]) -> int:
@@ -282,45 +279,12 @@ def _status_of(child: subprocess.Popen[bytes]) -> int:
             return child.wait(timeout=1.0)
 
 
-@contextmanager
-def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
-    """Catch the signals that a job may be sent. Yields a function that forwards those caught so far, and later ones, to it."""
-    numbers = _forwarded_signals()
-    children: list[subprocess.Popen[bytes]] = []
-    early: list[int] = []
-
-    def forward(number: int, _frame: FrameType | None) -> None:
-        if not children:
-            early.append(number)
-        elif children[0].returncode is not None:
-            # The job has ended; these end the waiting for its records, and others no longer have a receiver.
-            if number == signal.SIGINT:
-                raise KeyboardInterrupt
-            if number in _ENDING:
-                raise SystemExit(_SIGNALLED + number)
-        elif not witness.saw(number, children[0].pid):
-            children[0].send_signal(number)
-
-    def forward_to(child: subprocess.Popen[bytes]) -> None:
-        children.append(child)
-        for number in early:
-            child.send_signal(number)
-
-    with GroupWitness(numbers) as witness:
-        previous = {number: signal.signal(number, forward) for number in numbers}
-        try:
-            yield forward_to
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-
 def _forwarded_signals() -> set[int]:
     # Only the main thread may set handlers; in other threads the embedding program handles signals, and its handlers stay.
     if threading.current_thread() is not threading.main_thread():
         return set()
     # What this process was told to ignore (nohup), the child ignores, too.
-    return {number for number in JOB_SIGNALS if signal.getsignal(number) is signal.SIG_DFL} | _ENDING
+    return {number for number in JOB_SIGNALS if signal.getsignal(number) is signal.SIG_DFL} | ENDING
 
 
 def _wait_for_helpers(scratch: Path) -> None:
