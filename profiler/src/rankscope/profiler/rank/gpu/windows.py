@@ -75,6 +75,8 @@ class WindowController:
         self._of_thread = threading.local()
         self._thread = 0
         """Thread that has started the last profiler."""
+        self._has_ended = False
+        """True from the end of a thread in a window until that is reported: what was written since its last step is dropped."""
         self._cost_ns = self._published_ns = self._idle_ns = 0
         self._recorded = 0
         self.wake = 0
@@ -97,6 +99,7 @@ class WindowController:
             self.wake = max(next_step + 1, min(firsts) - 1) if firsts else _NEVER
 
     def _pass(self, next_step: int) -> None:
+        self._report_end()
         if self._cost_ns != self._published_ns:
             # Publish the cost one step late: by then the recorder's total, which includes it, contains it too.
             self._publish_cost()
@@ -249,17 +252,19 @@ class WindowController:
 
     def give_way(self) -> None:
         """Drop the current window, because the script starts a profiler of its own, which has priority."""
-        self._stop("another profiler was started")
+        if self._stop():
+            self._miss("another profiler was started")
 
-    def _stop(self, reason: str) -> None:
+    def _stop(self) -> bool:
+        """Stop the profiler. Return whether a window is lost by this."""
         self._cancel()
         if self.session is None:
-            return
+            return False
         began = now()
         session, self.session = self.session, None
         session.stop()
-        self._miss(reason)
         self._cost_ns += now() - began
+        return True
 
     @property
     def is_profiling(self) -> bool:
@@ -274,10 +279,16 @@ class WindowController:
 
     def _end_thread(self) -> None:
         if threading.get_ident() == self._thread:
-            self._stop(_THREAD_ENDED)
+            self._has_ended = self._stop()
+
+    def _report_end(self) -> None:
+        if self._has_ended:
+            self._has_ended = False
+            self._miss(_THREAD_ENDED)
 
     def abandon(self) -> None:
         """Drop the current window without stopping its profiler, which only the thread that started it may do."""
+        self._report_end()
         if self.is_profiling:
             never_free((self.session, self.prepared))
             self.session = self.prepared = None
@@ -286,6 +297,7 @@ class WindowController:
     def close(self, *, other_thread: bool = False) -> None:
         """Publish the cost of windows, and stop a running one without a result. ``other_thread``: not on the training thread."""
         self._publish_cost()
+        self._report_end()
         if other_thread:
             self.abandon()
         self._cancel()
