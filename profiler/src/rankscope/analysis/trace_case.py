@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -199,8 +200,13 @@ def _waiting_in_turn(profile: Profile, judgement: Judgement[DeviceOwnTimes], sha
         return None
     times = judgement.groups[0].times
     moving = moving_waits(times)
-    # Ranks also wait for each other where transfers take longer in the group of some of them.
-    return profile.describe_moving(times, moving) if 2 * moving.share >= waiting.value else None
+    # Ranks also wait for each other where transfers take longer in the group of some of them, and once in a while.
+    recurs = moving.certainty >= _SURE and 2 * moving.share >= waiting.value
+    return profile.describe_moving(times, moving) if recurs else None
+
+
+_SURE: Final = 0.95
+"""Probability, by the spread over the steps, from which ranks wait for each other in most windows, and not in one of a few."""
 
 
 def _of_several_runs(traces: Sequence[RankTrace], matched: MatchedCollectives) -> str | None:
