@@ -23,7 +23,7 @@ from rankscope.dashboards.data.source import UnknownRunError
 from rankscope.dashboards.ranks.tables import rank_table
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.footprint import footprint
-from rankscope.runs.paths import activity_file, inspector_dir, rank_dir, reports_dir
+from rankscope.runs.paths import activity_file, findings_file, inspector_dir, rank_dir, reports_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import KernelRecord, RankActivity
 from rankscope.runs.silence import SILENT_SECONDS
@@ -225,6 +225,8 @@ def test_what_a_silent_rank_is_doing_is_read_again_but_no_sign_of_progress(tmp_p
     assert appeared.standing == refreshed.standing
     (rank_dir(run, 0, 1) / "stacks-000000.jsonl").write_text("{}\n")
     assert footprint(run).newest_unix_ns == before.newest_unix_ns, "a hung rank is sampled, too"
+    findings_file(run).write_text("{}\n")
+    assert footprint(run).newest_unix_ns == before.newest_unix_ns, "a watcher reports the hang"
     now = footprint(run)
     reports_dir(run, 0).mkdir()
     (reports_dir(run, 0) / "00001.json").write_text("{}")

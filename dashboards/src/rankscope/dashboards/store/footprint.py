@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rankscope.runs.paths import activity_file, inspector_dir, memory_dir, reports_dir, verdict_file
+from rankscope.runs.paths import activity_file, findings_file, inspector_dir, memory_dir, reports_dir, verdict_file
 
 TRACES: Final = "traces"
 """Folder of raw traces: only captured windows use them, and newer ones replace older ones."""
@@ -33,8 +33,11 @@ NOT_SHOWN: Final = frozenset({TRACES, CONTROL, LOGS, VERDICT, SNAPSHOTS, REPORTS
 ACTIVITY: Final = activity_file(Path(), 0, 0).name
 """What a rank that stands still is doing: it is refreshed while the run is silent."""
 
-NO_PROGRESS: Final = (ACTIVITY, "stacks-", "gpu-")
-"""Beginnings of the names of files that grow although the job may hang: they are samples of it."""
+FINDINGS: Final = findings_file(Path()).name
+"""What a watcher found: pages show it, but no verdict depends on it."""
+
+NO_PROGRESS: Final = (ACTIVITY, FINDINGS, "stacks-", "gpu-")
+"""Beginnings of the names of files that grow although the job may hang or has ended: they are samples of it, or about it."""
 
 STREAMS: Final = (".jsonl", ".npy")
 """Suffixes of record files, which only grow."""
