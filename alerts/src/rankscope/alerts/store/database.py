@@ -68,7 +68,7 @@ class AlertStore:
         self._reader = self._connection if self.path is None else self._second_connection()
         self.clock = clock or self._agreed_clock()
         self.id = self._kept_id()
-        """Random, and kept in the file: whoever works on this store is the same watcher or receiver, at whatever address."""
+        """Random, and kept in the file. It identifies a watcher or receiver also after a change of its address."""
 
     def __enter__(self) -> Self:
         return self
