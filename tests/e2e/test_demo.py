@@ -16,6 +16,8 @@ import pytest
 from playwright.sync_api import Browser
 from tests.waiting import wait_until
 
+from rankscope.cli.demo.faults import EXPECTATIONS
+
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch"), pytest.mark.timeout(600)]
@@ -178,3 +180,9 @@ def test_the_script_itself_plants_what_it_knows_and_not_silently_nothing(fault: 
     assert train.planted("none") == ("none", -1)
     with pytest.raises(argparse.ArgumentTypeError, match="expected input, host"):
         train.planted(fault)
+
+
+def test_the_command_accepts_what_the_script_plants() -> None:
+    from rankscope.cli.demo import train
+
+    assert set(EXPECTATIONS) == set(train.FAULTS)

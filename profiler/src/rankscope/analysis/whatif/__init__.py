@@ -7,6 +7,9 @@
 - traces, and runs whose records do not suffice: ``windows_answer`` plays the collectives of profiled steps (``window_graph``);
 - a file of traced operations: ``operations_answer`` plays what ``operations_file`` read, in the order of ``schedule``.
 
-The last two are played on one kind of ``graph``. What ranks and hosts save is what the verdict says (``healed``), but for traced
+What is ideal: the rank in the middle, ``StretchBlock.typical`` (``step_graph``), which ``step_scenarios`` plays for chosen ranks
+or for all of them; in profiled steps ``_ideal`` (``window_graph``).
+
+The last two sources are played on one kind of ``graph``. What ranks and hosts save is what the verdict says (``healed``), but for traced
 operations. ``outcome`` turns step times into the ``whatif_result``, which ``whatif_terminal`` prints.
 """

@@ -10,4 +10,8 @@ device and profiler windows.
 ``lifecycle`` starts and ends the recording: ``identity`` and ``layout`` (which rank this is, and its place in the job),
 ``session`` (ring and helper), ``unrecorded`` (why no step was seen). ``guard`` keeps every error of the recorder away from
 training.
+
+There is one recording at a time. A second ``StepProfiler`` adds nothing (``profiler/step.py``, by ``wrappers/attach``). Of threads
+that train at once one is recorded (``claim`` in ``lifecycle``). The helper refuses a second process in the place of a living rank
+(``helper/writing/store.py``).
 """

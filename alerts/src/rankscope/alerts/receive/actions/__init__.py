@@ -1,1 +1,1 @@
-"""Actions that alerts trigger: ``runner`` sends requests to runs, ``results`` describes what came of them."""
+"""Actions that alerts trigger: ``action_runner`` sends requests to runs, ``results`` describes what came of them."""
