@@ -6,7 +6,7 @@ The path of a reading: ``worker`` samples its GPU (``nvml/``) → ``deltas`` (re
 
 ``gpu_life`` has the states of a GPU and their transitions; ``resets`` recognises that a GPU was initialised anew. ``nursery`` and
 ``nursery_process`` fork the children from a small process (zygote). ``call_board`` shows which NVML call a child is in, and
-``timeouts`` holds the timeouts. A call that
-hangs is noticed by ``children`` (``Child.trouble``); ``gpu_slot`` then has the process killed, and decides when to try again. ``survey`` compares the GPUs of ``probe`` (driver) and ``pci`` (sysfs); ``inventory`` keeps known
-GPUs on disk.
+``timeouts`` holds the timeouts. A call that hangs is noticed by ``children`` (``Child.trouble``); ``gpu_slot`` then has the
+process killed, and decides when to try again. ``survey`` compares the GPUs of ``probe`` (driver) and ``pci`` (sysfs);
+``inventory`` keeps known GPUs on disk.
 """

@@ -10,6 +10,6 @@
 What is ideal: the rank in the middle, ``StretchBlock.typical`` (``step_graph``), which ``step_scenarios`` plays for chosen ranks
 or for all of them; in profiled steps ``_ideal`` (``window_graph``).
 
-The last two sources are played on one kind of ``graph``. What ranks and hosts save is what the verdict says (``healed``), but for traced
-operations. ``outcome`` turns step times into the ``whatif_result``, which ``whatif_terminal`` prints.
+The last two sources are played on one kind of ``graph``. What ranks and hosts save is what the verdict says (``healed``), but
+for traced operations. ``outcome`` turns step times into the ``whatif_result``, which ``whatif_terminal`` prints.
 """

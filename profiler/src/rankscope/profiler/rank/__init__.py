@@ -11,7 +11,7 @@ device and profiler windows.
 ``session`` (ring and helper), ``unrecorded`` (why no step was seen). ``guard`` keeps every error of the recorder away from
 training.
 
-There is one recording at a time. A second ``StepProfiler`` adds nothing (``profiler/step.py``, by ``wrappers/attach``). Of threads
-that train at once one is recorded (``claim`` in ``lifecycle``). The helper refuses a second process in the place of a living rank
-(``helper/writing/store.py``).
+There is one recording at a time. A second ``StepProfiler`` adds nothing (``profiler/step.py``, by ``wrappers/attach``). Of
+threads that train at once one is recorded (``claim`` in ``lifecycle``). The helper refuses a second process in the place of a
+living rank (``helper/writing/store.py``).
 """

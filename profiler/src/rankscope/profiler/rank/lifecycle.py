@@ -48,6 +48,8 @@ IN_CHECKPOINT: Final = 8
 IN_WAIT: Final = 16
 HELPER_ENDED: Final = "its helper process ended"
 _MOVED_STEPS: Final = 16
+_MOVED_NS: Final = 250_000_000
+"""Threads that train at once run in turn, for 5 ms each: one that is merely waiting for its turn must not count as left."""
 _SETTLE_SECONDS: Final = 0.1
 """Wait before the interpreter ends: torch aborts the process if a gloo thread still holds the tensors of the last collective
 (pytorch/pytorch#190489). On loaded machines it holds them for milliseconds."""
@@ -92,14 +94,17 @@ class RecorderLifecycle:
         self._measured_ns = 0
         """Cost of the recorder's work between steps so far."""
         self.thread = self.listening = threading.get_ident()
-        self._opening = threading.Lock()
-        """Held while the recording begins, or moves to another thread."""
+        self._busy = threading.RLock()
+        """Held while a step ends with work, as where the recording begins, and while training moves to another thread.
+
+        Of one thread it may be held twice: a signal handler of the script may train.
+        """
         self._ring = RingWriter()
         self.gradients = LastGradient(self._ring.ready)
         self.session: Session | None = None
         self.step_number = 0
-        self._elsewhere = (0, 0)
-        """Number of the recorded thread's step, and of the steps that have ended on other threads since it began."""
+        self._elsewhere = (0, 0, 0)
+        """Number of the recorded thread's step; number of steps that have ended on other threads since; when the first did."""
         self.may_evaluate = False
         """True if there was a sign of evaluation in this step."""
         self.measures_input = True
@@ -155,20 +160,21 @@ class RecorderLifecycle:
     def claim(self) -> None:
         """Make this thread the recorded one if training has moved to it: a step ends on it (Ray trains on a side thread).
 
-        After the first step only if the recorded thread has ended, or has not ended a step for ``_MOVED_STEPS`` of this one.
+        Once the recorded thread trains, only if it has ended since, or has ended no step for ``_MOVED_STEPS`` steps and
+        ``_MOVED_NS`` of others.
         """
         # Not ``guarded``, which accepts only the recorded thread.
         try:
             thread_id = threading.get_ident()
             foreign = isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001  # torch's own threads
-            # While a recording begins on another thread, training has not moved from there.
-            if self.off or thread_id == self.thread or foreign or not self._opening.acquire(blocking=False):
+            # While the recorded thread is at work between two steps, training has not moved from there.
+            if self.off or thread_id == self.thread or foreign or not self._busy.acquire(blocking=False):
                 return
             try:
                 if self._has_moved():
                     self._move(thread_id)
             finally:
-                self._opening.release()
+                self._busy.release()
         except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
 
@@ -184,13 +190,16 @@ class RecorderLifecycle:
 
     def _has_moved(self) -> bool:
         """Return whether training may have moved from the recorded thread to this one, which ends a step."""
-        if self.session is None or all(thread.ident != self.thread for thread in threading.enumerate()):
+        untrained = self.session is None and not self.saw_backward
+        if not self._begun or untrained or all(thread.ident != self.thread for thread in threading.enumerate()):
             return True
         if self._windows is not None and self._windows.is_profiling:
             return False  # torch's profiler crashes if another thread than the one that started it stops it
-        step, steps = self._elsewhere
-        self._elsewhere = (self.step_number, steps + 1 if step == self.step_number else 1)
-        return self._elsewhere[1] > _MOVED_STEPS
+        step, steps, since = self._elsewhere
+        if step != self.step_number or not steps:
+            steps, since = 0, now()
+        self._elsewhere = (self.step_number, steps + 1, since)
+        return steps >= _MOVED_STEPS and now() - since >= _MOVED_NS
 
     def _store(self, *words: int) -> None:
         if not self._ring.write(*words):
@@ -208,14 +217,8 @@ class RecorderLifecycle:
             self._store(1 << SHIFT | USAGE, *map(detail, usage), detail(begins or meter.restarted))
             meter.restarted = False
 
-    def _begin(self) -> tuple[Session, WindowController] | None:
-        """Begin the recording; ``None``: training has moved to another thread meanwhile."""
-        with self._opening:
-            if self.session is not None or self.thread != threading.get_ident():
-                return None
-            return self._open()
-
     def _open(self) -> tuple[Session, WindowController]:
+        """Begin the recording."""
         optimizer = None if self._optimizers.last is None else self._optimizers.last()
         parameters = parameter_devices(optimizer)
         hello = identify(self.settings, parameters, optimizer=optimizer)
@@ -361,7 +364,7 @@ class RecorderLifecycle:
 
         Where steps end at optimizer steps, a child that takes one is recorded as a rank of its own.
         """
-        self._opening = threading.Lock()  # another thread of the parent may hold it
+        self._busy = threading.RLock()  # another thread of the parent may hold it
         if self.session is None:
             if not self.off:
                 self.thread = self.listening = threading.get_ident()

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from threading import get_ident
 from time import perf_counter_ns as now
 from typing import Final
 
@@ -81,8 +82,12 @@ class StepEnds(RecorderLifecycle):
 
     def _start(self, at: int, *, is_whole: bool = False) -> None:
         """Start recording at the first sign of training. ``is_whole``: this is the start of a step."""
-        self._meters = RankMeters()
         self._begun = at
+        meters = RankMeters()
+        if self.thread != get_ident():
+            meters.close()  # training has moved to another thread meanwhile, with meters of its own
+            return
+        self._meters = meters
         self._flags |= WHOLE_STEP * is_whole
         self._store_usage(begins=True)
 
@@ -114,7 +119,9 @@ class StepEnds(RecorderLifecycle):
             # A signal handler of the script may run at any call below: its events must not come between these words.
             self.listening = 0
             try:
-                self._close_with_work(at)
+                with self._busy:
+                    if self.thread == get_ident():  # otherwise training has just moved to another thread
+                        self._close_with_work(at)
             finally:
                 self.listening = self.thread
             return
@@ -142,10 +149,7 @@ class StepEnds(RecorderLifecycle):
             if get_worker_info() is not None:
                 self._switch_off()
                 return
-            begun = self._begin()
-            if begun is None:
-                return
-            session, windows = begun
+            session, windows = self._open()
         assert meters is not None
         wall_ns = at - self._begun
         self._end_step(at, meters, windows)
