@@ -31,13 +31,11 @@ from rankscope.analysis.result.data_quality import DataQuality
 from rankscope.analysis.result.detail import RankDetail
 from rankscope.analysis.trace.annotations import host_times, input_wait_us
 from rankscope.analysis.trace.categories import KERNEL, NOTE, OPERATOR
-from rankscope.analysis.trace.classify import asks_for_communication
 from rankscope.analysis.trace.columns import Trace, read_traces
 from rankscope.analysis.trace.events import NoTraceError
-from rankscope.analysis.trace.intervals import distinct
 from rankscope.analysis.trace.locations import OPERATIONS_SUFFIX, Location, list_remote
 from rankscope.analysis.trace.schema import integer
-from rankscope.analysis.trace.work import compute_kernels, work_events
+from rankscope.analysis.trace.work import compute_kernels, requests_communication, work_events
 from rankscope.analysis.trace_job import Job, TraceIdentity, identity_of, job_of, rank_of
 from rankscope.base.errors import InputError
 from rankscope.runs.named import refuse_folder_of_runs
@@ -58,8 +56,6 @@ class RankTrace(msgspec.Struct, frozen=True):
 
     identity: TraceIdentity
     rank: int
-    world_size: int | None
-    """Number of ranks that the trace states."""
     least_ranks: int
     """Number of ranks that the job has at least, by the process groups of the trace."""
     host: str | None
@@ -182,7 +178,8 @@ def read_ranks(
     ]
     if len(job.lacking) > 1:  # the verdict says the first
         warnings += [f"not used: the trace of rank {rank} {lacks}" for rank, lacks in job.lacking.items()][:_MOST_WARNINGS]
-    return chosen, job, [*warnings, *_quality_warnings(chosen)]
+    qualities, damaged = {trace.rank: trace.quality for trace in chosen}, {trace.rank: trace.damaged for trace in chosen}
+    return chosen, job, [*warnings, *quality_warnings(qualities, damaged)]
 
 
 def _other_unit(factor: float) -> str:
@@ -229,7 +226,6 @@ def _reduced(trace: Trace, pattern: re.Pattern[str] | None, *, detail: bool) -> 
     return RankTrace(
         identity=identity_of(trace, collectives=reduction.count, steps=step_numbers(trace)),
         rank=0,
-        world_size=trace.world_size,
         least_ranks=least_ranks_of(trace, reduction),
         host=trace.host,
         device_kind=trace.device_kind,
@@ -240,7 +236,7 @@ def _reduced(trace: Trace, pattern: re.Pattern[str] | None, *, detail: bool) -> 
         reduction=reduction,
         by_step=by_step,
         detail=rank_detail,
-        pattern_found=pattern is not None and any(map(pattern.search, _kernel_names(trace))),
+        pattern_found=pattern is not None and bool((trace.named(pattern.search) & (trace.category == KERNEL)).any()),
         own_streams=frozenset() if reduction.breakdowns[0].communication_us else kernels_on_own_streams(trace, events),
         input_us=input_wait_us(trace, events),
         device=DeviceTimes(
@@ -272,13 +268,4 @@ def _requests_communication(trace: Trace) -> bool:
         return False
     calls = np.isin(trace.category, (NOTE, OPERATOR))
     sizes = [integer(args.group_size) for row, args in trace.metadata.items() if calls[row]]
-    requests = (asks_for_communication(trace.names[name]) for name in distinct(trace.name[calls]))
-    return any(requests) and not (sizes and all(size == 1 for size in sizes))
-
-
-def _kernel_names(trace: Trace) -> list[str]:
-    return [trace.names[name] for name in np.unique(trace.name[trace.rows(KERNEL)])]
-
-
-def _quality_warnings(traces: Sequence[RankTrace]) -> list[str]:
-    return quality_warnings({trace.rank: trace.quality for trace in traces}, {trace.rank: trace.damaged for trace in traces})
+    return bool(requests_communication(trace).any()) and not (sizes and all(size == 1 for size in sizes))

@@ -136,7 +136,7 @@ def _input_us(traces: Sequence[RankTrace]) -> float | None:
 
 def stated_world_size(traces: Sequence[RankTrace]) -> int | None:
     """Return the largest number of ranks that a trace states; ``None`` where none does."""
-    return max((trace.world_size for trace in traces if trace.world_size is not None), default=None)
+    return max((size for trace in traces if (size := trace.identity.world_size) is not None), default=None)
 
 
 def world_size_of_traces(traces: Sequence[RankTrace]) -> int | None:

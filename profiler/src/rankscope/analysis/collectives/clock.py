@@ -26,11 +26,11 @@ from rankscope.analysis.collectives.clock_series import (
     drift_ppm,
     fit_series,
     keeps_one,
-    medians,
     seen_at,
 )
 from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.result.collectives import RankClock
+from rankscope.analysis.trace.intervals import medians
 
 
 class Clocks(msgspec.Struct, frozen=True):

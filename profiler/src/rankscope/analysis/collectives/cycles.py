@@ -65,23 +65,14 @@ Cut = Callable[[IssuedOperations], Numbers | None]
 """Function from one rank's operations to their steps; ``None`` where none repeats."""
 
 
-def steps_of(issued: IssuedOperations) -> Numbers:
-    """Return the step of each operation, from 0; ``NONE`` outside of steps, as before the first, and where nothing repeats."""
-    return _steps_of(issued, _cut, group_by_group=True)
+def steps_of(issued: IssuedOperations, *, by_group: bool = False, all_groups: bool = True) -> Numbers:
+    """Return the step of each operation, from 0; ``NONE`` outside of steps, as before the first, and where nothing repeats.
 
-
-def steps_by_group(issued: IssuedOperations, *, group_by_group: bool = False) -> Numbers:
-    """Return the same as ``steps_of`` where only the order within each group is exact.
-
-    The group whose operations repeat least often marks the steps of a rank: mostly the one that reduces gradients, at the end of
-    a step. So operations of other groups belong to the step of the next operation of that group.
-    ``group_by_group``: see ``_steps_of``.
+    ``by_group``: only the order within each group is exact. The group whose operations repeat least often then marks the steps of
+    a rank: mostly the one that reduces gradients, at the end of a step. So operations of other groups belong to the step of the
+    next operation of that group. ``all_groups``: also of ranks that share no operation with the first ones.
     """
-    return _steps_of(issued, _cut_by_group, group_by_group=group_by_group)
-
-
-def _steps_of(issued: IssuedOperations, cut: Cut, *, group_by_group: bool) -> Numbers:
-    """Return the steps; ``group_by_group``: also of ranks that share no operation with the first ones."""
+    cut = _cut_by_group if by_group else _cut
     steps = np.full(len(issued.key), NONE)
     holders, edges = issued.holders
     step_of_key = np.full(len(edges), _UNSEEN)  # the last is of the key -1
@@ -94,7 +85,7 @@ def _steps_of(issued: IssuedOperations, cut: Cut, *, group_by_group: bool) -> Nu
         if shared[place]:
             of_rank = _like(issued.of_rank(place), step_of_key, cut)
         else:
-            remaining = np.flatnonzero(shared == 0).tolist() if group_by_group or (shared >= 0).all() else []
+            remaining = np.flatnonzero(shared == 0).tolist() if all_groups or (shared >= 0).all() else []
             cuts = ((other, cut(issued.of_rank(other))) for other in remaining)
             place, of_rank = next(((other, cut_of_place) for other, cut_of_place in cuts if cut_of_place is not None), (-1, None))
             if of_rank is None:

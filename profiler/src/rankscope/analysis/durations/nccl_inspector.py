@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.collectives.arrivals import Numbers
-from rankscope.analysis.collectives.cycles import steps_by_group
+from rankscope.analysis.collectives.cycles import steps_of
 from rankscope.analysis.durations.calls import MAX_CALLS, DurationCall, DurationCalls, RankCalls, calls_of
 from rankscope.analysis.durations.log_files import find_logs, holds
 from rankscope.analysis.durations.logs import ProcessLog, read_log
@@ -80,7 +80,7 @@ def _durations(processes: LogsByRank, warnings: list[str], *, most: int) -> Dura
     are_verbose = all(row.issued_ns for log in logs.values() for row in log.rows)
 
     def steps(calls: DurationCalls) -> Numbers:
-        return steps_by_group(calls.issued(calls.has(TRANSFER)), group_by_group=bool(stages))
+        return steps_of(calls.issued(calls.has(TRANSFER)), by_group=True, all_groups=bool(stages))
 
     return Durations(
         msgspec.structs.replace(source, more_order=source.more_evidence) if are_verbose else source,

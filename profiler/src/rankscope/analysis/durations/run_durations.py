@@ -65,13 +65,13 @@ class RunDurations:
         )
 
 
-def durations_of_run(run: RunEvidence, *, most: int = MAX_CALLS) -> tuple[RunDurations | None, list[str]]:
+def durations_of_run(run: RunEvidence) -> tuple[RunDurations | None, list[str]]:
     """Return the durations of a run and warnings about them; ``None`` where there are none, or where steps decide."""
     if run.compared or not run.durations or not run.ranks:
         return None, []
     warnings = [*_missing(run)]
     try:
-        durations = _stored_durations(run.durations, run.world_size or len(run.ranks), most=most)
+        durations = _stored_durations(run.durations, run.world_size or len(run.ranks))
     except InputError as error:
         return None, [*warnings, f"durations of collectives are of no use: {error.reason}"]
     if durations is None:
@@ -90,20 +90,18 @@ def durations_of_run(run: RunEvidence, *, most: int = MAX_CALLS) -> tuple[RunDur
     return result, [*warnings, *evidence.warnings, _coverage(run, result)]
 
 
-def _stored_durations(
-    blocks: Mapping[int, Sequence[DurationBlock]], world_size: int, *, most: int = MAX_CALLS
-) -> Durations | None:
+def _stored_durations(blocks: Mapping[int, Sequence[DurationBlock]], world_size: int) -> Durations | None:
     """Return the durations of a run from the blocks of its ranks.
 
-    Of all ranks together at most the last ``most`` operations count. Blocks of the source of most ranks are used. ``None`` where
-    there are none. Raises ``InputError`` if no operation has a duration.
+    Of all ranks together at most the last ``MAX_CALLS`` operations count. Blocks of the source of most ranks are used. ``None``
+    where there are none. Raises ``InputError`` if no operation has a duration.
     """
     ranks = {rank: [block for block in rows if is_usable(block)] for rank, rows in blocks.items()}
     sources = [rows[-1].source for rows in ranks.values() if rows]
     if not sources:
         return None
     source = max(sources, key=sources.count)
-    each = max(1, most // len(ranks))
+    each = max(1, MAX_CALLS // len(ranks))
     calls = {rank: calls_of_blocks(rows) for rank, every in ranks.items() if (rows := last_blocks(every, source, each))}
     groups = [group for of_rank in calls.values() for group in of_rank.groups.values()]
     members = [group.ranks for group in groups if group.ranks]

@@ -3,7 +3,8 @@
 Read ``columns`` first: it keeps the relevant events as the arrays of a ``Trace``. The input is a path or URL. ``locations`` opens
 it, and ``files`` decompresses it to blocks of text. ``events`` decodes a few thousand events at a time into the types of
 ``schema``. ``categories`` has the codes of their categories, ``numbering`` makes arrays of their values. ``merged`` takes a file
-of several ranks apart. ``quality`` leaves damaged events out, with what ``calls`` of the runtime tell.
+of several ranks apart. ``quality`` leaves damaged events out: those whose ``event_times`` cannot be right, and what the ``calls``
+of the runtime contradict.
 
 ``work`` sorts the events into compute, communication and copies, by the tables of ``classify``, and partitions a window, with
 the interval arithmetic of ``intervals``. The output is a ``Trace``, its ``Work`` and a ``Partition``. ``detail`` adds streams,

@@ -31,6 +31,7 @@ from rankscope.analysis.trace.categories import (
     number_streams,
 )
 from rankscope.analysis.trace.classify import CPU_COMMUNICATION, activity_of_function
+from rankscope.analysis.trace.event_times import NOWHERE_NS
 from rankscope.analysis.trace.events import EventStream
 from rankscope.analysis.trace.files import TraceText
 from rankscope.analysis.trace.locations import Location
@@ -38,6 +39,7 @@ from rankscope.analysis.trace.merged import ranks_in_file
 from rankscope.analysis.trace.numbering import (
     NameNumbering,
     Numbering,
+    are_named,
     args_of,
     array_of,
     floats_of,
@@ -48,7 +50,7 @@ from rankscope.analysis.trace.numbering import (
     processes_of,
 )
 from rankscope.analysis.trace.possible import MAX_US
-from rankscope.analysis.trace.quality import NOWHERE_NS, check_columns
+from rankscope.analysis.trace.quality import check_columns
 from rankscope.analysis.trace.schema import (
     ANY_DETAIL_EVENT,
     ANY_EVENT,
@@ -155,12 +157,12 @@ class Trace(msgspec.Struct, frozen=True):
 
     def named(self, wanted: Callable[[str], object]) -> NDArray[np.bool_]:
         """Return which events have a ``wanted`` name, [events]."""
-        named: NDArray[np.bool_] = np.array([bool(wanted(name)) for name in self.names], dtype=bool)[self.name]
-        return named
+        return are_named(self.names, self.name, wanted)
 
-    def rows(self, category: int) -> NDArray[np.intp]:
-        """Return the indices of the events of one category."""
-        return np.flatnonzero(self.category == category)
+    def rows(self, category: int, prefix: str | tuple[str, ...] = "") -> NDArray[np.intp]:
+        """Return the indices of the events of one category, of those whose name begins with a ``prefix``."""
+        rows = np.flatnonzero(self.category == category)
+        return rows[are_named(self.names, self.name[rows], lambda name: name.startswith(prefix))] if prefix else rows
 
 
 def read_traces(path: Location, *, detail: bool = True, complete_only: bool = False, of_run: bool = False) -> list[Trace]:

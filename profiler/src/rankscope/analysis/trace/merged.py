@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from rankscope.analysis.operations import operation, operation_name
 from rankscope.analysis.trace.calls import GIVES_WORK
 from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, LEFT_OUT, NOTE, OPERATOR
-from rankscope.analysis.trace.classify import asks_for_communication, is_cpu_communication
+from rankscope.analysis.trace.classify import CPU_COMMUNICATION, asks_for_communication
 from rankscope.analysis.trace.events import EventStream
 from rankscope.analysis.trace.files import TraceText
 from rankscope.analysis.trace.intervals import distinct
 from rankscope.analysis.trace.locations import Location
-from rankscope.analysis.trace.numbering import Processes, process_id
+from rankscope.analysis.trace.numbering import Processes, are_named, process_id
 from rankscope.analysis.trace.schema import ANY_MERGED_EVENT, PROCESS_NAME, EventArgs, Label, Mark, integer, process_name, rank_of
 from rankscope.base.errors import InputError
 
@@ -134,10 +134,8 @@ class _MergedFile:
         candidates = self._having(*categories)
         if len(candidates) < 2:
             return candidates
-        rows = np.isin(self._columns["category"], categories)
-        chosen = np.zeros(len(names), dtype=bool)
-        chosen[[name for name in distinct(self._columns["name"][rows]) if is_host(names[name])]] = True
-        rows &= chosen[self._columns["name"]]
+        rows = np.flatnonzero(np.isin(self._columns["category"], categories))
+        rows = rows[are_named(names, self._columns["name"][rows], is_host)]
         return set(distinct(self._processes.of_thread[self._columns["thread"][rows]]))
 
     @cached_property
@@ -275,7 +273,7 @@ def _distinct_ranks(ranks: Mapping[Any, Collection[int]]) -> dict[Any, int] | No
 
 
 def _communicates(name: str) -> bool:
-    return asks_for_communication(name) or is_cpu_communication(name)
+    return asks_for_communication(name) or name.startswith(CPU_COMMUNICATION)
 
 
 def _listed(labels: Iterable[str]) -> str:

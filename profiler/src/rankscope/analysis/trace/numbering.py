@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress
 from typing import TypeVar
 
@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.trace.intervals import distinct
 from rankscope.analysis.trace.schema import Number, Time, number, whole_number
 
 _K = TypeVar("_K")
@@ -61,6 +62,14 @@ def integers_of(values: list[Number]) -> NDArray[np.int64]:
 def args_of(args: Sequence[_T], category: NDArray[np.int8], kinds: NDArray[np.bool_]) -> list[_T]:
     """Return the arguments of the events whose category is in the mask ``kinds``."""
     return list(compress(args, kinds[category].tolist()))
+
+
+def are_named(names: Sequence[str], name: NDArray[np.int32], wanted: Callable[[str], object]) -> NDArray[np.bool_]:
+    """Return which events have a ``wanted`` name, [events]; ``name``: index of each event's name in ``names``."""
+    matches = np.zeros(len(names), dtype=bool)
+    matches[[number for number in distinct(name) if wanted(names[number])]] = True
+    named: NDArray[np.bool_] = matches[name]
+    return named
 
 
 def placed(rows: NDArray[np.bool_], values: NDArray[_N], missing: int) -> NDArray[_N]:
