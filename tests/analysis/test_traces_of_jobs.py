@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 from tests.analysis.trace.test_damaged_jobs import NCCL, RANKS, SLOW, Event, job
-from tests.analysis.trace_details import x
+from tests.analysis.trace_events import operator
 from tests.command_line import run_in_process
 
 from rankscope.analysis.engine import analyze
@@ -109,7 +109,7 @@ LACKS: Final[dict[str, Callable[[Sequence[Event]], list[Event]]]] = {
     "has no collectives": lambda events: [event for event in events if event["args"].get("correlation", 1) % 6],
     "has no device events": lambda events: (
         without(events, "kernel", "cuda_runtime")
-        + [x("cpu_op", "aten::mm", event["ts"], 9) for event in events if event["cat"] == "kernel"]
+        + [operator("aten::mm", event["ts"], 9) for event in events if event["cat"] == "kernel"]
     ),
     "has no annotated steps": lambda events: without(events, "user_annotation"),
 }

@@ -11,15 +11,13 @@ from typing import Any, Final, NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.analysis.trace_details import kernel, launch, x
+from tests.analysis.trace_events import Event, annotation, kernel, launch
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.whatif.whatif_of_paths import whatif
 from rankscope.base.errors import InputError
-
-Event = dict[str, Any]
 
 RANKS: Final = 4
 SLOW: Final = 2
@@ -57,7 +55,7 @@ def job(fault: str, *, numbered: bool) -> list[list[Event]]:
             free = [end + 5] * RANKS
         at = max(free) + 20
         for event in events:
-            event.append(x("user_annotation", f"ProfilerStep#{step}", begin, at - begin))
+            event.append(annotation(f"ProfilerStep#{step}", begin, at - begin))
     return events
 
 

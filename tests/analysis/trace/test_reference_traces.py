@@ -106,15 +106,6 @@ def test_device_steps_follow_each_other_and_stay_within_the_file(traces: Path, n
     assert sum(step.compute_us for step in steps) <= whole.compute_us + 0.001
 
 
-def test_only_the_steps_asked_for_are_reduced(traces: Path) -> None:
-    trace = read_trace(traces / "ddp_2ranks_nccl_metadata/rank-0.json.gz")
-    only = reduce_trace(trace, steps=[5])
-    assert [row.step for row in only.breakdowns] == [5]
-    assert {row.step for row in only.collectives} == {5}
-    assert {row.step for row in only.kernels} == {5}
-    assert only.breakdowns[0] in reduce_trace(trace).breakdowns
-
-
 def test_communication_metadata_names_operation_group_and_size(traces: Path) -> None:
     collectives = reduce_file(read_trace(traces / "ddp_2ranks_nccl_metadata/rank-0.json.gz")).collectives
     reductions = [row for row in collectives if row.op == "all_reduce"]
