@@ -10,8 +10,8 @@ from typing import Any
 from rankscope.analysis.collectives.windows import reduce_file, step_breakdowns
 from rankscope.analysis.result.detail import RankDetail, WindowDetail
 from rankscope.analysis.trace.columns import Trace, read_trace
-from rankscope.analysis.trace.detail import detail_of
 from rankscope.analysis.trace.detail_columns import detail_columns
+from rankscope.analysis.trace.window_detail import detail_of
 from rankscope.analysis.trace.work import work_events
 
 Event = dict[str, Any]
@@ -52,6 +52,12 @@ def written(path: Path, events: Iterable[Event], **metadata: Any) -> Path:
 def trace_of(folder: Path, events: Iterable[Event], **metadata: Any) -> Trace:
     """Write the trace of rank 0, and read it."""
     return read_trace(written(folder / "rank-0.json", events, **metadata))
+
+
+def text_of(count: int, **metadata: Any) -> bytes:
+    """Return the text of a trace of ``count`` kernels of 5 us, one every 10 us."""
+    kernels = [kernel(f"gemm_{at % 50}", 10 * at, 5) for at in range(count)]
+    return json.dumps({**metadata, "traceEvents": kernels, "host_name": "n1"}).encode()
 
 
 def details(path: Path) -> RankDetail:

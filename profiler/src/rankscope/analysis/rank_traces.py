@@ -32,7 +32,7 @@ from rankscope.analysis.result.detail import RankDetail
 from rankscope.analysis.trace.annotations import host_times, input_wait_us
 from rankscope.analysis.trace.categories import KERNEL, NOTE, OPERATOR
 from rankscope.analysis.trace.columns import Trace, read_traces
-from rankscope.analysis.trace.events import NoTraceError
+from rankscope.analysis.trace.event_stream import NoTraceError
 from rankscope.analysis.trace.locations import OPERATIONS_SUFFIX, Location, list_remote
 from rankscope.analysis.trace.schema import integer
 from rankscope.analysis.trace.work import compute_kernels, requests_communication, work_events
@@ -216,8 +216,8 @@ def _reduced(trace: Trace, pattern: re.Pattern[str] | None, *, detail: bool) -> 
     rank_detail: RankDetail | None = None
     if detail:
         # Imported only if needed: without detail, imports are a large part of the time for a trace.
-        from rankscope.analysis.trace.detail import detail_of, with_parts
         from rankscope.analysis.trace.detail_columns import detail_columns
+        from rankscope.analysis.trace.window_detail import detail_of, with_parts
 
         window = reduction.breakdowns[0]
         columns = detail_columns(trace, events, [window, *by_step])

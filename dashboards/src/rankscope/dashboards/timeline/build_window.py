@@ -16,7 +16,7 @@ from rankscope.analysis.collectives.matched import match_windows
 from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.perfetto.collective_tracks import Key, key_of, waiting_of
-from rankscope.analysis.perfetto.source import clock_of, shared_by_names
+from rankscope.analysis.perfetto.plan import clock_of, shared_by_names
 from rankscope.analysis.trace.intervals import EMPTY, Spans, union
 from rankscope.analysis.trace.work import Work
 from rankscope.base.errors import InputError

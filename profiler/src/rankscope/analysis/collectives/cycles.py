@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from rankscope.analysis.collectives.arrivals import Flags, Numbers
-from rankscope.analysis.collectives.columns import NONE
+from rankscope.analysis.collectives.growing_columns import NONE
 
 REPEATS: Final = 4
 """Minimum number of steps."""

@@ -22,7 +22,7 @@ from rankscope.analysis.collectives.arrivals import (
     numbered,
     records_of,
 )
-from rankscope.analysis.collectives.columns import NONE
+from rankscope.analysis.collectives.growing_columns import NONE
 from rankscope.analysis.operations import operation
 from rankscope.analysis.trace.intervals import by_key
 from rankscope.runs.records import CollectiveRecord

@@ -62,8 +62,8 @@ def reduce_trace(trace: Trace) -> Reduction:
     is cut to it. A collective belongs to the step in which it was enqueued.
     """
     # Imported only for windows of runs and detailed traces: imports are a large part of the time that a trace takes.
-    from rankscope.analysis.trace.detail import with_parts
     from rankscope.analysis.trace.detail_columns import detail_columns
+    from rankscope.analysis.trace.window_detail import with_parts
 
     annotated = annotated_steps(trace)
     if annotated is None:

@@ -18,7 +18,7 @@ from typing import Annotated, BinaryIO, Final
 
 import msgspec
 
-from rankscope.analysis.durations.calls import LONGEST_US, DurationCall
+from rankscope.analysis.durations.duration_calls import LONGEST_US, DurationCall
 from rankscope.analysis.durations.log_files import BEGIN, ENABLE, open_log
 from rankscope.base.errors import InputError
 from rankscope.runs.durations import TRANSFER, DurationGroup

@@ -13,12 +13,12 @@ import msgspec
 
 from rankscope.analysis.collectives.arrivals import Numbers
 from rankscope.analysis.collectives.cycles import steps_of
-from rankscope.analysis.durations.calls import MAX_CALLS, DurationCall, DurationCalls, RankCalls, calls_of
+from rankscope.analysis.durations.duration_calls import MAX_CALLS, DurationCall, DurationCalls, RankCalls, calls_of
 from rankscope.analysis.durations.log_files import find_logs, holds
 from rankscope.analysis.durations.logs import ProcessLog, read_log
+from rankscope.analysis.durations.pipelines import block_on_sends, pipeline_stages
 from rankscope.analysis.durations.processes import LogsByRank, identify
 from rankscope.analysis.durations.sources import Durations
-from rankscope.analysis.durations.stages import block_on_sends, pipeline_stages
 from rankscope.analysis.operations import OPERATIONS, operation_name
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.text import counted, first_of

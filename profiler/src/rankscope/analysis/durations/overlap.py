@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.arrivals import Arrivals, Numbers, sums
-from rankscope.analysis.durations.calls import DurationCalls
+from rankscope.analysis.durations.duration_calls import DurationCalls
 from rankscope.analysis.trace.intervals import by_key
 from rankscope.runs.durations import AUTOGRAD
 

@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 
 from rankscope.analysis.collectives.arrivals import Arrivals, Flags, Numbers, combined, sums
-from rankscope.analysis.collectives.columns import NONE
+from rankscope.analysis.collectives.growing_columns import NONE
 from rankscope.analysis.collectives.stages import StageTransfer, stages_of_group
-from rankscope.analysis.durations.calls import DurationCalls
+from rankscope.analysis.durations.duration_calls import DurationCalls
 from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes
 from rankscope.runs.durations import PART, TRANSFER
 

@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 
 from rankscope.analysis.collectives.arrivals import Numbers
-from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.collectives.figures import Figures
+from rankscope.analysis.collectives.growing_columns import NONE
 from rankscope.analysis.collectives.world import least_ranks_of_groups
-from rankscope.analysis.durations.analysis import compare_durations
 from rankscope.analysis.durations.blocks import calls_of_blocks, is_usable, last_blocks
-from rankscope.analysis.durations.calls import MAX_CALLS
+from rankscope.analysis.durations.duration_calls import MAX_CALLS
+from rankscope.analysis.durations.job_durations import compare_durations
 from rankscope.analysis.durations.sources import Durations, reader
 from rankscope.analysis.inference.reasons.explained import explain_diagnosis
 from rankscope.analysis.inference.reasons.run_evidence import RunEvidence

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.perfetto.annotations import write_annotations
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
 from rankscope.analysis.perfetto.collective_tracks import (
     MAX_ARROWS,
@@ -23,10 +22,11 @@ from rankscope.analysis.perfetto.collective_tracks import (
     write_collectives,
 )
 from rankscope.analysis.perfetto.export_result import EXPORT_SCHEMA, ExportResult, clock_sentence
+from rankscope.analysis.perfetto.plan import ExportSource, Plan, Progress
 from rankscope.analysis.perfetto.run_source import RunExportSource
 from rankscope.analysis.perfetto.selection import Selection
-from rankscope.analysis.perfetto.source import ExportSource, Plan, Progress
 from rankscope.analysis.perfetto.traces_source import TracesSource
+from rankscope.analysis.perfetto.verdict_tracks import write_annotations
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.trace.locations import location
 from rankscope.base.errors import InputError

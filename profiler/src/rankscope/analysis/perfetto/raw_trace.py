@@ -12,12 +12,12 @@ import msgspec
 
 from rankscope.analysis.perfetto.chrome_json import Thread, TraceWriter, Track
 from rankscope.analysis.trace.categories import COPY, GPU_ANNOTATION, GPU_COPY, GPU_KERNEL, KERNEL, LAUNCHED, CategoryCodes
-from rankscope.analysis.trace.events import EventStream
-from rankscope.analysis.trace.files import TraceText
+from rankscope.analysis.trace.event_stream import EventStream
 from rankscope.analysis.trace.locations import Location
 from rankscope.analysis.trace.numbering import process_id
 from rankscope.analysis.trace.possible import LATEST_NS, MAX_US
 from rankscope.analysis.trace.schema import read_metadata
+from rankscope.analysis.trace.trace_text import TraceText
 from rankscope.base.errors import InputError
 
 _ABSENT: Final = msgspec.Raw(b"null")

@@ -16,9 +16,7 @@ from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.perfetto import hardware_tracks
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
 from rankscope.analysis.perfetto.hardware_tracks import gpu_name, write_hardware
-from rankscope.analysis.perfetto.raw_trace import RawTracks, read_raw_trace
-from rankscope.analysis.perfetto.selection import Selection, fitting_steps
-from rankscope.analysis.perfetto.source import (
+from rankscope.analysis.perfetto.plan import (
     Plan,
     Progress,
     clock_of,
@@ -27,6 +25,8 @@ from rankscope.analysis.perfetto.source import (
     shared_by_names,
     widen,
 )
+from rankscope.analysis.perfetto.raw_trace import RawTracks, read_raw_trace
+from rankscope.analysis.perfetto.selection import Selection, fitting_steps
 from rankscope.analysis.perfetto.step_tracks import write_steps
 from rankscope.analysis.perfetto.survey import Survey
 from rankscope.analysis.result.text import counted

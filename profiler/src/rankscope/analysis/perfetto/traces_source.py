@@ -10,9 +10,9 @@ from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.collectives.windows import reduce_file
 from rankscope.analysis.evidence.kernels.data_quality import quality_warnings
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
+from rankscope.analysis.perfetto.plan import Plan, Progress, clock_of, none_of_these, process_name, widen
 from rankscope.analysis.perfetto.raw_trace import RawTracks, read_raw_trace
 from rankscope.analysis.perfetto.selection import Selection
-from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, none_of_these, process_name, widen
 from rankscope.analysis.rank_traces import find_traces
 from rankscope.analysis.result.data_quality import DataQuality
 from rankscope.analysis.trace.columns import Trace, read_traces

@@ -31,9 +31,8 @@ from rankscope.analysis.trace.categories import (
     number_streams,
 )
 from rankscope.analysis.trace.classify import CPU_COMMUNICATION, activity_of_function
+from rankscope.analysis.trace.event_stream import EventStream
 from rankscope.analysis.trace.event_times import NOWHERE_NS
-from rankscope.analysis.trace.events import EventStream
-from rankscope.analysis.trace.files import TraceText
 from rankscope.analysis.trace.locations import Location
 from rankscope.analysis.trace.merged import ranks_in_file
 from rankscope.analysis.trace.numbering import (
@@ -65,6 +64,7 @@ from rankscope.analysis.trace.schema import (
     process_name,
     read_metadata,
 )
+from rankscope.analysis.trace.trace_text import TraceText
 from rankscope.base.errors import InputError
 from rankscope.runs.records import DeviceKind
 

@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.trace.calls import EARLY_START, RuntimeCalls
 from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, LEFT_OUT, OPERATOR
 from rankscope.analysis.trace.classify import is_work
 from rankscope.analysis.trace.intervals import are_within, middles, positions_of
 from rankscope.analysis.trace.numbering import are_named
+from rankscope.analysis.trace.runtime_calls import EARLY_START, RuntimeCalls
 from rankscope.runs.records import DeviceKind
 
 _NS_PER_S: Final = 1_000_000_000

@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.operations import operation, operation_name
-from rankscope.analysis.trace.calls import GIVES_WORK
 from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, LEFT_OUT, NOTE, OPERATOR
 from rankscope.analysis.trace.classify import CPU_COMMUNICATION, asks_for_communication
-from rankscope.analysis.trace.events import EventStream
-from rankscope.analysis.trace.files import TraceText
+from rankscope.analysis.trace.event_stream import EventStream
 from rankscope.analysis.trace.intervals import distinct
 from rankscope.analysis.trace.locations import Location
 from rankscope.analysis.trace.numbering import Processes, are_named, process_id
+from rankscope.analysis.trace.runtime_calls import GIVES_WORK
 from rankscope.analysis.trace.schema import ANY_MERGED_EVENT, PROCESS_NAME, EventArgs, Label, Mark, integer, process_name, rank_of
+from rankscope.analysis.trace.trace_text import TraceText
 from rankscope.base.errors import InputError
 
 

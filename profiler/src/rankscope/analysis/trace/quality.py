@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.result.data_quality import DataQuality, Problem
 from rankscope.analysis.result.text import counted
-from rankscope.analysis.trace.calls import (
+from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, LEFT_OUT
+from rankscope.analysis.trace.event_times import are_far, device_events_of, host_events, in_order, without_overruns
+from rankscope.analysis.trace.runtime_calls import (
     GIVES_WORK,
     RuntimeCalls,
     before_launch,
@@ -19,8 +21,6 @@ from rankscope.analysis.trace.calls import (
     launch_about,
     out_of_order,
 )
-from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, LEFT_OUT
-from rankscope.analysis.trace.event_times import are_far, device_events_of, host_events, in_order, without_overruns
 from rankscope.runs.records import DeviceKind
 
 MOST_MISSING: Final = 0.02

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.arrivals import PAIR, Arrivals, Flags, Floats, Numbers, numbered, sums
-from rankscope.analysis.collectives.columns import NONE
+from rankscope.analysis.collectives.growing_columns import NONE
 from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.collectives.traffic.links import ExpectedBandwidth, Fabric, expect
 from rankscope.analysis.collectives.waits.waiting import Waits

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from rankscope.analysis.durations.calls import DurationCall, DurationCalls, RankCalls, calls_of
-from rankscope.analysis.durations.stages import block_on_sends, pipeline_stages
+from rankscope.analysis.durations.duration_calls import DurationCall, DurationCalls, RankCalls, calls_of
+from rankscope.analysis.durations.pipelines import block_on_sends, pipeline_stages
 from rankscope.runs.durations import TRANSFER, DurationGroup
 
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.trace import events
-from rankscope.analysis.trace.events import EventStream
+from rankscope.analysis.trace import event_stream
+from rankscope.analysis.trace.event_stream import EventStream
 from rankscope.analysis.trace.schema import ANY_EVENT, Mark, TraceEvent
 from rankscope.base.errors import InputError
 
@@ -170,9 +170,9 @@ def test_endless_text_without_events_is_refused(
     monkeypatch: pytest.MonkeyPatch, begin: bytes, forever: bytes, reason: str
 ) -> None:
     # given text that never reaches an event, with limits that are reached soon
-    monkeypatch.setattr(events, "MAX_HEAD_BYTES", 1 << 20)
-    monkeypatch.setattr(events, "MAX_EVENT_BYTES", 1 << 20)
-    monkeypatch.setattr(events, "MAX_DAMAGED", 5000)
+    monkeypatch.setattr(event_stream, "MAX_HEAD_BYTES", 1 << 20)
+    monkeypatch.setattr(event_stream, "MAX_EVENT_BYTES", 1 << 20)
+    monkeypatch.setattr(event_stream, "MAX_DAMAGED", 5000)
 
     def text() -> Iterator[bytes]:
         yield begin
@@ -184,7 +184,7 @@ def test_endless_text_without_events_is_refused(
 
 
 def test_what_stands_behind_the_events_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "MAX_TAIL_BYTES", 1 << 20)
+    monkeypatch.setattr(event_stream, "MAX_TAIL_BYTES", 1 << 20)
 
     def text() -> Iterator[bytes]:
         yield json.dumps({"traceEvents": [event("k")]}).encode()[:-1] + b', "a": "'

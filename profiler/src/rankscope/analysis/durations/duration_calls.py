@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.analysis.collectives.arrivals import CollectiveColumns, Flags, Floats, Numbers, combined, offsets
-from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.collectives.cycles import IssuedOperations
+from rankscope.analysis.collectives.growing_columns import NONE
 from rankscope.analysis.operations import operation
 from rankscope.runs.durations import AUTOGRAD, TRANSFER, DurationGroup
 

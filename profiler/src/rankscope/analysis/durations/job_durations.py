@@ -20,12 +20,12 @@ import numpy as np
 
 from rankscope.analysis.collectives.arrivals import Arrivals, Flags, Numbers, combined, numbered
 from rankscope.analysis.collectives.clock import Clocks
-from rankscope.analysis.collectives.columns import NONE
+from rankscope.analysis.collectives.growing_columns import NONE
 from rankscope.analysis.collectives.matched import MatchedCollectives
 from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.collectives.waits.blame import assign_blame
 from rankscope.analysis.collectives.waits.waiting import NO_WAITS
-from rankscope.analysis.durations.calls import DurationCalls
+from rankscope.analysis.durations.duration_calls import DurationCalls
 from rankscope.analysis.durations.overlap import longest_waits, overlapping_by_autograd, overlapping_by_gaps
 from rankscope.analysis.durations.own_times import own_times, stages_of_calls
 from rankscope.analysis.durations.sources import Durations, reader

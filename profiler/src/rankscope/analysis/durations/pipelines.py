@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.collectives.columns import NONE
-from rankscope.analysis.durations.calls import DurationCalls
+from rankscope.analysis.collectives.growing_columns import NONE
+from rankscope.analysis.durations.duration_calls import DurationCalls
 from rankscope.runs.durations import TRANSFER
 
 _MOST_PARTS: Final = 4
