@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.analysis.collectives_by_hand import matched, record
+from tests.analysis.collectives_by_hand import breakdown, matched, record
 from tests.analysis.trace_events import Event, annotation, operator, written
 
 from rankscope.analysis.collectives.clock import Clocks
@@ -146,20 +146,7 @@ def test_verdict_and_what_if_divide_by_the_same_step_without_contradiction(dlrm:
 
 
 def window(start: float, length: float) -> StepBreakdown:
-    return StepBreakdown(
-        step=0,
-        start_unix_ns=round(start * 1000),
-        device_kind="cuda",
-        window_us=length,
-        compute_us=length,
-        communication_us=0.0,
-        overlap_us=0.0,
-        exposed_communication_us=0.0,
-        memcpy_us=0.0,
-        exposed_memcpy_us=0.0,
-        idle_us=0.0,
-        events=1,
-    )
+    return breakdown(0, round(start * 1000), length, compute_us=length)
 
 
 @given(

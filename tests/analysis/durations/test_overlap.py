@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.analysis.collectives_by_hand import matched
+from tests.analysis.collectives_by_hand import matched, record
 
 from rankscope.analysis.durations.overlap import longest_waits
 from rankscope.runs.records import CollectiveRecord
@@ -12,23 +12,9 @@ from rankscope.runs.records import CollectiveRecord
 TRANSFER = 100_000
 
 
-def collective(number: int, wait_ns: int, last: int) -> dict[int, CollectiveRecord]:
+def collective(wait_ns: int, last: int) -> dict[int, CollectiveRecord]:
     """Return a collective of four ranks at which all wait for the ``last``."""
-    return {
-        rank: CollectiveRecord(
-            step=0,
-            group="0",
-            group_ranks=[0, 1, 2, 3],
-            index=number,
-            op="all_gather",
-            bytes=1,
-            enqueue_unix_ns=0,
-            start_unix_ns=0,
-            end_unix_ns=TRANSFER + (0 if rank == last else wait_ns),
-            stream=0,
-        )
-        for rank in range(4)
-    }
+    return {rank: record(0, (TRANSFER + (wait_ns if rank != last else 0)) / 1000, op="all_gather", bytes=1) for rank in range(4)}
 
 
 @pytest.mark.parametrize(
@@ -46,7 +32,7 @@ def collective(number: int, wait_ns: int, last: int) -> dict[int, CollectiveReco
     ],
 )
 def test_of_each_delay_the_longest_wait_is_left(waits: list[tuple[int, int]], expected: list[int]) -> None:
-    matches = matched(*(collective(number, 1_000_000 * wait, last) for number, (wait, last) in enumerate(waits)))
+    matches = matched(*(collective(1_000_000 * wait, last) for wait, last in waits))
     result = longest_waits(matches, {"0"})
     assert np.flatnonzero(result.most(result.inside_ns) > TRANSFER).tolist() == expected
     assert longest_waits(matches, set()) is matches

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.analysis.collectives_by_hand import breakdown
 from tests.perfetto_model import Model, Slice, load
 from tests.step_files import append
 
@@ -77,7 +78,7 @@ def make_run(
                 compute_spans_us=[(0.0, 100.0)],
             )
             append(folder, "collectives", collective)
-            append(folder, "windows", breakdown(step, starts[step] + 100_000, kind))
+            append(folder, "windows", profile(step, starts[step] + 100_000, kind))
             append(folder, "kernels", KernelRecord(step=step, name="gemm", kind="compute", total_us=900.5, calls=3))
     return path
 
@@ -104,21 +105,9 @@ def step_record(step: int, start: int, *, profiled: bool = False) -> StepRecord:
     )
 
 
-def breakdown(step: int, start: int, kind: DeviceKind) -> StepBreakdown:
-    return StepBreakdown(
-        step=step,
-        start_unix_ns=start,
-        device_kind=kind,
-        window_us=9_900.0,
-        compute_us=5_000.0,
-        communication_us=4_000.0,
-        overlap_us=100.0,
-        exposed_communication_us=3_900.0,
-        memcpy_us=0.0,
-        exposed_memcpy_us=0.0,
-        idle_us=1_000.0,
-        events=30,
-    )
+def profile(step: int, start: int, kind: DeviceKind) -> StepBreakdown:
+    parts = {"compute_us": 5_000.0, "communication_us": 4_000.0, "overlap_us": 100.0, "exposed_communication_us": 3_900.0}
+    return breakdown(step, start, 9_900.0, device_kind=kind, idle_us=1_000.0, events=30, **parts)
 
 
 def exported(*paths: Path, raw: bool | None = None, verdict: bool = True, **selection: Any) -> tuple[Model, ExportResult]:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from tests import step_files
-from tests.analysis.perfetto.small_runs import SKEW_NS, START, STEP_US, breakdown, by_step, exported, make_run, step_record
+from tests.analysis.perfetto.small_runs import SKEW_NS, START, STEP_US, by_step, exported, make_run, profile, step_record
 from tests.step_files import append, steps_file
 
 from rankscope.analysis.perfetto.export import export_perfetto
@@ -133,7 +133,7 @@ def test_garbage_collection_is_a_counter_as_nobody_knows_when_it_was(tmp_path: P
 def test_records_of_another_age_move_nothing(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     append(rank_dir(run, 0, 0), "steps", step_record(6, 5), step_record(7, 2**61), step_record(-1, START))
-    append(rank_dir(run, 0, 0), "windows", breakdown(3, 5, "cuda"))
+    append(rank_dir(run, 0, 0), "windows", profile(3, 5, "cuda"))
     model, export = exported(run)
     assert len(model.of("step")) == 24
     assert max(event.end for event in model.of("step")) < 10**9
