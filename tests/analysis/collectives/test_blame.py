@@ -1,8 +1,6 @@
-"""Matching, clocks and blame on hand-written collectives, and what healing several ranks saves."""
+"""Blame on hand-written collectives, and what healing several ranks saves."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,83 +24,6 @@ def blame(by_rank: dict[int, list[CollectiveRecord]]) -> Blame:
 def gains(blame: Blame) -> list[tuple[int, int, float]]:
     """Return (instance, place of the rank, microseconds) of each gain."""
     return list(zip(blame.waits.gain_of.tolist(), blame.waits.gain_by.tolist(), blame.waits.gain_us.tolist(), strict=True))
-
-
-def test_sequence_numbers_match_what_order_would_not() -> None:
-    by_rank = {
-        0: [record(0, 9, sequence=5, index=0), record(10, 19, sequence=6, index=1)],
-        1: [record(12, 19, sequence=6, index=0)],
-    }
-    matching = match_collectives(by_rank)
-    assert [match.records[0].sequence for match in matching.matches] == [6]
-    assert (matching.unmatched, matching.method) == (1, "sequence")
-
-
-def test_without_sequence_a_rank_that_lacks_one_makes_order_meaningless() -> None:
-    by_rank = {0: [record(0, 9), record(10, 19, index=1)], 1: [record(12, 19)]}
-    matching = match_collectives(by_rank)
-    assert (len(matching.matches), matching.unmatched, matching.method) == (0, 2, None)
-
-
-def test_operations_or_sizes_that_differ_do_not_match() -> None:
-    assert match_collectives({0: [record(0, 9)], 1: [record(0, 9, op="all_gather")]}).unmatched == 1
-    assert match_collectives({0: [record(0, 9, bytes=8)], 1: [record(0, 9, bytes=16)]}).unmatched == 1
-    assert len(match_collectives({0: [record(0, 9, bytes=8)], 1: [record(0, 9)]}).matches) == 1
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"op": "send", "p2p": True}, "p2p"),
-        ({"op": "broadcast"}, "broadcast"),
-        ({"op": "gather"}, "rooted"),
-        ({"op": "all_to_allv"}, "uneven_all_to_all"),
-        ({"op": "dispatch"}, "expert_parallel"),
-        ({"op": "coalesced"}, "p2p"),
-        ({"op": "coalesced", "p2p": True}, "p2p"),
-        ({"op": "unknown"}, "unknown_operation"),
-        ({"op": "exchange_of_halos"}, "unknown_operation"),
-    ],
-)
-def test_operations_that_say_nothing_about_waiting_are_counted_by_reason(fields: dict[str, Any], reason: str) -> None:
-    matching = match_collectives({rank: [record(0, 9, **fields), record(10, 19, index=1)] for rank in (0, 1)})
-    assert matching.excluded == {reason: 1}
-    assert (len(matching.matches), matching.unmatched) == (1, 0)
-
-
-def test_an_all_to_all_of_unequal_sizes_is_excluded() -> None:
-    matching = match_collectives({0: [record(0, 9, op="all_to_all", bytes=8)], 1: [record(0, 9, op="all_to_all", bytes=9)]})
-    assert matching.excluded == {"uneven_all_to_all": 1}
-
-
-def test_a_group_is_complete_only_with_all_its_ranks() -> None:
-    by_rank = {rank: [record(0, 9, group_ranks=[0, 1, 2])] for rank in (0, 1)}
-    assert match_collectives(by_rank).unmatched == 1
-    assert match_collectives({rank: [record(0, 9)] for rank in (0, 1)}, world_size=3).unmatched == 1
-
-
-def test_groups_of_the_same_name_with_other_members_are_kept_apart() -> None:
-    by_rank = {rank: [record(0, 9, group="tp", group_ranks=[0, 1] if rank < 2 else [2, 3])] for rank in range(4)}
-    assert [match.ranks for match in match_collectives(by_rank).matches] == [[0, 1], [2, 3]]
-
-
-def test_clock_offsets_are_found_from_ends() -> None:
-    offset = {0: 0, 1: 7_000, 2: -3_000}
-    by_rank = {
-        rank: [record(at + shift, at + 50 + shift, index=number) for number, at in enumerate((100, 300, 500))]
-        for rank, shift in offset.items()
-    }
-    clocks = fit_clocks(match_collectives(by_rank).matches)
-    assert clocks.offset_ns[1] - clocks.offset_ns[0] == 7_000_000
-    assert clocks.offset_ns[2] - clocks.offset_ns[0] == -3_000_000
-    assert clocks.residual_ns == 0
-
-
-def test_ranks_of_one_host_share_a_clock() -> None:
-    by_rank = {0: [record(100, 200)], 1: [record(100, 203)], 2: [record(1100, 1201)]}
-    clocks = fit_clocks(match_collectives(by_rank).matches, {0: "a", 1: "a", 2: "b"})
-    assert clocks.offset_ns[0] == clocks.offset_ns[1]
-    assert clocks.offset_ns[2] - clocks.offset_ns[0] == pytest.approx(1_000_000, abs=3_000)
 
 
 def test_nobody_leaves_a_collective_before_the_last_has_arrived() -> None:

@@ -41,12 +41,7 @@ def drift(clocks: Clocks, rank: int) -> float:
 
 
 @settings(max_examples=15)
-@given(
-    st.lists(st.builds(Planted, offset=offsets, ppm=drifts), min_size=2, max_size=5),
-    when,
-    st.floats(0, 50 * US),
-    seeds,
-)
+@given(st.lists(st.builds(Planted, offset=offsets, ppm=drifts), min_size=2, max_size=5), when, st.floats(0, 50 * US), seeds)
 def test_offsets_and_drifts_are_found_whoever_comes_late(planted: list[Planted], times: str, jitter: float, seed: int) -> None:
     # given ranks that may arrive late at any collective: that changes when it ends, but all ranks still see the same end
     rng = np.random.default_rng(seed)
@@ -149,11 +144,7 @@ def test_no_drift_is_claimed_where_the_data_do_not_show_it(ends: Floats, ppm: fl
 @given(seeds, st.sampled_from(["laplace", "normal", "cauchy"]), st.integers(20, 300))
 def test_noise_alone_is_no_drift_and_sets_no_clock(seed: int, kind: str, count: int) -> None:
     rng = np.random.default_rng(seed)
-    noise = {
-        "laplace": rng.laplace(0, 1, count),
-        "normal": rng.normal(0, 1, count),
-        "cauchy": rng.standard_cauchy(count),
-    }[kind]
+    noise = {"laplace": rng.laplace(0, 1, count), "normal": rng.normal(0, 1, count), "cauchy": rng.standard_cauchy(count)}[kind]
     at = np.array([1e8 * number for number in range(count)])
     (series,) = fit_series(at, 30 * US * noise, np.arange(count) // 20)
     assert series.drift is None or abs(series.drift) * 1e8 * count < 6 * 30 * US

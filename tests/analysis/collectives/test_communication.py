@@ -26,7 +26,7 @@ def test_transferring_and_waiting_agree_with_counting(rows: list[tuple[int, list
     # given collectives of three ranks that end together, with compute inside
     base = 10**6
     matches = []
-    for index, (end, durations, computes) in enumerate(rows):
+    for end, durations, computes in rows:
         records = []
         for duration, compute in zip(durations, computes, strict=True):
             start = base + end - duration
@@ -60,13 +60,8 @@ def test_transferring_and_waiting_agree_with_counting(rows: list[tuple[int, list
 
 def test_the_last_to_come_does_not_wait_and_arrival_on_a_cpu_is_the_call() -> None:
     # given a collective on CPU threads: rank 0 enqueued early, its worker began later; rank 1 enqueued late
-    matches = matched(
-        {
-            rank: record(enqueue, 100, stream=None, start_unix_ns=1000 * start)
-            for rank, enqueue, start in ((0, 0, 20), (1, 70, 75))
-        }
-    )
-    parts = communication_parts(matches)
+    early, late = (record(enqueue, 100, stream=None, start_unix_ns=1000 * start) for enqueue, start in ((0, 20), (70, 75)))
+    parts = communication_parts(matched({0: early, 1: late}))
     assert (parts[0].transfer_exposed_us, parts[0].wait_exposed_us) == (30, 50)
     assert (parts[1].transfer_exposed_us, parts[1].wait_exposed_us) == (25, 0)
 

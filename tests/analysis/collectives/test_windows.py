@@ -173,11 +173,7 @@ def test_communication_metadata_outweighs_the_kernels_name(tmp_path: Path) -> No
         "In msg nelems": 10,
         "Group size": 2,
     }
-    reduction = reduce(
-        tmp_path,
-        annotation("ProfilerStep#1", 0, 50),
-        kernel("my_fast_reduce", 10, 5, 7, 1, **metadata),
-    )
+    reduction = reduce(tmp_path, annotation("ProfilerStep#1", 0, 50), kernel("my_fast_reduce", 10, 5, 7, 1, **metadata))
     (collective,) = reduction.collectives
     assert (collective.op, collective.group, collective.sequence, collective.bytes, collective.group_size) == (
         "all_reduce",

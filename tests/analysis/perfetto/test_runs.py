@@ -24,13 +24,7 @@ GOLDEN = Path(__file__).with_name("small_run.json")
 
 def test_every_rank_is_a_process_below_the_verdict(tmp_path: Path) -> None:
     model, export = exported(make_run(tmp_path / "run"))
-    assert model.processes == [
-        "rankscope",
-        "rank 0 · host a · GPU-8a1b",
-        "rank 1 · host a",
-        "rank 2 · host b",
-        "rank 3 · host b",
-    ]
+    assert model.processes == ["rankscope", "rank 0 · host a · GPU-8a1b", "rank 1 · host a", "rank 2 · host b", "rank 3 · host b"]
     assert (export.kind, export.ranks, export.steps, export.simulated) == ("run", [0, 1, 2, 3], (0, 6), False)
     assert model.tracks("rank 1") == [
         "steps",

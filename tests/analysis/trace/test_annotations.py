@@ -99,11 +99,7 @@ def test_an_activity_counts_with_the_work_that_it_launches(tmp_path: Path) -> No
 def test_passes_of_an_evaluation_are_no_phases(tmp_path: Path) -> None:
     times = times_of(
         tmp_path,
-        two_steps(
-            annotation("evaluate", 700, 300),
-            annotation("## forward ##", 800, 100),
-            annotation("## forward ##", 1100, 50),
-        ),
+        two_steps(annotation("evaluate", 700, 300), annotation("## forward ##", 800, 100), annotation("## forward ##", 1100, 50)),
     )
     assert times["evaluation"] == {0: 300.0, 1: 0.0}
     assert times["forward"] == {0: 50.0, 1: 0.0}

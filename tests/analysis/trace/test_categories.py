@@ -61,11 +61,7 @@ def plain(name: str, ts: float, dur: float, process: int, **args: Any) -> Event:
 
 @pytest.mark.parametrize(
     ("hardware", "communication"),
-    [
-        ("Ascend Hardware", "Communication"),
-        ("Ascend Hardware(310)", "HCCL"),
-        ("Task Scheduler", "Collective Communication"),
-    ],
+    [("Ascend Hardware", "Communication"), ("Ascend Hardware(310)", "HCCL"), ("Task Scheduler", "Collective Communication")],
 )
 def test_device_events_of_ascend_are_told_by_their_process(tmp_path: Path, hardware: str, communication: str) -> None:
     processes = {1: "Python", 2: "CANN", 3: hardware, 4: communication, 5: "Overlap Analysis"}

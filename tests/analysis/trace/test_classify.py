@@ -50,10 +50,7 @@ KERNELS: dict[str, tuple[tuple[str, str], ...]] = {
             ),
             "all_reduce",
         ),
-        (
-            "void flashinfer::trtllm_moe_allreduce_fusion::moereduce_allreduce_fusion_kernel_oneshot_lamport<8>(int)",
-            "all_reduce",
-        ),
+        ("void flashinfer::trtllm_moe_allreduce_fusion::moereduce_allreduce_fusion_kernel_oneshot_lamport<8>(int)", "all_reduce"),
         ("void flashinfer::trtllm_mnnvl_allreduce::oneshotAllreduceFusionKernel<(unsigned char)4, float>(float*)", "all_reduce"),
         ("void flashinfer::trtllm_mnnvl_allreduce::rmsNormLamport<float>(float*)", "all_reduce"),
         ("void flashinfer::comm::pcie_ipc::ipc_rsag_push_param_kernel<8>(int)", "unknown"),

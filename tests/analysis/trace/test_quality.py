@@ -95,10 +95,7 @@ def steps(*damaged: int, share: float = 0.1, count: int = 4) -> list[Event]:
         start = START_US + 10_000 * step
         step_events = work(50, first=1 + 100 * step, start=start)
         lost = kernels(step_events)[: round(share * 50)] if step in damaged else []
-        events += [
-            annotation(f"ProfilerStep#{step}", start - 10, 9_990),
-            *(item for item in step_events if item not in lost),
-        ]
+        events += [annotation(f"ProfilerStep#{step}", start - 10, 9_990), *(item for item in step_events if item not in lost)]
     return events
 
 

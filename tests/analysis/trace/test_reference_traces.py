@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from tests.analysis.trace_values import differences, values_of_file
+from tests.analysis.trace_values import PARTITION, differences, values_of_file
 from tests.trace_truth import values as trace_truth
 
 from rankscope.analysis.collectives.windows import reduce_file, reduce_trace
@@ -28,17 +28,7 @@ TRACES = [
     "resnet_8ranks_mi300/rank-0.json.gz",
     "timesformer_h100/rank-0.json.gz",
 ]
-FIELDS = (
-    "window_us",
-    "compute_us",
-    "communication_us",
-    "overlap_us",
-    "exposed_communication_us",
-    "memcpy_us",
-    "exposed_memcpy_us",
-    "idle_us",
-    "overlap_ratio",
-)
+FIELDS = (*PARTITION, "overlap_ratio")
 
 
 @pytest.fixture(scope="module")
