@@ -30,16 +30,8 @@ def record(arrive: float, end: float, **fields: Any) -> CollectiveRecord:
 
 def breakdown(step: int, start_ns: int, window_us: float, **fields: Any) -> StepBreakdown:
     """Return the window of a step in which nothing ran but what ``fields`` say."""
-    parts = (
-        "compute_us",
-        "communication_us",
-        "overlap_us",
-        "exposed_communication_us",
-        "memcpy_us",
-        "exposed_memcpy_us",
-        "idle_us",
-    )
-    usual = dict.fromkeys(parts, 0.0) | {"device_kind": "cuda", "events": 1}
+    parts = ("compute_us", "communication_us", "overlap_us", "exposed_communication_us", "memcpy_us", "exposed_memcpy_us")
+    usual: dict[str, Any] = {"device_kind": "cuda", "events": 1, **dict.fromkeys((*parts, "idle_us"), 0.0)}
     return StepBreakdown(step=step, start_unix_ns=start_ns, window_us=window_us, **usual | fields)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from tests.analysis.trace.test_damaged_jobs import NCCL, RANKS, SLOW, Event, job
-from tests.analysis.trace_events import operator
+from tests.analysis.trace.test_damaged_jobs import NCCL, RANKS, SLOW, job
+from tests.analysis.trace_events import Event, operator
 from tests.command_line import run_in_process
 
 from rankscope.analysis.engine import analyze

@@ -89,7 +89,7 @@ def test_gloo_tells_its_size_where_shapes_were_recorded(tmp_path: Path) -> None:
     (collective,) = collectives(
         tmp_path,
         operator("c10d::allreduce_", 0, 1),
-        annotation("gloo:all_reduce", 2, 9, **{"Input Dims": [[256]], "Input type": ["float"]}),
+        annotation("gloo:all_reduce", 2, 9, Input_Dims=[[256]], Input_type=["float"]),
     )
     assert (collective.bytes, collective.dtype, collective.stream) == (1024, "float", None)
 

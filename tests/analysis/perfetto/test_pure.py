@@ -19,8 +19,8 @@ from rankscope.analysis.perfetto.chrome_json import (
     MAX_NAME,
     SliceLanes,
     TraceWriter,
-    inert,
-    inert_args,
+    encoded_args,
+    printable,
     us_text,
 )
 from rankscope.analysis.perfetto.raw_trace import ns_of
@@ -130,7 +130,7 @@ def test_times_of_damaged_files(text: bytes, ns: int | None) -> None:
 
 @given(st.text(st.characters()))
 def test_names_are_printable_and_short(text: str) -> None:
-    shown = inert(text)
+    shown = printable(text)
     assert len(shown) <= MAX_NAME
     assert shown.isprintable()
     shown.encode()
@@ -140,7 +140,7 @@ def test_names_are_printable_and_short(text: str) -> None:
 
 @given(st.dictionaries(st.text(st.characters()), json_values, max_size=5))
 def test_arguments_are_bounded_and_can_be_encoded(args: dict[str, Any]) -> None:
-    data = inert_args(args)
+    data = encoded_args(args)
     assert len(data) <= MAX_ARGS_BYTES
     assert isinstance(json.loads(data), dict)
 
@@ -150,13 +150,13 @@ def test_arguments_without_end_are_cut() -> None:
     for _ in range(5000):
         deep = [deep]
     shown = json.loads(
-        inert_args({"deep": deep, "long": list(range(100)), "wide": {str(key): 0 for key in range(100)}, "big": 10**50})
+        encoded_args({"deep": deep, "long": list(range(100)), "wide": {str(key): 0 for key in range(100)}, "big": 10**50})
     )
     assert shown["deep"] == [[["…"]]]
     assert shown["long"][-1] == "… 36 more"
     assert shown["wide"]["…"] == "36 more"
     assert shown["big"] == str(10**50)
-    assert json.loads(inert_args({str(key): "x" * 1000 for key in range(60)})) == {"left out": "60471 bytes of arguments"}
+    assert json.loads(encoded_args({str(key): "x" * 1000 for key in range(60)})) == {"left out": "60471 bytes of arguments"}
 
 
 @pytest.mark.parametrize(

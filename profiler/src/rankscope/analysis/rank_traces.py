@@ -76,13 +76,13 @@ class RankTrace(msgspec.Struct, frozen=True):
     device: DeviceTimes
     """Times on the device; the pipeline stage is not known before all traces are."""
     quality: DataQuality
-    lacking: str | None = None
-    """See ``Job``."""
+    difference: str | None = None
+    """How the trace differs from those of most other ranks, see ``Job``."""
 
     @property
-    def lacks(self) -> str | None:
-        """What the trace lacks for its figures to count, as the end of a sentence about it; ``None`` for a usable trace."""
-        return "is cut off" if self.torn else self.quality.reason or self.lacking
+    def defect(self) -> str | None:
+        """Why the figures of the trace do not count, as the end of a sentence about it; ``None`` for a usable trace."""
+        return "is cut off" if self.torn else self.quality.reason or self.difference
 
 
 def find_traces(paths: Sequence[Location]) -> tuple[list[Location], set[Location]]:
@@ -91,13 +91,13 @@ def find_traces(paths: Sequence[Location]) -> tuple[list[Location], set[Location
     Raises ``InputError`` for a missing remote file, and for a folder or pattern without any trace.
     """
     locations: dict[Location, None] = {}
-    named: set[Location] = set()
+    explicit: set[Location] = set()
     for path in paths:
         files, by_itself = list_remote(path, SUFFIXES) if isinstance(path, str) else _list_local(path)
         locations.update(dict.fromkeys(files))
         if by_itself:
-            named.update(files)
-    return list(locations), named
+            explicit.update(files)
+    return list(locations), explicit
 
 
 def _list_local(path: Path) -> tuple[list[Path], bool]:
@@ -130,7 +130,7 @@ def _list_local(path: Path) -> tuple[list[Path], bool]:
 
 def read_ranks(
     files: Sequence[Location],
-    named: set[Location],
+    explicit: set[Location],
     pattern: re.Pattern[str] | None = None,
     *,
     cycle: int | None = None,
@@ -143,15 +143,15 @@ def read_ranks(
     Kernels whose name matches ``pattern`` count as communication. ``cycle``: see ``job_of``. ``detail``: analyse in detail, too.
     ``complete_only``: a trace that was cut off cannot be read.
 
-    A file that cannot be read leads to a warning. Raises ``InputError`` instead if the file is in ``named`` or if no file can be
-    read, and as ``job_of`` does.
+    A file that cannot be read leads to a warning. Raises ``InputError`` instead if the file is in ``explicit`` or if no file can
+    be read, and as ``job_of`` does.
     """
     rank_traces: list[RankTrace] = []
     errors: list[InputError] = []
     read = partial(_read_file, pattern=pattern, detail=detail, complete_only=complete_only)
     for file, traces in zip(files, engine.map(read, files, files=files, text_bytes=_text_bytes(files)), strict=True):
         if isinstance(traces, InputError):
-            if file in named:
+            if file in explicit:
                 raise traces
             errors.append(traces)
         else:
@@ -168,16 +168,19 @@ def read_ranks(
     job = msgspec.structs.replace(job, other_files=job.other_files + no_traces)
     if job.problem is None:
         others = in_other_units({rank: rank_traces[at].device.kernels for rank, at in job.traces.items()})
-        job = msgspec.structs.replace(job, lacking={rank: _other_unit(factor) for rank, factor in others.items()} | job.lacking)
+        job = msgspec.structs.replace(
+            job, differences={rank: _other_unit(factor) for rank, factor in others.items()} | job.differences
+        )
     chosen = [
-        msgspec.structs.replace(rank_traces[at], rank=rank, lacking=job.lacking.get(rank)) for rank, at in job.traces.items()
+        msgspec.structs.replace(rank_traces[at], rank=rank, difference=job.differences.get(rank))
+        for rank, at in job.traces.items()
     ]
     warnings += job.warnings
     warnings += [
         f"{trace.identity.path}: truncated: {trace.torn}; what comes before that is used" for trace in chosen if trace.torn
     ]
-    if len(job.lacking) > 1:  # the verdict says the first
-        warnings += [f"not used: the trace of rank {rank} {lacks}" for rank, lacks in job.lacking.items()][:_MOST_WARNINGS]
+    if len(job.differences) > 1:  # the verdict says the first
+        warnings += [f"not used: the trace of rank {rank} {reason}" for rank, reason in job.differences.items()][:_MOST_WARNINGS]
     qualities, damaged = {trace.rank: trace.quality for trace in chosen}, {trace.rank: trace.damaged for trace in chosen}
     return chosen, job, [*warnings, *quality_warnings(qualities, damaged)]
 
@@ -267,5 +270,5 @@ def _requests_communication(trace: Trace) -> bool:
     if not trace.has_device_work:
         return False
     calls = np.isin(trace.category, (NOTE, OPERATOR))
-    sizes = [integer(args.group_size) for row, args in trace.metadata.items() if calls[row]]
+    sizes = [integer(args.group_size) for row, args in trace.communication_args.items() if calls[row]]
     return bool(requests_communication(trace).any()) and not (sizes and all(size == 1 for size in sizes))

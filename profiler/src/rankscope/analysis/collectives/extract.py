@@ -70,7 +70,7 @@ def _device_collectives(trace: Trace, events: WorkEvents) -> list[CollectiveReco
         note, stream = notes[at], on_stream[at]
         # Stream numbers differ between ranks; the order in which the communication streams come into use does not.
         order = streams.setdefault(stream, len(streams))
-        args = trace.metadata.get(row) or EventArgs()
+        args = trace.communication_args.get(row) or EventArgs()
         spelling = args.collective or (None if note is None else trace.names[trace.name[note]])
         op = operation_name(spelling) if spelling else operation_of_kernel(trace.names[names[at]])
         if spelling and op == "all_to_allv" and _is_even(args):
@@ -78,7 +78,7 @@ def _device_collectives(trace: Trace, events: WorkEvents) -> list[CollectiveReco
         group = _group(args, trace, f"stream-{order}")
         dtype, moved_bytes = args.dtype, _bytes(args)
         if args.collective is None and note is not None:
-            dtype, moved_bytes = input_size(op, trace.metadata.get(note))
+            dtype, moved_bytes = input_size(op, trace.communication_args.get(note))
         if kernels[calls[at]] > 1:
             # Several kernels serve one call: the number of bytes that each of them moves is not known.
             moved_bytes = None
@@ -111,7 +111,11 @@ def _batches(trace: Trace) -> dict[int, list[EventArgs]]:
     if not len(batches):
         return {}
     calls = np.array(
-        [row for row, args in trace.metadata.items() if trace.category[row] == OPERATOR and args.collective in ("send", "recv")],
+        [
+            row
+            for row, args in trace.communication_args.items()
+            if trace.category[row] == OPERATOR and args.collective in ("send", "recv")
+        ],
         dtype=np.intp,
     )
     batch_parts: dict[int, list[EventArgs]] = {}
@@ -123,7 +127,7 @@ def _batches(trace: Trace) -> dict[int, list[EventArgs]]:
         places = np.searchsorted(trace.start[notes], trace.start[calls_of_thread])
         for call, place in zip(calls_of_thread.tolist(), places.tolist(), strict=True):
             if place < len(notes):
-                batch_parts.setdefault(int(notes[place]), []).append(trace.metadata[call])
+                batch_parts.setdefault(int(notes[place]), []).append(trace.communication_args[call])
     return batch_parts
 
 
@@ -149,14 +153,14 @@ def _copy_collectives(trace: Trace, events: WorkEvents) -> list[CollectiveRecord
     frames = outermost(trace, requests_communication(trace))
     kernels = events.launch_row[(events.kind == COMMUNICATION) & (trace.category[events.rows] == KERNEL)]
     has_kernel = set(enclosing(trace, kernels[kernels >= 0], frames))
-    described = np.array([row for row, args in trace.metadata.items() if args.collective], dtype=np.intp)
+    described = np.array([row for row, args in trace.communication_args.items() if args.collective], dtype=np.intp)
     described_by_frame = dict(zip(enclosing(trace, described, frames), described, strict=True))
     frame_of_copy = enclosing(trace, events.launch_row[copies], frames)
     records: list[CollectiveRecord] = []
     for number in sorted(set(frame_of_copy) - has_kernel - {-1}):
         copies_of_frame = copies[frame_of_copy == number]
         frame = frames[number]
-        args = trace.metadata[int(described_by_frame[number])] if number in described_by_frame else EventArgs()
+        args = trace.communication_args[int(described_by_frame[number])] if number in described_by_frame else EventArgs()
         op = operation_name(args.collective or trace.names[trace.name[frame]])
         start = int(events.start[copies_of_frame].min())
         records.append(
@@ -197,7 +201,7 @@ def _annotations(trace: Trace) -> dict[int, int]:
 
 def _call(trace: Trace, row: int, note: int | None) -> tuple[str, int]:
     """Return what launched a kernel: the call that its metadata was copied from, else the annotation, else the kernel itself."""
-    args = trace.metadata.get(row)
+    args = trace.communication_args.get(row)
     if args is not None and (call := integer(args.external_id)) is not None:
         return "call", call
     return ("kernel", row) if note is None else ("note", note)
@@ -206,7 +210,7 @@ def _call(trace: Trace, row: int, note: int | None) -> tuple[str, int]:
 def _root_places(trace: Trace) -> dict[int | None, int | None]:
     """Map the external id of a call to the position of its root in the group: kernels carry the id, but not the position."""
     operators = trace.category == OPERATOR
-    return {integer(args.external_id): integer(args.rank) for row, args in trace.metadata.items() if operators[row]}
+    return {integer(args.external_id): integer(args.rank) for row, args in trace.communication_args.items() if operators[row]}
 
 
 def _root(op: str, place: int | None, ranks: list[int] | None) -> int | None:
@@ -238,7 +242,7 @@ def _cpu_collectives(trace: Trace) -> list[CollectiveRecord]:
             called = operation_name(trace.names[trace.name[call]])
             if operation(called).family == "reduce_scatter":
                 op = called  # keeps sharding distinct from reducing whole gradients, also where gloo runs an all-reduce
-            dtype, moved_bytes = input_size(op, trace.metadata.get(row))
+            dtype, moved_bytes = input_size(op, trace.communication_args.get(row))
             records.append(
                 _record(
                     op=op,

@@ -192,7 +192,7 @@ def exchanged_rows(trace: Trace) -> int | None:
     """Return the rows that the rank sent or received in uneven all-to-all, the larger of both per operation; ``None`` without."""
     rows = [
         max(sum(integers(args.in_split)), sum(integers(args.out_split)))
-        for row, args in trace.metadata.items()
+        for row, args in trace.communication_args.items()
         if trace.category[row] == KERNEL and operation_name(args.collective or "") == "all_to_allv"
     ]
     return sum(rows) if any(rows) else None
@@ -295,7 +295,7 @@ def _costliest(trace: Trace, events: WorkEvents, rows: NDArray[np.intp], number:
     return records
 
 
-def odd_windows(run: Path, attempt: int, windows: Mapping[int, Sequence[StepBreakdown]]) -> list[str]:
+def suspicious_windows(run: Path, attempt: int, windows: Mapping[int, Sequence[StepBreakdown]]) -> list[str]:
     """Return at most one sentence: the number of such steps, the last of them, and the folder of the remaining raw traces."""
     odd_rows = {rank: rows for rank, all_rows in windows.items() if (rows := [row for row in all_rows if row.looked_wrong])}
     if not odd_rows:

@@ -102,7 +102,7 @@ class DurationCalls:
         """Return which operations have a flag."""
         return np.asarray(self.flags & flag != 0)
 
-    def called(self, *names: str) -> Flags:
+    def named(self, *names: str) -> Flags:
         """Return which operations have one of these names."""
         return np.isin(self.op, [at for at, name in enumerate(self.ops) if name in names])
 

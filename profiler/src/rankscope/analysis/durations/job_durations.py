@@ -269,7 +269,7 @@ def _gather_beside(matches: Arrivals, overlapping: set[str]) -> bool:
 def _unmatched_us(calls: DurationCalls, matched_us: Mapping[int, float]) -> dict[int, float]:
     """Return each rank's time in operations that are in no matched collective; one without a duration counts as the mean one."""
     unmatched: dict[int, float] = {}
-    unknown, batch = np.isnan(calls.duration_us), calls.called("coalesced")
+    unknown, batch = np.isnan(calls.duration_us), calls.named("coalesced")
     for rank, part in calls.of_ranks():
         timed_us = calls.duration_us[part][~unknown[part]]
         # The duration of a send or receive in a batch is that of the batch.

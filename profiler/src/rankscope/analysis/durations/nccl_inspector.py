@@ -17,7 +17,7 @@ from rankscope.analysis.durations.duration_calls import MAX_CALLS, DurationCall,
 from rankscope.analysis.durations.log_files import find_logs, holds
 from rankscope.analysis.durations.logs import ProcessLog, read_log
 from rankscope.analysis.durations.pipelines import block_on_sends, pipeline_stages
-from rankscope.analysis.durations.processes import LogsByRank, identify
+from rankscope.analysis.durations.processes import LogsByRank, logs_by_rank
 from rankscope.analysis.durations.sources import Durations
 from rankscope.analysis.operations import OPERATIONS, operation_name
 from rankscope.analysis.parallel.workers import Engine
@@ -53,7 +53,7 @@ def read_durations(paths: Sequence[Path], engine: Engine) -> Durations:
     if damaged := [log for log in logs if log.damaged]:
         count = counted(sum(log.damaged for log in damaged), "record")
         warnings.append(f"{count} left out, which make no sense, in {first_of([log.path for log in damaged], _SHOWN)}")
-    return _durations(identify(logs, warnings), warnings, most=most)
+    return _durations(logs_by_rank(logs, warnings), warnings, most=most)
 
 
 def stored_durations(ranks: Mapping[int, RankCalls], world_size: int) -> Durations:

@@ -16,7 +16,7 @@ from rankscope.analysis.durations.duration_calls import DurationCalls
 from rankscope.analysis.trace.intervals import by_key
 from rankscope.runs.durations import AUTOGRAD
 
-_MORE: Final = 100
+_GRADIENT_FACTOR: Final = 100
 _QUEUED_US: Final = 100.0
 """Largest mean pause between collectives that are queued behind each other. Kernels of a layer take longer."""
 _QUEUED: Final = 0.02
@@ -28,8 +28,8 @@ _SLOPE: Final = -0.5
 def overlapping_by_autograd(calls: DurationCalls) -> set[str]:
     """Return the groups whose collectives run beside compute: those that reduce gradients, or gather sharded parameters.
 
-    In such a group autograd reduces ``_MORE`` times as many elements as the script, which may reduce a loss. Where the script
-    reduces more (tensor parallelism), compute waits for the result.
+    In such a group autograd reduces ``_GRADIENT_FACTOR`` times as many elements as the script, which may reduce a loss. Where the
+    script reduces more (tensor parallelism), compute waits for the result.
     """
     counts = calls.is_matchable & ~calls.of_family("all_gather")
     backward = calls.has(AUTOGRAD)
@@ -37,7 +37,7 @@ def overlapping_by_autograd(calls: DurationCalls) -> set[str]:
         sums(calls.group[has_phase], calls.size[has_phase], len(calls.groups))
         for has_phase in (counts & backward, counts & ~backward)
     )
-    return {calls.groups[at] for at in np.flatnonzero(_MORE * by_script < by_autograd).tolist()}
+    return {calls.groups[at] for at in np.flatnonzero(_GRADIENT_FACTOR * by_script < by_autograd).tolist()}
 
 
 def overlapping_by_gaps(matches: Arrivals, ended_ns: Numbers, messages: Mapping[int, Sequence[float]]) -> set[str]:

@@ -42,7 +42,7 @@ def own_times(
     steps = np.unique(step)
     shape = len(calls.ranks), len(steps)
     overlapping_groups = [at for at, name in enumerate(calls.groups) if name in overlapping]
-    blocks = ~np.isin(calls.group, overlapping_groups) & ~calls.has(PART) & ~calls.called("send")
+    blocks = ~np.isin(calls.group, overlapping_groups) & ~calls.has(PART) & ~calls.named("send")
     if without_queued:
         blocks |= _queued_before(calls) & ~np.isin(calls.group, overlapping_groups) & ~calls.has(PART)
     cell = (calls.place * len(steps) + np.searchsorted(steps, step))[blocks]

@@ -38,7 +38,7 @@ class LogsByRank:
         }
 
 
-def identify(logs: Sequence[ProcessLog], warnings: list[str]) -> LogsByRank:
+def logs_by_rank(logs: Sequence[ProcessLog], warnings: list[str]) -> LogsByRank:
     """Return the rank of each process: its rank in the largest communicator, if that is the same for all of them.
 
     Otherwise processes are numbered by host and process id, with a warning. Of several jobs one after the other, only the last

@@ -163,10 +163,10 @@ def _in_steps_of_run(durations: Durations, run: RunEvidence) -> Durations | None
 def _complete_steps(step: Numbers) -> set[int]:
     """Return the steps that have about as many operations as most have."""
     numbers, counts = np.unique(step[step != NONE], return_counts=True)
-    return set(numbers[counts >= _MOSTLY * np.median(counts)].tolist()) if len(counts) else set()
+    return set(numbers[counts >= _LEAST_COMPLETE * np.median(counts)].tolist()) if len(counts) else set()
 
 
-_MOSTLY: Final = 0.9
+_LEAST_COMPLETE: Final = 0.9
 
 
 def _steps_at(run: RunEvidence, rank: int, unix_ns: Numbers) -> Numbers:

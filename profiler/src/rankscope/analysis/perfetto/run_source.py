@@ -133,13 +133,13 @@ class RunExportSource:
             fitted = match_collectives(nearest, world_size=world_size).matches
         clocks = shared_by_names(fit_clocks(fitted, names), names)
         first, last = self._uncorrected(steps, collectives)
-        least, largest = clocks.reach()
+        least, largest = clocks.offset_range()
         base = first - largest
         self._extent = (base, last - least + _MARGIN_NS)
         info = self._reader.info
         return Plan(
             kind="run",
-            about={"run_id": info.run_id, "name": info.name, "attempt": self._attempt, "simulated": info.simulated},
+            identity={"run_id": info.run_id, "name": info.name, "attempt": self._attempt, "simulated": info.simulated},
             steps=steps,
             names={rank: self._name(rank) for rank in ranks},
             collectives={rank: collectives[rank] for rank in ranks},

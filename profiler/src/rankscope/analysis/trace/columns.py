@@ -127,7 +127,7 @@ class Trace(msgspec.Struct, frozen=True):
     """True if the event is marked as a node of a device graph."""
     autograd: NDArray[np.int8]
     """``RECORDED`` for an operator called with gradients on, as in forward; ``BACKWARD`` for an operator of a backward pass."""
-    metadata: dict[int, EventArgs] = msgspec.field(default_factory=dict)
+    communication_args: dict[int, EventArgs] = msgspec.field(default_factory=dict)
     """Communication arguments by row, for rows that have them, and for annotations of communication."""
     grids: list[str] = msgspec.field(default_factory=list)
     """Launch grids as the trace spells them."""
@@ -220,7 +220,7 @@ class _TraceBuilder:
         self._threads: Numbering[tuple[object, object]] = Numbering()
         self._grids = NameNumbering({bytes(NO_TEXT): -1})
         self._processes: dict[str, str] = {}
-        self._metadata: dict[int, EventArgs] = {}
+        self._communication_args: dict[int, EventArgs] = {}
         self._rows = 0
         self._damaged = 0
 
@@ -293,13 +293,13 @@ class _TraceBuilder:
             row for row in notes.tolist() if events[row].args and str(events[row].name).startswith(_COMMUNICATION_NOTES)
         ]
         for row in described:
-            self._metadata[self._rows + row] = args[row].detached()
+            self._communication_args[self._rows + row] = args[row].detached()
 
     def _check_size(self) -> None:
         """Raise ``InputError`` for a trace that would fill memory; the size of a well-compressed file does not show this."""
         for count, limit, what in (
             (self._rows, MAX_ROWS, "events"),
-            (len(self._metadata), MAX_COLLECTIVES, "collectives"),
+            (len(self._communication_args), MAX_COLLECTIVES, "collectives"),
             (len(self._threads), MAX_THREADS, "threads"),
             (self._names.characters + self._grids.characters, MAX_NAME_CHARACTERS, "characters of different names"),
         ):
@@ -322,14 +322,16 @@ class _TraceBuilder:
         number_streams(columns)
         read = partial(self._trace, about=about, names=names, kind=kind, torn=torn, events=stream.events, damaged=stream.damaged)
         # Before anything is linked: ranks count streams, devices and correlation ids each from the begin.
-        ranks = ranks_in_file(self._path, columns, names, processes, self._metadata, world_size=about.distributed.world_size)
+        ranks = ranks_in_file(
+            self._path, columns, names, processes, self._communication_args, world_size=about.distributed.world_size
+        )
         if not ranks:
-            return [read(columns, self._metadata)]
+            return [read(columns, self._communication_args)]
         traces = []
         for rank in ranks:
             position = np.cumsum(rank.rows) - 1
-            metadata = {int(position[row]): args for row, args in self._metadata.items() if rank.rows[row]}
-            trace = read({column: values[rank.rows] for column, values in columns.items()}, metadata)
+            of_rank = {int(position[row]): args for row, args in self._communication_args.items() if rank.rows[row]}
+            trace = read({column: values[rank.rows] for column, values in columns.items()}, of_rank)
             # The file's metadata are those of one rank; another may have been on another host.
             about_rank = {"rank": rank.rank, "process": rank.process, "processes": rank.processes}
             traces.append(msgspec.structs.replace(trace, **about_rank, host=None))
@@ -338,7 +340,7 @@ class _TraceBuilder:
     def _trace(
         self,
         columns: dict[str, NDArray[Any]],
-        metadata: dict[int, EventArgs],
+        communication_args: dict[int, EventArgs],
         *,
         about: Metadata,
         names: list[str],
@@ -367,7 +369,7 @@ class _TraceBuilder:
             device_kind=kind if checked.launches_work or (columns["category"] <= COPY).any() else "cpu",
             groups=distributed.groups(),
             names=names,
-            metadata=metadata,
+            communication_args=communication_args,
             grids=[spelling.decode("utf-8", "replace") if isinstance(spelling, bytes) else "" for spelling in self._grids],
             gpu_names=[device.name for device in about.devices if device.name],
             events=events,

@@ -77,7 +77,7 @@ def ranks_in_file(
     columns: Mapping[str, NDArray[Any]],
     names: Sequence[str],
     processes: Processes,
-    metadata: Mapping[int, EventArgs],
+    communication_args: Mapping[int, EventArgs],
     *,
     world_size: int | None,
 ) -> list[RankRows]:
@@ -85,7 +85,7 @@ def ranks_in_file(
 
     Raises ``InputError`` for a merged file where it is not certain which events are of which rank.
     """
-    merged = _MergedFile(path, columns, processes, metadata, world_size)
+    merged = _MergedFile(path, columns, processes, communication_args, world_size)
     hosts = merged.hosts(names)
     members = hosts | merged.on_device
     labels = _labels(processes.ids)
@@ -104,13 +104,13 @@ class _MergedFile:
         path: Location,
         columns: Mapping[str, NDArray[Any]],
         processes: Processes,
-        metadata: Mapping[int, EventArgs],
+        communication_args: Mapping[int, EventArgs],
         world_size: int | None,
     ) -> None:
         self._path = path
         self._columns = columns
         self._processes = processes
-        self._metadata = metadata
+        self._communication_args = communication_args
         self._world_size = world_size
         kinds = LEFT_OUT + 1
         by_thread = np.bincount(columns["thread"] * kinds + columns["category"], minlength=len(processes.of_thread) * kinds)
@@ -141,7 +141,7 @@ class _MergedFile:
     @cached_property
     def collective_ranks(self) -> dict[int, set[int]]:
         """Ranks that called collectives, by process, as far as the arguments of the collectives have them."""
-        described = {row: args for row, args in self._metadata.items() if args.rank is not None}
+        described = {row: args for row, args in self._communication_args.items() if args.rank is not None}
         processes = self._processes.of_thread[self._columns["thread"][list(described)]].tolist() if described else []
         ranks: dict[int, set[int]] = {}
         for process, args in zip(processes, described.values(), strict=True):

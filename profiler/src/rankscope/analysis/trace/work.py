@@ -179,7 +179,7 @@ def work_events(trace: Trace, communication: re.Pattern[str] | None = None) -> W
             by_name[number] = KINDS.index(classify_kernel(name))
     kind[kernels] = by_name[trace.name[kernels]]
     # Metadata from the communication library overrides the kernel's name.
-    for row in trace.metadata:
+    for row in trace.communication_args:
         if kernels[row]:
             kind[row] = COMMUNICATION
     kind[trace.category == COPY] = MEMCPY

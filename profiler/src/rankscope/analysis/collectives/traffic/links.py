@@ -45,7 +45,7 @@ class LinkKind(msgspec.Struct, frozen=True):
     name: str
     scope: Scope
     gb_s: float
-    what: str
+    description: str
     source: str
     mesh: int = 0
     pair_gb_s: float | None = None
