@@ -76,10 +76,7 @@ def _form(matches: Arrivals, row: Numbers) -> tuple[int, frozenset[tuple[int, in
 
 
 def _is_beside_compute(
-    matches: Arrivals,
-    steps: Iterable[Numbers],
-    ended_us: Sequence[float],
-    messages: Mapping[int, Sequence[float]],
+    matches: Arrivals, steps: Iterable[Numbers], ended_us: Sequence[float], messages: Mapping[int, Sequence[float]]
 ) -> bool:
     """Return whether most of the waiting, by place in the step, is at places that look so. ``steps``: instances of each step."""
     places: defaultdict[int, defaultdict[int, list[tuple[float, float, float]]]] = defaultdict(lambda: defaultdict(list))

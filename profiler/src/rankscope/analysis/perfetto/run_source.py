@@ -16,15 +16,7 @@ from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.perfetto import hardware_tracks
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
 from rankscope.analysis.perfetto.hardware_tracks import gpu_name, write_hardware
-from rankscope.analysis.perfetto.plan import (
-    Plan,
-    Progress,
-    clock_of,
-    none_of_these,
-    process_name,
-    shared_by_names,
-    widen,
-)
+from rankscope.analysis.perfetto.plan import Plan, Progress, clock_of, none_of_these, process_name, shared_by_names, widen
 from rankscope.analysis.perfetto.raw_trace import RawTracks, read_raw_trace
 from rankscope.analysis.perfetto.selection import Selection, fitting_steps
 from rankscope.analysis.perfetto.step_tracks import write_steps

@@ -132,10 +132,4 @@ def _summed(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return sums
 
 
-_REDUCTIONS: Final = {
-    "events": np.add,
-    "ranks": np.add,
-    "start_ns": np.minimum,
-    "end_ns": np.maximum,
-    "profiled": np.logical_or,
-}
+_REDUCTIONS: Final = {"events": np.add, "ranks": np.add, "start_ns": np.minimum, "end_ns": np.maximum, "profiled": np.logical_or}

@@ -308,8 +308,8 @@ class _TraceBuilder:
 
     def traces(self, stream: EventStream[Any], torn: str | None) -> list[Trace]:
         """Return the traces of all added events, with the file's metadata."""
-        about = read_metadata(stream.top_level)
-        if about.schema.startswith(_OWN_SCHEMA):
+        metadata = read_metadata(stream.top_level)
+        if metadata.schema.startswith(_OWN_SCHEMA):
             raise InputError(self._path, "written by rankscope export, not by a profiler; give the traces it was made of")
         self.add([])  # so that there are columns
         columns = {column: self._joined(column) for column in list(self._parts[0])}
@@ -320,10 +320,12 @@ class _TraceBuilder:
         processes = processes_of(self._threads, self._processes)
         kind: DeviceKind | None = "other" if label_events(columns, names, processes) else None
         number_streams(columns)
-        read = partial(self._trace, about=about, names=names, kind=kind, torn=torn, events=stream.events, damaged=stream.damaged)
+        read = partial(
+            self._trace, metadata=metadata, names=names, kind=kind, torn=torn, events=stream.events, damaged=stream.damaged
+        )
         # Before anything is linked: ranks count streams, devices and correlation ids each from the begin.
         ranks = ranks_in_file(
-            self._path, columns, names, processes, self._communication_args, world_size=about.distributed.world_size
+            self._path, columns, names, processes, self._communication_args, world_size=metadata.distributed.world_size
         )
         if not ranks:
             return [read(columns, self._communication_args)]
@@ -342,7 +344,7 @@ class _TraceBuilder:
         columns: dict[str, NDArray[Any]],
         communication_args: dict[int, EventArgs],
         *,
-        about: Metadata,
+        metadata: Metadata,
         names: list[str],
         kind: DeviceKind | None,
         torn: str | None,
@@ -354,30 +356,30 @@ class _TraceBuilder:
             columns |= self._details([], columns["category"][:0])
         calls = {names[at] for at in set(columns["name"][columns["category"] == LAUNCHED].tolist())}
         categories = {str(category) for category, code in self._codes.items() if code >= 0}
-        kind = kind or device_kind(about.devices, categories, calls)
-        checked = check_columns(columns, names, about.base_unix_ns, kind, torn=torn is not None)
-        columns["start"] += about.base_unix_ns
-        columns["end"] += about.base_unix_ns
-        distributed = about.distributed
+        kind = kind or device_kind(metadata.devices, categories, calls)
+        checked = check_columns(columns, names, metadata.base_unix_ns, kind, torn=torn is not None)
+        columns["start"] += metadata.base_unix_ns
+        columns["end"] += metadata.base_unix_ns
+        distributed = metadata.distributed
         return Trace(
             path=self._path,
             rank=distributed.rank,
             process=self._process(columns),
             processes=None,
             world_size=distributed.world_size,
-            host=about.host,
+            host=metadata.host,
             device_kind=kind if checked.launches_work or (columns["category"] <= COPY).any() else "cpu",
             groups=distributed.groups(),
             names=names,
             communication_args=communication_args,
             grids=[spelling.decode("utf-8", "replace") if isinstance(spelling, bytes) else "" for spelling in self._grids],
-            gpu_names=[device.name for device in about.devices if device.name],
+            gpu_names=[device.name for device in metadata.devices if device.name],
             events=events,
             damaged=damaged + self._damaged + checked.host_left_out,
             torn=torn,
             quality=checked.quality,
-            missing=checked.missing + about.base_unix_ns,
-            cut=checked.cut + about.base_unix_ns,
+            missing=checked.missing + metadata.base_unix_ns,
+            cut=checked.cut + metadata.base_unix_ns,
             **columns,
         )
 

@@ -101,9 +101,7 @@ def processes_of(threads: Iterable[tuple[object, object]], names: Mapping[str, s
     numbers: Numbering[str] = Numbering()
     of_thread = np.array([numbers[process_id(pid)] for pid, _ in threads], dtype=np.int64)
     return Processes(
-        of_thread=of_thread,
-        names={numbers[pid]: name for pid, name in names.items() if pid in numbers},
-        ids=list(numbers),
+        of_thread=of_thread, names={numbers[pid]: name for pid, name in names.items() if pid in numbers}, ids=list(numbers)
     )
 
 
