@@ -23,7 +23,7 @@ from rankscope.analysis.collectives.traffic.links import (
 )
 from rankscope.runs.records import RankInfo
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def fabric(hosts: int, ranks_per_host: int, *links: str, gpu: str | None = None) -> Fabric:
