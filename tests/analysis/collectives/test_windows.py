@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.analysis.trace_events import Event, annotation, kernel, launch, operator, trace_of
+from tests.analysis.trace_events import Event, annotation, details, kernel, launch, operator, trace_of
 
 from rankscope.analysis.collectives.windows import Reduction, reduce_file, reduce_trace
 from rankscope.base.errors import InputError
@@ -217,3 +217,49 @@ def test_without_annotations_there_are_no_steps_but_there_is_the_file(tmp_path: 
 def test_operators_that_take_no_time_are_nothing_to_analyse(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing to analyse"):
         reduce_file(trace_of(tmp_path, [operator("autograd::engine::evaluate_function: X", 10, 5)]))
+
+
+def copied_by_engines(ask: str, *more: Event) -> list[Event]:
+    return [
+        kernel("gemm", 0, 30, correlation=1),
+        operator(ask, 0, 10),
+        launch(2, 2, name="cudaMemcpyAsync"),
+        launch(3, 4, name="cudaMemcpyAsync"),
+        kernel("Memcpy PtoP (Device -> Device)", 20, 10, 8, 2, bytes=100),
+        kernel("Memcpy PtoP (Device -> Device)", 30, 10, 9, 3, bytes=100),
+        *more,
+    ]
+
+
+def test_copies_between_devices_inside_a_collective_are_that_collective(tmp_path: Path) -> None:
+    # given a peer copy outside any collective, too, and a copy on the device inside
+    outside = [launch(7, 40), kernel("Memcpy PtoP (Device -> Device)", 50, 5, 8, 7)]
+    inside = [launch(8, 6), kernel("Memcpy DtoD (Device -> Device)", 45, 3, 8, 8)]
+    events = copied_by_engines("symm_mem::all_gather_p2p_memcpy", *outside, *inside)
+    # then the time is communication, hidden as far as compute hides it
+    reduction = reduce_file(trace_of(tmp_path, events))
+    (window,) = reduction.breakdowns
+    assert (window.communication_us, window.overlap_us, window.memcpy_us) == (20, 10, 8)
+    # and one collective, with its own copies only
+    (collective,) = reduction.collectives
+    assert (collective.op, collective.group) == ("all_gather_p2p_memcpy", "copy-engine")
+    assert (collective.enqueue_unix_ns, collective.start_unix_ns, collective.end_unix_ns) == (2_000, 20_000, 40_000)
+    rows = {(row.direction, row.collective): row.events for row in details(tmp_path / "rank-0.json").copies}
+    assert rows == {("peer to peer", True): 2, ("peer to peer", False): 1, ("device to device", False): 1}
+
+
+def test_copies_of_a_collective_have_the_metadata_of_its_call(tmp_path: Path) -> None:
+    # given the library's own annotation inside the call, too, which has arguments and no metadata
+    args: Event = {"Collective_name": "_allgather_base", "Process_Group_Name": "7", "Seq": 3}
+    call = operator("record_param_comms", 1, 8, dtype="Float", Out_msg_nelems=50, **args)
+    events = copied_by_engines("c10d::_allgather_base_", call, annotation("nccl:_all_gather_base", 1.5, 7, External_id=9))
+    (collective,) = reduce_file(trace_of(tmp_path, events)).collectives
+    result = (collective.op, collective.group, collective.sequence, collective.bytes)
+    assert result == ("all_gather_base", "7", 3, 200)
+
+
+def test_copies_beside_the_kernel_of_their_collective_are_part_of_it(tmp_path: Path) -> None:
+    events = copied_by_engines("c10d::allgather_", launch(4, 6), kernel("ncclDevKernel_AllReduce_Sum_f32", 40, 20, 8, 4))
+    reduction = reduce_file(trace_of(tmp_path, events))
+    assert reduction.breakdowns[0].communication_us == 40
+    assert [row.op for row in reduction.collectives] == ["all_reduce"]

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.analysis.trace_events import Event, annotation, details, idle, kernel, launch, operator, trace_event, trace_of, written
+from tests.analysis.trace_events import Event, annotation, details, idle, kernel, launch, operator, trace_event, written
 
-from rankscope.analysis.collectives.windows import reduce_file
 from rankscope.analysis.result.detail import RankDetail
-from rankscope.analysis.trace.columns import read_trace
 from rankscope.base.errors import InputError
 
 GEMM, RELU, NCCL, UNKNOWN = "volta_sgemm_128x32_nt", "void elementwise_kernel<relu>", "ncclDevKernel_AllReduce_Sum_f32", "mystery"
@@ -252,58 +250,6 @@ def test_copies_have_direction_bytes_and_speed_where_events_or_calls_tell(tmp_pa
     assert rows["unknown", None].events == 1
     assert not any(row.collective for row in rank_detail.copies)
     assert [row.busy_us for row in rank_detail.copies] == sorted((row.busy_us for row in rank_detail.copies), reverse=True)
-
-
-def _copy_engine(ask: str, *more: Event) -> list[Event]:
-    return [
-        kernel(GEMM, 0, 30, correlation=1),
-        operator(ask, 0, 10),
-        launch(2, 2, name="cudaMemcpyAsync"),
-        launch(3, 4, name="cudaMemcpyAsync"),
-        kernel("Memcpy PtoP (Device -> Device)", 20, 10, 8, 2, bytes=100),
-        kernel("Memcpy PtoP (Device -> Device)", 30, 10, 9, 3, bytes=100),
-        *more,
-    ]
-
-
-def test_copies_between_devices_inside_a_collective_are_that_collective(tmp_path: Path) -> None:
-    # given a peer copy outside any collective, too, and a copy on the device inside
-    outside = [launch(7, 40), kernel("Memcpy PtoP (Device -> Device)", 50, 5, 8, 7)]
-    inside = [launch(8, 6), kernel("Memcpy DtoD (Device -> Device)", 45, 3, 8, 8)]
-    path = written(tmp_path / "rank-0.json", _copy_engine("symm_mem::all_gather_p2p_memcpy", *outside, *inside))
-    # then the time is communication, hidden as far as compute hides it
-    reduction = reduce_file(read_trace(path))
-    (window,) = reduction.breakdowns
-    assert (window.communication_us, window.overlap_us, window.memcpy_us) == (20, 10, 8)
-    # and one collective, with its own copies only
-    (collective,) = reduction.collectives
-    assert (collective.op, collective.group) == ("all_gather_p2p_memcpy", "copy-engine")
-    assert (collective.enqueue_unix_ns, collective.start_unix_ns, collective.end_unix_ns) == (2_000, 20_000, 40_000)
-    rows = {(row.direction, row.collective): row.events for row in details(path).copies}
-    assert rows == {("peer to peer", True): 2, ("peer to peer", False): 1, ("device to device", False): 1}
-
-
-def test_copies_of_a_collective_have_the_metadata_of_its_call(tmp_path: Path) -> None:
-    # given the library's own annotation inside the call, too, which has arguments and no metadata
-    by_key: Event = {
-        "Collective_name": "_allgather_base",
-        "Process_Group_Name": "7",
-        "Seq": 3,
-        "dtype": "Float",
-        "Out_msg_nelems": 50,
-    }
-    call = operator("record_param_comms", 1, 8, **by_key)
-    events = _copy_engine("c10d::_allgather_base_", call, annotation("nccl:_all_gather_base", 1.5, 7, External_id=9))
-    (collective,) = reduce_file(trace_of(tmp_path, events)).collectives
-    result = (collective.op, collective.group, collective.sequence, collective.bytes)
-    assert result == ("all_gather_base", "7", 3, 200)
-
-
-def test_copies_beside_the_kernel_of_their_collective_are_part_of_it(tmp_path: Path) -> None:
-    events = _copy_engine("c10d::allgather_", launch(4, 6), kernel(NCCL, 40, 20, 8, 4))
-    reduction = reduce_file(trace_of(tmp_path, events))
-    assert reduction.breakdowns[0].communication_us == 40
-    assert [row.op for row in reduction.collectives] == ["all_reduce"]
 
 
 RECOMPUTED = (

@@ -40,10 +40,17 @@ ARGS = st.recursive(
     st.none() | st.integers(-5, 5) | ODD, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ODD, inner, max_size=3)
 )
 EVENTS = st.lists(st.builds(lambda name, inside: event(name, odd=inside), ODD, ARGS), max_size=8)
-SAID = st.dictionaries(st.sampled_from(["host_name", "traceName", "x", "}, {"]), ARGS, max_size=3)
+OTHER_KEYS = st.dictionaries(st.sampled_from(["host_name", "traceName", "x", "}, {"]), ARGS, max_size=3)
 
 
-@given(events=EVENTS, before=SAID, after=SAID, size=st.integers(1, 400), indent=st.sampled_from([None, 0, 2]), bare=st.booleans())
+@given(
+    events=EVENTS,
+    before=OTHER_KEYS,
+    after=OTHER_KEYS,
+    size=st.integers(1, 400),
+    indent=st.sampled_from([None, 0, 2]),
+    bare=st.booleans(),
+)
 def test_every_event_comes_out_once_and_in_order_however_the_text_is_cut(
     events: list[Any], before: dict[str, Any], after: dict[str, Any], size: int, indent: int | None, *, bare: bool
 ) -> None:
