@@ -16,9 +16,9 @@ from rankscope.analysis.trace.columns import read_trace
 
 def test_a_run_on_the_cpu_stays_one_on_a_machine_with_a_gpu(tmp_path: Path) -> None:
     operators = [operator("aten::mm", START_US + 100 * at, 50) for at in range(5)]
-    loaded_trace = trace_of(tmp_path, [*operators, trace_event("cuda_runtime", "cudaGetDeviceCount", START_US, 5, correlation=1)])
-    assert (loaded_trace.device_kind, loaded_trace.quality.problem) == ("cpu", None)
-    assert reduce_file(loaded_trace).breakdowns[0].compute_us == 250
+    trace = trace_of(tmp_path, [*operators, trace_event("cuda_runtime", "cudaGetDeviceCount", START_US, 5, correlation=1)])
+    assert (trace.device_kind, trace.quality.problem) == ("cpu", None)
+    assert reduce_file(trace).breakdowns[0].compute_us == 250
 
 
 @pytest.mark.parametrize("category", ["mtia_ccp_events", "privateuse1_kernel"])
@@ -79,13 +79,13 @@ def test_device_events_of_ascend_are_told_by_their_process(tmp_path: Path, hardw
     ]
     path = tmp_path / "rank-0.json"
     path.write_text(json.dumps([*labels, *events]))
-    loaded_trace = read_trace(path)
-    assert (loaded_trace.device_kind, loaded_trace.quality.device_events, damage(loaded_trace.quality)) == (
+    trace = read_trace(path)
+    assert (trace.device_kind, trace.quality.device_events, damage(trace.quality)) == (
         "other",
         3,
         (0, 0, 0, 0),
     )
-    (window,) = reduce_file(loaded_trace).breakdowns
+    (window,) = reduce_file(trace).breakdowns
     assert (window.compute_us, window.communication_us) == (30.5, 40.5)
 
 
@@ -94,12 +94,12 @@ def test_copies_of_mtia_are_copies_and_waits_are_no_work(tmp_path: Path) -> None
         return trace_event("mtia_ccp_events", name, START_US + ts, 10.5, stream=1, device=0, correlation=number)
 
     calls = [trace_event("mtia_runtime", "launchKernel", START_US + number, 1, correlation=number) for number in (1, 2, 3)]
-    loaded_trace = trace_of(
+    trace = trace_of(
         tmp_path, [*calls, of_device("gemm", 10, 1), of_device("dma_request", 30, 2), of_device("event_wait", 50, 3)]
     )
-    (window,) = reduce_file(loaded_trace).breakdowns
-    assert (loaded_trace.device_kind, window.compute_us, window.memcpy_us, window.window_us) == ("other", 10.5, 10.5, 30.5)
-    assert damage(loaded_trace.quality) == (0, 0, 0, 0)
+    (window,) = reduce_file(trace).breakdowns
+    assert (trace.device_kind, window.compute_us, window.memcpy_us, window.window_us) == ("other", 10.5, 10.5, 30.5)
+    assert damage(trace.quality) == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("vendor", ["musa", "gcu", "mlu"])
@@ -107,7 +107,7 @@ def test_categories_of_other_vendors_are_spelled_as_those_of_cuda(tmp_path: Path
     calls = [trace_event(f"{vendor}_runtime", f"{vendor}LaunchKernel", START_US + at, 1, correlation=at) for at in range(1, 4)]
     events = [trace_event(f"{vendor}_kernel", GEMM, START_US + 20 * at, 10.5, stream=1, correlation=at) for at in range(1, 3)]
     copy = trace_event(f"{vendor}_memcpy", "Memcpy HtoD", START_US + 90, 5.5, stream=1, correlation=9)
-    loaded_trace = trace_of(tmp_path, [*calls, *events, copy])
-    assert (loaded_trace.quality.device_events, loaded_trace.quality.launches, loaded_trace.quality.without_kernel) == (3, 3, 1)
-    (window,) = reduce_file(loaded_trace).breakdowns
+    trace = trace_of(tmp_path, [*calls, *events, copy])
+    assert (trace.quality.device_events, trace.quality.launches, trace.quality.without_kernel) == (3, 3, 1)
+    (window,) = reduce_file(trace).breakdowns
     assert (window.compute_us, window.memcpy_us) == (21, 5.5)

@@ -10,13 +10,18 @@ from tests.analysis.trace_events import Event, annotation, kernel, launch, opera
 
 from rankscope.analysis.collectives.windows import reduce_file
 
+
+def beside(name: str) -> list[Event]:
+    """Return events without a length between the others."""
+    return [event for at in range(5) for event in pair(50 + at, START_US + 50 + 100 * at, 0, name=name)]
+
+
 FINE: dict[str, list[Event]] = {
     "healthy kernels": work(),
     "times that count from zero": [kernel(GEMM, ts, dur, correlation=ts) for ts, dur in ((0, 0), (10, 5), (20, 5))],
-    "a short kernel beside long ones seems to take no time": [
-        *work(dur=20),
-        *(event for at in range(5) for event in pair(50 + at, START_US + 50 + 100 * at, 0, name="fill")),
-    ],
+    "a short kernel beside long ones seems to take no time": [*work(dur=20), *beside("fill")],
+    "filling nothing takes no time": [*work(), *beside("Memset (Device)")],
+    "copying nothing takes no time": [*work(), *beside("Memcpy HtoD (Pageable -> Device)")],
     "a kernel waits a minute for its stream": [
         *pair(1, START_US, 60 * SECOND_US),
         *work(first=2, start=START_US + 60 * SECOND_US),
@@ -50,10 +55,10 @@ def test_kernels_at_zero_have_no_time(tmp_path: Path, base: int, ts: float) -> N
     events = work()
     for event in kernels(events)[:3]:
         event |= {"ts": ts, "dur": 0}
-    loaded_trace = trace_of(tmp_path, events, baseTimeNanoseconds=base)
-    assert damage(loaded_trace.quality) == (3, 0, 0, 0)
-    assert loaded_trace.quality.without_time_share == 0.3
-    assert (loaded_trace.missing - base).tolist() == [round(event["ts"] * 1000) for event in events[:6:2]]
+    trace = trace_of(tmp_path, events, baseTimeNanoseconds=base)
+    assert damage(trace.quality) == (3, 0, 0, 0)
+    assert trace.quality.without_time_share == 0.3
+    assert (trace.missing - base).tolist() == [round(event["ts"] * 1000) for event in events[:6:2]]
 
 
 @pytest.mark.parametrize(("dur", "damaged"), [(2, 0), (20, 3), (10.5, 3)])
@@ -72,22 +77,15 @@ def test_waiting_for_what_is_over_takes_no_time_and_is_no_work(tmp_path: Path, n
     assert reduce_file(result).breakdowns[0].compute_us == 105
 
 
-@pytest.mark.parametrize("name", ["Memset (Device)", "Memcpy HtoD (Pageable -> Device)"])
-def test_filling_or_copying_nothing_takes_no_time(tmp_path: Path, name: str) -> None:
-    events = [*work(), *(event for at in range(5) for event in pair(50 + at, START_US + 50 + 100 * at, 0, name=name))]
-    loaded_trace = trace_of(tmp_path, events)
-    assert (loaded_trace.quality.device_events, damage(loaded_trace.quality)) == (15, (0, 0, 0, 0))
-
-
 @pytest.mark.parametrize("bad", [{"dur": -3}, {"dur": None}, {"ts": 1e300}, {"ts": "soon"}])
 @pytest.mark.parametrize("start", [0, START_US])
 def test_impossible_times_are_none_wherever_times_count_from(tmp_path: Path, bad: Event, start: float) -> None:
     events = work(start=start)
     kernels(events)[4].update(bad)
-    loaded_trace = trace_of(tmp_path, events)
-    assert damage(loaded_trace.quality) == (1, 0, 0, 0)
-    assert loaded_trace.missing.tolist() == [round((start + 400) * 1000)]
-    assert reduce_file(loaded_trace).breakdowns[0].window_us == 910.5
+    trace = trace_of(tmp_path, events)
+    assert damage(trace.quality) == (1, 0, 0, 0)
+    assert trace.missing.tolist() == [round((start + 400) * 1000)]
+    assert reduce_file(trace).breakdowns[0].window_us == 910.5
 
 
 def test_a_trace_without_any_time_is_damaged(tmp_path: Path) -> None:
@@ -106,15 +104,15 @@ def test_a_trace_without_any_time_is_damaged(tmp_path: Path) -> None:
 def test_kernels_far_before_or_after_the_rest_are_left_out(tmp_path: Path, by: float, has_calls: bool) -> None:
     events = work()
     kernels(events)[4]["ts"] += by
-    loaded_trace = trace_of(tmp_path, events if has_calls else kernels(events))
-    assert damage(loaded_trace.quality) == (0, 1, 0, 0)
-    assert reduce_file(loaded_trace).breakdowns[0].window_us == 910.5
+    trace = trace_of(tmp_path, events if has_calls else kernels(events))
+    assert damage(trace.quality) == (0, 1, 0, 0)
+    assert reduce_file(trace).breakdowns[0].window_us == 910.5
 
 
 def test_an_idle_hour_between_work_of_the_host_is_fine(tmp_path: Path) -> None:
-    loaded_trace = trace_of(tmp_path, [*work(), *work(first=11, start=START_US + HOUR_US)])
-    assert damage(loaded_trace.quality) == (0, 0, 0, 0)
-    assert reduce_file(loaded_trace).breakdowns[0].window_us > HOUR_US
+    trace = trace_of(tmp_path, [*work(), *work(first=11, start=START_US + HOUR_US)])
+    assert damage(trace.quality) == (0, 0, 0, 0)
+    assert reduce_file(trace).breakdowns[0].window_us > HOUR_US
 
 
 @pytest.mark.parametrize("gap_s", [70, 400, 4000])
@@ -132,8 +130,8 @@ def test_pauses_of_minutes_between_steps_are_fine(
             operator("aten::mm", start, 5),
         ]
         events += of_rank if has_calls else [event for event in of_rank if event["cat"] != "cuda_runtime"]
-    loaded_trace = trace_of(tmp_path, events)
-    assert (loaded_trace.damaged, damage(loaded_trace.quality)) == (0, (0, 0, 0, 0))
+    trace = trace_of(tmp_path, events)
+    assert (trace.damaged, damage(trace.quality)) == (0, (0, 0, 0, 0))
 
 
 @pytest.mark.parametrize(("odd", "far"), [(2, 2), (4, 0)])
@@ -166,17 +164,17 @@ def test_a_kernel_whose_launch_returns_late_begins_late(tmp_path: Path, dur: flo
 
 def test_host_events_without_a_time_are_left_out_and_counted(tmp_path: Path) -> None:
     events = [*work(), operator("aten::mm", 0, 0), operator("aten::mm", START_US + 99 * HOUR_US, 5)]
-    loaded_trace = trace_of(tmp_path, events)
-    assert (loaded_trace.damaged, damage(loaded_trace.quality)) == (2, (0, 0, 0, 0))
+    trace = trace_of(tmp_path, events)
+    assert (trace.damaged, damage(trace.quality)) == (2, (0, 0, 0, 0))
 
 
 def test_a_kernel_that_overruns_the_next_is_cut_to_the_median_of_its_kind(tmp_path: Path) -> None:
     events = work()
     kernels(events)[4]["dur"] = 0.5 * SECOND_US
-    loaded_trace = trace_of(tmp_path, events)
-    assert damage(loaded_trace.quality) == (0, 0, 1, 0)
-    assert lengths(loaded_trace) == [10.5] * 10
-    assert loaded_trace.cut.tolist() == [round((START_US + 400) * 1000)]
+    trace = trace_of(tmp_path, events)
+    assert damage(trace.quality) == (0, 0, 1, 0)
+    assert lengths(trace) == [10.5] * 10
+    assert trace.cut.tolist() == [round((START_US + 400) * 1000)]
 
 
 def test_a_kernel_without_its_like_is_cut_where_the_next_begins(tmp_path: Path) -> None:
@@ -187,8 +185,8 @@ def test_a_kernel_without_its_like_is_cut_where_the_next_begins(tmp_path: Path) 
 
 def test_rounding_to_microseconds_is_no_overrun(tmp_path: Path) -> None:
     events = [*pair(1, 0, 11), *pair(2, 10, 0), *pair(3, 10, 9), *pair(4, 18, 5)]
-    loaded_trace = trace_of(tmp_path, events)
-    assert (damage(loaded_trace.quality), lengths(loaded_trace)) == ((0, 0, 0, 0), [11, 0, 9, 5])
+    trace = trace_of(tmp_path, events)
+    assert (damage(trace.quality), lengths(trace)) == ((0, 0, 0, 0), [11, 0, 9, 5])
 
 
 @pytest.mark.parametrize(("over", "cut"), [(1.5, 0), (3, 0), (9.5, 0), (20, 9)])
@@ -196,15 +194,18 @@ def test_an_overlap_of_a_hundredth_is_no_overrun(tmp_path: Path, over: float, cu
     assert trace_of(tmp_path, work(every=1000, dur=1000 + over)).quality.overlong == cut
 
 
-@pytest.mark.parametrize(("call", "cut"), [("cudaLaunchKernelExC", 0), ("cuLaunchKernelEx", 0), ("cudaLaunchKernel", 1)])
-def test_a_kernel_may_be_launched_to_start_before_its_predecessor_ends(tmp_path: Path, call: str, cut: int) -> None:
-    events = [*work(), *pair(50, START_US + 1000, 50), *pair(51, START_US + 1030, 50, call=call)]
+@pytest.mark.parametrize(
+    ("call", "dur", "cut"),
+    [
+        ("cudaLaunchKernelExC", 50, 0),
+        ("cuLaunchKernelEx", 50, 0),
+        ("cudaLaunchKernel", 50, 1),
+        ("cudaLaunchKernelExC", SECOND_US, 1),
+    ],
+)
+def test_a_kernel_may_be_launched_to_start_before_its_predecessor_ends(tmp_path: Path, call: str, dur: float, cut: int) -> None:
+    events = [*work(), *pair(50, START_US + 1000, dur), *pair(51, START_US + 1030, 50, call=call)]
     assert trace_of(tmp_path, events).quality.overlong == cut
-
-
-def test_a_predecessor_of_an_early_kernel_ends_before_it(tmp_path: Path) -> None:
-    events = [*work(), *pair(50, START_US + 1000, SECOND_US), *pair(51, START_US + 1030, 50, call="cudaLaunchKernelExC")]
-    assert trace_of(tmp_path, events).quality.overlong == 1
 
 
 def graph(number: int, ts: float) -> list[Event]:
@@ -214,21 +215,21 @@ def graph(number: int, ts: float) -> list[Event]:
 
 
 def test_nodes_of_a_graph_may_overlap(tmp_path: Path) -> None:
-    loaded_trace = trace_of(tmp_path, [event for at in range(9) for event in graph(at + 1, START_US + 100 * at)])
-    assert damage(loaded_trace.quality) == (0, 0, 0, 0)
-    assert loaded_trace.quality.launches == 0
+    trace = trace_of(tmp_path, [event for at in range(9) for event in graph(at + 1, START_US + 100 * at)])
+    assert damage(trace.quality) == (0, 0, 0, 0)
+    assert trace.quality.launches == 0
 
 
 def test_a_node_that_overruns_the_next_graph_is_cut(tmp_path: Path) -> None:
     events = [event for at in range(9) for event in graph(at + 1, START_US + 100 * at)]
     kernels(events)[6]["dur"] = 0.5 * SECOND_US
-    loaded_trace = trace_of(tmp_path, events)
-    assert (damage(loaded_trace.quality), lengths(loaded_trace)) == ((0, 0, 1, 0), [30.5] * 18)
+    trace = trace_of(tmp_path, events)
+    assert (damage(trace.quality), lengths(trace)) == ((0, 0, 1, 0), [30.5] * 18)
 
 
 @pytest.mark.parametrize(("rest", "cut"), [(0.1, 1), (2, 0)])
 def test_the_last_kernel_of_a_stream_is_not_longer_than_all_the_rest(tmp_path: Path, rest: float, cut: int) -> None:
     events = [*work(every=rest * SECOND_US / 10), *pair(50, START_US + rest * SECOND_US, 0.5 * SECOND_US)]
-    loaded_trace = trace_of(tmp_path, events)
-    assert loaded_trace.quality.overlong == cut
-    assert lengths(loaded_trace)[-1] == (10.5 if cut else 0.5 * SECOND_US)
+    trace = trace_of(tmp_path, events)
+    assert trace.quality.overlong == cut
+    assert lengths(trace)[-1] == (10.5 if cut else 0.5 * SECOND_US)

@@ -17,10 +17,10 @@ NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
 def test_a_healthy_trace_has_no_damage(tmp_path: Path) -> None:
-    loaded_trace = trace_of(tmp_path, work())
-    assert damage(loaded_trace.quality) == (0, 0, 0, 0)
-    assert (loaded_trace.quality.device_events, loaded_trace.quality.launches, loaded_trace.quality.problem) == (10, 10, None)
-    assert len(loaded_trace.missing) == len(loaded_trace.cut) == 0
+    trace = trace_of(tmp_path, work())
+    assert damage(trace.quality) == (0, 0, 0, 0)
+    assert (trace.quality.device_events, trace.quality.launches, trace.quality.problem) == (10, 10, None)
+    assert len(trace.missing) == len(trace.cut) == 0
 
 
 @pytest.mark.parametrize("by_us", [-2, -900, -30_000, -800_000])
@@ -54,8 +54,8 @@ def test_a_clock_that_is_set_back_shows(tmp_path: Path, by_us: float, category: 
         event.update(dur=19_990.5, ts=event["ts"] + delay_us)
     for event in events[100:]:
         event["ts"] += by_us if event["cat"] == category else 0
-    loaded_trace = trace_of(tmp_path, events)
-    assert quality_of(loaded_trace, work_events(loaded_trace)).problem == "damaged"
+    trace = trace_of(tmp_path, events)
+    assert quality_of(trace, work_events(trace)).problem == "damaged"
 
 
 @pytest.mark.parametrize(("lost", "problem"), [(0, None), (10, None), (60, "no_activity"), (100, "no_activity")])
@@ -63,18 +63,18 @@ def test_a_trace_most_of_whose_launches_have_no_kernel_shows_no_activity(tmp_pat
     events = work(100)
     for event in kernels(events)[:lost]:
         events.remove(event)
-    loaded_trace = trace_of(tmp_path, events)
-    quality = loaded_trace.quality
+    trace = trace_of(tmp_path, events)
+    quality = trace.quality
     assert (quality.launches, quality.without_kernel, quality.without_kernel_share) == (100, lost, lost / 100)
     assert quality.problem == problem
-    assert len(loaded_trace.missing) == lost
+    assert len(trace.missing) == lost
     assert problem is None or f"{lost} of 100" in (quality.reason or "")
 
 
 def test_a_trace_without_most_of_its_kernels_has_no_figures(tmp_path: Path) -> None:
-    loaded_trace = trace_of(tmp_path, [event for event in work() if event["cat"] == "cuda_runtime"])
-    assert (loaded_trace.has_device_work, loaded_trace.device_kind) == (False, "cuda")
-    (window,) = reduce_file(loaded_trace).breakdowns
+    trace = trace_of(tmp_path, [event for event in work() if event["cat"] == "cuda_runtime"])
+    assert (trace.has_device_work, trace.device_kind) == (False, "cuda")
+    (window,) = reduce_file(trace).breakdowns
     assert (window.window_us, window.truncated) == (0, True)
 
 
@@ -83,9 +83,9 @@ def test_a_torn_trace_is_not_judged_for_missing_kernels(tmp_path: Path) -> None:
     text = json.dumps({"traceEvents": events})
     path = tmp_path / "rank-0.json"
     path.write_text(text[: text.index('"kernel"') + 300])
-    loaded_trace = read_trace(path)
-    assert loaded_trace.torn
-    assert (loaded_trace.quality.launches, loaded_trace.quality.without_kernel, loaded_trace.quality.problem) == (10, 0, None)
+    trace = read_trace(path)
+    assert trace.torn
+    assert (trace.quality.launches, trace.quality.without_kernel, trace.quality.problem) == (10, 0, None)
 
 
 def steps(*damaged: int, share: float = 0.1, count: int = 4) -> list[Event]:
@@ -100,21 +100,21 @@ def steps(*damaged: int, share: float = 0.1, count: int = 4) -> list[Event]:
 
 
 def test_a_step_that_lacks_kernels_counts_for_no_figure(tmp_path: Path) -> None:
-    loaded_trace = trace_of(tmp_path, steps(1, 2))
-    events = work_events(loaded_trace)
-    assert [row.truncated for row in step_breakdowns(loaded_trace, events)] == [False, True, True, False]
-    quality = quality_of(loaded_trace, events)
+    trace = trace_of(tmp_path, steps(1, 2))
+    events = work_events(trace)
+    assert [row.truncated for row in step_breakdowns(trace, events)] == [False, True, True, False]
+    quality = quality_of(trace, events)
     assert (quality.damaged_steps, quality.problem) == (2, None)
 
 
 def test_a_trace_all_of_whose_steps_lack_kernels_is_damaged(tmp_path: Path) -> None:
-    loaded_trace = trace_of(tmp_path, steps(0, 1, 2, 3))
-    assert quality_of(loaded_trace, work_events(loaded_trace)).problem == "damaged"
+    trace = trace_of(tmp_path, steps(0, 1, 2, 3))
+    assert quality_of(trace, work_events(trace)).problem == "damaged"
 
 
 def test_one_kernel_in_fifty_may_be_missing(tmp_path: Path) -> None:
-    loaded_trace = trace_of(tmp_path, steps(0, 1, 2, 3, share=0.02))
-    quality = quality_of(loaded_trace, work_events(loaded_trace))
+    trace = trace_of(tmp_path, steps(0, 1, 2, 3, share=0.02))
+    quality = quality_of(trace, work_events(trace))
     assert (quality.without_kernel, quality.damaged_steps, quality.problem) == (4, 0, None)
 
 

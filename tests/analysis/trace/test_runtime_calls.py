@@ -41,9 +41,9 @@ def test_a_capture_may_begin_or_end_beyond_the_trace(tmp_path: Path, bound: int)
 
 def test_launches_before_and_after_a_capture_are_lost(tmp_path: Path) -> None:
     calls = [launch(50, START_US + 20), *capture("cuda", START_US + 30, 9), launch(51, START_US + 95)]
-    loaded_trace = trace_of(tmp_path, [*work(), *calls, *capture("cuda", START_US + 130, 0)])
-    assert (loaded_trace.quality.without_kernel, loaded_trace.quality.captured) == (2, 9)
-    assert loaded_trace.missing.tolist() == [round((START_US + at) * 1000) for at in (20, 95)]
+    trace = trace_of(tmp_path, [*work(), *calls, *capture("cuda", START_US + 130, 0)])
+    assert (trace.quality.without_kernel, trace.quality.captured) == (2, 9)
+    assert trace.missing.tolist() == [round((START_US + at) * 1000) for at in (20, 95)]
 
 
 @pytest.mark.parametrize(("events", "problem"), [(0, "captured_graph"), (2, "captured_graph"), (10, None)])
@@ -79,9 +79,9 @@ def test_a_launch_may_show_as_several_calls(tmp_path: Path, names: tuple[str, st
         events += [launch(500 + at, start + 2, 1, tid=2), kernel(GEMM, start + 40, 9.5, correlation=500 + at)]
         if not is_lost:
             events.append(kernel(GEMM, start + 20, 9.5, correlation=1 + 2 * at + shown))
-    loaded_trace = trace_of(tmp_path, events)
-    assert (loaded_trace.quality.launches, loaded_trace.quality.without_kernel) == (40, 10 if is_lost else 0)
-    assert len(loaded_trace.missing) == loaded_trace.quality.without_kernel
+    trace = trace_of(tmp_path, events)
+    assert (trace.quality.launches, trace.quality.without_kernel) == (40, 10 if is_lost else 0)
+    assert len(trace.missing) == trace.quality.without_kernel
 
 
 @pytest.mark.parametrize("name", ["cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch"])
