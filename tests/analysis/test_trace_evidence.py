@@ -6,11 +6,12 @@ import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.analysis.collectives_by_hand import breakdown, matched, record
+from tests.analysis.trace_events import Event, annotation, operator, written
 
 from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.communication import explained_share, longest_extent_us
@@ -25,20 +26,12 @@ from rankscope.analysis.verdict.builders import Setting, straggler
 from rankscope.analysis.whatif.whatif_of_paths import whatif
 from rankscope.runs.records import StepBreakdown
 
-from .collectives_by_hand import matched, record
-
-Event = dict[str, Any]
-
-
-def x(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> Event:
-    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": tid, "args": args}
-
 
 def write(folder: Path, ranks: Sequence[Sequence[Event]]) -> Path:
     """Write the traces of all ranks of one host."""
     for rank, events in enumerate(ranks):
         by_key = {"rank": rank, "world_size": len(ranks), "backend": "gloo"}
-        (folder / f"rank-{rank}.json").write_text(json.dumps({"distributedInfo": by_key, "traceEvents": list(events)}))
+        written(folder / f"rank-{rank}.json", events, distributedInfo=by_key)
     return folder
 
 
@@ -58,13 +51,13 @@ def cpu_rank(steps: int, *, late: bool, uncalled: int = 0) -> list[Event]:
         at = 1000 * step
         busy = 600 + step % 3 if late else 100 + step % 2
         events += [
-            x("user_annotation", f"ProfilerStep#{step}", at, 1000),
-            x("cpu_op", "aten::mm", at, busy),
-            x("cpu_op", "c10d::allreduce_", at + busy, 1),
-            x("user_annotation", "gloo:all_reduce", at + busy + 1, 700 - busy - 1, tid=2),
+            annotation(f"ProfilerStep#{step}", at, 1000),
+            operator("aten::mm", at, busy),
+            operator("c10d::allreduce_", at + busy, 1),
+            annotation("gloo:all_reduce", at + busy + 1, 700 - busy - 1, tid=2),
         ]
         if step < uncalled:
-            events.append(x("user_annotation", "gloo:barrier", at + 750, 200, tid=2))
+            events.append(annotation("gloo:barrier", at + 750, 200, tid=2))
     return events
 
 
@@ -153,20 +146,7 @@ def test_verdict_and_what_if_divide_by_the_same_step_without_contradiction(dlrm:
 
 
 def window(start: float, length: float) -> StepBreakdown:
-    return StepBreakdown(
-        step=0,
-        start_unix_ns=round(start * 1000),
-        device_kind="cuda",
-        window_us=length,
-        compute_us=length,
-        communication_us=0.0,
-        overlap_us=0.0,
-        exposed_communication_us=0.0,
-        memcpy_us=0.0,
-        exposed_memcpy_us=0.0,
-        idle_us=0.0,
-        events=1,
-    )
+    return breakdown(0, round(start * 1000), length, compute_us=length)
 
 
 @given(

@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
-from tests.analysis.trace.test_damaged_jobs import NCCL, RANKS, SLOW, Event, job
-from tests.analysis.trace_details import x
+from tests.analysis.trace.test_damaged_jobs import NCCL, RANKS, SLOW, job
+from tests.analysis.trace_events import Event, operator, written
 from tests.command_line import run_in_process
+from tests.nccl.layouts import FAULTS, Layout, LayoutJob
+from tests.nccl.traces import Clock, document
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.report.terminal import render_text
@@ -18,12 +21,7 @@ from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.whatif.whatif_of_paths import whatif
 
 
-def put(path: Path, events: Sequence[Event], **head: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(head | {"traceEvents": list(events)}))
-
-
-def told(rank: int) -> dict[str, Any]:
+def metadata_of(rank: int) -> dict[str, Any]:
     return {"distributedInfo": {"rank": rank, "world_size": RANKS, "backend": "nccl"}}
 
 
@@ -41,7 +39,7 @@ def test_process_ids_in_names_are_no_ranks_where_collectives_tell_ranks(tmp_path
         for event in events:
             if event["cat"] == "kernel" and "Collective name" in event["args"]:
                 event["args"] |= {"Rank": rank, "Process Group Ranks": str(list(range(RANKS)))}
-        put(tmp_path / f"gpu-a{rank % 2}_{8811 + 7 * rank}.pt.trace.json", events)
+        written(tmp_path / f"gpu-a{rank % 2}_{8811 + 7 * rank}.pt.trace.json", events)
     analysis = analyze([tmp_path])
     check_slow_rank(analysis)
     assert [row.rank for row in analysis.ranks] == list(range(RANKS))
@@ -56,7 +54,7 @@ def test_traces_without_anything_in_common_are_not_compared(tmp_path: Path) -> N
     # given three traces of jobs on one GPU, with the number of a run in the name
     for number, events in enumerate(job("device", numbered=True)[1:]):
         of_rank = [event for event in events if "nccl" not in event["name"] and event["args"].get("correlation", 1) % 6]
-        put(tmp_path / f"model{number}__101600{number}.json", of_rank)
+        written(tmp_path / f"model{number}__101600{number}.json", of_rank)
     analysis = analyze([tmp_path])
     assert (analysis.verdict.kind, analysis.source.is_one_job, analysis.source.coverage) == ("insufficient_data", False, None)
     assert (analysis.source.world_size, analysis.imposed_wait) == (None, [])
@@ -73,7 +71,7 @@ def cycles(tmp_path: Path) -> Path:
     for later, fault in ((0.0, "none"), (6e7, "device")):
         for rank, events in enumerate(job(fault, numbered=True)):
             shifted = [event | {"ts": event["ts"] + later} for event in events]
-            put(tmp_path / "cycles" / f"worker{rank}.{1750000000123 + later:.0f}.pt.trace.json", shifted, **told(rank))
+            written(tmp_path / "cycles" / f"worker{rank}.{1750000000123 + later:.0f}.pt.trace.json", shifted, **metadata_of(rank))
     return tmp_path / "cycles"
 
 
@@ -109,7 +107,7 @@ LACKS: Final[dict[str, Callable[[Sequence[Event]], list[Event]]]] = {
     "has no collectives": lambda events: [event for event in events if event["args"].get("correlation", 1) % 6],
     "has no device events": lambda events: (
         without(events, "kernel", "cuda_runtime")
-        + [x("cpu_op", "aten::mm", event["ts"], 9) for event in events if event["cat"] == "kernel"]
+        + [operator("aten::mm", event["ts"], 9) for event in events if event["cat"] == "kernel"]
     ),
     "has no annotated steps": lambda events: without(events, "user_annotation"),
 }
@@ -120,7 +118,7 @@ LACKS: Final[dict[str, Callable[[Sequence[Event]], list[Event]]]] = {
 @pytest.mark.parametrize("lacks", LACKS)
 def test_a_trace_that_lacks_what_the_others_have_is_not_compared(tmp_path: Path, lacks: str, fault: str, rank: int) -> None:
     for number, events in enumerate(job(fault, numbered=True)):
-        put(tmp_path / f"rank-{number}.json", LACKS[lacks](events) if number == rank else events, **told(number))
+        written(tmp_path / f"rank-{number}.json", LACKS[lacks](events) if number == rank else events, **metadata_of(number))
     analysis = analyze([tmp_path])
     assert (analysis.verdict.kind, analysis.verdict.ranks) == ("insufficient_data", [])
     assert f"the trace of rank {rank} {lacks}" in analysis.verdict.summary
@@ -131,7 +129,7 @@ def test_own_times_do_not_count_where_a_trace_lacks_collectives(tmp_path: Path) 
     # given a healthy job in whose trace of rank 0 a third of the collectives is lost, with their launches
     for rank, events in enumerate(job("none", numbered=True)):
         of_rank = [event for event in events if rank or event["args"].get("correlation", 1) % 18]
-        put(tmp_path / f"rank-{rank}.json", of_rank, **told(rank))
+        written(tmp_path / f"rank-{rank}.json", of_rank, **metadata_of(rank))
     assert analyze([tmp_path]).verdict.ranks == []
 
 
@@ -143,7 +141,7 @@ def test_a_rank_that_costs_more_than_the_time_of_the_traces_is_not_named(tmp_pat
             event | {"ts": event["ts"] - 5e5 * (event["cat"] != "kernel" and event["ts"] > middle)} if rank == 0 else event
             for event in events
         ]
-        put(tmp_path / f"rank-{rank}.json", of_rank, **told(rank))
+        written(tmp_path / f"rank-{rank}.json", of_rank, **metadata_of(rank))
     assert analyze([tmp_path]).verdict.ranks == []
 
 
@@ -154,7 +152,7 @@ def test_a_rank_that_nobody_waits_for_is_not_named(tmp_path: Path) -> None:
             if event["cat"] == "kernel":
                 event["cat"] = "privateuse1_kernel"
                 event["dur"] += 4_000.0 * (rank == 1 and event["name"] != NCCL)
-        put(tmp_path / f"rank-{rank}.json", events, **told(rank))
+        written(tmp_path / f"rank-{rank}.json", events, **metadata_of(rank))
     analysis = analyze([tmp_path])
     assert (analysis.verdict.kind, analysis.verdict.ranks) == ("insufficient_data", []), analysis.verdict.summary
     assert "clocks or times are wrong" in analysis.verdict.summary
@@ -166,7 +164,7 @@ def test_a_trace_whose_times_have_another_unit_is_not_compared(tmp_path: Path, f
         of_rank = [
             event | {"dur": event["dur"] / 1000 if rank == 1 and event["cat"] == "kernel" else event["dur"]} for event in events
         ]
-        put(tmp_path / f"rank-{rank}.json", of_rank, **told(rank))
+        written(tmp_path / f"rank-{rank}.json", of_rank, **metadata_of(rank))
     verdict = analyze([tmp_path]).verdict
     assert (verdict.kind, verdict.ranks) == ("insufficient_data", [])
     assert "the trace of rank 1 has kernels" in verdict.summary
@@ -181,7 +179,7 @@ def test_ranks_wait_in_a_kernel_of_unknown_name_for_a_late_host(tmp_path: Path) 
             if event["name"] == NCCL and event["args"]["Seq"] % 2 == 0:
                 args = {key: value for key, value in event["args"].items() if key in ("correlation", "stream", "device")}
                 event |= {"name": "my_op", "args": args}
-        put(tmp_path / f"rank-{rank}.json", events, **told(rank))
+        written(tmp_path / f"rank-{rank}.json", events, **metadata_of(rank))
     verdict = analyze([tmp_path]).verdict
     assert (verdict.kind, [row.name for row in verdict.unknown_kernels]) == ("insufficient_data", ["my_op"])
     assert whatif([tmp_path]).status == "insufficient_data"
@@ -190,7 +188,7 @@ def test_ranks_wait_in_a_kernel_of_unknown_name_for_a_late_host(tmp_path: Path) 
 def test_traces_of_torch_npu_have_their_rank_in_a_file_beside_them(tmp_path: Path) -> None:
     for rank, events in enumerate(job("device", numbered=True)):
         folder = tmp_path / f"node0_{4711 + rank}_20250628101435_ascend_pt"
-        put(folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json", events)
+        written(folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json", events)
         for other in (f"profiler_info_{rank}.json", "profiler_metadata.json", "ASCEND_PROFILER_OUTPUT/communication.json"):
             (folder / other).write_text("{}")
     analysis = analyze([tmp_path])
@@ -203,7 +201,7 @@ def test_traces_of_torch_npu_have_their_rank_in_a_file_beside_them(tmp_path: Pat
 
 def test_traces_of_hosts_alone_are_told_what_they_lack(tmp_path: Path) -> None:
     for rank, events in enumerate(job("device", numbered=True)):
-        put(tmp_path / f"rank-{rank}.json", LACKS["has no device events"](events), **told(rank))
+        written(tmp_path / f"rank-{rank}.json", LACKS["has no device events"](events), **metadata_of(rank))
     verdict = analyze([tmp_path]).verdict
     assert "show no device and no collective" in verdict.summary
     assert "ProfilerActivity.CUDA" in verdict.next[0]
@@ -211,7 +209,7 @@ def test_traces_of_hosts_alone_are_told_what_they_lack(tmp_path: Path) -> None:
 
 def test_a_folder_may_say_the_rank(tmp_path: Path) -> None:
     for rank, events in enumerate(job("device", numbered=True)):
-        put(tmp_path / f"rank_{rank}" / "trace.json", events)
+        written(tmp_path / f"rank_{rank}" / "trace.json", events)
     check_slow_rank(analyze([tmp_path]))
 
 
@@ -234,7 +232,7 @@ def test_two_starts_of_a_job_are_no_cycles(cycles: Path) -> None:
 
 def test_without_device_activity_nothing_is_concluded(tmp_path: Path) -> None:
     for rank, events in enumerate(job("device", numbered=True)):
-        put(tmp_path / f"rank-{rank}.json", without(events, "kernel"), **told(rank))
+        written(tmp_path / f"rank-{rank}.json", without(events, "kernel"), **metadata_of(rank))
     for paths, ranks in (([tmp_path], RANKS), ([tmp_path / "rank-2.json"], 1)):
         analysis = analyze(paths)
         assert analysis.verdict.kind == "insufficient_data"
@@ -246,10 +244,71 @@ def test_without_device_activity_nothing_is_concluded(tmp_path: Path) -> None:
 
 def test_a_rank_without_device_activity_is_missing(tmp_path: Path) -> None:
     for rank, events in enumerate(job("device", numbered=True)):
-        put(tmp_path / f"rank-{rank}.json", without(events, "kernel") if rank == 1 else events, **told(rank))
+        written(tmp_path / f"rank-{rank}.json", without(events, "kernel") if rank == 1 else events, **metadata_of(rank))
     analysis = analyze([tmp_path])
     assert analysis.verdict.kind == "insufficient_data"
     assert "rank 1 shows no device activity" in analysis.verdict.summary
     quality = analysis.ranks[1].data_quality
     assert quality is not None
     assert (quality.problem, quality.without_kernel, quality.without_kernel_share) == ("no_activity", 120, 1.0)
+
+
+HOUR_NS: Final = 3_600_000_000_000
+
+
+def documents_of(fault: str, clocks: list[Clock] | None = None, *, later_ns: int = 0) -> list[dict[str, Any]]:
+    """Return the traces of a run whose rank 3 has a fault, on a host for each rank."""
+    layout_job = LayoutJob(Layout("ddp", RANKS), FAULTS[fault], steps=12)
+    steps = frozenset(range(1, 11))
+    documents = [document(rank, clock, steps) for rank, clock in zip(layout_job.ranks, clocks or [Clock()] * RANKS, strict=True)]
+    for number, trace in enumerate(documents):
+        trace["host_name"] = f"host{number}"
+        trace["baseTimeNanoseconds"] += later_ns
+    return documents
+
+
+def put(folder: Path, documents: list[dict[str, Any]]) -> Path:
+    for number, trace in enumerate(documents):
+        (folder / f"rank{number}.json").write_bytes(msgspec.json.encode(trace))
+    return folder
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_rank_of_another_run_is_not_compared(tmp_path: Path, *, is_shared: bool) -> None:
+    # given rank 3 of a run in which it was slow, and the others of the run after the repair, on a host each or on one
+    documents = [*documents_of("none", later_ns=HOUR_NS)[:3], documents_of("slow device")[3]]
+    if is_shared:
+        for trace in documents:
+            trace["host_name"] = "node0"
+    verdict = analyze([put(tmp_path, documents)]).verdict
+    assert (verdict.kind, verdict.ranks) == ("insufficient_data", []), verdict.summary
+    assert "different runs" in verdict.summary
+    answer = whatif([tmp_path])
+    assert answer.status == "insufficient_data"
+    assert "different runs" in answer.summary
+
+
+def test_clocks_that_are_hours_apart_and_drift_hide_no_slow_rank(tmp_path: Path) -> None:
+    clocks = [Clock(), Clock(1e5, 3e-4), Clock(3.6e9, -3e-4), Clock(9 * 3.6e9, 1e-4)]
+    verdict = analyze([put(tmp_path, documents_of("slow device", clocks))]).verdict
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", [3], "compute"), verdict.summary
+
+
+def test_the_cause_is_looked_for_in_the_steps_that_all_traces_have(tmp_path: Path) -> None:
+    # given the trace of the slow rank, which ends after seven of ten steps
+    documents = documents_of("slow device")
+    events = documents[3]["traceEvents"]
+    last = next(event for event in events if event["name"] == "ProfilerStep#8")["ts"]
+    documents[3]["traceEvents"] = [event for event in events if event["ts"] < last]
+    verdict = analyze([put(tmp_path, documents)]).verdict
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", [3], "compute"), verdict.summary
+
+
+def test_two_steps_that_all_traces_have_name_the_slow_rank(tmp_path: Path) -> None:
+    # given rank 2 traced two steps later than the others
+    layout_job = LayoutJob(Layout("ddp", RANKS), FAULTS["slow device"], steps=10)
+    windows = [frozenset(range(4, 8)) if rank.rank == 2 else frozenset(range(2, 6)) for rank in layout_job.ranks]
+    documents = [document(rank, Clock(), steps) for rank, steps in zip(layout_job.ranks, windows, strict=True)]
+    verdict = analyze([put(tmp_path, documents)]).verdict
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", [3], "compute"), verdict.summary
+    assert (verdict.confidence or 1.0) < 0.8

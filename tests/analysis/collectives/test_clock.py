@@ -37,16 +37,11 @@ def span_s(planted: Job) -> float:
 
 
 def drift(clocks: Clocks, rank: int) -> float:
-    return clocks.found[rank].drift_ppm or 0.0
+    return clocks.rank_clocks[rank].drift_ppm or 0.0
 
 
 @settings(max_examples=15)
-@given(
-    st.lists(st.builds(Planted, offset=offsets, ppm=drifts), min_size=2, max_size=5),
-    when,
-    st.floats(0, 50 * US),
-    seeds,
-)
+@given(st.lists(st.builds(Planted, offset=offsets, ppm=drifts), min_size=2, max_size=5), when, st.floats(0, 50 * US), seeds)
 def test_offsets_and_drifts_are_found_whoever_comes_late(planted: list[Planted], times: str, jitter: float, seed: int) -> None:
     # given ranks that may arrive late at any collective: that changes when it ends, but all ranks still see the same end
     rng = np.random.default_rng(seed)
@@ -86,17 +81,17 @@ def test_a_clock_that_was_set_does_not_seem_to_drift(
     # when
     clocks = fit_clocks(number.matches())
     # then none has more drift than chance finds in the jitter, which happens for one clock in some hundreds
-    for other, value in clocks.found.items():
+    for other, value in clocks.rank_clocks.items():
         if other != rank or where != ("hours", 120):
             assert abs(value.drift_ppm or 0.0) * span_s(number) * US <= 6 * jitter
     slewed = 1e-3 * 600 * SECOND  # as far as a clock is slewed in the ten minutes between two windows
     one_is_set = [1 + (other == rank) for other in range(5)]
     if where == ("hours", 120) and by < 1.01 * slewed:
         # Between two windows that are far apart, a setting cannot be distinguished from slewing, and it does not matter.
-        settings_found = [value.settings for value in clocks.found.values()]
+        settings_found = [value.settings for value in clocks.rank_clocks.values()]
         assert settings_found == [1] * 5 or (by > 0.99 * slewed and settings_found == one_is_set)
     else:
-        assert [value.settings for value in clocks.found.values()] == one_is_set
+        assert [value.settings for value in clocks.rank_clocks.values()] == one_is_set
     # A clock that was set back shows some times twice: whether these are before or after the setting is unknown.
     twice = (ends < moment) & (ends >= moment - by - MS) if back else np.zeros(len(ends), dtype=bool)
     assert clocks.residual_ns is not None
@@ -143,17 +138,13 @@ def test_between_windows_the_offset_goes_from_one_to_the_next() -> None:
 )
 def test_no_drift_is_claimed_where_the_data_do_not_show_it(ends: Floats, ppm: float) -> None:
     clocks = fit_clocks(Job([Planted(), Planted(MS, ppm), Planted()], ends, np.zeros(len(ends), dtype=np.int64)).matches())
-    assert {clock.drift_ppm for clock in clocks.found.values()} == {None}
+    assert {clock.drift_ppm for clock in clocks.rank_clocks.values()} == {None}
 
 
 @given(seeds, st.sampled_from(["laplace", "normal", "cauchy"]), st.integers(20, 300))
 def test_noise_alone_is_no_drift_and_sets_no_clock(seed: int, kind: str, count: int) -> None:
     rng = np.random.default_rng(seed)
-    noise = {
-        "laplace": rng.laplace(0, 1, count),
-        "normal": rng.normal(0, 1, count),
-        "cauchy": rng.standard_cauchy(count),
-    }[kind]
+    noise = {"laplace": rng.laplace(0, 1, count), "normal": rng.normal(0, 1, count), "cauchy": rng.standard_cauchy(count)}[kind]
     at = np.array([1e8 * number for number in range(count)])
     (series,) = fit_series(at, 30 * US * noise, np.arange(count) // 20)
     assert series.drift is None or abs(series.drift) * 1e8 * count < 6 * 30 * US
@@ -193,7 +184,7 @@ def test_ranks_of_one_host_have_one_clock() -> None:
     # With one clock there is nothing to correct.
     alone = fit_clocks(planted_job.matches(), dict.fromkeys(range(4), "a"))
     assert (set(alone.offset_ns.values()), alone.courses) == ({0}, {})
-    assert {item.drift_ppm for item in alone.found.values()} == {None}
+    assert {item.drift_ppm for item in alone.rank_clocks.values()} == {None}
 
 
 def test_clocks_that_only_a_chain_of_groups_links_are_compared_along_it() -> None:
@@ -211,7 +202,7 @@ def test_a_clock_that_nothing_compares_is_left_as_it_is() -> None:
     assert drift(clocks, 1) - drift(clocks, 0) == pytest.approx(50, abs=0.1)
     assert drift(clocks, 3) - drift(clocks, 2) == pytest.approx(50, abs=0.1)
     assert clocks.correct(4, START) == START
-    assert 4 not in clocks.found
+    assert 4 not in clocks.rank_clocks
 
 
 knots = st.lists(st.tuples(st.integers(1, 10**12), st.integers(-500, 500)), min_size=1, max_size=8)

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from tests.analysis.collectives_by_hand import breakdown
 from tests.analysis.planted_clocks import START, Job, Planted, windows
 from tests.step_files import append
 
@@ -16,7 +17,7 @@ from rankscope.analysis.perfetto.selection import Selection
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.runs.paths import rank_dir
-from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepBreakdown, StepRecord
+from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
 from rankscope.runs.small_files import create_attempt, create_run, write_record
 
 SECOND = 1e9
@@ -49,23 +50,8 @@ def make_run(path: Path, clocks: list[Planted]) -> Path:
                 StepRecord(step=step, start_unix_ns=first, wall_us=wall, phases_us=PhaseTimes(backward=wall), profiled=True)
             )
             busy = sum(collective.end_unix_ns - collective.enqueue_unix_ns for collective in own) / 1000
-            breakdowns.append(
-                StepBreakdown(
-                    step=step,
-                    device_kind="cpu",
-                    window_basis="steps",
-                    start_unix_ns=first,
-                    window_us=wall,
-                    compute_us=wall - busy,
-                    communication_us=busy,
-                    overlap_us=0.0,
-                    exposed_communication_us=busy,
-                    memcpy_us=0.0,
-                    exposed_memcpy_us=0.0,
-                    idle_us=0.0,
-                    events=100,
-                )
-            )
+            parts = {"compute_us": wall - busy, "communication_us": busy, "exposed_communication_us": busy}
+            breakdowns.append(breakdown(step, first, wall, device_kind="cpu", window_basis="steps", **parts))
         append(folder, "steps", *records)
         append(folder, "windows", *breakdowns)
         append(folder, "collectives", *collectives)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.analysis.collectives_by_hand import matched
+from tests.analysis.collectives_by_hand import matched, record
 
 from rankscope.analysis.collectives.communication import communication_parts
 from rankscope.analysis.collectives.spans import NumberedSpans, covered, unions
-from rankscope.runs.records import CollectiveRecord
 
 COLLECTIVES = st.lists(
     st.tuples(
@@ -27,24 +26,13 @@ def test_transferring_and_waiting_agree_with_counting(rows: list[tuple[int, list
     # given collectives of three ranks that end together, with compute inside
     base = 10**6
     matches = []
-    for index, (end, durations, computes) in enumerate(rows):
+    for end, durations, computes in rows:
         records = []
         for duration, compute in zip(durations, computes, strict=True):
             start = base + end - duration
             low, high = (min(max(base + end - value, start), base + end) for value in sorted(compute, reverse=True))
-            records.append(
-                CollectiveRecord(
-                    step=0,
-                    group="0",
-                    index=index,
-                    op="all_reduce",
-                    enqueue_unix_ns=start * 1000,
-                    start_unix_ns=start * 1000,
-                    end_unix_ns=(base + end) * 1000,
-                    stream=1,
-                    compute_spans_us=[(low - start, high - start)] if high > low else [],
-                )
-            )
+            spans = [(low - start, high - start)] if high > low else []
+            records.append(record(start, base + end, compute_spans_us=spans))
         matches.append(dict(enumerate(records)))
     # when
     parts = communication_parts(matched(*matches))
@@ -54,11 +42,11 @@ def test_transferring_and_waiting_agree_with_counting(rows: list[tuple[int, list
         everything: set[int] = set()
         busy: set[int] = set()
         for (end, durations, _), match in zip(rows, matches, strict=True):
-            record = match[rank]
+            of_rank = match[rank]
             transfer |= set(range(base + end - min(durations), base + end))
             everything |= set(range(base + end - durations[rank], base + end))
-            for first, last in record.compute_spans_us:
-                start = record.start_unix_ns // 1000
+            for first, last in of_rank.compute_spans_us:
+                start = of_rank.start_unix_ns // 1000
                 busy |= set(range(start + int(first), start + int(last)))
         wait = everything - transfer
         part = parts[rank]
@@ -72,18 +60,8 @@ def test_transferring_and_waiting_agree_with_counting(rows: list[tuple[int, list
 
 def test_the_last_to_come_does_not_wait_and_arrival_on_a_cpu_is_the_call() -> None:
     # given a collective on CPU threads: rank 0 enqueued early, its worker began later; rank 1 enqueued late
-    def record(enqueue: int, start: int) -> CollectiveRecord:
-        return CollectiveRecord(
-            step=0,
-            group="cpu",
-            index=0,
-            op="all_reduce",
-            enqueue_unix_ns=enqueue * 1000,
-            start_unix_ns=start * 1000,
-            end_unix_ns=100_000,
-        )
-
-    parts = communication_parts(matched({0: record(0, 20), 1: record(70, 75)}))
+    early, late = (record(enqueue, 100, stream=None, start_unix_ns=1000 * start) for enqueue, start in ((0, 20), (70, 75)))
+    parts = communication_parts(matched({0: early, 1: late}))
     assert (parts[0].transfer_exposed_us, parts[0].wait_exposed_us) == (30, 50)
     assert (parts[1].transfer_exposed_us, parts[1].wait_exposed_us) == (25, 0)
 

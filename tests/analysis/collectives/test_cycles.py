@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.collectives.cycles import IssuedOperations, steps_of
+from rankscope.analysis.collectives.growing_columns import NONE
 
 
 class Operation(NamedTuple):

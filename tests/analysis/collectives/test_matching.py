@@ -109,3 +109,56 @@ def test_every_message_pairs_with_its_own_receive_for_any_rank_numbers(schedule:
     assert matching.unmatched == 0
     result = sorted((match.records[0].sequence, match.records[1].sequence, *match.ranks) for match in matching.directed)
     assert result == [(number, number, names[item], names[other]) for number, (item, other) in enumerate(schedule)]
+
+
+def test_sequence_numbers_match_what_order_would_not() -> None:
+    by_rank = {
+        0: [record(0, 9, sequence=5, index=0), record(10, 19, sequence=6, index=1)],
+        1: [record(12, 19, sequence=6, index=0)],
+    }
+    matching = match_collectives(by_rank)
+    assert [match.records[0].sequence for match in matching.matches] == [6]
+    assert (matching.unmatched, matching.method) == (1, "sequence")
+
+
+def test_without_sequence_a_rank_that_lacks_one_makes_order_meaningless() -> None:
+    by_rank = {0: [record(0, 9), record(10, 19, index=1)], 1: [record(12, 19)]}
+    matching = match_collectives(by_rank)
+    assert (len(matching.matches), matching.unmatched, matching.method) == (0, 2, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"op": "send", "p2p": True}, "p2p"),
+        ({"op": "broadcast"}, "broadcast"),
+        ({"op": "gather"}, "rooted"),
+        ({"op": "all_to_allv"}, "uneven_all_to_all"),
+        ({"op": "dispatch"}, "expert_parallel"),
+        ({"op": "coalesced"}, "p2p"),
+        ({"op": "coalesced", "p2p": True}, "p2p"),
+        ({"op": "unknown"}, "unknown_operation"),
+        ({"op": "exchange_of_halos"}, "unknown_operation"),
+    ],
+)
+def test_operations_that_say_nothing_about_waiting_are_counted_by_reason(fields: dict[str, Any], reason: str) -> None:
+    matching = match_collectives({rank: [record(0, 9, **fields), record(10, 19, index=1)] for rank in (0, 1)})
+    assert matching.excluded == {reason: 1}
+    assert (len(matching.matches), matching.unmatched) == (1, 0)
+
+
+def test_a_group_is_complete_only_with_all_its_ranks() -> None:
+    by_rank = {rank: [record(0, 9, group_ranks=[0, 1, 2])] for rank in (0, 1)}
+    assert match_collectives(by_rank).unmatched == 1
+    assert match_collectives({rank: [record(0, 9)] for rank in (0, 1)}, world_size=3).unmatched == 1
+
+
+def test_groups_of_the_same_name_with_other_members_are_kept_apart() -> None:
+    by_rank = {rank: [record(0, 9, group="tp", group_ranks=[0, 1] if rank < 2 else [2, 3])] for rank in range(4)}
+    assert [match.ranks for match in match_collectives(by_rank).matches] == [[0, 1], [2, 3]]
+
+
+def test_sizes_agree_unless_both_are_known_and_differ() -> None:
+    assert len(match_collectives({0: [record(0, 9, bytes=8)], 1: [record(0, 9)]}).matches) == 1
+    exchange = {rank: [record(0, 9, op="all_to_all", bytes=8 + rank)] for rank in (0, 1)}
+    assert match_collectives(exchange).excluded == {"uneven_all_to_all": 1}

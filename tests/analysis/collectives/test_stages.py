@@ -94,9 +94,7 @@ def test_exchanges_among_alike_ranks_are_no_pipeline(
 
 
 @pytest.mark.parametrize("exchange", [ring, halo, periodic_halo, all_to_all])
-def test_batches_that_send_and_receive_are_exchanges_for_any_missing_rank(
-    exchange: Callable[[int], Batches],
-) -> None:
+def test_batches_that_send_and_receive_are_exchanges_for_any_missing_rank(exchange: Callable[[int], Batches]) -> None:
     assert stages_of_records(records(exchange, [0, 2], group=[0, 1, 2, 3])) == {}
     assert stages_of_records(records(exchange, range(4), group=[0, 1, 2, 3], peers=False)) == {}
 

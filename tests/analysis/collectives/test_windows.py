@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.analysis.trace_events import Event, annotation, details, kernel, launch, operator, trace_of
 
 from rankscope.analysis.collectives.windows import Reduction, reduce_file, reduce_trace
-from rankscope.analysis.trace.columns import read_trace
 from rankscope.base.errors import InputError
 
 
-def x(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> dict[str, Any]:
-    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": tid, "args": args}
-
-
-def reduce(tmp_path: Path, *events: dict[str, Any]) -> Reduction:
-    path = tmp_path / "rank-0.json"
-    path.write_text(json.dumps({"traceEvents": events}))
-    return reduce_trace(read_trace(path))
+def reduce(tmp_path: Path, *events: Event) -> Reduction:
+    return reduce_trace(trace_of(tmp_path, events))
 
 
 CPU_STEP = (
-    x("user_annotation", "ProfilerStep#7", 0, 100),
-    x("user_annotation", "ProfilerStep#8", 100, 100),
-    x("user_annotation", "DistributedDataParallel.forward", 5, 30),
-    x("cpu_op", "aten::linear", 10, 20),
-    x("cpu_op", "aten::addmm", 12, 15),
-    x("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", 40, 30),
-    x("cpu_op", "AddmmBackward0", 41, 28),
-    x("cpu_op", "aten::mm", 45, 15),
-    x("cpu_op", "c10d::allreduce_", 50, 1),
-    x("user_annotation", "gloo:all_reduce", 52, 28, tid=2),
-    x("user_annotation", "Optimizer.step#SGD.step", 82, 10),
-    x("cpu_op", "aten::add_", 84, 4),
+    annotation("ProfilerStep#7", 0, 100),
+    annotation("ProfilerStep#8", 100, 100),
+    annotation("DistributedDataParallel.forward", 5, 30),
+    operator("aten::linear", 10, 20),
+    operator("aten::addmm", 12, 15),
+    operator("autograd::engine::evaluate_function: AddmmBackward0", 40, 30),
+    operator("AddmmBackward0", 41, 28),
+    operator("aten::mm", 45, 15),
+    operator("c10d::allreduce_", 50, 1),
+    annotation("gloo:all_reduce", 52, 28, tid=2),
+    annotation("Optimizer.step#SGD.step", 82, 10),
+    operator("aten::add_", 84, 4),
 )
 
 
@@ -60,11 +52,11 @@ def test_gloo_arrives_when_the_calling_thread_enqueues(tmp_path: Path) -> None:
 def test_work_in_the_next_step_is_cut_and_its_collective_stays_in_its_step(tmp_path: Path) -> None:
     reduction = reduce(
         tmp_path,
-        x("user_annotation", "ProfilerStep#1", 0, 100),
-        x("user_annotation", "ProfilerStep#2", 100, 100),
-        x("cpu_op", "c10d::allreduce_", 90, 1),
-        x("user_annotation", "gloo:all_reduce", 92, 48, tid=2),
-        x("cpu_op", "aten::mm", 10, 5),
+        annotation("ProfilerStep#1", 0, 100),
+        annotation("ProfilerStep#2", 100, 100),
+        operator("c10d::allreduce_", 90, 1),
+        annotation("gloo:all_reduce", 92, 48, tid=2),
+        operator("aten::mm", 10, 5),
     )
     assert [row.communication_us for row in reduction.breakdowns] == [8, 40]
     assert [row.step for row in reduction.collectives] == [1]
@@ -73,11 +65,11 @@ def test_work_in_the_next_step_is_cut_and_its_collective_stays_in_its_step(tmp_p
 def test_gloo_work_enqueued_before_the_trace_is_no_collective_of_it(tmp_path: Path) -> None:
     reduction = reduce(
         tmp_path,
-        x("user_annotation", "ProfilerStep#1", 0, 100),
-        x("user_annotation", "gloo:all_reduce", 2, 10, tid=2),
-        x("cpu_op", "c10d::allreduce_", 30, 1),
-        x("user_annotation", "gloo:all_reduce", 33, 10, tid=2),
-        x("cpu_op", "aten::mm", 50, 5),
+        annotation("ProfilerStep#1", 0, 100),
+        annotation("gloo:all_reduce", 2, 10, tid=2),
+        operator("c10d::allreduce_", 30, 1),
+        annotation("gloo:all_reduce", 33, 10, tid=2),
+        operator("aten::mm", 50, 5),
     )
     assert [(row.enqueue_unix_ns, row.start_unix_ns) for row in reduction.collectives] == [(30_000, 33_000)]
     assert reduction.breakdowns[0].communication_us == 20
@@ -86,14 +78,14 @@ def test_gloo_work_enqueued_before_the_trace_is_no_collective_of_it(tmp_path: Pa
 def test_calls_on_two_workers_are_paired_in_order(tmp_path: Path) -> None:
     reduction = reduce(
         tmp_path,
-        x("user_annotation", "ProfilerStep#1", 0, 100),
-        x("cpu_op", "aten::mm", 0, 5),
-        x("cpu_op", "c10d::allreduce_", 10, 1),
-        x("cpu_op", "c10d::_allgather_base_", 12, 1),
-        x("cpu_op", "c10d::allreduce_", 14, 1),
-        x("user_annotation", "gloo:all_reduce", 20, 30, tid=2),
-        x("user_annotation", "gloo:all_gather", 21, 5, tid=3),
-        x("user_annotation", "gloo:all_reduce", 27, 5, tid=3),
+        annotation("ProfilerStep#1", 0, 100),
+        operator("aten::mm", 0, 5),
+        operator("c10d::allreduce_", 10, 1),
+        operator("c10d::_allgather_base_", 12, 1),
+        operator("c10d::allreduce_", 14, 1),
+        annotation("gloo:all_reduce", 20, 30, tid=2),
+        annotation("gloo:all_gather", 21, 5, tid=3),
+        annotation("gloo:all_reduce", 27, 5, tid=3),
     )
     assert [(row.op, row.index, row.enqueue_unix_ns, row.start_unix_ns) for row in reduction.collectives] == [
         ("all_reduce", 0, 10_000, 20_000),
@@ -105,12 +97,12 @@ def test_calls_on_two_workers_are_paired_in_order(tmp_path: Path) -> None:
 def test_gloo_scatters_what_it_has_reduced_as_an_all_reduce(tmp_path: Path) -> None:
     reduction = reduce(
         tmp_path,
-        x("user_annotation", "ProfilerStep#1", 0, 100),
-        x("cpu_op", "aten::mm", 0, 5),
-        x("cpu_op", "c10d::_reduce_scatter_base_", 10, 1),
-        x("cpu_op", "c10d::allreduce_", 12, 1),
-        x("user_annotation", "gloo:all_reduce", 20, 30, tid=2),
-        x("user_annotation", "gloo:all_reduce", 51, 5, tid=2),
+        annotation("ProfilerStep#1", 0, 100),
+        operator("aten::mm", 0, 5),
+        operator("c10d::_reduce_scatter_base_", 10, 1),
+        operator("c10d::allreduce_", 12, 1),
+        annotation("gloo:all_reduce", 20, 30, tid=2),
+        annotation("gloo:all_reduce", 51, 5, tid=2),
     )
     assert [(row.op, row.enqueue_unix_ns, row.start_unix_ns) for row in reduction.collectives] == [
         ("reduce_scatter_base", 10_000, 20_000),
@@ -119,16 +111,16 @@ def test_gloo_scatters_what_it_has_reduced_as_an_all_reduce(tmp_path: Path) -> N
 
 
 GPU_STEPS = (
-    x("user_annotation", "ProfilerStep#3", 0, 50),
-    x("user_annotation", "ProfilerStep#4", 50, 50),
-    x("cuda_runtime", "cudaLaunchKernel", 10, 1, correlation=1),
-    x("cuda_runtime", "cudaLaunchKernel", 30, 1, correlation=2),
-    x("cuda_runtime", "cudaMemcpyAsync", 55, 1, correlation=3),
-    x("cuda_runtime", "cudaLaunchKernel", 60, 1, correlation=4),
-    x("kernel", "gemm", 100, 40, tid=7, stream=7, correlation=1),
-    x("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 120, 60, tid=9, stream=9, correlation=2),
-    x("gpu_memcpy", "Memcpy HtoD", 170, 20, tid=7, stream=7, correlation=3),
-    x("kernel", "gemm", 200, 30, tid=7, stream=7, correlation=4),
+    annotation("ProfilerStep#3", 0, 50),
+    annotation("ProfilerStep#4", 50, 50),
+    launch(1, 10),
+    launch(2, 30),
+    launch(3, 55, name="cudaMemcpyAsync"),
+    launch(4, 60),
+    kernel("gemm", 100, 40, 7, 1),
+    kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 120, 60, 9, 2),
+    kernel("Memcpy HtoD", 170, 20, 7, 3),
+    kernel("gemm", 200, 30, 7, 4),
 )
 
 
@@ -155,20 +147,18 @@ def test_a_nccl_collective_belongs_to_the_step_of_its_launch(tmp_path: Path) -> 
 
 
 def test_a_step_without_device_work_is_marked(tmp_path: Path) -> None:
-    reduction = reduce(tmp_path, *GPU_STEPS, x("user_annotation", "ProfilerStep#5", 100, 50))
+    reduction = reduce(tmp_path, *GPU_STEPS, annotation("ProfilerStep#5", 100, 50))
     assert [row.truncated for row in reduction.breakdowns] == [False, False, True]
 
 
 def test_gpu_compute_with_gloo_counts_kernels_and_gloo_not_cpu_operators(tmp_path: Path) -> None:
-    path = tmp_path / "rank-0.json"
     events = [
-        x("cpu_op", "aten::mm", 0, 90),
-        x("kernel", "gemm", 10, 30, tid=7, stream=7, correlation=1),
-        x("cpu_op", "c10d::allreduce_", 18, 1),
-        x("user_annotation", "gloo:all_reduce", 20, 40, tid=2),
+        operator("aten::mm", 0, 90),
+        kernel("gemm", 10, 30, 7, 1),
+        operator("c10d::allreduce_", 18, 1),
+        annotation("gloo:all_reduce", 20, 40, tid=2),
     ]
-    path.write_text(json.dumps(events))
-    reduction = reduce_file(read_trace(path))
+    reduction = reduce_file(trace_of(tmp_path, events))
     (row,) = reduction.breakdowns
     assert (row.compute_us, row.communication_us, row.overlap_us, row.window_us) == (30, 40, 20, 50)
     assert reduction.collectives[0].stream is None
@@ -183,11 +173,7 @@ def test_communication_metadata_outweighs_the_kernels_name(tmp_path: Path) -> No
         "In msg nelems": 10,
         "Group size": 2,
     }
-    reduction = reduce(
-        tmp_path,
-        x("user_annotation", "ProfilerStep#1", 0, 50),
-        x("kernel", "my_fast_reduce", 10, 5, tid=7, stream=7, correlation=1, **metadata),
-    )
+    reduction = reduce(tmp_path, annotation("ProfilerStep#1", 0, 50), kernel("my_fast_reduce", 10, 5, 7, 1, **metadata))
     (collective,) = reduction.collectives
     assert (collective.op, collective.group, collective.sequence, collective.bytes, collective.group_size) == (
         "all_reduce",
@@ -200,19 +186,17 @@ def test_communication_metadata_outweighs_the_kernels_name(tmp_path: Path) -> No
 
 
 def test_rank_lists_that_were_cut_come_from_the_configuration(tmp_path: Path) -> None:
-    path = tmp_path / "rank-0.json"
     metadata = {
         "Collective name": "allreduce",
         "Process Group Name": "0",
         "Group size": 64,
         "Process Group Ranks": "[0, 1, ..., 63]",
     }
-    kernel = x("kernel", "nccl", 10, 5, tid=7, stream=7, correlation=1, **metadata)
+    reduction = kernel("nccl", 10, 5, 7, 1, **metadata)
     config = [{"pg_name": "0", "ranks": list(range(64))}]
-    path.write_text(json.dumps({"traceEvents": [kernel]}))
-    assert reduce_file(read_trace(path)).collectives[0].group_ranks is None
-    path.write_text(json.dumps({"traceEvents": [kernel], "distributedInfo": {"rank": 0, "pg_config": config}}))
-    assert reduce_file(read_trace(path)).collectives[0].group_ranks == list(range(64))
+    assert reduce_file(trace_of(tmp_path, [reduction])).collectives[0].group_ranks is None
+    configured = trace_of(tmp_path, [reduction], distributedInfo={"rank": 0, "pg_config": config})
+    assert reduce_file(configured).collectives[0].group_ranks == list(range(64))
 
 
 def test_kernels_are_summed_by_name_costliest_first(tmp_path: Path) -> None:
@@ -224,16 +208,58 @@ def test_kernels_are_summed_by_name_costliest_first(tmp_path: Path) -> None:
 
 
 def test_without_annotations_there_are_no_steps_but_there_is_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "rank-0.json"
-    path.write_text(json.dumps([x("cpu_op", "aten::mm", 10, 5), x("cpu_op", "aten::mm", 20, 5)]))
-    trace = read_trace(path)
+    trace = trace_of(tmp_path, [operator("aten::mm", 10, 5), operator("aten::mm", 20, 5)])
     assert reduce_trace(trace) == Reduction()
     (row,) = reduce_file(trace).breakdowns
     assert (row.window_basis, row.window_us, row.compute_us, row.idle_us) == ("file", 15, 10, 5)
 
 
 def test_operators_that_take_no_time_are_nothing_to_analyse(tmp_path: Path) -> None:
-    path = tmp_path / "rank-0.json"
-    path.write_text(json.dumps([x("cpu_op", "autograd::engine::evaluate_function: X", 10, 5)]))
     with pytest.raises(InputError, match="nothing to analyse"):
-        reduce_file(read_trace(path))
+        reduce_file(trace_of(tmp_path, [operator("autograd::engine::evaluate_function: X", 10, 5)]))
+
+
+def copied_by_engines(ask: str, *more: Event) -> list[Event]:
+    return [
+        kernel("gemm", 0, 30, correlation=1),
+        operator(ask, 0, 10),
+        launch(2, 2, name="cudaMemcpyAsync"),
+        launch(3, 4, name="cudaMemcpyAsync"),
+        kernel("Memcpy PtoP (Device -> Device)", 20, 10, 8, 2, bytes=100),
+        kernel("Memcpy PtoP (Device -> Device)", 30, 10, 9, 3, bytes=100),
+        *more,
+    ]
+
+
+def test_copies_between_devices_inside_a_collective_are_that_collective(tmp_path: Path) -> None:
+    # given a peer copy outside any collective, too, and a copy on the device inside
+    outside = [launch(7, 40), kernel("Memcpy PtoP (Device -> Device)", 50, 5, 8, 7)]
+    inside = [launch(8, 6), kernel("Memcpy DtoD (Device -> Device)", 45, 3, 8, 8)]
+    events = copied_by_engines("symm_mem::all_gather_p2p_memcpy", *outside, *inside)
+    # then the time is communication, hidden as far as compute hides it
+    reduction = reduce_file(trace_of(tmp_path, events))
+    (window,) = reduction.breakdowns
+    assert (window.communication_us, window.overlap_us, window.memcpy_us) == (20, 10, 8)
+    # and one collective, with its own copies only
+    (collective,) = reduction.collectives
+    assert (collective.op, collective.group) == ("all_gather_p2p_memcpy", "copy-engine")
+    assert (collective.enqueue_unix_ns, collective.start_unix_ns, collective.end_unix_ns) == (2_000, 20_000, 40_000)
+    rows = {(row.direction, row.collective): row.events for row in details(tmp_path / "rank-0.json").copies}
+    assert rows == {("peer to peer", True): 2, ("peer to peer", False): 1, ("device to device", False): 1}
+
+
+def test_copies_of_a_collective_have_the_metadata_of_its_call(tmp_path: Path) -> None:
+    # given the library's own annotation inside the call, too, which has arguments and no metadata
+    args: Event = {"Collective_name": "_allgather_base", "Process_Group_Name": "7", "Seq": 3}
+    call = operator("record_param_comms", 1, 8, dtype="Float", Out_msg_nelems=50, **args)
+    events = copied_by_engines("c10d::_allgather_base_", call, annotation("nccl:_all_gather_base", 1.5, 7, External_id=9))
+    (collective,) = reduce_file(trace_of(tmp_path, events)).collectives
+    result = (collective.op, collective.group, collective.sequence, collective.bytes)
+    assert result == ("all_gather_base", "7", 3, 200)
+
+
+def test_copies_beside_the_kernel_of_their_collective_are_part_of_it(tmp_path: Path) -> None:
+    events = copied_by_engines("c10d::allgather_", launch(4, 6), kernel("ncclDevKernel_AllReduce_Sum_f32", 40, 20, 8, 4))
+    reduction = reduce_file(trace_of(tmp_path, events))
+    assert reduction.breakdowns[0].communication_us == 40
+    assert [row.op for row in reduction.collectives] == ["all_reduce"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
@@ -18,8 +19,8 @@ from rankscope.analysis.perfetto.chrome_json import (
     MAX_NAME,
     SliceLanes,
     TraceWriter,
-    inert,
-    inert_args,
+    encoded_args,
+    printable,
     us_text,
 )
 from rankscope.analysis.perfetto.raw_trace import ns_of
@@ -56,12 +57,9 @@ def test_slices_of_a_lane_that_does_not_nest_never_overlap(slices: list[tuple[in
         assert all(stop <= start for other, _, stop in placed[:at] if other == lane)
 
 
-@given(spans)
-def test_what_nests_needs_one_lane(slices: list[tuple[int, int]]) -> None:
-    # given nested slices
-    nested = [(at, 200 - at) for at in range(len(slices))]
+def test_what_nests_needs_one_lane() -> None:
     lanes = SliceLanes(nest=True)
-    assert {lanes.place(*span) for span in nested} <= {0}
+    assert {lanes.place(at, 200 - at) for at in range(100)} == {0}
 
 
 def test_too_many_at_once_are_refused() -> None:
@@ -132,7 +130,7 @@ def test_times_of_damaged_files(text: bytes, ns: int | None) -> None:
 
 @given(st.text(st.characters()))
 def test_names_are_printable_and_short(text: str) -> None:
-    shown = inert(text)
+    shown = printable(text)
     assert len(shown) <= MAX_NAME
     assert shown.isprintable()
     shown.encode()
@@ -142,7 +140,7 @@ def test_names_are_printable_and_short(text: str) -> None:
 
 @given(st.dictionaries(st.text(st.characters()), json_values, max_size=5))
 def test_arguments_are_bounded_and_can_be_encoded(args: dict[str, Any]) -> None:
-    data = inert_args(args)
+    data = encoded_args(args)
     assert len(data) <= MAX_ARGS_BYTES
     assert isinstance(json.loads(data), dict)
 
@@ -152,31 +150,34 @@ def test_arguments_without_end_are_cut() -> None:
     for _ in range(5000):
         deep = [deep]
     shown = json.loads(
-        inert_args({"deep": deep, "long": list(range(100)), "wide": {str(key): 0 for key in range(100)}, "big": 10**50})
+        encoded_args({"deep": deep, "long": list(range(100)), "wide": {str(key): 0 for key in range(100)}, "big": 10**50})
     )
     assert shown["deep"] == [[["…"]]]
     assert shown["long"][-1] == "… 36 more"
     assert shown["wide"]["…"] == "36 more"
     assert shown["big"] == str(10**50)
-    assert json.loads(inert_args({str(key): "x" * 1000 for key in range(60)})) == {"left out": "60471 bytes of arguments"}
+    assert json.loads(encoded_args({str(key): "x" * 1000 for key in range(60)})) == {"left out": "60471 bytes of arguments"}
 
 
-def test_all_steps_are_exported_where_they_fit() -> None:
-    assert fitting_steps({1: 10, 2: 10, 9: 10}, set(), 30) == (1, 10)
-    assert fitting_steps({}, set(), 30) is None
-
-
-def test_else_the_latest_or_those_around_the_last_profile() -> None:
-    weights = dict.fromkeys(range(100), 10)
-    assert fitting_steps(weights, set(), 50) == (95, 100)
-    assert fitting_steps(weights, {40, 60}, 100) == (56, 66)
-    assert fitting_steps(weights, {40, 60}, 1) == (65, 66)
-
-
-def test_an_early_profile_leaves_the_room_to_the_steps_after_it() -> None:
-    weights = dict.fromkeys(range(100), 10)
-    assert fitting_steps(weights, {3}, 500) == (0, 50)
-    assert fitting_steps(weights, {3}, 45) == (5, 9)
+@pytest.mark.parametrize(
+    ("steps", "profiled", "limit", "expected"),
+    [
+        # All where they fit.
+        ((1, 2, 9), set(), 30, (1, 10)),
+        ((), set(), 30, None),
+        # Else the latest, or those around the last profile.
+        (range(100), set(), 50, (95, 100)),
+        (range(100), {40, 60}, 100, (56, 66)),
+        (range(100), {40, 60}, 1, (65, 66)),
+        # An early profile leaves the room to the steps after it.
+        (range(100), {3}, 500, (0, 50)),
+        (range(100), {3}, 45, (5, 9)),
+    ],
+)
+def test_of_steps_of_ten_events_those_that_fit_are_exported(
+    steps: Iterable[int], profiled: set[int], limit: int, expected: tuple[int, int] | None
+) -> None:
+    assert fitting_steps(dict.fromkeys(steps, 10), profiled, limit) == expected
 
 
 @given(st.dictionaries(st.integers(0, 99), st.integers(1, 20), min_size=1), st.sets(st.integers(0, 99)), st.integers(1, 400))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.analysis.trace_events import Event, annotation, kernel, launch, trace_event, trace_of
 
 from rankscope.analysis.collectives.windows import step_breakdowns
 from rankscope.analysis.trace.annotations import host_times, kind_of_annotation
 from rankscope.analysis.trace.categories import NOTE
 from rankscope.analysis.trace.columns import read_trace
 from rankscope.analysis.trace.work import work_events
-
-Event = dict[str, Any]
 
 
 @pytest.mark.parametrize(
@@ -53,15 +50,9 @@ def test_names_that_torch_frameworks_and_scripts_give(name: str, kind: str | Non
     assert kind_of_annotation(name) == kind
 
 
-def x(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> Event:
-    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": tid, "args": args}
-
-
-def kernel(number: int, launched: float, ts: float, dur: float, *, tid: int = 1, cat: str = "kernel") -> list[Event]:
-    return [
-        x("cuda_runtime", "cudaLaunchKernel", launched, 1, tid, correlation=number),
-        x(cat, "mm" if cat == "kernel" else "Memcpy DtoH (Device -> Pinned)", ts, dur, 7, correlation=number, stream=7, device=0),
-    ]
+def launched(number: int, at: float, ts: float, dur: float, *, tid: int = 1, name: str = "mm") -> list[Event]:
+    """Return a kernel or copy, and the call that launches it ``at`` a time."""
+    return [launch(number, at, tid=tid), kernel(name, ts, dur, correlation=number)]
 
 
 def two_steps(*more: Event) -> list[Event]:
@@ -69,14 +60,13 @@ def two_steps(*more: Event) -> list[Event]:
     events = list(more)
     for step in range(2):
         at = 1000.0 * step
-        events.append(x("user_annotation", f"ProfilerStep#{step}", at, 1000))
-        events += kernel(step + 1, at + 150, at + 200, 500)
+        events.append(annotation(f"ProfilerStep#{step}", at, 1000))
+        events += launched(step + 1, at + 150, at + 200, 500)
     return events
 
 
 def times_of(folder: Path, events: list[Event]) -> dict[str, dict[int, float]]:
-    (folder / "rank-0.json").write_text(json.dumps({"distributedInfo": {"rank": 0}, "traceEvents": events}))
-    trace = read_trace(folder / "rank-0.json")
+    trace = trace_of(folder, events)
     work = work_events(trace)
     result = host_times(trace, work, step_breakdowns(trace, work))
     assert result is not None
@@ -88,8 +78,8 @@ def test_a_phase_counts_while_the_device_idles_in_the_step_that_it_extends(tmp_p
     times = times_of(
         tmp_path,
         two_steps(
-            x("user_annotation", "Optimizer.step#AdamW.step", 600, 200),
-            x("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 1000, 120),
+            annotation("Optimizer.step#AdamW.step", 600, 200),
+            annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 1000, 120),
         ),
     )
     # then the time before the first work of step 1 is of step 0, whose device window it makes longer
@@ -100,7 +90,7 @@ def test_an_activity_counts_with_the_work_that_it_launches(tmp_path: Path) -> No
     # given a checkpoint from 600 on, with a copy of 150 µs, that waits for 100 µs of the step's work
     times = times_of(
         tmp_path,
-        two_steps(x("user_annotation", "save_checkpoint", 600, 400), *kernel(9, 610, 750, 150, cat="gpu_memcpy")),
+        two_steps(annotation("save_checkpoint", 600, 400), *launched(9, 610, 750, 150, name="Memcpy DtoH (Device -> Pinned)")),
     )
     assert times["checkpoint"] == {0: 300.0, 1: 0.0}
     assert times["between_steps"] == {0: 300.0, 1: 0.0}
@@ -109,11 +99,7 @@ def test_an_activity_counts_with_the_work_that_it_launches(tmp_path: Path) -> No
 def test_passes_of_an_evaluation_are_no_phases(tmp_path: Path) -> None:
     times = times_of(
         tmp_path,
-        two_steps(
-            x("user_annotation", "evaluate", 700, 300),
-            x("user_annotation", "## forward ##", 800, 100),
-            x("user_annotation", "## forward ##", 1100, 50),
-        ),
+        two_steps(annotation("evaluate", 700, 300), annotation("## forward ##", 800, 100), annotation("## forward ##", 1100, 50)),
     )
     assert times["evaluation"] == {0: 300.0, 1: 0.0}
     assert times["forward"] == {0: 50.0, 1: 0.0}
@@ -121,22 +107,22 @@ def test_passes_of_an_evaluation_are_no_phases(tmp_path: Path) -> None:
 
 def test_an_optimizer_that_runs_a_closure_is_no_phase(tmp_path: Path) -> None:
     """``Optimizer.step(closure)``, as in Lightning, has forward and backward inside its annotation."""
-    step = x("user_annotation", "Optimizer.step#AdamW.step", 100, 850)
-    of_autograd = kernel(9, 720, 730, 10, tid=2)
+    step = annotation("Optimizer.step#AdamW.step", 100, 850)
+    of_autograd = launched(9, 720, 730, 10, tid=2)
     assert "optimizer" not in times_of(tmp_path, two_steps(step, *of_autograd))
     assert "optimizer" in times_of(tmp_path, two_steps(step))
 
 
 def test_annotations_of_other_threads_keep_no_device_waiting(tmp_path: Path) -> None:
-    assert times_of(tmp_path, two_steps(x("user_annotation", "save_checkpoint", 700, 300, tid=5))) == {}
+    assert times_of(tmp_path, two_steps(annotation("save_checkpoint", 700, 300, tid=5))) == {}
 
 
 def test_of_python_functions_those_that_interrupt_training_are_read(tmp_path: Path) -> None:
     events = two_steps(
-        x("python_function", "Python GC", 750, 50),
-        x("python_function", "torch/serialization.py(944): save", 800, 100),
-        x("python_function", "torch/utils/checkpoint.py(40): checkpoint", 900, 50),
-        x("python_function", "train.py(3): <module>", 0, 2000),
+        trace_event("python_function", "Python GC", 750, 50),
+        trace_event("python_function", "torch/serialization.py(944): save", 800, 100),
+        trace_event("python_function", "torch/utils/checkpoint.py(40): checkpoint", 900, 50),
+        trace_event("python_function", "train.py(3): <module>", 0, 2000),
     )
     times = times_of(tmp_path, events)
     assert times["gc"] == {0: 50.0, 1: 0.0}
@@ -147,6 +133,5 @@ def test_of_python_functions_those_that_interrupt_training_are_read(tmp_path: Pa
 
 
 def test_without_annotations_of_the_host_nothing_is_known(tmp_path: Path) -> None:
-    (tmp_path / "rank-0.json").write_text(json.dumps({"traceEvents": kernel(1, 150, 200, 500)}))
-    trace = read_trace(tmp_path / "rank-0.json")
+    trace = trace_of(tmp_path, launched(1, 150, 200, 500))
     assert host_times(trace, work_events(trace), []) is None

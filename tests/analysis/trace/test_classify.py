@@ -1,4 +1,4 @@
-"""Classification of kernels by name."""
+"""Classification of kernels and copies by name."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from rankscope.analysis.trace.classify import (
     COMMUNICATION_NAMES,
     asks_for_communication,
     classify_kernel,
+    direction_of,
     function_of,
     is_cpu_work,
+    memory_of,
     operation_of_kernel,
 )
+from rankscope.analysis.trace.kernels import CLASS_NAMES, kernel_class
 
 KERNELS: dict[str, tuple[tuple[str, str], ...]] = {
     "NCCL": (
@@ -47,10 +50,7 @@ KERNELS: dict[str, tuple[tuple[str, str], ...]] = {
             ),
             "all_reduce",
         ),
-        (
-            "void flashinfer::trtllm_moe_allreduce_fusion::moereduce_allreduce_fusion_kernel_oneshot_lamport<8>(int)",
-            "all_reduce",
-        ),
+        ("void flashinfer::trtllm_moe_allreduce_fusion::moereduce_allreduce_fusion_kernel_oneshot_lamport<8>(int)", "all_reduce"),
         ("void flashinfer::trtllm_mnnvl_allreduce::oneshotAllreduceFusionKernel<(unsigned char)4, float>(float*)", "all_reduce"),
         ("void flashinfer::trtllm_mnnvl_allreduce::rmsNormLamport<float>(float*)", "all_reduce"),
         ("void flashinfer::comm::pcie_ipc::ipc_rsag_push_param_kernel<8>(int)", "unknown"),
@@ -283,3 +283,56 @@ def test_every_name_that_a_pattern_finds_has_one_of_its_words(words: tuple[str, 
         assert classify_kernel(name) == "communication"
 
     check()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("volta_sgemm_128x32_nt", "gemm"),
+        ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT", "gemm"),
+        ("Cijk_Ailk_Bljk_BBS_BH_MT64x64x64_MI16x16x16x1", "gemm"),
+        ("triton_tem_fused_mm_12", "gemm"),
+        ("aten::addmm", "gemm"),
+        ("void cutlass::device_kernel<flash::FlashAttnBwd<flash::CollectiveMainloopBwd>>", "attention"),
+        ("aten::_scaled_dot_product_flash_attention", "attention"),
+        ("sm80_xmma_wgrad_implicit_gemm_indexed_tf32f32", "convolution"),
+        ("aten::convolution_backward", "convolution"),
+        ("void cudnn::bn_bw_1C11_kernel_new<float>", "normalisation"),
+        ("void split_embedding_codegen_forward_unweighted_kernel<float>(fbgemm_gpu::x)", "embedding and indexing"),
+        ("void split_embedding_backward_codegen_rowwise_adagrad_unweighted_kernel_cta_per_row_1", "optimizer"),
+        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<2>>", "optimizer"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>", "data movement"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", "elementwise"),
+        ("triton_poi_fused_add_relu_3", "elementwise"),
+        ("triton_red_fused_mean_1", "reduction"),
+        ("cunn_SoftMaxForward<8, c10::BFloat16>", "softmax and loss"),
+        ("aten::mse_loss", "softmax and loss"),
+        ("void cuda::per_token_cast_to_fp8_with_channels<__nv_bfloat16>", "quantisation"),
+        ("convert_something", "other"),
+        ("my_own_kernel", "other"),
+    ],
+)
+def test_kernels_by_name(name: str, expected: str) -> None:
+    assert kernel_class(name) == expected
+
+
+def test_classes_have_one_row_each() -> None:
+    assert len(set(CLASS_NAMES)) == len(CLASS_NAMES)
+    assert len({library for library, *_ in COMMUNICATION_NAMES}) == len(COMMUNICATION_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "direction", "memory"),
+    [
+        ("Memcpy HtoD (Pageable -> Device)", "host to device", "Pageable -> Device"),
+        ("Memcpy DtoH (Device -> Pinned)", "device to host", "Device -> Pinned"),
+        ("Memcpy PtoP (Device -> Device)", "peer to peer", "Device -> Device"),
+        ("Memset (Device)", "fill", None),
+        ("CopyDeviceToHost", "device to host", None),
+        ("zeCommandListAppendMemoryCopy(M2D)", "host to device", None),
+        ("zeCommandListAppendMemoryFill", "fill", None),
+        ("__amd_rocclr_copyBuffer", "unknown", None),
+    ],
+)
+def test_copies_by_name(name: str, direction: str, memory: str | None) -> None:
+    assert (direction_of(name), memory_of(name)) == (direction, memory)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +10,13 @@ from typing import Any, Final, NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.analysis.trace_details import kernel, launch, x
+from tests.analysis.trace_events import Event, annotation, kernel, launch, written
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.whatif.whatif_of_paths import whatif
 from rankscope.base.errors import InputError
-
-Event = dict[str, Any]
 
 RANKS: Final = 4
 SLOW: Final = 2
@@ -57,7 +54,7 @@ def job(fault: str, *, numbered: bool) -> list[list[Event]]:
             free = [end + 5] * RANKS
         at = max(free) + 20
         for event in events:
-            event.append(x("user_annotation", f"ProfilerStep#{step}", begin, at - begin))
+            event.append(annotation(f"ProfilerStep#{step}", begin, at - begin))
     return events
 
 
@@ -109,9 +106,9 @@ def damaged(events: list[Event], way: str, share: float, seed: int | None) -> li
 
 def write(folder: Path, events: list[list[Event]]) -> Path:
     for rank, event in enumerate(events):
-        by_key = {"distributedInfo": {"rank": rank, "world_size": RANKS, "backend": "nccl"}, "host_name": "node0"}
-        head = by_key | {"baseTimeNanoseconds": 1_700_000_000_000_000_000}
-        (folder / f"rank-{rank}.json").write_text(json.dumps(head | {"traceEvents": event}))
+        about = {"rank": rank, "world_size": RANKS, "backend": "nccl"}
+        path = folder / f"rank-{rank}.json"
+        written(path, event, distributedInfo=about, host_name="node0", baseTimeNanoseconds=1_700_000_000_000_000_000)
     return folder
 
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.analysis.trace_details import details, idle, kernel, launch, x
+from tests.analysis.trace_events import Event, annotation, details, idle, kernel, launch, operator, trace_event, written
 
-from rankscope.analysis.collectives.windows import reduce_file
 from rankscope.analysis.result.detail import RankDetail
-from rankscope.analysis.trace.columns import read_trace
 from rankscope.base.errors import InputError
 
 GEMM, RELU, NCCL, UNKNOWN = "volta_sgemm_128x32_nt", "void elementwise_kernel<relu>", "ncclDevKernel_AllReduce_Sum_f32", "mystery"
@@ -24,10 +20,8 @@ KIND = {GEMM: "compute", RELU: "compute", UNKNOWN: "compute", NCCL: "communicati
 CLASS = {GEMM: "gemm", RELU: "elementwise", UNKNOWN: "other", NCCL: "communication"}
 
 
-def detail(folder: Path, events: Iterable[dict[str, Any]]) -> RankDetail:
-    path = folder / "rank-0.json"
-    path.write_text(json.dumps({"traceEvents": list(events)}))
-    return details(path)
+def detail(folder: Path, events: Iterable[Event]) -> RankDetail:
+    return details(written(folder / "rank-0.json", events))
 
 
 Row = tuple[str, int, int, int, int, tuple[int, int] | None]
@@ -89,7 +83,7 @@ class Reference:
                 self.classes[CLASS[name]] |= spent
 
 
-def written(rows: list[Row]) -> list[dict[str, Any]]:
+def events_of(rows: list[Row]) -> list[Event]:
     events = []
     for number, (name, start, duration, stream, device, called) in enumerate(rows):
         events.append(kernel(name, 100 + start, duration, stream, number, device=device))
@@ -103,7 +97,7 @@ def test_devices_agree_with_counting_the_microseconds_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Row]
 ) -> None:
     truth = Reference(rows)
-    for part in detail(tmp_path_factory.mktemp("trace"), written(rows)).devices:
+    for part in detail(tmp_path_factory.mktemp("trace"), events_of(rows)).devices:
         assert part.device is not None
         k, c, m = (truth.kinds[part.device, kind] for kind in ("compute", "communication", "memcpy"))
         assert (part.window_us, part.compute_us, part.communication_us) == (len(truth.window), len(k), len(c))
@@ -117,7 +111,7 @@ def test_streams_agree_with_counting_the_microseconds_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Row]
 ) -> None:
     truth = Reference(rows)
-    streams = detail(tmp_path_factory.mktemp("trace"), written(rows)).streams
+    streams = detail(tmp_path_factory.mktemp("trace"), events_of(rows)).streams
     assert {(item.device, item.stream) for item in streams} >= {key for key, spent in truth.streams.items() if spent}
     for item in streams:
         assert item.device is not None
@@ -139,20 +133,11 @@ def test_classes_agree_with_counting_the_microseconds_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Row]
 ) -> None:
     truth = Reference(rows)
-    for class_ in detail(tmp_path_factory.mktemp("trace"), written(rows)).classes:
+    for class_ in detail(tmp_path_factory.mktemp("trace"), events_of(rows)).classes:
         spent = truth.classes[class_.name]
         assert class_.busy_us == len(spent)
         assert class_.summed_us == sum(row[2] for row in rows if CLASS.get(row[0]) == class_.name)
         assert class_.overlapped_us == len(spent & truth.all["compute" if class_.name == "communication" else "communication"])
-
-
-@given(WORK)
-def test_reasons_for_idle_add_up_to_the_idle_time(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> None:
-    truth = Reference(rows)
-    rank_detail = detail(tmp_path_factory.mktemp("trace"), written(rows))
-    assert (rank_detail.launch is None) == all(row[5] is None for row in rows)
-    if rank_detail.launch is not None:
-        assert sum(idle(rank_detail)) == len(truth.window - set().union(*truth.all.values()))
 
 
 @given(WORK)
@@ -164,7 +149,8 @@ def test_reasons_of_idle_time_agree_with_asking_at_every_microsecond(
         began = None if called is None else start - called[0]
         returned = None if called is None else min(start - called[0] + called[1], start)
         work.append((start, start + duration, began, returned))
-    rank_detail = detail(tmp_path_factory.mktemp("trace"), written(rows))
+    rank_detail = detail(tmp_path_factory.mktemp("trace"), events_of(rows))
+    assert (rank_detail.launch is None) == all(row[5] is None for row in rows)
     if rank_detail.launch is None:
         return
     first = min(start for start, end, *_ in work if end > start)
@@ -266,75 +252,18 @@ def test_copies_have_direction_bytes_and_speed_where_events_or_calls_tell(tmp_pa
     assert [row.busy_us for row in rank_detail.copies] == sorted((row.busy_us for row in rank_detail.copies), reverse=True)
 
 
-def _copy_engine(ask: str, *more: dict[str, Any]) -> list[dict[str, Any]]:
-    return [
-        kernel(GEMM, 0, 30, correlation=1),
-        x("cpu_op", ask, 0, 10),
-        launch(2, 2, name="cudaMemcpyAsync"),
-        launch(3, 4, name="cudaMemcpyAsync"),
-        kernel("Memcpy PtoP (Device -> Device)", 20, 10, 8, 2, bytes=100),
-        kernel("Memcpy PtoP (Device -> Device)", 30, 10, 9, 3, bytes=100),
-        *more,
-    ]
-
-
-def test_copies_between_devices_inside_a_collective_are_that_collective(tmp_path: Path) -> None:
-    # given a peer copy outside any collective, too, and a copy on the device inside
-    outside = [launch(7, 40), kernel("Memcpy PtoP (Device -> Device)", 50, 5, 8, 7)]
-    inside = [launch(8, 6), kernel("Memcpy DtoD (Device -> Device)", 45, 3, 8, 8)]
-    path = tmp_path / "rank-0.json"
-    path.write_text(json.dumps({"traceEvents": _copy_engine("symm_mem::all_gather_p2p_memcpy", *outside, *inside)}))
-    # then the time is communication, hidden as far as compute hides it
-    reduction = reduce_file(read_trace(path))
-    (window,) = reduction.breakdowns
-    assert (window.communication_us, window.overlap_us, window.memcpy_us) == (20, 10, 8)
-    # and one collective, with its own copies only
-    (collective,) = reduction.collectives
-    assert (collective.op, collective.group) == ("all_gather_p2p_memcpy", "copy-engine")
-    assert (collective.enqueue_unix_ns, collective.start_unix_ns, collective.end_unix_ns) == (2_000, 20_000, 40_000)
-    rows = {(row.direction, row.collective): row.events for row in details(path).copies}
-    assert rows == {("peer to peer", True): 2, ("peer to peer", False): 1, ("device to device", False): 1}
-
-
-def test_copies_of_a_collective_have_the_metadata_of_its_call(tmp_path: Path) -> None:
-    # given the library's own annotation inside the call, too, which has arguments and no metadata
-    by_key: dict[str, Any] = {
-        "Collective_name": "_allgather_base",
-        "Process_Group_Name": "7",
-        "Seq": 3,
-        "dtype": "Float",
-        "Out_msg_nelems": 50,
-    }
-    call = x("cpu_op", "record_param_comms", 1, 8, **by_key)
-    path = tmp_path / "rank-0.json"
-    annotation = x("user_annotation", "nccl:_all_gather_base", 1.5, 7, External_id=9)
-    path.write_text(json.dumps({"traceEvents": _copy_engine("c10d::_allgather_base_", call, annotation)}))
-    (collective,) = reduce_file(read_trace(path)).collectives
-    result = (collective.op, collective.group, collective.sequence, collective.bytes)
-    assert result == ("all_gather_base", "7", 3, 200)
-
-
-def test_copies_beside_the_kernel_of_their_collective_are_part_of_it(tmp_path: Path) -> None:
-    path = tmp_path / "rank-0.json"
-    events = _copy_engine("c10d::allgather_", launch(4, 6), kernel(NCCL, 40, 20, 8, 4))
-    path.write_text(json.dumps({"traceEvents": events}))
-    reduction = reduce_file(read_trace(path))
-    assert reduction.breakdowns[0].communication_us == 40
-    assert [row.op for row in reduction.collectives] == ["all_reduce"]
-
-
 RECOMPUTED = (
-    x("cpu_op", "aten::mm", 0, 5, Sequence_number=1, Fwd_thread_id=0),
+    operator("aten::mm", 0, 5, Sequence_number=1, Fwd_thread_id=0),
     launch(1, 1),
-    x("cpu_op", "autograd::engine::evaluate_function: CheckpointFunctionBackward", 20, 60, 2, Sequence_number=3, Fwd_thread_id=1),
-    x("cpu_op", "aten::linear", 25, 10, 2, Sequence_number=4, Fwd_thread_id=0),
-    x("cpu_op", "aten::addmm", 26, 8, 2, Sequence_number=4, Fwd_thread_id=0),
+    operator("autograd::engine::evaluate_function: CheckpointFunctionBackward", 20, 60, 2, Sequence_number=3, Fwd_thread_id=1),
+    operator("aten::linear", 25, 10, 2, Sequence_number=4, Fwd_thread_id=0),
+    operator("aten::addmm", 26, 8, 2, Sequence_number=4, Fwd_thread_id=0),
     launch(2, 28, tid=2),
-    x("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", 40, 20, 2, Sequence_number=4, Fwd_thread_id=2),
-    x("cpu_op", "aten::mm", 42, 5, 2),
+    operator("autograd::engine::evaluate_function: AddmmBackward0", 40, 20, 2, Sequence_number=4, Fwd_thread_id=2),
+    operator("aten::mm", 42, 5, 2),
     launch(3, 43, tid=2),
     # Another thread at the same time, and gradients on: not inside any backward.
-    x("cpu_op", "aten::mm", 27, 5, 3, Sequence_number=5, Fwd_thread_id=0),
+    operator("aten::mm", 27, 5, 3, Sequence_number=5, Fwd_thread_id=0),
     launch(4, 28, tid=3),
 )
 
@@ -359,7 +288,7 @@ def test_what_the_optimizer_launches_is_the_optimizers(tmp_path: Path) -> None:
     rank_detail = detail(
         tmp_path,
         [
-            x("user_annotation", "Optimizer.step#SGD.step", 10, 10),
+            annotation("Optimizer.step#SGD.step", 10, 10),
             launch(1, 5),
             launch(2, 15),
             kernel(RELU, 30, 4, correlation=1),
@@ -388,7 +317,7 @@ def test_unknown_long_kernels_beside_the_main_stream_are_named(tmp_path: Path) -
     )
 
 
-def _contended(slow: int, *, beside: int = 3, alone: int = 3) -> list[dict[str, Any]]:
+def _contended(slow: int, *, beside: int = 3, alone: int = 3) -> list[Event]:
     """Return the same five kernels several times; the middle one takes ``slow`` instead of 20 us where communication runs."""
     events = []
     for turn in range(beside + alone):
@@ -424,7 +353,7 @@ def test_compute_beside_communication_is_compared_with_kernels_alone(tmp_path: P
     ],
     ids=["few alone", "few beside", "grid", "neighbours", "short"],
 )
-def test_without_enough_of_the_same_alone_nothing_is_claimed(tmp_path: Path, events: list[dict[str, Any]]) -> None:
+def test_without_enough_of_the_same_alone_nothing_is_claimed(tmp_path: Path, events: list[Event]) -> None:
     contention = detail(tmp_path, events).contention
     assert contention is not None
     assert (contention.slowdown, contention.extra_us, contention.compared, contention.costliest) == (None, None, 0, [])
@@ -432,8 +361,8 @@ def test_without_enough_of_the_same_alone_nothing_is_claimed(tmp_path: Path, eve
 
 def test_steps_have_the_details_of_their_own_window(tmp_path: Path) -> None:
     events = [
-        x("user_annotation", "ProfilerStep#4", 0, 100),
-        x("user_annotation", "ProfilerStep#5", 100, 100),
+        annotation("ProfilerStep#4", 0, 100),
+        annotation("ProfilerStep#5", 100, 100),
         launch(1, 10),
         kernel(GEMM, 20, 100, correlation=1),  # runs until the next step's work has begun
         launch(2, 105),
@@ -449,14 +378,14 @@ def test_steps_have_the_details_of_their_own_window(tmp_path: Path) -> None:
 
 
 def test_a_hostile_number_of_streams_and_steps_is_cut(tmp_path: Path) -> None:
-    steps = [x("user_annotation", f"ProfilerStep#{number}", number * 10, 10) for number in range(200)]
+    steps = [annotation(f"ProfilerStep#{number}", number * 10, 10) for number in range(200)]
     rank_detail = detail(tmp_path, [*steps, *(kernel(GEMM, at * 10, 5, stream=at) for at in range(200))])
     assert (len(rank_detail.streams), len(rank_detail.steps)) == (64, 64)
 
 
 def test_an_empty_trace_is_an_error_with_details_too(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing to analyse"):
-        detail(tmp_path, [x("cuda_runtime", "cudaGetDeviceCount", 0, 1)])
+        detail(tmp_path, [trace_event("cuda_runtime", "cudaGetDeviceCount", 0, 1)])
 
 
 def test_a_trace_of_launches_alone_has_empty_details(tmp_path: Path) -> None:

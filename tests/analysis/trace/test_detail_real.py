@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import gzip
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
-from tests.analysis.trace_details import details, idle
+from tests.analysis.trace_events import details, idle
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result.detail import RankDetail
@@ -109,3 +111,38 @@ def test_transfers_and_waits_add_up_to_the_communication_of_every_rank(shared_da
         assert parts.transfer_overlap_us + parts.transfer_exposed_us == pytest.approx(217)
         assert parts.wait_overlap_us + parts.wait_exposed_us == pytest.approx(row.wait_us)
         assert (parts.unmatched_overlap_us, parts.unmatched_exposed_us) == (0, 0)
+
+
+CHECKPOINTED = """
+import sys, torch
+from torch.utils.checkpoint import checkpoint
+block = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+x = torch.randn(4, 8, requires_grad=True)
+for mode in ("plain", "reentrant", "saved tensors"):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for _ in range(2):
+            y = block(x) if mode == "plain" else checkpoint(block, x, use_reentrant=mode == "reentrant")
+            y.sum().backward()
+    profile.export_chrome_trace(f"{sys.argv[1]}/{mode}/rank-0.json")
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpointed(require_torch: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Traces of two steps of a model of three layers: one folder for each way of checkpointing."""
+    folder = tmp_path_factory.mktemp("checkpointed")
+    for mode in ("plain", "reentrant", "saved tensors"):
+        (folder / mode).mkdir()
+    subprocess.run([sys.executable, "-W", "ignore", "-c", CHECKPOINTED, folder], check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "operators"), [("plain", 0), ("reentrant", 6), ("saved tensors", 6)])
+def test_checkpointing_of_this_torch_is_seen(checkpointed: Path, mode: str, operators: int) -> None:
+    # each layer is computed again where it is checkpointed
+    (row,) = analyze([checkpointed / mode], detail=True).ranks
+    assert row.detail is not None
+    assert row.detail.recompute is not None
+    assert row.detail.recompute.operators == operators

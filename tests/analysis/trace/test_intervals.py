@@ -1,15 +1,29 @@
-"""Interval arithmetic against a slow model that counts single nanoseconds."""
+"""Interval arithmetic, groups of rows and frames of threads, against slow models that look at each moment and row."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.analysis.trace_events import operator, trace_of
 
-from rankscope.analysis.trace.intervals import Spans, clip, clips, intersect, join, measure, shared, subtract, union
-from rankscope.analysis.trace.work import Work, partition
+from rankscope.analysis.trace.intervals import (
+    Spans,
+    by_key,
+    clips,
+    covered,
+    distinct,
+    intersect,
+    join,
+    measure,
+    shared,
+    subtract,
+    union,
+)
+from rankscope.analysis.trace.work import Work, enclosing, outermost, partition, within
 
 LIMIT = 60
 
@@ -37,11 +51,6 @@ def test_a_union_covers_its_intervals_and_is_sorted_and_disjoint(items: list[tup
     assert (spans[1:, 0] > spans[:-1, 1]).all()
 
 
-@given(sets)
-def test_a_union_is_idempotent(spans: Spans) -> None:
-    assert np.array_equal(join(spans, spans), spans)
-
-
 @given(sets, sets)
 def test_set_operations_agree_with_counting_points(left: Spans, right: Spans) -> None:
     assert points(join(left, right)) == points(left) | points(right)
@@ -55,16 +64,6 @@ def test_set_operations_agree_with_counting_points(left: Spans, right: Spans) ->
 def test_shared_time_is_in_two_sets_or_more(several: list[Spans]) -> None:
     counts = Counter(point for spans in several for point in points(spans))
     assert points(shared(several)) == {point for point, count in counts.items() if count >= 2}
-
-
-@given(sets, sets)
-def test_the_intersection_is_no_larger_than_either_set(left: Spans, right: Spans) -> None:
-    assert measure(intersect(left, right)) <= min(measure(left), measure(right))
-
-
-@given(sets, st.integers(0, LIMIT), st.integers(0, LIMIT))
-def test_clipping_keeps_what_lies_inside(spans: Spans, start: int, end: int) -> None:
-    assert points(clip(spans, start, end)) == {point for point in points(spans) if start <= point < end}
 
 
 @given(sets, st.lists(st.tuples(st.integers(0, LIMIT), st.integers(0, LIMIT)), max_size=5))
@@ -99,3 +98,49 @@ def test_the_partition_sums_to_the_window(compute: Spans, communication: Spans, 
         "exposed copies": len(m - k - c),
         "idle": len(window - k - c - m),
     }
+
+
+@given(pairs, sets)
+def test_covered_counts_each_interval_for_itself(intervals: list[tuple[int, int]], spans: Spans) -> None:
+    starts, lengths = np.array(intervals, dtype=np.int64).reshape(-1, 2).T
+    inside = points(spans)
+    expected = [sum(at in inside for at in range(start, start + length)) for start, length in intervals]
+    assert covered(starts, starts + lengths, spans).tolist() == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=20))
+def test_groups_hold_each_row_once_and_in_order(keys: list[tuple[int, int]]) -> None:
+    first, second = (np.array([key[column] for key in keys], dtype=np.int64) for column in (0, 1))
+    groups = [rows.tolist() for rows in by_key(first, second)]
+    assert groups == [[row for row, key in enumerate(keys) if key == item] for item in sorted(set(keys))]
+
+
+@given(st.lists(st.integers(0, 500)))
+def test_distinct_numbers_come_once_and_in_order(numbers: list[int]) -> None:
+    assert distinct(np.array(numbers, dtype=np.int32)) == sorted(set(numbers))
+
+
+CALLS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60), st.integers(0, 20)), min_size=1, max_size=20)
+
+
+@given(CALLS, st.data())
+def test_enclosing_and_within_agree_with_looking_at_every_frame(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    # given events of three threads, any of which are frames
+    chosen = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
+    events = [(thread, start * 1000, (start + length) * 1000) for thread, start, length in rows]
+    trace = trace_of(tmp_path_factory.mktemp("trace"), [operator("x", ts, dur, tid) for tid, ts, dur in rows])
+    frames = np.flatnonzero(chosen)
+    # then an event is within any frame that has begun and not ended
+    everything = np.arange(len(events))
+    expected = [any(events[at][0] == item and events[at][1] <= now < events[at][2] for at in frames) for item, now, _ in events]
+    assert within(trace, everything, frames).tolist() == expected
+    # and enclosed by the outermost of those, of which there is at most one
+    mask = np.zeros(len(events), dtype=bool)
+    mask[frames] = True
+    outer = outermost(trace, mask)
+    for row, entry in enumerate(enclosing(trace, everything, outer)):
+        thread, now, _ = events[row]
+        around = [at for at, item in enumerate(outer) if events[item][0] == thread and events[item][1] <= now < events[item][2]]
+        assert around == ([entry] if entry >= 0 else [])

@@ -38,10 +38,6 @@ def job(tmp_path: Path) -> list[Path]:
     return files
 
 
-def nothing(rank: int, event: Event) -> None:
-    """Change nothing."""
-
-
 def merge(files: list[Path], *changes: Change, extra: tuple[Event, ...] = (), world_size: int | None = RANKS) -> Path:
     """Write the events of all files to one, changed by ``changes``, with the metadata of the first rank."""
     events = list(extra)
@@ -76,6 +72,22 @@ def with_own_ids(rank: int, event: Event) -> None:
         event["args"]["correlation"] += OWN_IDS * rank
 
 
+def with_one_process(rank: int, event: Event) -> None:
+    """Let host and device of a rank be one process."""
+    event["pid"] = f"rank{rank}"
+
+
+def in_containers(_rank: int, event: Event) -> None:
+    """Let the processes of all ranks have one id."""
+    event["pid"] = 0 if event["cat"] == "kernel" else 77
+
+
+def with_collectives_of_rank_2(rank: int, event: Event) -> None:
+    """Let the collectives of rank 0 say that it is rank 2."""
+    if rank == 0:
+        ON_DEVICE(2, event)
+
+
 def with_collectives(*, on_device: bool, group: object = "[0, 1, 2, 3]", name: str = "_allgather_base") -> Change:
     """Return a change that gives launches of communication, and the kernels with ``on_device``, the arguments of torch."""
 
@@ -85,6 +97,10 @@ def with_collectives(*, on_device: bool, group: object = "[0, 1, 2, 3]", name: s
             event["args"] |= {"Collective name": name, "Process Group Ranks": group, "Group size": RANKS, "Rank": rank}
 
     return change
+
+
+ON_DEVICE, ON_HOST = (with_collectives(on_device=on_device) for on_device in (True, False))
+TP = prefixed(["[TP0]", "[TP1]", "[TP2]", "[TP3]"])
 
 
 def assert_apart(merged: Path, files: list[Path], *, detail: bool = True) -> list[Trace]:
@@ -117,25 +133,47 @@ def test_ranks_with_labels_in_process_ids_are_taken_apart(job: list[Path], *, de
     assert {trace.host for trace in traces} == {None}
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [
-        ["[TP00-PP00]", "[TP01-PP00]", "[TP00-PP01]", "[TP01-PP01]"],
-        ["[TP00-DP00]", "[TP01-DP00]", "[TP02-DP01]", "[TP03-DP01]"],
-        ["[EP0]", "[EP1]", "[EP2]", "[EP3]"],
-        ["rank 0:", "rank 1:", "rank 2:", "rank 3:"],
-        ["Rank0", "Rank1", "Rank2", "Rank3"],
+CLEAR: dict[str, list[Change]] = {
+    "labels of pipelines": [prefixed(["[TP00-PP00]", "[TP01-PP00]", "[TP00-PP01]", "[TP01-PP01]"])],
+    "labels of data parallelism": [prefixed(["[TP00-DP00]", "[TP01-DP00]", "[TP02-DP01]", "[TP03-DP01]"])],
+    "labels of experts": [prefixed(["[EP0]", "[EP1]", "[EP2]", "[EP3]"])],
+    "names of ranks": [prefixed(["rank 0:", "rank 1:", "rank 2:", "rank 3:"])],
+    "short names of ranks": [prefixed(["Rank0", "Rank1", "Rank2", "Rank3"])],
+    "collectives where labels leave the ranks open": [
+        *(ON_DEVICE, prefixed(["[decode 0-EP0]", "[decode 0-EP1]", "[decode 1-EP0]", "[decode 1-EP1]"])),
     ],
-)
-def test_labels_of_any_kind_give_the_ranks(job: list[Path], labels: list[str]) -> None:
-    assert_apart(merge(job, prefixed(labels)), job)
+    "one process per rank": [with_one_process],
+    "the rank in the arguments of events": [renumbered, with_rank],
+    "the rank in the arguments of events, and own ids": [renumbered, with_rank, with_own_ids],
+    "a device is of the process that launched its kernels": [ON_HOST, renumbered, with_own_ids],
+}
+"""Changes after which a merged file shows the rank of each event."""
 
 
-def test_one_process_per_rank_with_host_and_device_is_enough(job: list[Path]) -> None:
-    def change(rank: int, event: Event) -> None:
-        event["pid"] = f"rank{rank}"
+@pytest.mark.parametrize("sign", CLEAR)
+def test_ranks_that_the_file_shows_are_taken_apart(job: list[Path], sign: str) -> None:
+    assert_apart(merge(job, *CLEAR[sign]), job)
 
-    assert_apart(merge(job, change), job)
+
+OPEN: dict[str, tuple[list[Change], list[str]]] = {
+    "no sign": ([], ["4 processes", "launched device work"]),
+    "other process ids": ([renumbered], ["4 processes", "launched device work"]),
+    "own ids of launches": ([with_own_ids], ["4 processes", "launched device work"]),
+    "labels that contradict the collectives": ([with_collectives_of_rank_2, TP], []),
+    "one label for two ranks": ([prefixed(["[node0]", "[node0]", "[node1]", "[node1]"])], ["node0"]),
+    "a device whose kernels any process may have launched": ([ON_HOST, renumbered], ["4 processes"]),
+    "a shared device process": ([ON_DEVICE], ["4 processes"]),
+    "a shared device process, and own ids": ([ON_HOST, with_own_ids], ["4 processes"]),
+    "the root of a collective": ([renumbered, with_own_ids, with_collectives(on_device=True, name="broadcast")], []),
+    "the same process id in containers": ([ON_HOST, in_containers], ["4 ranks"]),
+}
+"""Changes after which it does not, and what the error says."""
+
+
+@pytest.mark.parametrize("sign", OPEN)
+def test_ranks_that_the_file_does_not_show_are_refused(job: list[Path], sign: str) -> None:
+    changes, facts = OPEN[sign]
+    assert_refused(merge(job, *changes), *facts)
 
 
 def test_the_order_in_the_file_does_not_matter(job: list[Path]) -> None:
@@ -158,28 +196,6 @@ def test_labels_that_leave_the_ranks_open_are_refused(job: list[Path], labels: l
     assert_refused(merge(job, prefixed(labels), world_size=world_size), labels[0])
 
 
-def test_collectives_decide_where_labels_leave_the_ranks_open(job: list[Path]) -> None:
-    labels = ["[decode 0-EP0]", "[decode 0-EP1]", "[decode 1-EP0]", "[decode 1-EP1]"]
-    assert_apart(merge(job, with_collectives(on_device=True), prefixed(labels)), job)
-
-
-def test_labels_that_contradict_the_collectives_are_refused(job: list[Path]) -> None:
-    def change(rank: int, event: Event) -> None:
-        if rank == 0:
-            with_collectives(on_device=True)(2, event)
-
-    assert_refused(merge(job, change, prefixed(["[TP0]", "[TP1]", "[TP2]", "[TP3]"])))
-
-
-def test_one_label_for_two_ranks_is_refused(job: list[Path]) -> None:
-    assert_refused(merge(job, prefixed(["[node0]", "[node0]", "[node1]", "[node1]"])), "node0")
-
-
-@pytest.mark.parametrize("ids", [nothing, with_own_ids])
-def test_the_rank_in_the_arguments_of_events_is_enough(job: list[Path], ids: Change) -> None:
-    assert_apart(merge(job, renumbered, with_rank, ids), job)
-
-
 def test_names_of_processes_give_the_ranks(job: list[Path]) -> None:
     labels = tuple(
         {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"Rank {rank} (python3)"}}
@@ -192,26 +208,9 @@ def test_names_of_processes_give_the_ranks(job: list[Path]) -> None:
 @pytest.mark.parametrize("group", ["[0, 1, 2, 3]", [0, 1, 2, 3], None])
 def test_collectives_give_the_ranks_of_processes(job: list[Path], group: object) -> None:
     traces = assert_apart(merge(job, renumbered, with_collectives(on_device=True, group=group)), job)
-    assert all(trace.metadata and {args.rank for args in trace.metadata.values()} == {trace.rank} for trace in traces)
-    assert all(trace.names[trace.name[row]] for trace in traces for row in trace.metadata)
-
-
-def test_a_device_is_of_the_process_that_launched_its_kernels(job: list[Path]) -> None:
-    assert_apart(merge(job, with_collectives(on_device=False), renumbered, with_own_ids), job)
-
-
-def test_a_device_whose_kernels_any_process_may_have_launched_is_refused(job: list[Path]) -> None:
-    assert_refused(merge(job, with_collectives(on_device=False), renumbered), "4 processes")
-
-
-def test_ranks_that_share_a_device_process_are_refused(job: list[Path]) -> None:
-    assert_refused(merge(job, with_collectives(on_device=True)), "4 processes")
-    assert_refused(merge(job, with_collectives(on_device=False), with_own_ids), "4 processes")
-
-
-@pytest.mark.parametrize("change", [nothing, renumbered, with_own_ids])
-def test_ranks_without_any_sign_of_their_numbers_are_refused(job: list[Path], change: Change) -> None:
-    assert_refused(merge(job, change), "4 processes", "launched device work")
+    assert all(
+        trace.communication_args and {args.rank for args in trace.communication_args.values()} == {trace.rank} for trace in traces
+    )
 
 
 def test_a_position_in_a_subgroup_is_that_of_a_rank_in_it(job: list[Path]) -> None:
@@ -219,19 +218,8 @@ def test_a_position_in_a_subgroup_is_that_of_a_rank_in_it(job: list[Path]) -> No
     assert [trace.rank for trace in read_traces(merged)] == [4, 5, 6, 7]
 
 
-def test_the_root_of_a_collective_is_no_rank(job: list[Path]) -> None:
-    assert_refused(merge(job, renumbered, with_own_ids, with_collectives(on_device=True, name="broadcast")))
-
-
-def test_ranks_with_the_same_process_id_are_refused(job: list[Path]) -> None:
-    def in_containers(rank: int, event: Event) -> None:
-        event["pid"] = 0 if event["cat"] == "kernel" else 77
-
-    assert_refused(merge(job, with_collectives(on_device=False), in_containers), "4 ranks")
-
-
 def test_a_reader_of_one_rank_refuses_several(job: list[Path]) -> None:
-    merged = merge(job, prefixed(["[TP0]", "[TP1]", "[TP2]", "[TP3]"]))
+    merged = merge(job, TP)
     with pytest.raises(InputError, match="the traces of 4 ranks"):
         read_trace(merged)
 
@@ -241,7 +229,7 @@ def test_missing_kernels_are_missing_from_their_rank_only(job: list[Path]) -> No
         if rank == 2 and event["cat"] == "kernel" and event["args"]["correlation"] <= 12:
             event["cat"] = "something else"
 
-    traces = read_traces(merge(job, lose, prefixed(["[TP0]", "[TP1]", "[TP2]", "[TP3]"])))
+    traces = read_traces(merge(job, lose, TP))
     assert [trace.quality.without_kernel for trace in traces] == [0, 0, 12, 0]
 
 

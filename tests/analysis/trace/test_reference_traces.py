@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from tests.analysis.trace_values import differences, values_of_file
+from tests.analysis.trace_values import PARTITION, differences, values_of_file
 from tests.trace_truth import values as trace_truth
 
 from rankscope.analysis.collectives.windows import reduce_file, reduce_trace
@@ -28,17 +28,7 @@ TRACES = [
     "resnet_8ranks_mi300/rank-0.json.gz",
     "timesformer_h100/rank-0.json.gz",
 ]
-FIELDS = (
-    "window_us",
-    "compute_us",
-    "communication_us",
-    "overlap_us",
-    "exposed_communication_us",
-    "memcpy_us",
-    "exposed_memcpy_us",
-    "idle_us",
-    "overlap_ratio",
-)
+FIELDS = (*PARTITION, "overlap_ratio")
 
 
 @pytest.fixture(scope="module")
@@ -104,15 +94,6 @@ def test_device_steps_follow_each_other_and_stay_within_the_file(traces: Path, n
         assert following.step == item.step + 1
         assert following.start_unix_ns == item.start_unix_ns + round(item.window_us * 1000)
     assert sum(step.compute_us for step in steps) <= whole.compute_us + 0.001
-
-
-def test_only_the_steps_asked_for_are_reduced(traces: Path) -> None:
-    trace = read_trace(traces / "ddp_2ranks_nccl_metadata/rank-0.json.gz")
-    only = reduce_trace(trace, steps=[5])
-    assert [row.step for row in only.breakdowns] == [5]
-    assert {row.step for row in only.collectives} == {5}
-    assert {row.step for row in only.kernels} == {5}
-    assert only.breakdowns[0] in reduce_trace(trace).breakdowns
 
 
 def test_communication_metadata_names_operation_group_and_size(traces: Path) -> None:

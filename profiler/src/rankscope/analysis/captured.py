@@ -9,7 +9,7 @@ from typing import Final
 from rankscope.analysis.collectives.communication import communication_parts
 from rankscope.analysis.collectives.matched import MatchedCollectives, match_windows
 from rankscope.analysis.collectives.traffic.links import run_fabric
-from rankscope.analysis.collectives.windows import Reduction, odd_windows
+from rankscope.analysis.collectives.windows import Reduction, suspicious_windows
 from rankscope.analysis.collectives.world import least_ranks
 from rankscope.analysis.costs.waterfall import Costs
 from rankscope.analysis.costs.window_costs import costs_of_windows
@@ -95,7 +95,7 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
             run_id=reader.info.run_id,
             name=reader.info.name,
             warnings=[f"rank {rank} has no profile of these steps" for rank in missing[:8]]
-            + odd_windows(reader.path, attempt, breakdowns),
+            + suspicious_windows(reader.path, attempt, breakdowns),
         ),
         [
             rank_result(
@@ -106,7 +106,7 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
                 attempt=attempt,
                 info=infos.get(rank),
                 communication_parts=parts.get(rank),
-                clock=matched.clocks.found.get(rank),
+                clock=matched.clocks.rank_clocks.get(rank),
             )
             for rank, rows in breakdowns.items()
         ],

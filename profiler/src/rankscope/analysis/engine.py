@@ -70,7 +70,7 @@ def analyze(
         if kind is not None:
             if communication_pattern is not None or cycle is not None:
                 raise InputError(paths[0], "durations of collectives: patterns and cycles are for traces")
-            from rankscope.analysis.durations.analysis import analyze_durations
+            from rankscope.analysis.durations.job_durations import analyze_durations
 
             return analyze_durations(
                 [Path(path) for path in places], kind, price_per_gpu_hour=price_per_gpu_hour, currency=currency, engine=engine

@@ -31,13 +31,11 @@ from rankscope.analysis.result.data_quality import DataQuality
 from rankscope.analysis.result.detail import RankDetail
 from rankscope.analysis.trace.annotations import host_times, input_wait_us
 from rankscope.analysis.trace.categories import KERNEL, NOTE, OPERATOR
-from rankscope.analysis.trace.classify import asks_for_communication
 from rankscope.analysis.trace.columns import Trace, read_traces
-from rankscope.analysis.trace.events import NoTraceError
-from rankscope.analysis.trace.intervals import distinct
+from rankscope.analysis.trace.event_stream import NoTraceError
 from rankscope.analysis.trace.locations import OPERATIONS_SUFFIX, Location, list_remote
 from rankscope.analysis.trace.schema import integer
-from rankscope.analysis.trace.work import compute_kernels, work_events
+from rankscope.analysis.trace.work import compute_kernels, requests_communication, work_events
 from rankscope.analysis.trace_job import Job, TraceIdentity, identity_of, job_of, rank_of
 from rankscope.base.errors import InputError
 from rankscope.runs.named import refuse_folder_of_runs
@@ -58,8 +56,6 @@ class RankTrace(msgspec.Struct, frozen=True):
 
     identity: TraceIdentity
     rank: int
-    world_size: int | None
-    """Number of ranks that the trace states."""
     least_ranks: int
     """Number of ranks that the job has at least, by the process groups of the trace."""
     host: str | None
@@ -80,13 +76,13 @@ class RankTrace(msgspec.Struct, frozen=True):
     device: DeviceTimes
     """Times on the device; the pipeline stage is not known before all traces are."""
     quality: DataQuality
-    lacking: str | None = None
-    """See ``Job``."""
+    difference: str | None = None
+    """How the trace differs from those of most other ranks, see ``Job``."""
 
     @property
-    def lacks(self) -> str | None:
-        """What the trace lacks for its figures to count, as the end of a sentence about it; ``None`` for a usable trace."""
-        return "is cut off" if self.torn else self.quality.reason or self.lacking
+    def defect(self) -> str | None:
+        """Why the figures of the trace do not count, as the end of a sentence about it; ``None`` for a usable trace."""
+        return "is cut off" if self.torn else self.quality.reason or self.difference
 
 
 def find_traces(paths: Sequence[Location]) -> tuple[list[Location], set[Location]]:
@@ -95,13 +91,13 @@ def find_traces(paths: Sequence[Location]) -> tuple[list[Location], set[Location
     Raises ``InputError`` for a missing remote file, and for a folder or pattern without any trace.
     """
     locations: dict[Location, None] = {}
-    named: set[Location] = set()
+    explicit: set[Location] = set()
     for path in paths:
         files, by_itself = list_remote(path, SUFFIXES) if isinstance(path, str) else _list_local(path)
         locations.update(dict.fromkeys(files))
         if by_itself:
-            named.update(files)
-    return list(locations), named
+            explicit.update(files)
+    return list(locations), explicit
 
 
 def _list_local(path: Path) -> tuple[list[Path], bool]:
@@ -134,7 +130,7 @@ def _list_local(path: Path) -> tuple[list[Path], bool]:
 
 def read_ranks(
     files: Sequence[Location],
-    named: set[Location],
+    explicit: set[Location],
     pattern: re.Pattern[str] | None = None,
     *,
     cycle: int | None = None,
@@ -147,15 +143,15 @@ def read_ranks(
     Kernels whose name matches ``pattern`` count as communication. ``cycle``: see ``job_of``. ``detail``: analyse in detail, too.
     ``complete_only``: a trace that was cut off cannot be read.
 
-    A file that cannot be read leads to a warning. Raises ``InputError`` instead if the file is in ``named`` or if no file can be
-    read, and as ``job_of`` does.
+    A file that cannot be read leads to a warning. Raises ``InputError`` instead if the file is in ``explicit`` or if no file can
+    be read, and as ``job_of`` does.
     """
     rank_traces: list[RankTrace] = []
     errors: list[InputError] = []
     read = partial(_read_file, pattern=pattern, detail=detail, complete_only=complete_only)
     for file, traces in zip(files, engine.map(read, files, files=files, text_bytes=_text_bytes(files)), strict=True):
         if isinstance(traces, InputError):
-            if file in named:
+            if file in explicit:
                 raise traces
             errors.append(traces)
         else:
@@ -172,17 +168,21 @@ def read_ranks(
     job = msgspec.structs.replace(job, other_files=job.other_files + no_traces)
     if job.problem is None:
         others = in_other_units({rank: rank_traces[at].device.kernels for rank, at in job.traces.items()})
-        job = msgspec.structs.replace(job, lacking={rank: _other_unit(factor) for rank, factor in others.items()} | job.lacking)
+        job = msgspec.structs.replace(
+            job, differences={rank: _other_unit(factor) for rank, factor in others.items()} | job.differences
+        )
     chosen = [
-        msgspec.structs.replace(rank_traces[at], rank=rank, lacking=job.lacking.get(rank)) for rank, at in job.traces.items()
+        msgspec.structs.replace(rank_traces[at], rank=rank, difference=job.differences.get(rank))
+        for rank, at in job.traces.items()
     ]
     warnings += job.warnings
     warnings += [
         f"{trace.identity.path}: truncated: {trace.torn}; what comes before that is used" for trace in chosen if trace.torn
     ]
-    if len(job.lacking) > 1:  # the verdict says the first
-        warnings += [f"not used: the trace of rank {rank} {lacks}" for rank, lacks in job.lacking.items()][:_MOST_WARNINGS]
-    return chosen, job, [*warnings, *_quality_warnings(chosen)]
+    if len(job.differences) > 1:  # the verdict says the first
+        warnings += [f"not used: the trace of rank {rank} {reason}" for rank, reason in job.differences.items()][:_MOST_WARNINGS]
+    qualities, damaged = {trace.rank: trace.quality for trace in chosen}, {trace.rank: trace.damaged for trace in chosen}
+    return chosen, job, [*warnings, *quality_warnings(qualities, damaged)]
 
 
 def _other_unit(factor: float) -> str:
@@ -219,8 +219,8 @@ def _reduced(trace: Trace, pattern: re.Pattern[str] | None, *, detail: bool) -> 
     rank_detail: RankDetail | None = None
     if detail:
         # Imported only if needed: without detail, imports are a large part of the time for a trace.
-        from rankscope.analysis.trace.detail import detail_of, with_parts
         from rankscope.analysis.trace.detail_columns import detail_columns
+        from rankscope.analysis.trace.window_detail import detail_of, with_parts
 
         window = reduction.breakdowns[0]
         columns = detail_columns(trace, events, [window, *by_step])
@@ -229,7 +229,6 @@ def _reduced(trace: Trace, pattern: re.Pattern[str] | None, *, detail: bool) -> 
     return RankTrace(
         identity=identity_of(trace, collectives=reduction.count, steps=step_numbers(trace)),
         rank=0,
-        world_size=trace.world_size,
         least_ranks=least_ranks_of(trace, reduction),
         host=trace.host,
         device_kind=trace.device_kind,
@@ -240,7 +239,7 @@ def _reduced(trace: Trace, pattern: re.Pattern[str] | None, *, detail: bool) -> 
         reduction=reduction,
         by_step=by_step,
         detail=rank_detail,
-        pattern_found=pattern is not None and any(map(pattern.search, _kernel_names(trace))),
+        pattern_found=pattern is not None and bool((trace.named(pattern.search) & (trace.category == KERNEL)).any()),
         own_streams=frozenset() if reduction.breakdowns[0].communication_us else kernels_on_own_streams(trace, events),
         input_us=input_wait_us(trace, events),
         device=DeviceTimes(
@@ -271,14 +270,5 @@ def _requests_communication(trace: Trace) -> bool:
     if not trace.has_device_work:
         return False
     calls = np.isin(trace.category, (NOTE, OPERATOR))
-    sizes = [integer(args.group_size) for row, args in trace.metadata.items() if calls[row]]
-    requests = (asks_for_communication(trace.names[name]) for name in distinct(trace.name[calls]))
-    return any(requests) and not (sizes and all(size == 1 for size in sizes))
-
-
-def _kernel_names(trace: Trace) -> list[str]:
-    return [trace.names[name] for name in np.unique(trace.name[trace.rows(KERNEL)])]
-
-
-def _quality_warnings(traces: Sequence[RankTrace]) -> list[str]:
-    return quality_warnings({trace.rank: trace.quality for trace in traces}, {trace.rank: trace.damaged for trace in traces})
+    sizes = [integer(args.group_size) for row, args in trace.communication_args.items() if calls[row]]
+    return bool(requests_communication(trace).any()) and not (sizes and all(size == 1 for size in sizes))

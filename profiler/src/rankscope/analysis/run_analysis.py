@@ -159,7 +159,7 @@ def analysis_of(
                 attempt=table.attempt,
                 info=run.infos.get(rank),
                 typical=typical,
-                clock=run.matched.clocks.found.get(rank),
+                clock=run.matched.clocks.rank_clocks.get(rank),
                 activity=_activity(run, rank),
             )
             for rank, count, typical in zip(run.ranks, has_record.sum(axis=1).tolist(), typical_values(table), strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count, islice
 from typing import Final
 
-from rankscope.analysis.collectives.windows import odd_windows
+from rankscope.analysis.collectives.windows import suspicious_windows
 from rankscope.analysis.evidence.attempts import slowest_attempt
 from rankscope.analysis.evidence.damage import damage_warnings
 from rankscope.analysis.evidence.step_table.chosen_steps import steps_text
@@ -105,7 +105,7 @@ def _recorder_warnings(run: RunEvidence) -> list[str]:
     if missed:
         warnings.append(f"{missed} profiler windows were left out, counted over the ranks; the job's stderr says why")
     breakdowns = {rank: reduction.breakdowns for rank, reduction in run.windows.items()}
-    return warnings + odd_windows(run.reader.path, run.table.attempt, breakdowns)
+    return warnings + suspicious_windows(run.reader.path, run.table.attempt, breakdowns)
 
 
 def _expired(run: RunEvidence) -> list[str]:

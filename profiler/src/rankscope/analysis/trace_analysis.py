@@ -45,13 +45,13 @@ def analyze_traces(
     engine: Engine,
 ) -> Analysis:
     """Analyse traces of one or many ranks; see ``engine.analyze``."""
-    files, named = find_traces(paths)
-    traces, job, warnings = read_ranks(files, named, communication_pattern, cycle=cycle, detail=detail, engine=engine)
+    files, explicit = find_traces(paths)
+    traces, job, warnings = read_ranks(files, explicit, communication_pattern, cycle=cycle, detail=detail, engine=engine)
     if communication_pattern is not None and not any(trace.pattern_found for trace in traces):
         warnings.append(f"the communication pattern {communication_pattern.pattern!r} is in no kernel's name")
     # A collective missing from a trace would look as if its rank took no part and another rank came last.
     # So a rank whose trace lacks a part counts as missing.
-    complete = {trace.rank: trace.reduction for trace in traces if not trace.lacks and job.problem is None}
+    complete = {trace.rank: trace.reduction for trace in traces if not trace.defect and job.problem is None}
     stated, world_size = (None, None) if job.problem else (stated_world_size(traces), world_size_of_traces(traces))
     if stated is not None and stated != world_size:
         warnings.append(f"the traces state {stated} ranks, but their process groups are of a job of at least {world_size}")
@@ -106,8 +106,8 @@ def analyze_traces(
                 device_kind=trace.device_kind,
                 communication_parts=parts.get(trace.rank),
                 detail=trace.detail,
-                clock=matched.clocks.found.get(trace.rank),
-                truncated=trace.lacks is not None,
+                clock=matched.clocks.rank_clocks.get(trace.rank),
+                truncated=trace.defect is not None,
                 data_quality=trace.quality,
             )
             for trace in traces
@@ -178,7 +178,7 @@ def _coverage(traces: Sequence[RankTrace], files: int, steps: Sequence[int]) -> 
 
 def _whole_steps(trace: RankTrace) -> float:
     """Return the number of steps that a trace shows; one without annotations is one step."""
-    if trace.quality.problem is not None or trace.lacking is not None:
+    if trace.quality.problem is not None or trace.difference is not None:
         return 0
     return max(1, len(set(trace.steps))) - trace.quality.damaged_steps - (0.5 if trace.torn else 0)
 

@@ -108,15 +108,15 @@ def explained_by(matched: MatchedCollectives, reductions: Mapping[int, Reduction
 
 def costs_of_traces(traces: Sequence[RankTrace], matched: MatchedCollectives, *, without: Collection[int] = ()) -> Costs | None:
     """Return the costs of the mean window of all whole traces ``without`` some ranks."""
-    those = [trace for trace in traces if not trace.lacks and trace.rank not in without]
+    complete = [trace for trace in traces if not trace.defect and trace.rank not in without]
     has_matches = bool(matched.matching.matches)
     return costs_of_windows(
-        {trace.rank: trace.reduction for trace in those},
+        {trace.rank: trace.reduction for trace in complete},
         matched.blame if has_matches else None,
         world_size=world_size_of_traces(traces),
         source="traces",
         unit="window",
-        input_us=_input_us(those),
+        input_us=_input_us(complete),
         extent_us=_extent_us(traces, matched) if has_matches else None,
         without=without,
     )
@@ -124,7 +124,7 @@ def costs_of_traces(traces: Sequence[RankTrace], matched: MatchedCollectives, *,
 
 def _extent_us(traces: Sequence[RankTrace], matched: MatchedCollectives) -> float:
     """Return the time from the first start on any rank to the last end on any. At least one trace must lack nothing."""
-    windows = {trace.rank: trace.reduction.breakdowns[0] for trace in traces if not trace.lacks}
+    windows = {trace.rank: trace.reduction.breakdowns[0] for trace in traces if not trace.defect}
     return longest_extent_us(windows, matched.matching.matches, matched.clocks)
 
 
@@ -136,7 +136,7 @@ def _input_us(traces: Sequence[RankTrace]) -> float | None:
 
 def stated_world_size(traces: Sequence[RankTrace]) -> int | None:
     """Return the largest number of ranks that a trace states; ``None`` where none does."""
-    return max((trace.world_size for trace in traces if trace.world_size is not None), default=None)
+    return max((size for trace in traces if (size := trace.identity.world_size) is not None), default=None)
 
 
 def world_size_of_traces(traces: Sequence[RankTrace]) -> int | None:
@@ -235,7 +235,7 @@ def _damaged_steps(traces: Sequence[RankTrace]) -> int:
 def _lack_communication(traces: Sequence[RankTrace]) -> bool:
     """Return whether a job of several ranks shows no communication at all, in whole traces of devices."""
     several = max(len(traces), world_size_of_traces(traces) or 0) > 1
-    all_complete = all(trace.device_kind != "cpu" and not trace.lacks for trace in traces)
+    all_complete = all(trace.device_kind != "cpu" and not trace.defect for trace in traces)
     return (
         several
         and all_complete
@@ -258,7 +258,7 @@ def _kernels(traces: Sequence[RankTrace]) -> dict[int, RankKernels]:
 
 def _device_times(traces: Sequence[RankTrace], world_size: int | None) -> dict[int, DeviceTimes]:
     """Return the times on the devices by rank; empty unless all ranks of the job have whole traces with steps."""
-    if len(traces) < (world_size or 0) or any(trace.lacks or not trace.device.by_step for trace in traces):
+    if len(traces) < (world_size or 0) or any(trace.defect or not trace.device.by_step for trace in traces):
         return {}
     stages = stages_of_records({trace.rank: trace.reduction.collectives for trace in traces})
     return {trace.rank: msgspec.structs.replace(trace.device, stage=stages.get(trace.rank)) for trace in traces}
@@ -266,12 +266,12 @@ def _device_times(traces: Sequence[RankTrace], world_size: int | None) -> dict[i
 
 def _unmatched(traces: Sequence[RankTrace], world_size: int | None) -> MissingEvidence | None:
     """Return what is missing for matched collectives; ``None`` for a job of one rank, which has none to match."""
-    unusable = [trace for trace in traces if trace.lacks]
+    unusable = [trace for trace in traces if trace.defect]
     lack_kind: Lack | None = None
     if unusable:
         lack_kind = "torn_trace" if any(trace.torn for trace in unusable) else unusable[0].quality.problem or "damaged"
     if len(unusable) == len(traces):
-        first = f"rank {traces[0].rank} {traces[0].lacks}"
+        first = f"rank {traces[0].rank} {traces[0].defect}"
         missing = f"the trace of {first}" if len(traces) == 1 else f"no trace can be used: that of {first}"
     elif (world_size or 1) == 1 and len(traces) == 1:
         return None
@@ -282,7 +282,7 @@ def _unmatched(traces: Sequence[RankTrace], world_size: int | None) -> MissingEv
             trace_text = f"the traces of {len(traces)} ranks of {_of_ranks(traces)} cannot show who was last"
         missing = f"{trace_text}; give the traces of all ranks"
     elif unusable:
-        missing = f"the trace of rank {unusable[0].rank} {unusable[0].lacks}, and that rank may have been last"
+        missing = f"the trace of rank {unusable[0].rank} {unusable[0].defect}, and that rank may have been last"
     elif any(trace.quality.damaged_steps or trace.reduction.without_order for trace in traces):
         lack_kind = "damaged"
         missing = "device events are missing from the traces, so that no collective could be matched across the ranks"

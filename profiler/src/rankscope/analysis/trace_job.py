@@ -66,7 +66,7 @@ class Job(msgspec.Struct, frozen=True):
     cycles: int = 1
     other_files: int = 0
     """Number of files that are of other cycles of ranks of this job, or no traces."""
-    lacking: dict[int, str] = {}
+    differences: dict[int, str] = {}
     """What the trace of a rank lacks that most others have, as the end of a sentence about it."""
 
 
@@ -97,7 +97,7 @@ def rank_of(trace: Trace) -> int | None:
     if trace.rank is not None:
         return trace.rank
     ranks_found = {
-        called_rank(args, trace.groups.get(str(args.group_name)), trace.world_size) for args in trace.metadata.values()
+        called_rank(args, trace.groups.get(str(args.group_name)), trace.world_size) for args in trace.communication_args.values()
     }
     ranks_found.discard(None)
     return ranks_found.pop() if len(ranks_found) == 1 else None
@@ -148,17 +148,17 @@ def job_of(identities: Sequence[TraceIdentity], cycle: int | None = None) -> Job
         cycle=number if count > 1 else None,
         cycles=count,
         other_files=sum(map(len, by_rank.values())) - len(by_rank),
-        lacking=lacking_content({rank: identities[at] for rank, at in traces.items()}),
+        differences=content_differences({rank: identities[at] for rank, at in traces.items()}),
     )
 
 
-def lacking_content(traces: Mapping[int, TraceIdentity]) -> dict[int, str]:
+def content_differences(traces: Mapping[int, TraceIdentity]) -> dict[int, str]:
     """Return what the traces of some ranks lack that half of them or more have, as the end of a sentence about each."""
     reasons: dict[int, str] = {}
-    for lacks, has_any in _CONTENTS.items():
+    for reason, has_any in _CONTENTS.items():
         without = [rank for rank, identity in traces.items() if not has_any(identity)]
         if 2 * len(without) <= len(traces):
-            reasons |= dict.fromkeys(without, f"{lacks}, unlike those of other ranks")
+            reasons |= dict.fromkeys(without, f"{reason}, unlike those of other ranks")
     usual = sorted(identity.steps for identity in traces.values())[len(traces) // 2]
     single = [rank for rank, identity in traces.items() if identity.steps == 1]
     if usual >= _SEVERAL_STEPS:
@@ -279,9 +279,9 @@ def _contradiction(identities: Sequence[TraceIdentity]) -> str | None:
         return f"the traces are of several jobs: some state {sizes[0]} ranks, others {sizes[-1]}"
     if len(identities) > 1 and sizes == [1]:
         return "the traces are of several jobs: each states that it is the only rank of its job"
-    is_told = any(identity.world_size is not None or identity.is_grouped for identity in identities)
+    states_job = any(identity.world_size is not None or identity.is_grouped for identity in identities)
     first_end, last_start = min(trace.end_ns for trace in identities), max(trace.start_ns for trace in identities)
-    if not is_told and len(identities) > 1 and last_start - first_end > _SAME_TIME_NS:
+    if not states_job and len(identities) > 1 and last_start - first_end > _SAME_TIME_NS:
         return "the traces are of several jobs: their times do not overlap, and they state no process groups"
     return None
 

@@ -15,8 +15,8 @@ from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.matched import match_windows
 from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.collectives.windows import Reduction
-from rankscope.analysis.perfetto.collective_tracks import Key, key_of, waiting_of
-from rankscope.analysis.perfetto.source import clock_of, shared_by_names
+from rankscope.analysis.perfetto.collective_tracks import CollectiveKey, collective_key, waiting_of
+from rankscope.analysis.perfetto.plan import clock_of, shared_by_names
 from rankscope.analysis.trace.intervals import EMPTY, Spans, union
 from rankscope.analysis.trace.work import Work
 from rankscope.base.errors import InputError
@@ -126,8 +126,8 @@ class _LinkedCollectives:
     """Collectives of the window, and the records that belong to each."""
 
     collectives: list[Collective]
-    number_of: dict[Key, int]
-    wait_ns: dict[Key, int]
+    number_of: dict[CollectiveKey, int]
+    wait_ns: dict[CollectiveKey, int]
     clocks: Clocks
     base_ns: int
 
@@ -145,13 +145,13 @@ class _LinkedCollectives:
     def add_rest(self, rank: int, records: Iterable[CollectiveRecord]) -> None:
         """Add each unmatched record of a rank as a collective of its own."""
         for record in records:
-            if key_of(rank, record) not in self.number_of:
+            if collective_key(rank, record) not in self.number_of:
                 self._add(Match(record.step, record.group, record.op, [rank], [record]), matched=False)
 
     def _add(
         self, match: Match, *, last: int | None = None, spread_ns: int | None = None, matched: bool = True
-    ) -> dict[int, Key]:
-        keys = {rank: key_of(rank, record) for rank, record in zip(match.ranks, match.records, strict=True)}
+    ) -> dict[int, CollectiveKey]:
+        keys = {rank: collective_key(rank, record) for rank, record in zip(match.ranks, match.records, strict=True)}
         number = len(self.collectives)
         self.number_of |= dict.fromkeys(keys.values(), number)
         of_each = list(zip(match.ranks, match.records, strict=True))
@@ -190,7 +190,7 @@ def _calls(row: int, rank: int, records: list[CollectiveRecord], linked: _Linked
         [
             (
                 row,
-                linked.number_of[key := key_of(rank, record)],
+                linked.number_of[key := collective_key(rank, record)],
                 linked.on_clock(rank, arrival_ns(record)),
                 linked.on_clock(rank, record.end_unix_ns),
                 linked.wait_ns.get(key, NO_VALUE),

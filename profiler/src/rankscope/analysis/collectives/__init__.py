@@ -4,7 +4,7 @@ Read ``matched`` first: it runs the stages below and holds their results.
 
 1. ``windows`` reduces a rank's trace to records. ``extract`` finds its collectives, ``message_size`` in ``traffic`` their sizes.
 2. ``matching`` matches the records of different ranks that belong to one collective. ``arrivals`` has the table of both as
-   ``columns``.
+   ``growing_columns``.
 3. ``clock`` corrects the clocks of hosts, by the ends of collectives. ``clock_series`` fits one clock over time.
 4. In ``waits``, ``blame`` charges each wait to the rank that caused it, which ``origin`` follows over process groups. ``imposed``
    sums these. ``waiting`` has the waits in sends, receives and operations with a root.

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.collectives.columns import NONE, GrowingColumn, NameNumbers, whole_numbers
+from rankscope.analysis.collectives.growing_columns import NONE, GrowingColumn, NameNumbers, whole_numbers
 from rankscope.analysis.operations import Rule, operation
 from rankscope.runs.records import CollectiveRecord
 

@@ -26,11 +26,11 @@ from rankscope.analysis.collectives.clock_series import (
     drift_ppm,
     fit_series,
     keeps_one,
-    medians,
     seen_at,
 )
 from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.result.collectives import RankClock
+from rankscope.analysis.trace.intervals import medians
 
 
 class Clocks(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class Clocks(msgspec.Struct, frozen=True):
     """Median over collectives of the spread (last minus first) of the corrected ends; ``None`` without a match."""
     courses: dict[int, ClockCourse] = msgspec.field(default_factory=dict)
     """Offset over time, for ranks whose clock drifts or was set."""
-    found: dict[int, RankClock] = msgspec.field(default_factory=dict)
+    rank_clocks: dict[int, RankClock] = msgspec.field(default_factory=dict)
     """Clock to report for each rank that is in a match."""
     fitted: bool = False
     """True if matches link several clocks, so that these were fitted to each other."""
@@ -72,7 +72,7 @@ class Clocks(msgspec.Struct, frozen=True):
         course = self.courses.get(rank)
         return common_ns + self.offset_ns.get(rank, 0) if course is None else course.seen_at(common_ns)
 
-    def reach(self) -> tuple[int, int]:
+    def offset_range(self) -> tuple[int, int]:
         """Return the smallest and the largest offset of any rank at any time; 0 is always within this range."""
         moving = [offset for course in self.courses.values() for offset in course.offset_ns]
         return min([0, *self.offset_ns.values(), *moving]), max([0, *self.offset_ns.values(), *moving])
@@ -210,7 +210,7 @@ def _clocks(matches: Arrivals, clock_of: Numbers, fitted: Mapping[int, Series], 
         offset_ns={rank: round(float(middle[at])) for at, rank in enumerate(ranks.tolist())},
         residual_ns=float(np.median(spread)),
         courses={rank: courses[clock] for rank, clock in zip(ranks.tolist(), clock_of.tolist(), strict=True) if clock in courses},
-        found={
+        rank_clocks={
             rank: RankClock(
                 offset_us=round(float(middle[at])) / 1000,
                 drift_ppm=drift_ppm(fitted[clock]) if clock in fitted else None,

@@ -18,6 +18,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from rankscope.analysis.trace.intervals import medians
+
 Floats = NDArray[np.float64]
 
 MAX_DRIFT: Final = 1e-3
@@ -105,19 +107,6 @@ def _reaching(stretch: Stretch, begin: float, end: float) -> Stretch:
     )
 
 
-def medians(values: Floats, group: NDArray[np.int64]) -> Floats:
-    """Return the median of each group, in order of the groups' numbers; ``group``: numbers 0 to n - 1, each present."""
-    return _middles(values[np.lexsort((values, group))], group)
-
-
-def _middles(ordered: Floats, group: NDArray[np.int64]) -> Floats:
-    """Return the median of each group of values that are ordered by group, and ascending within each."""
-    count = np.bincount(group)
-    first = np.cumsum(count) - count
-    middles: Floats = (ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2
-    return middles
-
-
 def _jumps(at: Floats, offset: Floats) -> list[int]:
     """Return where the clock was set: the index of the first reading after each jump."""
     if len(at) < 2 * SIDE:
@@ -161,7 +150,7 @@ def _fit(at: Floats, offset: Floats, window: NDArray[np.int64]) -> Stretch:
     changes = np.diff(window, prepend=window[:1]) != 0
     if 0 < 3 * changes.sum() < len(at):
         group = np.cumsum(changes)
-        knots = Stretch(_middles(at, group), medians(offset, group), best.drift)
+        knots = Stretch(medians(at, group), medians(offset, group), best.drift)
         if _price(offset - at_times([knots], at), len(knots.at)) < least:
             best = knots
     return best

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.arrivals import Arrivals
 from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.waits.waiting import clock_islands
 from rankscope.analysis.result.detail import CommunicationPart
-from rankscope.analysis.trace.intervals import Spans, intersect, join, measure, subtract, union
+from rankscope.analysis.trace.intervals import Spans, by_key, intersect, join, measure, subtract, union
 from rankscope.runs.records import StepBreakdown
 
 
@@ -26,7 +25,8 @@ def communication_parts(
     start = matches.records.start[matches.row]
     begins = np.maximum(start, matches.end_ns - matches.shortest_ns[matches.instance])
     parts: dict[int, CommunicationPart] = {}
-    for rank, rows in _by_rank(matches):
+    for rows in by_key(matches.rank):
+        rank = int(matches.rank[rows[0]])
         _, busy_start, busy_end = matches.busy(rows)
         transfer = union(begins[rows], matches.end_ns[rows])
         wait = subtract(union(start[rows], begins[rows]), transfer)
@@ -45,22 +45,14 @@ def explained_share(matched_groups: Sequence[Arrivals], communication_us: Mappin
     spans: dict[int, list[Spans]] = {}
     for matches in matched_groups:
         start = matches.records.start[matches.row]
-        for rank, rows in _by_rank(matches):
-            spans.setdefault(rank, []).append(np.column_stack([start[rows], matches.end_ns[rows]]))
+        for rows in by_key(matches.rank):
+            spans.setdefault(int(matches.rank[rows[0]]), []).append(np.column_stack([start[rows], matches.end_ns[rows]]))
     matched = 0.0
     for rank, total_us in communication_us.items():
         if rank in spans:
             both = np.concatenate(spans[rank])
             matched += min(measure(union(both[:, 0], both[:, 1])) / 1000, total_us)
     return matched / total
-
-
-def _by_rank(matches: Arrivals) -> Iterator[tuple[int, NDArray[np.intp]]]:
-    """Yield each rank with its arrivals."""
-    order = np.argsort(matches.rank, kind="stable")
-    for rows in np.split(order, np.flatnonzero(np.diff(matches.rank[order])) + 1):
-        if len(rows):
-            yield int(matches.rank[rows[0]]), rows
 
 
 def _part(transfer: Spans, wait: Spans, busy: Spans, totals: tuple[float, float] | None) -> CommunicationPart:

@@ -14,11 +14,11 @@ from typing import Final
 import numpy as np
 
 from rankscope.analysis.collectives.arrivals import Flags, Numbers
-from rankscope.analysis.collectives.columns import NONE
+from rankscope.analysis.collectives.growing_columns import NONE
 
 REPEATS: Final = 4
 """Minimum number of steps."""
-MOSTLY: Final = 0.8
+LEAST_REPEATING: Final = 0.8
 """Minimum share of operations that are the same one step later. Evaluations and start-up differ."""
 _SEARCHED: Final = 50_000
 """Number of last operations in which a step is searched."""
@@ -61,27 +61,18 @@ class IssuedOperations:
         return rank[order], edges
 
 
-Cut = Callable[[IssuedOperations], Numbers | None]
+StepFinder = Callable[[IssuedOperations], Numbers | None]
 """Function from one rank's operations to their steps; ``None`` where none repeats."""
 
 
-def steps_of(issued: IssuedOperations) -> Numbers:
-    """Return the step of each operation, from 0; ``NONE`` outside of steps, as before the first, and where nothing repeats."""
-    return _steps_of(issued, _cut, group_by_group=True)
+def steps_of(issued: IssuedOperations, *, by_group: bool = False, all_groups: bool = True) -> Numbers:
+    """Return the step of each operation, from 0; ``NONE`` outside of steps, as before the first, and where nothing repeats.
 
-
-def steps_by_group(issued: IssuedOperations, *, group_by_group: bool = False) -> Numbers:
-    """Return the same as ``steps_of`` where only the order within each group is exact.
-
-    The group whose operations repeat least often marks the steps of a rank: mostly the one that reduces gradients, at the end of
-    a step. So operations of other groups belong to the step of the next operation of that group.
-    ``group_by_group``: see ``_steps_of``.
+    ``by_group``: only the order within each group is exact. The group whose operations repeat least often then marks the steps of
+    a rank: mostly the one that reduces gradients, at the end of a step. So operations of other groups belong to the step of the
+    next operation of that group. ``all_groups``: also of ranks that share no operation with the first ones.
     """
-    return _steps_of(issued, _cut_by_group, group_by_group=group_by_group)
-
-
-def _steps_of(issued: IssuedOperations, cut: Cut, *, group_by_group: bool) -> Numbers:
-    """Return the steps; ``group_by_group``: also of ranks that share no operation with the first ones."""
+    find_steps = _steps_by_group if by_group else _repeating_steps
     steps = np.full(len(issued.key), NONE)
     holders, edges = issued.holders
     step_of_key = np.full(len(edges), _UNSEEN)  # the last is of the key -1
@@ -92,11 +83,13 @@ def _steps_of(issued: IssuedOperations, cut: Cut, *, group_by_group: bool) -> Nu
         place = int(shared.argmax())
         of_rank: Numbers | None
         if shared[place]:
-            of_rank = _like(issued.of_rank(place), step_of_key, cut)
+            of_rank = _steps_like_others(issued.of_rank(place), step_of_key, find_steps)
         else:
-            remaining = np.flatnonzero(shared == 0).tolist() if group_by_group or (shared >= 0).all() else []
-            cuts = ((other, cut(issued.of_rank(other))) for other in remaining)
-            place, of_rank = next(((other, cut_of_place) for other, cut_of_place in cuts if cut_of_place is not None), (-1, None))
+            remaining = np.flatnonzero(shared == 0).tolist() if all_groups or (shared >= 0).all() else []
+            candidates = ((other, find_steps(issued.of_rank(other))) for other in remaining)
+            place, of_rank = next(
+                ((other, steps_of_place) for other, steps_of_place in candidates if steps_of_place is not None), (-1, None)
+            )
             if of_rank is None:
                 break
             of_rank = _at_times(of_rank, issued.of_rank(place), starts)
@@ -128,11 +121,11 @@ def _at_times(steps: Numbers, issued: IssuedOperations, starts: dict[int, int]) 
     return np.where(steps == NONE, NONE, steps + shift)
 
 
-def _like(issued: IssuedOperations, step_of_key: Numbers, cut: Cut) -> Numbers:
+def _steps_like_others(issued: IssuedOperations, step_of_key: Numbers, find_steps: StepFinder) -> Numbers:
     """Return the steps of a rank's operations, numbered as those of other ranks (``step_of_key``)."""
     is_seen = (issued.key >= 0) & (step_of_key[issued.key] != _UNSEEN)
     others = np.where(is_seen, step_of_key[issued.key], NONE)
-    own = cut(issued)
+    own = find_steps(issued)
     if own is None:
         return others
     both = (others != NONE) & (own != NONE)
@@ -142,7 +135,7 @@ def _like(issued: IssuedOperations, step_of_key: Numbers, cut: Cut) -> Numbers:
     return np.where(is_seen, others, np.where(own == NONE, NONE, own + shift))
 
 
-def _cut(issued: IssuedOperations) -> Numbers | None:
+def _repeating_steps(issued: IssuedOperations) -> Numbers | None:
     """Return the step of each operation of one rank; ``None`` if none repeats."""
     kinds = issued.kind
     cycle = _cycle(kinds, issued.backward, issued.elements)
@@ -162,13 +155,13 @@ def _cut(issued: IssuedOperations) -> Numbers | None:
     return steps
 
 
-def _cut_by_group(issued: IssuedOperations) -> Numbers | None:
+def _steps_by_group(issued: IssuedOperations) -> Numbers | None:
     """Return the step of each operation of one rank, from the operations of one of its groups; ``None`` if none repeats."""
     can_match = issued.key >= 0
     marks: tuple[int, Numbers, Numbers] | None = None
     for group in dict.fromkeys(issued.group[can_match].tolist()):
         places = np.flatnonzero(can_match & (issued.group == group))
-        steps = _cut(issued.at(places))
+        steps = _repeating_steps(issued.at(places))
         if steps is None:
             continue
         inside, count = places[steps != NONE], 1 + int(steps.max())
@@ -205,10 +198,10 @@ def _cycle(kinds: Numbers, backward: Flags, elements: Numbers) -> tuple[int, int
     counting = (backward | gradients)[late] if backward.any() else np.ones_like(backward[late])
     names, counts = np.unique(repeated_kinds[late][counting], return_counts=True)
     needed = names[counts > 1]
-    forward = backward.any() and (~backward).mean() > 1 - MOSTLY
+    forward = backward.any() and (~backward).mean() > 1 - LEAST_REPEATING
     for length in range(1, len(repeated_kinds) // REPEATS + 1):
         same = repeated_kinds[length:] == repeated_kinds[:-length]
-        if same.mean() < MOSTLY:
+        if same.mean() < LEAST_REPEATING:
             continue
         # A sequence that begins at the median place of those that are followed by themselves is one that occurs often.
         followed = np.flatnonzero(_windows(same, length))

@@ -5,24 +5,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.traffic.message_size import element_bytes, input_size
 from rankscope.analysis.operations import operation, operation_name
 from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, NOTE, OPERATOR
-from rankscope.analysis.trace.classify import (
-    asks_for_communication,
-    is_cpu_communication,
-    operation_of_kernel,
-)
+from rankscope.analysis.trace.classify import CPU_COMMUNICATION, operation_of_kernel
 from rankscope.analysis.trace.columns import Trace
-from rankscope.analysis.trace.intervals import Spans, distinct
+from rankscope.analysis.trace.intervals import distinct
 from rankscope.analysis.trace.schema import EventArgs, integer
-from rankscope.analysis.trace.work import COMMUNICATION, WorkEvents, enclosing, outermost
+from rankscope.analysis.trace.work import COMMUNICATION, WorkEvents, enclosing, outermost, requests_communication
 from rankscope.runs.records import CollectiveRecord
 
 CPU_GROUP: Final = "cpu"
@@ -32,54 +28,29 @@ COPY_GROUP: Final = "copy-engine"
 """Group name of collectives carried by copies, where no event names their process group."""
 
 
-class Instance(msgspec.Struct, frozen=True):
-    """One collective of one rank, before it is put into a step. Times are absolute nanoseconds."""
+def collectives_of(trace: Trace, events: WorkEvents) -> list[CollectiveRecord]:
+    """Return every collective whose enqueue is in the trace, in the order of their enqueues, before they are put into steps.
 
-    op: str
-    group: str
-    group_ranks: list[int] | None
-    group_size: int | None
-    sequence: int | None
-    dtype: str | None
-    bytes: int | None
-    enqueue: int
-    start: int
-    end: int
-    stream: int | None
-    p2p: bool
-    peer: int | None = None
-    root: int | None = None
-
-    def record(self, step: int, index: int, compute: Spans) -> CollectiveRecord:
-        """Return the record of this instance, number ``index`` of its group in ``step``; ``compute``: from enqueue to end."""
-        return CollectiveRecord(
-            step=step,
-            group=self.group,
-            group_ranks=self.group_ranks,
-            group_size=self.group_size,
-            index=index,
-            sequence=self.sequence,
-            op=self.op,
-            dtype=self.dtype,
-            bytes=self.bytes,
-            enqueue_unix_ns=self.enqueue,
-            start_unix_ns=self.start,
-            end_unix_ns=self.end,
-            stream=self.stream,
-            p2p=self.p2p,
-            peer=self.peer,
-            root=self.root,
-            compute_spans_us=list(map(tuple, ((compute - self.enqueue) / 1000).tolist())) if len(compute) else [],
-        )
+    ``step`` and ``index`` are -1, and there are no compute spans yet.
+    """
+    records = [*_device_collectives(trace, events), *_copy_collectives(trace, events), *_cpu_collectives(trace)]
+    return sorted(records, key=lambda record: (record.enqueue_unix_ns, record.start_unix_ns))
 
 
-def collective_instances(trace: Trace, events: WorkEvents) -> list[Instance]:
-    """Return every collective whose enqueue is in the trace, in the order of their enqueues."""
-    instances = [*_device_collectives(trace, events), *_copy_collectives(trace, events), *_cpu_collectives(trace)]
-    return sorted(instances, key=lambda instance: (instance.enqueue, instance.start))
+_record: Final = partial(CollectiveRecord, step=-1, index=-1)
 
 
-def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
+def _group(args: EventArgs, trace: Trace, unnamed: str) -> dict[str, Any]:
+    """Return the fields of a record about its process group, which is called ``unnamed`` where the arguments have no name."""
+    ranks, size = _ranks(args, trace), integer(args.group_size)
+    return {
+        "group": unnamed if args.group_name is None else str(args.group_name),
+        "group_ranks": ranks,
+        "group_size": size if size is not None else (len(ranks) if ranks else None),
+    }
+
+
+def _device_collectives(trace: Trace, events: WorkEvents) -> list[CollectiveRecord]:
     chosen = (events.kind == COMMUNICATION) & (trace.category[events.rows] == KERNEL)
     rows = events.rows[chosen]
     if not len(rows):
@@ -94,44 +65,40 @@ def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
     start, end = events.start[chosen].tolist(), events.end[chosen].tolist()
     enqueue = np.minimum(events.launch[chosen], events.start[chosen]).tolist()
     streams: dict[int, int] = {}
-    instances: list[Instance] = []
+    records: list[CollectiveRecord] = []
     for at, row in enumerate(rows.tolist()):
         note, stream = notes[at], on_stream[at]
         # Stream numbers differ between ranks; the order in which the communication streams come into use does not.
         order = streams.setdefault(stream, len(streams))
-        args = trace.metadata.get(row) or EventArgs()
+        args = trace.communication_args.get(row) or EventArgs()
         spelling = args.collective or (None if note is None else trace.names[trace.name[note]])
         op = operation_name(spelling) if spelling else operation_of_kernel(trace.names[names[at]])
         if spelling and op == "all_to_allv" and _is_even(args):
             op = "all_to_all"
-        group = f"stream-{order}" if args.group_name is None else str(args.group_name)
-        ranks = _ranks(args, trace)
-        size = integer(args.group_size)
+        group = _group(args, trace, f"stream-{order}")
         dtype, moved_bytes = args.dtype, _bytes(args)
         if args.collective is None and note is not None:
-            dtype, moved_bytes = input_size(op, trace.metadata.get(note))
+            dtype, moved_bytes = input_size(op, trace.communication_args.get(note))
         if kernels[calls[at]] > 1:
             # Several kernels serve one call: the number of bytes that each of them moves is not known.
             moved_bytes = None
-        instance = Instance(
+        record = _record(
             op=op,
-            group=group,
-            group_ranks=ranks,
-            group_size=size if size is not None else (len(ranks) if ranks else None),
+            **group,
             sequence=integer(args.sequence),
             dtype=dtype,
             bytes=moved_bytes,
-            enqueue=enqueue[at],
-            start=start[at],
-            end=end[at],
+            enqueue_unix_ns=enqueue[at],
+            start_unix_ns=start[at],
+            end_unix_ns=end[at],
             stream=max(stream, 0),
             p2p=operation(op).is_p2p,
             peer=_peer(op, args),
-            root=_root(op, roots.get(integer(args.external_id)), ranks),
+            root=_root(op, roots.get(integer(args.external_id)), group["group_ranks"]),
         )
         parts = batches.get(note, []) if args.collective is None and note is not None and kernels[calls[at]] == 1 else []
-        instances += [_part(instance, part, trace) for part in parts] or [instance]
-    return instances
+        records += [_part(record, part, trace) for part in parts] or [record]
+    return records
 
 
 def _batches(trace: Trace) -> dict[int, list[EventArgs]]:
@@ -140,11 +107,15 @@ def _batches(trace: Trace) -> dict[int, list[EventArgs]]:
     The kernel is launched inside the annotation, after the calls of its parts have ended: those on the same thread since the
     annotation before it (pytorch#194693).
     """
-    batches = _named(trace, NOTE, "nccl:coalesced")
+    batches = trace.rows(NOTE, "nccl:coalesced")
     if not len(batches):
         return {}
     calls = np.array(
-        [row for row, args in trace.metadata.items() if trace.category[row] == OPERATOR and args.collective in ("send", "recv")],
+        [
+            row
+            for row, args in trace.communication_args.items()
+            if trace.category[row] == OPERATOR and args.collective in ("send", "recv")
+        ],
         dtype=np.intp,
     )
     batch_parts: dict[int, list[EventArgs]] = {}
@@ -156,25 +127,15 @@ def _batches(trace: Trace) -> dict[int, list[EventArgs]]:
         places = np.searchsorted(trace.start[notes], trace.start[calls_of_thread])
         for call, place in zip(calls_of_thread.tolist(), places.tolist(), strict=True):
             if place < len(notes):
-                batch_parts.setdefault(int(notes[place]), []).append(trace.metadata[call])
+                batch_parts.setdefault(int(notes[place]), []).append(trace.communication_args[call])
     return batch_parts
 
 
-def _part(batch: Instance, args: EventArgs, trace: Trace) -> Instance:
+def _part(batch: CollectiveRecord, args: EventArgs, trace: Trace) -> CollectiveRecord:
     """Return one send or receive of a batch, which has the times of the batch's kernel."""
     op = operation_name(args.collective or "")
-    ranks, size = _ranks(args, trace), integer(args.group_size)
-    return msgspec.structs.replace(
-        batch,
-        op=op,
-        group=batch.group if args.group_name is None else str(args.group_name),
-        group_ranks=ranks,
-        group_size=size if size is not None else (len(ranks) if ranks else None),
-        dtype=args.dtype,
-        bytes=_bytes(args),
-        p2p=True,
-        peer=_peer(op, args),
-    )
+    message = {"op": op, "dtype": args.dtype, "bytes": _bytes(args), "p2p": True, "peer": _peer(op, args)}
+    return msgspec.structs.replace(batch, **_group(args, trace, batch.group), **message)
 
 
 def _peer(op: str, args: EventArgs) -> int | None:
@@ -182,58 +143,48 @@ def _peer(op: str, args: EventArgs) -> int | None:
     return integer(args.destination_rank if op == "send" else args.source_rank) if operation(op).is_p2p else None
 
 
-def _named(trace: Trace, category: int, prefix: str) -> NDArray[np.intp]:
-    """Return the rows of a category whose names begin with ``prefix``."""
-    named = np.array([name.startswith(prefix) for name in trace.names], dtype=bool)
-    return np.flatnonzero((trace.category == category) & named[trace.name])
-
-
-def _copy_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
+def _copy_collectives(trace: Trace, events: WorkEvents) -> list[CollectiveRecord]:
     """Return the collectives that copy engines carry. The copies launched inside one operator or annotation that requests
     communication are one collective. If a communication kernel was launched there, too, they are part of its collective.
     """
     copies = np.flatnonzero((events.kind == COMMUNICATION) & (trace.category[events.rows] == COPY))
     if not len(copies):
         return []
-    requests_communication = np.array([asks_for_communication(name) for name in trace.names], dtype=bool)
-    frames = outermost(trace, requests_communication[trace.name] & np.isin(trace.category, (NOTE, OPERATOR)))
+    frames = outermost(trace, requests_communication(trace))
     kernels = events.launch_row[(events.kind == COMMUNICATION) & (trace.category[events.rows] == KERNEL)]
     has_kernel = set(enclosing(trace, kernels[kernels >= 0], frames))
-    described = np.array([row for row, args in trace.metadata.items() if args.collective], dtype=np.intp)
+    described = np.array([row for row, args in trace.communication_args.items() if args.collective], dtype=np.intp)
     described_by_frame = dict(zip(enclosing(trace, described, frames), described, strict=True))
     frame_of_copy = enclosing(trace, events.launch_row[copies], frames)
-    instances: list[Instance] = []
+    records: list[CollectiveRecord] = []
     for number in sorted(set(frame_of_copy) - has_kernel - {-1}):
         copies_of_frame = copies[frame_of_copy == number]
         frame = frames[number]
-        args = trace.metadata[int(described_by_frame[number])] if number in described_by_frame else EventArgs()
+        args = trace.communication_args[int(described_by_frame[number])] if number in described_by_frame else EventArgs()
         op = operation_name(args.collective or trace.names[trace.name[frame]])
-        ranks = _ranks(args, trace)
-        size = integer(args.group_size)
-        instances.append(
-            Instance(
+        start = int(events.start[copies_of_frame].min())
+        records.append(
+            _record(
                 op=op,
-                group=COPY_GROUP if args.group_name is None else str(args.group_name),
-                group_ranks=ranks,
-                group_size=size if size is not None else (len(ranks) if ranks else None),
+                **_group(args, trace, COPY_GROUP),
                 sequence=integer(args.sequence),
                 dtype=args.dtype,
                 bytes=_bytes(args),
-                enqueue=int(min(events.launch[copies_of_frame].min(), events.start[copies_of_frame].min())),
-                start=int(events.start[copies_of_frame].min()),
-                end=int(events.end[copies_of_frame].max()),
+                enqueue_unix_ns=min(int(events.launch[copies_of_frame].min()), start),
+                start_unix_ns=start,
+                end_unix_ns=int(events.end[copies_of_frame].max()),
                 stream=max(int(trace.stream[events.rows[copies_of_frame[0]]]), 0),
                 p2p=operation(op).is_p2p,
             )
         )
-    return instances
+    return records
 
 
 def _annotations(trace: Trace) -> dict[int, int]:
     """Map correlation ids to the row of the ``nccl:…`` annotation, for launches made inside one. Older traces name the operation
     nowhere else.
     """
-    rows = _named(trace, NOTE, "nccl:")
+    rows = trace.rows(NOTE, "nccl:")
     operations: dict[int, int] = {}
     calls = trace.rows(LAUNCHED)
     for thread in distinct(trace.thread[rows]):
@@ -250,7 +201,7 @@ def _annotations(trace: Trace) -> dict[int, int]:
 
 def _call(trace: Trace, row: int, note: int | None) -> tuple[str, int]:
     """Return what launched a kernel: the call that its metadata was copied from, else the annotation, else the kernel itself."""
-    args = trace.metadata.get(row)
+    args = trace.communication_args.get(row)
     if args is not None and (call := integer(args.external_id)) is not None:
         return "call", call
     return ("kernel", row) if note is None else ("note", note)
@@ -259,32 +210,28 @@ def _call(trace: Trace, row: int, note: int | None) -> tuple[str, int]:
 def _root_places(trace: Trace) -> dict[int | None, int | None]:
     """Map the external id of a call to the position of its root in the group: kernels carry the id, but not the position."""
     operators = trace.category == OPERATOR
-    return {integer(args.external_id): integer(args.rank) for row, args in trace.metadata.items() if operators[row]}
+    return {integer(args.external_id): integer(args.rank) for row, args in trace.communication_args.items() if operators[row]}
 
 
 def _root(op: str, place: int | None, ranks: list[int] | None) -> int | None:
     return ranks[place] if operation(op).has_root and place is not None and ranks and place < len(ranks) else None
 
 
-def _cpu_collectives(trace: Trace) -> list[Instance]:
+def _cpu_collectives(trace: Trace) -> list[CollectiveRecord]:
     """Pair each worker's annotation with its enqueue on the calling thread.
 
     The workers take from one queue per process group in the order of the calls, so the k-th annotation of an operation, by
     start, belongs to its k-th call. Annotations that start before the first call were enqueued before the trace began.
     """
+    notes = trace.rows(NOTE, CPU_COMMUNICATION)
+    if not len(notes):
+        return []
     calls: dict[str, list[int]] = {}
     workers: dict[str, list[int]] = {}
-    if not any(map(is_cpu_communication, trace.names)):
-        return []
-    for row in trace.rows(OPERATOR):
-        name = trace.names[trace.name[row]]
-        if name.startswith("c10d::"):
-            calls.setdefault(_queue(name), []).append(int(row))
-    for row in trace.rows(NOTE):
-        name = trace.names[trace.name[row]]
-        if is_cpu_communication(name):
-            workers.setdefault(_queue(name), []).append(int(row))
-    instances: list[Instance] = []
+    for by_queue, rows_of_kind in ((calls, trace.rows(OPERATOR, "c10d::")), (workers, notes)):
+        for row in rows_of_kind.tolist():
+            by_queue.setdefault(_queue(trace.names[trace.name[row]]), []).append(row)
+    records: list[CollectiveRecord] = []
     for queue, rows in workers.items():
         waiting = sorted(calls.get(queue, []), key=lambda row: int(trace.start[row]))
         for row in sorted(rows, key=lambda row: int(trace.start[row])):
@@ -295,33 +242,27 @@ def _cpu_collectives(trace: Trace) -> list[Instance]:
             called = operation_name(trace.names[trace.name[call]])
             if operation(called).family == "reduce_scatter":
                 op = called  # keeps sharding distinct from reducing whole gradients, also where gloo runs an all-reduce
-            dtype, moved_bytes = input_size(op, trace.metadata.get(row))
-            instances.append(
-                Instance(
+            dtype, moved_bytes = input_size(op, trace.communication_args.get(row))
+            records.append(
+                _record(
                     op=op,
                     group=CPU_GROUP,
-                    group_ranks=None,
-                    group_size=None,
-                    sequence=None,
                     dtype=dtype,
                     bytes=moved_bytes,
-                    enqueue=int(trace.start[call]),
-                    start=int(trace.start[row]),
-                    end=int(trace.end[row]),
-                    stream=None,
+                    enqueue_unix_ns=int(trace.start[call]),
+                    start_unix_ns=int(trace.start[row]),
+                    end_unix_ns=int(trace.end[row]),
                     p2p=operation(op).is_p2p,
                 )
             )
-    return instances
+    return records
 
 
-def uncalled(trace: Trace, instances: Sequence[Instance]) -> int:
-    """Return the number of collectives that CPU workers ran and that are not in ``instances``: enqueued before the trace began,
+def uncalled(trace: Trace, records: Sequence[CollectiveRecord]) -> int:
+    """Return the number of collectives that CPU workers ran and that are not in ``records``: enqueued before the trace began,
     or by an unknown call.
     """
-    on_cpu = np.array([is_cpu_communication(name) for name in trace.names], dtype=bool)
-    ran = int(np.count_nonzero(on_cpu[trace.name[trace.rows(NOTE)]])) if on_cpu.any() else 0
-    return ran - sum(instance.stream is None for instance in instances)
+    return len(trace.rows(NOTE, CPU_COMMUNICATION)) - sum(record.stream is None for record in records)
 
 
 def _queue(name: str) -> str:

@@ -10,8 +10,8 @@ import msgspec
 
 from rankscope.analysis.collectives.arrivals import CollectiveColumns
 from rankscope.analysis.collectives.clock import Clocks, consistent, fit_clocks
-from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.collectives.figures import Figures, figures_of_collectives
+from rankscope.analysis.collectives.growing_columns import NONE
 from rankscope.analysis.collectives.matching import Matching, match_collectives
 from rankscope.analysis.collectives.stages import stages_of_records
 from rankscope.analysis.collectives.traffic.bandwidth import BandwidthSamples, samples

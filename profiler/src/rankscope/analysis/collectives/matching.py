@@ -22,8 +22,9 @@ from rankscope.analysis.collectives.arrivals import (
     numbered,
     records_of,
 )
-from rankscope.analysis.collectives.columns import NONE
+from rankscope.analysis.collectives.growing_columns import NONE
 from rankscope.analysis.operations import operation
+from rankscope.analysis.trace.intervals import by_key
 from rankscope.runs.records import CollectiveRecord
 
 
@@ -117,8 +118,7 @@ class _GroupCells:
 
     @cached_property
     def _ranks(self) -> list[Numbers]:
-        order = np.argsort(self._cell, kind="stable")
-        return np.split(self.records.rank[self._row[order]], np.flatnonzero(np.diff(self._cell[order])) + 1)
+        return [self.records.rank[self._row[rows]] for rows in by_key(self._cell)]
 
     def ranks(self, cell: int) -> set[int]:
         """Return the ranks of a cell."""

@@ -14,6 +14,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
+from rankscope.analysis.collectives.world import connected
 from rankscope.runs.records import CollectiveRecord
 
 
@@ -59,37 +60,29 @@ def stages_of_group(messages: Messages, members: Sequence[int] | None, *, in_ord
     ``members``: ranks of the group, in their order; ``None`` where unknown. ``in_order``: steps begin where training steps do, so
     that the first message of a step shows where data enter.
     """
-    stages_found: dict[int, int] = {}
+    all_stages: dict[int, int] = {}
     for ranks, connected_ranks in _connected(messages, members):
-        messages_of_group = {rank: messages[rank] for rank in sorted(connected_ranks & messages.keys())}
-        is_whole = in_order and len(messages_of_group) == len(connected_ranks)
-        stages = _chain(messages_of_group) if is_whole else None
-        if (
-            stages is None
-            and not (_is_exchange(messages_of_group) or (is_whole and _is_alike(messages_of_group)))
-            and ranks is not None
-        ):
-            stages = {rank: ranks.index(rank) for rank in messages_of_group if rank in ranks}
-        stages_found |= stages or {}
-    return stages_found
+        own = {rank: messages[rank] for rank in sorted(connected_ranks & messages.keys())}
+        is_whole = in_order and len(own) == len(connected_ranks)
+        stages = _chain(own) if is_whole else None
+        if stages is None and ranks is not None and not _is_exchange(own) and not (is_whole and _is_alike(own)):
+            stages = {rank: ranks.index(rank) for rank in own if rank in ranks}
+        all_stages |= stages or {}
+    return all_stages
 
 
 def _connected(messages: Messages, members: Sequence[int] | None) -> list[tuple[Sequence[int] | None, set[int]]]:
     """Return the sets of ranks that messages connect, each with the ranks whose order gives stages where messages do not."""
-    sets: list[set[int]] = []
+    linked: list[set[int]] = []
     for rank, own_messages in messages.items():
-        connected_ranks = {rank, *(connected.peer for connected in own_messages if connected.peer is not None)}
-        if members is not None and (not own_messages or any(connected.peer is None for connected in own_messages)):
-            connected_ranks |= set(members)
-        separate = []
-        for other in sets:
-            if other & connected_ranks:
-                connected_ranks |= other
-            else:
-                separate.append(other)
-        sets = [*separate, connected_ranks]
+        linked.append({rank, *(message.peer for message in own_messages if message.peer is not None)})
+        if members is not None and (not own_messages or any(message.peer is None for message in own_messages)):
+            linked[-1].update(members)
+    sets: dict[int, set[int]] = {}
+    for rank, number in connected(linked).items():
+        sets.setdefault(number, set()).add(rank)
     # Pipelines that share one group, as that of all ranks, have the order of its ranks, each by itself.
-    return [(None if members is None else [rank for rank in members if rank in connected], connected) for connected in sets]
+    return [(None if members is None else [rank for rank in members if rank in ranks], ranks) for ranks in sets.values()]
 
 
 def _is_exchange(messages: Messages) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.collectives.extract import Instance, collective_instances, integers, uncalled
+from rankscope.analysis.collectives.extract import collectives_of, integers, uncalled
 from rankscope.analysis.operations import operation_name
 from rankscope.analysis.result.data_quality import DataQuality
 from rankscope.analysis.trace.categories import KERNEL
@@ -50,42 +52,35 @@ def matchable(reductions: Mapping[int, Reduction]) -> dict[int, list[CollectiveR
     return {rank: reduction.collectives for rank, reduction in reductions.items() if not reduction.without_order}
 
 
-def reduce_trace(trace: Trace, events: WorkEvents | None = None, *, steps: Collection[int] | None = None) -> Reduction:
-    """Reduce each step with a ``ProfilerStep#N`` annotation (only those in ``steps``, if given) to its records.
+def reduce_trace(trace: Trace) -> Reduction:
+    """Reduce each step with a ``ProfilerStep#N`` annotation to its records.
 
-    ``events`` are its ``work_events``. Without such annotations the reduction is empty; ``reduce_file`` takes such a trace as one
-    window.
+    Without such annotations the reduction is empty; ``reduce_file`` takes such a trace as one window.
 
     CPU work is cut at the step's own bounds. Device work runs later than the step that launched it. So a device window goes from
     the first start of the work launched in a step to that of the next step, found by launch correlation. All work in the window
     is cut to it. A collective belongs to the step in which it was enqueued.
     """
     # Imported only for windows of runs and detailed traces: imports are a large part of the time that a trace takes.
-    from rankscope.analysis.trace.detail import with_parts
     from rankscope.analysis.trace.detail_columns import detail_columns
+    from rankscope.analysis.trace.window_detail import with_parts
 
     annotated = annotated_steps(trace)
     if annotated is None:
         return Reduction()
-    events = work_events(trace) if events is None else events
-    work = events.work
+    events = work_events(trace)
     owner = annotated.position(events.launch)
-    breakdowns = [row for row in _step_breakdowns(trace, events, annotated, work, owner) if steps is None or row.step in steps]
-    instances = collective_instances(trace, events)
-    records = _records(instances, annotated, work, trace)
-    if breakdowns:
-        columns = detail_columns(trace, events, breakdowns)
-        breakdowns = [with_parts(columns, row) for row in breakdowns]
-    reduction = Reduction(
-        breakdowns=breakdowns,
-        without_order=bool(instances) and not records and bool(len(trace.missing) + len(trace.cut)),
+    breakdowns = _step_breakdowns(trace, events, annotated, owner)
+    every = collectives_of(trace, events)
+    records = _in_steps(every, annotated, events.work, trace)
+    columns = detail_columns(trace, events, breakdowns)
+    kernels = [_costliest(trace, events, np.flatnonzero(owner == at), step) for at, step in enumerate(annotated.numbers)]
+    return Reduction(
+        breakdowns=[with_parts(columns, row) for row in breakdowns],
+        collectives=records,
+        kernels=list(chain.from_iterable(kernels)),
+        without_order=bool(every) and not records and bool(len(trace.missing) + len(trace.cut)),
     )
-    for position, number in enumerate(annotated.numbers):
-        if steps is None or number in steps:
-            reduction.kernels.extend(_costliest(trace, events, np.flatnonzero(owner == position), number))
-    wanted = set(annotated.numbers) if steps is None else set(steps)
-    reduction.collectives.extend(record for record in records if record.step in wanted)
-    return reduction
 
 
 def step_breakdowns(trace: Trace, events: WorkEvents) -> list[StepBreakdown]:
@@ -93,10 +88,10 @@ def step_breakdowns(trace: Trace, events: WorkEvents) -> list[StepBreakdown]:
     annotated = annotated_steps(trace)
     if annotated is None:
         return []
-    return _step_breakdowns(trace, events, annotated, events.work, annotated.position(events.launch))
+    return _step_breakdowns(trace, events, annotated, annotated.position(events.launch))
 
 
-def _step_breakdowns(trace: Trace, events: WorkEvents, steps: Steps, work: Work, owner: NDArray[np.intp]) -> list[StepBreakdown]:
+def _step_breakdowns(trace: Trace, events: WorkEvents, steps: Steps, owner: NDArray[np.intp]) -> list[StepBreakdown]:
     windows = _device_windows(steps, events, owner) if trace.has_device_work else list(zip(steps.start, steps.end, strict=True))
     breakdowns: list[StepBreakdown] = []
     damaged = damaged_steps(trace, events, steps)
@@ -105,7 +100,9 @@ def _step_breakdowns(trace: Trace, events: WorkEvents, steps: Steps, work: Work,
         count = int((owner == position).sum())
         # A step without device work, launched or recorded, has its host interval as window.
         truncated = trace.has_device_work and (not count or bool(damaged[position]))
-        breakdowns.append(_breakdown(number, trace.device_kind, work, (start, end), count, truncated=truncated, basis="steps"))
+        breakdowns.append(
+            _breakdown(number, trace.device_kind, events.work, (start, end), count, truncated=truncated, basis="steps")
+        )
     return breakdowns
 
 
@@ -174,15 +171,14 @@ def reduce_file(trace: Trace, events: WorkEvents | None = None) -> Reduction:
         truncated=trace.torn is not None or trace.quality.problem is not None,
         basis="file",
     )
-    everything = np.arange(len(events.rows))
-    instances = collective_instances(trace, events)
-    records = _records(instances, annotated, work, trace, whole_file=True)
+    every = collectives_of(trace, events)
+    records = _in_steps(every, annotated, work, trace, whole_file=True)
     return Reduction(
         breakdowns=[breakdown],
         collectives=records,
-        without_order=bool(instances) and not records,
-        kernels=_costliest(trace, events, everything, number),
-        uncalled=uncalled(trace, instances),
+        without_order=bool(every) and not records,
+        kernels=_costliest(trace, events, np.arange(len(events.rows)), number),
+        uncalled=uncalled(trace, every),
     )
 
 
@@ -196,7 +192,7 @@ def exchanged_rows(trace: Trace) -> int | None:
     """Return the rows that the rank sent or received in uneven all-to-all, the larger of both per operation; ``None`` without."""
     rows = [
         max(sum(integers(args.in_split)), sum(integers(args.out_split)))
-        for row, args in trace.metadata.items()
+        for row, args in trace.communication_args.items()
         if trace.category[row] == KERNEL and operation_name(args.collective or "") == "all_to_allv"
     ]
     return sum(rows) if any(rows) else None
@@ -237,16 +233,16 @@ def _breakdown(
     )
 
 
-def _records(
-    instances: Sequence[Instance], steps: Steps | None, work: Work, trace: Trace, *, whole_file: bool = False
+def _in_steps(
+    every: Sequence[CollectiveRecord], steps: Steps | None, work: Work, trace: Trace, *, whole_file: bool = False
 ) -> list[CollectiveRecord]:
-    """Return the instances as records, numbered per (step, group).
+    """Return the collectives with their steps, numbered per (step, group), and with the compute beside them.
 
-    Instances enqueued outside every step are left out, unless the whole file is the window. So are those whose kernel was
-    cut, because its length shows the wait, and those without a sequence number in a step from which any is missing: that would
+    Those enqueued outside every step are left out, unless the whole file is the window. So are those whose kernel was cut,
+    because its length shows the wait, and those without a sequence number in a step from which any is missing: that would
     shift the order of the others.
     """
-    if not instances:
+    if not every:
         return []
 
     def position_of(times: NDArray[np.int64]) -> NDArray[np.intp]:
@@ -255,21 +251,22 @@ def _records(
         # Enqueued before the first annotation: counts to the first step. Between two steps: to the earlier one.
         return np.maximum(np.searchsorted(steps.start, times, side="right") - 1, 0) if whole_file else steps.position(times)
 
-    times = np.array([instance.enqueue for instance in instances], dtype=np.int64)
+    times = np.array([record.enqueue_unix_ns for record in every], dtype=np.int64)
     positions = position_of(times)
     cut = set(trace.cut.tolist())
-    is_cut = [instance.stream is not None and instance.enqueue in cut for instance in instances]
+    is_cut = [record.stream is not None and record.enqueue_unix_ns in cut for record in every]
     shifted = set(position_of(trace.missing).tolist()) | set(positions[is_cut].tolist())
-    counted: dict[tuple[int, str], int] = {}
+    counted: Counter[tuple[int, str]] = Counter()
     records: list[CollectiveRecord] = []
-    inside = clips(work.compute, times, np.array([instance.end for instance in instances], dtype=np.int64))
-    for instance, position, compute, left_out in zip(instances, positions.tolist(), inside, is_cut, strict=True):
-        if position < 0 or left_out or (instance.stream is not None and instance.sequence is None and position in shifted):
+    inside = clips(work.compute, times, np.array([record.end_unix_ns for record in every], dtype=np.int64))
+    for record, position, compute, left_out in zip(every, positions.tolist(), inside, is_cut, strict=True):
+        if position < 0 or left_out or (record.stream is not None and record.sequence is None and position in shifted):
             continue
-        number = steps.numbers[position] if steps is not None else 0
-        index = counted.get((number, instance.group), 0)
-        counted[number, instance.group] = index + 1
-        records.append(instance.record(number, index, compute))
+        step = steps.numbers[position] if steps is not None else 0
+        spans_us = ((compute - record.enqueue_unix_ns) / 1000).tolist()
+        index = counted[step, record.group]
+        records.append(msgspec.structs.replace(record, step=step, index=index, compute_spans_us=list(map(tuple, spans_us))))
+        counted[step, record.group] += 1
     return records
 
 
@@ -298,7 +295,7 @@ def _costliest(trace: Trace, events: WorkEvents, rows: NDArray[np.intp], number:
     return records
 
 
-def odd_windows(run: Path, attempt: int, windows: Mapping[int, Sequence[StepBreakdown]]) -> list[str]:
+def suspicious_windows(run: Path, attempt: int, windows: Mapping[int, Sequence[StepBreakdown]]) -> list[str]:
     """Return at most one sentence: the number of such steps, the last of them, and the folder of the remaining raw traces."""
     odd_rows = {rank: rows for rank, all_rows in windows.items() if (rows := [row for row in all_rows if row.looked_wrong])}
     if not odd_rows:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from rankscope.analysis.durations.calls import LONGEST_US, MAX_CALLS, DurationCall, RankCalls
+from rankscope.analysis.durations.duration_calls import LONGEST_US, MAX_CALLS, DurationCall, RankCalls
 from rankscope.runs.durations import DurationBlock, DurationGroup, DurationSource
 from rankscope.runs.reader import RunReader
 

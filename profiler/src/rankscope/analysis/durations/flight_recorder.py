@@ -14,7 +14,7 @@ from rankscope.analysis.collectives.arrivals import Numbers
 from rankscope.analysis.collectives.cycles import steps_of
 from rankscope.analysis.collectives.traffic.message_size import element_bytes
 from rankscope.analysis.collectives.world import least_ranks_of_groups
-from rankscope.analysis.durations.calls import LONGEST_US, MAX_CALLS, DurationCall, DurationCalls, RankCalls, calls_of
+from rankscope.analysis.durations.duration_calls import LONGEST_US, MAX_CALLS, DurationCall, DurationCalls, RankCalls, calls_of
 from rankscope.analysis.durations.sources import Durations
 from rankscope.analysis.hang.diagnosis import analyze_hang, waits_long
 from rankscope.analysis.hang.files import DumpFile, dumps_among, find_dumps, newer_versions, read_dump

@@ -18,7 +18,7 @@ from typing import Annotated, BinaryIO, Final
 
 import msgspec
 
-from rankscope.analysis.durations.calls import LONGEST_US, DurationCall
+from rankscope.analysis.durations.duration_calls import LONGEST_US, DurationCall
 from rankscope.analysis.durations.log_files import BEGIN, ENABLE, open_log
 from rankscope.base.errors import InputError
 from rankscope.runs.durations import TRANSFER, DurationGroup
@@ -205,22 +205,19 @@ def _pieces(file: BinaryIO, length: int | None) -> Iterator[tuple[bytes, bool]]:
 
 
 def _collective(communicator: str, perf: _CollectiveEntry, dumped_us: int) -> DurationCall:
-    took_us = _duration_us(perf.coll_exec_time_us, perf.coll_timing_source)
-    issued_us = perf.event_trace_ts.coll_start_ts if perf.event_trace_ts is not None else 0
-    times = _times_ns(perf.event_trace_ts, issued_us, dumped_us)
+    took_us, times = _duration_us(perf.coll_exec_time_us, perf.coll_timing_source), _times_ns(perf.event_trace_ts, dumped_us)
     return DurationCall(communicator, perf.coll, perf.coll_sn, perf.coll_msg_size_bytes, *times, took_us)
 
 
 def _transfer(communicator: str, perf: _Transfer, dumped_us: int) -> DurationCall:
-    took_us = _duration_us(perf.p2p_exec_time_us, perf.p2p_timing_source)
-    issued_us = perf.event_trace_ts.p2p_start_ts if perf.event_trace_ts is not None else 0
-    times = _times_ns(perf.event_trace_ts, issued_us, dumped_us)
+    took_us, times = _duration_us(perf.p2p_exec_time_us, perf.p2p_timing_source), _times_ns(perf.event_trace_ts, dumped_us)
     return DurationCall(communicator, perf.p2p, perf.p2p_sn, 0, *times, took_us, TRANSFER)
 
 
-def _times_ns(trace: _KernelTrace | None, issued_us: int, dumped_us: int) -> tuple[int, int]:
+def _times_ns(trace: _KernelTrace | None, dumped_us: int) -> tuple[int, int]:
     """Return when an operation was issued and when it ended. A time that makes no sense is 0, an end that of the dump."""
-    ended_us = max((kernel.kernel_stop_ts for kernel in trace.kernel_events), default=0) if trace is not None else 0
+    issued_us = 0 if trace is None else trace.coll_start_ts or trace.p2p_start_ts
+    ended_us = 0 if trace is None else max((kernel.kernel_stop_ts for kernel in trace.kernel_events), default=0)
     if not 0 <= dumped_us - ended_us < LONGEST_US:
         ended_us = dumped_us
     return (1000 * issued_us if 0 <= ended_us - issued_us < LONGEST_US else 0), 1000 * ended_us

@@ -12,13 +12,13 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.collectives.arrivals import Numbers
-from rankscope.analysis.collectives.cycles import steps_by_group
-from rankscope.analysis.durations.calls import MAX_CALLS, DurationCall, DurationCalls, RankCalls, calls_of
+from rankscope.analysis.collectives.cycles import steps_of
+from rankscope.analysis.durations.duration_calls import MAX_CALLS, DurationCall, DurationCalls, RankCalls, calls_of
 from rankscope.analysis.durations.log_files import find_logs, holds
 from rankscope.analysis.durations.logs import ProcessLog, read_log
-from rankscope.analysis.durations.processes import LogsByRank, identify
+from rankscope.analysis.durations.pipelines import block_on_sends, pipeline_stages
+from rankscope.analysis.durations.processes import LogsByRank, logs_by_rank
 from rankscope.analysis.durations.sources import Durations
-from rankscope.analysis.durations.stages import block_on_sends, pipeline_stages
 from rankscope.analysis.operations import OPERATIONS, operation_name
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.text import counted, first_of
@@ -53,7 +53,7 @@ def read_durations(paths: Sequence[Path], engine: Engine) -> Durations:
     if damaged := [log for log in logs if log.damaged]:
         count = counted(sum(log.damaged for log in damaged), "record")
         warnings.append(f"{count} left out, which make no sense, in {first_of([log.path for log in damaged], _SHOWN)}")
-    return _durations(identify(logs, warnings), warnings, most=most)
+    return _durations(logs_by_rank(logs, warnings), warnings, most=most)
 
 
 def stored_durations(ranks: Mapping[int, RankCalls], world_size: int) -> Durations:
@@ -80,7 +80,7 @@ def _durations(processes: LogsByRank, warnings: list[str], *, most: int) -> Dura
     are_verbose = all(row.issued_ns for log in logs.values() for row in log.rows)
 
     def steps(calls: DurationCalls) -> Numbers:
-        return steps_by_group(calls.issued(calls.has(TRANSFER)), group_by_group=bool(stages))
+        return steps_of(calls.issued(calls.has(TRANSFER)), by_group=True, all_groups=bool(stages))
 
     return Durations(
         msgspec.structs.replace(source, more_order=source.more_evidence) if are_verbose else source,

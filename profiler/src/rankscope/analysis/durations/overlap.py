@@ -11,11 +11,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.collectives.arrivals import Arrivals, Numbers, combined, sums
-from rankscope.analysis.durations.calls import DurationCalls
+from rankscope.analysis.collectives.arrivals import Arrivals, Numbers, sums
+from rankscope.analysis.durations.duration_calls import DurationCalls
+from rankscope.analysis.trace.intervals import by_key
 from rankscope.runs.durations import AUTOGRAD
 
-_MORE: Final = 100
+_GRADIENT_FACTOR: Final = 100
 _QUEUED_US: Final = 100.0
 """Largest mean pause between collectives that are queued behind each other. Kernels of a layer take longer."""
 _QUEUED: Final = 0.02
@@ -27,8 +28,8 @@ _SLOPE: Final = -0.5
 def overlapping_by_autograd(calls: DurationCalls) -> set[str]:
     """Return the groups whose collectives run beside compute: those that reduce gradients, or gather sharded parameters.
 
-    In such a group autograd reduces ``_MORE`` times as many elements as the script, which may reduce a loss. Where the script
-    reduces more (tensor parallelism), compute waits for the result.
+    In such a group autograd reduces ``_GRADIENT_FACTOR`` times as many elements as the script, which may reduce a loss. Where the
+    script reduces more (tensor parallelism), compute waits for the result.
     """
     counts = calls.is_matchable & ~calls.of_family("all_gather")
     backward = calls.has(AUTOGRAD)
@@ -36,7 +37,7 @@ def overlapping_by_autograd(calls: DurationCalls) -> set[str]:
         sums(calls.group[has_phase], calls.size[has_phase], len(calls.groups))
         for has_phase in (counts & backward, counts & ~backward)
     )
-    return {calls.groups[at] for at in np.flatnonzero(_MORE * by_script < by_autograd).tolist()}
+    return {calls.groups[at] for at in np.flatnonzero(_GRADIENT_FACTOR * by_script < by_autograd).tolist()}
 
 
 def overlapping_by_gaps(matches: Arrivals, ended_ns: Numbers, messages: Mapping[int, Sequence[float]]) -> set[str]:
@@ -51,16 +52,21 @@ def overlapping_by_gaps(matches: Arrivals, ended_ns: Numbers, messages: Mapping[
     ascending.
     """
     ended_us = (ended_ns[matches.row] / 1000).tolist()
-    order = np.lexsort((matches.records.index[matches.leader], matches.step, matches.group))
-    edges = np.flatnonzero(np.diff(combined(matches.group[order], matches.step[order]))) + 1
     rows_of_groups: defaultdict[int, list[Numbers]] = defaultdict(list)
-    for row in np.split(order, edges) if len(order) else []:
+    for row in _in_steps(matches, np.arange(len(matches))):
         rows_of_groups[int(matches.group[row[0]])].append(row)
     names = matches.group_names
     overlapping = {group for group, rows in rows_of_groups.items() if _is_beside_compute(matches, rows, ended_us, messages)}
     forms = {group: _form(matches, rows[0]) for group, rows in rows_of_groups.items()}
     blocking = {forms[group] for group in rows_of_groups.keys() - overlapping} if any(messages.values()) else set()
     return {names[group] for group in overlapping if forms[group] not in blocking}
+
+
+def _in_steps(matches: Arrivals, row: Numbers) -> Iterator[Numbers]:
+    """Yield those of some instances that are of one group and step, in their order, by group and step."""
+    row = row[np.argsort(matches.records.index[matches.leader[row]], kind="stable")]
+    for places in by_key(matches.group[row], matches.step[row]):
+        yield row[places]
 
 
 def _form(matches: Arrivals, row: Numbers) -> tuple[int, frozenset[tuple[int, int]]]:
@@ -70,10 +76,7 @@ def _form(matches: Arrivals, row: Numbers) -> tuple[int, frozenset[tuple[int, in
 
 
 def _is_beside_compute(
-    matches: Arrivals,
-    steps: Iterable[Numbers],
-    ended_us: Sequence[float],
-    messages: Mapping[int, Sequence[float]],
+    matches: Arrivals, steps: Iterable[Numbers], ended_us: Sequence[float], messages: Mapping[int, Sequence[float]]
 ) -> bool:
     """Return whether most of the waiting, by place in the step, is at places that look so. ``steps``: instances of each step."""
     places: defaultdict[int, defaultdict[int, list[tuple[float, float, float]]]] = defaultdict(lambda: defaultdict(list))
@@ -133,12 +136,10 @@ def longest_waits(matches: Arrivals, groups: set[str]) -> Arrivals:
     chosen = np.flatnonzero(np.isin(matches.group, [at for at, name in enumerate(matches.group_names) if name in groups]))
     if not len(chosen):
         return matches
-    order = chosen[np.lexsort((matches.records.index[matches.leader[chosen]], matches.step[chosen], matches.group[chosen]))]
     waits = matches.sum(matches.inside_ns) / matches.count - matches.shortest_ns
     is_free = np.ones(len(matches), np.bool_)
     is_free[chosen] = False
-    edges = np.flatnonzero(np.diff(combined(matches.group[order], matches.step[order]))) + 1
-    for row in np.split(order, edges):
+    for row in _in_steps(matches, chosen):
         is_free[[row[place] for place in _longest_of_delays(waits[row].tolist())]] = True
     without = matches.records.start[matches.row] + matches.shortest_ns[matches.instance]
     return matches.ending(np.where(is_free[matches.instance], matches.end_ns, without))

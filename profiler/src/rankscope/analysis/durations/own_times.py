@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 
 from rankscope.analysis.collectives.arrivals import Arrivals, Flags, Numbers, combined, sums
-from rankscope.analysis.collectives.columns import NONE
+from rankscope.analysis.collectives.growing_columns import NONE
 from rankscope.analysis.collectives.stages import StageTransfer, stages_of_group
-from rankscope.analysis.durations.calls import DurationCalls
+from rankscope.analysis.durations.duration_calls import DurationCalls
 from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes
 from rankscope.runs.durations import PART, TRANSFER
 
@@ -42,7 +42,7 @@ def own_times(
     steps = np.unique(step)
     shape = len(calls.ranks), len(steps)
     overlapping_groups = [at for at, name in enumerate(calls.groups) if name in overlapping]
-    blocks = ~np.isin(calls.group, overlapping_groups) & ~calls.has(PART) & ~calls.called("send")
+    blocks = ~np.isin(calls.group, overlapping_groups) & ~calls.has(PART) & ~calls.named("send")
     if without_queued:
         blocks |= _queued_before(calls) & ~np.isin(calls.group, overlapping_groups) & ~calls.has(PART)
     cell = (calls.place * len(steps) + np.searchsorted(steps, step))[blocks]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from rankscope.analysis.collectives.world import connected
 from rankscope.analysis.durations.logs import ProcessLog
 from rankscope.analysis.result.text import counted
 
@@ -37,7 +38,7 @@ class LogsByRank:
         }
 
 
-def identify(logs: Sequence[ProcessLog], warnings: list[str]) -> LogsByRank:
+def logs_by_rank(logs: Sequence[ProcessLog], warnings: list[str]) -> LogsByRank:
     """Return the rank of each process: its rank in the largest communicator, if that is the same for all of them.
 
     Otherwise processes are numbered by host and process id, with a warning. Of several jobs one after the other, only the last
@@ -75,20 +76,10 @@ def _newest(logs: Sequence[ProcessLog], warnings: list[str]) -> list[ProcessLog]
 
 def _last_job(logs: Sequence[ProcessLog], warnings: list[str]) -> list[ProcessLog]:
     """Return the logs of the last job. Processes that share no communicator are of different jobs if one ended before."""
-    parents: dict[str, str] = {}
-
-    def root(name: str) -> str:
-        while (above := parents.setdefault(name, name)) != name:
-            parents[name] = name = parents.setdefault(above, above)
-        return name
-
+    number = connected(log.groups for log in logs)
+    jobs: dict[int, list[ProcessLog]] = {}
     for log in logs:
-        first, *others = log.groups
-        for other in others:
-            parents[root(other)] = root(first)
-    jobs: dict[str, list[ProcessLog]] = {}
-    for log in logs:
-        jobs.setdefault(root(next(iter(log.groups))), []).append(log)
+        jobs.setdefault(number[next(iter(log.groups))], []).append(log)
     last = max(jobs.values(), key=lambda job: max(log.last_us for log in job))
     began = min(log.first_us for log in last)
     last_logs = [log for job in jobs.values() if max(log.last_us for log in job) >= began for log in job]

@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 
 from rankscope.analysis.collectives.arrivals import Numbers
-from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.collectives.figures import Figures
+from rankscope.analysis.collectives.growing_columns import NONE
 from rankscope.analysis.collectives.world import least_ranks_of_groups
-from rankscope.analysis.durations.analysis import compare_durations
 from rankscope.analysis.durations.blocks import calls_of_blocks, is_usable, last_blocks
-from rankscope.analysis.durations.calls import MAX_CALLS
+from rankscope.analysis.durations.duration_calls import MAX_CALLS
+from rankscope.analysis.durations.job_durations import compare_durations
 from rankscope.analysis.durations.sources import Durations, reader
 from rankscope.analysis.inference.reasons.explained import explain_diagnosis
 from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
@@ -65,13 +65,13 @@ class RunDurations:
         )
 
 
-def durations_of_run(run: RunEvidence, *, most: int = MAX_CALLS) -> tuple[RunDurations | None, list[str]]:
+def durations_of_run(run: RunEvidence) -> tuple[RunDurations | None, list[str]]:
     """Return the durations of a run and warnings about them; ``None`` where there are none, or where steps decide."""
     if run.compared or not run.durations or not run.ranks:
         return None, []
     warnings = [*_missing(run)]
     try:
-        durations = _stored_durations(run.durations, run.world_size or len(run.ranks), most=most)
+        durations = _stored_durations(run.durations, run.world_size or len(run.ranks))
     except InputError as error:
         return None, [*warnings, f"durations of collectives are of no use: {error.reason}"]
     if durations is None:
@@ -90,20 +90,18 @@ def durations_of_run(run: RunEvidence, *, most: int = MAX_CALLS) -> tuple[RunDur
     return result, [*warnings, *evidence.warnings, _coverage(run, result)]
 
 
-def _stored_durations(
-    blocks: Mapping[int, Sequence[DurationBlock]], world_size: int, *, most: int = MAX_CALLS
-) -> Durations | None:
+def _stored_durations(blocks: Mapping[int, Sequence[DurationBlock]], world_size: int) -> Durations | None:
     """Return the durations of a run from the blocks of its ranks.
 
-    Of all ranks together at most the last ``most`` operations count. Blocks of the source of most ranks are used. ``None`` where
-    there are none. Raises ``InputError`` if no operation has a duration.
+    Of all ranks together at most the last ``MAX_CALLS`` operations count. Blocks of the source of most ranks are used. ``None``
+    where there are none. Raises ``InputError`` if no operation has a duration.
     """
     ranks = {rank: [block for block in rows if is_usable(block)] for rank, rows in blocks.items()}
     sources = [rows[-1].source for rows in ranks.values() if rows]
     if not sources:
         return None
     source = max(sources, key=sources.count)
-    each = max(1, most // len(ranks))
+    each = max(1, MAX_CALLS // len(ranks))
     calls = {rank: calls_of_blocks(rows) for rank, every in ranks.items() if (rows := last_blocks(every, source, each))}
     groups = [group for of_rank in calls.values() for group in of_rank.groups.values()]
     members = [group.ranks for group in groups if group.ranks]
@@ -165,10 +163,10 @@ def _in_steps_of_run(durations: Durations, run: RunEvidence) -> Durations | None
 def _complete_steps(step: Numbers) -> set[int]:
     """Return the steps that have about as many operations as most have."""
     numbers, counts = np.unique(step[step != NONE], return_counts=True)
-    return set(numbers[counts >= _MOSTLY * np.median(counts)].tolist()) if len(counts) else set()
+    return set(numbers[counts >= _LEAST_COMPLETE * np.median(counts)].tolist()) if len(counts) else set()
 
 
-_MOSTLY: Final = 0.9
+_LEAST_COMPLETE: Final = 0.9
 
 
 def _steps_at(run: RunEvidence, rank: int, unix_ns: Numbers) -> Numbers:

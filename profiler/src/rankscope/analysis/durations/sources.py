@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from rankscope.analysis.collectives.arrivals import Numbers
-from rankscope.analysis.durations.calls import DurationCalls, RankCalls
+from rankscope.analysis.durations.duration_calls import DurationCalls, RankCalls
 from rankscope.analysis.hang.hang_result import HangReport
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.runs.durations import DURATION_SOURCES, DurationSource, SourceOfDurations

@@ -44,7 +44,7 @@ Thread = tuple[int, int]
 class TraceWriter:
     """Writer of events as bytes to ``write``. Times are unix nanoseconds.
 
-    Events before ``base_ns``, or more than 50 days after it, are counted in ``out_of_time`` and not written. ``events`` counts
+    Events before ``base_ns``, or more than 50 days after it, are counted in ``out_of_range`` and not written. ``events`` counts
     the written events, without the names of tracks.
     """
 
@@ -60,15 +60,15 @@ class TraceWriter:
         """Start of the first slice; ``last_ns`` is the end of the last one."""
         self.last_ns = base_ns
         self.events = 0
-        self.out_of_time = 0
-        self.crowded = 0
+        self.out_of_range = 0
+        self.without_lane = 0
         """Number of slices left out because too many were open on their track at once."""
 
     def process(self, name: str, *, order: int) -> int:
         """Write a new process, sorted by ``order``, and return its id."""
         self._processes += 1
         pid = self._processes
-        self._describe("process_name", (pid, pid), {"name": inert(name)})
+        self._describe("process_name", (pid, pid), {"name": printable(name)})
         self._describe("process_sort_index", (pid, pid), {"sort_index": order})
         return pid
 
@@ -80,7 +80,7 @@ class TraceWriter:
         """Write a new thread of a process and return its ids."""
         tid = _FIRST_TID + self._threads
         self._threads += 1
-        self._describe("thread_name", (pid, tid), {"name": inert(name)})
+        self._describe("thread_name", (pid, tid), {"name": printable(name)})
         self._describe("thread_sort_index", (pid, tid), {"sort_index": self._threads})
         return pid, tid
 
@@ -124,12 +124,12 @@ class TraceWriter:
         self, ph: str, where: Thread, name: str, at_ns: int, *, kind: str, args: Mapping[str, Any] | None = None, **more: Any
     ) -> bool:
         if not self._has(at_ns):
-            self.out_of_time += 1
+            self.out_of_range += 1
             return False
         event = {"ph": ph, "pid": where[0], "tid": where[1], "ts": msgspec.Raw(us_text(at_ns - self.base_ns)), **more}
-        event |= {"name": inert(name), "cat": inert(kind)}
+        event |= {"name": printable(name), "cat": printable(kind)}
         if args:
-            event["args"] = msgspec.Raw(inert_args(dict(args)))
+            event["args"] = msgspec.Raw(encoded_args(dict(args)))
         self.events += 1
         self._put(event)
         return True
@@ -162,7 +162,7 @@ class Track:
         """
         lane = self.lanes.place(start_ns, end_ns)
         if lane is None:
-            self.writer.crowded += 1
+            self.writer.without_lane += 1
             return None
         thread = self._thread(lane)
         return thread if self.writer.slice(thread, name, start_ns, end_ns, args, kind=kind) else None
@@ -218,20 +218,20 @@ def us_text(ns: int) -> bytes:
     return text + (b"1" if int(float(text + b"1") * 1000.0) == ns else b"4")
 
 
-def inert(text: str, limit: int = MAX_NAME) -> str:
+def printable(text: str, limit: int = MAX_NAME) -> str:
     """Return ``text`` without control characters and lone surrogates, cut to ``limit`` characters."""
     return one_line(shortened(text, limit))
 
 
-def inert_args(args: dict[str, Any]) -> bytes:
+def encoded_args(args: dict[str, Any]) -> bytes:
     """Encode the arguments of an event as JSON; above ``MAX_ARGS_BYTES`` they are replaced by a note of their size."""
-    data = _encode(_inert_value(args, MAX_DEPTH))
+    data = _encode(_bounded(args, MAX_DEPTH))
     return data if len(data) <= MAX_ARGS_BYTES else _encode({"left out": f"{len(data)} bytes of arguments"})
 
 
-def _inert_value(value: Any, depth: int) -> Any:
+def _bounded(value: Any, depth: int) -> Any:
     if isinstance(value, str):
-        return inert(value, MAX_TEXT)
+        return printable(value, MAX_TEXT)
     if value is None or isinstance(value, float):
         return value
     if isinstance(value, int):
@@ -240,7 +240,7 @@ def _inert_value(value: Any, depth: int) -> Any:
         return "…"
     if isinstance(value, dict):
         pairs = list(value.items())
-        shown = {inert(str(key)): _inert_value(item, depth - 1) for key, item in pairs[:MAX_ITEMS]}
+        shown = {printable(str(key)): _bounded(item, depth - 1) for key, item in pairs[:MAX_ITEMS]}
         return shown if len(pairs) <= MAX_ITEMS else {**shown, "…": f"{len(pairs) - MAX_ITEMS} more"}
-    items = [_inert_value(item, depth - 1) for item in value[:MAX_ITEMS]]
+    items = [_bounded(item, depth - 1) for item in value[:MAX_ITEMS]]
     return items if len(value) <= MAX_ITEMS else [*items, f"… {len(value) - MAX_ITEMS} more"]

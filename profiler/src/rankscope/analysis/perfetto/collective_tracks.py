@@ -22,7 +22,7 @@ MAX_ARROWS: Final = 10_000
 WEIGHT: Final = 2
 """Number of events of a collective: the slice itself and the wait in it."""
 
-Key = tuple[int, int, str, tuple[int, ...] | None, int]
+CollectiveKey = tuple[int, int, str, tuple[int, ...] | None, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class Arrow:
     """Arrow from the last rank to arrive to a rank that waited."""
 
     wait_us: float
-    begin: Key
-    end: Key
+    begin: CollectiveKey
+    end: CollectiveKey
     at_ns: int
 
 
-def key_of(rank: int, record: CollectiveRecord) -> Key:
+def collective_key(rank: int, record: CollectiveRecord) -> CollectiveKey:
     """Return the key that identifies a collective among those of all ranks."""
     return (rank, record.step, record.group, tuple(record.group_ranks) if record.group_ranks else None, record.index)
 
@@ -76,11 +76,11 @@ def waiting_of(match: Match, clocks: Clocks) -> dict[int, RankWait]:
     }
 
 
-def find_arrows(matches: Iterable[Match], clocks: Clocks, shown: Mapping[Key, SlicePosition]) -> list[Arrow]:
+def find_arrows(matches: Iterable[Match], clocks: Clocks, shown: Mapping[CollectiveKey, SlicePosition]) -> list[Arrow]:
     """Return the arrows between slices that are shown, the longest wait first."""
     arrows: list[Arrow] = []
     for match in matches:
-        keys = {rank: key_of(rank, record) for rank, record in zip(match.ranks, match.records, strict=True)}
+        keys = {rank: collective_key(rank, record) for rank, record in zip(match.ranks, match.records, strict=True)}
         for rank, waited in waiting_of(match, clocks).items():
             if waited.last is None or rank == waited.last or waited.wait_us * 1000 <= (clocks.residual_ns or 0.0):
                 continue
@@ -96,12 +96,12 @@ def write_collectives(
     pid: int,
     rank: int,
     records: Sequence[CollectiveRecord],
-    waiting: Mapping[Key, RankWait],
+    waiting: Mapping[CollectiveKey, RankWait],
     *,
     clocks: Clocks,
-) -> dict[Key, SlicePosition]:
+) -> dict[CollectiveKey, SlicePosition]:
     """Write the tracks of one rank, one per process group; returns the position of each collective's slice."""
-    places: dict[Key, SlicePosition] = {}
+    places: dict[CollectiveKey, SlicePosition] = {}
     groups: dict[tuple[str, tuple[int, ...]], list[CollectiveRecord]] = {}
     for record in records:
         groups.setdefault((record.group, tuple(record.group_ranks or ())), []).append(record)
@@ -111,7 +111,7 @@ def write_collectives(
         track = writer.track(pid, f"collectives of {group}" + (f" ({size} ranks)" if size else ""), nest=False)
         spans = [(clocks.correct(rank, arrival_ns(row)), clocks.correct(rank, row.end_unix_ns), row) for row in rows]
         for start, end, record in sorted(spans, key=lambda span: (span[0], -span[1], span[2].index)):
-            key = key_of(rank, record)
+            key = collective_key(rank, record)
             waited = waiting.get(key)
             thread = track.slice(record.op, start, end, _args(record, waited), kind="collective")
             if thread is None:

@@ -10,23 +10,23 @@ from pathlib import Path
 import msgspec
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.perfetto.annotations import write_annotations
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
 from rankscope.analysis.perfetto.collective_tracks import (
     MAX_ARROWS,
-    Key,
+    CollectiveKey,
     RankWait,
     SlicePosition,
+    collective_key,
     find_arrows,
-    key_of,
     waiting_of,
     write_collectives,
 )
 from rankscope.analysis.perfetto.export_result import EXPORT_SCHEMA, ExportResult, clock_sentence
+from rankscope.analysis.perfetto.plan import ExportSource, Plan, Progress
 from rankscope.analysis.perfetto.run_source import RunExportSource
 from rankscope.analysis.perfetto.selection import Selection
-from rankscope.analysis.perfetto.source import ExportSource, Plan, Progress
 from rankscope.analysis.perfetto.traces_source import TracesSource
+from rankscope.analysis.perfetto.verdict_tracks import write_annotations
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.trace.locations import location
 from rankscope.base.errors import InputError
@@ -63,10 +63,10 @@ def export_perfetto(
             raise
         raise InputError(error.filename, error.strerror or str(error)) from error
     arrows = _write_arrows(plan, writer, places)
-    if writer.out_of_time:
-        plan.left_out.append(f"{counted(writer.out_of_time, 'event')}: times that are far from those of the rest")
-    if writer.crowded:
-        plan.left_out.append(f"{counted(writer.crowded, 'slice')}: too many on one track at once")
+    if writer.out_of_range:
+        plan.left_out.append(f"{counted(writer.out_of_range, 'event')}: times that are far from those of the rest")
+    if writer.without_lane:
+        plan.left_out.append(f"{counted(writer.without_lane, 'slice')}: too many on one track at once")
     extent = (plan.base_ns if writer.first_ns is None else writer.first_ns, writer.last_ns)
     write_annotations(writer, analysis, plan.clock, step_times=plan.step_times, extent=extent, left_out=plan.left_out)
     writer.close(_metadata(plan))
@@ -78,7 +78,7 @@ def export_perfetto(
         events=writer.events,
         bytes=0,
         base_unix_ns=plan.base_ns,
-        simulated=bool(plan.about["simulated"]),
+        simulated=bool(plan.identity["simulated"]),
         clock=plan.clock,
         arrows=arrows,
         left_out=plan.left_out,
@@ -97,13 +97,13 @@ def _source(paths: Sequence[Path | str], selection: Selection, raw: bool | None,
     return RunExportSource(runs[0], selection, raw=raw, progress=progress)
 
 
-def _write_ranks(source: ExportSource, writer: TraceWriter, progress: Progress) -> dict[Key, SlicePosition]:
+def _write_ranks(source: ExportSource, writer: TraceWriter, progress: Progress) -> dict[CollectiveKey, SlicePosition]:
     plan = source.plan
-    waiting: dict[Key, RankWait] = {}
+    waiting: dict[CollectiveKey, RankWait] = {}
     for match in plan.matching.matches:
         waited = waiting_of(match, plan.clocks)
-        waiting.update({key_of(rank, row): waited[rank] for rank, row in zip(match.ranks, match.records, strict=True)})
-    places: dict[Key, SlicePosition] = {}
+        waiting.update({collective_key(rank, row): waited[rank] for rank, row in zip(match.ranks, match.records, strict=True)})
+    places: dict[CollectiveKey, SlicePosition] = {}
     for order, (rank, name) in enumerate(plan.names.items()):
         progress("Writing", order, len(plan.names))
         pid = writer.process(name, order=order)
@@ -113,7 +113,7 @@ def _write_ranks(source: ExportSource, writer: TraceWriter, progress: Progress) 
     return places
 
 
-def _write_arrows(plan: Plan, writer: TraceWriter, places: dict[Key, SlicePosition]) -> int:
+def _write_arrows(plan: Plan, writer: TraceWriter, places: dict[CollectiveKey, SlicePosition]) -> int:
     arrows = find_arrows(plan.matching.matches, plan.clocks, places)
     if len(arrows) > MAX_ARROWS:
         plan.left_out.append(f"{len(arrows) - MAX_ARROWS:,} of {len(arrows):,} arrows, those of the shortest waits")
@@ -127,7 +127,7 @@ def _write_arrows(plan: Plan, writer: TraceWriter, places: dict[Key, SlicePositi
 def _metadata(plan: Plan) -> dict[str, object]:
     return {
         "schema": EXPORT_SCHEMA,
-        **plan.about,
+        **plan.identity,
         "kind": plan.kind,
         "ranks": len(plan.names),
         "steps": plan.steps,

@@ -12,12 +12,12 @@ import msgspec
 
 from rankscope.analysis.perfetto.chrome_json import Thread, TraceWriter, Track
 from rankscope.analysis.trace.categories import COPY, GPU_ANNOTATION, GPU_COPY, GPU_KERNEL, KERNEL, LAUNCHED, CategoryCodes
-from rankscope.analysis.trace.events import EventStream
-from rankscope.analysis.trace.files import TraceText
+from rankscope.analysis.trace.event_stream import EventStream
 from rankscope.analysis.trace.locations import Location
 from rankscope.analysis.trace.numbering import process_id
 from rankscope.analysis.trace.possible import LATEST_NS, MAX_US
 from rankscope.analysis.trace.schema import read_metadata
+from rankscope.analysis.trace.trace_text import TraceText
 from rankscope.base.errors import InputError
 
 _ABSENT: Final = msgspec.Raw(b"null")
@@ -38,7 +38,7 @@ class RawEvent(msgspec.Struct, frozen=True):
     args: msgspec.Raw = _ABSENT
 
 
-Place = tuple[object, object]
+SourceThread = tuple[object, object]
 """(pid, tid) as in the file."""
 
 
@@ -58,7 +58,7 @@ class RawTrace:
     slices: list[Slice] = field(default_factory=list)
     instants: list[tuple[int, RawEvent]] = field(default_factory=list)
     flows: list[tuple[int, RawEvent]] = field(default_factory=list)
-    thread_names: dict[Place, str] = field(default_factory=dict)
+    thread_names: dict[SourceThread, str] = field(default_factory=dict)
     others: int = 0
     """Number of events of kinds that have no track, such as counters."""
 
@@ -205,11 +205,11 @@ class RawTracks:
 
 
 def _write_trace(writer: TraceWriter, pid: int, trace: RawTrace, correct: Callable[[int], int]) -> None:
-    tracks: dict[tuple[int, str, Place], list[Slice]] = {}
+    tracks: dict[tuple[int, str, SourceThread], list[Slice]] = {}
     for row in trace.slices:
         tracks.setdefault(_track_of(row.event), []).append(row)
-    threads: dict[tuple[Place, int], Thread] = {}
-    lanes: dict[Place, Track] = {}
+    threads: dict[tuple[SourceThread, int], Thread] = {}
+    lanes: dict[SourceThread, Track] = {}
     for (kind, _, place), slices in sorted(tracks.items(), key=lambda item: item[0][:2]):
         track = writer.track(pid, _name(kind, place, trace))
         for row in sorted(slices, key=lambda row: (row.start_ns, -row.end_ns)):
@@ -227,7 +227,7 @@ def _write_trace(writer: TraceWriter, pid: int, trace: RawTrace, correct: Callab
 
 
 def _write_flows(
-    writer: TraceWriter, trace: RawTrace, threads: dict[tuple[Place, int], Thread], correct: Callable[[int], int]
+    writer: TraceWriter, trace: RawTrace, threads: dict[tuple[SourceThread, int], Thread], correct: Callable[[int], int]
 ) -> None:
     """Write the arrows of which both ends are at the start of a slice."""
     begins: dict[tuple[str, str], tuple[Thread, int]] = {}
@@ -246,7 +246,7 @@ _STREAMS: Final = 1
 _NOTES: Final = 2
 
 
-def _track_of(event: RawEvent) -> tuple[int, str, Place]:
+def _track_of(event: RawEvent) -> tuple[int, str, SourceThread]:
     category = (event.cat or "").lower()
     kind = _STREAMS if category in _ON_DEVICE else _NOTES if category in GPU_ANNOTATION else _THREADS
     return kind, _sorted_as(event.pid) + _sorted_as(event.tid), (event.pid, event.tid)
@@ -256,7 +256,7 @@ def _sorted_as(number: object) -> str:
     return f"{number:020d}" if isinstance(number, int) else str(number)
 
 
-def _name(kind: int, place: Place, trace: RawTrace) -> str:
+def _name(kind: int, place: SourceThread, trace: RawTrace) -> str:
     pid, tid = place
     if kind == _STREAMS:
         return f"device {pid} stream {tid}"

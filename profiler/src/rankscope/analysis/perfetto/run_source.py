@@ -16,17 +16,9 @@ from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.perfetto import hardware_tracks
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
 from rankscope.analysis.perfetto.hardware_tracks import gpu_name, write_hardware
+from rankscope.analysis.perfetto.plan import Plan, Progress, clock_of, none_of_these, process_name, shared_by_names, widen
 from rankscope.analysis.perfetto.raw_trace import RawTracks, read_raw_trace
 from rankscope.analysis.perfetto.selection import Selection, fitting_steps
-from rankscope.analysis.perfetto.source import (
-    Plan,
-    Progress,
-    clock_of,
-    none_of_these,
-    process_name,
-    shared_by_names,
-    widen,
-)
 from rankscope.analysis.perfetto.step_tracks import write_steps
 from rankscope.analysis.perfetto.survey import Survey
 from rankscope.analysis.result.text import counted
@@ -133,13 +125,13 @@ class RunExportSource:
             fitted = match_collectives(nearest, world_size=world_size).matches
         clocks = shared_by_names(fit_clocks(fitted, names), names)
         first, last = self._uncorrected(steps, collectives)
-        least, largest = clocks.reach()
+        least, largest = clocks.offset_range()
         base = first - largest
         self._extent = (base, last - least + _MARGIN_NS)
         info = self._reader.info
         return Plan(
             kind="run",
-            about={"run_id": info.run_id, "name": info.name, "attempt": self._attempt, "simulated": info.simulated},
+            identity={"run_id": info.run_id, "name": info.name, "attempt": self._attempt, "simulated": info.simulated},
             steps=steps,
             names={rank: self._name(rank) for rank in ranks},
             collectives={rank: collectives[rank] for rank in ranks},

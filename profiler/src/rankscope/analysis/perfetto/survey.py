@@ -127,15 +127,9 @@ def _summed(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     firsts = np.flatnonzero(np.diff(joined["step"], prepend=-1))
     sums = joined[firsts]
     if len(sums) < len(joined):
-        for name, reduction in _TOGETHER.items():
+        for name, reduction in _REDUCTIONS.items():
             sums[name] = reduction.reduceat(joined[name], firsts)
     return sums
 
 
-_TOGETHER: Final = {
-    "events": np.add,
-    "ranks": np.add,
-    "start_ns": np.minimum,
-    "end_ns": np.maximum,
-    "profiled": np.logical_or,
-}
+_REDUCTIONS: Final = {"events": np.add, "ranks": np.add, "start_ns": np.minimum, "end_ns": np.maximum, "profiled": np.logical_or}

@@ -10,9 +10,9 @@ from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.collectives.windows import reduce_file
 from rankscope.analysis.evidence.kernels.data_quality import quality_warnings
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
+from rankscope.analysis.perfetto.plan import Plan, Progress, clock_of, none_of_these, process_name, widen
 from rankscope.analysis.perfetto.raw_trace import RawTracks, read_raw_trace
 from rankscope.analysis.perfetto.selection import Selection
-from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, none_of_these, process_name, widen
 from rankscope.analysis.rank_traces import find_traces
 from rankscope.analysis.result.data_quality import DataQuality
 from rankscope.analysis.trace.columns import Trace, read_traces
@@ -77,14 +77,14 @@ class TracesSource:
     def __init__(self, paths: Sequence[Location], selection: Selection, *, progress: Progress) -> None:
         self._selection = selection
         left_out: list[str] = []
-        files, named = find_traces(paths)
+        files, explicit = find_traces(paths)
         traces: list[_ExportedTrace] = []
         for number, file in enumerate(files):
             progress("Looking through", number, len(files))
             try:
                 traces += map(_rank_trace, read_traces(file, complete_only=True))
             except InputError as error:
-                if file in named or len(files) == 1:
+                if file in explicit or len(files) == 1:
                     raise
                 left_out.append(str(error))
         if not traces:
@@ -119,7 +119,7 @@ class TracesSource:
                 widen(step_times, step, clocks.correct(rank, start), clocks.correct(rank, end))
         return Plan(
             kind="traces",
-            about={
+            identity={
                 "files": [base_name(path) for path in dict.fromkeys(trace.identity.path for trace in self._traces.values())],
                 "simulated": False,
             },

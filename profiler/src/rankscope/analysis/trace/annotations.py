@@ -142,7 +142,7 @@ def input_wait_us(trace: Trace, events: WorkEvents) -> float | None:
 
     ``None`` for traces without device work (CPU builds) and traces without data loader annotations.
     """
-    rows = np.flatnonzero((trace.category == NOTE) & trace.named(lambda name: name.startswith(_LOADER_NOTE)))
+    rows = trace.rows(NOTE, _LOADER_NOTE)
     work = events.work
     extent = work.extent()
     if extent is None or not len(rows) or not trace.has_device_work:

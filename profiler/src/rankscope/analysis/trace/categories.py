@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.trace.classify import classify_kernel
-from rankscope.analysis.trace.numbering import Processes
+from rankscope.analysis.trace.numbering import Processes, are_named
 from rankscope.analysis.trace.schema import Device
 from rankscope.runs.records import DeviceKind
 
@@ -101,8 +101,8 @@ def device_events(
     ``process``: number of each event's process. ``processes``: names of processes by number, as the trace tells them.
     """
     role = {number: only for number, text in processes.items() for name_of, only in DEVICE_PROCESSES if name_of.match(text)}
-    collective = np.array([classify_kernel(name_) == "communication" for name_ in names], dtype=bool)[name]
-    part = np.array([name_.lower() in PARTS_OF_COLLECTIVES for name_ in names], dtype=bool)[name]
+    collective = are_named(names, name, lambda kernel: classify_kernel(kernel) == "communication")
+    part = are_named(names, name, lambda task: task.lower() in PARTS_OF_COLLECTIVES)
     of_collectives = np.isin(process, [number for number, only in role.items() if only]) & collective
     on_device = np.isin(process, [number for number, only in role.items() if not only]) & ~part
     # A collective is on both; the process of collectives has it as a whole.
@@ -120,8 +120,7 @@ def label_events(columns: Mapping[str, NDArray[Any]], names: Sequence[str], proc
     unlabelled = np.flatnonzero(category == UNLABELLED)
     if not len(unlabelled):
         return False
-    step = np.array([spelling.startswith(_STEP) for spelling in names], dtype=bool)
-    category[step[name] & (category == OPERATOR)] = NOTE
+    category[are_named(names, name, lambda text: text.startswith(_STEP)) & (category == OPERATOR)] = NOTE
     category[unlabelled] = LEFT_OUT
     thread = columns["thread"][unlabelled]
     works = device_events(names, name[unlabelled], processes.of_thread[thread], processes.names)

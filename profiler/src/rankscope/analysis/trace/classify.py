@@ -213,11 +213,6 @@ def is_cpu_work(name: str) -> bool:
     return "::" in name and not name.startswith(NOT_CPU_WORK)
 
 
-def is_cpu_communication(name: str) -> bool:
-    """Return whether a user annotation marks a communication library at work on a CPU thread."""
-    return name.startswith(CPU_COMMUNICATION)
-
-
 _KERNEL_OPERATIONS: Final = tuple(
     (row.name, re.compile(row.kernels, re.IGNORECASE)) for row in OPERATIONS.values() if row.kernels
 )

@@ -31,13 +31,14 @@ from rankscope.analysis.trace.categories import (
     number_streams,
 )
 from rankscope.analysis.trace.classify import CPU_COMMUNICATION, activity_of_function
-from rankscope.analysis.trace.events import EventStream
-from rankscope.analysis.trace.files import TraceText
+from rankscope.analysis.trace.event_stream import EventStream
+from rankscope.analysis.trace.event_times import NOWHERE_NS
 from rankscope.analysis.trace.locations import Location
 from rankscope.analysis.trace.merged import ranks_in_file
 from rankscope.analysis.trace.numbering import (
     NameNumbering,
     Numbering,
+    are_named,
     args_of,
     array_of,
     floats_of,
@@ -48,7 +49,7 @@ from rankscope.analysis.trace.numbering import (
     processes_of,
 )
 from rankscope.analysis.trace.possible import MAX_US
-from rankscope.analysis.trace.quality import NOWHERE_NS, check_columns
+from rankscope.analysis.trace.quality import check_columns
 from rankscope.analysis.trace.schema import (
     ANY_DETAIL_EVENT,
     ANY_EVENT,
@@ -63,6 +64,7 @@ from rankscope.analysis.trace.schema import (
     process_name,
     read_metadata,
 )
+from rankscope.analysis.trace.trace_text import TraceText
 from rankscope.base.errors import InputError
 from rankscope.runs.records import DeviceKind
 
@@ -125,7 +127,7 @@ class Trace(msgspec.Struct, frozen=True):
     """True if the event is marked as a node of a device graph."""
     autograd: NDArray[np.int8]
     """``RECORDED`` for an operator called with gradients on, as in forward; ``BACKWARD`` for an operator of a backward pass."""
-    metadata: dict[int, EventArgs] = msgspec.field(default_factory=dict)
+    communication_args: dict[int, EventArgs] = msgspec.field(default_factory=dict)
     """Communication arguments by row, for rows that have them, and for annotations of communication."""
     grids: list[str] = msgspec.field(default_factory=list)
     """Launch grids as the trace spells them."""
@@ -155,12 +157,12 @@ class Trace(msgspec.Struct, frozen=True):
 
     def named(self, wanted: Callable[[str], object]) -> NDArray[np.bool_]:
         """Return which events have a ``wanted`` name, [events]."""
-        named: NDArray[np.bool_] = np.array([bool(wanted(name)) for name in self.names], dtype=bool)[self.name]
-        return named
+        return are_named(self.names, self.name, wanted)
 
-    def rows(self, category: int) -> NDArray[np.intp]:
-        """Return the indices of the events of one category."""
-        return np.flatnonzero(self.category == category)
+    def rows(self, category: int, prefix: str | tuple[str, ...] = "") -> NDArray[np.intp]:
+        """Return the indices of the events of one category, of those whose name begins with a ``prefix``."""
+        rows = np.flatnonzero(self.category == category)
+        return rows[are_named(self.names, self.name[rows], lambda name: name.startswith(prefix))] if prefix else rows
 
 
 def read_traces(path: Location, *, detail: bool = True, complete_only: bool = False, of_run: bool = False) -> list[Trace]:
@@ -218,7 +220,7 @@ class _TraceBuilder:
         self._threads: Numbering[tuple[object, object]] = Numbering()
         self._grids = NameNumbering({bytes(NO_TEXT): -1})
         self._processes: dict[str, str] = {}
-        self._metadata: dict[int, EventArgs] = {}
+        self._communication_args: dict[int, EventArgs] = {}
         self._rows = 0
         self._damaged = 0
 
@@ -291,13 +293,13 @@ class _TraceBuilder:
             row for row in notes.tolist() if events[row].args and str(events[row].name).startswith(_COMMUNICATION_NOTES)
         ]
         for row in described:
-            self._metadata[self._rows + row] = args[row].detached()
+            self._communication_args[self._rows + row] = args[row].detached()
 
     def _check_size(self) -> None:
         """Raise ``InputError`` for a trace that would fill memory; the size of a well-compressed file does not show this."""
         for count, limit, what in (
             (self._rows, MAX_ROWS, "events"),
-            (len(self._metadata), MAX_COLLECTIVES, "collectives"),
+            (len(self._communication_args), MAX_COLLECTIVES, "collectives"),
             (len(self._threads), MAX_THREADS, "threads"),
             (self._names.characters + self._grids.characters, MAX_NAME_CHARACTERS, "characters of different names"),
         ):
@@ -306,8 +308,8 @@ class _TraceBuilder:
 
     def traces(self, stream: EventStream[Any], torn: str | None) -> list[Trace]:
         """Return the traces of all added events, with the file's metadata."""
-        about = read_metadata(stream.top_level)
-        if about.schema.startswith(_OWN_SCHEMA):
+        metadata = read_metadata(stream.top_level)
+        if metadata.schema.startswith(_OWN_SCHEMA):
             raise InputError(self._path, "written by rankscope export, not by a profiler; give the traces it was made of")
         self.add([])  # so that there are columns
         columns = {column: self._joined(column) for column in list(self._parts[0])}
@@ -318,16 +320,20 @@ class _TraceBuilder:
         processes = processes_of(self._threads, self._processes)
         kind: DeviceKind | None = "other" if label_events(columns, names, processes) else None
         number_streams(columns)
-        read = partial(self._trace, about=about, names=names, kind=kind, torn=torn, events=stream.events, damaged=stream.damaged)
+        read = partial(
+            self._trace, metadata=metadata, names=names, kind=kind, torn=torn, events=stream.events, damaged=stream.damaged
+        )
         # Before anything is linked: ranks count streams, devices and correlation ids each from the begin.
-        ranks = ranks_in_file(self._path, columns, names, processes, self._metadata, world_size=about.distributed.world_size)
+        ranks = ranks_in_file(
+            self._path, columns, names, processes, self._communication_args, world_size=metadata.distributed.world_size
+        )
         if not ranks:
-            return [read(columns, self._metadata)]
+            return [read(columns, self._communication_args)]
         traces = []
         for rank in ranks:
             position = np.cumsum(rank.rows) - 1
-            metadata = {int(position[row]): args for row, args in self._metadata.items() if rank.rows[row]}
-            trace = read({column: values[rank.rows] for column, values in columns.items()}, metadata)
+            of_rank = {int(position[row]): args for row, args in self._communication_args.items() if rank.rows[row]}
+            trace = read({column: values[rank.rows] for column, values in columns.items()}, of_rank)
             # The file's metadata are those of one rank; another may have been on another host.
             about_rank = {"rank": rank.rank, "process": rank.process, "processes": rank.processes}
             traces.append(msgspec.structs.replace(trace, **about_rank, host=None))
@@ -336,9 +342,9 @@ class _TraceBuilder:
     def _trace(
         self,
         columns: dict[str, NDArray[Any]],
-        metadata: dict[int, EventArgs],
+        communication_args: dict[int, EventArgs],
         *,
-        about: Metadata,
+        metadata: Metadata,
         names: list[str],
         kind: DeviceKind | None,
         torn: str | None,
@@ -350,30 +356,30 @@ class _TraceBuilder:
             columns |= self._details([], columns["category"][:0])
         calls = {names[at] for at in set(columns["name"][columns["category"] == LAUNCHED].tolist())}
         categories = {str(category) for category, code in self._codes.items() if code >= 0}
-        kind = kind or device_kind(about.devices, categories, calls)
-        checked = check_columns(columns, names, about.base_unix_ns, kind, torn=torn is not None)
-        columns["start"] += about.base_unix_ns
-        columns["end"] += about.base_unix_ns
-        distributed = about.distributed
+        kind = kind or device_kind(metadata.devices, categories, calls)
+        checked = check_columns(columns, names, metadata.base_unix_ns, kind, torn=torn is not None)
+        columns["start"] += metadata.base_unix_ns
+        columns["end"] += metadata.base_unix_ns
+        distributed = metadata.distributed
         return Trace(
             path=self._path,
             rank=distributed.rank,
             process=self._process(columns),
             processes=None,
             world_size=distributed.world_size,
-            host=about.host,
+            host=metadata.host,
             device_kind=kind if checked.launches_work or (columns["category"] <= COPY).any() else "cpu",
             groups=distributed.groups(),
             names=names,
-            metadata=metadata,
+            communication_args=communication_args,
             grids=[spelling.decode("utf-8", "replace") if isinstance(spelling, bytes) else "" for spelling in self._grids],
-            gpu_names=[device.name for device in about.devices if device.name],
+            gpu_names=[device.name for device in metadata.devices if device.name],
             events=events,
             damaged=damaged + self._damaged + checked.host_left_out,
             torn=torn,
             quality=checked.quality,
-            missing=checked.missing + about.base_unix_ns,
-            cut=checked.cut + about.base_unix_ns,
+            missing=checked.missing + metadata.base_unix_ns,
+            cut=checked.cut + metadata.base_unix_ns,
             **columns,
         )
 

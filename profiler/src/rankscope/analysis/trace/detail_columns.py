@@ -173,9 +173,8 @@ def _in_graph(trace: Trace, events: WorkEvents, on_device: NDArray[np.bool_]) ->
 def _labels(trace: Trace, events: WorkEvents) -> NDArray[np.int64]:
     """Return the class of every event. Compute of an optimizer's step has class ``OPTIMIZER``."""
     name, caller = trace.name[events.rows], events.launch_row
-    steps = np.flatnonzero((trace.category == NOTE) & trace.named(lambda name: name.startswith(_OPTIMIZER_STEP)))
     optimizing = caller >= 0
-    optimizing[optimizing] = within(trace, caller[optimizing], steps)
+    optimizing[optimizing] = within(trace, caller[optimizing], trace.rows(NOTE, _OPTIMIZER_STEP))
     computes = events.kind == COMPUTE
     by_name = np.full(len(trace.names), NO_LABEL, dtype=np.int64)
     for number in np.unique(name[computes]):

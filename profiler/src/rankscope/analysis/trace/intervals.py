@@ -166,3 +166,9 @@ def middles(values: NDArray[_N], *keys: NDArray[np.integer[Any]]) -> tuple[NDArr
     first = np.concatenate(([0], np.flatnonzero(changes) + 1))[: len(order)]
     past = np.concatenate((first[1:], [len(order)]))
     return order[first], values[order[(first + past - 1) // 2]], values[order[(first + past) // 2]]
+
+
+def medians(values: NDArray[np.float64], group: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+    """Return the median of each group of values, in the order of the groups' numbers."""
+    _, low, high = middles(values, group)
+    return (low + high) / 2

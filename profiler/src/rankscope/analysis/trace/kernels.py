@@ -88,5 +88,5 @@ def kernel_class(name: str) -> str:
     return next((kernel_kind for kernel_kind, pattern in _PATTERNS if pattern.search(name)), OTHER)
 
 
-LONG: Final = 0.005
+LEAST_SHARE: Final = 0.005
 """Smallest share of the window for which an unknown kernel beside the main stream is reported."""

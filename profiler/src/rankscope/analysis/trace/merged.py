@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.operations import operation, operation_name
-from rankscope.analysis.trace.calls import GIVES_WORK
 from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, LEFT_OUT, NOTE, OPERATOR
-from rankscope.analysis.trace.classify import asks_for_communication, is_cpu_communication
-from rankscope.analysis.trace.events import EventStream
-from rankscope.analysis.trace.files import TraceText
+from rankscope.analysis.trace.classify import CPU_COMMUNICATION, asks_for_communication
+from rankscope.analysis.trace.event_stream import EventStream
 from rankscope.analysis.trace.intervals import distinct
 from rankscope.analysis.trace.locations import Location
-from rankscope.analysis.trace.numbering import Processes, process_id
+from rankscope.analysis.trace.numbering import Processes, are_named, process_id
+from rankscope.analysis.trace.runtime_calls import GIVES_WORK
 from rankscope.analysis.trace.schema import ANY_MERGED_EVENT, PROCESS_NAME, EventArgs, Label, Mark, integer, process_name, rank_of
+from rankscope.analysis.trace.trace_text import TraceText
 from rankscope.base.errors import InputError
 
 
@@ -77,7 +77,7 @@ def ranks_in_file(
     columns: Mapping[str, NDArray[Any]],
     names: Sequence[str],
     processes: Processes,
-    metadata: Mapping[int, EventArgs],
+    communication_args: Mapping[int, EventArgs],
     *,
     world_size: int | None,
 ) -> list[RankRows]:
@@ -85,7 +85,7 @@ def ranks_in_file(
 
     Raises ``InputError`` for a merged file where it is not certain which events are of which rank.
     """
-    merged = _MergedFile(path, columns, processes, metadata, world_size)
+    merged = _MergedFile(path, columns, processes, communication_args, world_size)
     hosts = merged.hosts(names)
     members = hosts | merged.on_device
     labels = _labels(processes.ids)
@@ -104,13 +104,13 @@ class _MergedFile:
         path: Location,
         columns: Mapping[str, NDArray[Any]],
         processes: Processes,
-        metadata: Mapping[int, EventArgs],
+        communication_args: Mapping[int, EventArgs],
         world_size: int | None,
     ) -> None:
         self._path = path
         self._columns = columns
         self._processes = processes
-        self._metadata = metadata
+        self._communication_args = communication_args
         self._world_size = world_size
         kinds = LEFT_OUT + 1
         by_thread = np.bincount(columns["thread"] * kinds + columns["category"], minlength=len(processes.of_thread) * kinds)
@@ -134,16 +134,14 @@ class _MergedFile:
         candidates = self._having(*categories)
         if len(candidates) < 2:
             return candidates
-        rows = np.isin(self._columns["category"], categories)
-        chosen = np.zeros(len(names), dtype=bool)
-        chosen[[name for name in distinct(self._columns["name"][rows]) if is_host(names[name])]] = True
-        rows &= chosen[self._columns["name"]]
+        rows = np.flatnonzero(np.isin(self._columns["category"], categories))
+        rows = rows[are_named(names, self._columns["name"][rows], is_host)]
         return set(distinct(self._processes.of_thread[self._columns["thread"][rows]]))
 
     @cached_property
     def collective_ranks(self) -> dict[int, set[int]]:
         """Ranks that called collectives, by process, as far as the arguments of the collectives have them."""
-        described = {row: args for row, args in self._metadata.items() if args.rank is not None}
+        described = {row: args for row, args in self._communication_args.items() if args.rank is not None}
         processes = self._processes.of_thread[self._columns["thread"][list(described)]].tolist() if described else []
         ranks: dict[int, set[int]] = {}
         for process, args in zip(processes, described.values(), strict=True):
@@ -275,7 +273,7 @@ def _distinct_ranks(ranks: Mapping[Any, Collection[int]]) -> dict[Any, int] | No
 
 
 def _communicates(name: str) -> bool:
-    return asks_for_communication(name) or is_cpu_communication(name)
+    return asks_for_communication(name) or name.startswith(CPU_COMMUNICATION)
 
 
 def _listed(labels: Iterable[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress
 from typing import TypeVar
 
@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.trace.intervals import distinct
 from rankscope.analysis.trace.schema import Number, Time, number, whole_number
 
 _K = TypeVar("_K")
@@ -63,6 +64,14 @@ def args_of(args: Sequence[_T], category: NDArray[np.int8], kinds: NDArray[np.bo
     return list(compress(args, kinds[category].tolist()))
 
 
+def are_named(names: Sequence[str], name: NDArray[np.int32], wanted: Callable[[str], object]) -> NDArray[np.bool_]:
+    """Return which events have a ``wanted`` name, [events]; ``name``: index of each event's name in ``names``."""
+    matches = np.zeros(len(names), dtype=bool)
+    matches[[number for number in distinct(name) if wanted(names[number])]] = True
+    named: NDArray[np.bool_] = matches[name]
+    return named
+
+
 def placed(rows: NDArray[np.bool_], values: NDArray[_N], missing: int) -> NDArray[_N]:
     """Return a column with ``values`` where the mask ``rows`` is true, and ``missing`` elsewhere."""
     column = np.full(len(rows), missing, dtype=values.dtype)
@@ -92,9 +101,7 @@ def processes_of(threads: Iterable[tuple[object, object]], names: Mapping[str, s
     numbers: Numbering[str] = Numbering()
     of_thread = np.array([numbers[process_id(pid)] for pid, _ in threads], dtype=np.int64)
     return Processes(
-        of_thread=of_thread,
-        names={numbers[pid]: name for pid, name in names.items() if pid in numbers},
-        ids=list(numbers),
+        of_thread=of_thread, names={numbers[pid]: name for pid, name in names.items() if pid in numbers}, ids=list(numbers)
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
@@ -12,8 +11,9 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.result.data_quality import DataQuality, Problem
 from rankscope.analysis.result.text import counted
-from rankscope.analysis.trace.calls import (
-    EARLY_START,
+from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, LEFT_OUT
+from rankscope.analysis.trace.event_times import are_far, device_events_of, host_events, in_order, without_overruns
+from rankscope.analysis.trace.runtime_calls import (
     GIVES_WORK,
     RuntimeCalls,
     before_launch,
@@ -21,9 +21,6 @@ from rankscope.analysis.trace.calls import (
     launch_about,
     out_of_order,
 )
-from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, LEFT_OUT, OPERATOR
-from rankscope.analysis.trace.classify import is_work
-from rankscope.analysis.trace.intervals import are_within, distinct, middles, positions_of
 from rankscope.runs.records import DeviceKind
 
 MOST_MISSING: Final = 0.02
@@ -31,60 +28,10 @@ MOST_MISSING: Final = 0.02
 MOST_CUT: Final = 0.2
 """The same for events that were cut: their new length is an estimate, which is about right."""
 
-_NS_PER_S: Final = 1_000_000_000
-_LEAST_GAP_NS: Final = _NS_PER_S
-HOST_PLACE: Final = 0.01
-"""Size of a place in time that is one of the trace, however far it is from the others, as a share of the host's largest."""
-_DEVICE_PLACE: Final = 0.25
-"""The same for events of the device in a trace without any of the host."""
-_APART_NS: Final = 60 * _NS_PER_S
-_LONGEST_QUEUE_NS: Final = 600 * _NS_PER_S
-"""Longest time from a launch to its event: a device queues about a thousand launches."""
-_OVERLAP_NS: Final = 2_000
-"""Overlap of two events of one stream that is no damage: rounding to whole microseconds, and the resolution of clocks."""
-_LEAST_OVERLAP: Final = 0.01
-"""The same as a share of the first event: cutting it would change nothing."""
-_LAST_NS: Final = _NS_PER_S // 10
-"""Time for which the last event of a stream may go on beyond all others, however short the trace is."""
 _MOST_WITHOUT_KERNEL: Final = 0.5
 """Share of launches without their kernel above which a trace does not show what its device did."""
 _CAPTURED_PER_KERNEL: Final = 9
 """Launches into a device graph per kernel above which a trace shows little but the capture of that graph."""
-_ROUNDED_NS: Final = 20_000
-"""Usual length of a kernel from which rounding to whole microseconds makes none of 0."""
-_UNBOUNDED_NS: Final = 1 << 62
-NOWHERE_NS: Final = -2_000_000_000 * _NS_PER_S
-"""Start of a device event whose time in the file is impossible, such as NaN; with a base it still fits 64 bits."""
-
-
-class HostEvents(msgspec.Struct, frozen=True):
-    """Events of the host with a believable time, in arrays [events]. Times are int64 nanoseconds without a base."""
-
-    rows: NDArray[np.intp]
-    start: NDArray[np.int64]
-    end: NDArray[np.int64]
-    places: Sequence[tuple[int, int]]
-    """Times near them, see the function ``places``."""
-    left_out: int
-    """Number of the host's other events."""
-
-
-class DeviceEvents(msgspec.Struct, frozen=True):
-    """Device events of a trace in arrays [events]. Times are int64 nanoseconds without a base; missing integers are -1."""
-
-    start: NDArray[np.int64]
-    end: NDArray[np.int64]
-    queue: NDArray[np.int64]
-    """Device and stream as one number; -1 where events may overlap or are no work, or the stream is not known."""
-    correlation: NDArray[np.int64]
-    kernel: NDArray[np.int64]
-    """Name and launch grid as one number: events with the same number usually take about as long."""
-    untimed: NDArray[np.bool_]
-    """True where the file says that there is no time, or an impossible one."""
-    call: NDArray[np.intp]
-    """Position of the call that launched it, or -1."""
-    launch: NDArray[np.int64]
-    """Start of that call, or -1."""
 
 
 class CheckedEvents(msgspec.Struct, frozen=True):
@@ -101,12 +48,6 @@ class CheckedEvents(msgspec.Struct, frozen=True):
     """Number of the host's events without a believable time."""
 
 
-_ONE_AFTER_THE_OTHER: Final = frozenset({"cuda", "rocm", "xpu"})
-"""Kinds of devices of which the events of a stream run one after the other."""
-_MOST_OVERLAPPING: Final = 0.1
-"""Largest share of events that last beyond the next on a queue of another device whose events run one after the other."""
-
-
 def check_columns(
     columns: Mapping[str, NDArray[Any]], names: Sequence[str], base_ns: int, kind: DeviceKind, *, torn: bool
 ) -> CheckedEvents:
@@ -114,10 +55,9 @@ def check_columns(
 
     Times have no base yet. ``torn``: the end of the file is missing, so that kernels may be missing, too.
     """
-    start, end, category = columns["start"], columns["end"], columns["category"]
+    end, category = columns["end"], columns["category"]
     rows = np.flatnonzero(category <= COPY)
-    latest = int(start.max(initial=0))
-    host = _host_events(columns, base_ns, latest)
+    host = host_events(columns, base_ns)
     at = np.flatnonzero(category[host.rows] == LAUNCHED)
     launching = host.rows[at]
     calls = RuntimeCalls(
@@ -128,16 +68,13 @@ def check_columns(
         names=names,
         name=columns["name"][launching],
     )
-    work = _are_work(columns["name"][rows], names)
-    has_no_time = untimed(start[rows], end[rows], base_ns, latest) | (work & _without_length(columns, rows))
-    device = _device_events(columns, rows, calls, kind, has_no_time)
-    device.queue[~work] = -1
-    is_distant = ~device.untimed & _far(device, calls, host)
+    device = device_events_of(columns, names, calls, base_ns, kind)
+    is_distant = ~device.untimed & are_far(device, calls, host)
     keep = ~device.untimed & ~is_distant
-    kept_rows = _in_order(device, np.flatnonzero(keep))
+    kept_rows = in_order(device, np.flatnonzero(keep))
     cut = np.zeros(len(rows), dtype=bool)
     ends = device.end.copy()
-    ends[kept_rows], cut[kept_rows] = _without_overruns(device, calls, host, kept_rows)
+    ends[kept_rows], cut[kept_rows] = without_overruns(device, calls, host, kept_rows)
     # Without correlation ids on the device's side nothing can be said of single launches.
     shows_all = not torn and (bool((device.correlation >= 0).any()) or not len(rows))
     launched, lost, captured = kernel_launches(calls, device.call, device.correlation, shows_all=shows_all)
@@ -177,103 +114,6 @@ def check_columns(
     )
 
 
-def _host_events(columns: Mapping[str, NDArray[Any]], base_ns: int, latest_ns: int) -> HostEvents:
-    """Return the host's events, after those without a believable time were left out."""
-    category = columns["category"]
-    rows = np.flatnonzero((category >= OPERATOR) & (category <= LAUNCHED))
-    start, end = columns["start"][rows], columns["end"][rows]
-    timed = ~untimed(start, end, base_ns, latest_ns)
-    host_places = places(start, end, share=HOST_PLACE) if timed.all() else places(start[timed], end[timed], share=HOST_PLACE)
-    alone = np.flatnonzero(~are_within(start, host_places))
-    # One event may span the minutes before all others.
-    timed[alone] &= are_within(end[alone], host_places)
-    left_out = rows[~timed]
-    category[left_out] = LEFT_OUT
-    if len(left_out):
-        rows, start, end = rows[timed], start[timed], end[timed]
-    return HostEvents(rows, start, end, host_places, len(left_out))
-
-
-def _device_events(
-    columns: Mapping[str, NDArray[Any]],
-    rows: NDArray[np.intp],
-    calls: RuntimeCalls,
-    kind: DeviceKind,
-    has_no_time: NDArray[np.bool_],
-) -> DeviceEvents:
-    start, end, stream, correlation = (columns[name][rows] for name in ("start", "end", "stream", "correlation"))
-    # Numbers of streams are below 2**46.
-    queue = (stream << 16) + columns["device"][rows] + 1
-    queue[stream < 0] = -1
-    if kind not in _ONE_AFTER_THE_OTHER:
-        queue[_overlap(queue, start, end)] = -1
-    call = positions_of(correlation, calls.correlation)
-    return DeviceEvents(
-        start=start,
-        end=end,
-        queue=queue,
-        correlation=correlation,
-        kernel=_kernel_numbers(columns, rows),
-        untimed=has_no_time,
-        call=call,
-        launch=np.where(call >= 0, calls.start[call] if len(calls.start) else -1, -1),
-    )
-
-
-def _overlap(queue: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which events are of a queue on which so many last beyond the next that overlaps are no damage, [events]."""
-    order = np.lexsort((end, start, queue))
-    queues, first, number = np.unique(queue[order], return_index=True, return_inverse=True)
-    beyond = np.append(end[order[:-1]] - start[order[1:]] > _OVERLAP_NS, False)
-    beyond[first[1:] - 1] = False  # the last of each queue
-    count = np.bincount(number, minlength=len(queues))
-    overlaps = np.bincount(number, weights=beyond, minlength=len(queues)) > _MOST_OVERLAPPING * count
-    of_queue: NDArray[np.bool_] = overlaps[np.searchsorted(queues, queue)]
-    return of_queue
-
-
-def untimed(start: NDArray[np.int64], end: NDArray[np.int64], base_ns: int, latest_ns: int) -> NDArray[np.bool_]:
-    """Return which events the profiler could not time: it then writes 0 for start and end on the clock of its device.
-
-    ``start`` and ``end`` are as in the file, in nanoseconds; ``base_ns`` is to be added. ``latest_ns``: latest start of
-    any event.
-    """
-    instant: NDArray[np.bool_] = start == end
-    if not instant.any():
-        return instant
-    # A trace may also count its times from 0.
-    at_zero = (start == 0) & (latest_ns > _LEAST_GAP_NS)
-    instant &= (start == NOWHERE_NS) | at_zero | ((start <= -base_ns) & (base_ns > 0))
-    return instant
-
-
-def _are_work(name: NDArray[np.int32], names: Sequence[str]) -> NDArray[np.bool_]:
-    """Return which events are work by their names, [events]."""
-    work = np.zeros(len(names), dtype=bool)
-    work[[number for number in distinct(name) if is_work(names[number])]] = True
-    of_events: NDArray[np.bool_] = work[name]
-    return of_events
-
-
-def _without_length(columns: Mapping[str, NDArray[Any]], rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Return which kernels have a length of 0 because the profiler could not time them, [events]; filling nothing takes none.
-
-    Rounded to whole microseconds, a short kernel seems to take none.
-    """
-    length = columns["end"][rows] - columns["start"][rows]
-    none: NDArray[np.bool_] = (length == 0) & (columns["category"][rows] == KERNEL)
-    if none.any() and (length % 1000 == 0).all():
-        usual = _usual(_kernel_numbers(columns, rows), length, length == 0)
-        none &= (usual >= _ROUNDED_NS) & (usual < _UNBOUNDED_NS)
-    return none
-
-
-def _kernel_numbers(columns: Mapping[str, NDArray[Any]], rows: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Return name and launch grid of events as one number."""
-    numbers: NDArray[np.int64] = (columns["name"][rows].astype(np.int64) << 32) + columns["grid"][rows] + 1
-    return numbers
-
-
 def are_damaged(present: NDArray[np.int_], missing: NDArray[np.int_], cut: NDArray[np.int_]) -> NDArray[np.bool_]:
     """Return for which steps so many device events are missing or cut that their figures do not count, [steps].
 
@@ -281,123 +121,6 @@ def are_damaged(present: NDArray[np.int_], missing: NDArray[np.int_], cut: NDArr
     """
     damaged: NDArray[np.bool_] = (missing > MOST_MISSING * (missing + present)) | (cut > MOST_CUT * present)
     return damaged
-
-
-def _far(device: DeviceEvents, calls: RuntimeCalls, host: HostEvents) -> NDArray[np.bool_]:
-    """Return which events are far in time from their launch or, where it is not known, from everything that the host did."""
-    host_places = host.places if len(host.rows) else places(device.start[~device.untimed], share=_DEVICE_PLACE)
-    away, is_linked, wait = ~are_within(device.start, host_places), device.call >= 0, device.start - device.launch
-    is_distant: NDArray[np.bool_] = np.where(is_linked, (wait < -_LEAST_GAP_NS) | (wait > _LONGEST_QUEUE_NS), away)
-    late = np.flatnonzero(is_linked & away & ~is_distant & ~device.untimed)
-    if len(late):
-        busy = _busy_since(device, np.flatnonzero(~is_distant & ~device.untimed))
-        is_distant[late] = calls.end[device.call[late]] < busy[late] - _LEAST_GAP_NS
-    return is_distant
-
-
-def _busy_since(device: DeviceEvents, rows: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Return since when the device was busy when each event began, but for breaks of less than a second, [events].
-
-    A launched event that is queued for longer waits for others.
-    """
-    order = rows[np.argsort(device.start[rows], kind="stable")]
-    begins = np.ones(len(order), dtype=bool)
-    begins[1:] = device.start[order[1:]] - np.maximum.accumulate(device.end[order])[:-1] > _LEAST_GAP_NS
-    since = device.start.copy()
-    since[order] = device.start[order[begins]][np.cumsum(begins) - 1]
-    return since
-
-
-def places(start: NDArray[np.int64], end: NDArray[np.int64] | None = None, *, share: float) -> list[tuple[int, int]]:
-    """Return the places in time where some events are, as first and last time near them.
-
-    A place has at least this ``share`` of the events that the largest has, and more than one where any has.
-    """
-    if not len(start):
-        return []
-    end = start if end is None else np.minimum(end, start + _APART_NS)
-    edges = [0, len(start)]
-    if int(start.max()) - int(start.min()) > _APART_NS:
-        order = np.argsort(start, kind="stable")
-        start, end = start[order], end[order]
-        edges[1:1] = (np.flatnonzero(np.diff(start) > _APART_NS) + 1).tolist()
-    intervals = []
-    largest = int(np.diff(edges).max())
-    for first, past in pairwise(edges):
-        if past - first >= max(share * largest, min(largest, 2)):
-            begin, last = int(start[first:past].min()), int(end[first:past].max())
-            slack = max(_LEAST_GAP_NS, last - begin)
-            intervals.append((begin - slack, last + slack))
-    return intervals
-
-
-def _in_order(device: DeviceEvents, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return the rows of events by queue and start."""
-    start, queue = device.start[rows], device.queue[rows]
-    order = np.lexsort((start, queue))
-    if (start[order[1:]] == start[order[:-1]]).any():
-        # Rounded to whole microseconds, a short event and the one after it may start at once; the short one was first.
-        order = np.lexsort((device.end[rows], start, queue))
-    return rows[order]
-
-
-def _without_overruns(
-    device: DeviceEvents, calls: RuntimeCalls, host: HostEvents, kept_rows: NDArray[np.intp]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the ends of the events in ``kept_rows``, cut at the start of the next of their stream, and which are cut.
-
-    The events are given by queue and start. They end then after the median length of the same kernel, but before the next of
-    their stream begins. The nodes of a device graph may run side by side. A kernel launched to start early does so before its
-    predecessor ends.
-    """
-    end = device.end[kept_rows].copy()
-    cut = np.zeros(len(kept_rows), dtype=bool)
-    if not len(kept_rows):
-        return end, cut
-    start, queue, correlation = device.start[kept_rows], device.queue[kept_rows], device.correlation[kept_rows]
-    is_other_queue = queue[1:] != queue[:-1]
-    is_same_launch = ~is_other_queue & (correlation[1:] >= 0) & (correlation[1:] == correlation[:-1])
-    # The nodes of a graph have one id. The next event of their stream is the first after all of them.
-    past = np.arange(1, len(kept_rows) + 1)
-    if is_same_launch.any():
-        firsts = np.concatenate((np.flatnonzero(~is_same_launch) + 1, [len(kept_rows)]))
-        past = firsts[np.searchsorted(firsts, past)]
-    is_last = (past == len(kept_rows)) | (queue != queue[np.minimum(past, len(kept_rows) - 1)])
-    this, following = np.flatnonzero(~is_last), past[~is_last]
-    over = (end[this] - start[following] > _OVERLAP_NS) & (queue[this] >= 0)
-    if over.any():
-        over &= end[this] - start[following] > _LEAST_OVERLAP * (end[this] - start[this])
-        starts_early = np.append(calls.named(EARLY_START), False)  # False: no call
-        over &= ~(starts_early[device.call[kept_rows[following]]] & (end[this] <= end[following] + _OVERLAP_NS))
-        cut[this[over]] = True
-        end[this[over]] = np.minimum(
-            start[following[over]], start[this[over]] + _usual(device.kernel[kept_rows], end - start, cut)[this[over]]
-        )
-    # The last of a stream has no next one. It is too long if it goes on for as long again as the whole rest of the trace.
-    last = np.flatnonzero(is_last)
-    begin, latest = int(start.min()), int(start.max())
-    near_ends = host.end[(host.start >= begin - _APART_NS) & (host.start <= latest + _APART_NS)]
-    latest = max(latest, int(np.minimum(near_ends, latest + _APART_NS).max())) if len(near_ends) else latest
-    length = end - start
-    others = length[~is_last]
-    longest = max(latest - begin, int(others.max(initial=0)))
-    if latest > begin:
-        distant = last[(end[last] > latest + max(longest, _LAST_NS)) & (end[last] - start[last] > 2 * longest)]
-        cut[distant] = True
-        if len(distant):
-            end[distant] = start[distant] + np.minimum(longest, _usual(device.kernel[kept_rows], end - start, cut)[distant])
-    return end, cut
-
-
-def _usual(kernel: NDArray[np.int64], length: NDArray[np.int64], without: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return, per event, the median length of its kernel ``without`` some events; beyond all bounds where there is none."""
-    rows = np.flatnonzero(~without)
-    if not len(rows):
-        return np.full(len(length), _UNBOUNDED_NS)
-    first, low, high = middles(length[rows], kernel[rows])
-    like, median = kernel[rows[first]], (low + high) // 2
-    at = np.minimum(np.searchsorted(like, kernel), len(like) - 1)
-    return np.where(like[at] == kernel, median[at], _UNBOUNDED_NS)
 
 
 def _no_activity(quality: DataQuality, has_work: bool, kernels: int, *, gives_work: bool) -> tuple[Problem | None, str | None]:

@@ -163,7 +163,7 @@ class Device(msgspec.Struct, frozen=True):
     name: str | None = None
 
 
-class _Other(msgspec.Struct, frozen=True):
+class _OtherData(msgspec.Struct, frozen=True):
     """Content of ``otherData``, which the program that wrote the file chooses."""
 
     schema: str = ""
@@ -188,7 +188,7 @@ def read_metadata(metadata: Mapping[str, msgspec.Raw]) -> Metadata:
         devices=_optional(metadata, "deviceProperties", list[Device]) or (),
         host=_optional(metadata, "host_name", str),
         base_unix_ns=base if base is not None and 0 <= base < 2**62 else 0,
-        schema=(_optional(metadata, "otherData", _Other) or _Other()).schema,
+        schema=(_optional(metadata, "otherData", _OtherData) or _OtherData()).schema,
     )
 
 

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from rankscope.analysis.result.detail import Partition
 from rankscope.analysis.trace.categories import COPY, DEVICE_NOTE, KERNEL, LAUNCHED, NOTE, OPERATOR
 from rankscope.analysis.trace.classify import (
+    CPU_COMMUNICATION,
     WorkKind,
     asks_for_communication,
     classify_kernel,
     direction_of,
-    is_cpu_communication,
     is_cpu_work,
     is_work,
 )
@@ -36,6 +36,7 @@ from rankscope.analysis.trace.intervals import (
     subtract,
     union,
 )
+from rankscope.analysis.trace.numbering import are_named
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -178,13 +179,13 @@ def work_events(trace: Trace, communication: re.Pattern[str] | None = None) -> W
             by_name[number] = KINDS.index(classify_kernel(name))
     kind[kernels] = by_name[trace.name[kernels]]
     # Metadata from the communication library overrides the kernel's name.
-    for row in trace.metadata:
+    for row in trace.communication_args:
         if kernels[row]:
             kind[row] = COMMUNICATION
     kind[trace.category == COPY] = MEMCPY
     calls = _launching_rows(trace)
     kind[copy_engine_rows(trace, calls)] = COMMUNICATION
-    kind[(trace.category == NOTE) & trace.named(is_cpu_communication)] = COMMUNICATION
+    kind[trace.rows(NOTE, CPU_COMMUNICATION)] = COMMUNICATION
     if trace.device_kind == "cpu":
         kind[outermost(trace, (trace.category == OPERATOR) & trace.named(is_cpu_work))] = COMPUTE
     rows = np.flatnonzero(kind != NO_WORK)
@@ -297,13 +298,13 @@ def copy_engine_rows(trace: Trace, calls: NDArray[np.intp]) -> NDArray[np.intp]:
     ``calls``: per row, the row of the launching call.
     """
     copies = np.flatnonzero((trace.category == COPY) & (calls >= 0))
-    between = [name for name in distinct(trace.name[copies]) if direction_of(trace.names[name]) == "peer to peer"]
-    copies = copies[np.isin(trace.name[copies], between)]
-    if not len(copies):
-        return copies
-    requests_communication = trace.named(asks_for_communication) & np.isin(trace.category, (NOTE, OPERATOR))
-    inside = within(trace, calls[copies], np.flatnonzero(requests_communication))
-    return copies[inside]
+    copies = copies[are_named(trace.names, trace.name[copies], lambda name: direction_of(name) == "peer to peer")]
+    return copies[within(trace, calls[copies], np.flatnonzero(requests_communication(trace)))] if len(copies) else copies
+
+
+def requests_communication(trace: Trace) -> NDArray[np.bool_]:
+    """Return which events are those in which a calling thread requests communication on a device, [events]."""
+    return trace.named(asks_for_communication) & np.isin(trace.category, (NOTE, OPERATOR))
 
 
 def enclosing(trace: Trace, rows: NDArray[np.intp], frames: NDArray[np.intp]) -> NDArray[np.intp]:

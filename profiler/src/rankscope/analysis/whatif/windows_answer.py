@@ -46,9 +46,9 @@ Chosen = NDArray[np.bool_]
 
 def whatif_of_traces(paths: Sequence[Location], terms: CostTerms, engine: Engine) -> WhatIf:
     """Answer from Kineto traces, one per rank; hours count their world size. Raises ``InputError``."""
-    files, named = find_traces(paths)
+    files, explicit = find_traces(paths)
     traces, job, warnings = read_ranks(
-        files, named, terms.communication_pattern, cycle=terms.cycle, complete_only=True, engine=engine
+        files, explicit, terms.communication_pattern, cycle=terms.cycle, complete_only=True, engine=engine
     )
     world_size = None if job.problem else world_size_of_traces(traces)
     source = WhatIfSource(
@@ -64,8 +64,8 @@ def whatif_of_traces(paths: Sequence[Location], terms: CostTerms, engine: Engine
     )
     if job.reason is not None:
         return insufficient(source, job.reason)
-    if unusable := [trace for trace in traces if trace.lacks]:
-        return insufficient(source, f"the trace of rank {unusable[0].rank} {unusable[0].lacks}, so that waiting is not known")
+    if unusable := [trace for trace in traces if trace.defect]:
+        return insufficient(source, f"the trace of rank {unusable[0].rank} {unusable[0].defect}, so that waiting is not known")
     hosts = {trace.rank: trace.host for trace in traces if trace.host}
     accelerated = any(trace.device_kind != "cpu" for trace in traces)
     reductions = {trace.rank: trace.reduction for trace in traces}

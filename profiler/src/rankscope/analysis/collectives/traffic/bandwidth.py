@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.arrivals import PAIR, Arrivals, Flags, Floats, Numbers, numbered, sums
-from rankscope.analysis.collectives.columns import NONE
+from rankscope.analysis.collectives.growing_columns import NONE
 from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.collectives.traffic.links import ExpectedBandwidth, Fabric, expect
 from rankscope.analysis.collectives.waits.waiting import Waits
 from rankscope.analysis.operations import bus_factor
 from rankscope.analysis.result.collectives import CollectiveBandwidth, DirectedWait
+from rankscope.analysis.trace.intervals import by_key
 from rankscope.analysis.trace.possible import MOST_BYTES
 
 LONG_US: Final = 200.0
@@ -98,13 +99,10 @@ def size_bucket(size: int | None) -> int | None:
 
 def bandwidths(instances: BandwidthSamples, fabric: Fabric) -> list[CollectiveBandwidth]:
     """Return a row per (operation, group, number of ranks, size bucket), most transfer time first, unknown transfers last."""
-    if not len(instances.op):
-        return []
     bucket = np.where(instances.bytes == NONE, -1, np.frexp(instances.bytes.astype(np.float64))[1])
     names = [np.unique(names, return_inverse=True)[1] for names in (instances.op, instances.group)]
     number = numbered(*names, instances.size, bucket)[1]
-    order = np.argsort(number, kind="stable")
-    bandwidth_rows = [_row(instances, rows, fabric) for rows in np.split(order, np.flatnonzero(np.diff(number[order])) + 1)]
+    bandwidth_rows = [_row(instances, rows, fabric) for rows in by_key(number)]
     return sorted(bandwidth_rows, key=lambda row: (-(row.transfer_us or 0.0) * row.matched, -row.count, row.op, row.group))
 
 

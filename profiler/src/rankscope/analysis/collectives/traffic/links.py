@@ -45,7 +45,7 @@ class LinkKind(msgspec.Struct, frozen=True):
     name: str
     scope: Scope
     gb_s: float
-    what: str
+    description: str
     source: str
     mesh: int = 0
     pair_gb_s: float | None = None
@@ -75,15 +75,10 @@ LINKS: Final[tuple[LinkKind, ...]] = (
     LinkKind("ib-hdr", "network", 25.0, "InfiniBand HDR 4x, 200 Gb/s", _INFINIBAND),
     LinkKind("ib-ndr", "network", 50.0, "InfiniBand NDR 4x, 400 Gb/s", _INFINIBAND),
     LinkKind("ib-xdr", "network", 100.0, "InfiniBand XDR 4x, 800 Gb/s", _INFINIBAND),
-    LinkKind("eth-1", "network", 0.125, "Ethernet, 1 Gb/s", _ETHERNET),
-    LinkKind("eth-10", "network", 1.25, "Ethernet, 10 Gb/s", _ETHERNET),
-    LinkKind("eth-25", "network", 3.125, "Ethernet, 25 Gb/s", _ETHERNET),
-    LinkKind("eth-40", "network", 5.0, "Ethernet, 40 Gb/s", _ETHERNET),
-    LinkKind("eth-50", "network", 6.25, "Ethernet, 50 Gb/s", _ETHERNET),
-    LinkKind("eth-100", "network", 12.5, "Ethernet, 100 Gb/s", _ETHERNET),
-    LinkKind("eth-200", "network", 25.0, "Ethernet, 200 Gb/s", _ETHERNET),
-    LinkKind("eth-400", "network", 50.0, "Ethernet, 400 Gb/s", _ETHERNET),
-    LinkKind("eth-800", "network", 100.0, "Ethernet, 800 Gb/s", _ETHERNET),
+    *(
+        LinkKind(f"eth-{rate}", "network", rate / 8, f"Ethernet, {rate} Gb/s", _ETHERNET)
+        for rate in (1, 10, 25, 40, 50, 100, 200, 400, 800)
+    ),
 )
 BY_NAME: Final[dict[str, LinkKind]] = {link.name: link for link in LINKS}
 

@@ -13,29 +13,13 @@ from rankscope.analysis.trace.schema import EventArgs
 
 _ELEMENT_BYTES: Final[dict[str, int]] = {
     # Names as in the communication library's metadata and in recorded input types; lower case.
-    "float": 4,
-    "double": 8,
-    "half": 2,
-    "c10::half": 2,
-    "bfloat16": 2,
-    "c10::bfloat16": 2,
-    "int": 4,
-    "long": 8,
-    "long int": 8,
-    "short": 2,
-    "short int": 2,
-    "char": 1,
-    "signed char": 1,
-    "byte": 1,
-    "unsigned char": 1,
-    "bool": 1,
-    "uint16": 2,
-    "uint32": 4,
-    "uint64": 8,
-    "complexfloat": 8,
-    "complexdouble": 16,
+    **dict.fromkeys(("char", "signed char", "byte", "unsigned char", "bool"), 1),
     **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
     **dict.fromkeys(("c10::float8_e4m3fn", "c10::float8_e4m3fnuz", "c10::float8_e5m2", "c10::float8_e5m2fnuz"), 1),
+    **dict.fromkeys(("half", "c10::half", "bfloat16", "c10::bfloat16", "short", "short int", "uint16"), 2),
+    **dict.fromkeys(("float", "int", "uint32"), 4),
+    **dict.fromkeys(("double", "long", "long int", "uint64", "complexfloat"), 8),
+    "complexdouble": 16,
 }
 
 _shapes = msgspec.json.Decoder(list[list[int]])

@@ -13,7 +13,7 @@ from typing import Final, Literal, get_args
 import numpy as np
 
 from rankscope.analysis.collectives.arrivals import CollectiveColumns, Flags, Numbers, numbered
-from rankscope.analysis.collectives.columns import NONE
+from rankscope.analysis.collectives.growing_columns import NONE
 from rankscope.analysis.collectives.spans import covered, latest, unions
 from rankscope.analysis.operations import operation
 from rankscope.runs.records import SHARED_DIMENSIONS, STAGE_DIMENSIONS

@@ -24,7 +24,7 @@ import numpy as np
 
 from rankscope.analysis.collectives.arrivals import FROM_ROOT, Arrivals, Floats, Numbers, numbered, offsets, sums
 from rankscope.analysis.collectives.clock import Clocks
-from rankscope.analysis.collectives.columns import GrowingColumn
+from rankscope.analysis.collectives.growing_columns import GrowingColumn
 from rankscope.analysis.collectives.spans import covered, unions
 from rankscope.analysis.collectives.waits.imposed import NO_IMPOSED_WAITS, NO_PAIRS, Charges, ImposedByStep, Pairs, PairSums
 from rankscope.analysis.collectives.waits.origin import ArrivalLateness, charge_origins

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.analysis.collectives.arrivals import Arrivals, Flags, Floats, Numbers, combined, numbered
+from rankscope.analysis.trace.intervals import by_key
 
 MAX_ORIGINS: Final = 16
 """Number of origins kept per rank and group, the largest; delays by others are charged to the last rank to arrive."""
@@ -83,9 +84,7 @@ def _turns(matches: Arrivals, node: Numbers, when_ns: Numbers) -> Iterator[Numbe
     for at in np.lexsort((when_ns, matches.step)).tolist():
         members = node[edges[at] : edges[at + 1]]
         turn[at] = latest[members] = latest[members].max() + 1
-    order = np.lexsort((matches.count, turn))
-    changes = (np.diff(turn[order]) != 0) | (np.diff(matches.count[order]) != 0)
-    yield from np.split(order, np.flatnonzero(changes) + 1)
+    yield from by_key(turn, matches.count)
 
 
 class _Meetings(NamedTuple):

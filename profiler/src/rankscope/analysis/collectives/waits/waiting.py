@@ -16,6 +16,7 @@ import numpy as np
 from rankscope.analysis.collectives.arrivals import FROM_ROOT, NO_ARRIVALS, PAIR, TO_ROOT, Arrivals, Flags, Numbers
 from rankscope.analysis.collectives.clock import TOLERANCE_NS, Clocks
 from rankscope.analysis.collectives.matching import Matching
+from rankscope.analysis.collectives.world import connected
 
 _NOTHING: Final = np.zeros(0, np.int64)
 
@@ -151,17 +152,5 @@ def clock_islands(matches: Arrivals, machines: Mapping[int, str]) -> dict[int, i
 
     The ranks of an island are on one machine, or linked by collectives that end on all of them at once.
     """
-    parent: dict[int | str, int | str] = {}
-
-    def root(node: int | str) -> int | str:
-        while parent.setdefault(node, node) != node:
-            parent[node] = node = parent[parent[node]]
-        return node
-
-    for rank, machine in machines.items():
-        parent[root(rank)] = root(machine)
-    for ranks in matches.teams:
-        for rank in ranks[1:]:
-            parent[root(rank)] = root(ranks[0])
-    numbers: dict[int | str, int] = {}
-    return {node: numbers.setdefault(root(node), len(numbers)) for node in list(parent) if isinstance(node, int)}
+    groups: list[tuple[int | str, ...]] = [*machines.items(), *matches.teams]
+    return {member: number for member, number in connected(groups).items() if isinstance(member, int)}

@@ -17,7 +17,7 @@ from rankscope.analysis.result.analysis import UnknownKernel
 from rankscope.analysis.trace.classify import function_of, last_part
 from rankscope.analysis.trace.columns import Trace
 from rankscope.analysis.trace.intervals import distinct
-from rankscope.analysis.trace.kernels import LONG, kernel_class
+from rankscope.analysis.trace.kernels import LEAST_SHARE, kernel_class
 from rankscope.analysis.trace.work import COMPUTE, KernelTime, WorkEvents, beside_the_main_stream
 
 SHOWN: Final = 5
@@ -73,7 +73,7 @@ def unknown_kernels(ranks: Mapping[int, RankKernels]) -> list[UnknownKernel]:
     the ranks; without any, the longest ones.
     """
     window = float(np.mean([rank.window_us for rank in ranks.values()]))
-    rows = [row for row in _unsure(ranks, window) if row.share >= LONG]
+    rows = [row for row in _unsure(ranks, window) if row.share >= LEAST_SHARE]
     chosen = [row for row in rows if row.own_stream or _differs(row, window)]
     return sorted(chosen or rows, key=_order)[:SHOWN]
 

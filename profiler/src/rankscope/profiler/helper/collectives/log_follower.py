@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from rankscope.analysis.durations.calls import RankCalls
+from rankscope.analysis.durations.duration_calls import RankCalls
 from rankscope.analysis.durations.log_files import BEGIN
 from rankscope.analysis.durations.logs import MOST_RECORD_BYTES, ProcessLog
 from rankscope.base.regular_files import open_regular

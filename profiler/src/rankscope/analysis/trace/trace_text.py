@@ -41,11 +41,10 @@ class TraceText:
     compressed data is cut off or damaged, the text ends and ``torn`` gives the reason. ``of_run``: see ``open_location``.
     """
 
-    def __init__(self, path: Location, *, limit: int = MAX_BYTES, of_run: bool = False) -> None:
+    def __init__(self, path: Location, *, of_run: bool = False) -> None:
         self.path = path
         self._of_run = of_run
         self.torn: str | None = None
-        self._limit = limit
         self._packed_bytes = 0
         self._bytes = 0
 
@@ -111,8 +110,8 @@ class TraceText:
                 decompressor, inside = new(), False
 
     def _check_size(self) -> None:
-        if self._bytes > self._limit:
-            raise InputError(self.path, f"more than {self._limit / 1024**3:g} GiB of JSON: too large to analyse")
+        if self._bytes > MAX_BYTES:
+            raise InputError(self.path, f"more than {MAX_BYTES / 1024**3:g} GiB of JSON: too large to analyse")
         if self._bytes > BOMB_BYTES and 0 < self._packed_bytes * BOMB_RATIO < self._bytes:
             times = self._bytes // self._packed_bytes
             raise InputError(self.path, f"a decompression bomb: it unfolds {times} times, which no trace does")

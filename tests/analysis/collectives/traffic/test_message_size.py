@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +9,16 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.analysis.trace_events import Event, annotation, kernel, launch, operator, trace_of
 
 from rankscope.analysis.collectives.traffic.message_size import element_bytes, input_size
 from rankscope.analysis.collectives.windows import reduce_file
-from rankscope.analysis.trace.columns import read_trace
 from rankscope.analysis.trace.schema import EventArgs
 from rankscope.runs.records import CollectiveRecord
 
 
-def x(cat: str, name: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
-    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": 1, "args": args}
-
-
-def collectives(tmp_path: Path, *events: dict[str, Any]) -> list[CollectiveRecord]:
-    path = tmp_path / "rank-0.json"
-    path.write_text(json.dumps({"traceEvents": events}))
-    return reduce_file(read_trace(path)).collectives
+def collectives(tmp_path: Path, *events: Event) -> list[CollectiveRecord]:
+    return reduce_file(trace_of(tmp_path, events)).collectives
 
 
 def described(op: str, **more: Any) -> dict[str, Any]:
@@ -35,7 +28,7 @@ def described(op: str, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("op", "place"), [("send", "Dst Rank"), ("recv", "Src Rank")])
 def test_the_other_end_of_a_message_is_in_the_metadata(tmp_path: Path, op: str, place: str) -> None:
-    (collective,) = collectives(tmp_path, x("kernel", "ncclDevKernel_SendRecv", 0, 9, stream=7, **described(op, **{place: 6})))
+    (collective,) = collectives(tmp_path, kernel("ncclDevKernel_SendRecv", 0, 9, **described(op, **{place: 6})))
     assert (collective.op, collective.p2p, collective.peer, collective.bytes, collective.group_ranks) == (
         op,
         True,
@@ -46,21 +39,21 @@ def test_the_other_end_of_a_message_is_in_the_metadata(tmp_path: Path, op: str, 
 
 
 def test_the_root_is_a_place_in_the_group_that_only_the_call_tells(tmp_path: Path) -> None:
-    kernel = x("kernel", "ncclDevKernel_Broadcast", 20, 9, stream=7, **described("broadcast", **{"External id": 5}))
-    call = x("cpu_op", "record_param_comms", 0, 9, **described("broadcast", **{"External id": 5, "Rank": 2}))
-    assert [row.root for row in collectives(tmp_path, kernel, call)] == [6]
-    assert [row.root for row in collectives(tmp_path, kernel)] == [None]
+    broadcast = kernel("ncclDevKernel_Broadcast", 20, 9, **described("broadcast", **{"External id": 5}))
+    call = operator("record_param_comms", 0, 9, **described("broadcast", **{"External id": 5, "Rank": 2}))
+    assert [row.root for row in collectives(tmp_path, broadcast, call)] == [6]
+    assert [row.root for row in collectives(tmp_path, broadcast)] == [None]
     # In an all-reduce that number is the rank itself.
-    kernel["args"]["Collective name"] = call["args"]["Collective name"] = "allreduce"
-    assert [row.root for row in collectives(tmp_path, kernel, call)] == [None]
+    broadcast["args"]["Collective name"] = call["args"]["Collective name"] = "allreduce"
+    assert [row.root for row in collectives(tmp_path, broadcast, call)] == [None]
 
 
-def noted(dims: Any, types: Any, op: str = "all_reduce", kernels: int = 1) -> list[dict[str, Any]]:
+def noted(dims: Any, types: Any, op: str = "all_reduce", kernels: int = 1) -> list[Event]:
     args = {"Input Dims": dims, "Input type": types}
-    events = [x("user_annotation", f"nccl:{op}", 0, 50, **args)]
+    events = [annotation(f"nccl:{op}", 0, 50, **args)]
     for number in range(kernels):
-        events.append(x("cuda_runtime", "cudaLaunchKernel", 10 + number, 1, correlation=100 + number))
-        events.append(x("kernel", "ncclKernel_AllReduce_RING", 60 + 10 * number, 9, stream=7, correlation=100 + number))
+        events.append(launch(100 + number, 10 + number))
+        events.append(kernel("ncclKernel_AllReduce_RING", 60 + 10 * number, 9, 7, 100 + number))
     return events
 
 
@@ -86,7 +79,7 @@ def test_what_each_rank_puts_into_an_all_gather_is_not_its_size(tmp_path: Path) 
 def test_of_several_kernels_of_one_call_none_has_its_size(tmp_path: Path) -> None:
     assert [row.bytes for row in collectives(tmp_path, *noted([[8]], ["float"], kernels=2))] == [None, None]
     call = described("allreduce", **{"External id": 5})
-    kernels = [x("kernel", "ncclDevKernel_AllReduce", at, 9, stream=7, **call) for at in (0, 20)]
+    kernels = [kernel("ncclDevKernel_AllReduce", at, 9, **call) for at in (0, 20)]
     assert [row.bytes for row in collectives(tmp_path, *kernels)] == [None, None]
     kernels[1]["args"] = {**call, "External id": 6}
     assert [row.bytes for row in collectives(tmp_path, *kernels)] == [2048, 2048]
@@ -95,8 +88,8 @@ def test_of_several_kernels_of_one_call_none_has_its_size(tmp_path: Path) -> Non
 def test_gloo_tells_its_size_where_shapes_were_recorded(tmp_path: Path) -> None:
     (collective,) = collectives(
         tmp_path,
-        x("cpu_op", "c10d::allreduce_", 0, 1),
-        x("user_annotation", "gloo:all_reduce", 2, 9, **{"Input Dims": [[256]], "Input type": ["float"]}),
+        operator("c10d::allreduce_", 0, 1),
+        annotation("gloo:all_reduce", 2, 9, Input_Dims=[[256]], Input_type=["float"]),
     )
     assert (collective.bytes, collective.dtype, collective.stream) == (1024, "float", None)
 

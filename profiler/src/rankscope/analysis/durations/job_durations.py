@@ -20,12 +20,12 @@ import numpy as np
 
 from rankscope.analysis.collectives.arrivals import Arrivals, Flags, Numbers, combined, numbered
 from rankscope.analysis.collectives.clock import Clocks
-from rankscope.analysis.collectives.columns import NONE
+from rankscope.analysis.collectives.growing_columns import NONE
 from rankscope.analysis.collectives.matched import MatchedCollectives
 from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.collectives.waits.blame import assign_blame
 from rankscope.analysis.collectives.waits.waiting import NO_WAITS
-from rankscope.analysis.durations.calls import DurationCalls
+from rankscope.analysis.durations.duration_calls import DurationCalls
 from rankscope.analysis.durations.overlap import longest_waits, overlapping_by_autograd, overlapping_by_gaps
 from rankscope.analysis.durations.own_times import own_times, stages_of_calls
 from rankscope.analysis.durations.sources import Durations, reader
@@ -269,7 +269,7 @@ def _gather_beside(matches: Arrivals, overlapping: set[str]) -> bool:
 def _unmatched_us(calls: DurationCalls, matched_us: Mapping[int, float]) -> dict[int, float]:
     """Return each rank's time in operations that are in no matched collective; one without a duration counts as the mean one."""
     unmatched: dict[int, float] = {}
-    unknown, batch = np.isnan(calls.duration_us), calls.called("coalesced")
+    unknown, batch = np.isnan(calls.duration_us), calls.named("coalesced")
     for rank, part in calls.of_ranks():
         timed_us = calls.duration_us[part][~unknown[part]]
         # The duration of a send or receive in a batch is that of the batch.

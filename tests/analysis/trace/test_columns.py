@@ -1,17 +1,22 @@
-"""Trace files of all kinds: old, odd, damaged, hostile."""
+"""Traces read to columns: their metadata and times, odd values, and limits."""
 
 from __future__ import annotations
 
-import gzip
 import json
+import re
+import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from tests.analysis.trace_events import kernel, text_of, trace_event, trace_of
 
 from rankscope.analysis.collectives.windows import reduce_file
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.parallel.workers import LocalEngine
+from rankscope.analysis.trace import columns
 from rankscope.analysis.trace.columns import read_trace
-from rankscope.analysis.trace.files import TraceText
 from rankscope.base.errors import InputError
 
 
@@ -32,53 +37,6 @@ def event(name: Any = "gemm", ts: Any = 10, dur: Any = 5, cat: str = "kernel", *
 def write(path: Path, content: object) -> Path:
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     return path
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "empty"),
-        (b"  \n", "empty"),
-        (b"\x7fELF\x02\x01\x01\x00" * 20, "not JSON"),
-        (b"PK\x03\x04 zip", "not JSON"),
-        (b"hello", "not JSON"),
-        (b'{"traceEvents": [{"ph": "X", "na', "truncated"),
-        (b'{"traceEvents": [}', "truncated"),
-        (b'{"hello": "world"}', "no list of traceEvents"),
-        (b'{"traceEvents": {"a": 1}}', "no list of traceEvents"),
-        (b'{"traceEvents": null}', "no list of traceEvents"),
-        (b"[]", "nothing to analyse"),
-        (b'{"traceEvents": []}', "nothing to analyse"),
-        (b'{"traceEvents": [1, "two", null, []]}', "nothing to analyse"),
-        (b"[" * 200_000, "nested"),
-        (b'{"traceEvents": [], "deep": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "nested"),
-        (gzip.compress(b'{"traceEvents": []}' * 1000, mtime=0)[:40], "truncated"),
-        (gzip.compress(b"", mtime=0), "empty"),
-        (b"\x1f\x8b\x08\x00not really gzip", "gzip"),
-    ],
-)
-def test_an_unreadable_file_is_one_line_with_its_name_and_the_reason(tmp_path: Path, content: bytes, reason: str) -> None:
-    path = tmp_path / "rank-0.json"
-    path.write_bytes(content)
-    with pytest.raises(InputError) as caught:
-        read_trace(path)
-    assert str(path) in str(caught.value)
-    assert reason in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_missing_file_and_a_folder_say_so(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such file"):
-        read_trace(tmp_path / "nothing.json")
-    with pytest.raises(InputError, match="a folder"):
-        read_trace(tmp_path)
-
-
-def test_a_bomb_is_refused_before_it_fills_memory(tmp_path: Path) -> None:
-    path = tmp_path / "rank-0.json.gz"
-    path.write_bytes(gzip.compress(b" " * 20_000_000))
-    with pytest.raises(InputError, match="too large"):
-        sum(map(len, TraceText(path, limit=10_000_000)))
 
 
 def test_metadata_are_those_of_the_file(tmp_path: Path) -> None:
@@ -141,3 +99,40 @@ def test_odd_metadata_around_good_events_does_not_cost_the_file(tmp_path: Path) 
     }
     trace = read_trace(write(tmp_path / "rank-1.json", content))
     assert (trace.rank, trace.world_size, trace.host) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("limit", "event"),
+    [
+        ("MAX_ROWS", lambda at: kernel("gemm", at, 5)),
+        ("MAX_NAME_CHARACTERS", lambda at: kernel(f"name {at}", at, 5)),
+        ("MAX_THREADS", lambda at: trace_event("kernel", "gemm", at, 5, tid=at)),
+        ("MAX_COLLECTIVES", lambda at: kernel("gemm", at, 5, Collective_name="allreduce")),
+    ],
+)
+def test_what_would_fill_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, event: Any) -> None:
+    monkeypatch.setattr(columns, limit, 90)
+    with pytest.raises(InputError, match="too large to analyse: more than 90"):
+        trace_of(tmp_path, [event(at) for at in range(100)])
+
+
+@pytest.mark.slow
+def test_processes_read_the_same_as_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # given traces of four ranks, of which one cannot be read and one is torn, and a size limit that every file exceeds
+    monkeypatch.setattr("rankscope.analysis.parallel.workers.WORTH_A_PROCESS_BYTES", 1)
+    for rank in range(4):
+        data = text_of(500, distributedInfo={"rank": rank, "world_size": 4})
+        (tmp_path / f"rank-{rank}.json").write_bytes({2: b"hello", 3: data[:-300]}.get(rank, data))
+    # when they are read by one process and by several, from a thread as in a server, with all options
+    chosen: dict[str, Any] = {"communication_pattern": re.compile("gemm_1$"), "detail": True}
+    alone = analyze([tmp_path], **chosen)
+    collected: list[Any] = []
+    thread = threading.Thread(target=lambda: collected.append(analyze([tmp_path], engine=LocalEngine(2), **chosen)))
+    thread.start()
+    thread.join()
+    # then the answers are the same to the byte
+    assert msgspec.json.encode(collected[0]) == msgspec.json.encode(alone)
+    assert len(alone.source.warnings) == 2
+    assert all(row.detail is not None and row.communication_us for row in alone.ranks)
+    with pytest.raises(InputError, match=r"rank-2\.json: not JSON"):
+        analyze([tmp_path / "rank-0.json", tmp_path / "rank-2.json"], engine=LocalEngine(2))

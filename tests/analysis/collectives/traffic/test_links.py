@@ -23,7 +23,7 @@ from rankscope.analysis.collectives.traffic.links import (
 )
 from rankscope.runs.records import RankInfo
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def fabric(hosts: int, ranks_per_host: int, *links: str, gpu: str | None = None) -> Fabric:
@@ -109,9 +109,9 @@ def test_every_pattern_has_a_link_inside_a_host_and_every_link_a_source() -> Non
 
 @pytest.mark.parametrize("link", LINKS, ids=lambda link: link.name)
 def test_a_rate_is_what_its_description_multiplies_to(link: LinkKind) -> None:
-    links = re.search(r"(\d+) links of ([\d.]+) GB/s", link.what)
-    lanes = re.search(r"x16, (\d+) GT/s, 128b/130b", link.what)
-    bits = re.search(r"([\d.]+) Gb/s", link.what)
+    links = re.search(r"(\d+) links of ([\d.]+) GB/s", link.description)
+    lanes = re.search(r"x16, (\d+) GT/s, 128b/130b", link.description)
+    bits = re.search(r"([\d.]+) Gb/s", link.description)
     if links:
         assert link.gb_s == int(links[1]) * float(links[2])
     elif lanes:
@@ -129,7 +129,7 @@ def test_the_page_has_the_same_table() -> None:
     rows = re.findall(r"^\| `([\w-]+)` \| (\w[\w ]*) \| ([\d.]+) \| (.+?) \| \[[^\]]+\]\((\S+)\) \|$", page, re.MULTILINE)
     where = {"inside a host": "host", "between hosts": "network"}
     result = [LinkKind(name, where[place], float(rate), what, source) for name, place, rate, what, source in rows]  # type: ignore[arg-type]
-    assert result == [LinkKind(link.name, link.scope, link.gb_s, link.what, link.source) for link in LINKS]
+    assert result == [LinkKind(link.name, link.scope, link.gb_s, link.description, link.source) for link in LINKS]
 
 
 def test_a_told_link_outweighs_the_gpus_name() -> None:

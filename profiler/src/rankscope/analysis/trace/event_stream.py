@@ -26,7 +26,7 @@ MAX_DAMAGED: Final = 100_000
 """Number of damaged events above which a file is no trace, if they are also more than half of its events."""
 
 _GUESSES: Final = 4
-_LOOKS: Final = 10_000
+_MOST_CUTS_TRIED: Final = 10_000
 """Largest number of braces tried as a place to cut: a text with more in a row is no trace, and must not cost more time."""
 _SPACE: Final = b" \t\r\n"
 _BOM: Final = b"\xef\xbb\xbf"
@@ -351,7 +351,7 @@ def _repair(text: bytes) -> bytes:
 def _cuts(text: bytes, opening: bytes) -> Iterator[tuple[int, int]]:
     """Yield the places between two objects, from the right. The second object begins with ``opening``."""
     brace = len(text)
-    for _ in range(_LOOKS):
+    for _ in range(_MOST_CUTS_TRIED):
         if (brace := text.rfind(opening, 0, brace)) <= 0:
             return
         before = text[max(0, brace - 256) : brace].rstrip(_SPACE)

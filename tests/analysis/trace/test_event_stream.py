@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.trace import events
-from rankscope.analysis.trace.events import EventStream
+from rankscope.analysis.trace import event_stream
+from rankscope.analysis.trace.event_stream import EventStream
 from rankscope.analysis.trace.schema import ANY_EVENT, Mark, TraceEvent
 from rankscope.base.errors import InputError
 
@@ -40,10 +40,17 @@ ARGS = st.recursive(
     st.none() | st.integers(-5, 5) | ODD, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ODD, inner, max_size=3)
 )
 EVENTS = st.lists(st.builds(lambda name, inside: event(name, odd=inside), ODD, ARGS), max_size=8)
-SAID = st.dictionaries(st.sampled_from(["host_name", "traceName", "x", "}, {"]), ARGS, max_size=3)
+OTHER_KEYS = st.dictionaries(st.sampled_from(["host_name", "traceName", "x", "}, {"]), ARGS, max_size=3)
 
 
-@given(events=EVENTS, before=SAID, after=SAID, size=st.integers(1, 400), indent=st.sampled_from([None, 0, 2]), bare=st.booleans())
+@given(
+    events=EVENTS,
+    before=OTHER_KEYS,
+    after=OTHER_KEYS,
+    size=st.integers(1, 400),
+    indent=st.sampled_from([None, 0, 2]),
+    bare=st.booleans(),
+)
 def test_every_event_comes_out_once_and_in_order_however_the_text_is_cut(
     events: list[Any], before: dict[str, Any], after: dict[str, Any], size: int, indent: int | None, *, bare: bool
 ) -> None:
@@ -170,9 +177,9 @@ def test_endless_text_without_events_is_refused(
     monkeypatch: pytest.MonkeyPatch, begin: bytes, forever: bytes, reason: str
 ) -> None:
     # given text that never reaches an event, with limits that are reached soon
-    monkeypatch.setattr(events, "MAX_HEAD_BYTES", 1 << 20)
-    monkeypatch.setattr(events, "MAX_EVENT_BYTES", 1 << 20)
-    monkeypatch.setattr(events, "MAX_DAMAGED", 5000)
+    monkeypatch.setattr(event_stream, "MAX_HEAD_BYTES", 1 << 20)
+    monkeypatch.setattr(event_stream, "MAX_EVENT_BYTES", 1 << 20)
+    monkeypatch.setattr(event_stream, "MAX_DAMAGED", 5000)
 
     def text() -> Iterator[bytes]:
         yield begin
@@ -184,7 +191,7 @@ def test_endless_text_without_events_is_refused(
 
 
 def test_what_stands_behind_the_events_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "MAX_TAIL_BYTES", 1 << 20)
+    monkeypatch.setattr(event_stream, "MAX_TAIL_BYTES", 1 << 20)
 
     def text() -> Iterator[bytes]:
         yield json.dumps({"traceEvents": [event("k")]}).encode()[:-1] + b', "a": "'

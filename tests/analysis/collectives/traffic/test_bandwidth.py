@@ -178,7 +178,7 @@ def test_the_same_group_name_over_other_links_has_no_one_figure() -> None:
     assert (row.expected_gb_s, row.expected_unknown) == (None, "its instances go over different links")
 
 
-def of(analysis: Analysis, op: str) -> list[CollectiveBandwidth]:
+def rows_of_op(analysis: Analysis, op: str) -> list[CollectiveBandwidth]:
     return [row for row in analysis.collectives.by_op if row.op == op]
 
 
@@ -190,20 +190,20 @@ def traces(shared_data: Path) -> Path:
 def test_sizes_of_a_trace_without_metadata_come_from_recorded_shapes(traces: Path) -> None:
     analysis = analyze([traces / "dlrm_8ranks_v100"], links=[parse_link("nvlink2")])
     # 394241, 226960 and 112 floats are in the trace; transfers are the shortest durations: 69, 86 and 20 us.
-    by_key = {row.bytes: (row.transfer_us, row.bus_gb_s) for row in of(analysis, "all_reduce")}
+    by_key = {row.bytes: (row.transfer_us, row.bus_gb_s) for row in rows_of_op(analysis, "all_reduce")}
     assert set(by_key) == {394_241 * 4, 226_960 * 4, 112 * 4}
     for size, (transfer, bus) in by_key.items():
         assert size is not None
         assert transfer is not None
         assert bus == pytest.approx(size / transfer / 1000 * 1.75)
     assert sum(row.transfer_us * row.matched for row in analysis.collectives.by_op if row.transfer_us is not None) == 217
-    assert {row.expected_gb_s for row in of(analysis, "all_reduce")} == {150}
+    assert {row.expected_gb_s for row in rows_of_op(analysis, "all_reduce")} == {150}
     assert {row.bound_by for row in analysis.collectives.by_op} == {"latency"}
     assert all(finding.kind != "communication_bound" for finding in analysis.findings)
 
 
 def test_metadata_tells_sizes_and_a_lone_trace_lower_bounds(traces: Path) -> None:
-    rows = of(analyze([traces / "ddp_2ranks_nccl_metadata"]), "all_reduce")
+    rows = rows_of_op(analyze([traces / "ddp_2ranks_nccl_metadata"]), "all_reduce")
     assert {(row.bytes, row.count, row.matched) for row in rows} == {
         (6_637_568 * 4, 9, 0),
         (2_049_000 * 4, 3, 0),

@@ -13,13 +13,13 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.collectives.columns import NONE
-from rankscope.analysis.durations.calls import DurationCalls
+from rankscope.analysis.collectives.growing_columns import NONE
+from rankscope.analysis.durations.duration_calls import DurationCalls
 from rankscope.runs.durations import TRANSFER
 
 _MOST_PARTS: Final = 4
 """Largest number of sends and receives in one batch of a pipeline: both with the stage before and the one after."""
-_BESIDE: Final = 0.1
+_LEAST_OVERLAPPING: Final = 0.1
 """Share of the time of single sends from which compute goes on during them."""
 
 
@@ -58,7 +58,7 @@ def _is_exchange(messages: DurationCalls) -> bool:
         return True
     groups = [
         {rank: set(messages.group[part][is_direction[part]].tolist()) for rank, part in messages.of_ranks()}
-        for is_direction in map(messages.called, ("send", "recv"))
+        for is_direction in map(messages.named, ("send", "recv"))
     ]
     return all(
         len(sent) == 1 == len(received) and sent != received
@@ -93,7 +93,7 @@ def block_on_sends(calls: DurationCalls) -> DurationCalls:
 
     NCCL does not know whether compute waits for a send. Where it does, no receive can start before the end of the send.
     """
-    is_send = calls.called("send")
+    is_send = calls.named("send")
     end_us = calls.ended_ns / 1000
     start_us = end_us - np.nan_to_num(calls.duration_us)
     total = overlapping_us = 0.0
@@ -105,6 +105,6 @@ def block_on_sends(calls: DurationCalls) -> DurationCalls:
             inside = slice(*np.searchsorted(starts, (start_us[at], end_us[at])))
             total += calls.duration_us[at]
             overlapping_us += calls.duration_us[at] * bool((groups[inside] != calls.group[at]).any())
-    if overlapping_us > _BESIDE * total:
+    if overlapping_us > _LEAST_OVERLAPPING * total:
         return calls
     return replace(calls, ops=["coalesced" if name == "send" else name for name in calls.ops])

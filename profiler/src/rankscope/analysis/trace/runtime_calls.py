@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.trace.intervals import distinct
+from rankscope.analysis.trace.numbering import are_named
 
 GIVES_WORK: Final = re.compile(r"launch|enqueue|memcpy|memset", re.IGNORECASE)
 """Names of calls that give work to a device."""
@@ -38,10 +38,7 @@ class RuntimeCalls(msgspec.Struct, frozen=True):
 
     def named(self, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
         """Return which calls have a name that matches, [calls]."""
-        matches = np.zeros(len(self.names), dtype=bool)
-        matches[[number for number in distinct(self.name) if pattern.search(self.names[number])]] = True
-        named: NDArray[np.bool_] = matches[self.name]
-        return named
+        return are_named(self.names, self.name, pattern.search)
 
 
 def kernel_launches(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
+from tests.analysis.collectives_by_hand import record
 
 from rankscope.analysis.collectives.arrivals import records_of
 from rankscope.analysis.collectives.figures import figures_of_collectives
@@ -15,30 +17,11 @@ MIB = 1 << 20
 LAYOUT = {rank: {"pp": rank // 8, "dp": rank // 4 % 2, "cp": rank // 2 % 2, "tp": rank % 2} for rank in range(16)}
 
 
-def one(
-    op: str,
-    start: int = 0,
-    end: int = 10,
-    *,
-    ranks: list[int] | None = None,
-    size: int = MIB,
-    compute: Sequence[tuple[float, float]] = (),
-    p2p: bool = False,
+def operation(
+    op: str, start: int = 0, end: int = 10, *, ranks: list[int] | None = None, size: int = MIB, **fields: Any
 ) -> CollectiveRecord:
-    """Return an operation between two times in microseconds."""
-    return CollectiveRecord(
-        step=0,
-        group=str(ranks),
-        group_ranks=ranks,
-        index=0,
-        op=op,
-        bytes=size,
-        enqueue_unix_ns=0,
-        start_unix_ns=1000 * start,
-        end_unix_ns=1000 * end,
-        compute_spans_us=list(compute),
-        p2p=p2p,
-    )
+    """Return an operation between two times in microseconds, enqueued at 0."""
+    return record(start, end, op=op, group=str(ranks), group_ranks=ranks, bytes=size, enqueue_unix_ns=0, **fields)
 
 
 def kinds(rows: Sequence[CollectiveRecord], layout: Coordinates | None = None) -> set[Payload | None]:
@@ -46,7 +29,9 @@ def kinds(rows: Sequence[CollectiveRecord], layout: Coordinates | None = None) -
 
 
 def test_exposed_is_what_no_compute_covers() -> None:
-    assert exposed_ns(records_of([(0, [one("all_reduce", 10, 30, compute=[(0, 12), (28, 50)])])])).tolist() == [16_000]
+    assert exposed_ns(records_of([(0, [operation("all_reduce", 10, 30, compute_spans_us=[(0, 12), (28, 50)])])])).tolist() == [
+        16_000
+    ]
 
 
 @pytest.mark.parametrize(
@@ -67,42 +52,42 @@ def test_exposed_is_what_no_compute_covers() -> None:
     ],
 )
 def test_the_dimensions_of_a_group_tell_what_it_carries(op: str, ranks: list[int] | None, kind: Payload | None) -> None:
-    assert kinds([one(op, ranks=ranks)], LAYOUT) == {kind}
+    assert kinds([operation(op, ranks=ranks)], LAYOUT) == {kind}
 
 
 @pytest.mark.parametrize(("ranks", "kind"), [([0, 8], "stages"), ([0, 2], None)])
 def test_sends_are_between_stages_where_the_layout_says_so(ranks: list[int], kind: Payload | None) -> None:
-    assert kinds([one("send", ranks=ranks, p2p=True)], LAYOUT) == {kind}
+    assert kinds([operation("send", ranks=ranks)], LAYOUT) == {kind}
 
 
 def test_one_place_along_a_dimension_is_no_parallelism() -> None:
     layout = {rank: {"dp": rank, "tp": 0} for rank in range(4)}
-    assert kinds([one("all_reduce")], layout) == {"gradients"}
+    assert kinds([operation("all_reduce")], layout) == {"gradients"}
 
 
 def test_reductions_beside_compute_or_back_to_back_are_gradients() -> None:
-    beside = [one("all_reduce", 100 * at, 100 * at + 50, compute=[(100 * at, 100 * at + 40)]) for at in range(8)]
-    queued = [one("all_reduce", 100 * at, 100 * at + 99) for at in range(8)]
-    at_the_end = [one("all_reduce", 0, 1, size=4), one("all_reduce", 500, 900)]
+    beside = [operation("all_reduce", 100 * at, 100 * at + 50, compute_spans_us=[(100 * at, 100 * at + 40)]) for at in range(8)]
+    queued = [operation("all_reduce", 100 * at, 100 * at + 99) for at in range(8)]
+    at_the_end = [operation("all_reduce", 0, 1, size=4), operation("all_reduce", 500, 900)]
     assert kinds(beside) == kinds(queued) == kinds(at_the_end) == {"gradients"}
 
 
 def test_equal_reductions_that_compute_waits_for_are_activations() -> None:
-    assert kinds([one("all_reduce", 100 * at, 100 * at + 50) for at in range(8)]) == {"activations"}
+    assert kinds([operation("all_reduce", 100 * at, 100 * at + 50) for at in range(8)]) == {"activations"}
 
 
 def test_without_a_layout_the_order_tells_sequence_parallelism_from_shards() -> None:
     turns = ["all_gather_base", "reduce_scatter_base"] * 10
     layers = ["all_gather_base"] * 10 + ["all_gather_base", "reduce_scatter_base"] * 10
-    assert kinds([one(op, 100 * at, 100 * at + 50) for at, op in enumerate(turns)]) == {"activations"}
-    assert kinds([one(op, 100 * at, 100 * at + 50) for at, op in enumerate(layers)]) == {"shards"}
+    assert kinds([operation(op, 100 * at, 100 * at + 50) for at, op in enumerate(turns)]) == {"activations"}
+    assert kinds([operation(op, 100 * at, 100 * at + 50) for at, op in enumerate(layers)]) == {"shards"}
 
 
 def test_shares_are_of_the_exposed_time() -> None:
     rows = [
-        one("all_gather_base", 0, 100, compute=[(0, 90)]),
-        one("all_reduce", 100, 130),
-        one("send", 130, 190, p2p=True),
+        operation("all_gather_base", 0, 100, compute_spans_us=[(0, 90)]),
+        operation("all_reduce", 100, 130),
+        operation("send", 130, 190),
     ]
     by_key = {name: figure.value for name, figure in figures_of_collectives(records_of([(0, rows)]), "windows").items()}
     assert by_key["exposed.shards"] == pytest.approx(0.1)

@@ -24,7 +24,7 @@ class Plan:
     """Contents of an export, known before the first write."""
 
     kind: Literal["run", "traces"]
-    about: dict[str, object]
+    identity: dict[str, object]
     """Identity of the run or traces, for the file's metadata."""
     steps: tuple[int, int] | None
     names: dict[int, str]
@@ -80,7 +80,9 @@ def clock_of(
         matched=matches,
         fitted_to=fitted_to,
         offset_us={rank: clocks.offset_ns[rank] / 1000 for rank in ranks if rank in clocks.offset_ns},
-        drift_ppm={rank: clock.drift_ppm for rank in ranks if (clock := clocks.found.get(rank)) and clock.drift_ppm is not None},
+        drift_ppm={
+            rank: clock.drift_ppm for rank in ranks if (clock := clocks.rank_clocks.get(rank)) and clock.drift_ppm is not None
+        },
         changing=[rank for rank in ranks if rank in clocks.courses],
     )
 
@@ -93,7 +95,8 @@ def shared_by_names(clocks: Clocks, names: Mapping[int, str]) -> Clocks:
         clocks,
         offset_ns=clocks.offset_ns | {rank: clocks.offset_ns[twin] for rank, twin in same.items()},
         courses=clocks.courses | {rank: clocks.courses[twin] for rank, twin in same.items() if twin in clocks.courses},
-        found=clocks.found | {rank: clocks.found[twin] for rank, twin in same.items() if rank not in clocks.found},
+        rank_clocks=clocks.rank_clocks
+        | {rank: clocks.rank_clocks[twin] for rank, twin in same.items() if rank not in clocks.rank_clocks},
     )
 
 

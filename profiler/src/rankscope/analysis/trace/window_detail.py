@@ -25,7 +25,7 @@ from rankscope.analysis.result.detail import (
 from rankscope.analysis.trace.classify import direction_of, memory_of
 from rankscope.analysis.trace.detail_columns import NO_GRAPH, DetailColumns, end_of
 from rankscope.analysis.trace.intervals import by_key, clip, distinct, intersect, measure, shared, subtract
-from rankscope.analysis.trace.kernels import COMMUNICATION_CLASS, LABELS, LONG, NO_LABEL, OTHER
+from rankscope.analysis.trace.kernels import COMMUNICATION_CLASS, LABELS, LEAST_SHARE, NO_LABEL, OTHER
 from rankscope.analysis.trace.work import COMMUNICATION, COMPUTE, KINDS, MEMCPY, Work, partition
 from rankscope.runs.records import StepBreakdown
 
@@ -73,7 +73,7 @@ def _window(columns: DetailColumns, window: StepBreakdown, step: int | None) -> 
         devices=_devices(inside, begin, end),
         streams=_streams(inside),
         classes=_classes(inside),
-        unclassified=_unclassified(inside, LONG * (end - begin)),
+        unclassified=_unclassified(inside, LEAST_SHARE * (end - begin)),
         recompute=_recompute(inside),
         launch=_launches(starting, _idle_us(columns, begin, end)),
         copies=_copies(starting),

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.analysis.collectives.arrivals import CollectiveColumns, Flags, Floats, Numbers, combined, offsets
-from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.collectives.cycles import IssuedOperations
+from rankscope.analysis.collectives.growing_columns import NONE
 from rankscope.analysis.operations import operation
 from rankscope.runs.durations import AUTOGRAD, TRANSFER, DurationGroup
 
@@ -102,7 +102,7 @@ class DurationCalls:
         """Return which operations have a flag."""
         return np.asarray(self.flags & flag != 0)
 
-    def called(self, *names: str) -> Flags:
+    def named(self, *names: str) -> Flags:
         """Return which operations have one of these names."""
         return np.isin(self.op, [at for at, name in enumerate(self.ops) if name in names])
 
@@ -183,21 +183,16 @@ def calls_of(ranks: Mapping[int, RankCalls]) -> DurationCalls:
         place += [rank] * len(of_rank.rows)
         team += [number.get(row.group, NONE) for row in of_rank.rows]
         rows += of_rank.rows
-    columns = zip(*rows, strict=True) if rows else [()] * len(DurationCall._fields)
-    group, op, numbers, size, issued_ns, ended_ns, duration_us, flags, bytes_ = columns
+    columns = dict(zip(DurationCall._fields, zip(*rows, strict=True) if rows else [()] * len(DurationCall._fields), strict=True))
     return DurationCalls(
         sorted(ranks),
         rank=np.array(place, np.int64),
         team=np.array(team, np.int64),
-        group=np.array([groups.setdefault(name, len(groups)) for name in group], np.int64),
-        op=np.array([ops.setdefault(name, len(ops)) for name in op], np.int64),
-        number=np.array(numbers, np.int64),
-        size=np.array(size, np.int64),
-        issued_ns=np.array(issued_ns, np.int64),
-        ended_ns=np.array(ended_ns, np.int64),
-        duration_us=np.array([np.nan if us is None else us for us in duration_us], np.float64),
-        flags=np.array(flags, np.int64),
-        bytes=np.array([NONE if size is None else size for size in bytes_], np.int64),
+        group=np.array([groups.setdefault(name, len(groups)) for name in columns["group"]], np.int64),
+        op=np.array([ops.setdefault(name, len(ops)) for name in columns["op"]], np.int64),
+        duration_us=np.array([np.nan if us is None else us for us in columns["duration_us"]], np.float64),
+        bytes=np.array([NONE if size is None else size for size in columns["bytes"]], np.int64),
+        **{name: np.array(columns[name], np.int64) for name in ("number", "size", "issued_ns", "ended_ns", "flags")},
         groups=list(groups),
         teams=list(teams),
         ops=list(ops),

@@ -233,11 +233,7 @@ def charged(meetings: Sequence[Meeting], exposed: float | Sequence[float] = 1.0)
 
 def test_a_delay_that_was_made_up_for_is_not_charged_again() -> None:
     # Rank 0 delays 1 by 30 in their group; 1 meets 2 only 5 late, and leaves with it; then 1 itself is 20 late.
-    meetings = [
-        Meeting(0, (0, 1), 0, 100, {1: 30}),
-        Meeting(0, (1, 2), 1, 200, {2: 5}),
-        Meeting(0, (1, 2), 1, 300, {2: 20}),
-    ]
+    meetings = [Meeting(0, (0, 1), 0, 100, {1: 30}), Meeting(0, (1, 2), 1, 200, {2: 5}), Meeting(0, (1, 2), 1, 300, {2: 20})]
     assert charged(meetings) == [{(0, 1): 30}, {(0, 2): 5}, {(1, 2): 20}]
 
 
