@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence.compared import StepOwnTimes
-from rankscope.analysis.evidence.step_table.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import Matrices, StepTable
 from rankscope.analysis.inference.judging.healing import period
 from rankscope.analysis.inference.judging.judge import GroupAnswer, SuspectedRanks, judge_ranks
 from rankscope.analysis.inference.judging.moving import moving_waits
@@ -47,7 +47,9 @@ def judged(own: Matrix) -> StepOwnTimes:
         attempt=0,
         ranks=np.arange(ranks),
         steps=np.arange(steps),
-        values={"own_us": own, "wall_us": np.tile(wall, (ranks, 1)), "blocked_us": wall - own},
+        values=Matrices(
+            {"own_us": own, "wall_us": np.tile(wall, (ranks, 1)), "blocked_us": wall - own}, np.arange(ranks), np.arange(steps)
+        ),
         start_unix_ns=np.zeros((ranks, steps), dtype=np.int64),
         profiled=np.zeros((ranks, steps), dtype=bool),
         tags={},

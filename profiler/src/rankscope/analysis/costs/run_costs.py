@@ -31,11 +31,7 @@ def _windows(run: RunEvidence, without: tuple[int, ...]) -> Costs | None:
     if set(without) >= set(run.ranks):
         without = ()  # a rotating slowness may name all ranks
     return costs_of_windows(
-        run.windows,
-        run.blame if run.matching.matches else None,
-        world_size=run.world_size,
-        source="windows",
-        without=without,
+        run.windows, run.blame if run.matching.matches else None, world_size=run.world_size, source="windows", without=without
     )
 
 

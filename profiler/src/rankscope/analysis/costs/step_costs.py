@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.costs.waterfall import Amount, Costs, InnerName
 from rankscope.analysis.evidence.activities import ACTIVITIES, activity_times
-from rankscope.analysis.evidence.compared import MINIMUM_STEPS, comparable, filled
+from rankscope.analysis.evidence.compared import MINIMUM_STEPS, comparable, filled, mean_wall_us, unprofiled
 from rankscope.analysis.evidence.order import by_step, leaders, of_blocks
 from rankscope.analysis.evidence.step_table.steps import Matrix, StepTable
 from rankscope.analysis.evidence.typical import after_warm_up
@@ -49,6 +49,13 @@ class _Typical:
     weight: Vector
     alone: bool
     """True for a job of one rank, which waits for no other."""
+
+    @property
+    def judged(self) -> StepTable:
+        """Table of the judged steps."""
+        keep = np.zeros(len(self.table.steps), dtype=bool)
+        keep[self.steps] = True
+        return replace(self.table, start_unix_ns=None, tags={}).columns(keep)  # no copy of starts and tags
 
     def at(self, name: str) -> Vector:
         """Return one metric of the table, [places]."""
@@ -81,26 +88,13 @@ def costs_of_steps(
     if "compute" not in amounts:
         notes |= dict.fromkeys(("compute", "host"), NO_WINDOW if accelerated else NO_CPU_TIME)
     return Costs(
-        step_us=_mean_wall(typical),
+        step_us=mean_wall_us(typical.judged, typical.ranks),
         steps=len(typical.steps),
         amounts=_known_amounts(amounts),
         notes=notes,
         inner=_known_amounts(inner),
         largest={} if pipeline is None else _largest(typical, pipeline, accelerated=accelerated),
     )
-
-
-def _mean_wall(typical: _Typical) -> float:
-    """Return the mean wall time of the compared ranks in the judged steps."""
-    table, judged = typical.table, np.zeros(len(typical.table.steps), dtype=bool)
-    judged[typical.steps] = True
-
-    def total(steps: slice) -> tuple[float, int]:
-        walls = table.some("wall_us", steps, typical.ranks)[:, judged[steps]]
-        return float(np.nansum(walls, dtype=np.float64)), int(np.isfinite(walls).sum())
-
-    sums, counts = zip(*of_blocks(table.profiled.shape, total), strict=True)
-    return float(sum(sums) / sum(counts))
 
 
 def _own(typical: _Typical, *, accelerated: bool) -> tuple[dict[PartName, float | None], dict[InnerName, float | None]]:
@@ -188,10 +182,7 @@ def _waiting(typical: _Typical, *, in_bubble: bool) -> dict[PartName, float | No
     blocked = typical.at("blocked_us")
     if in_bubble:
         return {"pipeline_bubble": typical.mean(blocked)}
-    table = typical.table
-    judged = np.zeros(len(table.steps), dtype=bool)
-    judged[typical.steps] = True
-    own = replace(table, start_unix_ns=None, tags={}).columns(judged).stored("own_us")  # no copy of starts and tags
+    own = typical.judged.stored("own_us")
     if len(typical.ranks) < len(own):
         own = own[typical.ranks]
     # Where a rank lacks a record, the others may have waited for it: its time is estimated, as for the verdict.
@@ -291,10 +282,7 @@ def _per_stage(ranks: NDArray[np.int64], shape: tuple[int, ...], pipeline: Pipel
 
 def usual_steps(table: StepTable) -> NDArray[np.bool_]:
     """Return the mask [steps] of steps after warm-up with a record, without profiled steps if enough others remain."""
-    count = len(table.steps)
-    keep = after_warm_up(count) & table.has_record.any(axis=0)
-    plain = keep & ~table.profiled.any(axis=0)
-    return plain if plain.sum() >= MINIMUM_STEPS else keep
+    return unprofiled(table, after_warm_up(len(table.steps)) & table.has_record.any(axis=0))
 
 
 def _without_own_time(table: StepTable, *, accelerated: bool) -> Costs | None:

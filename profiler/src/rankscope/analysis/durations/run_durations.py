@@ -61,7 +61,7 @@ class RunDurations:
             setting,
             shares=shares,
             signals_of=signals_of,
-            explain=lambda diagnosis: explain_diagnosis(diagnosis, run.data, every, every),
+            explain=lambda diagnosis: explain_diagnosis(diagnosis, run, every, every),
         )
 
 

@@ -15,7 +15,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.statistics import middle
 from rankscope.analysis.trace.possible import MOST_BYTES
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import HardwareSample, RankInfo
@@ -166,13 +165,6 @@ def in_steps(readings: Readings, starts_ns: NDArray[np.int64], walls_us: Values,
     step = steps[np.maximum(at, 0)]
     inside = (at >= 0) & (readings.unix_ns - starts_ns[step] < walls_us[step] * 1000)
     return readings.where(inside & wanted[step])
-
-
-def median_of(readings: Mapping[int, Readings], name: str, *, at_least: int) -> float | None:
-    """Return the median over GPUs of each GPU's median; ``None`` when no GPU has ``at_least`` values."""
-    return middle(
-        float(np.median(values)) for reading in readings.values() if len(values := reading.known_values(name)) >= at_least
-    )
 
 
 _SAMPLES: Final = 256

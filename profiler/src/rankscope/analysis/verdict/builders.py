@@ -18,11 +18,11 @@ from rankscope.analysis.inference.judging.moving import MOST_WAITING
 from rankscope.analysis.inference.reasons.diagnosis import Diagnosis
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Verdict
 from rankscope.analysis.result.data_quality import Problem
-from rankscope.analysis.result.text import units_text
+from rankscope.analysis.result.text import saves_text, units_text
 from rankscope.analysis.verdict.advice import AdviceSubject, next_actions, reason_of
 from rankscope.analysis.verdict.advice_rows import ROTATING
 from rankscope.analysis.verdict.bottleneck import SHOWN, exposed_transfer, largest_besides_compute, limit_of, unknown_share
-from rankscope.base.text import format_duration, ranks_text, share_bound
+from rankscope.base.text import format_duration, ranks_text
 from rankscope.runs.durations import DURATION_SOURCES, DurationSource
 
 EvidenceSource = Literal["steps", "windows", "traces", DurationSource]
@@ -186,11 +186,13 @@ def withhold_balanced(verdict: Verdict, waiting: float | None, setting: Setting)
         f"{why[0].lower()}{why[1:]}, yet ranks wait for each other {waiting:.0%} of the {setting.unit}; more steps are needed, "
         "unless transfers take longer in some process groups (--detail)"
     )
+    return as_judged(insufficient(MissingEvidence(missing, "few_steps"), setting), verdict)
+
+
+def as_judged(verdict: Verdict, by: Verdict) -> Verdict:
+    """Return a verdict with what was judged, and what it excludes, of the verdict ``by`` that it replaces."""
     return msgspec.structs.replace(
-        insufficient(MissingEvidence(missing, "few_steps"), setting),
-        costs_at_most=verdict.costs_at_most,
-        judged_ranks=verdict.judged_ranks,
-        judged_steps=verdict.judged_steps,
+        verdict, costs_at_most=by.costs_at_most, judged_ranks=by.judged_ranks, judged_steps=by.judged_steps
     )
 
 
@@ -367,8 +369,8 @@ def _sentence(diagnosis: Diagnosis, setting: Setting, first: Sequence[int] = ())
         subject, verb = _subject(diagnosis, setting, first)
         often = " intermittently," if diagnosis.pattern == "intermittent" and len(diagnosis.ranks) == 1 else ""
         worst = "" if len(diagnosis.ranks) == 1 else f"for the worst of them, rank {diagnosis.ranks[0]}, "
-        saves = _saves(diagnosis)
-        text = f"{subject} {verb} {others} wait{often} {per}{saves}: {worst}{cause.wording} ({facts})"
+        saves = saves_text(diagnosis, "step")
+        text = f"{subject} {verb} {others} wait{often} {per}{', and ' if saves else ''}{saves}: {worst}{cause.wording} ({facts})"
     return f"{text}. {diagnosis.note}" if diagnosis.note else f"{text}."
 
 
@@ -389,12 +391,3 @@ def _subject(diagnosis: Diagnosis, setting: Setting, first: Sequence[int]) -> tu
     units = len(diagnosis.hosts) + (others if diagnosis.hosts else len(diagnosis.ranks))
     text = f"The {text}" if diagnosis.hosts else text[0].upper() + text[1:]
     return text, "makes" if units == 1 else "make"
-
-
-def _saves(diagnosis: Diagnosis) -> str:
-    """Return the clause with the interval of what healing saves; empty where there is none."""
-    if diagnosis.saves is None:
-        return ""
-    low, high = (max(0.0, share) for share in diagnosis.saves)
-    pronoun = "it" if len(diagnosis.ranks) == 1 or len(diagnosis.hosts) == 1 else "them"
-    return f", and healing {pronoun} saves {share_bound(low, upper=False)} to {share_bound(high, upper=True)} of the step"

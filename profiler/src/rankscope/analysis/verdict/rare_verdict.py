@@ -20,7 +20,7 @@ from rankscope.analysis.statistics import chance_of_next
 from rankscope.analysis.verdict.advice import AdviceSubject, next_actions
 from rankscope.analysis.verdict.advice_rows import ROTATING
 from rankscope.analysis.verdict.bottleneck import limit_of, shares_of
-from rankscope.analysis.verdict.builders import Setting, loss
+from rankscope.analysis.verdict.builders import Setting, as_judged, loss
 
 _FEW: Final = "Whether this recurs is not known."
 
@@ -47,11 +47,11 @@ def with_rare_steps(
             summary=f"{rare.summary} {_FEW} The typical step: {_lowered(verdict.summary)}",
             next=_look_around(rare, setting),
         )
-        return _as_judged(unclear, verdict), findings
+        return as_judged(unclear, verdict), findings
     finding = _finding(rare, kind, pattern, setting, hours)
     if rare.share <= typical_loss or (lost < MOST_WAITING and rare.rank is None):
         return msgspec.structs.replace(verdict, summary=f"{verdict.summary} {rare.summary}"), [*findings, finding]
-    headline = _as_judged(_verdict(rare, finding, verdict, setting, cost), verdict)
+    headline = as_judged(_verdict(rare, finding, verdict, setting, cost), verdict)
     return headline, [finding, *findings]
 
 
@@ -127,15 +127,6 @@ def _verdict(rare: RareSteps, finding: Finding, typical: Verdict, setting: Setti
         cost=cost,
         summary=f"{rare.summary} The typical step: {_lowered(then)}" if then else rare.summary,
         next=[*([ROTATING] if rotating else []), *actions],
-    )
-
-
-def _as_judged(verdict: Verdict, typical: Verdict) -> Verdict:
-    return msgspec.structs.replace(
-        verdict,
-        costs_at_most=typical.costs_at_most,
-        judged_ranks=typical.judged_ranks,
-        judged_steps=typical.judged_steps,
     )
 
 

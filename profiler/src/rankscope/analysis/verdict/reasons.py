@@ -118,7 +118,7 @@ def diagnosis_of_slow(run: RunEvidence, judged: StepOwnTimes, slow: SlowRanks) -
     looked_at = np.isin(run.table.steps, judged.table.steps)
     late = looked_at if slow.pattern == "fixed" else np.isin(run.table.steps, judged.table.steps[slow.affected])
     diagnosis = _diagnosis(run, judged, slow)
-    physical = explain_diagnosis(diagnosis, run.data, late, looked_at)
+    physical = explain_diagnosis(diagnosis, run, late, looked_at)
     return physical if physical.cause is diagnosis.cause else replace(physical, cause_confidence=None)
 
 

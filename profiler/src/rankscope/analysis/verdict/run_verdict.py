@@ -20,7 +20,7 @@ from rankscope.analysis.inference.judging.judgement import Bound, GroupJudgement
 from rankscope.analysis.inference.judging.moving import MOST_WAITING, MovingWait, moving_waits
 from rankscope.analysis.inference.judging.significance import LIMIT
 from rankscope.analysis.inference.judging.slow import MINIMUM_EFFECT
-from rankscope.analysis.inference.pipelined import saved_at_most_us, schedule_of
+from rankscope.analysis.inference.pipelined import saved_by_schedule_us
 from rankscope.analysis.inference.profiled import DeviceStraggler, Profile, profile_of_windows
 from rankscope.analysis.inference.reasons.diagnosis import Diagnosis
 from rankscope.analysis.inference.reasons.explained import explain_diagnosis
@@ -75,7 +75,7 @@ def run_verdict(
 
 def pipeline_bound(run: RunEvidence) -> Bound[StepOwnTimes]:
     """Return the function that limits what slow ranks cost by the schedule of their pipeline."""
-    return lambda ranks, judged: saved_at_most_us(ranks, schedule_of(judged, run.infos, run.pipeline))
+    return lambda ranks, judged: saved_by_schedule_us(ranks, judged, run.infos, run.pipeline)
 
 
 def _case(
@@ -328,4 +328,4 @@ def _diagnosis_by_windows(run: RunEvidence, profile: Profile, straggler: DeviceS
     )
     # A few profiled steps can fall between two hardware readings, so readings of all steps are used.
     every = np.ones(len(run.table.steps), dtype=bool)
-    return explain_diagnosis(diagnosis, run.data, every, every)
+    return explain_diagnosis(diagnosis, run, every, every)

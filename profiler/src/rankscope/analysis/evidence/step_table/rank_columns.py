@@ -12,15 +12,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.trace.possible import LAST_STEP, MAX_US, are_possible_steps
 from rankscope.runs.records import PHASES, StepEvent
-from rankscope.runs.step_columns import (
-    COUNTS,
-    HAS_BLOCKED,
-    HAS_DEVICE,
-    HAS_DEVICE_BLOCKED,
-    MEMORY,
-    METERS,
-    PROFILED,
-)
+from rankscope.runs.step_columns import COUNTS, HAS_BLOCKED, HAS_DEVICE, HAS_DEVICE_BLOCKED, MEMORY, METERS, PROFILED
 from rankscope.runs.step_segments import ColumnRows, Rows
 
 _MOST: Final = 2**62

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from numpy.typing import NDArray
 from rankscope.analysis.evidence.peers import stage_of
 from rankscope.analysis.evidence.step_table.step_numbers import ALL_ALIKE, NewNumbers, SeparateRank, StepNumbers
 from rankscope.runs.records import RankInfo
+
+if TYPE_CHECKING:
+    from rankscope.analysis.evidence.step_table.steps import StepTable  # which has samples of this module
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -58,36 +61,6 @@ _CLEAR: Final = 0.8
 """Least share of a rank's steps with a counterpart from which they get its numbers."""
 
 
-class StartsTable(Protocol):
-    """What is needed of a ``StepTable``."""
-
-    @property
-    def ranks(self) -> Ints:
-        """Ranks, ascending."""
-
-    @property
-    def steps(self) -> Ints:
-        """Step numbers seen on any rank, ascending."""
-
-    @property
-    def profiled(self) -> NDArray[np.bool_]:
-        """True where the profiler was on, [ranks, steps]."""
-
-    @property
-    def start_unix_ns(self) -> Ints | None:
-        """Starts as in ``starts``, [ranks, steps]; ``None`` if they are read on request."""
-
-    @property
-    def samples(self) -> SampledStarts | None:
-        """Starts of some steps of each rank, where they are read on request."""
-
-    def starts(self, row: int) -> Ints:
-        """Return the starts of a rank in Unix nanoseconds, [steps]; 0 where there is no record."""
-
-    def of_rank(self, metric: str, row: int) -> NDArray[np.floating[Any]]:
-        """Return one metric of a rank, [steps]."""
-
-
 @dataclass(frozen=True, slots=True)
 class SampledStarts:
     """Starts of some steps of each rank, evenly spread and with its first and last ones, [ranks, samples]."""
@@ -116,7 +89,7 @@ class SampledStarts:
         return cls(np.broadcast_to(steps[places].astype(np.float64), at.shape), at)
 
 
-def _samples_of(table: StartsTable) -> SampledStarts:
+def _samples_of(table: StepTable) -> SampledStarts:
     if table.start_unix_ns is not None:
         return SampledStarts.of_matrix(table.steps, table.start_unix_ns)
     assert table.samples is not None
@@ -136,7 +109,7 @@ def _places(count: int) -> NDArray[np.intp]:
     return np.concatenate([np.arange(_FIRST), later_places])
 
 
-def find_step_numbers(table: StartsTable, infos: Mapping[int, RankInfo]) -> StepNumbers:
+def find_step_numbers(table: StepTable, infos: Mapping[int, RankInfo]) -> StepNumbers:
     """Return the ranks whose numbers of steps differ from those of the others, by the starts of the steps."""
     ranks: list[int] = table.ranks.tolist()
     rows = [row for row, rank in enumerate(ranks) if rank in infos and infos[rank].device_kind == "cpu"]
@@ -174,7 +147,7 @@ def _is_usable(starts: Floats) -> bool:
 class _ComparedStarts:
     """Starts of the ranks of a table, compared with those of a reference rank."""
 
-    def __init__(self, table: StartsTable, samples: SampledStarts, infos: Sequence[RankInfo], rows: list[int]) -> None:
+    def __init__(self, table: StepTable, samples: SampledStarts, infos: Sequence[RankInfo], rows: list[int]) -> None:
         self._table, self._rows, self._infos = table, rows, infos
         self._origin = float(np.nanmin(samples.starts[rows]))
         self._numbers, self._at = samples.steps[rows], samples.starts[rows] - self._origin

@@ -27,11 +27,7 @@ from rankscope.analysis.inference.judging.excess import Measure, excess, mean_ex
 from rankscope.analysis.inference.judging.healing import Gain, as_in_other_steps, far_steps, gain_of, hosts_of, taking_part
 from rankscope.analysis.inference.judging.noise import noise_of
 from rankscope.analysis.inference.judging.outliers import Outliers, ranks_ahead
-from rankscope.analysis.inference.judging.significance import (
-    LIMIT,
-    UNCLEAR,
-    blocks_needed,
-)
+from rankscope.analysis.inference.judging.significance import LIMIT, UNCLEAR, blocks_needed
 from rankscope.analysis.inference.judging.slow import FIXED, MINIMUM_EFFECT, SlowRanks
 from rankscope.analysis.result.analysis import Pattern
 from rankscope.analysis.statistics import FEWEST_BATCHES, Estimate, mean_of, t_quantile
