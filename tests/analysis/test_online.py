@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.analysis.breakdowns import breakdown
 from tests.step_files import CountedReads, add_damaged, append, keep_rows, load, save, steps_file
 
 from rankscope.analysis.online import OnlineAnalysis
@@ -39,22 +40,9 @@ def whole(synthetic: Callable[..., Any], add_windows: Callable[..., None]) -> Pa
 
 def window(rank: int, step: int) -> tuple[StepBreakdown, CollectiveRecord]:
     start = 10**18 + step * 10**8
-    breakdown = StepBreakdown(
-        step=step,
-        start_unix_ns=start,
-        device_kind="cuda",
-        window_us=1e5,
-        compute_us=8e4,
-        communication_us=2e4,
-        overlap_us=1e4,
-        exposed_communication_us=1e4,
-        memcpy_us=0.0,
-        exposed_memcpy_us=0.0,
-        idle_us=1e4,
-        events=10,
-    )
+    row = breakdown(step, compute=8e4, exposed=1e4, idle=1e4, communication_us=2e4, overlap_us=1e4, start_unix_ns=start)
     begin = start + rank * 10**6
-    return breakdown, CollectiveRecord(
+    return row, CollectiveRecord(
         step=step,
         group="default_pg",
         group_size=RANKS,

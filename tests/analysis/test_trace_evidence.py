@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.analysis.breakdowns import breakdown
 
 from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.communication import explained_share, longest_extent_us
@@ -153,20 +154,7 @@ def test_verdict_and_what_if_divide_by_the_same_step_without_contradiction(dlrm:
 
 
 def window(start: float, length: float) -> StepBreakdown:
-    return StepBreakdown(
-        step=0,
-        start_unix_ns=round(start * 1000),
-        device_kind="cuda",
-        window_us=length,
-        compute_us=length,
-        communication_us=0.0,
-        overlap_us=0.0,
-        exposed_communication_us=0.0,
-        memcpy_us=0.0,
-        exposed_memcpy_us=0.0,
-        idle_us=0.0,
-        events=1,
-    )
+    return breakdown(0, compute=length, start_unix_ns=round(start * 1000))
 
 
 @given(

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.analysis.breakdowns import breakdown
 from tests.nccl.dumps import write_dumps
 from tests.nccl.layouts import FAULTS, LAYOUTS, LayoutJob
 from tests.nccl.traces import clocks, document
@@ -17,7 +18,7 @@ from rankscope.analysis.engine import analyze
 from rankscope.analysis.online import OnlineAnalysis
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import CollectiveRecord, StepBreakdown
+from rankscope.runs.records import CollectiveRecord
 
 SIZES = ("Group size", "Process Group Ranks")
 
@@ -130,22 +131,7 @@ def run_of(synthetic: Callable[..., Any], add_windows: Callable[..., None]) -> C
         for rank in range(ranks):
             times: dict[str, Any] = {"enqueue_unix_ns": 10**18, "start_unix_ns": 10**18, "end_unix_ns": 10**18 + 1000}
             row = CollectiveRecord(step=7, group="0", index=0, op="all_reduce", stream=0, **times, **group)
-            window = StepBreakdown(
-                step=7,
-                start_unix_ns=10**18,
-                device_kind="cuda",
-                window_basis="steps",
-                window_us=100_000.0,
-                compute_us=90_000.0,
-                communication_us=0.0,
-                overlap_us=0.0,
-                exposed_communication_us=0.0,
-                memcpy_us=0.0,
-                exposed_memcpy_us=0.0,
-                idle_us=10_000.0,
-                events=1,
-                truncated=False,
-            )
+            window = breakdown(7, compute=90_000.0, idle=10_000.0)
             add_windows(run, rank, [window], [row])
         return run
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.analysis.conftest import plan_for
 from tests.step_files import append
 
 from rankscope.analysis.engine import analyze
@@ -104,9 +105,7 @@ def test_equal_ranks_seldom_have_a_line_that_stands_out() -> None:
 
 def analysis_of(synthetic: Synthetic, stacks: dict[int, list[StackSamples]], kind: str = "cpu", **extra: object) -> Analysis:
     """Return the analysis of a run whose rank 2 is slow in forward, with these stacks."""
-    run = synthetic(
-        device_kind=kind, noise=0.005, plan=lambda rank, _step: {"phase": "forward", "us": 60_000, **extra} if rank == 2 else None
-    ).write()
+    run = synthetic(device_kind=kind, noise=0.005, plan=plan_for(2, phase="forward", us=60_000, **extra)).write()
     for rank, rows in stacks.items():
         append(rank_dir(Path(run), 0, rank), "stacks", *rows)
     return analyze([run])

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.analysis.conftest import plan_for
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.report.terminal import render_text
@@ -21,7 +22,7 @@ from rankscope.runs.small_files import write_record
 
 
 def test_the_sentence_the_ranks_the_wait_and_what_to_do_next(synthetic: Callable[..., Any]) -> None:
-    run = synthetic(plan=lambda rank, _step: {"phase": "data", "us": 60_000} if rank == 2 else None, price=2.0)
+    run = synthetic(plan=plan_for(2, phase="data", us=60_000), price=2.0)
     analysis = analyze([run.write()])
     text = render_text(analysis)
     assert text.startswith("STRAGGLER\nwho   Rank 2 on host n1 makes the other 3 ranks wait")
@@ -89,7 +90,7 @@ def test_without_a_named_rank_no_table_charges_one(synthetic: Callable[..., Any]
 
 
 def test_lines_keep_to_the_width_and_colours_are_optional(synthetic: Callable[..., Any]) -> None:
-    analysis = analyze([synthetic(plan=lambda rank, _step: {"us": 60_000} if rank == 2 else None).write()])
+    analysis = analyze([synthetic(plan=plan_for(2, us=60_000)).write()])
     plain = render_text(analysis, width=80)
     path = str(analysis.source.path)
     assert all(len(line) <= 80 for line in plain.splitlines() if path not in line)
@@ -100,7 +101,7 @@ def test_lines_keep_to_the_width_and_colours_are_optional(synthetic: Callable[..
 
 
 def test_a_large_job_shows_the_interesting_ranks_only(synthetic: Callable[..., Any]) -> None:
-    analysis = analyze([synthetic(ranks=64, steps=12, plan=lambda rank, _step: {"us": 60_000} if rank == 41 else None).write()])
+    analysis = analyze([synthetic(ranks=64, steps=12, plan=plan_for(41, us=60_000)).write()])
     text = render_text(analysis)
     rows = [int(rank) for rank in re.findall(r"^ *(\d+) [ <]  n", text, re.MULTILINE)]
     assert rows[0] == 41
@@ -145,7 +146,7 @@ def test_ranks_are_not_grouped_where_hosts_say_no_more(synthetic: Callable[..., 
 
 
 def test_ranks_that_are_slow_in_turn_are_not_marked(synthetic: Callable[..., Any]) -> None:
-    analysis = analyze([synthetic(plan=lambda rank, _step: {"us": 60_000} if rank == 2 else None).write()])
+    analysis = analyze([synthetic(plan=plan_for(2, us=60_000)).write()])
     assert "< at fault" in render_text(analysis)
     verdict = msgspec.structs.replace(analysis.verdict, pattern="rotating", rank=None, ranks=[0, 2])
     assert "<" not in render_text(msgspec.structs.replace(analysis, verdict=verdict))
@@ -214,7 +215,7 @@ def test_no_escape_sequence_of_a_run_reaches_the_terminal(synthetic: Callable[..
 
 def test_a_narrow_terminal_gets_fewer_columns_and_every_line_fits(synthetic: Callable[..., Any]) -> None:
     # given ranks with profiled windows and step records, long host names, matched collectives
-    analysis = analyze([synthetic(plan=lambda rank, _step: {"us": 60_000} if rank == 2 else None).write()])
+    analysis = analyze([synthetic(plan=plan_for(2, us=60_000)).write()])
     ranks = [
         msgspec.structs.replace(
             row,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.analysis.result.analysis import RareSteps, Verdict
-from rankscope.analysis.result.text import excluded_text, joined, judged_text, rare_text, saves_text, sentences, units_text
+from rankscope.analysis.result.analysis import Verdict
+from rankscope.analysis.result.text import excluded_text, joined, judged_text, saves_text, sentences, units_text
 
 HOSTS = {rank: f"node{rank // 8:04}" for rank in range(64)}
 
@@ -57,25 +57,6 @@ def test_what_is_excluded_and_what_was_judged() -> None:
     assert judged_text(verdict, 64) == "1,000 steps of 60 of 64 ranks"
     assert judged_text(verdict, 60) == judged_text(verdict, None) == "1,000 steps of 60 ranks"
     assert excluded_text(Verdict(kind="hang", summary="")) == judged_text(Verdict(kind="hang", summary=""), 8) == ""
-
-
-def test_rare_steps_have_their_share_of_the_time() -> None:
-    rare = RareSteps(
-        count=1,
-        of_steps=600,
-        steps=[300],
-        typical_us=85e3,
-        longest_us=30e6,
-        share=0.37,
-        lost_us=30e6,
-        moves=False,
-        rank=None,
-        host=None,
-        cause=None,
-        summary="S.",
-    )
-    assert "37% of the run's time" in rare_text(rare)
-    assert rare_text(rare).endswith("S.")
 
 
 def test_a_question_among_sentences_has_one_mark() -> None:
