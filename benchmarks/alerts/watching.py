@@ -49,9 +49,9 @@ from rankscope.alerts.watch.conditions.candidate import Candidate, Subject
 from rankscope.alerts.watch.conditions.confirmation import Confirmation, next_test
 from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
 from rankscope.analysis.evidence.typical import WARM_UP, warm_up
-from rankscope.analysis.inference.judging.judge import judge_ranks
-from rankscope.analysis.inference.judging.moving import moving_waits
-from rankscope.analysis.inference.judging.slow import FIXED, MINIMUM_EFFECT, SlowRanks
+from rankscope.analysis.inference.judging.moving_wait import moving_waits
+from rankscope.analysis.inference.judging.rank_judge import judge_ranks
+from rankscope.analysis.inference.judging.slow_ranks import FIXED, MINIMUM_EFFECT, SlowRanks
 from rankscope.analysis.online import RECENT_STEPS, NewSteps
 
 LOOK_EVERY = 5

@@ -24,9 +24,9 @@ import numpy as np
 
 from rankscope.analysis.evidence.compared import StepOwnTimes
 from rankscope.analysis.evidence.step_table.steps import Matrices, StepTable
-from rankscope.analysis.inference.judging.judge import SuspectedRanks, judge_ranks
-from rankscope.analysis.inference.judging.moving import moving_waits
-from rankscope.analysis.inference.judging.slow import SlowRanks
+from rankscope.analysis.inference.judging.moving_wait import moving_waits
+from rankscope.analysis.inference.judging.rank_judge import SuspectedRanks, judge_ranks
+from rankscope.analysis.inference.judging.slow_ranks import SlowRanks
 
 STEP_US = 100_000.0
 RANKS = (2, 3, 4, 8, 16, 64)

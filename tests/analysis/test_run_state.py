@@ -14,7 +14,7 @@ from tests.step_files import load, save
 
 from rankscope.analysis.captured import analyze_captured
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.inference.profiled import ENOUGH_STEPS
+from rankscope.analysis.inference.profiled_steps import ENOUGH_STEPS
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.verdict.endings import endings
 from rankscope.runs.paths import activity_file, rank_dir

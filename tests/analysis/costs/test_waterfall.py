@@ -16,7 +16,7 @@ from tests.step_files import add_rows, rows_of, steps_file, table_of_records
 
 from rankscope.analysis.captured import analyze_captured
 from rankscope.analysis.collectives.windows import Reduction
-from rankscope.analysis.costs.run_costs import together
+from rankscope.analysis.costs.run_costs import merged_costs
 from rankscope.analysis.costs.step_costs import costs_of_steps
 from rankscope.analysis.costs.waterfall import PRECEDENCE, Amount, Costs, waterfall
 from rankscope.analysis.costs.window_costs import costs_of_windows
@@ -282,7 +282,7 @@ def test_a_device_that_was_hardly_idle_leaves_the_rest_unexplained() -> None:
         input_us=None,
     )
     steps = costs_of_steps(table([[80.0] * 6, [80.0] * 6]), world_size=2, accelerated=True)
-    costs = together(steps, windows, accelerated=True)
+    costs = merged_costs(steps, windows, accelerated=True)
     assert costs is not None
     parts = {part.name: part.us for part in waterfall(costs).parts}
     assert parts["host"] == 5.0
@@ -312,7 +312,7 @@ def test_without_input_the_idle_device_is_no_more_than_the_step_leaves() -> None
         world_size=2,
         source="windows",
     )
-    costs = together(Costs(100.0, 9), windows, accelerated=True)
+    costs = merged_costs(Costs(100.0, 9), windows, accelerated=True)
     assert costs is not None
     assert costs.inner["idle"] == Amount(50.0, "windows")
     parts = {part.name: part for part in waterfall(costs).parts}

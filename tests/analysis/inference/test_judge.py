@@ -15,9 +15,9 @@ from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence.compared import StepOwnTimes
 from rankscope.analysis.evidence.step_table.steps import Matrices, StepTable
 from rankscope.analysis.inference.judging.healing import period
-from rankscope.analysis.inference.judging.judge import GroupAnswer, SuspectedRanks, judge_ranks
-from rankscope.analysis.inference.judging.moving import moving_waits
-from rankscope.analysis.inference.judging.slow import SlowRanks
+from rankscope.analysis.inference.judging.moving_wait import moving_waits
+from rankscope.analysis.inference.judging.rank_judge import GroupAnswer, SuspectedRanks, judge_ranks
+from rankscope.analysis.inference.judging.slow_ranks import SlowRanks
 
 Matrix = NDArray[np.float64]
 

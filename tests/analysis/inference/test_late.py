@@ -10,9 +10,9 @@ from tests.analysis.collectives_by_hand import collective_waits
 from rankscope.analysis.causes import cause_of
 from rankscope.analysis.collectives.waits.blame import Blame
 from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes
-from rankscope.analysis.inference.judging.judgement import judge
-from rankscope.analysis.inference.judging.late import find_late, late_suspect
-from rankscope.analysis.inference.profiled import confidence_of_slow, late_signals
+from rankscope.analysis.inference.judging.job_judgement import judge
+from rankscope.analysis.inference.judging.late_ranks import find_late, late_suspect
+from rankscope.analysis.inference.profiled_steps import confidence_of_slow, late_signals
 
 
 def blame(gains_of_rank_1: list[float], gains_of_rank_0: list[float]) -> Blame:

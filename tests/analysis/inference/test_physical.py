@@ -17,7 +17,7 @@ from tests.analysis.test_incomplete_runs import late_windows
 from tests.step_files import load, save, steps_file
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.evidence.hardware import MAX_SAMPLES, REASONS, bare, in_steps, readings_of
+from rankscope.analysis.evidence.hardware import MAX_SAMPLES, REASONS, bare_uuid, in_steps, readings_of
 from rankscope.analysis.inference.reasons.physical import PHYSICAL
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.verdict.advice import AdviceSubject, next_actions
@@ -355,4 +355,4 @@ def test_a_counter_never_falls_and_a_reset_counts_from_zero(values: list[int | N
 
 @given(st.text(alphabet="GPUMI-ab", max_size=12))
 def test_a_bare_uuid_stays_bare(uuid: str) -> None:
-    assert bare(f"GPU-{uuid}") == bare(f"MIG-{uuid}") == uuid
+    assert bare_uuid(f"GPU-{uuid}") == bare_uuid(f"MIG-{uuid}") == uuid

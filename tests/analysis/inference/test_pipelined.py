@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.inference.pipelined import saved_by_schedule_us
+from rankscope.analysis.inference.pipeline_bound import saved_by_schedule_us
 from rankscope.analysis.online import OnlineAnalysis
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.run_analysis import read_evidence

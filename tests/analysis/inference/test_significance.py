@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes
 from rankscope.analysis.inference.judging.few_replicas import slow_replica
-from rankscope.analysis.inference.judging.judge import judge_ranks
+from rankscope.analysis.inference.judging.rank_judge import judge_ranks
 from rankscope.analysis.inference.judging.significance import (
     BLOCKS,
     LIMIT,

@@ -18,7 +18,7 @@ from rankscope.analysis.engine import analyze
 from rankscope.analysis.result.analysis import Analysis, Kind, Verdict
 from rankscope.analysis.result.costs import PartName
 from rankscope.analysis.verdict.bottleneck import HOST_OF_CPU, LIMITS, limit_of, shares_of
-from rankscope.analysis.verdict.builders import Setting, no_straggler
+from rankscope.analysis.verdict.builders import Setting, no_straggler_verdict
 from rankscope.runs.records import Pipeline, StepBreakdown
 
 Synthetic = Callable[..., Any]
@@ -47,7 +47,7 @@ def costs_of(parts: Mapping[PartName, float], inner: Mapping[InnerName, float] |
 
 
 def said(costs: Costs) -> Verdict:
-    return no_straggler(shares_of(costs), SETTING, confidence=None, why="Nobody is slow")[0]
+    return no_straggler_verdict(shares_of(costs), SETTING, confidence=None, why="Nobody is slow")[0]
 
 
 @given(parts=some_parts)

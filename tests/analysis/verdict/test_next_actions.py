@@ -11,7 +11,7 @@ from rankscope.analysis.inference.reasons.physical import PHYSICAL
 from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.verdict.advice import AdviceSubject, next_actions
 from rankscope.analysis.verdict.bottleneck import exposed_transfer
-from rankscope.analysis.verdict.builders import Setting, no_straggler
+from rankscope.analysis.verdict.builders import Setting, no_straggler_verdict
 
 SUBJECT = AdviceSubject("runs/now", [3], {3: "n1", 0: "n0"})
 ON_HOSTS = {rank: f"n{rank // 4}" for rank in range(12)}
@@ -94,7 +94,7 @@ def test_what_is_exposed_decides_on_the_next_actions(kind: str, word: str) -> No
 def test_a_verdict_on_communication_has_the_remedy_of_what_is_exposed() -> None:
     shares = {"share.exposed_communication": Figure(0.5, source="windows"), "exposed.activations": Figure(0.8)}
     setting = Setting(source="windows", world_size=8, steps=(0, 9), step_count=9, unit="step", accelerated=True, run="r")
-    verdict, _ = no_straggler(shares, setting, confidence=None, why="No rank is slow")
+    verdict, _ = no_straggler_verdict(shares, setting, confidence=None, why="No rank is slow")
     assert verdict.kind == "communication_bound"
     assert "tensor-parallel" in verdict.next[0]
 

@@ -30,9 +30,9 @@ from rankscope.analysis.evidence.step_table.step_numbers import ALL_ALIKE, StepN
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.evidence.step_table.table_builder import StepRanges, StepTableBuilder
 from rankscope.analysis.followed_rank import FollowedRank
-from rankscope.analysis.inference.judging.judgement import judge
-from rankscope.analysis.inference.judging.moving import moving_waits
-from rankscope.analysis.inference.judging.slow import SlowRanks
+from rankscope.analysis.inference.judging.job_judgement import judge
+from rankscope.analysis.inference.judging.moving_wait import moving_waits
+from rankscope.analysis.inference.judging.slow_ranks import SlowRanks
 from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.run_analysis import analysis_of, evidence_of, read_evidence, world_size_of

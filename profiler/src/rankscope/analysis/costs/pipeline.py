@@ -24,7 +24,7 @@ from rankscope.analysis.evidence.step_table.steps import Matrix, StepTable
 from rankscope.analysis.evidence.typical import after_warm_up
 from rankscope.analysis.inference.judging.excess import excess
 from rankscope.analysis.inference.judging.significance import LIMIT, block_sums, p_value
-from rankscope.analysis.inference.judging.slow import MINIMUM_EFFECT
+from rankscope.analysis.inference.judging.slow_ranks import MINIMUM_EFFECT
 from rankscope.analysis.result.costs import PipelineResult, StageResult
 from rankscope.analysis.statistics import middle, relative_excess
 from rankscope.analysis.trace.intervals import clip, measure, union

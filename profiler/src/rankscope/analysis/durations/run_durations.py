@@ -17,7 +17,7 @@ from rankscope.analysis.durations.analysis import compare_durations
 from rankscope.analysis.durations.blocks import calls_of_blocks, is_usable, last_blocks
 from rankscope.analysis.durations.calls import MAX_CALLS
 from rankscope.analysis.durations.sources import Durations, reader
-from rankscope.analysis.inference.reasons.explained import explain_diagnosis
+from rankscope.analysis.inference.reasons.hardware_reason import explain_diagnosis
 from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.inference.reasons.signals import Signals
 from rankscope.analysis.result.text import counted

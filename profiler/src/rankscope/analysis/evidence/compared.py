@@ -1,7 +1,7 @@
 """Own times of ranks that do the same work, [ranks, steps]: the table of evidence that the tests of ``inference`` judge.
 
-It is filled from step records here, and from matched collectives in ``inference/judging/late.py``. Collectives equalise the wall
-times of ranks, but not their own times: the other ranks wait for the one with the longest.
+It is filled from step records here, and from matched collectives in ``inference/judging/late_ranks.py``. Collectives equalise
+the wall times of ranks, but not their own times: the other ranks wait for the one with the longest.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def comparable_own_times(table: StepTable, peers: Sequence[int]) -> StepOwnTimes
     rows, keep = compared
     usable = replace(table, start_unix_ns=None).columns(keep)  # starts are not compared: no copy of them
     stored = usable.stored("own_us")
-    own = filled(stored if len(rows) == len(stored) else stored[rows])
+    own = fill_missing(stored if len(rows) == len(stored) else stored[rows])
     wall = mean_wall_us(usable, rows)
     if wall <= 0:  # from a broken clock
         return None
@@ -139,7 +139,7 @@ def mean_wall_us(table: StepTable, rows: NDArray[np.intp]) -> float:
     return float(sum(sums) / max(1, sum(counts)))
 
 
-def filled(own: Stored) -> Stored:
+def fill_missing(own: Stored) -> Stored:
     """Return own times [ranks, steps] with an estimate where a rank lacks a step; the same array if none does.
 
     The estimate is the median of the other ranks at this step, and the rank's mean excess over them in its other steps. So a step
@@ -166,7 +166,7 @@ def own_times_of_groups(table: StepTable, groups: Iterable[Sequence[int]]) -> li
     return [own_times for peers in groups if (own_times := comparable_own_times(table, peers)) is not None]
 
 
-def waits(times: StepOwnTimes) -> tuple[NDArray[np.intp], Matrix]:
+def waits_for_last(times: StepOwnTimes) -> tuple[NDArray[np.intp], Matrix]:
     """Return the row of the last rank, [usable steps], and each rank's wait for it, [compared ranks, usable steps].
 
     At each step the rank with the longest own time came last. A victim's wait is the difference between the two own times, but at

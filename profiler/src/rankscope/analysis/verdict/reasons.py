@@ -15,11 +15,11 @@ from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.evidence.typical import after_warm_up
 from rankscope.analysis.inference.judging.healing import period
-from rankscope.analysis.inference.judging.moving import MovingWait
-from rankscope.analysis.inference.judging.slow import SlowRanks
-from rankscope.analysis.inference.profiled import busy_excess
+from rankscope.analysis.inference.judging.moving_wait import MovingWait
+from rankscope.analysis.inference.judging.slow_ranks import SlowRanks
+from rankscope.analysis.inference.profiled_steps import busy_excess
 from rankscope.analysis.inference.reasons.diagnosis import Diagnosis, described_as_moving, diagnosis_of, own_time_evidence
-from rankscope.analysis.inference.reasons.explained import explain_diagnosis
+from rankscope.analysis.inference.reasons.hardware_reason import explain_diagnosis
 from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.inference.reasons.signals import Signals
 from rankscope.analysis.inference.reasons.stalled_line import evenly, line_of_run

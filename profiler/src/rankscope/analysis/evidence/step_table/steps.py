@@ -156,9 +156,10 @@ class Matrices:
         """Return one row of a matrix."""
         if metric in self._stored:
             place = row if isinstance(self._rows, slice) else self._rows[row]
-            stored_values: Stored = self._stored[metric][place, self._columns(ALL)]
-            return stored_values
-        return self.some(metric, ALL, np.array([row]))[0]
+            values: Stored = self._stored[metric][place, self._columns(ALL)]
+        else:
+            values = self.some(metric, ALL, np.array([row]))[0]
+        return values
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rankscope.analysis.causes import ExplainedCause, cause_of
-from rankscope.analysis.inference.judging.moving import MovingWait
-from rankscope.analysis.inference.judging.slow import SlowRanks
+from rankscope.analysis.inference.judging.moving_wait import MovingWait
+from rankscope.analysis.inference.judging.slow_ranks import SlowRanks
 from rankscope.analysis.inference.reasons.signals import Signals
 from rankscope.analysis.result.analysis import Evidence, Pattern
 from rankscope.analysis.result.text import OUTLIER_STEPS

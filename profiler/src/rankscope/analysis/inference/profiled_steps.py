@@ -16,10 +16,10 @@ from rankscope.analysis.collectives.matched import MatchedCollectives
 from rankscope.analysis.collectives.waits.blame import Blame
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes, DeviceTimes, device_own_times, times_of_windows
-from rankscope.analysis.inference.judging.judgement import Bound, Judgement, Straggler, judge
-from rankscope.analysis.inference.judging.moving import MovingWait
-from rankscope.analysis.inference.judging.slow import SlowRanks
-from rankscope.analysis.inference.pipelined import saved_by_waits_us, waited_for_us
+from rankscope.analysis.inference.judging.job_judgement import Bound, Judgement, Straggler, judge
+from rankscope.analysis.inference.judging.moving_wait import MovingWait
+from rankscope.analysis.inference.judging.slow_ranks import SlowRanks
+from rankscope.analysis.inference.pipeline_bound import saved_by_waits_us, waited_for_us
 from rankscope.analysis.inference.reasons.diagnosis import Diagnosis, described_as_moving, diagnosis_of, own_time_evidence
 from rankscope.analysis.inference.reasons.signals import Signals
 from rankscope.analysis.inference.reasons.slow_kernels import with_kernels
