@@ -13,7 +13,7 @@ from tests.analysis.conftest import plan_for
 from tests.step_files import append
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.inference.reasons.stalled_line import COMPARED, find_stalled_line, samples_in
+from rankscope.analysis.inference.reasons.stalled_line import find_stalled_line, samples_in
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import Phase, StackLine, StackSamples
@@ -154,9 +154,3 @@ def test_with_nobody_named_no_line_is_named(synthetic: Synthetic) -> None:
     for rank, rows in STALLS.items():
         append(rank_dir(Path(run), 0, rank), "stacks", *rows)
     assert analyze([run]).verdict.stalls_at is None
-
-
-def test_few_of_many_healthy_ranks_are_read(synthetic: Synthetic) -> None:
-    verdict = analysis_of(synthetic, STALLS).verdict
-    assert verdict.stalls_at is not None
-    assert verdict.stalls_at.healthy_samples == 100 * min(3, COMPARED)
