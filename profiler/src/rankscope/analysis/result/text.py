@@ -12,7 +12,6 @@ from rankscope.analysis.operations import EXCLUSIONS
 from rankscope.base.text import format_duration, one_line, printable, ranges_text, share_bound
 
 if TYPE_CHECKING:
-    from rankscope.analysis.inference.reasons.diagnosis import Diagnosis
     from rankscope.analysis.result.analysis import (
         Analysis,
         Cost,
@@ -116,12 +115,12 @@ def units_text(ranks: Sequence[int], hosts: Mapping[int, str], whole_hosts: Sequ
     return " and ".join(parts)
 
 
-def saves_text(slow: Verdict | Diagnosis, step: str = "typical step") -> str:
-    """Return what healing the ranks or hosts saves: ``healing it saves 19% to 26% of the typical step``; empty if unknown."""
-    if slow.saves is None:
+def saves_text(saves: tuple[float, float] | None, ranks: Sequence[int], hosts: Sequence[str], step: str = "typical step") -> str:
+    """Return what healing ranks or whole hosts saves: ``healing it saves 19% to 26% of the typical step``; empty if unknown."""
+    if saves is None:
         return ""
-    low, high = share_bound(max(0.0, slow.saves[0]), upper=False), share_bound(max(0.0, slow.saves[1]), upper=True)
-    several = len(slow.hosts) > 1 or (not slow.hosts and len(slow.ranks) > 1)
+    low, high = share_bound(max(0.0, saves[0]), upper=False), share_bound(max(0.0, saves[1]), upper=True)
+    several = len(hosts) > 1 or (not hosts and len(ranks) > 1)
     return f"healing {'them' if several else 'it'} saves {low} to {high} of the {step}"
 
 

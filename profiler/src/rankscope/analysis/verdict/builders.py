@@ -371,7 +371,7 @@ def _sentence(diagnosis: Diagnosis, setting: Setting, first: Sequence[int] = ())
         subject, verb = _subject(diagnosis, setting, first)
         often = " intermittently," if diagnosis.pattern == "intermittent" and len(diagnosis.ranks) == 1 else ""
         worst = "" if len(diagnosis.ranks) == 1 else f"for the worst of them, rank {diagnosis.ranks[0]}, "
-        saves = saves_text(diagnosis, "step")
+        saves = saves_text(diagnosis.saves, diagnosis.ranks, diagnosis.hosts, "step")
         text = f"{subject} {verb} {others} wait{often} {per}{', and ' if saves else ''}{saves}: {worst}{cause.wording} ({facts})"
     return f"{text}. {diagnosis.note}" if diagnosis.note else f"{text}."
 

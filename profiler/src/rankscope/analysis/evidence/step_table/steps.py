@@ -13,7 +13,7 @@ from rankscope.analysis.evidence.order import ALL, of_blocks
 from rankscope.analysis.evidence.step_table.rank_columns import ALL_METRICS, LOADED_METRICS, METER_METRICS, no_memory
 from rankscope.analysis.evidence.step_table.rank_files import PostponedMetrics, ReportProgress, ignore_progress, load_ranks
 from rankscope.analysis.evidence.step_table.recent import MOST_RECORDS, EarlierTotals, earlier_totals, recent_steps_of
-from rankscope.analysis.evidence.step_table.simultaneous import SampledStarts, sample
+from rankscope.analysis.evidence.step_table.sampled_starts import SampledStarts, sample
 from rankscope.analysis.evidence.step_table.step_numbers import ALL_ALIKE, Places, StepNumbers, first_of_each, moved
 from rankscope.analysis.evidence.step_table.table_builder import StepTableBuilder
 from rankscope.base.errors import InputError
