@@ -48,10 +48,10 @@ from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.watch.conditions.candidate import Candidate, Subject
 from rankscope.alerts.watch.conditions.confirmation import Confirmation, next_test
 from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
-from rankscope.analysis.evidence.typical import WARM_UP, warm_up
-from rankscope.analysis.inference.judging.judge import judge_ranks
-from rankscope.analysis.inference.judging.moving import moving_waits
-from rankscope.analysis.inference.judging.slow import FIXED, MINIMUM_EFFECT, SlowRanks
+from rankscope.analysis.evidence.typical import WARM_UP, after_warm_up
+from rankscope.analysis.inference.judging.moving_wait import moving_waits
+from rankscope.analysis.inference.judging.rank_judge import judge_ranks
+from rankscope.analysis.inference.judging.slow_ranks import FIXED, MINIMUM_EFFECT, SlowRanks
 from rankscope.analysis.online import RECENT_STEPS, NewSteps
 
 LOOK_EVERY = 5
@@ -83,7 +83,7 @@ class Times:
     @classmethod
     def of(cls, own: Own) -> Times:
         """Return the times of a look without the steps that count as warm-up."""
-        judged_times = np.ascontiguousarray(own[:, warm_up(own.shape[1]) :])
+        judged_times = np.ascontiguousarray(own[:, after_warm_up(own.shape[1])])
         return cls(judged_times, float(judged_times.max(axis=0).mean() + 0.04 * STEP_US), list(range(len(own))))
 
 

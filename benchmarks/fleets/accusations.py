@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.evidence.compared import StepOwnTimes
-from rankscope.analysis.evidence.step_table.steps import StepTable
-from rankscope.analysis.inference.judging.judge import SuspectedRanks, judge_ranks
-from rankscope.analysis.inference.judging.moving import moving_waits
-from rankscope.analysis.inference.judging.slow import SlowRanks
+from rankscope.analysis.evidence.step_table.steps import Matrices, StepTable
+from rankscope.analysis.inference.judging.moving_wait import moving_waits
+from rankscope.analysis.inference.judging.rank_judge import SuspectedRanks, judge_ranks
+from rankscope.analysis.inference.judging.slow_ranks import SlowRanks
 
 STEP_US = 100_000.0
 RANKS = (2, 3, 4, 8, 16, 64)
@@ -59,7 +59,9 @@ def verdict(own: np.ndarray) -> SlowRanks | SuspectedRanks | None:
         attempt=0,
         ranks=np.arange(ranks),
         steps=np.arange(steps),
-        values={"own_us": own, "wall_us": np.tile(wall, (ranks, 1)), "blocked_us": wall - own},
+        values=Matrices(
+            {"own_us": own, "wall_us": np.tile(wall, (ranks, 1)), "blocked_us": wall - own}, np.arange(ranks), np.arange(steps)
+        ),
         start_unix_ns=np.zeros((ranks, steps), dtype=np.int64),
         profiled=np.zeros((ranks, steps), dtype=bool),
         tags={},

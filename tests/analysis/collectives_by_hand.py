@@ -12,7 +12,7 @@ from rankscope.analysis.collectives.clock import consistent, fit_clocks
 from rankscope.analysis.collectives.matching import Matching, match_collectives
 from rankscope.analysis.collectives.waits.blame import CollectiveWaits
 from rankscope.analysis.collectives.waits.waiting import Waits, waits_of
-from rankscope.runs.records import CollectiveRecord, StepBreakdown
+from rankscope.runs.records import CollectiveRecord
 
 ByRank = dict[int, list[CollectiveRecord]]
 
@@ -26,13 +26,6 @@ def record(arrive: float, end: float, **fields: Any) -> CollectiveRecord:
         "end_unix_ns": round(end * 1000),
     }
     return CollectiveRecord(**{**given, **times, **fields})
-
-
-def breakdown(step: int, start_ns: int, window_us: float, **fields: Any) -> StepBreakdown:
-    """Return the window of a step in which nothing ran but what ``fields`` say."""
-    parts = ("compute_us", "communication_us", "overlap_us", "exposed_communication_us", "memcpy_us", "exposed_memcpy_us")
-    usual: dict[str, Any] = {"device_kind": "cuda", "events": 1, **dict.fromkeys((*parts, "idle_us"), 0.0)}
-    return StepBreakdown(step=step, start_unix_ns=start_ns, window_us=window_us, **usual | fields)
 
 
 def matched(*rows: dict[int, CollectiveRecord]) -> Arrivals:

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from tests.step_files import append
 
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.result.analysis import Analysis
 from rankscope.runs.paths import host_dir, rank_dir
 from rankscope.runs.records import (
     PHASES,
@@ -48,6 +50,11 @@ class Extra:
 
 Plan = Callable[[int, int], dict[str, Any] | None]
 """(rank, step) to the fields of the ``Extra`` planted in that step."""
+
+
+def plan_for(rank: int, **extra: Any) -> Plan:
+    """Return the plan that plants the same ``Extra`` in every step of one rank."""
+    return lambda planned_rank, _step: extra if planned_rank == rank else None
 
 
 @dataclass
@@ -156,8 +163,17 @@ class SyntheticRun:
         return rows
 
 
+def analyse(run: SyntheticRun) -> Analysis:
+    """Write a run and analyse it."""
+    return analyze([run.write()])
+
+
+AddWindows = Callable[[Path, int, list[StepBreakdown], list[CollectiveRecord]], None]
+AddHardware = Callable[[Path, str, list[HardwareSample]], None]
+
+
 @pytest.fixture
-def add_windows() -> Callable[[Path, int, list[StepBreakdown], list[CollectiveRecord]], None]:
+def add_windows() -> AddWindows:
     """Function ``add_windows(run, rank, breakdowns, collectives)``, which adds profiled steps to a rank of a run."""
 
     def add(run: Path, rank: int, breakdowns: list[StepBreakdown], collectives: list[CollectiveRecord]) -> None:
@@ -168,7 +184,7 @@ def add_windows() -> Callable[[Path, int, list[StepBreakdown], list[CollectiveRe
 
 
 @pytest.fixture
-def add_hardware() -> Callable[[Path, str, list[HardwareSample]], None]:
+def add_hardware() -> AddHardware:
     """Function ``add_hardware(run, host, samples)``, which adds hardware samples of a host to a run."""
     return lambda run, host, samples: append(host_dir(run, host), "gpu", *samples)
 

@@ -7,20 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.analysis.breakdowns import breakdown
+from tests.analysis.conftest import Plan, analyse
 from tests.step_files import append
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.whatif.whatif_of_paths import whatif
 from rankscope.runs.paths import rank_dir
-from rankscope.runs.records import DeviceKind, KernelRecord, PhaseTimes, StackLine, StackSamples, StepBreakdown
+from rankscope.runs.records import DeviceKind, KernelRecord, PhaseTimes, StackLine, StackSamples
 
 Synthetic = Callable[..., Any]
-Plan = Callable[[int, int], dict[str, Any] | None]
-
-
-def result(run: Any) -> Analysis:
-    return analyze([run.write()])
 
 
 def at(rank: int | None = None, every: int = 1, **extra: Any) -> Plan:
@@ -49,7 +46,7 @@ def test_a_short_activity_beside_a_delay_is_not_the_cause(synthetic: Synthetic, 
     plan = at(0, every, us=60_000 * every, phase=phase, tags=[tag])
     fields = sections(tag, 100.0, where=lambda rank, step: rank == 0 and step % every == 0)
     run = synthetic(steps=120, device_kind="cpu", plan=plan, fields=fields)
-    verdict = result(run).verdict
+    verdict = analyse(run).verdict
     assert (verdict.rank, verdict.phase) == (0, phase), verdict.summary
     assert verdict.cause == ("input" if phase == "data" else "host"), verdict.summary
     assert "checkpoint" not in verdict.summary
@@ -62,13 +59,13 @@ def test_a_short_activity_beside_a_delay_is_not_the_cause(synthetic: Synthetic, 
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
 def test_a_tag_on_all_steps_explains_no_delay_elsewhere(synthetic: Synthetic, tag: str, phase: str) -> None:
     # Also in recordings that did not measure activities
-    verdict = result(synthetic(device_kind="cpu", plan=at(0, us=30_000, phase=phase, tags=[tag]))).verdict
+    verdict = analyse(synthetic(device_kind="cpu", plan=at(0, us=30_000, phase=phase, tags=[tag]))).verdict
     assert (verdict.rank, verdict.cause, verdict.phase) == (0, "host", phase), verdict.summary
 
 
 def test_a_checkpoint_in_steps_that_are_slow_in_forward_is_no_cause(synthetic: Synthetic) -> None:
     plan = at(0, 8, us=300_000, tags=["checkpoint"])
-    verdict = result(synthetic(steps=160, device_kind="cpu", plan=plan)).verdict
+    verdict = analyse(synthetic(steps=160, device_kind="cpu", plan=plan)).verdict
     assert (verdict.rank, verdict.cause, verdict.phase) == (0, "host", "forward"), verdict.summary
 
 
@@ -82,7 +79,7 @@ def test_an_activity_with_most_of_the_delay_is_the_cause(
     plan = at(0, every, us=us, phase="between_steps", tags=[tag])
     fields = sections(tag, 0.9 * us, where=lambda rank, step: measured and rank == 0 and step % every == 0)
     run = synthetic(steps=120, device_kind="cpu", plan=plan, fields=fields)
-    analysis = result(run)
+    analysis = analyse(run)
     verdict = analysis.verdict
     assert (verdict.rank, verdict.cause, verdict.phase) == (0, cause, "between_steps"), verdict.summary
     (values,) = [row.value for row in analysis.findings[0].evidence if row.name == f"{cause}_excess"]
@@ -97,7 +94,7 @@ def test_measured_activities_of_the_same_steps_are_told_apart(
 ) -> None:
     us = 300_000
     measured = {"sections_us": {"checkpoint": checkpoint * us, "eval": evaluation * us}}
-    verdict = result(
+    verdict = analyse(
         synthetic(
             steps=120,
             plan=at(1, 5, phase="between_steps", us=us, tags=["checkpoint", "eval"]),
@@ -121,23 +118,7 @@ def profiled(
             for name, (count, us) in operators.items()
         ]
         busy = sum(count * us for count, us in operators.values())
-        windows = [
-            StepBreakdown(
-                step=step,
-                start_unix_ns=10**18,
-                device_kind=kind,
-                window_us=100_000 + busy,
-                compute_us=busy,
-                communication_us=0,
-                overlap_us=0,
-                exposed_communication_us=0,
-                memcpy_us=0,
-                exposed_memcpy_us=0,
-                idle_us=100_000,
-                events=10,
-            )
-            for step in steps
-        ]
+        windows = [breakdown(step, compute=busy, idle=100_000, device_kind=kind) for step in steps]
         append(rank_dir(run, 0, rank), "kernels", *rows)
         append(rank_dir(run, 0, rank), "windows", *windows)
     return analyze([run])
@@ -277,7 +258,7 @@ def test_a_rank_that_loads_data_alone_is_compared_with_ranks_that_do_not(
         )
 
     plan: Plan = lambda rank, _: {"phase": "data", "us": 60_000} if rank in loaders else None  # noqa: E731
-    analysis = result(synthetic(device_kind=kind, ranks=8, noise=0.01, plan=plan, fields=fields))
+    analysis = analyse(synthetic(device_kind=kind, ranks=8, noise=0.01, plan=plan, fields=fields))
     verdict = analysis.verdict
     assert (verdict.ranks, verdict.cause, verdict.phase) == (list(loaders), "input", "data"), verdict.summary
     assert analysis.waterfall is not None
@@ -292,7 +273,7 @@ def test_a_rank_that_loads_data_alone_is_compared_with_ranks_that_do_not(
 @pytest.mark.parametrize("every", [1, 3])
 def test_the_profiler_of_the_script_on_one_rank_is_the_cause(synthetic: Synthetic, kind: str, every: int) -> None:
     plan = at(0, every, us=60_000 * every, cpu=True, tags=["profiler"])
-    analysis = result(synthetic(steps=120, device_kind=kind, plan=plan))
+    analysis = analyse(synthetic(steps=120, device_kind=kind, plan=plan))
     verdict = analysis.verdict
     assert (verdict.rank, verdict.cause, verdict.explained_by) == (0, "host", "profiler"), verdict.summary
     assert "own profiler" in verdict.summary
@@ -312,7 +293,7 @@ def test_a_profiler_beside_another_cause_is_not_the_cause(
     synthetic: Synthetic, extra: dict[str, Any], tagged: Callable[[int], bool], cause: str
 ) -> None:
     plan: Plan = lambda rank, _: (extra if rank == 0 else {}) | ({"tags": ["profiler"]} if tagged(rank) else {})  # noqa: E731
-    verdict = result(synthetic(device_kind="cpu", plan=plan)).verdict
+    verdict = analyse(synthetic(device_kind="cpu", plan=plan)).verdict
     assert (verdict.rank, verdict.cause, verdict.explained_by) == (0, cause, None), verdict.summary
 
 
@@ -320,7 +301,7 @@ def test_a_rank_as_slow_without_its_profiler_is_slow_for_another_reason(syntheti
     def plan(rank: int, step: int) -> dict[str, Any] | None:
         return {"us": 60_000, "cpu": True, "tags": ["profiler"] if step % 3 else []} if rank == 0 else None
 
-    verdict = result(synthetic(steps=120, device_kind="cpu", plan=plan)).verdict
+    verdict = analyse(synthetic(steps=120, device_kind="cpu", plan=plan)).verdict
     assert (verdict.rank, verdict.cause) == (0, "compute"), verdict.summary
 
 
@@ -336,7 +317,7 @@ def test_an_activity_of_all_ranks_is_the_limit(
     us = 200_000 * every
     plan = at(every=every, phase="between_steps", us=us, cpu=cpu, tags=[tag])
     fields = sections(tag, us, where=lambda _, step: step % every == 0)
-    analysis = result(synthetic(steps=80, noise=0.01, device_kind=kind, plan=plan, fields=fields))
+    analysis = analyse(synthetic(steps=80, noise=0.01, device_kind=kind, plan=plan, fields=fields))
     verdict = analysis.verdict
     assert (verdict.kind, verdict.cause, verdict.phase) == ("host_bound", cause, None), verdict.summary
     assert ("evaluation" if tag == "eval" else "checkpoints") in verdict.summary
@@ -349,13 +330,13 @@ def test_an_activity_of_all_ranks_is_the_limit(
 
 def test_an_evaluation_in_forward_that_the_script_tags_is_the_limit(synthetic: Synthetic) -> None:
     plan = at(every=4, us=800_000, cpu=True, tags=["eval"])
-    verdict = result(synthetic(steps=80, noise=0.01, device_kind="cpu", plan=plan)).verdict
+    verdict = analyse(synthetic(steps=80, noise=0.01, device_kind="cpu", plan=plan)).verdict
     assert (verdict.kind, verdict.cause) == ("host_bound", "evaluation"), verdict.summary
 
 
 def test_host_code_beside_a_short_evaluation_is_still_looked_at(synthetic: Synthetic) -> None:
     plan: Plan = lambda _, step: {"phase": "between_steps", "us": 200_000, "tags": ["eval"] if step % 4 == 0 else []}  # noqa: E731
-    analysis = result(synthetic(steps=80, noise=0.01, device_kind="cpu", plan=plan))
+    analysis = analyse(synthetic(steps=80, noise=0.01, device_kind="cpu", plan=plan))
     assert (analysis.verdict.cause, analysis.verdict.phase) == ("host", "between_steps"), analysis.verdict.summary
     assert "py-spy" in told(analysis)
 
@@ -377,7 +358,7 @@ def test_a_moving_slowness_has_the_cause_of_the_ranks_it_moves_between(
     synthetic: Synthetic, extra: dict[str, Any], cause: str
 ) -> None:
     run = synthetic(steps=80, device_kind="cpu", plan=lambda rank, step: {"us": 90_000, **extra} if step % 4 == rank else None)
-    analysis = result(run)
+    analysis = analyse(run)
     assert (analysis.verdict.pattern, analysis.verdict.cause) == ("rotating", cause), analysis.verdict.summary
 
 
@@ -388,5 +369,5 @@ def test_most_of_the_ranks_of_a_moving_slowness_decide_its_cause(synthetic: Synt
             return None
         return {"us": 100_000} if rank == 3 else {"us": 90_000, "gc": True, "cpu": True}
 
-    analysis = result(synthetic(steps=180, device_kind="cpu", plan=plan))
+    analysis = analyse(synthetic(steps=180, device_kind="cpu", plan=plan))
     assert (analysis.verdict.pattern, analysis.verdict.cause) == ("rotating", "gc"), analysis.verdict.summary

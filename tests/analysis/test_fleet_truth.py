@@ -97,7 +97,7 @@ def test_a_written_run_has_the_own_times_and_lacks_the_missing_records(tmp_path:
     table = StepTable.load(RunReader(tmp_path / "run"))
     assert table.ranks.tolist() == [0, 1, 2]
     assert (~table.has_record).nonzero()[1].tolist() == [5, 6, 7]
-    own = table.values["own_us"]
+    own = table.matrix("own_us")
     assert own[1].tolist() == pytest.approx(planted.own[1].tolist())
     analysis = analyze_run(tmp_path / "run")
     assert (analysis.source.world_size, analysis.source.ranks) == (4, 3)

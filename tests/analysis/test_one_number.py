@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.analysis.conftest import SyntheticRun
+from tests.analysis.conftest import SyntheticRun, plan_for
 from tests.analysis.inline_communication import Fault, write_job
 
 from rankscope.analysis.engine import analyze
@@ -86,7 +86,7 @@ def in_turn(host: int) -> Callable[[int, int], dict[str, Any] | None]:
 
 
 SLOW_UNITS: dict[str, tuple[Callable[[int, int], dict[str, Any] | None], str | None]] = {
-    "rank": (lambda rank, _step: {"us": 40_000} if rank == 5 else None, None),
+    "rank": (plan_for(5, us=40_000), None),
     "rank at every third step": (lambda rank, step: {"us": 90_000} if rank == 1 and step % 3 == 0 else None, None),
     "rank that becomes slow": (lambda rank, step: {"us": 80_000} if rank == 4 and step > 60 else None, None),
     "host": (lambda rank, _step: {"us": 40_000} if rank in (4, 5) else None, "n2"),
@@ -259,7 +259,7 @@ def test_a_what_if_where_ranks_meet_every_few_steps_is_that_of_the_verdict(synth
 @pytest.mark.parametrize("share", [0.0, 0.03])
 def test_records_missing_at_random_leave_the_what_if_that_of_the_verdict(synthetic: Synthetic, share: float) -> None:
     # given 64 ranks, so many that with 3 % of the records missing hardly a step is complete
-    run = synthetic(ranks=64, steps=60, noise=0.02, plan=lambda rank, _: {"us": 40_000, "cpu": True} if rank == 5 else None)
+    run = synthetic(ranks=64, steps=60, noise=0.02, plan=plan_for(5, us=40_000, cpu=True))
     rng = np.random.default_rng(1)
     run.dropped = {rank: set(np.flatnonzero(rng.random(60) < share).tolist()) for rank in range(64)}
     path = run.write()
@@ -277,7 +277,7 @@ def test_records_missing_at_random_leave_the_what_if_that_of_the_verdict(synthet
 @pytest.mark.parametrize("missing", [2, None])
 def test_waiting_is_as_long_as_the_what_if_says_where_records_are_missing(synthetic: Synthetic, missing: int | None) -> None:
     # given a slow rank that lacks a third of its records, or one record in ten of any rank
-    run = synthetic(ranks=8, steps=90, noise=0.01, plan=lambda rank, _: {"us": 30_000, "cpu": True} if rank == 2 else None)
+    run = synthetic(ranks=8, steps=90, noise=0.01, plan=plan_for(2, us=30_000, cpu=True))
     rng = np.random.default_rng(2)
     share = 0.1 if missing is None else 1 / 3
     lacking = range(8) if missing is None else [missing]

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.analysis.breakdowns import breakdown
+from tests.analysis.conftest import plan_for
 from tests.step_files import CountedReads, add_damaged, append, keep_rows, load, save, steps_file
 
 from rankscope.analysis.online import OnlineAnalysis
@@ -39,22 +41,9 @@ def whole(synthetic: Callable[..., Any], add_windows: Callable[..., None]) -> Pa
 
 def window(rank: int, step: int) -> tuple[StepBreakdown, CollectiveRecord]:
     start = 10**18 + step * 10**8
-    breakdown = StepBreakdown(
-        step=step,
-        start_unix_ns=start,
-        device_kind="cuda",
-        window_us=1e5,
-        compute_us=8e4,
-        communication_us=2e4,
-        overlap_us=1e4,
-        exposed_communication_us=1e4,
-        memcpy_us=0.0,
-        exposed_memcpy_us=0.0,
-        idle_us=1e4,
-        events=10,
-    )
+    row = breakdown(step, compute=8e4, exposed=1e4, idle=1e4, communication_us=2e4, overlap_us=1e4, start_unix_ns=start)
     begin = start + rank * 10**6
-    return breakdown, CollectiveRecord(
+    return row, CollectiveRecord(
         step=step,
         group="default_pg",
         group_size=RANKS,
@@ -123,6 +112,21 @@ def test_any_cut_into_increments_gives_the_answer_of_one_read(
     run.grow(1.0)
     assert online.update() == analyze_run(run.path)
     assert online.update().verdict.rank == 1
+
+
+@pytest.mark.parametrize("dropped", [{}, {1: {3}}], ids=["ranks with the same steps", "other steps on a rank"])
+def test_measured_times_of_activities_count_as_in_one_read(synthetic: Callable[..., Any], dropped: dict[int, set[int]]) -> None:
+    # Given a rank that sleeps in the steps in which it also writes a checkpoint, which took 0.1 ms
+    run = synthetic(
+        steps=STEPS,
+        device_kind="cpu",
+        plan=plan_for(0, phase="between_steps", us=60_000, tags=["checkpoint"]),
+        fields=lambda rank, _step: {"sections_us": {"checkpoint": 100.0}} if rank == 0 else {},
+        dropped=dropped,
+    ).write()
+    analysis = OnlineAnalysis(run).update()
+    assert (analysis.verdict.rank, analysis.verdict.cause) == (0, "host")
+    assert analysis == analyze_run(run)
 
 
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -9,28 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.analysis.conftest import plan_for
 from tests.step_files import load, save
 
 from rankscope.analysis.captured import analyze_captured
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.inference.profiled import ENOUGH_STEPS
+from rankscope.analysis.inference.profiled_steps import ENOUGH_STEPS
 from rankscope.analysis.report.terminal import render_text
+from rankscope.analysis.verdict.endings import endings
 from rankscope.runs.paths import activity_file, rank_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import AttemptInfo, RankActivity, RankInfo
+from rankscope.runs.records import AttemptInfo, EndReason, RankActivity, RankInfo
 from rankscope.runs.small_files import write_record
 
 Synthetic = Callable[..., Any]
-Plan = Callable[[int, int], dict[str, Any] | None]
-
-
-def always(rank: int, **extra: Any) -> Plan:
-    return lambda item, _step: extra if item == rank else None
 
 
 @pytest.mark.parametrize("size", [2_000_000_000, 10**30])
 def test_a_world_of_absurd_size_costs_nothing(synthetic: Synthetic, size: int) -> None:
-    path = synthetic(plan=always(2, us=60_000)).write()
+    path = synthetic(plan=plan_for(2, us=60_000)).write()
     write_record(path / "attempts" / "000" / "attempt.json", AttemptInfo(attempt=0, start_unix_ns=1, world_size=size))
     analysis = analyze([path])
     assert analysis.verdict.rank == 2
@@ -39,14 +36,14 @@ def test_a_world_of_absurd_size_costs_nothing(synthetic: Synthetic, size: int) -
 
 @pytest.mark.parametrize("size", [-3, 0, 1])
 def test_a_world_smaller_than_the_ranks_on_disk_is_not_believed(synthetic: Synthetic, size: int) -> None:
-    path = synthetic(plan=always(2, us=60_000)).write()
+    path = synthetic(plan=plan_for(2, us=60_000)).write()
     write_record(path / "attempts" / "000" / "attempt.json", AttemptInfo(attempt=0, start_unix_ns=1, world_size=size))
     analysis = analyze([path])
     assert (analysis.verdict.rank, analysis.source.world_size, analysis.source.coverage) == (2, 4, 1)
 
 
 def test_damaged_identity_files_are_named(synthetic: Synthetic) -> None:
-    path = synthetic(plan=always(2, us=60_000)).write()
+    path = synthetic(plan=plan_for(2, us=60_000)).write()
     (path / "attempts" / "000" / "attempt.json").write_text("{")
     (rank_dir(path, 0, 3) / "rank.json").write_text("[]")
     analysis = analyze([path])
@@ -69,7 +66,7 @@ def test_a_run_that_crashed_is_advised_to_look_there_first(synthetic: Synthetic)
 
 
 def test_a_crash_comes_before_the_straggler(synthetic: Synthetic) -> None:
-    run = synthetic(plan=always(2, us=60_000), lost_after={3: 25}, end_reasons={3: "crash"}).write()
+    run = synthetic(plan=plan_for(2, us=60_000), lost_after={3: 25}, end_reasons={3: "crash"}).write()
     verdict = analyze([run]).verdict
     assert "error output of rank 3" in verdict.next[0]
     assert "rank 2" in verdict.next[1]
@@ -133,7 +130,7 @@ def test_with_too_little_data_what_to_do_fits_the_state_of_the_run(
 def test_a_run_without_new_steps_is_reported_whatever_the_verdict(
     synthetic: Synthetic, ago_s: float, goes_on: bool, silence: str | None
 ) -> None:
-    run = synthetic(plan=always(2, us=60_000)).write()
+    run = synthetic(plan=plan_for(2, us=60_000)).write()
     began_ago(run, ago_s, goes_on=goes_on)
     analysis = analyze([run])
     assert analysis.verdict.rank == 2
@@ -223,3 +220,60 @@ def test_a_run_that_is_over_has_no_activities(synthetic: Synthetic) -> None:
     analysis = analyze([run])
     assert analysis.verdict.kind != "hang"
     assert all(row.activity is None for row in analysis.ranks)
+
+
+# Which rank ended first
+
+
+def ended(*how: tuple[EndReason | None, int | None], hosts: str = "aaaa", boot: str | None = None) -> dict[int, RankInfo]:
+    """Return the infos of ranks 0, 1, … with the given (reason, end in milliseconds)."""
+    return {
+        rank: RankInfo(
+            rank=rank,
+            world_size=len(how),
+            host=hosts[rank],
+            boot_id=boot,
+            pid=1,
+            start_unix_ns=1,
+            end_unix_ns=None if end_ms is None else end_ms * 1_000_000,
+            end_reason=reason,
+        )
+        for rank, (reason, end_ms) in enumerate(how)
+    }
+
+
+@pytest.mark.parametrize(
+    ("infos", "first"),
+    [
+        (ended(("exit", 1), ("exit", 2)), None),
+        (ended((None, None), ("killed", 5)), 1),
+        (ended(("killed", 9085), ("killed", 9000)), 1),  # the launcher ends the others when one has ended
+        (ended(("killed", 9008), ("killed", 9000)), None),  # all at once, from outside
+        (ended(("killed", 9008), ("crash", 9000)), 1),
+        (ended(("crash", 9008), ("crash", 9000)), None),
+        (ended(("crash", 9008), ("killed", 9000)), None),  # the survivor's error is not the cause
+        (ended(("crash", 9800), ("crash", 9000)), 1),
+        (ended(("killed", 9085), ("killed", 9000), hosts="ab"), None),  # two clocks
+        (ended(("killed", 9085), ("killed", 9000), hosts="ab", boot="4be2"), 1),  # two containers, one clock
+        (ended(("killed", 19_000), ("killed", 9000), hosts="ab"), 1),
+        (ended(("killed", None), ("killed", 9000)), None),
+    ],
+)
+def test_the_first_to_end_is_named_where_that_is_clear(infos: dict[int, RankInfo], first: int | None) -> None:
+    assert endings(infos).first == first
+
+
+def test_the_victims_of_the_launcher_are_not_called_like_the_one_that_died() -> None:
+    first_end = endings(ended(("killed", 9100), ("killed", 9000), ("crash", 9090)))
+    assert first_end.failure() == "; ".join(first_end.sentences())
+    assert first_end.sentences() == [
+        "rank 1 killed before the end of training, the first to end",
+        "rank 2 crashed after rank 1",
+        "rank 0 killed after rank 1",
+    ]
+
+
+def test_where_nobody_was_clearly_first_nobody_is_said_to_be() -> None:
+    together = endings(ended(("killed", 9001), ("killed", 9000)))
+    assert together.sentences() == ["ranks 0, 1 killed before the end of training"]
+    assert together.failure() is None

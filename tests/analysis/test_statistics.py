@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from tests.analysis.compare.made_up_run import lasting_noise
 
 from rankscope.analysis.statistics import (
     Estimate,
@@ -63,26 +65,22 @@ def test_the_excess_of_a_rank_is_over_the_known_values_of_its_peers() -> None:
     assert excess_of_rank({5: 1.0}, 5) is None
 
 
-def noise(seed: int, steps: int, lasts: int) -> np.ndarray:
-    keep = (lasts - 1) / (lasts + 1)
-    values = np.random.default_rng(seed).normal(size=steps)
-    for step in range(1, steps):
-        values[step] = keep * values[step - 1] + np.sqrt(1 - keep**2) * values[step]
-    return values
+def noise(seed: int, steps: int, *, lasts: int) -> NDArray[np.float64]:
+    return lasting_noise(np.random.default_rng(seed), (steps,), (lasts - 1) / (lasts + 1))
 
 
 @pytest.mark.parametrize(("steps", "lasts"), [(60, 1), (300, 1), (300, 6), (1000, 20)])
 def test_the_interval_of_a_mean_holds_the_true_one_although_noise_lasts(steps: int, lasts: int) -> None:
     hits = 0
     for seed in range(200):
-        low, high = mean_of(noise(seed, steps, lasts)).bounds(0.95)
+        low, high = mean_of(noise(seed, steps, lasts=lasts)).bounds(0.95)
         hits += low <= 0 <= high
     assert hits >= 180
 
 
 def test_noise_lasts_as_long_as_it_was_made_to() -> None:
-    assert autocorrelation_time(noise(1, 4000, 1)) == pytest.approx(1, abs=0.3)
-    assert autocorrelation_time(noise(1, 4000, 10)) == pytest.approx(10, rel=0.3)
+    assert autocorrelation_time(noise(1, 4000, lasts=1)) == pytest.approx(1, abs=0.3)
+    assert autocorrelation_time(noise(1, 4000, lasts=10)) == pytest.approx(10, rel=0.3)
 
 
 def test_one_step_has_no_interval_and_no_noise_has_a_point() -> None:

@@ -10,19 +10,20 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.analysis.collectives_by_hand import breakdown, matched, record
+from tests.analysis.breakdowns import breakdown
+from tests.analysis.collectives_by_hand import matched, record
 from tests.analysis.trace_events import Event, annotation, operator, written
 
 from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.communication import explained_share, longest_extent_us
 from rankscope.analysis.collectives.waits.blame import assign_blame
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.inference.judging.slow import SlowRanks
-from rankscope.analysis.inference.profiled import diagnosis_of_late
+from rankscope.analysis.inference.judging.slow_ranks import SlowRanks
+from rankscope.analysis.inference.profiled_steps import diagnosis_of_late
 from rankscope.analysis.inference.reasons.signals import Signals
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis
-from rankscope.analysis.verdict.builders import Setting, straggler
+from rankscope.analysis.verdict.builders import Setting, straggler_verdict
 from rankscope.analysis.whatif.whatif_of_paths import whatif
 from rankscope.runs.records import StepBreakdown
 
@@ -111,7 +112,7 @@ def test_profiled_steps_of_a_run_are_counted_as_well(count: int, steps_text: str
     slow = SlowRanks([1], "fixed", gain_us=400.0 * count, excess_us=400.0, p_value=0.0, certainty=1.0, last_share=1.0)
     # when it is reported
     named = diagnosis_of_late(slow, blame, 1000.0 * count, Signals(own_us=400.0), steps=count)
-    verdict, _ = straggler(
+    verdict, _ = straggler_verdict(
         named, Setting(source="windows", world_size=2, steps=(0, count), step_count=count, unit="step", accelerated=True)
     )
     # then the wait is per step, and a small number of steps is reported
@@ -146,7 +147,7 @@ def test_verdict_and_what_if_divide_by_the_same_step_without_contradiction(dlrm:
 
 
 def window(start: float, length: float) -> StepBreakdown:
-    return breakdown(0, round(start * 1000), length, compute_us=length)
+    return breakdown(0, compute=length, start_unix_ns=round(start * 1000))
 
 
 @given(

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.analysis.collectives_by_hand import breakdown
+from tests.analysis.breakdowns import breakdown
 from tests.nccl.dumps import write_dumps
 from tests.nccl.layouts import FAULTS, LAYOUTS, LayoutJob
 from tests.nccl.traces import clocks, document
@@ -131,7 +131,7 @@ def run_of(synthetic: Callable[..., Any], add_windows: Callable[..., None]) -> C
         for rank in range(ranks):
             times: dict[str, Any] = {"enqueue_unix_ns": 10**18, "start_unix_ns": 10**18, "end_unix_ns": 10**18 + 1000}
             row = CollectiveRecord(step=7, group="0", index=0, op="all_reduce", stream=0, **times, **group)
-            window = breakdown(7, 10**18, 100_000.0, window_basis="steps", compute_us=90_000.0, idle_us=10_000.0)
+            window = breakdown(7, compute=90_000.0, idle=10_000.0)
             add_windows(run, rank, [window], [row])
         return run
 

@@ -15,7 +15,7 @@ from tests.alerts.watch.watched_world import RecordingWebhook, World
 from rankscope.alerts.watch.conditions.confirmation import FIRST_TEST, TESTS, Confirmation, Suspicion
 from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy, FiringState, advance
-from rankscope.analysis.inference.judging.slow import SlowRanks
+from rankscope.analysis.inference.judging.slow_ranks import SlowRanks
 from rankscope.analysis.online import NewSteps
 from rankscope.analysis.result.analysis import Analysis
 

@@ -11,7 +11,7 @@ from tests.analysis.planted_clocks import SECOND, START, Floats, Job, Planted, a
 from rankscope.analysis.collectives.clock import Clocks, fit_clocks
 from rankscope.analysis.collectives.clock_series import ClockCourse, at_times, fit_series
 from rankscope.analysis.collectives.waits.blame import Blame, assign_blame
-from rankscope.analysis.inference.judging.late import find_late, late_suspect
+from rankscope.analysis.inference.judging.late_ranks import find_late, late_suspect
 
 HOURS = windows(10, 24, gap=600 * SECOND, within=0.3 * SECOND)
 """Ends and steps of ten windows, one every ten minutes."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from tests.analysis.collectives_by_hand import breakdown
+from tests.analysis.breakdowns import breakdown
 from tests.analysis.planted_clocks import START, Job, Planted, windows
 from tests.step_files import append
 
@@ -50,8 +50,8 @@ def make_run(path: Path, clocks: list[Planted]) -> Path:
                 StepRecord(step=step, start_unix_ns=first, wall_us=wall, phases_us=PhaseTimes(backward=wall), profiled=True)
             )
             busy = sum(collective.end_unix_ns - collective.enqueue_unix_ns for collective in own) / 1000
-            parts = {"compute_us": wall - busy, "communication_us": busy, "exposed_communication_us": busy}
-            breakdowns.append(breakdown(step, first, wall, device_kind="cpu", window_basis="steps", **parts))
+            times = {"compute": wall - busy, "exposed": busy}
+            breakdowns.append(breakdown(step, **times, start_unix_ns=first, device_kind="cpu", window_basis="steps"))
         append(folder, "steps", *records)
         append(folder, "windows", *breakdowns)
         append(folder, "collectives", *collectives)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.compare.recording import Recording
-from rankscope.analysis.evidence.step_table.steps import METRICS, StepTable
+from rankscope.analysis.evidence.step_table.steps import METRICS, Matrices, StepTable
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo
 
 Steps = NDArray[np.float64]
@@ -73,7 +73,7 @@ class MadeUp:
             attempt=0,
             ranks=np.arange(self.ranks),
             steps=np.arange(self.steps),
-            values=values,
+            values=Matrices(values, np.arange(self.ranks), np.arange(self.steps)),
             start_unix_ns=10**18 + np.cumsum(values["wall_us"] * 1000, axis=1).astype(np.int64),
             profiled=np.zeros(shape, dtype=bool),
             tags={},

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.collectives_by_hand import collective_waits
+from tests.analysis.conftest import plan_for
 
 from rankscope.analysis.collectives.clock import fit_clocks
 from rankscope.analysis.collectives.matching import match_collectives
@@ -74,7 +75,7 @@ def test_each_victim_is_a_row_with_what_it_waited_and_how_often() -> None:
 
 
 def test_always_on_records_have_a_ledger_that_says_it_knows_no_groups(synthetic: Synthetic) -> None:
-    analysis = analyze([synthetic(plan=lambda rank, _step: {"us": 60_000} if rank == 2 else None, noise=0.001).write()])
+    analysis = analyze([synthetic(plan=plan_for(2, us=60_000), noise=0.001).write()])
     ledger = analysis.ledger
     assert ledger is not None
     assert (ledger.source, ledger.by_group[0].group, ledger.by_group[0].worst) == ("steps", None, 2)
@@ -166,5 +167,5 @@ def test_groups_matrix_and_rest_add_up(rows: dict[Group, dict[tuple[int, int], R
 
 
 def test_the_ledger_is_part_of_the_published_json(synthetic: Synthetic) -> None:
-    analysis = analyze([synthetic(plan=lambda rank, _step: {"us": 60_000} if rank == 2 else None).write()])
+    analysis = analyze([synthetic(plan=plan_for(2, us=60_000)).write()])
     assert msgspec.json.decode(msgspec.json.encode(analysis), type=Analysis) == analysis

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.analysis.breakdowns import breakdown
+from tests.analysis.conftest import AddWindows, plan_for
 from tests.step_files import add_rows, rows_of, steps_file, table_of_records
 
 from rankscope.analysis.captured import analyze_captured
 from rankscope.analysis.collectives.windows import Reduction
-from rankscope.analysis.costs.run_costs import together
+from rankscope.analysis.costs.run_costs import merged_costs
 from rankscope.analysis.costs.step_costs import costs_of_steps
 from rankscope.analysis.costs.waterfall import PRECEDENCE, Amount, Costs, waterfall
 from rankscope.analysis.costs.window_costs import costs_of_windows
@@ -24,7 +26,7 @@ from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.result.costs import MEANING, Waterfall
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import CollectiveRecord, PhaseTimes, Pipeline, StepBreakdown, StepRecord
+from rankscope.runs.records import PhaseTimes, Pipeline, StepRecord
 from rankscope.runs.step_columns import HAS_BLOCKED
 
 Synthetic = Callable[..., Any]
@@ -149,7 +151,7 @@ def test_what_slows_all_ranks_is_the_part_that_was_planted(
 
 
 def test_what_slows_one_rank_is_waiting_for_it(synthetic: Synthetic) -> None:
-    plan = lambda rank, _step: {"phase": "data", "us": 60_000} if rank == 2 else None  # noqa: E731
+    plan = plan_for(2, phase="data", us=60_000)
     parts = shares(analyze([synthetic(device_kind="cpu", noise=0.005, plan=plan).write()]).waterfall)
     assert parts["straggler_wait"] == pytest.approx(60 / 164, abs=0.02)
     assert parts["input"] == pytest.approx(5 / 164, abs=0.02)
@@ -221,26 +223,7 @@ def test_in_a_pipeline_waiting_is_the_bubble(synthetic: Synthetic) -> None:
     assert advice.gain_share_at_most == pytest.approx((analysis.pipeline.ideal_us or 0) / analysis.pipeline.step_us / 2)
 
 
-def breakdown(step: int, *, compute: float, exposed: float, copies: float, idle: float) -> StepBreakdown:
-    return StepBreakdown(
-        step=step,
-        start_unix_ns=10**18,
-        device_kind="cuda",
-        window_us=compute + exposed + copies + idle,
-        compute_us=compute,
-        communication_us=exposed,
-        overlap_us=0.0,
-        exposed_communication_us=exposed,
-        memcpy_us=copies,
-        exposed_memcpy_us=copies,
-        idle_us=idle,
-        events=10,
-    )
-
-
-def test_windows_tell_the_compute_of_a_device_and_what_is_left_is_the_host(
-    synthetic: Synthetic, add_windows: Callable[[Path, int, list[StepBreakdown], list[CollectiveRecord]], None]
-) -> None:
+def test_windows_tell_the_compute_of_a_device_and_what_is_left_is_the_host(synthetic: Synthetic, add_windows: AddWindows) -> None:
     # Given profiled steps in which the host took longer, as it does under a profiler
     path = synthetic(noise=0.005).write()
     for rank in range(4):
@@ -278,9 +261,7 @@ def test_what_the_time_line_of_the_device_does_not_show_costs_nothing(synthetic:
     assert "data_loading" not in {advice.name for advice in analysis.advice}
 
 
-def test_a_capture_has_a_waterfall_of_its_steps(
-    synthetic: Synthetic, add_windows: Callable[[Path, int, list[StepBreakdown], list[CollectiveRecord]], None]
-) -> None:
+def test_a_capture_has_a_waterfall_of_its_steps(synthetic: Synthetic, add_windows: AddWindows) -> None:
     path = synthetic(ranks=2).write()
     for rank in range(2):
         rows = [breakdown(step, compute=60.0, exposed=20.0, copies=0.0, idle=20.0 + rank) for step in (30, 31)]
@@ -301,7 +282,7 @@ def test_a_device_that_was_hardly_idle_leaves_the_rest_unexplained() -> None:
         input_us=None,
     )
     steps = costs_of_steps(table([[80.0] * 6, [80.0] * 6]), world_size=2, accelerated=True)
-    costs = together(steps, windows, accelerated=True)
+    costs = merged_costs(steps, windows, accelerated=True)
     assert costs is not None
     parts = {part.name: part.us for part in waterfall(costs).parts}
     assert parts["host"] == 5.0
@@ -331,7 +312,7 @@ def test_without_input_the_idle_device_is_no_more_than_the_step_leaves() -> None
         world_size=2,
         source="windows",
     )
-    costs = together(Costs(100.0, 9), windows, accelerated=True)
+    costs = merged_costs(Costs(100.0, 9), windows, accelerated=True)
     assert costs is not None
     assert costs.inner["idle"] == Amount(50.0, "windows")
     parts = {part.name: part for part in waterfall(costs).parts}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
-from tests.step_files import table_of_records
+from tests.analysis.conftest import plan_for
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence import order
@@ -19,7 +19,7 @@ from rankscope.analysis.evidence.order import last_ranks, of_blocks, ordered
 from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.analysis.inference.judging.excess import excess
 from rankscope.analysis.run_analysis import analyze_run
-from rankscope.runs.records import RankInfo, StepRecord
+from rankscope.runs.records import RankInfo
 
 Synthetic = Callable[..., Any]
 
@@ -128,27 +128,7 @@ def test_side_by_side_is_in_the_same_order(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_run_is_judged_alike_on_one_core_and_on_several(synthetic: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    run = synthetic(plan=lambda rank, _: {"us": 40_000.0, "phase": "forward"} if rank == 2 else None, ranks=4, steps=600).write()
+    run = synthetic(plan=plan_for(2, us=40_000.0, phase="forward"), ranks=4, steps=600).write()
     alone = analyze_run(run)
     monkeypatch.setattr(order, "_WORTH_A_THREAD", 0)
     assert analyze_run(run) == alone
-
-
-def record(step: int, **fields: Any) -> StepRecord:
-    return StepRecord(step=step, start_unix_ns=10**18 + step, wall_us=fields.pop("wall_us", 100.0), **fields)
-
-
-def test_a_table_tells_some_steps_as_it_tells_all() -> None:
-    table = table_of_records({rank: [record(step, wall_us=10.0 * rank + step) for step in range(9)] for rank in (0, 1)})
-    for part in (table, table.columns(table.steps % 3 > 0), table.columns(table.steps > 4)):
-        for name in ("wall_us", "cpu_us"):
-            whole = part.matrix(name)
-            assert np.array_equal(part.stored(name), whole, equal_nan=True)
-            assert np.array_equal(part.some(name, slice(1, 3)), whole[:, 1:3], equal_nan=True)
-            assert np.array_equal(part.of_rank(name, 1), whole[1], equal_nan=True)
-
-
-def test_the_last_end_is_the_latest_of_all_ranks() -> None:
-    assert table_of_records({0: []}).last_end_unix_ns == 0
-    table = table_of_records({0: [record(0, wall_us=5e6), record(1)], 3: [record(1)]})
-    assert table.last_end_unix_ns == pytest.approx(10**18 + 5e9, rel=1e-15)

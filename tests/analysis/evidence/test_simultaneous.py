@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.analysis.conftest import AddWindows
 from tests.step_files import table_of_records
 
 from rankscope.analysis.engine import analyze
@@ -16,7 +17,7 @@ from rankscope.analysis.evidence.step_table.simultaneous import find_step_number
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.online import OnlineAnalysis
 from rankscope.analysis.run_analysis import read_evidence
-from rankscope.runs.records import CollectiveRecord, DeviceKind, PhaseTimes, RankInfo, StepBreakdown, StepRecord
+from rankscope.runs.records import CollectiveRecord, DeviceKind, PhaseTimes, RankInfo, StepRecord
 
 STEPS, RANKS = 120, 4
 STEP_US = 20_000.0
@@ -216,9 +217,7 @@ def test_the_analysis_of_a_live_run_and_whatever_is_read_later_agree(drifted: Ca
         np.testing.assert_array_equal(read[result], expected[result])
 
 
-def test_profiled_steps_of_other_times_are_not_matched(
-    drifted: Callable[..., Path], add_windows: Callable[[Path, int, list[StepBreakdown], list[CollectiveRecord]], None]
-) -> None:
+def test_profiled_steps_of_other_times_are_not_matched(drifted: Callable[..., Path], add_windows: AddWindows) -> None:
     for ahead, matched in ((0, 1), (1, 0)):
         run = drifted(f"by-{ahead}", ahead)
         starts = read_evidence(run).table

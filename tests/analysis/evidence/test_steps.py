@@ -16,7 +16,6 @@ from tests.step_files import StepWriter, keep_rows, rows_of, steps_file, table_o
 
 from rankscope.analysis.evidence.step_table.rank_columns import ALL_METRICS, BLOCKED_METRICS, POSTPONED_METRICS, RankColumns
 from rankscope.analysis.evidence.step_table.steps import METRICS, StepTable
-from rankscope.analysis.inference.judging.excess import excess
 from rankscope.analysis.run_analysis import analysis_of, read_evidence
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir
@@ -27,7 +26,7 @@ from rankscope.runs.step_columns import MEMORY
 
 
 def record(step: int, **fields: Any) -> StepRecord:
-    return StepRecord(step=step, start_unix_ns=1000 + step, wall_us=fields.pop("wall_us", 100.0), **fields)
+    return StepRecord(step=step, start_unix_ns=10**18 + step, wall_us=fields.pop("wall_us", 100.0), **fields)
 
 
 def test_ranks_and_steps_are_the_axes_and_gaps_are_nan() -> None:
@@ -108,17 +107,26 @@ def test_a_run_without_an_attempt_is_an_empty_table(tmp_path: Path) -> None:
     assert table.matrix("own_us").shape == (0, 0)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8])
-def test_excess_is_over_the_median_of_the_others(ranks: int) -> None:
-    values = np.random.default_rng(ranks).normal(size=(ranks, 30)).round(1)
-    slow = np.array([[values[r, s] - np.median(np.delete(values[:, s], r)) for s in range(30)] for r in range(ranks)])
-    assert np.allclose(excess(values), slow)
-
-
 @pytest.mark.parametrize("fields", [{"wall_us": -1.0}, {"wall_us": 1e300}, {"input_elements": 10**400}])
 def test_impossible_records_are_left_out_and_counted(fields: dict[str, Any]) -> None:
     table = table_of_records({0: [record(0), record(1, **fields), record(2**63)]})
     assert (table.steps.tolist(), table.damaged) == ([0], {0: 2})
+
+
+def test_a_table_tells_some_steps_as_it_tells_all() -> None:
+    table = table_of_records({rank: [record(step, wall_us=10.0 * rank + step) for step in range(9)] for rank in (0, 1)})
+    for part in (table, table.columns(table.steps % 3 > 0), table.columns(table.steps > 4)):
+        for name in ("wall_us", "cpu_us"):
+            whole = part.matrix(name)
+            assert np.array_equal(part.stored(name), whole, equal_nan=True)
+            assert np.array_equal(part.some(name, slice(1, 3)), whole[:, 1:3], equal_nan=True)
+            assert np.array_equal(part.of_rank(name, 1), whole[1], equal_nan=True)
+
+
+def test_the_last_end_is_the_latest_of_all_ranks() -> None:
+    assert table_of_records({0: []}).last_end_unix_ns == 0
+    table = table_of_records({0: [record(0, wall_us=5e6), record(1)], 3: [record(1)]})
+    assert table.last_end_unix_ns == pytest.approx(10**18 + 5e9, rel=1e-15)
 
 
 RANKS, STEPS, LAST = 4, 400, 100

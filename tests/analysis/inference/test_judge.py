@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence.compared import StepOwnTimes
-from rankscope.analysis.evidence.step_table.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import Matrices, StepTable
 from rankscope.analysis.inference.judging.healing import period
-from rankscope.analysis.inference.judging.judge import GroupAnswer, SuspectedRanks, judge_ranks
-from rankscope.analysis.inference.judging.moving import moving_waits
-from rankscope.analysis.inference.judging.slow import SlowRanks
+from rankscope.analysis.inference.judging.moving_wait import moving_waits
+from rankscope.analysis.inference.judging.rank_judge import GroupAnswer, SuspectedRanks, judge_ranks
+from rankscope.analysis.inference.judging.slow_ranks import SlowRanks
 
 Matrix = NDArray[np.float64]
 
@@ -47,7 +47,9 @@ def judged(own: Matrix) -> StepOwnTimes:
         attempt=0,
         ranks=np.arange(ranks),
         steps=np.arange(steps),
-        values={"own_us": own, "wall_us": np.tile(wall, (ranks, 1)), "blocked_us": wall - own},
+        values=Matrices(
+            {"own_us": own, "wall_us": np.tile(wall, (ranks, 1)), "blocked_us": wall - own}, np.arange(ranks), np.arange(steps)
+        ),
         start_unix_ns=np.zeros((ranks, steps), dtype=np.int64),
         profiled=np.zeros((ranks, steps), dtype=bool),
         tags={},
@@ -111,6 +113,7 @@ def test_half_of_the_ranks_may_be_slow_and_all_of_them_are_named(ranks: int, slo
     assert (sorted(named.ranks), named.pattern) == (slow, "fixed")
     assert named.p_value is not None
     assert named.p_value <= 0.01
+    assert named.certainty > 0.95, "any one against those that are not slow, not against each other"
     assert named.gain_us == pytest.approx(50_000, rel=0.2)
 
 
@@ -163,17 +166,6 @@ def test_one_step_in_ten_of_a_hundred_is_enough_among_few_ranks(ranks: int) -> N
     assert named.gain_us == pytest.approx(50_000, rel=0.05), "what noise costs in the other steps is not its doing"
 
 
-def test_slow_steps_too_few_to_exclude_chance_are_counted() -> None:
-    # given two ranks, one of which is an outlier in five steps of 47, and the other never
-    own = noisy(2, 2, 47, scatter=0.05)
-    own[1, 3::10] += 500_000
-    assert found(own) is None
-    # then neither is named, and the analysis does not claim that no rank is slow
-    suspect = suspected(own)
-    assert suspect is not None
-    assert (suspect.ranks, suspect.far, suspect.needed) == ([1], 5, 8)
-
-
 def test_what_happens_once_or_to_each_in_turn_makes_no_suspect() -> None:
     calm = noisy(2, 2, 47, scatter=0.02)
     once = calm.copy()
@@ -196,19 +188,6 @@ def test_one_step_in_ten_is_intermittent(ranks: int, seed: int) -> None:
     assert slow.affected.mean() == pytest.approx(0.1, abs=0.01)
     assert period(np.flatnonzero(slow.affected)) == 10
     assert slow.certainty > 0.9
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_two_slow_ranks_are_both_named_with_the_lower_confidence(seed: int) -> None:
-    own = noisy(seed, 8, 200, lasts=4, scatter=0.05)
-    own[1] += 30_000
-    own[6] += 30_000
-    slow = found(own)
-    assert slow is not None
-    assert (sorted(slow.ranks), slow.pattern) == ([1, 6], "fixed")
-    assert slow.p_value is not None
-    assert slow.p_value <= 0.01
-    assert slow.certainty > 0.95, "either one against those that are not slow, not against each other"
 
 
 def test_a_second_rank_that_would_seldom_recur_takes_no_certainty_away() -> None:
@@ -263,8 +242,10 @@ def test_a_constant_excess_is_fixed_however_noisy_it_is() -> None:
 def test_how_often_and_how_regularly_is_said(synthetic: Callable[..., Any]) -> None:
     plan = lambda rank, step: {"us": 200_000} if rank == 3 and step % 10 == 0 else None  # noqa: E731
     analysis = analyze([synthetic(steps=120, plan=plan).write()])
-    assert (analysis.verdict.rank, analysis.verdict.pattern) == (3, "intermittent")
-    assert "It is slow in 10% of the steps, one in 10." in analysis.verdict.summary
+    verdict = analysis.verdict
+    assert (verdict.kind, verdict.rank, verdict.pattern, verdict.cause) == ("straggler", 3, "intermittent", "host")
+    assert "intermittently" in verdict.summary
+    assert "It is slow in 10% of the steps, one in 10." in verdict.summary
     evidence = {row.name: row.value for row in analysis.findings[0].evidence}
     assert evidence["period"] == 10
     assert evidence["slow_steps"] == pytest.approx(0.1, abs=0.01)
@@ -302,22 +283,6 @@ def test_a_host_is_named_where_all_its_ranks_are_slow() -> None:
     assert (slow.hosts, sorted(slow.ranks)) == (["n1"], list(range(8, 16)))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_host_whose_ranks_are_slow_in_bursts_of_their_own_is_named(seed: int) -> None:
-    own = noisy(seed, 64, 1000, scatter=0.03, bias=0.005)
-    rng = np.random.default_rng(seed)
-    clean = own.copy()
-    for rank in range(24, 32):
-        own[rank] += 30_000 * np.repeat(rng.random(20) < 0.5, 50)
-    slow = judgement(own, 8).slow
-    assert slow is not None
-    assert (slow.hosts, sorted(slow.ranks)) == (["n3"], list(range(24, 32)))
-    assert slow.gain_us == pytest.approx((own.max(axis=0) - clean.max(axis=0)).mean(), rel=0.05)
-    assert slow.gain_low_us is not None
-    assert slow.gain_high_us is not None
-    assert slow.gain_low_us < slow.gain_us < slow.gain_high_us
-
-
 def test_a_host_of_ranks_slow_in_turn_is_named_though_none_costs_enough() -> None:
     own = noisy(1, 64, 800, scatter=0.03, bias=0.005)
     own[8 + np.arange(800) // 20 % 8, np.arange(800)] += 30_000
@@ -341,15 +306,6 @@ def test_hosts_of_different_size_are_not_slow_because_they_are_larger() -> None:
         assert judge_ranks(judged(noisy(seed, 20, 300, scatter=0.2)), hosts).slow is None
 
 
-def test_two_ranks_one_slow_from_some_step_on_are_enough_for_a_verdict() -> None:
-    for seed in range(10):
-        own = noisy(seed, 2, 1000, scatter=0.005 if seed % 2 else 0.03, bias=0)
-        own[1, 250 if seed % 2 else 130 :] += 30_000
-        slow = found(own)
-        assert slow is not None, seed
-        assert slow.ranks == [1]
-
-
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7])
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_the_saving_is_that_of_the_same_run_without_the_fault(share: float, ranks: int) -> None:
@@ -359,13 +315,3 @@ def test_the_saving_is_that_of_the_same_run_without_the_fault(share: float, rank
     slow = found(own)
     assert slow is not None
     assert slow.gain_us == pytest.approx((own.max(axis=0) - clean.max(axis=0)).mean(), rel=0.05)
-
-
-def test_the_more_noise_the_less_is_excluded() -> None:
-    bounds = []
-    for scatter in (0.01, 0.05, 0.2, 0.6):
-        healthy = judgement(noisy(1, 8, 1000, scatter=scatter, bias=0.002))
-        assert healthy.slow is None
-        bounds.append(healthy.at_most_us)
-    assert bounds == sorted(bounds)
-    assert bounds[0] < 1_000 < bounds[-1]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.analysis.breakdowns import breakdown
 from tests.analysis.collectives_by_hand import collective_waits
 
 from rankscope.analysis.causes import cause_of
 from rankscope.analysis.collectives.waits.blame import Blame
 from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes
-from rankscope.analysis.inference.judging.judgement import judge
-from rankscope.analysis.inference.judging.late import find_late, late_suspect
-from rankscope.analysis.inference.profiled import confidence_of_slow, late_signals
-from rankscope.runs.records import StepBreakdown
+from rankscope.analysis.inference.judging.job_judgement import judge
+from rankscope.analysis.inference.judging.late_ranks import find_late, late_suspect
+from rankscope.analysis.inference.profiled_steps import confidence_of_slow, late_signals
 
 
 def blame(gains_of_rank_1: list[float], gains_of_rank_0: list[float]) -> Blame:
@@ -60,7 +60,9 @@ def test_an_intermittent_cause_is_looked_for_in_the_slow_steps() -> None:
     assert late is not None
     assert (late.ranks, late.pattern) == ([1], "intermittent")
     busy = {0: [500.0] * steps, 1: [900.0 if step % 2 else 50.0 for step in range(steps)]}
-    breakdowns = {rank: [row(step, us) for step, us in enumerate(rows)] for rank, rows in busy.items()}
+    breakdowns = {
+        rank: [breakdown(step, compute=us, idle=1000.0 - us) for step, us in enumerate(rows)] for rank, rows in busy.items()
+    }
     signals = late_signals(late, breakdowns, blamed, steps=steps)
     assert (signals.own_us, signals.device_busy_us) == pytest.approx((400, 400), rel=0.02)
     assert cause_of(signals).cause == "compute"
@@ -84,25 +86,6 @@ def test_a_rank_late_at_some_collectives_of_each_step_is_always_late() -> None:
     late = find_late(blamed, 1000.0 * steps)
     assert late is not None
     assert (late.ranks, late.pattern) == ([1], "fixed")
-
-
-def row(step: int, compute_us: float) -> StepBreakdown:
-    return StepBreakdown(
-        step=step,
-        start_unix_ns=0,
-        device_kind="cuda",
-        window_basis="steps",
-        window_us=1000.0,
-        compute_us=compute_us,
-        communication_us=0.0,
-        overlap_us=0.0,
-        exposed_communication_us=0.0,
-        memcpy_us=0.0,
-        exposed_memcpy_us=0.0,
-        idle_us=1000.0 - compute_us,
-        events=1,
-        truncated=False,
-    )
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from tests.analysis.conftest import plan_for
 from tests.step_files import append
 
 from rankscope.analysis.engine import analyze
@@ -72,9 +73,7 @@ def test_workers_that_were_not_sampled_have_no_line() -> None:
 
 def verdict_of(synthetic: Synthetic, phase: str, samples: StackSamples, healthy: StackSamples, **options: Any) -> Verdict:
     """Return the verdict on a run whose rank 2 is slow in a phase."""
-    run = synthetic(
-        noise=0.005, plan=lambda rank, _step: {"phase": phase, "us": 60_000} if rank == 2 else None, **options
-    ).write()
+    run = synthetic(noise=0.005, plan=plan_for(2, phase=phase, us=60_000), **options).write()
     for rank in range(4):
         append(rank_dir(Path(run), 0, rank), "stacks", samples if rank == 2 else healthy)
     return analyze([run]).verdict

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes
 from rankscope.analysis.inference.judging.few_replicas import slow_replica
-from rankscope.analysis.inference.judging.judge import judge_ranks
+from rankscope.analysis.inference.judging.rank_judge import judge_ranks
 from rankscope.analysis.inference.judging.significance import (
     BLOCKS,
     LIMIT,
@@ -47,15 +47,6 @@ def test_one_block_alone_may_always_be_chance() -> None:
     assert p_value(scores, 2) == 1
 
 
-def test_equal_ranks_are_rarely_significant() -> None:
-    rng = np.random.default_rng(7)
-    rejected = 0
-    for _ in range(60):
-        scores = rng.exponential(size=(BLOCKS, 4))
-        rejected += p_value(scores, int(scores.sum(axis=0).argmax())) <= LIMIT
-    assert rejected <= 4  # one in a hundred is expected
-
-
 def test_two_of_four_ahead_in_all_blocks_are_no_chance_though_each_may_be() -> None:
     scores = np.zeros((BLOCKS, 4))
     scores[:, :2] = 1
@@ -65,11 +56,12 @@ def test_two_of_four_ahead_in_all_blocks_are_no_chance_though_each_may_be() -> N
 
 def test_equal_ranks_are_rarely_far_ahead_of_the_others() -> None:
     rng = np.random.default_rng(7)
-    rejected = 0
+    alone = together = 0
     for _ in range(60):
         scores = rng.exponential(size=(BLOCKS, 6))
-        rejected += gap_p_value(scores, widest_gap(scores.sum(axis=0), 3)[1]) <= LIMIT
-    assert rejected <= 4  # one in a hundred is expected
+        alone += p_value(scores, int(scores.sum(axis=0).argmax())) <= LIMIT
+        together += gap_p_value(scores, widest_gap(scores.sum(axis=0), 3)[1]) <= LIMIT
+    assert max(alone, together) <= 4  # one in a hundred is expected
 
 
 @given(st.lists(st.integers(0, 1000), min_size=2, max_size=12), st.data())

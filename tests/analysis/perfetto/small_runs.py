@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tests.analysis.collectives_by_hand import breakdown
+from tests.analysis.breakdowns import breakdown
 from tests.perfetto_model import Model, Slice, load
 from tests.step_files import append
 
@@ -106,8 +106,8 @@ def step_record(step: int, start: int, *, profiled: bool = False) -> StepRecord:
 
 
 def profile(step: int, start: int, kind: DeviceKind) -> StepBreakdown:
-    parts = {"compute_us": 5_000.0, "communication_us": 4_000.0, "overlap_us": 100.0, "exposed_communication_us": 3_900.0}
-    return breakdown(step, start, 9_900.0, device_kind=kind, idle_us=1_000.0, events=30, **parts)
+    times = {"compute": 5_000.0, "exposed": 3_900.0, "idle": 1_000.0, "communication_us": 4_000.0, "overlap_us": 100.0}
+    return breakdown(step, **times, start_unix_ns=start, device_kind=kind, events=30)
 
 
 def exported(*paths: Path, raw: bool | None = None, verdict: bool = True, **selection: Any) -> tuple[Model, ExportResult]:

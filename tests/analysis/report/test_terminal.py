@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.analysis.conftest import plan_for
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.report.terminal_tables import SHOWN_ROWS
-from rankscope.analysis.result.analysis import RareSteps
-from rankscope.analysis.result.text import judged_by
+from rankscope.analysis.result.analysis import RareSteps, Verdict
+from rankscope.analysis.result.text import excluded_text, joined, judged_by, judged_text, saves_text, sentences, units_text
 from rankscope.base.text import format_duration
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
@@ -21,7 +22,7 @@ from rankscope.runs.small_files import write_record
 
 
 def test_the_sentence_the_ranks_the_wait_and_what_to_do_next(synthetic: Callable[..., Any]) -> None:
-    run = synthetic(plan=lambda rank, _step: {"phase": "data", "us": 60_000} if rank == 2 else None, price=2.0)
+    run = synthetic(plan=plan_for(2, phase="data", us=60_000), price=2.0)
     analysis = analyze([run.write()])
     text = render_text(analysis)
     assert text.startswith("STRAGGLER\nwho   Rank 2 on host n1 makes the other 3 ranks wait")
@@ -89,7 +90,7 @@ def test_without_a_named_rank_no_table_charges_one(synthetic: Callable[..., Any]
 
 
 def test_lines_keep_to_the_width_and_colours_are_optional(synthetic: Callable[..., Any]) -> None:
-    analysis = analyze([synthetic(plan=lambda rank, _step: {"us": 60_000} if rank == 2 else None).write()])
+    analysis = analyze([synthetic(plan=plan_for(2, us=60_000)).write()])
     plain = render_text(analysis, width=80)
     path = str(analysis.source.path)
     assert all(len(line) <= 80 for line in plain.splitlines() if path not in line)
@@ -100,7 +101,7 @@ def test_lines_keep_to_the_width_and_colours_are_optional(synthetic: Callable[..
 
 
 def test_a_large_job_shows_the_interesting_ranks_only(synthetic: Callable[..., Any]) -> None:
-    analysis = analyze([synthetic(ranks=64, steps=12, plan=lambda rank, _step: {"us": 60_000} if rank == 41 else None).write()])
+    analysis = analyze([synthetic(ranks=64, steps=12, plan=plan_for(41, us=60_000)).write()])
     text = render_text(analysis)
     rows = [int(rank) for rank in re.findall(r"^ *(\d+) [ <]  n", text, re.MULTILINE)]
     assert rows[0] == 41
@@ -145,7 +146,7 @@ def test_ranks_are_not_grouped_where_hosts_say_no_more(synthetic: Callable[..., 
 
 
 def test_ranks_that_are_slow_in_turn_are_not_marked(synthetic: Callable[..., Any]) -> None:
-    analysis = analyze([synthetic(plan=lambda rank, _step: {"us": 60_000} if rank == 2 else None).write()])
+    analysis = analyze([synthetic(plan=plan_for(2, us=60_000)).write()])
     assert "< at fault" in render_text(analysis)
     verdict = msgspec.structs.replace(analysis.verdict, pattern="rotating", rank=None, ranks=[0, 2])
     assert "<" not in render_text(msgspec.structs.replace(analysis, verdict=verdict))
@@ -214,7 +215,7 @@ def test_no_escape_sequence_of_a_run_reaches_the_terminal(synthetic: Callable[..
 
 def test_a_narrow_terminal_gets_fewer_columns_and_every_line_fits(synthetic: Callable[..., Any]) -> None:
     # given ranks with profiled windows and step records, long host names, matched collectives
-    analysis = analyze([synthetic(plan=lambda rank, _step: {"us": 60_000} if rank == 2 else None).write()])
+    analysis = analyze([synthetic(plan=plan_for(2, us=60_000)).write()])
     ranks = [
         msgspec.structs.replace(
             row,
@@ -264,3 +265,58 @@ def test_what_the_recorder_took_is_said_of_the_rank_that_paid_most(synthetic: Ca
     assert "\nthe recorder took 4.9% of the step time (budget 1%)\n" in render_text(
         msgspec.structs.replace(analysis, source=beyond)
     )
+
+
+# Sentences that name ranks and hosts at fault, and what is known of their cost
+
+HOSTS = {rank: f"node{rank // 8:04}" for rank in range(64)}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "whole", "text"),
+    [
+        ([*range(8)], ["node0000"], "host node0000 (all 8 of its ranks)"),
+        ([*range(25, 32)], ["node0003"], "host node0003 (ranks 25 to 31, 7 of its 8 ranks)"),
+        ([*range(16)], ["node0000", "node0001"], "hosts node0000 and node0001 (all 16 of their ranks)"),
+        ([*range(15)], ["node0000", "node0001"], "hosts node0000 and node0001 (15 of their 16 ranks)"),
+        ([40, *range(8)], ["node0000"], "host node0000 (all 8 of its ranks) and rank 40"),
+        ([5], [], "rank 5"),
+        ([5, 3], [], "ranks 3, 5"),
+        ([], ["node0000"], "host node0000"),
+        (
+            [*range(48)],
+            [*dict.fromkeys(HOSTS.values())][:6],
+            "hosts node0000, node0001, node0002, node0003 and 2 more (all 48 of their ranks)",
+        ),
+    ],
+)  # fmt: skip
+def test_hosts_are_named_with_their_slow_ranks(ranks: list[int], whole: list[str], text: str) -> None:
+    assert units_text(ranks, HOSTS, whole) == text
+
+
+def test_a_host_with_one_rank_and_a_rank_without_a_host() -> None:
+    assert units_text([3], {0: "a", 3: "b"}, ["b"]) == "host b (rank 3)"
+    assert units_text([3, 9], {0: "a", 3: "b"}, ["b"]) == "host b (rank 3) and rank 9"
+
+
+def test_names_are_joined_as_a_phrase() -> None:
+    assert [joined("abcdef"[:count], 3) for count in (1, 2, 3, 5)] == ["a", "a and b", "a, b and c", "a, b, c and 2 more"]
+
+
+def test_the_interval_names_what_is_healed_and_is_rounded_outwards() -> None:
+    assert saves_text((0.194, 0.2551), [3], []) == "healing it saves 19% to 26% of the typical step"
+    assert "healing them saves" in saves_text((0.2, 0.3), [3, 5], [])
+    assert "healing it saves" in saves_text((0.2, 0.3), [3, 5], ["a"])
+    assert saves_text(None, [], []) == ""
+
+
+def test_what_is_excluded_and_what_was_judged() -> None:
+    verdict = Verdict(kind="balanced", costs_at_most=0.0251, judged_ranks=60, judged_steps=1000, summary="")
+    assert "more than 2.6% of" in excluded_text(verdict)
+    assert judged_text(verdict, 64) == "1,000 steps of 60 of 64 ranks"
+    assert judged_text(verdict, 60) == judged_text(verdict, None) == "1,000 steps of 60 ranks"
+    assert excluded_text(Verdict(kind="hang", summary="")) == judged_text(Verdict(kind="hang", summary=""), 8) == ""
+
+
+def test_a_question_among_sentences_has_one_mark() -> None:
+    assert sentences(["Load ahead", "What takes longer there?", "Compare"]) == "Load ahead. What takes longer there? Compare"

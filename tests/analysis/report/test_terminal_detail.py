@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.analysis.breakdowns import breakdown
 
 from rankscope.analysis.collectives.windows import reduce_trace
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.trace.columns import read_trace
 from rankscope.base.errors import InputError
-from rankscope.runs.records import StepBreakdown
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -112,20 +112,7 @@ def test_classes_recompute_and_idle_reasons_of_recorded_windows_are_summed(
 ) -> None:
     # given two profiled steps of rank 0, one of rank 1 from an older recorder without kernel classes
     path = synthetic(ranks=2).write()
-    window = StepBreakdown(
-        step=3,
-        start_unix_ns=10**18,
-        device_kind="cuda",
-        window_us=100,
-        compute_us=60,
-        communication_us=20,
-        overlap_us=5,
-        exposed_communication_us=15,
-        memcpy_us=0,
-        exposed_memcpy_us=0,
-        idle_us=25,
-        events=9,
-    )
+    window = breakdown(3, compute=60, exposed=15, idle=25, communication_us=20, overlap_us=5)
     parts = {"class_us": {"gemm": 40.0, "communication": 20.0}, "idle_starved_us": 20.0, "idle_queued_us": 5.0}
     add_windows(
         path,

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.analysis.conftest import plan_for
+from tests.analysis.verdict.test_next_actions import SUBJECT, WHOLE_HOST
 
-from rankscope.analysis.collectives.arrivals import records_of
-from rankscope.analysis.collectives.figures import Figure, figures_of_collectives
-from rankscope.analysis.costs.cost_figures import derived, figures_of_kernels
+from rankscope.analysis.collectives.figures import Figure
+from rankscope.analysis.costs.cost_figures import derived
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.inference.reasons.physical import PHYSICAL
 from rankscope.analysis.report.terminal import render_text
@@ -22,9 +23,6 @@ from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.result.costs import Advice
 from rankscope.analysis.verdict.advice import AdviceSubject, figures_of_verdict, next_actions, recommend
 from rankscope.analysis.verdict.advice_table import TABLE
-from rankscope.analysis.verdict.bottleneck import exposed_transfer
-from rankscope.analysis.verdict.builders import Setting, no_straggler
-from rankscope.runs.records import CollectiveRecord, KernelRecord
 
 Synthetic = Callable[..., Any]
 
@@ -59,9 +57,6 @@ SHORT = {"memory.peak_share": 0.95, "memory.retries": 3.0}
 """Figures of a device whose memory is short."""
 DDP = {"share.exposed_communication": 0.3, "exposed.gradients": 0.9, "collectives.sharding_share": 0.0}
 FSDP = {"share.exposed_communication": 0.3, "exposed.shards": 0.9}
-SUBJECT = AdviceSubject("runs/now", [3], {3: "n1", 0: "n0"})
-ON_HOSTS = {rank: f"n{rank // 4}" for rank in range(12)}
-WHOLE_HOST = AdviceSubject("runs/now", [4, 5, 6, 7], ON_HOSTS, whole_hosts=["n1"])
 
 
 def advise(known: dict[str, float], reason: str | None = None, subject: AdviceSubject = SUBJECT) -> list[Advice]:
@@ -98,10 +93,6 @@ def test_what_is_not_known_is_never_the_reason_for_advice(known: dict[str, Figur
     assert after - before <= {"see_why_idle"}
 
 
-def test_without_figures_nothing_is_advised() -> None:
-    assert advise({}) == []
-
-
 def test_rows_have_unique_names_and_rest_on_existing_figures() -> None:
     assert len({(row.name, row.reason) for row in RECOMMENDED}) == len(RECOMMENDED)
     whole = derived({name: Figure(1.0) for name in BASIC}).keys() | derived({"share.idle": Figure(1.0)}).keys()
@@ -123,7 +114,7 @@ def test_no_row_of_the_table_hides_another() -> None:
 
 
 def test_next_actions_and_recommendations_are_the_same_sentences(synthetic: Synthetic) -> None:
-    plan = lambda rank, _step: {"us": 60_000} if rank == 2 else None  # noqa: E731
+    plan = plan_for(2, us=60_000)
     analysis = analyze([synthetic(device_kind="cpu", noise=0.005, plan=plan).write()])
     (advice,) = [advice_item for advice_item in analysis.advice if advice_item.name == "stalls"]
     assert advice.action in ". ".join(analysis.verdict.next)
@@ -134,33 +125,6 @@ def test_next_actions_and_recommendations_are_the_same_sentences(synthetic: Synt
     assert analysis.verdict.saves is not None
     assert advice.gain_share_at_most is not None
     assert advice.gain_share_at_most >= analysis.verdict.saves[1]
-
-
-@pytest.mark.parametrize(
-    ("hosts", "without"), [({}, False), ({3: "n1"}, False), ({3: "n1", 0: "n1"}, False), ({3: "n1", 0: "n0"}, True)]
-)
-def test_a_host_is_only_left_out_where_there_are_others(hosts: dict[int, str], without: bool) -> None:
-    output = next_actions("straggler", AdviceSubject("run", [3], hosts), cause="compute")
-    assert any("without n1" in action for action in output) == without
-
-
-def test_no_host_is_left_out_where_slow_ranks_are_on_several() -> None:
-    hosts = {0: "n0", 3: "n1", 5: "n2"}
-    output = next_actions("straggler", AdviceSubject("run", [3, 5], hosts), cause="compute")
-    assert not any("without" in action for action in output)
-
-
-@pytest.mark.parametrize("cause", ["imbalance", "input", "unknown"])
-def test_where_the_host_is_not_known_to_be_at_fault_it_stays(cause: Cause) -> None:
-    output = " ".join(next_actions("straggler", AdviceSubject("run", [3], {3: "n1", 0: "n0"}), cause=cause))
-    assert output
-    assert not re.search("without|replace|DRAIN|drain", output)
-
-
-@pytest.mark.parametrize("reason", ["power_cap", "clock"])
-def test_a_setting_is_changed_and_its_host_not_drained(reason: str) -> None:
-    output = next_actions("straggler", AdviceSubject("run", [3], {3: "n1", 0: "n0"}), cause="compute", reason=reason)
-    assert not any("DRAIN" in action for action in output)
 
 
 @pytest.mark.parametrize("cause", ["compute", "unknown", "communication", "host", "input"])
@@ -174,37 +138,6 @@ def test_a_host_at_fault_gets_advice_for_the_host(cause: Cause, reason: str | No
     )
     for finding in advise({"straggler.compute": 0.2, "straggler.hardware": 0.2}, reason, WHOLE_HOST):
         assert finding.name in ("compare_hosts", "mend_host")
-
-
-@pytest.mark.parametrize(("reason", "word"), [("thermal_throttle", "fans"), ("power_brake", "power supplies"), ("link", "PCIe")])
-def test_the_reason_of_a_slow_host_decides_on_what_is_checked(reason: str, word: str) -> None:
-    assert word in next_actions("straggler", WHOLE_HOST, cause="compute", reason=reason)[0]
-
-
-def test_without_a_reason_power_cooling_links_and_nics_are_checked() -> None:
-    output = " ".join(next_actions("straggler", WHOLE_HOST, cause="unknown"))
-    assert all(word in output for word in ("power", "cooling", "NICs", "PCIe", "rankscope exporter"))
-
-
-@pytest.mark.parametrize("cause", ["imbalance", "gc", "checkpoint"])
-def test_what_the_script_does_on_a_host_is_no_reason_to_drain_it(cause: Cause) -> None:
-    output = next_actions("straggler", WHOLE_HOST, cause=cause)
-    assert output
-    assert "DRAIN" not in str(output)
-
-
-def test_several_hosts_are_drained_together_and_never_all_of_a_job() -> None:
-    two = AdviceSubject("run", [*range(8)], ON_HOSTS, whole_hosts=["n0", "n1"])
-    output = " ".join(next_actions("straggler", two, cause="compute"))
-    assert "NodeName=n0,n1 " in output
-    assert "kubectl drain n0 n1 " in output
-    every = AdviceSubject("run", [*range(12)], ON_HOSTS, whole_hosts=["n0", "n1", "n2"])
-    assert "DRAIN" not in str(next_actions("straggler", every, cause="compute"))
-
-
-def test_the_name_of_a_host_never_runs_as_a_command() -> None:
-    evil = AdviceSubject("run", [1], {0: "n0", 1: "n1; reboot"}, whole_hosts=["n1; reboot"])
-    assert not any("scontrol" in action for action in next_actions("straggler", evil, cause="compute"))
 
 
 def test_uneven_work_is_balanced_by_tokens_and_by_experts() -> None:
@@ -221,7 +154,7 @@ def test_slow_transfers_of_a_rank_lead_to_its_links() -> None:
 
 @pytest.mark.parametrize("extra", [{}, {"cpu": True}])
 def test_a_slow_rank_whose_device_is_not_profiled_is_to_be_captured(synthetic: Synthetic, extra: dict[str, Any]) -> None:
-    plan = lambda rank, _step: {"phase": "forward", "us": 60_000, **extra} if rank == 2 else None  # noqa: E731
+    plan = plan_for(2, phase="forward", us=60_000, **extra)
     analysis = analyze([synthetic(noise=0.005, plan=plan).write()])
     assert analysis.verdict.rank == 2
     assert "rankscope capture" in analysis.verdict.next[0]
@@ -231,7 +164,7 @@ def test_a_slow_rank_whose_device_is_not_profiled_is_to_be_captured(synthetic: S
 
 
 def test_host_code_between_steps_is_looked_at_on_the_host_of_a_device_too(synthetic: Synthetic) -> None:
-    plan = lambda rank, _step: {"phase": "between_steps", "us": 60_000} if rank == 2 else None  # noqa: E731
+    plan = plan_for(2, phase="between_steps", us=60_000)
     analysis = analyze([synthetic(noise=0.005, plan=plan).write()])
     assert analysis.advice[0].name == "stalls"
 
@@ -323,41 +256,6 @@ def test_buckets_are_mentioned_only_where_gradients_of_ddp_are_exposed(kind: str
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "word"),
-    [
-        ("gradients", "bucket_cap_mb"),
-        ("shards", "forward_prefetch"),
-        ("activations", "tensor"),
-        ("tokens", "experts"),
-        ("stages", "micro-batches"),
-    ],
-)
-def test_what_is_exposed_decides_on_the_next_actions(kind: str, word: str) -> None:
-    figures = {f"exposed.{kind}": Figure(0.8), "collectives.sharding_share": Figure(0.0)}
-    assert word in next_actions("communication_bound", SUBJECT, reason=exposed_transfer(figures))[0]
-
-
-def test_a_verdict_on_communication_has_the_remedy_of_what_is_exposed() -> None:
-    shares = {"share.exposed_communication": Figure(0.5, source="windows"), "exposed.activations": Figure(0.8)}
-    setting = Setting(source="windows", world_size=8, steps=(0, 9), step_count=9, unit="step", accelerated=True, run="r")
-    verdict, _ = no_straggler(shares, setting, confidence=None, why="No rank is slow")
-    assert verdict.kind == "communication_bound"
-    assert "tensor-parallel" in verdict.next[0]
-
-
-def test_without_a_kind_that_dominates_no_remedy_of_one_is_given() -> None:
-    figures = {"exposed.gradients": Figure(0.8), "collectives.sharding_share": Figure(0.2)}
-    assert exposed_transfer(figures) is exposed_transfer({}) is exposed_transfer({"exposed.shards": Figure(0.4)}) is None
-    assert not any("accumulation" in action for action in next_actions("communication_bound", SUBJECT))
-
-
-def test_a_step_that_compute_limits_is_no_fault() -> None:
-    output = next_actions("compute_bound", SUBJECT)
-    assert "well-tuned" in output[0]
-    assert not any("torch.compile" in action for action in output)
-
-
 def test_checkpointing_activations_says_what_it_costs() -> None:
     result = SHORT | {"kernels.recompute_share": 0.0, "share.compute": 0.6}
     (ones,) = [recommendation for recommendation in advise(result) if recommendation.name == "activation_checkpointing"]
@@ -420,74 +318,6 @@ def test_a_run_in_which_nothing_is_wrong_gets_no_advice(synthetic: Synthetic) ->
     analysis = analyze([synthetic(device_kind="cpu").write()])
     assert analysis.advice == []
     assert "what to try" not in render_text(analysis)
-
-
-def test_a_terminal_shows_the_first_three() -> None:
-    recommendations = advise({"share.input": 0.2, "share.gc": 0.05, "share.run_queue": 0.1, "share.between_steps": 0.3})
-    assert [item.name for item in recommendations] == ["between_steps", "data_loading", "cpus", "gc_policy"]
-
-
-@pytest.mark.parametrize(
-    ("name", "share"),
-    [
-        ("ampere_sgemm_128x64_tn", 1.0),
-        ("sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x128x16", 1.0),
-        ("cutlass_80_tensorop_s1688gemm_128x128_16x5_nn_align4", 1.0),
-        ("ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn", 0.0),
-        ("ampere_fp16_s1688gemm_fp16_128x128_sliced1x2_ldg8_f2f_tn", 0.0),
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", 0.0),
-        ("nvjet_hsh_192x192_64x4_2x1_v_bz_TNT", 0.0),
-        ("nvjet_sm100_tst_128x256_64x6_2x1_2cta_v_bz_TNT", 0.0),
-        ("nvjet_sm100_tss_64x8_64x16_2x4_h_bz_TNT", 0.0),
-        ("nvjet_sm100_qqtst_128x256_128x6_2x1_2cta_v_bz_bias_TNT", 0.0),
-        ("nvjet_sst_128x128_32x4_2x1_v_bz_TNT", 1.0),
-        ("nvjet_sm100_sss_128x128_32x4_2x1_v_bz_TNT", 1.0),
-        ("turing_h1688gemm_128x128_ldg8_tn", 0.0),
-        ("Cijk_Ailk_Bljk_SB_MT128x128x16_MI32x32x2", 1.0),
-        ("Cijk_Alik_Bljk_HHS_BH_MT128x128x32", 0.0),
-        ("Cijk_Alik_Bljk_BBS_BH_Bias_MT256x256x64", 0.0),
-        ("void at::native::vectorized_elementwise_kernel<4, float>", None),
-        ("some_gemm_of_somebody", None),
-    ],
-)
-def test_names_of_kernels_tell_their_type_or_nothing(name: str, share: float | None) -> None:
-    figures = figures_of_kernels([KernelRecord(step=0, name=name, kind="compute", total_us=5.0, calls=1)], "windows")
-    assert figures == ({} if share is None else {"kernels.float32_share": Figure(share, source="windows")})
-
-
-def test_collectives_tell_their_sizes_and_what_they_are_for() -> None:
-    def one(op: str, us: int, size: int) -> CollectiveRecord:
-        return CollectiveRecord(
-            step=0, group="0", index=0, op=op, bytes=size, enqueue_unix_ns=0, start_unix_ns=0, end_unix_ns=1000 * us
-        )
-
-    rows = [one("all_gather_base", 30, 100), one("reduce_scatter_base", 30, 200), one("all_reduce", 40, 300)]
-    figures = figures_of_collectives(records_of([(0, rows)]), "windows")
-    assert {name: figure.value for name, figure in figures.items() if figure.value} == {
-        "exposed.shards": 0.6,
-        "exposed.gradients": 0.4,
-        "collectives.median_bytes": 200.0,
-        "collectives.messages": 3.0,
-        "collectives.sharding_share": 0.6,
-        "collectives.all_reduce_share": 0.4,
-    }
-
-
-def test_numbers_beside_the_gradients_say_nothing_of_their_buckets() -> None:
-    def one(step: int, size: int) -> CollectiveRecord:
-        return CollectiveRecord(
-            step=step, group="0", index=0, op="all_reduce", bytes=size, enqueue_unix_ns=0, start_unix_ns=0, end_unix_ns=1000
-        )
-
-    # Given two ranks that reduce two buckets of 25 MiB a step, and twenty losses
-    mib = 1 << 20
-    rank = [one(step, size) for step in (0, 1) for size in (25 * mib, 25 * mib, *[4] * 20)]
-    figures = figures_of_collectives(records_of([(0, rank), (1, rank)]), "windows")
-    assert figures["collectives.median_bytes"].value == 25 * mib
-    assert figures["collectives.messages"].value == pytest.approx(2, rel=1e-3)
-    # And a small model, whose gradients fit into one bucket, cannot send fewer
-    small = figures_of_collectives(records_of([(0, [one(0, mib // 2), *[one(0, 4)] * 20])]), "windows")
-    assert small["collectives.messages"].value == pytest.approx(1, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.analysis.breakdowns import breakdown
+from tests.analysis.conftest import AddWindows, plan_for
 
 from rankscope.analysis.costs.waterfall import Amount, Costs, InnerName, waterfall
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result.analysis import Analysis, Kind, Verdict
 from rankscope.analysis.result.costs import PartName
 from rankscope.analysis.verdict.bottleneck import HOST_OF_CPU, LIMITS, limit_of, shares_of
-from rankscope.analysis.verdict.builders import Setting, no_straggler
-from rankscope.runs.records import CollectiveRecord, Pipeline, StepBreakdown
+from rankscope.analysis.verdict.builders import Setting, no_straggler_verdict
+from rankscope.runs.records import Pipeline, StepBreakdown
 
 Synthetic = Callable[..., Any]
-AddWindows = Callable[[Path, int, list[StepBreakdown], list[CollectiveRecord]], None]
 
 KINDS: dict[PartName, Kind] = {
     "input": "input_bound",
@@ -47,7 +47,7 @@ def costs_of(parts: Mapping[PartName, float], inner: Mapping[InnerName, float] |
 
 
 def said(costs: Costs) -> Verdict:
-    return no_straggler(shares_of(costs), SETTING, confidence=None, why="Nobody is slow")[0]
+    return no_straggler_verdict(shares_of(costs), SETTING, confidence=None, why="Nobody is slow")[0]
 
 
 @given(parts=some_parts)
@@ -119,19 +119,12 @@ def test_that_a_device_idles_is_said_where_nobody_knows_for_what() -> None:
 def profiled(exposed_us: float) -> list[StepBreakdown]:
     """Return three profiled steps of 100 ms with this much exposed communication each."""
     return [
-        StepBreakdown(
-            step=step,
+        breakdown(
+            step,
+            compute=100_000 - exposed_us,
+            exposed=exposed_us,
             start_unix_ns=10**18 + step * 10**8,
             device_kind="cpu",
-            window_us=100_000,
-            compute_us=100_000 - exposed_us,
-            communication_us=exposed_us,
-            overlap_us=0,
-            exposed_communication_us=exposed_us,
-            memcpy_us=0,
-            exposed_memcpy_us=0,
-            idle_us=0,
-            events=9,
         )
         for step in (20, 21, 22)
     ]
@@ -173,7 +166,7 @@ def test_the_stage_that_waits_for_data_bounds_what_loading_ahead_saves(synthetic
         device_kind="cpu",
         noise=0.01,
         phases={"forward": 40_000.0, "backward": 60_000.0},
-        plan=lambda rank, _step: {"phase": "data", "us": 60_000} if rank == 0 else None,
+        plan=plan_for(0, phase="data", us=60_000),
         coordinates={rank: {"pp": rank} for rank in range(3)},
         pipeline=Pipeline(schedule="Schedule1F1B", microbatches=4),
     ).write()
@@ -192,7 +185,7 @@ def test_the_stage_that_waits_for_data_bounds_what_loading_ahead_saves(synthetic
 
 def test_what_is_added_to_a_busy_device_that_is_named_is_of_the_others(synthetic: Synthetic, add_windows: AddWindows) -> None:
     # given two devices in steps of 134 ms, one of which computes for 110 ms, and the other for 70
-    run = synthetic(ranks=2, noise=0.01, plan=lambda rank, _step: {"us": 30_000} if rank == 1 else None).write()
+    run = synthetic(ranks=2, noise=0.01, plan=plan_for(1, us=30_000)).write()
     for rank, compute_us in enumerate((70_000, 110_000)):
         rows = [msgspec.structs.replace(row, device_kind="cuda", window_us=134_000, compute_us=compute_us) for row in profiled(0)]
         add_windows(run, rank, [msgspec.structs.replace(row, idle_us=134_000 - compute_us) for row in rows], [])

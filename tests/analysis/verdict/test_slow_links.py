@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.analysis.breakdowns import breakdown
 
 from rankscope.analysis.collectives.traffic.links import parse_link
 from rankscope.analysis.engine import analyze
@@ -14,7 +15,7 @@ from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import CollectiveRecord, StepBreakdown
+from rankscope.runs.records import CollectiveRecord
 from rankscope.runs.small_files import write_record
 
 SIZE = 1 << 30
@@ -37,23 +38,6 @@ def all_reduce(step: int, start_ns: int, transfer_us: float, size: int | None) -
         start_unix_ns=start_ns,
         end_unix_ns=start_ns + round(transfer_us * 1000),
         stream=7,
-    )
-
-
-def breakdown(step: int, start_ns: int, exposed_us: float) -> StepBreakdown:
-    return StepBreakdown(
-        step=step,
-        start_unix_ns=start_ns,
-        device_kind="cuda",
-        window_us=WINDOW_US,
-        compute_us=WINDOW_US - exposed_us,
-        communication_us=exposed_us,
-        overlap_us=0,
-        exposed_communication_us=exposed_us,
-        memcpy_us=0,
-        exposed_memcpy_us=0,
-        idle_us=0,
-        events=9,
     )
 
 
@@ -85,7 +69,10 @@ def slowed(synthetic: Callable[..., object], add_windows: Callable[..., None], t
             assert info is not None
             write_record(rank_dir(run, 0, rank) / "rank.json", msgspec.structs.replace(info, host="n0", gpu_name=gpu))
             starts = {10 + step: 10**18 + step * 10**8 for step in range(STEPS)}
-            rows = [breakdown(step, at, 0.0 if hidden else min(transfer, WINDOW_US)) for step, at in starts.items()]
+            exposed = 0.0 if hidden else min(transfer, WINDOW_US)
+            rows = [
+                breakdown(step, compute=WINDOW_US - exposed, exposed=exposed, start_unix_ns=at) for step, at in starts.items()
+            ]
             add_windows(run, rank, rows, [all_reduce(step, at, transfer, size) for step, at in starts.items()])
         return run
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.compared import StepOwnTimes
-from rankscope.analysis.evidence.step_table.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import Matrices, StepTable
 from rankscope.analysis.whatif.causes import Causes
 from rankscope.analysis.whatif.healed import HealingSavings
 from rankscope.analysis.whatif.step_graph import StepGraph, build_step_graph, possible
@@ -30,17 +30,19 @@ def table_of(
     """Return a table of matrices [ranks, steps]: own and blocked time of phases, and ``others`` by their names."""
     shape = next(iter(own.values())).shape
     total = np.nansum(list(own.values()), axis=0)
+    stored = {
+        "wall_us": total,
+        "own_us": total,
+        **{f"own_{phase}_us": values for phase, values in own.items()},
+        **{f"blocked_{phase}_us": values for phase, values in blocked.items()},
+        **(others or {}),
+    }
+    ranks = 100 + np.arange(shape[0])
     return StepTable(
         attempt=0,
-        ranks=100 + np.arange(shape[0]),
+        ranks=ranks,
         steps=np.arange(shape[1]) if steps is None else steps,
-        values={
-            "wall_us": total,
-            "own_us": total,
-            **{f"own_{phase}_us": values for phase, values in own.items()},
-            **{f"blocked_{phase}_us": values for phase, values in blocked.items()},
-            **(others or {}),
-        },
+        values=Matrices(stored, ranks, np.arange(shape[1])),
         start_unix_ns=np.zeros(shape, np.int64),
         profiled=np.zeros(shape, bool),
         tags=dict(tags or {}),
@@ -57,7 +59,7 @@ def graph_of(table: StepTable, rows: NDArray[np.intp] | None = None) -> StepGrap
 def scenarios_of(table: StepTable, rows: NDArray[np.intp] | None = None) -> StepScenarios:
     """Return all scenarios of all ranks, or of those in some rows, each on a host of its own."""
     graph = graph_of(table, rows)
-    own = possible(table.values["own_us"][graph.rows])
+    own = possible(table.matrix("own_us")[graph.rows])
     return play_steps(Causes(graph), HealingSavings(StepOwnTimes(table, graph.rows, own, 1.0), {}))
 
 
@@ -120,15 +122,15 @@ def low(values: Floats) -> float:
 def plain_chain(table: StepTable, rows: list[int]) -> PlainChain:
     """Build the chain by its definition, one cell after the other."""
     steps = table.steps.tolist()
-    phases = [phase for phase in PHASES if f"own_{phase}_us" in table.values]
-    blocked = {phase: table.values[f"blocked_{phase}_us"][rows] for phase in phases if f"blocked_{phase}_us" in table.values}
+    phases = [phase for phase in PHASES if table.is_known(f"own_{phase}_us")]
+    blocked = {phase: table.matrix(f"blocked_{phase}_us")[rows] for phase in phases if table.is_known(f"blocked_{phase}_us")}
     met = [
         phase for phase, times in blocked.items() if 2 * sum((times[:, at] > 0).any() for at in range(len(steps))) >= len(steps)
     ]
     causes = amounts_of(table, rows)
     stretches = [Stretch(np.zeros(len(rows)))]
     for at, step in enumerate(steps):
-        cells = {phase: np.nan_to_num(table.values[f"own_{phase}_us"][rows, at]) for phase in phases}
+        cells = {phase: np.nan_to_num(table.matrix(f"own_{phase}_us")[rows, at]) for phase in phases}
         lost = {phase: np.maximum(times - low(times), 0.0) for phase, times in cells.items()}
         everything = sum(lost.values(), np.zeros(len(rows)))
         for phase in phases:
@@ -169,7 +171,7 @@ def amounts_of(table: StepTable, rows: list[int]) -> dict[str, Floats]:
     def over(values: Floats) -> Floats:
         return np.array([np.maximum(of_step - low(of_step), 0.0) for of_step in values.T]).T
 
-    values = {name: values[rows] for name, values in table.values.items()}
+    values = {name: table.matrix(name)[rows] for name in table.values.recorded}
     by_key: dict[str, Floats] = {}
     if "gc_us" in values:
         by_key["gc"] = over(values["gc_us"])

@@ -24,7 +24,7 @@ def agrees(table: StepTable, rows: list[int]) -> StepScenarios:
     result, chain = scenarios_of(table, np.array(rows)), plain_chain(table, rows)
     np.testing.assert_allclose(result.actual, chain.of_rows(set(range(len(rows))))[0])
     np.testing.assert_allclose(result.ideal, chain.of_rows(set())[0])
-    np.testing.assert_allclose(result.measured, table.values["wall_us"][rows].mean(axis=0))
+    np.testing.assert_allclose(result.measured, table.matrix("wall_us")[rows].mean(axis=0))
     ranks = table.ranks[rows].tolist()
     assert sorted(part.key["rank"] for part in result.ranks) == ranks
     for part in result.ranks:
@@ -102,7 +102,7 @@ def test_less_slowness_is_never_slower_and_none_is_ideal(table: StepTable) -> No
 @given(tables())
 def test_the_graph_has_as_much_own_time_as_the_records(table: StepTable) -> None:
     graph = graph_of(table)
-    own = sum(values.sum() for name, values in table.values.items() if name.startswith("own_") and name != "own_us")
+    own = sum(table.matrix(name).sum() for name in table.values.recorded if name.startswith("own_") and name != "own_us")
     assert sum(graph.of_blocks(lambda block: block.own.sum())) == own
 
 

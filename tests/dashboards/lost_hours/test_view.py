@@ -12,7 +12,7 @@ from tests.dashboards.blocks import draw_at, page_text
 
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis, RareSteps, Verdict
-from rankscope.analysis.result.stored import Losses, Lost, losses_of
+from rankscope.analysis.result.stored import GpuTimeLoss, Losses, losses_of
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.data.brief import Brief, StoredBrief, brief_of
 from rankscope.dashboards.data.source import RunSummary
@@ -30,11 +30,11 @@ def run(run_id: str, *, start: int | None = 100, problem: str | None = None) -> 
     )
 
 
-def lost(host: str | None, hours: float, cause: Any = "input", **more: Any) -> Lost:
-    return Lost(**{"host": host, "gpu_uuid": None, "rank": 1, "cause": cause, "gpu_hours": hours, "cost": None, **more})
+def lost(host: str | None, hours: float, cause: Any = "input", **more: Any) -> GpuTimeLoss:
+    return GpuTimeLoss(**{"host": host, "gpu_uuid": None, "rank": 1, "cause": cause, "gpu_hours": hours, "cost": None, **more})
 
 
-def brief(*losses: Lost, **more: Any) -> Brief:
+def brief(*losses: GpuTimeLoss, **more: Any) -> Brief:
     gpus: dict[str, Any] = {name: more.pop(name) for name in ("on_gpus", "host_gpu_hours") if name in more}
     result = Losses(**{"on_gpus": True, "lost_by": list(losses), **gpus})
     about: dict[str, Any] = {"kind": "straggler", "summary": "", "losses": result, "currency": "USD", **more}

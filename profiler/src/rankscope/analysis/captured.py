@@ -13,13 +13,13 @@ from rankscope.analysis.collectives.windows import Reduction, suspicious_windows
 from rankscope.analysis.collectives.world import least_ranks
 from rankscope.analysis.costs.waterfall import Costs
 from rankscope.analysis.costs.window_costs import costs_of_windows
-from rankscope.analysis.inference.profiled import profile_of_windows
+from rankscope.analysis.inference.profiled_steps import profile_of_windows
 from rankscope.analysis.report.assembly import assemble, attribution_of_blame, matching_result
 from rankscope.analysis.report.ranks import rank_result
 from rankscope.analysis.result.analysis import Analysis, Source
 from rankscope.analysis.trace.possible import are_possible_steps, is_possible_breakdown, is_possible_collective
 from rankscope.analysis.verdict.bottleneck import shares_of
-from rankscope.analysis.verdict.builders import MissingEvidence, Setting, among
+from rankscope.analysis.verdict.builders import MissingEvidence, Setting, among_compared
 from rankscope.analysis.verdict.job_verdict import Case, verdict_of, with_judgement
 from rankscope.analysis.verdict.slow_links import with_slow_links
 from rankscope.runs.control import MAX_STEPS
@@ -132,7 +132,9 @@ def _case(reductions: Mapping[int, Reduction], matched: MatchedCollectives, cost
     if profile is None:
         return Case(setting, {}, missing=MissingEvidence("none of these steps has been profiled", "short_capture"))
     judgement = profile.judge()
-    restriction = "" if judgement.is_tested else among(len(matched.blame.ranks), setting.world_size, "matched collectives")
+    restriction = (
+        "" if judgement.is_tested else among_compared(len(matched.blame.ranks), setting.world_size, "matched collectives")
+    )
     missing = "no collective of these steps could be matched across the ranks"
     unmatched = MissingEvidence(missing, "short_capture", lead="On the ranks at hand ")
     return with_judgement(

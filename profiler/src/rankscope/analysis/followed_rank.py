@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.durations.blocks import RecentBlocks
-from rankscope.analysis.evidence.step_table.rank_columns import RankColumns, entries_of, tags_of
+from rankscope.analysis.evidence.step_table.rank_columns import RankColumns, Tags, TagTimes, tag_columns, tags_of, times_of_tags
 from rankscope.runs.durations import DurationBlock
 from rankscope.runs.follow import Segments, StepFollower, StreamFollower, segments_of
 from rankscope.runs.paths import Stream, rank_dir
@@ -34,8 +34,10 @@ class FollowedRank:
     def __init__(self, path: Path, attempt: int, rank: int) -> None:
         self.folder = rank_dir(path, attempt, rank)
         self.steps = StepFollower(self.folder)
-        self._tags: dict[str, NDArray[np.int64]] = {}
+        self._tags: Tags = {}
         """Steps by tag, for steps whose rows have not been read yet."""
+        self._tag_times: TagTimes = {}
+        """Measured times of tags in these steps."""
         self.windows = StreamFollower(self.folder, "windows", StepBreakdown)
         self.collectives = StreamFollower(self.folder, "collectives", CollectiveRecord)
         self.reduction = Reduction(breakdowns=[], collectives=[])
@@ -70,20 +72,29 @@ class FollowedRank:
 
         Call it after reading the rows: a step's event is written before its row.
         """
-        for tag, steps in tags_of(chain.from_iterable(self.steps.new_events(reader, segments))).items():
+        events = list(chain.from_iterable(self.steps.new_events(reader, segments)))
+        for tag, steps in tags_of(events).items():
             self._tags[tag] = np.concatenate([self._tags[tag], steps]) if tag in self._tags else steps
+        for tag, times in times_of_tags(events).items():
+            self._tag_times.setdefault(tag, {}).update(times)
 
     def tagged(self, columns: RankColumns) -> RankColumns:
         """Return new entries with their tags. Tags of later steps are kept until their rows are read."""
-        return replace(columns, tags=self.take_tags(columns.step))
+        entries, times = self.take_tags(columns.step)
+        return replace(columns, tags=entries, values=columns.values | times)
 
-    def take_tags(self, steps: NDArray[np.int64]) -> dict[str, NDArray[np.intp]]:
-        """Return the positions of the new entries per tag. Tags of later steps are kept until their rows are read."""
+    def take_tags(self, steps: NDArray[np.int64]) -> tuple[dict[str, NDArray[np.intp]], dict[str, NDArray[np.float32]]]:
+        """Return ``tag_columns`` of new entries. Tags of later steps are kept until their rows are read."""
         if not self._tags or not len(steps):
-            return {}
-        new_entries, last = entries_of(self._tags, steps), int(steps[-1])
+            return {}, {}
+        columns, last = tag_columns(self._tags, self._tag_times, steps), int(steps[-1])
         self._tags = {tag: later for tag, tagged in self._tags.items() if len(later := tagged[tagged > last])}
-        return new_entries
+        self._tag_times = {
+            tag: later_times
+            for tag, times in self._tag_times.items()
+            if (later_times := {at: us for at, us in times.items() if at > last})
+        }
+        return columns
 
     def read_durations(self, reader: RunReader, segments: Segments, most: int) -> None:
         """Read new durations of collectives, and keep those of about the last ``most`` operations. Raises ``StartOverError``."""

@@ -30,9 +30,9 @@ from rankscope.analysis.evidence.step_table.step_numbers import ALL_ALIKE, StepN
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.evidence.step_table.table_builder import StepRanges, StepTableBuilder
 from rankscope.analysis.followed_rank import FollowedRank
-from rankscope.analysis.inference.judging.judgement import judge
-from rankscope.analysis.inference.judging.moving import moving_waits
-from rankscope.analysis.inference.judging.slow import SlowRanks
+from rankscope.analysis.inference.judging.job_judgement import judge
+from rankscope.analysis.inference.judging.moving_wait import moving_waits
+from rankscope.analysis.inference.judging.slow_ranks import SlowRanks
 from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.run_analysis import analysis_of, evidence_of, read_evidence, world_size_of
@@ -228,10 +228,16 @@ class _Attempt:
         if columns.damaged:
             return False
         tags: dict[str, list[NDArray[np.intp]]] = {}
+        times: dict[str, NDArray[np.float32]] = {}
         for number, rank in enumerate(ranks):
-            for tag, entries in self.ranks[rank].take_tags(steps[0]).items():
+            entries_of_rank, times_of_rank = self.ranks[rank].take_tags(steps[0])
+            for tag, entries in entries_of_rank.items():
                 tags.setdefault(tag, []).append(entries + number * count)
-        columns = replace(columns, tags={tag: np.concatenate(entries) for tag, entries in tags.items()})
+            for metric, column in times_of_rank.items():
+                times.setdefault(metric, np.full(len(joined), np.nan, np.float32))[number * count :][:count] = column
+        columns = replace(
+            columns, tags={tag: np.concatenate(entries) for tag, entries in tags.items()}, values=columns.values | times
+        )
         if self._rows is not None:
             for first, rank in zip(range(0, len(joined), count), ranks, strict=True):
                 if self._rows.needs(rank):

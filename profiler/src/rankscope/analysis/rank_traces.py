@@ -22,9 +22,9 @@ from rankscope.analysis.collectives.windows import (
     step_numbers,
 )
 from rankscope.analysis.collectives.world import least_ranks, least_ranks_of_groups
-from rankscope.analysis.evidence.kernels.data_quality import quality_warnings
 from rankscope.analysis.evidence.kernels.device_times import DeviceTimes
 from rankscope.analysis.evidence.kernels.kernel_ratios import in_other_units
+from rankscope.analysis.evidence.kernels.quality_warnings import quality_warnings
 from rankscope.analysis.evidence.kernels.unknown_kernels import kernels_on_own_streams
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.data_quality import DataQuality

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import count, islice
 from typing import Final
 
+import numpy as np
+
 from rankscope.analysis.collectives.windows import suspicious_windows
-from rankscope.analysis.evidence.attempts import slowest_attempt
 from rankscope.analysis.evidence.damage import damage_warnings
 from rankscope.analysis.evidence.step_table.chosen_steps import steps_text
 from rankscope.analysis.hang.activity import activity_report
 from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
-from rankscope.base.text import ranks_text, span
-from rankscope.runs.paths import attempt_dir
+from rankscope.base.text import format_duration, ranks_text, span
+from rankscope.runs.follow import last_rows
+from rankscope.runs.paths import attempt_dir, rank_dir
+from rankscope.runs.reader import RunReader
 
 _SHOWN: Final = 8
+_ATTEMPTS: Final = 20
+"""Number of last attempts that are compared."""
+_STEPS: Final = 1000
+"""Number of last steps whose median is the step time of an attempt."""
+_LEAST_STEPS: Final = 5
+_SLOWER: Final = 1.25
+"""Least factor between the step times of the slowest attempt and of the others."""
 
 
 def warnings_of_run(run: RunEvidence, ended: list[str], *, chosen: bool) -> list[str]:
@@ -25,14 +36,14 @@ def warnings_of_run(run: RunEvidence, ended: list[str], *, chosen: bool) -> list
     warnings = [f"only {steps_text(run.table)} are analysed, as chosen"] if chosen else []
     attempts = run.reader.attempts()
     if len(attempts) > 1:
-        attempt_text = "the last" if run.table.attempt == attempts[-1] else "one"
-        others = (
-            ""
-            if attempt_text == "one"
-            else f"; for an earlier one name its folder, such as {attempt_dir(run.reader.path, attempts[-2])}"
-        )
-        warnings.append(f"{attempt_text} of {len(attempts)} attempts (number {run.table.attempt}) is analysed{others}")
-        if (slowest := slowest_attempt(run.reader)) is not None:
+        which, others = "one", ""
+        if run.table.attempt == attempts[-1]:
+            which, others = (
+                "the last",
+                f"; for an earlier one name its folder, such as {attempt_dir(run.reader.path, attempts[-2])}",
+            )
+        warnings.append(f"{which} of {len(attempts)} attempts (number {run.table.attempt}) is analysed{others}")
+        if (slowest := _slowest_attempt(run.reader)) is not None:
             warnings.append(slowest)
     if run.earlier.steps:
         steps = len(run.table.steps)
@@ -54,6 +65,29 @@ def warnings_of_run(run: RunEvidence, ended: list[str], *, chosen: bool) -> list
     if run.liveness == "silent" and going_on:
         warnings.append(_silence(run, going_on))
     return [*warnings, *_recorder_warnings(run), *damage_warnings(run.reader, run.damaged)]
+
+
+def _slowest_attempt(reader: RunReader) -> str | None:
+    """Return the sentence that one attempt had clearly slower steps than the others, if it had."""
+    times = {attempt: usual for attempt in reader.attempts()[-_ATTEMPTS:] if (usual := _usual_us(reader, attempt)) is not None}
+    if len(times) < 2:
+        return None
+    slowest = max(times, key=lambda attempt: times[attempt])
+    others_us = float(np.median([usual for attempt, usual in times.items() if attempt != slowest]))
+    if times[slowest] < _SLOWER * others_us:
+        return None
+    step_times = f"{format_duration(times[slowest])} per step, the others {format_duration(others_us)}"
+    return f"attempt {slowest} was the slowest of {len(times)}: {step_times}; analyse {attempt_dir(reader.path, slowest)}"
+
+
+def _usual_us(reader: RunReader, attempt: int) -> float | None:
+    """Return the median step time of the first rank with records; ``None``: of too few steps."""
+    for rank in reader.ranks(attempt)[:1]:
+        with suppress(OSError):
+            walls = last_rows(rank_dir(reader.path, attempt, rank), _STEPS)["wall_us"]
+            walls = walls[np.isfinite(walls)]
+            return float(np.median(walls)) if len(walls) >= _LEAST_STEPS else None
+    return None
 
 
 def _silence(run: RunEvidence, ranks: list[int]) -> str:

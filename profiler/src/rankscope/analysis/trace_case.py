@@ -20,14 +20,14 @@ from rankscope.analysis.costs.window_costs import costs_of_windows
 from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes, DeviceTimes
 from rankscope.analysis.evidence.kernels.unknown_kernels import RankKernels, kernels_with_waits
 from rankscope.analysis.inference.doubts import MOST_COMMUNICATION, contradiction, impossible_pairs, incomplete_ranks
-from rankscope.analysis.inference.judging.judgement import Judgement
-from rankscope.analysis.inference.judging.moving import MOST_WAITING, moving_waits
-from rankscope.analysis.inference.profiled import Profile
+from rankscope.analysis.inference.judging.job_judgement import Judgement
+from rankscope.analysis.inference.judging.moving_wait import MOST_WAITING, moving_waits
+from rankscope.analysis.inference.profiled_steps import Profile
 from rankscope.analysis.inference.reasons.diagnosis import Diagnosis
 from rankscope.analysis.rank_traces import RankTrace
 from rankscope.analysis.trace_job import Job
 from rankscope.analysis.verdict.bottleneck import limit_of, shares_of
-from rankscope.analysis.verdict.builders import Lack, MissingEvidence, Setting, among, insufficient
+from rankscope.analysis.verdict.builders import Lack, MissingEvidence, Setting, among_compared, insufficient_verdict
 from rankscope.analysis.verdict.job_verdict import Case, VerdictAndFindings, verdict_of, with_judgement
 from rankscope.analysis.verdict.unnamed_communication import WAITS, with_unnamed_waits, without_communication
 from rankscope.runs.records import StepBreakdown
@@ -45,7 +45,7 @@ def answer_of_traces(
 ) -> VerdictAndFindings:
     """Return the verdict and the findings. ``explained``: share of the communication that is matched. ``paths``: for commands."""
     if job.reason is not None:
-        return insufficient(MissingEvidence(job.reason, job.problem), setting), []
+        return insufficient_verdict(MissingEvidence(job.reason, job.problem), setting), []
     if _lack_communication(traces):
         return without_communication(_kernels(traces), paths, setting), []
     answer = verdict_of(_case(traces, matched, costs, explained, setting))
@@ -165,7 +165,7 @@ def _case(
     if profile is None:
         return replace(case, missing=_unmatched(traces, world_size))
     judgement = profile.judge()
-    restriction = among(len(traces), setting.world_size, "traces")
+    restriction = among_compared(len(traces), setting.world_size, "traces")
     if explained is not None and explained < MOST_COMMUNICATION and not judgement.is_tested:
         restriction += f" in the collectives that could be matched, which are {explained:.0%} of the communication"
     doubt = contradiction(judgement.straggler, matched, profile.window_us, known_share=explained or 0.0)

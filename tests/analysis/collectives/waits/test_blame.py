@@ -12,7 +12,7 @@ from rankscope.analysis.collectives.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.collectives.waits.blame import Blame, assign_blame
 from rankscope.analysis.collectives.waits.savings import Savings
-from rankscope.analysis.inference.judging.late import find_late, late_suspect
+from rankscope.analysis.inference.judging.late_ranks import find_late, late_suspect
 from rankscope.runs.records import CollectiveRecord
 
 

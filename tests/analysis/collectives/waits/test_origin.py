@@ -15,7 +15,7 @@ from rankscope.analysis.collectives.clock import Clocks, fit_clocks
 from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.collectives.waits.blame import Blame, assign_blame
 from rankscope.analysis.collectives.waits.origin import MAX_ORIGINS
-from rankscope.analysis.inference.judging.late import find_late
+from rankscope.analysis.inference.judging.late_ranks import find_late
 from rankscope.runs.records import CollectiveRecord
 
 LAYERS = 4

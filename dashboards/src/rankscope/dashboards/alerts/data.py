@@ -18,7 +18,7 @@ from rankscope.alerts.alert import host_of
 from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.announcements import FindingRecord
 from rankscope.alerts.watch.ledger import LedgerEntry, read_entries
-from rankscope.analysis.evidence.hardware import bare
+from rankscope.analysis.evidence.hardware import bare_uuid
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.alerts.record import AlertRecord, CollectedAlerts, State, alert_record
 from rankscope.dashboards.data.background import BackgroundAnswers
@@ -194,23 +194,23 @@ def alerts_about(run: RunData) -> CollectedAlerts:
 
 def _parents(run: RunData, gpus: Collection[str]) -> set[str]:
     """Return the uuids of the GPUs whose MIG devices are among ``gpus``: heat, Xids and links are reported of the whole GPU."""
-    devices = set(map(bare, gpus))
+    devices = set(map(bare_uuid, gpus))
     try:
         sampled = run.hardware.gpus
     except RankscopeError:
         return set()  # not read (yet)
-    return {gpu.parent_uuid for gpu in sampled if gpu.parent_uuid is not None and bare(gpu.gpu_uuid) in devices}
+    return {gpu.parent_uuid for gpu in sampled if gpu.parent_uuid is not None and bare_uuid(gpu.gpu_uuid) in devices}
 
 
 def about_run(collected: CollectedAlerts, run_id: str, *, gpus: Collection[str], hosts: Container[str]) -> CollectedAlerts:
     """Return the alerts about a run, or about its GPUs and MIG devices (uuids) and hosts."""
-    devices = set(map(bare, gpus))
+    devices = set(map(bare_uuid, gpus))
 
     def concerns(alert: AlertRecord) -> bool:
         if alert.run_id is not None:
             return alert.run_id == run_id
         labels = alert.labels
-        return bare(labels.get("uuid", "")) in devices or ("uuid" not in labels and host_of(labels) in hosts)
+        return bare_uuid(labels.get("uuid", "")) in devices or ("uuid" not in labels and host_of(labels) in hosts)
 
     return CollectedAlerts([alert for alert in collected.alerts if concerns(alert)], collected.problems)
 

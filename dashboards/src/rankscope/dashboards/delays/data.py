@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.causes import CAUSES, CauseRow
 from rankscope.analysis.collectives.traffic.bandwidth import directed_rows
 from rankscope.analysis.evidence.activities import activity_times
-from rankscope.analysis.evidence.compared import StepOwnTimes, imposed_by_step, waits
+from rankscope.analysis.evidence.compared import StepOwnTimes, imposed_by_step, waits_for_last
 from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.evidence.peers import stage_of
 from rankscope.analysis.evidence.step_table.steps import Stored
@@ -175,7 +175,7 @@ def _directed_groups(run: RunEvidence) -> list[WaitGroup]:
 
 
 def _step_group(run: RunEvidence, judged: StepOwnTimes) -> WaitGroup:
-    last, wait = waits(judged)
+    last, wait = waits_for_last(judged)
     axis = _axis(run, judged.ranks)
     matrix = axis.no_cells()
     for victim in range(len(matrix)):

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.evidence.hardware import bare
+from rankscope.analysis.evidence.hardware import bare_uuid
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.hardware import Hardware, Rows, SampledGpu, in_steps
 from rankscope.dashboards.data.memory_cache import MemoryCache
@@ -98,7 +98,7 @@ def source_of(hardware: Hardware, gpu: SampledGpu, gauge: str) -> SampledGpu:
     parents = (
         candidate
         for candidate in hardware.gpus
-        if candidate.host == gpu.host and bare(candidate.gpu_uuid) == bare(gpu.parent_uuid or "")
+        if candidate.host == gpu.host and bare_uuid(candidate.gpu_uuid) == bare_uuid(gpu.parent_uuid or "")
     )
     return next(parents, gpu)
 

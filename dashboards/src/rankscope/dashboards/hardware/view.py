@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rankscope.analysis.evidence.hardware import bare
+from rankscope.analysis.evidence.hardware import bare_uuid
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.charts.cells import CellRows, bin_worst
 from rankscope.dashboards.charts.palette import Palette
@@ -71,7 +71,9 @@ def _gauge(state: PageState) -> tuple[str, MetricLabel]:
 
 def _chosen(state: PageState, hardware: Hardware) -> SampledGpu | None:
     """Return the GPU in the address; ``None`` if there is none. A rank on another GPU was picked later, so its GPU wins."""
-    picked_gpu = next((gpu for gpu in hardware.gpus if state.gpu is not None and bare(gpu.gpu_uuid) == bare(state.gpu)), None)
+    picked_gpu = next(
+        (gpu for gpu in hardware.gpus if state.gpu is not None and bare_uuid(gpu.gpu_uuid) == bare_uuid(state.gpu)), None
+    )
     if state.rank is None or (picked_gpu is not None and state.rank in picked_gpu.ranks):
         return picked_gpu
     return next((gpu for gpu in hardware.gpus if state.rank in gpu.ranks), None)
@@ -206,8 +208,8 @@ def _rows(run: RunData, state: PageState) -> list[dict[str, Any]]:
     except RankscopeError:
         return []  # a note above the table shows the error
     gpus, figures = shown.hardware.gpus, figures_of(shown.hardware, shown.columns)
-    of = {(gpu.host, bare(gpu.gpu_uuid)): row for gpu, row in zip(gpus, figures, strict=True)}
-    parents = ((gpu, of.get((gpu.host, bare(gpu.parent_uuid)))) for gpu in gpus if gpu.parent_uuid is not None)
+    of = {(gpu.host, bare_uuid(gpu.gpu_uuid)): row for gpu, row in zip(gpus, figures, strict=True)}
+    parents = ((gpu, of.get((gpu.host, bare_uuid(gpu.parent_uuid)))) for gpu in gpus if gpu.parent_uuid is not None)
     return gpu_rows(
         gpus, figures, {gpu.gpu_uuid: parent_figures for gpu, parent_figures in parents if parent_figures is not None}
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rankscope.analysis.result.cause import Cause
-from rankscope.analysis.result.stored import Lost
+from rankscope.analysis.result.stored import GpuTimeLoss
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.brief import Brief
 from rankscope.dashboards.data.source import RunSource, RunSummary
@@ -134,7 +134,7 @@ def _place(ledger: ClusterLedger, loss: RunLoss, *, undated: bool) -> list[RunSu
     return ledger.counted if loss.brief.losses.on_gpus or loss.brief.losses.lost_by else ledger.without_gpus
 
 
-def _add(loss: HostLoss, lost: Lost, run: RunSummary, currency: str | None) -> None:
+def _add(loss: HostLoss, lost: GpuTimeLoss, run: RunSummary, currency: str | None) -> None:
     cause: Cause = lost.cause or "unknown"
     loss.gpu_hours += lost.gpu_hours
     loss.by_cause[cause] = loss.by_cause.get(cause, 0.0) + lost.gpu_hours

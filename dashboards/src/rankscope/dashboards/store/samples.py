@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.evidence.hardware import bare
+from rankscope.analysis.evidence.hardware import bare_uuid
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.base.atomic_files import replace_file
 from rankscope.dashboards.data.events import (
@@ -196,9 +196,9 @@ class SampleWriter:
         ranks: dict[tuple[str, str], list[int]] = {}
         for rank, info in infos.items():
             if info.gpu_uuid is not None:
-                ranks.setdefault((info.host, bare(info.gpu_uuid)), []).append(rank)
+                ranks.setdefault((info.host, bare_uuid(info.gpu_uuid)), []).append(rank)
         for (host, uuid), sampled in self._gpus.items():
-            ranks_of_gpu = sorted(ranks.get((host, bare(uuid)), []))
+            ranks_of_gpu = sorted(ranks.get((host, bare_uuid(uuid)), []))
             yield SampledGpu(
                 gpu_uuid=uuid,
                 host=host,
@@ -253,14 +253,14 @@ def sample_values(folder: Path, infos: Mapping[int, RankInfo], table: StepTable)
     A step has its worst sample, or the last one before it. All times are by the clock of the host of rank and GPU.
     """
     hardware = stored(folder)
-    gpus = {(gpu.host, bare(gpu.gpu_uuid)): gpu for gpu in hardware.gpus}
+    gpus = {(gpu.host, bare_uuid(gpu.gpu_uuid)): gpu for gpu in hardware.gpus}
     matrices: dict[str, Values] = {}
     for row, rank in enumerate(table.ranks):
         info = infos.get(int(rank))
-        gpu = None if info is None or info.gpu_uuid is None else gpus.get((info.host, bare(info.gpu_uuid)))
+        gpu = None if info is None or info.gpu_uuid is None else gpus.get((info.host, bare_uuid(info.gpu_uuid)))
         if gpu is None:
             continue
-        parent = None if gpu.parent_uuid is None else gpus.get((gpu.host, bare(gpu.parent_uuid)))
+        parent = None if gpu.parent_uuid is None else gpus.get((gpu.host, bare_uuid(gpu.parent_uuid)))
         walls = table.of_rank("wall_us", row).astype(np.float64)
         for metric in of_origin("samples"):
             source = next(

@@ -9,7 +9,7 @@ import numpy as np
 from rankscope.analysis.collectives.arrivals import Floats, Numbers, sums
 from rankscope.analysis.collectives.waits.blame import Blame
 from rankscope.analysis.collectives.waits.imposed import Pairs
-from rankscope.analysis.evidence.compared import StepOwnTimes, waits
+from rankscope.analysis.evidence.compared import StepOwnTimes, waits_for_last
 from rankscope.analysis.result.costs import (
     MAX_GROUPS,
     MAX_LEDGER_ROWS,
@@ -37,7 +37,7 @@ def ledger_of_steps(compared: Sequence[StepOwnTimes]) -> Ledger | None:
         return None
     columns: list[tuple[Numbers, Numbers, Numbers, Floats, Numbers]] = []
     for number, judged in enumerate(compared):
-        last, wait = waits(judged)
+        last, wait = waits_for_last(judged)
         ranks = np.asarray(judged.ranks)
         for at in np.unique(last):
             wait_for_rank = wait[:, last == at]

@@ -18,13 +18,13 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.evidence.compared import MINIMUM_STEPS
+from rankscope.analysis.evidence.compared import MINIMUM_STEPS, unprofiled
 from rankscope.analysis.evidence.peers import stage_of
 from rankscope.analysis.evidence.step_table.steps import Matrix, StepTable
 from rankscope.analysis.evidence.typical import after_warm_up
 from rankscope.analysis.inference.judging.excess import excess
 from rankscope.analysis.inference.judging.significance import LIMIT, block_sums, p_value
-from rankscope.analysis.inference.judging.slow import MINIMUM_EFFECT
+from rankscope.analysis.inference.judging.slow_ranks import MINIMUM_EFFECT
 from rankscope.analysis.result.costs import PipelineResult, StageResult
 from rankscope.analysis.statistics import middle, relative_excess
 from rankscope.analysis.trace.intervals import clip, measure, union
@@ -134,12 +134,8 @@ def _stages(table: StepTable, infos: Mapping[int, RankInfo]) -> dict[int, list[i
 
 
 def _usable(table: StepTable) -> tuple[Matrix, Matrix] | tuple[None, None]:
-    count = len(table.steps)
     own, wall = table.matrix("own_us"), table.matrix("wall_us")
-    keep = np.isfinite(own).all(axis=0) & after_warm_up(count)
-    plain = keep & ~table.profiled.any(axis=0)
-    if plain.sum() >= MINIMUM_STEPS:
-        keep = plain
+    keep = unprofiled(table, np.isfinite(own).all(axis=0) & after_warm_up(len(table.steps)))
     return (own[:, keep], wall[:, keep]) if keep.sum() >= MINIMUM_STEPS else (None, None)
 
 

@@ -24,18 +24,14 @@ def costs_of_run(run: RunEvidence, throughput: Throughput | None) -> Callable[[t
     """
     accelerated = run.accelerated
     steps = costs_of_steps(run.typical.table, world_size=run.world_size, accelerated=accelerated, pipeline=run.pipeline)
-    return cache(lambda without: _with_ideal(together(steps, _windows(run, without), accelerated=accelerated), throughput))
+    return cache(lambda without: _with_ideal(merged_costs(steps, _windows(run, without), accelerated=accelerated), throughput))
 
 
 def _windows(run: RunEvidence, without: tuple[int, ...]) -> Costs | None:
     if set(without) >= set(run.ranks):
         without = ()  # a rotating slowness may name all ranks
     return costs_of_windows(
-        run.windows,
-        run.blame if run.matching.matches else None,
-        world_size=run.world_size,
-        source="windows",
-        without=without,
+        run.windows, run.blame if run.matching.matches else None, world_size=run.world_size, source="windows", without=without
     )
 
 
@@ -51,7 +47,7 @@ def _with_ideal(costs: Costs | None, throughput: Throughput | None) -> Costs | N
     return replace(costs, amounts=amounts)
 
 
-def together(steps: Costs | None, windows: Costs | None, *, accelerated: bool) -> Costs | None:
+def merged_costs(steps: Costs | None, windows: Costs | None, *, accelerated: bool) -> Costs | None:
     """Return the costs of a run, merged from the records of all ``steps`` and from its ``windows``.
 
     On a device only windows show compute and copies. Profiling slows the host, but not the kernels. So the rest of a step

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.costs.waterfall import Amount, Costs, InnerName
 from rankscope.analysis.evidence.activities import ACTIVITIES, activity_times
-from rankscope.analysis.evidence.compared import MINIMUM_STEPS, comparable, filled
+from rankscope.analysis.evidence.compared import MINIMUM_STEPS, comparable, fill_missing, mean_wall_us, unprofiled
 from rankscope.analysis.evidence.order import by_step, leaders, of_blocks
 from rankscope.analysis.evidence.step_table.steps import Matrix, StepTable
 from rankscope.analysis.evidence.typical import after_warm_up
@@ -36,7 +36,7 @@ IN_BUBBLE: Final = "not separated from the pipeline's bubble"
 
 
 @dataclass(frozen=True, slots=True)
-class _Typical:
+class _TypicalRank:
     """Places (a rank and a step each) of the typical rank in a table, [places], with weights that sum to 1 in every step."""
 
     table: StepTable
@@ -49,6 +49,13 @@ class _Typical:
     weight: Vector
     alone: bool
     """True for a job of one rank, which waits for no other."""
+
+    @property
+    def judged(self) -> StepTable:
+        """Table of the judged steps."""
+        keep = np.zeros(len(self.table.steps), dtype=bool)
+        keep[self.steps] = True
+        return replace(self.table, start_unix_ns=None, tags={}).columns(keep)  # no copy of starts and tags
 
     def at(self, name: str) -> Vector:
         """Return one metric of the table, [places]."""
@@ -81,7 +88,7 @@ def costs_of_steps(
     if "compute" not in amounts:
         notes |= dict.fromkeys(("compute", "host"), NO_WINDOW if accelerated else NO_CPU_TIME)
     return Costs(
-        step_us=_mean_wall(typical),
+        step_us=mean_wall_us(typical.judged, typical.ranks),
         steps=len(typical.steps),
         amounts=_known_amounts(amounts),
         notes=notes,
@@ -90,20 +97,7 @@ def costs_of_steps(
     )
 
 
-def _mean_wall(typical: _Typical) -> float:
-    """Return the mean wall time of the compared ranks in the judged steps."""
-    table, judged = typical.table, np.zeros(len(typical.table.steps), dtype=bool)
-    judged[typical.steps] = True
-
-    def total(steps: slice) -> tuple[float, int]:
-        walls = table.some("wall_us", steps, typical.ranks)[:, judged[steps]]
-        return float(np.nansum(walls, dtype=np.float64)), int(np.isfinite(walls).sum())
-
-    sums, counts = zip(*of_blocks(table.profiled.shape, total), strict=True)
-    return float(sum(sums) / sum(counts))
-
-
-def _own(typical: _Typical, *, accelerated: bool) -> tuple[dict[PartName, float | None], dict[InnerName, float | None]]:
+def _own(typical: _TypicalRank, *, accelerated: bool) -> tuple[dict[PartName, float | None], dict[InnerName, float | None]]:
     """Return the parts of the typical rank's own time, and the inner parts of these.
 
     If any step has a data phase, steps and stages without one count as waiting 0 for data; their time is in other parts.
@@ -135,7 +129,7 @@ _Activities = dict[Literal["evaluation", "checkpoint"], dict[Phase, Vector]]
 """Time of each activity that any step has, by the phase that it lies in, [places]."""
 
 
-def _activities(typical: _Typical) -> _Activities:
+def _activities(typical: _TypicalRank) -> _Activities:
     """Return the times of evaluations and checkpoints of the typical rank, together at most the time of the phase.
 
     Where a step has both and they were not measured, the evaluation counts.
@@ -162,7 +156,9 @@ def _sum(activities: _Activities, phase: Phase, places: int) -> Vector:
     return sum((times[phase] for times in activities.values() if phase in times), np.zeros(places))
 
 
-def _largest(typical: _Typical, pipeline: PipelineResult, *, accelerated: bool) -> dict[PartName | InnerName, tuple[int, Amount]]:
+def _largest(
+    typical: _TypicalRank, pipeline: PipelineResult, *, accelerated: bool
+) -> dict[PartName | InnerName, tuple[int, Amount]]:
     """Return, per part of own time, the stage whose ranks have most of it on average, and the amount."""
     largest: dict[PartName | InnerName, tuple[int, Amount]] = {}
     for stage in pipeline.stages:
@@ -181,27 +177,24 @@ def _known_amounts(times: Mapping[_Name, float | None]) -> dict[_Name, Amount]:
     return {name: Amount(us, "steps") for name, us in times.items() if us is not None and np.isfinite(us)}
 
 
-def _waiting(typical: _Typical, *, in_bubble: bool) -> dict[PartName, float | None]:
+def _waiting(typical: _TypicalRank, *, in_bubble: bool) -> dict[PartName, float | None]:
     """Return the parts of the typical rank's blocked time, as far as they can be separated."""
     if typical.alone:
         return {"exposed_communication": 0.0, "straggler_wait": 0.0}
     blocked = typical.at("blocked_us")
     if in_bubble:
         return {"pipeline_bubble": typical.mean(blocked)}
-    table = typical.table
-    judged = np.zeros(len(table.steps), dtype=bool)
-    judged[typical.steps] = True
-    own = replace(table, start_unix_ns=None, tags={}).columns(judged).stored("own_us")  # no copy of starts and tags
+    own = typical.judged.stored("own_us")
     if len(typical.ranks) < len(own):
         own = own[typical.ranks]
     # Where a rank lacks a record, the others may have waited for it: its time is estimated, as for the verdict.
-    longest = leaders(filled(own)).largest
+    longest = leaders(fill_missing(own)).largest
     waiting = np.minimum(np.maximum(longest[np.searchsorted(typical.steps, typical.step)] - typical.at("own_us"), 0), blocked)
     return {"exposed_communication": typical.mean(blocked - waiting), "straggler_wait": typical.mean(waiting)}
 
 
 @dataclass(frozen=True, slots=True)
-class _Thread:
+class _ThreadTimes:
     """Parts of a CPU training thread's own time outside input, [places]."""
 
     compute: Vector
@@ -218,7 +211,7 @@ class _Thread:
         return self.between_steps + self.activities + self.stalled + self.run_queue + self.gc
 
 
-def _thread(typical: _Typical, activities: _Activities) -> _Thread:
+def _thread(typical: _TypicalRank, activities: _Activities) -> _ThreadTimes:
     """Return the parts of the training thread's own time.
 
     Time off the CPU is attributed to the data loader first, then to the time between steps. Only the remainder is a stall inside
@@ -236,7 +229,7 @@ def _thread(typical: _Typical, activities: _Activities) -> _Thread:
     queue = np.clip(queued, 0, model - stalled)
     gc = np.clip(collected, 0, model - stalled - queue)
     outside = np.minimum(_sum(activities, "between_steps", len(own)), between)
-    return _Thread(
+    return _ThreadTimes(
         compute=model - stalled - queue - gc,
         between_steps=between - outside,
         activities=outside + inside,
@@ -246,22 +239,24 @@ def _thread(typical: _Typical, activities: _Activities) -> _Thread:
     )
 
 
-def _typical(table: StepTable, world_size: int | None, pipeline: PipelineResult | None) -> _Typical | None:
+def _typical(table: StepTable, world_size: int | None, pipeline: PipelineResult | None) -> _TypicalRank | None:
     compared = comparable(table, [int(rank) for rank in table.ranks])
     if compared is not None:
         rows, steps = compared[0], np.flatnonzero(compared[1])
         if pipeline is None:
             row, step = _middle(table, rows, compared[1])
             sharing = np.bincount(step, minlength=len(table.steps))
-            return _Typical(table, rows, steps, row, step, 1 / sharing[step], alone=False)
+            return _TypicalRank(table, rows, steps, row, step, 1 / sharing[step], alone=False)
         weights = _per_stage(table.ranks[rows], (len(rows), len(steps)), pipeline)
         row, step = np.nonzero(weights)
-        return _Typical(table, rows, steps, rows[row], steps[step], weights[row, step] / weights.sum(axis=0)[step], alone=False)
+        return _TypicalRank(
+            table, rows, steps, rows[row], steps[step], weights[row, step] / weights.sum(axis=0)[step], alone=False
+        )
     steps = np.flatnonzero(usual_steps(table))
     if (world_size or len(table.ranks)) != 1 or len(table.ranks) != 1 or len(steps) < MINIMUM_STEPS:
         return None
     row = np.zeros(1, dtype=np.intp)
-    return _Typical(table, row, steps, np.zeros_like(steps), steps, np.ones(len(steps)), alone=True)
+    return _TypicalRank(table, row, steps, np.zeros_like(steps), steps, np.ones(len(steps)), alone=True)
 
 
 def _middle(table: StepTable, rows: NDArray[np.intp], judged: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -291,10 +286,7 @@ def _per_stage(ranks: NDArray[np.int64], shape: tuple[int, ...], pipeline: Pipel
 
 def usual_steps(table: StepTable) -> NDArray[np.bool_]:
     """Return the mask [steps] of steps after warm-up with a record, without profiled steps if enough others remain."""
-    count = len(table.steps)
-    keep = after_warm_up(count) & table.has_record.any(axis=0)
-    plain = keep & ~table.profiled.any(axis=0)
-    return plain if plain.sum() >= MINIMUM_STEPS else keep
+    return unprofiled(table, after_warm_up(len(table.steps)) & table.has_record.any(axis=0))
 
 
 def _without_own_time(table: StepTable, *, accelerated: bool) -> Costs | None:

@@ -17,7 +17,7 @@ from rankscope.analysis.durations.blocks import calls_of_blocks, is_usable, last
 from rankscope.analysis.durations.duration_calls import MAX_CALLS
 from rankscope.analysis.durations.job_durations import compare_durations
 from rankscope.analysis.durations.sources import Durations, reader
-from rankscope.analysis.inference.reasons.explained import explain_diagnosis
+from rankscope.analysis.inference.reasons.hardware_reason import explain_diagnosis
 from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.inference.reasons.signals import Signals
 from rankscope.analysis.result.text import counted
@@ -61,7 +61,7 @@ class RunDurations:
             setting,
             shares=shares,
             signals_of=signals_of,
-            explain=lambda diagnosis: explain_diagnosis(diagnosis, run.data, every, every),
+            explain=lambda diagnosis: explain_diagnosis(diagnosis, run, every, every),
         )
 
 

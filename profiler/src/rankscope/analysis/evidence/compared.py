@@ -1,7 +1,7 @@
 """Own times of ranks that do the same work, [ranks, steps]: the table of evidence that the tests of ``inference`` judge.
 
-It is filled from step records here, and from matched collectives in ``inference/judging/late.py``. Collectives equalise the wall
-times of ranks, but not their own times: the other ranks wait for the one with the longest.
+It is filled from step records here, and from matched collectives in ``inference/judging/late_ranks.py``. Collectives equalise
+the wall times of ranks, but not their own times: the other ranks wait for the one with the longest.
 """
 
 from __future__ import annotations
@@ -79,6 +79,12 @@ class StepOwnTimes:
         return [int(rank) for rank in self.table.ranks[self.rows]]
 
 
+def unprofiled(table: StepTable, keep: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return those of the steps ``keep`` [steps] in which no rank was profiled; all of them where too few would remain."""
+    plain = keep & ~table.profiled.any(axis=0)
+    return plain if plain.sum() >= MINIMUM_STEPS else keep
+
+
 def comparable(table: StepTable, peers: Sequence[int]) -> tuple[NDArray[np.intp], NDArray[np.bool_]] | None:
     """Return the rows of those ``peers`` that can be compared, and a mask of the steps [steps] in which they can.
 
@@ -88,11 +94,7 @@ def comparable(table: StepTable, peers: Sequence[int]) -> tuple[NDArray[np.intp]
     own time, on a slow host fewer than on others: a rank is left out if it has it in less than ``SPARSEST`` of the steps of the
     peer that has most. Steps that such a rank lacks are left out.
     """
-    count = len(table.steps)
-    keep = after_warm_up(count)
-    unprofiled = keep & ~table.profiled.any(axis=0)
-    if unprofiled.sum() >= MINIMUM_STEPS:
-        keep = unprofiled
+    keep = unprofiled(table, after_warm_up(len(table.steps)))
     is_known = table.known_mask("own_us")
     per_rank = (is_known & keep).sum(axis=1)
     candidates = np.isin(table.ranks, peers)
@@ -116,21 +118,28 @@ def comparable_own_times(table: StepTable, peers: Sequence[int]) -> StepOwnTimes
     rows, keep = compared
     usable = replace(table, start_unix_ns=None).columns(keep)  # starts are not compared: no copy of them
     stored = usable.stored("own_us")
-    own = filled(stored if len(rows) == len(stored) else stored[rows])
-
-    def total(steps: slice) -> tuple[float, int]:
-        walls = usable.some("wall_us", steps)[rows]
-        return float(np.nansum(walls, dtype=np.float64)), int(np.isfinite(walls).sum())
-
-    # Mean over ranks, as in the waterfall: where ranks end a step at different times, the longest wall overlaps the next step.
-    sums, counts = zip(*of_blocks(own.shape, total), strict=True)
-    wall = sum(sums) / max(1, sum(counts))
+    own = fill_missing(stored if len(rows) == len(stored) else stored[rows])
+    wall = mean_wall_us(usable, rows)
     if wall <= 0:  # from a broken clock
         return None
     return StepOwnTimes(usable, rows, own, wall)
 
 
-def filled(own: Stored) -> Stored:
+def mean_wall_us(table: StepTable, rows: NDArray[np.intp]) -> float:
+    """Return the mean time of the steps of a table on the ranks in ``rows``; 0 without any.
+
+    The mean over the ranks counts: where ranks end a step at different times, the longest wall overlaps the next step.
+    """
+
+    def total(steps: slice) -> tuple[float, int]:
+        walls = table.some("wall_us", steps, rows)
+        return float(np.nansum(walls, dtype=np.float64)), int(np.isfinite(walls).sum())
+
+    sums, counts = zip(*of_blocks(table.profiled.shape, total), strict=True)
+    return float(sum(sums) / max(1, sum(counts)))
+
+
+def fill_missing(own: Stored) -> Stored:
     """Return own times [ranks, steps] with an estimate where a rank lacks a step; the same array if none does.
 
     The estimate is the median of the other ranks at this step, and the rank's mean excess over them in its other steps. So a step
@@ -157,7 +166,7 @@ def own_times_of_groups(table: StepTable, groups: Iterable[Sequence[int]]) -> li
     return [own_times for peers in groups if (own_times := comparable_own_times(table, peers)) is not None]
 
 
-def waits(times: StepOwnTimes) -> tuple[NDArray[np.intp], Matrix]:
+def waits_for_last(times: StepOwnTimes) -> tuple[NDArray[np.intp], Matrix]:
     """Return the row of the last rank, [usable steps], and each rank's wait for it, [compared ranks, usable steps].
 
     At each step the rank with the longest own time came last. A victim's wait is the difference between the two own times, but at

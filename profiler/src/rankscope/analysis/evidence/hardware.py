@@ -15,7 +15,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.statistics import middle
 from rankscope.analysis.trace.possible import MOST_BYTES
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import HardwareSample, RankInfo
@@ -129,7 +128,7 @@ class _ReadingBuffer:
         return Readings(times[order], values, self.simulated)
 
 
-def bare(uuid: str) -> str:
+def bare_uuid(uuid: str) -> str:
     """Return a uuid without ``GPU-`` or ``MIG-``: CUDA reports the uuid of a MIG device without marking it as MIG."""
     kind, _, bare_uuid = uuid.partition("-")
     return bare_uuid if kind in ("GPU", "MIG") else uuid
@@ -141,15 +140,15 @@ def readings_of(samples: Iterable[HardwareSample], wanted: Iterable[str], betwee
     A MIG device gets the readings of its parent GPU. Samples of the parent hold the values that its MIG devices share: clock,
     heat, power, links and errors.
     """
-    names = {bare(uuid): uuid for uuid in wanted}
+    names = {bare_uuid(uuid): uuid for uuid in wanted}
     parents: dict[str, str] = {}
     histories: dict[str, _ReadingBuffer] = {}
     for sample in samples:
         if sample.gpu_uuid is None or sample.missing is not None or not between_ns[0] <= sample.unix_ns <= between_ns[1]:
             continue
-        name = bare(sample.gpu_uuid)
+        name = bare_uuid(sample.gpu_uuid)
         if name in names and sample.parent_uuid is not None:
-            parents[name] = bare(sample.parent_uuid)
+            parents[name] = bare_uuid(sample.parent_uuid)
         elif name in names or name in parents.values():
             histories.setdefault(name, _ReadingBuffer()).add(sample)
     readings = {name: history.readings() for name, history in histories.items()}
@@ -166,13 +165,6 @@ def in_steps(readings: Readings, starts_ns: NDArray[np.int64], walls_us: Values,
     step = steps[np.maximum(at, 0)]
     inside = (at >= 0) & (readings.unix_ns - starts_ns[step] < walls_us[step] * 1000)
     return readings.where(inside & wanted[step])
-
-
-def median_of(readings: Mapping[int, Readings], name: str, *, at_least: int) -> float | None:
-    """Return the median over GPUs of each GPU's median; ``None`` when no GPU has ``at_least`` values."""
-    return middle(
-        float(np.median(values)) for reading in readings.values() if len(values := reading.known_values(name)) >= at_least
-    )
 
 
 _SAMPLES: Final = 256

@@ -1,10 +1,10 @@
 """What it costs that ranks are late: the one definition of the time that a job would save if no rank were.
 
-A stretch of work ends when its last rank arrives. If no rank were late, all would take as long as the rank in the middle. So
-the job loses, at each stretch, the longest own time minus that of the rank in the middle. The verdict on delays that move
-(``inference.moving``) and the ideal step of what-if (``whatif.step_scenarios``) are sums of this over steps, or over the
-stretches between two meetings. The waterfall's wait (``costs.step_costs``) is the wait of each rank, at most its blocked time.
-What healing some of the ranks saves is in ``inference.healing``: there the others stay as they are.
+A stretch of work ends when its last rank arrives. If no rank were late, all would take as long as the rank in the middle. So the
+job loses, at each stretch, the longest own time minus that of the rank in the middle. The verdict on delays that move
+(``inference.judging.moving_wait``) and the ideal step of what-if (``whatif.step_scenarios``) are sums of this over steps, or
+over the stretches between two meetings. The waterfall's wait (``costs.step_costs``) is the wait of each rank, at most its
+blocked time. What healing some of the ranks saves is in ``inference.judging.healing``: there the others stay as they are.
 """
 
 from __future__ import annotations

@@ -99,10 +99,10 @@ class Leaders:
 
 def leaders(values: NDArray[_Value], rows: Rows = ALL, places: Sequence[int] = ()) -> Leaders:
     """Return the largest values at each step of a matrix [ranks, steps], and ``ordered`` for ``places``, in one pass."""
-    return Leaders.joined(of_blocks(values.shape, lambda steps: leading(by_step(values[rows, steps]), places)))
+    return Leaders.joined(of_blocks(values.shape, lambda steps: leaders_of_block(by_step(values[rows, steps]), places)))
 
 
-def leading(block: NDArray[_Value], places: Sequence[int] = ()) -> Leaders:
+def leaders_of_block(block: NDArray[_Value], places: Sequence[int] = ()) -> Leaders:
     """Return the same for each row of a block [steps, ranks], which it overwrites."""
     largest, at = block.argmax(axis=1), np.arange(len(block))
     first = block[at, largest].astype(np.float64)

@@ -64,14 +64,9 @@ def typical_steps(table: StepTable, infos: Mapping[int, RankInfo]) -> TypicalSte
     return TypicalSteps(met.columns(~rare) if rare.any() else met, met, rare, length, per_entry)
 
 
-def warm_up(steps: int) -> int:
-    """Return the number of steps at the start of so many that are left out."""
-    return min(WARM_UP, steps // 5)
-
-
 def after_warm_up(steps: int) -> NDArray[np.bool_]:
     """Return a mask of so many steps that leaves out those of the warm-up, [steps]."""
-    return np.arange(steps) >= warm_up(steps)
+    return np.arange(steps) >= min(WARM_UP, steps // 5)
 
 
 def rare_steps(table: StepTable) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

@@ -54,7 +54,7 @@ def change_points(series: NDArray[np.floating[Any]]) -> list[ChangePoint]:
     # Each median covers the same number of values; the few left over at the end count in ``_exact``.
     coarse = np.median(values[: len(values) // wide * wide].reshape(-1, wide), axis=1)
     exact_cuts = [_exact(values, cut * wide, wide) for cut in _cuts(coarse, max(2, -(-LEAST_STEPS // wide)))]
-    cuts = _worth_a_word(values, exact_cuts)
+    cuts = _without_small_changes(values, exact_cuts)
     medians = _medians(values, cuts) if cuts else []
     return [ChangePoint(int(finite[cut]), before, after) for cut, (before, after) in zip(cuts, pairwise(medians), strict=True)]
 
@@ -151,7 +151,7 @@ def _exact(values: Values, about: int, wide: int) -> int:
     return first + within.start + int(costs[within].argmin()) + 1
 
 
-def _worth_a_word(values: Values, cuts: list[int]) -> list[int]:
+def _without_small_changes(values: Values, cuts: list[int]) -> list[int]:
     """Remove cuts with a change below ``LEAST_SHARE``, the smallest first."""
     while cuts:
         shares = [abs(after - before) / abs(before) if before else np.inf for before, after in pairwise(_medians(values, cuts))]

@@ -8,7 +8,7 @@ from typing import Final
 
 from rankscope.analysis.collectives.matched import MatchedCollectives
 from rankscope.analysis.collectives.matching import Matching
-from rankscope.analysis.inference.profiled import DeviceStraggler
+from rankscope.analysis.inference.profiled_steps import DeviceStraggler
 from rankscope.analysis.result.text import counted
 from rankscope.base.text import ranks_text
 

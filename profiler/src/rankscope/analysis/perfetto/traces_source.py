@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rankscope.analysis.collectives.clock import consistent, fit_clocks
 from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.collectives.windows import reduce_file
-from rankscope.analysis.evidence.kernels.data_quality import quality_warnings
+from rankscope.analysis.evidence.kernels.quality_warnings import quality_warnings
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
 from rankscope.analysis.perfetto.plan import Plan, Progress, clock_of, none_of_these, process_name, widen
 from rankscope.analysis.perfetto.raw_trace import RawTracks, read_raw_trace

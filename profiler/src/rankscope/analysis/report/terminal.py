@@ -123,7 +123,7 @@ def _cost(analysis: Analysis) -> str:
     if facts and (steps := steps_of_verdict(analysis)):
         facts[0] = f"{steps}: {facts[0]}"
     if " saves " not in verdict.summary:
-        facts.append(saves_text(verdict))
+        facts.append(saves_text(verdict.saves, verdict.ranks, verdict.hosts))
     if "costs more than" not in verdict.summary:
         facts.append(excluded_text(verdict))
     if verdict.confidence is not None:

@@ -59,7 +59,7 @@ def _window_details(row: RankResult, width: int) -> str:
         (row.idle_starved_us, "idle as nothing was launched"),
         (row.idle_queued_us, "idle with work queued"),
     )
-    times = ", ".join(f"{format_duration(value)} {what}" for value, what in facts if value is not None)
+    times = ", ".join(f"{format_duration(value)} {wording}" for value, wording in facts if value is not None)
     parts = [
         f"rank {row.rank} in detail, profiled windows of {format_duration(total)} in all",
         "\n".join(table(rows, len(row.class_us or {}), left_columns=(0,))),

@@ -153,11 +153,7 @@ def imposed_table(analysis: Analysis, width: int) -> str:
     for row in rows[:SHOWN_IMPOSING]:
         times = (cell(row.imposed_us, format_duration), cell(row.imposed_exposed_us, format_duration))
         cells.append([str(row.rank), *times, cell(row.share, ".1%")])
-    sources = {
-        "steps": "step records",
-        "windows": "collectives of the profiled steps",
-        "traces": "collectives",
-    }
+    sources = {"steps": "step records", "windows": "collectives of the profiled steps", "traces": "collectives"}
     where = sources.get(analysis.imposed_wait_source or "steps", "durations of collectives")
     title = f"imposed wait, summed over the ranks that waited (from {where})"
     lines = [*textwrap.wrap(title, width), *table(cells, len(rows))]
@@ -174,21 +170,9 @@ def imposed_table(analysis: Analysis, width: int) -> str:
 def _imposed_per_step(analysis: Analysis) -> str:
     """Return the imposed wait of the named ranks in the unit of the verdict's sentence; empty where no finding has it."""
     verdict = analysis.verdict
-    imposed_wait = next(
-        (
-            evidence_item
-            for finding in analysis.findings
-            for evidence_item in finding.evidence
-            if evidence_item.name == "imposed_wait"
-        ),
-        None,
-    )
-    if (
-        verdict.kind != "straggler"
-        or imposed_wait is None
-        or imposed_wait.detail is None
-        or not imposed_wait.detail.startswith("per step")
-    ):
+    evidence = (row for finding in analysis.findings for row in finding.evidence)
+    imposed_wait = next((row for row in evidence if row.name == "imposed_wait"), None)
+    if verdict.kind != "straggler" or imposed_wait is None or not (imposed_wait.detail or "").startswith("per step"):
         return ""
     hosts = {row.rank: row.host for row in analysis.ranks if row.host is not None}
     named_text = units_text(verdict.ranks, hosts, verdict.hosts)

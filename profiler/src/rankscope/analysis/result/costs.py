@@ -9,15 +9,7 @@ import msgspec
 from rankscope.runs.durations import DurationSource
 
 PartName = Literal[
-    "ideal",
-    "compute",
-    "exposed_communication",
-    "straggler_wait",
-    "copies",
-    "input",
-    "host",
-    "pipeline_bubble",
-    "unexplained",
+    "ideal", "compute", "exposed_communication", "straggler_wait", "copies", "input", "host", "pipeline_bubble", "unexplained"
 ]
 PartSource = Literal["steps", "windows", "traces", DurationSource]
 

@@ -8,6 +8,7 @@ from math import inf
 from statistics import median
 
 from rankscope.analysis.result.analysis import Analysis, RankResult
+from rankscope.analysis.statistics import middle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,17 +86,12 @@ def _host(
         host=host,
         ranks=sorted(row.rank for row in rows),
         at_fault=at_fault,
-        own_us=_median([row.own_us for row in rows]),
-        blocked_us=_median([row.blocked_us for row in rows]),
-        wall_us=_median([row.wall_us for row in rows]),
+        own_us=middle(row.own_us for row in rows),
+        blocked_us=middle(row.blocked_us for row in rows),
+        wall_us=middle(row.wall_us for row in rows),
         worst=worst,
         worst_own_us=next(row.own_us for row in rows if row.rank == worst),
         imposed_us=sum(imposed_times) if imposed_times else None,
         imposed_share=sum(imposed_times) / total if imposed_times and total > 0 else None,
         steps=max(row.steps for row in rows),
     )
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    return median(numbers) if numbers else None

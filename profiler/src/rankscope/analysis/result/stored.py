@@ -25,7 +25,7 @@ MOST_BYTES: Final = 1 << 20
 StepKind = Literal["typical", "rare"]
 
 
-class Lost(msgspec.Struct, frozen=True, kw_only=True):
+class GpuTimeLoss(msgspec.Struct, frozen=True, kw_only=True):
     """GPU time lost according to a finding, and the host, GPU and rank it is charged to."""
 
     host: str | None
@@ -44,7 +44,7 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
     """GPU time that a run lost and trained."""
 
-    lost_by: list[Lost] = []
+    lost_by: list[GpuTimeLoss] = []
     host_gpu_hours: dict[str, float] = {}
     """GPU time of the trained steps, the rare ones included, per host."""
     on_gpus: bool = False
@@ -97,7 +97,7 @@ def losses_of(analysis: Analysis) -> Losses:
     )
 
 
-def _lost(analysis: Analysis, finding: Finding) -> Lost:
+def _lost(analysis: Analysis, finding: Finding) -> GpuTimeLoss:
     """Return the loss of a finding. A finding on several ranks has one loss for all, charged to their host if they share one."""
     verdict = analysis.verdict
     ranks_of_finding = finding.ranks or ([finding.rank] if finding.rank is not None else [])
@@ -109,7 +109,7 @@ def _lost(analysis: Analysis, finding: Finding) -> Lost:
     only = blamed[0] if len(blamed) == 1 else None
     hours = finding.gpu_hours_lost or 0.0
     price = analysis.source.gpu_hour
-    return Lost(
+    return GpuTimeLoss(
         host=finding.host if finding.whole_host else hosts.pop() if len(hosts) == 1 else None,
         gpu_uuid=None if only is None else only.gpu_uuid,
         rank=None if only is None else only.rank,

@@ -115,13 +115,13 @@ def units_text(ranks: Sequence[int], hosts: Mapping[int, str], whole_hosts: Sequ
     return " and ".join(parts)
 
 
-def saves_text(verdict: Verdict) -> str:
-    """Return what healing saves: ``healing it saves 19% to 26% of the typical step``; empty if unknown."""
-    if verdict.saves is None:
+def saves_text(saves: tuple[float, float] | None, ranks: Sequence[int], hosts: Sequence[str], step: str = "typical step") -> str:
+    """Return what healing ranks or whole hosts saves: ``healing it saves 19% to 26% of the typical step``; empty if unknown."""
+    if saves is None:
         return ""
-    low, high = share_bound(max(0.0, verdict.saves[0]), upper=False), share_bound(max(0.0, verdict.saves[1]), upper=True)
-    several = len(verdict.hosts) > 1 or (not verdict.hosts and len(verdict.ranks) > 1)
-    return f"healing {'them' if several else 'it'} saves {low} to {high} of the typical step"
+    low, high = share_bound(max(0.0, saves[0]), upper=False), share_bound(max(0.0, saves[1]), upper=True)
+    several = len(hosts) > 1 or (not hosts and len(ranks) > 1)
+    return f"healing {'them' if several else 'it'} saves {low} to {high} of the {step}"
 
 
 def excluded_text(verdict: Verdict) -> str:

@@ -173,9 +173,7 @@ TABLE: Final[tuple[AdviceRow, ...]] = (
         reason="link",
     ),
     for_verdict(
-        "communication_bound",
-        "See which operations no compute hides, by process group, on the page{run:.0}",
-        LINKS_ALONE,
+        "communication_bound", "See which operations no compute hides, by process group, on the page{run:.0}", LINKS_ALONE
     ),
     # Batch and memory
     # Activations double with the batch, and may be all of the memory in use.

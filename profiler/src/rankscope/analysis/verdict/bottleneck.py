@@ -63,14 +63,7 @@ LIMITS: Final[tuple[LimitRow, ...]] = (
 _NEITHER: Final = "of the step goes neither into the model's compute nor into waiting for data or other ranks, but chiefly into "
 
 HOST_OF_CPU: Final[tuple[LimitRow, ...]] = (
-    LimitRow(
-        "host_bound",
-        "share.between_steps",
-        0.0,
-        f"{_NEITHER}host code between the steps",
-        "host",
-        "between_steps",
-    ),
+    LimitRow("host_bound", "share.between_steps", 0.0, f"{_NEITHER}host code between the steps", "host", "between_steps"),
     LimitRow("host_bound", "share.stalled", 0.0, f"{_NEITHER}stalls of host code inside the step", "host"),
     LimitRow("host_bound", "share.run_queue", 0.0, f"{_NEITHER}queueing for CPUs", "host", explained_by="cpu_contention"),
     LimitRow("host_bound", "share.gc", 0.0, f"{_NEITHER}garbage collection", "gc"),
@@ -118,9 +111,7 @@ def limit_of(shares: Figures) -> tuple[LimitRow, float] | None:
     if largest is None or largest[0].figure not in ("share.host", "share.idle_unexplained"):
         return largest
     activity = max(
-        ((row, shares[row.figure].value) for row in _ACTIVITIES if row.figure in shares),
-        key=lambda entry: entry[1],
-        default=None,
+        ((row, shares[row.figure].value) for row in _ACTIVITIES if row.figure in shares), key=lambda entry: entry[1], default=None
     )
     if activity is not None and activity[1] >= _MOST * largest[1]:
         return activity

@@ -14,15 +14,15 @@ import msgspec
 
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.evidence.liveness import Liveness
-from rankscope.analysis.inference.judging.moving import MOST_WAITING
+from rankscope.analysis.inference.judging.moving_wait import MOST_WAITING
 from rankscope.analysis.inference.reasons.diagnosis import Diagnosis
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Verdict
 from rankscope.analysis.result.data_quality import Problem
-from rankscope.analysis.result.text import units_text
+from rankscope.analysis.result.text import saves_text, units_text
 from rankscope.analysis.verdict.advice import AdviceSubject, next_actions, reason_of
 from rankscope.analysis.verdict.advice_rows import ROTATING
 from rankscope.analysis.verdict.bottleneck import SHOWN, exposed_transfer, largest_besides_compute, limit_of, unknown_share
-from rankscope.base.text import format_duration, ranks_text, share_bound
+from rankscope.base.text import format_duration, ranks_text
 from rankscope.runs.durations import DURATION_SOURCES, DurationSource
 
 EvidenceSource = Literal["steps", "windows", "traces", DurationSource]
@@ -78,12 +78,12 @@ class MissingEvidence:
     """Beginning of the sentence on what limits the step; ``None``: what was recorded does not show that."""
 
 
-def straggler(diagnosis: Diagnosis, setting: Setting) -> tuple[Verdict, list[Finding]]:
+def straggler_verdict(diagnosis: Diagnosis, setting: Setting) -> tuple[Verdict, list[Finding]]:
     """Return the verdict on stragglers and its findings: one for each host at fault, and one for the other ranks."""
     rotating = diagnosis.pattern == "rotating"
     rank = None if rotating else diagnosis.ranks[0]
     slowdown = diagnosis.step_us / (diagnosis.step_us - diagnosis.gain_us) if diagnosis.step_us > diagnosis.gain_us > 0 else None
-    hours, cost = loss(diagnosis.gain_us, setting)
+    hours, cost = gpu_time_loss(diagnosis.gain_us, setting)
     summary = _sentence(diagnosis, setting)
     unadvised = Verdict(
         kind="straggler",
@@ -186,20 +186,24 @@ def withhold_balanced(verdict: Verdict, waiting: float | None, setting: Setting)
         f"{why[0].lower()}{why[1:]}, yet ranks wait for each other {waiting:.0%} of the {setting.unit}; more steps are needed, "
         "unless transfers take longer in some process groups (--detail)"
     )
+    return as_judged(insufficient_verdict(MissingEvidence(missing, "few_steps"), setting), verdict)
+
+
+def as_judged(verdict: Verdict, by: Verdict) -> Verdict:
+    """Return a verdict with what was judged, and what it excludes, of the verdict ``by`` that it replaces."""
     return msgspec.structs.replace(
-        insufficient(MissingEvidence(missing, "few_steps"), setting),
-        costs_at_most=verdict.costs_at_most,
-        judged_ranks=verdict.judged_ranks,
-        judged_steps=verdict.judged_steps,
+        verdict, costs_at_most=by.costs_at_most, judged_ranks=by.judged_ranks, judged_steps=by.judged_steps
     )
 
 
-def no_straggler(shares: Figures, setting: Setting, *, confidence: float | None, why: str) -> tuple[Verdict, list[Finding]]:
+def no_straggler_verdict(
+    shares: Figures, setting: Setting, *, confidence: float | None, why: str
+) -> tuple[Verdict, list[Finding]]:
     """Return the verdict when no rank is an outlier: the limit of the step, or balanced.
 
     ``why``: the reason for this, as text. ``shares``: shares of the step's parts (``figures_of_costs``).
     """
-    findings = limits(shares, setting, lead=f"{why}; ", confidence=confidence)
+    findings = limit_findings(shares, setting, lead=f"{why}; ", confidence=confidence)
     limit = findings[0] if findings else None
     kind: Kind = limit.kind if limit else "balanced"
     verdict = Verdict(
@@ -257,7 +261,7 @@ _BASIS: Final[dict[str | None, str]] = {
 """Sources of a share, in words."""
 
 
-def among(compared: int, world_size: int, having: str) -> str:
+def among_compared(compared: int, world_size: int, having: str) -> str:
     """Return the restriction to the compared ranks, such as " among the 3 of 4 ranks with records"; empty if all are compared."""
     return f" among the {compared} of {world_size} ranks with {having}" if compared < world_size else ""
 
@@ -272,7 +276,7 @@ def rarely_slow(suspects: Sequence[int], more: MissingEvidence) -> MissingEviden
     return replace(more, what=f"{ranks_were(suspects)} last, but the steps are too few to exclude chance; {more.what}")
 
 
-def limits(shares: Figures, setting: Setting, *, lead: str, confidence: float | None = None) -> list[Finding]:
+def limit_findings(shares: Figures, setting: Setting, *, lead: str, confidence: float | None = None) -> list[Finding]:
     """Return the limit of the step as a finding whose sentence begins with ``lead``; empty when no part dominates."""
     limit = limit_of(shares)
     if limit is None:
@@ -301,7 +305,7 @@ def limits(shares: Figures, setting: Setting, *, lead: str, confidence: float | 
     ]
 
 
-def insufficient(missing: MissingEvidence, setting: Setting, *, command: str | None = None) -> Verdict:
+def insufficient_verdict(missing: MissingEvidence, setting: Setting, *, command: str | None = None) -> Verdict:
     """Return the verdict for insufficient data. ``command``: the command that gives a verdict."""
     lack_kind = missing.lack
     over = _WHEN_OVER.get(lack_kind, lack_kind)
@@ -329,7 +333,7 @@ def insufficient(missing: MissingEvidence, setting: Setting, *, command: str | N
 _WHEN_OVER: Final[dict[Lack | None, str]] = {"few_steps": "few_steps_over", "few_windows": "few_windows_over"}
 
 
-def loss(gain_us: float, setting: Setting) -> tuple[float | None, Cost | None]:
+def gpu_time_loss(gain_us: float, setting: Setting) -> tuple[float | None, Cost | None]:
     """Return the GPU-hours and the money that a loss of ``gain_us`` per step costs; ``None`` where they are not known."""
     # Ranks on CPUs lose no GPU time, unless the user gives a price for them.
     if not setting.accelerated and setting.price_per_gpu_hour is None:
@@ -367,8 +371,8 @@ def _sentence(diagnosis: Diagnosis, setting: Setting, first: Sequence[int] = ())
         subject, verb = _subject(diagnosis, setting, first)
         often = " intermittently," if diagnosis.pattern == "intermittent" and len(diagnosis.ranks) == 1 else ""
         worst = "" if len(diagnosis.ranks) == 1 else f"for the worst of them, rank {diagnosis.ranks[0]}, "
-        saves = _saves(diagnosis)
-        text = f"{subject} {verb} {others} wait{often} {per}{saves}: {worst}{cause.wording} ({facts})"
+        saves = saves_text(diagnosis.saves, diagnosis.ranks, diagnosis.hosts, "step")
+        text = f"{subject} {verb} {others} wait{often} {per}{', and ' if saves else ''}{saves}: {worst}{cause.wording} ({facts})"
     return f"{text}. {diagnosis.note}" if diagnosis.note else f"{text}."
 
 
@@ -389,12 +393,3 @@ def _subject(diagnosis: Diagnosis, setting: Setting, first: Sequence[int]) -> tu
     units = len(diagnosis.hosts) + (others if diagnosis.hosts else len(diagnosis.ranks))
     text = f"The {text}" if diagnosis.hosts else text[0].upper() + text[1:]
     return text, "makes" if units == 1 else "make"
-
-
-def _saves(diagnosis: Diagnosis) -> str:
-    """Return the clause with the interval of what healing saves; empty where there is none."""
-    if diagnosis.saves is None:
-        return ""
-    low, high = (max(0.0, share) for share in diagnosis.saves)
-    pronoun = "it" if len(diagnosis.ranks) == 1 or len(diagnosis.hosts) == 1 else "them"
-    return f", and healing {pronoun} saves {share_bound(low, upper=False)} to {share_bound(high, upper=True)} of the step"

@@ -14,16 +14,16 @@ from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.collectives.matched import MatchedCollectives
 from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes
 from rankscope.analysis.inference.doubts import contradiction
-from rankscope.analysis.inference.judging.judge import judge_ranks
-from rankscope.analysis.inference.judging.judgement import Judgement, are_tested, judge
-from rankscope.analysis.inference.judging.late import find_late
-from rankscope.analysis.inference.judging.moving import MOST_WAITING
-from rankscope.analysis.inference.judging.slow import SlowRanks
-from rankscope.analysis.inference.profiled import ENOUGH_STEPS, DeviceStraggler, Profile, SignalsOf
+from rankscope.analysis.inference.judging.job_judgement import Judgement, are_tested, judge
+from rankscope.analysis.inference.judging.late_ranks import find_late
+from rankscope.analysis.inference.judging.moving_wait import MOST_WAITING
+from rankscope.analysis.inference.judging.rank_judge import judge_ranks
+from rankscope.analysis.inference.judging.slow_ranks import SlowRanks
+from rankscope.analysis.inference.profiled_steps import ENOUGH_STEPS, DeviceStraggler, Profile, SignalsOf
 from rankscope.analysis.inference.reasons.diagnosis import Diagnosis
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.analysis.result.text import counted
-from rankscope.analysis.verdict.builders import MissingEvidence, Setting, among, ranks_were
+from rankscope.analysis.verdict.builders import MissingEvidence, Setting, among_compared, ranks_were
 from rankscope.analysis.verdict.job_verdict import Case, with_judgement
 from rankscope.base.text import format_duration, ranks_text
 from rankscope.runs.durations import SourceOfDurations
@@ -129,7 +129,7 @@ def duration_case(
     )
     doubt = _doubt(judgement, evidence)
     unproven = None if by_own_times else _nobody_unclear(evidence)
-    restriction = among(len(blame.ranks), setting.world_size, evidence.source.many)
+    restriction = among_compared(len(blame.ranks), setting.world_size, evidence.source.many)
     return with_judgement(
         replace(
             case,

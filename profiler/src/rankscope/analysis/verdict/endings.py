@@ -62,8 +62,8 @@ class Endings:
         else:
             where = f" on {hosts[self.first]}" if self.first in hosts else ""
             look = f"Look at the job's own error output of rank {self.first}{where}, which ended first"
-        later = verdict.kind == "hang" or (verdict.kind == "straggler" and not self.failed)
-        return [*verdict.next, look] if later else [look, *verdict.next]
+        comes_last = verdict.kind == "hang" or (verdict.kind == "straggler" and not self.failed)
+        return [*verdict.next, look] if comes_last else [look, *verdict.next]
 
 
 def endings(infos: Mapping[int, RankInfo]) -> Endings:

@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes
-from rankscope.analysis.inference.judging.judgement import Judgement
-from rankscope.analysis.inference.profiled import DeviceStraggler
+from rankscope.analysis.inference.judging.job_judgement import Judgement
+from rankscope.analysis.inference.profiled_steps import DeviceStraggler
 from rankscope.analysis.inference.reasons.diagnosis import Diagnosis
 from rankscope.analysis.result.analysis import Finding, Verdict
 from rankscope.analysis.verdict.builders import (
     MissingEvidence,
     Setting,
-    insufficient,
-    limits,
-    no_straggler,
+    insufficient_verdict,
+    limit_findings,
+    no_straggler_verdict,
     rarely_slow,
-    straggler,
+    straggler_verdict,
 )
 
 VerdictAndFindings = tuple[Verdict, list[Finding]]
@@ -87,13 +87,13 @@ def verdict_of(case: Case) -> VerdictAndFindings:
     setting, shares = case.setting, case.shares
     missing_evidence = case.lacking
     if missing_evidence is not None:
-        return insufficient(missing_evidence, setting), [] if missing_evidence.lead is None else limits(
+        return insufficient_verdict(missing_evidence, setting), [] if missing_evidence.lead is None else limit_findings(
             shares, setting, lead=missing_evidence.lead
         )
     if setting.world_size == 1:
-        return no_straggler(shares, setting, confidence=None, why="There is one rank, so no rank waits for another")
+        return no_straggler_verdict(shares, setting, confidence=None, why="There is one rank, so no rank waits for another")
     if case.diagnosis is not None:
-        verdict, findings = straggler(case.diagnosis, setting)
-        return verdict, [*findings, *case.besides, *limits(case.shares_without or {}, setting, lead="Besides that, ")]
-    verdict, findings = no_straggler(shares, setting, confidence=case.confidence, why=case.calm)
+        verdict, findings = straggler_verdict(case.diagnosis, setting)
+        return verdict, [*findings, *case.besides, *limit_findings(case.shares_without or {}, setting, lead="Besides that, ")]
+    verdict, findings = no_straggler_verdict(shares, setting, confidence=case.confidence, why=case.calm)
     return verdict, [*findings, *case.besides]

@@ -13,14 +13,14 @@ import msgspec
 
 from rankscope.analysis.costs.rare_steps import chance_alone
 from rankscope.analysis.costs.waterfall import Costs, waiting_share
-from rankscope.analysis.inference.judging.moving import MOST_WAITING
+from rankscope.analysis.inference.judging.moving_wait import MOST_WAITING
 from rankscope.analysis.inference.judging.significance import LIMIT
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Pattern, RareSteps, Verdict
 from rankscope.analysis.statistics import chance_of_next
 from rankscope.analysis.verdict.advice import AdviceSubject, next_actions
 from rankscope.analysis.verdict.advice_rows import ROTATING
 from rankscope.analysis.verdict.bottleneck import limit_of, shares_of
-from rankscope.analysis.verdict.builders import Setting, loss
+from rankscope.analysis.verdict.builders import Setting, as_judged, gpu_time_loss
 
 _FEW: Final = "Whether this recurs is not known."
 
@@ -38,7 +38,7 @@ def with_rare_steps(
     kind, pattern = _kind(rare, setting.judged_ranks or setting.world_size)
     lost = rare.share + (1 - rare.share) * waiting_share(costs)
     typical_loss = (1 - rare.share) * _typical_loss(verdict, costs)
-    hours, cost = loss(rare.lost_us / max(1, setting.step_count), setting)
+    hours, cost = gpu_time_loss(rare.lost_us / max(1, setting.step_count), setting)
     if kind is None:
         if verdict.kind != "balanced" or lost < MOST_WAITING:
             return msgspec.structs.replace(verdict, summary=f"{verdict.summary} {rare.summary}"), findings
@@ -47,19 +47,19 @@ def with_rare_steps(
             summary=f"{rare.summary} {_FEW} The typical step: {_lowered(verdict.summary)}",
             next=_look_around(rare, setting),
         )
-        return _as_judged(unclear, verdict), findings
+        return as_judged(unclear, verdict), findings
     finding = _finding(rare, kind, pattern, setting, hours)
     if rare.share <= typical_loss or (lost < MOST_WAITING and rare.rank is None):
         return msgspec.structs.replace(verdict, summary=f"{verdict.summary} {rare.summary}"), [*findings, finding]
-    headline = _as_judged(_verdict(rare, finding, verdict, setting, cost), verdict)
+    headline = as_judged(_verdict(rare, finding, verdict, setting, cost), verdict)
     return headline, [finding, *findings]
 
 
 def _look_around(rare: RareSteps, setting: Setting) -> list[str]:
     """Return what to look at after steps that may not recur."""
-    what = f"step{'s' if len(rare.steps) > 1 else ''} {', '.join(map(str, rare.steps))}"
-    where = "host " + rare.host if rare.host is not None else "the hosts"
-    actions = [f"Look at {where} around {what}: dmesg -T, journalctl, the log of the scheduler, storage"]
+    steps_text = f"step{'s' if len(rare.steps) > 1 else ''} {', '.join(map(str, rare.steps))}"
+    place = "host " + rare.host if rare.host is not None else "the hosts"
+    actions = [f"Look at {place} around {steps_text}: dmesg -T, journalctl, the log of the scheduler, storage"]
     return actions if setting.run is None else [*actions, f"rankscope dashboard {shlex.quote(setting.run)}"]
 
 
@@ -112,7 +112,7 @@ def _verdict(rare: RareSteps, finding: Finding, typical: Verdict, setting: Setti
     rotating = finding.pattern == "rotating"
     subject = AdviceSubject(setting.run, finding.ranks, setting.hosts)
     actions = next_actions(finding.kind, subject, cause=finding.cause, reason=None)
-    then = typical.summary if typical.kind != "insufficient_data" else ""
+    typical_summary = typical.summary if typical.kind != "insufficient_data" else ""
     return Verdict(
         kind=finding.kind,
         rank=finding.rank,
@@ -125,17 +125,8 @@ def _verdict(rare: RareSteps, finding: Finding, typical: Verdict, setting: Setti
         slowdown=finding.slowdown,
         gpu_hours_lost=finding.gpu_hours_lost,
         cost=cost,
-        summary=f"{rare.summary} The typical step: {_lowered(then)}" if then else rare.summary,
+        summary=f"{rare.summary} The typical step: {_lowered(typical_summary)}" if typical_summary else rare.summary,
         next=[*([ROTATING] if rotating else []), *actions],
-    )
-
-
-def _as_judged(verdict: Verdict, typical: Verdict) -> Verdict:
-    return msgspec.structs.replace(
-        verdict,
-        costs_at_most=typical.costs_at_most,
-        judged_ranks=typical.judged_ranks,
-        judged_steps=typical.judged_steps,
     )
 
 

@@ -15,11 +15,11 @@ from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.evidence.typical import after_warm_up
 from rankscope.analysis.inference.judging.healing import period
-from rankscope.analysis.inference.judging.moving import MovingWait
-from rankscope.analysis.inference.judging.slow import SlowRanks
-from rankscope.analysis.inference.profiled import busy_excess
+from rankscope.analysis.inference.judging.moving_wait import MovingWait
+from rankscope.analysis.inference.judging.slow_ranks import SlowRanks
+from rankscope.analysis.inference.profiled_steps import busy_excess
 from rankscope.analysis.inference.reasons.diagnosis import Diagnosis, described_as_moving, diagnosis_of, own_time_evidence
-from rankscope.analysis.inference.reasons.explained import explain_diagnosis
+from rankscope.analysis.inference.reasons.hardware_reason import explain_diagnosis
 from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.inference.reasons.signals import Signals
 from rankscope.analysis.inference.reasons.stalled_line import evenly, line_of_run
@@ -118,7 +118,7 @@ def diagnosis_of_slow(run: RunEvidence, judged: StepOwnTimes, slow: SlowRanks) -
     looked_at = np.isin(run.table.steps, judged.table.steps)
     late = looked_at if slow.pattern == "fixed" else np.isin(run.table.steps, judged.table.steps[slow.affected])
     diagnosis = _diagnosis(run, judged, slow)
-    physical = explain_diagnosis(diagnosis, run.data, late, looked_at)
+    physical = explain_diagnosis(diagnosis, run, late, looked_at)
     return physical if physical.cause is diagnosis.cause else replace(physical, cause_confidence=None)
 
 

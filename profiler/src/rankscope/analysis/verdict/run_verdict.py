@@ -15,20 +15,20 @@ from rankscope.analysis.costs.waterfall import Costs
 from rankscope.analysis.evidence.compared import MINIMUM_STEPS, StepOwnTimes
 from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.analysis.evidence.typical import WARM_UP
-from rankscope.analysis.inference.judging.judge import LEVEL, SuspectedRanks
-from rankscope.analysis.inference.judging.judgement import Bound, GroupJudgement, Judgement, judge
-from rankscope.analysis.inference.judging.moving import MOST_WAITING, MovingWait, moving_waits
+from rankscope.analysis.inference.judging.job_judgement import Bound, GroupJudgement, Judgement, judge
+from rankscope.analysis.inference.judging.moving_wait import MOST_WAITING, MovingWait, moving_waits
+from rankscope.analysis.inference.judging.rank_judge import LEVEL, SuspectedRanks
 from rankscope.analysis.inference.judging.significance import LIMIT
-from rankscope.analysis.inference.judging.slow import MINIMUM_EFFECT
-from rankscope.analysis.inference.pipelined import saved_at_most_us, schedule_of
-from rankscope.analysis.inference.profiled import DeviceStraggler, Profile, profile_of_windows
+from rankscope.analysis.inference.judging.slow_ranks import MINIMUM_EFFECT
+from rankscope.analysis.inference.pipeline_bound import saved_by_schedule_us
+from rankscope.analysis.inference.profiled_steps import DeviceStraggler, Profile, profile_of_windows
 from rankscope.analysis.inference.reasons.diagnosis import Diagnosis
-from rankscope.analysis.inference.reasons.explained import explain_diagnosis
+from rankscope.analysis.inference.reasons.hardware_reason import explain_diagnosis
 from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.verdict.bottleneck import LimitRow, limit_of, shares_of
 from rankscope.analysis.verdict.bubble import bubble_explained
-from rankscope.analysis.verdict.builders import MissingEvidence, Setting, among, finding_of_moving, limits
+from rankscope.analysis.verdict.builders import MissingEvidence, Setting, among_compared, finding_of_moving, limit_findings
 from rankscope.analysis.verdict.endings import endings
 from rankscope.analysis.verdict.job_verdict import Case, VerdictAndFindings, verdict_of, with_judgement
 from rankscope.analysis.verdict.reasons import diagnosis_of_moving, diagnosis_of_slow, signals_beside_windows
@@ -75,7 +75,7 @@ def run_verdict(
 
 def pipeline_bound(run: RunEvidence) -> Bound[StepOwnTimes]:
     """Return the function that limits what slow ranks cost by the schedule of their pipeline."""
-    return lambda ranks, judged: saved_at_most_us(ranks, schedule_of(judged, run.infos, run.pipeline))
+    return lambda ranks, judged: saved_by_schedule_us(ranks, judged, run.infos, run.pipeline)
 
 
 def _case(
@@ -128,7 +128,7 @@ def _case_without_own_times(run: RunEvidence, case: Case, by_durations: Case | N
     windows = _case_of_windows(run, case)
     if windows is not None:
         return windows
-    if run.pipeline is not None and limits(case.shares, case.setting, lead=""):
+    if run.pipeline is not None and limit_findings(case.shares, case.setting, lead=""):
         return replace(case, calm="Every pipeline stage is on one rank, so there is none to compare it with")
     return replace(case, missing=missing_evidence)
 
@@ -183,7 +183,7 @@ def _case_without_straggler(run: RunEvidence, case: Case, judgement: Judgement[S
         needed = _in_run(suspect.steps_needed)
         return replace(case, doubt=MissingEvidence(_suspected(suspect, suspected.times), "few_steps", needed))
     compared = setting.judged_ranks or 0
-    restriction = among(compared, setting.world_size, "records")
+    restriction = among_compared(compared, setting.world_size, "records")
     # A rank that is slow at no cost, as its pipeline's schedule leaves time for it, raises no doubt.
     calm = [group for group in groups if group.slow is None]
     sure = math.prod(group.answer.sure_of_none for group in calm)
@@ -264,9 +264,9 @@ def _suspected(suspect: SuspectedRanks, judged: StepOwnTimes) -> str:
     """Return the evidence against the suspected ranks, and the number of steps that are needed."""
     ranks, steps = judged.own.shape
     low, high = (bound / judged.wall_us for bound in suspect.gain.bounds(LEVEL))
-    such = None if suspect.needed is None else f"{suspect.needed} such steps"
+    outlying = None if suspect.needed is None else f"{suspect.needed} such steps"
     total = None if suspect.steps_needed is None else f"about {_in_run(suspect.steps_needed)} steps in all"
-    enough = ", ".join(part for part in (such, total) if part) or "more steps"
+    enough = ", ".join(part for part in (outlying, total) if part) or "more steps"
     chance = (
         f"by chance among {ranks} ranks this happens with a probability of {suspect.p_value:.2g} (at most {LIMIT:g} is needed)"
         if suspect.p_value > LIMIT
@@ -305,7 +305,7 @@ def _case_of_windows(run: RunEvidence, case: Case) -> Case | None:
     if not has_matches and (straggler is None or straggler.times is None) and not judgement.is_tested:
         return None
     compared = len(np.unique(run.matching.matches.rank))
-    restriction = "" if judgement.is_tested else among(compared, setting.world_size, "matched collectives")
+    restriction = "" if judgement.is_tested else among_compared(compared, setting.world_size, "matched collectives")
     calm = f"In the profiled steps no rank makes the others wait beyond chance{restriction}"
     case = with_judgement(
         replace(case, setting=setting, calm=calm),
@@ -327,5 +327,5 @@ def _diagnosis_by_windows(run: RunEvidence, profile: Profile, straggler: DeviceS
         straggler, signals_of=partial(signals_beside_windows, run), stage=stage_of(run.infos.get(straggler.slow.ranks[0]))
     )
     # A few profiled steps can fall between two hardware readings, so readings of all steps are used.
-    every = np.ones(len(run.table.steps), dtype=bool)
-    return explain_diagnosis(diagnosis, run.data, every, every)
+    all_steps = np.ones(len(run.table.steps), dtype=bool)
+    return explain_diagnosis(diagnosis, run, all_steps, all_steps)

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.analysis.inference.judging.slow import MINIMUM_EFFECT
+from rankscope.analysis.inference.judging.slow_ranks import MINIMUM_EFFECT
 from rankscope.analysis.result.analysis import Evidence, Finding, Verdict
 from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.analysis.verdict.advice import AdviceSubject, next_actions

@@ -14,7 +14,7 @@ import msgspec
 from rankscope.analysis.evidence.kernels.unknown_kernels import RankKernels, kernels_with_waits, pattern_of, unknown_kernels
 from rankscope.analysis.result.analysis import UnknownKernel, Verdict
 from rankscope.analysis.trace.classify import function_of, last_part
-from rankscope.analysis.verdict.builders import MissingEvidence, Setting, insufficient
+from rankscope.analysis.verdict.builders import MissingEvidence, Setting, insufficient_verdict
 from rankscope.base.text import format_duration, shortened
 
 NO_COMMUNICATION: Final = (
@@ -45,7 +45,7 @@ def _unnamed(
 ) -> Verdict:
     pattern = shlex.quote(pattern_of(kernels[0], ranks)) if kernels else "REGEX"
     may_be = f". It may be {'; '.join(map(_described, kernels))}" if kernels else ""
-    verdict = insufficient(
+    verdict = insufficient_verdict(
         MissingEvidence(reason + may_be, "no_communication"),
         setting,
         command=f"rankscope analyze {traces} --communication-pattern {pattern}",

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from rankscope.analysis.inference.judging.excess import mean_excess
-from rankscope.analysis.inference.judging.healing import Healing, hosts_of, taking_part
-from rankscope.analysis.inference.judging.judgement import Bound, Times, unbounded
-from rankscope.analysis.inference.judging.late import late_times
-from rankscope.analysis.inference.profiled import Profile
+from rankscope.analysis.inference.judging.healing import Healing, rows_by_host, taking_part
+from rankscope.analysis.inference.judging.job_judgement import Bound, Times, unbounded
+from rankscope.analysis.inference.judging.late_ranks import late_times
+from rankscope.analysis.inference.profiled_steps import Profile
 from rankscope.analysis.whatif.outcome import slowest_count
 
 
@@ -25,11 +25,11 @@ class HealingSavings:
         excess = mean_excess(times.own, np.arange(len(self.ranks)))
         self.hosts = {
             host: [self.ranks[row] for row in taking_part(excess, rows) or rows]
-            for host, rows in hosts_of(self.ranks, hosts).items()
+            for host, rows in rows_by_host(self.ranks, hosts).items()
         }
         """Ranks of each host that take part in its slowness; all where none does."""
         self._excess = dict(zip(self.ranks, excess.tolist(), strict=True))
-        self._healing = Healing(times, max([slowest_count(len(self.ranks)), *map(len, self.hosts.values())]), often=True)
+        self._healing = Healing(times, max([slowest_count(len(self.ranks)), *map(len, self.hosts.values())]), many_calls=True)
         self._at_most_us: Callable[[Sequence[int]], float] = lambda ranks: at_most_us(ranks, times)
         self._per_step = per_step
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.costs.rare_steps import MATTERS
-from rankscope.analysis.inference.judging.slow import MINIMUM_EFFECT
+from rankscope.analysis.inference.judging.slow_ranks import MINIMUM_EFFECT
 from rankscope.analysis.result.analysis import Cost
 from rankscope.analysis.result.text import counted, hours_text
 from rankscope.analysis.whatif.graph import Times

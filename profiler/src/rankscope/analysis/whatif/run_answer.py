@@ -20,7 +20,7 @@ from rankscope.analysis.evidence.step_table.rank_files import ReportProgress, ig
 from rankscope.analysis.evidence.step_table.simultaneous import find_step_numbers
 from rankscope.analysis.evidence.step_table.steps import METRICS, Matrices, StepTable
 from rankscope.analysis.evidence.typical import typical_steps
-from rankscope.analysis.inference.profiled import profile_of_windows
+from rankscope.analysis.inference.profiled_steps import profile_of_windows
 from rankscope.analysis.statistics import lower_median
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
 from rankscope.analysis.whatif.causes import CAUSE_METRICS, Causes

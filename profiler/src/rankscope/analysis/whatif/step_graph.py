@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.evidence.compared import filled
+from rankscope.analysis.evidence.compared import fill_missing
 from rankscope.analysis.evidence.order import blocks, by_step, of_blocks
 from rankscope.analysis.evidence.step_table.rank_columns import BLOCKED_METRICS
 from rankscope.analysis.evidence.step_table.steps import Matrix, StepTable, Stored
@@ -262,7 +262,7 @@ def _gaps(table: StepTable, rows: NDArray[np.intp]) -> Gaps | None:
         if metric in _OF_PHASES:  # a phase that a recorded step does not have took no time
             values = np.nan_to_num(values)
         values[row, step] = np.nan
-        estimates: Stored = filled(values)[row, step]
+        estimates: Stored = fill_missing(values)[row, step]
         return estimates
 
     return Gaps(row, step, {metric: estimated(metric) for metric in (*GRAPH_METRICS, *SIGNALS) if table.is_known(metric)})

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.lateness import Lateness
-from rankscope.analysis.evidence.order import leading
+from rankscope.analysis.evidence.order import leaders_of_block
 from rankscope.analysis.evidence.step_table.steps import Matrix
 from rankscope.analysis.whatif.causes import Causes
 from rankscope.analysis.whatif.graph import Times
@@ -124,7 +124,7 @@ def _joined(parts: Iterator[Times]) -> Times:
 
 
 def _play(block: StretchBlock, causes: Causes) -> _BlockResult:
-    late = Lateness(leading(block.own.copy()), block.typical)
+    late = Lateness(leaders_of_block(block.own.copy()), block.typical)
     last = late.leaders.rows
     parts = [only_and_without(block, phase_lost, stretches) for stretches, phase_lost in map(block.lost_in, block.graph.phases)]
     of_causes = causes.parts(block)

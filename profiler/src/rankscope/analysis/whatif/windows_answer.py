@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from rankscope.analysis.collectives.arrivals import Match
 from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.matched import MatchedCollectives
-from rankscope.analysis.inference.judging.healing import hosts_of
-from rankscope.analysis.inference.profiled import Profile
+from rankscope.analysis.inference.judging.healing import rows_by_host
+from rankscope.analysis.inference.profiled_steps import Profile
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.rank_traces import find_traces, read_ranks
 from rankscope.analysis.trace.locations import Location, common_folder
@@ -209,7 +209,7 @@ def _ranks_of_hosts(ranks: Sequence[int], hosts: Mapping[int, str], healed: Sequ
     """Return the ranks of each host of several: those that take part in its slowness, where the steps are judged."""
     if len(healed) == 1:
         return dict(islice(healed[0].hosts.items(), MAX_RANKS))
-    every = hosts_of(ranks, hosts)
+    every = rows_by_host(ranks, hosts)
     return {host: [ranks[row] for row in every[host]] for host in islice(every, MAX_RANKS)}
 
 

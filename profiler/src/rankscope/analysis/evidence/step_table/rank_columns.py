@@ -12,15 +12,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.trace.possible import LAST_STEP, MAX_US, are_possible_steps
 from rankscope.runs.records import PHASES, StepEvent
-from rankscope.runs.step_columns import (
-    COUNTS,
-    HAS_BLOCKED,
-    HAS_DEVICE,
-    HAS_DEVICE_BLOCKED,
-    MEMORY,
-    METERS,
-    PROFILED,
-)
+from rankscope.runs.step_columns import COUNTS, HAS_BLOCKED, HAS_DEVICE, HAS_DEVICE_BLOCKED, MEMORY, METERS, PROFILED
 from rankscope.runs.step_segments import ColumnRows, Rows
 
 _MOST: Final = 2**62
@@ -153,14 +145,8 @@ class RankColumns:
 
     def tagged(self, tags: Tags, times: TagTimes | None = None) -> Self:
         """Return the same entries with ``tags``, and with the ``times`` of those that were measured."""
-        entries = entries_of(tags, self.step)
-        values = dict(self.values)
-        for tag, by_step in (times or {}).items():
-            if tag in entries:
-                column = np.full(len(self.step), np.nan, np.float32)
-                column[entries[tag]] = [by_step.get(step, np.nan) for step in self.step[entries[tag]].tolist()]
-                values[tag_metric(tag)] = column
-        return replace(self, tags=entries, values=values)
+        entries, columns = tag_columns(tags, times or {}, self.step)
+        return replace(self, tags=entries, values=self.values | columns)
 
     def joined(self, numbers: NDArray[np.int64]) -> Self:
         """Return the entries with other step numbers: those of equal numbers, which follow each other, as one. -1: left out."""
@@ -209,6 +195,19 @@ def _possible(rows: ColumnRows) -> NDArray[np.bool_]:
 def _some(names: Sequence[str], metrics: Collection[str]) -> bool:
     """Return whether any of ``names`` is in ``metrics``."""
     return any(name in metrics for name in names)
+
+
+def tag_columns(
+    tags: Tags, times: TagTimes, steps: NDArray[np.int64]
+) -> tuple[dict[str, NDArray[np.intp]], dict[str, NDArray[np.float32]]]:
+    """Return the positions in ``steps`` that have each tag, and a column [steps] of the metric of each tag that was measured."""
+    entries = entries_of(tags, steps)
+    columns: dict[str, NDArray[np.float32]] = {}
+    for tag, by_step in times.items():
+        if tag in entries:
+            column = columns[tag_metric(tag)] = np.full(len(steps), np.nan, np.float32)
+            column[entries[tag]] = [by_step.get(step, np.nan) for step in steps[entries[tag]].tolist()]
+    return entries, columns
 
 
 def entries_of(tags: Tags, steps: NDArray[np.int64]) -> dict[str, NDArray[np.intp]]:

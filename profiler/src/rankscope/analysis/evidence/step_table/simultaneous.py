@@ -14,23 +14,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.peers import stage_of
+from rankscope.analysis.evidence.step_table.sampled_starts import FIRST, Floats, Ints, SampledStarts
 from rankscope.analysis.evidence.step_table.step_numbers import ALL_ALIKE, NewNumbers, SeparateRank, StepNumbers
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.runs.records import RankInfo
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
-_SAMPLES: Final = 256
-"""Number of steps of each rank whose starts are looked at, about; all are only read where these show a difference."""
-_FIRST: Final = 16
-"""Number of steps at the start that are all looked at, for the lag at the beginning."""
 _SETTLED: Final = slice(3, 13)
 """Samples that show the lag at the beginning: those before are of the warm-up."""
 _FEWEST: Final = 16
@@ -58,85 +52,14 @@ _CLEAR: Final = 0.8
 """Least share of a rank's steps with a counterpart from which they get its numbers."""
 
 
-class StartsTable(Protocol):
-    """What is needed of a ``StepTable``."""
-
-    @property
-    def ranks(self) -> Ints:
-        """Ranks, ascending."""
-
-    @property
-    def steps(self) -> Ints:
-        """Step numbers seen on any rank, ascending."""
-
-    @property
-    def profiled(self) -> NDArray[np.bool_]:
-        """True where the profiler was on, [ranks, steps]."""
-
-    @property
-    def start_unix_ns(self) -> Ints | None:
-        """Starts as in ``starts``, [ranks, steps]; ``None`` if they are read on request."""
-
-    @property
-    def samples(self) -> SampledStarts | None:
-        """Starts of some steps of each rank, where they are read on request."""
-
-    def starts(self, row: int) -> Ints:
-        """Return the starts of a rank in Unix nanoseconds, [steps]; 0 where there is no record."""
-
-    def of_rank(self, metric: str, row: int) -> NDArray[np.floating[Any]]:
-        """Return one metric of a rank, [steps]."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampledStarts:
-    """Starts of some steps of each rank, evenly spread and with its first and last ones, [ranks, samples]."""
-
-    steps: Floats
-    """Step numbers; NaN beyond those of a rank."""
-    starts: Floats
-    """Unix nanoseconds; NaN where there is no record."""
-
-    @classmethod
-    def of_ranks(cls, starts: Sequence[tuple[Ints, Ints]]) -> SampledStarts:
-        """Return the samples of ranks, given by the numbers and starts of their steps as ``sample`` returns them."""
-        most = max((len(numbers) for numbers, _ in starts), default=0)
-        samples = cls(*(np.full((len(starts), most), np.nan) for _ in range(2)))
-        for row, (numbers, at) in enumerate(starts):
-            samples.steps[row, : len(numbers)] = numbers
-            samples.starts[row, : len(numbers)] = at
-        return samples
-
-    @classmethod
-    def of_matrix(cls, steps: Ints, starts: Ints) -> SampledStarts:
-        """Return the samples of starts, [ranks, steps]; 0 where there is no record."""
-        places = _places(len(steps))
-        at = starts[:, places].astype(np.float64)
-        at[at == 0] = np.nan
-        return cls(np.broadcast_to(steps[places].astype(np.float64), at.shape), at)
-
-
-def _samples_of(table: StartsTable) -> SampledStarts:
+def _samples_of(table: StepTable) -> SampledStarts:
     if table.start_unix_ns is not None:
         return SampledStarts.of_matrix(table.steps, table.start_unix_ns)
     assert table.samples is not None
     return table.samples
 
 
-def sample(steps: Ints, starts: Ints) -> tuple[Ints, Ints]:
-    """Return the numbers and starts of some steps of a rank."""
-    places = _places(len(steps))
-    return steps[places], starts[places]
-
-
-def _places(count: int) -> NDArray[np.intp]:
-    if count <= _SAMPLES:
-        return np.arange(count)
-    later_places = np.linspace(_FIRST, count - 1, _SAMPLES - _FIRST).astype(np.intp)
-    return np.concatenate([np.arange(_FIRST), later_places])
-
-
-def find_step_numbers(table: StartsTable, infos: Mapping[int, RankInfo]) -> StepNumbers:
+def find_step_numbers(table: StepTable, infos: Mapping[int, RankInfo]) -> StepNumbers:
     """Return the ranks whose numbers of steps differ from those of the others, by the starts of the steps."""
     ranks: list[int] = table.ranks.tolist()
     rows = [row for row, rank in enumerate(ranks) if rank in infos and infos[rank].device_kind == "cpu"]
@@ -174,11 +97,11 @@ def _is_usable(starts: Floats) -> bool:
 class _ComparedStarts:
     """Starts of the ranks of a table, compared with those of a reference rank."""
 
-    def __init__(self, table: StartsTable, samples: SampledStarts, infos: Sequence[RankInfo], rows: list[int]) -> None:
+    def __init__(self, table: StepTable, samples: SampledStarts, infos: Sequence[RankInfo], rows: list[int]) -> None:
         self._table, self._rows, self._infos = table, rows, infos
         self._origin = float(np.nanmin(samples.starts[rows]))
         self._numbers, self._at = samples.steps[rows], samples.starts[rows] - self._origin
-        self._from_start = self._numbers[:, 0] <= _FIRST
+        self._from_start = self._numbers[:, 0] <= FIRST
         self.lag = np.zeros(0)
 
     def starts(self, place: int) -> tuple[Ints, Floats]:

@@ -10,15 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.order import ALL, of_blocks
-from rankscope.analysis.evidence.step_table.rank_columns import (
-    ALL_METRICS,
-    LOADED_METRICS,
-    METER_METRICS,
-    no_memory,
-)
+from rankscope.analysis.evidence.step_table.rank_columns import ALL_METRICS, LOADED_METRICS, METER_METRICS, no_memory
 from rankscope.analysis.evidence.step_table.rank_files import PostponedMetrics, ReportProgress, ignore_progress, load_ranks
 from rankscope.analysis.evidence.step_table.recent import MOST_RECORDS, EarlierTotals, earlier_totals, recent_steps_of
-from rankscope.analysis.evidence.step_table.simultaneous import SampledStarts, sample
+from rankscope.analysis.evidence.step_table.sampled_starts import SampledStarts, sample
 from rankscope.analysis.evidence.step_table.step_numbers import ALL_ALIKE, Places, StepNumbers, first_of_each, moved
 from rankscope.analysis.evidence.step_table.table_builder import StepTableBuilder
 from rankscope.base.errors import InputError
@@ -65,16 +60,16 @@ METRICS: Final[dict[str, Metric]] = {
 """Metrics that ``StepTable.matrix`` accepts, by name."""
 
 
-class Matrices(Mapping[str, Matrix]):
+class Matrices:
     """Matrices of all ``METRICS`` by name, for the steps ``kept``.
 
-    Only known metrics are stored, in single precision. Each double-precision matrix is created on access, because all matrices
-    of a large run would not fit into memory. ``postponed`` reads the metrics that are not ``stored``, if there are such.
+    Only known metrics are stored, in single precision where they were read from files: all matrices of a large run in double
+    precision would not fit into memory. ``postponed`` reads the metrics that are not ``stored``, if there are such.
     """
 
     def __init__(
         self,
-        stored: Mapping[str, NDArray[np.float32]],
+        stored: Mapping[str, Stored],
         ranks: NDArray[np.int64],
         kept_columns: NDArray[np.intp],
         postponed: PostponedMetrics | None = None,
@@ -88,19 +83,15 @@ class Matrices(Mapping[str, Matrix]):
         self._postponed = postponed
         self._last_selection: tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int64], NDArray[np.intp]] | None = None
 
-    def __getitem__(self, metric: str) -> Matrix:
-        return self.stored(metric).astype(np.float64)
+    def some(self, metric: str, steps: slice, rows: NDArray[np.intp] | None = None) -> Stored:
+        """Return a matrix as it is stored, for some of the steps, and only for the ranks in ``rows`` if given.
 
-    def stored(self, metric: str) -> NDArray[np.float32]:
-        """Return a matrix as it is stored, read-only by convention; a copy only if the selected steps are not contiguous."""
-        return self.some(metric, slice(None))
-
-    def some(self, metric: str, steps: slice, rows: NDArray[np.intp] | None = None) -> NDArray[np.float32]:
-        """Return ``stored`` for some of the steps, and only for the ranks in ``rows`` if given."""
+        It is read-only by convention, and a copy only if the selected steps are not contiguous.
+        """
         columns = self._columns(steps)
         if metric in self._stored:
-            stored_values: NDArray[np.float32] = self._stored[metric][:, columns][self._rows]
-            return stored_values if rows is None else stored_values[rows]
+            values = self._stored[metric][:, columns][self._rows]
+            return values if rows is None else values[rows]
         if metric not in METRICS:
             raise KeyError(metric)
         ranks = self._ranks if rows is None else self._ranks[rows]
@@ -112,12 +103,6 @@ class Matrices(Mapping[str, Matrix]):
     def is_same(self, metric: str, other: str) -> bool:
         """Return whether two metrics share one stored matrix."""
         return metric in self._stored and self._stored[metric] is self._stored.get(other)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(METRICS)
-
-    def __len__(self) -> int:
-        return len(METRICS)
 
     @property
     def recorded(self) -> Collection[str]:
@@ -148,15 +133,16 @@ class Matrices(Mapping[str, Matrix]):
         return Matrices(stored, self._ranks, np.arange(len(steps)), postponed, self._rows)
 
     def without(self, metrics: Collection[str]) -> Matrices:
-        """Return the same without what is stored of ``metrics``."""
+        """Return the same without what is stored of ``metrics``; all of it where no file has them, to be read again."""
+        if self._postponed is None:
+            return self
         stored = {name: matrix for name, matrix in self._stored.items() if name not in metrics}
         return Matrices(stored, self._ranks, self._kept_columns, self._postponed, self._rows)
 
-    def at(self, metric: str, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> NDArray[np.float32]:
+    def at(self, metric: str, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Stored:
         """Return a metric at places, given as a row and a column each: [places]."""
         if metric in self._stored or self._postponed is None or metric not in self._postponed.known_metrics:
-            stored_values: NDArray[np.float32] = self.stored(metric)[rows, columns]
-            return stored_values
+            return self.some(metric, ALL)[rows, columns]
         if self._last_selection is None or self._last_selection[0] is not rows or self._last_selection[1] is not columns:
             self._last_selection = (rows, columns, self._ranks[rows], self._kept_columns[columns])
         return self._postponed.at(metric, *self._last_selection[2:])
@@ -164,16 +150,16 @@ class Matrices(Mapping[str, Matrix]):
     def starts(self, row: int) -> NDArray[np.int64]:
         """Return the start times of the steps of the rank in ``row``, in Unix nanoseconds; 0 where there is no record."""
         assert self._postponed is not None
-        return self._postponed.starts(int(self._ranks[row]), self._columns(slice(None)))
+        return self._postponed.starts(int(self._ranks[row]), self._columns(ALL))
 
-    def of_rank(self, metric: str, row: int) -> NDArray[np.float32]:
+    def of_rank(self, metric: str, row: int) -> Stored:
         """Return one row of a matrix."""
         if metric in self._stored:
             place = row if isinstance(self._rows, slice) else self._rows[row]
-            stored_values: NDArray[np.float32] = self._stored[metric][place, self._columns(slice(None))]
-            return stored_values
-        read: NDArray[np.float32] = self.some(metric, slice(None), np.array([row]))[0]
-        return read
+            values: Stored = self._stored[metric][place, self._columns(ALL)]
+        else:
+            values = self.some(metric, ALL, np.array([row]))[0]
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +171,7 @@ class StepTable:
     """Ranks with a folder in the run directory, ascending; also those without any record."""
     steps: NDArray[np.int64]
     """Step numbers seen on any rank, ascending."""
-    values: Mapping[str, Matrix]
+    values: Matrices
     start_unix_ns: NDArray[np.int64] | None
     """Start times as in ``starts``, [ranks, steps]; ``None`` if ``values`` reads them on request."""
     profiled: NDArray[np.bool_]
@@ -264,46 +250,40 @@ class StepTable:
 
     def matrix(self, metric: str) -> Matrix:
         """Return one metric of ``METRICS``, [ranks, steps]. Raises ``KeyError`` for another name."""
-        return self.values[metric]
+        return self.stored(metric).astype(np.float64)
 
     def stored(self, metric: str) -> Stored:
         """Return one metric as it is stored, [ranks, steps]; callers must not write to it."""
-        return self.values.stored(metric) if isinstance(self.values, Matrices) else self.values[metric]
+        return self.values.some(metric, ALL)
 
     def is_known(self, metric: str) -> bool:
         """Return whether a metric may have known values."""
-        return metric in self.values.recorded if isinstance(self.values, Matrices) else metric in self.values
+        return metric in self.values.recorded
 
     def is_same(self, metric: str, other: str) -> bool:
         """Return whether two metrics share one matrix: own time in a phase in which no rank ever waited."""
-        return isinstance(self.values, Matrices) and self.values.is_same(metric, other)
+        return self.values.is_same(metric, other)
 
     def some(self, metric: str, steps: slice, rows: NDArray[np.intp] | None = None) -> Stored:
         """Return ``stored`` for some of the steps, and only for the ranks in ``rows`` if given.
 
         Matrices of a large run are processed in parts.
         """
-        if isinstance(self.values, Matrices):
-            return self.values.some(metric, steps, rows)
-        chosen = self.values[metric][:, steps]
-        return chosen if rows is None else chosen[rows]
+        return self.values.some(metric, steps, rows)
 
     def at(self, metric: str, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Stored:
         """Return one metric at places, given as a row and a column each: [places]."""
-        if isinstance(self.values, Matrices):
-            return self.values.at(metric, rows, columns)
-        return self.values[metric][rows, columns]
+        return self.values.at(metric, rows, columns)
 
     def of_rank(self, metric: str, row: int) -> Stored:
         """Return one metric of the rank in ``row`` as it is stored, [steps]."""
-        return self.values.of_rank(metric, row) if isinstance(self.values, Matrices) else self.values[metric][row]
+        return self.values.of_rank(metric, row)
 
     def starts(self, row: int) -> NDArray[np.int64]:
         """Return the start times of the rank in ``row`` in Unix nanoseconds, [steps]; 0 where there is no record."""
         if self.start_unix_ns is not None:
             row_starts: NDArray[np.int64] = self.start_unix_ns[row]
             return row_starts
-        assert isinstance(self.values, Matrices)
         return self.values.starts(row)
 
     def renumbered(self, numbers: StepNumbers) -> StepTable:
@@ -311,7 +291,6 @@ class StepTable:
         if not numbers.changed:
             return replace(self, numbers=numbers)
         places = numbers.places(self.ranks, self.steps)
-        assert isinstance(self.values, Matrices)
         table = replace(
             self,
             values=self.values.moved(places, self.steps, numbers),
@@ -333,9 +312,7 @@ class StepTable:
         return replace(
             self,
             steps=self.steps[keep],
-            values=self.values.columns(keep)
-            if isinstance(self.values, Matrices)
-            else {name: matrix[:, keep] for name, matrix in self.values.items()},
+            values=self.values.columns(keep),
             start_unix_ns=None if self.start_unix_ns is None else self.start_unix_ns[:, keep],
             profiled=self.profiled[:, keep],
             tags={name: matrix[:, keep] for name, matrix in self.tags.items()},
@@ -352,9 +329,7 @@ class StepTable:
         return replace(
             self,
             ranks=self.ranks[keep],
-            values=self.values.rows(keep, metrics)
-            if isinstance(self.values, Matrices)
-            else {name: matrix[keep] for name, matrix in self.values.items()},
+            values=self.values.rows(keep, metrics),
             start_unix_ns=None if self.start_unix_ns is None else self.start_unix_ns[keep],
             profiled=self.profiled[keep],
             tags={name: matrix[keep] for name, matrix in self.tags.items()},
@@ -362,9 +337,7 @@ class StepTable:
 
     def without(self, metrics: Collection[str]) -> StepTable:
         """Return the table without the matrices of ``metrics``, of which some may be read on request."""
-        if isinstance(self.values, Matrices):
-            return replace(self, values=self.values.without(metrics))
-        return self
+        return replace(self, values=self.values.without(metrics))
 
     @property
     def has_record(self) -> NDArray[np.bool_]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -72,41 +73,19 @@ class StepTableBuilder:
         if columns.damaged:
             self.damaged[rank] += columns.damaged
         self.postponed |= columns.postponed
-        if not len(columns.step):
-            return
-        row = self.ranks.index(rank)
-        at = self._places(columns.step)
-        if len(columns.memory):
-            samples = columns.memory.copy()
-            samples[:, 0] = columns.step[samples[:, 0].astype(np.intp)]
-            self._add_memory(rank, samples)
-        self._begin(columns)
-        self._set(row + 1)
-        for name, values in self.values.items():
-            source = name.removeprefix("own_") if name in columns.same else name
-            values[row, at] = columns.values.get(source, np.nan)
-        if self.start is not None:
-            self.start[row, at] = columns.start
-        self._end(columns)
-        self.profiled[row, at] = columns.profiled
-        for tag in columns.tags.keys() - self.tags.keys():
-            self.tags[tag] = np.zeros(self.profiled.shape, dtype=bool)
-        for tag, matrix in self.tags.items():
-            tagged = np.zeros(len(columns.step), dtype=bool)
-            if tag in columns.tags:
-                tagged[columns.tags[tag]] = True
-            matrix[row, at] = tagged
+        if len(columns.step):
+            self.add_alike([rank], columns, len(columns.step))
 
     def add_alike(self, ranks: Sequence[int], columns: RankColumns, count: int) -> None:
-        """Add ``count`` records of each of ``ranks``, as ``add`` does: one rank after the other, the same steps for each."""
+        """Add ``count`` records of each of ``ranks``: one rank after the other, the same steps for each."""
         steps = columns.step[:count]
-        rows = np.searchsorted(self.ranks, ranks)
+        rows = _consecutive(np.array([bisect_left(self.ranks, rank) for rank in ranks]))
         at = self._places(steps)
-        cells: Any = np.ix_(rows, at) if not isinstance(at, slice) else (rows, at)
+        cells: Any = (rows, at) if isinstance(rows, slice) or isinstance(at, slice) else np.ix_(rows, at)
         shape = (len(ranks), count)
         self.postponed |= columns.postponed
         self._begin(columns)
-        self._set(len(self.ranks))
+        self._set(bisect_left(self.ranks, max(ranks)) + 1)
         for name, values in self.values.items():
             source = name.removeprefix("own_") if name in columns.same else name
             values[cells] = columns.values[source].reshape(shape) if source in columns.values else np.nan
@@ -185,9 +164,7 @@ class StepTableBuilder:
         new = np.setdiff1d(steps, self.steps)
         if len(new):
             self._widen(new)
-        at = np.searchsorted(self.steps, steps)
-        # Places are usually consecutive; a slice is several times as fast as an array of indices.
-        places = slice(int(at[0]), int(at[0]) + len(at)) if (np.diff(at) == 1).all() else at
+        places = _consecutive(np.searchsorted(self.steps, steps))
         self._last_places = (steps, places)
         return places
 
@@ -235,6 +212,11 @@ class StepTableBuilder:
             self.start = _moved(self.start, 0, rows, columns)
         self.profiled = _moved(self.profiled, False, rows, columns)
         self._set_rows = len(self.profiled) if self.values else 0
+
+
+def _consecutive(places: NDArray[np.intp]) -> NDArray[np.intp] | slice:
+    """Return places as a slice if they are consecutive, as they usually are: it is several times as fast as an array."""
+    return slice(int(places[0]), int(places[0]) + len(places)) if (np.diff(places) == 1).all() else places
 
 
 def _moved(old: NDArray[Any], blank: float, rows: NDArray[np.intp] | None, columns: NDArray[np.intp] | None) -> NDArray[Any]:

@@ -13,7 +13,7 @@ import numpy as np
 from rankscope.analysis.evidence.compared import OwnTimes
 from rankscope.analysis.inference.judging.excess import excess
 from rankscope.analysis.inference.judging.significance import LIMIT, block_sums, p_value
-from rankscope.analysis.inference.judging.slow import MINIMUM_EFFECT, SlowRanks
+from rankscope.analysis.inference.judging.slow_ranks import MINIMUM_EFFECT, SlowRanks
 from rankscope.analysis.statistics import t_quantile
 
 
@@ -29,17 +29,17 @@ def slow_replica(group: OwnTimes, suspect: int, calm: Sequence[OwnTimes]) -> Slo
     """
     same_steps = [group_beside for group_beside in calm if group_beside.steps == group.steps]
     row = group.ranks.index(suspect)
-    over = [excess(group_beside.own) for group_beside in (group, *same_steps)]
-    own_excess = over[0][row]
+    excesses = [excess(group_beside.own) for group_beside in (group, *same_steps)]
+    own_excess = excesses[0][row]
     gain = float((group.own[row] - np.delete(group.own, row, axis=0).max(axis=0)).mean())
     if not same_steps or len(own_excess) < 2 or gain < MINIMUM_EFFECT * group.wall_us:
         return None
-    every = np.concatenate(over)
-    others = every[len(group.ranks) :].mean(axis=1)
+    all_excesses = np.concatenate(excesses)
+    others = all_excesses[len(group.ranks) :].mean(axis=1)
     # In each group, the ranks' deviations from their peers add up to about nothing.
-    between = t_quantile(LIMIT / len(every), len(others) - len(same_steps)) * float(np.sqrt((others**2).mean()))
-    within = t_quantile(LIMIT / len(every), len(own_excess) - 1) * float(own_excess.std(ddof=1))
-    if own_excess.mean() <= max(between, within) or (chance := p_value(block_sums(every.T), row)) > LIMIT:
+    between = t_quantile(LIMIT / len(all_excesses), len(others) - len(same_steps)) * float(np.sqrt((others**2).mean()))
+    within = t_quantile(LIMIT / len(all_excesses), len(own_excess) - 1) * float(own_excess.std(ddof=1))
+    if own_excess.mean() <= max(between, within) or (chance := p_value(block_sums(all_excesses.T), row)) > LIMIT:
         return None
     last = group.own.argmax(axis=0) == row
     return SlowRanks(

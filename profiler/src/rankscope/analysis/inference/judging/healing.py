@@ -42,12 +42,12 @@ def gain_of(times: OwnTimes, slow: NDArray[np.bool_]) -> Gain:
 class Healing:
     """What healing ranks of ``times`` saves, for any choice of few of them. This is the one definition of it."""
 
-    def __init__(self, times: OwnTimes, most: int, *, often: bool = False) -> None:
-        """``most``: largest number of ranks healed together, fewer than all. ``often``: whether ``gain`` is called many times."""
+    def __init__(self, times: OwnTimes, most: int, *, many_calls: bool = False) -> None:
+        """``most``: largest number of ranks healed together, fewer than all. ``many_calls``: to ``gain``, are expected."""
         count = len(times.own)
         self._times = times
         # ``gain`` reads whole rows, which may be far apart in memory: a copy takes as long as some calls.
-        self._own = np.ascontiguousarray(times.own) if often else times.own
+        self._own = np.ascontiguousarray(times.own) if many_calls else times.own
         # Without so many ranks, the middle and the longest own time are at most so many places from those of all ranks.
         self._middle = range((count - most - 1) // 2, (count + most) // 2 + 1)
         self._longest = range(count - most - 1, count)
@@ -100,13 +100,13 @@ class Healing:
         alike = 0
         replaced = np.zeros(steps, dtype=bool)
         for row in np.flatnonzero(slow).tolist():
-            over = own[row] - middle
-            usual = as_in_other_steps(over, deviations if len(others) > 1 else -over[None])
-            if usual is None:
+            excess = own[row] - middle
+            as_usual = as_in_other_steps(excess, deviations if len(others) > 1 else -excess[None])
+            if as_usual is None:
                 alike += 1
             else:
-                np.maximum(longest, middle + usual, out=longest)
-                replaced |= usual != over
+                np.maximum(longest, middle + as_usual, out=longest)
+                replaced |= as_usual != excess
         if not alike:
             return longest, float(replaced.mean())
         if len(others) < 2:
@@ -138,7 +138,7 @@ class Healing:
         return max(float(leading.ahead[~slow[leading.rows]].sum() / len(difference)), noise)
 
 
-def hosts_of(ranks: Sequence[int], hosts: Mapping[int, str]) -> dict[str, list[int]]:
+def rows_by_host(ranks: Sequence[int], hosts: Mapping[int, str]) -> dict[str, list[int]]:
     """Return the rows of each host of several of the ``ranks``; empty where all are on one. ``hosts``: host of each, where known.
 
     A host is more than a rank where it has several, and there are other hosts.
@@ -152,9 +152,9 @@ def hosts_of(ranks: Sequence[int], hosts: Mapping[int, str]) -> dict[str, list[i
 
 def taking_part(excess: NDArray[np.float64], rows: Sequence[int]) -> list[int]:
     """Return the ``rows`` of a host that take part in its slowness. ``excess``: mean excess of each rank, [ranks]."""
-    over = excess[rows]
-    most = over[over >= np.median(over)].mean()
-    return [row for row, excess_us in zip(rows, over.tolist(), strict=True) if excess_us >= _TAKES_PART * most]
+    of_rows = excess[rows]
+    most = of_rows[of_rows >= np.median(of_rows)].mean()
+    return [row for row, excess_us in zip(rows, of_rows.tolist(), strict=True) if excess_us >= _TAKES_PART * most]
 
 
 _TAKES_PART: Final = 0.25
@@ -179,31 +179,33 @@ _MOST_IN_OTHER_STEPS: Final = 0.1
 """Maximum share of a rank's excess in its other steps: else the fault is in these, too."""
 
 
-def as_in_other_steps(over: NDArray[np.float64], of_others: Stored) -> NDArray[np.float64] | None:
-    """Return the excess ``over`` of a rank over the middle, with that of its other steps in its slow steps.
+def as_in_other_steps(excess: NDArray[np.float64], of_others: Stored) -> NDArray[np.float64] | None:
+    """Return the ``excess`` of a rank over the middle, [steps], with that of its other steps in its slow steps.
 
     ``of_others``: that of some of the other ranks, [ranks, steps]. ``None`` where its slow steps are not clearly apart from the
     others, or are nearly all, or where the other ranks have many such steps, too.
     """
-    slow_steps = far_steps(over)
+    slow_steps = far_steps(excess)
     if not slow_steps.any() or slow_steps.mean() > 1 - _OTHERS or (~slow_steps).sum() < FEWEST_BATCHES:
         return None
-    others = over[~slow_steps]
-    gap = np.quantile(over[slow_steps], 0.1) - np.quantile(others, 0.9)
-    if gap < _LEAST_GAP * others.std() or others.sum() > _MOST_IN_OTHER_STEPS * over.sum():
+    others = excess[~slow_steps]
+    gap = np.quantile(excess[slow_steps], 0.1) - np.quantile(others, 0.9)
+    if gap < _LEAST_GAP * others.std() or others.sum() > _MOST_IN_OTHER_STEPS * excess.sum():
         return None
-    if (of_others >= over[slow_steps].min()).mean() > _OF_OTHERS * slow_steps.mean():
+    if (of_others >= excess[slow_steps].min()).mean() > _OF_OTHERS * slow_steps.mean():
         return None
-    usual = over.copy()
+    usual = excess.copy()
     usual[slow_steps] = np.resize(np.roll(others, len(others) // 2), int(slow_steps.sum()))
     return usual
 
 
-def far_steps(over: NDArray[np.float64]) -> NDArray[np.bool_]:
+def far_steps(excess: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Return the steps that make up a rank's excess: those with at least half of its mean, weighted by the excess itself."""
-    positive = np.maximum(over, 0.0)
+    positive = np.maximum(excess, 0.0)
     total = positive.sum()
-    is_outlying: NDArray[np.bool_] = over >= 0.5 * (positive**2).sum() / total if total > 0 else np.zeros(len(over), dtype=bool)
+    is_outlying: NDArray[np.bool_] = (
+        excess >= 0.5 * (positive**2).sum() / total if total > 0 else np.zeros(len(excess), dtype=bool)
+    )
     return is_outlying
 
 

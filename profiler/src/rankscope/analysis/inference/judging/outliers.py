@@ -21,7 +21,7 @@ from rankscope.analysis.inference.judging.significance import (
     share_reaching,
     widest_gap,
 )
-from rankscope.analysis.inference.judging.slow import SlowRanks
+from rankscope.analysis.inference.judging.slow_ranks import SlowRanks
 
 _LIMITED: Final = 0.5
 """Least mean of the limited excess of a slow rank, in multiples of that of the excess itself: a rank that is slow in half of the

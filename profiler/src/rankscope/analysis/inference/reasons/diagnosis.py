@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rankscope.analysis.causes import ExplainedCause, cause_of
-from rankscope.analysis.inference.judging.moving import MovingWait
-from rankscope.analysis.inference.judging.slow import SlowRanks
+from rankscope.analysis.inference.judging.moving_wait import MovingWait
+from rankscope.analysis.inference.judging.slow_ranks import SlowRanks
 from rankscope.analysis.inference.reasons.signals import Signals
 from rankscope.analysis.result.analysis import Evidence, Pattern
 from rankscope.analysis.result.text import OUTLIER_STEPS
@@ -66,8 +66,6 @@ def diagnosis_of(
     last_of: str = "steps",
     group: str | None = None,
     stage: int | None = None,
-    at_hand: str = "",
-    note: str = "",
 ) -> Diagnosis:
     """Describe slow ranks by the signals of the worst of them.
 
@@ -99,8 +97,6 @@ def diagnosis_of(
         group=group,
         stage=stage,
         evidence=[*cost, *_evidence_of(signals)],
-        at_hand=at_hand,
-        note=note,
     )
 
 
@@ -117,10 +113,7 @@ def described_as_moving(diagnosis: Diagnosis, moving: MovingWait, wait_us: float
         ),
     ]
     return replace(
-        diagnosis,
-        wait_us=wait_us,
-        evidence=[*diagnosis.evidence, *evidence],
-        note=f"Of the waiting, {most}{others_clause}.",
+        diagnosis, wait_us=wait_us, evidence=[*diagnosis.evidence, *evidence], note=f"Of the waiting, {most}{others_clause}."
     )
 
 

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+
 from rankscope.runs.records import BatchSource, LoaderSamples, StackLine, StackSamples
 
 _MOSTLY: Final = 0.5
@@ -86,11 +88,5 @@ def _sum(first: LoaderSamples, second: LoaderSamples) -> LoaderSamples:
         loads=first.loads + second.loads,
         gets=first.gets + second.gets,
         puts=first.puts + second.puts,
-        lines=[_with_samples(lines[place], count) for place, count in counts.most_common()],
-    )
-
-
-def _with_samples(line: StackLine, samples: int) -> StackLine:
-    return StackLine(
-        file=line.file, line=line.line, function=line.function, samples=samples, call=line.call, innermost=line.innermost
+        lines=[msgspec.structs.replace(lines[place], samples=count) for place, count in counts.most_common()],
     )

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.evidence.hardware import Readings, Values, median_of
+from rankscope.analysis.evidence.hardware import Readings, Values
 from rankscope.analysis.remedies import OUT_OF_SERVICE, READINGS, SEGMENTS, Remedy, remedy
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.analysis.result.cause import Cause
@@ -66,14 +66,10 @@ class GpuComparison:
 
         ``None`` without enough slow readings, or without enough readings to compare with.
         """
-        of_rank = self.slow.busy().known_values(name)
-        peers = {rank: readings.busy() for rank, readings in self.peers.items()}
-        usual = [
-            value
-            for those in (peers, {0: self.other.busy()})
-            if (value := median_of(those, name, at_least=MINIMUM_READINGS)) is not None
-        ]
-        return (float(np.median(of_rank)), usual) if len(of_rank) >= MINIMUM_READINGS and usual else None
+        of_rank = _median_of(self.slow, name)
+        of_peers = middle(_median_of(readings, name) for readings in self.peers.values())
+        usual = [value for value in (of_peers, _median_of(self.other, name)) if value is not None]
+        return None if of_rank is None or not usual else (of_rank, usual)
 
     def rise(self, name: str) -> tuple[float, float, int] | None:
         """Return the increase of a counter, the median increase of the peers, and the time of the first increase.
@@ -131,6 +127,12 @@ def _shares(readings: Readings, reasons: tuple[str, ...]) -> Values:
     values = np.stack([readings.values[f"reason.{reason}"] for reason in reasons])
     active: Values = values[:, np.isfinite(values).all(axis=0)].max(axis=0)
     return active
+
+
+def _median_of(readings: Readings, name: str) -> float | None:
+    """Return the median of a gauge while the GPU was busy; ``None`` without enough readings."""
+    values = readings.busy().known_values(name)
+    return float(np.median(values)) if len(values) >= MINIMUM_READINGS else None
 
 
 def _mean(values: Values) -> float:
@@ -324,10 +326,7 @@ PHYSICAL: Final[tuple[PhysicalRow, ...]] = (
         (
             ("the PCIe link of its GPU is narrower or slower than the others'", _narrow_link),
             ("NVLinks of its GPU are down", _links_down),
-            (
-                "an NVLink of its GPU has errors",
-                _counted("nvlink_errors", "NVLink errors while it trained", least=10, times=10),
-            ),
+            ("an NVLink of its GPU has errors", _counted("nvlink_errors", "NVLink errors while it trained", least=10, times=10)),
             (
                 "the PCIe link of its GPU repeats transfers",
                 _counted("pcie_replays", "PCIe replays while it trained", least=10, times=10),

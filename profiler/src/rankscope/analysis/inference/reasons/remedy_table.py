@@ -7,17 +7,7 @@ from typing import Final
 from rankscope.analysis.causes import CAUSES, COMPARE_HOSTS
 from rankscope.analysis.inference.reasons.physical import PHYSICAL
 from rankscope.analysis.inference.reasons.slow_kernels import KERNEL_REMEDY
-from rankscope.analysis.remedies import (
-    CAPTURE,
-    OUT_OF_SERVICE,
-    READINGS,
-    RECORD_WINDOWS,
-    SERVED,
-    SHARED,
-    WITHOUT,
-    Remedy,
-    remedy,
-)
+from rankscope.analysis.remedies import CAPTURE, OUT_OF_SERVICE, READINGS, RECORD_WINDOWS, SERVED, SHARED, WITHOUT, Remedy, remedy
 from rankscope.analysis.result.cause import Cause
 
 _REMEDIES_OF_UNSEEN: Final = (

@@ -16,7 +16,6 @@ from rankscope.analysis.evidence.step_table.recent import EarlierTotals
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.evidence.typical import TypicalSteps
 from rankscope.analysis.hang.activity import Activities
-from rankscope.analysis.inference.reasons.explained import ReasonData
 from rankscope.analysis.result.costs import PipelineResult
 from rankscope.runs.durations import DurationBlock
 from rankscope.runs.reader import RunReader
@@ -66,11 +65,6 @@ class RunEvidence:
     def path(self) -> str:
         """Path of the run directory."""
         return os.fspath(self.reader.path)
-
-    @property
-    def data(self) -> ReasonData:
-        """Data in which the physical reason of a slowness is searched."""
-        return ReasonData(self.reader, self.table, self.infos)
 
     @property
     def hosts(self) -> dict[int, str]:

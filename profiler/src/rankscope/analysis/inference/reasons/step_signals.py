@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final
 
 import numpy as np
@@ -133,7 +132,7 @@ class _ComparedRank:
             absent &= np.isfinite(table.some("own_us", steps, rows))
         return np.where(np.isnan(values) & absent, values.dtype.type(0), values)
 
-    def activities(self, steps: NDArray[np.bool_]) -> list[_WorkExcess]:
+    def activities(self, steps: NDArray[np.bool_]) -> list[_ActivityExcess]:
         """Return the activities of the rank in the steps."""
         activities = []
         for cause, tag in ACTIVITIES.items():
@@ -142,7 +141,7 @@ class _ComparedRank:
                 continue
             times = activity_times(self.table, tag, self.rows, own=self.own)
             activities.append(
-                _WorkExcess(
+                _ActivityExcess(
                     cause,
                     excess=self._time_beyond(times, steps),
                     share=float(tagged[self.row, steps].mean()),
@@ -172,7 +171,7 @@ class _ComparedRank:
 
 
 @dataclass(frozen=True, slots=True)
-class _WorkExcess:
+class _ActivityExcess:
     """Checkpoints or evaluations of a rank in some steps."""
 
     cause: Cause
@@ -196,7 +195,7 @@ class _Excess:
     """Excess by metric, and by cause for activities, at each affected step in which it is known."""
     work: dict[str, float]
     """Relative excess of the sum over the affected steps, by metric of work."""
-    activities: dict[Cause, _WorkExcess]
+    activities: dict[Cause, _ActivityExcess]
     profiler_us: float
     """See ``_ComparedRank.profiler_us``."""
     has_peers: bool
@@ -245,11 +244,18 @@ def _signals(excesses: Sequence[_Excess], *, own_us: float | None, device_busy_u
         for metric in dict.fromkeys(metric for excess in excesses for metric in excess.over)
     }
     means = {metric: float(values.mean()) for metric, values in over.items() if len(values)}
-    work = {metric: _weighted(excesses, partial(_more_work, metric)) for metric in _WORK}
+    work = {metric: _weighted(excesses, [excess.work.get(metric) for excess in excesses]) for metric in _WORK}
     model_elements, loaded = work["model_elements"], work["input_elements"]
     loaded = work["samples"] if loaded is None else loaded
-    shares = {cause: _weighted(excesses, partial(_share, cause)) or 0.0 for cause in ACTIVITIES}
-    of_peers = {cause: _weighted(excesses, partial(_share_of_peers, cause)) or 0.0 for cause in ACTIVITIES}
+    activities_of = {cause: [excess.activities.get(cause) for excess in excesses] for cause in ACTIVITIES}
+    shares = {
+        cause: _weighted(excesses, [0.0 if activity is None else activity.share for activity in activities]) or 0.0
+        for cause, activities in activities_of.items()
+    }
+    of_peers = {
+        cause: _weighted(excesses, [None if activity is None else activity.share_of_peers for activity in activities]) or 0.0
+        for cause, activities in activities_of.items()
+    }
     measured = {cause for excess in excesses for cause, activity in excess.activities.items() if activity.is_measured}
     least = max(0.5, _AS_OFTEN * max(shares.values()))
     activities = [cause for cause in ACTIVITIES if cause in means and (cause in measured or shares[cause] >= least)]
@@ -266,7 +272,7 @@ def _signals(excesses: Sequence[_Excess], *, own_us: float | None, device_busy_u
         activities_us={cause: means[cause] for cause in activities},
         alone=frozenset(cause for cause in activities if of_peers[cause] < 0.5),
         profiler_us=min(
-            _weighted(excesses, lambda excess: excess.profiler_us) or 0.0, float("inf") if own_us is None else own_us
+            _weighted(excesses, [excess.profiler_us for excess in excesses]) or 0.0, float("inf") if own_us is None else own_us
         ),
         device_busy_us=device_busy_us,
     )
@@ -274,23 +280,11 @@ def _signals(excesses: Sequence[_Excess], *, own_us: float | None, device_busy_u
     return replace(signals, agreement=_agreement(signals, parts, kind))
 
 
-def _share(cause: Cause, excess: _Excess) -> float:
-    return excess.activities[cause].share if cause in excess.activities else 0.0
-
-
-def _share_of_peers(cause: Cause, excess: _Excess) -> float | None:
-    return excess.activities[cause].share_of_peers if cause in excess.activities else None
-
-
-def _more_work(metric: str, excess: _Excess) -> float | None:
-    return excess.work.get(metric)
-
-
-def _weighted(excesses: Sequence[_Excess], value: Callable[[_Excess], float | None]) -> float | None:
-    """Return the mean of a value of the ranks that have it, weighted by their affected steps."""
-    weighted = [(number, excess.steps) for excess in excesses if (number := value(excess)) is not None and excess.steps]
+def _weighted(excesses: Sequence[_Excess], values: Sequence[float | None]) -> float | None:
+    """Return the mean of the known ``values`` [excesses], weighted by the affected steps of each."""
+    weighted = [(value, excess.steps) for value, excess in zip(values, excesses, strict=True) if value is not None]
     total = sum(steps for _, steps in weighted)
-    return sum(number * steps for number, steps in weighted) / total if total else None
+    return sum(value * steps for value, steps in weighted) / total if total else None
 
 
 def _total(parts: Sequence[float | None]) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
@@ -14,9 +14,9 @@ from rankscope.analysis.evidence.hardware import Readings, in_steps, readings_of
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.inference.reasons.diagnosis import Diagnosis
 from rankscope.analysis.inference.reasons.physical import MAY_BE_DEVICE, GpuComparison, explain
+from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.analysis.statistics import middle
-from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
 from rankscope.runs.step_columns import MEMORY
 
@@ -27,16 +27,7 @@ _PEERS_ELSEWHERE: Final = 4
 """Largest number of hosts that are read besides the rank's own."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReasonData:
-    """Recorded data of a run that an explanation is looked for in."""
-
-    reader: RunReader
-    table: StepTable
-    infos: Mapping[int, RankInfo]
-
-
-def explain_diagnosis(diagnosis: Diagnosis, run: ReasonData, late: NDArray[np.bool_], looked_at: NDArray[np.bool_]) -> Diagnosis:
+def explain_diagnosis(diagnosis: Diagnosis, run: RunEvidence, late: NDArray[np.bool_], looked_at: NDArray[np.bool_]) -> Diagnosis:
     """Return ``diagnosis`` with the physical reason why its first rank was late, and its evidence; or a note without readings.
 
     ``late``: the steps in which it was late, out of those ``looked_at``; both are [steps of the table]. Unchanged for ranks
@@ -94,7 +85,7 @@ def _peers(diagnosis: Diagnosis, infos: Mapping[int, RankInfo]) -> list[int]:
     ]
 
 
-def _read(run: ReasonData, ranks: Sequence[int]) -> tuple[dict[int, Readings], str]:
+def _read(run: RunEvidence, ranks: Sequence[int]) -> tuple[dict[int, Readings], str]:
     """Return the readings of the ranks' GPUs, and the reason why the first has none, where the samples record it."""
     uuids: dict[str, dict[str, int]] = {}
     for rank in ranks:
@@ -119,7 +110,7 @@ def _read(run: ReasonData, ranks: Sequence[int]) -> tuple[dict[int, Readings], s
 
 
 def _of_steps(
-    run: ReasonData, readings: Mapping[int, Readings], ranks: Iterable[int], wanted: NDArray[np.bool_]
+    run: RunEvidence, readings: Mapping[int, Readings], ranks: Iterable[int], wanted: NDArray[np.bool_]
 ) -> dict[int, Readings]:
     row_of = {int(rank): row for row, rank in enumerate(run.table.ranks)}
     return {
@@ -140,7 +131,7 @@ def _lost(diagnosis: Diagnosis, late: NDArray[np.bool_], looked_at: NDArray[np.b
     return float(gain / max(diagnosis.step_us - diagnosis.gain_us + gain, 1e-9))
 
 
-def _retries(run: ReasonData, rank: int, peers: Iterable[int]) -> tuple[float, float] | None:
+def _retries(run: RunEvidence, rank: int, peers: Iterable[int]) -> tuple[float, float] | None:
     """Return the allocator retries over the run, of the rank and of a typical peer; ``None`` where they are not recorded."""
     counts = []
     for each in (rank, *islice(peers, _PEERS_ELSEWHERE)):

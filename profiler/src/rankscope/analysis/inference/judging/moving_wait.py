@@ -13,7 +13,7 @@ from rankscope.analysis.evidence.compared import OwnTimes
 from rankscope.analysis.evidence.lateness import lateness
 from rankscope.analysis.evidence.order import ALL
 from rankscope.analysis.inference.judging.healing import far_steps
-from rankscope.analysis.inference.judging.slow import SlowRanks
+from rankscope.analysis.inference.judging.slow_ranks import SlowRanks
 from rankscope.analysis.result.text import OUTLIERS
 from rankscope.analysis.statistics import mean_of
 

@@ -14,9 +14,9 @@ from rankscope.analysis.collectives.waits.blame import Blame, CollectiveWaits
 from rankscope.analysis.collectives.waits.savings import Savings
 from rankscope.analysis.evidence.step_table.steps import Stored
 from rankscope.analysis.inference.judging.excess import excess
-from rankscope.analysis.inference.judging.judge import judge_ranks
+from rankscope.analysis.inference.judging.rank_judge import judge_ranks
 from rankscope.analysis.inference.judging.significance import LIMIT, Scores, blocks_needed, p_value
-from rankscope.analysis.inference.judging.slow import FIXED, MINIMUM_EFFECT, SlowRanks
+from rankscope.analysis.inference.judging.slow_ranks import FIXED, MINIMUM_EFFECT, SlowRanks
 from rankscope.analysis.result.analysis import Pattern
 from rankscope.analysis.statistics import over_median, t_quantile
 

@@ -2,8 +2,8 @@
 
 A source has own times of ranks that do the same work, or the order in which ranks came to matched collectives, or both:
 
-1. Each group of ranks with the same work is judged (``judge``). What chance makes likely in the other groups is no straggler, and
-   a suspect is one if the other groups show that its excess is no noise (``few_replicas``).
+1. Each group of ranks with the same work is judged (``rank_judge``). What chance makes likely in the other groups is no
+   straggler, and a suspect is one if the other groups show that its excess is no noise (``few_replicas``).
 2. What healing the ranks saves is limited by the schedule of their pipeline. The group in which they cost most counts.
 3. Own times count first, since they cover all waiting. Where collectives show more than twice as much, these count.
 4. Else: which ranks are suspects, and were all ranks tested?
@@ -19,11 +19,11 @@ from typing import Generic, TypeVar
 from rankscope.analysis.collectives.waits.blame import Blame
 from rankscope.analysis.evidence.compared import OwnTimes
 from rankscope.analysis.inference.judging.few_replicas import slow_replica
-from rankscope.analysis.inference.judging.judge import GroupAnswer, judge_ranks
-from rankscope.analysis.inference.judging.late import all_agree, find_late, late_suspect
+from rankscope.analysis.inference.judging.late_ranks import all_agree, find_late, late_suspect
 from rankscope.analysis.inference.judging.outliers import by_chance_elsewhere
+from rankscope.analysis.inference.judging.rank_judge import GroupAnswer, judge_ranks
 from rankscope.analysis.inference.judging.significance import LIMIT, blocks_needed
-from rankscope.analysis.inference.judging.slow import MINIMUM_EFFECT, SlowRanks
+from rankscope.analysis.inference.judging.slow_ranks import MINIMUM_EFFECT, SlowRanks
 
 Times = TypeVar("Times", bound=OwnTimes)
 
@@ -126,10 +126,10 @@ def are_tested(groups: Sequence[OwnTimes]) -> bool:
 def _judge_groups(groups: Sequence[Times], hosts: Mapping[int, str]) -> list[GroupJudgement[Times]]:
     """Judge each group beside the others."""
     alone = [_agreed(times, judge_ranks(times, hosts)) for times in groups]
-    quiet = [each.times for each in alone if each.slow is None and not each.suspects]
-    judged = [_beside(each, quiet) for each in alone]
-    calm = [each.times for each in judged if each.slow is None]
-    return [_corrected(each, calm) for each in judged]
+    quiet = [judgement.times for judgement in alone if judgement.slow is None and not judgement.suspects]
+    judged = [_beside(judgement, quiet) for judgement in alone]
+    calm = [judgement.times for judgement in judged if judgement.slow is None]
+    return [_corrected(judgement, calm) for judgement in judged]
 
 
 def _agreed(times: Times, answer: GroupAnswer) -> GroupJudgement[Times]:
@@ -168,6 +168,8 @@ def _costly(judged: GroupJudgement[Times], at_most_us: Bound[Times]) -> Straggle
 def _suspected(groups: Sequence[GroupJudgement[Times]], at_most_us: Bound[Times]) -> GroupJudgement[Times] | None:
     """Return the group whose suspects are the slowest of those that may cost enough; ``None`` without any."""
     costly = [
-        each for each in groups if each.suspects and at_most_us(each.suspects, each.times) >= MINIMUM_EFFECT * each.times.wall_us
+        judgement
+        for judgement in groups
+        if judgement.suspects and at_most_us(judgement.suspects, judgement.times) >= MINIMUM_EFFECT * judgement.times.wall_us
     ]
-    return max(costly, key=lambda each: each.answer.suspected_us, default=None)
+    return max(costly, key=lambda judgement: judgement.answer.suspected_us, default=None)

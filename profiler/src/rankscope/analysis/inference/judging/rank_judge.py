@@ -24,15 +24,11 @@ from rankscope.analysis.evidence.compared import OwnTimes
 from rankscope.analysis.evidence.order import leaders, ordered
 from rankscope.analysis.evidence.step_table.steps import Matrix, Stored
 from rankscope.analysis.inference.judging.excess import Measure, excess, mean_excess, measures_of
-from rankscope.analysis.inference.judging.healing import Gain, as_in_other_steps, far_steps, gain_of, hosts_of, taking_part
+from rankscope.analysis.inference.judging.healing import Gain, as_in_other_steps, far_steps, gain_of, rows_by_host, taking_part
 from rankscope.analysis.inference.judging.noise import noise_of
 from rankscope.analysis.inference.judging.outliers import Outliers, ranks_ahead
-from rankscope.analysis.inference.judging.significance import (
-    LIMIT,
-    UNCLEAR,
-    blocks_needed,
-)
-from rankscope.analysis.inference.judging.slow import FIXED, MINIMUM_EFFECT, SlowRanks
+from rankscope.analysis.inference.judging.significance import LIMIT, UNCLEAR, blocks_needed
+from rankscope.analysis.inference.judging.slow_ranks import FIXED, MINIMUM_EFFECT, SlowRanks
 from rankscope.analysis.result.analysis import Pattern
 from rankscope.analysis.statistics import FEWEST_BATCHES, Estimate, mean_of, t_quantile
 
@@ -114,7 +110,7 @@ class _JudgedTimes:
         self.measures = measures_of(self.own, self.limit, self.blocks)
         self.excess = mean_excess(self.own, np.arange(len(self.own)))
         """Mean excess of each rank, [ranks]."""
-        self.hosts = hosts_of(self.ranks, hosts)
+        self.hosts = rows_by_host(self.ranks, hosts)
 
     def slow_ranks(self) -> list[Outliers]:
         """Return the ranks whose excess chance does not explain, most significant first."""
@@ -269,11 +265,11 @@ class _JudgedTimes:
     def suspect(self) -> SuspectedRanks | None:
         """Return ranks that may cost enough to be named, but in too few steps to exclude chance; ``None`` without any."""
         steps = self.own.shape[1]
-        none = np.zeros(len(self.own), dtype=bool)
-        ahead = ranks_ahead(self.own, self.measures, none, self.excess, self.limit)
+        no_rank = np.zeros(len(self.own), dtype=bool)
+        ahead = ranks_ahead(self.own, self.measures, no_rank, self.excess, self.limit)
         if ahead is None:
             return None
-        slow = none.copy()
+        slow = no_rank.copy()
         slow[ahead.rows] = True
         gain = gain_of(self.times, slow)
         estimate = self._estimate(gain, slow, ahead.measure)
@@ -288,17 +284,17 @@ class _JudgedTimes:
         if ahead.p_value > UNCLEAR and min(steps, self.blocks) >= needed:
             return None
         reach = estimate.reach((1 - LEVEL) / 2) / max(estimate.mean - self.limit, 1e-9)
-        many = int(outlying_steps.sum())
-        more = max(needed / max(1, many) if many < needed else _LEAST_MORE, reach**2)
+        outlying_count = int(outlying_steps.sum())
+        multiple = max(needed / max(1, outlying_count) if outlying_count < needed else _LEAST_MORE, reach**2)
         return SuspectedRanks(
             ranks=[self.ranks[row] for row in ahead.rows],
             longer=int((over > 0).sum()),
-            far=many,
-            needed=needed if many < needed else None,
+            far=outlying_count,
+            needed=needed if outlying_count < needed else None,
             excess_us=float(self.excess[ahead.rows[0]]),
             p_value=ahead.p_value,
             gain=estimate,
-            steps_needed=max(more * steps, float(needed)) if more <= _MOST_MORE else None,
+            steps_needed=max(multiple * steps, float(needed)) if multiple <= _MOST_MORE else None,
         )
 
     def excluded(self) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, TypedDict
+from typing import Final
 
 import numpy as np
 
@@ -16,10 +16,10 @@ from rankscope.analysis.collectives.matched import MatchedCollectives
 from rankscope.analysis.collectives.waits.blame import Blame
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes, DeviceTimes, device_own_times, times_of_windows
-from rankscope.analysis.inference.judging.judgement import Bound, Judgement, Straggler, judge
-from rankscope.analysis.inference.judging.moving import MovingWait
-from rankscope.analysis.inference.judging.slow import SlowRanks
-from rankscope.analysis.inference.pipelined import saved_at_most_us, waited_for_us, waits_for
+from rankscope.analysis.inference.judging.job_judgement import Bound, Judgement, Straggler, judge
+from rankscope.analysis.inference.judging.moving_wait import MovingWait
+from rankscope.analysis.inference.judging.slow_ranks import SlowRanks
+from rankscope.analysis.inference.pipeline_bound import saved_by_waits_us, waited_for_us
 from rankscope.analysis.inference.reasons.diagnosis import Diagnosis, described_as_moving, diagnosis_of, own_time_evidence
 from rankscope.analysis.inference.reasons.signals import Signals
 from rankscope.analysis.inference.reasons.slow_kernels import with_kernels
@@ -65,7 +65,7 @@ class Profile:
         stages = {rank: times.stage for rank, times in self.times.items()}
 
         def at_most_us(ranks: Sequence[int], group: DeviceOwnTimes) -> float:
-            return saved_at_most_us(ranks, waits_for(group.ranks, len(group.steps), stages, waited_us, self.blame))
+            return saved_by_waits_us(ranks, group, stages, waited_us, self.blame)
 
         return at_most_us
 
@@ -230,7 +230,7 @@ def diagnosis_of_late(
     """
     victims = max(1, len(blame.ranks) - len(slow.ranks))
     exposed = max(0.0, sum(blame.exposed_us[rank] for rank in slow.ranks) - _among(slow.ranks, blame))
-    return diagnosis_of(
+    diagnosis = diagnosis_of(
         slow,
         signals,
         factor=1 / steps,
@@ -241,8 +241,8 @@ def diagnosis_of_late(
         unit="window" if steps == 1 else "step",
         last_of=f"{'collectives' if len(blame.steps) < 2 else 'steps'} in which anybody clearly was",
         group=_where(blame, slow.ranks[0]),
-        **few_steps(len(blame.steps), unit_seen, steps),
     )
+    return _if_few(diagnosis, len(blame.steps), unit_seen, steps)
 
 
 def _among(ranks: Sequence[int], blame: Blame) -> float:
@@ -274,31 +274,17 @@ def confidence_of_slow(slow: SlowRanks, steps: int, *, explained: float | None =
     return round(min(lasts, 1.0 if explained is None else explained, slow.certainty), 3)
 
 
-class FewSteps(TypedDict):
-    """Texts of ``Diagnosis`` that say on how few steps it rests."""
+def _if_few(diagnosis: Diagnosis, count: int, unit_seen: str, steps: int) -> Diagnosis:
+    """Return the diagnosis; of fewer than ``ENOUGH_STEPS`` units with the texts that it rests on few.
 
-    at_hand: str
-    note: str
-
-
-def few_steps(count: int, unit_seen: str, steps: int) -> FewSteps:
-    """Return the texts for evidence of ``count`` units, named ``unit_seen``, of ``steps`` steps each; empty for enough."""
-    if count >= ENOUGH_STEPS:
-        return {"at_hand": "", "note": ""}
-    return {"at_hand": _at_hand(count, unit_seen, steps), "note": _FEW.format(needed=ENOUGH_STEPS)}
-
-
-_FEW: Final = "At least {needed} steps are needed to show whether it lasts."
-
-
-def _at_hand(count: int, what: str, steps: int) -> str:
-    """Return the text for the ``count`` units, named ``what``, that a verdict rests on.
-
-    With several ``steps`` per unit the text marks times as per unit.
+    ``count``: number of units, named ``unit_seen``. With several ``steps`` per unit the text marks times as per unit.
     """
-    if count < 2:
-        return f"in the one {what} at hand"
-    return f"per {what} in the {count} at hand" if steps > 1 else f"in the {count} {what}s at hand"
+    if count >= ENOUGH_STEPS:
+        return diagnosis
+    at_hand = f"in the {count} {unit_seen}s at hand" if count > 1 else f"in the one {unit_seen} at hand"
+    if count > 1 and steps > 1:
+        at_hand = f"per {unit_seen} in the {count} at hand"
+    return replace(diagnosis, at_hand=at_hand, note=f"At least {ENOUGH_STEPS} steps are needed to show whether it lasts.")
 
 
 def _where(blame: Blame, rank: int) -> str | None:
@@ -327,7 +313,11 @@ def _diagnosis_by_own_times(
         confidence=confidence_of_slow(slow, count),
         evidence=[*own_time_evidence(slow, count), *(imposed_evidence(blame, slow.ranks) if blame.steps else [])],
         stage=stage,
-        **few_steps(count, "step", 1),
     )
     factor = count if per_window else 1
-    return replace(diagnosis, gain_us=factor * slow.gain_us, wait_us=factor * slow.gain_us, step_us=factor * compared.wall_us)
+    return replace(
+        _if_few(diagnosis, count, "step", 1),
+        gain_us=factor * slow.gain_us,
+        wait_us=factor * slow.gain_us,
+        step_us=factor * compared.wall_us,
+    )

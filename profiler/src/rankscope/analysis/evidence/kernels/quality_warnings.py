@@ -32,7 +32,7 @@ def quality_warnings(qualities: Mapping[int, DataQuality], others: Mapping[int, 
             (sum(quality.far for quality in damaged.values()), "left out, far in time from the rest"),
             (sum(quality.overlong for quality in damaged.values()), "cut, as they last beyond the next event of their stream"),
         ]
-        counts_text = ", ".join(f"{count:,} {what}" for count, what in parts if count)
+        counts_text = ", ".join(f"{count:,} {wording}" for count, wording in parts if count)
         share = sum(count for count, _ in parts) / events
         warnings.append(
             f"{share:.1%} of the {counted(events, 'device event')} of {ranks_text(sorted(damaged))} are damaged: {counts_text}"
