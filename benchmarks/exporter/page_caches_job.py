@@ -22,7 +22,7 @@ from typing import Any, Final, cast
 
 from rankscope.base import exposition
 from rankscope.cli.start import main
-from rankscope.exporter.fleet import deltas, wire
+from rankscope.exporter.fleet import wire
 from rankscope.exporter.loop import CollectorState
 from rankscope.exporter.pages import page
 from rankscope.exporter.simulated import SimulatedFleet
@@ -36,7 +36,7 @@ RANKS: Final = 8
 
 def without_changes() -> None:
     """Make every GPU's process send all its readings in every pass."""
-    deltas.DeltaEncoder.encode = lambda _self, sample, took_s: wire.Sampled(sample, took_s)  # type: ignore[method-assign,assignment]
+    wire.DeltaEncoder.encode = lambda _self, sample, took_s: wire.Sampled(sample, took_s)  # type: ignore[method-assign,assignment]
 
 
 def without_parsed_files() -> None:

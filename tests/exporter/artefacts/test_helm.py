@@ -26,7 +26,7 @@ from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
 
 from rankscope.alerts.rules.rule_file import RULES_FILE, rules_text
 from rankscope.exporter.commands import exporter as command
-from rankscope.exporter.jobs.pod_names import DEFAULT_FOLDER as POD_LOGS
+from rankscope.exporter.jobs.names import POD_LOGS
 from rankscope.exporter.spool.folder import SYSTEM_SPOOL
 
 ROOT = Path(__file__).resolve().parents[3]

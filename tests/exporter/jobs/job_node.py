@@ -6,9 +6,13 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from rankscope.exporter.jobs.party import Allocation, Identity, SchedulerDevice
 from rankscope.exporter.source import FleetState, GpuIdentity, GpuProcess, GpuSample, GpuState, Labels, MigDevice, Series
 
 ROOT = Path(__file__).resolve().parents[3]
+USERS = {0: "root", 1000: "ann", 1001: "bob", 1002: "carl"}
+ANN_7 = {"job_id": "7", "user": "ann"}
+"""The labels of job 7 of ``slurm_folder``."""
 CONTAINER = "0123456789abcdef" * 4
 POD_UID = "6f1b2c3d-0000-4444-8888-abcdefabcdef"
 IN_POD = f"0::/kubepods.slice/kubepods-pod{POD_UID.replace('-', '_')}.slice/cri-containerd-{CONTAINER}.scope\n"
@@ -117,3 +121,13 @@ def value_of(series: Iterable[Series], metric: str, uuid: str) -> float | None:
     values = [sample.value for sample in series if sample.metric == metric and sample.labels == (("uuid", uuid),)]
     assert len(values) <= 1
     return values[0] if values else None
+
+
+def facts_of(series: tuple[Series, ...], uuid: str) -> tuple[float | None, float | None, float | None]:
+    """Return ``gpu_allocated``, ``gpu_in_use`` and ``gpu_jobs`` of a device; ``None`` where there is no series."""
+    allocated, in_use, jobs = (value_of(series, metric, uuid) for metric in ("gpu_allocated", "gpu_in_use", "gpu_jobs"))
+    return allocated, in_use, jobs
+
+
+def pod(name: str, device: SchedulerDevice) -> Allocation:
+    return Allocation(Identity(namespace="ml", pod=name, container="train"), (device,))

@@ -9,26 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from tests.exporter.jobs.job_node import CONTAINER, POD_UID, Proc, fleet, gpu, gpu_uuid, mig, mig_uuid
+from tests.exporter.jobs.job_node import CONTAINER, POD_UID, USERS, Proc, fleet, gpu, gpu_uuid, mig, mig_uuid
 
 from rankscope.exporter.catalogue import BY_NAME
 from rankscope.exporter.jobs.collector import JobsCollector
 from rankscope.exporter.jobs.devices import bare
 from rankscope.exporter.jobs.join import Claim, join
+from rankscope.exporter.jobs.names import UserNames
 from rankscope.exporter.jobs.party import Allocation, Identity, Ranks, SchedulerDevice, Use
-from rankscope.exporter.jobs.users import UserNames
 from rankscope.exporter.source import FleetState, Series
 
 JOB_7 = Identity(job_id="7", user="ann", uid=1000, account="physics", partition="a100")
 JOB_8 = Identity(job_id="8", user="bob", uid=1001, account="physics", partition="a100")
 POD_A = Identity(namespace="ml", pod="a", container="train")
 POD_B = Identity(namespace="ml", pod="b", container="train")
-NAMES = {0: "root", 1000: "ann", 1001: "bob"}
 JOBS = {"7": JOB_7, "8": JOB_8}
 
 
 def _join(*holders: Identity, uses: tuple[Use, ...] = (), claims: tuple[Claim, ...] = ()) -> tuple[dict[str, str], int]:
-    answer = join(holders, uses, jobs=JOBS, claims=claims, names=NAMES)
+    answer = join(holders, uses, jobs=JOBS, claims=claims, names=USERS)
     return dict(answer.labels), answer.parties
 
 
@@ -245,7 +244,7 @@ def test_no_device_ever_has_two_answers(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         jobs = JobsCollector(
-            slurm_dir=Path(folder) / "none", proc=Proc(Path(folder) / "proc").path, user_names=UserNames(lambda uid: NAMES[uid])
+            slurm_dir=Path(folder) / "none", proc=Proc(Path(folder) / "proc").path, user_names=UserNames(lambda uid: USERS[uid])
         )
         jobs._sources[0]._call = lambda: tuple(allocations)
         jobs._processes.read = lambda named, *, now_s=None: {pid: uses[pid - 1] for pid in named if pid <= len(uses)}  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
-from tests.exporter.nvml.asked_gpu import opened, sample_of
+from tests.exporter.nvml.asked_gpu import Sample, opened, sample_of
 
 from rankscope.exporter.nvml import processes
 from rankscope.exporter.nvml.gpu import load_nvml
@@ -19,16 +19,18 @@ CALL = "nvmlDeviceGetProcessUtilization"
 
 @pytest.fixture
 def fake(tmp_path: Path) -> FakeDriver:
-    driver = FakeDriver(tmp_path, build_library(), [h100_state(0)])
-    driver.gpus[0] |= {f"process.{index}": f"compute {501 + index} {1000 * (index + 1)} - -" for index in range(3)}
-    driver.gpus[0] |= {"process_util.0": "501 25 0 0 0", "process_util.1": "502 50 0 0 0"}
-    driver.write()
-    return driver
+    processes = {f"process.{index}": f"compute {501 + index} {1000 * (index + 1)} - -" for index in range(3)}
+    utilization = {"process_util.0": "501 25 0 0 0", "process_util.1": "502 50 0 0 0"}
+    return FakeDriver(tmp_path, build_library(), [h100_state(0) | processes | utilization])
 
 
 def shares(fake: FakeDriver, collectors: frozenset[str] = JOBS) -> tuple[dict[int, float | None], dict[str, str]]:
     sample = sample_of(fake, 0, collectors)
-    return {process.pid: process.sm_ratio for process in sample.processes or ()}, sample.errors
+    return shares_in(sample), sample.errors
+
+
+def shares_in(sample: Sample) -> dict[int, float | None]:
+    return {process.pid: process.sm_ratio for process in sample.processes or ()}
 
 
 def test_processes_have_their_share_and_those_without_a_sample_none_of_it(fake: FakeDriver) -> None:
@@ -48,12 +50,10 @@ def test_processes_are_known_where_their_shares_are_not(fake: FakeDriver, code: 
 
 @pytest.mark.parametrize("count", [2**32 - 1, 2**31, 10**6])
 def test_numbers_of_processes_that_cannot_be_take_no_memory(fake: FakeDriver, count: int) -> None:
-    fake.gpus[0]["process_util_count"] = count
-    fake.write()
+    fake.change(0, {"process_util_count": count})
     assert shares(fake) == ({501: None, 502: None, 503: None}, {})
 
-    fake.gpus[0]["process_count"] = count
-    fake.write()
+    fake.change(0, {"process_count": count})
     sample = sample_of(fake, 0, JOBS)
     assert sample.processes is None
     assert sample.raw.readings == ()
@@ -72,19 +72,14 @@ def test_the_layouts_are_those_of_nvidia_ml_py() -> None:
 def test_a_sample_of_the_future_hides_no_later_one(fake: FakeDriver) -> None:
     """As after the wall clock was set back, or of a driver that returns a number with all bits set."""
     now_us = time.time_ns() // 1000
-    fake.gpus[0] |= {"process_util.0": f"501 25 0 0 0 {now_us + 3600 * 10**6}", "process_util.1": f"502 50 0 0 0 {2**64 - 1}"}
-    fake.gpus[0] |= {"process_util.2": "503 75 0 0 0"}
-    fake.write()
+    stamps_us = {501: now_us + 3600 * 10**6, 502: 2**64 - 1}
+    fake.change(0, {f"process_util.{index}": f"{pid} 25 0 0 0 {us}" for index, (pid, us) in enumerate(stamps_us.items())})
+    fake.change(0, {"process_util.2": "503 75 0 0 0"})
 
     with opened(fake, 0, frozenset({"gpu", "process"})) as gpu_process:
-        assert {process.pid: process.sm_ratio for process in gpu_process.sample().processes or ()} == {501: 0, 502: 0, 503: 0.75}
-        fake.gpus[0] |= {"process_util.0": "501 50 0 0 0"}
-        fake.write()
-        assert {process.pid: process.sm_ratio for process in gpu_process.sample().processes or ()} == {
-            501: 0.5,
-            502: 0,
-            503: 0.75,
-        }
+        assert shares_in(gpu_process.sample()) == {501: 0, 502: 0, 503: 0.75}
+        fake.change(0, {"process_util.0": "501 50 0 0 0"})
+        assert shares_in(gpu_process.sample()) == {501: 0.5, 502: 0, 503: 0.75}
 
 
 def test_a_fault_in_reading_shares_is_one_of_the_collector_of_processes(fake: FakeDriver) -> None:

@@ -57,8 +57,7 @@ def test_codes_that_end_everything_do_so_wherever_they_come_from(fake: FakeDrive
 
 def test_a_lost_gpu_says_so_in_a_field_too(fake: FakeDriver) -> None:
     with opened(fake) as gpu_process:
-        fake.gpus[0]["field.82"] = "err:15"
-        fake.write()
+        fake.change(0, {"field.82": "err:15"})
 
         assert why(gpu_process, "sample") == ("lost", "nvmlDeviceGetFieldValues(82): gpu_is_lost")
 
@@ -155,8 +154,7 @@ def test_permission_denied_is_a_reason_and_no_error(fake: FakeDriver) -> None:
 
 
 def test_a_topic_that_fails_costs_itself_and_not_half_of_itself(fake: FakeDriver) -> None:
-    fake.gpus[0] |= {"fans": 2, "fan.0": 30, "fan.1": "err:999"}
-    fake.write()
+    fake.change(0, {"fans": 2, "fan.0": 30, "fan.1": "err:999"})
 
     sample = sample_of(fake)
 
@@ -208,8 +206,7 @@ def test_a_burst_of_xid_errors_is_not_lost(fake: FakeDriver) -> None:
 
 
 def test_nobody_listening_is_an_error_of_the_collector(fake: FakeDriver) -> None:
-    fake.gpus[0]["no_events"] = 1
-    fake.write()
+    fake.change(0, {"no_events": 1})
 
     sample = sample_of(fake)
 
@@ -219,13 +216,16 @@ def test_nobody_listening_is_an_error_of_the_collector(fake: FakeDriver) -> None
 
 
 def test_processes_of_all_kinds_are_named_once(fake: FakeDriver) -> None:
-    fake.gpus[0] |= {
-        "process.0": "compute 501 1000 - -",
-        "process.1": "graphics 501 1000 - -",
-        "process.2": "graphics 502 - - -",
-        "process.3": "mps 503 2000 - -",
-    } | {f"process.{4 + other}": f"compute {1000 + other} 1 - -" for other in range(100)}
-    fake.write()
+    fake.change(
+        0,
+        {
+            "process.0": "compute 501 1000 - -",
+            "process.1": "graphics 501 1000 - -",
+            "process.2": "graphics 502 - - -",
+            "process.3": "mps 503 2000 - -",
+        }
+        | {f"process.{4 + other}": f"compute {1000 + other} 1 - -" for other in range(100)},
+    )
 
     processes = sample_of(fake).processes or ()
 
@@ -251,8 +251,7 @@ def test_no_process_is_an_empty_table(fake: FakeDriver) -> None:
 
 
 def test_a_process_is_named_as_the_kernel_names_it(fake: FakeDriver) -> None:
-    fake.gpus[0]["process.0"] = f"compute {os.getpid()} 1000 - -"
-    fake.write()
+    fake.change(0, {"process.0": f"compute {os.getpid()} 1000 - -"})
 
     sample = sample_of(fake, 0, frozenset({"gpu", "process"}))
 

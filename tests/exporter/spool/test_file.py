@@ -76,7 +76,7 @@ def test_a_file_that_is_not_as_agreed_is_refused_with_the_reason(content: bytes,
 def test_a_line_is_read_as_it_was_meant(line: str, labels: dict[str, str], value: float) -> None:
     _, family = parse(f"{INFO}# TYPE rank_x gauge\nrank_x{line % LABELS}\n".encode()).families
 
-    ((name, read, number),) = [(series.name, dict(series.labels), series.value) for series in family.series]
+    ((name, read, number),) = [(series.metric, dict(series.labels), series.value) for series in family.series]
     assert (name, read, number) == ("rank_x", {"run": "r1", "rank": "3", "slot": "0"} | labels, value)
 
 
@@ -180,7 +180,7 @@ def test_what_the_recorder_publishes_is_relayed_to_the_last_series(tmp_path: Pat
 
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     relayed = [item for family in sample.families for item in family.series]
-    assert sorted(item.name for item in relayed) == sorted(line.partition("{")[0] for line in lines)
+    assert sorted(item.metric for item in relayed) == sorted(line.partition("{")[0] for line in lines)
     assert len(lines) <= MAX_SERIES / 2
     assert len(text) < MAX_BYTES / 2
     (duration,) = (family for family in sample.families if family.type == "histogram")

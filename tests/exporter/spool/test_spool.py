@@ -144,11 +144,11 @@ def test_a_file_with_changed_values_is_read_anew_and_keeps_the_rest(tmp_path: Pa
         return spool.read()
 
     spool = spool_of(tmp_path)
-    before = {item.name: item for family in write(rank_text(40)).families for item in family.series}
+    before = {item.metric: item for family in write(rank_text(40)).families for item in family.series}
     sample = write(rank_text(50))
 
     assert sample.families == tuple(sorted(parse(rank_text(50).encode()).families, key=lambda family: family.name))
-    after = {item.name: item for family in sample.families for item in family.series}
+    after = {item.metric: item for family in sample.families for item in family.series}
     assert after["rank_steps_total"].value == 50
     assert after["rank_info"] is before["rank_info"]
     assert after["rank_steps_total"].labels is before["rank_steps_total"].labels

@@ -86,7 +86,7 @@ def test_a_stuck_process_is_a_conflict(cli: Callable[..., subprocess.CompletedPr
 import asyncio
 from pathlib import Path
 from rankscope.exporter.web.app import ExporterApp
-from rankscope.exporter.web.unix_socket import listen_unix
+from rankscope.exporter.web.control import listen_unix
 from rankscope.exporter.pages.page import MetricsPage
 from rankscope.base.http import application
 from rankscope.base.http_server import ListenEndpoint, Server

@@ -69,8 +69,7 @@ def test_a_gpu_that_answers_again_after_a_release_was_reset(
     uuid = str(fake_nvml.gpus[1]["uuid"])
     again.wait_until(lambda: len(again.values("gpu_energy_joules_total")) == 2)
     assert again.stop(signal.SIGTERM) == 0
-    fake_nvml.gpu(1)["energy"] = 1000
-    fake_nvml.write()
+    fake_nvml.change(1, {"energy": 1000})
     third = start_exporter(*options, env=fake_nvml.env)
     third.wait_until(
         lambda: (

@@ -20,7 +20,7 @@ from rankscope.exporter.settings import ExporterSettings, default_state_dir
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.source import GpuIdentity, XidEvent
 from rankscope.exporter.spool.folder import PRIVATE_MODE, SHARED_MODE, SpoolFolder, default_spool, make_spool
-from rankscope.exporter.spool.reading import Spool, SpoolSample, empty_sample
+from rankscope.exporter.spool.reading import Spool, SpoolSample
 from rankscope.exporter.xid.collector import XidCollector
 from rankscope.exporter.xid.journal import XidJournal
 from rankscope.exporter.xid.kernel_log import KernelLog
@@ -153,7 +153,7 @@ class Assembly:
             # Shared by all users if root runs the exporter; otherwise only for this user's ranks.
             make_spool(folder, mode=SHARED_MODE if os.getuid() == 0 else PRIVATE_MODE)
         elif not os.path.lexists(folder.path):
-            return empty_sample  # the result of a new, empty spool
+            return SpoolSample  # the result of a new, empty spool
         return Spool(folder, stale_s=settings.spool_stale_s, forget_s=settings.spool_forget_s).read
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from rankscope.base.errors import InputError
 from rankscope.base.followed_files import ReloadThread
-from rankscope.base.http import application
+from rankscope.base.http import application, host_port
 from rankscope.base.http_server import ListenEndpoint, Server
 from rankscope.base.process import notify_systemd
 from rankscope.exporter.assembly import Assembly
@@ -25,7 +25,7 @@ from rankscope.exporter.reload import Reload
 from rankscope.exporter.settings import ExporterSettings, default_socket
 from rankscope.exporter.web.access import WebAccess
 from rankscope.exporter.web.app import ExporterApp
-from rankscope.exporter.web.unix_socket import listen_unix, remove_socket
+from rankscope.exporter.web.control import listen_unix, remove_socket
 
 logger = logging.getLogger(__name__)
 
@@ -152,11 +152,6 @@ def _log_gpus(assembly: Assembly) -> None:
 
 def _log_addresses(scheme: str, path: str, sockets: list[socket.socket], compatible_sockets: list[socket.socket]) -> None:
     for sock in sockets:
-        logger.info("listening on %s://%s%s", scheme, _name(sock), path)
+        logger.info("listening on %s://%s%s", scheme, host_port(*sock.getsockname()[:2]), path)
     for sock in compatible_sockets:
-        logger.info("the DCGM-compatible page is on %s://%s/metrics", scheme, _name(sock))
-
-
-def _name(sock: socket.socket) -> str:
-    host, port = sock.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        logger.info("the DCGM-compatible page is on %s://%s/metrics", scheme, host_port(*sock.getsockname()[:2]))

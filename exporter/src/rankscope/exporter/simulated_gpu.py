@@ -8,30 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from rankscope.exporter.nvml.tables import FIELDS, THROTTLE_BITS
 from rankscope.exporter.source import Absent, GpuIdentity, Reading
 
 _MIB: Final = 2**20
 _GIB: Final = 2**30
-_THROTTLE_REASONS: Final = (
-    "sw_power_cap",
-    "hw_slowdown",
-    "sync_boost",
-    "sw_thermal",
-    "hw_thermal",
-    "hw_power_brake",
-    "display_clocks",
-    "applications_clocks",
-    "gpu_idle",
-)
-_THROTTLE_COUNTED: Final = (
-    "sw_power_cap",
-    "sync_boost",
-    "board_limit",
-    "reliability",
-    "sw_thermal",
-    "hw_thermal",
-    "hw_power_brake",
-)
+_THROTTLE_COUNTED: Final = tuple(field.out.labels for field in FIELDS["throttle"] if not field.unless)
 _ACTIVITIES: Final = {"graphics": 1.0, "sm": 0.82, "tensor": 0.41, "dram": 0.53}
 _PIPES: Final = {"fp64": 0.0, "fp32": 0.17, "fp16": 0.05}
 _IDLE_WATTS: Final = 90.0
@@ -260,10 +242,10 @@ def _links(board: GpuModel, load: Load) -> Iterator[Reading]:
 
 
 def _state(board: GpuModel) -> Iterator[Reading]:
-    for reason in _THROTTLE_REASONS:
+    for reason, _ in THROTTLE_BITS:
         yield Reading("gpu_throttle_active", 0, (("reason", reason),))
-    for reason in _THROTTLE_COUNTED:
-        yield Reading("gpu_throttle_seconds_total", 0, (("reason", reason),))
+    for labels in _THROTTLE_COUNTED:
+        yield Reading("gpu_throttle_seconds_total", 0, labels)
     yield Reading("gpu_ecc_enabled", 1)
     for name in ("gpu_ecc_errors_total", "gpu_ecc_errors_lifetime_total"):
         for error in ("corrected", "uncorrected"):

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -25,6 +25,10 @@ DownReason = Literal[
     "stale",
     "nvml_error",
 ]
+
+
+DEFECT: Final = "exporter_defect"
+"""Reason of a metric or a file that could not be read by an error in the exporter itself."""
 
 
 class SourceError(Exception):

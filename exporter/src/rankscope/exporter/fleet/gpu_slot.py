@@ -11,12 +11,11 @@ import msgspec
 
 from rankscope.exporter.fleet.children import Child, Children
 from rankscope.exporter.fleet.counters import MonotonicCounters
-from rankscope.exporter.fleet.deltas import apply_delta
 from rankscope.exporter.fleet.gpu_life import LEAVING, READING, TRANSITIONS, WITHOUT_PROCESS, Event, State
 from rankscope.exporter.fleet.inventory import EnergyMeter
 from rankscope.exporter.fleet.resets import Resets, energy_of
 from rankscope.exporter.fleet.timeouts import FleetTimeouts
-from rankscope.exporter.fleet.wire import Failed, FromChild, Opened, Sampled, Spawn
+from rankscope.exporter.fleet.wire import Failed, FromChild, Opened, Sampled, Spawn, apply_delta
 from rankscope.exporter.loop import STALE_AFTER_INTERVALS
 from rankscope.exporter.source import DownReason, GpuIdentity, GpuSample, GpuState, Reading, XidEvent
 from rankscope.exporter.wall_clock import WallClock

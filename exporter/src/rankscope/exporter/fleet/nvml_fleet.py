@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from rankscope.exporter.errors import EXIT_FLEET_LOST, EXIT_STALE_DRIVER
 from rankscope.exporter.fleet.children import Child, Children
 from rankscope.exporter.fleet.gpu_slot import GpuSlot
 from rankscope.exporter.fleet.inventory import Inventory
@@ -24,6 +23,11 @@ from rankscope.exporter.fleet.wire import Failed, FromChild, Hello, Opened
 from rankscope.exporter.source import FleetState, GpuIdentity, XidEvent
 
 logger = logging.getLogger(__name__)
+
+EXIT_STALE_DRIVER: Final = 5
+"""Exit status: the driver's library that this process sees no longer matches the loaded driver; only a restart helps."""
+EXIT_FLEET_LOST: Final = 6
+"""Exit status: the nursery died, and a process with threads cannot safely fork another one; only a restart helps."""
 
 _LONGEST_TICK_S: Final = 0.5
 _GATHER_S: Final = 0.01
@@ -314,10 +318,7 @@ class NvmlFleet:
             since = self._hopeless_since
         if self._exit_when_stale and since is not None and now - since >= self._timeouts.stale_driver_s:
             self._exit_when_stale = False
-            self._on_fatal(
-                EXIT_STALE_DRIVER,
-                f"{self._survey.problem}, and no GPU answers any more",
-            )
+            self._on_fatal(EXIT_STALE_DRIVER, f"{self._survey.problem}, and no GPU answers any more")
 
     def _compare_with_expected(self) -> None:
         """Log each change of the number of GPUs against ``expected_gpus``."""

@@ -1,7 +1,7 @@
 """Messages between the processes of the exporter: MessagePack over Unix socket pairs.
 
 Between daemon and nursery, one datagram is one message. A worker or probe sends frames to the daemon: four bytes of length
-(big-endian), then the message.
+(big-endian), then the message. Readings are delta-encoded: all in a worker's first message, then only the changed ones.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rankscope.exporter.source import DownReason, Driver, GpuIdentity, GpuSample, XidEvent
+from rankscope.exporter.source import DownReason, Driver, GpuIdentity, GpuSample, Reading, XidEvent
 
 LONGEST_FRAME: Final = 16 * 2**20
 _LENGTH_BYTES: Final = 4
@@ -151,3 +151,29 @@ class FrameReader:
             messages.append(_decode_from_child(memoryview(self._pending)[_LENGTH_BYTES:end]))
             del self._pending[:end]
         return messages
+
+
+class DeltaEncoder:
+    """Encoder on the sending side."""
+
+    def __init__(self) -> None:
+        self._sent: tuple[Reading, ...] | None = None
+
+    def encode(self, sample: GpuSample, took_s: float) -> Sampled:
+        """Return the message to send for this sample. The first one carries all readings, even if there are none."""
+        before, readings = self._sent, sample.readings
+        self._sent = readings
+        if before is None or len(before) != len(readings):
+            return Sampled(sample, took_s)
+        places = [place for place, reading in enumerate(readings) if reading is not before[place] and reading != before[place]]
+        return Sampled(msgspec.structs.replace(sample, readings=tuple(readings[place] for place in places)), took_s, places)
+
+
+def apply_delta(before: tuple[Reading, ...], changed: tuple[Reading, ...], places: list[int] | None) -> tuple[Reading, ...]:
+    """Decode on the receiving side: return all readings. Unchanged readings are the same objects as in ``before``."""
+    if places is None:
+        return changed
+    readings = list(before)
+    for place, reading in zip(places, changed, strict=True):
+        readings[place] = reading
+    return tuple(readings)

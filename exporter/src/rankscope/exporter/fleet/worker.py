@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from rankscope.exporter.fleet.call_board import CallBoard
-from rankscope.exporter.fleet.deltas import DeltaEncoder
-from rankscope.exporter.fleet.wire import Failed, Opened, send_frame
+from rankscope.exporter.fleet.wire import DeltaEncoder, Failed, Opened, send_frame
 from rankscope.exporter.source import Gpu, SourceError
 
 _PARTS: Final = 2  # the fewest that give a minimum and a maximum; each further one wakes every GPU's process once more

@@ -18,12 +18,11 @@ from rankscope.exporter.jobs.bounded_calls import BoundedCalls
 from rankscope.exporter.jobs.devices import Devices, bare, device_numbers
 from rankscope.exporter.jobs.join import MULTIPLE, Claim, Occupancy, claims_of, join
 from rankscope.exporter.jobs.kubelet import DEFAULT_SOCKET, Kubelet
+from rankscope.exporter.jobs.names import PodName, PodNames, UserNames
 from rankscope.exporter.jobs.party import Allocation, Identity, SchedulerDevice, Use
-from rankscope.exporter.jobs.pod_names import PodName, PodNames
 from rankscope.exporter.jobs.processes import ProcessTable
 from rankscope.exporter.jobs.slurm import DEFAULT_FOLDER, SlurmFolder
 from rankscope.exporter.jobs.tenants import Tenant, tenants_of
-from rankscope.exporter.jobs.users import UserNames
 from rankscope.exporter.source import FleetState, GpuState, Labels, MigDevice, Series
 from rankscope.exporter.spool.reading import SpoolSample
 

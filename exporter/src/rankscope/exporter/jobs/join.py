@@ -190,24 +190,20 @@ def _shared(parties: list[set[str]]) -> str | None:
     return union.pop() if len(union) == 1 and all(parties) else MULTIPLE
 
 
-_METRIC = "rank_info"
-
-
 def claims_of(sample: SpoolSample | None) -> dict[str, list[Claim]]:
     """Return the ranks' claims by device uuid without its prefix; the uid of a claim is the owner of the run's files."""
     claims: dict[str, list[Claim]] = {}
     if sample is None:
         return claims
     for family in sample.families:
-        if family.name != _METRIC:
+        if family.name != "rank_info":
             continue
         for series in family.series:
             labels = dict(series.labels)
             run_id = labels.get("run_id", "")
             owner, uuid = sample.owners.get(run_id), labels.get("gpu_uuid")
             if owner is not None and uuid:
-                key = RankKey(labels.get("run", ""), labels.get("rank", ""), labels.get("slot", ""))
-                silent = sample.states.get(key, "silent") == "silent"
+                silent = sample.states.get(RankKey.of(series.labels), "silent") == "silent"
                 claims.setdefault(bare(uuid), []).append(Claim(owner, _claimed_ranks(labels), silent))
     return claims
 

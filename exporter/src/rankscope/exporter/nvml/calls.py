@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from math import nan
 from typing import Any, Final
 
-from rankscope.exporter.errors import DEFECT
-from rankscope.exporter.source import DownReason, SourceError
+from rankscope.exporter.source import DEFECT, DownReason, SourceError
 
 # Return codes that mean a fault, as opposed to a metric that this GPU does not have.
 _TROUBLE: Final = frozenset({

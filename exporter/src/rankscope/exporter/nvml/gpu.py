@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from rankscope.base.errors import MissingError
 from rankscope.exporter.catalogue import BY_NAME, COLLECTORS
-from rankscope.exporter.errors import DEFECT
 from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_lasting, is_trouble
 from rankscope.exporter.nvml.cooling import Fans, Margin
 from rankscope.exporter.nvml.fields import FieldBatches
@@ -30,7 +29,7 @@ from rankscope.exporter.nvml.status import RECOVERY_ACTION, RetiredPages, Virtua
 from rankscope.exporter.nvml.tables import CALLS, FIELDS
 from rankscope.exporter.nvml.utilization import BusySeconds
 from rankscope.exporter.nvml.xid_events import XidTopic
-from rankscope.exporter.source import Absent, CollectorRun, GpuIdentity, GpuSample, Reading, SourceError, XidEvent
+from rankscope.exporter.source import DEFECT, Absent, CollectorRun, GpuIdentity, GpuSample, Reading, SourceError, XidEvent
 
 
 def topics_of(collectors: frozenset[str]) -> dict[str, Sequence[Topic]]:

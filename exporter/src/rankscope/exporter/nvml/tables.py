@@ -19,7 +19,7 @@ MEMORY_V2: Final = 0x02000028.to_bytes(4, byteorder)
 MEMORY_V2_LAYOUT: Final = "8xQQQQ"
 """Layout after the version: total, reserved, free, used."""
 
-_THROTTLE_BITS: Final = (
+THROTTLE_BITS: Final = (
     ("gpu_idle", 0x1),
     ("applications_clocks", 0x2),
     ("sw_power_cap", 0x4),
@@ -40,8 +40,8 @@ def _first(number: float, *_: float) -> Sequence[float]:
 
 def _bits(reasons: float) -> Sequence[float]:
     if not isinstance(reasons, int):  # NaN: all bits were set
-        return [reasons] * len(_THROTTLE_BITS)
-    return [float(bool(reasons & bit)) for _, bit in _THROTTLE_BITS]
+        return [reasons] * len(THROTTLE_BITS)
+    return [float(bool(reasons & bit)) for _, bit in THROTTLE_BITS]
 
 
 def _ecc(metric: str, counter: int, every_s: float) -> tuple[Call, ...]:
@@ -135,7 +135,7 @@ CALLS: Final[dict[str, tuple[Call, ...]]] = {
     "throttle": (
         Call(
             "nvmlDeviceGetCurrentClocksEventReasons",
-            tuple(OutputSeries("gpu_throttle_active", labels=(("reason", reason),)) for reason, _ in _THROTTLE_BITS),
+            tuple(OutputSeries("gpu_throttle_active", labels=(("reason", reason),)) for reason, _ in THROTTLE_BITS),
             formats=("Q",),
             numbers=_bits,
             before="nvmlDeviceGetCurrentClocksThrottleReasons",

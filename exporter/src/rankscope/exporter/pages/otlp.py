@@ -8,11 +8,11 @@ import math
 import os
 import threading
 from functools import partial
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, Self
 
 from rankscope.base.errors import InputError, MissingError
 from rankscope.base.problems import ProblemLog
+from rankscope.base.version import VERSION
 from rankscope.exporter.pages.otlp_metrics import measurements
 from rankscope.exporter.pages.page import MetricsPage
 
@@ -162,7 +162,7 @@ def _resource(page: MetricsPage) -> Resource:
 
     attributes = {
         "service.name": "rankscope-exporter",
-        "service.version": version("rankscope"),
+        "service.version": VERSION,
         "service.instance.id": page.host,
         "host.name": page.host,
         **({"rankscope.simulated": "true"} if page.simulated else {}),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Iterable, Iterator
-from importlib.metadata import version
 from typing import Any, Final
 
 from rankscope.base.exposition import (
@@ -19,11 +18,11 @@ from rankscope.base.exposition import (
     prefers_openmetrics,
     text,
 )
+from rankscope.base.version import VERSION
 from rankscope.exporter.catalogue import BY_NAME, CATALOGUE, COLLECTORS, DEFAULT_COLLECTORS, CatalogueMetric
 from rankscope.exporter.loop import CollectorLoop
 from rankscope.exporter.source import Fleet, FleetState, GpuState, Labels, Reading, Series
 from rankscope.exporter.spool.reading import SpoolSample
-from rankscope.exporter.spool.series import SpoolSeries
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ class MetricsPage:
         self._mig_devices: dict[str, frozenset[str]] = {}
         self._down: frozenset[str] = frozenset()
         self._build: Labels = (
-            ("version", version("rankscope")),
+            ("version", VERSION),
             ("python_version", platform.python_version()),
             ("host", host),
         )
@@ -231,23 +230,19 @@ class _RankSource:
     """The families that the spool relays."""
 
     def __init__(self) -> None:
-        self._sources: dict[str, PointSource[SpoolSeries]] = {}
+        self._sources: dict[str, PointSource[Series]] = {}
 
     def families(self, sample: SpoolSample) -> Iterator[Family]:
         """Yield a family for each metric of the ranks that has series."""
         before, self._sources = self._sources, {}
         for family in sample.families:
-            source = self._sources[family.name] = before.get(family.name) or PointSource(_point_of_rank)
+            source = self._sources[family.name] = before.get(family.name) or PointSource(_point_of_series)
             points = source.points(family.series)
             if family.type == "counter":
                 # OpenMetrics forbids negative values and NaN for counters.
                 points = [point for point in points if point.value >= 0]
             if points:
                 yield Family(family.name, family.type, family.help, points=points)
-
-
-def _point_of_rank(series: SpoolSeries) -> Point:
-    return Point(series.labels, series.value, series.name)
 
 
 class _Families:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from rankscope.exporter.source import Series
 from rankscope.exporter.spool.file import checked
-from rankscope.exporter.spool.series import SpoolContent, SpoolSeries
+from rankscope.exporter.spool.series import SpoolContent
 
 _VALUE: Final = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?|NaN|[+-]?Inf")
 
@@ -33,7 +34,7 @@ class Template:
                 continue
             before, _, value = line.rpartition(" ")
             sample = next(series, None)
-            if sample is None or not before.startswith(f"{sample.name}{{") or not _VALUE.fullmatch(value):
+            if sample is None or not before.startswith(f"{sample.metric}{{") or not _VALUE.fullmatch(value):
                 return None
             if not before.endswith("}") or repr(float(value)) != repr(sample.value):  # NaN differs from itself
                 return None
@@ -70,7 +71,7 @@ def _with_values(before: SpoolContent, values: list[float]) -> SpoolContent:
         place += len(own)
         if own != [sample.value for sample in family.series]:
             series = tuple(
-                sample if sample.value == value else SpoolSeries(sample.name, sample.labels, value)
+                sample if sample.value == value else Series(sample.metric, value, sample.labels)
                 for sample, value in zip(family.series, own, strict=True)
             )
             families[index] = type(family)(family.name, family.type, family.help, series)

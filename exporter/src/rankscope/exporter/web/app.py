@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from importlib.metadata import version
 from typing import Final
 from urllib.parse import parse_qs
 
@@ -155,17 +154,8 @@ class ExporterApp:
         return Response(200, body, content_type, (_CONTENT_SECURITY, ("cache-control", "no-store")))
 
     def _landing_page(self) -> tuple[bytes, str]:
-        fleet = self._page.fleet
         links = [self._telemetry_path, *([DCGM_PATH] if self._compatible is not None else []), _READY, _HEALTHY]
-        body = landing_page(
-            host=self._page.host,
-            version=version("rankscope"),
-            simulated=self._page.simulated,
-            state=fleet.state() if fleet is not None else None,
-            problems=self._page.problems(),
-            links=links,
-        )
-        return body.encode(), "text/html; charset=utf-8"
+        return landing_page(self._page, links).encode(), "text/html; charset=utf-8"
 
 
 def _query_of(request: HttpRequest) -> Query | None:

@@ -78,7 +78,7 @@ class XidJournal:
         self._ids: dict[Key, dict[int, None]] = {}
         self._tallies = Tallies()
         self._last_id = self._read_last_id = 0
-        self._last_seq = -1
+        self._last_seq = -1  # of the kernel log lines of this boot
         self._nothing_saved = False
         self._uncounted: dict[int, None] = {}
         self._last_put_s = float("-inf")
@@ -128,13 +128,8 @@ class XidJournal:
 
     def record_line(self, line: KernelXid, uuid: str = "") -> None:
         """Record a line of the kernel log, unless it is known already. ``uuid`` is that of the GPU at its address, if known."""
-        if line.seq > self.last_seq:
+        if line.seq > self._last_seq:
             self._observe(line, uuid)
-
-    @property
-    def last_seq(self) -> int:
-        """Number of the last recorded kernel log line of this boot; -1 without one."""
-        return self._last_seq
 
     def entries(self) -> list[XidEntry]:
         """Return the last errors in the order in which they were recorded."""
