@@ -55,7 +55,7 @@ def without_parsed_files() -> None:
 
 def without_templates() -> None:
     """Parse a file of a rank in which only values changed as if it were new."""
-    incremental_parse.Template.of = classmethod(lambda *_: None)  # type: ignore[method-assign,assignment]
+    incremental_parse.SpoolTemplate.of = classmethod(lambda *_: None)  # type: ignore[method-assign,assignment]
 
 
 def without_lines() -> None:
@@ -63,10 +63,10 @@ def without_lines() -> None:
     render = exposition._line
 
     def line(point: exposition.Point, family: exposition.Family) -> str:
-        if not point.beginning:
+        if not point.prefix:
             render(point, family)
             point.line = ""
-        return f"{point.beginning}{exposition.number(point.value)}\n"
+        return f"{point.prefix}{exposition.number(point.value)}\n"
 
     exposition._line = line
 

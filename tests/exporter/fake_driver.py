@@ -299,7 +299,7 @@ class FakeDriver:
         lines = [f"count {len(self.gpus)}"]
         lines += [f"{key} {value}" for key, value in self.system.items()]
         lines += [f"gpu{index}.{key} {value}" for index, gpu in enumerate(self.gpus) for key, value in gpu.items()]
-        lines += [f"call.{name} {what}" for name, what in self.calls.items()]
+        lines += [f"call.{name} {effect}" for name, effect in self.calls.items()]
         replacement = self.path.with_suffix(".new")
         replacement.write_text("\n".join(lines) + "\n")
         replacement.replace(self.path)

@@ -207,7 +207,7 @@ def test_a_gpu_with_every_error_and_a_job_stays_within_the_series_budget(
 
     page = exporter.page()
     of_it = [name for name, labels in page if ("uuid", uuid) in labels]
-    per_code = [of_it.count(f"gpu_xid_{what}") for what in ("errors_total", "last_timestamp_seconds", "recent_errors")]
+    per_code = [of_it.count(f"gpu_xid_{name}") for name in ("errors_total", "last_timestamp_seconds", "recent_errors")]
     assert per_code == [len(codes)] * 3
     assert 130 < len(of_it) <= 155 + 3 * len(codes)
 

@@ -73,10 +73,10 @@ def test_a_simulated_h100_has_every_default_metric_and_says_what_it_lacks() -> N
     }
     divided_only = {name for name in default if name.startswith("gpu_mig_")} - {"gpu_mig_enabled", "gpu_mig_instances"}
     (gpu,) = _samples(_at(5, "1xH100"))
-    given, absent = {reading.metric for reading in gpu.readings}, {reading.metric for reading in gpu.absent}
+    metrics, absent = {reading.metric for reading in gpu.readings}, {reading.metric for reading in gpu.absent}
 
-    assert given | absent == default - divided_only
-    assert given & absent == set()
+    assert metrics | absent == default - divided_only
+    assert metrics & absent == set()
     for reading in gpu.readings:
         assert ("uuid", *(name for name, _ in reading.labels)) == BY_NAME[reading.metric].labels
 

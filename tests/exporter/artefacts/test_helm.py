@@ -132,10 +132,10 @@ def test_the_default_needs_nothing_that_a_cluster_may_lack(chart: dict[str, Mani
 
 
 def test_the_exporter_takes_the_arguments_of_the_daemonset(chart: dict[str, Manifest], full_chart: dict[str, Manifest]) -> None:
-    given, given_full = parameters(chart), parameters(full_chart)
+    default, full = parameters(chart), parameters(full_chart)
 
-    assert (given["host"], given["spool"], given["xid_kernel_log"]) == ("node1", SYSTEM_SPOOL, False)
-    assert (given_full["expected_gpus"], given_full["xid_kernel_log"]) == (8, True)
+    assert (default["host"], default["spool"], default["xid_kernel_log"]) == ("node1", SYSTEM_SPOOL, False)
+    assert (full["expected_gpus"], full["xid_kernel_log"]) == (8, True)
 
 
 def test_a_wedged_driver_neither_kills_the_pod_nor_holds_up_a_rollout(
@@ -220,10 +220,10 @@ def installation() -> dict[str, Any]:
     """Return release, namespace and values of the ``helm install`` in the how-to."""
     (line,) = re.findall(r"^helm install .*", HOWTO.read_text(), re.MULTILINE)
     _, _, name, folder, *options = shlex.split(line)
-    given = dict(zip(options[::2], options[1::2], strict=True))
+    flags = dict(zip(options[::2], options[1::2], strict=True))
     assert (ROOT / folder).resolve() == CHART
-    assert set(given) == {"--namespace", "--set"}
-    return {"values": given["--set"], "name": name, "namespace": given["--namespace"]}
+    assert set(flags) == {"--namespace", "--set"}
+    return {"values": flags["--set"], "name": name, "namespace": flags["--namespace"]}
 
 
 def training_pod() -> Manifest:

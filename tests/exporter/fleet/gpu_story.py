@@ -32,12 +32,12 @@ class Process:
 
     def __init__(self) -> None:
         self.board = Board()
-        self.heard_at = 0.0
+        self.last_message_s = 0.0
         self.pid = 7
         self.hang: str | None = None
         self.done: list[str] = []
 
-    def trouble(self, _now: float, **_limits: float) -> str | None:
+    def hang_reason(self, _now: float, **_limits: float) -> str | None:
         return self.hang
 
 
@@ -91,8 +91,8 @@ class Story:
         return self.slot.state
 
     def sample(self, joules: float = 0, watts: float = 0, *, identity: GpuIdentity = IDENTITY) -> Sampled:
-        given = (("gpu_energy_joules_total", joules), ("gpu_power_watts", watts))
-        readings = tuple(Reading(metric, value) for metric, value in given if value)
+        values = (("gpu_energy_joules_total", joules), ("gpu_power_watts", watts))
+        readings = tuple(Reading(metric, value) for metric, value in values if value)
         return Sampled(GpuSample(identity, time.time(), self.now, readings), 0.1)
 
     def exit(self, why: str = "ended by signal 9") -> State:

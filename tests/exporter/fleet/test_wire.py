@@ -16,7 +16,7 @@ from rankscope.exporter.fleet.call_board import CallBoard, new_board
 from rankscope.exporter.fleet.counters import ADDED_UP_BY_PROCESS, MonotonicCounters
 from rankscope.exporter.fleet.wire import DeltaEncoder, Failed, FrameReader, Opened, Sampled, apply_delta, send_frame
 from rankscope.exporter.fleet.worker import work
-from rankscope.exporter.nvml.gpm import Gpm, PcieBytes
+from rankscope.exporter.nvml.gpm import GpmTopic, PcieBytesTopic
 from rankscope.exporter.source import GpuIdentity, GpuSample, Reading, SourceError
 
 BUSY = "gpu_busy_seconds_total"
@@ -25,8 +25,8 @@ BUSY = "gpu_busy_seconds_total"
 def test_counters_that_a_process_adds_up_continue_in_the_next_process() -> None:
     assert all(BY_NAME[name].type == "counter" for name in ADDED_UP_BY_PROCESS)
     of_instances = {row.name for row in CATALOGUE if row.name.startswith("gpu_mig_") and row.type == "counter"}
-    of_gpus = {name for name in Gpm.metrics if BY_NAME[name].type == "counter"}
-    assert {*of_gpus, *of_instances, *PcieBytes.metrics, BUSY} == ADDED_UP_BY_PROCESS
+    of_gpus = {name for name in GpmTopic.metrics if BY_NAME[name].type == "counter"}
+    assert {*of_gpus, *of_instances, *PcieBytesTopic.metrics, BUSY} == ADDED_UP_BY_PROCESS
     counters = MonotonicCounters()
 
     def published(*readings: Reading) -> list[float]:
@@ -61,7 +61,7 @@ def test_only_the_second_look_at_the_same_call_makes_it_a_hang() -> None:
     late = time.monotonic() + 60
 
     def look(at: float) -> str | None:
-        return child.trouble(at, deadline_s=5, silence_s=10)
+        return child.hang_reason(at, deadline_s=5, silence_s=10)
 
     assert look(late) is None
     board.mark("nvmlDeviceGetTemperature")  # the process was only stopped, together with everything else
@@ -71,11 +71,11 @@ def test_only_the_second_look_at_the_same_call_makes_it_a_hang() -> None:
     # silent, without a call in progress
     assert look(late) is None
     child.pid = 7
-    trouble = look(late)
-    assert trouble is not None
-    assert "pid 7" in trouble
-    assert "10 s" in trouble
-    child.heard_at = late
+    hang_reason = look(late)
+    assert hang_reason is not None
+    assert "pid 7" in hang_reason
+    assert "10 s" in hang_reason
+    child.last_message_s = late
     assert look(late) is None
     disconnect(child, theirs)
 
@@ -108,7 +108,7 @@ class SamplingGpu:
             raise self._error
         return GpuSample(identity(0), time.time(), time.monotonic(), self._readings)
 
-    def part(self) -> None:
+    def sample_activity(self) -> None:
         pass
 
     def close(self) -> None:
@@ -174,10 +174,10 @@ def test_only_readings_that_differ_are_sent_and_all_of_them_arrive() -> None:
 
     for readings in passes:
         message = encoder.encode(GpuSample(identity(0), 0.0, 0.0, readings=readings), 0.1)
-        before, received = received, apply_delta(received, message.sample.readings, message.places)
+        before, received = received, apply_delta(received, message.sample.readings, message.indexes)
         assert received == readings
         sizes.append(len(message.sample.readings))
-        kept = set(range(len(readings))) - set(message.places if message.places is not None else range(len(readings)))
+        kept = set(range(len(readings))) - set(message.indexes if message.indexes is not None else range(len(readings)))
         assert all(received[place] is before[place] for place in kept)
 
     assert sizes == [3, 1, 2, 0, 2, 0]
@@ -207,6 +207,6 @@ def test_a_new_process_without_readings_takes_the_old_ones_away() -> None:
     encoder = DeltaEncoder()
     message = encoder.encode(GpuSample(gpu, 2.0, 2.0), 0.1)
 
-    assert apply_delta(before, message.sample.readings, message.places) == ()
+    assert apply_delta(before, message.sample.readings, message.indexes) == ()
     again = encoder.encode(GpuSample(gpu, 3.0, 3.0, readings), 0.1)
-    assert apply_delta((), again.sample.readings, again.places) == readings
+    assert apply_delta((), again.sample.readings, again.indexes) == readings

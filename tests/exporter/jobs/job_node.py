@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from rankscope.exporter.jobs.party import Allocation, Identity, SchedulerDevice
+from rankscope.exporter.jobs.party import Allocation, PartyIdentity, SchedulerDevice
 from rankscope.exporter.source import FleetState, GpuIdentity, GpuProcess, GpuSample, GpuState, Labels, MigDevice, Series
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -81,10 +81,10 @@ def gpu(
     return GpuState(identity, up=True, sample=sample, age_s=0.0)
 
 
-def _process(given: int | tuple[int, str] | GpuProcess) -> GpuProcess:
-    if isinstance(given, GpuProcess):
-        return given
-    pid, uuid = given if isinstance(given, tuple) else (given, "")
+def _process(process: int | tuple[int, str] | GpuProcess) -> GpuProcess:
+    if isinstance(process, GpuProcess):
+        return process
+    pid, uuid = process if isinstance(process, tuple) else (process, "")
     return GpuProcess(pid, "compute", None, uuid)
 
 
@@ -130,4 +130,4 @@ def facts_of(series: tuple[Series, ...], uuid: str) -> tuple[float | None, float
 
 
 def pod(name: str, device: SchedulerDevice) -> Allocation:
-    return Allocation(Identity(namespace="ml", pod=name, container="train"), (device,))
+    return Allocation(PartyIdentity(namespace="ml", pod=name, container="train"), (device,))

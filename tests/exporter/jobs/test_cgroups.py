@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.exporter.jobs.cgroups import CgroupIdentity, place_of
+from rankscope.exporter.jobs.cgroups import CgroupIdentity, parse_cgroups
 from rankscope.exporter.jobs.environment import ranks_of, variables
 from rankscope.exporter.jobs.party import Ranks
 
@@ -72,12 +72,12 @@ IN_POD = CgroupIdentity(pod_uid=UID, container_id=ONE)
     ],
 )
 def test_jobs_pods_and_containers_are_found_in_every_layout(text: str, place: CgroupIdentity) -> None:
-    assert place_of(text) == place
+    assert parse_cgroups(text) == place
 
 
 @given(st.text(alphabet=st.sampled_from("0123456789abcdef:/_.-podjslurmtei\n"), max_size=300))
 def test_any_text_has_some_place_or_none(text: str) -> None:
-    place = place_of(text)
+    place = parse_cgroups(text)
 
     assert place.job_id is None or place.job_id.isdecimal()
     assert place.container_id is None or len(place.container_id) == 64

@@ -21,7 +21,7 @@ from rankscope.base.errors import MissingError
 from rankscope.exporter.jobs import kubelet as kubelet_module
 from rankscope.exporter.jobs.allocation_source import KEEP_S, AllocationSource
 from rankscope.exporter.jobs.kubelet import Kubelet, KubeletError
-from rankscope.exporter.jobs.party import Allocation, Identity, SchedulerDevice
+from rankscope.exporter.jobs.party import Allocation, PartyIdentity, SchedulerDevice
 
 FAKE = Path(__file__).with_name("fake_kubelet.py")
 GPU = "GPU-10000000-aaaa-bbbb-cccc-000000000000"
@@ -81,7 +81,7 @@ def kubelet(fake: FakeKubelet) -> Iterator[Kubelet]:
 
 
 def _pod(pod: str, *devices: SchedulerDevice, container: str = "train", namespace: str = "ml") -> Allocation:
-    return Allocation(Identity(namespace=namespace, pod=pod, container=container), devices)
+    return Allocation(PartyIdentity(namespace=namespace, pod=pod, container=container), devices)
 
 
 def test_containers_and_their_devices_in_all_spellings(fake: FakeKubelet, kubelet: Kubelet) -> None:

@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 from rankscope.exporter.jobs import processes
 from rankscope.exporter.jobs.bounded_calls import BoundedCalls
 from rankscope.exporter.jobs.names import UserNames
-from rankscope.exporter.jobs.party import Ranks, Use
+from rankscope.exporter.jobs.party import GpuUse, Ranks
 from rankscope.exporter.jobs.processes import ProcessTable
 
 
@@ -50,9 +50,9 @@ def test_a_process_in_a_job_and_one_in_a_pod(proc: Proc) -> None:
     proc.process(12, uid=0, name="nvidia-cuda-mps-server"[:15])
 
     assert ProcessTable(proc.path).read(_now(10, 11, 12, 13)) == {
-        10: Use(pid=10, uid=1000, job_id="7", account="physics", partition="a100", ranks=Ranks(rank="0"), environ_read=True),
-        11: Use(pid=11, uid=0, pod_uid=POD_UID, container_id=CONTAINER),
-        12: Use(pid=12, uid=0, service=True),
+        10: GpuUse(pid=10, uid=1000, job_id="7", account="physics", partition="a100", ranks=Ranks(rank="0"), environ_read=True),
+        11: GpuUse(pid=11, uid=0, pod_uid=POD_UID, container_id=CONTAINER),
+        12: GpuUse(pid=12, uid=0, service=True),
     }
 
 

@@ -14,7 +14,7 @@ from tests.exporter.jobs.job_node import ROOT, slurm_folder
 from tests.slurm_node import Slurm, started
 
 from rankscope.exporter.jobs import slurm
-from rankscope.exporter.jobs.party import Identity, SchedulerDevice
+from rankscope.exporter.jobs.party import PartyIdentity, SchedulerDevice
 from rankscope.exporter.jobs.slurm import SlurmError, SlurmFolder, devices_of
 from rankscope.exporter.spool.file import read_regular
 from rankscope.exporter.spool.series import RejectedError
@@ -50,7 +50,7 @@ def test_a_job_is_there_from_prolog_to_epilog(script: Callable[..., subprocess.C
     assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
     assert folder.stat().st_mode & 0o7777 == 0o755
     (allocation,) = _read(folder).read() or ()
-    assert allocation.identity == Identity(job_id="123", user="ann", uid=1000, account="physics", partition="a100")
+    assert allocation.identity == PartyIdentity(job_id="123", user="ann", uid=1000, account="physics", partition="a100")
     assert allocation.devices == (SchedulerDevice(number=0), SchedulerDevice(number=2))
 
     assert script("epilog", SLURM_JOB_ID="123").returncode == 0
@@ -89,7 +89,7 @@ def test_the_prolog_keeps_the_unique_id_of_the_jobs_run(
 
     (allocation,) = _read(tmp_path / "run" / "jobs").read() or ()
 
-    assert allocation.identity == Identity(job_id="7", sluid="s5K1KKYAYG5D00")
+    assert allocation.identity == PartyIdentity(job_id="7", sluid="s5K1KKYAYG5D00")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_value_with_line_breaks_writes_no_other_line(
 
     (allocation,) = _read(tmp_path / "run" / "jobs").read() or ()
 
-    assert allocation.identity == Identity(job_id="7")
+    assert allocation.identity == PartyIdentity(job_id="7")
 
 
 def test_a_file_of_another_boot_speaks_of_nobody(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tests.exporter.jobs.job_node import (
 
 from rankscope.exporter.jobs.collector import JobsCollector
 from rankscope.exporter.jobs.names import PodNames, UserNames
-from rankscope.exporter.jobs.party import Allocation, Identity, SchedulerDevice
+from rankscope.exporter.jobs.party import Allocation, PartyIdentity, SchedulerDevice
 from rankscope.exporter.jobs.tenants import MAX_TENANTS
 from rankscope.exporter.source import GpuProcess, Series
 
@@ -44,7 +44,7 @@ def process(pid: int, gib: float | None = 1, sm: float | None = None, uuid: str 
 def held(*names: str, device: SchedulerDevice | None = None) -> list[Allocation]:
     """Return what the kubelet reports of pods that share a device by time slicing."""
     devices = (device or SchedulerDevice(uuid=gpu_uuid(0)),)
-    return [Allocation(Identity(namespace="ml", pod=name, container="train"), devices) for name in names]
+    return [Allocation(PartyIdentity(namespace="ml", pod=name, container="train"), devices) for name in names]
 
 
 def tenants(series: Iterable[Series], label: str = "pod_k8s", uuid: str = gpu_uuid(0)) -> Values:
@@ -99,7 +99,7 @@ def test_pods_of_a_time_sliced_gpu_have_their_memory_and_share(node: Callable[..
 def test_a_pod_with_the_gpu_in_several_containers_is_one_tenant(node: Callable[..., JobsCollector], proc: Proc) -> None:
     proc.process(10, uid=0, cgroup=in_pod("a"))
     [train, other] = held("a", "b")
-    side = Allocation(Identity(namespace="ml", pod="a", container="side"), train.devices)
+    side = Allocation(PartyIdentity(namespace="ml", pod="a", container="side"), train.devices)
 
     series = node(train, side, train, other).read(fleet(gpu(0, pids=[process(10, 2, 0.25)])))
 

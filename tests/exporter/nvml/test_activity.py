@@ -31,7 +31,7 @@ def let_a_part_pass() -> None:
 def one_pass(gpu_process: AskedGpu, parts: int = 1) -> None:
     for _ in range(parts):
         let_a_part_pass()
-        gpu_process.part()
+        gpu_process.sample_activity()
 
 
 def test_integrals_are_what_the_driver_measured_over_all_intervals(fake: FakeDriver) -> None:
@@ -88,7 +88,7 @@ def test_samples_are_never_closer_than_gpm_permits(fake: FakeDriver) -> None:
         gpu_process.sample()
         again = [gpu_process.sample() for _ in range(5)]
         for _ in range(5):
-            gpu_process.part()
+            gpu_process.sample_activity()
 
     # The last values are published again.
     assert again[-1].value("gpu_graphics_active_ratio") == 0.98
@@ -221,12 +221,12 @@ import sys, time
 from rankscope.exporter.nvml.gpu import NvmlGpu, load_nvml
 from rankscope.exporter.nvml.calls import NvmlCalls
 from rankscope.exporter.nvml.sample_pass import SamplePass
-from rankscope.exporter.nvml.utilization import BusySeconds
+from rankscope.exporter.nvml.utilization import BusySecondsTopic
 nvml = load_nvml()
 nvml.nvmlInit()
 ask = NvmlCalls(nvml, lambda name: None)
 ask.handle = nvml.nvmlDeviceGetHandleByIndex(0)
-busy = BusySeconds()
+busy = BusySecondsTopic()
 for line in sys.stdin:
     at = SamplePass(ask, "", float(line))
     busy.collect(at)

@@ -15,7 +15,7 @@ from tests.exporter.spool.spool_files import GOOD, INFO, LABELS, gauge, spool_of
 from tests.rank_file import rank_text
 
 from rankscope.exporter.spool.file import MAX_BYTES, MAX_SERIES, parse
-from rankscope.exporter.spool.incremental_parse import Template
+from rankscope.exporter.spool.incremental_parse import SpoolTemplate
 from rankscope.exporter.spool.rejections import MAX_LINES_PER_HOUR, MAX_NAMED, RejectedFile, RejectionLog
 from rankscope.exporter.spool.series import RejectedError, SpoolContent
 
@@ -155,7 +155,7 @@ def test_a_histogram_that_is_none_costs_the_file(text: str) -> None:
 def test_reading_only_values_never_differs_from_reading_all(text: str, place: int) -> None:
     good = (INFO + gauge(value="1").decode() + gauge(value="NaN", name="rank_y").decode()).encode()
     file = parse(good)
-    template = Template.of(good, file)
+    template = SpoolTemplate.of(good, file)
     assert template is not None
     changed = bytearray(good)
     at = place % len(changed)

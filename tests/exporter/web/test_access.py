@@ -179,7 +179,7 @@ def test_passwords_and_headers(start_exporter: Callable[..., RunningExporter], w
 def test_guesses_lock_no_right_password_out(
     start_exporter: Callable[..., RunningExporter], web_config: Callable[[str], Path]
 ) -> None:
-    prelude = "import rankscope.exporter.web.access as access; access.REST_S = 0.01"
+    prelude = "import rankscope.exporter.web.access as access; access.PAUSE_S = 0.01"
     users = f"basic_auth_users: {{ann: {hashed(PASSWORD)}, bob: {hashed('another')}}}"
     exporter = start_exporter("--simulate", "1", "--web.config.file", web_config(users), prelude=prelude)
     guesses = [basic("ann", "another"), basic("nobody", PASSWORD), basic("ann", "x" * 100), basic("ann", PASSWORD + "\0")]

@@ -15,6 +15,7 @@ from rankscope.exporter.fleet.nvml_fleet import NvmlFleet
 from rankscope.exporter.fleet.timeouts import FleetTimeouts
 from rankscope.exporter.jobs.collector import JobsCollector
 from rankscope.exporter.loop import CollectorLoop
+from rankscope.exporter.nvml.processes import JOBS_INTERVAL_S
 from rankscope.exporter.pages.page import MetricsPage, SeriesLoop
 from rankscope.exporter.settings import ExporterSettings, default_state_dir
 from rankscope.exporter.simulated import SimulatedFleet
@@ -26,7 +27,6 @@ from rankscope.exporter.xid.journal import XidJournal
 from rankscope.exporter.xid.kernel_log import KernelLog
 
 _STOP_S: Final = 0.3
-_JOBS_INTERVAL_S: Final = 5.0  # allocations change seldom, and a pass reads /proc for every process on a GPU
 
 
 class Assembly:
@@ -64,7 +64,7 @@ class Assembly:
         if "gpu" in collectors:
             if "jobs" in collectors and not settings.simulate:  # no job holds a simulated GPU
                 jobs = self._jobs = self._make_jobs()
-                jobs_loop = CollectorLoop("jobs", lambda: jobs.read(fleet.state()), interval_s=max(interval_s, _JOBS_INTERVAL_S))
+                jobs_loop = CollectorLoop("jobs", lambda: jobs.read(fleet.state()), interval_s=max(interval_s, JOBS_INTERVAL_S))
             if "xid" in collectors:
                 xid = self._xid = self._make_xid()
                 xid_loop = CollectorLoop("xid", lambda: xid.read(fleet.state()), interval_s=interval_s)

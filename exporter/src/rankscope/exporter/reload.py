@@ -16,7 +16,7 @@ from rankscope.exporter.web.access import WebAccess
 logger = logging.getLogger(__name__)
 
 
-class Reload:
+class ReloadHandler:
     """SIGHUP handler: read the settings again, apply those that can change, and log those that need a restart."""
 
     def __init__(

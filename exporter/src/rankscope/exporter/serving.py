@@ -21,7 +21,7 @@ from rankscope.exporter.fleet.nursery import Nursery
 from rankscope.exporter.pages.dcgm import DcgmPage
 from rankscope.exporter.pages.dcgm_counters import counters_of, with_collectors
 from rankscope.exporter.pages.otlp import OtlpPush
-from rankscope.exporter.reload import Reload
+from rankscope.exporter.reload import ReloadHandler
 from rankscope.exporter.settings import ExporterSettings, default_socket
 from rankscope.exporter.web.access import WebAccess
 from rankscope.exporter.web.app import ExporterApp
@@ -61,7 +61,7 @@ def serve(
     loop = asyncio.new_event_loop()
     ended: asyncio.Future[int] = loop.create_future()
     endpoints = _endpoints(app, access, sockets, compatible_sockets, control)
-    reload = Reload(settings, read_again, option_names, access)
+    reload = ReloadHandler(settings, read_again, option_names, access)
 
     async def live() -> int:
         for number in (signal.SIGTERM, signal.SIGINT):

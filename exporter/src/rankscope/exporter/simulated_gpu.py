@@ -13,7 +13,7 @@ from rankscope.exporter.source import Absent, GpuIdentity, Reading
 
 _MIB: Final = 2**20
 _GIB: Final = 2**30
-_THROTTLE_COUNTED: Final = tuple(field.out.labels for field in FIELDS["throttle"] if not field.unless)
+_THROTTLE_COUNTED: Final = tuple(field.output.labels for field in FIELDS["throttle"] if not field.unless)
 _ACTIVITIES: Final = {"graphics": 1.0, "sm": 0.82, "tensor": 0.41, "dram": 0.53}
 _PIPES: Final = {"fp64": 0.0, "fp32": 0.17, "fp16": 0.05}
 _IDLE_WATTS: Final = 90.0

@@ -159,7 +159,7 @@ class Gpu(Protocol):
         """Read the values of the enabled collectors; raises ``SourceError`` if the GPU itself is lost."""
         ...
 
-    def part(self) -> None:
+    def sample_activity(self) -> None:
         """Read the activity counters between two samples; raises ``SourceError``.
 
         Gives minimum and maximum activity within an interval; without it both equal the mean of the whole interval.

@@ -31,7 +31,7 @@ class Child:
         self.connection: socket.socket | None = connection
         self.board = board
         self.hung_up_at: float | None = None
-        self.heard_at = now
+        self.last_message_s = now
         self._reader = FrameReader()
         self._seen_call_ns = -1
 
@@ -47,13 +47,13 @@ class Child:
         except (OSError, ValueError, msgspec.MsgspecError):
             return None
 
-    def trouble(self, now: float, *, deadline_s: float, silence_s: float) -> str | None:
+    def hang_reason(self, now: float, *, deadline_s: float, silence_s: float) -> str | None:
         """Describe a hang: one call for longer than ``deadline_s``, or no call and no message for ``silence_s``; else None.
 
         Only the second overdue check in a row counts: after the whole node, daemon included, was stopped, no call is overdue yet.
         """
         began_ns = self.board.began_ns()
-        since_s = now - (began_ns / 1e9 if began_ns else self.heard_at)
+        since_s = now - (began_ns / 1e9 if began_ns else self.last_message_s)
         if since_s <= (deadline_s if began_ns else silence_s):
             self._seen_call_ns = -1
             return None

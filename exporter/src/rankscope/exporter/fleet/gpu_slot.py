@@ -161,13 +161,13 @@ class GpuSlot:
     def handle(self, message: FromChild, now: float) -> None:
         """Handle a message of the GPU's process."""
         assert self.child is not None
-        self.child.heard_at = now
+        self.child.last_message_s = now
         if isinstance(message, Sampled):
             # Apply it even if the sample is discarded: the next one carries only differences, and an Xid is sent once.
             readings = self._counters.apply(message.sample.readings)
-            if message.places is None:  # the first sample of a process
+            if message.indexes is None:  # the first sample of a process
                 self._resets.compare(self._readings, self._sampled_s, readings, message.sample.monotonic_s)
-            self._readings = apply_delta(self._readings, readings, message.places)
+            self._readings = apply_delta(self._readings, readings, message.indexes)
             self._sampled_s = message.sample.monotonic_s
             self._hand_on_xids(message.sample.identity, message.sample.xids)
         elif isinstance(message, Failed) and self.identity is not None:
@@ -307,9 +307,9 @@ class GpuSlot:
         """Kill a process that hangs."""
         assert self.child is not None
         deadline_s = self._deadline_s()
-        trouble = self.child.trouble(now, deadline_s=deadline_s, silence_s=self._silence_s(deadline_s))
-        if trouble is not None:
-            self._fail("hung", trouble, now, self._present_call())
+        hang_reason = self.child.hang_reason(now, deadline_s=deadline_s, silence_s=self._silence_s(deadline_s))
+        if hang_reason is not None:
+            self._fail("hung", hang_reason, now, self._present_call())
             self._apply("hung", now)
 
     def _deadline_s(self) -> float:

@@ -73,12 +73,12 @@ class Opened(msgspec.Struct, tag=True, frozen=True):
 class Sampled(msgspec.Struct, tag=True, frozen=True):
     """From a worker: a sample, and the duration of the pass.
 
-    Its readings replace those at the indexes ``places`` of the previous sample. If ``places`` is None, they are complete.
+    Its readings replace those at the indexes ``indexes`` of the previous sample. If ``indexes`` is None, they are complete.
     """
 
     sample: GpuSample
     took_s: float
-    places: list[int] | None = None
+    indexes: list[int] | None = None
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
@@ -165,15 +165,15 @@ class DeltaEncoder:
         self._sent = readings
         if before is None or len(before) != len(readings):
             return Sampled(sample, took_s)
-        places = [place for place, reading in enumerate(readings) if reading is not before[place] and reading != before[place]]
-        return Sampled(msgspec.structs.replace(sample, readings=tuple(readings[place] for place in places)), took_s, places)
+        indexes = [index for index, reading in enumerate(readings) if reading is not before[index] and reading != before[index]]
+        return Sampled(msgspec.structs.replace(sample, readings=tuple(readings[index] for index in indexes)), took_s, indexes)
 
 
-def apply_delta(before: tuple[Reading, ...], changed: tuple[Reading, ...], places: list[int] | None) -> tuple[Reading, ...]:
+def apply_delta(before: tuple[Reading, ...], changed: tuple[Reading, ...], indexes: list[int] | None) -> tuple[Reading, ...]:
     """Decode on the receiving side: return all readings. Unchanged readings are the same objects as in ``before``."""
-    if places is None:
+    if indexes is None:
         return changed
     readings = list(before)
-    for place, reading in zip(places, changed, strict=True):
-        readings[place] = reading
+    for index, reading in zip(indexes, changed, strict=True):
+        readings[index] = reading
     return tuple(readings)

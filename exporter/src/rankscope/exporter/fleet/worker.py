@@ -52,7 +52,7 @@ def _sample_until_closed(connection: socket.socket, board: CallBoard, gpu: Gpu, 
     while True:
         # Compare intervals rather than tick numbers: a slow GPU skips ticks and might always miss a pass's own tick.
         if tick // parts == passes:
-            gpu.part()
+            gpu.sample_activity()
             board.mark("")
         else:
             passes = tick // parts

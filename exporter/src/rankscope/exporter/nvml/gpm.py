@@ -17,7 +17,7 @@ from rankscope.exporter.source import Labels
 
 _CLOSEST_S: Final = 0.1
 """Minimum distance of two GPM samples in seconds; closer ones give no result."""
-_MOST_SAMPLES: Final = 8
+_MAX_SAMPLES: Final = 8
 """Maximum samples of one interval. If an interval is longer because no pass succeeds, a new sample replaces its last one."""
 _HOPPER: Final = 9
 _METRICS_GET_VERSION: Final = 1
@@ -54,9 +54,9 @@ class GpmMetric:
 
 
 _PER_MIB: Final = 2.0**-20
-_MOST_MIB: Final = 2.0**30
-TRANSMIT: Final = GpmMetric(20, "", per=_PER_MIB, at_most=_MOST_MIB)
-RECEIVE: Final = GpmMetric(21, "", per=_PER_MIB, at_most=_MOST_MIB)
+_MAX_MIB: Final = 2.0**30
+TRANSMIT: Final = GpmMetric(20, "", per=_PER_MIB, at_most=_MAX_MIB)
+RECEIVE: Final = GpmMetric(21, "", per=_PER_MIB, at_most=_MAX_MIB)
 
 ACTIVITIES: Final = (
     GpmMetric(1, "gpu_graphics_active", integral=True),
@@ -125,10 +125,10 @@ class GpmChain:
         self._samples: list[Any] = []
         self._free_samples: list[Any] = []
         self._first_s = self._last_s = 0.0
-        self._full_query: _GpmQuery | None = None
-        self._part: _GpmQuery | None = None
+        self._query: _GpmQuery | None = None
+        self._part_query: _GpmQuery | None = None
 
-    def look(self, nvml: NvmlCalls) -> None:
+    def take_sample(self, nvml: NvmlCalls) -> None:
         """Take a sample unless the last one is too recent. After an error, the next sample covers the time of this one."""
         if self._samples and time.monotonic() - self._last_s < _CLOSEST_S:
             return
@@ -144,7 +144,7 @@ class GpmChain:
         if not self._samples:
             self._first_s = self._last_s
         fresh = self._free_samples.pop()
-        if len(self._samples) == _MOST_SAMPLES:
+        if len(self._samples) == _MAX_SAMPLES:
             self._free_samples.append(self._samples.pop())
         self._samples.append(fresh)
 
@@ -156,7 +156,7 @@ class GpmChain:
     def emit(self, sample_pass: SamplePass, uuid: str = "") -> None:
         """Emit the readings of the interval since the last call; the previous ones if there is no new sample."""
         if len(self._samples) > 1:
-            self._learn(sample_pass.nvml)
+            self._evaluate(sample_pass.nvml)
         for activity, answer in zip(self._activities, self._answers, strict=True):
             if isinstance(answer, str):
                 for metric in activity.metrics:
@@ -183,19 +183,19 @@ class GpmChain:
             nvml("nvmlGpmSampleFree", sample)
         self._samples, self._free_samples = [], []
 
-    def _learn(self, nvml: NvmlCalls) -> None:
+    def _evaluate(self, nvml: NvmlCalls) -> None:
         """Evaluate the interval and start the next one with its last sample."""
         samples = self._samples
-        self._full_query = self._full_query or _GpmQuery(nvml, self._activities)
-        self._answers = self._full_query.answers(nvml, samples[0], samples[-1])
+        self._query = self._query or _GpmQuery(nvml, self._activities)
+        self._answers = self._query.answers(nvml, samples[0], samples[-1])
         seconds = self._last_s - self._first_s
         for activity, answer in zip(self._activities, self._answers, strict=True):
             if not isinstance(answer, str):
                 self._totals[activity.number] += answer * seconds
                 self._bounds[activity.number] = answer, answer
         if len(samples) > 2 and self._bounded:
-            self._part = self._part or _GpmQuery(nvml, self._bounded)
-            parts = [self._part.answers(nvml, first, second) for first, second in pairwise(samples)]
+            self._part_query = self._part_query or _GpmQuery(nvml, self._bounded)
+            parts = [self._part_query.answers(nvml, first, second) for first, second in pairwise(samples)]
             for activity, answers in zip(self._bounded, zip(*parts, strict=True), strict=True):
                 numbers = [answer for answer in answers if not isinstance(answer, str)]
                 if numbers:
@@ -205,14 +205,14 @@ class GpmChain:
         self._first_s = self._last_s
 
 
-def look_at_all(nvml: NvmlCalls, chains: Sequence[GpmChain]) -> None:
+def take_samples(nvml: NvmlCalls, chains: Sequence[GpmChain]) -> None:
     """Take a sample of each chain. The first time, wait 0.1 s for a second one, so that there is a result."""
     for chain in chains:
-        chain.look(nvml)
+        chain.take_sample(nvml)
     if any(chain.empty for chain in chains):
         time.sleep(_CLOSEST_S)
         for chain in chains:
-            chain.look(nvml)
+            chain.take_sample(nvml)
 
 
 def why_unsupported(nvml: NvmlCalls) -> str | None:
@@ -226,11 +226,11 @@ def why_unsupported(nvml: NvmlCalls) -> str | None:
     return "before_hopper" if architecture < _HOPPER else "not_supported"
 
 
-class Gpm(Topic):
+class GpmTopic(Topic):
     """Activity of the whole GPU."""
 
     metrics = tuple(dict.fromkeys(metric for activity in ACTIVITIES for metric in activity.metrics))
-    has_parts = True
+    has_activity = True
 
     def __init__(self) -> None:
         self.chain = GpmChain(ACTIVITIES)
@@ -246,20 +246,20 @@ class Gpm(Topic):
             for metric in self.metrics:
                 sample_pass.mark_absent(metric, self._unsupported)
             return
-        look_at_all(sample_pass.nvml, (self.chain,))
+        take_samples(sample_pass.nvml, (self.chain,))
         self.chain.emit(sample_pass)
 
-    def part(self, nvml: NvmlCalls) -> None:
+    def sample_activity(self, nvml: NvmlCalls) -> None:
         """Take a sample that ends a part of the interval."""
         if self._unsupported is None:
-            self.chain.look(nvml)
+            self.chain.take_sample(nvml)
 
     def close(self, nvml: NvmlCalls) -> None:
         """Free the samples."""
         self.chain.close(nvml)
 
 
-class PcieBytes(Topic):
+class PcieBytesTopic(Topic):
     """Bytes over PCIe: the driver's counters, else the integral of GPM's rate.
 
     The source is chosen once, when the driver either returns both counters or reports a permanent reason; until then both metrics

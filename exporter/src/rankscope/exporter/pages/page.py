@@ -314,10 +314,10 @@ class _Health:
         """
         samples = [gpu.sample for gpu in state.gpus if gpu.sample is not None]
         expected = [gpu for gpu in state.gpus if gpu.reason != "released"]
-        hopeless = state.problem is not None or bool(expected and not samples)
+        none_answers = state.problem is not None or bool(expected and not samples)
         for name in enabled:
             if COLLECTORS[name].reads_gpu:
-                self._ok[name] = not hopeless
+                self._ok[name] = not none_answers
                 self._duration_s[name] = 0.0
         for sample in samples:
             for run in sample.runs:

@@ -15,7 +15,7 @@ from rankscope.exporter.spool.series import SpoolContent
 _VALUE: Final = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?|NaN|[+-]?Inf")
 
 
-class Template:
+class SpoolTemplate:
     """Lines of an accepted file: comments as a whole, and series up to the value."""
 
     __slots__ = ("_lines",)
@@ -24,7 +24,7 @@ class Template:
         self._lines = lines
 
     @classmethod
-    def of(cls, content: bytes, file: SpoolContent) -> Template | None:
+    def of(cls, content: bytes, file: SpoolContent) -> SpoolTemplate | None:
         """Create a template from a file's content and its parsed form; None if the file is not formatted as by a rank."""
         lines: list[tuple[str, bool]] = []
         series = (sample for family in file.families for sample in family.series)
@@ -65,10 +65,10 @@ class Template:
 
 
 def _with_values(before: SpoolContent, values: list[float]) -> SpoolContent:
-    families, place = list(before.families), 0
+    families, start = list(before.families), 0
     for index, family in enumerate(before.families):
-        own = values[place : place + len(family.series)]
-        place += len(own)
+        own = values[start : start + len(family.series)]
+        start += len(own)
         if own != [sample.value for sample in family.series]:
             series = tuple(
                 sample if sample.value == value else Series(sample.metric, value, sample.labels)

@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple
 from rankscope.exporter.source import DEFECT, Series
 from rankscope.exporter.spool.file import MAX_BYTES, parse, read_regular
 from rankscope.exporter.spool.folder import SpoolFolder, untrusted_reason
-from rankscope.exporter.spool.incremental_parse import Template
+from rankscope.exporter.spool.incremental_parse import SpoolTemplate
 from rankscope.exporter.spool.rejections import RejectedFile, RejectionLog, Rejections
 from rankscope.exporter.spool.series import RankKey, RejectedError, SpoolContent, SpoolFamily
 
@@ -67,7 +67,7 @@ class _CachedFile:
     key: tuple[int, int, int]
     owner: int
     outcome: SpoolContent | str
-    template: Template | None
+    template: SpoolTemplate | None
     age_s: float
     seen_s: float
 
@@ -238,7 +238,7 @@ class Spool:
                 outcome = template.read(content, cached.outcome)
             if outcome is None:
                 outcome = parse(content)
-                template = Template.of(content, outcome)
+                template = SpoolTemplate.of(content, outcome)
         except RejectedError as error:
             outcome, template = error.reason, None
         return _CachedFile(_key(status), status.st_uid, outcome, template, file.age_s, now_s)
@@ -277,12 +277,12 @@ def _in_turns(files: list[_SpoolCandidate], rejected: Counter[str]) -> list[_Spo
     """Select at most ``MAX_FILES`` files round-robin by user, in the given order, so that no user displaces another's."""
     turns: Counter[int] = Counter()
     selected = []
-    for place, file in enumerate(files):
+    for index, file in enumerate(files):
         turns[file.status.st_uid] += 1
-        selected.append((turns[file.status.st_uid], place))
+        selected.append((turns[file.status.st_uid], index))
     selected.sort()
     rejected["too_many_files"] += len(selected[MAX_FILES:])
-    return [files[place] for place in sorted(place for _, place in selected[:MAX_FILES])]
+    return [files[index] for index in sorted(index for _, index in selected[:MAX_FILES])]
 
 
 def _listed(folder_fd: int) -> tuple[list[str], bool]:
