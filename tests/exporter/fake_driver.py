@@ -24,7 +24,7 @@ MIB = 2**20
 NO_PROCESS = 5_000_000
 """A number that no process of Linux can have: the exporter looks up their names."""
 GIB = 2**30
-NOT_SUPPORTED, GPU_IS_LOST, DRIVER_NOT_LOADED = "err:3", "err:15", "err:9"
+NOT_SUPPORTED, GPU_IS_LOST = "err:3", "err:15"
 ALL_LINKS = 0xFFFFFFFF
 
 State = dict[str, object]

@@ -1,7 +1,8 @@
-"""Content and formats of the exporter's pages, and its readiness."""
+"""Content and formats of the exporter's pages, its readiness, and HTTP as clients speak it."""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import re
 import shutil
@@ -166,3 +167,69 @@ def test_ipv6(start_exporter: Callable[..., RunningExporter]) -> None:
 
     assert exporter.host == "::1"
     assert exporter.values("gpu_up") == [1.0]
+
+
+def connect(exporter: RunningExporter) -> socket.socket:
+    return socket.create_connection((exporter.host, exporter.port), timeout=120)
+
+
+def ask(exporter: RunningExporter, sent: bytes) -> bytes:
+    """Send bytes and return everything received until the server closes."""
+    answer = b""
+    with connect(exporter) as connection:
+        connection.sendall(sent)
+        while piece := connection.recv(65536):
+            answer += piece
+    return answer
+
+
+def test_requests_as_clients_send_them(simulated: Simulated) -> None:
+    exporter = simulated.exporter
+    last = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+    assert ask(exporter, b"GET /-/healthy HTTP/1.0\r\n\r\n").endswith(b"\r\n\r\nhealthy\n")
+    healthy = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n"
+    assert ask(exporter, healthy * 20 + last).count(b"\r\n\r\nhealthy\n") == 21
+    assert ask(exporter, b"GET http://x/-/healthy?a=b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").startswith(
+        b"HTTP/1.1 200"
+    )
+    assert ask(exporter, b"HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n" + last).count(b"# HELP") == 0
+    # a body with a length, chunked, with Expect: 100-continue, or too large
+    assert ask(exporter, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody" + last).startswith(b"HTTP/1.1 405")
+    expecting = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n"
+    with connect(exporter) as connection:
+        connection.sendall(expecting)
+        assert connection.recv(100).startswith(b"HTTP/1.1 100")
+        connection.sendall(b"body")
+        assert connection.recv(100).startswith(b"HTTP/1.1 405")
+    assert ask(exporter, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999\r\n\r\n" + b"x" * 20000).startswith(
+        b"HTTP/1.1 413"
+    )
+    assert ask(exporter, b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 20000).startswith(b"HTTP/1.1 431")
+    # a client that closed its sending side still gets the answer
+    with connect(exporter) as connection:
+        connection.sendall(healthy)
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.makefile("rb").read().endswith(b"healthy\n")
+
+
+@pytest.mark.full
+def test_few_descriptors_are_shared_out(start_exporter: Callable[..., RunningExporter]) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))"
+    exporter = start_exporter("--simulate", "1", prelude=limit)
+    limits = Path(f"/proc/{exporter.process.pid}/limits").read_text()
+    assert re.search(r"Max open files +128 +128", limits)
+    with contextlib.ExitStack() as stack:
+        for _ in range(200):
+            stack.enter_context(connect(exporter))
+
+        assert exporter.values("gpu_up") == [1.0]
+        sockets = [path for path in Path(f"/proc/{exporter.process.pid}/fd").iterdir() if "socket" in _target(path)]
+        assert len(sockets) <= 64 + 6  # including the exporter's own sockets
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:
+        return ""

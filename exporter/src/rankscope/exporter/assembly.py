@@ -19,7 +19,6 @@ from rankscope.exporter.nvml.processes import JOBS_INTERVAL_S
 from rankscope.exporter.pages.page import MetricsPage, SeriesLoop
 from rankscope.exporter.settings import ExporterSettings, default_state_dir
 from rankscope.exporter.simulated import SimulatedFleet
-from rankscope.exporter.source import GpuIdentity, XidEvent
 from rankscope.exporter.spool.folder import PRIVATE_MODE, SHARED_MODE, SpoolFolder, default_spool, make_spool
 from rankscope.exporter.spool.reading import Spool, SpoolSample
 from rankscope.exporter.xid.collector import XidCollector
@@ -119,8 +118,8 @@ class Assembly:
             inventory=Inventory(self._state_dir),
             expected_gpus=settings.expected_gpus,
             on_fatal=on_fatal,
-            on_xid=self._xid.on_xid if self._xid is not None else _no_journal,
-            on_reset=self._xid.on_reset if self._xid is not None else _no_journal,
+            on_xid=self._xid.on_xid if self._xid is not None else lambda *_: None,
+            on_reset=self._xid.on_reset if self._xid is not None else lambda *_: None,
             exit_when_stale=settings.restart_on_stale_driver,
             timeouts=FleetTimeouts(call_s=settings.call_timeout_s),
         )
@@ -129,7 +128,8 @@ class Assembly:
         settings = self._settings
         folder = self._state_dir / "xids" if self._state_dir is not None else None
         kernel_log = KernelLog() if settings.xid_kernel_log and not settings.simulate else None
-        return XidCollector(XidJournal(folder, job_at=self._jobs.job_at if self._jobs is not None else _no_job), kernel_log)
+        job_at = self._jobs.job_at if self._jobs is not None else lambda _: None
+        return XidCollector(XidJournal(folder, job_at=job_at), kernel_log)
 
     def _make_jobs(self) -> JobsCollector:
         settings = self._settings
@@ -155,11 +155,3 @@ class Assembly:
         elif not os.path.lexists(folder.path):
             return SpoolSample  # the result of a new, empty spool
         return Spool(folder, stale_s=settings.spool_stale_s, forget_s=settings.spool_forget_s).read
-
-
-def _no_job(_uuid: str) -> None:
-    return None
-
-
-def _no_journal(_gpu: GpuIdentity, _event: XidEvent | float) -> None:
-    return None

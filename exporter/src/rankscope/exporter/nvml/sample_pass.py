@@ -19,7 +19,7 @@ class SamplePass:
         now_s: monotonic time of the start of the pass.
         fields: values of the batch of field values, or the reason why a field has none.
         mig_enabled: MIG is enabled.
-        trouble: first fault in the current collector; None if there is none.
+        fault: first fault in the current collector; None if there is none.
     """
 
     def __init__(self, nvml: NvmlCalls, uuid: str, now_s: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -213,47 +212,3 @@ def test_nobody_listening_is_an_error_of_the_collector(fake: FakeDriver) -> None
     assert sample.errors.keys() == {"xid"}
     assert "not_supported" in sample.errors["xid"]
     assert fake.counts()["nvmlEventSetFree"] == fake.counts()["nvmlEventSetCreate"]
-
-
-def test_processes_of_all_kinds_are_named_once(fake: FakeDriver) -> None:
-    fake.change(
-        0,
-        {
-            "process.0": "compute 501 1000 - -",
-            "process.1": "graphics 501 1000 - -",
-            "process.2": "graphics 502 - - -",
-            "process.3": "mps 503 2000 - -",
-        }
-        | {f"process.{4 + other}": f"compute {1000 + other} 1 - -" for other in range(100)},
-    )
-
-    processes = sample_of(fake).processes or ()
-
-    assert [(process.pid, process.kind, process.used_bytes) for process in processes if process.pid < 1000] == [
-        (501, "compute", 1000),
-        (503, "mps", 2000),
-        (502, "graphics", None),
-    ]
-    assert len(processes) == 103
-
-
-def test_no_process_is_an_empty_table(fake: FakeDriver) -> None:
-    del fake.gpus[0]["process.0"]
-    # nvidia-ml-py raises the error "SUCCESS" if no process has a utilisation.
-    del fake.gpus[0]["process_util.0"]
-    fake.write()
-
-    sample = sample_of(fake, 0, frozenset({"gpu", "process"}))
-
-    assert sample.processes == ()
-    assert sample.errors == {}
-    assert sample.absent == {}
-
-
-def test_a_process_is_named_as_the_kernel_names_it(fake: FakeDriver) -> None:
-    fake.change(0, {"process.0": f"compute {os.getpid()} 1000 - -"})
-
-    sample = sample_of(fake, 0, frozenset({"gpu", "process"}))
-
-    ((pid, name),) = sample.all("gpu_process_memory_used_bytes")
-    assert (pid, name) == (str(os.getpid()), Path("/proc/self/comm").read_text().strip())

@@ -1,7 +1,8 @@
-"""Each process's share of the SMs, for the tenants of a shared GPU."""
+"""Processes on a GPU, and each one's share of the SMs for the tenants of a shared GPU."""
 
 from __future__ import annotations
 
+import os
 import time
 from ctypes import sizeof
 from pathlib import Path
@@ -13,7 +14,7 @@ from tests.exporter.nvml.asked_gpu import Sample, opened, sample_of
 from rankscope.exporter.nvml import processes
 from rankscope.exporter.nvml.gpu import load_nvml
 
-JOBS = frozenset({"gpu", "jobs"})
+JOBS, PROCESS = frozenset({"gpu", "jobs"}), frozenset({"gpu", "process"})
 CALL = "nvmlDeviceGetProcessUtilization"
 
 
@@ -76,7 +77,7 @@ def test_a_sample_of_the_future_hides_no_later_one(fake: FakeDriver) -> None:
     fake.change(0, {f"process_util.{index}": f"{pid} 25 0 0 0 {us}" for index, (pid, us) in enumerate(stamps_us.items())})
     fake.change(0, {"process_util.2": "503 75 0 0 0"})
 
-    with opened(fake, 0, frozenset({"gpu", "process"})) as gpu_process:
+    with opened(fake, 0, PROCESS) as gpu_process:
         assert shares_in(gpu_process.sample()) == {501: 0, 502: 0, 503: 0.75}
         fake.change(0, {"process_util.0": "501 50 0 0 0"})
         assert shares_in(gpu_process.sample()) == {501: 0.5, 502: 0, 503: 0.75}
@@ -85,7 +86,7 @@ def test_a_sample_of_the_future_hides_no_later_one(fake: FakeDriver) -> None:
 def test_a_fault_in_reading_shares_is_one_of_the_collector_of_processes(fake: FakeDriver) -> None:
     fake.fail(CALL, 999)
 
-    sample = sample_of(fake, 0, frozenset({"gpu", "process"}))
+    sample = sample_of(fake, 0, PROCESS)
 
     assert sample.absent["gpu_process_sm_utilization_ratio",] == "unknown"
     assert sample.errors == {"process": "gpu_process_sm_utilization_ratio: unknown"}
@@ -108,3 +109,47 @@ def test_an_idle_gpu_is_not_asked(fake: FakeDriver) -> None:
     with opened(fake, 0, JOBS) as gpu_process:
         gpu_process.sample()
         assert CALL not in gpu_process.marks
+
+
+def test_processes_of_all_kinds_are_named_once(fake: FakeDriver) -> None:
+    fake.change(
+        0,
+        {
+            "process.0": "compute 501 1000 - -",
+            "process.1": "graphics 501 1000 - -",
+            "process.2": "graphics 502 - - -",
+            "process.3": "mps 503 2000 - -",
+        }
+        | {f"process.{4 + other}": f"compute {1000 + other} 1 - -" for other in range(100)},
+    )
+
+    processes = sample_of(fake).processes or ()
+
+    assert [(process.pid, process.kind, process.used_bytes) for process in processes if process.pid < 1000] == [
+        (501, "compute", 1000),
+        (503, "mps", 2000),
+        (502, "graphics", None),
+    ]
+    assert len(processes) == 103
+
+
+def test_no_process_is_an_empty_table(fake: FakeDriver) -> None:
+    # nvidia-ml-py raises the error "SUCCESS" if no process has a utilisation.
+    for name in [name for name in fake.gpus[0] if name.startswith("process")]:
+        del fake.gpus[0][name]
+    fake.write()
+
+    sample = sample_of(fake, 0, PROCESS)
+
+    assert sample.processes == ()
+    assert sample.errors == {}
+    assert sample.absent == {}
+
+
+def test_a_process_is_named_as_the_kernel_names_it(fake: FakeDriver) -> None:
+    fake.change(0, {"process.0": f"compute {os.getpid()} 1000 - -"})
+
+    sample = sample_of(fake, 0, PROCESS)
+
+    name = Path("/proc/self/comm").read_text().strip()
+    assert (str(os.getpid()), name) in sample.all("gpu_process_memory_used_bytes")
