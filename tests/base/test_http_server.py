@@ -26,10 +26,7 @@ async def healthy(_request: HttpRequest) -> Response:
 
 @contextlib.asynccontextmanager
 async def serving(
-    handler: Handler = healthy,
-    *,
-    max_connections: int | None = None,
-    evicted: Callable[[str], object] = lambda _: None,
+    handler: Handler = healthy, *, max_connections: int | None = None, evicted: Callable[[str], object] = lambda _: None
 ) -> AsyncIterator[tuple[Server, int]]:
     """Run a server, yielding it and its port; a test may stop it early."""
     sock = socket.create_server(("127.0.0.1", 0), backlog=512)

@@ -110,9 +110,7 @@ def _restarted(before: int) -> Callable[[Any], bool]:
     return lambda state: state["gpus"][1]["up"] and state["gpus"][1]["restarts"] > before
 
 
-def test_signals_to_the_daemon_end_no_worker_and_the_nurserys_death_all(
-    start_fleet: Callable[..., FleetHost],
-) -> None:
+def test_signals_to_the_daemon_end_no_worker_and_the_nurserys_death_all(start_fleet: Callable[..., FleetHost]) -> None:
     fleet = start_fleet()
     fleet.until_up(ZERO, ONE)
     workers = list(fleet.children().values())

@@ -155,11 +155,7 @@ def shared(uuid: str, *pods: str, memory: dict[str, float] | None = None, sm: di
         return (("uuid", uuid), ("namespace_k8s", "ml"), ("pod_k8s", pod), ("container_k8s", "main"))
 
     return [
-        Series(
-            "gpu_job_info",
-            1,
-            (("uuid", uuid), ("namespace_k8s", "ml"), ("pod_k8s", "multiple"), ("container_k8s", "main")),
-        ),
+        Series("gpu_job_info", 1, (("uuid", uuid), ("namespace_k8s", "ml"), ("pod_k8s", "multiple"), ("container_k8s", "main"))),
         *(Series("gpu_tenant_info", 1, tenant(pod)) for pod in pods),
         *(Series("gpu_tenant_memory_used_bytes", value * 2**20, tenant(pod)) for pod, value in (memory or {}).items()),
         *(Series("gpu_tenant_sm_utilization_ratio", value, tenant(pod)) for pod, value in (sm or {}).items()),

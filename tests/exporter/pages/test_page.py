@@ -38,10 +38,7 @@ JOBS = (
     Series("gpu_job_info", 1, (("uuid", H100), ("job_id", "4711"), ("user", 'o"k'), ("pod_k8s", "train-0"))),
     Series("gpu_allocated", 1, (("uuid", H100),)),
 )
-XIDS = (
-    Series("gpu_xid_errors_total", 1, (("uuid", HUNG), ("xid", "79"))),
-    Series("gpu_xid_last_code", 79, (("uuid", HUNG),)),
-)
+XIDS = (Series("gpu_xid_errors_total", 1, (("uuid", HUNG), ("xid", "79"))), Series("gpu_xid_last_code", 79, (("uuid", HUNG),)))
 
 
 def _spooled(*families: tuple[str, str, float]) -> SpoolSample:

@@ -112,8 +112,7 @@ SOUND = (("0.5", "1"), ("1.0", "1"), ("+Inf", "3"))
 
 
 @pytest.mark.parametrize(
-    "text",
-    [histogram(*SOUND), histogram(("+Inf", "3")), histogram(*SOUND, labels=',l="a"') + histogram(*SOUND, labels=',l="b"')],
+    "text", [histogram(*SOUND), histogram(("+Inf", "3")), histogram(*SOUND, labels=',l="a"') + histogram(*SOUND, labels=',l="b"')]
 )
 def test_a_sound_histogram_is_read(text: str) -> None:
     families = parse(histogram_file(text)).families

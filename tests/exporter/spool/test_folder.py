@@ -14,10 +14,7 @@ import pytest
 from tests.exporter.spool.spool_files import GOOD, spool_of
 
 from rankscope.exporter.spool.folder import SpoolFolder, default_spool, make_spool
-from rankscope.exporter.spool.reading import (
-    Spool,
-    SpoolError,
-)
+from rankscope.exporter.spool.reading import Spool, SpoolError
 
 
 def test_a_missing_folder_is_an_error_that_names_it_and_heals(tmp_path: Path) -> None:

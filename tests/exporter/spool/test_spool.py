@@ -13,9 +13,7 @@ from tests.exporter.spool.spool_files import GOOD, INFO, LABELS, R1, R2, gauge, 
 from tests.rank_file import rank_text
 
 from rankscope.exporter.spool.file import parse
-from rankscope.exporter.spool.reading import (
-    SpoolSample,
-)
+from rankscope.exporter.spool.reading import SpoolSample
 
 
 def test_of_two_files_for_one_series_the_fresher_counts(tmp_path: Path) -> None:

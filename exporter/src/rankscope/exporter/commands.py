@@ -149,11 +149,7 @@ def _collector_options(command: Any) -> Any:
     help="Simulate N GPUs instead of reading real ones; labelled as simulated.",
 )
 @_gpus("--host", help="Host label of gpu_info.  [default: this machine's name]")
-@_spool(
-    "--spool",
-    type=_PATH,
-    help="Folder with the text files of ranks.  [default: /run/rankscope/spool, or the user's own]",
-)
+@_spool("--spool", type=_PATH, help="Folder with the text files of ranks.  [default: /run/rankscope/spool, or the user's own]")
 @_spool(
     "--spool-stale",
     "spool_stale_s",

@@ -18,15 +18,7 @@ from rankscope.exporter.spool.series import RankKey
 InstrumentKind = Literal["gauge", "counter", "updowncounter", "histogram"]
 
 _LONGEST_NAME: Final = 200
-_UNITS: Final = {
-    "celsius": "Cel",
-    "bytes": "By",
-    "ratio": "1",
-    "watts": "W",
-    "joules": "J",
-    "hertz": "Hz",
-    "seconds": "s",
-}
+_UNITS: Final = {"celsius": "Cel", "bytes": "By", "ratio": "1", "watts": "W", "joules": "J", "hertz": "Hz", "seconds": "s"}
 _STATES: Final = ("ok", "degraded", "failed", "predicted_failure")
 # Reasons for ``gpu_up`` 0 that leave the state of the GPU unknown.
 _UNKNOWN: Final = frozenset({"starting", "released"})

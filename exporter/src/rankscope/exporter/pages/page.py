@@ -61,11 +61,7 @@ class MetricsPage:
         self._rank_source = _RankSource()
         self._mig_devices: dict[str, frozenset[str]] = {}
         self._down: frozenset[str] = frozenset()
-        self._build: Labels = (
-            ("version", VERSION),
-            ("python_version", platform.python_version()),
-            ("host", host),
-        )
+        self._build: Labels = (("version", VERSION), ("python_version", platform.python_version()), ("host", host))
 
     @property
     def simulated(self) -> bool:

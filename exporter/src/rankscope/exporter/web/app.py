@@ -41,12 +41,7 @@ class ExporterApp:
     """
 
     def __init__(
-        self,
-        page: MetricsPage,
-        access: WebAccess,
-        *,
-        telemetry_path: str = "/metrics",
-        compatible: DcgmPage | None = None,
+        self, page: MetricsPage, access: WebAccess, *, telemetry_path: str = "/metrics", compatible: DcgmPage | None = None
     ) -> None:
         self._page = page
         self._access = access
@@ -76,12 +71,7 @@ class ExporterApp:
 
     async def compatible_only(self, request: HttpRequest) -> Response:
         """Answer a request on an address of its own, with the compatible page at ``/metrics``, where its scrapers expect it."""
-        routes = {
-            "/metrics": self._compatible_metrics,
-            _HEALTHY: self._healthy,
-            _READY: self._ready,
-            "/health": self._healthy,
-        }
+        routes = {"/metrics": self._compatible_metrics, _HEALTHY: self._healthy, _READY: self._ready, "/health": self._healthy}
         return await self._guarded(request, routes)
 
     async def _guarded(self, request: HttpRequest, routes: Mapping[str, Route]) -> Response:
