@@ -274,12 +274,12 @@ def test_an_exporter_as_the_chart_starts_it_is_whole(
     chart: dict[str, Manifest], start_exporter: Callable[..., RunningExporter], tmp_path: Path
 ) -> None:
     fake = FakeDriver(tmp_path, build_library(), [h100_state(0)])
-    places = {"/run/rankscope": tmp_path / "run", "/var/lib/rankscope": tmp_path / "lib"}
+    folders = {"/run/rankscope": tmp_path / "run", "/var/lib/rankscope": tmp_path / "lib"}
     arguments = []
     for argument in pod_of(chart)["containers"][0]["args"]:
         # no kubelet and no fixed port here
         if not argument.startswith(("--jobs.podresources-socket", "--web.listen-address")):
-            for path, folder in places.items():
+            for path, folder in folders.items():
                 argument = argument.replace(path, str(folder))  # noqa: PLW2901
             arguments.append(argument)
     (tmp_path / "run" / "spool").mkdir(parents=True)  # as the kubelet makes it for a training pod

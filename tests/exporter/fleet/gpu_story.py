@@ -95,17 +95,17 @@ class Story:
         readings = tuple(Reading(metric, value) for metric, value in values if value)
         return Sampled(GpuSample(identity, time.time(), self.now, readings), 0.1)
 
-    def exit(self, why: str = "ended by signal 9") -> State:
-        self.slot.exited(why, self.now)
+    def exit(self, exit_reason: str = "ended by signal 9") -> State:
+        self.slot.exited(exit_reason, self.now)
         return self.slot.state
 
-    def why(self) -> str | None:
+    def reason(self) -> str | None:
         return self.slot.down.reason if self.slot.down is not None else None
 
     def until_sampling(self, joules: float = 0, watts: float = 0) -> None:
         assert self.step() == "opening"
         assert self.hear(Opened(IDENTITY), self.sample(joules, watts)) == "sampling"
-        assert self.why() is None
+        assert self.reason() is None
 
     def until_read_again(self, joules: float = 0, watts: float = 0, *, after_s: float = 10) -> None:
         """The next process reads the GPU."""

@@ -192,8 +192,8 @@ def test_a_gpu_that_never_opened_is_known_by_its_place(start_fleet: Callable[...
 
     state = fleet.until(lambda state: [reason for _, reason, _ in state["unidentified_gpus"]] == ["lost"])
     assert state["unidentified"] == 1
-    ((place, _, detail),) = state["unidentified_gpus"]
-    assert (place, "nvmlDeviceGetUUID" in detail) == ("00000000:1b:00.0", True)
+    ((bus_id, _, detail),) = state["unidentified_gpus"]
+    assert (bus_id, "nvmlDeviceGetUUID" in detail) == ("00000000:1b:00.0", True)
 
 
 def test_an_inventory_of_another_version_is_kept_and_a_damaged_one_moved(

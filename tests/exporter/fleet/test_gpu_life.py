@@ -35,13 +35,13 @@ def test_a_hung_process_is_killed_is_stuck_and_is_replaced_when_it_ends() -> Non
     story.until_sampling()
     story.process.hang, story.process.board.current = "nvmlX did not return", "nvmlX"
 
-    assert (story.step(), story.why(), story.process.done) == ("killed", "hung", ["kill"])
+    assert (story.step(), story.reason(), story.process.done) == ("killed", "hung", ["kill"])
     assert story.hear(story.sample(), Failed("lost", "late")) == "killed"
-    assert (story.step(), story.why()) == ("killed", "hung")
-    assert (story.step(1), story.why()) == ("stuck", "stuck")
+    assert (story.step(), story.reason()) == ("killed", "hung")
+    assert (story.step(1), story.reason()) == ("stuck", "stuck")
     assert story.step(600) == "stuck"
     assert len(story.children.started) == 1
-    assert (story.exit(), story.why()) == ("waiting", "hung")
+    assert (story.exit(), story.reason()) == ("waiting", "hung")
     story.until_sampling()
     published = story.slot.published(story.now)
     assert published is not None
@@ -54,8 +54,8 @@ def test_a_reported_failure_stays_the_reason_however_the_process_ends() -> None:
 
     assert story.hear(Failed("lost", "fell off the bus")) == "exiting"
     assert story.step(5) == "exiting"
-    assert (story.step(10), story.why(), story.process.done) == ("killed", "lost", ["kill"])
-    assert (story.exit(), story.why()) == ("waiting", "lost")
+    assert (story.step(10), story.reason(), story.process.done) == ("killed", "lost", ["kill"])
+    assert (story.exit(), story.reason()) == ("waiting", "lost")
     # and the next attempt comes after its pause
     story.now -= 15
     assert story.step() == "waiting"
@@ -70,7 +70,7 @@ def test_a_process_that_ends_unexpectedly_died(opened: bool) -> None:
         story.hear(Opened(IDENTITY))
     story.slot.disconnected(story.now)  # its end closes the connection
 
-    assert (story.exit(), story.why()) == ("waiting", "died")
+    assert (story.exit(), story.reason()) == ("waiting", "died")
     assert story.slot.down is not None
     assert "signal 9" in story.slot.down.detail
 
@@ -81,7 +81,7 @@ def test_a_process_that_only_closes_its_connection_is_killed() -> None:
     story.slot.disconnected(story.now)
 
     assert story.step(0.5) == "disconnected"
-    assert (story.step(1), story.why(), story.process.done) == ("killed", "died", ["kill"])
+    assert (story.step(1), story.reason(), story.process.done) == ("killed", "died", ["kill"])
 
 
 def test_a_gpu_is_down_since_the_same_moment_however_the_clock_is_set() -> None:
@@ -133,12 +133,12 @@ def test_a_release_ends_the_process_from_every_state(before: State) -> None:
     story.slot.release(story.now, 60)
     assert story.step() == ("killed" if before == "killed" else "closing")
     assert story.hear(story.sample()) != "sampling"
-    assert story.why() == "released"
+    assert story.reason() == "released"
     story.exit("ended with status 0")
-    assert (story.step(), story.why()) == ("released", "released")
+    assert (story.step(), story.reason()) == ("released", "released")
     # a GPU that disappears meanwhile stays released, and is missing after that
     assert story.step(30, ("missing", "gone")) == "released"
-    assert (story.step(60, ("missing", "gone")), story.why()) == ("absent", "missing")
+    assert (story.step(60, ("missing", "gone")), story.reason()) == ("absent", "missing")
     assert story.step() == "opening"
     story.hear(Opened(IDENTITY), story.sample())
     assert story.resets == [story.now]
@@ -150,7 +150,7 @@ def test_a_process_that_ignores_a_release_is_killed_and_stuck() -> None:
     story.slot.release(story.now, 60)
 
     assert [story.step(1.1) for _ in range(3)] == ["closing", "killed", "stuck"]
-    assert (story.process.done, story.why()) == (["hang up", "kill"], "stuck")
+    assert (story.process.done, story.reason()) == (["hang up", "kill"], "stuck")
     story.slot.give_up_release(story.now)
     assert story.step(600) == "stuck"
     story.exit()
@@ -162,7 +162,7 @@ def test_a_replaced_driver_gets_a_new_process_at_once() -> None:
     story.until_sampling()
 
     story.slot.start_afresh(story.now, "590.44.01")
-    assert (story.slot.state, story.why()) == ("closing", "starting")
+    assert (story.slot.state, story.reason()) == ("closing", "starting")
     story.exit("ended with status 0")
     assert story.step(0) == "opening"
 
@@ -170,10 +170,10 @@ def test_a_replaced_driver_gets_a_new_process_at_once() -> None:
 def test_a_release_that_failed_leaves_nothing_released() -> None:
     story = Story()
     story.slot.release(story.now, 60)
-    assert story.why() == "released"
+    assert story.reason() == "released"
     story.slot.give_up_release(story.now)
-    assert story.why() == "starting"
+    assert story.reason() == "starting"
     story.until_sampling()
     story.slot.release(story.now, 60)
     story.slot.give_up_release(story.now)
-    assert story.why() == "stuck"
+    assert story.reason() == "stuck"

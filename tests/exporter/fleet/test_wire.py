@@ -60,23 +60,23 @@ def test_only_the_second_look_at_the_same_call_makes_it_a_hang() -> None:
     board.mark("nvmlDeviceGetPowerUsage" + "x" * 200)
     late = time.monotonic() + 60
 
-    def look(at: float) -> str | None:
+    def check(at: float) -> str | None:
         return child.hang_reason(at, deadline_s=5, silence_s=10)
 
-    assert look(late) is None
+    assert check(late) is None
     board.mark("nvmlDeviceGetTemperature")  # the process was only stopped, together with everything else
-    assert look(late) is None
-    assert look(late) == "nvmlDeviceGetTemperature did not return within 5 s"
+    assert check(late) is None
+    assert check(late) == "nvmlDeviceGetTemperature did not return within 5 s"
     board.mark("")
     # silent, without a call in progress
-    assert look(late) is None
+    assert check(late) is None
     child.pid = 7
-    hang_reason = look(late)
+    hang_reason = check(late)
     assert hang_reason is not None
     assert "pid 7" in hang_reason
     assert "10 s" in hang_reason
     child.last_message_s = late
-    assert look(late) is None
+    assert check(late) is None
     disconnect(child, theirs)
 
 

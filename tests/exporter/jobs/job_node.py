@@ -59,10 +59,10 @@ class Proc:
 
     def minors(self, numbers: Mapping[str, int]) -> None:
         """Set the minor numbers of the device files by PCI bus id with a domain of four digits."""
-        for place, number in numbers.items():
-            folder = self.path / "driver" / "nvidia" / "gpus" / place
+        for bus_id, number in numbers.items():
+            folder = self.path / "driver" / "nvidia" / "gpus" / bus_id
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "information").write_text(f"Model: \t\t Test GPU\nBus Location: \t {place}\nDevice Minor: \t {number}\n")
+            (folder / "information").write_text(f"Model: \t\t Test GPU\nBus Location: \t {bus_id}\nDevice Minor: \t {number}\n")
 
 
 def gpu(

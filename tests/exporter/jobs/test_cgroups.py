@@ -18,7 +18,7 @@ IN_POD = CgroupIdentity(pod_uid=UID, container_id=ONE)
 
 
 @pytest.mark.parametrize(
-    ("text", "place"),
+    ("text", "identity"),
     [
         # Kubernetes: version 2 and 1, systemd and cgroupfs, containerd, CRI-O, Docker
         (f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UNDER}.slice/cri-containerd-{ONE}.scope", IN_POD),
@@ -71,16 +71,16 @@ IN_POD = CgroupIdentity(pod_uid=UID, container_id=ONE)
         ("nonsense\n0:\n::", CgroupIdentity()),
     ],
 )
-def test_jobs_pods_and_containers_are_found_in_every_layout(text: str, place: CgroupIdentity) -> None:
-    assert parse_cgroups(text) == place
+def test_jobs_pods_and_containers_are_found_in_every_layout(text: str, identity: CgroupIdentity) -> None:
+    assert parse_cgroups(text) == identity
 
 
 @given(st.text(alphabet=st.sampled_from("0123456789abcdef:/_.-podjslurmtei\n"), max_size=300))
 def test_any_text_has_some_place_or_none(text: str) -> None:
-    place = parse_cgroups(text)
+    identity = parse_cgroups(text)
 
-    assert place.job_id is None or place.job_id.isdecimal()
-    assert place.container_id is None or len(place.container_id) == 64
+    assert identity.job_id is None or identity.job_id.isdecimal()
+    assert identity.container_id is None or len(identity.container_id) == 64
 
 
 @pytest.mark.parametrize(

@@ -229,9 +229,9 @@ _CLAIMS = st.lists(st.builds(Claim, _UIDS, _RANKS, st.booleans()), max_size=3)
 @st.composite
 def _fleets(draw: st.DrawFn) -> FleetState:
     migs = draw(st.sampled_from([(), (mig(0, 1),), (mig(0, 1), mig(1, 2))]))
-    places = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["", *(item.uuid for item in migs)])), max_size=4)
+    pids = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["", *(item.uuid for item in migs)])), max_size=4)
     return fleet(
-        gpu(0, pids=draw(st.none() | places), migs=migs, up=draw(st.booleans())),
+        gpu(0, pids=draw(st.none() | pids), migs=migs, up=draw(st.booleans())),
         gpu(1, pids=draw(st.none() | st.lists(st.integers(1, 4), max_size=3)), up=draw(st.booleans())),
     )
 

@@ -162,7 +162,7 @@ def test_process_numbers_are_believed_in_the_first_namespace_only(tmp_path: Path
 
 def test_calls_that_do_not_come_back_are_few() -> None:
     released, begun = threading.Event(), []
-    calls = BoundedCalls(0.01, most_stuck=2)
+    calls = BoundedCalls(0.01, max_stuck=2)
 
     def hang() -> None:
         begun.append(1)

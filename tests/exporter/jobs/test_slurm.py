@@ -156,10 +156,10 @@ def test_only_files_of_the_folders_owner_count(tmp_path: Path) -> None:
 def test_an_unreadable_file_hides_no_other_job_and_leaves_no_gpu_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = slurm_folder(tmp_path / "jobs", job_1={"SLURM_JOB_GPUS": "0"}, job_2={"SLURM_JOB_GPUS": "1"})
 
-    def unreadable(name: str, folder_fd: int, most_bytes: int) -> Any:
+    def unreadable(name: str, folder_fd: int, max_bytes: int) -> Any:
         if name == "job-2":
             raise RejectedError("unreadable")
-        return read_regular(name, folder_fd, most_bytes)
+        return read_regular(name, folder_fd, max_bytes)
 
     monkeypatch.setattr(slurm, "read_regular", unreadable)
 

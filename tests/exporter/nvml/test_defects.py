@@ -81,7 +81,7 @@ def stand_in(**replaced: Any) -> SimpleNamespace:
 
 def opened(monkeypatch: pytest.MonkeyPatch, broken: Topic, nvml: SimpleNamespace) -> NvmlGpu:
     monkeypatch.setattr(nvml_gpu, "topics_of", lambda _collectors: {"utilization": [broken], "power": [Healthy()]})
-    monkeypatch.setattr(FieldBatches, "read", lambda _self, _ask, keys: dict.fromkeys(keys, 1.0))
+    monkeypatch.setattr(FieldBatches, "read", lambda _self, _nvml, keys: dict.fromkeys(keys, 1.0))
     gpu = NvmlGpu(nvml, "00000000:1a:00.0", frozenset(), lambda _call: None)
     gpu.open()
     return gpu

@@ -223,7 +223,7 @@ def test_calls_of_a_pass_are_counted_and_constants_are_not_asked_again(tmp_path:
         gpu_process.sample()
         calls = fake.counts()
 
-    assert calls == Counter(asked_of_c(gpu_process.marks))
+    assert calls == Counter(nvml_calls(gpu_process.marks))
     assert calls == {
         "nvmlDeviceGetFieldValues": 1,
         "nvmlDeviceGetTemperature": 1,
@@ -240,7 +240,7 @@ def test_calls_of_a_pass_are_counted_and_constants_are_not_asked_again(tmp_path:
     }
 
 
-def asked_of_c(marks: list[str]) -> list[str]:
+def nvml_calls(marks: list[str]) -> list[str]:
     return [mark for mark in marks if mark.startswith("nvml")]
 
 

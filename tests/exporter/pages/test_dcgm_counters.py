@@ -105,7 +105,7 @@ def test_a_file_of_counters_decides_on_names_types_and_help(tmp_path: Path, capl
 
 
 @pytest.mark.parametrize(
-    ("content", "where", "what"),
+    ("content", "where", "reason"),
     [
         ("# fine\nDCGM_FI_DEV_GPU_TEMP gauge help\n", ": line 2:", "NAME, type, help"),
         ("DCGM_FI_DEV_GPU_TEMP, histogram, x\n", ": line 1:", "'histogram'"),
@@ -119,7 +119,7 @@ def test_a_file_of_counters_decides_on_names_types_and_help(tmp_path: Path, capl
         (None, ":", "No such file"),
     ],
 )
-def test_a_malformed_file_is_named_with_the_line(tmp_path: Path, content: str | bytes | None, where: str, what: str) -> None:
+def test_a_malformed_file_is_named_with_the_line(tmp_path: Path, content: str | bytes | None, where: str, reason: str) -> None:
     file = tmp_path / "counters.csv"
     if content is not None:
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -128,7 +128,7 @@ def test_a_malformed_file_is_named_with_the_line(tmp_path: Path, content: str | 
         read_counters(file)
 
     assert str(refusal.value).startswith(f"{file}{where}")
-    assert what in str(refusal.value)
+    assert reason in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 

@@ -150,14 +150,14 @@ def test_a_histogram_that_is_none_costs_the_file(text: str) -> None:
     assert refused.value.reason in {"wrong_histogram", "repeated_series"}
 
 
-@given(text=st.text('0123456789.eE+-NaInf_ \t{}"#\n', max_size=12), place=st.integers(0, 10_000))
-def test_reading_only_values_never_differs_from_reading_all(text: str, place: int) -> None:
+@given(text=st.text('0123456789.eE+-NaInf_ \t{}"#\n', max_size=12), position=st.integers(0, 10_000))
+def test_reading_only_values_never_differs_from_reading_all(text: str, position: int) -> None:
     good = (INFO + gauge(value="1").decode() + gauge(value="NaN", name="rank_y").decode()).encode()
     file = parse(good)
     template = SpoolTemplate.of(good, file)
     assert template is not None
     changed = bytearray(good)
-    at = place % len(changed)
+    at = position % len(changed)
     changed[at : at + 1] = text.encode()
 
     def outcome(read: Callable[[], SpoolContent | None]) -> Any:

@@ -47,7 +47,7 @@ class Assembly:
         nursery: Nursery | None,
         *,
         lasting: bool,
-        on_fatal: Callable[[int, str], None] = lambda _status, _why: None,
+        on_fatal: Callable[[int, str], None] = lambda _status, _reason: None,
     ) -> None:
         self._settings = settings
         self._lasting = lasting

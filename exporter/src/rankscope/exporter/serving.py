@@ -49,8 +49,8 @@ def serve(
     settings = with_collectors(settings, counters)
     access = WebAccess(settings.web_config)
 
-    def on_fatal(status: int, why: str) -> None:
-        logger.error("the exporter ends with status %d: %s", status, why)
+    def on_fatal(status: int, reason: str) -> None:
+        logger.error("the exporter ends with status %d: %s", status, reason)
         loop.call_soon_threadsafe(_end, ended, status)
 
     assembly = Assembly(settings, nursery, lasting=True, on_fatal=on_fatal)

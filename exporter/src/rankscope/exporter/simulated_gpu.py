@@ -77,11 +77,11 @@ BOARDS: Final[dict[str, GpuModel]] = {
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load of a GPU at ``at_s``: now, least and greatest of the last second, and the integral in seconds since the start."""
+    """Load of a GPU at ``at_s``: now, lowest and highest of the last second, and the integral in seconds since the start."""
 
     now: float
-    least: float
-    greatest: float
+    lowest: float
+    highest: float
     seconds: float
     at_s: float
 
@@ -190,8 +190,8 @@ _WITHOUT_GPM: Final = frozenset(
 
 def _activity(load: Load, *, gpm: bool) -> Iterator[Reading]:
     yield Reading("gpu_utilization_ratio", round(load.now, 2))
-    yield Reading("gpu_utilization_min_ratio", round(load.least, 2))
-    yield Reading("gpu_utilization_max_ratio", round(load.greatest, 2))
+    yield Reading("gpu_utilization_min_ratio", round(load.lowest, 2))
+    yield Reading("gpu_utilization_max_ratio", round(load.highest, 2))
     yield Reading("gpu_busy_seconds_total", round(load.seconds, 6))
     yield Reading("gpu_memory_utilization_ratio", round(0.55 * load.now, 2))
     for direction, bytes_per_second in (("transmit", 2e9), ("receive", 3e9)):
@@ -201,8 +201,8 @@ def _activity(load: Load, *, gpm: bool) -> Iterator[Reading]:
     for part, share in _ACTIVITIES.items():
         yield Reading(f"gpu_{part}_active_ratio", round(share * load.now, 4))
         if part != "graphics":
-            yield Reading(f"gpu_{part}_active_min_ratio", round(share * load.least, 4))
-            yield Reading(f"gpu_{part}_active_max_ratio", round(share * load.greatest, 4))
+            yield Reading(f"gpu_{part}_active_min_ratio", round(share * load.lowest, 4))
+            yield Reading(f"gpu_{part}_active_max_ratio", round(share * load.highest, 4))
         yield Reading(f"gpu_{part}_active_seconds_total", round(share * load.seconds, 6))
     yield Reading("gpu_sm_occupancy_ratio", round(0.3 * load.now, 4))
     for pipe, share in _PIPES.items():
@@ -224,9 +224,9 @@ def _links(board: GpuModel, load: Load) -> Iterator[Reading]:
     yield Reading("gpu_pcie_replays_total", 0)
     for severity in ("correctable", "non_fatal", "fatal"):
         yield Reading("gpu_pcie_errors_total", 0, (("severity", severity),))
-    for most in ("", "max_"):
-        yield Reading(f"gpu_pcie_link_{most}width", 16)
-        yield Reading(f"gpu_pcie_link_{most}generation", board.pcie_generation)
+    for prefix in ("", "max_"):
+        yield Reading(f"gpu_pcie_link_{prefix}width", 16)
+        yield Reading(f"gpu_pcie_link_{prefix}generation", board.pcie_generation)
     yield Reading("gpu_nvlink_links", board.nvlinks, (("state", "up"),))
     yield Reading("gpu_nvlink_links", 0, (("state", "down"),))
     for link in range(board.nvlinks):

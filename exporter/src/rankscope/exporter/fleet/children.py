@@ -14,7 +14,7 @@ from rankscope.exporter.fleet.call_board import CallBoard, new_board
 from rankscope.exporter.fleet.nursery import Nursery
 from rankscope.exporter.fleet.wire import Exited, FrameReader, FromChild, Kill, Spawn, SpawnProbe, Started
 
-_PIECE_BYTES: Final = 1 << 16
+_READ_BYTES: Final = 1 << 16
 
 
 class Child:
@@ -40,8 +40,8 @@ class Child:
         if self.connection is None:
             return None
         try:
-            piece = self.connection.recv(_PIECE_BYTES)
-            return self._reader.feed(piece) if piece else None
+            chunk = self.connection.recv(_READ_BYTES)
+            return self._reader.feed(chunk) if chunk else None
         except BlockingIOError:
             return []
         except (OSError, ValueError, msgspec.MsgspecError):
@@ -124,9 +124,9 @@ class Children:
             child.pid = message.pid
             return None
         messages: list[FromChild] = []
-        while piece := child.read():
-            messages += piece
-        child.exit_reason = message.why
+        while received := child.read():
+            messages += received
+        child.exit_reason = message.reason
         self.hang_up(child, now)
         child.board.close()
         del self._by_number[child.number]

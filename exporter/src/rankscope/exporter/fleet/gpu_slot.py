@@ -192,10 +192,10 @@ class GpuSlot:
         """Handle the end of the connection to the GPU's process."""
         self._apply("disconnected", now)
 
-    def exited(self, why: str, now: float) -> None:
+    def exited(self, exit_reason: str, now: float) -> None:
         """Handle the exit of the GPU's process."""
         if self.state in (*READING, "disconnected"):
-            self._fail("died", f"its process {why}", now)
+            self._fail("died", f"its process {exit_reason}", now)
         elif self.state == "stuck":
             assert self.down is not None
             self._set_down("hung", "its process was stuck in the driver until now", now, self.down.call)
@@ -246,11 +246,11 @@ class GpuSlot:
                 self._set_down("starting", "the driver was exchanged", now)
             self._apply("dismissed", now)
 
-    def abandon(self, why: str) -> None:
+    def abandon(self, detail: str) -> None:
         """Mark the GPU as down for good, because no process can be started any more."""
         self.child, self.state, self._sample = None, "waiting", None
         # Bypass _set_down: the fleet logs this once for all GPUs.
-        self.down = GpuDown("died", why, self.down.since_s if self.down is not None else time.monotonic())
+        self.down = GpuDown("died", detail, self.down.since_s if self.down is not None else time.monotonic())
 
     def move_from(self, other: GpuSlot, now: float) -> None:
         """Take over the GPU of another slot, from whose place it was moved."""

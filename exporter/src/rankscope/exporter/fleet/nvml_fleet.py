@@ -64,7 +64,7 @@ class NvmlFleet:
         interval_s: float,
         inventory: Inventory,
         expected_gpus: int | None = None,
-        on_fatal: Callable[[int, str], None] = lambda _status, _why: None,
+        on_fatal: Callable[[int, str], None] = lambda _status, _reason: None,
         on_xid: Callable[[GpuIdentity, XidEvent], None] = lambda _gpu, _event: None,
         on_reset: Callable[[GpuIdentity, float], None] = lambda _gpu, _monotonic_s: None,
         exit_when_stale: bool = True,
@@ -281,11 +281,11 @@ class NvmlFleet:
 
     def _ended(self, child: Child, now: float) -> None:
         slot = self._slot_of(child)
-        why = child.exit_reason or ""
+        exit_reason = child.exit_reason or ""
         if slot is None:
-            self._survey.ended(child, why, now)
+            self._survey.ended(child, exit_reason, now)
         else:
-            slot.exited(why, now)
+            slot.exited(exit_reason, now)
         self._step_at = now
         self._changed.notify_all()
 
@@ -385,10 +385,10 @@ class NvmlFleet:
     def _slot_of(self, child: Child) -> GpuSlot | None:
         return next((slot for slot in self._slots.values() if slot.child is child), None)
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, reason: str) -> None:
         with self._changed:
-            self._fatal = why
+            self._fatal = reason
             for slot in self._slots.values():
-                slot.abandon(why)
+                slot.abandon(reason)
             self._changed.notify_all()
-        self._on_fatal(EXIT_FLEET_LOST, why)
+        self._on_fatal(EXIT_FLEET_LOST, reason)

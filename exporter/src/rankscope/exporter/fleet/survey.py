@@ -164,14 +164,14 @@ class GpuSurvey:
             self._succeeded(now)
         return None
 
-    def ended(self, child: Child, why: str, now: float) -> None:
+    def ended(self, child: Child, exit_reason: str, now: float) -> None:
         """Handle the exit of a probe."""
         self._left_behind.pop(child, None)
         if child is not self._child:
             return
         self._child = None
         if not self._answered:
-            self._failed("died", f"the process that queried the driver {why}", None, now)
+            self._failed("died", f"the process that queried the driver {exit_reason}", None, now)
 
     def _gpus(self) -> list[pci.PciDevice]:
         return [device for device in self.devices if device.kind == "gpu"]

@@ -57,10 +57,10 @@ class Started(msgspec.Struct, tag=True, frozen=True):
 
 
 class Exited(msgspec.Struct, tag=True, frozen=True):
-    """From the nursery: a child exited. ``why`` describes its exit status, its signal, or why it could not be started."""
+    """From the nursery: a child exited. ``reason`` describes its exit status, its signal, or why it could not be started."""
 
     child: int
-    why: str
+    reason: str
 
 
 class Opened(msgspec.Struct, tag=True, frozen=True):
@@ -133,13 +133,13 @@ class FrameReader:
     def __init__(self) -> None:
         self._pending = bytearray()
 
-    def feed(self, piece: bytes) -> list[FromChild]:
+    def feed(self, chunk: bytes) -> list[FromChild]:
         """Add received bytes and return the messages that are complete now.
 
         Raises:
             ValueError: a frame is longer than ``LONGEST_FRAME``, or (``msgspec.MsgspecError``) a message is invalid.
         """
-        self._pending += piece
+        self._pending += chunk
         messages: list[FromChild] = []
         while len(self._pending) >= _LENGTH_BYTES:
             length = int.from_bytes(self._pending[:_LENGTH_BYTES], "big")

@@ -23,7 +23,7 @@ from rankscope.exporter.jobs.environment import word
 POD_LOGS: Final = Path("/var/log/pods")
 
 _WAIT_S: Final = 0.3
-_ASK_AGAIN_S: Final = 600.0
+_RETRY_S: Final = 600.0
 _MAX_USERS: Final = 4096
 _DEADLINE_S: Final = 0.5
 _MAX_FOLDERS: Final = 4096
@@ -115,7 +115,7 @@ class UserNames:
                 # The name becomes a label value: one with unusual characters is replaced by the uid.
                 answer = (word(self._look_up(uid)) or str(uid), float("inf"))
             except Exception:  # noqa: BLE001  of a directory service; the names of the other users are still wanted
-                answer = (str(uid), time.monotonic() + _ASK_AGAIN_S)
+                answer = (str(uid), time.monotonic() + _RETRY_S)
             with self._answered:
                 if len(self._names) >= _MAX_USERS:
                     self._names.clear()

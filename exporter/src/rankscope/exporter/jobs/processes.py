@@ -47,7 +47,7 @@ class ProcessTable:
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._processes: dict[int, _ProcessRecord] = {}
-        self._bounded_calls = BoundedCalls(_ENVIRON_DEADLINE_S, most_stuck=_MAX_STUCK)
+        self._bounded_calls = BoundedCalls(_ENVIRON_DEADLINE_S, max_stuck=_MAX_STUCK)
 
     def sees_all(self) -> bool:
         """Return whether the driver's pids are valid here: False in a container without the node's PID namespace."""

@@ -88,25 +88,25 @@ class _GpmQuery:
         self._reference = byref(metrics)
         self._slots = [start + size * index for index in range(len(activities))]
 
-    def answers(self, nvml: NvmlCalls, first: Any, second: Any) -> list[float | str]:
+    def results(self, nvml: NvmlCalls, first: Any, second: Any) -> list[float | str]:
         """Return each metric's value between two samples, in its unit, or the reason why it has none."""
         metrics = self._metrics
         metrics.sample1, metrics.sample2 = first, second
         code = nvml.call("nvmlGpmMetricsGet", self._reference)
         if code:
             raise nvml.binding.NVMLError(code)
-        answers: list[float | str] = []
+        results: list[float | str] = []
         for activity, slot in zip(self.activities, self._slots, strict=True):
             _, code, value = _SLOT.unpack_from(metrics, slot)
             if code:
                 nvml.check(code, f"nvmlGpmMetricsGet({activity.number})")
-                answers.append(nvml.reason_of(code))
+                results.append(nvml.reason_of(code))
             elif not 0 <= value <= activity.at_most:
-                answers.append(IMPLAUSIBLE)
+                results.append(IMPLAUSIBLE)
             else:
                 # The driver's rounding can give a percentage slightly above 100.
-                answers.append(min(value, 100) / 100 if activity.per > 1 else value / activity.per)
-        return answers
+                results.append(min(value, 100) / 100 if activity.per > 1 else value / activity.per)
+        return results
 
 
 _SLOT: Final = Struct("Iid")
@@ -120,7 +120,7 @@ class GpmChain:
         self._bounded = [activity for activity in activities if activity.bounds]
         self._instance = instance
         self._totals = dict.fromkeys((activity.number for activity in activities), 0.0)
-        self._answers: list[float | str] = []
+        self._results: list[float | str] = []
         self._bounds: dict[int, tuple[float, float]] = {}
         self._samples: list[Any] = []
         self._free_samples: list[Any] = []
@@ -151,31 +151,31 @@ class GpmChain:
     @property
     def empty(self) -> bool:
         """True while there is no result yet."""
-        return not self._answers and len(self._samples) < 2
+        return not self._results and len(self._samples) < 2
 
     def emit(self, sample_pass: SamplePass, uuid: str = "") -> None:
         """Emit the readings of the interval since the last call; the previous ones if there is no new sample."""
         if len(self._samples) > 1:
             self._evaluate(sample_pass.nvml)
-        for activity, answer in zip(self._activities, self._answers, strict=True):
-            if isinstance(answer, str):
+        for activity, result in zip(self._activities, self._results, strict=True):
+            if isinstance(result, str):
                 for metric in activity.metrics:
-                    sample_pass.mark_absent(metric, answer, activity.labels)
+                    sample_pass.mark_absent(metric, result, activity.labels)
                 continue
             if not activity.metric:
                 continue
-            sample_pass.emit(f"{activity.metric}_ratio", answer, activity.labels, uuid)
+            sample_pass.emit(f"{activity.metric}_ratio", result, activity.labels, uuid)
             if activity.bounds:
-                least, greatest = self._bounds[activity.number]
-                sample_pass.emit(f"{activity.metric}_min_ratio", least, activity.labels, uuid)
-                sample_pass.emit(f"{activity.metric}_max_ratio", greatest, activity.labels, uuid)
+                lowest, highest = self._bounds[activity.number]
+                sample_pass.emit(f"{activity.metric}_min_ratio", lowest, activity.labels, uuid)
+                sample_pass.emit(f"{activity.metric}_max_ratio", highest, activity.labels, uuid)
             if activity.integral:
                 sample_pass.emit(f"{activity.metric}_seconds_total", self._totals[activity.number], activity.labels, uuid)
 
     def total(self, activity: GpmMetric) -> float | None:
         """Return the integral of a metric since the start; None if it has no value."""
-        answer = self._answers[self._activities.index(activity)] if self._answers else ""
-        return None if isinstance(answer, str) else self._totals[activity.number]
+        result = self._results[self._activities.index(activity)] if self._results else ""
+        return None if isinstance(result, str) else self._totals[activity.number]
 
     def close(self, nvml: NvmlCalls) -> None:
         """Free the samples."""
@@ -187,17 +187,17 @@ class GpmChain:
         """Evaluate the interval and start the next one with its last sample."""
         samples = self._samples
         self._query = self._query or _GpmQuery(nvml, self._activities)
-        self._answers = self._query.answers(nvml, samples[0], samples[-1])
+        self._results = self._query.results(nvml, samples[0], samples[-1])
         seconds = self._last_s - self._first_s
-        for activity, answer in zip(self._activities, self._answers, strict=True):
-            if not isinstance(answer, str):
-                self._totals[activity.number] += answer * seconds
-                self._bounds[activity.number] = answer, answer
+        for activity, result in zip(self._activities, self._results, strict=True):
+            if not isinstance(result, str):
+                self._totals[activity.number] += result * seconds
+                self._bounds[activity.number] = result, result
         if len(samples) > 2 and self._bounded:
             self._part_query = self._part_query or _GpmQuery(nvml, self._bounded)
-            parts = [self._part_query.answers(nvml, first, second) for first, second in pairwise(samples)]
-            for activity, answers in zip(self._bounded, zip(*parts, strict=True), strict=True):
-                numbers = [answer for answer in answers if not isinstance(answer, str)]
+            parts = [self._part_query.results(nvml, first, second) for first, second in pairwise(samples)]
+            for activity, results in zip(self._bounded, zip(*parts, strict=True), strict=True):
+                numbers = [result for result in results if not isinstance(result, str)]
                 if numbers:
                     self._bounds[activity.number] = min(numbers), max(numbers)
         self._free_samples += samples[:-1]
@@ -282,7 +282,7 @@ class PcieBytesTopic(Topic):
     def collect(self, sample_pass: SamplePass) -> None:
         """Emit the two counters."""
         if self._by_field is None:
-            reasons = [answer for number, _, _ in self._ROWS if isinstance(answer := sample_pass.fields[number, 0], str)]
+            reasons = [result for number, _, _ in self._ROWS if isinstance(result := sample_pass.fields[number, 0], str)]
             if any(not is_lasting(reason) for reason in reasons):
                 for metric in self.metrics:
                     sample_pass.mark_absent(metric, reasons[0])

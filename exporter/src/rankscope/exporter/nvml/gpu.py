@@ -272,7 +272,7 @@ class _TopicState:
             text = f"{type(error).__name__}: {error}"
         except Exception as error:  # noqa: BLE001
             self._reason = DEFECT
-            text = _place_of(error)
+            text = _described(error)
         else:
             return
         # Drop partial results: they would look complete.
@@ -288,11 +288,11 @@ class _TopicState:
             sample_pass.mark_absent(metric, self._reason)
 
 
-def _place_of(error: Exception) -> str:
+def _described(error: Exception) -> str:
     """Return an unforeseen exception with the line that raised it: the only trace of it that leaves this process."""
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+    location = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{location}"
 
 
 def _because_divided(absent: Sequence[Absent]) -> list[Absent]:

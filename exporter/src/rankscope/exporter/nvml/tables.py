@@ -176,12 +176,12 @@ CALLS: Final[dict[str, tuple[CallRow, ...]]] = {
     ),
     "encoder": tuple(
         CallRow(
-            f"nvmlDeviceGet{which.capitalize()}Utilization",
-            (OutputSeries(f"gpu_{which}_utilization_ratio", per=100, at_most=1),),
+            f"nvmlDeviceGet{engine.capitalize()}Utilization",
+            (OutputSeries(f"gpu_{engine}_utilization_ratio", per=100, at_most=1),),
             formats=("I", "I"),
             numbers=_first,
         )
-        for which in ("encoder", "decoder")
+        for engine in ("encoder", "decoder")
     ),
     "pcie_throughput": tuple(
         CallRow(

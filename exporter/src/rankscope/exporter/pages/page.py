@@ -310,10 +310,10 @@ class _Health:
         """
         samples = [gpu.sample for gpu in state.gpus if gpu.sample is not None]
         expected = [gpu for gpu in state.gpus if gpu.reason != "released"]
-        none_answers = state.problem is not None or bool(expected and not samples)
+        all_fail = state.problem is not None or bool(expected and not samples)
         for name in enabled:
             if COLLECTORS[name].reads_gpu:
-                self._ok[name] = not none_answers
+                self._ok[name] = not all_fail
                 self._duration_s[name] = 0.0
         for sample in samples:
             for run in sample.runs:
@@ -355,9 +355,9 @@ def _unidentified(state: FleetState) -> Iterator[tuple[str, str]]:
     for pci_bus_id, reason, detail in state.unidentified_gpus:
         if reason not in _NOT_OF_ONE_GPU:
             yield f"gpu {pci_bus_id}", f"{_reason_text(reason, detail)}; its identity is unknown"
-    others = state.unidentified - len(state.unidentified_gpus)
-    if others > 0 and state.problem is None:
-        yield "gpu", f"GPUs that the driver counts, without known identity or address: {others}"
+    nameless = state.unidentified - len(state.unidentified_gpus)
+    if nameless > 0 and state.problem is None:
+        yield "gpu", f"GPUs that the driver counts, without known identity or address: {nameless}"
 
 
 def _reason_text(reason: str, detail: str) -> str:

@@ -155,17 +155,17 @@ class Spool:
         rejected = Rejections()
         pass_state = _ReadingState()
         now, now_s = self._now(), self._monotonic()
-        files = [found_file for found_file in self._files(folder_fd, now, now_s, rejected) if found_file.age_s <= self._forget_s]
+        files = [spool_file for spool_file in self._files(folder_fd, now, now_s, rejected) if spool_file.age_s <= self._forget_s]
         files.sort(key=lambda file: (file.age_s, file.name))
-        for found_file in _in_turns(files, rejected):
+        for spool_file in _in_turns(files, rejected):
             try:
-                accepted.append(self._accept(folder_fd, found_file, now_s, pass_state))
+                accepted.append(self._accept(folder_fd, spool_file, now_s, pass_state))
             except FileNotFoundError:
                 continue
             except RejectedError as error:
-                rejected.add(RejectedFile(found_file.name, found_file.status.st_uid, error.reason))
+                rejected.add(RejectedFile(spool_file.name, spool_file.status.st_uid, error.reason))
             except Exception:  # noqa: BLE001  any user can write files: none may hide those of all others
-                rejected.add(RejectedFile(found_file.name, found_file.status.st_uid, DEFECT))
+                rejected.add(RejectedFile(spool_file.name, spool_file.status.st_uid, DEFECT))
         # Owners of runs without files are dropped, so that another user may use the run id.
         self._cache, self._owners, self._read_s = pass_state.cache, pass_state.owners, now_s
         self._rejection_log.report(rejected.files)
