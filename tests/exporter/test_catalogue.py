@@ -7,11 +7,10 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.exporter.conftest import RunningExporter
+from tests.exporter.conftest import Cli, StartExporter
 from tests.exporter.fake_driver import FakeDriver, mixed_gpus, uuid_of
 from tests.exporter.jobs.job_node import slurm_folder
 from tests.rank_file import rank_text
@@ -89,7 +88,7 @@ def node(fake_nvml_library: Path, tmp_path: Path) -> FakeDriver:
 
 @pytest.mark.slow
 def test_page_and_catalogue_have_the_same_metrics_with_the_same_labels(
-    start_exporter: Callable[..., RunningExporter], node: FakeDriver, tmp_path: Path
+    start_exporter: StartExporter, node: FakeDriver, tmp_path: Path
 ) -> None:
     # given a node with data for every metric that the fake driver can show
     (tmp_path / "spool").mkdir()
@@ -145,7 +144,7 @@ def test_every_option_and_every_reason_is_documented() -> None:
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_documentation_work(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+def test_the_commands_of_the_documentation_work(cli: Cli, tmp_path: Path) -> None:
     commands = re.findall(r"^rankscope (exporter .*--once)", (DOCS / "exporter.md").read_text(), flags=re.MULTILINE)
     assert commands
     for line in commands:
@@ -164,9 +163,7 @@ def test_reading_the_tables_loads_no_server_and_no_driver() -> None:
 
 
 @pytest.mark.slow
-def test_the_number_of_series_stays_within_the_budget(
-    start_exporter: Callable[..., RunningExporter], node: FakeDriver, tmp_path: Path
-) -> None:
+def test_the_number_of_series_stays_within_the_budget(start_exporter: StartExporter, node: FakeDriver, tmp_path: Path) -> None:
     # given GPUs with all readings, and one rank that publishes every metric of a recorder
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool" / "a.prom").write_text(rank_text())
@@ -189,7 +186,7 @@ def test_the_number_of_series_stays_within_the_budget(
 
 @pytest.mark.slow
 def test_a_gpu_with_every_error_and_a_job_stays_within_the_series_budget(
-    start_exporter: Callable[..., RunningExporter], node: FakeDriver, tmp_path: Path
+    start_exporter: StartExporter, node: FakeDriver, tmp_path: Path
 ) -> None:
     # given an H100 allocated to a job, and the DCGM page, which enables more collectors
     slurm_folder(tmp_path / "jobs", job_7={"CUDA_VISIBLE_DEVICES": uuid_of(0)})

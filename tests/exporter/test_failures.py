@@ -10,11 +10,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.exporter.conftest import IMPATIENT, WITHOUT_FIRST_SAMPLE, RunningExporter
+from tests.exporter.conftest import IMPATIENT, WITHOUT_FIRST_SAMPLE, Cli, StartExporter
 from tests.exporter.fake_driver import FakeDriver, uuid_of
 from tests.full_pipe import SMALLEST_PIPE, fill_pipe
 from tests.waiting import wait_until
@@ -26,9 +25,7 @@ pytestmark = pytest.mark.slow  # each starts real processes, or waits
 FIRST, SECOND = uuid_of(0), uuid_of(1)
 
 
-def test_values_follow_the_driver_and_end_while_a_gpu_is_lost(
-    start_exporter: Callable[..., RunningExporter], fake_nvml: FakeDriver
-) -> None:
+def test_values_follow_the_driver_and_end_while_a_gpu_is_lost(start_exporter: StartExporter, fake_nvml: FakeDriver) -> None:
     fake_nvml.slow("nvmlDeviceGetTemperature", 50)
     exporter = start_exporter(env=fake_nvml.env, prelude=IMPATIENT)
     assert exporter.values("gpu_power_watts", uuid=SECOND) == [251.25]
@@ -56,7 +53,7 @@ def test_values_follow_the_driver_and_end_while_a_gpu_is_lost(
     assert exporter.values("gpu_temperature_celsius", uuid=FIRST) == []
 
 
-def test_a_call_that_hangs_costs_that_gpu_only(start_exporter: Callable[..., RunningExporter], fake_nvml: FakeDriver) -> None:
+def test_a_call_that_hangs_costs_that_gpu_only(start_exporter: StartExporter, fake_nvml: FakeDriver) -> None:
     exporter = start_exporter("--call-timeout", "0.5", env=fake_nvml.env, prelude=IMPATIENT)
     assert exporter.get("/-/ready").status == 200
 
@@ -79,9 +76,7 @@ def test_a_call_that_hangs_costs_that_gpu_only(start_exporter: Callable[..., Run
     exporter.wait_until(lambda: exporter.get("/-/ready").status == 200)
 
 
-def test_a_hanging_driver_does_not_keep_the_exporter_from_ending(
-    start_exporter: Callable[..., RunningExporter], fake_nvml: FakeDriver
-) -> None:
+def test_a_hanging_driver_does_not_keep_the_exporter_from_ending(start_exporter: StartExporter, fake_nvml: FakeDriver) -> None:
     fake_nvml.hang("nvmlInitWithFlags")
     exporter = start_exporter(env=fake_nvml.env, prelude=WITHOUT_FIRST_SAMPLE)
     assert exporter.get("/-/healthy").status == 200
@@ -105,7 +100,7 @@ def test_a_signal_before_the_first_sample_ends_it_as_well(fake_nvml: FakeDriver,
         process.communicate()
 
 
-def test_without_a_driver_the_exporter_stays_up(start_exporter: Callable[..., RunningExporter], tmp_path: Path) -> None:
+def test_without_a_driver_the_exporter_stays_up(start_exporter: StartExporter, tmp_path: Path) -> None:
     (tmp_path / "libnvidia-ml.so.1").write_text("no library")
 
     exporter = start_exporter(env={"LD_LIBRARY_PATH": str(tmp_path)})
@@ -119,9 +114,7 @@ def test_without_a_driver_the_exporter_stays_up(start_exporter: Callable[..., Ru
 
 
 @pytest.mark.parametrize("shadow", ["package", pytest.param("old", marks=pytest.mark.full)])
-def test_the_unofficial_package_in_place_of_nvidia_ml_py_is_named(
-    cli_process: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, shadow: str
-) -> None:
+def test_the_unofficial_package_in_place_of_nvidia_ml_py_is_named(cli_process: Cli, tmp_path: Path, shadow: str) -> None:
     if shadow == "package":
         (tmp_path / "pynvml").mkdir()
         (tmp_path / "pynvml" / "__init__.py").write_text("nvmlMemory_v2 = 1\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.exporter.conftest import RunningExporter
+from tests.exporter.conftest import StartExporter
 from tests.exporter.fake_driver import NOT_SUPPORTED, FakeDriver, mixed_gpus, uuid_of
 from tests.rank_file import rank_text
 from tests.waiting import wait_until
@@ -35,7 +35,7 @@ EVERY_COLLECTOR = tuple(f"--collector.{name}" for name in COLLECTORS)
 @pytest.mark.parametrize("arguments", [(), ("--simulate", "2xH100"), EVERY_COLLECTOR])
 def test_promtool_finds_nothing_to_object_to(
     arguments: tuple[str, ...],
-    start_exporter: Callable[..., RunningExporter],
+    start_exporter: StartExporter,
     node: FakeDriver,
     require_program: Callable[[str], str],
     tmp_path: Path,
@@ -120,7 +120,7 @@ JOINS = {
 
 @pytest.mark.slow
 def test_prometheus_scrapes_both_pages_and_answers_questions(
-    start_exporter: Callable[..., RunningExporter], node: FakeDriver, prometheus: Callable[[int], str], tmp_path: Path
+    start_exporter: StartExporter, node: FakeDriver, prometheus: Callable[[int], str], tmp_path: Path
 ) -> None:
     # given three GPUs, and two ranks with two metrics that are the same one in OpenMetrics, the format Prometheus requests
     (tmp_path / "spool").mkdir()

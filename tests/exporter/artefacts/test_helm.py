@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ from tests.exporter.artefacts.helm_chart import (
     render_text,
     schemas_of_kubernetes,
 )
-from tests.exporter.conftest import RunningExporter
+from tests.exporter.conftest import StartExporter
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
 
 from rankscope.alerts.rules.rule_file import RULES_FILE, rules_text
@@ -271,7 +271,7 @@ def test_training_pods_and_exporter_share_one_spool() -> None:
 
 @pytest.mark.slow
 def test_an_exporter_as_the_chart_starts_it_is_whole(
-    chart: dict[str, Manifest], start_exporter: Callable[..., RunningExporter], tmp_path: Path
+    chart: dict[str, Manifest], start_exporter: StartExporter, tmp_path: Path
 ) -> None:
     fake = FakeDriver(tmp_path, build_library(), [h100_state(0)])
     folders = {"/run/rankscope": tmp_path / "run", "/var/lib/rankscope": tmp_path / "lib"}

@@ -17,6 +17,9 @@ ZERO, ONE = uuid_of(0), uuid_of(1)
 DEADLINE_S = 120
 
 
+StartFleet = Callable[..., "FleetHost"]
+
+
 class FleetHost:
     """The process that runs the fleet."""
 

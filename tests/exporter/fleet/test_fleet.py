@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 from tests.exporter.fake_driver import FakeDriver
-from tests.exporter.fleet.hosted_fleet import ONE, ZERO, FleetHost, until_gone
+from tests.exporter.fleet.hosted_fleet import ONE, ZERO, StartFleet, until_gone
 
 pytestmark = pytest.mark.slow  # each starts real processes
 
 
-def test_every_gpu_has_its_own_process_that_holds_nothing_of_the_daemon(
-    start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver
-) -> None:
+def test_every_gpu_has_its_own_process_that_holds_nothing_of_the_daemon(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fleet = start_fleet(expected_gpus=8)
 
     state = fleet.until_up(ZERO, ONE)
@@ -42,9 +40,7 @@ def test_every_gpu_has_its_own_process_that_holds_nothing_of_the_daemon(
     fleet.until(lambda state: ["gpu_temperature_celsius", 77.0, [], ""] in state["gpus"][1]["sample"]["readings"])
 
 
-def test_a_lost_gpu_keeps_its_identity_and_its_xid_and_comes_back(
-    start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver
-) -> None:
+def test_a_lost_gpu_keeps_its_identity_and_its_xid_and_comes_back(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fleet = start_fleet()
     fleet.until_up(ZERO, ONE)
 
@@ -58,7 +54,7 @@ def test_a_lost_gpu_keeps_its_identity_and_its_xid_and_comes_back(
     fleet.until_up(ZERO, ONE)
 
 
-def test_each_xid_is_handed_on_once(start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver) -> None:
+def test_each_xid_is_handed_on_once(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fleet = start_fleet()
     fleet.until_up(ZERO, ONE)
 
@@ -69,9 +65,7 @@ def test_each_xid_is_handed_on_once(start_fleet: Callable[..., FleetHost], fake_
     assert fleet.ask("xids") == [[ONE, 79], [ONE, 48]]
 
 
-def test_a_killed_process_is_replaced_and_its_counters_go_on(
-    start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver
-) -> None:
+def test_a_killed_process_is_replaced_and_its_counters_go_on(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fake_nvml.change(1, {"samples.1": "90,93,96"})
     fleet = start_fleet()
 
@@ -91,7 +85,7 @@ def test_a_killed_process_is_replaced_and_its_counters_go_on(
     fleet.until(lambda state: busy(state) > busy(first))
 
 
-def test_many_restarts_leave_no_descriptor_and_no_process(start_fleet: Callable[..., FleetHost]) -> None:
+def test_many_restarts_leave_no_descriptor_and_no_process(start_fleet: StartFleet) -> None:
     fleet = start_fleet(timeouts={"retry_s": [0.02]})
     fleet.until_up(ZERO, ONE)
     before = fleet.ask("info")["fds"]
@@ -110,7 +104,7 @@ def _restarted(before: int) -> Callable[[Any], bool]:
     return lambda state: state["gpus"][1]["up"] and state["gpus"][1]["restarts"] > before
 
 
-def test_signals_to_the_daemon_end_no_worker_and_the_nurserys_death_all(start_fleet: Callable[..., FleetHost]) -> None:
+def test_signals_to_the_daemon_end_no_worker_and_the_nurserys_death_all(start_fleet: StartFleet) -> None:
     fleet = start_fleet()
     fleet.until_up(ZERO, ONE)
     workers = list(fleet.children().values())
@@ -134,7 +128,7 @@ def test_signals_to_the_daemon_end_no_worker_and_the_nurserys_death_all(start_fl
     fleet.stop()
 
 
-def test_release_ends_the_processes_until_they_are_resumed(start_fleet: Callable[..., FleetHost]) -> None:
+def test_release_ends_the_processes_until_they_are_resumed(start_fleet: StartFleet) -> None:
     fleet = start_fleet()
     fleet.until_up(ZERO, ONE)
     worker = fleet.worker(1)
@@ -164,7 +158,7 @@ def test_release_ends_the_processes_until_they_are_resumed(start_fleet: Callable
     fleet.until_up(ZERO, ONE)
 
 
-def test_a_release_ends_by_itself(start_fleet: Callable[..., FleetHost]) -> None:
+def test_a_release_ends_by_itself(start_fleet: StartFleet) -> None:
     fleet = start_fleet()
     fleet.until_up(ZERO, ONE)
 

@@ -9,12 +9,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.exporter.conftest import RunningExporter
+from tests.exporter.conftest import StartExporter
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state, uuid_of
 
 from rankscope.base.errors import MissingError
@@ -125,9 +125,7 @@ def test_containers_and_their_devices_in_all_spellings(fake: FakeKubelet, kubele
 
 
 @pytest.mark.slow
-def test_pods_that_share_a_gpu_are_on_the_page(
-    fake: FakeKubelet, start_exporter: Callable[..., RunningExporter], tmp_path: Path
-) -> None:
+def test_pods_that_share_a_gpu_are_on_the_page(fake: FakeKubelet, start_exporter: StartExporter, tmp_path: Path) -> None:
     gpu = {name: value for name, value in h100_state(0).items() if "process" not in name}
     driver = FakeDriver(tmp_path, build_library(), [gpu])
     slots = {pod: [f"{uuid_of(0)}::{slot}"] for slot, pod in enumerate("ab")}

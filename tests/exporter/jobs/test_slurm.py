@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.exporter.conftest import Cli
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state, uuid_of
 from tests.exporter.jobs.job_node import ROOT, slurm_folder
 from tests.slurm_node import Slurm, started
@@ -26,7 +27,7 @@ ANN = {"SLURM_JOB_USER": "ann", "SLURM_JOB_UID": "1000", "SLURM_JOB_ACCOUNT": "p
 
 
 @pytest.fixture(params=["sh", "bash"])
-def script(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def script(request: pytest.FixtureRequest, tmp_path: Path) -> Cli:
     """Function ``script("prolog", SLURM_JOB_ID="7")`` that runs a script with no other variables, as Slurm does."""
 
     def run(name: str, *, folder: Path = tmp_path / "run" / "jobs", **variables: str) -> subprocess.CompletedProcess[str]:
@@ -41,7 +42,7 @@ def _read(folder: Path) -> SlurmFolder:
     return SlurmFolder(folder, explicit=False)
 
 
-def test_a_job_is_there_from_prolog_to_epilog(script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+def test_a_job_is_there_from_prolog_to_epilog(script: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "run" / "jobs"
     assert _read(folder).read() is None
 
@@ -60,7 +61,7 @@ def test_a_job_is_there_from_prolog_to_epilog(script: Callable[..., subprocess.C
     assert [path.name for path in folder.iterdir()] == [".slurm"]
 
 
-def test_jobs_of_all_kinds_side_by_side(script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+def test_jobs_of_all_kinds_side_by_side(script: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "run" / "jobs"
     # given a task of an array, the two parts of a heterogeneous job, sharing by MPS, MIG, and a job without GPUs
     script("prolog", SLURM_JOB_ID="20", SLURM_ARRAY_JOB_ID="18", SLURM_ARRAY_TASK_ID="2", SLURM_JOB_GPUS="1", **ANN)
@@ -82,9 +83,7 @@ def test_jobs_of_all_kinds_side_by_side(script: Callable[..., subprocess.Complet
     }
 
 
-def test_the_prolog_keeps_the_unique_id_of_the_jobs_run(
-    script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_the_prolog_keeps_the_unique_id_of_the_jobs_run(script: Cli, tmp_path: Path) -> None:
     script("prolog", SLURM_JOB_ID="7", SLURM_JOB_SLUID="s5K1KKYAYG5D00", SLURM_JOB_GPUS="0")
 
     (allocation,) = _read(tmp_path / "run" / "jobs").read() or ()
@@ -96,15 +95,13 @@ def test_the_prolog_keeps_the_unique_id_of_the_jobs_run(
     "variables",
     [{}, {"SLURM_JOB_ID": ""}, {"SLURM_JOB_ID": "../../etc/passwd"}, {"SLURM_JOB_ID": "7 8"}, {"SLURM_JOB_ID": "7\n8"}],
 )
-def test_without_a_job_nothing_is_written(
-    script: Callable[..., subprocess.CompletedProcess[str]], variables: dict[str, str], tmp_path: Path
-) -> None:
+def test_without_a_job_nothing_is_written(script: Cli, variables: dict[str, str], tmp_path: Path) -> None:
     for name in ("prolog", "epilog"):
         assert script(name, **variables).returncode == 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_job_fails_because_of_the_scripts(script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+def test_no_job_fails_because_of_the_scripts(script: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "job-7").mkdir()  # a folder in place of the file: mv would move into it
@@ -113,9 +110,7 @@ def test_no_job_fails_because_of_the_scripts(script: Callable[..., subprocess.Co
             assert script(name, folder=folder, SLURM_JOB_ID="7", SLURM_JOB_GPUS="0").returncode == 0
 
 
-def test_a_value_with_line_breaks_writes_no_other_line(
-    script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_a_value_with_line_breaks_writes_no_other_line(script: Cli, tmp_path: Path) -> None:
     script(
         "prolog", SLURM_JOB_ID="7", SLURM_JOB_ACCOUNT="a\nSLURM_JOB_USER=root", SLURM_JOB_PARTITION='p"=\\', SLURM_JOB_GPUS="0"
     )

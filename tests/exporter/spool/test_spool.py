@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.exporter.conftest import RunningExporter
+from tests.exporter.conftest import StartExporter
 from tests.exporter.spool.spool_files import GOOD, INFO, LABELS, R1, R2, gauge, gauged, spool_of, values_of
 from tests.rank_file import rank_text
 
@@ -201,7 +200,7 @@ def test_a_rank_with_its_recorder_off_is_neither_running_nor_silent(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_rank_on_the_page_and_its_silence(start_exporter: Callable[..., RunningExporter], tmp_path: Path) -> None:
+def test_a_rank_on_the_page_and_its_silence(start_exporter: StartExporter, tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     spool.mkdir()
     file = spool / "0-r1-3.prom"
@@ -231,7 +230,7 @@ def test_a_rank_on_the_page_and_its_silence(start_exporter: Callable[..., Runnin
 
 
 @pytest.mark.slow
-def test_hostile_files_cost_themselves_only(start_exporter: Callable[..., RunningExporter], tmp_path: Path) -> None:
+def test_hostile_files_cost_themselves_only(start_exporter: StartExporter, tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     spool.mkdir()
     (spool / "good.prom").write_text(GOOD)

@@ -8,12 +8,11 @@ import re
 import shutil
 import signal
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
-from tests.exporter.conftest import IMPATIENT, WITHOUT_FIRST_SAMPLE, RunningExporter
+from tests.exporter.conftest import IMPATIENT, WITHOUT_FIRST_SAMPLE, RunningExporter, StartExporter
 from tests.exporter.fake_driver import FakeDriver
 from tests.exporter.web.conftest import Simulated
 
@@ -33,7 +32,7 @@ def test_simulated_gpus_say_so_everywhere(simulated: Simulated) -> None:
     assert "gpus=2 up=2" in exporter.stderr
 
 
-def test_the_landing_page_of_real_gpus_is_inert(start_exporter: Callable[..., RunningExporter], fake_nvml: FakeDriver) -> None:
+def test_the_landing_page_of_real_gpus_is_inert(start_exporter: StartExporter, fake_nvml: FakeDriver) -> None:
     fake_nvml.gpus[0]["name"] = "<script>alert(1)</script>"
     fake_nvml.lose(1)
     exporter = start_exporter("--host", '"><img src=x onerror=alert(1)>', env=fake_nvml.env)
@@ -128,7 +127,7 @@ def test_the_dcgm_page_beside_ours_and_on_an_address_of_its_own(simulated: Simul
     assert [get(path)[0] for path in ("/-/healthy", "/")] == [200, 404]
 
 
-def test_ready_names_the_collector_that_fails(start_exporter: Callable[..., RunningExporter], tmp_path: Path) -> None:
+def test_ready_names_the_collector_that_fails(start_exporter: StartExporter, tmp_path: Path) -> None:
     exporter = start_exporter("--simulate", "1")
     assert exporter.get("/-/ready").status == 200
 
@@ -141,7 +140,7 @@ def test_ready_names_the_collector_that_fails(start_exporter: Callable[..., Runn
 
 
 def test_a_gpu_that_hangs_from_the_start_is_not_ready_and_delays_no_exit(
-    start_exporter: Callable[..., RunningExporter], fake_nvml: FakeDriver
+    start_exporter: StartExporter, fake_nvml: FakeDriver
 ) -> None:
     fake_nvml.hang("nvmlDeviceGetUUID", gpu=1)
     exporter = start_exporter("--expected-gpus", "3", env=fake_nvml.env, prelude=f"{IMPATIENT}; {WITHOUT_FIRST_SAMPLE}")
@@ -157,7 +156,7 @@ def test_a_gpu_that_hangs_from_the_start_is_not_ready_and_delays_no_exit(
     assert exporter.stop(signal.SIGTERM) == 0
 
 
-def test_ipv6(start_exporter: Callable[..., RunningExporter]) -> None:
+def test_ipv6(start_exporter: StartExporter) -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
@@ -214,7 +213,7 @@ def test_requests_as_clients_send_them(simulated: Simulated) -> None:
 
 
 @pytest.mark.full
-def test_few_descriptors_are_shared_out(start_exporter: Callable[..., RunningExporter]) -> None:
+def test_few_descriptors_are_shared_out(start_exporter: StartExporter) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))"
     exporter = start_exporter("--simulate", "1", prelude=limit)
     limits = Path(f"/proc/{exporter.process.pid}/limits").read_text()
