@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.exporter.conftest import StartExporter
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state, uuid_of
 from tests.exporter.jobs.job_node import (
     ANN_7,
@@ -285,7 +286,7 @@ def _text(series: Series) -> str:
 
 
 @pytest.mark.slow
-def test_the_real_exporter_tells_who_holds_and_who_uses_a_gpu(start_exporter: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_real_exporter_tells_who_holds_and_who_uses_a_gpu(start_exporter: StartExporter, tmp_path: Path) -> None:
     slurm_folder(tmp_path / "jobs", job_7={"SLURM_JOB_GPUS": "0", "SLURM_JOB_UID": str(os.getuid())})
     environ = {"RANK": "3", "LOCAL_RANK": "0", "WORLD_SIZE": "8", "SLURM_JOB_ID": "7"}
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environ) as user:

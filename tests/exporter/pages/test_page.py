@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from tests.exporter.conftest import StartExporter
 from tests.exporter.fake_driver import FakeDriver, mixed_gpus
 from tests.exporter.pages.golden_node import A100, DIVIDED, GOLDEN, H100, HUNG, loop, node, node_with, page_of, sample_of
 
@@ -319,7 +319,7 @@ MOVING = re.compile(
 
 @pytest.mark.slow
 def test_the_page_of_the_real_exporter_is_the_golden_one(
-    start_exporter: Callable[..., Any], fake_nvml_library: Path, tmp_path: Path
+    start_exporter: StartExporter, fake_nvml_library: Path, tmp_path: Path
 ) -> None:
     # given an H100, an A100, an H100 divided by MIG, and one that is lost
     gpus = mixed_gpus()

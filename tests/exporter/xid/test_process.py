@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.exporter.conftest import StartExporter
+from tests.exporter.conftest import Cli, StartExporter
 from tests.exporter.fake_driver import FakeDriver, gb200_state
 
 
@@ -42,7 +40,7 @@ def test_an_xid_of_the_driver_is_counted_and_outlives_the_exporter(
 
 @pytest.mark.slow
 def test_a_gpu_that_answers_again_after_a_release_was_reset(
-    start_exporter: StartExporter, fake_nvml: FakeDriver, cli: Callable[..., Any], tmp_path: Path
+    start_exporter: StartExporter, fake_nvml: FakeDriver, cli: Cli, tmp_path: Path
 ) -> None:
     options = ("--state-dir", tmp_path / "state", "--no-xid.kernel-log", "--interval", "0.2")
     exporter = start_exporter(*options, env=fake_nvml.env)
