@@ -142,8 +142,7 @@ class Assembly:
         )
 
     def _ranks(self) -> SpoolSample | None:
-        snapshot = self._spool.latest() if self._spool is not None else None
-        return snapshot.last if snapshot is not None and snapshot.fresh else None
+        return self._spool.latest().value if self._spool is not None else None
 
     def _make_spool(self) -> Callable[[], SpoolSample]:
         settings = self._settings

@@ -262,8 +262,8 @@ class NvmlFleet:
                     if slot is not None:
                         slot.disconnected(now)
                     return
-                for heard in messages:
-                    self._handle(source, heard, now)
+                for child_message in messages:
+                    self._handle(source, child_message, now)
 
     def _handle(self, child: Child, message: FromChild, now: float) -> None:
         slot = self._slot_of(child)

@@ -20,7 +20,7 @@ from rankscope.base.exposition import (
 )
 from rankscope.base.version import VERSION
 from rankscope.exporter.catalogue import BY_NAME, CATALOGUE, COLLECTORS, DEFAULT_COLLECTORS, CatalogueMetric
-from rankscope.exporter.loop import CollectorLoop
+from rankscope.exporter.loop import CollectorLoop, CollectorState
 from rankscope.exporter.source import Fleet, FleetState, GpuState, Labels, Reading, Series
 from rankscope.exporter.spool.reading import SpoolSample
 
@@ -95,17 +95,17 @@ class MetricsPage:
         relayed: list[Family] = []
         if self.spool is not None:
             ranks = self.spool.latest()
-            health.add_loop("spool", ok=ranks.ok, duration_s=ranks.duration_s, age_s=ranks.age_s)
-            if ranks.last is not None and ranks.fresh:
-                _add_spool(families, ranks.last)
+            health.add_loop("spool", ranks)
+            if ranks.value is not None:
+                _add_spool(families, ranks.value)
                 if "spool" in wanted:
-                    relayed = [*self._rank_source.families(ranks.last)]
+                    relayed = [*self._rank_source.families(ranks.value)]
         for loop in (self.jobs, self.xid):
             if loop is not None:
                 snapshot = loop.latest()
-                health.add_loop(loop.name, ok=snapshot.ok, duration_s=snapshot.duration_s, age_s=snapshot.age_s)
-                if snapshot.last is not None and snapshot.fresh:
-                    series = snapshot.last if loop is not self.jobs else [*self._of_present_devices(snapshot.last)]
+                health.add_loop(loop.name, snapshot)
+                if snapshot.value is not None:
+                    series = snapshot.value if loop is not self.jobs else [*self._of_present_devices(snapshot.value)]
                     families.take(self._loop_sources[loop.name].points(series))
         health.into(families, wanted)
         return [*families.in_order(), *relayed]
@@ -130,10 +130,9 @@ class MetricsPage:
 
     def notes(self) -> list[tuple[str, str]]:
         """Return name and text of what an operator has to know although all data is fresh: rejected files of the spool."""
-        ranks = self.spool.latest() if self.spool is not None else None
-        if ranks is None or ranks.last is None or not ranks.fresh:
-            return []
-        return [("spool", f"{file.name} of uid {file.uid} is rejected: {file.reason}") for file in ranks.last.rejected_files]
+        ranks = self.spool.latest().value if self.spool is not None else None
+        files = ranks.rejected_files if ranks is not None else ()
+        return [("spool", f"{file.name} of uid {file.uid} is rejected: {file.reason}") for file in files]
 
     def render(self, accept: str = "", collectors: frozenset[str] | None = None) -> tuple[bytes, str]:
         """Render the page in the format that an Accept header prefers; return it with its content type."""
@@ -322,11 +321,11 @@ class _Health:
                 if run.duration_s > self._duration_s.get(run.collector, -1.0):
                     self._duration_s[run.collector] = run.duration_s
 
-    def add_loop(self, name: str, *, ok: bool, duration_s: float, age_s: float | None) -> None:
-        self._ok[name] = self._ok.get(name, True) and ok
-        self._duration_s[name] = max(self._duration_s.get(name, 0.0), duration_s)
-        if age_s is not None:
-            self._age_s[name] = age_s
+    def add_loop(self, name: str, snapshot: CollectorState[Any]) -> None:
+        self._ok[name] = self._ok.get(name, True) and snapshot.ok
+        self._duration_s[name] = max(self._duration_s.get(name, 0.0), snapshot.duration_s)
+        if snapshot.age_s is not None:
+            self._age_s[name] = snapshot.age_s
 
     def into(self, families: _Families, wanted: frozenset[str]) -> None:
         for name in COLLECTORS:
