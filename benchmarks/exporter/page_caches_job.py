@@ -22,7 +22,7 @@ from typing import Any, Final, cast
 
 from rankscope.base import exposition
 from rankscope.cli.start import main
-from rankscope.exporter.fleet import deltas, wire
+from rankscope.exporter.fleet import wire
 from rankscope.exporter.loop import CollectorState
 from rankscope.exporter.pages import page
 from rankscope.exporter.simulated import SimulatedFleet
@@ -36,7 +36,7 @@ RANKS: Final = 8
 
 def without_changes() -> None:
     """Make every GPU's process send all its readings in every pass."""
-    deltas.DeltaEncoder.encode = lambda _self, sample, took_s: wire.Sampled(sample, took_s)  # type: ignore[method-assign,assignment]
+    wire.DeltaEncoder.encode = lambda _self, sample, took_s: wire.Sampled(sample, took_s)  # type: ignore[method-assign,assignment]
 
 
 def without_parsed_files() -> None:
@@ -55,7 +55,7 @@ def without_parsed_files() -> None:
 
 def without_templates() -> None:
     """Parse a file of a rank in which only values changed as if it were new."""
-    incremental_parse.Template.of = classmethod(lambda *_: None)  # type: ignore[method-assign,assignment]
+    incremental_parse.SpoolTemplate.of = classmethod(lambda *_: None)  # type: ignore[method-assign,assignment]
 
 
 def without_lines() -> None:
@@ -63,10 +63,10 @@ def without_lines() -> None:
     render = exposition._line
 
     def line(point: exposition.Point, family: exposition.Family) -> str:
-        if not point.beginning:
+        if not point.prefix:
             render(point, family)
             point.line = ""
-        return f"{point.beginning}{exposition.number(point.value)}\n"
+        return f"{point.prefix}{exposition.number(point.value)}\n"
 
     exposition._line = line
 

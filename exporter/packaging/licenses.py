@@ -40,7 +40,7 @@ def main(program: Path, folder: Path) -> None:
 
 def _bundled() -> list[Distribution]:
     """The distributions that the extras bring, as far as they are installed."""
-    found: dict[str, Distribution] = {}
+    packages: dict[str, Distribution] = {}
     wanted = [("rankscope", frozenset(EXTRAS))]
     while wanted:
         name, extras = wanted.pop()
@@ -48,14 +48,14 @@ def _bundled() -> list[Distribution]:
             package = distribution(name)
         except PackageNotFoundError:
             continue
-        if found.setdefault(name.lower(), package) is not package and not extras:
+        if packages.setdefault(name.lower(), package) is not package and not extras:
             continue
         for line in package.requires or ():
             requirement = Requirement(line)
             if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in extras or {""}):
                 wanted.append((requirement.name, frozenset(requirement.extras)))
-    del found["rankscope"]  # LICENSE is there already
-    return [found[name] for name in sorted(found)]
+    del packages["rankscope"]  # LICENSE is there already
+    return [packages[name] for name in sorted(packages)]
 
 
 def _copy(package: Distribution, folder: Path) -> bool:
@@ -86,8 +86,8 @@ def _debian_package(library: str) -> str:
     """The package a library is from; empty where that is not known."""
     if shutil.which("dpkg-query") is None:
         return ""
-    found = subprocess.run(["dpkg-query", "--search", f"*/{library}"], capture_output=True, text=True, check=False)
-    return found.stdout.partition(":")[0]
+    answer = subprocess.run(["dpkg-query", "--search", f"*/{library}"], capture_output=True, text=True, check=False)
+    return answer.stdout.partition(":")[0]
 
 
 if __name__ == "__main__":

@@ -27,10 +27,7 @@ from rankscope.base.exposition import (
 
 # Every character except surrogates, with troublesome ones more often.
 TEXTS = st.text(
-    st.one_of(
-        st.characters(exclude_categories=["Cs"]),
-        st.sampled_from('\\"\n\t\r\x00\x1b\x7f\x85\u2028\u202e{}=,# 👩‍🚀'),
-    ),
+    st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from('\\"\n\t\r\x00\x1b\x7f\x85\u2028\u202e{}=,# 👩‍🚀')),
     max_size=30,
 )
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,10}[a-z]", fullmatch=True)
@@ -56,15 +53,12 @@ def families(draw: st.DrawFn) -> list[Family]:
     return collected
 
 
-def _expected(given_families: list[Family]) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
-    return {
-        given_family.name: {frozenset(point.labels): point.value for point in given_family.points}
-        for given_family in given_families
-    }
+def _expected(input_families: list[Family]) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
+    return {family.name: {frozenset(point.labels): point.value for point in family.points} for family in input_families}
 
 
-def _assert_same(read: Any, given_families: list[Family]) -> None:
-    expected = _expected(given_families)
+def _assert_same(read: Any, input_families: list[Family]) -> None:
+    expected = _expected(input_families)
     seen: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
     for family in read:
         for sample in family.samples:
@@ -78,13 +72,13 @@ def _assert_same(read: Any, given_families: list[Family]) -> None:
 
 @given(families())
 @example([Family("m_x", "gauge", 'a \\ "quoted"\nhelp', points=[Point((("a", 'C:\\new\n"x"'), ("b", "\\")), 1.0)])])
-def test_both_formats_read_back_exactly_what_went_in(given_families: list[Family]) -> None:
+def test_both_formats_read_back_exactly_what_went_in(input_families: list[Family]) -> None:
     for _ in range(2):  # the second time with the labels cached in the points
-        as_openmetrics = openmetrics(given_families).decode()
-        _assert_same(parse_text(text(given_families).decode()), given_families)
-        _assert_same(parse_openmetrics(as_openmetrics), given_families)  # type: ignore[no-untyped-call]
+        as_openmetrics = openmetrics(input_families).decode()
+        _assert_same(parse_text(text(input_families).decode()), input_families)
+        _assert_same(parse_openmetrics(as_openmetrics), input_families)  # type: ignore[no-untyped-call]
     documented = {parse_openmetric.name: parse_openmetric.documentation for parse_openmetric in parse_openmetrics(as_openmetrics)}  # type: ignore[no-untyped-call]
-    for family in given_families:
+    for family in input_families:
         # The reference parser strips white space from the ends of a line.
         assert documented[family.name.removesuffix("_total")].strip() == family.help.strip()
 
@@ -99,18 +93,18 @@ def test_numbers_are_exact_and_whole_ones_short(value: float) -> None:
 
 
 def test_types_units_and_the_end_are_as_each_format_wants_them() -> None:
-    given_families = [
+    input_families = [
         Family("gpu_energy_joules_total", "counter", "Energy.", "joules", [Point((("uuid", "a"),), 1e21)]),
         Family("gpu_io_bytes_per_second", "gauge", "Rate.", "bytes", [Point((), math.inf)]),
     ]
 
-    assert text(given_families).decode() == (
+    assert text(input_families).decode() == (
         "# HELP gpu_energy_joules_total Energy.\n# TYPE gpu_energy_joules_total counter\n"
         'gpu_energy_joules_total{uuid="a"} 1e+21\n'
         "# HELP gpu_io_bytes_per_second Rate.\n# TYPE gpu_io_bytes_per_second gauge\ngpu_io_bytes_per_second +Inf\n"
     )
     # OpenMetrics has a UNIT only if the name ends in it
-    assert openmetrics(given_families).decode() == (
+    assert openmetrics(input_families).decode() == (
         "# HELP gpu_energy_joules Energy.\n# TYPE gpu_energy_joules counter\n# UNIT gpu_energy_joules joules\n"
         'gpu_energy_joules_total{uuid="a"} 1e+21\n'
         "# HELP gpu_io_bytes_per_second Rate.\n# TYPE gpu_io_bytes_per_second gauge\ngpu_io_bytes_per_second +Inf\n"

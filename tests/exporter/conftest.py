@@ -21,6 +21,8 @@ from tests.exporter.fake_driver import FakeDriver, build_library, gpu_state
 from tests.waiting import wait_until
 
 SeriesKey = tuple[str, frozenset[tuple[str, str]]]
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+StartExporter = Callable[..., "RunningExporter"]
 
 DEADLINE_S = 120  # generous for a busy machine; its purpose is to end a hang
 
@@ -126,7 +128,7 @@ class RunningExporter:
 
 
 @contextlib.contextmanager
-def exporters(folder: Path) -> Iterator[Callable[..., RunningExporter]]:
+def exporters(folder: Path) -> Iterator[StartExporter]:
     """Yield ``start("--simulate", "2", env=…)``, which runs the real command in this folder until the context ends.
 
     ``prelude`` is Python to run first, in the same process.
@@ -150,7 +152,7 @@ def exporters(folder: Path) -> Iterator[Callable[..., RunningExporter]]:
 
 
 @pytest.fixture
-def start_exporter(tmp_path: Path) -> Iterator[Callable[..., RunningExporter]]:
+def start_exporter(tmp_path: Path) -> Iterator[StartExporter]:
     """Function ``start_exporter("--simulate", "2", env=…)`` that runs the real command until the test ends."""
     with exporters(tmp_path) as start:
         yield start

@@ -15,7 +15,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +24,7 @@ MIB = 2**20
 NO_PROCESS = 5_000_000
 """A number that no process of Linux can have: the exporter looks up their names."""
 GIB = 2**30
-NOT_SUPPORTED, GPU_IS_LOST, DRIVER_NOT_LOADED = "err:3", "err:15", "err:9"
+NOT_SUPPORTED, GPU_IS_LOST = "err:3", "err:15"
 ALL_LINKS = 0xFFFFFFFF
 
 State = dict[str, object]
@@ -254,6 +254,11 @@ def mig_state(index: int, profiles: Iterable[tuple[int, str]], *, of: State | No
     return state
 
 
+def mixed_gpus() -> list[State]:
+    """Return an H100, an A100, an H100 in MIG mode with two devices, and another H100."""
+    return [h100_state(0), a100_state(1), mig_state(2, [(4, "4g.40gb"), (3, "3g.40gb")]), h100_state(3)]
+
+
 def planted(call: str, gpu: int | None) -> str:
     return call if gpu is None else f"{call}@{gpu}"
 
@@ -284,15 +289,17 @@ class FakeDriver:
             "FAKE_NVML_COUNTS": str(self.folder / "nvml-counts"),
         }
 
-    def gpu(self, index: int) -> State:
-        return self.gpus[index]
+    def change(self, gpu: int, answers: Mapping[str, object]) -> None:
+        """Give a GPU other answers, and write them."""
+        self.gpus[gpu] |= answers
+        self.write()
 
     def write(self) -> None:
         """Write the state file; the driver applies it at once."""
         lines = [f"count {len(self.gpus)}"]
         lines += [f"{key} {value}" for key, value in self.system.items()]
         lines += [f"gpu{index}.{key} {value}" for index, gpu in enumerate(self.gpus) for key, value in gpu.items()]
-        lines += [f"call.{name} {what}" for name, what in self.calls.items()]
+        lines += [f"call.{name} {effect}" for name, effect in self.calls.items()]
         replacement = self.path.with_suffix(".new")
         replacement.write_text("\n".join(lines) + "\n")
         replacement.replace(self.path)
@@ -323,8 +330,7 @@ class FakeDriver:
         self.write()
 
     def lose(self, gpu: int) -> None:
-        self.gpus[gpu]["lost"] = 1
-        self.write()
+        self.change(gpu, {"lost": 1})
 
     def vanish(self) -> None:
         """Unload the driver."""
@@ -344,10 +350,8 @@ class FakeDriver:
 
     def xid(self, gpu: int, *codes: int) -> None:
         """Add these Xid errors to the GPU, one after the other."""
-        state = self.gpus[gpu]
-        first = sum(key.startswith("xid.") for key in state)
-        state |= {f"xid.{first + offset}": code for offset, code in enumerate(codes)}
-        self.write()
+        first = sum(key.startswith("xid.") for key in self.gpus[gpu])
+        self.change(gpu, {f"xid.{first + offset}": code for offset, code in enumerate(codes)})
 
     def counts(self) -> dict[str, int]:
         """Return the calls of all processes by name since the last ``forget_counts``."""

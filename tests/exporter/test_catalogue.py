@@ -1,4 +1,4 @@
-"""The page has exactly the metrics of the catalogue, and the documentation describes the catalogue."""
+"""The page has exactly the metrics of the catalogue, the table of Xids is complete, and the documentation has both."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.exporter.conftest import RunningExporter
-from tests.exporter.fake_driver import FakeDriver, a100_state, h100_state, mig_state, uuid_of
+from tests.exporter.conftest import Cli, StartExporter
+from tests.exporter.fake_driver import FakeDriver, mixed_gpus, uuid_of
 from tests.exporter.jobs.job_node import slurm_folder
 from tests.rank_file import rank_text
 
 from rankscope.exporter.catalogue import BY_NAME, CATALOGUE, COLLECTORS
 from rankscope.exporter.reference import TABLES, with_tables
-from rankscope.exporter.xids import ACTIONABLE, XIDS
+from rankscope.exporter.xids import ACTIONABLE, CRITICAL, FALLEN_OFF_THE_BUS, GRADED, SOURCE, SOURCES, XIDS
 from rankscope.runs.metrics import RANK_METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,13 +83,12 @@ ELSEWHERE = {
 @pytest.fixture
 def node(fake_nvml_library: Path, tmp_path: Path) -> FakeDriver:
     """Fake driver with an H100, an A100, an H100 with MIG, and a second H100 that the test makes hang."""
-    gpus = [h100_state(0), a100_state(1), mig_state(2, [(4, "4g.40gb"), (3, "3g.40gb")]), h100_state(3)]
-    return FakeDriver(tmp_path / "driver", fake_nvml_library, gpus)
+    return FakeDriver(tmp_path / "driver", fake_nvml_library, mixed_gpus())
 
 
 @pytest.mark.slow
 def test_page_and_catalogue_have_the_same_metrics_with_the_same_labels(
-    start_exporter: Callable[..., RunningExporter], node: FakeDriver, tmp_path: Path
+    start_exporter: StartExporter, node: FakeDriver, tmp_path: Path
 ) -> None:
     # given a node with data for every metric that the fake driver can show
     (tmp_path / "spool").mkdir()
@@ -138,10 +136,7 @@ def test_every_option_and_every_reason_is_documented() -> None:
     document = (DOCS / "exporter-jobs.md").read_text()
     reasons = re.findall(
         r'RejectedError\("([a-z0-9_]+)"',
-        "".join(
-            (ROOT / "exporter/src/rankscope/exporter/spool" / name).read_text()
-            for name in ("file.py", "reading.py", "histogram.py")
-        ),
+        "".join((ROOT / "exporter/src/rankscope/exporter/spool" / name).read_text() for name in ("file.py", "reading.py")),
     )
     assert len(set(reasons)) > 10
     assert [reason for reason in reasons if f"`{reason}`" not in document] == []
@@ -149,17 +144,17 @@ def test_every_option_and_every_reason_is_documented() -> None:
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_documentation_work(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+def test_the_commands_of_the_documentation_work(cli: Cli, tmp_path: Path) -> None:
     commands = re.findall(r"^rankscope (exporter .*--once)", (DOCS / "exporter.md").read_text(), flags=re.MULTILINE)
     assert commands
     for line in commands:
         assert cli(*shlex.split(line), "--spool", tmp_path / "spool").returncode == 0
 
 
-def test_reading_the_catalogue_loads_no_server_and_no_driver() -> None:
+def test_reading_the_tables_loads_no_server_and_no_driver() -> None:
     script = (
-        "import sys, rankscope.exporter.catalogue, rankscope.exporter.commands; "
-        "print([name for name in ('torch', 'pynvml', 'uvicorn', 'prometheus_client') if name in sys.modules])"
+        "import sys, rankscope.exporter.catalogue, rankscope.exporter.commands, rankscope.exporter.xids; "
+        "print([name for name in ('torch', 'pynvml', 'uvicorn', 'h11', 'bcrypt', 'prometheus_client') if name in sys.modules])"
     )
 
     completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -168,9 +163,7 @@ def test_reading_the_catalogue_loads_no_server_and_no_driver() -> None:
 
 
 @pytest.mark.slow
-def test_the_number_of_series_stays_within_the_budget(
-    start_exporter: Callable[..., RunningExporter], node: FakeDriver, tmp_path: Path
-) -> None:
+def test_the_number_of_series_stays_within_the_budget(start_exporter: StartExporter, node: FakeDriver, tmp_path: Path) -> None:
     # given GPUs with all readings, and one rank that publishes every metric of a recorder
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool" / "a.prom").write_text(rank_text())
@@ -193,7 +186,7 @@ def test_the_number_of_series_stays_within_the_budget(
 
 @pytest.mark.slow
 def test_a_gpu_with_every_error_and_a_job_stays_within_the_series_budget(
-    start_exporter: Callable[..., RunningExporter], node: FakeDriver, tmp_path: Path
+    start_exporter: StartExporter, node: FakeDriver, tmp_path: Path
 ) -> None:
     # given an H100 allocated to a job, and the DCGM page, which enables more collectors
     slurm_folder(tmp_path / "jobs", job_7={"CUDA_VISIBLE_DEVICES": uuid_of(0)})
@@ -211,6 +204,42 @@ def test_a_gpu_with_every_error_and_a_job_stays_within_the_series_budget(
 
     page = exporter.page()
     of_it = [name for name, labels in page if ("uuid", uuid) in labels]
-    per_code = [of_it.count(f"gpu_xid_{what}") for what in ("errors_total", "last_timestamp_seconds", "recent_errors")]
+    per_code = [of_it.count(f"gpu_xid_{name}") for name in ("errors_total", "last_timestamp_seconds", "recent_errors")]
     assert per_code == [len(codes)] * 3
     assert 130 < len(of_it) <= 155 + 3 * len(codes)
+
+
+# The table of Xids
+
+
+def test_every_code_is_explained_and_what_asks_for_an_action_names_one() -> None:
+    assert list(XIDS) == sorted(XIDS)
+    for xid in XIDS.values():
+        assert xid.meaning.endswith("."), xid
+        assert xid.name == xid.name.lower(), xid
+        assert not xid.actionable or xid.action != "none", xid
+        assert xid.actionable or xid.action not in ("contact_vendor", "reset_gpu", "reboot"), xid
+    assert SOURCE.url.startswith("https://docs.nvidia.com/")
+
+
+def test_the_well_known_ones_are_where_everybody_expects_them() -> None:
+    assert {48, 64, 74, 79, 94, 95, 119, 120, 140} <= set(ACTIONABLE)
+    assert not {13, 31, 43, 45, 63} & set(ACTIONABLE)
+    assert XIDS[FALLEN_OFF_THE_BUS].action == "reboot"
+
+
+def test_the_codes_of_new_generations_are_known() -> None:
+    assert set(range(143, 177)) <= set(XIDS)
+    assert set(range(144, 151)) == GRADED
+    assert {XIDS[code].actionable for code in (167, 169, 173)} == {True}
+    assert {xid.source for xid in XIDS.values()} == SOURCES.keys()
+
+
+def test_there_are_few_that_are_series_of_every_gpu() -> None:
+    assert len(CRITICAL) < 20
+    assert all(xid.actionable for xid in XIDS.values() if xid.critical)
+
+
+def test_the_metrics_are_in_the_catalogue_with_their_labels() -> None:
+    assert BY_NAME["gpu_xid_errors_total"].labels == ("uuid", "xid", "severity")
+    assert BY_NAME["nvswitch_sxid_errors_total"].labels == ("pci_bus_id", "sxid", "severity")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.exporter.conftest import RunningExporter
-from tests.exporter.fake_driver import NOT_SUPPORTED, FakeDriver, a100_state, h100_state, mig_state, uuid_of
+from tests.exporter.conftest import StartExporter
+from tests.exporter.fake_driver import NOT_SUPPORTED, FakeDriver, mixed_gpus, uuid_of
 from tests.rank_file import rank_text
 from tests.waiting import wait_until
 
@@ -25,8 +25,7 @@ RANK = rank_text(40, run="r1", run_id="id-r1", rank=2)
 @pytest.fixture
 def node(fake_nvml_library: Path, tmp_path: Path) -> FakeDriver:
     """Fake driver with an H100, an A100, and an H100 divided by MIG."""
-    gpus = [h100_state(0), a100_state(1), mig_state(2, [(4, "4g.40gb"), (3, "3g.40gb")])]
-    return FakeDriver(tmp_path / "full-driver", fake_nvml_library, gpus)
+    return FakeDriver(tmp_path / "full-driver", fake_nvml_library, mixed_gpus()[:3])
 
 
 EVERY_COLLECTOR = tuple(f"--collector.{name}" for name in COLLECTORS)
@@ -36,13 +35,12 @@ EVERY_COLLECTOR = tuple(f"--collector.{name}" for name in COLLECTORS)
 @pytest.mark.parametrize("arguments", [(), ("--simulate", "2xH100"), EVERY_COLLECTOR])
 def test_promtool_finds_nothing_to_object_to(
     arguments: tuple[str, ...],
-    start_exporter: Callable[..., RunningExporter],
+    start_exporter: StartExporter,
     node: FakeDriver,
     require_program: Callable[[str], str],
     tmp_path: Path,
 ) -> None:
-    node.gpu(1)["power"] = NOT_SUPPORTED
-    node.write()
+    node.change(1, {"power": NOT_SUPPORTED})
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool" / "a.prom").write_text(RANK)
     (tmp_path / "spool" / "b.prom").write_text("no metrics")
@@ -109,6 +107,7 @@ JOINS = {
     "gpu_power_watts * on (uuid) group_left (host, index, model) gpu_info": 3,
     "rate(gpu_energy_joules_total[1m]) * on (uuid) group_left (index) gpu_info": 3,
     "gpu_sm_active_ratio * on (uuid) group_left (model) gpu_info": 2,
+    "sum by (uuid) (gpu_xid_errors_total * on (uuid) group_left (model) gpu_info)": 3,
     "gpu_mig_memory_used_bytes * on (uuid) group_left (parent_uuid, profile) gpu_mig_info": 2,
     "label_replace(gpu_mig_info, 'uuid', '$1', 'parent_uuid', '(.*)') * on (uuid) group_left (model) gpu_info": 2,
     "gpu_metric_absent_info{reason='before_hopper',metric='gpu_sm_active_ratio'} * on (uuid) group_left (model) gpu_info": 1,
@@ -121,7 +120,7 @@ JOINS = {
 
 @pytest.mark.slow
 def test_prometheus_scrapes_both_pages_and_answers_questions(
-    start_exporter: Callable[..., RunningExporter], node: FakeDriver, prometheus: Callable[[int], str], tmp_path: Path
+    start_exporter: StartExporter, node: FakeDriver, prometheus: Callable[[int], str], tmp_path: Path
 ) -> None:
     # given three GPUs, and two ranks with two metrics that are the same one in OpenMetrics, the format Prometheus requests
     (tmp_path / "spool").mkdir()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
-from tests.exporter.conftest import RunningExporter
+from tests.exporter.conftest import Cli, StartExporter
 from tests.exporter.fake_driver import FakeDriver
 
 from rankscope.base.errors import InputError
@@ -137,9 +136,7 @@ def test_a_mistake_in_the_file_says_where_and_what(config: Callable[[str], Path]
         (["resume", ""], "GPU is empty"),
     ],
 )
-def test_wrong_usage_is_status_2_and_says_what_would_be_right(
-    cli: Callable[..., subprocess.CompletedProcess[str]], arguments: list[str], message: str
-) -> None:
+def test_wrong_usage_is_status_2_and_says_what_would_be_right(cli: Cli, arguments: list[str], message: str) -> None:
     completed = cli("exporter", *arguments)
 
     assert completed.returncode == 2
@@ -151,7 +148,7 @@ def test_wrong_usage_is_status_2_and_says_what_would_be_right(
     [("EXPECTED_GPUS", "eight", "'eight' is not a whole number"), ("OTLP", "maybe", "'maybe' is not true or false")],
 )
 def test_a_mistake_in_a_variable_names_the_variable(
-    cli: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch, variable: str, value: str, message: str
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, message: str
 ) -> None:
     monkeypatch.setenv(f"RANKSCOPE_EXPORTER_{variable}", value)
 
@@ -162,9 +159,7 @@ def test_a_mistake_in_a_variable_names_the_variable(
     assert f"RANKSCOPE_EXPORTER_{variable}" in completed.stderr
 
 
-def test_a_variable_that_is_no_option_is_told_once(
-    cli: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_variable_that_is_no_option_is_told_once(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RANKSCOPE_EXPORTER_EXPECTED_GPU", "8")
 
     completed = cli("exporter", "--simulate", "1", "--once", "--spool", tmp_path / "spool")
@@ -189,7 +184,7 @@ def test_settings_are_called_as_their_options_are() -> None:
     assert {names[field.name] for field in dataclasses.fields(ExporterSettings)} <= written | {"--collector.…"}
 
 
-def test_a_file_that_cannot_be_read_is_status_3(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_status_3(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"host = '\xe9'")
     for path, item in ((tmp_path / "nothing", "No such file"), (tmp_path, "Is a directory"), (tmp_path / "latin", "UTF-8")):
         completed = cli("exporter", "--once", "--config", path)
@@ -199,21 +194,19 @@ def test_a_file_that_cannot_be_read_is_status_3(cli: Callable[..., subprocess.Co
         assert item in completed.stderr
 
 
-def test_help_names_every_collector_and_section(cli: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_help_names_every_collector_and_section(cli: Cli) -> None:
     text = cli("exporter", "--help").stdout
 
     assert [name for name in COLLECTORS if f"--no-collector.{name}" not in text] == []
     for heading in ("Web:", "Collectors:", "GPUs:", "Release of GPUs:", "Commands:"):
         assert f"\n{heading}\n" in text
+    # its examples can be copied
+    assert "\n    rankscope exporter --simulate 4 --once  " in text
+    assert "\\b" not in text
 
 
 @pytest.mark.slow
-def test_a_forgotten_gpu_is_not_missed(
-    start_exporter: Callable[..., RunningExporter],
-    fake_nvml: FakeDriver,
-    cli: Callable[..., subprocess.CompletedProcess[str]],
-    tmp_path: Path,
-) -> None:
+def test_a_forgotten_gpu_is_not_missed(start_exporter: StartExporter, fake_nvml: FakeDriver, cli: Cli, tmp_path: Path) -> None:
     first = start_exporter(env=fake_nvml.env)
     first.wait_until(lambda: first.values("gpu_up") == [1.0, 1.0])
     assert first.stop(signal.SIGTERM) == 0
@@ -232,7 +225,7 @@ def test_a_forgotten_gpu_is_not_missed(
 
 
 def test_sighup_reads_again_what_can_change_and_says_what_cannot(
-    start_exporter: Callable[..., RunningExporter], config: Callable[[str], Path]
+    start_exporter: StartExporter, config: Callable[[str], Path]
 ) -> None:
     running = start_exporter("--simulate", "1", "--config", config('log.format = "logfmt"'))
 

@@ -25,16 +25,10 @@ def _samples(state: FleetState) -> list[GpuSample]:
 def test_simulated_gpus_are_deterministic_and_vary_slowly() -> None:
     assert _at(10) == _at(10)
     assert _samples(_at(10)) != _samples(_at(30))
-    before = {
-        (gpu.identity.uuid, reading.metric, reading.labels): reading.value
-        for gpu in _samples(_at(100))
-        for reading in gpu.readings
-    }
-    after = {
-        (gpu.identity.uuid, reading.metric, reading.labels): reading.value
-        for gpu in _samples(_at(101))
-        for reading in gpu.readings
-    }
+    before, after = (
+        {(gpu.identity.uuid, row.metric, row.labels): row.value for gpu in _samples(_at(seconds)) for row in gpu.readings}
+        for seconds in (100, 101)
+    )
     assert before.keys() == after.keys()
     for key, value in before.items():
         uuid, metric, labels = key
@@ -73,10 +67,10 @@ def test_a_simulated_h100_has_every_default_metric_and_says_what_it_lacks() -> N
     }
     divided_only = {name for name in default if name.startswith("gpu_mig_")} - {"gpu_mig_enabled", "gpu_mig_instances"}
     (gpu,) = _samples(_at(5, "1xH100"))
-    given, absent = {reading.metric for reading in gpu.readings}, {reading.metric for reading in gpu.absent}
+    metrics, absent = {reading.metric for reading in gpu.readings}, {reading.metric for reading in gpu.absent}
 
-    assert given | absent == default - divided_only
-    assert given & absent == set()
+    assert metrics | absent == default - divided_only
+    assert metrics & absent == set()
     for reading in gpu.readings:
         assert ("uuid", *(name for name, _ in reading.labels)) == BY_NAME[reading.metric].labels
 
@@ -135,11 +129,11 @@ def test_a_simulated_gpu_can_be_released(name: Callable[..., str]) -> None:
         fleet.release("GPU-unknown", ttl_s=1)
 
 
+def test_a_model_may_be_written_in_any_case() -> None:
+    assert parse_simulation("8xh100") == parse_simulation("8xH100")
+
+
 @pytest.mark.parametrize("text", ["", "0", "65", "8x", "8xB9000", "xH100", "-1", "8 x H100", "1e3"])
 def test_what_cannot_be_simulated_is_refused_with_what_can(text: str) -> None:
     with pytest.raises(ValueError, match=r"8xH100|known are A100, H100, H200"):
         parse_simulation(text)
-
-
-def test_a_model_may_be_written_in_any_case() -> None:
-    assert parse_simulation("8xh100") == parse_simulation("8xH100")

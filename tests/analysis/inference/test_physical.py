@@ -21,7 +21,7 @@ from rankscope.analysis.evidence.hardware import MAX_SAMPLES, REASONS, bare_uuid
 from rankscope.analysis.inference.reasons.physical import PHYSICAL
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.verdict.advice import AdviceSubject, next_actions
-from rankscope.exporter.nvml.tables import _THROTTLE_BITS
+from rankscope.exporter.nvml.tables import THROTTLE_BITS
 from rankscope.runs.records import HardwareSample
 
 Synthetic = Callable[..., Any]
@@ -122,7 +122,7 @@ def test_an_error_of_the_gpu_is_told_from_those_of_programs(synthetic: Synthetic
 
 
 def test_the_reasons_for_a_lowered_clock_are_those_that_the_exporter_tells() -> None:
-    assert set(REASONS) == {reason for reason, _ in _THROTTLE_BITS}
+    assert set(REASONS) == {reason for reason, _ in THROTTLE_BITS}
 
 
 def unexplained(analysis: Analysis, cause: str = "host") -> None:

@@ -139,9 +139,7 @@ def as_the_unit_does(*command_line: str, capabilities: str) -> subprocess.Comple
 
 
 @NEEDS_ROOT
-def test_the_units_rights_suffice_to_read_environments_and_are_minimal(
-    another_users_process: subprocess.Popen[bytes],
-) -> None:
+def test_the_units_rights_suffice_to_read_environments_and_are_minimal(another_users_process: subprocess.Popen[bytes]) -> None:
     rights = _Unit(UNIT)["Service"]["AmbientCapabilities"]
     environment = f"/proc/{another_users_process.pid}/environ"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,12 +21,12 @@ from tests.exporter.artefacts.helm_chart import (
     render_text,
     schemas_of_kubernetes,
 )
-from tests.exporter.conftest import RunningExporter
+from tests.exporter.conftest import StartExporter
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
 
 from rankscope.alerts.rules.rule_file import RULES_FILE, rules_text
 from rankscope.exporter.commands import exporter as command
-from rankscope.exporter.jobs.pod_names import DEFAULT_FOLDER as POD_LOGS
+from rankscope.exporter.jobs.names import POD_LOGS
 from rankscope.exporter.spool.folder import SYSTEM_SPOOL
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -132,10 +132,10 @@ def test_the_default_needs_nothing_that_a_cluster_may_lack(chart: dict[str, Mani
 
 
 def test_the_exporter_takes_the_arguments_of_the_daemonset(chart: dict[str, Manifest], full_chart: dict[str, Manifest]) -> None:
-    given, given_full = parameters(chart), parameters(full_chart)
+    default, full = parameters(chart), parameters(full_chart)
 
-    assert (given["host"], given["spool"], given["xid_kernel_log"]) == ("node1", SYSTEM_SPOOL, False)
-    assert (given_full["expected_gpus"], given_full["xid_kernel_log"]) == (8, True)
+    assert (default["host"], default["spool"], default["xid_kernel_log"]) == ("node1", SYSTEM_SPOOL, False)
+    assert (full["expected_gpus"], full["xid_kernel_log"]) == (8, True)
 
 
 def test_a_wedged_driver_neither_kills_the_pod_nor_holds_up_a_rollout(
@@ -220,10 +220,10 @@ def installation() -> dict[str, Any]:
     """Return release, namespace and values of the ``helm install`` in the how-to."""
     (line,) = re.findall(r"^helm install .*", HOWTO.read_text(), re.MULTILINE)
     _, _, name, folder, *options = shlex.split(line)
-    given = dict(zip(options[::2], options[1::2], strict=True))
+    flags = dict(zip(options[::2], options[1::2], strict=True))
     assert (ROOT / folder).resolve() == CHART
-    assert set(given) == {"--namespace", "--set"}
-    return {"values": given["--set"], "name": name, "namespace": given["--namespace"]}
+    assert set(flags) == {"--namespace", "--set"}
+    return {"values": flags["--set"], "name": name, "namespace": flags["--namespace"]}
 
 
 def training_pod() -> Manifest:
@@ -271,15 +271,15 @@ def test_training_pods_and_exporter_share_one_spool() -> None:
 
 @pytest.mark.slow
 def test_an_exporter_as_the_chart_starts_it_is_whole(
-    chart: dict[str, Manifest], start_exporter: Callable[..., RunningExporter], tmp_path: Path
+    chart: dict[str, Manifest], start_exporter: StartExporter, tmp_path: Path
 ) -> None:
     fake = FakeDriver(tmp_path, build_library(), [h100_state(0)])
-    places = {"/run/rankscope": tmp_path / "run", "/var/lib/rankscope": tmp_path / "lib"}
+    folders = {"/run/rankscope": tmp_path / "run", "/var/lib/rankscope": tmp_path / "lib"}
     arguments = []
     for argument in pod_of(chart)["containers"][0]["args"]:
         # no kubelet and no fixed port here
         if not argument.startswith(("--jobs.podresources-socket", "--web.listen-address")):
-            for path, folder in places.items():
+            for path, folder in folders.items():
                 argument = argument.replace(path, str(folder))  # noqa: PLW2901
             arguments.append(argument)
     (tmp_path / "run" / "spool").mkdir(parents=True)  # as the kubelet makes it for a training pod

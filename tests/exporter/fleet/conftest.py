@@ -7,12 +7,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.exporter.fake_driver import FakeDriver
-from tests.exporter.fleet.hosted_fleet import FleetHost
+from tests.exporter.fleet.hosted_fleet import FleetHost, StartFleet
 
 HOST = Path(__file__).with_name("fleet_host.py")
 TIMEOUTS = {
@@ -29,7 +29,7 @@ TIMEOUTS = {
 
 
 @pytest.fixture
-def start_fleet(fake_nvml: FakeDriver, tmp_path: Path) -> Iterator[Callable[..., FleetHost]]:
+def start_fleet(fake_nvml: FakeDriver, tmp_path: Path) -> Iterator[StartFleet]:
     """Function ``start_fleet(state_dir=…, pci_root=…, timeouts={…})`` that runs a fleet until the test ends."""
     with contextlib.ExitStack() as stack:
         number = iter(range(100))

@@ -11,18 +11,13 @@ from typing import Any
 
 import msgspec
 
-from rankscope.base.errors import MissingError
 from rankscope.exporter.fleet.nursery import Nursery
 
 
 def main() -> None:
     options = json.loads(sys.argv[1])
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
-    try:
-        nursery = Nursery.start()
-    except MissingError as error:
-        print(json.dumps({"missing": str(error)}), flush=True)
-        return
+    nursery = Nursery.start()
     from rankscope.exporter.catalogue import COLLECTORS
     from rankscope.exporter.fleet import nvml_fleet
     from rankscope.exporter.fleet.inventory import Inventory

@@ -10,10 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.exporter.fake_driver import uuid_of
 from tests.waiting import wait_until
 
-ZERO, ONE = "GPU-00000000-aaaa-bbbb-cccc-000000000000", "GPU-10000000-aaaa-bbbb-cccc-000000000000"
+ZERO, ONE = uuid_of(0), uuid_of(1)
 DEADLINE_S = 120
+
+
+StartFleet = Callable[..., "FleetHost"]
 
 
 class FleetHost:

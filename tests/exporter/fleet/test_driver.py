@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.exporter.fake_driver import FakeDriver
-from tests.exporter.fleet.hosted_fleet import ONE, ZERO, FleetHost
+from tests.exporter.fleet.hosted_fleet import ONE, ZERO, FleetHost, StartFleet
 
 from rankscope.exporter.fleet.inventory import forget
 
@@ -20,9 +19,7 @@ pytestmark = pytest.mark.slow  # each starts real processes
 NO_DRIVER, GPU_IS_LOST, MISMATCH = 9, 15, 18
 
 
-def test_a_driver_that_is_not_there_is_a_problem_until_it_is(
-    start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver
-) -> None:
+def test_a_driver_that_is_not_there_is_a_problem_until_it_is(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fake_nvml.fail("nvmlInitWithFlags", NO_DRIVER)
     fleet = start_fleet()
     state = fleet.state()
@@ -49,9 +46,7 @@ def _reasons(state: Any) -> list[str]:
     return [gpu["reason"] for gpu in state["gpus"]]
 
 
-def test_a_driver_that_hangs_for_newcomers_costs_open_gpus_nothing(
-    start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver
-) -> None:
+def test_a_driver_that_hangs_for_newcomers_costs_open_gpus_nothing(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fleet = start_fleet(timeouts={"call_s": 60}, interval_s=0.3)
     fleet.until_up(ZERO, ONE)
 
@@ -67,7 +62,7 @@ def test_a_driver_that_hangs_for_newcomers_costs_open_gpus_nothing(
     assert [(gpu["up"], gpu["restarts"]) for gpu in state["gpus"]] == [(True, 0)] * 2
 
 
-def test_another_driver_gets_new_processes(start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver) -> None:
+def test_another_driver_gets_new_processes(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fleet = start_fleet(timeouts={"call_s": 60, "open_s": 60})
     fleet.until_up(ZERO, ONE)
     workers = {fleet.worker(0), fleet.worker(1)}
@@ -86,9 +81,7 @@ def _after_surveys(fleet: FleetHost, fake_nvml: FakeDriver) -> Any:
     return fleet.until(lambda _: fake_nvml.counts().get("nvmlInitWithFlags", 0) > before + 5)
 
 
-def test_a_mismatched_library_asks_for_a_restart_when_no_gpu_answers(
-    start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver
-) -> None:
+def test_a_mismatched_library_asks_for_a_restart_when_no_gpu_answers(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fleet = start_fleet(interval_s=0.3)
     fleet.until_up(ZERO, ONE)
     # as after an upgrade without a reload: open GPUs keep working, but a new exporter could not open them
@@ -105,7 +98,7 @@ def test_a_mismatched_library_asks_for_a_restart_when_no_gpu_answers(
     assert "lib_rm_version_mismatch" in why
 
 
-def test_a_library_that_never_matched_does_not(start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver) -> None:
+def test_a_library_that_never_matched_does_not(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fake_nvml.fail("nvmlInitWithFlags", MISMATCH)
     fleet = start_fleet()
 
@@ -127,9 +120,7 @@ def _pci_device(root: Path, address: str, *, driver: str | None, pci_class: str 
         (root / "drivers" / driver / address).symlink_to(folder)
 
 
-def test_the_pci_bus_shows_what_the_driver_does_not(
-    start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver, tmp_path: Path
-) -> None:
+def test_the_pci_bus_shows_what_the_driver_does_not(start_fleet: StartFleet, fake_nvml: FakeDriver, tmp_path: Path) -> None:
     root = tmp_path / "pci"
     _pci_device(root, "0000:1a:00.0", driver="nvidia")
     _pci_device(root, "0000:1b:00.0", driver="nvidia")
@@ -160,7 +151,7 @@ def test_the_pci_bus_shows_what_the_driver_does_not(
     fleet.until_up(ZERO, ONE)
 
 
-def test_a_gpu_that_appears_in_the_driver_only_is_found(start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver) -> None:
+def test_a_gpu_that_appears_in_the_driver_only_is_found(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     added = fake_nvml.gpus.pop()
     fake_nvml.write()
     fleet = start_fleet(expected_gpus=2)
@@ -186,19 +177,17 @@ def test_a_gpu_that_appears_in_the_driver_only_is_found(start_fleet: Callable[..
     assert ONE in again
 
 
-def test_a_gpu_that_never_opened_is_known_by_its_place(start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver) -> None:
+def test_a_gpu_that_never_opened_is_known_by_its_place(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fake_nvml.fail("nvmlDeviceGetUUID", GPU_IS_LOST, gpu=1)
     fleet = start_fleet()
 
     state = fleet.until(lambda state: [reason for _, reason, _ in state["unidentified_gpus"]] == ["lost"])
     assert state["unidentified"] == 1
-    ((place, _, detail),) = state["unidentified_gpus"]
-    assert (place, "nvmlDeviceGetUUID" in detail) == ("00000000:1b:00.0", True)
+    ((bus_id, _, detail),) = state["unidentified_gpus"]
+    assert (bus_id, "nvmlDeviceGetUUID" in detail) == ("00000000:1b:00.0", True)
 
 
-def test_an_inventory_of_another_version_is_kept_and_a_damaged_one_moved(
-    start_fleet: Callable[..., FleetHost], tmp_path: Path
-) -> None:
+def test_an_inventory_of_another_version_is_kept_and_a_damaged_one_moved(start_fleet: StartFleet, tmp_path: Path) -> None:
     state_dir = tmp_path / "state"
     state_dir.mkdir()
     file = state_dir / "gpus.json"
@@ -221,7 +210,7 @@ def test_an_inventory_of_another_version_is_kept_and_a_damaged_one_moved(
 
 
 def test_a_gpu_gone_after_a_restart_is_missed_until_replaced_or_forgotten(
-    start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver, tmp_path: Path
+    start_fleet: StartFleet, fake_nvml: FakeDriver, tmp_path: Path
 ) -> None:
     first = start_fleet(state_dir=str(tmp_path / "state"))
     first.until_up(ZERO, ONE)
@@ -252,9 +241,7 @@ def test_a_gpu_gone_after_a_restart_is_missed_until_replaced_or_forgotten(
     fleet.until(lambda state: [gpu["identity"]["uuid"] for gpu in state["gpus"]] == [ZERO])
 
 
-def test_an_unwritable_state_folder_is_logged_once_and_harms_no_gpu(
-    start_fleet: Callable[..., FleetHost], tmp_path: Path
-) -> None:
+def test_an_unwritable_state_folder_is_logged_once_and_harms_no_gpu(start_fleet: StartFleet, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     fleet = start_fleet(state_dir=str(tmp_path / "file" / "state"))

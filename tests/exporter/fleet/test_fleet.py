@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.exporter.fake_driver import FakeDriver
-from tests.exporter.fleet.conftest import HOST
-from tests.exporter.fleet.hosted_fleet import ONE, ZERO, FleetHost, until_gone
+from tests.exporter.fleet.hosted_fleet import ONE, ZERO, StartFleet, until_gone
 
 pytestmark = pytest.mark.slow  # each starts real processes
 
 
-def test_every_gpu_has_its_own_process_that_holds_nothing_of_the_daemon(
-    start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver
-) -> None:
+def test_every_gpu_has_its_own_process_that_holds_nothing_of_the_daemon(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fleet = start_fleet(expected_gpus=8)
 
     state = fleet.until_up(ZERO, ONE)
@@ -42,19 +36,15 @@ def test_every_gpu_has_its_own_process_that_holds_nothing_of_the_daemon(
 
     # and samples continue
     fleet.until_sampled(ZERO, 0)
-    fake_nvml.gpus[1]["temperature"] = 77
-    fake_nvml.write()
+    fake_nvml.change(1, {"temperature": 77})
     fleet.until(lambda state: ["gpu_temperature_celsius", 77.0, [], ""] in state["gpus"][1]["sample"]["readings"])
 
 
-def test_a_lost_gpu_keeps_its_identity_and_its_xid_and_comes_back(
-    start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver
-) -> None:
+def test_a_lost_gpu_keeps_its_identity_and_its_xid_and_comes_back(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fleet = start_fleet()
     fleet.until_up(ZERO, ONE)
 
-    fake_nvml.gpus[1] |= {"lost": 1, "xid.0": 79}
-    fake_nvml.write()
+    fake_nvml.change(1, {"lost": 1, "xid.0": 79})
 
     down = fleet.until_down(ONE, "lost")
     assert down["identity"]["model"] == "Test GPU"
@@ -64,7 +54,7 @@ def test_a_lost_gpu_keeps_its_identity_and_its_xid_and_comes_back(
     fleet.until_up(ZERO, ONE)
 
 
-def test_each_xid_is_handed_on_once(start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver) -> None:
+def test_each_xid_is_handed_on_once(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fleet = start_fleet()
     fleet.until_up(ZERO, ONE)
 
@@ -75,11 +65,8 @@ def test_each_xid_is_handed_on_once(start_fleet: Callable[..., FleetHost], fake_
     assert fleet.ask("xids") == [[ONE, 79], [ONE, 48]]
 
 
-def test_a_killed_process_is_replaced_and_its_counters_go_on(
-    start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver
-) -> None:
-    fake_nvml.gpus[1]["samples.1"] = "90,93,96"
-    fake_nvml.write()
+def test_a_killed_process_is_replaced_and_its_counters_go_on(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
+    fake_nvml.change(1, {"samples.1": "90,93,96"})
     fleet = start_fleet()
 
     def busy(state: Any) -> float:
@@ -98,7 +85,7 @@ def test_a_killed_process_is_replaced_and_its_counters_go_on(
     fleet.until(lambda state: busy(state) > busy(first))
 
 
-def test_many_restarts_leave_no_descriptor_and_no_process(start_fleet: Callable[..., FleetHost]) -> None:
+def test_many_restarts_leave_no_descriptor_and_no_process(start_fleet: StartFleet) -> None:
     fleet = start_fleet(timeouts={"retry_s": [0.02]})
     fleet.until_up(ZERO, ONE)
     before = fleet.ask("info")["fds"]
@@ -117,9 +104,7 @@ def _restarted(before: int) -> Callable[[Any], bool]:
     return lambda state: state["gpus"][1]["up"] and state["gpus"][1]["restarts"] > before
 
 
-def test_signals_to_the_daemon_end_no_worker_and_the_nurserys_death_all(
-    start_fleet: Callable[..., FleetHost],
-) -> None:
+def test_signals_to_the_daemon_end_no_worker_and_the_nurserys_death_all(start_fleet: StartFleet) -> None:
     fleet = start_fleet()
     fleet.until_up(ZERO, ONE)
     workers = list(fleet.children().values())
@@ -143,7 +128,7 @@ def test_signals_to_the_daemon_end_no_worker_and_the_nurserys_death_all(
     fleet.stop()
 
 
-def test_release_ends_the_processes_until_they_are_resumed(start_fleet: Callable[..., FleetHost]) -> None:
+def test_release_ends_the_processes_until_they_are_resumed(start_fleet: StartFleet) -> None:
     fleet = start_fleet()
     fleet.until_up(ZERO, ONE)
     worker = fleet.worker(1)
@@ -173,7 +158,7 @@ def test_release_ends_the_processes_until_they_are_resumed(start_fleet: Callable
     fleet.until_up(ZERO, ONE)
 
 
-def test_a_release_ends_by_itself(start_fleet: Callable[..., FleetHost]) -> None:
+def test_a_release_ends_by_itself(start_fleet: StartFleet) -> None:
     fleet = start_fleet()
     fleet.until_up(ZERO, ONE)
 
@@ -183,16 +168,3 @@ def test_a_release_ends_by_itself(start_fleet: Callable[..., FleetHost]) -> None
     fleet.until_up(ZERO, ONE)
     (again,) = fleet.log.splitlines()  # the caller of a release logs that
     assert ONE in again
-
-
-def test_a_missing_binding_is_an_error_for_people(tmp_path: Path) -> None:
-    (tmp_path / "shadow" / "pynvml").mkdir(parents=True)
-    (tmp_path / "shadow" / "pynvml" / "__init__.py").write_text("nvmlMemory_v2 = 1\n")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "shadow")}
-
-    completed = subprocess.run(
-        [sys.executable, str(HOST), json.dumps({})], env=environment, capture_output=True, text=True, check=True
-    )
-
-    assert "pip uninstall -y pynvml" in json.loads(completed.stdout)["missing"]
-    assert completed.stderr == ""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.exporter.fake_driver import FakeDriver
-from tests.exporter.fleet.hosted_fleet import ONE, ZERO, FleetHost, until_gone
+from tests.exporter.fleet.hosted_fleet import ONE, ZERO, StartFleet, until_gone
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow  # each starts real processes
@@ -21,7 +21,7 @@ FREEZER = Path("/sys/fs/cgroup/freezer")
 
 @pytest.mark.parametrize("hold_lock", [pytest.param(False, marks=pytest.mark.full), True])
 def test_a_hang_in_one_gpu_leaves_the_other_fresh_and_names_the_call(
-    start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver, *, hold_lock: bool
+    start_fleet: StartFleet, fake_nvml: FakeDriver, *, hold_lock: bool
 ) -> None:
     fleet = start_fleet(interval_s=0.3)
     fleet.until_up(ZERO, ONE)
@@ -50,9 +50,7 @@ def test_a_hang_in_one_gpu_leaves_the_other_fresh_and_names_the_call(
     assert "answers again" in fleet.log
 
 
-def test_values_that_get_old_are_dropped_before_the_call_counts_as_hung(
-    start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver
-) -> None:
+def test_values_that_get_old_are_dropped_before_the_call_counts_as_hung(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fleet = start_fleet(timeouts={"call_s": 600, "end_s": 0.1})
     fleet.until_up(ZERO, ONE)
     worker = fleet.worker(1)
@@ -72,7 +70,7 @@ def test_values_that_get_old_are_dropped_before_the_call_counts_as_hung(
     fleet.until_up(ZERO, ONE)
 
 
-def test_a_driver_that_is_slow_but_answers_stays_fresh(start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver) -> None:
+def test_a_driver_that_is_slow_but_answers_stays_fresh(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fake_nvml.slow("nvmlDeviceGetPowerUsage", 500, gpu=1)
     fleet = start_fleet(interval_s=0.05, timeouts={"call_s": 60})
 
@@ -88,7 +86,7 @@ def test_a_driver_that_is_slow_but_answers_stays_fresh(start_fleet: Callable[...
 
 @pytest.mark.parametrize("milliseconds", [300, pytest.param(600, marks=pytest.mark.full)])
 def test_looks_longer_than_their_time_leave_room_for_passes(
-    start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver, milliseconds: int
+    start_fleet: StartFleet, fake_nvml: FakeDriver, milliseconds: int
 ) -> None:
     fake_nvml.slow("nvmlGpmSampleGet", milliseconds, gpu=1)
     fake_nvml.slow("nvmlGpmMetricsGet", milliseconds, gpu=1)
@@ -99,9 +97,7 @@ def test_looks_longer_than_their_time_leave_room_for_passes(
     fleet.until_sampled(ONE, 0)
 
 
-def test_a_gpu_that_hangs_from_the_start_hides_none_behind_it(
-    start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver
-) -> None:
+def test_a_gpu_that_hangs_from_the_start_hides_none_behind_it(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fake_nvml.hang("nvmlDeviceGetHandleByIndex_v2", gpu=0)
 
     fleet = start_fleet()
@@ -113,7 +109,7 @@ def test_a_gpu_that_hangs_from_the_start_hides_none_behind_it(
     fleet.until_up(ZERO, ONE)
 
 
-def test_a_stopped_process_is_hung(start_fleet: Callable[..., FleetHost]) -> None:
+def test_a_stopped_process_is_hung(start_fleet: StartFleet) -> None:
     fleet = start_fleet()
     fleet.until_up(ZERO, ONE)
     os.kill(fleet.worker(1), signal.SIGSTOP)
@@ -123,9 +119,7 @@ def test_a_stopped_process_is_hung(start_fleet: Callable[..., FleetHost]) -> Non
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_the_end_of_the_daemon_ends_processes_that_hang_as_well(
-    start_fleet: Callable[..., FleetHost], fake_nvml: FakeDriver, end: str
-) -> None:
+def test_the_end_of_the_daemon_ends_processes_that_hang_as_well(start_fleet: StartFleet, fake_nvml: FakeDriver, end: str) -> None:
     fleet = start_fleet(timeouts={"call_s": 3600})
     fleet.until_up(ZERO, ONE)
     fake_nvml.hang("nvmlDeviceGetPowerUsage", gpu=1)
@@ -164,7 +158,7 @@ def frozen() -> Iterator[Callable[[int, str], None]]:
 
 
 def test_a_process_that_does_not_die_is_stuck_and_gets_no_second(
-    start_fleet: Callable[..., FleetHost], frozen: Callable[[int, str], None]
+    start_fleet: StartFleet, frozen: Callable[[int, str], None]
 ) -> None:
     fleet = start_fleet(release_s=0.5)
     fleet.until_up(ZERO, ONE)

@@ -6,9 +6,13 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from rankscope.exporter.jobs.party import Allocation, PartyIdentity, SchedulerDevice
 from rankscope.exporter.source import FleetState, GpuIdentity, GpuProcess, GpuSample, GpuState, Labels, MigDevice, Series
 
 ROOT = Path(__file__).resolve().parents[3]
+USERS = {0: "root", 1000: "ann", 1001: "bob", 1002: "carl"}
+ANN_7 = {"job_id": "7", "user": "ann"}
+"""The labels of job 7 of ``slurm_folder``."""
 CONTAINER = "0123456789abcdef" * 4
 POD_UID = "6f1b2c3d-0000-4444-8888-abcdefabcdef"
 IN_POD = f"0::/kubepods.slice/kubepods-pod{POD_UID.replace('-', '_')}.slice/cri-containerd-{CONTAINER}.scope\n"
@@ -55,10 +59,10 @@ class Proc:
 
     def minors(self, numbers: Mapping[str, int]) -> None:
         """Set the minor numbers of the device files by PCI bus id with a domain of four digits."""
-        for place, number in numbers.items():
-            folder = self.path / "driver" / "nvidia" / "gpus" / place
+        for bus_id, number in numbers.items():
+            folder = self.path / "driver" / "nvidia" / "gpus" / bus_id
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "information").write_text(f"Model: \t\t Test GPU\nBus Location: \t {place}\nDevice Minor: \t {number}\n")
+            (folder / "information").write_text(f"Model: \t\t Test GPU\nBus Location: \t {bus_id}\nDevice Minor: \t {number}\n")
 
 
 def gpu(
@@ -77,10 +81,10 @@ def gpu(
     return GpuState(identity, up=True, sample=sample, age_s=0.0)
 
 
-def _process(given: int | tuple[int, str] | GpuProcess) -> GpuProcess:
-    if isinstance(given, GpuProcess):
-        return given
-    pid, uuid = given if isinstance(given, tuple) else (given, "")
+def _process(process: int | tuple[int, str] | GpuProcess) -> GpuProcess:
+    if isinstance(process, GpuProcess):
+        return process
+    pid, uuid = process if isinstance(process, tuple) else (process, "")
     return GpuProcess(pid, "compute", None, uuid)
 
 
@@ -117,3 +121,13 @@ def value_of(series: Iterable[Series], metric: str, uuid: str) -> float | None:
     values = [sample.value for sample in series if sample.metric == metric and sample.labels == (("uuid", uuid),)]
     assert len(values) <= 1
     return values[0] if values else None
+
+
+def facts_of(series: tuple[Series, ...], uuid: str) -> tuple[float | None, float | None, float | None]:
+    """Return ``gpu_allocated``, ``gpu_in_use`` and ``gpu_jobs`` of a device; ``None`` where there is no series."""
+    allocated, in_use, jobs = (value_of(series, metric, uuid) for metric in ("gpu_allocated", "gpu_in_use", "gpu_jobs"))
+    return allocated, in_use, jobs
+
+
+def pod(name: str, device: SchedulerDevice) -> Allocation:
+    return Allocation(PartyIdentity(namespace="ml", pod=name, container="train"), (device,))

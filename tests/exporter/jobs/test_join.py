@@ -9,26 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from tests.exporter.jobs.job_node import CONTAINER, POD_UID, Proc, fleet, gpu, gpu_uuid, mig, mig_uuid
+from tests.exporter.jobs.job_node import CONTAINER, POD_UID, USERS, Proc, fleet, gpu, gpu_uuid, mig, mig_uuid
 
 from rankscope.exporter.catalogue import BY_NAME
 from rankscope.exporter.jobs.collector import JobsCollector
-from rankscope.exporter.jobs.devices import bare
+from rankscope.exporter.jobs.devices import bare_uuid
 from rankscope.exporter.jobs.join import Claim, join
-from rankscope.exporter.jobs.party import Allocation, Identity, Ranks, SchedulerDevice, Use
-from rankscope.exporter.jobs.users import UserNames
+from rankscope.exporter.jobs.names import UserNames
+from rankscope.exporter.jobs.party import Allocation, GpuUse, PartyIdentity, Ranks, SchedulerDevice
 from rankscope.exporter.source import FleetState, Series
 
-JOB_7 = Identity(job_id="7", user="ann", uid=1000, account="physics", partition="a100")
-JOB_8 = Identity(job_id="8", user="bob", uid=1001, account="physics", partition="a100")
-POD_A = Identity(namespace="ml", pod="a", container="train")
-POD_B = Identity(namespace="ml", pod="b", container="train")
-NAMES = {0: "root", 1000: "ann", 1001: "bob"}
+JOB_7 = PartyIdentity(job_id="7", user="ann", uid=1000, account="physics", partition="a100")
+JOB_8 = PartyIdentity(job_id="8", user="bob", uid=1001, account="physics", partition="a100")
+POD_A = PartyIdentity(namespace="ml", pod="a", container="train")
+POD_B = PartyIdentity(namespace="ml", pod="b", container="train")
 JOBS = {"7": JOB_7, "8": JOB_8}
 
 
-def _join(*holders: Identity, uses: tuple[Use, ...] = (), claims: tuple[Claim, ...] = ()) -> tuple[dict[str, str], int]:
-    answer = join(holders, uses, jobs=JOBS, claims=claims, names=NAMES)
+def _join(*holders: PartyIdentity, uses: tuple[GpuUse, ...] = (), claims: tuple[Claim, ...] = ()) -> tuple[dict[str, str], int]:
+    answer = join(holders, uses, jobs=JOBS, claims=claims, names=USERS)
     return dict(answer.labels), answer.parties
 
 
@@ -41,7 +40,7 @@ def test_nobody() -> None:
 
 
 def test_a_job_that_holds_and_uses() -> None:
-    use = Use(pid=1, uid=1000, job_id="7", ranks=_rank("3", run_id="r1"), environ_read=True)
+    use = GpuUse(pid=1, uid=1000, job_id="7", ranks=_rank("3", run_id="r1"), environ_read=True)
 
     assert _join(JOB_7, uses=(use,)) == (
         {
@@ -63,8 +62,8 @@ def test_a_job_that_holds_and_does_not_use() -> None:
 
 
 def test_a_stray_process_is_counted_and_changes_nothing_of_the_holder() -> None:
-    own = Use(pid=1, uid=1000, job_id="7", ranks=_rank("3"), environ_read=True)
-    stray = Use(pid=2, uid=1001, ranks=_rank("0"), environ_read=True)
+    own = GpuUse(pid=1, uid=1000, job_id="7", ranks=_rank("3"), environ_read=True)
+    stray = GpuUse(pid=2, uid=1001, ranks=_rank("0"), environ_read=True)
     alone, _ = _join(JOB_7, uses=(own,))
 
     assert _join(JOB_7, uses=(own, stray)) == (alone, 2)
@@ -72,9 +71,9 @@ def test_a_stray_process_is_counted_and_changes_nothing_of_the_holder() -> None:
 
 def test_jobs_that_share_by_mps_have_in_common_what_they_have_in_common() -> None:
     uses = (
-        Use(pid=1, uid=1000, job_id="7", ranks=_rank("3"), environ_read=True),
-        Use(pid=2, uid=1001, job_id="8", ranks=_rank("0"), environ_read=True),
-        Use(pid=3, uid=0, service=True),
+        GpuUse(pid=1, uid=1000, job_id="7", ranks=_rank("3"), environ_read=True),
+        GpuUse(pid=2, uid=1001, job_id="8", ranks=_rank("0"), environ_read=True),
+        GpuUse(pid=3, uid=0, service=True),
     )
 
     assert _join(JOB_7, JOB_8, uses=uses) == (
@@ -92,7 +91,7 @@ def test_jobs_that_share_by_mps_have_in_common_what_they_have_in_common() -> Non
 
 
 def test_a_label_that_only_one_of_several_has_is_not_everybodys() -> None:
-    assert _join(JOB_7, Identity(job_id="8", uid=1001))[0] == {
+    assert _join(JOB_7, PartyIdentity(job_id="8", uid=1001))[0] == {
         "job_id": "multiple",
         "user": "multiple",
         "account": "multiple",
@@ -102,13 +101,13 @@ def test_a_label_that_only_one_of_several_has_is_not_everybodys() -> None:
 
 def test_time_slicing_among_pods_and_containers() -> None:
     assert _join(POD_A, POD_B) == ({"namespace_k8s": "ml", "pod_k8s": "multiple", "container_k8s": "train"}, 2)
-    two_containers = (POD_A, Identity(namespace="ml", pod="a", container="eval"))
+    two_containers = (POD_A, PartyIdentity(namespace="ml", pod="a", container="eval"))
     assert _join(*two_containers) == ({"namespace_k8s": "ml", "pod_k8s": "a", "container_k8s": "multiple"}, 1)
 
 
 def test_a_pods_processes_are_its_own_although_only_the_kernel_has_its_uid() -> None:
-    own = Use(pid=1, uid=0, pod_uid="u1", container_id="c1", ranks=_rank("2"), environ_read=True)
-    other = Use(pid=2, uid=0, pod_uid="u2", container_id="c2", ranks=_rank("2"), environ_read=True)
+    own = GpuUse(pid=1, uid=0, pod_uid="u1", container_id="c1", ranks=_rank("2"), environ_read=True)
+    other = GpuUse(pid=2, uid=0, pod_uid="u2", container_id="c2", ranks=_rank("2"), environ_read=True)
 
     labels, parties = _join(POD_A, uses=(own,))
     assert (labels["pod_k8s"], labels["rank"], "user" in labels, parties) == ("a", "2", False, 1)
@@ -117,7 +116,7 @@ def test_a_pods_processes_are_its_own_although_only_the_kernel_has_its_uid() -> 
 
 
 def test_jobs_of_a_slurm_node_that_is_a_pod() -> None:
-    in_pod = Use(pid=1, uid=0, pod_uid="u1", environ_read=True)
+    in_pod = GpuUse(pid=1, uid=0, pod_uid="u1", environ_read=True)
     by_id, by_sluid = replace(in_pod, job_id="5"), replace(in_pod, sluid="s5K1KKYAYG5D00", claimed_job_id="5")
 
     for use in (by_id, by_sluid):
@@ -128,19 +127,19 @@ def test_jobs_of_a_slurm_node_that_is_a_pod() -> None:
 
 
 def test_without_a_holder_the_user_is_named_but_not_by_a_containers_uid() -> None:
-    assert _join(uses=(Use(pid=1, uid=1000),)) == ({"user": "ann"}, 1)
-    assert _join(uses=(Use(pid=1, uid=1000), Use(pid=2, uid=1001))) == ({"user": "multiple"}, 2)
-    assert _join(uses=(Use(pid=1, uid=1000, container_id="c1"),)) == ({}, 1)
-    assert _join(uses=(Use(pid=1, uid=1000, job_id="9", account="a", partition="p"),)) == (
+    assert _join(uses=(GpuUse(pid=1, uid=1000),)) == ({"user": "ann"}, 1)
+    assert _join(uses=(GpuUse(pid=1, uid=1000), GpuUse(pid=2, uid=1001))) == ({"user": "multiple"}, 2)
+    assert _join(uses=(GpuUse(pid=1, uid=1000, container_id="c1"),)) == ({}, 1)
+    assert _join(uses=(GpuUse(pid=1, uid=1000, job_id="9", account="a", partition="p"),)) == (
         {"job_id": "9", "user": "ann", "account": "a", "partition": "p"},
         1,
     )
 
 
 def test_a_job_number_in_an_environment_is_a_claim() -> None:
-    use = Use(pid=1, uid=1000, claimed_job_id="7", ranks=_rank("1"), environ_read=True)
-    spoofed = Use(pid=2, uid=1001, claimed_job_id="7", ranks=_rank("5"), environ_read=True)
-    unknown = Use(pid=3, uid=1001, claimed_job_id="99", environ_read=True)
+    use = GpuUse(pid=1, uid=1000, claimed_job_id="7", ranks=_rank("1"), environ_read=True)
+    spoofed = GpuUse(pid=2, uid=1001, claimed_job_id="7", ranks=_rank("5"), environ_read=True)
+    unknown = GpuUse(pid=3, uid=1001, claimed_job_id="99", environ_read=True)
 
     assert _join(JOB_7, uses=(use,))[1] == 1
     labels, parties = _join(JOB_7, uses=(use, spoofed))
@@ -151,11 +150,11 @@ def test_a_job_number_in_an_environment_is_a_claim() -> None:
 
 
 def test_an_unreadable_process_of_the_holder_is_the_holders() -> None:
-    assert _join(JOB_7, uses=(Use(pid=1, uid=1000),))[1] == 1
+    assert _join(JOB_7, uses=(GpuUse(pid=1, uid=1000),))[1] == 1
 
 
 def test_the_spool_knows_better_than_a_process_that_has_all_devices_open() -> None:
-    everybody = tuple(Use(pid=rank, uid=1000, job_id="7", ranks=_rank(str(rank)), environ_read=True) for rank in range(8))
+    everybody = tuple(GpuUse(pid=rank, uid=1000, job_id="7", ranks=_rank(str(rank)), environ_read=True) for rank in range(8))
     assert _join(JOB_7, uses=everybody)[0]["rank"] == "multiple"
 
     labels, parties = _join(JOB_7, uses=everybody, claims=(Claim(1000, _rank("0", run_id="r1")),))
@@ -164,7 +163,7 @@ def test_the_spool_knows_better_than_a_process_that_has_all_devices_open() -> No
 
 
 def test_what_another_user_leaves_in_the_spool_counts_for_nothing() -> None:
-    use = Use(pid=1, uid=1000, job_id="7", ranks=_rank("3"), environ_read=True)
+    use = GpuUse(pid=1, uid=1000, job_id="7", ranks=_rank("3"), environ_read=True)
     spoofed = Claim(1001, _rank("0", run_id="evil"))
 
     assert _join(JOB_7, uses=(use,), claims=(spoofed,)) == _join(JOB_7, uses=(use,))
@@ -174,7 +173,7 @@ def test_what_another_user_leaves_in_the_spool_counts_for_nothing() -> None:
 
 def test_a_silent_rank_counts_only_where_nothing_else_can_be_asked() -> None:
     silent = Claim(1000, _rank("3", run_id="old"), silent=True)
-    unreadable, readable = Use(pid=1, uid=1000, job_id="7"), Use(pid=1, uid=1000, job_id="7", environ_read=True)
+    unreadable, readable = GpuUse(pid=1, uid=1000, job_id="7"), GpuUse(pid=1, uid=1000, job_id="7", environ_read=True)
 
     assert _join(JOB_7, uses=(unreadable,), claims=(silent,))[0]["run_id"] == "old"
     assert "run_id" not in _join(JOB_7, uses=(readable,), claims=(silent,))[0]
@@ -202,12 +201,14 @@ _DEVICES = st.one_of(
     st.just(SchedulerDevice()),
 )
 _IDENTITIES = st.one_of(
-    st.builds(Identity, job_id=st.sampled_from(["7", "8"]), user=_WORDS, uid=st.none() | _UIDS, account=_WORDS, partition=_WORDS),
-    st.builds(Identity, namespace=_WORDS, pod=_WORDS, container=_WORDS),
+    st.builds(
+        PartyIdentity, job_id=st.sampled_from(["7", "8"]), user=_WORDS, uid=st.none() | _UIDS, account=_WORDS, partition=_WORDS
+    ),
+    st.builds(PartyIdentity, namespace=_WORDS, pod=_WORDS, container=_WORDS),
 )
 _ALLOCATIONS = st.lists(st.builds(Allocation, _IDENTITIES, st.lists(_DEVICES, max_size=3).map(tuple)), max_size=5)
 _USES = st.builds(
-    Use,
+    GpuUse,
     pid=st.just(0),
     uid=_UIDS,
     job_id=_JOB_IDS,
@@ -219,16 +220,18 @@ _USES = st.builds(
     environ_read=st.booleans(),
     service=st.booleans(),
 )
-_NAMED_POD = st.builds(Use, pid=st.just(0), uid=_UIDS, pod_uid=_WORDS, namespace=st.just("ml"), pod=st.sampled_from(["a", "b"]))
+_NAMED_POD = st.builds(
+    GpuUse, pid=st.just(0), uid=_UIDS, pod_uid=_WORDS, namespace=st.just("ml"), pod=st.sampled_from(["a", "b"])
+)
 _CLAIMS = st.lists(st.builds(Claim, _UIDS, _RANKS, st.booleans()), max_size=3)
 
 
 @st.composite
 def _fleets(draw: st.DrawFn) -> FleetState:
     migs = draw(st.sampled_from([(), (mig(0, 1),), (mig(0, 1), mig(1, 2))]))
-    places = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["", *(item.uuid for item in migs)])), max_size=4)
+    pids = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["", *(item.uuid for item in migs)])), max_size=4)
     return fleet(
-        gpu(0, pids=draw(st.none() | places), migs=migs, up=draw(st.booleans())),
+        gpu(0, pids=draw(st.none() | pids), migs=migs, up=draw(st.booleans())),
         gpu(1, pids=draw(st.none() | st.lists(st.integers(1, 4), max_size=3)), up=draw(st.booleans())),
     )
 
@@ -241,15 +244,15 @@ def _fleets(draw: st.DrawFn) -> FleetState:
     st.dictionaries(st.sampled_from(_UUIDS), _CLAIMS),
 )
 def test_no_device_ever_has_two_answers(
-    states: list[FleetState], allocations: list[Allocation], uses: list[Use], claims: dict[str, list[Claim]]
+    states: list[FleetState], allocations: list[Allocation], uses: list[GpuUse], claims: dict[str, list[Claim]]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         jobs = JobsCollector(
-            slurm_dir=Path(folder) / "none", proc=Proc(Path(folder) / "proc").path, user_names=UserNames(lambda uid: NAMES[uid])
+            slurm_dir=Path(folder) / "none", proc=Proc(Path(folder) / "proc").path, user_names=UserNames(lambda uid: USERS[uid])
         )
         jobs._sources[0]._call = lambda: tuple(allocations)
-        jobs._processes.read = lambda named, *, now_s=None: {pid: uses[pid - 1] for pid in named if pid <= len(uses)}  # type: ignore[method-assign]
-        spooled = {bare(uuid): claim for uuid, claim in claims.items()}
+        jobs._processes.read = lambda listed, *, now_s=None: {pid: uses[pid - 1] for pid in listed if pid <= len(uses)}  # type: ignore[method-assign]
+        spooled = {bare_uuid(uuid): claim for uuid, claim in claims.items()}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("rankscope.exporter.jobs.collector.claims_of", lambda _sample: spooled)
             for state in states:

@@ -9,19 +9,19 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.exporter.conftest import RunningExporter
+from tests.exporter.conftest import StartExporter
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state, uuid_of
 
 from rankscope.base.errors import MissingError
 from rankscope.exporter.jobs import kubelet as kubelet_module
 from rankscope.exporter.jobs.allocation_source import KEEP_S, AllocationSource
 from rankscope.exporter.jobs.kubelet import Kubelet, KubeletError
-from rankscope.exporter.jobs.party import Allocation, Identity, SchedulerDevice
+from rankscope.exporter.jobs.party import Allocation, PartyIdentity, SchedulerDevice
 
 FAKE = Path(__file__).with_name("fake_kubelet.py")
 GPU = "GPU-10000000-aaaa-bbbb-cccc-000000000000"
@@ -81,7 +81,7 @@ def kubelet(fake: FakeKubelet) -> Iterator[Kubelet]:
 
 
 def _pod(pod: str, *devices: SchedulerDevice, container: str = "train", namespace: str = "ml") -> Allocation:
-    return Allocation(Identity(namespace=namespace, pod=pod, container=container), devices)
+    return Allocation(PartyIdentity(namespace=namespace, pod=pod, container=container), devices)
 
 
 def test_containers_and_their_devices_in_all_spellings(fake: FakeKubelet, kubelet: Kubelet) -> None:
@@ -125,9 +125,7 @@ def test_containers_and_their_devices_in_all_spellings(fake: FakeKubelet, kubele
 
 
 @pytest.mark.slow
-def test_pods_that_share_a_gpu_are_on_the_page(
-    fake: FakeKubelet, start_exporter: Callable[..., RunningExporter], tmp_path: Path
-) -> None:
+def test_pods_that_share_a_gpu_are_on_the_page(fake: FakeKubelet, start_exporter: StartExporter, tmp_path: Path) -> None:
     gpu = {name: value for name, value in h100_state(0).items() if "process" not in name}
     driver = FakeDriver(tmp_path, build_library(), [gpu])
     slots = {pod: [f"{uuid_of(0)}::{slot}"] for slot, pod in enumerate("ab")}

@@ -14,15 +14,11 @@ import pytest
 from tests.exporter.jobs.job_node import CONTAINER, IN_POD, POD_UID, Proc, in_job
 from tests.waiting import wait_until
 
+from rankscope.exporter.jobs import processes
 from rankscope.exporter.jobs.bounded_calls import BoundedCalls
-from rankscope.exporter.jobs.party import Ranks, Use
+from rankscope.exporter.jobs.names import UserNames
+from rankscope.exporter.jobs.party import GpuUse, Ranks
 from rankscope.exporter.jobs.processes import ProcessTable
-from rankscope.exporter.jobs.users import UserNames
-
-
-@pytest.fixture
-def proc(tmp_path: Path) -> Proc:
-    return Proc(tmp_path / "proc")
 
 
 @pytest.fixture
@@ -54,9 +50,9 @@ def test_a_process_in_a_job_and_one_in_a_pod(proc: Proc) -> None:
     proc.process(12, uid=0, name="nvidia-cuda-mps-server"[:15])
 
     assert ProcessTable(proc.path).read(_now(10, 11, 12, 13)) == {
-        10: Use(pid=10, uid=1000, job_id="7", account="physics", partition="a100", ranks=Ranks(rank="0"), environ_read=True),
-        11: Use(pid=11, uid=0, pod_uid=POD_UID, container_id=CONTAINER),
-        12: Use(pid=12, uid=0, service=True),
+        10: GpuUse(pid=10, uid=1000, job_id="7", account="physics", partition="a100", ranks=Ranks(rank="0"), environ_read=True),
+        11: GpuUse(pid=11, uid=0, pod_uid=POD_UID, container_id=CONTAINER),
+        12: GpuUse(pid=12, uid=0, service=True),
     }
 
 
@@ -116,51 +112,46 @@ def test_an_environment_that_cannot_be_read_is_known_as_unread(proc: Proc, tmp_p
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "7 1000 False None\n"
 
 
-def test_a_process_stuck_in_the_kernel_hides_nobody_else(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rankscope.exporter.jobs import processes
-
-    proc.process(10, uid=1000, cgroup=in_job(7))
-    proc.process(11, uid=1001, environ={"RANK": "1"})
-    released, asked = threading.Event(), []
-    read = processes._bytes
-
-    def stuck(name: str, process_fd: int) -> bytes:
-        if name == "environ" and Path(f"/proc/self/fd/{process_fd}").readlink().name == "10":
-            asked.append(process_fd)
-            released.wait()
-        return read(name, process_fd)
-
-    monkeypatch.setattr(processes, "_bytes", stuck)
-    table = ProcessTable(proc.path)
-    try:
-        for now_s in (1000.0, 1001.0, 1100.0):
-            uses = table.read({10: now_s, 11: now_s}, now_s=now_s)
-            assert (uses[10].job_id, uses[10].environ_read, uses[11].ranks.rank) == ("7", False, "1")
-        assert len(asked) == 1
-    finally:
-        released.set()
-
-
-def test_many_stuck_processes_leave_no_descriptors_behind(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rankscope.exporter.jobs import processes
-
-    for pid in range(10, 20):
-        proc.process(pid)
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[set[str], list[str]]]:
+    """Pids whose environments are not read until the test ends, and those that were asked for theirs."""
+    pids: set[str] = set()
+    asked: list[str] = []
     released = threading.Event()
     read = processes._bytes
 
-    def stuck(name: str, process_fd: int) -> bytes:
-        if name == "environ":
+    def read_or_hang(name: str, process_fd: int) -> bytes:
+        pid = Path(f"/proc/self/fd/{process_fd}").readlink().name
+        if name == "environ" and pid in pids:
+            asked.append(pid)
             released.wait()
         return read(name, process_fd)
 
-    monkeypatch.setattr(processes, "_bytes", stuck)
+    monkeypatch.setattr(processes, "_bytes", read_or_hang)
+    yield pids, asked
+    released.set()
+
+
+def test_a_process_stuck_in_the_kernel_hides_nobody_else(proc: Proc, stuck: tuple[set[str], list[str]]) -> None:
+    pids, asked = stuck
+    pids.add("10")
+    proc.process(10, uid=1000, cgroup=in_job(7))
+    proc.process(11, uid=1001, environ={"RANK": "1"})
+
+    table = ProcessTable(proc.path)
+    for now_s in (1000.0, 1001.0, 1100.0):
+        uses = table.read({10: now_s, 11: now_s}, now_s=now_s)
+        assert (uses[10].job_id, uses[10].environ_read, uses[11].ranks.rank) == ("7", False, "1")
+    assert asked == ["10"]
+
+
+def test_many_stuck_processes_leave_no_descriptors_behind(proc: Proc, stuck: tuple[set[str], list[str]]) -> None:
+    for pid in range(10, 20):
+        proc.process(pid)
+        stuck[0].add(str(pid))
     before = len(list(Path("/proc/self/fd").iterdir()))
-    try:
-        assert len(ProcessTable(proc.path).read(_now(*range(10, 20)))) == 10
-        assert len(list(Path("/proc/self/fd").iterdir())) <= before + 4
-    finally:
-        released.set()
+    assert len(ProcessTable(proc.path).read(_now(*range(10, 20)))) == 10
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 4
 
 
 def test_process_numbers_are_believed_in_the_first_namespace_only(tmp_path: Path) -> None:
@@ -171,7 +162,7 @@ def test_process_numbers_are_believed_in_the_first_namespace_only(tmp_path: Path
 
 def test_calls_that_do_not_come_back_are_few() -> None:
     released, begun = threading.Event(), []
-    calls = BoundedCalls(0.01, most_stuck=2)
+    calls = BoundedCalls(0.01, max_stuck=2)
 
     def hang() -> None:
         begun.append(1)

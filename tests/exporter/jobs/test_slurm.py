@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.exporter.conftest import StartExporter
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state, uuid_of
 from tests.exporter.jobs.job_node import ROOT, slurm_folder
 from tests.slurm_node import Slurm, started
 
 from rankscope.exporter.jobs import slurm
-from rankscope.exporter.jobs.party import Identity, SchedulerDevice
+from rankscope.exporter.jobs.party import PartyIdentity, SchedulerDevice
 from rankscope.exporter.jobs.slurm import SlurmError, SlurmFolder, devices_of
 from rankscope.exporter.spool.file import read_regular
 from rankscope.exporter.spool.series import RejectedError
+
+RunScript = Callable[..., subprocess.CompletedProcess[str]]
 
 SCRIPTS = ROOT / "exporter" / "slurm"
 GPU = "GPU-10000000-aaaa-bbbb-cccc-000000000000"
@@ -26,7 +29,7 @@ ANN = {"SLURM_JOB_USER": "ann", "SLURM_JOB_UID": "1000", "SLURM_JOB_ACCOUNT": "p
 
 
 @pytest.fixture(params=["sh", "bash"])
-def script(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def script(request: pytest.FixtureRequest, tmp_path: Path) -> RunScript:
     """Function ``script("prolog", SLURM_JOB_ID="7")`` that runs a script with no other variables, as Slurm does."""
 
     def run(name: str, *, folder: Path = tmp_path / "run" / "jobs", **variables: str) -> subprocess.CompletedProcess[str]:
@@ -41,7 +44,7 @@ def _read(folder: Path) -> SlurmFolder:
     return SlurmFolder(folder, explicit=False)
 
 
-def test_a_job_is_there_from_prolog_to_epilog(script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+def test_a_job_is_there_from_prolog_to_epilog(script: RunScript, tmp_path: Path) -> None:
     folder = tmp_path / "run" / "jobs"
     assert _read(folder).read() is None
 
@@ -50,7 +53,7 @@ def test_a_job_is_there_from_prolog_to_epilog(script: Callable[..., subprocess.C
     assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
     assert folder.stat().st_mode & 0o7777 == 0o755
     (allocation,) = _read(folder).read() or ()
-    assert allocation.identity == Identity(job_id="123", user="ann", uid=1000, account="physics", partition="a100")
+    assert allocation.identity == PartyIdentity(job_id="123", user="ann", uid=1000, account="physics", partition="a100")
     assert allocation.devices == (SchedulerDevice(number=0), SchedulerDevice(number=2))
 
     assert script("epilog", SLURM_JOB_ID="123").returncode == 0
@@ -60,7 +63,7 @@ def test_a_job_is_there_from_prolog_to_epilog(script: Callable[..., subprocess.C
     assert [path.name for path in folder.iterdir()] == [".slurm"]
 
 
-def test_jobs_of_all_kinds_side_by_side(script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+def test_jobs_of_all_kinds_side_by_side(script: RunScript, tmp_path: Path) -> None:
     folder = tmp_path / "run" / "jobs"
     # given a task of an array, the two parts of a heterogeneous job, sharing by MPS, MIG, and a job without GPUs
     script("prolog", SLURM_JOB_ID="20", SLURM_ARRAY_JOB_ID="18", SLURM_ARRAY_TASK_ID="2", SLURM_JOB_GPUS="1", **ANN)
@@ -82,29 +85,25 @@ def test_jobs_of_all_kinds_side_by_side(script: Callable[..., subprocess.Complet
     }
 
 
-def test_the_prolog_keeps_the_unique_id_of_the_jobs_run(
-    script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_the_prolog_keeps_the_unique_id_of_the_jobs_run(script: RunScript, tmp_path: Path) -> None:
     script("prolog", SLURM_JOB_ID="7", SLURM_JOB_SLUID="s5K1KKYAYG5D00", SLURM_JOB_GPUS="0")
 
     (allocation,) = _read(tmp_path / "run" / "jobs").read() or ()
 
-    assert allocation.identity == Identity(job_id="7", sluid="s5K1KKYAYG5D00")
+    assert allocation.identity == PartyIdentity(job_id="7", sluid="s5K1KKYAYG5D00")
 
 
 @pytest.mark.parametrize(
     "variables",
     [{}, {"SLURM_JOB_ID": ""}, {"SLURM_JOB_ID": "../../etc/passwd"}, {"SLURM_JOB_ID": "7 8"}, {"SLURM_JOB_ID": "7\n8"}],
 )
-def test_without_a_job_nothing_is_written(
-    script: Callable[..., subprocess.CompletedProcess[str]], variables: dict[str, str], tmp_path: Path
-) -> None:
+def test_without_a_job_nothing_is_written(script: RunScript, variables: dict[str, str], tmp_path: Path) -> None:
     for name in ("prolog", "epilog"):
         assert script(name, **variables).returncode == 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_job_fails_because_of_the_scripts(script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+def test_no_job_fails_because_of_the_scripts(script: RunScript, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "job-7").mkdir()  # a folder in place of the file: mv would move into it
@@ -113,16 +112,14 @@ def test_no_job_fails_because_of_the_scripts(script: Callable[..., subprocess.Co
             assert script(name, folder=folder, SLURM_JOB_ID="7", SLURM_JOB_GPUS="0").returncode == 0
 
 
-def test_a_value_with_line_breaks_writes_no_other_line(
-    script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_a_value_with_line_breaks_writes_no_other_line(script: RunScript, tmp_path: Path) -> None:
     script(
         "prolog", SLURM_JOB_ID="7", SLURM_JOB_ACCOUNT="a\nSLURM_JOB_USER=root", SLURM_JOB_PARTITION='p"=\\', SLURM_JOB_GPUS="0"
     )
 
     (allocation,) = _read(tmp_path / "run" / "jobs").read() or ()
 
-    assert allocation.identity == Identity(job_id="7")
+    assert allocation.identity == PartyIdentity(job_id="7")
 
 
 def test_a_file_of_another_boot_speaks_of_nobody(tmp_path: Path) -> None:
@@ -156,10 +153,10 @@ def test_only_files_of_the_folders_owner_count(tmp_path: Path) -> None:
 def test_an_unreadable_file_hides_no_other_job_and_leaves_no_gpu_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = slurm_folder(tmp_path / "jobs", job_1={"SLURM_JOB_GPUS": "0"}, job_2={"SLURM_JOB_GPUS": "1"})
 
-    def unreadable(name: str, folder_fd: int, most_bytes: int) -> Any:
+    def unreadable(name: str, folder_fd: int, max_bytes: int) -> Any:
         if name == "job-2":
             raise RejectedError("unreadable")
-        return read_regular(name, folder_fd, most_bytes)
+        return read_regular(name, folder_fd, max_bytes)
 
     monkeypatch.setattr(slurm, "read_regular", unreadable)
 
@@ -249,15 +246,11 @@ def real_slurm(require_program: Callable[[str], str], free_port: Callable[[], in
 @pytest.mark.full
 @pytest.mark.skipif(os.getuid() != 0, reason="slurmd runs as root, as the prolog does")
 def test_a_gpus_job_is_known_before_its_first_process_and_until_its_end(
-    real_slurm: JobNode, start_exporter: Callable[..., Any], tmp_path: Path
+    real_slurm: JobNode, start_exporter: StartExporter, tmp_path: Path
 ) -> None:
     states = [{name: value for name, value in h100_state(index).items() if "process" not in name} for index in range(GPUS)]
     driver = FakeDriver(tmp_path / "driver", build_library(), states)
     exporter = start_exporter("--jobs.slurm-dir", real_slurm.jobs, env=driver.env)
-
-    def holder(index: int) -> list[float]:
-        result: list[float] = exporter.values("gpu_allocated", uuid=uuid_of(index))
-        return result
 
     # given a job with two GPUs, and an array of two jobs with one each
     first = real_slurm.submit("--gres=gpu:2")
@@ -269,7 +262,7 @@ def test_a_gpus_job_is_known_before_its_first_process_and_until_its_end(
     jobs = {dict(labels)["job_id"] for name, labels in exporter.page() if name == "gpu_job_info"}
     assert first in jobs
     assert len(jobs) == 3
-    assert [holder(index) for index in range(GPUS)] == [[1]] * GPUS
+    assert [exporter.values("gpu_allocated", uuid=uuid_of(index)) for index in range(GPUS)] == [[1]] * GPUS
     assert exporter.values("gpu_in_use") == [0] * GPUS
 
     # when the array ends, its GPUs are free

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.exporter.jobs.job_node import (
@@ -23,15 +23,13 @@ from tests.exporter.jobs.job_node import (
 )
 
 from rankscope.exporter.jobs.collector import JobsCollector
-from rankscope.exporter.jobs.party import Allocation, Identity, SchedulerDevice
-from rankscope.exporter.jobs.pod_names import PodNames
+from rankscope.exporter.jobs.names import PodNames, UserNames
+from rankscope.exporter.jobs.party import Allocation, PartyIdentity, SchedulerDevice
 from rankscope.exporter.jobs.tenants import MAX_TENANTS
-from rankscope.exporter.jobs.users import UserNames
 from rankscope.exporter.source import GpuProcess, Series
 
 GIB = 2**30
 UIDS = {name: f"6f1b2c3d-0000-4444-8888-abcdefabcde{index}" for index, name in enumerate(("a", "b", "c"))}
-USERS = {1000: "ann", 1001: "bob", 1002: "carl"}
 Values = dict[str, tuple[float | None, float | None]]
 
 
@@ -46,7 +44,7 @@ def process(pid: int, gib: float | None = 1, sm: float | None = None, uuid: str 
 def held(*names: str, device: SchedulerDevice | None = None) -> list[Allocation]:
     """Return what the kubelet reports of pods that share a device by time slicing."""
     devices = (device or SchedulerDevice(uuid=gpu_uuid(0)),)
-    return [Allocation(Identity(namespace="ml", pod=name, container="train"), devices) for name in names]
+    return [Allocation(PartyIdentity(namespace="ml", pod=name, container="train"), devices) for name in names]
 
 
 def tenants(series: Iterable[Series], label: str = "pod_k8s", uuid: str = gpu_uuid(0)) -> Values:
@@ -69,11 +67,6 @@ def tenants(series: Iterable[Series], label: str = "pod_k8s", uuid: str = gpu_uu
 
 
 @pytest.fixture
-def proc(tmp_path: Path) -> Proc:
-    return Proc(tmp_path / "proc")
-
-
-@pytest.fixture
 def pod_logs(tmp_path: Path) -> Path:
     """The folder of the kubelet with the logs of the pods a, b and c."""
     folder = tmp_path / "pods"
@@ -83,16 +76,9 @@ def pod_logs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def node(tmp_path: Path, proc: Proc, pod_logs: Path) -> Callable[..., JobsCollector]:
-    def make(*pods: Allocation, **options: Any) -> JobsCollector:
-        names = UserNames(lambda uid: USERS[uid])
-        logs = PodNames(pod_logs)
-        options = {"slurm_dir": tmp_path / "jobs", "proc": proc.path, "user_names": names, "pod_names": logs, **options}
-        collector = JobsCollector(**options)
-        collector._sources[1]._call = lambda: tuple(pods)
-        return collector
-
-    return make
+def node(node: Callable[..., JobsCollector], pod_logs: Path) -> Callable[..., JobsCollector]:
+    """The factory, with the names of the pods."""
+    return functools.partial(node, pod_names=PodNames(pod_logs))
 
 
 def test_pods_of_a_time_sliced_gpu_have_their_memory_and_share(node: Callable[..., JobsCollector], proc: Proc) -> None:
@@ -113,7 +99,7 @@ def test_pods_of_a_time_sliced_gpu_have_their_memory_and_share(node: Callable[..
 def test_a_pod_with_the_gpu_in_several_containers_is_one_tenant(node: Callable[..., JobsCollector], proc: Proc) -> None:
     proc.process(10, uid=0, cgroup=in_pod("a"))
     [train, other] = held("a", "b")
-    side = Allocation(Identity(namespace="ml", pod="a", container="side"), train.devices)
+    side = Allocation(PartyIdentity(namespace="ml", pod="a", container="side"), train.devices)
 
     series = node(train, side, train, other).read(fleet(gpu(0, pids=[process(10, 2, 0.25)])))
 

@@ -105,8 +105,8 @@ class AskedGpu:
         self.pid = int(stdout.readline())
         self.marks: list[str] = []
 
-    def _do(self, what: str) -> msgspec.Raw:
-        print(what, file=self._stdin, flush=True)
+    def _do(self, step: str) -> msgspec.Raw:
+        print(step, file=self._stdin, flush=True)
         answer = msgspec.json.decode(self._stdout.readline(), type=_Answer)
         self.marks = answer.marks
         if answer.reason is not None:
@@ -119,8 +119,8 @@ class AskedGpu:
     def sample(self) -> Sample:
         return Sample(msgspec.json.decode(self._do("sample"), type=GpuSample))
 
-    def part(self) -> None:
-        self._do("part")
+    def sample_activity(self) -> None:
+        self._do("sample_activity")
 
     def close(self) -> None:
         self._do("close")

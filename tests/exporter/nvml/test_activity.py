@@ -31,12 +31,11 @@ def let_a_part_pass() -> None:
 def one_pass(gpu_process: AskedGpu, parts: int = 1) -> None:
     for _ in range(parts):
         let_a_part_pass()
-        gpu_process.part()
+        gpu_process.sample_activity()
 
 
 def test_integrals_are_what_the_driver_measured_over_all_intervals(fake: FakeDriver) -> None:
-    fake.gpus[0] |= {"gpm.1": 100, "gpm.2": 40, "gpm.5": 25, "gpm.10": 0}
-    fake.write()
+    fake.change(0, {"gpm.1": 100, "gpm.2": 40, "gpm.5": 25, "gpm.10": 0})
     with opened(fake, 0, GPM) as gpu_process:
         for _ in range(2):
             sample = gpu_process.sample()
@@ -73,8 +72,7 @@ def test_the_first_sample_has_activity_already(fake: FakeDriver) -> None:
 
 
 def test_least_and_greatest_are_those_of_the_parts(fake: FakeDriver) -> None:
-    fake.gpus[0]["gpm.2"] = "50,10,90,30,70"
-    fake.write()
+    fake.change(0, {"gpm.2": "50,10,90,30,70"})
     with opened(fake, 0, GPM) as gpu_process:
         first = gpu_process.sample()
         one_pass(gpu_process, parts=3)
@@ -90,7 +88,7 @@ def test_samples_are_never_closer_than_gpm_permits(fake: FakeDriver) -> None:
         gpu_process.sample()
         again = [gpu_process.sample() for _ in range(5)]
         for _ in range(5):
-            gpu_process.part()
+            gpu_process.sample_activity()
 
     # The last values are published again.
     assert again[-1].value("gpu_graphics_active_ratio") == 0.98
@@ -98,8 +96,7 @@ def test_samples_are_never_closer_than_gpm_permits(fake: FakeDriver) -> None:
 
 
 def test_a_failed_look_leaves_no_gap(fake: FakeDriver) -> None:
-    fake.gpus[0] |= {"gpm.1": 100, "gpm.2": 50}
-    fake.write()
+    fake.change(0, {"gpm.1": 100, "gpm.2": 50})
     with opened(fake, 0, GPM) as gpu_process:
         gpu_process.sample()
         fake.fail("nvmlGpmSampleGet", 999)
@@ -116,8 +113,7 @@ def test_a_failed_look_leaves_no_gap(fake: FakeDriver) -> None:
 
 
 def test_a_metric_that_gpm_does_not_give_costs_itself_only(fake: FakeDriver) -> None:
-    fake.gpus[0] |= {"gpm.5": "err:3", "gpm.12": "err:3"}
-    fake.write()
+    fake.change(0, {"gpm.5": "err:3", "gpm.12": "err:3"})
     with opened(fake, 0, GPM) as gpu_process:
         sample = gpu_process.sample()
 
@@ -147,8 +143,7 @@ def test_samples_are_freed_at_the_end(fake: FakeDriver) -> None:
 
 def test_pcie_bytes_come_of_gpm_where_the_driver_does_not_count_them(fake: FakeDriver) -> None:
     del fake.gpus[0]["field.197"]
-    fake.gpus[0] |= {"gpm.1": 100, "gpm.20": 10}
-    fake.write()
+    fake.change(0, {"gpm.1": 100, "gpm.20": 10})
     with opened(fake, 0, GPM) as gpu_process:
         gpu_process.sample()
         let_a_part_pass()
@@ -160,12 +155,10 @@ def test_pcie_bytes_come_of_gpm_where_the_driver_does_not_count_them(fake: FakeD
 
 def test_trouble_in_the_first_pass_does_not_choose_the_pcie_source(fake: FakeDriver) -> None:
     counted = fake.gpus[0]["field.197"]
-    fake.gpus[0]["field.197"] = "err:999"
-    fake.write()
+    fake.change(0, {"field.197": "err:999"})
     with opened(fake, 0, GPM) as gpu_process:
         first = gpu_process.sample()
-        fake.gpus[0]["field.197"] = counted
-        fake.write()
+        fake.change(0, {"field.197": counted})
         second = gpu_process.sample()
 
     assert first.absent["gpu_pcie_transmit_bytes_total",] == "unknown"
@@ -173,8 +166,7 @@ def test_trouble_in_the_first_pass_does_not_choose_the_pcie_source(fake: FakeDri
 
 
 def test_busy_seconds_count_every_sample_of_the_driver(fake: FakeDriver) -> None:
-    fake.gpus[0] |= {"samples.1": "100,0", "samples_period_us": 50000}
-    fake.write()
+    fake.change(0, {"samples.1": "100,0", "samples_period_us": 50000})
     began = time.monotonic()
     with opened(fake, 0, frozenset({"gpu", "utilization"})) as gpu_process:
         first = gpu_process.sample()
@@ -192,12 +184,10 @@ def test_busy_seconds_count_every_sample_of_the_driver(fake: FakeDriver) -> None
 
 
 def test_a_clock_that_is_set_is_no_busy_time(fake: FakeDriver) -> None:
-    fake.gpus[0] |= {"samples.1": 100, "samples_period_us": 50000}
-    fake.write()
+    fake.change(0, {"samples.1": 100, "samples_period_us": 50000})
     with opened(fake, 0, frozenset({"gpu", "utilization"})) as gpu_process:
         gpu_process.sample()
-        fake.gpus[0]["samples_shift_us"] = 3600 * 1_000_000
-        fake.write()
+        fake.change(0, {"samples_shift_us": 3600 * 1_000_000})
         gpu_process.sample()
         time.sleep(0.2)
         sample = gpu_process.sample()
@@ -206,8 +196,7 @@ def test_a_clock_that_is_set_is_no_busy_time(fake: FakeDriver) -> None:
 
 
 def test_between_two_samples_of_the_driver_the_bounds_stay(fake: FakeDriver) -> None:
-    fake.gpus[0] |= {"samples.1": 70, "utilization": 70, "samples_period_us": 3_000_000_000}
-    fake.write()
+    fake.change(0, {"samples.1": 70, "utilization": 70, "samples_period_us": 3_000_000_000})
     with opened(fake, 0, frozenset({"gpu", "utilization"})) as gpu_process:
         gpu_process.sample()
         sample = gpu_process.sample()
@@ -218,8 +207,7 @@ def test_between_two_samples_of_the_driver_the_bounds_stay(fake: FakeDriver) -> 
 
 @pytest.mark.parametrize("gauge", [10, 90])
 def test_the_gauge_lies_within_its_bounds(fake: FakeDriver, gauge: int) -> None:
-    fake.gpus[0] |= {"samples.1": "40,60", "samples_period_us": 50000, "utilization": gauge}
-    fake.write()
+    fake.change(0, {"samples.1": "40,60", "samples_period_us": 50000, "utilization": gauge})
     sample = sample_of(fake, 0, frozenset({"gpu", "utilization"}))
 
     low, high = (sample.value(f"gpu_utilization_{bound}_ratio") for bound in ("min", "max"))
@@ -233,12 +221,12 @@ import sys, time
 from rankscope.exporter.nvml.gpu import NvmlGpu, load_nvml
 from rankscope.exporter.nvml.calls import NvmlCalls
 from rankscope.exporter.nvml.sample_pass import SamplePass
-from rankscope.exporter.nvml.utilization import BusySeconds
+from rankscope.exporter.nvml.utilization import BusySecondsTopic
 nvml = load_nvml()
 nvml.nvmlInit()
 ask = NvmlCalls(nvml, lambda name: None)
 ask.handle = nvml.nvmlDeviceGetHandleByIndex(0)
-busy = BusySeconds()
+busy = BusySecondsTopic()
 for line in sys.stdin:
     at = SamplePass(ask, "", float(line))
     busy.collect(at)
@@ -272,8 +260,7 @@ def test_the_counter_is_right_at_every_interval_and_buffer_of_the_driver(fake: F
     with busy_seconds_at(fake) as busy_at:
         passes = 6
         for number in range(passes + 1):
-            fake.gpus[0]["samples_shift_us"] = number * interval_s * 1_000_000
-            fake.write()
+            fake.change(0, {"samples_shift_us": number * interval_s * 1_000_000})
             busy = busy_at(100 + number * interval_s)
 
     # The machine's own clock also advances between passes, by the duration of the test.
@@ -285,8 +272,7 @@ def test_two_samples_of_one_time_count_as_one(fake: FakeDriver) -> None:
     with busy_seconds_at(fake) as busy_at:
         for number in range(9):
             # An odd number of samples lies between two passes, so that at times both kept samples have one time.
-            fake.gpus[0]["samples_shift_us"] = number * 1_100_000
-            fake.write()
+            fake.change(0, {"samples_shift_us": number * 1_100_000})
             busy = busy_at(100 + number * 1.1)
 
     assert busy == pytest.approx(0.93 * 8 * 1.1, abs=0.5)
@@ -296,32 +282,27 @@ def test_uncovered_time_counts_with_the_mean_of_what_the_buffer_covers(fake: Fak
     fake.gpus[0] |= {"samples.1": "100,0,0,0", "samples_kept": 40}
     with busy_seconds_at(fake) as busy_at:
         for number in range(5):
-            fake.gpus[0]["samples_shift_us"] = number * 30 * 1_000_000
-            fake.write()
+            fake.change(0, {"samples_shift_us": number * 30 * 1_000_000})
             busy = busy_at(100 + number * 30)
 
     assert busy == pytest.approx(0.25 * 4 * 30, rel=0.1)
 
 
 def test_a_clock_that_is_set_back_stops_the_counter_for_a_moment_only(fake: FakeDriver) -> None:
-    fake.gpus[0] |= {"samples.1": 100, "samples_period_us": 20000}
-    fake.write()
+    fake.change(0, {"samples.1": 100, "samples_period_us": 20000})
     with busy_seconds_at(fake) as busy_at:
         assert busy_at(100) == 0
-        fake.gpus[0]["samples_shift_us"] = 1_000_000
-        fake.write()
+        fake.change(0, {"samples_shift_us": 1_000_000})
         before = busy_at(101)
         assert before > 0
 
-        fake.gpus[0]["samples_shift_us"] = 2**64 - 3600 * 1_000_000
-        fake.write()
+        fake.change(0, {"samples_shift_us": 2**64 - 3600 * 1_000_000})
 
         assert busy_at(102) == before
         assert busy_at(120) == pytest.approx(before + 19, abs=0.1)
 
 
 def test_a_driver_without_a_new_sample_stops_the_counter(fake: FakeDriver) -> None:
-    fake.gpus[0] |= {"samples.1": 100, "samples_period_us": 3_000_000_000}
-    fake.write()
+    fake.change(0, {"samples.1": 100, "samples_period_us": 3_000_000_000})
     with busy_seconds_at(fake) as busy_at:
         assert [busy_at(100 + 60 * number) for number in range(4)] == [0, 0, 0, 0]

@@ -32,7 +32,7 @@ class Broken(Topic):
     """Topic that raises ``error`` in one of its methods, after half of its readings if that is ``collect``."""
 
     metrics = ("gpu_busy_seconds_total",)
-    has_fields = has_parts = True
+    has_fields = has_activity = True
 
     def __init__(self, method: str, error: BaseException) -> None:
         self._method = method
@@ -51,8 +51,8 @@ class Broken(Topic):
         self._run("collect")
         at.emit("gpu_busy_seconds_total", 1)
 
-    def part(self, ask: NvmlCalls) -> None:
-        self._run("part")
+    def sample_activity(self, ask: NvmlCalls) -> None:
+        self._run("sample_activity")
 
     def close(self, ask: NvmlCalls) -> None:
         self._run("close")
@@ -81,7 +81,7 @@ def stand_in(**replaced: Any) -> SimpleNamespace:
 
 def opened(monkeypatch: pytest.MonkeyPatch, broken: Topic, nvml: SimpleNamespace) -> NvmlGpu:
     monkeypatch.setattr(nvml_gpu, "topics_of", lambda _collectors: {"utilization": [broken], "power": [Healthy()]})
-    monkeypatch.setattr(FieldBatches, "read", lambda _self, _ask, keys: dict.fromkeys(keys, 1.0))
+    monkeypatch.setattr(FieldBatches, "read", lambda _self, _nvml, keys: dict.fromkeys(keys, 1.0))
     gpu = NvmlGpu(nvml, "00000000:1a:00.0", frozenset(), lambda _call: None)
     gpu.open()
     return gpu
@@ -96,12 +96,12 @@ def facts(sample: GpuSample) -> tuple[dict[str, float], dict[str, str], dict[str
     )
 
 
-@pytest.mark.parametrize("method", ["wants", "collect", "part"])
+@pytest.mark.parametrize("method", ["wants", "collect", "sample_activity"])
 @pytest.mark.parametrize("error", [ZeroDivisionError("division by zero"), KeyError(83), AttributeError("x"), MemoryError()])
 def test_a_topic_with_a_defect_costs_itself_only(monkeypatch: pytest.MonkeyPatch, method: str, error: Exception) -> None:
     broken = Broken(method, error)
     gpu = opened(monkeypatch, broken, stand_in())
-    gpu.part()
+    gpu.sample_activity()
 
     readings, absent, errors = facts(gpu.sample())
 
@@ -137,12 +137,12 @@ def test_a_defect_in_closing_still_shuts_the_driver_down(monkeypatch: pytest.Mon
     assert shut_down == [True]
 
 
-@pytest.mark.parametrize("method", ["collect", "part"])
+@pytest.mark.parametrize("method", ["collect", "sample_activity"])
 def test_a_lost_gpu_is_no_defect_of_a_topic(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     gpu = opened(monkeypatch, Broken(method, SourceError("lost", "gpu_is_lost")), stand_in())
 
     with pytest.raises(SourceError, match="gpu_is_lost"):
-        gpu.sample() if method == "collect" else gpu.part()
+        gpu.sample() if method == "collect" else gpu.sample_activity()
 
 
 def test_an_unreadable_serial_number_does_not_cost_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

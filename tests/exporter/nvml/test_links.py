@@ -30,16 +30,14 @@ def test_single_links_are_off_unless_asked_for(tmp_path: Path) -> None:
 
 def test_errors_are_summed_over_the_links(tmp_path: Path) -> None:
     fake = driver(tmp_path)
-    fake.gpus[0] |= {"field.161@0": "2 ull", "field.161@17": "3 ull", "field.163@5": "7 ull"}
-    fake.write()
+    fake.change(0, {"field.161@0": "2 ull", "field.161@17": "3 ull", "field.163@5": "7 ull"})
 
     assert sample_of(fake, 0, NVLINK).all("gpu_nvlink_errors_total") == {("crc_flit",): 7, ("replay",): 5, ("recovery",): 0}
 
 
 def test_a_sum_with_a_link_missing_is_not_told(tmp_path: Path) -> None:
     fake = driver(tmp_path)
-    fake.gpus[0]["field.161@9"] = "err:999"
-    fake.write()
+    fake.change(0, {"field.161@9": "err:999"})
 
     sample = sample_of(fake, 0, NVLINK)
 
@@ -76,8 +74,7 @@ def test_a_counter_never_changes_its_source(tmp_path: Path) -> None:
         gpu_process.sample()
         assert gpu_process.sample().value("gpu_nvlink_transmit_bytes_total") == 7000 * 1024
 
-        fake.gpus[0][f"field.138@{ALL_LINKS}"] = "err:3"
-        fake.write()
+        fake.change(0, {f"field.138@{ALL_LINKS}": "err:3"})
         sample = gpu_process.sample()
 
     assert "gpu_nvlink_transmit_bytes_total" not in sample.metrics

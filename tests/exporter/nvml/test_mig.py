@@ -31,12 +31,7 @@ def test_seven_devices_are_named_with_profile_and_parent(seven: Sample) -> None:
     assert seven.value("gpu_mig_instances") == 7
     infos = {mig_device: labels for (metric, labels, mig_device) in seven.series if metric == "gpu_mig_info"}
     assert len(infos) == 7
-    assert dict(infos[uuid(2)]) == {
-        "parent_uuid": uuid_of(0),
-        "gpu_instance": "3",
-        "compute_instance": "0",
-        "profile": "1g.10gb",
-    }
+    assert dict(infos[uuid(2)]) == {"parent_uuid": uuid_of(0), "gpu_instance": "3", "compute_instance": "0", "profile": "1g.10gb"}
     assert [(mig_device.uuid, mig_device.gpu_instance, mig_device.profile) for mig_device in seven.raw.mig_devices][:1] == [
         (uuid(0), 1, "1g.10gb")
     ]

@@ -1,26 +1,13 @@
-"""Published readings of a GPU: every row of the tables for an H100, an A100, and GPUs with few or invalid answers."""
+"""Published readings of a GPU: every row of the tables for an H100, an A100, and a GPU with few answers."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.exporter.fake_driver import (
-    ALL_LINKS,
-    MIB,
-    NO_PROCESS,
-    FakeDriver,
-    State,
-    a100_state,
-    build_library,
-    gb200_state,
-    gpu_state,
-    h100_state,
-    uuid_of,
-)
-from tests.exporter.nvml.asked_gpu import ALL, DownError, Sample, asking, opened, sample_of
+from tests.exporter.fake_driver import MIB, NO_PROCESS, FakeDriver, a100_state, build_library, gpu_state, h100_state, uuid_of
+from tests.exporter.nvml.asked_gpu import ALL, Sample, opened, sample_of
 
 from rankscope.exporter.catalogue import BY_NAME, CATALOGUE, COLLECTORS
 
@@ -212,137 +199,6 @@ def test_identity(fake: FakeDriver) -> None:
     assert (identity.serial, identity.vbios_version) == ("165000", "96.00.61.00.01")
 
 
-def test_values_that_cannot_be_are_absent_as_implausible(tmp_path: Path) -> None:
-    nonsense: dict[str, object] = {
-        "memory_temperature": 255,
-        "utilization": 400,
-        "power": 4294967295,
-        "gpm.2": 4000,
-        "gpm.3": "nan",
-        "clock_sm": 4294967295,
-    }
-    fake = FakeDriver(tmp_path, build_library(), [h100_state(0) | nonsense])
-
-    sample = sample_of(fake)
-
-    implausible = {key for key, reason in sample.absent.items() if reason == "implausible"}
-    assert implausible == {
-        ("gpu_memory_temperature_celsius",),
-        ("gpu_utilization_ratio",),
-        ("gpu_power_watts",),
-        ("gpu_sm_active_ratio",),
-        ("gpu_sm_active_min_ratio",),
-        ("gpu_sm_active_max_ratio",),
-        ("gpu_sm_active_seconds_total",),
-        ("gpu_sm_occupancy_ratio",),
-        ("gpu_clock_hertz", "sm"),
-    }
-    assert sample.value("gpu_clock_hertz", clock="memory") == 2.619e9
-    assert sample.errors == {}
-
-
-ONES_32, ONES_64 = 2**32 - 1, 2**64 - 1
-NOT_READ = {"uuid", "name", "serial", "bus", "vbios", "nvlinks", "samples.1"}
-"""Keys of a state that are no number of a reading: identity, the number of links, and a list."""
-
-
-def _all_ones(value: object) -> object:
-    """Return a value of the state, or each number of a list, with all bits set in the type that NVML gives it."""
-    words = str(value).split()
-    if words[0].startswith("err:"):
-        return value
-    kind = words[1] if len(words) > 1 else ""
-    return f"{ {'us': 2**16 - 1, 'ui': ONES_32, 'd': 'nan'}.get(kind, ONES_64) } {kind}".strip()
-
-
-@pytest.mark.parametrize("state", [h100_state, a100_state, gb200_state, gpu_state])
-def test_numbers_with_all_bits_set_are_no_readings_of_any_topic(tmp_path: Path, state: Callable[[int], State]) -> None:
-    # given a driver that answers every question about numbers with all bits set
-    healthy = state(0)
-    broken = {key: value if key in NOT_READ or key.startswith("process") else _all_ones(value) for key, value in healthy.items()}
-    fake = FakeDriver(tmp_path, build_library(), [broken | {"samples.1": f"{ONES_32}"}])
-
-    sample = sample_of(fake, 0, ALL)
-
-    # then nothing is published but what the states of the links say, which the driver answers
-    assert sample.metrics <= {
-        "gpu_nvlink_links",
-        "gpu_nvlink_link_up",
-        "gpu_process_memory_used_bytes",
-        "gpu_process_sm_utilization_ratio",
-    }
-    assert "implausible" in sample.absent.values()
-    assert sample.errors == {}
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "metrics"),
-    [
-        ("margin", ONES_32, set()),  # the threshold less the temperature takes its place
-        ("throttle", ONES_64, {"gpu_throttle_active"}),
-        ("pcie_replays", ONES_32, {"gpu_pcie_replays_total"}),
-        ("field.142", f"{ONES_32} ui", {"gpu_remapped_rows_total"}),
-        ("field.143", f"{ONES_64} ull", {"gpu_remapped_rows_total"}),
-        ("field.161@3", f"{ONES_64} ull", {"gpu_nvlink_errors_total"}),
-        (f"field.138@{ALL_LINKS}", f"{ONES_64} ull", {"gpu_nvlink_transmit_bytes_total"}),
-        ("field.173", "-1 si", {"gpu_pcie_errors_total"}),
-        ("field.230", f"{ONES_32} ui", {"gpu_recovery_action"}),
-        ("field.270", f"{2**16 - 1} us", {"gpu_throttle_seconds_total"}),
-        ("remap.low", ONES_32, {"gpu_row_remap_banks"}),
-        ("ecc.1.0.7", ONES_64, {"gpu_ecc_errors_total"}),
-        ("fabric", ONES_32, {"gpu_fabric_state", "gpu_fabric_healthy"}),
-        ("fabric_health", ONES_32, {"gpu_fabric_healthy"}),
-        ("fans", ONES_32, {"gpu_fan_speed_ratio"}),
-        ("fans", 10**6, {"gpu_fan_speed_ratio"}),
-        ("retired.0", ONES_32, {"gpu_retired_pages"}),
-        ("mig", ONES_32, {"gpu_mig_enabled", "gpu_mig_instances"}),
-        ("nvlink.5", ONES_32, {"gpu_nvlink_links", "gpu_nvlink_link_up", "gpu_nvlink_errors_total",
-                               "gpu_nvlink_transmit_bytes_total", "gpu_nvlink_receive_bytes_total",
-                               "gpu_nvlink_recoveries_total", "gpu_nvlink_physical_errors_total"}),
-        ("virtualization", ONES_64, {"gpu_virtualization_mode", "gpu_vgpu_license_status"}),
-        ("energy", ONES_64, {"gpu_energy_joules_total"}),
-        ("memory_used", ONES_64, {"gpu_memory_used_bytes"}),
-        ("encoder", ONES_32, {"gpu_encoder_utilization_ratio"}),
-    ],
-)  # fmt: skip
-def test_one_number_with_all_bits_set_costs_its_own_series(tmp_path: Path, key: str, value: object, metrics: set[str]) -> None:
-    sample = sample_of(FakeDriver(tmp_path, build_library(), [h100_state(0) | {key: value}]), 0, ALL)
-
-    assert {metric for (metric, *_), reason in sample.absent.items() if reason == "implausible"} == metrics
-    assert sample.value("gpu_temperature_margin_celsius") == (89 - 40 if key == "margin" else 47)
-    assert sample.errors == {}
-
-
-@pytest.mark.parametrize("uuid", ["", "\x7f\x01"])
-def test_a_gpu_without_a_uuid_is_not_opened(tmp_path: Path, uuid: str) -> None:
-    fake = FakeDriver(tmp_path, build_library(), [h100_state(0) | {"uuid": uuid}])
-
-    with asking(fake) as gpu_process, pytest.raises(DownError, match="no uuid") as down:
-        gpu_process.open()
-
-    assert down.value.reason == "nvml_error"
-
-
-def test_field_values_have_their_own_return_codes_and_types(tmp_path: Path) -> None:
-    fields: dict[str, object] = {
-        "field.142": "err:999",
-        "field.143": "7 us",
-        "field.144": "1 sll",
-        "field.145": "1 type:77",
-        "field.186": "1500.5 d",
-    }
-    fake = FakeDriver(tmp_path, build_library(), [h100_state(0) | fields])
-
-    sample = sample_of(fake)
-
-    assert sample.all("gpu_remapped_rows_total") == {("uncorrected",): 7}
-    assert sample.absent["gpu_remapped_rows_total", "corrected"] == "unknown"
-    assert sample.value("gpu_row_remap_pending") == 1
-    assert sample.absent["gpu_row_remap_failure",] == "unknown_value_type"
-    assert sample.value("gpu_power_instant_watts") == 1.5005
-    assert sample.errors == {"remap": "gpu_remapped_rows_total: unknown"}
-
-
 def test_only_what_is_enabled_is_asked(fake: FakeDriver) -> None:
     with opened(fake, 0, frozenset({"gpu", "power"})) as gpu_process:
         sample = gpu_process.sample()
@@ -367,7 +223,7 @@ def test_calls_of_a_pass_are_counted_and_constants_are_not_asked_again(tmp_path:
         gpu_process.sample()
         calls = fake.counts()
 
-    assert calls == Counter(asked_of_c(gpu_process.marks))
+    assert calls == Counter(nvml_calls(gpu_process.marks))
     assert calls == {
         "nvmlDeviceGetFieldValues": 1,
         "nvmlDeviceGetTemperature": 1,
@@ -384,7 +240,7 @@ def test_calls_of_a_pass_are_counted_and_constants_are_not_asked_again(tmp_path:
     }
 
 
-def asked_of_c(marks: list[str]) -> list[str]:
+def nvml_calls(marks: list[str]) -> list[str]:
     return [mark for mark in marks if mark.startswith("nvml")]
 
 

@@ -2,59 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
-from prometheus_client.parser import text_string_to_metric_families as parse_text
 from tests.exporter.pages import golden_node
-from tests.exporter.pages.golden_node import DIVIDED, GOLDEN, H100, HUNG
+from tests.exporter.pages.golden_node import DIVIDED, GOLDEN, H100, HUNG, loop, node_with, sample_of
 
-from rankscope.base.errors import InputError
-from rankscope.exporter.catalogue import CATALOGUE, COLLECTORS, DEFAULT_COLLECTORS
-from rankscope.exporter.loop import CollectorState
+from rankscope.exporter.catalogue import COLLECTORS
 from rankscope.exporter.pages.dcgm import DcgmPage
-from rankscope.exporter.pages.dcgm_counters import counters_of, default_counters, read_counters, with_collectors
+from rankscope.exporter.pages.dcgm_counters import default_counters, read_counters
 from rankscope.exporter.pages.page import MetricsPage
-from rankscope.exporter.settings import ExporterSettings
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.source import Absent, FleetState, GpuSample, Reading, Series
 
 ALL = frozenset(COLLECTORS)
 
-# Names, types and label order of dcgm-exporter 3 and 4 without a counters file.
-DEFAULT_SET = {
-    "DEV_SM_CLOCK": "gauge",
-    "DEV_MEM_CLOCK": "gauge",
-    "DEV_MEMORY_TEMP": "gauge",
-    "DEV_GPU_TEMP": "gauge",
-    "DEV_POWER_USAGE": "gauge",
-    "DEV_TOTAL_ENERGY_CONSUMPTION": "counter",
-    "DEV_PCIE_REPLAY_COUNTER": "counter",
-    "DEV_GPU_UTIL": "gauge",
-    "DEV_MEM_COPY_UTIL": "gauge",
-    "DEV_ENC_UTIL": "gauge",
-    "DEV_DEC_UTIL": "gauge",
-    "DEV_XID_ERRORS": "gauge",
-    "DEV_FB_FREE": "gauge",
-    "DEV_FB_USED": "gauge",
-    "DEV_FB_RESERVED": "gauge",
-    "DEV_NVLINK_BANDWIDTH_TOTAL": "counter",
-    "DEV_VGPU_LICENSE_STATUS": "gauge",
-    "DEV_CORRECTABLE_REMAPPED_ROWS": "counter",
-    "DEV_UNCORRECTABLE_REMAPPED_ROWS": "counter",
-    "DEV_ROW_REMAP_FAILURE": "gauge",
-    "PROF_GR_ENGINE_ACTIVE": "gauge",
-    "PROF_PIPE_TENSOR_ACTIVE": "gauge",
-    "PROF_DRAM_ACTIVE": "gauge",
-    "PROF_PCIE_TX_BYTES": "gauge",
-    "PROF_PCIE_RX_BYTES": "gauge",
-}
 JOBS = (
     Series("gpu_job_info", 1, (("uuid", H100), ("namespace_k8s", "ml"), ("pod_k8s", "train-0"), ("container_k8s", "main"))),
     Series("gpu_job_info", 1, (("uuid", "MIG-20000000-1111-bbbb-cccc-000000000000"), ("pod_k8s", "small-0"))),
@@ -72,14 +40,10 @@ XIDS = (
 
 def node() -> FleetState:
     """Return the golden node; its first H100 also has readings of the video encoder and decoder."""
-    state = golden_node.node()
-    first, *others = state.gpus
-    assert first.sample is not None
     video = (Reading("gpu_encoder_utilization_ratio", 0.57), Reading("gpu_decoder_utilization_ratio", 0.0))
-    first = msgspec.structs.replace(
-        first, sample=msgspec.structs.replace(first.sample, readings=(*first.sample.readings, *video))
-    )
-    return msgspec.structs.replace(state, gpus=(first, *others))
+    (first,) = golden_node.node_with(readings=(*sample_of(0).readings, *video)).gpus
+    state = golden_node.node()
+    return msgspec.structs.replace(state, gpus=(first, *state.gpus[1:]))
 
 
 BYTES_PER_SECOND = {
@@ -98,29 +62,11 @@ def _earlier(sample: GpuSample, ago_s: float) -> GpuSample:
     return msgspec.structs.replace(sample, monotonic_s=sample.monotonic_s - ago_s, readings=readings)
 
 
-class SampledTwice:
-    """A fleet whose first state is four seconds old, because DCGM's rates need two samples."""
-
-    simulated = False
-
-    def __init__(self, state: FleetState) -> None:
-        gpus = (
-            msgspec.structs.replace(gpu, sample=_earlier(gpu.sample, 4)) if gpu.sample is not None else gpu for gpu in state.gpus
-        )
-        self._states = [state, msgspec.structs.replace(state, gpus=tuple(gpus))]
-
-    def state(self) -> FleetState:
-        return self._states.pop() if len(self._states) > 1 else self._states[0]
-
-
 def page_of(state: FleetState, *, collectors: frozenset[str] = ALL, jobs: tuple[Series, ...] = JOBS) -> MetricsPage:
-    def loop(name: str, last: tuple[Series, ...]) -> Any:
-        return SimpleNamespace(
-            name=name, latest=lambda: CollectorState(last, fresh=True, ok=True, age_s=0, duration_s=0, reason=None)
-        )
-
-    fleet: Any = SampledTwice(state)
-    return MetricsPage("node1", fleet, jobs=loop("jobs", jobs), xid=loop("xid", XIDS), collectors=collectors)
+    """Return a page whose first GPUs' samples are four seconds old, because DCGM's rates need two samples."""
+    gpus = (msgspec.structs.replace(gpu, sample=_earlier(gpu.sample, 4)) if gpu.sample is not None else gpu for gpu in state.gpus)
+    states = itertools.chain([msgspec.structs.replace(state, gpus=tuple(gpus))], itertools.repeat(state))
+    return golden_node.page_of(lambda: next(states), jobs=loop("jobs", jobs), xid=loop("xid", XIDS), collectors=collectors)
 
 
 @pytest.fixture
@@ -146,19 +92,9 @@ def test_the_page_is_the_golden_one(page: MetricsPage) -> None:
     assert text(page) == (GOLDEN / "node.dcgm.txt").read_text(), f"if that is meant: python {__file__}"
 
 
-def test_the_default_set_has_the_names_and_types_of_dcgm_exporter(page: MetricsPage) -> None:
-    assert {counter.name.removeprefix("DCGM_FI_"): counter.type for counter in default_counters().metrics} == DEFAULT_SET
-
-    shown = {line.split()[2]: line.split()[3] for line in text(page).splitlines() if line.startswith("# TYPE")}
-
-    # a metric that no GPU of this node has is named in a comment
-    assert {name.removeprefix("DCGM_FI_") for name in shown} == DEFAULT_SET.keys() - {"DEV_VGPU_LICENSE_STATUS"}
-    assert all(kind == DEFAULT_SET[name.removeprefix("DCGM_FI_")] for name, kind in shown.items())
-
-
 def test_units_are_those_of_dcgm(page: MetricsPage) -> None:
     body = text(page)
-    readings = {(reading.metric, reading.labels): reading.value for reading in node().gpus[0].sample.readings}  # type: ignore[union-attr]
+    readings = {(reading.metric, reading.labels): reading.value for reading in sample_of(0).readings}
 
     def of_first(name: str) -> float:
         (value,) = values(body, name, UUID=H100)
@@ -173,11 +109,7 @@ def test_units_are_those_of_dcgm(page: MetricsPage) -> None:
 
 
 def test_where_there_is_no_vgpu_none_is_licensed() -> None:
-    state = node()
-    first = state.gpus[0]
-    assert first.sample is not None
-    sample = msgspec.structs.replace(first.sample, absent=(Absent("gpu_vgpu_license_status", "no_vgpu_guest"),))
-    page = page_of(msgspec.structs.replace(state, gpus=(msgspec.structs.replace(first, sample=sample),)))
+    page = page_of(node_with(absent=(Absent("gpu_vgpu_license_status", "no_vgpu_guest"),)))
 
     body = text(page)
 
@@ -223,11 +155,7 @@ def shared(uuid: str, *pods: str, memory: dict[str, float] | None = None, sm: di
         return (("uuid", uuid), ("namespace_k8s", "ml"), ("pod_k8s", pod), ("container_k8s", "main"))
 
     return [
-        Series(
-            "gpu_job_info",
-            1,
-            (("uuid", uuid), ("namespace_k8s", "ml"), ("pod_k8s", "multiple"), ("container_k8s", "main")),
-        ),
+        Series("gpu_job_info", 1, (("uuid", uuid), ("namespace_k8s", "ml"), ("pod_k8s", "multiple"), ("container_k8s", "main"))),
         *(Series("gpu_tenant_info", 1, tenant(pod)) for pod in pods),
         *(Series("gpu_tenant_memory_used_bytes", value * 2**20, tenant(pod)) for pod, value in (memory or {}).items()),
         *(Series("gpu_tenant_sm_utilization_ratio", value, tenant(pod)) for pod, value in (sm or {}).items()),
@@ -272,13 +200,9 @@ def test_several_containers_of_a_pod_are_one_pod() -> None:
 
 
 def test_a_mig_instance_that_several_pods_divide_has_the_pod_of_none() -> None:
-    state = node()
-    divided = next(gpu for gpu in state.gpus if gpu.identity.uuid == DIVIDED)
-    assert divided.sample is not None
-    first = divided.sample.mig_devices[0]
+    first = sample_of(2).mig_devices[0]
     second = msgspec.structs.replace(first, uuid="MIG-other", compute_instance=1)
-    sample = msgspec.structs.replace(divided.sample, mig_devices=(first, second))
-    state = msgspec.structs.replace(state, gpus=(msgspec.structs.replace(divided, sample=sample),))
+    state = node_with(2, mig_devices=(first, second))
     jobs = tuple(
         Series("gpu_job_info", 1, (("uuid", uuid), ("namespace_k8s", "ml"), ("pod_k8s", pod)))
         for uuid, pod in ((first.uuid, "a"), (second.uuid, "b"))
@@ -314,20 +238,13 @@ def test_rates_are_those_of_the_counters_between_two_samples() -> None:
 
 
 def test_a_counter_that_was_reset_has_no_rate() -> None:
-    state = node()
-    sample = state.gpus[0].sample
-    assert sample is not None
+    sample = sample_of(0)
     zeroed = tuple(
         msgspec.structs.replace(reading, value=0.0) if reading.metric == "gpu_pcie_transmit_bytes_total" else reading
         for reading in sample.readings
     )
-    later = msgspec.structs.replace(sample, monotonic_s=sample.monotonic_s + 1, readings=zeroed)
-    states = [
-        msgspec.structs.replace(state, gpus=(msgspec.structs.replace(state.gpus[0], sample=reading),))
-        for reading in (later, sample)
-    ]
-    fleet: Any = SimpleNamespace(simulated=False, state=states.pop)
-    page = DcgmPage(MetricsPage("node1", fleet))
+    states = [node_with(monotonic_s=sample.monotonic_s + 1, readings=zeroed), node_with()]
+    page = DcgmPage(golden_node.page_of(states.pop))
     page.render()
 
     body = page.render()[0].decode()
@@ -358,58 +275,6 @@ def test_a_collector_that_is_off_is_named() -> None:
     assert default_counters().collectors >= {"encoder", "gpm", "power", "xid"}
 
 
-def test_counters_switch_no_collector_on_that_the_user_switched_off() -> None:
-    asked = ExporterSettings(
-        collectors=DEFAULT_COLLECTORS - {"gpm"}, collectors_off=frozenset({"gpm"}), host="node1", compat_dcgm=True
-    )
-
-    collectors = with_collectors(asked, counters_of(asked)).collectors
-
-    assert "encoder" in collectors
-    assert "gpm" not in collectors
-
-
-COUNTERS = """\
-# my counters
-DCGM_FI_DEV_GPU_TEMP, gauge, Heat, in degrees.
-
-  # and more
-DCGM_FI_DEV_ECC_SBE_VOL_TOTAL, counter, "Corrected, ""all"" kinds."
-DCGM_FI_PROF_SM_ACTIVE, gauge, SMs.
-DCGM_FI_PROF_PIPE_FP64_ACTIVE, gauge
-DCGM_FI_DEV_NO_SUCH_THING, gauge, Nobody knows.
-DCGM_EXP_P2P_STATUS, gauge, Computed by the other one.
-DCGM_FI_DRIVER_VERSION, label, Driver.
-DCGM_FI_DEV_SERIAL, label, Serial.
-DCGM_FI_DEV_BRAND, label, Brand.
-"""
-
-
-def test_a_file_of_counters_decides_on_names_types_and_help(
-    page: MetricsPage, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    file = tmp_path / "counters.csv"
-    file.write_text(COUNTERS, encoding="utf-8-sig")  # with a byte order mark, as some editors save it
-    served = DcgmPage(page, read_counters(file))
-    body = served.render()[0].decode()
-
-    assert served.render()[0].decode() == body
-    families = {family.name: family for family in parse_text(body)}
-    assert families.keys() == {
-        "DCGM_FI_DEV_GPU_TEMP",
-        "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL",
-        "DCGM_FI_PROF_SM_ACTIVE",
-        "DCGM_FI_PROF_PIPE_FP64_ACTIVE",
-    }
-    assert "# HELP DCGM_FI_DEV_GPU_TEMP Heat, in degrees.\n" in body
-    assert '# HELP DCGM_FI_DEV_ECC_SBE_VOL_TOTAL Corrected, "all" kinds.\n' in body
-    assert 'Hostname="node1",DCGM_FI_DEV_SERIAL="165000",DCGM_FI_DRIVER_VERSION="570.86.15",container=' in body
-    refused = ("DCGM_FI_DEV_NO_SUCH_THING", "DCGM_EXP_P2P_STATUS", "DCGM_FI_DEV_BRAND")
-    for name in refused:
-        assert body.count(f"# {name} not available: ") == 1
-        assert sum(name in record.getMessage() for record in caplog.records) == 1  # not once per page
-
-
 def served(page: MetricsPage, tmp_path: Path, *names: str) -> str:
     file = tmp_path / "counters.csv"
     file.write_text("".join(f"{name}, {'gauge' if 'REASONS' in name or 'PROF' in name else 'counter'}, x\n" for name in names))
@@ -429,21 +294,12 @@ def test_xids_have_dcgms_labels(page: MetricsPage, tmp_path: Path) -> None:
     assert values(body, "DCGM_EXP_XID_ERRORS_TOTAL", UUID=H100, xid="79") == [0]
 
 
-def with_readings(*readings: Reading) -> FleetState:
-    state = node()
-    sample = state.gpus[0].sample
-    assert sample is not None
-    gpu = msgspec.structs.replace(state.gpus[0], sample=msgspec.structs.replace(sample, readings=readings, absent=()))
-    return msgspec.structs.replace(state, gpus=(gpu,))
-
-
 def test_throttling_is_served_as_times_and_as_a_mask(tmp_path: Path) -> None:
     seconds = {"sw_power_cap": 1.5, "sync_boost": 2, "board_limit": 3, "reliability": 4, "sw_thermal": 5, "hw_thermal": 6}
     active = {"gpu_idle": 0, "sw_power_cap": 1, "sw_thermal": 1, "hw_power_brake": 1, "display_clocks": 0}
-    state = with_readings(
-        *(Reading("gpu_throttle_seconds_total", value, (("reason", reason),)) for reason, value in seconds.items()),
-        *(Reading("gpu_throttle_active", value, (("reason", reason),)) for reason, value in active.items()),
-    )
+    readings = [Reading("gpu_throttle_seconds_total", value, (("reason", reason),)) for reason, value in seconds.items()]
+    readings += [Reading("gpu_throttle_active", value, (("reason", reason),)) for reason, value in active.items()]
+    state = node_with(readings=tuple(readings), absent=())
     times = {"POWER": 1.5e9, "SYNC_BOOST": 2e9, "BOARD_LIMIT": 3e9, "RELIABILITY": 4e9, "THERMAL": 11e9}
     masks = ("DEV_CLOCK_THROTTLE_REASONS", "DEV_CLOCKS_EVENT_REASONS")
 
@@ -458,7 +314,7 @@ def test_nvlinks_are_served_as_counters_and_as_rates(tmp_path: Path) -> None:
     state = node()
     counters, rates = ("DEV_NVLINK_COUNT_TX_BYTES", "DEV_NVLINK_COUNT_RX_BYTES"), ("PROF_NVLINK_TX_BYTES", "PROF_NVLINK_RX_BYTES")
     names = [*counters, *rates, "DEV_NVLINK_BANDWIDTH_TOTAL"]
-    readings = {reading.metric: reading.value for reading in state.gpus[0].sample.readings}  # type: ignore[union-attr]
+    readings = {reading.metric: reading.value for reading in sample_of(0).readings}
 
     body = served(page_of(state), tmp_path, *(f"DCGM_FI_{name}" for name in names))
 
@@ -482,7 +338,8 @@ def test_errors_of_links_are_served_by_kind(tmp_path: Path) -> None:
         ("gpu_nvlink_physical_errors_total", "error", "symbol"): ("DEV_NVLINK_COUNT_RX_SYMBOL_ERRORS",),
         ("gpu_c2c_errors_total", "error", "replay"): ("DEV_C2C_LINK_ERROR_REPLAY",),
     }
-    state = with_readings(*(Reading(metric, n, ((label, kind),)) for n, (metric, label, kind) in enumerate(ours, 1)))
+    readings = tuple(Reading(metric, n, ((label, kind),)) for n, (metric, label, kind) in enumerate(ours, 1))
+    state = node_with(readings=readings, absent=())
 
     body = served(page_of(state), tmp_path, *(f"DCGM_FI_{name}" for names in ours.values() for name in names))
 
@@ -490,68 +347,20 @@ def test_errors_of_links_are_served_by_kind(tmp_path: Path) -> None:
         assert [values(body, name) for name in names] == [[number]] * len(names), names
 
 
-def test_several_of_our_series_may_be_one_there(page: MetricsPage, tmp_path: Path) -> None:
+def test_several_of_our_series_may_be_one_there(tmp_path: Path) -> None:
     # given errors in both kinds of memory
-    state = node()
-    sample = state.gpus[0].sample
-    assert sample is not None
     errors = tuple(
         Reading("gpu_ecc_errors_total", value, (("error", "corrected"), ("memory", memory)))
         for memory, value in (("dram", 3), ("sram", 4))
     )
-    gpu = msgspec.structs.replace(state.gpus[0], sample=msgspec.structs.replace(sample, readings=errors, absent=()))
-    (tmp_path / "counters.csv").write_text("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL,counter,Corrected.\n")
 
-    body = text(page_of(msgspec.structs.replace(state, gpus=(gpu,))), tmp_path / "counters.csv")
+    body = served(page_of(node_with(readings=errors, absent=())), tmp_path, "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL")
 
     assert values(body, "DEV_ECC_SBE_VOL_TOTAL") == [7]
 
 
-@pytest.mark.parametrize(
-    ("content", "where", "what"),
-    [
-        ("# fine\nDCGM_FI_DEV_GPU_TEMP gauge help\n", ": line 2:", "NAME, type, help"),
-        ("DCGM_FI_DEV_GPU_TEMP, histogram, x\n", ": line 1:", "'histogram'"),
-        ("DCGM_FI_DEV_GPU_TEMP\n", ": line 1:", "gauge, counter, label"),
-        ('DCGM_FI_DEV_GPU_TEMP, gauge, "open\n', ": line 1:", "NAME, type, help"),
-        ("\nnode_cpu, gauge, x\n", ": line 2:", "'node_cpu'"),
-        ("# nothing\n", ":", "no line names a metric"),
-        ("DCGM_FI_DEV_NO_SUCH_THING, gauge, x\n", ":", "no line names a metric"),
-        (b"DCGM_FI_DEV_GPU_TEMP, gauge, \xff\n", ":", "UTF-8"),
-        (b"#" * (1 << 21), ":", "1 MiB"),
-        (None, ":", "No such file"),
-    ],
-)
-def test_a_malformed_file_is_named_with_the_line(tmp_path: Path, content: str | bytes | None, where: str, what: str) -> None:
-    file = tmp_path / "counters.csv"
-    if content is not None:
-        file.write_bytes(content if isinstance(content, bytes) else content.encode())
-
-    with pytest.raises(InputError) as refusal:
-        read_counters(file)
-
-    assert str(refusal.value).startswith(f"{file}{where}")
-    assert what in str(refusal.value)
-    assert "\n" not in str(refusal.value)
-
-
-def test_every_dcgm_name_of_the_catalogue_is_one_thing() -> None:
-    kinds: dict[str, set[tuple[str, str, bool]]] = {}
-    for row in CATALOGUE:
-        for entry in row.dcgm:
-            kinds.setdefault(entry.full_name, set()).add((entry.type, entry.help, entry.default_on))
-            assert entry.help.endswith(".")
-    assert {name for name, kind in kinds.items() if len(kind) != 1} == set()
-
-
 def test_absent_metrics_without_a_dcgm_name_are_no_remark() -> None:
-    state = node()
-    sample = state.gpus[0].sample
-    assert sample is not None
-    absent = (Absent("gpu_fan_speed_ratio", "not_supported"),)
-    gpu = msgspec.structs.replace(state.gpus[0], sample=msgspec.structs.replace(sample, absent=absent))
-
-    assert "not available" not in text(page_of(msgspec.structs.replace(state, gpus=(gpu,))))
+    assert "not available" not in text(page_of(node_with(absent=(Absent("gpu_fan_speed_ratio", "not_supported"),))))
 
 
 def test_promtool_reads_it(page: MetricsPage, require_program: Callable[[str], str]) -> None:

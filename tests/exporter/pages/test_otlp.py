@@ -20,8 +20,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
     MetricsServiceServicer,
     add_MetricsServiceServicer_to_server,
 )
-from tests.exporter.pages.golden_node import A100, DIVIDED, H100, HUNG, node
-from tests.exporter.pages.otlp_page import page_of, spooled_histogram
+from tests.exporter.pages.golden_node import A100, DIVIDED, H100, HUNG, loop, node, page_of, sample_of, spooled_histogram
 from tests.otlp_http import receiving
 from tests.waiting import wait_until
 
@@ -29,9 +28,9 @@ from rankscope.base.errors import InputError, MissingError
 from rankscope.exporter.pages.otlp import OtlpPush
 from rankscope.exporter.pages.page import MetricsPage
 from rankscope.exporter.simulated import SimulatedFleet
-from rankscope.exporter.source import FleetState
+from rankscope.exporter.source import FleetState, Series
 from rankscope.exporter.spool.reading import SpoolSample
-from rankscope.exporter.spool.series import RankKey, SpoolFamily, SpoolSeries
+from rankscope.exporter.spool.series import RankKey, SpoolFamily
 
 Attributes = frozenset[tuple[str, str]]
 Sent = tuple[dict[str, str], ExportMetricsServiceRequest]
@@ -134,9 +133,7 @@ def sent() -> Sent:
     return received.messages[0]
 
 
-def test_the_conventions_names_units_types_and_attributes(
-    sent: Sent,
-) -> None:
+def test_the_conventions_names_units_types_and_attributes(sent: Sent) -> None:
     headers, message = sent
 
     assert (headers["path"], headers["content-type"], headers["x-tenant"]) == ("/v1/metrics", "application/x-protobuf", "ml")
@@ -170,7 +167,7 @@ def test_the_conventions_names_units_types_and_attributes(
     assert {name.split(".")[0] for name in kinds} == {"hw", "rankscope"}
 
     data_points = points(message)
-    readings = {(reading.metric, reading.labels): reading.value for reading in node().gpus[0].sample.readings}  # type: ignore[union-attr]
+    readings = {(reading.metric, reading.labels): reading.value for reading in sample_of(0).readings}
     (memory,) = _of(data_points, "hw.gpu.memory.usage", hw__id=H100)
     assert memory == readings["gpu_memory_used_bytes", ()]
     assert _of(data_points, "hw.gpu.memory.utilization", hw__id=H100) == [memory / readings["gpu_memory_total_bytes", ()]]
@@ -194,9 +191,7 @@ def test_the_conventions_names_units_types_and_attributes(
     }
 
 
-def test_a_mig_device_names_its_parent(
-    sent: Sent,
-) -> None:
+def test_a_mig_device_names_its_parent(sent: Sent) -> None:
     data_points = points(sent[1])
 
     of_mig = "MIG-20000000-1111-bbbb-cccc-000000000000"
@@ -205,9 +200,7 @@ def test_a_mig_device_names_its_parent(
     ]
 
 
-def test_a_gpu_that_is_down_has_failed_and_has_no_values(
-    sent: Sent,
-) -> None:
+def test_a_gpu_that_is_down_has_failed_and_has_no_values(sent: Sent) -> None:
     data_points = points(sent[1])
 
     status = {dict(have)["hw.state"]: value for have, value in data_points["hw.status"].items() if ("hw.id", HUNG) in have}
@@ -231,14 +224,12 @@ def test_the_temporality_preference_is_honoured(
 def test_ranks_are_told_with_the_gpu_they_use(http_collector: Received, pushing: Callable[[MetricsPage], OtlpPush]) -> None:
     rank = (("rank", "3"), ("run", "r"), ("slot", "0"))
     families = (
-        SpoolFamily(
-            "rank_info", "gauge", "Who.", (SpoolSeries("rank_info", (("gpu_uuid", H100), ("run_id", "id-r"), *rank), 1),)
-        ),
-        SpoolFamily("rank_steps_total", "counter", "Steps.", (SpoolSeries("rank_steps_total", rank, 40),)),
-        SpoolFamily("rank_" + "x" * 400, "gauge", "Long.", (SpoolSeries("rank_" + "x" * 400, rank, 1),)),
+        SpoolFamily("rank_info", "gauge", "Who.", (Series("rank_info", 1, (("gpu_uuid", H100), ("run_id", "id-r"), *rank)),)),
+        SpoolFamily("rank_steps_total", "counter", "Steps.", (Series("rank_steps_total", 40, rank),)),
+        SpoolFamily("rank_" + "x" * 400, "gauge", "Long.", (Series("rank_" + "x" * 400, 1, rank),)),
     )
-    spooled = SpoolSample(families, {RankKey("r", "3", "0"): "running"}, 1, 0, {}, 0)
-    pushing(page_of(node(), spooled))
+    spooled = SpoolSample(families, {RankKey("r", "3", "0"): "running"})
+    pushing(page_of(node(), spool=loop("spool", spooled)))
     data_points = points(http_collector.wait(1)[0])
 
     assert _of(
@@ -249,7 +240,7 @@ def test_ranks_are_told_with_the_gpu_they_use(http_collector: Received, pushing:
 
 
 def test_a_histogram_is_sent_as_one(http_collector: Received, pushing: Callable[[MetricsPage], OtlpPush]) -> None:
-    pushing(page_of(node(), spooled_histogram(1, 2, 3, total=40.5)))
+    pushing(page_of(node(), spool=loop("spool", spooled_histogram(1, 2, 3, total=40.5))))
 
     (metric,) = [item for item in _metrics(http_collector.wait(1)[0]) if item.name == "rankscope.rank.step_duration"]
     (point,) = metric.histogram.data_points
@@ -260,8 +251,8 @@ def test_a_histogram_is_sent_as_one(http_collector: Received, pushing: Callable[
 
 def test_many_series_are_sent_in_several_messages(http_collector: Received, pushing: Callable[[MetricsPage], OtlpPush]) -> None:
     ranks = [(("rank", str(rank)), ("run", "r"), ("slot", "0")) for rank in range(5000)]
-    family = SpoolFamily("rank_x", "gauge", "X.", tuple(SpoolSeries("rank_x", rank, 1) for rank in ranks))
-    pushing(page_of(node(), SpoolSample((family,), {}, 1, 0, {}, 0)))
+    family = SpoolFamily("rank_x", "gauge", "X.", tuple(Series("rank_x", 1, rank) for rank in ranks))
+    pushing(page_of(node(), spool=loop("spool", SpoolSample((family,)))))
 
     sizes: list[int] = []
     while sum(sizes) < 5000:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import msgspec
 import pytest
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, Metric
 from opentelemetry.sdk.resources import Resource
-from tests.exporter.pages.golden_node import H100, node
-from tests.exporter.pages.otlp_page import page_of, spooled_histogram
+from tests.exporter.pages.golden_node import H100, loop, node, node_with, page_of, spooled_histogram
 
 from rankscope.exporter.catalogue import CATALOGUE
 from rankscope.exporter.pages.otlp_message import MessageBuilder
 from rankscope.exporter.pages.otlp_metrics import measurements, otel_name
 from rankscope.exporter.pages.page import MetricsPage
 from rankscope.exporter.simulated import SimulatedFleet
-from rankscope.exporter.source import FleetState, Reading
-from rankscope.exporter.spool.series import SpoolFamily, SpoolSeries
+from rankscope.exporter.source import FleetState, Reading, Series
+from rankscope.exporter.spool.series import SpoolFamily
 
 
 @pytest.mark.parametrize(
@@ -31,26 +29,18 @@ from rankscope.exporter.spool.series import SpoolFamily, SpoolSeries
     ],
 )
 def test_what_the_driver_asks_for_is_a_status(reading: Reading, status: str) -> None:
-    state = node()
-    sample = state.gpus[0].sample
-    assert sample is not None
-    gpu = msgspec.structs.replace(state.gpus[0], sample=msgspec.structs.replace(sample, readings=(reading,)))
+    point_of_state = Exported(page_of(node_with(readings=(reading,)))).points("hw.status")
 
-    assert _states(msgspec.structs.replace(state, gpus=(gpu,))) == {status}
+    assert {point.attributes["hw.state"] for point in point_of_state if point.value == 1} == {status}
 
 
 def test_a_released_gpu_has_no_status() -> None:
     fleet = SimulatedFleet("2")
     fleet.release("1", ttl_s=60)
 
-    status = Exported(MetricsPage("node1", fleet)).metrics()["hw.status"]
+    points = Exported(MetricsPage("node1", fleet)).points("hw.status")
 
-    assert {(point.attributes or {})["hw.id"] for point in status.data.data_points} == {fleet.state().gpus[0].identity.uuid}
-
-
-def _states(state: FleetState) -> set[str]:
-    status = Exported(page_of(state)).metrics()["hw.status"]
-    return {str((point.attributes or {})["hw.state"]) for point in status.data.data_points if getattr(point, "value", 0) == 1}
+    assert {point.attributes["hw.id"] for point in points} == {fleet.state().gpus[0].identity.uuid}
 
 
 class Exported:
@@ -76,20 +66,16 @@ class Exported:
         return [*metric.data.data_points] if metric is not None else []
 
 
-class _Node:
+class _Counter:
     """One GPU with one counter, whose value a test sets."""
 
     def __init__(self, *, deltas: bool = False) -> None:
         self.joules: float | None = None
-        first = node().gpus[0]
-        assert first.sample is not None
-        self._gpu, self._sample = first, first.sample
         self._exported = Exported(page_of(self._state), deltas=deltas)
 
     def _state(self) -> FleetState:
         readings = () if self.joules is None else (Reading("gpu_energy_joules_total", self.joules),)
-        gpu = msgspec.structs.replace(self._gpu, sample=msgspec.structs.replace(self._sample, readings=readings))
-        return FleetState((gpu,), None, {}, 0, 0, None, None)
+        return node_with(readings=readings)
 
     def energy(self, joules: float | None, *, accepted: bool = True) -> Any:
         """Set the counter, export, and return the exported point, if any."""
@@ -100,7 +86,7 @@ class _Node:
 
 
 def test_a_counter_keeps_its_start_until_it_is_reset() -> None:
-    counter = _Node()
+    counter = _Counter()
 
     first, second = counter.energy(500), counter.energy(700)
     assert (first.value, second.value) == (500, 700)
@@ -117,7 +103,7 @@ def test_a_counter_keeps_its_start_until_it_is_reset() -> None:
 
 
 def test_deltas_are_what_was_added_since_the_last_accepted_message() -> None:
-    counter = _Node(deltas=True)
+    counter = _Counter(deltas=True)
 
     points = [counter.energy(joules) for joules in (500, 700, 10)]
 
@@ -138,7 +124,7 @@ def test_a_ranks_histogram_stays_a_histogram_over_a_restart_of_the_rank(deltas: 
         spooled_histogram(2, 2, 1, total=40.5),
         spooled_histogram(0, 1, 0, total=2.5),  # the rank was restarted
     ):
-        page.spool = page_of(node(), sample).spool
+        page.spool = loop("spool", sample)
         metric = exported.metrics()["rankscope.rank.step_duration"]
         (point,) = metric.data.data_points
         assert isinstance(point, HistogramDataPoint)
@@ -153,7 +139,7 @@ def test_a_ranks_histogram_stays_a_histogram_over_a_restart_of_the_rank(deltas: 
 
 
 def test_a_run_that_ended_leaves_no_point_and_no_memory() -> None:
-    page = page_of(node(), spooled_histogram(1, 0, 0, total=0.5))
+    page = page_of(node(), spool=loop("spool", spooled_histogram(1, 0, 0, total=0.5)))
     exported = Exported(page)
     with_run = exported.metrics()
     assert "rankscope.rank.step_duration" in with_run
@@ -168,9 +154,9 @@ def test_a_run_that_ended_leaves_no_point_and_no_memory() -> None:
 
 def test_values_that_are_no_numbers_are_left_out_and_cost_nothing_else() -> None:
     rank = (("rank", "3"), ("run", "r"), ("slot", "0"))
-    loss = SpoolFamily("rank_loss", "gauge", "Loss.", (SpoolSeries("rank_loss", rank, float("nan")),))
+    loss = SpoolFamily("rank_loss", "gauge", "Loss.", (Series("rank_loss", float("nan"), rank),))
     sample = spooled_histogram(1, 0, 0, total=0.5)
-    page = page_of(node(), dataclasses.replace(sample, families=(*sample.families, loss)))
+    page = page_of(node(), spool=loop("spool", dataclasses.replace(sample, families=(*sample.families, loss))))
 
     names = Exported(page).metrics().keys()
 

@@ -6,10 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.exporter.spool.folder import SpoolFolder
-from rankscope.exporter.spool.reading import (
-    Spool,
-    SpoolSample,
-)
+from rankscope.exporter.spool.reading import Spool, SpoolSample
 from rankscope.exporter.spool.series import RankKey
 
 LABELS = 'run="r1",rank="3",slot="0"'

@@ -10,12 +10,7 @@ import pytest
 from tests.exporter.spool.spool_files import GOOD, INFO, LABELS, R1, R2, spool_of
 
 from rankscope.exporter.spool.file import MAX_BYTES
-from rankscope.exporter.spool.reading import (
-    MAX_BYTES_OF_USER,
-    MAX_FILES,
-    MAX_FILES_OF_USER,
-    MAX_SERIES_OF_USER,
-)
+from rankscope.exporter.spool.reading import MAX_BYTES_OF_USER, MAX_FILES, MAX_FILES_OF_USER, MAX_SERIES_OF_USER
 
 
 def test_the_number_of_files_is_bounded(tmp_path: Path) -> None:

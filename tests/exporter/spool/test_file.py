@@ -15,7 +15,7 @@ from tests.exporter.spool.spool_files import GOOD, INFO, LABELS, gauge, spool_of
 from tests.rank_file import rank_text
 
 from rankscope.exporter.spool.file import MAX_BYTES, MAX_SERIES, parse
-from rankscope.exporter.spool.incremental_parse import Template
+from rankscope.exporter.spool.incremental_parse import SpoolTemplate
 from rankscope.exporter.spool.rejections import MAX_LINES_PER_HOUR, MAX_NAMED, RejectedFile, RejectionLog
 from rankscope.exporter.spool.series import RejectedError, SpoolContent
 
@@ -76,7 +76,7 @@ def test_a_file_that_is_not_as_agreed_is_refused_with_the_reason(content: bytes,
 def test_a_line_is_read_as_it_was_meant(line: str, labels: dict[str, str], value: float) -> None:
     _, family = parse(f"{INFO}# TYPE rank_x gauge\nrank_x{line % LABELS}\n".encode()).families
 
-    ((name, read, number),) = [(series.name, dict(series.labels), series.value) for series in family.series]
+    ((name, read, number),) = [(series.metric, dict(series.labels), series.value) for series in family.series]
     assert (name, read, number) == ("rank_x", {"run": "r1", "rank": "3", "slot": "0"} | labels, value)
 
 
@@ -112,8 +112,7 @@ SOUND = (("0.5", "1"), ("1.0", "1"), ("+Inf", "3"))
 
 
 @pytest.mark.parametrize(
-    "text",
-    [histogram(*SOUND), histogram(("+Inf", "3")), histogram(*SOUND, labels=',l="a"') + histogram(*SOUND, labels=',l="b"')],
+    "text", [histogram(*SOUND), histogram(("+Inf", "3")), histogram(*SOUND, labels=',l="a"') + histogram(*SOUND, labels=',l="b"')]
 )
 def test_a_sound_histogram_is_read(text: str) -> None:
     families = parse(histogram_file(text)).families
@@ -151,14 +150,14 @@ def test_a_histogram_that_is_none_costs_the_file(text: str) -> None:
     assert refused.value.reason in {"wrong_histogram", "repeated_series"}
 
 
-@given(text=st.text('0123456789.eE+-NaInf_ \t{}"#\n', max_size=12), place=st.integers(0, 10_000))
-def test_reading_only_values_never_differs_from_reading_all(text: str, place: int) -> None:
+@given(text=st.text('0123456789.eE+-NaInf_ \t{}"#\n', max_size=12), position=st.integers(0, 10_000))
+def test_reading_only_values_never_differs_from_reading_all(text: str, position: int) -> None:
     good = (INFO + gauge(value="1").decode() + gauge(value="NaN", name="rank_y").decode()).encode()
     file = parse(good)
-    template = Template.of(good, file)
+    template = SpoolTemplate.of(good, file)
     assert template is not None
     changed = bytearray(good)
-    at = place % len(changed)
+    at = position % len(changed)
     changed[at : at + 1] = text.encode()
 
     def outcome(read: Callable[[], SpoolContent | None]) -> Any:
@@ -180,7 +179,7 @@ def test_what_the_recorder_publishes_is_relayed_to_the_last_series(tmp_path: Pat
 
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     relayed = [item for family in sample.families for item in family.series]
-    assert sorted(item.name for item in relayed) == sorted(line.partition("{")[0] for line in lines)
+    assert sorted(item.metric for item in relayed) == sorted(line.partition("{")[0] for line in lines)
     assert len(lines) <= MAX_SERIES / 2
     assert len(text) < MAX_BYTES / 2
     (duration,) = (family for family in sample.families if family.type == "histogram")

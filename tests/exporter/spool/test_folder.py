@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.exporter.conftest import StartExporter
 from tests.exporter.spool.spool_files import GOOD, spool_of
 
 from rankscope.exporter.spool.folder import SpoolFolder, default_spool, make_spool
-from rankscope.exporter.spool.reading import (
-    Spool,
-    SpoolError,
-)
+from rankscope.exporter.spool.reading import Spool, SpoolError
 
 
 def test_a_missing_folder_is_an_error_that_names_it_and_heals(tmp_path: Path) -> None:
@@ -192,9 +190,7 @@ def test_a_folder_that_others_made_first_gets_no_spool(no_system_spool: None, tm
     assert not folder.path.exists()
 
 
-def test_a_spool_that_cannot_be_trusted_is_reported_and_the_rest_goes_on(
-    start_exporter: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_spool_that_cannot_be_trusted_is_reported_and_the_rest_goes_on(start_exporter: StartExporter, tmp_path: Path) -> None:
     spool = tmp_path / "runtime" / "rankscope" / "spool"
     spool.mkdir(parents=True)
     spool.chmod(0o777)

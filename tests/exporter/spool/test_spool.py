@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.exporter.conftest import RunningExporter
+from tests.exporter.conftest import StartExporter
 from tests.exporter.spool.spool_files import GOOD, INFO, LABELS, R1, R2, gauge, gauged, spool_of, values_of
 from tests.rank_file import rank_text
 
 from rankscope.exporter.spool.file import parse
-from rankscope.exporter.spool.reading import (
-    SpoolSample,
-)
+from rankscope.exporter.spool.reading import SpoolSample
 
 
 def test_of_two_files_for_one_series_the_fresher_counts(tmp_path: Path) -> None:
@@ -144,11 +141,11 @@ def test_a_file_with_changed_values_is_read_anew_and_keeps_the_rest(tmp_path: Pa
         return spool.read()
 
     spool = spool_of(tmp_path)
-    before = {item.name: item for family in write(rank_text(40)).families for item in family.series}
+    before = {item.metric: item for family in write(rank_text(40)).families for item in family.series}
     sample = write(rank_text(50))
 
     assert sample.families == tuple(sorted(parse(rank_text(50).encode()).families, key=lambda family: family.name))
-    after = {item.name: item for family in sample.families for item in family.series}
+    after = {item.metric: item for family in sample.families for item in family.series}
     assert after["rank_steps_total"].value == 50
     assert after["rank_info"] is before["rank_info"]
     assert after["rank_steps_total"].labels is before["rank_steps_total"].labels
@@ -203,7 +200,7 @@ def test_a_rank_with_its_recorder_off_is_neither_running_nor_silent(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_rank_on_the_page_and_its_silence(start_exporter: Callable[..., RunningExporter], tmp_path: Path) -> None:
+def test_a_rank_on_the_page_and_its_silence(start_exporter: StartExporter, tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     spool.mkdir()
     file = spool / "0-r1-3.prom"
@@ -233,7 +230,7 @@ def test_a_rank_on_the_page_and_its_silence(start_exporter: Callable[..., Runnin
 
 
 @pytest.mark.slow
-def test_hostile_files_cost_themselves_only(start_exporter: Callable[..., RunningExporter], tmp_path: Path) -> None:
+def test_hostile_files_cost_themselves_only(start_exporter: StartExporter, tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     spool.mkdir()
     (spool / "good.prom").write_text(GOOD)

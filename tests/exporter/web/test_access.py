@@ -15,7 +15,7 @@ from pathlib import Path
 
 import bcrypt
 import pytest
-from tests.exporter.conftest import RunningExporter
+from tests.exporter.conftest import Cli, RunningExporter, StartExporter
 
 from rankscope.base.errors import InputError
 from rankscope.exporter.web.config import load_web_config
@@ -85,7 +85,7 @@ def served_serial(exporter: RunningExporter, certificates: Certificates) -> str:
 
 
 def test_tls_serves_clients_that_verify_it_and_cuts_off_silent_ones(
-    start_exporter: Callable[..., RunningExporter], certificates: Certificates, web_config: Callable[[str], Path]
+    start_exporter: StartExporter, certificates: Certificates, web_config: Callable[[str], Path]
 ) -> None:
     exporter = start_exporter("--simulate", "1", "--web.config.file", web_config(TLS % ", min_version: TLS13"), prelude=HURRIED)
     with contextlib.ExitStack() as stack:
@@ -108,7 +108,7 @@ def test_tls_serves_clients_that_verify_it_and_cuts_off_silent_ones(
 
 
 def test_client_certificates(
-    start_exporter: Callable[..., RunningExporter], certificates: Certificates, web_config: Callable[[str], Path]
+    start_exporter: StartExporter, certificates: Certificates, web_config: Callable[[str], Path]
 ) -> None:
     certificates.issue("prometheus", "DNS:prometheus.example")
     certificates.issue("intern", "DNS:intern.example")
@@ -122,7 +122,7 @@ def test_client_certificates(
 
 
 def test_a_new_certificate_is_served_without_dropping_a_connection(
-    start_exporter: Callable[..., RunningExporter], certificates: Certificates, web_config: Callable[[str], Path]
+    start_exporter: StartExporter, certificates: Certificates, web_config: Callable[[str], Path]
 ) -> None:
     prelude = "from rankscope.base import followed_files; followed_files.LOOK_EVERY_S = 0.1"
     exporter = start_exporter("--simulate", "1", "--web.config.file", web_config(TLS % ""), prelude=prelude)
@@ -158,7 +158,7 @@ def test_a_new_certificate_is_served_without_dropping_a_connection(
     kept.close()
 
 
-def test_passwords_and_headers(start_exporter: Callable[..., RunningExporter], web_config: Callable[[str], Path]) -> None:
+def test_passwords_and_headers(start_exporter: StartExporter, web_config: Callable[[str], Path]) -> None:
     users = f"basic_auth_users: {{ann: {hashed(PASSWORD)}}}\n"
     headers = "http_server_config: {headers: {Strict-Transport-Security: max-age=60, X-Frame-Options: deny}}"
     exporter = start_exporter("--simulate", "1", "--web.config.file", web_config(users + headers))
@@ -176,10 +176,8 @@ def test_passwords_and_headers(start_exporter: Callable[..., RunningExporter], w
         assert (sent["strict-transport-security"], sent["x-frame-options"]) == ("max-age=60", "deny")
 
 
-def test_guesses_lock_no_right_password_out(
-    start_exporter: Callable[..., RunningExporter], web_config: Callable[[str], Path]
-) -> None:
-    prelude = "import rankscope.exporter.web.access as access; access.REST_S = 0.01"
+def test_guesses_lock_no_right_password_out(start_exporter: StartExporter, web_config: Callable[[str], Path]) -> None:
+    prelude = "import rankscope.exporter.web.access as access; access.PAUSE_S = 0.01"
     users = f"basic_auth_users: {{ann: {hashed(PASSWORD)}, bob: {hashed('another')}}}"
     exporter = start_exporter("--simulate", "1", "--web.config.file", web_config(users), prelude=prelude)
     guesses = [basic("ann", "another"), basic("nobody", PASSWORD), basic("ann", "x" * 100), basic("ann", PASSWORD + "\0")]
@@ -198,7 +196,7 @@ def test_guesses_lock_no_right_password_out(
 
 
 def test_a_changed_password_counts_and_a_broken_file_changes_nothing(
-    start_exporter: Callable[..., RunningExporter], web_config: Callable[[str], Path]
+    start_exporter: StartExporter, web_config: Callable[[str], Path]
 ) -> None:
     path = web_config(f"basic_auth_users: {{ann: {hashed(PASSWORD)}}}")
     exporter = start_exporter("--simulate", "1", "--web.config.file", path, prelude=HURRIED)
@@ -248,9 +246,7 @@ def test_a_configuration_that_cannot_be_used_is_named(web_config: Callable[[str]
     assert "\n" not in str(refused.value)
 
 
-def test_the_command_does_not_start_with_it(
-    cli: Callable[..., subprocess.CompletedProcess[str]], web_config: Callable[[str], Path]
-) -> None:
+def test_the_command_does_not_start_with_it(cli: Cli, web_config: Callable[[str], Path]) -> None:
     path = web_config("basic_auth_users: {ann: plain}")
 
     completed = cli("exporter", "--simulate", "1", "--listen", "127.0.0.1:0", "--spool", path.parent, "--web.config.file", path)

@@ -1,18 +1,18 @@
-"""Content and formats of the exporter's pages, and its readiness."""
+"""Content and formats of the exporter's pages, its readiness, and HTTP as clients speak it."""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import re
 import shutil
 import signal
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
-from tests.exporter.conftest import IMPATIENT, WITHOUT_FIRST_SAMPLE, RunningExporter
+from tests.exporter.conftest import IMPATIENT, WITHOUT_FIRST_SAMPLE, RunningExporter, StartExporter
 from tests.exporter.fake_driver import FakeDriver
 from tests.exporter.web.conftest import Simulated
 
@@ -32,7 +32,7 @@ def test_simulated_gpus_say_so_everywhere(simulated: Simulated) -> None:
     assert "gpus=2 up=2" in exporter.stderr
 
 
-def test_the_landing_page_of_real_gpus_is_inert(start_exporter: Callable[..., RunningExporter], fake_nvml: FakeDriver) -> None:
+def test_the_landing_page_of_real_gpus_is_inert(start_exporter: StartExporter, fake_nvml: FakeDriver) -> None:
     fake_nvml.gpus[0]["name"] = "<script>alert(1)</script>"
     fake_nvml.lose(1)
     exporter = start_exporter("--host", '"><img src=x onerror=alert(1)>', env=fake_nvml.env)
@@ -127,7 +127,7 @@ def test_the_dcgm_page_beside_ours_and_on_an_address_of_its_own(simulated: Simul
     assert [get(path)[0] for path in ("/-/healthy", "/")] == [200, 404]
 
 
-def test_ready_names_the_collector_that_fails(start_exporter: Callable[..., RunningExporter], tmp_path: Path) -> None:
+def test_ready_names_the_collector_that_fails(start_exporter: StartExporter, tmp_path: Path) -> None:
     exporter = start_exporter("--simulate", "1")
     assert exporter.get("/-/ready").status == 200
 
@@ -140,7 +140,7 @@ def test_ready_names_the_collector_that_fails(start_exporter: Callable[..., Runn
 
 
 def test_a_gpu_that_hangs_from_the_start_is_not_ready_and_delays_no_exit(
-    start_exporter: Callable[..., RunningExporter], fake_nvml: FakeDriver
+    start_exporter: StartExporter, fake_nvml: FakeDriver
 ) -> None:
     fake_nvml.hang("nvmlDeviceGetUUID", gpu=1)
     exporter = start_exporter("--expected-gpus", "3", env=fake_nvml.env, prelude=f"{IMPATIENT}; {WITHOUT_FIRST_SAMPLE}")
@@ -156,7 +156,7 @@ def test_a_gpu_that_hangs_from_the_start_is_not_ready_and_delays_no_exit(
     assert exporter.stop(signal.SIGTERM) == 0
 
 
-def test_ipv6(start_exporter: Callable[..., RunningExporter]) -> None:
+def test_ipv6(start_exporter: StartExporter) -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
@@ -166,3 +166,69 @@ def test_ipv6(start_exporter: Callable[..., RunningExporter]) -> None:
 
     assert exporter.host == "::1"
     assert exporter.values("gpu_up") == [1.0]
+
+
+def connect(exporter: RunningExporter) -> socket.socket:
+    return socket.create_connection((exporter.host, exporter.port), timeout=120)
+
+
+def ask(exporter: RunningExporter, sent: bytes) -> bytes:
+    """Send bytes and return everything received until the server closes."""
+    answer = b""
+    with connect(exporter) as connection:
+        connection.sendall(sent)
+        while piece := connection.recv(65536):
+            answer += piece
+    return answer
+
+
+def test_requests_as_clients_send_them(simulated: Simulated) -> None:
+    exporter = simulated.exporter
+    last = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+    assert ask(exporter, b"GET /-/healthy HTTP/1.0\r\n\r\n").endswith(b"\r\n\r\nhealthy\n")
+    healthy = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n"
+    assert ask(exporter, healthy * 20 + last).count(b"\r\n\r\nhealthy\n") == 21
+    assert ask(exporter, b"GET http://x/-/healthy?a=b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").startswith(
+        b"HTTP/1.1 200"
+    )
+    assert ask(exporter, b"HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n" + last).count(b"# HELP") == 0
+    # a body with a length, chunked, with Expect: 100-continue, or too large
+    assert ask(exporter, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody" + last).startswith(b"HTTP/1.1 405")
+    expecting = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n"
+    with connect(exporter) as connection:
+        connection.sendall(expecting)
+        assert connection.recv(100).startswith(b"HTTP/1.1 100")
+        connection.sendall(b"body")
+        assert connection.recv(100).startswith(b"HTTP/1.1 405")
+    assert ask(exporter, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999\r\n\r\n" + b"x" * 20000).startswith(
+        b"HTTP/1.1 413"
+    )
+    assert ask(exporter, b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 20000).startswith(b"HTTP/1.1 431")
+    # a client that closed its sending side still gets the answer
+    with connect(exporter) as connection:
+        connection.sendall(healthy)
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.makefile("rb").read().endswith(b"healthy\n")
+
+
+@pytest.mark.full
+def test_few_descriptors_are_shared_out(start_exporter: StartExporter) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))"
+    exporter = start_exporter("--simulate", "1", prelude=limit)
+    limits = Path(f"/proc/{exporter.process.pid}/limits").read_text()
+    assert re.search(r"Max open files +128 +128", limits)
+    with contextlib.ExitStack() as stack:
+        for _ in range(200):
+            stack.enter_context(connect(exporter))
+
+        assert exporter.values("gpu_up") == [1.0]
+        sockets = [path for path in Path(f"/proc/{exporter.process.pid}/fd").iterdir() if "socket" in _target(path)]
+        assert len(sockets) <= 64 + 6  # including the exporter's own sockets
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:
+        return ""

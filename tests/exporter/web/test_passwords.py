@@ -51,8 +51,8 @@ Story = Callable[[Client], Awaitable[None]]
 
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
-    def run(story: Story, rest_s: float = 0.0) -> None:
-        monkeypatch.setattr(access, "REST_S", rest_s)
+    def run(story: Story, pause_s: float = 0.0) -> None:
+        monkeypatch.setattr(access, "PAUSE_S", pause_s)
 
         async def main() -> None:
             await asyncio.wait_for(story(Client(monkeypatch)), 60)
@@ -116,7 +116,7 @@ def test_a_network_rests_after_a_wrong_password_and_others_do_not(play: Callable
         assert not late.done()
         assert await late == 200
 
-    play(story, rest_s=0.5)
+    play(story, pause_s=0.5)
 
 
 def test_endless_guesses_do_not_starve_a_right_password_of_their_network(play: Callable[[Story], None]) -> None:
@@ -143,7 +143,7 @@ def test_many_waiting_clients_of_one_network_wait_about_as_long_as_one(play: Cal
         # one after the other they would wait for 20 times as long; the pauses are 0.5 s, 0.5 s / 19, / 18, …, / 1
         assert asyncio.get_running_loop().time() - began < 5
 
-    play(story, rest_s=0.5)
+    play(story, pause_s=0.5)
 
 
 def test_the_checks_of_clients_that_left_are_dropped(play: Callable[[Story], None]) -> None:

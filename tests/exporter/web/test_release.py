@@ -7,11 +7,10 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.exporter.conftest import RunningExporter
+from tests.exporter.conftest import Cli, StartExporter
 from tests.exporter.fake_driver import FakeDriver
 from tests.exporter.web.conftest import Simulated
 
@@ -19,10 +18,7 @@ pytestmark = pytest.mark.slow  # each starts real processes
 
 
 def test_the_command_releases_and_resumes_a_gpu(
-    start_exporter: Callable[..., RunningExporter],
-    fake_nvml: FakeDriver,
-    cli: Callable[..., subprocess.CompletedProcess[str]],
-    tmp_path: Path,
+    start_exporter: StartExporter, fake_nvml: FakeDriver, cli: Cli, tmp_path: Path
 ) -> None:
     exporter = start_exporter(env=fake_nvml.env)
     control = tmp_path / "control.sock"
@@ -45,10 +41,7 @@ def test_the_command_releases_and_resumes_a_gpu(
 
 
 def test_a_node_whose_gpus_are_all_released_has_no_failing_collector(
-    start_exporter: Callable[..., RunningExporter],
-    fake_nvml: FakeDriver,
-    cli: Callable[..., subprocess.CompletedProcess[str]],
-    tmp_path: Path,
+    start_exporter: StartExporter, fake_nvml: FakeDriver, cli: Cli, tmp_path: Path
 ) -> None:
     exporter = start_exporter(env=fake_nvml.env)
     exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0, 1.0])
@@ -60,9 +53,7 @@ def test_a_node_whose_gpus_are_all_released_has_no_failing_collector(
     assert exporter.values("rankscope_exporter_collector_success", collector="power") == [1.0]
 
 
-def test_what_the_socket_refuses(
-    simulated: Simulated, cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_what_the_socket_refuses(simulated: Simulated, cli: Cli, tmp_path: Path) -> None:
     control = simulated.control
     assert stat.S_IMODE(control.stat().st_mode) == 0o600
 
@@ -80,13 +71,13 @@ def test_what_the_socket_refuses(
     assert "is the exporter running" in nobody.stderr
 
 
-def test_a_stuck_process_is_a_conflict(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+def test_a_stuck_process_is_a_conflict(cli: Cli, tmp_path: Path) -> None:
     # given a fleet whose process does not die
     program = f"""
 import asyncio
 from pathlib import Path
 from rankscope.exporter.web.app import ExporterApp
-from rankscope.exporter.web.unix_socket import listen_unix
+from rankscope.exporter.web.control import listen_unix
 from rankscope.exporter.pages.page import MetricsPage
 from rankscope.base.http import application
 from rankscope.base.http_server import ListenEndpoint, Server
@@ -139,7 +130,7 @@ def test_nothing_is_released_over_the_network(simulated: Simulated) -> None:
     assert simulated.exporter.values("gpu_up") == [1.0, 1.0]
 
 
-def test_what_is_no_socket_is_left_alone(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+def test_what_is_no_socket_is_left_alone(cli: Cli, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("do not lose me")
 
@@ -150,9 +141,7 @@ def test_what_is_no_socket_is_left_alone(cli: Callable[..., subprocess.Completed
     assert f"{precious}: " in ended.stderr
 
 
-def test_a_second_exporter_does_not_take_the_socket(
-    simulated: Simulated, cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_a_second_exporter_does_not_take_the_socket(simulated: Simulated, cli: Cli, tmp_path: Path) -> None:
     control = simulated.control
 
     second = cli("exporter", "--simulate", "1", "--listen", "127.0.0.1:0", "--spool", tmp_path, "--control.socket", control)

@@ -7,11 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.exporter.conftest import RunningExporter
+from tests.exporter.conftest import Cli, StartExporter
 from tests.exporter.fake_driver import FakeDriver
 from tests.exporter.web.conftest import Simulated
 
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.slow  # each starts real processes
 
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
 def test_systemd_is_notified_and_signals_end_it_cleanly(
-    start_exporter: Callable[..., RunningExporter], tmp_path: Path, signal_number: int
+    start_exporter: StartExporter, tmp_path: Path, signal_number: int
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
@@ -33,9 +32,7 @@ def test_systemd_is_notified_and_signals_end_it_cleanly(
     assert "Traceback" not in exporter.stderr
 
 
-def test_a_port_in_use_is_one_clear_line(
-    simulated: Simulated, cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_a_port_in_use_is_one_clear_line(simulated: Simulated, cli: Cli, tmp_path: Path) -> None:
     address = f"127.0.0.1:{simulated.exporter.port}"
 
     completed = cli("exporter", "--simulate", "1", "--spool", tmp_path / "spool", "--listen", address)
@@ -46,7 +43,7 @@ def test_a_port_in_use_is_one_clear_line(
     assert "--listen" in completed.stderr
 
 
-def test_what_cannot_be_used_is_status_3(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_status_3(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     assert cli("exporter", "--once", "--simulate", "1", "--spool", file).returncode == 3
@@ -73,9 +70,7 @@ def test_a_spool_one_may_not_look_into_is_status_3(tmp_path: Path, without_privi
 
 
 @pytest.mark.parametrize("once", [(), ("--once",)])
-def test_a_spool_below_a_missing_folder_is_status_3_and_not_created(
-    cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, once: tuple[str, ...]
-) -> None:
+def test_a_spool_below_a_missing_folder_is_status_3_and_not_created(cli: Cli, tmp_path: Path, once: tuple[str, ...]) -> None:
     listen = ("--listen", "127.0.0.1:0")
     completed = cli("exporter", "--simulate", "1", *listen, *once, "--spool", tmp_path / "nope" / "spool")
 
@@ -85,7 +80,7 @@ def test_a_spool_below_a_missing_folder_is_status_3_and_not_created(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_once_prints_one_page_and_makes_nothing(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+def test_once_prints_one_page_and_makes_nothing(cli: Cli, tmp_path: Path) -> None:
     completed = cli("exporter", "--once", "--simulate", "3", "--spool", tmp_path / "spool")
 
     assert completed.returncode == 0
@@ -96,9 +91,7 @@ def test_once_prints_one_page_and_makes_nothing(cli: Callable[..., subprocess.Co
     assert completed.stdout.count("\ngpu_up{") == 3
 
 
-def test_once_knows_the_errors_of_gpus_and_keeps_nothing(
-    cli_process: Callable[..., subprocess.CompletedProcess[str]], fake_nvml: FakeDriver, tmp_path: Path
-) -> None:
+def test_once_knows_the_errors_of_gpus_and_keeps_nothing(cli_process: Cli, fake_nvml: FakeDriver, tmp_path: Path) -> None:
     folders = ("--spool", tmp_path / "spool", "--state-dir", tmp_path / "state")
     printed = cli_process("exporter", "--once", "--no-xid.kernel-log", *folders, env=fake_nvml.env).stdout
 
@@ -107,15 +100,11 @@ def test_once_knows_the_errors_of_gpus_and_keeps_nothing(
     assert not (tmp_path / "state").exists()
 
 
-def test_once_prints_the_other_page_too_and_refuses_a_file_it_cannot_use(
-    cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_once_prints_the_other_page_too_and_refuses_a_file_it_cannot_use(cli: Cli, tmp_path: Path) -> None:
     command = ("exporter", "--simulate", "1", "--once", "--spool", tmp_path / "spool", "--compat", "dcgm")
 
     printed = cli(*command).stdout
     assert printed.index("\ngpu_up{") < printed.index("\nDCGM_FI_DEV_GPU_TEMP{") < printed.index("\nDCGM_FI_DEV_ENC_UTIL{")
-    # --once keeps no journal
-    assert "xid_journal_durable" not in printed
 
     (tmp_path / "counters.csv").write_text("nonsense")
     refused = cli(*command, "--compat.dcgm-counters", tmp_path / "counters.csv")
@@ -123,16 +112,7 @@ def test_once_prints_the_other_page_too_and_refuses_a_file_it_cannot_use(
     assert "counters.csv: line 1: " in refused.stderr
 
 
-def test_help_shows_examples_that_can_be_copied(cli: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    lines = [line.strip() for line in cli("exporter", "--help").stdout.splitlines()]
-
-    assert any(line.startswith("rankscope exporter --simulate 4 --once  ") for line in lines)
-    assert not any("\\b" in line for line in lines)
-
-
-def test_the_log_says_why_when_only_a_restart_helps(
-    start_exporter: Callable[..., RunningExporter], fake_nvml: FakeDriver
-) -> None:
+def test_the_log_says_why_when_only_a_restart_helps(start_exporter: StartExporter, fake_nvml: FakeDriver) -> None:
     exporter = start_exporter(env=fake_nvml.env)
     exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0, 1.0])
     pid = exporter.process.pid

@@ -170,13 +170,13 @@ def test_without_a_folder_it_lives_in_memory() -> None:
     assert (journal.durable, journal.problem) == (None, None)
 
 
-@pytest.mark.parametrize("what", ["file", "folder", "content"])
-def test_a_journal_that_somebody_removed_is_written_anew(what: str, node: Node) -> None:
+@pytest.mark.parametrize("removed", ["file", "folder", "content"])
+def test_a_journal_that_somebody_removed_is_written_anew(removed: str, node: Node) -> None:
     node.event(48)
     node.journal.flush()
-    if what == "folder":
+    if removed == "folder":
         shutil.rmtree(node.folder)
-    elif what == "file":
+    elif removed == "file":
         (node.folder / "xids.jsonl").unlink()
     else:
         (node.folder / "xids.jsonl").write_bytes(b"")
@@ -263,13 +263,13 @@ def test_the_file_is_json_lines_that_a_person_can_read(node: Node) -> None:
 def test_many_threads_may_record_while_another_writes_and_reads(node: Node) -> None:
     import threading
 
-    def tell(record: Callable[[], None]) -> None:
+    def repeat(record: Callable[[], None]) -> None:
         for _ in range(200):
             record()
 
-    threads = [threading.Thread(target=tell, args=(lambda: node.event(31),)) for _ in range(4)]
-    threads.append(threading.Thread(target=tell, args=(node.journal.flush,)))
-    threads.append(threading.Thread(target=tell, args=(lambda: node.values() and None,)))
+    threads = [threading.Thread(target=repeat, args=(lambda: node.event(31),)) for _ in range(4)]
+    threads.append(threading.Thread(target=repeat, args=(node.journal.flush,)))
+    threads.append(threading.Thread(target=repeat, args=(lambda: node.values() and None,)))
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -274,14 +274,14 @@ def test_a_record_that_the_journal_refuses_costs_no_other(
 ) -> None:
     gpu = GpuIdentity(uuid="GPU-1", index=0, model="H100", pci_bus_id=PCI)
     journal = XidJournal(None, job_at=lambda uuid: None, monotonic=lambda: kmsg.now_s)
-    observe = journal._observe
+    record = journal._record_report
 
     def faulty(seen: KernelXid, uuid: str) -> None:
         if seen.code == 63:
             raise KeyError("gone")
-        observe(seen, uuid)
+        record(seen, uuid)
 
-    monkeypatch.setattr(journal, "_observe", faulty)
+    monkeypatch.setattr(journal, "_record_report", faulty)
     collector = XidCollector(journal, kmsg.log)
     for code in (48, 63, 79):
         kmsg.say(f"NVRM: Xid (PCI:0000:1a:00): {code}, text")

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.exporter.conftest import RunningExporter
+from tests.exporter.conftest import Cli, StartExporter
 from tests.exporter.fake_driver import FakeDriver, gb200_state
 
 
 @pytest.mark.slow
 def test_an_xid_of_the_driver_is_counted_and_outlives_the_exporter(
-    start_exporter: Callable[..., RunningExporter], fake_nvml: FakeDriver, tmp_path: Path
+    start_exporter: StartExporter, fake_nvml: FakeDriver, tmp_path: Path
 ) -> None:
     state = tmp_path / "state"
     options = ("--state-dir", state, "--no-xid.kernel-log", "--interval", "0.2")
@@ -42,7 +40,7 @@ def test_an_xid_of_the_driver_is_counted_and_outlives_the_exporter(
 
 @pytest.mark.slow
 def test_a_gpu_that_answers_again_after_a_release_was_reset(
-    start_exporter: Callable[..., RunningExporter], fake_nvml: FakeDriver, cli: Callable[..., Any], tmp_path: Path
+    start_exporter: StartExporter, fake_nvml: FakeDriver, cli: Cli, tmp_path: Path
 ) -> None:
     options = ("--state-dir", tmp_path / "state", "--no-xid.kernel-log", "--interval", "0.2")
     exporter = start_exporter(*options, env=fake_nvml.env)
@@ -69,8 +67,7 @@ def test_a_gpu_that_answers_again_after_a_release_was_reset(
     uuid = str(fake_nvml.gpus[1]["uuid"])
     again.wait_until(lambda: len(again.values("gpu_energy_joules_total")) == 2)
     assert again.stop(signal.SIGTERM) == 0
-    fake_nvml.gpu(1)["energy"] = 1000
-    fake_nvml.write()
+    fake_nvml.change(1, {"energy": 1000})
     third = start_exporter(*options, env=fake_nvml.env)
     third.wait_until(
         lambda: (
@@ -82,7 +79,7 @@ def test_a_gpu_that_answers_again_after_a_release_was_reset(
 
 @pytest.mark.slow
 def test_a_gb200_has_its_counters_and_its_xids_under_both_names(
-    start_exporter: Callable[..., RunningExporter], fake_nvml_library: Path, tmp_path: Path
+    start_exporter: StartExporter, fake_nvml_library: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "counters.csv").write_text(
         "DCGM_FI_DEV_NVLINK_COUNT_RX_ERRORS, counter, x\nDCGM_FI_DEV_C2C_LINK_ERROR_REPLAY, counter, x\n"

@@ -29,14 +29,14 @@ _QUALITY: Final = re.compile(r"[01](?:\.[0-9]{0,3})?")
 class Point:
     """One series of a family: labels in the order of the page, and value."""
 
-    __slots__ = ("beginning", "labels", "line", "name", "value")
+    __slots__ = ("labels", "line", "name", "prefix", "value")
 
     def __init__(self, labels: Labels, value: float, name: str = "") -> None:
         self.labels = labels
         self.value = value
         self.name = name
         """Name of the series, if it may differ from the family's: for parts of a histogram."""
-        self.beginning = ""
+        self.prefix = ""
         """The rendered line up to the value; empty before the first rendering."""
         self.line = ""
         """The rendered line; empty before the first rendering."""
@@ -110,14 +110,14 @@ class PointSource(Generic[V]):
         if len(values) != len(before):
             return None
         points = points.copy()
-        for place, (value, old) in enumerate(zip(values, before, strict=True)):
+        for index, (value, old) in enumerate(zip(values, before, strict=True)):
             if value is not old:
-                point, earlier = self._point_of(value), points[place]
+                point, earlier = self._point_of(value), points[index]
                 if point.labels != earlier.labels or point.name != earlier.name:
                     return None
                 if point.value != earlier.value:
-                    point.beginning = earlier.beginning
-                    points[place] = point
+                    point.prefix = earlier.prefix
+                    points[index] = point
         return points
 
 
@@ -156,11 +156,11 @@ def _encoded(lines: list[str]) -> bytes:
 
 
 def _line(point: Point, family: Family) -> str:
-    if not point.beginning:
+    if not point.prefix:
         inside = ",".join(f'{label}="{escaped(value)}"' for label, value in point.labels)
         name = point.name or family.name
-        point.beginning = f"{name}{{{inside}}} " if inside else f"{name} "
-    point.line = f"{point.beginning}{number(point.value)}\n"
+        point.prefix = f"{name}{{{inside}}} " if inside else f"{name} "
+    point.line = f"{point.prefix}{number(point.value)}\n"
     return point.line
 
 

@@ -1,6 +1,6 @@
 """Basics of HTTP servers without a server library: listening sockets, requests, responses, credentials.
 
-    bind ──> http_server.Endpoint ──> http_server.Server ──> an ASGI application
+    bind ──> http_server.ListenEndpoint ──> http_server.Server ──> an ASGI application
 
 ``http_server`` imports uvicorn. This module does not, so that an address in use is reported without that delay.
 """

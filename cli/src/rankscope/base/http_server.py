@@ -74,10 +74,10 @@ class _DefectFilter(logging.Filter):
             return False
         if error is None or error.__traceback__ is None:
             return True
-        place = error.__traceback__
-        while place.tb_next is not None:
-            place = place.tb_next
-        defect = (type(error).__name__, place.tb_frame.f_code.co_filename, place.tb_lineno)
+        frame = error.__traceback__
+        while frame.tb_next is not None:
+            frame = frame.tb_next
+        defect = (type(error).__name__, frame.tb_frame.f_code.co_filename, frame.tb_lineno)
         new = defect not in self._defects
         self._defects.add(defect)
         return new
@@ -317,9 +317,9 @@ class Server:
         """
         if not self._connections:
             return False
-        least = min(self._connections, key=lambda connection: (connection.busy, connection.answered > 0, connection.active_at_s))
-        self._connections.pop(least).cancel()
-        least.evict()
+        victim = min(self._connections, key=lambda connection: (connection.busy, connection.answered > 0, connection.active_at_s))
+        self._connections.pop(victim).cancel()
+        victim.evict()
         return True
 
 

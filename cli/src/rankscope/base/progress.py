@@ -24,11 +24,11 @@ def progress_line() -> Iterator[Callable[[str], None]]:
             click.echo(f"\r\x1b[K{text}", nl=False, err=True)
 
     if not sys.stderr.isatty():
-        yield lambda _what: None
+        yield lambda _activity: None
         return
     # A wrapped line cannot be overwritten.
     longest = shutil.get_terminal_size().columns - 3
     try:
-        yield lambda what: write(f"{one_line(what)[:longest]} …")
+        yield lambda activity: write(f"{one_line(activity)[:longest]} …")
     finally:
         write("")

@@ -10,6 +10,6 @@
 ``source`` defines the records and the protocols between these packages, ``loop`` the thread of a collector. ``commands`` parses
 ``settings`` (with ``options`` and ``config_file``), ``daemon`` forks, ``assembly`` creates the collectors, ``serving`` runs
 them, and ``reload`` applies new settings. ``xids`` has the meaning of each Xid (``xids.toml``), ``simulated`` and
-``simulated_gpu`` GPUs that are not there, ``reference`` the tables of the documentation, ``wall_clock`` the times of a clock
-that may be set, ``errors`` the exit statuses.
+``simulated_gpu`` GPUs that are not there, ``reference`` the tables of the documentation, and ``wall_clock`` the times of a
+clock that may be set.
 """

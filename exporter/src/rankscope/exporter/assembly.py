@@ -15,18 +15,17 @@ from rankscope.exporter.fleet.nvml_fleet import NvmlFleet
 from rankscope.exporter.fleet.timeouts import FleetTimeouts
 from rankscope.exporter.jobs.collector import JobsCollector
 from rankscope.exporter.loop import CollectorLoop
+from rankscope.exporter.nvml.processes import JOBS_INTERVAL_S
 from rankscope.exporter.pages.page import MetricsPage, SeriesLoop
 from rankscope.exporter.settings import ExporterSettings, default_state_dir
 from rankscope.exporter.simulated import SimulatedFleet
-from rankscope.exporter.source import GpuIdentity, XidEvent
 from rankscope.exporter.spool.folder import PRIVATE_MODE, SHARED_MODE, SpoolFolder, default_spool, make_spool
-from rankscope.exporter.spool.reading import Spool, SpoolSample, empty_sample
+from rankscope.exporter.spool.reading import Spool, SpoolSample
 from rankscope.exporter.xid.collector import XidCollector
 from rankscope.exporter.xid.journal import XidJournal
 from rankscope.exporter.xid.kernel_log import KernelLog
 
 _STOP_S: Final = 0.3
-_JOBS_INTERVAL_S: Final = 5.0  # allocations change seldom, and a pass reads /proc for every process on a GPU
 
 
 class Assembly:
@@ -48,7 +47,7 @@ class Assembly:
         nursery: Nursery | None,
         *,
         lasting: bool,
-        on_fatal: Callable[[int, str], None] = lambda _status, _why: None,
+        on_fatal: Callable[[int, str], None] = lambda _status, _reason: None,
     ) -> None:
         self._settings = settings
         self._lasting = lasting
@@ -64,7 +63,7 @@ class Assembly:
         if "gpu" in collectors:
             if "jobs" in collectors and not settings.simulate:  # no job holds a simulated GPU
                 jobs = self._jobs = self._make_jobs()
-                jobs_loop = CollectorLoop("jobs", lambda: jobs.read(fleet.state()), interval_s=max(interval_s, _JOBS_INTERVAL_S))
+                jobs_loop = CollectorLoop("jobs", lambda: jobs.read(fleet.state()), interval_s=max(interval_s, JOBS_INTERVAL_S))
             if "xid" in collectors:
                 xid = self._xid = self._make_xid()
                 xid_loop = CollectorLoop("xid", lambda: xid.read(fleet.state()), interval_s=interval_s)
@@ -119,8 +118,8 @@ class Assembly:
             inventory=Inventory(self._state_dir),
             expected_gpus=settings.expected_gpus,
             on_fatal=on_fatal,
-            on_xid=self._xid.on_xid if self._xid is not None else _no_journal,
-            on_reset=self._xid.on_reset if self._xid is not None else _no_journal,
+            on_xid=self._xid.on_xid if self._xid is not None else lambda *_: None,
+            on_reset=self._xid.on_reset if self._xid is not None else lambda *_: None,
             exit_when_stale=settings.restart_on_stale_driver,
             timeouts=FleetTimeouts(call_s=settings.call_timeout_s),
         )
@@ -129,7 +128,8 @@ class Assembly:
         settings = self._settings
         folder = self._state_dir / "xids" if self._state_dir is not None else None
         kernel_log = KernelLog() if settings.xid_kernel_log and not settings.simulate else None
-        return XidCollector(XidJournal(folder, job_at=self._jobs.job_at if self._jobs is not None else _no_job), kernel_log)
+        job_at = self._jobs.job_at if self._jobs is not None else lambda _: None
+        return XidCollector(XidJournal(folder, job_at=job_at), kernel_log)
 
     def _make_jobs(self) -> JobsCollector:
         settings = self._settings
@@ -142,8 +142,7 @@ class Assembly:
         )
 
     def _ranks(self) -> SpoolSample | None:
-        snapshot = self._spool.latest() if self._spool is not None else None
-        return snapshot.last if snapshot is not None and snapshot.fresh else None
+        return self._spool.latest().value if self._spool is not None else None
 
     def _make_spool(self) -> Callable[[], SpoolSample]:
         settings = self._settings
@@ -153,13 +152,5 @@ class Assembly:
             # Shared by all users if root runs the exporter; otherwise only for this user's ranks.
             make_spool(folder, mode=SHARED_MODE if os.getuid() == 0 else PRIVATE_MODE)
         elif not os.path.lexists(folder.path):
-            return empty_sample  # the result of a new, empty spool
+            return SpoolSample  # the result of a new, empty spool
         return Spool(folder, stale_s=settings.spool_stale_s, forget_s=settings.spool_forget_s).read
-
-
-def _no_job(_uuid: str) -> None:
-    return None
-
-
-def _no_journal(_gpu: GpuIdentity, _event: XidEvent | float) -> None:
-    return None

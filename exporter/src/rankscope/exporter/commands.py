@@ -149,11 +149,7 @@ def _collector_options(command: Any) -> Any:
     help="Simulate N GPUs instead of reading real ones; labelled as simulated.",
 )
 @_gpus("--host", help="Host label of gpu_info.  [default: this machine's name]")
-@_spool(
-    "--spool",
-    type=_PATH,
-    help="Folder with the text files of ranks.  [default: /run/rankscope/spool, or the user's own]",
-)
+@_spool("--spool", type=_PATH, help="Folder with the text files of ranks.  [default: /run/rankscope/spool, or the user's own]")
 @_spool(
     "--spool-stale",
     "spool_stale_s",
@@ -238,7 +234,7 @@ def exporter(ctx: click.Context, /, once: bool, forget: tuple[str, ...], **param
         return
     remarks = unknown_variables(ctx.command, os.environ)
     if settings.spool is not None:
-        _look_into(settings.spool)
+        _check_spool(settings.spool)
     try:
         from rankscope.exporter import daemon
 
@@ -304,7 +300,7 @@ def _collectors(named: dict[str, bool | None], *, disable: bool) -> frozenset[st
     return frozenset(on)
 
 
-def _look_into(folder: Path) -> None:
+def _check_spool(folder: Path) -> None:
     """Raise ``InputError`` if the spool cannot be read, or if it and its parent are missing.
 
     A missing folder in an existing parent is created later; a missing parent is more likely a mistyped path.

@@ -43,6 +43,11 @@ class CollectorState(Generic[T]):
     duration_s: float
     reason: str | None
 
+    @property
+    def value(self) -> T | None:
+        """The last result while it may still be shown; else None."""
+        return self.last if self.fresh else None
+
 
 class CollectorLoop(Generic[T]):
     """Thread that calls ``collect`` every ``interval_s`` seconds and keeps the last result.

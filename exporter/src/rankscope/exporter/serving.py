@@ -13,7 +13,7 @@ from typing import Final
 
 from rankscope.base.errors import InputError
 from rankscope.base.followed_files import ReloadThread
-from rankscope.base.http import application
+from rankscope.base.http import application, host_port
 from rankscope.base.http_server import ListenEndpoint, Server
 from rankscope.base.process import notify_systemd
 from rankscope.exporter.assembly import Assembly
@@ -21,11 +21,11 @@ from rankscope.exporter.fleet.nursery import Nursery
 from rankscope.exporter.pages.dcgm import DcgmPage
 from rankscope.exporter.pages.dcgm_counters import counters_of, with_collectors
 from rankscope.exporter.pages.otlp import OtlpPush
-from rankscope.exporter.reload import Reload
+from rankscope.exporter.reload import ReloadHandler
 from rankscope.exporter.settings import ExporterSettings, default_socket
 from rankscope.exporter.web.access import WebAccess
 from rankscope.exporter.web.app import ExporterApp
-from rankscope.exporter.web.unix_socket import listen_unix, remove_socket
+from rankscope.exporter.web.control import listen_unix, remove_socket
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ def serve(
     settings = with_collectors(settings, counters)
     access = WebAccess(settings.web_config)
 
-    def on_fatal(status: int, why: str) -> None:
-        logger.error("the exporter ends with status %d: %s", status, why)
+    def on_fatal(status: int, reason: str) -> None:
+        logger.error("the exporter ends with status %d: %s", status, reason)
         loop.call_soon_threadsafe(_end, ended, status)
 
     assembly = Assembly(settings, nursery, lasting=True, on_fatal=on_fatal)
@@ -61,7 +61,7 @@ def serve(
     loop = asyncio.new_event_loop()
     ended: asyncio.Future[int] = loop.create_future()
     endpoints = _endpoints(app, access, sockets, compatible_sockets, control)
-    reload = Reload(settings, read_again, option_names, access)
+    reload = ReloadHandler(settings, read_again, option_names, access)
 
     async def live() -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -152,11 +152,6 @@ def _log_gpus(assembly: Assembly) -> None:
 
 def _log_addresses(scheme: str, path: str, sockets: list[socket.socket], compatible_sockets: list[socket.socket]) -> None:
     for sock in sockets:
-        logger.info("listening on %s://%s%s", scheme, _name(sock), path)
+        logger.info("listening on %s://%s%s", scheme, host_port(*sock.getsockname()[:2]), path)
     for sock in compatible_sockets:
-        logger.info("the DCGM-compatible page is on %s://%s/metrics", scheme, _name(sock))
-
-
-def _name(sock: socket.socket) -> str:
-    host, port = sock.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        logger.info("the DCGM-compatible page is on %s://%s/metrics", scheme, host_port(*sock.getsockname()[:2]))

@@ -15,7 +15,7 @@ from rankscope.exporter.catalogue import BY_NAME, COLLECTORS, DEFAULT_COLLECTORS
 from rankscope.exporter.simulated_gpu import BOARDS, GpuModel, SimulatedGpu
 from rankscope.exporter.source import CollectorRun, Driver, FleetState, GpuSample, GpuState
 
-MOST_GPUS: Final = 64
+MAX_GPUS: Final = 64
 
 _SPEC: Final = re.compile(r"(\d{1,3})(?:x(\w+))?")
 _NO_BOARD_IN_PARTICULAR: Final = replace(BOARDS["H100"], model="simulated GPU 80GB")
@@ -24,8 +24,8 @@ _NO_BOARD_IN_PARTICULAR: Final = replace(BOARDS["H100"], model="simulated GPU 80
 def parse_simulation(text: str) -> tuple[int, GpuModel]:
     """Parse ``4`` or ``8xH100`` to number and board; raises ``ValueError`` with the valid values."""
     match = _SPEC.fullmatch(text.strip())
-    if match is None or not 1 <= int(match[1]) <= MOST_GPUS:
-        raise ValueError(f"{text!r} is neither a number from 1 to {MOST_GPUS} nor, like 8xH100, one with a model")
+    if match is None or not 1 <= int(match[1]) <= MAX_GPUS:
+        raise ValueError(f"{text!r} is neither a number from 1 to {MAX_GPUS} nor, like 8xH100, one with a model")
     if match[2] is None:
         return int(match[1]), _NO_BOARD_IN_PARTICULAR
     board = BOARDS.get(match[2].upper())

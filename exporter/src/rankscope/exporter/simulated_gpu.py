@@ -8,30 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from rankscope.exporter.nvml.tables import FIELDS, THROTTLE_BITS
 from rankscope.exporter.source import Absent, GpuIdentity, Reading
 
 _MIB: Final = 2**20
 _GIB: Final = 2**30
-_THROTTLE_REASONS: Final = (
-    "sw_power_cap",
-    "hw_slowdown",
-    "sync_boost",
-    "sw_thermal",
-    "hw_thermal",
-    "hw_power_brake",
-    "display_clocks",
-    "applications_clocks",
-    "gpu_idle",
-)
-_THROTTLE_COUNTED: Final = (
-    "sw_power_cap",
-    "sync_boost",
-    "board_limit",
-    "reliability",
-    "sw_thermal",
-    "hw_thermal",
-    "hw_power_brake",
-)
+_THROTTLE_COUNTED: Final = tuple(field.output.labels for field in FIELDS["throttle"] if not field.unless)
 _ACTIVITIES: Final = {"graphics": 1.0, "sm": 0.82, "tensor": 0.41, "dram": 0.53}
 _PIPES: Final = {"fp64": 0.0, "fp32": 0.17, "fp16": 0.05}
 _IDLE_WATTS: Final = 90.0
@@ -95,11 +77,11 @@ BOARDS: Final[dict[str, GpuModel]] = {
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load of a GPU at ``at_s``: now, least and greatest of the last second, and the integral in seconds since the start."""
+    """Load of a GPU at ``at_s``: now, lowest and highest of the last second, and the integral in seconds since the start."""
 
     now: float
-    least: float
-    greatest: float
+    lowest: float
+    highest: float
     seconds: float
     at_s: float
 
@@ -208,8 +190,8 @@ _WITHOUT_GPM: Final = frozenset(
 
 def _activity(load: Load, *, gpm: bool) -> Iterator[Reading]:
     yield Reading("gpu_utilization_ratio", round(load.now, 2))
-    yield Reading("gpu_utilization_min_ratio", round(load.least, 2))
-    yield Reading("gpu_utilization_max_ratio", round(load.greatest, 2))
+    yield Reading("gpu_utilization_min_ratio", round(load.lowest, 2))
+    yield Reading("gpu_utilization_max_ratio", round(load.highest, 2))
     yield Reading("gpu_busy_seconds_total", round(load.seconds, 6))
     yield Reading("gpu_memory_utilization_ratio", round(0.55 * load.now, 2))
     for direction, bytes_per_second in (("transmit", 2e9), ("receive", 3e9)):
@@ -219,8 +201,8 @@ def _activity(load: Load, *, gpm: bool) -> Iterator[Reading]:
     for part, share in _ACTIVITIES.items():
         yield Reading(f"gpu_{part}_active_ratio", round(share * load.now, 4))
         if part != "graphics":
-            yield Reading(f"gpu_{part}_active_min_ratio", round(share * load.least, 4))
-            yield Reading(f"gpu_{part}_active_max_ratio", round(share * load.greatest, 4))
+            yield Reading(f"gpu_{part}_active_min_ratio", round(share * load.lowest, 4))
+            yield Reading(f"gpu_{part}_active_max_ratio", round(share * load.highest, 4))
         yield Reading(f"gpu_{part}_active_seconds_total", round(share * load.seconds, 6))
     yield Reading("gpu_sm_occupancy_ratio", round(0.3 * load.now, 4))
     for pipe, share in _PIPES.items():
@@ -242,9 +224,9 @@ def _links(board: GpuModel, load: Load) -> Iterator[Reading]:
     yield Reading("gpu_pcie_replays_total", 0)
     for severity in ("correctable", "non_fatal", "fatal"):
         yield Reading("gpu_pcie_errors_total", 0, (("severity", severity),))
-    for most in ("", "max_"):
-        yield Reading(f"gpu_pcie_link_{most}width", 16)
-        yield Reading(f"gpu_pcie_link_{most}generation", board.pcie_generation)
+    for prefix in ("", "max_"):
+        yield Reading(f"gpu_pcie_link_{prefix}width", 16)
+        yield Reading(f"gpu_pcie_link_{prefix}generation", board.pcie_generation)
     yield Reading("gpu_nvlink_links", board.nvlinks, (("state", "up"),))
     yield Reading("gpu_nvlink_links", 0, (("state", "down"),))
     for link in range(board.nvlinks):
@@ -260,10 +242,10 @@ def _links(board: GpuModel, load: Load) -> Iterator[Reading]:
 
 
 def _state(board: GpuModel) -> Iterator[Reading]:
-    for reason in _THROTTLE_REASONS:
+    for reason, _ in THROTTLE_BITS:
         yield Reading("gpu_throttle_active", 0, (("reason", reason),))
-    for reason in _THROTTLE_COUNTED:
-        yield Reading("gpu_throttle_seconds_total", 0, (("reason", reason),))
+    for labels in _THROTTLE_COUNTED:
+        yield Reading("gpu_throttle_seconds_total", 0, labels)
     yield Reading("gpu_ecc_enabled", 1)
     for name in ("gpu_ecc_errors_total", "gpu_ecc_errors_lifetime_total"):
         for error in ("corrected", "uncorrected"):

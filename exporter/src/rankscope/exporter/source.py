@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -25,6 +25,10 @@ DownReason = Literal[
     "stale",
     "nvml_error",
 ]
+
+
+DEFECT: Final = "exporter_defect"
+"""Reason of a metric or a file that could not be read by an error in the exporter itself."""
 
 
 class SourceError(Exception):
@@ -155,7 +159,7 @@ class Gpu(Protocol):
         """Read the values of the enabled collectors; raises ``SourceError`` if the GPU itself is lost."""
         ...
 
-    def part(self) -> None:
+    def sample_activity(self) -> None:
         """Read the activity counters between two samples; raises ``SourceError``.
 
         Gives minimum and maximum activity within an interval; without it both equal the mean of the whole interval.

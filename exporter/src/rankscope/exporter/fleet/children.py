@@ -14,7 +14,7 @@ from rankscope.exporter.fleet.call_board import CallBoard, new_board
 from rankscope.exporter.fleet.nursery import Nursery
 from rankscope.exporter.fleet.wire import Exited, FrameReader, FromChild, Kill, Spawn, SpawnProbe, Started
 
-_PIECE_BYTES: Final = 1 << 16
+_READ_BYTES: Final = 1 << 16
 
 
 class Child:
@@ -31,7 +31,7 @@ class Child:
         self.connection: socket.socket | None = connection
         self.board = board
         self.hung_up_at: float | None = None
-        self.heard_at = now
+        self.last_message_s = now
         self._reader = FrameReader()
         self._seen_call_ns = -1
 
@@ -40,20 +40,20 @@ class Child:
         if self.connection is None:
             return None
         try:
-            piece = self.connection.recv(_PIECE_BYTES)
-            return self._reader.feed(piece) if piece else None
+            chunk = self.connection.recv(_READ_BYTES)
+            return self._reader.feed(chunk) if chunk else None
         except BlockingIOError:
             return []
         except (OSError, ValueError, msgspec.MsgspecError):
             return None
 
-    def trouble(self, now: float, *, deadline_s: float, silence_s: float) -> str | None:
+    def hang_reason(self, now: float, *, deadline_s: float, silence_s: float) -> str | None:
         """Describe a hang: one call for longer than ``deadline_s``, or no call and no message for ``silence_s``; else None.
 
         Only the second overdue check in a row counts: after the whole node, daemon included, was stopped, no call is overdue yet.
         """
         began_ns = self.board.began_ns()
-        since_s = now - (began_ns / 1e9 if began_ns else self.heard_at)
+        since_s = now - (began_ns / 1e9 if began_ns else self.last_message_s)
         if since_s <= (deadline_s if began_ns else silence_s):
             self._seen_call_ns = -1
             return None
@@ -124,9 +124,9 @@ class Children:
             child.pid = message.pid
             return None
         messages: list[FromChild] = []
-        while piece := child.read():
-            messages += piece
-        child.exit_reason = message.why
+        while received := child.read():
+            messages += received
+        child.exit_reason = message.reason
         self.hang_up(child, now)
         child.board.close()
         del self._by_number[child.number]

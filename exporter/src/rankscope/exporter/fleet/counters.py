@@ -40,7 +40,7 @@ class MonotonicCounters:
         A counter that starts at or above that value comes from the driver rather than from the process, and is left as it is.
         """
         published = list(readings)
-        for place, reading in enumerate(readings):
+        for index, reading in enumerate(readings):
             if reading.metric not in ADDED_UP_BY_PROCESS:
                 continue
             key = (reading.metric, reading.uuid, reading.labels)
@@ -50,5 +50,5 @@ class MonotonicCounters:
                 base = self._bases[key] = reached if reading.value < reached else 0.0
             value = self._reached[key] = base + reading.value
             if base:
-                published[place] = Reading(reading.metric, value, reading.labels, reading.uuid)
+                published[index] = Reading(reading.metric, value, reading.labels, reading.uuid)
         return tuple(published)

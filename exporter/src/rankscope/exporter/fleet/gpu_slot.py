@@ -11,12 +11,11 @@ import msgspec
 
 from rankscope.exporter.fleet.children import Child, Children
 from rankscope.exporter.fleet.counters import MonotonicCounters
-from rankscope.exporter.fleet.deltas import apply_delta
 from rankscope.exporter.fleet.gpu_life import LEAVING, READING, TRANSITIONS, WITHOUT_PROCESS, Event, State
 from rankscope.exporter.fleet.inventory import EnergyMeter
 from rankscope.exporter.fleet.resets import Resets, energy_of
 from rankscope.exporter.fleet.timeouts import FleetTimeouts
-from rankscope.exporter.fleet.wire import Failed, FromChild, Opened, Sampled, Spawn
+from rankscope.exporter.fleet.wire import Failed, FromChild, Opened, Sampled, Spawn, apply_delta
 from rankscope.exporter.loop import STALE_AFTER_INTERVALS
 from rankscope.exporter.source import DownReason, GpuIdentity, GpuSample, GpuState, Reading, XidEvent
 from rankscope.exporter.wall_clock import WallClock
@@ -162,13 +161,13 @@ class GpuSlot:
     def handle(self, message: FromChild, now: float) -> None:
         """Handle a message of the GPU's process."""
         assert self.child is not None
-        self.child.heard_at = now
+        self.child.last_message_s = now
         if isinstance(message, Sampled):
             # Apply it even if the sample is discarded: the next one carries only differences, and an Xid is sent once.
             readings = self._counters.apply(message.sample.readings)
-            if message.places is None:  # the first sample of a process
+            if message.indexes is None:  # the first sample of a process
                 self._resets.compare(self._readings, self._sampled_s, readings, message.sample.monotonic_s)
-            self._readings = apply_delta(self._readings, readings, message.places)
+            self._readings = apply_delta(self._readings, readings, message.indexes)
             self._sampled_s = message.sample.monotonic_s
             self._hand_on_xids(message.sample.identity, message.sample.xids)
         elif isinstance(message, Failed) and self.identity is not None:
@@ -193,10 +192,10 @@ class GpuSlot:
         """Handle the end of the connection to the GPU's process."""
         self._apply("disconnected", now)
 
-    def exited(self, why: str, now: float) -> None:
+    def exited(self, exit_reason: str, now: float) -> None:
         """Handle the exit of the GPU's process."""
         if self.state in (*READING, "disconnected"):
-            self._fail("died", f"its process {why}", now)
+            self._fail("died", f"its process {exit_reason}", now)
         elif self.state == "stuck":
             assert self.down is not None
             self._set_down("hung", "its process was stuck in the driver until now", now, self.down.call)
@@ -247,11 +246,11 @@ class GpuSlot:
                 self._set_down("starting", "the driver was exchanged", now)
             self._apply("dismissed", now)
 
-    def abandon(self, why: str) -> None:
+    def abandon(self, detail: str) -> None:
         """Mark the GPU as down for good, because no process can be started any more."""
         self.child, self.state, self._sample = None, "waiting", None
         # Bypass _set_down: the fleet logs this once for all GPUs.
-        self.down = GpuDown("died", why, self.down.since_s if self.down is not None else time.monotonic())
+        self.down = GpuDown("died", detail, self.down.since_s if self.down is not None else time.monotonic())
 
     def move_from(self, other: GpuSlot, now: float) -> None:
         """Take over the GPU of another slot, from whose place it was moved."""
@@ -308,9 +307,9 @@ class GpuSlot:
         """Kill a process that hangs."""
         assert self.child is not None
         deadline_s = self._deadline_s()
-        trouble = self.child.trouble(now, deadline_s=deadline_s, silence_s=self._silence_s(deadline_s))
-        if trouble is not None:
-            self._fail("hung", trouble, now, self._present_call())
+        hang_reason = self.child.hang_reason(now, deadline_s=deadline_s, silence_s=self._silence_s(deadline_s))
+        if hang_reason is not None:
+            self._fail("hung", hang_reason, now, self._present_call())
             self._apply("hung", now)
 
     def _deadline_s(self) -> float:

@@ -144,12 +144,12 @@ class Inventory:
     def take_over_changes(self, present: frozenset[str]) -> None:
         """Forget the GPUs that another process removed from the file (``forget``), except those in ``present``.
 
-        Starts to look for such changes in the background; if ``changed``, applies those found.
+        Starts to read such changes in the background; if ``changed``, applies those found.
         """
         if self._path is None or self._foreign or self._busy():
             return
         if self._changed_content is None:
-            self._begin(self._look, self._path)
+            self._begin(self._reread, self._path)
             return
         present_gpus = {uuid: remembered for uuid, remembered in self._gpus.items() if uuid in present}
         self._gpus, self._changed_content = self._changed_content | present_gpus, None
@@ -187,7 +187,7 @@ class Inventory:
             for uuid, remembered in self._gpus.items()
         )
 
-    def _look(self, path: Path) -> bool:
+    def _reread(self, path: Path) -> bool:
         """Read the file if another process changed it; return True if it was read."""
         if self._stamp == _stamp(path):
             return False
@@ -214,23 +214,23 @@ class Inventory:
         self._on_disk = loaded
         return dict(loaded)
 
-    def _put_aside(self, path: Path, why: ValueError) -> None:
+    def _put_aside(self, path: Path, error: ValueError) -> None:
         """Rename a damaged file to ``gpus.json.bad`` for inspection; the next ``save`` writes a new one."""
         aside = path.with_name(f"{path.name}.bad")
         self._on_disk, self._stamp = {}, None
         try:
             path.replace(aside)
-        except OSError as error:
+        except OSError as failure:
             self._foreign = True
-            logger.warning("%s is damaged (%s) and cannot be renamed: %s", path, why, error.strerror or error)
+            logger.warning("%s is damaged (%s) and cannot be renamed: %s", path, error, failure.strerror or failure)
             return
-        logger.warning("%s is damaged (%s): it was renamed to %s, and a new file is started", path, why, aside.name)
+        logger.warning("%s is damaged (%s): it was renamed to %s, and a new file is started", path, error, aside.name)
 
     def _write(self, path: Path, content: dict[str, RememberedGpu]) -> None:
         try:
             path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             with _locked(path):
-                if self._look(path):
+                if self._reread(path):
                     return  # writing now would restore a GPU that another process removed
                 _store(path, content)
                 self._on_disk, self._stamp = content, _stamp(path)

@@ -89,10 +89,10 @@ class Nursery:
         """Return the descriptor that is readable when ``receive`` has messages."""
         return self._control.fileno()
 
-    def request(self, what: Spawn | SpawnProbe | Kill, *fds: int) -> None:
+    def request(self, message: Spawn | SpawnProbe | Kill, *fds: int) -> None:
         """Send a request with duplicates of ``fds``; the caller closes its own. Raises ``NurseryLostError``."""
         # Duplicate now: the caller closes its descriptors while the request may still be queued.
-        self._unsent.append((encode(what), [os.dup(fd) for fd in fds]))
+        self._unsent.append((encode(message), [os.dup(fd) for fd in fds]))
         self.flush()
 
     def flush(self) -> None:

@@ -21,17 +21,7 @@ from rankscope.base.errors import RankscopeError
 from rankscope.base.process import end_if_orphaned, end_with_parent
 from rankscope.exporter.fleet.call_board import CallBoard
 from rankscope.exporter.fleet.probe import probe
-from rankscope.exporter.fleet.wire import (
-    Exited,
-    FromNursery,
-    Hello,
-    Kill,
-    Spawn,
-    SpawnProbe,
-    Started,
-    decode_to_nursery,
-    encode,
-)
+from rankscope.exporter.fleet.wire import Exited, FromNursery, Hello, Kill, Spawn, SpawnProbe, Started, decode_to_nursery, encode
 from rankscope.exporter.fleet.worker import work
 from rankscope.exporter.source import Gpu
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from rankscope.exporter.errors import EXIT_FLEET_LOST, EXIT_STALE_DRIVER
 from rankscope.exporter.fleet.children import Child, Children
 from rankscope.exporter.fleet.gpu_slot import GpuSlot
 from rankscope.exporter.fleet.inventory import Inventory
@@ -24,6 +23,11 @@ from rankscope.exporter.fleet.wire import Failed, FromChild, Hello, Opened
 from rankscope.exporter.source import FleetState, GpuIdentity, XidEvent
 
 logger = logging.getLogger(__name__)
+
+EXIT_STALE_DRIVER: Final = 5
+"""Exit status: the driver's library that this process sees no longer matches the loaded driver; only a restart helps."""
+EXIT_FLEET_LOST: Final = 6
+"""Exit status: the nursery died, and a process with threads cannot safely fork another one; only a restart helps."""
 
 _LONGEST_TICK_S: Final = 0.5
 _GATHER_S: Final = 0.01
@@ -60,7 +64,7 @@ class NvmlFleet:
         interval_s: float,
         inventory: Inventory,
         expected_gpus: int | None = None,
-        on_fatal: Callable[[int, str], None] = lambda _status, _why: None,
+        on_fatal: Callable[[int, str], None] = lambda _status, _reason: None,
         on_xid: Callable[[GpuIdentity, XidEvent], None] = lambda _gpu, _event: None,
         on_reset: Callable[[GpuIdentity, float], None] = lambda _gpu, _monotonic_s: None,
         exit_when_stale: bool = True,
@@ -83,12 +87,12 @@ class NvmlFleet:
         self._slots: dict[str, GpuSlot] = {}
         self._changed = threading.Condition()
         self._fatal: str | None = None
-        self._tidied_at = time.monotonic()
+        self._inventory_updated_s = time.monotonic()
         self._stopping = False
         self._step_at = 0.0
         self._surveyed = False
         self._gpu_count = self._expected_gpus
-        self._hopeless_since: float | None = None
+        self._unanswered_since: float | None = None
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
         for identity in inventory.identities():
@@ -147,7 +151,7 @@ class NvmlFleet:
             self._changed.notify_all()
             os.eventfd_write(self._wake, 1)
             if self._changed.wait_for(
-                lambda: (not self._survey.asking and all(slot.child is None for slot in slots)) or self._fatal is not None,
+                lambda: (not self._survey.is_probing and all(slot.child is None for slot in slots)) or self._fatal is not None,
                 _RELEASE_S,
             ):
                 return
@@ -196,7 +200,7 @@ class NvmlFleet:
     def _unidentified(self, without_identity: int) -> int:
         shown = self._survey.bus_ids
         known_but_not_shown = sum(slot.identity is not None and slot.pci_bus_id not in shown for slot in self._slots.values())
-        return without_identity + max(0, self._survey.nameless - known_but_not_shown)
+        return without_identity + max(0, self._survey.without_bus_id - known_but_not_shown)
 
     # All methods below run in the fleet's thread.
 
@@ -219,21 +223,21 @@ class NvmlFleet:
                     time.sleep(_GATHER_S)
                     ready = self._selector.select(0)
                 for key, _ in ready:
-                    self._attend(key.data)
+                    self._handle_event(key.data)
                 now = time.monotonic()
                 if now >= self._step_at - (tick_s / 4 if ready else 0):  # saves a wake-up
                     self._step_at = now + tick_s
                     self._step(now)
         except NurseryLostError:
-            self._die("the process spawner died; restart the exporter")
+            self._give_up("the process spawner died; restart the exporter")
         except Exception:
             logger.exception("a defect in the fleet's thread")
-            self._die("the fleet's thread ended by a defect, which is in the log; restart the exporter")
+            self._give_up("the fleet's thread ended by a defect, which is in the log; restart the exporter")
         with self._changed:
             self._children.abandon(time.monotonic())
         self._selector.close()
 
-    def _attend(self, source: Nursery | Child | None) -> None:
+    def _handle_event(self, source: Nursery | Child | None) -> None:
         now = time.monotonic()
         if source is None:
             with contextlib.suppress(BlockingIOError):
@@ -258,8 +262,8 @@ class NvmlFleet:
                     if slot is not None:
                         slot.disconnected(now)
                     return
-                for heard in messages:
-                    self._handle(source, heard, now)
+                for child_message in messages:
+                    self._handle(source, child_message, now)
 
     def _handle(self, child: Child, message: FromChild, now: float) -> None:
         slot = self._slot_of(child)
@@ -270,18 +274,18 @@ class NvmlFleet:
             before = slot.identity
             slot.handle(message, now)
             if slot.identity is not None and (slot.identity != before or isinstance(message, Opened)):
-                self._recognise(slot, slot.identity, now)
+                self._add_identity(slot, slot.identity, now)
             if isinstance(message, Failed) and message.reason in _ABOUT_THE_NODE:
-                self._survey.soon(now)
+                self._survey.probe_soon(now)
         self._changed.notify_all()
 
     def _ended(self, child: Child, now: float) -> None:
         slot = self._slot_of(child)
-        why = child.exit_reason or ""
+        exit_reason = child.exit_reason or ""
         if slot is None:
-            self._survey.ended(child, why, now)
+            self._survey.ended(child, exit_reason, now)
         else:
-            slot.exited(why, now)
+            slot.exited(exit_reason, now)
         self._step_at = now
         self._changed.notify_all()
 
@@ -298,8 +302,8 @@ class NvmlFleet:
                 changed = slot.step(now, self._survey.absent(slot.pci_bus_id)) or changed
                 if slot.child is None and slot.identity is None and slot.pci_bus_id not in shown:
                     del self._slots[slot.pci_bus_id]
-            if now - self._tidied_at >= self._timeouts.survey_s or self._inventory.changed():
-                self._tidy(now, shown)
+            if now - self._inventory_updated_s >= self._timeouts.survey_s or self._inventory.changed():
+                self._update_inventory(now, shown)
             self._inventory.save()
             self._compare_with_expected()
             if self._survey.done and not self._surveyed:
@@ -308,16 +312,13 @@ class NvmlFleet:
                 self._changed.notify_all()
             # A new exporter could not open GPUs that still answer here, and would open released ones: end only without both.
             if self._survey.stale_since is None or released or any(slot.fresh(now) for slot in self._slots.values()):
-                self._hopeless_since = None
-            elif self._hopeless_since is None:
-                self._hopeless_since = now
-            since = self._hopeless_since
+                self._unanswered_since = None
+            elif self._unanswered_since is None:
+                self._unanswered_since = now
+            since = self._unanswered_since
         if self._exit_when_stale and since is not None and now - since >= self._timeouts.stale_driver_s:
             self._exit_when_stale = False
-            self._on_fatal(
-                EXIT_STALE_DRIVER,
-                f"{self._survey.problem}, and no GPU answers any more",
-            )
+            self._on_fatal(EXIT_STALE_DRIVER, f"{self._survey.problem}, and no GPU answers any more")
 
     def _compare_with_expected(self) -> None:
         """Log each change of the number of GPUs against ``expected_gpus``."""
@@ -331,7 +332,7 @@ class NvmlFleet:
         else:
             logger.info("the node shows %d GPUs again, as expected", count)
 
-    def _tidy(self, now: float, shown: frozenset[str]) -> None:
+    def _update_inventory(self, now: float, shown: frozenset[str]) -> None:
         """Drop the identity of GPUs that the inventory forgot, by age or by command. GPUs the node still shows are kept."""
         present = frozenset(
             slot.identity.uuid
@@ -340,10 +341,10 @@ class NvmlFleet:
             # What the node shows may be older than the driver's answer that the GPU is gone.
             and (slot.down is None or (slot.pci_bus_id in shown and slot.down.reason != "missing"))
         )
-        self._inventory.pass_time(now - self._tidied_at, present)
+        self._inventory.pass_time(now - self._inventory_updated_s, present)
         self._inventory.take_over_changes(present)
         self._read_meters()
-        self._tidied_at = now
+        self._inventory_updated_s = now
         uuids = {identity.uuid for identity in self._inventory.identities()}
         for slot in self._slots.values():
             if slot.identity is not None and slot.identity.uuid not in uuids:
@@ -361,7 +362,7 @@ class NvmlFleet:
             elif news == "returned":
                 slot.try_again(now)
 
-    def _recognise(self, slot: GpuSlot, identity: GpuIdentity, now: float) -> None:
+    def _add_identity(self, slot: GpuSlot, identity: GpuIdentity, now: float) -> None:
         self._inventory.see(identity)
         for other in self._slots.values():
             if other is not slot and other.identity is not None and other.identity.uuid == identity.uuid:
@@ -384,10 +385,10 @@ class NvmlFleet:
     def _slot_of(self, child: Child) -> GpuSlot | None:
         return next((slot for slot in self._slots.values() if slot.child is child), None)
 
-    def _die(self, why: str) -> None:
+    def _give_up(self, reason: str) -> None:
         with self._changed:
-            self._fatal = why
+            self._fatal = reason
             for slot in self._slots.values():
-                slot.abandon(why)
+                slot.abandon(reason)
             self._changed.notify_all()
-        self._on_fatal(EXIT_FLEET_LOST, why)
+        self._on_fatal(EXIT_FLEET_LOST, reason)

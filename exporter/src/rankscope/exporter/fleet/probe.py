@@ -12,7 +12,7 @@ from rankscope.exporter.fleet.pci import bus_id, is_address
 from rankscope.exporter.fleet.wire import Done, DriverFound, Failed, Listed, send_frame
 from rankscope.exporter.source import Driver
 
-_MOST_GPUS: Final = 1024
+_MAX_GPUS: Final = 1024
 """A larger count cannot be a reading: drivers, and a bus that does not answer, return a number with all bits set."""
 _LATEST_CUDA: Final = 100_000
 
@@ -50,7 +50,7 @@ def _driver(connection: socket.socket, board: CallBoard, nvml: Any) -> int:
     )
     board.mark("nvmlDeviceGetCount")
     count: int = nvml.nvmlDeviceGetCount()
-    if count > _MOST_GPUS:
+    if count > _MAX_GPUS:
         raise ValueError(f"{count} GPUs cannot be")
     send_frame(connection, DriverFound(driver, count))
     return count

@@ -14,7 +14,7 @@ _UNCERTAIN: Final = frozenset({"missing", "not_in_driver", "no_driver", "library
 
 _ENERGY: Final = "gpu_energy_joules_total"
 _POWER: Final = "gpu_power_watts"
-_MOST_WATTS: Final = 5000.0
+_MAX_WATTS: Final = 5000.0
 """No GPU draws more: a counter above this many joules for each second without a reading cannot have begun again meanwhile."""
 
 _WAIT_S: Final = 60.0
@@ -63,7 +63,7 @@ class Resets:
         (last_joules, last_s), self._energy = self._energy, None
         if joules < last_joules:
             self.add("energy", last_s)
-        elif last_joules > _MOST_WATTS * (now - last_s):
+        elif last_joules > _MAX_WATTS * (now - last_s):
             self._signs -= _UNCERTAIN
 
     def take(self, readings: Sequence[Reading], opened_s: float, now: float) -> float | None:

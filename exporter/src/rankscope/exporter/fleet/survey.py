@@ -23,22 +23,22 @@ _LIBRARY_MISMATCH: Final = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
 _SILENCE_S: Final = 10.0
 DriverNews = Literal["exchanged", "returned"]
 
-_NOT_ASKED: Final = "the driver has not been queried yet"
+_NOT_QUERIED: Final = "the driver has not been queried yet"
 
 
 class GpuSurvey:
     """Survey of the node's GPUs, by the PCI bus and by probes of the driver.
 
-    A probe runs when the PCI bus changes, on ``soon``, periodically, and with backoff while the driver does not answer. If the
-    driver hangs at an index, a new probe skips it, so that one GPU hides no other. ``done`` is True after the first answer or
-    failure; ``problem`` says why the driver as a whole does not answer, ``problem_reason`` in a word.
+    A probe runs when the PCI bus changes, on ``probe_soon``, periodically, and with backoff while the driver does not answer. If
+    the driver hangs at an index, a new probe skips it, so that one GPU hides no other. ``done`` is True after the first answer
+    or failure; ``problem`` says why the driver as a whole does not answer, ``problem_reason`` in a word.
     """
 
     def __init__(self, children: Children, *, pci_root: Path, timeouts: FleetTimeouts) -> None:
         self.driver: Driver | None = None  # the last one seen, kept while the driver does not answer
         self.answers: bool | None = None
         self.count: int | None = None
-        self.problem: str | None = _NOT_ASKED
+        self.problem: str | None = _NOT_QUERIED
         self.problem_reason: DownReason | None = None
         self.devices: tuple[pci.PciDevice, ...] = ()
         self.done = False
@@ -61,7 +61,7 @@ class GpuSurvey:
         self._answered = True
 
     @property
-    def asking(self) -> bool:
+    def is_probing(self) -> bool:
         """True while a probe runs."""
         return self._child is not None
 
@@ -77,7 +77,7 @@ class GpuSurvey:
         return frozenset(listed | {device.bus_id for device in self._gpus()})
 
     @property
-    def nameless(self) -> int:
+    def without_bus_id(self) -> int:
         """Number of GPUs that the driver counts without a known PCI bus id."""
         if self._listed is None:
             return 0
@@ -104,21 +104,21 @@ class GpuSurvey:
         if self._listed is not None and bus_id in self._listed.values():
             return None
         # Try it if there is no listing yet, or if this GPU may be one of those listed without a bus id.
-        if bound and (self._listed is None or self.nameless):
+        if bound and (self._listed is None or self.without_bus_id):
             return None
         if bound:
             return "missing", "it is on the PCI bus and bound to the driver, but the driver does not list it"
         if device is not None:
             return "not_in_driver", f"it is on the PCI bus, but bound to {device.driver or 'no driver'}"
         if not self.done:
-            return "starting", _NOT_ASKED
+            return "starting", _NOT_QUERIED
         if self._listed is None and self.problem is not None:
             return "nvml_error", self.problem
-        if self.nameless and not self.devices:
+        if self.without_bus_id and not self.devices:
             return None
         return "missing", "neither the driver nor the PCI bus shows it any more"
 
-    def soon(self, now: float) -> None:
+    def probe_soon(self, now: float) -> None:
         """Probe again after the shortest retry delay at the latest."""
         self._probe_at = min(self._probe_at, now + self._timeouts.survey_retry_s[0])
 
@@ -144,7 +144,7 @@ class GpuSurvey:
 
     def handle(self, child: Child, message: FromChild, now: float) -> DriverNews | None:
         """Handle a message of a probe; return ``exchanged`` or ``returned`` if the driver changed or answers again."""
-        child.heard_at = now
+        child.last_message_s = now
         if child is not self._child:
             return None
         if isinstance(message, DriverFound):
@@ -164,14 +164,14 @@ class GpuSurvey:
             self._succeeded(now)
         return None
 
-    def ended(self, child: Child, why: str, now: float) -> None:
+    def ended(self, child: Child, exit_reason: str, now: float) -> None:
         """Handle the exit of a probe."""
         self._left_behind.pop(child, None)
         if child is not self._child:
             return
         self._child = None
         if not self._answered:
-            self._failed("died", f"the process that queried the driver {why}", None, now)
+            self._failed("died", f"the process that queried the driver {exit_reason}", None, now)
 
     def _gpus(self) -> list[pci.PciDevice]:
         return [device for device in self.devices if device.kind == "gpu"]
@@ -204,16 +204,16 @@ class GpuSurvey:
             if now - child.hung_up_at > self._timeouts.end_s:
                 self._children.kill(child, now)
             return
-        trouble = child.trouble(now, deadline_s=self._timeouts.open_s, silence_s=self._timeouts.open_s + _SILENCE_S)
-        if trouble is None:
+        hang_reason = child.hang_reason(now, deadline_s=self._timeouts.open_s, silence_s=self._timeouts.open_s + _SILENCE_S)
+        if hang_reason is None:
             return
         self._children.kill(child, now)
         index = next((index for index in self._to_list if index not in self._skipped and index not in self._listing), None)
         if index is None:
-            self._failed("hung", f"NVML: {trouble}", None, now)
+            self._failed("hung", f"NVML: {hang_reason}", None, now)
             return
         # The driver hangs at one GPU: continue after it with a new process.
-        logger.warning("querying GPU %d of the driver: %s", index, trouble)
+        logger.warning("querying GPU %d of the driver: %s", index, hang_reason)
         self._child = None
         self._left_behind[child] = index
         self._probe(now, self._skipped | {index})
@@ -223,7 +223,7 @@ class GpuSurvey:
             self._listed, self._listed_without = self._listing, self._skipped
         else:
             self._listed, self._listed_without = None, frozenset()
-        if self.problem not in (None, _NOT_ASKED):
+        if self.problem not in (None, _NOT_QUERIED):
             logger.info("the driver answers again")
         self.problem, self.done, self._answered, self._failures = None, True, True, 0
         self._probe_at = now + self._timeouts.survey_s

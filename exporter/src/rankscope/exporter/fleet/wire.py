@@ -1,7 +1,7 @@
 """Messages between the processes of the exporter: MessagePack over Unix socket pairs.
 
 Between daemon and nursery, one datagram is one message. A worker or probe sends frames to the daemon: four bytes of length
-(big-endian), then the message.
+(big-endian), then the message. Readings are delta-encoded: all in a worker's first message, then only the changed ones.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rankscope.exporter.source import DownReason, Driver, GpuIdentity, GpuSample, XidEvent
+from rankscope.exporter.source import DownReason, Driver, GpuIdentity, GpuSample, Reading, XidEvent
 
 LONGEST_FRAME: Final = 16 * 2**20
 _LENGTH_BYTES: Final = 4
@@ -57,10 +57,10 @@ class Started(msgspec.Struct, tag=True, frozen=True):
 
 
 class Exited(msgspec.Struct, tag=True, frozen=True):
-    """From the nursery: a child exited. ``why`` describes its exit status, its signal, or why it could not be started."""
+    """From the nursery: a child exited. ``reason`` describes its exit status, its signal, or why it could not be started."""
 
     child: int
-    why: str
+    reason: str
 
 
 class Opened(msgspec.Struct, tag=True, frozen=True):
@@ -73,12 +73,12 @@ class Opened(msgspec.Struct, tag=True, frozen=True):
 class Sampled(msgspec.Struct, tag=True, frozen=True):
     """From a worker: a sample, and the duration of the pass.
 
-    Its readings replace those at the indexes ``places`` of the previous sample. If ``places`` is None, they are complete.
+    Its readings replace those at the indexes ``indexes`` of the previous sample. If ``indexes`` is None, they are complete.
     """
 
     sample: GpuSample
     took_s: float
-    places: list[int] | None = None
+    indexes: list[int] | None = None
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
@@ -133,13 +133,13 @@ class FrameReader:
     def __init__(self) -> None:
         self._pending = bytearray()
 
-    def feed(self, piece: bytes) -> list[FromChild]:
+    def feed(self, chunk: bytes) -> list[FromChild]:
         """Add received bytes and return the messages that are complete now.
 
         Raises:
             ValueError: a frame is longer than ``LONGEST_FRAME``, or (``msgspec.MsgspecError``) a message is invalid.
         """
-        self._pending += piece
+        self._pending += chunk
         messages: list[FromChild] = []
         while len(self._pending) >= _LENGTH_BYTES:
             length = int.from_bytes(self._pending[:_LENGTH_BYTES], "big")
@@ -151,3 +151,29 @@ class FrameReader:
             messages.append(_decode_from_child(memoryview(self._pending)[_LENGTH_BYTES:end]))
             del self._pending[:end]
         return messages
+
+
+class DeltaEncoder:
+    """Encoder on the sending side."""
+
+    def __init__(self) -> None:
+        self._sent: tuple[Reading, ...] | None = None
+
+    def encode(self, sample: GpuSample, took_s: float) -> Sampled:
+        """Return the message to send for this sample. The first one carries all readings, even if there are none."""
+        before, readings = self._sent, sample.readings
+        self._sent = readings
+        if before is None or len(before) != len(readings):
+            return Sampled(sample, took_s)
+        indexes = [index for index, reading in enumerate(readings) if reading is not before[index] and reading != before[index]]
+        return Sampled(msgspec.structs.replace(sample, readings=tuple(readings[index] for index in indexes)), took_s, indexes)
+
+
+def apply_delta(before: tuple[Reading, ...], changed: tuple[Reading, ...], indexes: list[int] | None) -> tuple[Reading, ...]:
+    """Decode on the receiving side: return all readings. Unchanged readings are the same objects as in ``before``."""
+    if indexes is None:
+        return changed
+    readings = list(before)
+    for index, reading in zip(indexes, changed, strict=True):
+        readings[index] = reading
+    return tuple(readings)

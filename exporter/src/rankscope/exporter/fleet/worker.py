@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from rankscope.exporter.fleet.call_board import CallBoard
-from rankscope.exporter.fleet.deltas import DeltaEncoder
-from rankscope.exporter.fleet.wire import Failed, Opened, send_frame
+from rankscope.exporter.fleet.wire import DeltaEncoder, Failed, Opened, send_frame
 from rankscope.exporter.source import Gpu, SourceError
 
 _PARTS: Final = 2  # the fewest that give a minimum and a maximum; each further one wakes every GPU's process once more
@@ -53,7 +52,7 @@ def _sample_until_closed(connection: socket.socket, board: CallBoard, gpu: Gpu, 
     while True:
         # Compare intervals rather than tick numbers: a slow GPU skips ticks and might always miss a pass's own tick.
         if tick // parts == passes:
-            gpu.part()
+            gpu.sample_activity()
             board.mark("")
         else:
             passes = tick // parts

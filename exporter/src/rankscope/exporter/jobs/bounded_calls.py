@@ -23,13 +23,13 @@ class TooManyCallsError(TimeoutError):
 class BoundedCalls:
     """Runner of function calls, each in a thread of its own and bounded by ``seconds``.
 
-    A call that misses its deadline keeps running in its thread. While ``most_stuck`` such calls are running, no further call is
+    A call that misses its deadline keeps running in its thread. While ``max_stuck`` such calls are running, no further call is
     made. Not thread-safe.
     """
 
-    def __init__(self, seconds: float, *, most_stuck: int = 1) -> None:
+    def __init__(self, seconds: float, *, max_stuck: int = 1) -> None:
         self._seconds = seconds
-        self._most_stuck = most_stuck
+        self._max_stuck = max_stuck
         self._stuck: list[threading.Thread] = []
 
     def call(self, function: Callable[[], T]) -> T:
@@ -40,7 +40,7 @@ class BoundedCalls:
             TooManyCallsError: the call was not made.
         """
         self._stuck = [thread for thread in self._stuck if thread.is_alive()]
-        if len(self._stuck) >= self._most_stuck:
+        if len(self._stuck) >= self._max_stuck:
             raise TooManyCallsError("an earlier call has not returned yet")
         outcome = _CallOutcome()
         # Daemon thread: a call stuck in the kernel must not keep the process from exiting.

@@ -29,26 +29,26 @@ class CgroupIdentity(msgspec.Struct, frozen=True):
     sluid: str | None = None
 
 
-def place_of(text: str) -> CgroupIdentity:
+def parse_cgroups(text: str) -> CgroupIdentity:
     """Parse ``/proc/PID/cgroup`` of cgroup version 1 (a line per controller), 2 (one line), or both.
 
     If the reader has a cgroup namespace of its own, a path may begin with ``/..`` or in the middle of the hierarchy, so its
     beginning is not interpreted.
     """
-    place = CgroupIdentity()
+    merged = CgroupIdentity()
     for line in text.splitlines():
         _, _, path = line.partition(":")[2].partition(":")
-        of_line = _place([part for part in path.split("/") if part not in ("", "..")])
-        place = CgroupIdentity(
-            place.job_id or of_line.job_id,
-            place.pod_uid or of_line.pod_uid,
-            place.container_id or of_line.container_id,
-            place.sluid or of_line.sluid,
+        identity = _identity([part for part in path.split("/") if part not in ("", "..")])
+        merged = CgroupIdentity(
+            merged.job_id or identity.job_id,
+            merged.pod_uid or identity.pod_uid,
+            merged.container_id or identity.container_id,
+            merged.sluid or identity.sluid,
         )
-    return place
+    return merged
 
 
-def _place(parts: list[str]) -> CgroupIdentity:
+def _identity(parts: list[str]) -> CgroupIdentity:
     """Find job, pod and container in the components of a cgroup path.
 
     The outermost job or pod counts, because a process may create groups of any name below its own. The innermost container

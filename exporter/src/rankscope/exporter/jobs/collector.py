@@ -15,15 +15,14 @@ import msgspec
 from rankscope.base.problems import ProblemLog
 from rankscope.exporter.jobs.allocation_source import AllocationSource
 from rankscope.exporter.jobs.bounded_calls import BoundedCalls
-from rankscope.exporter.jobs.devices import Devices, bare, device_numbers
+from rankscope.exporter.jobs.devices import Devices, bare_uuid, device_numbers
 from rankscope.exporter.jobs.join import MULTIPLE, Claim, Occupancy, claims_of, join
 from rankscope.exporter.jobs.kubelet import DEFAULT_SOCKET, Kubelet
-from rankscope.exporter.jobs.party import Allocation, Identity, SchedulerDevice, Use
-from rankscope.exporter.jobs.pod_names import PodName, PodNames
+from rankscope.exporter.jobs.names import PodName, PodNames, UserNames
+from rankscope.exporter.jobs.party import Allocation, GpuUse, PartyIdentity, SchedulerDevice
 from rankscope.exporter.jobs.processes import ProcessTable
 from rankscope.exporter.jobs.slurm import DEFAULT_FOLDER, SlurmFolder
 from rankscope.exporter.jobs.tenants import Tenant, tenants_of
-from rankscope.exporter.jobs.users import UserNames
 from rankscope.exporter.source import FleetState, GpuState, Labels, MigDevice, Series
 from rankscope.exporter.spool.reading import SpoolSample
 
@@ -97,8 +96,8 @@ class JobsCollector:
         for uuid, occupancy, tenants, allocated, in_use in node.occupancies(names):
             job_id = dict(occupancy.labels).get("job_id")
             if job_id is not None:
-                for place in {uuid, node.parent_of(uuid)}:
-                    jobs_at[place] = job_id if jobs_at.get(place, job_id) == job_id else MULTIPLE
+                for device in {uuid, node.parent_of(uuid)}:
+                    jobs_at[device] = job_id if jobs_at.get(device, job_id) == job_id else MULTIPLE
             series += self._series(uuid, occupancy, allocated, in_use)
             series += _series_of_tenants(uuid, tenants)
         self._jobs_at = (now_s, jobs_at)
@@ -134,15 +133,15 @@ class JobsCollector:
         if occupancy.parties or in_use is False:
             yield Series("gpu_jobs", occupancy.parties, of_gpu)
 
-    def _read_uses(self, state: FleetState) -> dict[int, Use]:
+    def _read_uses(self, state: FleetState) -> dict[int, GpuUse]:
         if not self._processes.sees_all():
             return {}
-        named: dict[int, float] = {}
+        listed: dict[int, float] = {}
         for sample in (gpu.sample for gpu in state.gpus if gpu.sample is not None):
-            looked_s = sample.monotonic_s if sample.processes_s is None else sample.processes_s
+            listed_s = sample.monotonic_s if sample.processes_s is None else sample.processes_s
             for process in sample.processes or ():
-                named[process.pid] = max(looked_s, named.get(process.pid, looked_s))
-        uses = self._processes.read(named)
+                listed[process.pid] = max(listed_s, listed.get(process.pid, listed_s))
+        uses = self._processes.read(listed)
         pods = self._pod_names.names({use.pod_uid for use in uses.values() if use.pod_uid is not None})
         return {pid: _with_pod_name(use, pods) for pid, use in uses.items()}
 
@@ -156,7 +155,7 @@ class JobsCollector:
             listed = self._driver_calls.call(lambda: device_numbers(self._proc))
             # A GPU that the driver lists no more keeps its number, which its job still holds, until another GPU has it.
             taken_numbers = set(listed.values())
-            self._numbers = {place: number for place, number in self._numbers.items() if number not in taken_numbers} | listed
+            self._numbers = {bus_id: number for bus_id, number in self._numbers.items() if number not in taken_numbers} | listed
         return Devices(state.gpus, self._migs, self._numbers)
 
 
@@ -165,7 +164,7 @@ def _unidentified_text(party: str, device: SchedulerDevice) -> str:
     return f"{party} holds a GPU that cannot be identified: {device_name}"
 
 
-def _with_pod_name(use: Use, pods: dict[str, PodName]) -> Use:
+def _with_pod_name(use: GpuUse, pods: dict[str, PodName]) -> GpuUse:
     if use.pod_uid not in pods:
         return use
     namespace, pod = pods[use.pod_uid]
@@ -194,7 +193,7 @@ class _Node:
         state: FleetState,
         devices: Devices,
         allocations: tuple[Allocation, ...],
-        uses: dict[int, Use],
+        uses: dict[int, GpuUse],
         claims: dict[str, list[Claim]],
         *,
         complete: bool,
@@ -219,7 +218,7 @@ class _Node:
             for allocation in allocations
             if allocation.identity.job_id is not None
         }
-        self._holders: dict[str, list[Identity]] = {}
+        self._holders: dict[str, list[PartyIdentity]] = {}
         self.unidentified: set[tuple[str, SchedulerDevice]] = set()
         for allocation in allocations:
             uuids = {device: devices.uuid_of(device) for device in allocation.devices}
@@ -247,13 +246,13 @@ class _Node:
                 # The holder of the whole GPU holds its MIG devices, unless they are allocated separately.
                 yield self._occupancy(gpu, mig.uuid, self._holders.get(mig.uuid) or whole_gpu_holders, names)
 
-    def _occupancy(self, gpu: GpuState, mig: str | None, holders: list[Identity], names: dict[int, str]) -> _DeviceOccupancy:
+    def _occupancy(self, gpu: GpuState, mig: str | None, holders: list[PartyIdentity], names: dict[int, str]) -> _DeviceOccupancy:
         processes = gpu.sample.processes if gpu.sample is not None else None
         own = None if processes is None else [process for process in processes if mig is None or process.uuid == mig]
         pids = None if own is None else {process.pid for process in own}
         uuid = mig or gpu.identity.uuid
         # Without a holder or a process on the device, a rank that claims it is out of date.
-        claims = [] if pids == set() and not holders else self._claims.get(bare(uuid), [])
+        claims = [] if pids == set() and not holders else self._claims.get(bare_uuid(uuid), [])
         occupancy = join(
             holders,
             [self._uses[pid] for pid in sorted(pids or ()) if pid in self._uses],

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from rankscope.exporter.fleet.pci import bus_id
+from rankscope.exporter.fleet import pci
 from rankscope.exporter.jobs.party import SchedulerDevice
 from rankscope.exporter.source import GpuState, MigDevice
 
@@ -23,7 +23,7 @@ def device_numbers(proc: Path) -> dict[str, int]:
             with (folder / "information").open("rb") as file:
                 match = _MINOR.search(file.read(4096).decode("utf-8", "replace"))
             if match is not None:
-                numbers[bus_id(folder.name)] = int(match[1])
+                numbers[pci.bus_id(folder.name)] = int(match[1])
     except OSError:
         return {}
     return numbers
@@ -38,16 +38,16 @@ class Devices:
 
     def __init__(self, gpus: tuple[GpuState, ...], migs: Mapping[str, tuple[MigDevice, ...]], numbers: Mapping[str, int]) -> None:
         self.migs = migs
-        self._uuids = {bare(gpu.identity.uuid): gpu.identity.uuid for gpu in gpus}
-        self._uuids |= {bare(mig.uuid): mig.uuid for devices in migs.values() for mig in devices}
-        places = {gpu.identity.pci_bus_id: gpu.identity for gpu in gpus}
-        self._by_device_number = {numbers[place]: identity.uuid for place, identity in places.items() if place in numbers}
-        self._by_number = self._by_device_number or {identity.index: identity.uuid for identity in places.values()}
+        self._uuids = {bare_uuid(gpu.identity.uuid): gpu.identity.uuid for gpu in gpus}
+        self._uuids |= {bare_uuid(mig.uuid): mig.uuid for devices in migs.values() for mig in devices}
+        identities = {gpu.identity.pci_bus_id: gpu.identity for gpu in gpus}
+        self._by_device_number = {numbers[bus_id]: gpu.uuid for bus_id, gpu in identities.items() if bus_id in numbers}
+        self._by_number = self._by_device_number or {gpu.index: gpu.uuid for gpu in identities.values()}
 
     def uuid_of(self, device: SchedulerDevice) -> str | None:
         """Return the uuid of the GPU or MIG device; None if no device matches, or the match is ambiguous."""
         if device.uuid is not None:
-            uuid = self._uuids.get(bare(device.uuid))
+            uuid = self._uuids.get(bare_uuid(device.uuid))
         elif device.number is not None:
             uuid = self._by_number.get(device.number)
             # With MIG, Slurm numbers the MIG devices after the whole GPUs, and only these keep their minor numbers.
@@ -63,6 +63,6 @@ class Devices:
         return instances[0].uuid if len(instances) == 1 else None
 
 
-def bare(uuid: str) -> str:
+def bare_uuid(uuid: str) -> str:
     """Normalise a uuid: torch names a MIG device ``GPU-…``, and some schedulers use lower case only."""
     return uuid.lower().removeprefix("mig-").removeprefix("gpu-")

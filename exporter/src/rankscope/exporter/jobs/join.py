@@ -7,9 +7,9 @@ from typing import Final
 
 import msgspec
 
-from rankscope.exporter.jobs.devices import bare
+from rankscope.exporter.jobs.devices import bare_uuid
 from rankscope.exporter.jobs.environment import number, word
-from rankscope.exporter.jobs.party import Identity, Ranks, Use
+from rankscope.exporter.jobs.party import GpuUse, PartyIdentity, Ranks
 from rankscope.exporter.source import Labels
 from rankscope.exporter.spool.reading import SpoolSample
 from rankscope.exporter.spool.series import RankKey
@@ -20,7 +20,7 @@ _IDENTITY: Final = ("job_id", "user", "account", "partition")
 _RANKS: Final = ("rank", "local_rank", "world_size", "run_id")
 _POD: Final = ("namespace", "pod", "container")
 LABEL: Final = {"namespace": "namespace_k8s", "pod": "pod_k8s", "container": "container_k8s"}
-"""Names of labels that differ from those of the fields of ``Identity``: Prometheus has labels of these names itself."""
+"""Names of labels that differ from those of the fields of ``PartyIdentity``: Prometheus has labels of these names itself."""
 
 _UNNAMED_POD: Final = "pod uid "
 
@@ -41,10 +41,10 @@ class Occupancy(msgspec.Struct, frozen=True):
 
 
 def join(
-    holders: Sequence[Identity],
-    uses: Iterable[Use],
+    holders: Sequence[PartyIdentity],
+    uses: Iterable[GpuUse],
     *,
-    jobs: Mapping[str, Identity],
+    jobs: Mapping[str, PartyIdentity],
     claims: Sequence[Claim],
     names: Mapping[int, str],
 ) -> Occupancy:
@@ -57,7 +57,7 @@ def join(
     ``jobs`` are all jobs of the node by id; ``names`` are user names by uid.
     """
     groups = uses_by_party(holders, [use for use in uses if not use.service], jobs)
-    holders_of_party: dict[str, list[Identity]] = {}
+    holders_of_party: dict[str, list[PartyIdentity]] = {}
     for holder in holders:
         holders_of_party.setdefault(holder.party, []).append(holder)
     # A process that is not the holder's says nothing about the holder's ranks.
@@ -67,7 +67,7 @@ def join(
     identities = (
         list(holders_of_party.values())
         or [[identity_of(use, jobs, names) for use in group] for group in groups.values()]
-        or [[Identity(user=names.get(uid), uid=uid)] for uid in claimed]
+        or [[PartyIdentity(user=names.get(uid), uid=uid)] for uid in claimed]
     )
     ranks = [_ranks(group, claims) for group in users.values()] or list(claimed.values())
     values = {name: _shared([_values(name, members) for members in identities]) for name in (*_IDENTITY, *_POD)}
@@ -75,24 +75,26 @@ def join(
         values["job_id"] = _shared([_job_ids_in_pod(group) for group in own.values()])
     values |= {name: _shared([_values(name, members) for members in ranks]) for name in _RANKS}
     unnamed = {party for party in groups if is_unnamed(party)}
-    named = (holders_of_party.keys() | groups.keys()) - unnamed
+    listed = (holders_of_party.keys() | groups.keys()) - unnamed
     idle_pods = [party for party in holders_of_party.keys() - groups.keys() if party.startswith("pod ")]
     ordered = ((name, values[name]) for name in (*_IDENTITY, *_RANKS, *_POD))
     labels = tuple((LABEL.get(name, name), value) for name, value in ordered if value is not None)
     # A pod of which only the uid is known may be one of the holders, which are known by name; the count is a lower bound.
-    named_parties = len(named) + max(0, len(unnamed) - len(idle_pods))
+    named_parties = len(listed) + max(0, len(unnamed) - len(idle_pods))
     return Occupancy(labels, named_parties or len(claimed))
 
 
-def uses_by_party(holders: Sequence[Identity], uses: Iterable[Use], jobs: Mapping[str, Identity]) -> dict[str, list[Use]]:
+def uses_by_party(
+    holders: Sequence[PartyIdentity], uses: Iterable[GpuUse], jobs: Mapping[str, PartyIdentity]
+) -> dict[str, list[GpuUse]]:
     """Group processes by the job, pod, container or user to which they belong."""
-    groups: dict[str, list[Use]] = {}
+    groups: dict[str, list[GpuUse]] = {}
     for use in uses:
         groups.setdefault(_party(use, holders, jobs), []).append(use)
     return groups
 
 
-def _party(use: Use, holders: Sequence[Identity], jobs: Mapping[str, Identity]) -> str:
+def _party(use: GpuUse, holders: Sequence[PartyIdentity], jobs: Mapping[str, PartyIdentity]) -> str:
     if use.pod_uid is not None:
         return f"{_UNNAMED_POD}{use.pod_uid}" if use.pod is None else f"pod {use.namespace}/{use.pod}"
     job_id = _job_id(use, jobs, holders)
@@ -104,7 +106,7 @@ def _party(use: Use, holders: Sequence[Identity], jobs: Mapping[str, Identity]) 
     return of_uid[0].party if len(of_uid) == 1 else f"user {use.uid}"
 
 
-def _job_id(use: Use, jobs: Mapping[str, Identity], holders: Sequence[Identity]) -> str | None:
+def _job_id(use: GpuUse, jobs: Mapping[str, PartyIdentity], holders: Sequence[PartyIdentity]) -> str | None:
     """Return the job id of the cgroup, else the one of the environment unless another source contradicts it."""
     if use.job_id is not None or use.claimed_job_id is None:
         return use.job_id
@@ -116,13 +118,13 @@ def _job_id(use: Use, jobs: Mapping[str, Identity], holders: Sequence[Identity])
     return use.claimed_job_id if job.uid == use.uid else None
 
 
-def _job_ids_in_pod(group: list[Use]) -> set[str]:
+def _job_ids_in_pod(group: list[GpuUse]) -> set[str]:
     """Return the job ids of the cgroups; where a cgroup shows a job but not its id, that of the environment."""
     job_ids = (use.job_id or (use.claimed_job_id if use.sluid is not None else None) for use in group)
     return {job_id for job_id in job_ids if job_id is not None}
 
 
-def _is_holders(party: str, holders: Mapping[str, list[Identity]]) -> bool:
+def _is_holders(party: str, holders: Mapping[str, list[PartyIdentity]]) -> bool:
     if is_unnamed(party):
         return any(holder.startswith("pod ") for holder in holders)
     return party in holders
@@ -133,13 +135,13 @@ def is_unnamed(party: str) -> bool:
     return party.startswith(_UNNAMED_POD)
 
 
-def identity_of(use: Use, jobs: Mapping[str, Identity], names: Mapping[int, str]) -> Identity:
+def identity_of(use: GpuUse, jobs: Mapping[str, PartyIdentity], names: Mapping[int, str]) -> PartyIdentity:
     """Return the identity of a process on a device without a holder. In a container, a uid is not a user of the node."""
     job_id = None if use.pod_uid is not None else _job_id(use, jobs, ())
     if job_id is not None and (job := jobs.get(job_id)) is not None:
         return job
     contained = use.pod_uid is not None or use.container_id is not None
-    return Identity(
+    return PartyIdentity(
         job_id=job_id,
         user=None if contained else names.get(use.uid),
         uid=use.uid,
@@ -150,7 +152,7 @@ def identity_of(use: Use, jobs: Mapping[str, Identity], names: Mapping[int, str]
     )
 
 
-def _ranks(group: list[Use], claims: Sequence[Claim]) -> list[Ranks]:
+def _ranks(group: list[GpuUse], claims: Sequence[Claim]) -> list[Ranks]:
     """Return the ranks of a group of processes.
 
     Claims come first, because they are exact: a process may also have other ranks' devices open.
@@ -165,7 +167,7 @@ def _ranks(group: list[Use], claims: Sequence[Claim]) -> list[Ranks]:
     return silent or [use.ranks for use in group]
 
 
-def _claimed(holders: Sequence[Identity], claims: Sequence[Claim]) -> dict[int, list[Ranks]]:
+def _claimed(holders: Sequence[PartyIdentity], claims: Sequence[Claim]) -> dict[int, list[Ranks]]:
     """Return the claimed ranks by uid, for a device on which no process is visible.
 
     Only claims of the holders' users count, unless there is no holder or a holder's user is unknown.
@@ -190,25 +192,21 @@ def _shared(parties: list[set[str]]) -> str | None:
     return union.pop() if len(union) == 1 and all(parties) else MULTIPLE
 
 
-_METRIC = "rank_info"
-
-
 def claims_of(sample: SpoolSample | None) -> dict[str, list[Claim]]:
     """Return the ranks' claims by device uuid without its prefix; the uid of a claim is the owner of the run's files."""
     claims: dict[str, list[Claim]] = {}
     if sample is None:
         return claims
     for family in sample.families:
-        if family.name != _METRIC:
+        if family.name != "rank_info":
             continue
         for series in family.series:
             labels = dict(series.labels)
             run_id = labels.get("run_id", "")
             owner, uuid = sample.owners.get(run_id), labels.get("gpu_uuid")
             if owner is not None and uuid:
-                key = RankKey(labels.get("run", ""), labels.get("rank", ""), labels.get("slot", ""))
-                silent = sample.states.get(key, "silent") == "silent"
-                claims.setdefault(bare(uuid), []).append(Claim(owner, _claimed_ranks(labels), silent))
+                silent = sample.states.get(RankKey.of(series.labels), "silent") == "silent"
+                claims.setdefault(bare_uuid(uuid), []).append(Claim(owner, _claimed_ranks(labels), silent))
     return claims
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rankscope.base.errors import MissingError
 from rankscope.exporter.jobs.environment import word
-from rankscope.exporter.jobs.party import Allocation, Identity, SchedulerDevice
+from rankscope.exporter.jobs.party import Allocation, PartyIdentity, SchedulerDevice
 
 if TYPE_CHECKING:
     import grpc
@@ -48,7 +48,7 @@ class Kubelet:
         self._socket = socket
         self._explicit = explicit
         self._channel: grpc.Channel | None = None
-        self._gives = False
+        self._has_gpus = False
         self._installed = _is_installed("grpc") and _is_installed("google.protobuf")
         if explicit and not self._installed:
             raise MissingError("--jobs.podresources-socket needs grpcio and protobuf: pip install 'rankscope[kubernetes]'")
@@ -72,8 +72,8 @@ class Kubelet:
         except OSError as error:
             raise KubeletError(f"{self._socket}: {error.strerror}") from error
         try:
-            allocations = tuple(_allocations(self._ask("List")))
-            return allocations if allocations or self._gives_gpus() else None
+            allocations = tuple(_allocations(self._call("List")))
+            return allocations if allocations or self._allocates_gpus() else None
         except Exception:
             # A new connection reaches a restarted kubelet at once; the old channel would back off.
             self.close()
@@ -83,24 +83,24 @@ class Kubelet:
         """Close the connection, if there is one."""
         if self._channel is not None:
             self._channel.close()
-            self._channel, self._gives = None, False
+            self._channel, self._has_gpus = None, False
 
-    def _gives_gpus(self) -> bool:
+    def _allocates_gpus(self) -> bool:
         """Return whether a device plugin registered GPUs.
 
         True for a kubelet too old for ``GetAllocatableResources``: its empty list then means that no pod holds a GPU.
         """
-        if not self._gives:
+        if not self._has_gpus:
             try:
-                answer = self._ask("GetAllocatableResources")
-                self._gives = any(_devices_of(resource) for resource in answer.devices)
+                answer = self._call("GetAllocatableResources")
+                self._has_gpus = any(_devices_of(resource) for resource in answer.devices)
             except KubeletError as error:
                 if error.reason != "unimplemented":
                     raise
-                self._gives = True
-        return self._gives
+                self._has_gpus = True
+        return self._has_gpus
 
-    def _ask(self, method: str) -> Any:
+    def _call(self, method: str) -> Any:
         import grpc
         from google.protobuf.message import DecodeError
 
@@ -142,7 +142,7 @@ def _allocations(response: Any) -> Iterator[Allocation]:
             allocated_devices = [device for resource in container.devices for device in _devices_of(resource)]
             devices = tuple(dict.fromkeys([*allocated_devices, *_claimed_devices(container)]))
             if devices:
-                identity = Identity(namespace=word(pod.namespace), pod=word(pod.name), container=word(container.name))
+                identity = PartyIdentity(namespace=word(pod.namespace), pod=word(pod.name), container=word(container.name))
                 yield Allocation(identity, devices)
 
 

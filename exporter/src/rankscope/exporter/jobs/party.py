@@ -17,7 +17,7 @@ class SchedulerDevice(msgspec.Struct, frozen=True):
     compute_instance: int | None = None
 
 
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
+class PartyIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """A job or a pod's container; unknown fields are None. ``uid`` is set only if it is a user of the node itself.
 
     ``sluid`` is Slurm's unique id of this run of the job.
@@ -42,7 +42,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 class Allocation(msgspec.Struct, frozen=True):
     """Devices that a scheduler allocated to a job or container. Some may be unknown to this node's driver."""
 
-    identity: Identity
+    identity: PartyIdentity
     devices: tuple[SchedulerDevice, ...]
 
 
@@ -55,7 +55,7 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str | None = None
 
 
-class Use(msgspec.Struct, frozen=True, kw_only=True):
+class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
     """A process that has a GPU open. ``namespace`` and ``pod`` are those of its ``pod_uid``, if known.
 
     ``job_id`` or ``sluid`` comes from its cgroup. ``claimed_job_id``, ``account``, ``partition`` and ``ranks`` come from its

@@ -12,15 +12,15 @@ from typing import Final
 import msgspec
 
 from rankscope.exporter.jobs.bounded_calls import BoundedCalls, TooManyCallsError
-from rankscope.exporter.jobs.cgroups import place_of
+from rankscope.exporter.jobs.cgroups import parse_cgroups
 from rankscope.exporter.jobs.environment import number, ranks_of, variables, word
-from rankscope.exporter.jobs.party import Use
+from rankscope.exporter.jobs.party import GpuUse
 
 MAX_PROCESSES: Final = 1024
 _MAX_BYTES: Final = 64 * 1024
 _READ_AGAIN_S: Final = 30.0  # an exec, or a launcher that moves processes between cgroups, changes these values
 _ENVIRON_DEADLINE_S: Final = 0.2
-_MOST_STUCK: Final = 4
+_MAX_STUCK: Final = 4
 _SLACK_S: Final = 2.0
 # Inode of the initial PID namespace. Only there are the driver's pids certain to be valid for this process, too.
 _FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
@@ -32,7 +32,7 @@ _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 class _ProcessRecord(msgspec.Struct, frozen=True):
     start_ticks: int
-    use: Use
+    use: GpuUse
     read_s: float
     stuck: bool
 
@@ -47,7 +47,7 @@ class ProcessTable:
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._processes: dict[int, _ProcessRecord] = {}
-        self._bounded_calls = BoundedCalls(_ENVIRON_DEADLINE_S, most_stuck=_MOST_STUCK)
+        self._bounded_calls = BoundedCalls(_ENVIRON_DEADLINE_S, max_stuck=_MAX_STUCK)
 
     def sees_all(self) -> bool:
         """Return whether the driver's pids are valid here: False in a container without the node's PID namespace."""
@@ -56,27 +56,27 @@ class ProcessTable:
         except OSError:
             return False
 
-    def read(self, named: Mapping[int, float], *, now_s: float | None = None) -> dict[int, Use]:
+    def read(self, listed: Mapping[int, float], *, now_s: float | None = None) -> dict[int, GpuUse]:
         """Read each process; processes that ended are left out.
 
-        ``named`` maps a pid to the time at which the driver listed it. Times are monotonic.
+        ``listed`` maps a pid to the time at which the driver listed it. Times are monotonic.
         """
         now_s = time.monotonic() if now_s is None else now_s
         processes: dict[int, _ProcessRecord] = {}
-        for pid in sorted(named)[:MAX_PROCESSES]:
+        for pid in sorted(listed)[:MAX_PROCESSES]:
             try:
-                processes[pid] = self._read(pid, named[pid], now_s)
+                processes[pid] = self._read(pid, listed[pid], now_s)
             except (OSError, ValueError):
                 continue
         self._processes = processes
         return {pid: process.use for pid, process in processes.items()}
 
-    def _read(self, pid: int, named_s: float, now_s: float) -> _ProcessRecord:
+    def _read(self, pid: int, listed_s: float, now_s: float) -> _ProcessRecord:
         # The descriptor refers to this process even if its pid is reused.
         fd = os.open(self._proc / str(pid), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             start_ticks = _start_ticks(_text("stat", fd))
-            if _began_s(start_ticks) > named_s + _SLACK_S:
+            if _began_s(start_ticks) > listed_s + _SLACK_S:
                 raise ValueError("the number is another process's by now")
             before = self._processes.get(pid)
             if (
@@ -111,19 +111,19 @@ class ProcessTable:
             return None, False
 
 
-def _use(pid: int, status: str, cgroup: str, environ: bytes | None) -> Use:
+def _use(pid: int, status: str, cgroup: str, environ: bytes | None) -> GpuUse:
     uid, name = _UID.search(status), _NAME.search(status)
     if uid is None:
         raise ValueError("no owner")
-    place = place_of(cgroup)
+    identity = parse_cgroups(cgroup)
     values = variables(environ) if environ is not None else {}
-    return Use(
+    return GpuUse(
         pid=pid,
         uid=int(uid[1]),
-        job_id=place.job_id,
-        sluid=place.sluid,
-        pod_uid=place.pod_uid,
-        container_id=place.container_id,
+        job_id=identity.job_id,
+        sluid=identity.sluid,
+        pod_uid=identity.pod_uid,
+        container_id=identity.container_id,
         claimed_job_id=number(values.get("SLURM_JOB_ID")),
         account=word(values.get("SLURM_JOB_ACCOUNT")),
         partition=word(values.get("SLURM_JOB_PARTITION")),

@@ -11,7 +11,7 @@ from typing import Final
 
 from rankscope.base.process import boot_id
 from rankscope.exporter.jobs.environment import number, word
-from rankscope.exporter.jobs.party import Allocation, Identity, SchedulerDevice
+from rankscope.exporter.jobs.party import Allocation, PartyIdentity, SchedulerDevice
 from rankscope.exporter.spool.file import read_regular
 from rankscope.exporter.spool.series import RejectedError
 
@@ -97,7 +97,7 @@ def _allocation(name: str, folder_fd: int, this_boot: str, *, trusted: frozenset
         return None
     except RejectedError as error:
         job_id = number(name.removeprefix("job-"))
-        return Allocation(Identity(job_id=job_id), (SchedulerDevice(),)) if error.reason == "unreadable" else None
+        return Allocation(PartyIdentity(job_id=job_id), (SchedulerDevice(),)) if error.reason == "unreadable" else None
     return parse(content.decode("utf-8", "replace"), this_boot) if status.st_uid in trusted else None
 
 
@@ -108,7 +108,7 @@ def parse(text: str, this_boot: str) -> Allocation | None:
     if job_id is None or (this_boot and values.get("BOOT_ID", "") not in ("", this_boot)):
         return None
     uid = number(values.get("SLURM_JOB_UID"))
-    identity = Identity(
+    identity = PartyIdentity(
         job_id=job_id,
         sluid=word(values.get("SLURM_JOB_SLUID")),
         user=word(values.get("SLURM_JOB_USER")),

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from rankscope.exporter.jobs.join import LABEL, identity_of, is_unnamed, uses_by_party
-from rankscope.exporter.jobs.party import Identity, Use
+from rankscope.exporter.jobs.party import GpuUse, PartyIdentity
 from rankscope.exporter.source import GpuProcess, Labels
 
 MAX_TENANTS: Final = 64
@@ -26,11 +26,11 @@ class Tenant(msgspec.Struct, frozen=True):
 
 
 def tenants_of(
-    holders: Sequence[Identity],
+    holders: Sequence[PartyIdentity],
     processes: Sequence[GpuProcess] | None,
-    uses: Mapping[int, Use],
+    uses: Mapping[int, GpuUse],
     *,
-    jobs: Mapping[str, Identity],
+    jobs: Mapping[str, PartyIdentity],
     names: Mapping[int, str],
     hidden: frozenset[str],
     is_mig: bool,
@@ -43,11 +43,11 @@ def tenants_of(
     complete, processes = processes is not None, processes or ()
     own = [uses[pid] for pid in {process.pid for process in processes} if pid in uses and not uses[pid].service]
     groups = uses_by_party(holders, own, jobs)
-    identities: dict[str, Identity] = {}
+    identities: dict[str, PartyIdentity] = {}
     for holder in holders:
-        known = identities.setdefault(holder.party, holder)
-        if known.container != holder.container:  # the pod has the device in several containers
-            identities[holder.party] = msgspec.structs.replace(known, container=None)
+        first = identities.setdefault(holder.party, holder)
+        if first.container != holder.container:  # the pod has the device in several containers
+            identities[holder.party] = msgspec.structs.replace(first, container=None)
     identities |= {party: identity_of(group[0], jobs, names) for party, group in groups.items() if party not in identities}
     # A process of an unknown party may belong to any holder without a process of its own.
     attributed = complete and all(process.pid in uses for process in processes) and not any(map(is_unnamed, groups))

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable
 from math import nan
 from typing import Any, Final
 
-from rankscope.exporter.errors import DEFECT
-from rankscope.exporter.source import DownReason, SourceError
+from rankscope.exporter.source import DEFECT, DownReason, SourceError
 
 # Return codes that mean a fault, as opposed to a metric that this GPU does not have.
-_TROUBLE: Final = frozenset({
+_FAULT_REASONS: Final = frozenset({
     "unknown", "timeout", "irq_issue", "memory", "operating_system", "in_use", "invalid_state", "insufficient_power",
     "insufficient_resources", "insufficient_size", "corrupted_inforom", "unreadable", DEFECT,
 })  # fmt: skip
@@ -126,6 +125,6 @@ def is_lasting(reason: str) -> bool:
     return reason in _LASTING
 
 
-def is_trouble(reason: str) -> bool:
+def is_fault(reason: str) -> bool:
     """Return True if the reason is a fault of the driver or the GPU."""
-    return reason in _TROUBLE or reason.startswith("error_")
+    return reason in _FAULT_REASONS or reason.startswith("error_")

@@ -7,17 +7,17 @@ from struct import Struct
 from typing import Final
 
 from rankscope.exporter.nvml.calls import IMPLAUSIBLE
-from rankscope.exporter.nvml.rows import EVERY_60_S, Call, PreparedCall
+from rankscope.exporter.nvml.rows import EVERY_60_S, CallRow, PreparedCall
 from rankscope.exporter.nvml.sample_pass import SamplePass, Topic
 
 _MARGIN_LAYOUT: Final = Struct("@Ii")
 _MARGIN_VERSION: Final = _MARGIN_LAYOUT.size | 1 << 24
 
 
-_MOST_FANS: Final = 64
+_MAX_FANS: Final = 64
 
 
-class Margin(Topic):
+class MarginTopic(Topic):
     """Thermal margin as the driver reports it, else the slowdown threshold minus the temperature.
 
     A reported margin of -1 has all bits set, so it counts as unknown.
@@ -27,7 +27,7 @@ class Margin(Topic):
 
     def __init__(self) -> None:
         initial = _MARGIN_LAYOUT.pack(_MARGIN_VERSION, 0)
-        self._call = PreparedCall(Call("nvmlDeviceGetMarginTemperature", (), formats=("Ii",), initial=initial))
+        self._call = PreparedCall(CallRow("nvmlDeviceGetMarginTemperature", (), formats=("Ii",), initial=initial))
         self._due_s = float("-inf")
 
     def collect(self, sample_pass: SamplePass) -> None:
@@ -50,7 +50,7 @@ class Margin(Topic):
             sample_pass.mark_absent(self.metrics[0], reason)
 
 
-class Fans(Topic):
+class FansTopic(Topic):
     """Speed of each fan of the board; most server boards have none."""
 
     metrics = ("gpu_fan_speed_ratio",)
@@ -63,7 +63,7 @@ class Fans(Topic):
         """Emit one reading per fan. A ratio above 1 is valid: the fan is driven above its nominal maximum."""
         nvml = sample_pass.nvml
         if self._count is None:
-            self._count = nvml.check_count(nvml("nvmlDeviceGetNumFans", nvml.handle), _MOST_FANS)
+            self._count = nvml.check_count(nvml("nvmlDeviceGetNumFans", nvml.handle), _MAX_FANS)
         if not self._count:
             sample_pass.mark_absent(self.metrics[0], "no_fans")
         for fan in range(self._count):

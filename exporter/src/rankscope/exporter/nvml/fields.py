@@ -15,7 +15,7 @@ _CALL: Final = "nvmlDeviceGetFieldValues"
 _VALUE: Final = Struct("@24xII8s")
 _BY_TYPE: Final = tuple(Struct(f"@{letter}") for letter in "dILQqiH")
 _ALL_ONES_16: Final = 2**16 - 1
-_MOST_BATCHES: Final = 8
+_MAX_BATCHES: Final = 8
 
 
 class FieldBatches:
@@ -29,7 +29,7 @@ class FieldBatches:
         wanted = tuple(keys)
         array = self._arrays.get(wanted)
         if array is None:
-            if len(self._arrays) >= _MOST_BATCHES:
+            if len(self._arrays) >= _MAX_BATCHES:
                 self._arrays.clear()
             array = self._arrays[wanted] = (nvml.binding.c_nvmlFieldValue_t * len(wanted))()
             for slot, (number, scope) in zip(array, wanted, strict=True):

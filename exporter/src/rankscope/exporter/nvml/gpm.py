@@ -17,7 +17,7 @@ from rankscope.exporter.source import Labels
 
 _CLOSEST_S: Final = 0.1
 """Minimum distance of two GPM samples in seconds; closer ones give no result."""
-_MOST_SAMPLES: Final = 8
+_MAX_SAMPLES: Final = 8
 """Maximum samples of one interval. If an interval is longer because no pass succeeds, a new sample replaces its last one."""
 _HOPPER: Final = 9
 _METRICS_GET_VERSION: Final = 1
@@ -54,9 +54,9 @@ class GpmMetric:
 
 
 _PER_MIB: Final = 2.0**-20
-_MOST_MIB: Final = 2.0**30
-TRANSMIT: Final = GpmMetric(20, "", per=_PER_MIB, at_most=_MOST_MIB)
-RECEIVE: Final = GpmMetric(21, "", per=_PER_MIB, at_most=_MOST_MIB)
+_MAX_MIB: Final = 2.0**30
+TRANSMIT: Final = GpmMetric(20, "", per=_PER_MIB, at_most=_MAX_MIB)
+RECEIVE: Final = GpmMetric(21, "", per=_PER_MIB, at_most=_MAX_MIB)
 
 ACTIVITIES: Final = (
     GpmMetric(1, "gpu_graphics_active", integral=True),
@@ -88,25 +88,25 @@ class _GpmQuery:
         self._reference = byref(metrics)
         self._slots = [start + size * index for index in range(len(activities))]
 
-    def answers(self, nvml: NvmlCalls, first: Any, second: Any) -> list[float | str]:
+    def results(self, nvml: NvmlCalls, first: Any, second: Any) -> list[float | str]:
         """Return each metric's value between two samples, in its unit, or the reason why it has none."""
         metrics = self._metrics
         metrics.sample1, metrics.sample2 = first, second
         code = nvml.call("nvmlGpmMetricsGet", self._reference)
         if code:
             raise nvml.binding.NVMLError(code)
-        answers: list[float | str] = []
+        results: list[float | str] = []
         for activity, slot in zip(self.activities, self._slots, strict=True):
             _, code, value = _SLOT.unpack_from(metrics, slot)
             if code:
                 nvml.check(code, f"nvmlGpmMetricsGet({activity.number})")
-                answers.append(nvml.reason_of(code))
+                results.append(nvml.reason_of(code))
             elif not 0 <= value <= activity.at_most:
-                answers.append(IMPLAUSIBLE)
+                results.append(IMPLAUSIBLE)
             else:
                 # The driver's rounding can give a percentage slightly above 100.
-                answers.append(min(value, 100) / 100 if activity.per > 1 else value / activity.per)
-        return answers
+                results.append(min(value, 100) / 100 if activity.per > 1 else value / activity.per)
+        return results
 
 
 _SLOT: Final = Struct("Iid")
@@ -120,15 +120,15 @@ class GpmChain:
         self._bounded = [activity for activity in activities if activity.bounds]
         self._instance = instance
         self._totals = dict.fromkeys((activity.number for activity in activities), 0.0)
-        self._answers: list[float | str] = []
+        self._results: list[float | str] = []
         self._bounds: dict[int, tuple[float, float]] = {}
         self._samples: list[Any] = []
         self._free_samples: list[Any] = []
         self._first_s = self._last_s = 0.0
-        self._full_query: _GpmQuery | None = None
-        self._part: _GpmQuery | None = None
+        self._query: _GpmQuery | None = None
+        self._part_query: _GpmQuery | None = None
 
-    def look(self, nvml: NvmlCalls) -> None:
+    def take_sample(self, nvml: NvmlCalls) -> None:
         """Take a sample unless the last one is too recent. After an error, the next sample covers the time of this one."""
         if self._samples and time.monotonic() - self._last_s < _CLOSEST_S:
             return
@@ -144,38 +144,38 @@ class GpmChain:
         if not self._samples:
             self._first_s = self._last_s
         fresh = self._free_samples.pop()
-        if len(self._samples) == _MOST_SAMPLES:
+        if len(self._samples) == _MAX_SAMPLES:
             self._free_samples.append(self._samples.pop())
         self._samples.append(fresh)
 
     @property
     def empty(self) -> bool:
         """True while there is no result yet."""
-        return not self._answers and len(self._samples) < 2
+        return not self._results and len(self._samples) < 2
 
     def emit(self, sample_pass: SamplePass, uuid: str = "") -> None:
         """Emit the readings of the interval since the last call; the previous ones if there is no new sample."""
         if len(self._samples) > 1:
-            self._learn(sample_pass.nvml)
-        for activity, answer in zip(self._activities, self._answers, strict=True):
-            if isinstance(answer, str):
+            self._evaluate(sample_pass.nvml)
+        for activity, result in zip(self._activities, self._results, strict=True):
+            if isinstance(result, str):
                 for metric in activity.metrics:
-                    sample_pass.mark_absent(metric, answer, activity.labels)
+                    sample_pass.mark_absent(metric, result, activity.labels)
                 continue
             if not activity.metric:
                 continue
-            sample_pass.emit(f"{activity.metric}_ratio", answer, activity.labels, uuid)
+            sample_pass.emit(f"{activity.metric}_ratio", result, activity.labels, uuid)
             if activity.bounds:
-                least, greatest = self._bounds[activity.number]
-                sample_pass.emit(f"{activity.metric}_min_ratio", least, activity.labels, uuid)
-                sample_pass.emit(f"{activity.metric}_max_ratio", greatest, activity.labels, uuid)
+                lowest, highest = self._bounds[activity.number]
+                sample_pass.emit(f"{activity.metric}_min_ratio", lowest, activity.labels, uuid)
+                sample_pass.emit(f"{activity.metric}_max_ratio", highest, activity.labels, uuid)
             if activity.integral:
                 sample_pass.emit(f"{activity.metric}_seconds_total", self._totals[activity.number], activity.labels, uuid)
 
     def total(self, activity: GpmMetric) -> float | None:
         """Return the integral of a metric since the start; None if it has no value."""
-        answer = self._answers[self._activities.index(activity)] if self._answers else ""
-        return None if isinstance(answer, str) else self._totals[activity.number]
+        result = self._results[self._activities.index(activity)] if self._results else ""
+        return None if isinstance(result, str) else self._totals[activity.number]
 
     def close(self, nvml: NvmlCalls) -> None:
         """Free the samples."""
@@ -183,21 +183,21 @@ class GpmChain:
             nvml("nvmlGpmSampleFree", sample)
         self._samples, self._free_samples = [], []
 
-    def _learn(self, nvml: NvmlCalls) -> None:
+    def _evaluate(self, nvml: NvmlCalls) -> None:
         """Evaluate the interval and start the next one with its last sample."""
         samples = self._samples
-        self._full_query = self._full_query or _GpmQuery(nvml, self._activities)
-        self._answers = self._full_query.answers(nvml, samples[0], samples[-1])
+        self._query = self._query or _GpmQuery(nvml, self._activities)
+        self._results = self._query.results(nvml, samples[0], samples[-1])
         seconds = self._last_s - self._first_s
-        for activity, answer in zip(self._activities, self._answers, strict=True):
-            if not isinstance(answer, str):
-                self._totals[activity.number] += answer * seconds
-                self._bounds[activity.number] = answer, answer
+        for activity, result in zip(self._activities, self._results, strict=True):
+            if not isinstance(result, str):
+                self._totals[activity.number] += result * seconds
+                self._bounds[activity.number] = result, result
         if len(samples) > 2 and self._bounded:
-            self._part = self._part or _GpmQuery(nvml, self._bounded)
-            parts = [self._part.answers(nvml, first, second) for first, second in pairwise(samples)]
-            for activity, answers in zip(self._bounded, zip(*parts, strict=True), strict=True):
-                numbers = [answer for answer in answers if not isinstance(answer, str)]
+            self._part_query = self._part_query or _GpmQuery(nvml, self._bounded)
+            parts = [self._part_query.results(nvml, first, second) for first, second in pairwise(samples)]
+            for activity, results in zip(self._bounded, zip(*parts, strict=True), strict=True):
+                numbers = [result for result in results if not isinstance(result, str)]
                 if numbers:
                     self._bounds[activity.number] = min(numbers), max(numbers)
         self._free_samples += samples[:-1]
@@ -205,14 +205,14 @@ class GpmChain:
         self._first_s = self._last_s
 
 
-def look_at_all(nvml: NvmlCalls, chains: Sequence[GpmChain]) -> None:
+def take_samples(nvml: NvmlCalls, chains: Sequence[GpmChain]) -> None:
     """Take a sample of each chain. The first time, wait 0.1 s for a second one, so that there is a result."""
     for chain in chains:
-        chain.look(nvml)
+        chain.take_sample(nvml)
     if any(chain.empty for chain in chains):
         time.sleep(_CLOSEST_S)
         for chain in chains:
-            chain.look(nvml)
+            chain.take_sample(nvml)
 
 
 def why_unsupported(nvml: NvmlCalls) -> str | None:
@@ -226,11 +226,11 @@ def why_unsupported(nvml: NvmlCalls) -> str | None:
     return "before_hopper" if architecture < _HOPPER else "not_supported"
 
 
-class Gpm(Topic):
+class GpmTopic(Topic):
     """Activity of the whole GPU."""
 
     metrics = tuple(dict.fromkeys(metric for activity in ACTIVITIES for metric in activity.metrics))
-    has_parts = True
+    has_activity = True
 
     def __init__(self) -> None:
         self.chain = GpmChain(ACTIVITIES)
@@ -246,20 +246,20 @@ class Gpm(Topic):
             for metric in self.metrics:
                 sample_pass.mark_absent(metric, self._unsupported)
             return
-        look_at_all(sample_pass.nvml, (self.chain,))
+        take_samples(sample_pass.nvml, (self.chain,))
         self.chain.emit(sample_pass)
 
-    def part(self, nvml: NvmlCalls) -> None:
+    def sample_activity(self, nvml: NvmlCalls) -> None:
         """Take a sample that ends a part of the interval."""
         if self._unsupported is None:
-            self.chain.look(nvml)
+            self.chain.take_sample(nvml)
 
     def close(self, nvml: NvmlCalls) -> None:
         """Free the samples."""
         self.chain.close(nvml)
 
 
-class PcieBytes(Topic):
+class PcieBytesTopic(Topic):
     """Bytes over PCIe: the driver's counters, else the integral of GPM's rate.
 
     The source is chosen once, when the driver either returns both counters or reports a permanent reason; until then both metrics
@@ -282,7 +282,7 @@ class PcieBytes(Topic):
     def collect(self, sample_pass: SamplePass) -> None:
         """Emit the two counters."""
         if self._by_field is None:
-            reasons = [answer for number, _, _ in self._ROWS if isinstance(answer := sample_pass.fields[number, 0], str)]
+            reasons = [result for number, _, _ in self._ROWS if isinstance(result := sample_pass.fields[number, 0], str)]
             if any(not is_lasting(reason) for reason in reasons):
                 for metric in self.metrics:
                     sample_pass.mark_absent(metric, reasons[0])

@@ -16,21 +16,20 @@ from typing import Any, Final
 
 from rankscope.base.errors import MissingError
 from rankscope.exporter.catalogue import BY_NAME, COLLECTORS
-from rankscope.exporter.errors import DEFECT
-from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_lasting, is_trouble
-from rankscope.exporter.nvml.cooling import Fans, Margin
+from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_fault, is_lasting
+from rankscope.exporter.nvml.cooling import FansTopic, MarginTopic
 from rankscope.exporter.nvml.fields import FieldBatches
-from rankscope.exporter.nvml.gpm import Gpm, PcieBytes
-from rankscope.exporter.nvml.mig import Mig
-from rankscope.exporter.nvml.nvlink import EachLink, FabricTopic, Links, NvLinks, PeerToPeer
+from rankscope.exporter.nvml.gpm import GpmTopic, PcieBytesTopic
+from rankscope.exporter.nvml.mig import MigTopic
+from rankscope.exporter.nvml.nvlink import FabricTopic, LinkStates, LinkStateTopic, NvLinksTopic, PeerToPeerTopic
 from rankscope.exporter.nvml.processes import ProcessTopic
 from rankscope.exporter.nvml.rows import EVERY_60_S, RowsTopic
 from rankscope.exporter.nvml.sample_pass import FieldKey, SamplePass, Topic
-from rankscope.exporter.nvml.status import RECOVERY_ACTION, RetiredPages, Virtualization
+from rankscope.exporter.nvml.status import RECOVERY_ACTION, RetiredPagesTopic, VirtualizationTopic
 from rankscope.exporter.nvml.tables import CALLS, FIELDS
-from rankscope.exporter.nvml.utilization import BusySeconds
+from rankscope.exporter.nvml.utilization import BusySecondsTopic
 from rankscope.exporter.nvml.xid_events import XidTopic
-from rankscope.exporter.source import Absent, CollectorRun, GpuIdentity, GpuSample, Reading, SourceError, XidEvent
+from rankscope.exporter.source import DEFECT, Absent, CollectorRun, GpuIdentity, GpuSample, Reading, SourceError, XidEvent
 
 
 def topics_of(collectors: frozenset[str]) -> dict[str, Sequence[Topic]]:
@@ -38,25 +37,25 @@ def topics_of(collectors: frozenset[str]) -> dict[str, Sequence[Topic]]:
 
     MIG devices come before processes, which refer to them.
     """
-    links = Links()
-    gpm = Gpm() if "gpm" in collectors else None
+    links = LinkStates()
+    gpm = GpmTopic() if "gpm" in collectors else None
     special: dict[str, Sequence[Topic]] = {
         # The jobs collector, which does not query GPUs itself, needs the process table, too.
         "gpu": [] if "process" in collectors or "jobs" not in collectors else [ProcessTopic(series=False)],
-        "temperature": [Margin()],
-        "utilization": [BusySeconds()],
+        "temperature": [MarginTopic()],
+        "utilization": [BusySecondsTopic()],
         "gpm": [gpm] if gpm else [],
-        "fan": [Fans()],
-        "pcie": [PcieBytes(gpm.chain if gpm else None)],
-        "nvlink": [NvLinks(links), FabricTopic()],
-        "nvlink_link": [EachLink(links)],
+        "fan": [FansTopic()],
+        "pcie": [PcieBytesTopic(gpm.chain if gpm else None)],
+        "nvlink": [NvLinksTopic(links), FabricTopic()],
+        "nvlink_link": [LinkStateTopic(links)],
         "xid": [XidTopic()],
         "recovery": [RowsTopic(fields=(RECOVERY_ACTION,))],
-        "mig": [Mig()],
-        "retired_pages": [RetiredPages()],
-        "virtualization": [Virtualization()],
+        "mig": [MigTopic()],
+        "retired_pages": [RetiredPagesTopic()],
+        "virtualization": [VirtualizationTopic()],
         "process": [ProcessTopic(series=True)],
-        "p2p": [PeerToPeer()],
+        "p2p": [PeerToPeerTopic()],
     }
     names = [name for name, collector in COLLECTORS.items() if collector.reads_gpu and name != "gpu" and name in collectors]
     return {
@@ -99,10 +98,8 @@ class NvmlGpu:
     def __init__(self, binding: Any, pci_bus_id: str, collectors: frozenset[str], mark: Callable[[str], None]) -> None:
         self._nvml = NvmlCalls(binding, mark)
         self._pci_bus_id = pci_bus_id
-        self._parts = {name: [_TopicState(topic) for topic in topics] for name, topics in topics_of(collectors).items()}
-        every = [part for parts in self._parts.values() for part in parts]
-        self._between = [part for part in every if part.topic.has_parts]
-        self._wanting = [part for part in every if part.topic.has_fields]
+        self._by_collector = {name: [_TopicState(topic) for topic in topics] for name, topics in topics_of(collectors).items()}
+        self._topics = [state for states in self._by_collector.values() for state in states]
         self._fields = FieldBatches()
         self._identity: GpuIdentity | None = None
         self.driver_version = ""
@@ -138,16 +135,16 @@ class NvmlGpu:
 
     def _sample(self, identity: GpuIdentity, sample_pass: SamplePass) -> GpuSample:
         unix_s, now_s = time.time(), sample_pass.now_s
-        keys = [key for part in self._wanting for key in part.wants(now_s)]
+        keys = [key for state in self._topics for key in state.wants(now_s)]
         if keys:
             sample_pass.fields = self._read_fields(keys)
         began_s, runs = now_s, []
-        for collector, parts in self._parts.items():
-            sample_pass.trouble = None
-            for part in parts:
-                part.collect(sample_pass)
+        for collector, states in self._by_collector.items():
+            sample_pass.fault = None
+            for state in states:
+                state.collect(sample_pass)
             ended_s = time.monotonic()
-            runs.append(CollectorRun(collector, ended_s - began_s, sample_pass.trouble))
+            runs.append(CollectorRun(collector, ended_s - began_s, sample_pass.fault))
             began_s = ended_s
         return GpuSample(
             identity,
@@ -164,11 +161,11 @@ class NvmlGpu:
             xids=tuple(sample_pass.xids),
         )
 
-    def part(self) -> None:
+    def sample_activity(self) -> None:
         """Read activity counters between two samples; raises ``SourceError`` if the GPU itself is lost."""
         try:
-            for part in self._between:
-                part.measure_between(self._nvml)
+            for state in self._topics:
+                state.sample_activity(self._nvml)
         except SourceError as error:
             error.xids = self._last_xids([])
             raise
@@ -177,19 +174,18 @@ class NvmlGpu:
         """Free all NVML objects and shut NVML down; the library stays loaded."""
         if self._started:
             self._started = False
-            for parts in self._parts.values():
-                for part in parts:
-                    with contextlib.suppress(Exception):
-                        part.topic.close(self._nvml)
+            for state in self._topics:
+                with contextlib.suppress(Exception):
+                    state.topic.close(self._nvml)
             with contextlib.suppress(self._nvml.binding.NVMLError, SourceError):
                 self._nvml("nvmlShutdown")
 
     def _last_xids(self, read: list[XidEvent]) -> tuple[XidEvent, ...]:
         """Return the Xids of a failed pass and those still queued: the driver keeps them even if the GPU is lost."""
-        for part in (part for parts in self._parts.values() for part in parts):
-            if isinstance(part.topic, XidTopic):
+        for state in self._topics:
+            if isinstance(state.topic, XidTopic):
                 with contextlib.suppress(Exception):  # the pass has failed already
-                    part.topic.drain(self._nvml, read)
+                    state.topic.drain(self._nvml, read)
         return tuple(read)
 
     def _read_fields(self, keys: Sequence[FieldKey]) -> dict[FieldKey, float | str]:
@@ -240,14 +236,15 @@ class _TopicState:
 
     def wants(self, now_s: float) -> Sequence[FieldKey]:
         try:
-            return self.topic.wants(now_s) if self._due_s <= now_s else ()
+            return self.topic.wants(now_s) if self.topic.has_fields and self._due_s <= now_s else ()
         except Exception as error:  # noqa: BLE001  reported by collect
             self._defect = error
             return ()
 
-    def measure_between(self, nvml: NvmlCalls) -> None:
+    def sample_activity(self, nvml: NvmlCalls) -> None:
         try:
-            self.topic.part(nvml)
+            if self.topic.has_activity:
+                self.topic.sample_activity(nvml)
         except nvml.binding.NVMLError:
             pass  # if it persists, the next pass reports it
         except SourceError:
@@ -275,13 +272,13 @@ class _TopicState:
             text = f"{type(error).__name__}: {error}"
         except Exception as error:  # noqa: BLE001
             self._reason = DEFECT
-            text = _place_of(error)
+            text = _described(error)
         else:
             return
         # Drop partial results: they would look complete.
         del sample_pass.readings[before[0] :], sample_pass.absent[before[1] :]
-        if is_trouble(self._reason):
-            sample_pass.trouble = sample_pass.trouble or text
+        if is_fault(self._reason):
+            sample_pass.fault = sample_pass.fault or text
         elif is_lasting(self._reason):
             self._due_s = sample_pass.now_s + EVERY_60_S
         self._mark_all_absent(sample_pass)
@@ -291,11 +288,11 @@ class _TopicState:
             sample_pass.mark_absent(metric, self._reason)
 
 
-def _place_of(error: Exception) -> str:
+def _described(error: Exception) -> str:
     """Return an unforeseen exception with the line that raised it: the only trace of it that leaves this process."""
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+    location = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{location}"
 
 
 def _because_divided(absent: Sequence[Absent]) -> list[Absent]:

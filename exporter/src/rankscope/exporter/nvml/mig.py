@@ -9,7 +9,7 @@ from struct import Struct
 from typing import Any, Final
 
 from rankscope.exporter.nvml.calls import NvmlCalls
-from rankscope.exporter.nvml.gpm import GpmChain, GpmMetric, look_at_all, why_unsupported
+from rankscope.exporter.nvml.gpm import GpmChain, GpmMetric, take_samples, why_unsupported
 from rankscope.exporter.nvml.rows import EVERY_10_S, EVERY_60_S, EVERY_PASS_S
 from rankscope.exporter.nvml.sample_pass import SamplePass, Topic
 from rankscope.exporter.nvml.tables import MAX_BYTES, MEMORY_V2, MEMORY_V2_LAYOUT
@@ -23,12 +23,12 @@ _ACTIVITIES: Final = (
 )
 _ACTIVITY_METRICS: Final = tuple(metric for activity in _ACTIVITIES for metric in activity.metrics)
 _WHOLE_GPU_ONLY: Final = "gpu_utilization_ratio"
-_MOST_DEVICES: Final = 64
+_MAX_DEVICES: Final = 64
 _MEMORY: Final = ("total", "reserved", "free", "used")
 _MEMORY_LAYOUT: Final = Struct(f"@{MEMORY_V2_LAYOUT}")
 
 
-class Mig(Topic):
+class MigTopic(Topic):
     """MIG devices of the GPU, listed in every pass because they can be created and destroyed at any time."""
 
     metrics = ("gpu_mig_enabled", "gpu_mig_instances")
@@ -71,7 +71,7 @@ class Mig(Topic):
 
     def _devices(self, nvml: NvmlCalls) -> list[tuple[Any, MigDevice]]:
         self._max_devices = self._max_devices or nvml.check_count(
-            nvml("nvmlDeviceGetMaxMigDeviceCount", nvml.handle), _MOST_DEVICES
+            nvml("nvmlDeviceGetMaxMigDeviceCount", nvml.handle), _MAX_DEVICES
         )
         devices, by_key = [], {}
         for index in range(self._max_devices):
@@ -114,9 +114,9 @@ class Mig(Topic):
         for instance in set(self._chains) - set(sharers):
             self._chains.pop(instance).close(nvml)
         if devices:
-            self._look(sample_pass, devices, sharers)
+            self._emit_gpm(sample_pass, devices, sharers)
 
-    def _look(self, sample_pass: SamplePass, devices: list[MigDevice], sharers: Counter[int]) -> None:
+    def _emit_gpm(self, sample_pass: SamplePass, devices: list[MigDevice], sharers: Counter[int]) -> None:
         nvml = sample_pass.nvml
         if self._gpm_due_s <= sample_pass.now_s:
             try:
@@ -134,7 +134,7 @@ class Mig(Topic):
             return
         chains = [self._chains.setdefault(device.gpu_instance, GpmChain(_ACTIVITIES, device.gpu_instance)) for device in alone]
         try:
-            look_at_all(nvml, chains)
+            take_samples(nvml, chains)
         except nvml.binding.NVMLError as error:
             for metric in _ACTIVITY_METRICS:
                 sample_pass.mark_absent(metric, nvml.reason(error))

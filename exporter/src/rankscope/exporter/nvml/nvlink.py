@@ -12,13 +12,13 @@ from rankscope.exporter.nvml.rows import EVERY_10_S, EVERY_60_S
 from rankscope.exporter.nvml.sample_pass import FieldKey, SamplePass, SlowTopic, Topic
 from rankscope.exporter.source import Absent, Reading
 
-_MOST_LINKS: Final = 36
+_MAX_LINKS: Final = 36
 _ALL_LINKS: Final = 0xFFFFFFFF
 _EACH_LINK: Final = None
 
 
 @dataclass(frozen=True, slots=True)
-class _CounterField:
+class _LinkCounterSource:
     """Field with a counter: one value (``scope``), or one for each link. A value is multiplied by ``times``."""
 
     field: int
@@ -32,25 +32,25 @@ class _CounterField:
 
 # In the order of preference; which fields a GPU has depends on its generation (docs/exporter-metrics.md).
 _BYTES: Final = {
-    "gpu_nvlink_transmit_bytes_total": (_CounterField(138, _ALL_LINKS, 1024), _CounterField(202, _ALL_LINKS)),
-    "gpu_nvlink_receive_bytes_total": (_CounterField(139, _ALL_LINKS, 1024), _CounterField(204, _ALL_LINKS)),
+    "gpu_nvlink_transmit_bytes_total": (_LinkCounterSource(138, _ALL_LINKS, 1024), _LinkCounterSource(202, _ALL_LINKS)),
+    "gpu_nvlink_receive_bytes_total": (_LinkCounterSource(139, _ALL_LINKS, 1024), _LinkCounterSource(204, _ALL_LINKS)),
 }
 _ERRORS: Final = {
-    "crc_flit": (_CounterField(163, _EACH_LINK), _CounterField(38)),
-    "crc_data": (_CounterField(45),),
-    "replay": (_CounterField(161, _EACH_LINK), _CounterField(52)),
-    "recovery": (_CounterField(215, _ALL_LINKS), _CounterField(162, _EACH_LINK), _CounterField(59)),
-    "ecc": (_CounterField(160),),
-    "receive": (_CounterField(208, _ALL_LINKS),),
-    "receive_remote": (_CounterField(209, _ALL_LINKS),),
-    "receive_general": (_CounterField(210, _ALL_LINKS),),
-    "malformed_packet": (_CounterField(206, _ALL_LINKS),),
-    "buffer_overrun": (_CounterField(207, _ALL_LINKS),),
-    "link_integrity": (_CounterField(211, _ALL_LINKS),),
-    "transmit_discard": (_CounterField(212, _ALL_LINKS),),
+    "crc_flit": (_LinkCounterSource(163, _EACH_LINK), _LinkCounterSource(38)),
+    "crc_data": (_LinkCounterSource(45),),
+    "replay": (_LinkCounterSource(161, _EACH_LINK), _LinkCounterSource(52)),
+    "recovery": (_LinkCounterSource(215, _ALL_LINKS), _LinkCounterSource(162, _EACH_LINK), _LinkCounterSource(59)),
+    "ecc": (_LinkCounterSource(160),),
+    "receive": (_LinkCounterSource(208, _ALL_LINKS),),
+    "receive_remote": (_LinkCounterSource(209, _ALL_LINKS),),
+    "receive_general": (_LinkCounterSource(210, _ALL_LINKS),),
+    "malformed_packet": (_LinkCounterSource(206, _ALL_LINKS),),
+    "buffer_overrun": (_LinkCounterSource(207, _ALL_LINKS),),
+    "link_integrity": (_LinkCounterSource(211, _ALL_LINKS),),
+    "transmit_discard": (_LinkCounterSource(212, _ALL_LINKS),),
 }
-_RECOVERIES: Final = {"succeeded": (_CounterField(213, _ALL_LINKS),), "failed": (_CounterField(214, _ALL_LINKS),)}
-_PHYSICAL: Final = {"effective": (_CounterField(219, _ALL_LINKS),), "symbol": (_CounterField(221, _ALL_LINKS),)}
+_RECOVERIES: Final = {"succeeded": (_LinkCounterSource(213, _ALL_LINKS),), "failed": (_LinkCounterSource(214, _ALL_LINKS),)}
+_PHYSICAL: Final = {"effective": (_LinkCounterSource(219, _ALL_LINKS),), "symbol": (_LinkCounterSource(221, _ALL_LINKS),)}
 
 # Metric, label, and the sources of each value of the label; read every 10 s.
 _BY_LABEL: Final = (
@@ -66,7 +66,7 @@ class _LinkCounter:
     ``value`` is the last value, or the reason why there is none.
     """
 
-    def __init__(self, sources: tuple[_CounterField, ...]) -> None:
+    def __init__(self, sources: tuple[_LinkCounterSource, ...]) -> None:
         self._sources = sources
         self._due_s = float("-inf")
         self.value: float | str = "first_sample"
@@ -102,7 +102,7 @@ class _LinkCounter:
             self._due_s = sample_pass.now_s + EVERY_60_S
 
 
-class Links:
+class LinkStates:
     """State of each NVLink, shared by several topics; ``up`` maps link number to state."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class Links:
     def _find(self, sample_pass: SamplePass) -> None:
         nvml, states = sample_pass.nvml, {}
         first_error: Any = None
-        for link in range(_MOST_LINKS):
+        for link in range(_MAX_LINKS):
             try:
                 states[link] = bool(nvml("nvmlDeviceGetNvLinkState", nvml.handle, link))
             except nvml.binding.NVMLError as error:
@@ -137,12 +137,12 @@ class Links:
         self._links_due_s, self._states_due_s = sample_pass.now_s + EVERY_60_S, sample_pass.now_s + EVERY_10_S
 
 
-class EachLink(Topic):
+class LinkStateTopic(Topic):
     """State of each link."""
 
     metrics = ("gpu_nvlink_link_up",)
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: LinkStates) -> None:
         self._links = links
 
     def collect(self, sample_pass: SamplePass) -> None:
@@ -152,13 +152,13 @@ class EachLink(Topic):
             sample_pass.emit(self.metrics[0], up, (("link", str(link)),))
 
 
-class NvLinks(Topic):
+class NvLinksTopic(Topic):
     """Number of links by state, and bytes, errors and recoveries of all links together; all absent without any link."""
 
     metrics = ("gpu_nvlink_links", *_BYTES, *(metric for metric, _, _ in _BY_LABEL))
     has_fields = True
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: LinkStates) -> None:
         self._links = links
         self._bytes = {metric: _LinkCounter(sources) for metric, sources in _BYTES.items()}
         self._errors = [
@@ -214,7 +214,7 @@ _STATES: Final = ("not_supported", "not_started", "in_progress", "completed")
 _STATE_ALL_ONES: Final = 0xFF
 _FAILED: Final = "failed"
 # Two bits each: 1 is true, 2 is false, 0 is not supported.
-_TROUBLE_SHIFTS: Final = (0, 2, 4, 6)
+_FAULT_SHIFTS: Final = (0, 2, 4, 6)
 _MISCONFIGURED_SHIFT: Final = 8
 _MISCONFIGURED_MASK: Final = 0xF
 
@@ -250,14 +250,14 @@ class FabricTopic(SlowTopic):
 
 def _is_sick(mask: int) -> bool:
     misconfigured = mask >> _MISCONFIGURED_SHIFT & _MISCONFIGURED_MASK
-    return misconfigured > 1 or any(mask >> shift & 3 == 1 for shift in _TROUBLE_SHIFTS)
+    return misconfigured > 1 or any(mask >> shift & 3 == 1 for shift in _FAULT_SHIFTS)
 
 
 _CAPABILITIES: Final = (("read", 0), ("write", 1), ("nvlink", 2), ("atomics", 3))
 _OK: Final = 0
 
 
-class PeerToPeer(SlowTopic):
+class PeerToPeerTopic(SlowTopic):
     """Peer-to-peer access to each other GPU: one series per peer and capability."""
 
     metrics = ("gpu_p2p_status",)

@@ -23,12 +23,12 @@ _KINDS: Final[tuple[tuple[_Kind, str], ...]] = (
     ("mps", "nvmlDeviceGetMPSComputeRunningProcesses"),
     ("graphics", "nvmlDeviceGetGraphicsRunningProcesses"),
 )
-JOBS_LOOK_S: Final = 5.0
-"""Interval of the jobs collector in seconds; it needs the process table no more often."""
+JOBS_INTERVAL_S: Final = 5.0
+"""Interval of the jobs collector in seconds: allocations change seldom, and a pass reads /proc for every process on a GPU."""
 _PROCESS: Final = Struct("@IQII")
 _UTILIZATION: Final = Struct("@IQI12x")
-_USUALLY: Final = 64
-_MOST: Final = 1 << 16
+_INITIAL_ROWS: Final = 64
+_MAX_ROWS: Final = 1 << 16
 _US: Final = 1_000_000
 _PROC: Final = Path("/proc")
 
@@ -57,7 +57,7 @@ class ProcessTopic(Topic):
                 sample_pass.mig_devices,
             )
             self._add_utilization(sample_pass)
-            self._due_s = sample_pass.now_s + (EVERY_PASS_S if self._series else JOBS_LOOK_S)
+            self._due_s = sample_pass.now_s + (EVERY_PASS_S if self._series else JOBS_INTERVAL_S)
         sample_pass.processes, sample_pass.processes_s = self._gpu_processes, self._read_s
         if self._series:
             self._emit(sample_pass, sample_pass.processes)
@@ -117,7 +117,7 @@ class ProcessTopic(Topic):
         """Return the latest SM utilization of each process with a sample since the last call, by pid; None if unsupported."""
         now_us = time.time_ns() // 1000
         if self._since_us > now_us:  # the wall clock was set back
-            self._since_us = now_us - int(JOBS_LOOK_S * _US)
+            self._since_us = now_us - int(JOBS_INTERVAL_S * _US)
         code, rows = self._samples.read(
             nvml,
             lambda count, rows: nvml.call(
@@ -140,13 +140,13 @@ class ProcessTopic(Topic):
 
 
 class _RowBuffer:
-    """Memory for the rows that an NVML function returns, which grows with their number up to ``_MOST``."""
+    """Memory for the rows that an NVML function returns, which grows with their number up to ``_MAX_ROWS``."""
 
     def __init__(self, layout: Struct) -> None:
         self._layout = layout
         self._count = c_uint()
         self._reference = byref(self._count)
-        self._buffer = create_string_buffer(_USUALLY * layout.size)
+        self._buffer = create_string_buffer(_INITIAL_ROWS * layout.size)
 
     def read(self, nvml: NvmlCalls, call: Callable[[Any, Any], int]) -> tuple[int, Iterator[tuple[int, ...]]]:
         """Return the code and the rows of ``call(count, rows)``; raise ``NVMLError`` if there cannot be as many rows."""
@@ -155,7 +155,7 @@ class _RowBuffer:
             code = call(self._reference, self._buffer)
             if code != nvml.binding.NVML_ERROR_INSUFFICIENT_SIZE:
                 break
-            room = nvml.check_count(2 * max(room, self._count.value), _MOST)
+            room = nvml.check_count(2 * max(room, self._count.value), _MAX_ROWS)
             self._buffer = create_string_buffer(room * self._layout.size)
         count = 0 if code else nvml.check_count(self._count.value, room)
         return code, self._layout.iter_unpack(memoryview(self._buffer)[: count * self._layout.size])

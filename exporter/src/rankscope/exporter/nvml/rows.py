@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Any, Final, Generic, TypeVar
 
-from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_lasting, is_trouble, without_all_ones
+from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_fault, is_lasting, without_all_ones
 from rankscope.exporter.nvml.sample_pass import FieldKey, SamplePass, Topic
 from rankscope.exporter.source import Absent, Labels, Reading
 
@@ -17,7 +17,7 @@ EVERY_10_S: Final = 10.0  # values that change slowly or take long to read
 EVERY_60_S: Final = 60.0  # values that are constant while a driver runs, and metrics the GPU does not support
 
 
-_Row = TypeVar("_Row", "Call", "Field")
+_Row = TypeVar("_Row", "CallRow", "FieldRow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def _as_they_are(*numbers: float) -> Sequence[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallRow:
     """One NVML function of the GPU, and the series of its results, in order.
 
     Attributes:
@@ -61,7 +61,7 @@ class Call:
     """
 
     name: str
-    outs: tuple[OutputSeries, ...]
+    outputs: tuple[OutputSeries, ...]
     args: tuple[int, ...] = ()
     formats: tuple[str, ...] = ("I",)
     numbers: Callable[..., Sequence[float]] = _as_they_are
@@ -72,22 +72,22 @@ class Call:
     def outcome(self, result: Sequence[float] | str) -> list[Reading | Absent]:
         """Convert the outputs of the call, or the reason why it failed, to readings and absences."""
         if isinstance(result, str):
-            return [Absent(output_series.metric, result, output_series.labels) for output_series in self.outs]
-        return [output_series.of(number) for output_series, number in zip(self.outs, self.numbers(*result), strict=True)]
+            return [Absent(output_series.metric, result, output_series.labels) for output_series in self.outputs]
+        return [output_series.of(number) for output_series, number in zip(self.outputs, self.numbers(*result), strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class FieldRow:
     """One field value and its series. It is skipped if the earlier field ``unless`` has a value on this GPU."""
 
     number: int
-    out: OutputSeries
+    output: OutputSeries
     every_s: float = EVERY_PASS_S
     unless: int = 0
 
     def outcome(self, result: float | str) -> list[Reading | Absent]:
         """Convert the value, or the reason why there is none, to a reading or an absence."""
-        return [Absent(self.out.metric, result, self.out.labels) if isinstance(result, str) else self.out.of(result)]
+        return [Absent(self.output.metric, result, self.output.labels) if isinstance(result, str) else self.output.of(result)]
 
 
 class _CachedRow(Generic[_Row]):
@@ -106,7 +106,7 @@ class _CachedRow(Generic[_Row]):
         self.readings: Sequence[Reading] = ()
         self.absent: Sequence[Absent] = ()
 
-    def learn(self, result: Any, now_s: float) -> None:
+    def store(self, result: Any, now_s: float) -> None:
         """Store a result. An unsupported row is due again after a minute, a faulty one in the next pass."""
         if result != self._result:
             self._result = result
@@ -119,7 +119,7 @@ class _CachedRow(Generic[_Row]):
     def _again_after_s(self) -> float:
         if not self.readings and all(is_lasting(absent.reason) for absent in self.absent):
             return EVERY_60_S
-        return EVERY_PASS_S if any(is_trouble(absent.reason) for absent in self.absent) else self.row.every_s
+        return EVERY_PASS_S if any(is_fault(absent.reason) for absent in self.absent) else self.row.every_s
 
     def emit(self, sample_pass: SamplePass) -> None:
         """Add the stored readings and absences to the pass."""
@@ -131,14 +131,14 @@ class _CachedRow(Generic[_Row]):
 class RowsTopic(Topic):
     """``Topic`` of rows of the tables."""
 
-    def __init__(self, calls: Sequence[Call] = (), fields: Sequence[Field] = ()) -> None:
+    def __init__(self, calls: Sequence[CallRow] = (), fields: Sequence[FieldRow] = ()) -> None:
         self._calls = [(PreparedCall(call), _CachedRow(call)) for call in calls]
         self._fields = [_CachedRow(field) for field in fields]
         self._read_fields: set[int] = set()
         self.has_fields = bool(fields)
 
     def wants(self, now_s: float) -> Sequence[FieldKey]:
-        """Return the fields that are due and not replaced by another one (``Field.unless``)."""
+        """Return the fields that are due and not replaced by another one (``FieldRow.unless``)."""
         return [
             (field.row.number, 0) for field in self._fields if field.due_s <= now_s and field.row.unless not in self._read_fields
         ]
@@ -147,13 +147,13 @@ class RowsTopic(Topic):
         """Make the calls that are due, and emit all results, including stored ones."""
         for prepared, call in self._calls:
             if call.due_s <= sample_pass.now_s:
-                call.learn(prepared.read(sample_pass.nvml), sample_pass.now_s)
+                call.store(prepared.read(sample_pass.nvml), sample_pass.now_s)
             call.emit(sample_pass)
         for field in self._fields:
             row = field.row
             raw = sample_pass.fields.get((row.number, 0))
             if raw is not None:
-                field.learn(raw, sample_pass.now_s)
+                field.store(raw, sample_pass.now_s)
             if field.readings:
                 self._read_fields.add(row.number)
             if row.unless not in self._read_fields:
@@ -165,7 +165,7 @@ class PreparedCall:
 
     __slots__ = ("_args", "_call", "_memories")
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: CallRow) -> None:
         self._call = call
         self._memories = []
         for letters in call.formats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import isfinite
 
-from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_trouble
+from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_fault
 from rankscope.exporter.source import Absent, GpuProcess, Labels, MigDevice, Reading, XidEvent
 
 FieldKey = tuple[int, int]
@@ -19,7 +19,7 @@ class SamplePass:
         now_s: monotonic time of the start of the pass.
         fields: values of the batch of field values, or the reason why a field has none.
         mig_enabled: MIG is enabled.
-        trouble: first fault in the current collector; None if there is none.
+        fault: first fault in the current collector; None if there is none.
     """
 
     def __init__(self, nvml: NvmlCalls, uuid: str, now_s: float) -> None:
@@ -34,7 +34,7 @@ class SamplePass:
         self.mig_devices: list[MigDevice] = []
         self.xids: list[XidEvent] = []
         self.mig_enabled = False
-        self.trouble: str | None = None
+        self.fault: str | None = None
 
     def emit(self, metric: str, value: float, labels: Labels = (), uuid: str = "") -> None:
         """Add a reading; ``value`` is in the metric's unit. NaN and infinity are absent as ``implausible``."""
@@ -54,20 +54,20 @@ class SamplePass:
     def mark_absent(self, metric: str, reason: str, labels: Labels = ()) -> None:
         """Mark a metric as absent, with the reason."""
         self.absent.append(Absent(metric, reason, labels))
-        if self.trouble is None and is_trouble(reason):
-            self.trouble = f"{metric}: {reason}"
+        if self.fault is None and is_fault(reason):
+            self.fault = f"{metric}: {reason}"
 
 
 class Topic:
     """Part of a collector: requests field values for the pass's batch (``wants``), then emits its readings (``collect``).
 
-    If it raises, its ``metrics`` (names of the catalogue) are absent. ``wants`` is called only with ``has_fields``, ``part`` only
-    with ``has_parts``.
+    If it raises, its ``metrics`` (names of the catalogue) are absent. ``wants`` is called only with ``has_fields``,
+    ``sample_activity`` only with ``has_activity``.
     """
 
     metrics: Sequence[str] = ()
     has_fields = False
-    has_parts = False
+    has_activity = False
 
     def wants(self, now_s: float) -> Sequence[FieldKey]:
         """Return field ids with their scope, to be read in one call with those of all topics."""
@@ -77,7 +77,7 @@ class Topic:
         """Emit readings; raises ``NVMLError``, or ``SourceError`` if the GPU or the driver is lost."""
         raise NotImplementedError
 
-    def part(self, nvml: NvmlCalls) -> None:
+    def sample_activity(self, nvml: NvmlCalls) -> None:
         """Take a measurement between two passes; raises as ``collect``."""
         raise NotImplementedError
 

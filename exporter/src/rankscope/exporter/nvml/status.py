@@ -7,7 +7,7 @@ from ctypes import byref, c_uint
 from typing import Any, Final
 
 from rankscope.exporter.nvml.calls import NvmlCalls
-from rankscope.exporter.nvml.rows import EVERY_10_S, EVERY_60_S, Field, OutputSeries
+from rankscope.exporter.nvml.rows import EVERY_10_S, EVERY_60_S, FieldRow, OutputSeries
 from rankscope.exporter.nvml.sample_pass import SamplePass, SlowTopic
 from rankscope.exporter.source import Absent, Reading
 
@@ -21,11 +21,11 @@ _ACTIONS: Final = (
     "bus_reset",
     "system_reboot",
 )
-_MOST_PAGES: Final = 1 << 20
+_MAX_PAGES: Final = 1 << 20
 _MODES: Final = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga")
 
 
-class RecoveryAction(Field):
+class RecoveryAction(FieldRow):
     """Field with the recovery action that the driver recommends; an action unknown to this table is ``action_N``."""
 
     def outcome(self, result: float | str) -> list[Reading | Absent]:
@@ -34,13 +34,13 @@ class RecoveryAction(Field):
             return super().outcome(result)
         number = int(result)
         action = _ACTIONS[number] if 0 <= number < len(_ACTIONS) else f"action_{number}"
-        return [Reading(self.out.metric, 1, (("action", action),))]
+        return [Reading(self.output.metric, 1, (("action", action),))]
 
 
 RECOVERY_ACTION: Final = RecoveryAction(230, OutputSeries("gpu_recovery_action"), every_s=EVERY_10_S)
 
 
-class RetiredPages(SlowTopic):
+class RetiredPagesTopic(SlowTopic):
     """Number of retired pages by cause."""
 
     metrics = ("gpu_retired_pages",)
@@ -58,10 +58,10 @@ def _retired(nvml: NvmlCalls, cause: int) -> int:
     code = nvml.call("nvmlDeviceGetRetiredPages", nvml.handle, cause, byref(count), None)
     if code not in (nvml.binding.NVML_SUCCESS, nvml.binding.NVML_ERROR_INSUFFICIENT_SIZE):
         raise nvml.binding.NVMLError(code)
-    return nvml.check_count(count.value, _MOST_PAGES)
+    return nvml.check_count(count.value, _MAX_PAGES)
 
 
-class Virtualization(SlowTopic):
+class VirtualizationTopic(SlowTopic):
     """Virtualization mode, and in a guest the licence of its vGPU."""
 
     metrics = ("gpu_virtualization_mode", "gpu_vgpu_license_status")

@@ -16,13 +16,13 @@ _GAUGE: Final = "gpu_utilization_ratio"
 _SAMPLE: Final = Struct("@Q8s")
 _CLOCK_STEP_S: Final = 10
 """The driver's samples have wall-clock times; a larger difference from the monotonic clock means that the wall clock was set."""
-_MOST_SAMPLES: Final = 256
+_MAX_SAMPLES: Final = 256
 """Buffer size in samples, more than the driver keeps."""
 
 _Samples = list[tuple[int, float]]
 
 
-class BusySeconds(Topic):
+class BusySecondsTopic(Topic):
     """Busy time as the integral of the driver's utilisation samples, for any interval between two passes.
 
     Each sample counts for the time since the previous sample. Time that the driver's buffer no longer covers counts with the mean
@@ -37,7 +37,7 @@ class BusySeconds(Topic):
         self._seconds = 0.0
         self._bounds: tuple[float, float] | None = None
         self._kind, self._count = c_uint(), c_uint()
-        self._buffer = create_string_buffer(_MOST_SAMPLES * _SAMPLE.size)
+        self._buffer = create_string_buffer(_MAX_SAMPLES * _SAMPLE.size)
         self._references = (byref(self._kind), byref(self._count), self._buffer)
 
     def collect(self, sample_pass: SamplePass) -> None:
@@ -72,13 +72,13 @@ class BusySeconds(Topic):
 
     def _samples(self, sample_pass: SamplePass, since_us: int) -> _Samples:
         nvml = sample_pass.nvml
-        self._count.value = _MOST_SAMPLES
+        self._count.value = _MAX_SAMPLES
         code = nvml.call("nvmlDeviceGetSamples", nvml.handle, _GPU_UTILIZATION_SAMPLES, c_ulonglong(since_us), *self._references)
         if code == nvml.binding.NVML_ERROR_NOT_FOUND:
             return []
         if code:
             raise nvml.binding.NVMLError(code)
-        nvml.check_count(self._count.value, _MOST_SAMPLES)
+        nvml.check_count(self._count.value, _MAX_SAMPLES)
         pairs = _SAMPLE.iter_unpack(memoryview(self._buffer)[: self._count.value * _SAMPLE.size])
         samples = ((stamp_us, by_type(self._kind.value, union) / 100) for stamp_us, union in pairs if not is_all_ones(stamp_us))
         # A dict: of two samples with one time stamp, the later counts.

@@ -11,10 +11,10 @@ from rankscope.exporter.nvml.calls import NvmlCalls, is_all_ones
 from rankscope.exporter.nvml.sample_pass import SamplePass, Topic
 from rankscope.exporter.source import XidEvent
 
-_AT_ONCE: Final = 0
+_NO_WAIT_MS: Final = 0
 _EVENT: Final = Struct("@8xQQ8x")
 """The parts of the structure that are read: the event's type and its data."""
-_MOST: Final = 256
+_MAX_EVENTS: Final = 256
 """Maximum events read in one pass; the driver queues further ones."""
 
 
@@ -36,7 +36,7 @@ class XidTopic(Topic):
             except nvml.binding.NVMLError as error:
                 nvml("nvmlEventSetFree", events)
                 # Report it: a failed registration must not look like no errors.
-                sample_pass.trouble = f"Xid events are not available: {nvml.reason(error)}"
+                sample_pass.fault = f"Xid events are not available: {nvml.reason(error)}"
                 return
             self._events = events
         self.drain(nvml, sample_pass.xids)
@@ -45,8 +45,8 @@ class XidTopic(Topic):
         """Append the queued events to ``xids``; raises as ``collect``."""
         if self._events is None:
             return
-        for _ in range(_MOST):
-            code = nvml.call("nvmlEventSetWait_v2", self._events, self._memory, _AT_ONCE)
+        for _ in range(_MAX_EVENTS):
+            code = nvml.call("nvmlEventSetWait_v2", self._events, self._memory, _NO_WAIT_MS)
             if code == nvml.binding.NVML_ERROR_TIMEOUT:
                 break
             if code:

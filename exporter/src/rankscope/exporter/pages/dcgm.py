@@ -252,11 +252,9 @@ class _Rates:
 
 def _fresh(loop: SeriesLoop | None, metric: str) -> Iterator[tuple[dict[str, str], float]]:
     """Yield labels and value of each series of a metric, unless the loop's last result is stale."""
-    snapshot = loop.latest() if loop is not None else None
-    if snapshot is not None and snapshot.last is not None and snapshot.fresh:
-        for point in snapshot.last:
-            if point.metric == metric:
-                yield dict(point.labels), point.value
+    for point in (loop.latest().value if loop is not None else None) or ():
+        if point.metric == metric:
+            yield dict(point.labels), point.value
 
 
 def _by_uuid(series: Iterable[tuple[dict[str, str], float]]) -> dict[str, list[tuple[Labels, float]]]:

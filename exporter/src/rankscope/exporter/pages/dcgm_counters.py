@@ -20,7 +20,7 @@ _TYPES: Final = ("gauge", "counter", "label")
 
 
 @dataclass(frozen=True, slots=True)
-class Counter:
+class DcgmCounter:
     """One metric of the compatible page, with its full name."""
 
     name: str
@@ -32,7 +32,7 @@ class Counter:
 class DcgmCounters:
     """Requested contents of the page: metrics, fields that become labels of every series, and ``refused`` names with reasons."""
 
-    metrics: tuple[Counter, ...]
+    metrics: tuple[DcgmCounter, ...]
     labels: tuple[LabelField, ...]
     refused: tuple[tuple[str, str], ...] = ()
 
@@ -71,13 +71,13 @@ def read_counters(path: Path) -> DcgmCounters:
 
 def _counters(path: Path, lines: Iterable[str]) -> DcgmCounters:
     counters = _counters_by_name()
-    metrics: dict[str, Counter] = {}
+    metrics: dict[str, DcgmCounter] = {}
     labels: dict[LabelField, None] = {}
     refused: dict[str, str] = {}
-    for place, line in enumerate(lines, 1):
+    for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        name, kind, help_text = _record(path, place, line)
+        name, kind, help_text = _record(path, number, line)
         if kind == "label":
             field = next((label for label in LABEL_FIELDS if label == name), None)
             if field is not None:
@@ -88,7 +88,7 @@ def _counters(path: Path, lines: Iterable[str]) -> DcgmCounters:
             refused[name] = "not among the metrics of this exporter"
         else:
             # As in dcgm-exporter, the file decides on the type.
-            metrics[name] = Counter(name, "counter" if kind == "counter" else "gauge", help_text)
+            metrics[name] = DcgmCounter(name, "counter" if kind == "counter" else "gauge", help_text)
     if not metrics:
         raise InputError(path, "no line names a metric that this exporter has: see the table in docs/exporter-metrics.md")
     return DcgmCounters(tuple(metrics.values()), tuple(sorted(labels)), tuple(refused.items()))
@@ -108,10 +108,10 @@ def _record(path: Path, number: int, line: str) -> tuple[str, str, str]:
     return name, kind, ", ".join(help_parts)
 
 
-def _counters_by_name() -> dict[str, tuple[Counter, bool]]:
+def _counters_by_name() -> dict[str, tuple[DcgmCounter, bool]]:
     """Return DCGM name → counter, and whether it is on by default. The catalogue's first row with a name defines it."""
-    counters: dict[str, tuple[Counter, bool]] = {}
+    counters: dict[str, tuple[DcgmCounter, bool]] = {}
     for row in CATALOGUE:
         for entry in row.dcgm:
-            counters.setdefault(entry.full_name, (Counter(entry.full_name, entry.type, entry.help), entry.default_on))
+            counters.setdefault(entry.full_name, (DcgmCounter(entry.full_name, entry.type, entry.help), entry.default_on))
     return counters

@@ -8,11 +8,11 @@ import math
 import os
 import threading
 from functools import partial
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, Self
 
 from rankscope.base.errors import InputError, MissingError
 from rankscope.base.problems import ProblemLog
+from rankscope.base.version import VERSION
 from rankscope.exporter.pages.otlp_metrics import measurements
 from rankscope.exporter.pages.page import MetricsPage
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _STOP_S: Final = 1.0
-_MOST_POINTS: Final = 2048
+_MAX_POINTS: Final = 2048
 """Points in one message: gRPC limits a message to 4 MiB by default."""
 _SILENT: Final = logging.NullHandler()
 _EXPORTERS: Final = {
@@ -148,7 +148,7 @@ def _exporter() -> MetricExporter:
         raise InputError(f"{chosen[0]}={protocol}", f"supported are {' and '.join(_EXPORTERS)}")
     module, extra = _EXPORTERS[protocol]
     try:
-        exporter: MetricExporter = importlib.import_module(module).OTLPMetricExporter(max_export_batch_size=_MOST_POINTS)
+        exporter: MetricExporter = importlib.import_module(module).OTLPMetricExporter(max_export_batch_size=_MAX_POINTS)
     except ImportError as error:
         raise MissingError(f"OTLP ({protocol}) needs {error.name}: pip install 'rankscope[{extra}]'") from error
     except (ValueError, OSError) as error:
@@ -162,7 +162,7 @@ def _resource(page: MetricsPage) -> Resource:
 
     attributes = {
         "service.name": "rankscope-exporter",
-        "service.version": version("rankscope"),
+        "service.version": VERSION,
         "service.instance.id": page.host,
         "host.name": page.host,
         **({"rankscope.simulated": "true"} if page.simulated else {}),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from importlib.metadata import version
 from typing import Any, Final, NamedTuple
 
 from opentelemetry.sdk.metrics.export import (
@@ -26,6 +25,7 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
+from rankscope.base.version import VERSION
 from rankscope.exporter.pages.otlp_metrics import Buckets, Instrument, Measurement
 
 _KEPT_MESSAGES: Final = 60
@@ -52,7 +52,7 @@ class MessageBuilder:
 
     def __init__(self, resource: Resource, *, deltas: bool) -> None:
         self._resource = resource
-        self._scope = InstrumentationScope("rankscope.exporter", version("rankscope"))
+        self._scope = InstrumentationScope("rankscope.exporter", VERSION)
         self._deltas = deltas
         self._temporality = AggregationTemporality.DELTA if deltas else AggregationTemporality.CUMULATIVE
         self._accepted: dict[_Key, _CumulativeSeries] = {}

@@ -13,24 +13,15 @@ from rankscope.base.exposition import Family, Kind
 from rankscope.exporter.catalogue import BY_NAME, OtelName
 from rankscope.exporter.pages.page import MetricsPage
 from rankscope.exporter.source import Driver, FleetState, GpuState, Labels
+from rankscope.exporter.spool.series import RankKey
 
 InstrumentKind = Literal["gauge", "counter", "updowncounter", "histogram"]
 
 _LONGEST_NAME: Final = 200
-_UNITS: Final = {
-    "celsius": "Cel",
-    "bytes": "By",
-    "ratio": "1",
-    "watts": "W",
-    "joules": "J",
-    "hertz": "Hz",
-    "seconds": "s",
-}
+_UNITS: Final = {"celsius": "Cel", "bytes": "By", "ratio": "1", "watts": "W", "joules": "J", "hertz": "Hz", "seconds": "s"}
 _STATES: Final = ("ok", "degraded", "failed", "predicted_failure")
 # Reasons for ``gpu_up`` 0 that leave the state of the GPU unknown.
 _UNKNOWN: Final = frozenset({"starting", "released"})
-
-_Rank = tuple[str, str, str]
 
 
 class Instrument(NamedTuple):
@@ -124,18 +115,18 @@ class _Identities:
         self.hardware: dict[str, dict[str, str]] = {}
         for gpu in state.gpus if state is not None else ():
             self._add_gpu(gpu, state.driver if state is not None else None)
-        infos = (dict(point.labels) for family in families if family.name == "rank_info" for point in family.points)
-        self._ranks = {_rank(info): info for info in infos}
+        infos = (point.labels for family in families if family.name == "rank_info" for point in family.points)
+        self._ranks = {RankKey.of(labels): dict(labels) for labels in infos}
 
     def of(self, labels: Labels) -> dict[str, str]:
         """Return the attributes of a series; a rank's include those of its GPU."""
         if labels and labels[0][0] == "uuid":
             return self.hardware.get(labels[0][1], {})
-        label_values = dict(labels)
-        info = self._ranks.get(_rank(label_values))
+        key = RankKey.of(labels)
+        info = self._ranks.get(key)
         if info is None:
             return {}
-        of_run = {f"rankscope.{name}": label_values[name] for name in ("run", "rank", "slot")}
+        of_run = {f"rankscope.{name}": value for name, value in key._asdict().items()}
         hardware = self.hardware.get(info.get("gpu_uuid", ""), {})
         return {**hardware, **of_run, "rankscope.run_id": info.get("run_id", "")}
 
@@ -163,10 +154,6 @@ def _gpu_identity(gpu: GpuState, driver: Driver | None) -> dict[str, str]:
         "hw.driver_version": driver.driver_version if driver is not None else "",
     }
     return {key: value for key, value in gpu_identity.items() if value}
-
-
-def _rank(labels: Mapping[str, str]) -> _Rank:
-    return labels.get("run", ""), labels.get("rank", ""), labels.get("slot", "")
 
 
 def _status(gpu: GpuState) -> str | None:

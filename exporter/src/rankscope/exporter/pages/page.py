@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Iterable, Iterator
-from importlib.metadata import version
 from typing import Any, Final
 
 from rankscope.base.exposition import (
@@ -19,11 +18,11 @@ from rankscope.base.exposition import (
     prefers_openmetrics,
     text,
 )
+from rankscope.base.version import VERSION
 from rankscope.exporter.catalogue import BY_NAME, CATALOGUE, COLLECTORS, DEFAULT_COLLECTORS, CatalogueMetric
-from rankscope.exporter.loop import CollectorLoop
+from rankscope.exporter.loop import CollectorLoop, CollectorState
 from rankscope.exporter.source import Fleet, FleetState, GpuState, Labels, Reading, Series
 from rankscope.exporter.spool.reading import SpoolSample
-from rankscope.exporter.spool.series import SpoolSeries
 
 logger = logging.getLogger(__name__)
 
@@ -62,11 +61,7 @@ class MetricsPage:
         self._rank_source = _RankSource()
         self._mig_devices: dict[str, frozenset[str]] = {}
         self._down: frozenset[str] = frozenset()
-        self._build: Labels = (
-            ("version", version("rankscope")),
-            ("python_version", platform.python_version()),
-            ("host", host),
-        )
+        self._build: Labels = (("version", VERSION), ("python_version", platform.python_version()), ("host", host))
 
     @property
     def simulated(self) -> bool:
@@ -100,17 +95,17 @@ class MetricsPage:
         relayed: list[Family] = []
         if self.spool is not None:
             ranks = self.spool.latest()
-            health.add_loop("spool", ok=ranks.ok, duration_s=ranks.duration_s, age_s=ranks.age_s)
-            if ranks.last is not None and ranks.fresh:
-                _add_spool(families, ranks.last)
+            health.add_loop("spool", ranks)
+            if ranks.value is not None:
+                _add_spool(families, ranks.value)
                 if "spool" in wanted:
-                    relayed = [*self._rank_source.families(ranks.last)]
+                    relayed = [*self._rank_source.families(ranks.value)]
         for loop in (self.jobs, self.xid):
             if loop is not None:
                 snapshot = loop.latest()
-                health.add_loop(loop.name, ok=snapshot.ok, duration_s=snapshot.duration_s, age_s=snapshot.age_s)
-                if snapshot.last is not None and snapshot.fresh:
-                    series = snapshot.last if loop is not self.jobs else [*self._of_present_devices(snapshot.last)]
+                health.add_loop(loop.name, snapshot)
+                if snapshot.value is not None:
+                    series = snapshot.value if loop is not self.jobs else [*self._of_present_devices(snapshot.value)]
                     families.take(self._loop_sources[loop.name].points(series))
         health.into(families, wanted)
         return [*families.in_order(), *relayed]
@@ -135,10 +130,9 @@ class MetricsPage:
 
     def notes(self) -> list[tuple[str, str]]:
         """Return name and text of what an operator has to know although all data is fresh: rejected files of the spool."""
-        ranks = self.spool.latest() if self.spool is not None else None
-        if ranks is None or ranks.last is None or not ranks.fresh:
-            return []
-        return [("spool", f"{file.name} of uid {file.uid} is rejected: {file.reason}") for file in ranks.last.rejected_files]
+        ranks = self.spool.latest().value if self.spool is not None else None
+        files = ranks.rejected_files if ranks is not None else ()
+        return [("spool", f"{file.name} of uid {file.uid} is rejected: {file.reason}") for file in files]
 
     def render(self, accept: str = "", collectors: frozenset[str] | None = None) -> tuple[bytes, str]:
         """Render the page in the format that an Accept header prefers; return it with its content type."""
@@ -231,23 +225,19 @@ class _RankSource:
     """The families that the spool relays."""
 
     def __init__(self) -> None:
-        self._sources: dict[str, PointSource[SpoolSeries]] = {}
+        self._sources: dict[str, PointSource[Series]] = {}
 
     def families(self, sample: SpoolSample) -> Iterator[Family]:
         """Yield a family for each metric of the ranks that has series."""
         before, self._sources = self._sources, {}
         for family in sample.families:
-            source = self._sources[family.name] = before.get(family.name) or PointSource(_point_of_rank)
+            source = self._sources[family.name] = before.get(family.name) or PointSource(_point_of_series)
             points = source.points(family.series)
             if family.type == "counter":
                 # OpenMetrics forbids negative values and NaN for counters.
                 points = [point for point in points if point.value >= 0]
             if points:
                 yield Family(family.name, family.type, family.help, points=points)
-
-
-def _point_of_rank(series: SpoolSeries) -> Point:
-    return Point(series.labels, series.value, series.name)
 
 
 class _Families:
@@ -319,10 +309,10 @@ class _Health:
         """
         samples = [gpu.sample for gpu in state.gpus if gpu.sample is not None]
         expected = [gpu for gpu in state.gpus if gpu.reason != "released"]
-        hopeless = state.problem is not None or bool(expected and not samples)
+        all_fail = state.problem is not None or bool(expected and not samples)
         for name in enabled:
             if COLLECTORS[name].reads_gpu:
-                self._ok[name] = not hopeless
+                self._ok[name] = not all_fail
                 self._duration_s[name] = 0.0
         for sample in samples:
             for run in sample.runs:
@@ -331,11 +321,11 @@ class _Health:
                 if run.duration_s > self._duration_s.get(run.collector, -1.0):
                     self._duration_s[run.collector] = run.duration_s
 
-    def add_loop(self, name: str, *, ok: bool, duration_s: float, age_s: float | None) -> None:
-        self._ok[name] = self._ok.get(name, True) and ok
-        self._duration_s[name] = max(self._duration_s.get(name, 0.0), duration_s)
-        if age_s is not None:
-            self._age_s[name] = age_s
+    def add_loop(self, name: str, snapshot: CollectorState[Any]) -> None:
+        self._ok[name] = self._ok.get(name, True) and snapshot.ok
+        self._duration_s[name] = max(self._duration_s.get(name, 0.0), snapshot.duration_s)
+        if snapshot.age_s is not None:
+            self._age_s[name] = snapshot.age_s
 
     def into(self, families: _Families, wanted: frozenset[str]) -> None:
         for name in COLLECTORS:
@@ -364,9 +354,9 @@ def _unidentified(state: FleetState) -> Iterator[tuple[str, str]]:
     for pci_bus_id, reason, detail in state.unidentified_gpus:
         if reason not in _NOT_OF_ONE_GPU:
             yield f"gpu {pci_bus_id}", f"{_reason_text(reason, detail)}; its identity is unknown"
-    others = state.unidentified - len(state.unidentified_gpus)
-    if others > 0 and state.problem is None:
-        yield "gpu", f"GPUs that the driver counts, without known identity or address: {others}"
+    nameless = state.unidentified - len(state.unidentified_gpus)
+    if nameless > 0 and state.problem is None:
+        yield "gpu", f"GPUs that the driver counts, without known identity or address: {nameless}"
 
 
 def _reason_text(reason: str, detail: str) -> str:

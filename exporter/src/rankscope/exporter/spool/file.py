@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import re
 import stat
@@ -10,8 +12,9 @@ from typing import Final
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from rankscope.exporter.spool.histogram import HISTOGRAM_PARTS, check_histogram
-from rankscope.exporter.spool.series import Kind, Labels, RankKey, RejectedError, SpoolContent, SpoolFamily, SpoolSeries
+from rankscope.base.exposition import Kind, Labels
+from rankscope.exporter.source import Series
+from rankscope.exporter.spool.series import RankKey, RejectedError, SpoolContent, SpoolFamily
 
 MAX_BYTES: Final = 64 * 1024
 MAX_SERIES: Final = 200
@@ -23,12 +26,15 @@ _RESERVED: Final = frozenset({"rank_state"})
 _INFO: Final = "rank_info"
 _DISABLED: Final = "rank_recorder_disabled"
 _HISTOGRAM: Final = "_duration_seconds"
+_HISTOGRAM_PARTS: Final = ("_bucket", "_sum", "_count", "_created")
 _KINDS: Final = ("gauge", "counter", "histogram")
 
 _METRIC_NAME: Final = re.compile(r"rank_[a-zA-Z0-9_]+")
 _LABEL_NAME: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 _RANK: Final = re.compile(r"[0-9]{1,7}")
 _SLOT: Final = re.compile(r"0|[1-9][0-9]{0,3}")
+_BOUND: Final = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?|\+Inf")
+_EXACT: Final = 2.0**53
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -79,18 +85,18 @@ def parse(content: bytes) -> SpoolContent:
     if len(keys) != 1:
         raise RejectedError("several_ranks" if keys else "empty")
     (key,) = keys
-    if any(len({(sample.name, sample.labels) for sample in family.series}) != len(family.series) for family in families):
+    if any(len({(sample.metric, sample.labels) for sample in family.series}) != len(family.series) for family in families):
         raise RejectedError("repeated_series")
     return checked(key, families)
 
 
 def checked(key: RankKey, families: tuple[SpoolFamily, ...]) -> SpoolContent:
     """Check what depends on values, and that the file names its run; raises ``RejectedError``."""
-    infos: tuple[SpoolSeries, ...] = ()
+    infos: tuple[Series, ...] = ()
     disabled = False
     for family in families:
         if family.type == "histogram":
-            check_histogram(family)
+            _check_histogram(family)
         elif family.name == _INFO:
             infos = family.series
         elif family.name == _DISABLED:
@@ -128,7 +134,7 @@ def _family(metric: Metric) -> SpoolFamily:
         raise RejectedError("timestamp")
     try:
         # The parser returns integers of any length.
-        series = tuple(SpoolSeries(item.name, tuple(sorted(item.labels.items())), float(item.value)) for item in metric.samples)
+        series = tuple(Series(item.name, float(item.value), tuple(sorted(item.labels.items()))) for item in metric.samples)
     except OverflowError as error:
         raise RejectedError("not_prometheus_text") from error
     if metric.type not in _KINDS or _kind(name) != metric.type:
@@ -139,7 +145,7 @@ def _family(metric: Metric) -> SpoolFamily:
 def _kind(name: str) -> Kind | None:
     """Return the type that a name stands for, so that all ranks agree on a metric's type; None for names of histogram parts."""
     base = name.removesuffix("_total")
-    if base.endswith(HISTOGRAM_PARTS):
+    if base.endswith(_HISTOGRAM_PARTS):
         return None
     if base.endswith(_HISTOGRAM):
         return "histogram" if base == name else None
@@ -156,9 +162,43 @@ def check_labels(labels: Labels) -> None:
 
 def _key(labels: Labels) -> RankKey:
     """Check the labels of a series and return the rank it belongs to."""
-    by_name = dict(labels)
-    key = RankKey(by_name.get("run", ""), by_name.get("rank", ""), by_name.get("slot", ""))
+    key = RankKey.of(labels)
     if not key.run or not _RANK.fullmatch(key.rank) or not _SLOT.fullmatch(key.slot):
         raise RejectedError("no_identity")
     check_labels(labels)
     return key
+
+
+def _check_histogram(family: SpoolFamily) -> None:
+    """Check that each label set has non-decreasing buckets up to +Inf, a sum, and their count; raises ``RejectedError``.
+
+    Prometheus does not define what an invalid histogram means.
+    """
+    labels_seen: set[Labels] = set()
+    for labels, series in itertools.groupby(family.series, _without_bound):
+        if labels in labels_seen or not _is_histogram(family.name, [*series]):
+            raise RejectedError("wrong_histogram")
+        labels_seen.add(labels)
+
+
+def _without_bound(series: Series) -> Labels:
+    return tuple(pair for pair in series.labels if pair[0] != "le")
+
+
+def _is_histogram(name: str, series: list[Series]) -> bool:
+    if len(series) < 3 or {series[-2].metric, series[-1].metric} != {f"{name}_sum", f"{name}_count"}:
+        return False
+    *buckets, first, second = series
+    total, count = (first.value, second.value) if first.metric.endswith("_sum") else (second.value, first.value)
+    # The values are durations, so their sum is a counter and cannot be negative.
+    if not 0 <= total < math.inf or any(dict(sample.labels).get("le") for sample in (first, second)):
+        return False
+    before, bound = 0.0, -math.inf
+    for sample in buckets:
+        text = dict(sample.labels).get("le", "") if sample.metric == f"{name}_bucket" else ""
+        if not _BOUND.fullmatch(text) or not float(text) > bound:
+            return False
+        if not before <= sample.value < _EXACT or sample.value != int(sample.value):
+            return False
+        before, bound = sample.value, float(text)
+    return bound == math.inf and before == count

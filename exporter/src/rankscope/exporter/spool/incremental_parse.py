@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from rankscope.exporter.source import Series
 from rankscope.exporter.spool.file import checked
-from rankscope.exporter.spool.series import SpoolContent, SpoolSeries
+from rankscope.exporter.spool.series import SpoolContent
 
 _VALUE: Final = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?|NaN|[+-]?Inf")
 
 
-class Template:
+class SpoolTemplate:
     """Lines of an accepted file: comments as a whole, and series up to the value."""
 
     __slots__ = ("_lines",)
@@ -23,7 +24,7 @@ class Template:
         self._lines = lines
 
     @classmethod
-    def of(cls, content: bytes, file: SpoolContent) -> Template | None:
+    def of(cls, content: bytes, file: SpoolContent) -> SpoolTemplate | None:
         """Create a template from a file's content and its parsed form; None if the file is not formatted as by a rank."""
         lines: list[tuple[str, bool]] = []
         series = (sample for family in file.families for sample in family.series)
@@ -33,7 +34,7 @@ class Template:
                 continue
             before, _, value = line.rpartition(" ")
             sample = next(series, None)
-            if sample is None or not before.startswith(f"{sample.name}{{") or not _VALUE.fullmatch(value):
+            if sample is None or not before.startswith(f"{sample.metric}{{") or not _VALUE.fullmatch(value):
                 return None
             if not before.endswith("}") or repr(float(value)) != repr(sample.value):  # NaN differs from itself
                 return None
@@ -64,13 +65,13 @@ class Template:
 
 
 def _with_values(before: SpoolContent, values: list[float]) -> SpoolContent:
-    families, place = list(before.families), 0
+    families, start = list(before.families), 0
     for index, family in enumerate(before.families):
-        own = values[place : place + len(family.series)]
-        place += len(own)
+        own = values[start : start + len(family.series)]
+        start += len(own)
         if own != [sample.value for sample in family.series]:
             series = tuple(
-                sample if sample.value == value else SpoolSeries(sample.name, sample.labels, value)
+                sample if sample.value == value else Series(sample.metric, value, sample.labels)
                 for sample, value in zip(family.series, own, strict=True)
             )
             families[index] = type(family)(family.name, family.type, family.help, series)

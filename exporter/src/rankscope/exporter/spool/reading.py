@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
-from rankscope.exporter.errors import DEFECT
+from rankscope.exporter.source import DEFECT, Series
 from rankscope.exporter.spool.file import MAX_BYTES, parse, read_regular
 from rankscope.exporter.spool.folder import SpoolFolder, untrusted_reason
-from rankscope.exporter.spool.incremental_parse import Template
+from rankscope.exporter.spool.incremental_parse import SpoolTemplate
 from rankscope.exporter.spool.rejections import RejectedFile, RejectionLog, Rejections
-from rankscope.exporter.spool.series import RankKey, RejectedError, SpoolContent, SpoolFamily, SpoolSeries
+from rankscope.exporter.spool.series import RankKey, RejectedError, SpoolContent, SpoolFamily
 
 MAX_FILES: Final = 1024
 MAX_FILES_OF_USER: Final = 512
@@ -47,19 +47,14 @@ class SpoolSample:
     left out because a fresher file is about the same rank. ``owners``: uid of the owner of a run's files, by run id.
     """
 
-    families: tuple[SpoolFamily, ...]
-    states: dict[RankKey, State]
-    ok_files: int
-    stale_files: int
-    rejected: dict[str, int]
-    duplicates: int
+    families: tuple[SpoolFamily, ...] = ()
+    states: dict[RankKey, State] = field(default_factory=dict)
+    ok_files: int = 0
+    stale_files: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+    duplicates: int = 0
     owners: dict[str, int] = field(default_factory=dict)
     rejected_files: tuple[RejectedFile, ...] = ()
-
-
-def empty_sample() -> SpoolSample:
-    """Return the sample of a folder without files."""
-    return SpoolSample(families=(), states={}, ok_files=0, stale_files=0, rejected={}, duplicates=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +67,7 @@ class _CachedFile:
     key: tuple[int, int, int]
     owner: int
     outcome: SpoolContent | str
-    template: Template | None
+    template: SpoolTemplate | None
     age_s: float
     seen_s: float
 
@@ -103,24 +98,6 @@ class _ReadingState:
     series_of_user: Counter[int] = field(default_factory=Counter)
     bytes_of_user: Counter[int] = field(default_factory=Counter)
     owners: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Merge:
-    """Families by name; a name has the same type in all files."""
-
-    families: dict[str, tuple[SpoolFamily, list[SpoolSeries]]] = field(default_factory=dict)
-
-    def add(self, family: SpoolFamily) -> None:
-        """Add the series; the help text of the first file counts."""
-        _, series = self.families.setdefault(family.name, (family, []))
-        series += family.series
-
-    def result(self) -> tuple[SpoolFamily, ...]:
-        """Return all families, sorted by name."""
-        return tuple(
-            SpoolFamily(name, first.type, first.help, tuple(series)) for name, (first, series) in sorted(self.families.items())
-        )
 
 
 class Spool:
@@ -178,17 +155,17 @@ class Spool:
         rejected = Rejections()
         pass_state = _ReadingState()
         now, now_s = self._now(), self._monotonic()
-        files = [found_file for found_file in self._files(folder_fd, now, now_s, rejected) if found_file.age_s <= self._forget_s]
+        files = [spool_file for spool_file in self._files(folder_fd, now, now_s, rejected) if spool_file.age_s <= self._forget_s]
         files.sort(key=lambda file: (file.age_s, file.name))
-        for found_file in _in_turns(files, rejected):
+        for spool_file in _in_turns(files, rejected):
             try:
-                accepted.append(self._accept(folder_fd, found_file, now_s, pass_state))
+                accepted.append(self._accept(folder_fd, spool_file, now_s, pass_state))
             except FileNotFoundError:
                 continue
             except RejectedError as error:
-                rejected.add(RejectedFile(found_file.name, found_file.status.st_uid, error.reason))
+                rejected.add(RejectedFile(spool_file.name, spool_file.status.st_uid, error.reason))
             except Exception:  # noqa: BLE001  any user can write files: none may hide those of all others
-                rejected.add(RejectedFile(found_file.name, found_file.status.st_uid, DEFECT))
+                rejected.add(RejectedFile(spool_file.name, spool_file.status.st_uid, DEFECT))
         # Owners of runs without files are dropped, so that another user may use the run id.
         self._cache, self._owners, self._read_s = pass_state.cache, pass_state.owners, now_s
         self._rejection_log.report(rejected.files)
@@ -261,13 +238,13 @@ class Spool:
                 outcome = template.read(content, cached.outcome)
             if outcome is None:
                 outcome = parse(content)
-                template = Template.of(content, outcome)
+                template = SpoolTemplate.of(content, outcome)
         except RejectedError as error:
             outcome, template = error.reason, None
         return _CachedFile(_key(status), status.st_uid, outcome, template, file.age_s, now_s)
 
     def _merge(self, accepted: list[_AcceptedFile], rejected: Rejections) -> SpoolSample:
-        merge = _Merge()
+        series: dict[str, tuple[SpoolFamily, list[Series]]] = {}
         states: dict[RankKey, State] = {}
         owners: dict[RankKey, int] = {}
         stale_files = duplicates = 0
@@ -286,24 +263,26 @@ class Spool:
                 continue
             owners[file.key] = owner
             states[file.key] = "silent" if stale else "disabled" if file.disabled else "running"
-            for family in kept_families:
-                merge.add(family)
+            for family in kept_families:  # of one type in all files; the help text of the first one counts
+                series.setdefault(family.name, (family, []))[1].extend(family.series)
         self._owners_of_ranks = owners
         ok_files = len(accepted) - stale_files
-        named = tuple(rejected.files)
-        return SpoolSample(merge.result(), states, ok_files, stale_files, dict(+rejected), duplicates, dict(self._owners), named)
+        families = tuple(SpoolFamily(name, first.type, first.help, tuple(all_)) for name, (first, all_) in sorted(series.items()))
+        return SpoolSample(
+            families, states, ok_files, stale_files, dict(+rejected), duplicates, dict(self._owners), tuple(rejected.files)
+        )
 
 
 def _in_turns(files: list[_SpoolCandidate], rejected: Counter[str]) -> list[_SpoolCandidate]:
     """Select at most ``MAX_FILES`` files round-robin by user, in the given order, so that no user displaces another's."""
     turns: Counter[int] = Counter()
     selected = []
-    for place, file in enumerate(files):
+    for index, file in enumerate(files):
         turns[file.status.st_uid] += 1
-        selected.append((turns[file.status.st_uid], place))
+        selected.append((turns[file.status.st_uid], index))
     selected.sort()
     rejected["too_many_files"] += len(selected[MAX_FILES:])
-    return [files[place] for place in sorted(place for _, place in selected[:MAX_FILES])]
+    return [files[index] for index in sorted(index for _, index in selected[:MAX_FILES])]
 
 
 def _listed(folder_fd: int) -> tuple[list[str], bool]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 
-Labels = tuple[tuple[str, str], ...]
-Kind = Literal["gauge", "counter", "histogram"]
+from rankscope.base.exposition import Kind, Labels
+from rankscope.exporter.source import Series
 
 
 class RejectedError(Exception):
@@ -18,24 +18,17 @@ class RejectedError(Exception):
         super().__init__(reason)
 
 
-class SpoolSeries(msgspec.Struct, frozen=True):
-    """One series: full name, labels sorted by name, value."""
-
-    name: str
-    labels: Labels
-    value: float
-
-
 class SpoolFamily(msgspec.Struct, frozen=True):
     """One metric: its name on the page (with ``_total`` for counters), type, help text and series.
 
-    The series of a histogram are its buckets in ascending order of their bounds, then sum and count in the order of the file.
+    A series has its full name, and its labels sorted by name. The series of a histogram are its buckets in ascending order of
+    their bounds, then sum and count in the order of the file.
     """
 
     name: str
     type: Kind
     help: str
-    series: tuple[SpoolSeries, ...]
+    series: tuple[Series, ...]
 
 
 class RankKey(NamedTuple):
@@ -44,6 +37,12 @@ class RankKey(NamedTuple):
     run: str
     rank: str
     slot: str
+
+    @classmethod
+    def of(cls, labels: Labels) -> Self:
+        """Return the rank that the labels name; a missing label is empty."""
+        by_name = dict(labels)
+        return cls(*(by_name.get(name, "") for name in cls._fields))
 
 
 class SpoolContent(msgspec.Struct, frozen=True):

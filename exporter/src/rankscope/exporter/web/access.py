@@ -24,7 +24,7 @@ from rankscope.exporter.web.config import WebConfig, load_web_config
 
 logger = logging.getLogger(__name__)
 
-REST_S: Final = 1.0
+PAUSE_S: Final = 1.0
 """Seconds between a wrong password and the next check for the same network, divided by the number of its waiting clients."""
 
 _REMEMBERED: Final = 256
@@ -114,7 +114,7 @@ class Passwords:
     """Basic authentication of ``users``, names and their bcrypt hashes, at a bounded cost for scrapes and guesses.
 
     Right pairs of name and password are remembered by a keyed digest, and so are the last wrong ones. All others are checked one
-    at a time, in turns among the clients' networks. After a wrong password, that network's next check waits for ``REST_S``, or
+    at a time, in turns among the clients' networks. After a wrong password, that network's next check waits for ``PAUSE_S``, or
     less if several clients wait. Guesses can therefore delay the first check of a right password, but never refuse it.
     """
 
@@ -124,7 +124,7 @@ class Passwords:
         self._right: set[bytes] = set()  # at most one pair for each user
         self._rejected_digests: OrderedDict[bytes, None] = OrderedDict()
         self._waiting: dict[str, list[_PasswordCheck]] = {}  # by network; the next in turn comes first
-        self._resting_until: dict[str, float] = {}
+        self._paused_until: dict[str, float] = {}
         self._arrived = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
 
@@ -167,12 +167,12 @@ class Passwords:
     async def _work(self) -> None:
         """Check all waiting pairs."""
         while self._waiting:
-            network = min(self._waiting, key=lambda address: self._resting_until.get(address, 0.0))
-            rest_s = self._resting_until.get(network, 0.0) - time.monotonic()
-            if rest_s > 0:
+            network = min(self._waiting, key=lambda address: self._paused_until.get(address, 0.0))
+            pause_s = self._paused_until.get(network, 0.0) - time.monotonic()
+            if pause_s > 0:
                 self._arrived.clear()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._arrived.wait(), rest_s)
+                    await asyncio.wait_for(self._arrived.wait(), pause_s)
                 continue
             # In the order of arrival, a network's right password could time out behind its guesses again and again.
             check = secrets.choice(self._waiting[network])
@@ -181,9 +181,9 @@ class Passwords:
                 self._waiting[network] = self._waiting.pop(network)  # its next turn comes after the others'
             is_right = await asyncio.to_thread(_check, check.name, check.password, self._users)
             now_s = time.monotonic()
-            self._resting_until = {address: until_s for address, until_s in self._resting_until.items() if until_s > now_s}
+            self._paused_until = {address: until_s for address, until_s in self._paused_until.items() if until_s > now_s}
             if not is_right:
-                self._resting_until[network] = now_s + REST_S / max(1, len(self._waiting.get(network, ())))
+                self._paused_until[network] = now_s + PAUSE_S / max(1, len(self._waiting.get(network, ())))
             check.is_right.set_result(is_right)
 
     def _forget(self, network: str, check: _PasswordCheck) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from importlib.metadata import version
 from typing import Final
 from urllib.parse import parse_qs
 
@@ -42,12 +41,7 @@ class ExporterApp:
     """
 
     def __init__(
-        self,
-        page: MetricsPage,
-        access: WebAccess,
-        *,
-        telemetry_path: str = "/metrics",
-        compatible: DcgmPage | None = None,
+        self, page: MetricsPage, access: WebAccess, *, telemetry_path: str = "/metrics", compatible: DcgmPage | None = None
     ) -> None:
         self._page = page
         self._access = access
@@ -77,12 +71,7 @@ class ExporterApp:
 
     async def compatible_only(self, request: HttpRequest) -> Response:
         """Answer a request on an address of its own, with the compatible page at ``/metrics``, where its scrapers expect it."""
-        routes = {
-            "/metrics": self._compatible_metrics,
-            _HEALTHY: self._healthy,
-            _READY: self._ready,
-            "/health": self._healthy,
-        }
+        routes = {"/metrics": self._compatible_metrics, _HEALTHY: self._healthy, _READY: self._ready, "/health": self._healthy}
         return await self._guarded(request, routes)
 
     async def _guarded(self, request: HttpRequest, routes: Mapping[str, Route]) -> Response:
@@ -155,17 +144,8 @@ class ExporterApp:
         return Response(200, body, content_type, (_CONTENT_SECURITY, ("cache-control", "no-store")))
 
     def _landing_page(self) -> tuple[bytes, str]:
-        fleet = self._page.fleet
         links = [self._telemetry_path, *([DCGM_PATH] if self._compatible is not None else []), _READY, _HEALTHY]
-        body = landing_page(
-            host=self._page.host,
-            version=version("rankscope"),
-            simulated=self._page.simulated,
-            state=fleet.state() if fleet is not None else None,
-            problems=self._page.problems(),
-            links=links,
-        )
-        return body.encode(), "text/html; charset=utf-8"
+        return landing_page(self._page, links).encode(), "text/html; charset=utf-8"
 
 
 def _query_of(request: HttpRequest) -> Query | None:

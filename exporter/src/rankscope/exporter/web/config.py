@@ -9,6 +9,7 @@ import ipaddress
 import re
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -76,18 +77,18 @@ class _WebConfigFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rate_limit: Any = None
 
 
+@dataclass(frozen=True, slots=True)
 class WebConfig:
     """One version of the file, ready to serve.
 
     ``users`` maps names to bcrypt hashes; None if no password is required. ``files`` are all files it was read from.
     """
 
-    def __init__(self, users: dict[str, bytes] | None = None, headers: tuple[tuple[str, str], ...] = ()) -> None:
-        self.users = users
-        self.headers = headers
-        self.tls: ssl.SSLContext | None = None
-        self.allowed_sans: frozenset[tuple[str, str]] | None = None
-        self.files: tuple[Path, ...] = ()
+    users: dict[str, bytes] | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    files: tuple[Path, ...] = ()
+    tls: ssl.SSLContext | None = None
+    allowed_sans: frozenset[tuple[str, str]] | None = None
 
     def admits(self, transport: Any) -> bool:
         """Return whether the client's certificate has one of ``allowed_sans``; True if there are none."""
@@ -107,20 +108,18 @@ def load_web_config(path: Path) -> WebConfig:
     parsed = _parse(path)
     if parsed.rate_limit is not None:
         raise InputError(path, "rate_limit is not supported; connections, failed log-ins and slow clients are limited without it")
-    web = WebConfig(_users(path, parsed.basic_auth_users), _headers(path, parsed.http_server_config.headers))
+    users, headers = _users(path, parsed.basic_auth_users), _headers(path, parsed.http_server_config.headers)
     tls = parsed.tls_server_config
     if tls is None:
-        web.files = (path,)
-        return web
-    folder = path.parent
-    named = [folder / name for name in (tls.cert_file, tls.key_file, tls.client_ca_file) if name]
-    web.files = (path, *named)
-    web.tls = _context(path, tls)
+        return WebConfig(users, headers, (path,))
+    files = [path.parent / name for name in (tls.cert_file, tls.key_file, tls.client_ca_file) if name]
+    context = _context(path, tls, files)
+    allowed_sans = None
     if tls.client_allowed_sans:
         if tls.client_auth_type != "RequireAndVerifyClientCert":
             raise InputError(path, "client_allowed_sans needs client_auth_type: RequireAndVerifyClientCert")
-        web.allowed_sans = frozenset(san for text in tls.client_allowed_sans for san in _san_of_text(text))
-    return web
+        allowed_sans = frozenset(san for text in tls.client_allowed_sans for san in _san_of_text(text))
+    return WebConfig(users, headers, (path, *files), context, allowed_sans)
 
 
 def _parse(path: Path) -> _WebConfigFile:
@@ -167,7 +166,7 @@ def _headers(path: Path, headers: dict[str, str]) -> tuple[tuple[str, str], ...]
     return tuple((name.lower(), value) for name, value in headers.items() if name != "X-Content-Type-Options")
 
 
-def _context(path: Path, tls: TlsServerConfig) -> ssl.SSLContext:
+def _context(path: Path, tls: TlsServerConfig, files: list[Path]) -> ssl.SSLContext:
     if tls.client_auth_type in ("RequestClientCert", "RequireAnyClientCert"):
         raise InputError(
             path,
@@ -186,13 +185,11 @@ def _context(path: Path, tls: TlsServerConfig) -> ssl.SSLContext:
         context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     _limit_algorithms(path, tls, context)
     folder = path.parent
-    _load(
-        lambda: context.load_cert_chain(folder / tls.cert_file, folder / tls.key_file, password=_no_password), path, folder, tls
-    )
+    _load(lambda: context.load_cert_chain(folder / tls.cert_file, folder / tls.key_file, password=_no_password), path, files)
     if tls.client_auth_type in _VERIFY:
         if not tls.client_ca_file:
             raise InputError(path, f"client_auth_type {tls.client_auth_type} needs client_ca_file")
-        _load(lambda: context.load_verify_locations(folder / tls.client_ca_file), path, folder, tls)
+        _load(lambda: context.load_verify_locations(folder / tls.client_ca_file), path, files)
         context.verify_mode = _VERIFY[tls.client_auth_type]
     elif tls.client_ca_file:
         raise InputError(path, "client_ca_file has no effect without client_auth_type: RequireAndVerifyClientCert")
@@ -202,21 +199,21 @@ def _context(path: Path, tls: TlsServerConfig) -> ssl.SSLContext:
 def _limit_algorithms(path: Path, tls: TlsServerConfig, context: ssl.SSLContext) -> None:
     ciphers = [_cipher(path, name) for name in tls.cipher_suites if name not in _TLS13_CIPHERS]
     if ciphers:
-        _try(path, "cipher_suites", lambda: context.set_ciphers(":".join(ciphers)))
+        _choose(path, "cipher_suites", lambda: context.set_ciphers(":".join(ciphers)))
     if len(tls.curve_preferences) > 1:
         raise InputError(path, "curve_preferences: a list of one curve is supported; leave it out for all")
     for curve in tls.curve_preferences:
         if curve not in _CURVES:
             raise InputError(path, f"curve_preferences: {curve!r} is not one of {', '.join(_CURVES)}")
-        _try(path, f"curve_preferences: {curve}", partial(context.set_ecdh_curve, _CURVES[curve]))
+        _choose(path, f"curve_preferences: {curve}", partial(context.set_ecdh_curve, _CURVES[curve]))
 
 
-def _try(path: Path, what: str, choose: Callable[[], None]) -> None:
+def _choose(path: Path, setting: str, choose: Callable[[], None]) -> None:
     """Apply a choice of algorithms, which OpenSSL's build or the system's crypto policy may not offer."""
     try:
         choose()
     except (ssl.SSLError, ValueError) as error:
-        raise InputError(path, f"{what}: the OpenSSL of this machine does not offer that ({error})") from error
+        raise InputError(path, f"{setting}: the OpenSSL of this machine does not offer that ({error})") from error
 
 
 def _cipher(path: Path, name: str) -> str:
@@ -230,16 +227,15 @@ def _no_password() -> str:
     return ""
 
 
-def _load(load: Callable[[], None], path: Path, folder: Path, tls: TlsServerConfig) -> None:
+def _load(load: Callable[[], None], path: Path, files: list[Path]) -> None:
     try:
         load()
     except ssl.SSLError as error:
-        files = ", ".join(str(folder / name) for name in (tls.cert_file, tls.key_file, tls.client_ca_file) if name)
-        raise InputError(path, f"{files}: {(error.reason or 'not usable PEM').lower().replace('_', ' ')}") from error
+        reason = (error.reason or "not usable PEM").lower().replace("_", " ")
+        raise InputError(path, f"{', '.join(map(str, files))}: {reason}") from error
     except (OSError, ValueError) as error:  # ValueError: a null character in the name, or no key in the file
-        names = [folder / name for name in (tls.cert_file, tls.key_file, tls.client_ca_file) if name]
-        bad = next((name for name in names if not _readable(name)), names[0])
-        raise InputError(path, f"{bad}: {(error.strerror if isinstance(error, OSError) else None) or error}") from error
+        unreadable = next((file for file in files if not _readable(file)), files[0])
+        raise InputError(path, f"{unreadable}: {(error.strerror if isinstance(error, OSError) else None) or error}") from error
 
 
 def _readable(path: Path) -> bool:

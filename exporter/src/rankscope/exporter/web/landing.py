@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
+from rankscope.base.version import VERSION
+from rankscope.exporter.pages.page import MetricsPage
 from rankscope.exporter.source import FleetState, GpuState
 
 _STYLE: Final = (
@@ -21,23 +23,16 @@ _STYLE: Final = (
 )
 
 
-def landing_page(
-    *,
-    host: str,
-    version: str,
-    simulated: bool,
-    state: FleetState | None,
-    problems: Sequence[tuple[str, str]],
-    links: Iterable[str],
-) -> str:
+def landing_page(page: MetricsPage, links: Iterable[str]) -> str:
     """Return the page as HTML without scripts; all variable text is escaped."""
+    state, problems = page.fleet.state() if page.fleet is not None else None, page.problems()
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>rankscope exporter on {_e(host)}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>rankscope exporter on {_e(host)}</h1>",
+        f"<title>rankscope exporter on {_e(page.host)}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>rankscope exporter on {_e(page.host)}</h1>",
     ]
-    if simulated:
+    if page.simulated:
         parts.append("<p><strong>SIMULATED: the GPUs of this exporter are not real.</strong></p>")
     if problems:
         items = "".join(f"<li>{_e(name)}: {_e(_words(reason))}</li>" for name, reason in problems)
@@ -48,7 +43,7 @@ def landing_page(
     if state is not None:
         parts.append(_expected(state.counts))
         parts.append(_gpus(state))
-    parts.append(f"<p><small>{_e(_versions(version, state))}</small></p></body></html>\n")
+    parts.append(f"<p><small>{_e(_versions(state))}</small></p></body></html>\n")
     return "".join(parts)
 
 
@@ -83,8 +78,8 @@ def _time(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _versions(version: str, state: FleetState | None) -> str:
-    texts = [f"rankscope {version}"]
+def _versions(state: FleetState | None) -> str:
+    texts = [f"rankscope {VERSION}"]
     if state is not None and state.driver is not None:
         driver = state.driver
         pairs = (("driver", driver.driver_version), ("NVML", driver.nvml_version), ("CUDA", driver.cuda_version))

@@ -45,17 +45,17 @@ class RenderedPages:
 
     async def get(self, key: Hashable, render: Callable[[], Rendered], *, compressed: bool = False) -> Rendered:
         """Return the page that ``key`` identifies, and its content type. Raises what ``render`` raises."""
-        place = (key, compressed)
-        rendering = self._renderings.get(place)
+        cache_key = (key, compressed)
+        rendering = self._renderings.get(cache_key)
         if rendering is None or not rendering.is_current():
             make = (lambda: _compressed(render())) if compressed else render
             began_s = time.monotonic()
-            rendering = self._renderings[place] = _Rendering(
+            rendering = self._renderings[cache_key] = _Rendering(
                 asyncio.get_running_loop().run_in_executor(self._thread, make), began_s
             )
             if len(self._renderings) > _KEPT_PAGES:
                 self._renderings.popitem(last=False)
-        self._renderings.move_to_end(place)
+        self._renderings.move_to_end(cache_key)
         # Shielded: a client that disconnects must not cancel the rendering for the others.
         return await asyncio.shield(rendering.page)
 

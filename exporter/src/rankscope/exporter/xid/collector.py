@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import ParamSpec
 
 from rankscope.base.problems import ProblemLog
 from rankscope.exporter.source import FleetState, GpuIdentity, Series, XidEvent
@@ -13,8 +12,6 @@ from rankscope.exporter.xid.journal import XidJournal
 from rankscope.exporter.xid.kernel_log import KernelLog
 
 logger = logging.getLogger(__name__)
-
-P = ParamSpec("P")
 
 
 class XidCollector:
@@ -60,10 +57,10 @@ class XidCollector:
             ]
         return (*series, *own)
 
-    def _isolated(self, record: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    def _isolated(self, record: Callable[..., None], *args: object) -> None:
         """Call ``record``; an unforeseen exception costs this record only, neither the others nor the thread of the GPUs."""
         try:
-            record(*args, **kwargs)
+            record(*args)
         except Exception as error:  # noqa: BLE001
             self._defects.report(f"{type(error).__name__}: {error}")
 

@@ -78,8 +78,8 @@ class XidJournal:
         self._ids: dict[Key, dict[int, None]] = {}
         self._tallies = Tallies()
         self._last_id = self._read_last_id = 0
-        self._last_seq = -1
-        self._nothing_saved = False
+        self._last_seq = -1  # of the kernel log lines of this boot
+        self._needs_rewrite = False
         self._uncounted: dict[int, None] = {}
         self._last_put_s = float("-inf")
         self._last_series: tuple[tuple[GpuIdentity, ...], RecentErrors, tuple[Series, ...]] | None = None
@@ -107,7 +107,7 @@ class XidJournal:
         # If the wall clock was set in between, the difference is not the delay.
         boot_s = boot_now - (delay_s if 0 <= delay_s <= _MAX_DELAY_S else 0.0)
         xid = KernelXid(kind="xid", seen_by="nvml", pci_bus_id=pci_bus_id, code=event.xid, text="", seq=-1, boot_s=boot_s)
-        self._observe(xid, uuid)
+        self._record_report(xid, uuid)
 
     def record_reset(self, uuid: str, pci_bus_id: str, boot_s: float) -> None:
         """Record that the GPU was reset at ``boot_s`` on the monotonic clock."""
@@ -124,17 +124,12 @@ class XidJournal:
                 boot_s=round(boot_s, 3),
                 seen_by=(),
             )
-            self._put(entry, unsaved=True)
+            self._update_entry(entry, unsaved=True)
 
     def record_line(self, line: KernelXid, uuid: str = "") -> None:
         """Record a line of the kernel log, unless it is known already. ``uuid`` is that of the GPU at its address, if known."""
-        if line.seq > self.last_seq:
-            self._observe(line, uuid)
-
-    @property
-    def last_seq(self) -> int:
-        """Number of the last recorded kernel log line of this boot; -1 without one."""
-        return self._last_seq
+        if line.seq > self._last_seq:
+            self._record_report(line, uuid)
 
     def entries(self) -> list[XidEntry]:
         """Return the last errors in the order in which they were recorded."""
@@ -152,7 +147,7 @@ class XidJournal:
                 self._boot_unix_s, self._last_series = boot_unix_s, None
             if self._last_series is None or self._last_series[0] != present:
                 self._identify({identity.pci_bus_id: identity.uuid for identity in present})
-            self._count_what_waited()
+            self._count_unmatched()
             if self._tallies.show_due(self._monotonic()):
                 self._last_series = None
             recent = self._recent()
@@ -195,7 +190,7 @@ class XidJournal:
             with self._disk:
                 self._file.close()
 
-    def _observe(self, xid: KernelXid, uuid: str) -> None:
+    def _record_report(self, xid: KernelXid, uuid: str) -> None:
         boot_now = self._monotonic()
         age_s = max(0.0, boot_now - xid.boot_s)
         job_id = self._job_at(uuid) if uuid and age_s <= _LIVE_S else None
@@ -206,7 +201,7 @@ class XidJournal:
                 entry = merged(twin, self._entry(xid, uuid, job_id, age_s, number=twin.id))
             else:
                 entry = self._entry(xid, uuid, job_id, age_s, number=self._last_id + 1)
-            self._put(entry, unsaved=True)
+            self._update_entry(entry, unsaved=True)
 
     def _entry(self, xid: KernelXid, uuid: str, job_id: str | None, age_s: float, *, number: int) -> XidEntry:
         return XidEntry(
@@ -230,7 +225,7 @@ class XidJournal:
         entries = (self._entries[number] for number in self._ids.get(key_of(xid), {}))
         return next((entry for entry in entries if is_repeat(xid, entry)), None)
 
-    def _put(self, entry: XidEntry, *, unsaved: bool) -> None:
+    def _update_entry(self, entry: XidEntry, *, unsaved: bool) -> None:
         """Add an error, or replace the entry with its id. It is counted once its device is known."""
         self._last_series = None
         before = self._entries.get(entry.id)
@@ -244,7 +239,7 @@ class XidJournal:
             self._unsaved[entry.id] = entry
             while len(self._unsaved) > 2 * MAX_ENTRIES:  # the next write rewrites the whole file, with all counts
                 del self._unsaved[next(iter(self._unsaved))]
-        self._keep(entry)
+        self._keep_entry(entry)
 
     def _count(self, entry: XidEntry) -> None:
         self._last_series = None
@@ -270,7 +265,7 @@ class XidJournal:
             and self._monotonic() - entry.boot_s < SEVERITY_WAIT_S
         )
 
-    def _count_what_waited(self) -> None:
+    def _count_unmatched(self) -> None:
         """Count the events whose line did not come in time."""
         for number in list(self._uncounted):
             entry = self._entries.get(number)
@@ -285,7 +280,7 @@ class XidJournal:
             return {}
         return recent_errors(self._entries.values(), boot_id=self._boot_id, boot_now=boot_now, now=self._now())
 
-    def _keep(self, entry: XidEntry) -> None:
+    def _keep_entry(self, entry: XidEntry) -> None:
         self._entries[entry.id] = entry
         self._last_put_s = self._monotonic()
         self._last_id = max(self._last_id, entry.id)
@@ -309,7 +304,7 @@ class XidJournal:
         """Add the uuid to entries of GPUs identified after the kernel log line; of this boot only, since GPUs may be moved."""
         for entry in [item for item in self._entries.values() if not item.device and item.boot_id == self._boot_id]:
             if uuid := uuids.get(entry.pci_bus_id):
-                self._put(msgspec.structs.replace(entry, uuid=uuid), unsaved=True)
+                self._update_entry(msgspec.structs.replace(entry, uuid=uuid), unsaved=True)
 
     def _time_of(self, tally: Tally) -> float:
         """Return the time by the present wall clock, which may have been set since; that of an earlier boot precedes this one."""
@@ -333,11 +328,11 @@ class XidJournal:
         self._last_seq = snapshot.seq if snapshot.boot_id == self._boot_id else -1
         for entry in loaded.entries:
             if entry.id <= snapshot.last_id and entry.id not in self._entries:
-                self._keep(entry)  # already counted in the snapshot, if its GPU was known
+                self._keep_entry(entry)  # already counted in the snapshot, if its GPU was known
                 if not entry.device:
                     self._uncounted[entry.id] = None
             else:
-                self._put(entry, unsaved=False)
+                self._update_entry(entry, unsaved=False)
         self._tallies.show_all()
         self._read_last_id = self._last_id
 
@@ -350,7 +345,7 @@ class XidJournal:
             file.close()
             raise
         if not loaded.exists:
-            self._nothing_saved = True
+            self._needs_rewrite = True
             return
         with self._memory:
             own, began = list(self._unsaved.values()), self._read_last_id
@@ -364,22 +359,22 @@ class XidJournal:
                     candidates = (candidate for candidate in candidates if may_be_same(candidate, entry))
                     twin = next((candidate for candidate in candidates if abs(candidate.boot_s - entry.boot_s) <= LATE_S), None)
                 if twin is None:
-                    self._put(msgspec.structs.replace(entry, id=self._last_id + 1), unsaved=True)
+                    self._update_entry(msgspec.structs.replace(entry, id=self._last_id + 1), unsaved=True)
                 else:
                     taken_over.discard(twin.id)
-                    self._put(merged(twin, entry), unsaved=True)
+                    self._update_entry(merged(twin, entry), unsaved=True)
 
     def _write(self, file: JournalFile) -> None:
         with self._memory:
-            if not (self._unsaved or self._nothing_saved):
+            if not (self._unsaved or self._needs_rewrite):
                 return
             pending = dict(self._unsaved)
             too_much = len(pending) > MAX_ENTRIES or file.lines > 2 * MAX_ENTRIES or file.too_large
-        if self._nothing_saved or too_much or not file.append(pending.values()):
+        if self._needs_rewrite or too_much or not file.append(pending.values()):
             with self._memory:
                 snapshot, entries = self._snapshot(), list(self._entries.values())
             file.rewrite(snapshot, entries)
-            self._nothing_saved = False
+            self._needs_rewrite = False
         with self._memory:
             for number, entry in pending.items():
                 if self._unsaved.get(number) is entry:

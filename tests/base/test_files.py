@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole: on full disks, among other users' files, by several writers."""
+"""Files that are replaced as a whole, and configuration files: full disks, damage, other users' files, several writers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from rankscope.base.atomic_files import remove_unfinished, replace_file, replacing
+from rankscope.base.config_files import MAX_BYTES, read_config_text, read_toml
+from rankscope.base.errors import InputError
 
 
 @contextmanager
@@ -162,3 +164,33 @@ def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) ->
 
 def test_a_missing_folder_has_nothing_unfinished(tmp_path: Path) -> None:
     remove_unfinished(tmp_path / "missing" / "file")
+
+
+# Configuration files
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"\xef\xbb\xbfa = 'b'\n")
+    assert read_toml(tmp_path / "file") == {"a": "b"}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"a = 'b'\nc = \xff", "byte 12: not UTF-8"),
+        (b"#" * (MAX_BYTES + 1), "larger than 1 MiB"),
+        (b"a = 1\nb = x\nc = 2", "not TOML: .* line 2"),
+        (b"a = " + b"[" * 5000, "not TOML"),
+        (b'a = [{"b\\u0000" = 1}]', "u0000"),
+    ],
+)
+def test_a_damaged_file_is_refused_with_the_place(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(InputError, match=reason):
+        read_toml(tmp_path / "file")
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "file")
+    with pytest.raises(InputError, match="not a regular file"):
+        read_config_text(tmp_path / "file")

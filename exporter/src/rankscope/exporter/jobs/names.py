@@ -1,19 +1,69 @@
-"""User names, from a directory service that may be slow or unavailable."""
+"""Names of users, from a directory service, and of pods, from the kubelet's folder of logs; both may be slow or unavailable.
+
+Control groups have the uids of pods, and the kubelet's PodResources service their names; only that folder has both.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import pwd
 import queue
+import stat
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 from typing import Final
 
+from rankscope.exporter.jobs.bounded_calls import BoundedCalls
 from rankscope.exporter.jobs.environment import word
 
+POD_LOGS: Final = Path("/var/log/pods")
+
 _WAIT_S: Final = 0.3
-_ASK_AGAIN_S: Final = 600.0
+_RETRY_S: Final = 600.0
 _MAX_USERS: Final = 4096
+_DEADLINE_S: Final = 0.5
+_MAX_FOLDERS: Final = 4096
+
+PodName = tuple[str, str]
+"""Namespace and name of a pod."""
+
+
+class PodNames:
+    """Cache of pod names; the folder is listed only while a wanted uid is unknown. Not thread-safe."""
+
+    def __init__(self, folder: Path = POD_LOGS) -> None:
+        self._folder = folder
+        self._bounded_calls = BoundedCalls(_DEADLINE_S)
+        self._names: dict[str, PodName] = {}
+
+    def names(self, uids: Collection[str]) -> dict[str, PodName]:
+        """Return the names of those pods whose names are known. Does not fail, and waits at most half a second."""
+        if not self._names.keys() >= set(uids):
+            with contextlib.suppress(OSError):  # no kubelet runs here, or the disk does not answer
+                self._names = self._bounded_calls.call(lambda: _listed(self._folder))
+        return {uid: self._names[uid] for uid in uids if uid in self._names}
+
+
+def _listed(folder: Path) -> dict[str, PodName]:
+    """Read the names ``NAMESPACE_NAME_UID`` of the pods' folders; none of a folder that other users can write to."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if status.st_uid not in (0, os.getuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return {}
+        with os.scandir(fd) as entries:
+            names = [entry.name.split("_") for entry in itertools.islice(entries, _MAX_FOLDERS)]
+    finally:
+        os.close(fd)
+    return {
+        uid: (namespace, name)
+        for namespace, name, uid in (parts for parts in names if len(parts) == 3)
+        if word(namespace) and word(name)
+    }
 
 
 def _name_of(uid: int) -> str:
@@ -65,7 +115,7 @@ class UserNames:
                 # The name becomes a label value: one with unusual characters is replaced by the uid.
                 answer = (word(self._look_up(uid)) or str(uid), float("inf"))
             except Exception:  # noqa: BLE001  of a directory service; the names of the other users are still wanted
-                answer = (str(uid), time.monotonic() + _ASK_AGAIN_S)
+                answer = (str(uid), time.monotonic() + _RETRY_S)
             with self._answered:
                 if len(self._names) >= _MAX_USERS:
                     self._names.clear()

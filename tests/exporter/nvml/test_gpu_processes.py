@@ -1,34 +1,37 @@
-"""Each process's share of the SMs, for the tenants of a shared GPU."""
+"""Processes on a GPU, and each one's share of the SMs for the tenants of a shared GPU."""
 
 from __future__ import annotations
 
+import os
 import time
 from ctypes import sizeof
 from pathlib import Path
 
 import pytest
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
-from tests.exporter.nvml.asked_gpu import opened, sample_of
+from tests.exporter.nvml.asked_gpu import Sample, opened, sample_of
 
 from rankscope.exporter.nvml import processes
 from rankscope.exporter.nvml.gpu import load_nvml
 
-JOBS = frozenset({"gpu", "jobs"})
+JOBS, PROCESS = frozenset({"gpu", "jobs"}), frozenset({"gpu", "process"})
 CALL = "nvmlDeviceGetProcessUtilization"
 
 
 @pytest.fixture
 def fake(tmp_path: Path) -> FakeDriver:
-    driver = FakeDriver(tmp_path, build_library(), [h100_state(0)])
-    driver.gpus[0] |= {f"process.{index}": f"compute {501 + index} {1000 * (index + 1)} - -" for index in range(3)}
-    driver.gpus[0] |= {"process_util.0": "501 25 0 0 0", "process_util.1": "502 50 0 0 0"}
-    driver.write()
-    return driver
+    processes = {f"process.{index}": f"compute {501 + index} {1000 * (index + 1)} - -" for index in range(3)}
+    utilization = {"process_util.0": "501 25 0 0 0", "process_util.1": "502 50 0 0 0"}
+    return FakeDriver(tmp_path, build_library(), [h100_state(0) | processes | utilization])
 
 
 def shares(fake: FakeDriver, collectors: frozenset[str] = JOBS) -> tuple[dict[int, float | None], dict[str, str]]:
     sample = sample_of(fake, 0, collectors)
-    return {process.pid: process.sm_ratio for process in sample.processes or ()}, sample.errors
+    return shares_in(sample), sample.errors
+
+
+def shares_in(sample: Sample) -> dict[int, float | None]:
+    return {process.pid: process.sm_ratio for process in sample.processes or ()}
 
 
 def test_processes_have_their_share_and_those_without_a_sample_none_of_it(fake: FakeDriver) -> None:
@@ -48,12 +51,10 @@ def test_processes_are_known_where_their_shares_are_not(fake: FakeDriver, code: 
 
 @pytest.mark.parametrize("count", [2**32 - 1, 2**31, 10**6])
 def test_numbers_of_processes_that_cannot_be_take_no_memory(fake: FakeDriver, count: int) -> None:
-    fake.gpus[0]["process_util_count"] = count
-    fake.write()
+    fake.change(0, {"process_util_count": count})
     assert shares(fake) == ({501: None, 502: None, 503: None}, {})
 
-    fake.gpus[0]["process_count"] = count
-    fake.write()
+    fake.change(0, {"process_count": count})
     sample = sample_of(fake, 0, JOBS)
     assert sample.processes is None
     assert sample.raw.readings == ()
@@ -72,25 +73,20 @@ def test_the_layouts_are_those_of_nvidia_ml_py() -> None:
 def test_a_sample_of_the_future_hides_no_later_one(fake: FakeDriver) -> None:
     """As after the wall clock was set back, or of a driver that returns a number with all bits set."""
     now_us = time.time_ns() // 1000
-    fake.gpus[0] |= {"process_util.0": f"501 25 0 0 0 {now_us + 3600 * 10**6}", "process_util.1": f"502 50 0 0 0 {2**64 - 1}"}
-    fake.gpus[0] |= {"process_util.2": "503 75 0 0 0"}
-    fake.write()
+    stamps_us = {501: now_us + 3600 * 10**6, 502: 2**64 - 1}
+    fake.change(0, {f"process_util.{index}": f"{pid} 25 0 0 0 {us}" for index, (pid, us) in enumerate(stamps_us.items())})
+    fake.change(0, {"process_util.2": "503 75 0 0 0"})
 
-    with opened(fake, 0, frozenset({"gpu", "process"})) as gpu_process:
-        assert {process.pid: process.sm_ratio for process in gpu_process.sample().processes or ()} == {501: 0, 502: 0, 503: 0.75}
-        fake.gpus[0] |= {"process_util.0": "501 50 0 0 0"}
-        fake.write()
-        assert {process.pid: process.sm_ratio for process in gpu_process.sample().processes or ()} == {
-            501: 0.5,
-            502: 0,
-            503: 0.75,
-        }
+    with opened(fake, 0, PROCESS) as gpu_process:
+        assert shares_in(gpu_process.sample()) == {501: 0, 502: 0, 503: 0.75}
+        fake.change(0, {"process_util.0": "501 50 0 0 0"})
+        assert shares_in(gpu_process.sample()) == {501: 0.5, 502: 0, 503: 0.75}
 
 
 def test_a_fault_in_reading_shares_is_one_of_the_collector_of_processes(fake: FakeDriver) -> None:
     fake.fail(CALL, 999)
 
-    sample = sample_of(fake, 0, frozenset({"gpu", "process"}))
+    sample = sample_of(fake, 0, PROCESS)
 
     assert sample.absent["gpu_process_sm_utilization_ratio",] == "unknown"
     assert sample.errors == {"process": "gpu_process_sm_utilization_ratio: unknown"}
@@ -113,3 +109,47 @@ def test_an_idle_gpu_is_not_asked(fake: FakeDriver) -> None:
     with opened(fake, 0, JOBS) as gpu_process:
         gpu_process.sample()
         assert CALL not in gpu_process.marks
+
+
+def test_processes_of_all_kinds_are_named_once(fake: FakeDriver) -> None:
+    fake.change(
+        0,
+        {
+            "process.0": "compute 501 1000 - -",
+            "process.1": "graphics 501 1000 - -",
+            "process.2": "graphics 502 - - -",
+            "process.3": "mps 503 2000 - -",
+        }
+        | {f"process.{4 + other}": f"compute {1000 + other} 1 - -" for other in range(100)},
+    )
+
+    processes = sample_of(fake).processes or ()
+
+    assert [(process.pid, process.kind, process.used_bytes) for process in processes if process.pid < 1000] == [
+        (501, "compute", 1000),
+        (503, "mps", 2000),
+        (502, "graphics", None),
+    ]
+    assert len(processes) == 103
+
+
+def test_no_process_is_an_empty_table(fake: FakeDriver) -> None:
+    # nvidia-ml-py raises the error "SUCCESS" if no process has a utilisation.
+    for name in [name for name in fake.gpus[0] if name.startswith("process")]:
+        del fake.gpus[0][name]
+    fake.write()
+
+    sample = sample_of(fake, 0, PROCESS)
+
+    assert sample.processes == ()
+    assert sample.errors == {}
+    assert sample.absent == {}
+
+
+def test_a_process_is_named_as_the_kernel_names_it(fake: FakeDriver) -> None:
+    fake.change(0, {"process.0": f"compute {os.getpid()} 1000 - -"})
+
+    sample = sample_of(fake, 0, PROCESS)
+
+    name = Path("/proc/self/comm").read_text().strip()
+    assert (str(os.getpid()), name) in sample.all("gpu_process_memory_used_bytes")
