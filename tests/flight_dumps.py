@@ -10,9 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rankscope.analysis.hang.diagnosis import diagnose
+from rankscope.analysis.hang.files import LoadedDumps
+from rankscope.analysis.hang.hang_result import HangReport
+from rankscope.analysis.hang.records import parse
+
 START_NS = 1_790_000_000_000_000_000
 SECOND = 10**9
 TIMEOUT_MS = 600_000
+PENDING: Mapping[str, Any] = {"state": "started", "retired": False, "time_discovered_completed_ns": None}
+"""Fields of the entry of an operation that has not ended."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +145,25 @@ class Job:
             "is_p2p": False,
             "frames": [{"name": "step", "filename": "train.py", "line": 40 + place}],
         }
+
+
+def leave_pending(dumps: Mapping[int, dict[str, Any]], *, state: str = "scheduled") -> None:
+    """Change the last operation of each dump to one that has not ended."""
+    for dump in dumps.values():
+        dump["entries"][-1].update(PENDING, state=state)
+
+
+def report_of(
+    documents: Mapping[int, dict[str, Any]], *, waited_s: Mapping[int, float] | None = None, world_size: int | None = None
+) -> HangReport:
+    """Return the report on one document per rank. ``waited_s``: seconds from the start of the job to the dump, by rank."""
+    dumps = LoadedDumps("dumps", world_size=world_size)
+    for rank, document in documents.items():
+        dump = parse(document)
+        assert dump is not None
+        dumps.ranks[rank] = [dump]
+    dumps.taken_ns = {rank: START_NS + int(seconds * 1e9) for rank, seconds in (waited_s or {}).items()}
+    return diagnose(dumps)
 
 
 def p2p(dump: dict[str, Any], op: str, group: str, number: int, **fields: Any) -> None:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from tests.analysis.hang.reports import report_of
-from tests.flight_dumps import START_NS, Job, batch, p2p
+from tests.flight_dumps import START_NS, Job, batch, p2p, report_of
 
 GATHERS = [("_all_gather_base", (8,), (32,)), ("_all_gather_base", (4,), (16,))]
 

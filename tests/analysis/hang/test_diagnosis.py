@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.analysis.hang.reports import report_of
-from tests.flight_dumps import START_NS, Call, Job, as_json, p2p, write
+from tests.flight_dumps import START_NS, Call, Job, as_json, leave_pending, p2p, report_of, write
 
 from rankscope.analysis.hang.diagnosis import analyze_hang, diagnose
 from rankscope.analysis.hang.files import LoadedDumps
@@ -196,14 +195,11 @@ def test_of_a_deadlock_the_rank_that_is_somewhere_else_is_named() -> None:
     ],
 )
 def test_who_comes_with_something_else_is_named(other: Call, what: str) -> None:
-    dumps = Job.of_events(WORLD, ["0"] * 3).dumps()
-    changed = Job(WORLD, {rank: [Call("0")] * 2 + [other if rank == 1 else Call("0")] for rank in range(4)}).dumps()
-    for rank, dump in dumps.items():
-        dump["entries"] = changed[rank]["entries"]
-        dump["entries"][-1] |= {"state": "scheduled", "retired": False, "time_discovered_completed_ns": None}
+    dumps = Job(WORLD, {rank: [Call("0")] * 2 + [other if rank == 1 else Call("0")] for rank in range(4)}).dumps()
+    leave_pending(dumps)
     report = report_of(dumps)
     assert (report.cause, report.culprits) == ("mismatch", [1])
-    assert [(mismatche.what, mismatche.sequence) for mismatche in report.mismatches] == [(what, 3)]
+    assert [(mismatch.what, mismatch.sequence) for mismatch in report.mismatches] == [(what, 3)]
 
 
 def test_equal_element_counts_and_unequal_all_to_alls_are_no_mismatch() -> None:
@@ -212,16 +208,14 @@ def test_equal_element_counts_and_unequal_all_to_alls_are_no_mismatch() -> None:
         (Call("0", "all_to_all", (3,)), Call("0", "all_to_all", (5,))),
     ]:
         dumps = Job({"0": (0, 1)}, {0: [first], 1: [second]}).dumps()
-        for dump in dumps.values():
-            dump["entries"][-1] |= {"state": "scheduled", "retired": False, "time_discovered_completed_ns": None}
+        leave_pending(dumps)
         report = report_of(dumps)
         assert (report.cause, report.mismatches) == ("stuck", [])
 
 
 def test_two_that_disagree_are_both_shown_and_neither_accused() -> None:
     dumps = Job({"0": (0, 1)}, {0: [Call("0", sizes=(1,))], 1: [Call("0", sizes=(2,))]}).dumps()
-    for dump in dumps.values():
-        dump["entries"][-1] |= {"state": "scheduled", "retired": False, "time_discovered_completed_ns": None}
+    leave_pending(dumps)
     report = report_of(dumps)
     assert (report.kind, report.cause, report.culprits) == ("hang", "mismatch", [])
     assert report.mismatches[0].values == {"1 element": [0], "2 elements": [1]}
@@ -229,8 +223,7 @@ def test_two_that_disagree_are_both_shown_and_neither_accused() -> None:
 
 def test_where_all_have_come_the_group_is_named_and_no_rank() -> None:
     dumps = Job.of_events(WORLD, ["0"] * 3, descriptions={"0": "default_pg"}).dumps()
-    for dump in dumps.values():
-        dump["entries"][-1] |= {"state": "started", "retired": False, "time_discovered_completed_ns": None}
+    leave_pending(dumps, state="started")
     report = report_of(dumps)
     assert (report.kind, report.cause, report.culprits) == ("hang", "stuck", [])
     assert report.group is not None
@@ -290,8 +283,7 @@ def test_a_job_that_goes_on_hangs_for_no_rank_in_dumps_of_different_times() -> N
     early = Job.of_events(WORLD, ["0"] * 100, stops={1: 50})
     dumps = full.dumps()
     dumps[1] = early.dumps()[1]
-    for rank in (0, 2, 3):
-        dumps[rank]["entries"][-1] |= {"state": "scheduled", "retired": False, "time_discovered_completed_ns": None}
+    leave_pending({rank: dumps[rank] for rank in (0, 2, 3)})
     report = report_of(dumps, waited_s={0: 1.1, 1: 0.5, 2: 1.2, 3: 1.0})
     assert (report.kind, report.culprits) == ("no_hang", [])
     # but when they were dumped a minute later, rank 1 is late

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from tests.analysis.hang.reports import report_of
-from tests.flight_dumps import Call, Job, as_json, p2p
+from tests.flight_dumps import PENDING, Call, Job, as_json, leave_pending, p2p, report_of
 
 from rankscope.analysis.hang.hang_result import HangReport
 from rankscope.analysis.operations import OPERATIONS, operation, operation_name
@@ -57,9 +56,7 @@ def diagnosed(
             "output_sizes": [list(shape) for shape in outputs],
             "input_dtypes": ["Float"] * len(inputs),
             "output_dtypes": ["Float"] * len(outputs),
-            "state": "started",
-            "retired": False,
-            "time_discovered_completed_ns": None,
+            **PENDING,
             **(of_rank or {}).get(rank, {}),
         }
     return report_of({rank: as_json(dump) if json else dump for rank, dump in dumps.items() if rank not in without})
@@ -282,13 +279,9 @@ def test_a_rank_of_another_call_is_named_by_the_operation_and_not_its_size() -> 
         {"0": range(3)}, {rank: [Call("0", "all_to_all" if rank == 2 else "all_reduce", (rank + 1,))] for rank in range(3)}
     )
     documents = dumps.dumps()
-    for document in documents.values():
-        document["entries"][-1] |= {"state": "scheduled", "retired": False, "time_discovered_completed_ns": None}
+    leave_pending(documents)
     report = report_of(documents)
     assert (report.mismatches[0].what, report.culprits) == ("op", [2])
-
-
-PENDING = {"state": "started", "retired": False, "time_discovered_completed_ns": None}
 
 
 @pytest.mark.parametrize(
@@ -336,8 +329,7 @@ def test_a_mismatch_beside_a_rank_without_a_dump_is_named() -> None:
 def test_mismatches_of_several_groups_are_all_named() -> None:
     groups = {"0": range(8), "1": range(4), "2": range(4, 8)}
     dumps = Job.of_events(groups, ["0", "1", "2"] * 3).dumps()
-    for dump in dumps.values():
-        dump["entries"][-1].update(PENDING)
+    leave_pending(dumps, state="started")
     dumps[2]["entries"][-1].update(input_sizes=[[9]], output_sizes=[[9]])
     dumps[7]["entries"][-1].update(input_dtypes=["Half"], output_dtypes=["Half"])
     report = report_of(dumps)

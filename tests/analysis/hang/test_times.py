@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.flight_dumps import SECOND, START_NS, Job, write
+from tests.flight_dumps import PENDING, SECOND, START_NS, Job, write
 
 from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.analysis.hang.hang_result import HangReport
 
 DAY = 86_400.0
-PENDING = {"state": "started", "retired": False, "time_discovered_completed_ns": None}
 
 
 def running_job(*, pending: int = 1, ahead_s: float = 0.0, behind: int = 0) -> dict[int, dict[str, Any]]:
@@ -110,7 +109,7 @@ def test_a_late_rank_is_named_though_the_clock_of_its_host_is_behind(tmp_path: P
 def test_a_mismatch_is_certain_whatever_the_time_is(tmp_path: Path, after_s: float) -> None:
     dumps = Job.of_events({"0": range(4)}, ["0"] * 10).dumps()
     for rank, dump in dumps.items():
-        dump["entries"][-1] |= PENDING | ({"input_sizes": [[9]], "output_sizes": [[9]]} if rank == 2 else {})
+        dump["entries"][-1].update(PENDING, **({"input_sizes": [[9]], "output_sizes": [[9]]} if rank == 2 else {}))
     hang_report = report(tmp_path, dumps, after_s)
     assert (hang_report.cause, [culprit.certain for culprit in hang_report.evidence]) == ("mismatch", [True])
     assert "not known" not in hang_report.summary
