@@ -15,12 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.full_disk import disk_with_room_for
+from tests.profiler.first_words import hello
 from tests.step_files import StepWriter, append
 
 from rankscope.base.errors import InputError
-from rankscope.profiler.handover import Handover
 from rankscope.profiler.helper.writing.store import RunStore
-from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.paths import (
     RANK_STREAMS,
     activity_file,
@@ -52,15 +51,6 @@ def step(number: int, **fields: object) -> StepRecord:
 
 def kernel(number: int) -> KernelRecord:
     return KernelRecord(step=number, name="k", kind="compute", total_us=1.0, calls=1)
-
-
-def hello(run: Path) -> Handover:
-    return Handover(
-        settings=RecorderSettings(run_dir=str(run), run_id="r1", name="test", start_unix_ns=1),
-        run=RunInfo(run_id="r1", name="test", start_unix_ns=1),
-        attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=2),
-        rank=RankInfo(rank=0, world_size=2, host="n1", pid=1, start_unix_ns=1),
-    )
 
 
 @pytest.fixture
@@ -348,7 +338,7 @@ def test_if_a_part_cannot_be_removed_the_next_record_is_on_its_own_line(run: Pat
 def test_lines_that_cannot_be_taken_back_are_not_written_twice(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a disk that takes two records and a half of a batch, and then cannot truncate the file
     monkeypatch.setattr(Path, "open", lambda path, mode, **_: StubbornFile(path, mode.replace("b", "")))
-    store = RunStore(hello(run))
+    store = RunStore(hello(run, run_id="r1", world_size=2))
     store.add_step(step(0))
     assert store.flush(now=True)
     size = segment(rank_dir(run, 0, 0), "steps", 0).stat().st_size
@@ -400,7 +390,7 @@ def test_records_the_filesystem_took_and_did_not_keep_are_counted(
     assert len([*rank_dir(run, 0, 0).iterdir()]) == 2
     # and the end of a rank reports it
     monkeypatch.undo()
-    store = RunStore(hello(run))
+    store = RunStore(hello(run, run_id="r1", world_size=2))
     store.add_step(step(0))
     assert store.flush(now=True)
     monkeypatch.setattr(os, "fsync", full)
