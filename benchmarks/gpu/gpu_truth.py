@@ -41,8 +41,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from benchmarks.common.result import budget, environment, finish
 from tests.nccl.dumps import write_dumps
+from tests.nccl.faults import FAULTS
 from tests.nccl.inspector import write_logs
-from tests.nccl.layouts import FAULTS, LARGE, LAYOUTS, LayoutJob
+from tests.nccl.layouts import LARGE, LAYOUTS, LayoutJob
 from tests.nccl.runs import write_run
 from tests.nccl.traces import write_traces
 

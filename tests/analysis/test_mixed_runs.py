@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.nccl.layouts import FAULTS, Layout, LayoutJob
+from tests.nccl.faults import FAULTS
+from tests.nccl.layouts import Layout, LayoutJob
 from tests.nccl.traces import Clock, document
 
 from rankscope.analysis.engine import analyze
