@@ -241,12 +241,12 @@ def main() -> None:
                 analyser = Analyser(args.analyser.resolve(), os.fspath(args.analyser_python.absolute()), name, Path(out))
                 about["analyser"] = analyser.about()
             taken = measure(name, args.times, analyser)
-        figures[name] = {what: round(statistics.median(values), 4) for what, values in taken.items()}
-        for what, (slower, faster) in COMPARED.items() if analyser is not None else ():
+        figures[name] = {comparison: round(statistics.median(values), 4) for comparison, values in taken.items()}
+        for comparison, (slower, faster) in COMPARED.items() if analyser is not None else ():
             ratio = round(statistics.median(a / b for a, b in zip(taken[slower], taken[faster], strict=True)), 2)
-            figures[name][f"{what}_ratio"] = ratio
+            figures[name][f"{comparison}_ratio"] = ratio
             if name == "AR":
-                budgets.append(budget(f"{what}_ratio", ratio, LEAST_FASTER, at_least=True))
+                budgets.append(budget(f"{comparison}_ratio", ratio, LEAST_FASTER, at_least=True))
     if "run" in parts:
         figures["run"], of_run = run_part(args)
         budgets += of_run

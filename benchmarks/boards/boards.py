@@ -156,14 +156,14 @@ def recorded(into: FilledPrometheus, rules: list[dict[str, Any]], start_s: int, 
     return seconds
 
 
-def ask(of: FilledPrometheus, what: Question, end_s: int, **more: str) -> tuple[float, bytes]:
+def ask(of: FilledPrometheus, question: Question, end_s: int, **more: str) -> tuple[float, bytes]:
     """Send a query. Returns its seconds and the answer."""
-    if what.step_s is None:
-        return of.query("query", query=what.expr, time=end_s, **more)
+    if question.step_s is None:
+        return of.query("query", query=question.expr, time=end_s, **more)
     # Grafana aligns the time range to the step.
-    end = math.floor(end_s / what.step_s) * what.step_s
-    begin = math.floor((end_s - what.range_s) / what.step_s) * what.step_s
-    return of.query("query_range", query=what.expr, start=begin, end=end, step=what.step_s, **more)
+    end = math.floor(end_s / question.step_s) * question.step_s
+    begin = math.floor((end_s - question.range_s) / question.step_s) * question.step_s
+    return of.query("query_range", query=question.expr, start=begin, end=end, step=question.step_s, **more)
 
 
 def measured(of: FilledPrometheus, questions: list[Question], end_s: int, repeats: int) -> list[MeasuredQuery]:

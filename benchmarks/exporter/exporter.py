@@ -53,7 +53,7 @@ SCRAPERS = 20
 
 
 @dataclass(frozen=True)
-class RunningExporter:
+class MeasuredExporter:
     """One exporter under measurement."""
 
     pid: int
@@ -90,7 +90,7 @@ class RunningExporter:
         return pss_bytes(self.pid) / 2**20
 
 
-def cpu_side_by_side(exporters: list[RunningExporter], *, rounds: int, seconds: int) -> list[list[float]]:
+def cpu_side_by_side(exporters: list[MeasuredExporter], *, rounds: int, seconds: int) -> list[list[float]]:
     """Return the CPU seconds per second of each exporter in each round, while all are scraped once a second, in turn."""
     collected: list[list[float]] = [[] for _ in exporters]
     for _ in range(rounds):
@@ -105,10 +105,10 @@ def cpu_side_by_side(exporters: list[RunningExporter], *, rounds: int, seconds: 
 
 
 @contextlib.contextmanager
-def started(command: list[str], port: int, env: dict[str, str]) -> Iterator[RunningExporter]:
+def started(command: list[str], port: int, env: dict[str, str]) -> Iterator[MeasuredExporter]:
     """Start an exporter. Yields it after its first samples."""
     process = subprocess.Popen(command, env={**os.environ, **env}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    running = RunningExporter(process.pid, port, http.client.HTTPConnection("127.0.0.1", port, timeout=10))
+    running = MeasuredExporter(process.pid, port, http.client.HTTPConnection("127.0.0.1", port, timeout=10))
     try:
         until = time.monotonic() + 60
         while True:
@@ -129,7 +129,7 @@ def started(command: list[str], port: int, env: dict[str, str]) -> Iterator[Runn
             process.wait()
 
 
-def rankscope(env: dict[str, str], folder: Path, *extra: str) -> contextlib.AbstractContextManager[RunningExporter]:
+def rankscope(env: dict[str, str], folder: Path, *extra: str) -> contextlib.AbstractContextManager[MeasuredExporter]:
     port = free_port()
     folder.mkdir(parents=True)
     command = [sys.executable, "-m", "rankscope", "exporter", "--listen", f"127.0.0.1:{port}", "--interval", "1s"]
@@ -138,7 +138,7 @@ def rankscope(env: dict[str, str], folder: Path, *extra: str) -> contextlib.Abst
     return started([*command, *extra], port, env)
 
 
-def nvitop(env: dict[str, str]) -> contextlib.AbstractContextManager[RunningExporter]:
+def nvitop(env: dict[str, str]) -> contextlib.AbstractContextManager[MeasuredExporter]:
     port = free_port()
     command = [sys.executable, "-m", "nvitop_exporter", "--bind-address", "127.0.0.1", "--port", str(port), "--interval", "1"]
     return started(command, port, env)
@@ -223,7 +223,7 @@ def drivers(folder: Path) -> dict[str, FakeDriver]:
     return {kind: FakeDriver(folder / kind.replace(" ", "-"), library, gpus) for kind, gpus in kinds.items()}
 
 
-def stalled(server: RunningExporter) -> dict[str, float]:
+def stalled(server: MeasuredExporter) -> dict[str, float]:
     """Measure the cost of half requests: memory, the time of a health check among them, and the connections left open."""
     before = server.pss_mib()
     with contextlib.ExitStack() as stack:

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.common.processes import free_port
 from benchmarks.common.result import environment
-from benchmarks.exporter.exporter import DRIVER_LIBRARY, RunningExporter, started
+from benchmarks.exporter.exporter import DRIVER_LIBRARY, MeasuredExporter, started
 from benchmarks.exporter.page_caches_job import EVERY, write_ranks
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
 
@@ -34,7 +34,7 @@ def own_cpu_s(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | 2)
 
 
-def cpu_us_per_scrape(server: RunningExporter, scrapes: int) -> float:
+def cpu_us_per_scrape(server: MeasuredExporter, scrapes: int) -> float:
     """Return the CPU microseconds of the serving process per scrape, from the cheapest block of scrapes.
 
     That block has no sampling in it, and ran on a quiet core.

@@ -99,7 +99,7 @@ PLANTED: dict[str, tuple[int, int, list[int] | None, str, Callable[[int, int], f
 def detections(seeds: int) -> dict[str, Any]:
     """Return the share of planted faults that are found, and with the right pattern, if noise lasts for 6 steps."""
     result: dict[str, Any] = {}
-    for what, (ranks, steps, expected, pattern, extra) in PLANTED.items():
+    for fault, (ranks, steps, expected, pattern, extra) in PLANTED.items():
         right = same = unsure = 0
         for seed in range(seeds):
             own = own_times(np.random.default_rng(seed), ranks, steps, lasts=6, scatter=0.05)
@@ -110,7 +110,7 @@ def detections(seeds: int) -> dict[str, Any]:
             right += hit
             same += isinstance(answer, SlowRanks) and hit and answer.pattern == pattern
         shares = {"found": right, "with_the_right_pattern": same, "too_little": unsure}
-        result[what] = {"runs": seeds, **{name: count / seeds for name, count in shares.items()}}
+        result[fault] = {"runs": seeds, **{name: count / seeds for name, count in shares.items()}}
     return result
 
 

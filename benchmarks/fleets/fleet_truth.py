@@ -209,9 +209,9 @@ def budgets_of(outcomes: Sequence[FleetOutcome]) -> list[dict[str, object]]:
     alone = of_all["by_ranks_alone"]
     for name, item in ((name, alone[name]) for name in BASELINES):
         least += [
-            (f"{what.replace('_', ' ')}, by ranks alone, beyond {name}", alone[OURS][what] - item[what], 0.0)
-            for what in ("right", "exactly_named")
-            if item[what] is not None
+            (f"{share_name.replace('_', ' ')}, by ranks alone, beyond {name}", alone[OURS][share_name] - item[share_name], 0.0)
+            for share_name in ("right", "exactly_named")
+            if item[share_name] is not None
         ]
     return [
         budget(name, value, limit, at_least=at_least)

@@ -152,9 +152,9 @@ def shown(measured_run: Run) -> dict[str, float]:
     return {name: round(value, 3) for name, value in measured_run._asdict().items()}
 
 
-def ratios(longer: list[Run], shorter: list[Run], what: str) -> list[float]:
+def ratios(longer: list[Run], shorter: list[Run], figure: str) -> list[float]:
     """Return the ratio of a figure in each round."""
-    return [round(getattr(item, what) / getattr(other, what), 2) for item, other in zip(longer, shorter, strict=True)]
+    return [round(getattr(item, figure) / getattr(other, figure), 2) for item, other in zip(longer, shorter, strict=True)]
 
 
 def peer(data: Path, repeats: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:

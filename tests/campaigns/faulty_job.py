@@ -25,7 +25,7 @@ SETTLED = 40
 
 
 @dataclass
-class Outcome:
+class JobOutcome:
     """Outcome of a job, from its own log."""
 
     status: int
@@ -36,7 +36,7 @@ class Outcome:
 
 
 @dataclass
-class Job:
+class FaultyJob:
     """Settings of the job of one test."""
 
     folder: Path
@@ -49,10 +49,10 @@ class Job:
         self,
         *,
         recorded: bool,
-        during: Callable[[Job], None] | None = None,
+        during: Callable[[FaultyJob], None] | None = None,
         run_dir: Path | None = None,
         args: tuple[str, ...] = (),
-    ) -> Outcome:
+    ) -> JobOutcome:
         """Run the job to its end; ``during`` is called once both ranks have done half of their steps."""
         log = self.log(recorded=recorded)
         shutil.rmtree(log, ignore_errors=True)
@@ -74,7 +74,7 @@ class Job:
             output = stderr.read()
         assert "rankscope" not in stdout
         rows = {rank: _rows(log / f"rank-{rank}") for rank in (0, 1)}
-        return Outcome(
+        return JobOutcome(
             process.returncode,
             {rank: [row[1] for row in rank_rows] for rank, rank_rows in rows.items()},
             {rank: [int(row[2]) for row in rank_rows] for rank, rank_rows in rows.items()},
@@ -124,7 +124,7 @@ def recorded_steps(run_dir: Path, rank: int) -> list[int]:
     return [record.step for record in RunReader(run_dir).steps(0, rank)]
 
 
-def nothing_changed(plain: Outcome, recorded: Outcome) -> None:
+def nothing_changed(plain: JobOutcome, recorded: JobOutcome) -> None:
     """Check that the recorder made no difference to training."""
     assert recorded.status == plain.status, recorded.stderr
     for rank in (0, 1):
@@ -140,7 +140,7 @@ def nothing_changed(plain: Outcome, recorded: Outcome) -> None:
         assert len(growth) < 2 or growth[1] - growth[0] < GROWTH_KIB
 
 
-def cost_and_wall(job: Job, outcome: Outcome, rank: int, run_dir: Path | None = None) -> tuple[float, float]:
+def cost_and_wall(job: FaultyJob, outcome: JobOutcome, rank: int, run_dir: Path | None = None) -> tuple[float, float]:
     """Return the recorder's cost in a rank and the total time of the rank's steps, in microseconds."""
     info = rank_info(run_dir or job.run_dir, rank)
     assert info.recorder_cost_us is not None
@@ -149,14 +149,14 @@ def cost_and_wall(job: Job, outcome: Outcome, rank: int, run_dir: Path | None = 
     return info.recorder_cost_us - unpaid, sum(outcome.walls_us[rank])
 
 
-def within_budget(job: Job, outcome: Outcome, run_dir: Path | None = None) -> None:
+def within_budget(job: FaultyJob, outcome: JobOutcome, run_dir: Path | None = None) -> None:
     """Check that the recorder's cost is within its budget on every rank."""
     for rank in (0, 1):
         cost, wall = cost_and_wall(job, outcome, rank, run_dir)
         assert cost <= BUDGET * wall
 
 
-def nothing_lost(job: Job, outcome: Outcome, run_dir: Path | None = None) -> None:
+def nothing_lost(job: FaultyJob, outcome: JobOutcome, run_dir: Path | None = None) -> None:
     """Check that every step that ended is in the run once, or counted as dropped."""
     for rank in (0, 1):
         numbers = recorded_steps(run_dir or job.run_dir, rank)
@@ -166,7 +166,7 @@ def nothing_lost(job: Job, outcome: Outcome, run_dir: Path | None = None) -> Non
         assert len(numbers) + dropped >= len(outcome.losses[rank]) - 1
 
 
-def said_once(outcome: Outcome, rank: int, words: str) -> None:
+def said_once(outcome: JobOutcome, rank: int, words: str) -> None:
     """Check that the reason is on stderr once for the rank."""
     lines = [line for line in outcome.stderr.splitlines() if f"rankscope: rank {rank}:" in line and words in line]
     assert len(lines) == 1, outcome.stderr

@@ -77,7 +77,7 @@ class World:
         return {state: count for (_, state), count in self.box.counts().items()}
 
 
-def away(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> None:
+def unavailable(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> None:
     request.connection.close()
 
 
@@ -96,7 +96,7 @@ def never_ending(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -
 @pytest.mark.parametrize("name", ["away", "503", "429", "never-ending"])
 @pytest.mark.parametrize("hours", [0.75, 3.0])
 def test_a_receiver_that_is_away_for_hours(receiver: WebhookReceiver, tmp_path: Path, name: str, hours: float) -> None:
-    kinds: dict[str, Behaviour | int] = {"away": away, "503": 503, "429": 429, "never-ending": never_ending}
+    kinds: dict[str, Behaviour | int] = {"away": unavailable, "503": 503, "429": 429, "never-ending": never_ending}
     world = World(receiver, tmp_path / "state")
     receiver.behaviour = kinds[name]
     world.box.put(about(*(notice(1, run=str(run)) for run in range(50))))
@@ -116,7 +116,7 @@ def test_a_receiver_that_is_away_for_hours(receiver: WebhookReceiver, tmp_path: 
 
 def test_a_flapping_network(receiver: WebhookReceiver, tmp_path: Path) -> None:
     chance = random.Random(3)
-    ways: list[Behaviour] = [*([answer_with(200)] * 6), answer_with(503), heard_but_504, away, answer_with(429)]
+    ways: list[Behaviour] = [*([answer_with(200)] * 6), answer_with(503), heard_but_504, unavailable, answer_with(429)]
 
     def flap(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
         chance.choice(ways)(request, accept)
@@ -130,9 +130,9 @@ def test_a_flapping_network(receiver: WebhookReceiver, tmp_path: Path) -> None:
         put += fresh
         world.run(chance.random() * 30)
     world.run(1800)
-    heard = {(alert["fingerprint"], alert["startsAt"]) for _, payload in receiver.accepted for alert in payload["alerts"]}
+    received = {(alert["fingerprint"], alert["startsAt"]) for _, payload in receiver.accepted for alert in payload["alerts"]}
     assert world.states() == {"delivered": world.states()["delivered"]}
-    assert len(heard) == len(put)
+    assert len(received) == len(put)
     again = len(receiver.ids) - len(set(receiver.ids))
     row("flapping network", alerts=len(put), attempts=world.attempts, messages=len(set(receiver.ids)), repeated=again)
 
@@ -178,11 +178,11 @@ def test_who_puts_is_killed(receiver: WebhookReceiver, tmp_path: Path) -> None:
             acknowledged |= {int(line) for line in process.stdout.read().split()[:-1]}
     world = World(receiver, path, clock=SimulatedClock())
     world.run(60)
-    heard = [int(rank) for rank, _ in receiver.states]
+    received = [int(rank) for rank, _ in receiver.states]
     assert acknowledged
-    assert acknowledged <= set(heard)
-    assert len(heard) == len(set(heard))
-    row("who puts is killed", kills=KILLS, acknowledged=len(acknowledged), told=len(heard), lost=0, twice=0)
+    assert acknowledged <= set(received)
+    assert len(received) == len(set(received))
+    row("who puts is killed", kills=KILLS, acknowledged=len(acknowledged), told=len(received), lost=0, twice=0)
 
 
 @pytest.mark.parametrize("hours", [-6.0, 6.0])
@@ -234,8 +234,8 @@ def test_a_thousand_alerts_at_once(receiver: WebhookReceiver, tmp_path: Path, gr
     _, sending.returncode, used = os.wait4(sending.pid, 0)
     assert sending.returncode == 0
     peak_mib = used.ru_maxrss / 1024
-    heard = [alert["fingerprint"] for _, payload in receiver.accepted for alert in payload["alerts"]]
-    assert sorted(heard) == sorted(delivery.alert.fingerprint for delivery in alerts)
+    received = [alert["fingerprint"] for _, payload in receiver.accepted for alert in payload["alerts"]]
+    assert sorted(received) == sorted(delivery.alert.fingerprint for delivery in alerts)
     assert max(map(len, receiver.bodies)) <= 20_000
     assert peak_mib < MEMORY_LIMIT_MIB
     row(
@@ -302,10 +302,10 @@ def test_a_watcher_that_is_killed(receiver: WebhookReceiver, tmp_path: Path) -> 
                 break
         assert process.returncode == 0
         usual_s = time.monotonic() - began
-        heard = receiver.accepted[before:]
-        assert len({message_id for message_id, _ in heard}) == 1
-        assert len({alert["startsAt"] for _, payload in heard for alert in payload["alerts"]}) == 1
-        repeated += len(heard) - 1
+        received = receiver.accepted[before:]
+        assert len({message_id for message_id, _ in received}) == 1
+        assert len({alert["startsAt"] for _, payload in received for alert in payload["alerts"]}) == 1
+        repeated += len(received) - 1
     row("watcher killed", rounds=rounds, kills=killed, lost=0, repeated_with_the_same_id=repeated)
 
 

@@ -27,8 +27,8 @@ from tests.campaigns.faulty_job import (
     BUDGET,
     GROWTH_KIB,
     STEPS,
-    Job,
-    Outcome,
+    FaultyJob,
+    JobOutcome,
     cost_and_wall,
     helpers_of,
     nothing_changed,
@@ -51,7 +51,7 @@ KILLS = int(os.environ.get("RANKSCOPE_CAMPAIGN_KILLS", "100"))
 TABLE: dict[str, dict[str, object]] = {}
 
 
-def note(name: str, job: Job, plain: Outcome, recorded: Outcome, run_dir: Path | None = None) -> None:
+def note(name: str, job: FaultyJob, plain: JobOutcome, recorded: JobOutcome, run_dir: Path | None = None) -> None:
     """Add a row to the table that the campaign prints."""
     row: dict[str, object] = {"status": recorded.status}
     for label, outcome in (("plain", plain), ("recorded", recorded)):
@@ -82,9 +82,9 @@ def table() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def plain(tmp_path_factory: pytest.TempPathFactory) -> JobOutcome:
     """Outcome of the job without a fault and without the recorder."""
-    return Job(tmp_path_factory.mktemp("plain")).run(recorded=False)
+    return FaultyJob(tmp_path_factory.mktemp("plain")).run(recorded=False)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def tmpfs(tmp_path: Path) -> Iterator[Path]:
     "fault", ["none", "exception", "keyboard", "sigterm", "oom", "fork", "profiler_raises", "foreign_profiler"]
 )
 def test_what_the_script_does_to_itself(tmp_path: Path, fault: str) -> None:
-    job = Job(tmp_path, fault=fault)
+    job = FaultyJob(tmp_path, fault=fault)
     without = job.run(recorded=False)
     recorded = job.run(recorded=True)
     note(fault, job, without, recorded)
@@ -115,11 +115,11 @@ def test_what_the_script_does_to_itself(tmp_path: Path, fault: str) -> None:
         said_once(recorded, 0, "window")
 
 
-def test_a_full_disk(tmp_path: Path, tmpfs: Path, plain: Outcome) -> None:
-    job = Job(tmp_path)
+def test_a_full_disk(tmp_path: Path, tmpfs: Path, plain: JobOutcome) -> None:
+    job = FaultyJob(tmp_path)
     run_dir = tmpfs / "run"
 
-    def fill(_job: Job) -> None:
+    def fill(_job: FaultyJob) -> None:
         with suppress(OSError), (tmpfs / "filler").open("wb", buffering=0) as file:
             while file.write(bytes(4096)):
                 pass
@@ -137,8 +137,8 @@ def test_a_full_disk(tmp_path: Path, tmpfs: Path, plain: Outcome) -> None:
     within_budget(job, recorded, run_dir)
 
 
-def test_a_folder_that_is_removed(tmp_path: Path, plain: Outcome) -> None:
-    job = Job(tmp_path)
+def test_a_folder_that_is_removed(tmp_path: Path, plain: JobOutcome) -> None:
+    job = FaultyJob(tmp_path)
     recorded = job.run(recorded=True, during=lambda job: shutil.rmtree(job.run_dir))
     note("folder removed", job, plain, recorded)
     nothing_changed(plain, recorded)
@@ -147,11 +147,11 @@ def test_a_folder_that_is_removed(tmp_path: Path, plain: Outcome) -> None:
     assert not (job.run_dir / "run.json").exists()
 
 
-def test_a_folder_that_becomes_read_only(tmp_path: Path, tmpfs: Path, plain: Outcome) -> None:
-    job = Job(tmp_path)
+def test_a_folder_that_becomes_read_only(tmp_path: Path, tmpfs: Path, plain: JobOutcome) -> None:
+    job = FaultyJob(tmp_path)
     run_dir = tmpfs / "run"
 
-    def remount(_job: Job) -> None:
+    def remount(_job: FaultyJob) -> None:
         # Forced, as by a failing server: writable files stay open.
         done = subprocess.run(["mount", "-o", "remount,ro", tmpfs], capture_output=True, check=False)
         if done.returncode:
@@ -166,8 +166,8 @@ def test_a_folder_that_becomes_read_only(tmp_path: Path, tmpfs: Path, plain: Out
     within_budget(job, recorded, run_dir)
 
 
-def test_a_file_system_that_takes_five_seconds_per_write(tmp_path: Path, shim: Path, plain: Outcome) -> None:
-    job = Job(tmp_path, environment={"LD_PRELOAD": str(shim), "SLOW_FOLDER": str(tmp_path / "run")})
+def test_a_file_system_that_takes_five_seconds_per_write(tmp_path: Path, shim: Path, plain: JobOutcome) -> None:
+    job = FaultyJob(tmp_path, environment={"LD_PRELOAD": str(shim), "SLOW_FOLDER": str(tmp_path / "run")})
     recorded = job.run(recorded=True)
     note("5 s per write", job, plain, recorded)
     nothing_changed(plain, recorded)
@@ -175,10 +175,10 @@ def test_a_file_system_that_takes_five_seconds_per_write(tmp_path: Path, shim: P
     within_budget(job, recorded)
 
 
-def test_a_helper_that_is_killed(tmp_path: Path, plain: Outcome) -> None:
-    job = Job(tmp_path)
+def test_a_helper_that_is_killed(tmp_path: Path, plain: JobOutcome) -> None:
+    job = FaultyJob(tmp_path)
 
-    def kill(job: Job) -> None:
+    def kill(job: FaultyJob) -> None:
         helpers = helpers_of(job.ranks())
         assert len(helpers) == 2
         for helper in helpers:
@@ -197,8 +197,8 @@ def test_a_helper_that_is_killed(tmp_path: Path, plain: Outcome) -> None:
         assert len(numbers) >= STEPS - 40
 
 
-def test_an_exporter_that_goes(tmp_path: Path, plain: Outcome) -> None:
-    job = Job(tmp_path)
+def test_an_exporter_that_goes(tmp_path: Path, plain: JobOutcome) -> None:
+    job = FaultyJob(tmp_path)
     with ExitStack() as exporter:
         url = exporter.enter_context(answering(lambda request, _: respond(request, 200, b"# nothing\n")))
         recorded = job.run(recorded=True, during=lambda _: exporter.close(), args=("--exporter-url", f"{url}/metrics"))
@@ -209,11 +209,11 @@ def test_an_exporter_that_goes(tmp_path: Path, plain: Outcome) -> None:
 
 
 @pytest.mark.parametrize("seconds", [3600, -3600])
-def test_a_clock_that_steps(tmp_path: Path, shim: Path, plain: Outcome, seconds: int) -> None:
+def test_a_clock_that_steps(tmp_path: Path, shim: Path, plain: JobOutcome, seconds: int) -> None:
     (tmp_path / "clock").write_bytes(bytes(8))
-    job = Job(tmp_path, environment={"LD_PRELOAD": str(shim), "CLOCK_STEP": str(tmp_path / "clock")})
+    job = FaultyJob(tmp_path, environment={"LD_PRELOAD": str(shim), "CLOCK_STEP": str(tmp_path / "clock")})
 
-    def step(_job: Job) -> None:
+    def step(_job: FaultyJob) -> None:
         with (tmp_path / "clock").open("r+b") as file, mmap.mmap(file.fileno(), 8) as clock:
             clock[:8] = struct.pack("<q", seconds)
 
@@ -234,9 +234,9 @@ def test_a_rank_that_is_killed_at_any_moment(tmp_path: Path) -> None:
     for number in range(KILLS):
         folder = tmp_path / str(number)
         folder.mkdir()
-        job = Job(folder, steps=400, pause=0.02)
+        job = FaultyJob(folder, steps=400, pause=0.02)
 
-        def kill(job: Job) -> None:
+        def kill(job: FaultyJob) -> None:
             time.sleep(moments.random() * 3)
             os.kill(job.ranks()[1], signal.SIGKILL)
 
@@ -267,7 +267,7 @@ def test_a_rank_that_is_killed_at_any_moment(tmp_path: Path) -> None:
 
 
 def test_ten_thousand_steps(tmp_path: Path) -> None:
-    job = Job(tmp_path, steps=10_000, pause=0.0)
+    job = FaultyJob(tmp_path, steps=10_000, pause=0.0)
     without = job.run(recorded=False)
     recorded = job.run(recorded=True)
     note("10,000 steps", job, without, recorded)

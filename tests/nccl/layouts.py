@@ -7,7 +7,7 @@ from itertools import product
 from typing import Final
 
 import numpy as np
-from tests.nccl.device import Event, Job, Note, Program, Rank
+from tests.nccl.device import Event, NcclJob, Note, Program, Rank
 from tests.nccl.faults import FAULTS, Fault
 
 LAYERS: Final = 6
@@ -50,8 +50,8 @@ class Layout:
 
     def groups(self) -> dict[str, list[int]]:
         """Return the process groups."""
-        everybody = list(range(self.world))
-        groups = {"0": everybody}
+        all_ranks = list(range(self.world))
+        groups = {"0": all_ranks}
         for stage, inner in product(range(self.stages), range(self.inner)):
             groups[f"dp{stage}-{inner}"] = [self.rank(replica, stage, inner) for replica in range(self.replicas)]
         for replica, stage in product(range(self.replicas), range(self.stages)):
@@ -101,7 +101,7 @@ LARGE: Final = {
 """Layouts of many ranks: in each step a fiftieth of them pauses."""
 
 
-class LayoutJob(Job):
+class LayoutJob(NcclJob):
     """Job of a layout with a fault of the rank ``late``, which is there from the first step."""
 
     def __init__(self, layout: Layout, fault: Fault, *, late: int = 3, steps: int = 10, seed: int = 0) -> None:

@@ -56,9 +56,9 @@ def test_an_answer_reaches_who_asked_and_nobody_serves_the_request_again(run: Pa
     request = new_request("capture")
     post(run, request)
     assert read_answer(run, request.id) is None
-    given = ControlAnswer(id=request.id, accepted=True, first_step=70, last_step=72, attempt=1, answered_unix_ns=time.time_ns())
-    answer(run, given)
-    assert read_answer(run, request.id) == given
+    sent = ControlAnswer(id=request.id, accepted=True, first_step=70, last_step=72, attempt=1, answered_unix_ns=time.time_ns())
+    answer(run, sent)
+    assert read_answer(run, request.id) == sent
     # then a helper that replaced the one that answered does not see it
     assert ControlInbox(run, "capture", since_unix_ns=0, report=reports).pending(now=True) == []
 
@@ -86,14 +86,14 @@ def test_answers_of_many_ranks_do_not_hide_requests(run: Path, reports: Reports,
     monkeypatch.setattr(control, "MAX_ENTRIES", most)
     monkeypatch.setattr(control_names, "MAX_ENTRIES", most)
     # given a dump with more answers of ranks than the number of names that are read
-    asked = new_request("dump")
-    post(run, asked)
-    given = ControlAnswer(id=asked.id, accepted=True, answered_unix_ns=1)
-    answer(run, given, rank=0)
-    answers = run / "control" / f"{asked.id}.answers"
+    dump_request = new_request("dump")
+    post(run, dump_request)
+    sent = ControlAnswer(id=dump_request.id, accepted=True, answered_unix_ns=1)
+    answer(run, sent, rank=0)
+    answers = run / "control" / f"{dump_request.id}.answers"
     for rank in range(1, most + 1):
         (answers / f"{rank:05d}.json").touch()
-    assert (read_answer(run, asked.id, rank=0), read_answer(run, asked.id, rank=1)) == (given, None)
+    assert (read_answer(run, dump_request.id, rank=0), read_answer(run, dump_request.id, rank=1)) == (sent, None)
     # then the next request is seen
     request = new_request("capture")
     post(run, request)
@@ -108,16 +108,16 @@ def test_answers_go_nowhere_else_and_make_no_run_again(run: Path, tmp_path: Path
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (run / "control" / f"{request.id}.answers").symlink_to(elsewhere)
-    given = ControlAnswer(id=request.id, accepted=True, answered_unix_ns=1)
+    sent = ControlAnswer(id=request.id, accepted=True, answered_unix_ns=1)
     with pytest.raises(NotADirectoryError):
-        answer(run, given, rank=0)
+        answer(run, sent, rank=0)
     assert list(elsewhere.iterdir()) == []
-    (elsewhere / "00000.json").write_bytes(msgspec.json.encode(given))
+    (elsewhere / "00000.json").write_bytes(msgspec.json.encode(sent))
     assert read_answer(run, request.id, rank=0) is None
     # and a run that was removed
     for rank in (None, 0):
         with pytest.raises(FileNotFoundError):
-            answer(tmp_path / "removed", given, rank=rank)
+            answer(tmp_path / "removed", sent, rank=rank)
     assert not (tmp_path / "removed").exists()
 
 

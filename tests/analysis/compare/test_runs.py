@@ -267,9 +267,9 @@ def test_rank_infos_that_are_missing_are_no_obstacle(synthetic: Synthetic) -> No
 
 @pytest.mark.parametrize(("every", "basis"), [(8, "own"), (0, "wall")])
 def test_own_times_of_spread_steps_stand_for_all_steps(synthetic: Synthetic, every: int, basis: str) -> None:
-    def known(_rank: int, step: int) -> dict[str, Any]:
+    def sample_counts(_rank: int, step: int) -> dict[str, Any]:
         has = step % every == 0 if every else step < 20
         return {} if has else {"blocked_us": None}
 
-    a, b = (synthetic(name, seed=seed, steps=160, fields=known).write() for seed, name in enumerate("ab"))
+    a, b = (synthetic(name, seed=seed, steps=160, fields=sample_counts).write() for seed, name in enumerate("ab"))
     assert compare([a, b]).comparisons[0].basis == basis

@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.flight_dumps import START_NS, Job, write
+from tests.dumped_job import START_NS, DumpedJob, write
 
 from rankscope.analysis.hang import files as hang_files
 from rankscope.analysis.hang import pickles
 from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.analysis.hang.files import read_dump
+from rankscope.analysis.hang.flight_records import parse
 from rankscope.analysis.hang.pickles import PickleError, load_plain
-from rankscope.analysis.hang.records import parse
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import flight_dir
 from rankscope.runs.records import AttemptInfo, RunInfo
@@ -74,7 +74,7 @@ def test_what_is_not_there_is_said_to_be_missing(name: str, tmp_path: Path) -> N
 
 def test_names_that_are_not_utf_8_can_be_said(tmp_path: Path) -> None:
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
-    write(folder, Job.of_events(WORLD, ["0"] * 5, stops={2: 3}).dumps())
+    write(folder, DumpedJob.of_events(WORLD, ["0"] * 5, stops={2: 3}).dumps())
     (folder / "dump_1").write_bytes(b"")
     report = analyze_hang([folder])
     assert report.culprits == [2]
@@ -82,7 +82,7 @@ def test_names_that_are_not_utf_8_can_be_said(tmp_path: Path) -> None:
 
 
 def test_a_bad_dump_among_many_is_named_and_left_out(tmp_path: Path) -> None:
-    folder = write(tmp_path / "dumps", Job.of_events(WORLD, ["0"] * 5, stops={2: 3}).dumps())
+    folder = write(tmp_path / "dumps", DumpedJob.of_events(WORLD, ["0"] * 5, stops={2: 3}).dumps())
     (folder / "dump_1").write_bytes(b"\x80\x02cos\nsystem\n(tR.")
     (folder / "job_0.log").write_text("not a dump, and not taken for one")
     for paths in ([folder], sorted(folder.glob("dump_*")), [folder / "dump_*"]):
@@ -92,8 +92,8 @@ def test_a_bad_dump_among_many_is_named_and_left_out(tmp_path: Path) -> None:
 
 
 def test_of_two_dumps_of_a_rank_the_newest_is_read_and_the_other_named(tmp_path: Path) -> None:
-    folder = write(tmp_path / "dumps", Job.of_events(WORLD, ["0"] * 5, stops={2: 3}).dumps(), waited_s=211)
-    old = write(tmp_path / "old", Job.of_events(WORLD, ["0"] * 5).dumps(), waited_s=60) / "dump_2"
+    folder = write(tmp_path / "dumps", DumpedJob.of_events(WORLD, ["0"] * 5, stops={2: 3}).dumps(), waited_s=211)
+    old = write(tmp_path / "old", DumpedJob.of_events(WORLD, ["0"] * 5).dumps(), waited_s=60) / "dump_2"
     report = analyze_hang([old, folder])
     assert report.culprits == [2]
     assert [warning for warning in report.warnings if str(old) in warning]
@@ -118,7 +118,7 @@ def keep(run: Path, dumps: dict[int, dict[str, Any]], occasion: str, waited_s: f
 def test_of_a_run_the_dumps_of_the_newest_occasion_are_read(tmp_path: Path) -> None:
     # Given a dump of a healthy job, one of a job whose rank 2 was late, and none of rank 2 when the watchdogs ended the others
     run = recorded_run(tmp_path / "run")
-    well, late = Job.of_events(WORLD, ["0"] * 5), Job.of_events(WORLD, ["0"] * 5, stops={2: 3})
+    well, late = DumpedJob.of_events(WORLD, ["0"] * 5), DumpedJob.of_events(WORLD, ["0"] * 5, stops={2: 3})
     keep(run, well.dumps(), "1790000000000000001-aaaaaaaa", 10)
     keep(run, late.dumps(), "1790000000000000002-aaaaaaaa", 60)
     report = analyze_hang([run])
@@ -138,8 +138,10 @@ def test_dumps_of_two_backends_of_a_rank_are_one(tmp_path: Path) -> None:
     both = {"0": (0, 1)}
     by_key = {"0": "default_pg"}
     request = "1790000000000000001-aaaaaaaa"
-    keep(run, Job.of_events(both, ["0"] * 5, descriptions=by_key).dumps(), request, 60)
-    keep(run, Job.of_events(both, ["0"] * 5, descriptions=by_key, backend="gloo", stops={1: 2}).dumps(), request, 60, "gloo")
+    keep(run, DumpedJob.of_events(both, ["0"] * 5, descriptions=by_key).dumps(), request, 60)
+    keep(
+        run, DumpedJob.of_events(both, ["0"] * 5, descriptions=by_key, backend="gloo", stops={1: 2}).dumps(), request, 60, "gloo"
+    )
     report = analyze_hang([run])
     assert (report.culprits, report.group.backend if report.group else None) == ([1], "gloo")
 
@@ -166,7 +168,7 @@ def test_json_that_is_damaged_is_an_error(tmp_path: Path) -> None:
 def test_dumps_of_an_attempt_are_read_by_its_folder(tmp_path: Path) -> None:
     # given a run whose first attempt hung, and whose second left no dumps
     run = recorded_run(tmp_path / "run")
-    keep(run, Job.of_events(WORLD, ["0"] * 5, stops={1: 3}).dumps(), "watchdog", 60)
+    keep(run, DumpedJob.of_events(WORLD, ["0"] * 5, stops={1: 3}).dumps(), "watchdog", 60)
     create_attempt(run, AttemptInfo(attempt=1, start_unix_ns=START_NS, world_size=4))
     report = analyze_hang([run / "attempts" / "000"])
     assert (report.attempt, report.culprits) == (0, [1])
@@ -180,7 +182,7 @@ def test_dumps_of_an_attempt_are_read_by_its_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["pickle", "json"])
 @pytest.mark.parametrize("version", ["2.11", "2.99", "3.0", "10"])
 def test_dumps_of_a_newer_version_are_read_with_one_warning(tmp_path: Path, version: str, form: str) -> None:
-    job = Job.of_events({"0": range(4)}, ["0"] * 3, stops={2: 2})
+    job = DumpedJob.of_events({"0": range(4)}, ["0"] * 3, stops={2: 2})
     dumps = {rank: {**dump, "version": version, "later": [1]} for rank, dump in job.dumps().items()}
     report = analyze_hang([write(tmp_path / "dumps", dumps, form=form)])
     assert report.culprits == [2]
@@ -191,14 +193,14 @@ def test_dumps_of_a_newer_version_are_read_with_one_warning(tmp_path: Path, vers
 
 @pytest.mark.parametrize("version", ["2.10", "2.4", "2.0", "1.5", "", "next", 3, None])
 def test_versions_that_are_known_or_are_none_give_no_warning(tmp_path: Path, version: object) -> None:
-    job = Job.of_events({"0": range(4)}, ["0"] * 3, stops={2: 2})
+    job = DumpedJob.of_events({"0": range(4)}, ["0"] * 3, stops={2: 2})
     dumps = {rank: {**dump, "version": version} for rank, dump in job.dumps().items()}
     assert analyze_hang([write(tmp_path / "dumps", dumps)]).warnings == []
 
 
 @pytest.mark.parametrize("change", [{"entries": [{"id": 1}]}, {"entries": {"0": []}}, {"entries": None, "pg_config": None}])
 def test_a_newer_version_that_cannot_be_read_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
-    dump = Job.of_events({"0": range(2)}, ["0"]).dumps()[0]
+    dump = DumpedJob.of_events({"0": range(2)}, ["0"]).dumps()[0]
     document = {key: value for key, value in {**dump, "version": "3.0", **change}.items() if value is not None}
     with pytest.raises(InputError, match=r"version 3\.0.*2\.10"):
         analyze_hang([write(tmp_path / "dumps", {0: document})])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.flight_dumps import SECOND, Job, as_json, p2p, write
+from tests.dumped_job import SECOND, DumpedJob, as_json, p2p, write
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.hang.diagnosis import analyze_hang
@@ -18,7 +18,7 @@ DAY_S = 86_400
 
 
 def job_dumps(ranks: int = 4, *, calls: int = 10, stops: dict[int, int] | None = None, days_ago: int = 0) -> Documents:
-    dumps = Job.of_events({"0": range(ranks)}, ["0"] * calls, stops=stops or {}).dumps()
+    dumps = DumpedJob.of_events({"0": range(ranks)}, ["0"] * calls, stops=stops or {}).dumps()
     for entry in (entry for dump in dumps.values() for entry in dump["entries"]):
         for name in ("time_created_ns", "time_discovered_completed_ns"):
             if entry[name] is not None:
@@ -48,7 +48,7 @@ def test_local_ranks_of_two_hosts_are_an_error(tmp_path: Path) -> None:
 
 
 def test_local_ranks_are_an_error_where_a_group_of_the_host_lacks_them(tmp_path: Path) -> None:
-    dumps = Job.of_events({"0": range(4), "1": (0, 1), "2": (2, 3)}, ["0", "1", "2"] * 3).dumps()
+    dumps = DumpedJob.of_events({"0": range(4), "1": (0, 1), "2": (2, 3)}, ["0", "1", "2"] * 3).dumps()
     with pytest.raises(InputError) as error:
         analyze_hang([write(tmp_path, {rank - 2: dumps[rank] for rank in (2, 3)})])
     assert "name the files by rank" in str(error.value)

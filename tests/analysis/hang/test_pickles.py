@@ -15,14 +15,14 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.flight_dumps import Job
+from tests.dumped_job import DumpedJob
 
 from rankscope.analysis.hang.diagnosis import diagnose
 from rankscope.analysis.hang.files import LoadedDumps, read_dump
+from rankscope.analysis.hang.flight_records import parse
 from rankscope.analysis.hang.hang_result import HangReport
 from rankscope.analysis.hang.hang_terminal import render_text
 from rankscope.analysis.hang.pickles import PickleError, load_plain
-from rankscope.analysis.hang.records import parse
 from rankscope.base.errors import InputError
 
 plain = st.recursive(
@@ -143,7 +143,7 @@ def test_a_string_that_is_not_utf_8_is_read() -> None:
 
 
 def test_a_dump_that_ends_early_is_an_error_wherever_it_ends() -> None:
-    data = pickle.dumps(Job.of_events({"0": (0, 1)}, ["0"], stops={1: 0}).dumps()[0], 2)
+    data = pickle.dumps(DumpedJob.of_events({"0": (0, 1)}, ["0"], stops={1: 0}).dumps()[0], 2)
     for length in range(len(data)):
         with pytest.raises(PickleError, match="ends early"):
             load_plain(data[:length])
@@ -152,7 +152,7 @@ def test_a_dump_that_ends_early_is_an_error_wherever_it_ends() -> None:
 
 @given(st.data())
 def test_a_dump_with_any_bytes_changed_is_read_or_an_error(data: st.DataObject) -> None:
-    document = pickle.dumps(Job.of_events({"0": (0, 1)}, ["0", "0"], stops={1: 1}).dumps()[0], 2)
+    document = pickle.dumps(DumpedJob.of_events({"0": (0, 1)}, ["0", "0"], stops={1: 1}).dumps()[0], 2)
     changed = bytearray(document)
     for _ in range(data.draw(st.integers(1, 4))):
         changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
@@ -165,7 +165,7 @@ def test_a_dump_with_any_bytes_changed_is_read_or_an_error(data: st.DataObject) 
 
 @given(plain, st.sampled_from(["entries", "pg_config", "pg_status", "version"]), st.data())
 def test_a_dump_with_anything_in_the_place_of_anything_is_read_or_none(thing: Any, place: str, data: st.DataObject) -> None:
-    document = Job.of_events({"0": (0, 1)}, ["0", "0"], stops={1: 1}).dumps()[0]
+    document = DumpedJob.of_events({"0": (0, 1)}, ["0", "0"], stops={1: 1}).dumps()[0]
     if place == "entries" and data.draw(st.booleans()):
         document["entries"][0][data.draw(st.sampled_from(sorted(document["entries"][0])))] = thing
     else:
@@ -176,7 +176,7 @@ def test_a_dump_with_anything_in_the_place_of_anything_is_read_or_none(thing: An
     for record in dump.records:
         assert isinstance(record.elements("input"), int)
         assert all(isinstance(frame, str) for frame in record.frames())
-    other = parse(Job.of_events({"0": (0, 1)}, ["0", "0"], stops={1: 1}).dumps()[1])
+    other = parse(DumpedJob.of_events({"0": (0, 1)}, ["0", "0"], stops={1: 1}).dumps()[1])
     assert other is not None
     report = diagnose(LoadedDumps("dumps", ranks={0: [dump], 1: [other]}))
     assert msgspec.json.decode(msgspec.json.encode(report), type=HangReport) == report

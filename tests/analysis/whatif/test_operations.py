@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tests.analysis.whatif.made_operations import Columns, Took, alike, job, write
 
 from rankscope.analysis.whatif import graph
-from rankscope.analysis.whatif.operations import CODES, arrange
 from rankscope.analysis.whatif.operations_answer import play_operations
 from rankscope.analysis.whatif.outcome import Outcome
 from rankscope.analysis.whatif.schedule import build_schedule
+from rankscope.analysis.whatif.traced_operations import CODES, arrange
 from rankscope.analysis.whatif.whatif_of_paths import whatif
 from rankscope.analysis.whatif.whatif_result import WhatIf
 

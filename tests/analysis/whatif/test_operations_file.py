@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from tests.analysis.whatif.made_operations import Columns, alike, job, write
 
-from rankscope.analysis.whatif import operations, operations_file
+from rankscope.analysis.whatif import operations_file, traced_operations
 from rankscope.analysis.whatif.whatif_of_paths import whatif
 from rankscope.base.errors import InputError
 
@@ -113,7 +113,7 @@ def test_too_many_operations_are_refused_before_they_are_read(tmp_path: Path, mo
 
 
 def test_a_step_of_absurdly_many_operations_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "MAX_NODES", 10)
+    monkeypatch.setattr(traced_operations, "MAX_NODES", 10)
     with pytest.raises(InputError, match="a step of 30 operations on one replica; at most 10"):
         whatif([write(tmp_path, GOOD)])
 

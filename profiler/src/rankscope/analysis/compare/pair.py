@@ -161,10 +161,10 @@ def typical_step_time(side: ComparableSteps) -> float | None:
 def differs(a: ComparableSteps, b: ComparableSteps) -> list[str]:
     """Return one phrase per difference: ``what: of A -> of B``."""
     old, new = a.recording, b.recording
-    facts: list[tuple[str, str | None, str | None]] = [(what, _facts(old)[what], _facts(new)[what]) for what in _facts(old)]
+    facts: list[tuple[str, str | None, str | None]] = [(fact, _facts(old)[fact], _facts(new)[fact]) for fact in _facts(old)]
     versions = (old.about.versions if old.about else {}, new.about.versions if new.about else {})
     facts += [(name, versions[0].get(name), versions[1].get(name)) for name in sorted({*versions[0], *versions[1]})]
-    differences = [f"{what}: {before} -> {after}" for what, before, after in facts if before and after and before != after]
+    differences = [f"{fact}: {before} -> {after}" for fact, before, after in facts if before and after and before != after]
     per_step = [side.work["input_elements"] for side in (a, b)]
     if per_step[0] is not None and per_step[1] is not None and abs(per_step[1] / per_step[0] - 1) > _CLEARLY:
         differences.append(f"input elements per step: {per_step[0]:,.0f} -> {per_step[1]:,.0f}")

@@ -23,7 +23,7 @@ from rankscope.analysis.evidence.typical import typical_steps
 from rankscope.analysis.inference.profiled import profile_of_windows
 from rankscope.analysis.statistics import lower_median
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
-from rankscope.analysis.whatif.causes import CAUSE_METRICS, Causes
+from rankscope.analysis.whatif.cause_parts import CAUSE_METRICS, Causes
 from rankscope.analysis.whatif.graph import Times
 from rankscope.analysis.whatif.healed import HealingSavings
 from rankscope.analysis.whatif.outcome import TOO_LITTLE, CostTerms, Outcome, answer, insufficient

@@ -12,8 +12,8 @@ from typing import Any
 
 from rankscope.analysis.hang.diagnosis import diagnose
 from rankscope.analysis.hang.files import LoadedDumps
+from rankscope.analysis.hang.flight_records import parse
 from rankscope.analysis.hang.hang_result import HangReport
-from rankscope.analysis.hang.records import parse
 
 START_NS = 1_790_000_000_000_000_000
 SECOND = 10**9
@@ -33,7 +33,7 @@ class Call:
 
 
 @dataclass
-class Job:
+class DumpedJob:
     """Ranks, each with its calls, on groups."""
 
     groups: Mapping[str, Sequence[int]]
@@ -46,7 +46,7 @@ class Job:
     descriptions: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of_events(cls, groups: Mapping[str, Sequence[int]], events: Sequence[str], **options: Any) -> Job:
+    def of_events(cls, groups: Mapping[str, Sequence[int]], events: Sequence[str], **options: Any) -> DumpedJob:
         """Return a job in which all ranks make their calls in the same order, so the order causes no hang."""
         ranks = sorted({rank for members in groups.values() for rank in members})
         calls = {rank: [Call(group) for group in events if rank in groups[group]] for rank in ranks}
