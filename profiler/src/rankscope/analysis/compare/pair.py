@@ -16,7 +16,7 @@ from rankscope.analysis.compare.recording import Recording
 from rankscope.analysis.compare.shift import Series
 from rankscope.base.text import shortened
 
-_CLEARLY: Final = 0.01
+_LEAST_WORK_CHANGE: Final = 0.01
 _LONGEST: Final = 200
 """Maximum length of a phrase in characters: a list of a thousand hosts is cut."""
 
@@ -166,7 +166,7 @@ def differs(a: ComparableSteps, b: ComparableSteps) -> list[str]:
     facts += [(name, versions[0].get(name), versions[1].get(name)) for name in sorted({*versions[0], *versions[1]})]
     differences = [f"{fact}: {before} -> {after}" for fact, before, after in facts if before and after and before != after]
     per_step = [side.work["input_elements"] for side in (a, b)]
-    if per_step[0] is not None and per_step[1] is not None and abs(per_step[1] / per_step[0] - 1) > _CLEARLY:
+    if per_step[0] is not None and per_step[1] is not None and abs(per_step[1] / per_step[0] - 1) > _LEAST_WORK_CHANGE:
         differences.append(f"input elements per step: {per_step[0]:,.0f} -> {per_step[1]:,.0f}")
     return [shortened(text, _LONGEST) for text in differences]
 
