@@ -29,6 +29,7 @@ import httpx
 import msgspec
 from benchmarks.boards import boards
 from benchmarks.boards.remote_write import FilledPrometheus, empty_prometheus, rules_in_order
+from benchmarks.common.processes import free_port
 from playwright.sync_api import sync_playwright
 from tests.dashboards.grafana.grafana_model import Json, Target, all_boards, targets
 
@@ -384,8 +385,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         (Path(name) / "thresholds.toml").write_text(boards.PRICE)
         rules = rules_in_order(rules_text(settings=thresholds(Path(name) / "thresholds.toml")))
-        with empty_prometheus(program, Path(name), f"127.0.0.1:{boards.free_port()}") as prometheus:
-            boards.fill(prometheus, args, args.end, boards.free_port())
+        with empty_prometheus(program, Path(name), f"127.0.0.1:{free_port()}") as prometheus:
+            boards.fill(prometheus, args, args.end, free_port())
             boards.recorded(prometheus, rules, args.end - args.hours * 3600, args.end)
             draw(PrometheusRange(prometheus, args.end, args.interval), args.folder, args.uid, args.top)
 

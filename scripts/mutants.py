@@ -9,9 +9,7 @@ For each line of mutants.toml, only the tests named beside it run, until the fir
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -23,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.common.budget import budget
+from benchmarks.common.result import budget, environment, finish
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("exporter/src", "profiler/src", "dashboards/src", "alerts/src", "cli/src")
@@ -84,9 +82,7 @@ def main() -> None:
         budget("wrong lines that were tried", len(tried), 30, at_least=True),
         budget("wrong lines that no test noticed", sum(row["noticed_by"] is None for row in tried), 0),
     ]
-    environment = {"python": platform.python_version(), "machine": platform.machine()}
-    print(json.dumps({"figures": {"mutants": tried}, "budgets": budgets, "environment": environment}, indent=1))
-    sys.exit(0 if all(row["ok"] for row in budgets) else 1)
+    finish({"mutants": tried}, budgets, environment("pytest"))
 
 
 def _copy(to: Path) -> None:
@@ -116,11 +112,11 @@ def _tried(copy: Path, mutant: Mutant) -> dict[str, Any]:
 
 def _tests(copy: Path, words: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run tests over the copy's code, which comes before the installed one on the path."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(copy / source) for source in SOURCES)}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(str(copy / source) for source in SOURCES)}
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-m", "pytest", "-q", *arguments, "-m", "not full and not campaign and not gpu"]
     command += ["-p", "no:cacheprovider", *(f"tests/{word}" for word in words)]
-    return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=copy, env=variables, capture_output=True, text=True, check=False)
 
 
 if __name__ == "__main__":

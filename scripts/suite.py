@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import re
 import resource
 import subprocess
@@ -23,7 +22,6 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +178,11 @@ def run(target: str, timing: Path) -> dict[str, Any]:
 
 def main() -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from benchmarks.common.budget import budget  # beside this script; not on the path when this module is a pytest plugin
+    from benchmarks.common.result import (
+        budget,
+        environment,
+        finish,
+    )  # beside this script; not on the path when this module is a pytest plugin
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", choices=[*MINUTES_BUDGET], default="test")
@@ -204,14 +206,7 @@ def main() -> None:
     budgets = [budget("runs that failed", sum(row["status"] != 0 for row in runs), 0)]
     if not options.busy:
         budgets.append(budget("minutes of the slowest run", max(row["minutes"] for row in runs), MINUTES_BUDGET[options.target]))
-    environment = {
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "machine": platform.machine(),
-        "pytest": version("pytest"),
-    }
-    print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=1))
-    sys.exit(0 if all(row["ok"] for row in budgets) else 1)
+    finish(figures, budgets, environment("pytest"))
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 from typing import Any
+
+from benchmarks.common.result import environment, finish
 
 
 def measured(part: str, *options: str) -> dict[str, Any]:
@@ -32,22 +32,12 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--seconds", type=float, default=330.0, help="how long the run is watched")
     args = parser.parse_args()
-    load_before = os.getloadavg()[0]
     parts = {
         "sender": measured("sender", "--alerts", str(args.alerts)),
         "watcher": measured("watcher", "--ranks", str(args.ranks), "--seconds", str(args.seconds)),
     }
     budgets = [row | {"name": f"{part}: {row['name']}"} for part, result in parts.items() for row in result["budgets"]]
-    environment = {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cores": len(os.sched_getaffinity(0)),
-        "load_before": round(load_before, 2),
-    }
-    figures = {part: result["figures"] for part, result in parts.items()}
-    print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=1))
-    if not all(row["ok"] for row in budgets):
-        sys.exit(1)
+    finish({part: result["figures"] for part, result in parts.items()}, budgets, environment("rankscope"))
 
 
 if __name__ == "__main__":

@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
-import platform
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from benchmarks.common.budget import budget
+from benchmarks.common.result import budget, environment, finish
 
 from rankscope.alerts.alert import Alert
 from rankscope.alerts.deliver.message import Message, messages_about
@@ -51,11 +48,11 @@ TARGET = "hook"
 def receive(path: Path) -> None:
     """Accept all requests until standard input ends, then write one line per request to ``path``: its id and acceptance time."""
     accepted: list[tuple[str, int]] = []
-    asyncio.run(accept_until_told(accepted))
+    asyncio.run(accept_until_input_ends(accepted))
     path.write_text("".join(f"{name} {when}\n" for name, when in accepted))
 
 
-async def accept_until_told(accepted: list[tuple[str, int]]) -> None:
+async def accept_until_input_ends(accepted: list[tuple[str, int]]) -> None:
     """Accept all requests until standard input ends."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -119,9 +116,13 @@ def messages(count: int, name: str) -> list[Message]:
     return batch
 
 
-def summary(latencies_ms: Sequence[float]) -> dict[str, float]:
-    ordered = sorted(latencies_ms)
+def figures_of(received: AcceptedRequests, put: Mapping[str, int], began: int, cpu_s: float) -> dict[str, float]:
+    """Return the rate of deliveries and their latencies. ``put``: times of the messages; times are monotonic nanoseconds."""
+    ordered = sorted((received.first[name] - when) / 1e6 for name, when in put.items())
     return {
+        "messages": len(put),
+        "deliveries_per_s": round(len(put) * 1e9 / (max(received.first.values()) - began), 1),
+        "cpu_s": round(cpu_s, 2),
         "p50_ms": round(statistics.median(ordered), 2),
         "p99_ms": round(ordered[int(len(ordered) * 0.99)], 2),
         "most_ms": round(ordered[-1], 2),
@@ -148,15 +149,9 @@ def through_outbox(folder: Path, batch: Sequence[Message], *, at_once: int, paus
         sender.stop()
         assert not unidentified, unidentified
     assert set(received.first) == set(put), "something was lost"
-    latencies = [(received.first[name] - when) / 1e6 for name, when in put.items()]
-    took_s = (max(received.first.values()) - began) / 1e9
-    return {
-        "messages": len(batch),
-        "deliveries_per_s": round(len(batch) / took_s, 1),
+    return figures_of(received, put, began, cpu) | {
         "requests": received.count,
-        "cpu_s": round(cpu, 2),
         "file_mib": round((folder / "state" / STORE_FILE).stat().st_size / 2**20, 1),
-        **summary(latencies),
     }
 
 
@@ -169,14 +164,7 @@ def plain_loop(folder: Path, batch: Sequence[Message]) -> dict[str, float]:
             put[message.id] = time.monotonic_ns()
             client.post(url, content=message.body, headers={"webhook-id": message.id}).raise_for_status()
         cpu = time.process_time() - cpu
-    latencies = [(received.first[name] - when) / 1e6 for name, when in put.items()]
-    took_s = (max(received.first.values()) - began) / 1e9
-    return {
-        "messages": len(batch),
-        "deliveries_per_s": round(len(batch) / took_s, 1),
-        "cpu_s": round(cpu, 2),
-        **summary(latencies),
-    }
+    return figures_of(received, put, began, cpu)
 
 
 def main() -> None:
@@ -205,10 +193,7 @@ def main() -> None:
         budget("from put to accepted, p99, one by one, ms", paced["p99_ms"], LATENCY_BUDGET_MS),
         budget("peak memory, MiB", peak_mib, MEMORY_BUDGET_MIB),
     ]
-    environment = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
-    print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
-    if not all(entry["ok"] for entry in budgets):
-        sys.exit(1)
+    finish(figures, budgets, environment("rankscope", "httpx"))
 
 
 if __name__ == "__main__":

@@ -14,9 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -30,9 +27,9 @@ from typing import Any
 
 import numpy as np
 from benchmarks.common import make_run
-from benchmarks.common.budget import budget
-from benchmarks.common.make_run import CHUNK, Shape, begin_run, walls_of, write_ranks
-from benchmarks.common.process_memory import peak_rss_bytes, tree
+from benchmarks.common.make_run import CHUNK, Shape, begin_run, parts_of, walls_of, write_ranks
+from benchmarks.common.processes import cpu_seconds, ended_children_cpu_s, peak_rss_bytes
+from benchmarks.common.result import CORES, budget, environment, finish, report_activity
 
 from rankscope.alerts.replay.growing_run import GrowingRun
 
@@ -46,25 +43,6 @@ CALM_SHARE = 0.3
 SLOW_US = 40_000.0
 SLOWER = {"TrainingStepRegression"}
 """Alerts that are also correct: steps take longer since then."""
-WORKERS = len(os.sched_getaffinity(0))
-TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def report_activity(what: str) -> None:
-    """Report the current activity on standard error."""
-    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the user and system time of a process, of its living children, and of its ended ones."""
-    total = 0
-    for number, process_id in enumerate(tree(pid)):
-        try:
-            fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # the process has ended
-        total += sum(map(int, fields[11:13])) + (sum(map(int, fields[13:15])) if number == 0 else 0)
-    return total / TICKS
 
 
 def written(run: Path, ranks: int, seconds: float) -> tuple[int, int, int]:
@@ -83,11 +61,9 @@ def written(run: Path, ranks: int, seconds: float) -> tuple[int, int, int]:
     last = min(len(walls), int(np.searchsorted(ends_us, past_us + (SETTLE_S + seconds + 60) * 1e6)))
     # The times of the run start at 0: writing takes so long that "now" is only determined afterwards.
     make_run.START_NS = 0
-    each = -(-ranks // (4 * WORKERS))
-    parts = [range(rank, min(rank + each, ranks)) for rank in range(0, ranks, each)]
-    with ProcessPoolExecutor(WORKERS, mp_context=get_context("fork")) as pool:
+    with ProcessPoolExecutor(CORES, mp_context=get_context("fork")) as pool:
         for shape, steps in ((calm, range(first_slow)), (slow, range(first_slow, last))):
-            list(pool.map(partial(write_ranks, run, shape, steps, walls), parts))
+            list(pool.map(partial(write_ranks, run, shape, steps, walls), parts_of(ranks)))
     begin_run(run, slow)
     return int(past_us * 1000), int(ends_us[first_slow] * 1000), last
 
@@ -146,12 +122,11 @@ def naive(run: Path, times: int) -> list[float]:
     """Return the processor seconds of each of several analyses of the whole run."""
     spent: list[float] = []
     for _ in range(times):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        before = ended_children_cpu_s()
         subprocess.run(
             [sys.executable, "-m", "rankscope", "analyze", str(run), "--format", "json"], check=True, stdout=subprocess.DEVNULL
         )
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        spent.append(ended_children_cpu_s() - before)
     return spent
 
 
@@ -162,7 +137,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=330.0)
     parser.add_argument("--peers", type=int, default=2, help="evaluations of the watcher without a memory")
     args = parser.parse_args()
-    load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         report_activity(f"writing a run of {args.ranks:,} ranks")
         run = Path(folder) / "run"
@@ -202,14 +176,7 @@ def main() -> None:
         budget("straggler_is_told", len(right), 1, at_least=True),
         budget("alerts_about_anything_else", len(set(others) - SLOWER), 0),
     ]
-    environment = {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cores": WORKERS,
-        "load_before": round(load_before, 2),
-        "numpy": np.__version__,
-    }
-    print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=1))
+    finish(figures, budgets, environment("rankscope", "numpy"))
 
 
 if __name__ == "__main__":

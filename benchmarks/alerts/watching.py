@@ -29,18 +29,15 @@ Prints JSON.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 from benchmarks.alerts.healthy_times import DISTURBED, MORE, NOISES, RANKS, STEP_US, HealthyNoise, Own, own_times
-from benchmarks.common.budget import budget
+from benchmarks.common.result import budget, environment, finish
 from benchmarks.common.upper_limits import CONFIDENCE, binomial_limit, poisson_limit
 from numpy.typing import NDArray
 
@@ -177,13 +174,13 @@ class SimulatedWatch:
 def watched(own: Own, ends: NDArray[np.int64], may_name: NDArray[np.bool_]) -> tuple[SimulatedWatch, SimulatedWatch, int]:
     """Return the watch before and after the correction, and the number of looks that were judged."""
     before, after = SimulatedWatch(own, confirms=False), SimulatedWatch(own, confirms=True)
-    by_key: dict[int, SlowRanks | None] = {}
+    slow_of_look: dict[int, SlowRanks | None] = {}
 
     def slow_at(look: int) -> SlowRanks | None:
-        if look not in by_key:
+        if look not in slow_of_look:
             end = int(ends[look])
-            by_key[look] = slow_in(own[:, max(0, end - RECENT_STEPS) : end]) if may_name[look] else None
-        return by_key[look]
+            slow_of_look[look] = slow_in(own[:, max(0, end - RECENT_STEPS) : end]) if may_name[look] else None
+        return slow_of_look[look]
 
     # An alert takes as many looks in a row: one in so many is judged first, then those around it.
     near: set[int] = set()
@@ -200,7 +197,7 @@ def watched(own: Own, ends: NDArray[np.int64], may_name: NDArray[np.bool_]) -> t
         decided = slow is not None or judge_ranks(Times.of(own[:, max(0, end - RECENT_STEPS) : end])).suspect is None
         for watch in (before, after):
             watch.look(end, slow, decided=decided)
-    return before, after, sum(bool(may_name[look]) for look in by_key)
+    return before, after, sum(bool(may_name[look]) for look in slow_of_look)
 
 
 @dataclass
@@ -310,7 +307,7 @@ def delays(seeds: int) -> dict[str, Any]:
     noise = HealthyNoise(0.01, 6)
     for name, slower in SLOW.items():
         for when, onset in (("in a run", 700), ("from the start", 0)):
-            by_key: dict[str, list[int]] = {"before": [], "after": []}
+            steps_to_alert: dict[str, list[int]] = {"before": [], "after": []}
             for seed in range(seeds):
                 rng = np.random.default_rng((seed, onset))
                 own = own_times(rng, onset + 1000, noise)
@@ -328,9 +325,10 @@ def delays(seeds: int) -> dict[str, Any]:
                     if all(watch.fired for watch in watches.values()):
                         break
                 for which, watch in watches.items():
-                    by_key[which].append(watch.fired[0] - onset if watch.fired else 10**6)
+                    steps_to_alert[which].append(watch.fired[0] - onset if watch.fired else 10**6)
             result[f"{name} slower, {when}"] = {
-                which: {"median_steps": float(np.median(steps)), "most_steps": max(steps)} for which, steps in by_key.items()
+                which: {"median_steps": float(np.median(steps)), "most_steps": max(steps)}
+                for which, steps in steps_to_alert.items()
             }
     return result
 
@@ -345,16 +343,16 @@ def main() -> None:
     began = time.process_time()
     delayed = delays(options.seeds)
     print(delayed, file=sys.stderr, flush=True)
-    by_key = {}
+    by_noise = {}
     for seed, (name, noise) in enumerate(NOISES.items()):
-        by_key[name] = false_alerts(noise, options.jobs * MORE.get(name, 1), options.days, options.starts, seed)
-        print(f"{name}: {by_key[name]}", file=sys.stderr, flush=True)
+        by_noise[name] = false_alerts(noise, options.jobs * MORE.get(name, 1), options.days, options.starts, seed)
+        print(f"{name}: {by_noise[name]}", file=sys.stderr, flush=True)
     disturbed = false_alerts(DISTURBED, 1, 1, 10, len(NOISES))
     print(f"disturbed: {disturbed}", file=sys.stderr, flush=True)
-    left_out = sum(value["left_out_named"] for value in by_key.values())
-    days = sum(value["job_days"] for value in by_key.values())
-    counted = sum(value["after"]["alerts"] + value["after"]["starts_with_an_alert"] for value in by_key.values())
-    most = max(value["after"]["at_most_per_1000_job_days"] for value in by_key.values())
+    left_out = sum(value["left_out_named"] for value in by_noise.values())
+    days = sum(value["job_days"] for value in by_noise.values())
+    counted = sum(value["after"]["alerts"] + value["after"]["starts_with_an_alert"] for value in by_noise.values())
+    most = max(value["after"]["at_most_per_1000_job_days"] for value in by_noise.values())
     in_run = [value for name, value in delayed.items() if name.endswith("in a run")]
     longer = max(value["after"]["median_steps"] / value["before"]["median_steps"] for value in in_run)
     budgets = [
@@ -365,14 +363,12 @@ def main() -> None:
     ]
     figures = {
         "job_days": days,
-        "noises": by_key,
+        "noises": by_noise,
         "neighbours_of_a_host": disturbed,
         "delays": delayed,
         "cpu_s": round(time.process_time() - began, 1),
     }
-    environment = {"python": platform.python_version(), "machine": platform.machine(), "rankscope": version("rankscope")}
-    print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
-    sys.exit(0 if all(value["ok"] for value in budgets) else 1)
+    finish(figures, budgets, environment("rankscope", "numpy"))
 
 
 if __name__ == "__main__":

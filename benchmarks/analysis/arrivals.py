@@ -12,9 +12,6 @@ the stages. The peak of resident memory is of the whole process, with the simula
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import resource
 import time
 from collections.abc import Iterator
@@ -23,7 +20,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 
 import numpy as np
-from benchmarks.common.budget import budget
+from benchmarks.common.result import budget, environment, finish
 from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.arrivals import CollectiveColumnsBuilder
@@ -176,8 +173,7 @@ def main() -> None:
                 budget(f"{name}: peak_bytes of all stages", round(figures["peak_mib"] * 2**20), PEAK_BYTES),
             ]
     size = {"ranks": args.ranks, "group": args.group, "steps": args.steps, "collectives": args.collectives}
-    environment = {"python": platform.python_version(), "cpus": os.cpu_count(), "load": os.getloadavg(), "numpy": np.__version__}
-    print(json.dumps({"job": size, "cases": cases, "budgets": budgets, "environment": environment}, indent=2))
+    finish(cases, budgets, environment("rankscope", "numpy"), job=size)
 
 
 if __name__ == "__main__":

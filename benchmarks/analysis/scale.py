@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -26,8 +24,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from benchmarks.common.budget import budget
-from benchmarks.common.make_run import MEANS_US, RANKS_PER_HOST, TRANSFER_US, Shape, begin_run, grow_run
+from benchmarks.common.make_run import RANKS_PER_HOST, Shape, grow_run, write_run
+from benchmarks.common.processes import ended_children_cpu_s, rss_bytes
+from benchmarks.common.result import budget, environment, finish
 
 from rankscope.analysis.online import OnlineAnalysis
 from rankscope.analysis.run_analysis import analysis_of, read_evidence
@@ -43,19 +42,6 @@ NEW_SECONDS = 30.0
 SAMPLED_DAYS, SAMPLED_EVERY_S, SAMPLED_HOSTS = 7, 5, 8
 """How long, how often and on how many hosts GPUs are sampled: the host of the slow rank and those that it is compared with."""
 UPDATES = 5
-WORKERS = len(os.sched_getaffinity(0))
-
-
-def tree_bytes(pid: int) -> int:
-    """Return the resident memory of a process and all its descendants; shared pages count for each of them."""
-    total = 0
-    try:
-        total += int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split():
-            total += tree_bytes(int(child))
-    except OSError:
-        pass  # the process has ended
-    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +70,7 @@ def typical(repeats: list[Command]) -> Command:
 
 def whole_command(*arguments: str | Path) -> Command:
     """Run a command of ``rankscope`` and measure it."""
-    begin, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    begin, before = time.perf_counter(), ended_children_cpu_s()
     process = subprocess.Popen(
         [sys.executable, "-m", "rankscope", *map(str, arguments), "--format", "json"], stdout=subprocess.PIPE
     )
@@ -93,7 +79,7 @@ def whole_command(*arguments: str | Path) -> Command:
     def watch() -> None:
         nonlocal peak
         while process.poll() is None:
-            peak = max(peak, tree_bytes(process.pid))
+            peak = max(peak, rss_bytes(process.pid))
             time.sleep(0.02)
 
     watcher = threading.Thread(target=watch)
@@ -101,9 +87,7 @@ def whole_command(*arguments: str | Path) -> Command:
     out, _ = process.communicate()
     seconds = time.perf_counter() - begin
     watcher.join()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Command(seconds, cpu, peak, json.loads(out))
+    return Command(seconds, ended_children_cpu_s() - before, peak, json.loads(out))
 
 
 def main() -> None:
@@ -116,18 +100,14 @@ def main() -> None:
     args = parser.parse_args()
     shape = Shape(ranks=args.ranks, steps=args.steps)
     with tempfile.TemporaryDirectory() as folder:
-        run = args.run or Path(folder) / "run"
-        if args.run is None:
-            begin_run(run, shape)
-            grow_run(run, shape, 0, args.steps, workers=WORKERS)
-        load_before = os.getloadavg()[0]
+        run = args.run or write_run(Path(folder) / "run", shape)
         os.sync()
         wholes = [whole_command("analyze", run) for _ in range(args.repeats)]
         typical_run = typical(wholes)
         other = Path(folder) / "other"
         write_other(other, shape)
         comparison = whole_command("compare", run, other)
-        begin, cpu = time.perf_counter(), time.process_time()
+        begin = time.perf_counter()
         evidence = read_evidence(run)
         read_s = time.perf_counter() - begin
         begin, cpu = time.perf_counter(), time.process_time()
@@ -154,22 +134,17 @@ def main() -> None:
         "updates_s": [round(wall, 3) for wall, _ in updates],
         "updates_cpu_s": [round(cpu, 3) for _, cpu in updates],
         "updates_after_week_s": [round(wall, 3) for wall, _ in after_week],
-        "load_before": round(load_before, 1),
-        "load_after": round(os.getloadavg()[0], 1),
     }
     budgets = [*typical_run.budgets(), budget("compare_peak_bytes", comparison.peak_bytes, COMPARE_BYTES_BUDGET)]
     for name, measured in (("update_s", updates), ("update_after_week_of_samples_s", after_week)):
         budgets.append(budget(name, round(float(np.median([wall for wall, _ in measured])), 3), UPDATE_BUDGET))
-    environment = {"python": platform.python_version(), "numpy": np.__version__, "cpus": WORKERS}
-    print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
+    finish(figures, budgets, environment("rankscope", "numpy"))
 
 
 def write_other(run: Path, shape: Shape) -> None:
     """Write another run in which the same rank is slower."""
-    slower = replace(shape, slow_us=1.5 * shape.slow_us, seed=shape.seed + 1)
-    begin_run(run, slower)
+    write_run(run, replace(shape, slow_us=1.5 * shape.slow_us, seed=shape.seed + 1))
     write_record(run / "run.json", msgspec.structs.replace(RunReader(run).info, run_id="other"))
-    grow_run(run, slower, 0, slower.steps, workers=WORKERS)
 
 
 def add_week(run: Path, shape: Shape) -> None:
@@ -214,10 +189,10 @@ def follow(run: Path, shape: Shape) -> tuple[list[tuple[float, float]], float]:
     begin = time.perf_counter()
     steps = online.update().source.steps
     first_s = time.perf_counter() - begin
-    new_steps = round(NEW_SECONDS * 1e6 / (sum(MEANS_US.values()) + TRANSFER_US + shape.slow_us))
+    new_steps = shape.steps_in(NEW_SECONDS)
     updates: list[tuple[float, float]] = []
     for _ in range(UPDATES):
-        grow_run(run, shape, steps, steps + new_steps, workers=WORKERS)
+        grow_run(run, shape, steps, steps + new_steps)
         os.sync()
         begin, cpu = time.perf_counter(), time.process_time()
         result = online.update().source.steps

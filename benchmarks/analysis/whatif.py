@@ -28,7 +28,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -38,9 +37,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
-from benchmarks.common.budget import budget
-from benchmarks.common.make_run import Shape, begin_run, grow_run
+from benchmarks.common.make_run import Shape, write_run
+from benchmarks.common.result import budget, environment, finish
 
 LEAST_FASTER: Final = 5.0
 """Minimum ratio of the analyser's time to ours."""
@@ -82,7 +80,8 @@ print(first_s, time.perf_counter() - begin)
 
 VERSIONS: Final = """
 import json, platform, numpy, pandas, pyarrow
-print(json.dumps({"python": platform.python_version(), **{one.__name__: one.__version__ for one in (numpy, pandas, pyarrow)}}))
+versions = {module.__name__: module.__version__ for module in (numpy, pandas, pyarrow)}
+print(json.dumps({"python": platform.python_version(), **versions}))
 """
 
 COMPARED: Final = {
@@ -212,11 +211,7 @@ def measure_run(run_folder: Path, times: int) -> dict[str, float]:
 def run_part(args: argparse.Namespace) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Return figures and budgets of a run, which is written first unless it is given."""
     with tempfile.TemporaryDirectory() as scratch:
-        folder = args.run
-        if folder is None:
-            folder, shape = Path(scratch) / "run", Shape(ranks=args.ranks, steps=args.steps)
-            begin_run(folder, shape)
-            grow_run(folder, shape, 0, args.steps, workers=len(os.sched_getaffinity(0)))
+        folder = args.run or write_run(Path(scratch) / "run", Shape(ranks=args.ranks, steps=args.steps))
         figures = measure_run(folder, args.times)
     return figures, [
         budget("run: whole process, seconds", figures["process_s"], RUN_SECONDS),
@@ -238,31 +233,24 @@ def main() -> None:
     parts = args.part or ["operations", "run"]
     figures: dict[str, dict[str, float]] = {}
     budgets: list[dict[str, Any]] = []
-    environment: dict[str, Any] = {
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "pyarrow": pa.__version__,
-        "cpus": os.cpu_count(),
-        "times": args.times,
-    }
+    about: dict[str, Any] = {"times": args.times}
     for name in ("AR", "ST") if "operations" in parts else ():
         with tempfile.TemporaryDirectory() as out:
             analyser = None
             if args.analyser is not None:
                 analyser = Analyser(args.analyser.resolve(), os.fspath(args.analyser_python.absolute()), name, Path(out))
-                environment["analyser"] = analyser.about()
+                about["analyser"] = analyser.about()
             taken = measure(name, args.times, analyser)
-        figures[name] = {what: round(statistics.median(values), 4) for what, values in taken.items()}
-        for what, (slower, faster) in COMPARED.items() if analyser is not None else ():
+        figures[name] = {comparison: round(statistics.median(values), 4) for comparison, values in taken.items()}
+        for comparison, (slower, faster) in COMPARED.items() if analyser is not None else ():
             ratio = round(statistics.median(a / b for a, b in zip(taken[slower], taken[faster], strict=True)), 2)
-            figures[name][f"{what}_ratio"] = ratio
+            figures[name][f"{comparison}_ratio"] = ratio
             if name == "AR":
-                budgets.append(budget(f"{what}_ratio", ratio, LEAST_FASTER, at_least=True))
+                budgets.append(budget(f"{comparison}_ratio", ratio, LEAST_FASTER, at_least=True))
     if "run" in parts:
         figures["run"], of_run = run_part(args)
         budgets += of_run
-    print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
-    sys.exit(not all(row["ok"] for row in budgets))
+    finish(figures, budgets, environment("rankscope", "numpy", "pyarrow", **about))
 
 
 if __name__ == "__main__":

@@ -15,15 +15,11 @@ The peer: the cost of the recorded series of a board without rules that recorded
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
-import platform
 import re
 import shutil
-import socket
 import subprocess
-import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +32,8 @@ import numpy as np
 import yaml
 from benchmarks.boards.remote_write import FilledPrometheus, empty_prometheus, rests_on, rules_in_order
 from benchmarks.boards.site import GPUS, alerts, site
+from benchmarks.common.processes import free_port
+from benchmarks.common.result import budget, environment, finish, report_activity
 from tests.dashboards.grafana.grafana_model import Json, Target, all_boards, put_in, targets
 
 from rankscope.alerts.rules.rule_file import rules_text
@@ -62,11 +60,6 @@ ROUNDED = (
     *((450, 300), (750, 600), (1050, 900), (1500, 1200), (2700, 1800), (5400, 3600)),
 )
 """Pairs of seconds: an interval up to the first is rounded to the second, as in Grafana."""
-
-
-def report_activity(what: str) -> None:
-    """Report the current activity on standard error."""
-    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +156,14 @@ def recorded(into: FilledPrometheus, rules: list[dict[str, Any]], start_s: int, 
     return seconds
 
 
-def ask(of: FilledPrometheus, what: Question, end_s: int, **more: str) -> tuple[float, bytes]:
+def ask(of: FilledPrometheus, question: Question, end_s: int, **more: str) -> tuple[float, bytes]:
     """Send a query. Returns its seconds and the answer."""
-    if what.step_s is None:
-        return of.query("query", query=what.expr, time=end_s, **more)
+    if question.step_s is None:
+        return of.query("query", query=question.expr, time=end_s, **more)
     # Grafana aligns the time range to the step.
-    end = math.floor(end_s / what.step_s) * what.step_s
-    begin = math.floor((end_s - what.range_s) / what.step_s) * what.step_s
-    return of.query("query_range", query=what.expr, start=begin, end=end, step=what.step_s, **more)
+    end = math.floor(end_s / question.step_s) * question.step_s
+    begin = math.floor((end_s - question.range_s) / question.step_s) * question.step_s
+    return of.query("query_range", query=question.expr, start=begin, end=end, step=question.step_s, **more)
 
 
 def measured(of: FilledPrometheus, questions: list[Question], end_s: int, repeats: int) -> list[MeasuredQuery]:
@@ -246,24 +239,18 @@ def of_board(results: list[MeasuredQuery], rules: list[dict[str, Any]], rule_sec
     }
 
 
-def budgets_of(boards: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def budgets_of(boards: dict[str, dict[str, Any]]) -> list[dict[str, object]]:
     """Return the budgets of the boards."""
-    collected = []
-    for name, figures in boards.items():
-        for what, value, limit in (
+    return [
+        budget(f"{name}: {quantity}", value, limit)
+        for name, figures in boards.items()
+        for quantity, value, limit in (
             ("slowest_query_cpu_s", figures["slowest_cpu_s"], QUERY_BUDGET_S),
             ("opening_cpu_s_per_core", round(figures["opening_cpu_s"] / CORES, 3), OPENING_BUDGET_S),
             ("most_lines_of_a_graph", figures["most_lines_of_a_graph"][1], LINES_BUDGET),
             ("most_rows_of_a_table", figures["most_rows_of_a_table"][1], ROWS_BUDGET),
-        ):
-            collected.append({"name": f"{name}: {what}", "value": value, "limit": limit, "ok": value <= limit})
-    return collected
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-    return port
+        )
+    ]
 
 
 def main() -> None:
@@ -278,7 +265,6 @@ def main() -> None:
     program = shutil.which("prometheus", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
     if program is None:
         parser.error("needs the program prometheus: apt-get install prometheus")
-    load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "thresholds.toml").write_text(PRICE)
@@ -317,15 +303,9 @@ def main() -> None:
         "all_recording_rules_once_s": round(sum(once), 3),
         "queries_without_a_series": sum(item.series == 0 for item in result),
     }
-    environment = {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "prometheus": (version.stdout or version.stderr).split("(")[0].strip(),
-        "cores": len(os.sched_getaffinity(0)),
-        "load_before": round(load_before, 2),
-        "load_when_asking_begins": round(load_asking, 2),
-    }
-    print(json.dumps({"figures": figures, "budgets": budgets_of(of_boards), "environment": environment}, indent=1))
+    prometheus_version = (version.stdout or version.stderr).split("(")[0].strip()
+    about = {"prometheus": prometheus_version, "load_when_asking_begins": round(load_asking, 2)}
+    finish(figures, budgets_of(of_boards), environment("rankscope", **about))
 
 
 if __name__ == "__main__":

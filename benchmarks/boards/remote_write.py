@@ -120,13 +120,13 @@ class FilledPrometheus:
         if answer.status_code >= httpx.codes.BAD_REQUEST:
             raise SystemExit(f"Prometheus does not take the samples: {answer.text[:300]}")
 
-    def query(self, path: str, **what: str | float) -> tuple[float, bytes]:
+    def query(self, path: str, **parameters: str | float) -> tuple[float, bytes]:
         """Send a query. Returns the seconds until the answer was complete, and the answer. Raises ``SystemExit`` on an error."""
         began = time.perf_counter()
-        answer = self.client.post(f"{self.url}/api/v1/{path}", data={name: str(value) for name, value in what.items()})
+        answer = self.client.post(f"{self.url}/api/v1/{path}", data={name: str(value) for name, value in parameters.items()})
         took = time.perf_counter() - began
         if answer.status_code != httpx.codes.OK:
-            raise SystemExit(f"Prometheus cannot answer: {answer.text[:300]}\n{what}")
+            raise SystemExit(f"Prometheus cannot answer: {answer.text[:300]}\n{parameters}")
         return took, answer.content
 
     def record(self, expr: str, name: str, labels: Mapping[str, str], *, start_s: int, end_s: int, step_s: int) -> float:

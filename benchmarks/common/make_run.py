@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -19,17 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.common.result import CORES, report_activity
 from numpy.typing import NDArray
 
 from rankscope.runs.paths import rank_dir
-from rankscope.runs.records import (
-    AttemptInfo,
-    CollectiveRecord,
-    RankInfo,
-    RunInfo,
-    StepBreakdown,
-    StepEvent,
-)
+from rankscope.runs.records import AttemptInfo, CollectiveRecord, RankInfo, RunInfo, StepBreakdown, StepEvent
 from rankscope.runs.segment_writer import JsonLinesWriter, RowWriter
 from rankscope.runs.small_files import create_attempt, create_run, write_record
 from rankscope.runs.step_columns import HAS_BLOCKED, PROFILED, checksums, unknown_rows
@@ -62,6 +55,10 @@ class Shape:
     def slow_rank(self) -> int:
         """Rank that is slow."""
         return self.ranks // 2
+
+    def steps_in(self, seconds: float) -> int:
+        """Return the number of steps that the job records in some time."""
+        return round(seconds * 1e6 / (sum(MEANS_US.values()) + TRANSFER_US + self.slow_us))
 
 
 def own_times(shape: Shape, rank: int, chunk: int) -> dict[str, Floats]:
@@ -204,17 +201,25 @@ def write_ranks(run: Path, shape: Shape, steps: range, walls: Floats, ranks: ran
             writer.close()
 
 
-def grow_run(run: Path, shape: Shape, first: int, last: int, *, workers: int = 1) -> None:
-    """Append steps ``first`` to ``last`` of every rank."""
+def write_run(run: Path, shape: Shape) -> Path:
+    """Write a whole run and return its folder."""
+    report_activity(f"writing a run of {shape.ranks:,} ranks and {shape.steps:,} steps")
+    begin_run(run, shape)
+    grow_run(run, shape, 0, shape.steps)
+    return run
+
+
+def grow_run(run: Path, shape: Shape, first: int, last: int) -> None:
+    """Append steps ``first`` to ``last`` of every rank, with a process per core."""
     walls = np.concatenate([walls_of(shape, chunk) for chunk in range(-(-last // CHUNK))])
-    write = partial(write_ranks, run, shape, range(first, last), walls)
-    each = -(-shape.ranks // (8 * workers))
-    parts = [range(rank, min(rank + each, shape.ranks)) for rank in range(0, shape.ranks, each)]
-    if workers == 1:
-        list(map(write, parts))
-        return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        list(pool.map(write, parts))
+    with ProcessPoolExecutor(CORES, mp_context=get_context("spawn")) as pool:
+        list(pool.map(partial(write_ranks, run, shape, range(first, last), walls), parts_of(shape.ranks)))
+
+
+def parts_of(ranks: int) -> list[range]:
+    """Divide ranks into several parts per core."""
+    each = -(-ranks // (8 * CORES))
+    return [range(rank, min(rank + each, ranks)) for rank in range(0, ranks, each)]
 
 
 def main() -> None:
@@ -223,14 +228,12 @@ def main() -> None:
     parser.add_argument("run", type=Path, nargs="?", help="folder to write; without one nothing is done")
     parser.add_argument("--ranks", type=int, default=256)
     parser.add_argument("--steps", type=int, default=2500)
-    parser.add_argument("--slow-us", type=float, default=40_000.0, help="what the planted rank needs longer; 0: nobody is slow")
+    parser.add_argument("--slow-us", type=float, default=40_000.0, help="what the planted rank needs longer; 0: no rank is slow")
     args = parser.parse_args()
     if args.run is None:
         parser.print_help()
         return
-    shape = Shape(ranks=args.ranks, steps=args.steps, slow_us=args.slow_us)
-    begin_run(args.run, shape)
-    grow_run(args.run, shape, 0, args.steps, workers=len(os.sched_getaffinity(0)))
+    write_run(args.run, Shape(ranks=args.ranks, steps=args.steps, slow_us=args.slow_us))
 
 
 if __name__ == "__main__":

@@ -13,10 +13,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
-import json
 import os
-import platform
 import re
+import select
 import selectors
 import socket
 import statistics
@@ -28,12 +27,11 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.budget import budget
-from benchmarks.common.process_memory import pss_bytes, tree
+from benchmarks.common.processes import cpu_seconds, free_port, pss_bytes
+from benchmarks.common.result import budget, environment, finish
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state, mig_state
 
 CPU_RATIO_BUDGET = 0.6
@@ -41,25 +39,21 @@ SCRAPE_P99_MS_BUDGET = 10.0
 SCRAPE_P99_HUNG_MS_BUDGET = 20.0
 PSS_MIB_BUDGET = 120.0
 GROWTH_MIB_BUDGET = 1.0
+STALLED = 1000
+"""Number of clients that stop in the middle of a request."""
+STALLED_MIB_BUDGET = 29.0
+STALLED_LIMIT_S = 60.0
+"""Time limit for closing their connections; the deadline of a request is 10 s."""
+HALF_A_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: "
+DRIVER_LIBRARY = "tests/exporter/fake_nvml (no GPU)"
 LINEAR_BUDGET = 1.2
 """Limit for the CPU per GPU (or MIG instance) of the larger node over that of the smaller one."""
 
 SCRAPERS = 20
-TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of the process tree by each process's own clock, in nanoseconds, plus ended children, in ticks."""
-    total = 0.0
-    for item in tree(pid):
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{item}/stat").read_text().rpartition(")")[2].split()
-            total += time.clock_gettime(~item << 3 | 2) + (int(fields[13]) + int(fields[14])) / TICKS
-    return total
 
 
 @dataclass(frozen=True)
-class RunningExporter:
+class MeasuredExporter:
     """One exporter under measurement."""
 
     pid: int
@@ -96,7 +90,7 @@ class RunningExporter:
         return pss_bytes(self.pid) / 2**20
 
 
-def cpu_side_by_side(exporters: list[RunningExporter], *, rounds: int, seconds: int) -> list[list[float]]:
+def cpu_side_by_side(exporters: list[MeasuredExporter], *, rounds: int, seconds: int) -> list[list[float]]:
     """Return the CPU seconds per second of each exporter in each round, while all are scraped once a second, in turn."""
     collected: list[list[float]] = [[] for _ in exporters]
     for _ in range(rounds):
@@ -110,17 +104,11 @@ def cpu_side_by_side(exporters: list[RunningExporter], *, rounds: int, seconds: 
     return collected
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-    return port
-
-
 @contextlib.contextmanager
-def started(command: list[str], port: int, env: dict[str, str]) -> Iterator[RunningExporter]:
+def started(command: list[str], port: int, env: dict[str, str]) -> Iterator[MeasuredExporter]:
     """Start an exporter. Yields it after its first samples."""
     process = subprocess.Popen(command, env={**os.environ, **env}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    running = RunningExporter(process.pid, port, http.client.HTTPConnection("127.0.0.1", port, timeout=10))
+    running = MeasuredExporter(process.pid, port, http.client.HTTPConnection("127.0.0.1", port, timeout=10))
     try:
         until = time.monotonic() + 60
         while True:
@@ -141,27 +129,16 @@ def started(command: list[str], port: int, env: dict[str, str]) -> Iterator[Runn
             process.wait()
 
 
-def rankscope(env: dict[str, str], folder: Path, *extra: str) -> contextlib.AbstractContextManager[RunningExporter]:
+def rankscope(env: dict[str, str], folder: Path, *extra: str) -> contextlib.AbstractContextManager[MeasuredExporter]:
     port = free_port()
     folder.mkdir(parents=True)
     command = [sys.executable, "-m", "rankscope", "exporter", "--listen", f"127.0.0.1:{port}", "--interval", "1s"]
-    return started(
-        [
-            *command,
-            "--spool",
-            str(folder / "spool"),
-            "--state-dir",
-            str(folder / "state"),
-            "--control.socket",
-            str(folder / "control.sock"),
-            *extra,
-        ],
-        port,
-        env,
-    )
+    places = {"--spool": "spool", "--state-dir": "state", "--control.socket": "control.sock"}
+    command += [word for option, name in places.items() for word in (option, str(folder / name))]
+    return started([*command, *extra], port, env)
 
 
-def nvitop(env: dict[str, str]) -> contextlib.AbstractContextManager[RunningExporter]:
+def nvitop(env: dict[str, str]) -> contextlib.AbstractContextManager[MeasuredExporter]:
     port = free_port()
     command = [sys.executable, "-m", "nvitop_exporter", "--bind-address", "127.0.0.1", "--port", str(port), "--interval", "1"]
     return started(command, port, env)
@@ -246,6 +223,39 @@ def drivers(folder: Path) -> dict[str, FakeDriver]:
     return {kind: FakeDriver(folder / kind.replace(" ", "-"), library, gpus) for kind, gpus in kinds.items()}
 
 
+def stalled(server: MeasuredExporter) -> dict[str, float]:
+    """Measure the cost of half requests: memory, the time of a health check among them, and the connections left open."""
+    before = server.pss_mib()
+    with contextlib.ExitStack() as stack:
+        began = time.monotonic()
+        poll = select.poll()
+        for _ in range(STALLED):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(HALF_A_REQUEST)
+            poll.register(connection, select.POLLRDHUP)
+        grown = server.pss_mib() - before
+        begin_s = time.perf_counter()
+        probe = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        probe.request("GET", "/-/healthy")
+        status = probe.getresponse().status
+        health_ms = 1e3 * (time.perf_counter() - begin_s)
+        probe.close()
+        open_connections = STALLED
+        while open_connections and time.monotonic() - began < STALLED_LIMIT_S:
+            for descriptor, _ in poll.poll(1000):
+                poll.unregister(descriptor)
+                open_connections -= 1
+        ended_s = time.monotonic() - began
+    return {
+        "memory_mib": round(grown, 1),
+        "healthy_status": status,
+        "healthy_ms": round(health_ms, 1),
+        "left_open": open_connections,
+        "all_closed_after_s": round(ended_s, 1),
+    }
+
+
 def calls_per_second(driver: FakeDriver, seconds: float) -> float:
     """Return the calls into the library per second, by all processes."""
     driver.forget_counts()
@@ -274,7 +284,7 @@ def versus(driver: FakeDriver, twin: FakeDriver, folder: Path, *, rounds: int, s
 
 
 def serving(driver: FakeDriver, folder: Path, *, bursts: int, scrapes: int) -> dict[str, Any]:
-    """Measure the latency of bursts, with all GPUs healthy and with one that hangs; also memory and its growth."""
+    """Measure the latency of bursts, with all GPUs healthy and with one that hangs; also memory and stalled clients."""
     figures: dict[str, Any] = {}
     with rankscope(driver.env, folder / "serving") as running:
         figures["scrape_ms"] = latencies_ms(running.port, bursts)
@@ -287,6 +297,7 @@ def serving(driver: FakeDriver, folder: Path, *, bursts: int, scrapes: int) -> d
         for _ in range(scrapes):
             running.scrape()
         figures["pss_growth_mib"] = round(running.pss_mib() - before, 2)
+        figures[f"stalled_{STALLED}"] = stalled(running)
         driver.hang("nvmlDeviceGetTemperature", gpu=3)
         figures["scrape_one_gpu_hangs_ms"] = latencies_ms(running.port, bursts)
         figures["gpus_up_while_one_hangs"] = running.count(rb"^gpu_up\{.*\} 1")
@@ -303,8 +314,8 @@ def linear(small: FakeDriver, large: FakeDriver, folder: Path, *, rounds: int, s
     return {"cpu_per_unit_ratio": round(statistics.median(ratios), 3), "ratios": [round(ratio, 3) for ratio in ratios]}
 
 
-def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Measure all figures and compare them with their limits."""
+def measure(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], list[dict[str, object]]]:
+    """Return all figures and budgets."""
     kinds = drivers(folder)
     turns = {"rounds": args.rounds, "seconds": args.seconds}
     figures = {
@@ -314,26 +325,20 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "56_over_28_mig_devices": linear(kinds["28 MIG devices"], kinds["56 MIG devices"], folder, **turns),
     }
     served = figures["serving"]
-    return {
-        "figures": figures,
-        "budgets": [
-            budget("CPU over nvitop-exporter's", figures["versus_nvitop_exporter"]["cpu_ratio"], CPU_RATIO_BUDGET),
-            budget(f"scrape p99 of {SCRAPERS} at once, every second (ms)", served["scrape_ms"]["p99"], SCRAPE_P99_MS_BUDGET),
-            budget("the same every 5 seconds (ms)", served["scrape_every_5_s_ms"]["p99"], SCRAPE_P99_MS_BUDGET),
-            budget("every second, while one GPU hangs (ms)", served["scrape_one_gpu_hangs_ms"]["p99"], SCRAPE_P99_HUNG_MS_BUDGET),
-            budget("PSS of all processes, 8 GPUs (MiB)", served["pss_mib"], PSS_MIB_BUDGET),
-            budget(f"growth over {args.scrapes} scrapes (MiB)", served["pss_growth_mib"], GROWTH_MIB_BUDGET),
-            budget("CPU per GPU, 16 over 8", figures["16_over_8_gpus"]["cpu_per_unit_ratio"], LINEAR_BUDGET),
-            budget("CPU per MIG device, 56 over 28", figures["56_over_28_mig_devices"]["cpu_per_unit_ratio"], LINEAR_BUDGET),
-        ],
-        "environment": {
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "cpus": os.cpu_count(),
-            "driver_library": "tests/exporter/fake_nvml (no GPU)",
-            **{name: version(name) for name in ("rankscope", "nvitop-exporter", "nvidia-ml-py")},
-        },
-    }
+    stalled_clients = served[f"stalled_{STALLED}"]
+    return figures, [
+        budget("CPU over nvitop-exporter's", figures["versus_nvitop_exporter"]["cpu_ratio"], CPU_RATIO_BUDGET),
+        budget(f"scrape p99 of {SCRAPERS} at once, every second (ms)", served["scrape_ms"]["p99"], SCRAPE_P99_MS_BUDGET),
+        budget("the same every 5 seconds (ms)", served["scrape_every_5_s_ms"]["p99"], SCRAPE_P99_MS_BUDGET),
+        budget("every second, while one GPU hangs (ms)", served["scrape_one_gpu_hangs_ms"]["p99"], SCRAPE_P99_HUNG_MS_BUDGET),
+        budget("PSS of all processes, 8 GPUs (MiB)", served["pss_mib"], PSS_MIB_BUDGET),
+        budget(f"growth over {args.scrapes} scrapes (MiB)", served["pss_growth_mib"], GROWTH_MIB_BUDGET),
+        budget(f"memory of {STALLED} stalled connections (MiB)", stalled_clients["memory_mib"], STALLED_MIB_BUDGET),
+        budget("stalled connections that stay open", stalled_clients["left_open"], 0),
+        budget("health checks refused among them", float(stalled_clients["healthy_status"] != HTTPStatus.OK), 0),
+        budget("CPU per GPU, 16 over 8", figures["16_over_8_gpus"]["cpu_per_unit_ratio"], LINEAR_BUDGET),
+        budget("CPU per MIG device, 56 over 28", figures["56_over_28_mig_devices"]["cpu_per_unit_ratio"], LINEAR_BUDGET),
+    ]
 
 
 def main() -> None:
@@ -345,7 +350,8 @@ def main() -> None:
     parser.add_argument("--scrapes", type=int, default=10_000, help="scrapes for the growth of memory")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(measure(args, Path(folder)), indent=2))
+        figures, budgets = measure(args, Path(folder))
+    finish(figures, budgets, environment("rankscope", "nvitop-exporter", "nvidia-ml-py", driver_library=DRIVER_LIBRARY))
 
 
 if __name__ == "__main__":

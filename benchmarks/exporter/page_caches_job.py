@@ -124,7 +124,7 @@ def page_cpu_ms(pages: int) -> dict[str, float]:
     moving, still = (
         page.MetricsPage("node", SimulatedFleet("8", interval_s=interval_s), spool=ranks) for interval_s in (0.001, 3600)
     )
-    by_key: dict[str, list[float]] = {"spool_pass": [], "page_of_new_gpu_values": [], "page_of_the_same_gpu_values": []}
+    milliseconds: dict[str, list[float]] = {"spool_pass": [], "page_of_new_gpu_values": [], "page_of_the_same_gpu_values": []}
     for second in range(pages):
         write_ranks(folder, second)
         began = time.thread_time()
@@ -135,10 +135,10 @@ def page_cpu_ms(pages: int) -> dict[str, float]:
         first = time.thread_time()
         still.render()
         spans = (read - began, first - read, time.thread_time() - first)
-        for values, span in zip(by_key.values(), spans, strict=True):
+        for values, span in zip(milliseconds.values(), spans, strict=True):
             values.append(1000 * span)
     shutil.rmtree(folder)
-    return {name: round(statistics.median(values[pages // 10 :]), 3) for name, values in by_key.items()}
+    return {name: round(statistics.median(values[pages // 10 :]), 3) for name, values in milliseconds.items()}
 
 
 if __name__ == "__main__":

@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import platform
-import sys
 from collections import Counter
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+from benchmarks.common.result import budget, environment, finish
 
 from rankscope.analysis.evidence.compared import StepOwnTimes
 from rankscope.analysis.evidence.step_table.steps import Matrices, StepTable
@@ -104,7 +101,7 @@ PLANTED: dict[str, tuple[int, int, list[int] | None, str, Callable[[int, int], f
 def detections(seeds: int) -> dict[str, Any]:
     """Return the share of planted faults that are found, and with the right pattern, if noise lasts for 6 steps."""
     result: dict[str, Any] = {}
-    for what, (ranks, steps, expected, pattern, extra) in PLANTED.items():
+    for fault, (ranks, steps, expected, pattern, extra) in PLANTED.items():
         right = same = unsure = 0
         for seed in range(seeds):
             own = own_times(np.random.default_rng(seed), ranks, steps, lasts=6, scatter=0.05)
@@ -115,7 +112,7 @@ def detections(seeds: int) -> dict[str, Any]:
             right += hit
             same += isinstance(answer, SlowRanks) and hit and answer.pattern == pattern
         shares = {"found": right, "with_the_right_pattern": same, "too_little": unsure}
-        result[what] = {"runs": seeds, **{name: count / seeds for name, count in shares.items()}}
+        result[fault] = {"runs": seeds, **{name: count / seeds for name, count in shares.items()}}
     return result
 
 
@@ -151,28 +148,19 @@ def main() -> None:
     null, planted, among = accusations(seeds), detections(seeds), pauses(seeds)
     usual = [null[name] for name in ("up to a tenth", "up to a third")]
     rate = sum(item["named"] for item in usual) / sum(item["runs"] for item in usual)
-    result = min(item["found"] + item["too_little"] for item in planted.values())
+    decided = min(item["found"] + item["too_little"] for item in planted.values())
     least = min(item["found"] for item in planted.values())
-    budgets = [
-        {"name": "false accusations, noise of up to a third of the run", "value": rate, "limit": 0.02, "ok": rate <= 0.02},
-        {
-            "name": "least found of any planted fault, or said to be too little to tell",
-            "value": result,
-            "limit": 0.95,
-            "ok": result >= 0.95,
-        },
-        {"name": "least found of any planted fault", "value": least, "limit": 0.9, "ok": least >= 0.9},
-    ]
     accused = sum(item["accused"] for item in among.values()) / len(among)
     named = sum(item["found"] for item in among.values()) / len(among)
-    budgets += [
-        {"name": "false accusations among long pauses", "value": accused, "limit": 0.02, "ok": accused <= 0.02},
-        {"name": "lasting faults found among long pauses", "value": named, "limit": 0.95, "ok": named >= 0.95},
+    budgets = [
+        budget("false accusations, noise of up to a third of the run", rate, 0.02),
+        budget("least found of any planted fault, or said to be too little to tell", decided, 0.95, at_least=True),
+        budget("least found of any planted fault", least, 0.9, at_least=True),
+        budget("false accusations among long pauses", accused, 0.02),
+        budget("lasting faults found among long pauses", named, 0.95, at_least=True),
     ]
     figures = {"false_accusations_by_how_long_noise_lasts": null, "planted": planted, "pauses": among, "seeds": seeds}
-    environment = {"python": platform.python_version(), "machine": platform.machine(), "rankscope": version("rankscope")}
-    print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
-    sys.exit(0 if all(budget["ok"] for budget in budgets) else 1)
+    finish(figures, budgets, environment("rankscope", "numpy"))
 
 
 if __name__ == "__main__":

@@ -22,8 +22,6 @@ rank is named, and at least half of those at fault, or none where none is. For t
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import shutil
 import sys
 import tempfile
@@ -32,12 +30,11 @@ import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from benchmarks.common.budget import budget
+from benchmarks.common.result import budget, environment, finish
 from benchmarks.fleets.baselines import BASELINES, frontier_of
 from benchmarks.fleets.fleet import ExpectedAnswer, Floats, PlantedFleet, phase_times, write_fleet
 from benchmarks.fleets.kinds import FAULTY, HEALTHY
@@ -212,9 +209,9 @@ def budgets_of(outcomes: Sequence[FleetOutcome]) -> list[dict[str, object]]:
     alone = of_all["by_ranks_alone"]
     for name, item in ((name, alone[name]) for name in BASELINES):
         least += [
-            (f"{what.replace('_', ' ')}, by ranks alone, beyond {name}", alone[OURS][what] - item[what], 0.0)
-            for what in ("right", "exactly_named")
-            if item[what] is not None
+            (f"{share_name.replace('_', ' ')}, by ranks alone, beyond {name}", alone[OURS][share_name] - item[share_name], 0.0)
+            for share_name in ("right", "exactly_named")
+            if item[share_name] is not None
         ]
     return [
         budget(name, value, limit, at_least=at_least)
@@ -278,8 +275,8 @@ def wrong_answer(outcome: FleetOutcome) -> str | None:
     return f"{outcome.job.name}, seed {outcome.job.seed}: {state}\n  expected {expected}{cost}\n  got {answer}"
 
 
-def main() -> int:
-    """Measure, print the figures; exit status 1 if a budget does not hold."""
+def main() -> None:
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="fleets of each kind")
     parser.add_argument("--only", nargs="*", default=[""], metavar="KIND", help="run the kinds whose name contains any of these")
@@ -301,28 +298,19 @@ def main() -> int:
                     print(text, file=sys.stderr)
             if number % 20 == 0:
                 print(f"{number} of {len(jobs)}", file=sys.stderr, flush=True)
-    result = result_of(outcomes, failed=len(jobs) - len(outcomes))
-    print(json.dumps(result, indent=1))
-    return 0 if all(row["ok"] for row in result["budgets"]) else 1
-
-
-def result_of(outcomes: Sequence[FleetOutcome], *, failed: int) -> dict[str, Any]:
-    """Return the result as it is printed. ``failed``: number of analyses that raised an error."""
     kinds: dict[str, list[FleetOutcome]] = {}
     for outcome in outcomes:
         kinds.setdefault(outcome.job.name, []).append(outcome)
     figures = {kind: figures_of(of_kind) for kind, of_kind in kinds.items()}
-    budgets = [budget("analyses that failed", failed, 0)]
-    if outcomes:
-        budgets = [*budgets_of(outcomes), *budgets]
-    return {
-        "runs": len(outcomes),
-        "figures": figures | ({"all": figures_of(outcomes)} if outcomes else {}),
-        "table": table_of(figures, outcomes) if outcomes else None,
-        "budgets": budgets,
-        "environment": {"python": platform.python_version(), "numpy": version("numpy"), "rankscope": version("rankscope")},
-    }
+    budgets = [*(budgets_of(outcomes) if outcomes else []), budget("analyses that failed", len(jobs) - len(outcomes), 0)]
+    finish(
+        figures | ({"all": figures_of(outcomes)} if outcomes else {}),
+        budgets,
+        environment("rankscope", "numpy"),
+        runs=len(outcomes),
+        table=table_of(figures, outcomes) if outcomes else None,
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -57,8 +57,8 @@ HEALTHY: Final[dict[str, Kind]] = {
     "healthy, noise 20 % of 20 steps, 8 ranks": partial(healthy, ranks=8, scatter=0.2, lasts=20),
     "healthy, noise 20 % of 20 steps, 64 ranks": partial(healthy, ranks=64, scatter=0.2, lasts=20),
     **{
-        f"healthy, 35 steps{what}, {ranks} ranks": partial(fleet, ranks=ranks, steps=35)
-        for what, fleet in (
+        f"healthy, 35 steps{condition}, {ranks} ranks": partial(fleet, ranks=ranks, steps=35)
+        for condition, fleet in (
             ("", healthy),
             (", noise 20 %", partial(healthy, scatter=0.2)),
             (", heavy tails", heavy_tails),

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -21,6 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
+
+from benchmarks.common.result import environment
 
 from rankscope.cli.verbs.nvml import ask_nvml
 
@@ -49,29 +49,21 @@ def reason_to_skip() -> str | None:
     return None if torch.cuda.is_available() else f"torch {torch.__version__} cannot use the GPU of driver {answer.driver}"
 
 
-def nccl_version() -> str:
-    """Return the version of NCCL that torch was built with."""
+def gpu_environment(**more: object) -> dict[str, object]:
+    """Return what the figures depend on, with the device, its driver, and the versions of CUDA and of NCCL that torch has."""
     import torch
 
-    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]  # untyped in torch
-
-
-def environment() -> dict[str, Any]:
-    """Return what the figures depend on."""
-    import torch
-
-    return {
-        "device": torch.cuda.get_device_name(0),
-        "devices": torch.cuda.device_count(),
-        "driver": ask_nvml().driver,
-        "torch": str(torch.__version__),
-        "cuda": torch.version.cuda,
-        "nccl": nccl_version() if torch.distributed.is_nccl_available() else None,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
-        "load": os.getloadavg()[0],
-    }
+    nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else None  # type: ignore[no-untyped-call]
+    return environment(
+        "rankscope",
+        "torch",
+        device=torch.cuda.get_device_name(0),
+        devices=torch.cuda.device_count(),
+        driver=ask_nvml().driver,
+        cuda=torch.version.cuda,
+        nccl=None if nccl is None else ".".join(map(str, nccl)),
+        **more,
+    )
 
 
 def run(command: list[str], **options: Any) -> tuple[str, str | None]:
@@ -105,13 +97,13 @@ def test() -> dict[str, Any]:
 
 
 def measure(command: list[str]) -> dict[str, Any]:
-    """Run a benchmark. Return what it prints, or why it failed."""
+    """Run a benchmark. Return what it prints, or why it failed; a benchmark also ends with status 1 if it misses a budget."""
     out, failure = run(command)
     try:
         result: dict[str, Any] = json.loads(out)
     except ValueError:
         return {"failure": failure or "it printed no result", "budgets": []}
-    return result | ({"failure": failure} if failure else {})
+    return result
 
 
 def main() -> int:
@@ -125,7 +117,7 @@ def main() -> int:
         parts = ", ".join([TESTS, *(" ".join(command) for command in BENCHMARKS.values())])
         print(f"Skipped: {reason}. What needs one and did not run: {parts}. No result was written.", file=sys.stderr)
         return 0
-    result: dict[str, Any] = {"environment": environment()}
+    result: dict[str, Any] = {"environment": gpu_environment()}
     if not args.without_tests:
         result["tests"] = test()
     commands = {name: [*command] for name, command in BENCHMARKS.items()}

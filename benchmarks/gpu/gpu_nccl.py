@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -35,8 +34,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.budget import budget
-from benchmarks.gpu.gpu import nccl_version
+from benchmarks.common.result import budget, finish
+from benchmarks.gpu.gpu import gpu_environment
 
 from rankscope.analysis.engine import analyze
 from rankscope.base.errors import InputError
@@ -142,8 +141,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--keep", type=Path, help="folder to keep runs and files in")
     args = parser.parse_args()
-    import torch
-
     rows, left_out = [], []
     for number, case in enumerate(CASES):
         if args.plugin is None and case.sources == ("inspector",):
@@ -165,18 +162,8 @@ def main() -> None:
         budget("a rank named where none is late", sum(row["named"] is not None for row in quiet), 0),
         budget("cause right, of the causes given", _causes(named), 0.9, at_least=True),
     ]
-    environment = {
-        "device": torch.cuda.get_device_name(0),
-        "gpus": torch.cuda.device_count(),
-        "ranks": RANKS,
-        "torch": str(torch.__version__),
-        "cuda": torch.version.cuda,
-        "nccl": nccl_version(),
-        "python": platform.python_version(),
-        "pause_ms": PAUSE_SECONDS * 1000,
-        "steps": args.steps,
-    }
-    print(json.dumps({"rows": rows, "left_out": left_out, "budgets": budgets, "environment": environment}, indent=1))
+    job = {"ranks": RANKS, "pause_ms": PAUSE_SECONDS * 1000, "steps": args.steps}
+    finish({"rows": rows, "left_out": left_out}, budgets, gpu_environment(**job))
 
 
 def _causes(named: list[dict[str, Any]]) -> float:

@@ -28,24 +28,22 @@ No peer reads these files without code in the job, so there is no comparison.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from benchmarks.common.budget import budget
+from benchmarks.common.result import budget, environment, finish
 from tests.nccl.dumps import write_dumps
+from tests.nccl.faults import FAULTS
 from tests.nccl.inspector import write_logs
-from tests.nccl.layouts import FAULTS, LARGE, LAYOUTS, LayoutJob
+from tests.nccl.layouts import LARGE, LAYOUTS, LayoutJob
 from tests.nccl.runs import write_run
 from tests.nccl.traces import write_traces
 
@@ -180,8 +178,8 @@ def figures_of(rows: list[JobAnswer]) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    """Measure, print the figures; exit status 1 if a budget does not hold."""
+def main() -> None:
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=1, help="of the usual layouts; large ones have one")
     parser.add_argument("--layout", nargs="*", default=list(EVERY), choices=list(EVERY))
@@ -205,10 +203,8 @@ def main() -> int:
         if (rows := [answer for answer in of if answer.layout == layout])
     }
     budgets = [row for kind, of in kinds.items() for row in budgets_of(kind, of)]
-    environment = {"python": platform.python_version(), "numpy": version("numpy"), "rankscope": version("rankscope")}
-    print(json.dumps({"jobs": len(jobs), "figures": figures, "budgets": budgets, "environment": environment}, indent=1))
-    return 0 if all(row["ok"] for row in budgets) else 1
+    finish(figures, budgets, environment("rankscope", "numpy"), jobs=len(jobs))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

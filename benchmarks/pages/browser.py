@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from benchmarks.common.make_run import MEANS_US, TRANSFER_US, Shape, grow_run
+import numpy as np
+from benchmarks.common.make_run import Shape, grow_run
+from benchmarks.common.result import report_activity
 from playwright.sync_api import Browser, BrowserContext, Page, Playwright, Request, ViewportSize
 
 from rankscope.dashboards.registry import VIEWS
 from rankscope.runs.reader import RunReader
 
-WORKERS = len(os.sched_getaffinity(0))
 SELECTIONS = ("", "?rank=517", "?steps=2000-2400&rank=517", "?metric=wall_us", "?sort=host")
 NEW_SECONDS = 30.0
 CHROMIUM_ARGS = ["--no-sandbox", "--disable-gpu"]
@@ -81,6 +83,19 @@ class UpdateRequest:
     body: str | None
     seconds: float
     answered_bytes: int
+
+
+def chromium_path() -> str:
+    """Return the path of the system's Chromium; end this process without one."""
+    path = shutil.which("chromium")
+    if path is None:
+        sys.exit("chromium is not installed: apt-get install chromium")
+    return path
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return a percentile of seconds to a tenth of a millisecond, NaN without values."""
+    return round(float(np.percentile(values, percent)), 4) if values else float("nan")
 
 
 @contextmanager
@@ -217,7 +232,7 @@ def seconds_of_views(browser: Browser, address: str, update_requests: list[Updat
 def live_updates(browser: Browser, address: str, run: Path, shape: Shape, repeats: int) -> tuple[list[float], list[float]]:
     """Return the seconds of each update of an open page, and the seconds from each write until it is shown."""
     first = max(int(rows["step"].max()) for rows in RunReader(run).step_rows(0, 0)) + 1
-    new = round(NEW_SECONDS * 1e6 / (sum(MEANS_US.values()) + TRANSFER_US + shape.slow_us))
+    new = shape.steps_in(NEW_SECONDS)
     updates: list[float] = []
     delays_s: list[float] = []
     with browser.new_context(viewport=VIEWPORT) as session:
@@ -227,7 +242,7 @@ def live_updates(browser: Browser, address: str, run: Path, shape: Shape, repeat
         page.wait_for_load_state("networkidle")
         for number in range(repeats + 1):
             at = first + number * new
-            grow_run(run, shape, at, at + new, workers=WORKERS)
+            grow_run(run, shape, at, at + new)
             os.sync()
             written = time.time()
             began, ended = next_redraw(page)
@@ -260,8 +275,3 @@ def next_redraw(page: Page) -> tuple[float, float]:
                 caused = [last for began, last in done[number:] if began - end < 1.0]
                 return start, max(caused)
     raise TimeoutError("the open page has not shown what was written")
-
-
-def report_activity(what: str) -> None:
-    """Report the current measurement on standard error."""
-    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)

@@ -16,37 +16,30 @@ map's matrix as a plain Plotly figure.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import random
-import resource
-import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-import dash
 import httpx
 import numpy as np
-import plotly  # type: ignore[import-untyped]
 import plotly.graph_objects as go  # type: ignore[import-untyped]
-from benchmarks.common.budget import budget
-from benchmarks.common.make_run import Shape, begin_run, grow_run
-from benchmarks.common.process_memory import peak_beside, pss_bytes
+from benchmarks.common.make_run import Shape, write_run
+from benchmarks.common.processes import ended_children_cpu_s, peak_beside, pss_bytes
+from benchmarks.common.result import budget, environment, finish, report_activity
 from benchmarks.pages.browser import (
     CHROMIUM_ARGS,
-    WORKERS,
     FirstViews,
     UpdateRequest,
+    chromium_path,
     first_views,
     live_updates,
     looked_at,
-    report_activity,
+    percentile,
     seconds_of_views,
     seconds_to_draw,
     served,
@@ -58,11 +51,6 @@ from rankscope.runs.reader import RunReader
 FIRST_VIEW_S, CALLBACK_P95_S, PAYLOAD_BYTES, SERVER_BYTES, USERS_P95_S, LIVE_S = 1.0, 0.1, 1.5e6, 600 * 2**20, 1.0, 0.5
 WHATIF_S, REPORT_S, OF_PLAIN, ALL_OF_PLAIN = 20.0, 10.0, 1.5, 2.0
 USERS = 20
-
-
-def percentile(values: list[float], share: float) -> float:
-    """Return a percentile of measured values, NaN if there are none. ``share``: 0 to 1."""
-    return float(np.percentile(values, 100 * share)) if values else float("nan")
 
 
 def replayed(url: str, update_requests: list[UpdateRequest], repeats: int) -> list[tuple[str, float]]:
@@ -102,10 +90,10 @@ def seconds_of_report(run: Path, python: str = sys.executable) -> tuple[float, f
     report_activity("the report, nothing derived yet")
     with tempfile.TemporaryDirectory() as folder:
         command = [python, "-m", "rankscope", "report", str(run), "-o", f"{folder}/report.html", "--cache", f"{folder}/empty"]
-        before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        before, began = ended_children_cpu_s(), time.perf_counter()
         subprocess.run(command, check=True, capture_output=True)
-        wall_s, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        wall_s = time.perf_counter() - began
+    return wall_s, ended_children_cpu_s() - before
 
 
 def reports(run: Path, repeats: int, former: str | None) -> tuple[dict[str, list[float]], list[dict[str, Any]]]:
@@ -133,14 +121,6 @@ def plain_figure(ranks: int, steps: int) -> tuple[float, int]:
     return time.perf_counter() - begin, len(text)
 
 
-def written(run: Path, shape: Shape) -> Path:
-    """Write a run of the given shape."""
-    report_activity(f"writing a run of {shape.ranks:,} ranks x {shape.steps:,} steps")
-    begin_run(run, shape)
-    grow_run(run, shape, 0, shape.steps, workers=WORKERS)
-    return run
-
-
 def rounded(seconds: list[float]) -> list[float]:
     """Round to milliseconds, the precision of these measurements."""
     return [round(second, 3) for second in seconds]
@@ -163,17 +143,14 @@ def main() -> None:
     """Measure and print."""
     args = arguments()
     shape = Shape(ranks=args.ranks, steps=args.steps)
-    about = {"ranks": args.ranks, "steps": args.steps, "load_before": round(os.getloadavg()[0], 1)}
+    about = {"ranks": args.ranks, "steps": args.steps}
     if args.report:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            run = args.run or written(Path(folder) / "run", shape)
-            print_results(about, *reports(run, args.repeats, args.former))
-        return
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        sys.exit("chromium is not installed: apt-get install chromium")
+            run = args.run or write_run(Path(folder) / "run", shape)
+            finish_with(about, *reports(run, args.repeats, args.former))
+    chromium = chromium_path()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, sync_playwright() as playwright:
-        run = args.run or written(Path(folder) / "runs" / "run", shape)
+        run = args.run or write_run(Path(folder) / "runs" / "run", shape)
         run_id = RunReader(run).info.run_id
         browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGS)
         cache = Path(folder) / "cache"
@@ -189,8 +166,7 @@ def main() -> None:
                         whatif_s = seconds_to_draw(page, f"{address}/whatif")
             first = first_views(playwright, browser, chromium, address, args.repeats)
             if args.first_view:
-                print_results(about, figures_of(first), first_view_budgets(first))
-                return
+                finish_with(about, figures_of(first), first_view_budgets(first))
             update_requests: list[UpdateRequest] = []
             views = seconds_of_views(browser, address, update_requests)
             report_activity(f"{len(update_requests)} requests, {args.repeats} times one by one")
@@ -205,7 +181,9 @@ def main() -> None:
         browser.close()
         report_s, _ = seconds_of_report(run)
     plain_s, plain_bytes = plain_figure(args.ranks, min(args.steps, 1000))
-    slowest = max({view for view, _ in alone}, key=lambda of: percentile([s for view, s in alone if view == of], 0.95))
+    callback_p95_s = {
+        of: percentile([seconds for view, seconds in alone if view == of], 95) for of in sorted({view for view, _ in alone})
+    }
     figures: dict[str, Any] = {
         "cold_s": round(cold_s, 2),
         "whatif_cold_s": round(whatif_s, 2),
@@ -215,17 +193,14 @@ def main() -> None:
         **figures_of(first),
         "views_s": {view: round(float(np.median(seconds)), 3) for view, seconds in views.items()},
         "requests": len(update_requests),
-        "callback_p50_s": round(percentile([seconds for _, seconds in alone], 0.5), 4),
-        "callback_p95_s_by_view": {
-            of: round(percentile([seconds for view, seconds in alone if view == of], 0.95), 4)
-            for of in sorted({v for v, _ in alone})
-        },
-        "slowest_view": slowest,
+        "callback_p50_s": percentile([seconds for _, seconds in alone], 50),
+        "callback_p95_s_by_view": callback_p95_s,
+        "slowest_view": max(callback_p95_s, key=lambda view: callback_p95_s[view]),
         "payload_bytes_by_view": {
             of: max(item.answered_bytes for item in update_requests if item.view == of)
             for of in sorted({item.view for item in update_requests})
         },
-        "users_p50_s": round(percentile(together, 0.5), 4),
+        "users_p50_s": percentile(together, 50),
         "users_requests_per_s": round(len(together) / (sum(together) / USERS), 1),
         "server_bytes": server_bytes,
         "server_bytes_live": live_bytes,
@@ -238,13 +213,13 @@ def main() -> None:
         *first_view_budgets(first),
         budget("whatif_cold_s", whatif_s, WHATIF_S),
         budget("report_cold_s", report_s, REPORT_S),
-        budget("callback_p95_s", percentile([seconds for _, seconds in alone], 0.95), CALLBACK_P95_S),
+        budget("callback_p95_s", percentile([seconds for _, seconds in alone], 95), CALLBACK_P95_S),
         budget("payload_bytes", max(item.answered_bytes for item in update_requests), PAYLOAD_BYTES),
         budget("server_bytes", max(server_bytes, live_bytes), SERVER_BYTES),
-        budget("users_20_p95_s", percentile(together, 0.95), USERS_P95_S),
+        budget("users_20_p95_s", percentile(together, 95), USERS_P95_S),
         budget("live_update_s", float(np.median(updates)), LIVE_S),
     ]
-    print_results(about, figures, budgets)
+    finish_with(about, figures, budgets)
 
 
 def figures_of(first: FirstViews) -> dict[str, list[float]]:
@@ -272,14 +247,9 @@ def first_view_budgets(first: FirstViews) -> list[dict[str, Any]]:
     ]
 
 
-def print_results(about: dict[str, Any], figures: dict[str, Any], budgets: list[dict[str, Any]]) -> None:
-    """Print the result. ``about``: the measured run and the load before."""
-    environment = {
-        "python": platform.python_version(), "dash": dash.__version__, "plotly": plotly.__version__, "numpy": np.__version__,
-        "cpus": WORKERS,
-    }  # fmt: skip
-    load = {"load_after": round(os.getloadavg()[0], 1)}
-    print(json.dumps({"figures": {**about, **figures, **load}, "budgets": budgets, "environment": environment}, indent=2))
+def finish_with(about: dict[str, Any], figures: dict[str, Any], budgets: list[dict[str, Any]]) -> NoReturn:
+    """Print the result and end. ``about``: the measured run."""
+    finish({**about, **figures}, budgets, environment("rankscope", "dash", "plotly", "numpy"))
 
 
 if __name__ == "__main__":

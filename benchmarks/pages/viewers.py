@@ -14,13 +14,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
-import json
 import os
-import platform
 import random
-import shutil
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -29,12 +25,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import dash
 import httpx
-import numpy as np
-from benchmarks.common.budget import budget
-from benchmarks.common.make_run import Shape, begin_run, grow_run
-from benchmarks.pages.browser import CHROMIUM_ARGS, UPDATE, VIEWPORT, report_activity, served
+from benchmarks.common.make_run import Shape, write_run
+from benchmarks.common.processes import children_of
+from benchmarks.common.result import budget, environment, finish, report_activity
+from benchmarks.pages.browser import CHROMIUM_ARGS, UPDATE, VIEWPORT, chromium_path, percentile, served
 from playwright.sync_api import Browser, Request, sync_playwright
 
 from rankscope.runs.reader import RunReader
@@ -65,30 +60,16 @@ class ViewerSeconds:
     failed: int
 
 
-def children(pid: int) -> set[int]:
-    """Return the processes that a process has started."""
-    names = [folder.name for folder in Path("/proc").iterdir() if folder.name.isdigit()]
-    return {int(name) for name in names if parent_of(name) == pid}
-
-
-def parent_of(name: str) -> int:
-    """Return the parent of a process, 0 if it has ended."""
-    try:
-        return int(Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, IndexError):
-        return 0
-
-
 @contextmanager
 def window_stopped(server: int) -> Iterator[None]:
     """Stop the process that makes a window as it appears, until the end."""
     stopped: set[int] = set()
     completed = threading.Event()
-    (worker,) = children(server)
+    (worker,) = children_of(server)
 
     def stop() -> None:
         while not completed.wait(0.002):
-            for pid in children(worker) - stopped:
+            for pid in children_of(worker) - stopped:
                 with contextlib.suppress(OSError):  # it has ended
                     if TASK in Path("/proc", str(pid), "cmdline").read_bytes():
                         os.kill(pid, signal.SIGSTOP)
@@ -101,7 +82,7 @@ def window_stopped(server: int) -> Iterator[None]:
     finally:
         completed.set()
         thread.join()
-        for pid in stopped & children(worker):
+        for pid in stopped & children_of(worker):
             os.kill(pid, signal.SIGCONT)
 
 
@@ -181,11 +162,6 @@ def row(measured: ViewerSeconds) -> dict[str, float]:
     }
 
 
-def percentile(values: list[float], percent: float) -> float:
-    """Return a percentile in seconds, NaN without values."""
-    return round(float(np.percentile(values, percent)), 4) if values else float("nan")
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -195,14 +171,9 @@ def main() -> None:
     parser.add_argument("--viewers", default=COUNTS)
     args = parser.parse_args()
     counts = [int(count) for count in args.viewers.split(",")]
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        sys.exit("chromium is not installed: apt-get install chromium")
-    load_before = os.getloadavg()[0]
+    chromium = chromium_path()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, sync_playwright() as playwright:
-        run, shape = Path(folder) / "runs" / "run", Shape(ranks=args.ranks, steps=args.steps, window_every=100)
-        begin_run(run, shape)
-        grow_run(run, shape, 0, shape.steps, workers=len(os.sched_getaffinity(0)))
+        run = write_run(Path(folder) / "runs" / "run", Shape(ranks=args.ranks, steps=args.steps, window_every=100))
         browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGS)
         with served(run, Path(folder) / "cache") as (url, pid):
             address = f"{url}/run/{RunReader(run).info.run_id}"
@@ -216,28 +187,19 @@ def main() -> None:
             ready = {count: viewed(url, sent, count, args.seconds) for count in counts}
         browser.close()
     most = waiting[max(counts)]
-    print(
-        json.dumps(
-            {
-                "figures": {
-                    "ranks": args.ranks,
-                    "steps": args.steps,
-                    "idle_healthy_p99_s": percentile(idle.healthy, 99),
-                    "being_made": {count: row(measured) for count, measured in waiting.items()},
-                    "there": {count: row(measured) for count, measured in ready.items()},
-                    "load_before": round(load_before, 1),
-                    "load_after": round(os.getloadavg()[0], 1),
-                },
-                "budgets": [
-                    budget("healthy_p99_s", percentile(most.healthy, 99), HEALTHY_P99_S),
-                    budget("callback_p95_s", percentile(most.callbacks, 95), CALLBACK_P95_S),
-                    budget("failed_requests", sum(each.failed for each in (*waiting.values(), *ready.values())), 0),
-                ],
-                "environment": {"python": platform.python_version(), "dash": dash.__version__, "cpus": os.cpu_count()},
-            },
-            indent=2,
-        )
-    )
+    figures = {
+        "ranks": args.ranks,
+        "steps": args.steps,
+        "idle_healthy_p99_s": percentile(idle.healthy, 99),
+        "being_made": {count: row(measured) for count, measured in waiting.items()},
+        "there": {count: row(measured) for count, measured in ready.items()},
+    }
+    budgets = [
+        budget("healthy_p99_s", percentile(most.healthy, 99), HEALTHY_P99_S),
+        budget("callback_p95_s", percentile(most.callbacks, 95), CALLBACK_P95_S),
+        budget("failed_requests", sum(measured.failed for measured in (*waiting.values(), *ready.values())), 0),
+    ]
+    finish(figures, budgets, environment("rankscope", "dash"))
 
 
 if __name__ == "__main__":

@@ -23,12 +23,9 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import importlib.metadata
 import json
 import os
-import platform
 import random
-import resource
 import shutil
 import statistics
 import subprocess
@@ -38,9 +35,10 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from benchmarks.common.budget import budget
+from benchmarks.common.processes import ended_children_cpu_s
+from benchmarks.common.result import budget, environment, finish
 
 ALWAYS_ON_US = 30.0
 OF_THE_FLOOR = 1.5
@@ -69,27 +67,22 @@ def _run(command: Sequence[str], **more: str) -> float:
     """Run a command. Returns the CPU seconds of it and of all processes that it started, including those that outlived it."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = ended_children_cpu_s()
     completed = subprocess.run(command, env=_environment(**more), capture_output=True, text=True, check=False)
     if completed.returncode:
         raise SystemExit(f"{' '.join(command)}: exit {completed.returncode}\n{completed.stderr[-3000:]}")
     with suppress(ChildProcessError):
         while True:
             os.wait()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return ended_children_cpu_s() - before
 
 
-def interval(values: Sequence[float], *, draws: int = 2000) -> tuple[float, float, float]:
+def _spread(values: Sequence[float], *, draws: int = 2000) -> dict[str, float]:
     """Return the median with its 95 % percentile bootstrap interval."""
     source = random.Random(0)  # reproducible, not secret
     medians = sorted(statistics.median(source.choices(values, k=len(values))) for _ in range(draws))
-    return statistics.median(values), medians[int(0.025 * draws)], medians[int(0.975 * draws)]
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    median, low, high = interval(values)
-    return {"median": median, "ci95_low": low, "ci95_high": high, "n": len(values)}
+    low, high = medians[int(0.025 * draws)], medians[int(0.975 * draws)]
+    return {"median": statistics.median(values), "ci95_low": low, "ci95_high": high, "n": len(values)}
 
 
 def blocks(folder: Path, count: int, device: str) -> dict[str, Any]:
@@ -200,10 +193,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.device != "cpu":
         args.only, args.without_traceml = "blocks", True
-    print(json.dumps(_measure(args), indent=2))
+    _measure(args)
 
 
-def _measure(args: argparse.Namespace) -> dict[str, Any]:
+def _measure(args: argparse.Namespace) -> NoReturn:
     figures: dict[str, Any] = {}
     budgets: list[dict[str, object]] = []
 
@@ -230,17 +223,8 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
                     budget(f"all in: {key}, never above TraceML's", ours[key]["median"], theirs[key]["median"])
                     for key in ("cpu_us_more", "everything_cpu_us_more")
                 ]
-    versions = {name: importlib.metadata.version(name) for name in ("rankscope", "torch")}
-    if not args.without_traceml:
-        versions["traceml-ai"] = importlib.metadata.version("traceml-ai")
-    environment = {
-        "device": args.device,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
-        **versions,
-    }
-    return {"figures": figures, "budgets": budgets, "environment": {**environment, "load": os.getloadavg()[0]}}
+    packages = ["rankscope", "torch", *([] if args.without_traceml else ["traceml-ai"])]
+    finish(figures, budgets, environment(*packages, device=args.device))
 
 
 if __name__ == "__main__":

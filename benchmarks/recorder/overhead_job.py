@@ -83,7 +83,7 @@ class _Wrappers:
     def empty(self) -> None:
         """Install functions that add nothing in the places that every step passes."""
         batch, backward = self._original("__next__"), self._original("backward")
-        self._floor(lambda loader: batch(loader), lambda *args, **kwargs: backward(*args, **kwargs), _nothing, _nothing)  # noqa: PLW0108
+        self._floor(lambda loader: batch(loader), lambda *args, **kwargs: backward(*args, **kwargs), _do_nothing, _do_nothing)  # noqa: PLW0108
 
     def least(self, ring: RingWriter) -> None:
         """Install the least Python that records a step as words of a ring, without any guard.
@@ -146,7 +146,7 @@ class _Wrappers:
             hooks.update(item)
 
 
-def _nothing(*_: Any) -> None:
+def _do_nothing(*_: Any) -> None:
     pass
 
 

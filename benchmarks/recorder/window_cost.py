@@ -15,9 +15,7 @@ wait for the device at their end.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import tempfile
 import time
@@ -27,6 +25,7 @@ from pathlib import Path
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 import torch
+from benchmarks.common.result import budget, environment, finish
 from torch import nn
 from torch.autograd import profiler
 
@@ -165,25 +164,16 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     figures = {name: measure(layers, args.repeats, args.device) for name, layers in LAYERS.items()}
-    budgets = []
-    for name, figure in figures.items():
+    budgets = [
+        budget(f"{name} events: a window / {against}", figure[key], limit)
+        for name, figure in figures.items()
         for against, key, limit in (
             ("the bare profiler's start, stop and release", "window_to_bare", RATIO_BUDGET),
             ("the bare profiler's start and stop alone", "window_to_bare_start_stop", RATIO_BUDGET),
             ("torch.profiler with tensorboard_trace_handler", "window_to_tensorboard", 1.0),
-        ):
-            budgets.append(
-                {"name": f"{name} events: a window / {against}", "value": figure[key], "limit": limit, "ok": figure[key] <= limit}
-            )
-    environment = {
-        "device": args.device,
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
-        "load": os.getloadavg()[0],
-    }
-    print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
+        )
+    ]
+    finish(figures, budgets, environment("rankscope", "torch", device=args.device))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import argparse
 import importlib.metadata
 import json
 import os
-import platform
 import random
 import statistics
 import subprocess
@@ -30,7 +29,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.common.budget import budget
+from benchmarks.common.result import CORES, budget, environment, finish
 
 TRACES = ("hta_df_index_resolver/rank-1.json.gz", "hta_trace_diff_test/rank-1.json.gz")
 LOAD_TIMES = 15.0
@@ -153,9 +152,9 @@ def shown(measured_run: Run) -> dict[str, float]:
     return {name: round(value, 3) for name, value in measured_run._asdict().items()}
 
 
-def ratios(longer: list[Run], shorter: list[Run], what: str) -> list[float]:
+def ratios(longer: list[Run], shorter: list[Run], figure: str) -> list[float]:
     """Return the ratio of a figure in each round."""
-    return [round(getattr(item, what) / getattr(other, what), 2) for item, other in zip(longer, shorter, strict=True)]
+    return [round(getattr(item, figure) / getattr(other, figure), 2) for item, other in zip(longer, shorter, strict=True)]
 
 
 def peer(data: Path, repeats: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -303,21 +302,13 @@ def ranks(scratch: Path, gigabytes: float, repeats: int) -> tuple[dict[str, Any]
     paths = [scratch / f"rank-{rank}.json" for rank in range(RANKS)]
     for rank, path in enumerate(paths):
         synthetic(path, gigabytes * 1e9 / RANKS, rank, RANKS)
-    cores = len(os.sched_getaffinity(0))
-    runs: dict[int, list[Run]] = {count: [] for count in (1, cores)}
+    runs: dict[int, list[Run]] = {count: [] for count in (1, CORES)}
     for _ in range(repeats):
         for count, value in runs.items():
             value.append(run(str(script), str(count), *map(str, paths)))
-    speedup = statistics.median(item.inside_s / many.inside_s for item, many in zip(runs[1], runs[cores], strict=True))
+    speedup = statistics.median(item.inside_s / many.inside_s for item, many in zip(runs[1], runs[CORES], strict=True))
     figures = {f"{count} processes": shown(median(of)) for count, of in runs.items()}
-    return figures, [budget(f"{RANKS} ranks: speed-up per core, {cores} cores", speedup / cores, EFFICIENCY, at_least=True)]
-
-
-def version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return figures, [budget(f"{RANKS} ranks: speed-up per core, {CORES} cores", speedup / CORES, EFFICIENCY, at_least=True)]
 
 
 def main() -> None:
@@ -341,13 +332,8 @@ def main() -> None:
         for part in parts:
             figures[part], result = measures[part]()
             budgets += result
-    environment = {
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "load": os.getloadavg(),
-        **{name: version(name) for name in ("msgspec", "numpy", "zlib-ng", "HolisticTraceAnalysis")},
-    }
-    print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
+    peers = [name for name in ("zlib-ng", "HolisticTraceAnalysis") if any(importlib.metadata.distributions(name=name))]
+    finish(figures, budgets, environment("rankscope", "msgspec", "numpy", *peers))
 
 
 if __name__ == "__main__":

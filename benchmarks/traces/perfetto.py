@@ -9,25 +9,17 @@ must not. A large Kineto trace is exported and compared with a naive merge scrip
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.budget import budget
-
-from rankscope.runs.paths import rank_dir
-from rankscope.runs.records import AttemptInfo, CollectiveRecord, PhaseTimes, RankInfo, RunInfo, StepRecord
-from rankscope.runs.segment_writer import JsonLinesWriter, RowWriter
-from rankscope.runs.small_files import create_attempt, create_run, write_record
+from benchmarks.common.make_run import Shape, write_run
+from benchmarks.common.result import budget, environment, finish
 
 MEMORY_BUDGET_MIB = 600
 GROWTH_BUDGET = 1.25
@@ -36,8 +28,6 @@ MERGE_BUDGET = 4.0
 """Limit for the CPU time over that of the naive merge, which neither sorts, nor finds collectives, nor corrects clocks."""
 MERGE_MEMORY_BUDGET = 1.0
 REPEATS = 3
-START_NS = 1_790_000_000_000_000_000
-STEP_NS = 250_000_000
 TRACE = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces" / "hta_df_index_resolver"
 
 NAIVE = """
@@ -65,53 +55,6 @@ finally:
     used = resource.getrusage(resource.RUSAGE_SELF)
     print("\\nUSED", used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
 """
-
-
-def steps(count: int) -> Iterator[StepRecord]:
-    for number in range(count):
-        yield StepRecord(
-            step=number,
-            start_unix_ns=START_NS + number * STEP_NS,
-            wall_us=STEP_NS / 1000,
-            phases_us=PhaseTimes(data=1e3, forward=79e3, backward=150e3, optimizer=19e3, between_steps=1e3),
-            blocked_us=PhaseTimes(backward=9e3),
-            cpu_us=240e3,
-            gc_us=0.0,
-            samples=32,
-            profiled=number % 500 < 3,
-        )
-
-
-def collectives(rank: int, count: int, ranks: int) -> Iterator[CollectiveRecord]:
-    for number in range(count):
-        for bucket in range(12 if number % 500 < 3 else 0):
-            at = START_NS + number * STEP_NS + (90 + 10 * bucket) * 1_000_000
-            start = at + (rank * 7919 + bucket * 31) % 1000 * 1000
-            yield CollectiveRecord(
-                step=number,
-                group="0",
-                group_size=ranks,
-                index=bucket,
-                op="all_reduce",
-                bytes=25 << 20,
-                enqueue_unix_ns=at,
-                start_unix_ns=start,
-                end_unix_ns=at + 5_000_000,
-                stream=20,
-            )
-
-
-def make_run(path: Path, ranks: int, count: int) -> None:
-    create_run(path, RunInfo(run_id="b", name="bench", start_unix_ns=START_NS))
-    create_attempt(path, AttemptInfo(attempt=0, start_unix_ns=START_NS, world_size=ranks))
-    for rank in range(ranks):
-        folder = rank_dir(path, 0, rank)
-        info = RankInfo(rank=rank, world_size=ranks, host=f"n{rank // 8}", pid=1, start_unix_ns=START_NS, device_kind="cuda")
-        write_record(folder / "rank.json", info)
-        with closing(RowWriter(folder, rank=rank, attempt=0)) as writer:
-            writer.append(*steps(count))
-        with closing(JsonLinesWriter(folder, "collectives")) as writer:
-            writer.append(*collectives(rank, count, ranks))
 
 
 def measure(*words: object) -> tuple[float, float, float]:
@@ -145,8 +88,8 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        make_run(root / "short", arguments.ranks, arguments.steps)
-        make_run(root / "long", arguments.ranks, 4 * arguments.steps)
+        for name, steps in (("short", arguments.steps), ("long", 4 * arguments.steps)):
+            write_run(root / name, Shape(ranks=arguments.ranks, steps=steps, window_every=500, collectives=12))
         limit = ["--max-events", "200000"]
         for name in ("short", "long"):
             wall, cpu, peak = export(root / name, root / "out.json.gz", "--no-verdict", *limit)
@@ -154,11 +97,8 @@ def main() -> None:
         wall, cpu, peak = export(root / "short", root / "out.json.gz", *limit)
         figures["short_with_verdict"] = {"wall_s": round(wall, 2), "cpu_s": round(cpu, 2), "peak_mib": round(peak)}
         budgets.append(budget("peak memory without verdict, MiB", figures["long"]["peak_mib"], MEMORY_BUDGET_MIB))
-        budgets.append(
-            budget(
-                "peak memory, run four times as long", figures["long"]["peak_mib"] / figures["short"]["peak_mib"], GROWTH_BUDGET
-            )
-        )
+        growth = figures["long"]["peak_mib"] / figures["short"]["peak_mib"]
+        budgets.append(budget("peak memory, run four times as long", growth, GROWTH_BUDGET))
         if arguments.trace.exists():
             (root / "naive.py").write_text(NAIVE)
             ours: list[tuple[float, float, float]] = []
@@ -174,9 +114,7 @@ def main() -> None:
             budgets.append(
                 budget("peak memory of a trace over that of a naive merge", own_median[2] / theirs[2], MERGE_MEMORY_BUDGET)
             )
-    environment = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
-    print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
-    sys.exit(not all(row["ok"] for row in budgets))
+    finish(figures, budgets, environment("rankscope"))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,6 @@ the check means that all events are taken as they are. The traces are a syntheti
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
 import tempfile
 import time
@@ -21,7 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from benchmarks.common.budget import budget
+from benchmarks.common.result import budget, environment, finish
 from benchmarks.traces.analysis import synthetic
 
 from rankscope.analysis.result.data_quality import DataQuality
@@ -82,8 +79,7 @@ def main() -> None:
     budgets = [
         budget(f"{name}: reading with the check, times without", figure["median"], LIMIT) for name, figure in figures.items()
     ]
-    environment = {"python": platform.python_version(), "cpus": os.cpu_count(), "load": os.getloadavg(), "numpy": np.__version__}
-    print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
+    finish(figures, budgets, environment("rankscope", "numpy"))
 
 
 if __name__ == "__main__":

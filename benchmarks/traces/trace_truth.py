@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from benchmarks.common.result import budget, environment, finish
 
 HTA = """
 import json, logging, math, sys
@@ -57,8 +57,7 @@ def hta(folder: Path) -> tuple[dict[str, Any], float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
-    parser.add_argument("--data", type=Path, default=default)
+    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[3] / "shared" / "data" / "traces")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     if not (args.data / "golden.json").is_file():
@@ -105,33 +104,18 @@ def main() -> None:
     medians = {tool: statistics.median(values) for tool, values in seconds.items()}
     ratio = medians["rankscope"] / medians["hta"]
     budgets = [
-        {
-            "name": "worst error of any golden field, in tolerances of 1 us + 0.01 %",
-            "value": worst,
-            "limit": 1.0,
-            "ok": worst <= 1.0,
-        },
-        {"name": "overlap ratios off by more than 0.005", "value": wrong["rankscope"], "limit": 0, "ok": wrong["rankscope"] == 0},
-        {"name": "median time over HTA's, imports included", "value": ratio, "limit": 1.0, "ok": ratio <= 1.0},
+        budget("worst error of any golden field, in tolerances of 1 us + 0.01 %", worst, 1.0),
+        budget("overlap ratios off by more than 0.005", wrong["rankscope"], 0),
+        budget("median time over HTA's, imports included", ratio, 1.0),
     ]
-    result = {
-        "figures": {
-            "traces": traces,
-            "wrong_overlap_ratios": wrong,
-            "stragglers_dlrm_8ranks_v100": dlrm,
-            "median_seconds_all_folders": medians,
-            "repeats": args.repeats,
-        },
-        "budgets": budgets,
-        "environment": {
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "rankscope": version("rankscope"),
-            "HolisticTraceAnalysis": version("HolisticTraceAnalysis"),
-        },
+    figures = {
+        "traces": traces,
+        "wrong_overlap_ratios": wrong,
+        "stragglers_dlrm_8ranks_v100": dlrm,
+        "median_seconds_all_folders": medians,
+        "repeats": args.repeats,
     }
-    print(json.dumps(result, indent=2))
-    sys.exit(0 if all(budget["ok"] for budget in budgets) else 1)
+    finish(figures, budgets, environment("rankscope", "HolisticTraceAnalysis"))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.common.result import budget
+
 LOSS = 0.15
 QUIET = ("none", "neighbour")
 """Cases in which nothing is planted."""
@@ -70,7 +72,7 @@ def share(rows: Sequence[dict[str, Any]], arm: str, *wanted: str) -> float | Non
     return sum(outcome(row, arm) in wanted for row in rows) / len(rows) if rows else None
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return figures and budgets."""
     noisy = [row for row in rows if row.get("noise")]
     planted = [row for row in rows if row["required"] and not row.get("noise")]
@@ -105,21 +107,20 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
     figures["confusion"] = {arm: confusion(rows, arm) for arm in ("windows", "records", "traceml")}
     limits = (
-        ("right rank, with windows", figures["windows"]["right_rank"], 0.98, 1),
-        ("right rank, cause and phase, with windows", figures["windows"]["right_rank_cause_and_phase"], 0.90, 1),
-        ("false accusations, with windows", figures["windows"]["false_accusations"], 0.02, -1),
-        ("false accusations, records alone", figures["records"]["false_accusations"], 0.02, -1),
-        ("right rank or not enough data, records alone", figures["records"]["rank_or_too_little"], 0.95, 1),
-        ("right rank, cause and phase, among long pauses", figures["noise"]["records"]["right_rank_cause_and_phase"], 0.95, 1),
-        ("nobody named without a fault, among long pauses", figures["noise"]["records"]["nobody_named"], 0.98, 1),
-        ("median error of the loss", figures["loss"]["median_error"], LOSS, -1),
+        ("right rank, with windows", figures["windows"]["right_rank"], 0.98, True),
+        ("right rank, cause and phase, with windows", figures["windows"]["right_rank_cause_and_phase"], 0.90, True),
+        ("false accusations, with windows", figures["windows"]["false_accusations"], 0.02, False),
+        ("false accusations, records alone", figures["records"]["false_accusations"], 0.02, False),
+        ("right rank or not enough data, records alone", figures["records"]["rank_or_too_little"], 0.95, True),
+        ("right rank, cause and phase, among long pauses", figures["noise"]["records"]["right_rank_cause_and_phase"], 0.95, True),
+        ("nobody named without a fault, among long pauses", figures["noise"]["records"]["nobody_named"], 0.98, True),
+        ("median error of the loss", figures["loss"]["median_error"], LOSS, False),
     )
-    budgets = [
-        {"name": name, "value": value, "limit": limit, "ok": sign * value >= sign * limit}
-        for name, value, limit, sign in limits
+    return figures, [
+        budget(name, value, limit, at_least=at_least)
+        for name, value, limit, at_least in limits
         if value is not None  # there are no such cases among ``rows``
     ]
-    return {"figures": figures, "budgets": budgets}
 
 
 def confusion(rows: Sequence[dict[str, Any]], arm: str) -> dict[str, dict[str, int]]:
@@ -132,13 +133,11 @@ def confusion(rows: Sequence[dict[str, Any]], arm: str) -> dict[str, dict[str, i
     return {name: {column: table[name][column] for column in OUTCOMES} for name in sorted(table)}
 
 
-def markdown(result: dict[str, Any]) -> str:
+def markdown(figures: dict[str, Any], budgets: list[dict[str, Any]]) -> str:
     """Format the budgets and the confusion matrices as tables."""
     lines = ["| budget | measured | limit | met |", "|---|---|---|---|"]
-    for row in result["budgets"]:
-        value = "-" if row["value"] is None else f"{row['value']:.3f}"
-        lines.append(f"| {row['name']} | {value} | {row['limit']} | {'yes' if row['ok'] else 'no'} |")
-    for arm, table in result["figures"]["confusion"].items():
+    lines += [f"| {row['name']} | {row['value']:.3f} | {row['limit']} | {'yes' if row['ok'] else 'no'} |" for row in budgets]
+    for arm, table in figures["confusion"].items():
         lines += ["", f"### {arm}", "", f"| planted | {' | '.join(OUTCOMES)} |", "|---" * (len(OUTCOMES) + 1) + "|"]
         lines += [f"| {name} | {' | '.join(str(row[column] or '') for column in OUTCOMES)} |" for name, row in table.items()]
     return "\n".join(lines) + "\n"

@@ -23,10 +23,8 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import importlib.metadata
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -39,6 +37,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.result import environment, finish
 from benchmarks.truth.counts import EXPECTED, QUIET, markdown, outcome, summary
 from benchmarks.truth.network import slow_network
 
@@ -170,11 +169,11 @@ def job(case: CampaignCase, ms: float, truth: Path) -> list[str]:
 
 def run_all(commands: Sequence[Sequence[str]], log: Path) -> None:
     """Run the commands at the same time until all have ended. Raises ``RuntimeError`` with their output if one fails."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6"}
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6"}
     with ExitStack() as stack, log.open("wb") as log_file:
         running = [
             stack.enter_context(
-                subprocess.Popen(command, stdout=log_file, stderr=log_file, env=environment, start_new_session=True)
+                subprocess.Popen(command, stdout=log_file, stderr=log_file, env=variables, start_new_session=True)
             )
             for command in commands
         ]
@@ -379,18 +378,10 @@ def main() -> None:
         rows = [judge_again(row, kept_run(args.folder, row["name"])) for row in rows]
     # Compute ``required`` again, so that a changed rule needs no new jobs.
     rows = [{**row, "required": _case(row).required} for row in rows]
-    result = summary(rows)
-    versions = {name: importlib.metadata.version(name) for name in ("rankscope", "torch")}
-    result["environment"] = {
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-        "machine": platform.machine(),
-        "date": time.strftime("%Y-%m-%d"),
-        **versions,
-    }
+    figures, budgets = summary(rows)
     if args.markdown is not None:
-        args.markdown.write_text(markdown(result), encoding="utf-8")
-    print(json.dumps(result, indent=1))
+        args.markdown.write_text(markdown(figures, budgets), encoding="utf-8")
+    finish(figures, budgets, environment("rankscope", "torch", date=time.strftime("%Y-%m-%d")))
 
 
 def _case(row: dict[str, Any]) -> CampaignCase:

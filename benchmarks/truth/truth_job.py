@@ -117,7 +117,7 @@ class Pause(torch.autograd.Function):
         return *gradients, None, None
 
 
-def nothing() -> None:
+def no_pause() -> None:
     """Do not pause."""
 
 

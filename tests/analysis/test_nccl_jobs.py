@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from tests.nccl.dumps import write_dumps
-from tests.nccl.layouts import FAULTS, LARGE, LAYOUTS, LayoutJob
+from tests.nccl.faults import FAULTS
+from tests.nccl.layouts import LARGE, LAYOUTS, LayoutJob
 from tests.nccl.traces import write_traces
 
 from rankscope.analysis.captured import analyze_captured

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from tests.nccl.device import Rank
 from tests.nccl.dumps import write_dumps
-from tests.nccl.layouts import FAULTS, Layout, LayoutJob
+from tests.nccl.faults import FAULTS
+from tests.nccl.layouts import Layout, LayoutJob
 from tests.nccl.traces import write_traces
 
 from rankscope.analysis.engine import analyze

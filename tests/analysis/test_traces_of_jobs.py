@@ -12,7 +12,8 @@ import pytest
 from tests.analysis.trace.test_damaged_jobs import NCCL, RANKS, SLOW, job
 from tests.analysis.trace_events import Event, operator, written
 from tests.command_line import run_in_process
-from tests.nccl.layouts import FAULTS, Layout, LayoutJob
+from tests.nccl.faults import FAULTS
+from tests.nccl.layouts import Layout, LayoutJob
 from tests.nccl.traces import Clock, document
 
 from rankscope.analysis.engine import analyze

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from tests.analysis.breakdowns import breakdown
 from tests.nccl.dumps import write_dumps
-from tests.nccl.layouts import FAULTS, LAYOUTS, LayoutJob
+from tests.nccl.faults import FAULTS
+from tests.nccl.layouts import LAYOUTS, LayoutJob
 from tests.nccl.traces import clocks, document
 
 from rankscope.analysis.captured import analyze_captured

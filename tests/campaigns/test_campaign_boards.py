@@ -49,22 +49,24 @@ def test_the_board_of_a_run_has_data_of_a_real_job(
     training = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(script)]
     training += ["--fault", "input:2", "--steps", "1000000"]
     jobs = {"gpus": ("/metrics", [f"127.0.0.1:{node.port}"])}
-    prometheus = scraping(require_program("prometheus"), tmp_path, f"127.0.0.1:{free_port()}", jobs, rules_text())
+    scraper = scraping(require_program("prometheus"), tmp_path, f"127.0.0.1:{free_port()}", jobs, rules_text())
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     (tmp_path / "spool").mkdir(exist_ok=True)
-    with (tmp_path / "job.log").open("wb") as log, prometheus as asked:
-        whole = [*command, "--run-dir", str(tmp_path / "run"), "--", *training]
-        with subprocess.Popen(whole, stdout=log, stderr=log, env=environment) as job:
+    with (tmp_path / "job.log").open("wb") as log, scraper as prometheus:
+        run_command = [*command, "--run-dir", str(tmp_path / "run"), "--", *training]
+        with subprocess.Popen(run_command, stdout=log, stderr=log, env=environment) as job:
             try:
-                empty = _never_answered(asked, job, tmp_path / "job.log")
-                wait_until(lambda: _slowest(asked) == ["2"], timeout=PATIENCE_S, poll_s=2, details=lambda: _slowest(asked))
+                empty = _never_answered(prometheus, job, tmp_path / "job.log")
+                wait_until(
+                    lambda: _slowest(prometheus) == ["2"], timeout=PATIENCE_S, poll_s=2, details=lambda: _slowest(prometheus)
+                )
             finally:
                 job.terminate()
                 job.wait(60)
     assert empty == ON_CPUS_ONLY
 
 
-def _never_answered(asked: Asked, job: subprocess.Popen[bytes], log: Path) -> set[str]:
+def _never_answered(prometheus: Asked, job: subprocess.Popen[bytes], log: Path) -> set[str]:
     """Return the titles of panels whose first query never had data, once the others have had it."""
     unanswered = [target for target in targets(all_boards()["rankscope-run"]) if target.letter == "A"]
 
@@ -72,7 +74,7 @@ def _never_answered(asked: Asked, job: subprocess.Popen[bytes], log: Path) -> se
         return {target.panel["title"] for target in unanswered}
 
     def others_answered() -> bool:
-        unanswered[:] = [target for target in unanswered if not _answers(asked, target)]
+        unanswered[:] = [target for target in unanswered if not _answers(prometheus, target)]
         return titles() <= ON_CPUS_ONLY
 
     details = lambda: f"{titles() - ON_CPUS_ONLY}\n{log.read_text()[-2000:]}"  # noqa: E731
@@ -80,14 +82,14 @@ def _never_answered(asked: Asked, job: subprocess.Popen[bytes], log: Path) -> se
     return titles()
 
 
-def _slowest(asked: Asked) -> list[str]:
+def _slowest(prometheus: Asked) -> list[str]:
     """Return the rank that the others wait for most; while processes start it may be any rank."""
-    return [str(series["metric"]["rank"]) for series in asked.instant("topk(1, run_id_rank:rank_own_excess:ratio_rate5m)")]
+    return [str(series["metric"]["rank"]) for series in prometheus.instant("topk(1, run_id_rank:rank_own_excess:ratio_rate5m)")]
 
 
-def _answers(asked: Asked, target: Target) -> bool:
+def _answers(prometheus: Asked, target: Target) -> bool:
     values: dict[str, list[str] | str] = {"cluster": ".*", **dict.fromkeys(("job", "instance", "run_id", "rank"), ".+")}
-    return bool(asked.instant(target.asked(values)))
+    return bool(prometheus.instant(target.asked(values)))
 
 
 def test_the_benchmark_of_the_boards_measures_every_query(require_program: Callable[[str], str], tmp_path: Path) -> None:

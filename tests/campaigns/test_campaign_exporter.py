@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import importlib.util
 import mmap
 import os
 import re
@@ -21,11 +20,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from benchmarks.common.processes import tree
 from prometheus_client.parser import text_string_to_metric_families
+from tests.campaigns.conftest import small_disk
+from tests.exporter.fake_driver import FakeDriver, build_library, h100_state, mig_state, uuid_of
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.campaign, pytest.mark.slow]
@@ -36,62 +37,6 @@ QUIET_S, HOLD_S, RECOVERY_S = 3.0, 12.0, 90.0
 # five intervals, one second between two changes of the readings, and one for a busy machine
 FRESH_S = 5 * INTERVAL_S + 2
 BASE_WATTS = 100
-DRIVER_FOLDER = Path(__file__).parent.parent / "exporter"
-
-CLOCK_SHIM = """
-#define _GNU_SOURCE
-#include <fcntl.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/time.h>
-#include <time.h>
-#include <unistd.h>
-
-static volatile int64_t *step;
-
-__attribute__((constructor)) static void attach(void) {
-    int fd = open(getenv("CLOCK_STEP"), O_RDONLY);
-    step = mmap(NULL, 8, PROT_READ, MAP_SHARED, fd, 0);
-    close(fd);
-}
-
-int clock_gettime(clockid_t id, struct timespec *at) {
-    int code = (int)syscall(SYS_clock_gettime, id, at);
-    if (!code && id == CLOCK_REALTIME && step && step != MAP_FAILED) at->tv_sec += *step;
-    return code;
-}
-
-int gettimeofday(struct timeval *at, void *zone) {
-    struct timespec precise;
-    (void)zone;
-    clock_gettime(CLOCK_REALTIME, &precise);
-    at->tv_sec = precise.tv_sec;
-    at->tv_usec = precise.tv_nsec / 1000;
-    return 0;
-}
-
-time_t time(time_t *out) {
-    struct timespec precise;
-    clock_gettime(CLOCK_REALTIME, &precise);
-    if (out) *out = precise.tv_sec;
-    return precise.tv_sec;
-}
-"""
-
-
-def _load_fake_driver() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fake_driver_of_campaign", DRIVER_FOLDER / "fake_driver.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-fake_driver = _load_fake_driver()
 
 
 @dataclass
@@ -112,7 +57,7 @@ class Page:
 class Scene:
     """The exporter, its driver, and all pages scraped so far."""
 
-    driver: Any
+    driver: FakeDriver
     process: subprocess.Popen[bytes]
     host: str
     port: int
@@ -158,7 +103,7 @@ class Scene:
         return sum(page.at - self.written_at[int(watts) - BASE_WATTS] > FRESH_S for watts in page.values("gpu_power_watts"))
 
     def healthy(self, page: Page, index: int) -> bool:
-        uuid = fake_driver.uuid_of(index)
+        uuid = uuid_of(index)
         return page.values("gpu_up", uuid=uuid) == [1.0] and len(page.values("gpu_power_watts", uuid=uuid)) == 1
 
 
@@ -173,7 +118,7 @@ class Fault:
 
 
 def _down(*indexes: int) -> Callable[[Page], bool]:
-    return lambda page: all(page.values("gpu_up", uuid=fake_driver.uuid_of(index)) == [0.0] for index in indexes)
+    return lambda page: all(page.values("gpu_up", uuid=uuid_of(index)) == [0.0] for index in indexes)
 
 
 def _on_driver(begin: Callable[[Any], None]) -> Callable[[Scene], Callable[[], None]]:
@@ -185,20 +130,9 @@ def _on_driver(begin: Callable[[Any], None]) -> Callable[[Scene], Callable[[], N
 
 
 def _kill_worker(scene: Scene) -> Callable[[], None]:
-    victim = next(pid for pid in _descendants(scene.process.pid) if _comm(pid) == "rs-gpu-1d:00.0")
-    os.kill(victim, signal.SIGKILL)
+    names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in tree(scene.process.pid)}
+    os.kill(next(pid for pid, name in names.items() if name == "rs-gpu-1d:00.0"), signal.SIGKILL)
     return lambda: None
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            yield child
-            yield from _descendants(child)
-
-
-def _comm(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def _fill_disk(scene: Scene) -> Callable[[], None]:
@@ -286,8 +220,8 @@ def _become(state: dict[str, object]) -> Callable[[Any], None]:
 
 
 def _change_mig(scene: Scene) -> Callable[[], None]:
-    scene.change(_become(fake_driver.mig_state(3, [(1, "1g.10gb"), (2, "2g.20gb")])))
-    return lambda: scene.change(_become(fake_driver.h100_state(3)))
+    scene.change(_become(mig_state(3, [(1, "1g.10gb"), (2, "2g.20gb")])))
+    return lambda: scene.change(_become(h100_state(3)))
 
 
 ALL = frozenset(range(GPUS))
@@ -312,7 +246,7 @@ FAULTS = [
         "child SIGKILLed",
         _kill_worker,
         frozenset({3}),
-        lambda page: page.values("rankscope_exporter_gpu_process_restarts_total", uuid=fake_driver.uuid_of(3)) == [1.0],
+        lambda page: page.values("rankscope_exporter_gpu_process_restarts_total", uuid=uuid_of(3)) == [1.0],
     ),
     Fault("disk full", _fill_disk, seen=lambda page: page.values("rankscope_exporter_xid_journal_durable") == [0.0]),
     Fault("1,000 idle connections", _idle_connections),
@@ -337,42 +271,19 @@ def table(request: pytest.FixtureRequest) -> Iterator[list[dict[str, object]]]:
         print("\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
 
 
-@pytest.fixture(scope="session")
-def clock_shim(tmp_path_factory: pytest.TempPathFactory, require_program: Callable[[str], str]) -> Path:
-    """Path of a preloaded library that shifts the wall clock by the offset in a file."""
-    folder = tmp_path_factory.mktemp("clock")
-    (folder / "clock.c").write_text(CLOCK_SHIM)
-    library = folder / "clock.so"
-    subprocess.run([require_program("gcc"), "-shared", "-fPIC", "-O1", "-o", library, folder / "clock.c"], check=True)
-    return library
-
-
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A state folder on a file system of 256 KiB where this user may mount one; elsewhere an ordinary folder."""
-    folder = tmp_path / "state"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", folder], capture_output=True, check=False)
-    yield folder
-    if mounted.returncode == 0:
-        subprocess.run(["umount", "-l", folder], check=True)
-
-
-@pytest.fixture
-def scene(tmp_path: Path, small_disk: Path, clock_shim: Path) -> Iterator[Scene]:
-    driver = fake_driver.FakeDriver(
-        tmp_path / "driver", fake_driver.build_library(), [fake_driver.h100_state(index) for index in range(GPUS)]
-    )
+def scene(tmp_path: Path, shim: Path) -> Iterator[Scene]:
+    driver = FakeDriver(tmp_path / "driver", build_library(), [h100_state(index) for index in range(GPUS)])
     for gpu in driver.gpus:
         gpu["power"] = 1000 * BASE_WATTS
     driver.write()
     (tmp_path / "step").write_bytes(bytes(8))
     log = tmp_path / "log"
     options = ["--web.listen-address", "127.0.0.1:0", "--interval", f"{INTERVAL_S}s"]
-    folders = ["--state-dir", str(small_disk), "--spool", str(tmp_path / "spool")]
+    folders = ["--state-dir", str(tmp_path / "state"), "--spool", str(tmp_path / "spool")]
     command = [sys.executable, "-m", "rankscope", "exporter", *options, *folders]
-    environment = {**os.environ, **driver.env, "LD_PRELOAD": str(clock_shim), "CLOCK_STEP": str(tmp_path / "step")}
-    with (tmp_path / "step").open("r+b") as step, log.open("wb") as sink:
+    environment = {**os.environ, **driver.env, "LD_PRELOAD": str(shim), "CLOCK_STEP": str(tmp_path / "step")}
+    with small_disk(tmp_path / "state", 256), (tmp_path / "step").open("r+b") as step, log.open("wb") as sink:
         clock, began = mmap.mmap(step.fileno(), 8), time.monotonic()
         with subprocess.Popen(command, stderr=sink, env=environment) as process:
             try:

@@ -174,23 +174,23 @@ def test_many_runs_that_cannot_be_analysed_in_time(tmp_path: Path, target: Targe
         two_ranks(tmp_path / "runs" / str(number), run_id=f"r{number}")
     receive = 'runs = ["runs"]\nenrich_within = "5s"'
 
-    def told(*words: str) -> set[str]:
+    def told_runs(*words: str) -> set[str]:
         return {alert["labels"]["run_id"] for alert in target.alerts if not words or alert["annotations"].keys() & set(words)}
 
     with ReceiverProcess(tmp_path, CONFIG.format(receive=receive, url=target.url)) as receiver:
         began = time.monotonic()
         for number in range(40):
             assert receiver.post(straggler(f"r{number}")).status_code == 200
-        wait_until(lambda: len(told()) == 40)
+        wait_until(lambda: len(told_runs()) == 40)
         all_told_s = time.monotonic() - began
-        wait_until(lambda: len(told("verdict")) == 40)
+        wait_until(lambda: len(told_runs("verdict")) == 40)
         all_verdicts_s = time.monotonic() - began
     row(
         "40 runs, 5 s for verdicts",
         all_told_s=round(all_told_s, 1),
-        in_time=40 - len(told("no_verdict")),
+        in_time=40 - len(told_runs("no_verdict")),
         all_verdicts_s=round(all_verdicts_s, 1),
         messages=len(target.alerts),
     )
     # each alert once, and once more with its verdict if that came later
-    assert len(target.alerts) == 40 + len(told("no_verdict"))
+    assert len(target.alerts) == 40 + len(told_runs("no_verdict"))

@@ -109,11 +109,11 @@ def test_a_watcher_killed_repeatedly_delivers_and_records_every_change(tmp_path:
         while not done.wait(0.02):
             run.grow(10)
 
-    heard: list[tuple[str, str]] = []
+    reported: list[tuple[str, str]] = []
 
     def hear(request: BaseHTTPRequestHandler, body: bytes) -> None:
         payload = msgspec.json.decode(body)
-        heard.extend((alert["status"], alert["startsAt"]) for alert in payload["alerts"])
+        reported.extend((alert["status"], alert["startsAt"]) for alert in payload["alerts"])
         respond(request, 200, b"")
 
     growing = threading.Thread(target=grow)
@@ -150,6 +150,6 @@ def test_a_watcher_killed_repeatedly_delivers_and_records_every_change(tmp_path:
     about = [(row["status"], row["time_unix_ns"]) for row in rows if row["labels"]["alertname"] == "TrainingStraggler"]
     assert len(set(about)) == len(about) >= 2
     assert [status for status, _ in about] == ["firing", "resolved"] * (len(about) // 2)
-    assert {status for status, _ in heard} == {"firing", "resolved"}
-    started = {start for status, start in heard if status == "firing"}
-    assert {start for status, start in heard if status == "resolved"} <= started
+    assert {status for status, _ in reported} == {"firing", "resolved"}
+    started = {start for status, start in reported if status == "firing"}
+    assert {start for status, start in reported if status == "resolved"} <= started

@@ -15,7 +15,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from tests.flight_dumps import Job, write
+from tests.dumped_job import DumpedJob, write
 from tests.waiting import wait_until
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -45,8 +45,8 @@ def test_the_text_says_who_where_and_what_to_do(cli: Cli, shared_data: Path) -> 
 
 
 def test_the_exit_status_is_as_told(cli: Cli, tmp_path: Path) -> None:
-    hung = write(tmp_path / "hung", Job.of_events(WORLD, ["0"] * 3, stops={2: 1}).dumps())
-    well = write(tmp_path / "well", Job.of_events(WORLD, ["0"] * 3).dumps())
+    hung = write(tmp_path / "hung", DumpedJob.of_events(WORLD, ["0"] * 3, stops={2: 1}).dumps())
+    well = write(tmp_path / "well", DumpedJob.of_events(WORLD, ["0"] * 3).dumps())
     assert cli("hang", hung, "--fail-on", "hang").returncode == 1
     completed = cli("hang", well, "--fail-on", "hang")
     assert (completed.returncode, completed.stdout.splitlines()[0]) == (0, "NO HANG")
@@ -72,7 +72,7 @@ def test_a_hostile_dump_is_one_line_with_status_3(cli: Cli, tmp_path: Path) -> N
 
 def test_names_from_a_dump_bring_no_escape_sequences(cli: Cli, tmp_path: Path) -> None:
     groups = {"\x1b[2J\n\u202e": (0, 1)}
-    completed = cli("hang", write(tmp_path / "d", Job.of_events(groups, list(groups), stops={1: 0}).dumps()))
+    completed = cli("hang", write(tmp_path / "d", DumpedJob.of_events(groups, list(groups), stops={1: 0}).dumps()))
     assert completed.returncode == 0
     assert "\x1b" not in completed.stdout
     assert "\u202e" not in completed.stdout

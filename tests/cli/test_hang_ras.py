@@ -14,7 +14,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from tests.flight_dumps import SECOND, START_NS, Job, write
+from tests.dumped_job import SECOND, START_NS, DumpedJob, write
 from tests.ras_server import Comm, Speak, answer, listening, ras, text_answer
 
 from rankscope.runs.paths import flight_dir, rank_dir
@@ -42,7 +42,7 @@ def recorded(folder: Path, *, here: bool = False, backend: str = "nccl") -> Path
 def dump(run: Path, *, ranks: tuple[int, ...] = (0, 1, 2, 3), stops: dict[int, int] | None = None) -> None:
     """Write dumps into the run; by default of a hang for which rank 2 is to blame."""
     flight_dir(run, 0).mkdir()
-    dumps = Job.of_events(WORLD, ["0"] * 3, stops={2: 1} if stops is None else stops).dumps()
+    dumps = DumpedJob.of_events(WORLD, ["0"] * 3, stops={2: 1} if stops is None else stops).dumps()
     for rank in ranks:
         path = flight_dir(run, 0) / f"rank-{rank:05d}-watchdog-nccl.pickle"
         path.write_bytes(pickle.dumps(dumps[rank], 2))
@@ -227,7 +227,7 @@ def keep(run: Path, data: bytes, asked_unix_ns: int) -> None:
 
 
 def test_dumps_alone_are_joined_only_with_a_named_address(cli: Cli, tmp_path: Path) -> None:
-    dumps = write(tmp_path / "dumps", Job.of_events(WORLD, ["0"] * 3, stops={2: 1}).dumps())
+    dumps = write(tmp_path / "dumps", DumpedJob.of_events(WORLD, ["0"] * 3, stops={2: 1}).dumps())
     with listening(ras(LATE)) as address:
         assert asked(cli, dumps, env={"NCCL_RAS_ADDR": address})["ras"] is None
         assert asked(cli, dumps, "--ras", address)["ras"]["culprits"] == [2]

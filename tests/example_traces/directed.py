@@ -103,18 +103,18 @@ class _Job:
         self._calls += 1
         sizes = {"In msg nelems": ELEMENTS, "Out msg nelems": ELEMENTS, "dtype": "Float", "Group size": RANKS}
         group = {"Collective name": op, "Process Group Name": "0", "External id": self._calls}
-        known = {"correlation": self._calls} | group | sizes | arguments
+        args = {"correlation": self._calls} | group | sizes | arguments
         begin, end = span
         self.events[rank] += [
-            _event(rank, "record_param_comms", (begin - 40, 20), known, cat="cpu_op"),
+            _event(rank, "record_param_comms", (begin - 40, 20), args, cat="cpu_op"),
             _event(rank, "cudaLaunchKernelExC", (begin - 35, 10), {"correlation": self._calls}, cat="cuda_runtime"),
-            _event(rank, "ncclDevKernel_Generic(...)", (begin, end - begin), {"stream": stream} | _of_kernel(known)),
+            _event(rank, "ncclDevKernel_Generic(...)", (begin, end - begin), {"stream": stream} | _of_kernel(args)),
         ]
 
 
-def _of_kernel(known: dict[str, Any]) -> dict[str, Any]:
+def _of_kernel(args: dict[str, Any]) -> dict[str, Any]:
     """Return what a kernel has of the metadata: all but the root."""
-    return {key: value for key, value in known.items() if key != "Rank"}
+    return {key: value for key, value in args.items() if key != "Rank"}
 
 
 def _event(rank: int, name: str, times: tuple[float, float], args: dict[str, Any], *, cat: str = "kernel") -> Event:

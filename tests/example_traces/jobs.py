@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from tests.nccl.layouts import FAULTS, Layout, LayoutJob
+from tests.nccl.faults import FAULTS
+from tests.nccl.layouts import Layout, LayoutJob
 from tests.nccl.traces import clocks, document
 
 Document = dict[str, Any]

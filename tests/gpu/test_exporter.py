@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,11 +16,12 @@ from rankscope.exporter.nvml.gpu import load_nvml
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.usefixtures("gpu_count")]
 
+Cli = Callable[..., subprocess.CompletedProcess[str]]
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 @pytest.fixture(scope="module")
-def page(cli_process: Callable[..., subprocess.CompletedProcess[str]], tmp_path_factory: pytest.TempPathFactory) -> Series:
+def page(cli_process: Cli, tmp_path_factory: pytest.TempPathFactory) -> Series:
     text = cli_process("exporter", "--once", "--spool", tmp_path_factory.mktemp("exporter") / "spool").stdout
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
@@ -30,6 +32,14 @@ def page(cli_process: Callable[..., subprocess.CompletedProcess[str]], tmp_path_
 
 def of_gpu(page: Series, metric: str, uuid: str) -> list[float]:
     return [value for (name, labels), value in page.items() if name == metric and ("uuid", uuid) in labels]
+
+
+def test_the_exporter_publishes_every_real_gpu_and_simulates_none(cli_process: Cli, gpu_count: int) -> None:
+    page = cli_process("exporter", "--once").stdout
+    assert len(re.findall(r"^gpu_up\{[^}]*\} 1(?:\.0)?$", page, re.MULTILINE)) == gpu_count
+    assert len(re.findall(r"^gpu_temperature_celsius\{", page, re.MULTILINE)) >= gpu_count
+    assert len(re.findall(r"^gpu_memory_total_bytes\{", page, re.MULTILINE)) == gpu_count
+    assert "rankscope_exporter_simulated 0" in page
 
 
 def test_what_does_not_change_is_what_the_driver_says(page: Series) -> None:
@@ -64,9 +74,7 @@ def test_every_metric_is_there_or_explained(page: Series) -> None:
     assert explained.keys() <= BY_NAME.keys()
 
 
-def test_activity_follows_the_work(
-    cli_process: Callable[..., subprocess.CompletedProcess[str]], page: Series, tmp_path: Path
-) -> None:
+def test_activity_follows_the_work(cli_process: Cli, page: Series, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="work for the GPU comes from torch")
     if not any(name == "gpu_sm_active_ratio" for name, _ in page):
         pytest.skip("no GPU here counts its activity (GPM needs Hopper or newer)")

@@ -56,7 +56,7 @@ def test_with_a_gpu_it_writes_a_result_with_versions_tests_and_budgets(
         return "", None
 
     monkeypatch.setattr(script, "reason_to_skip", lambda: None)
-    monkeypatch.setattr(script, "environment", lambda: {"device": "NVIDIA H200"})
+    monkeypatch.setattr(script, "gpu_environment", lambda: {"device": "NVIDIA H200"})
     monkeypatch.setattr(script, "run", run)
     monkeypatch.setattr("sys.argv", ["gpu.py", "--results", str(tmp_path)])
     assert script.main() == (value > 1)

@@ -6,6 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,15 @@ def test_a_graph_is_captured_as_without_recording(tmp_path: Path) -> None:
     assert replays
     # The phases of a replay cannot be separated, but its total time is recorded.
     assert all((row.own_us or 0) > 0 for row in replays)
+
+
+@pytest.mark.timeout(600)
+def test_a_planted_straggler_is_found_on_cuda(
+    cli_process: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    done = cli_process("demo", "--once", "--fault", "input:2", "--run-dir", tmp_path / "run", "--format", "json", timeout=540)
+    report = json.loads(done.stdout)
+    assert [part for part in report["parts"] if not part["ok"]] == [], done.stderr
+    analysis = json.loads(cli_process("analyze", tmp_path / "run", "--format", "json").stdout)
+    assert {rank["device_kind"] for rank in analysis["ranks"]} == {"cuda"}
+    assert analysis["source"]["simulated"] is False

@@ -20,7 +20,7 @@ STEPS = 40
 RANKS = (0, 1)
 
 
-class Job:
+class TwoRankJob:
     """Recorded job that has ended well."""
 
     def __init__(self, folder: Path, *options: str, windows: tuple[int, int] = (20, 0)) -> None:
@@ -49,12 +49,12 @@ class Job:
 
 @pytest.mark.timeout(600)
 def test_the_late_rank_waits_less_and_needs_more_for_itself(tmp_path: Path) -> None:
-    job = Job(tmp_path, "--late")
+    job = TwoRankJob(tmp_path, "--late")
     own = []
     for rank in RANKS:
-        known = [row.own_us for row in job.timed(rank) if row.device_blocked_us is not None and row.own_us is not None]
-        assert len(known) >= STEPS / 2, "each step reports its waits"
-        own.append(statistics.median(known))
+        own_times = [row.own_us for row in job.timed(rank) if row.device_blocked_us is not None and row.own_us is not None]
+        assert len(own_times) >= STEPS / 2, "each step reports its waits"
+        own.append(statistics.median(own_times))
         info = job.run.rank(0, rank)
         assert info is not None
         assert (info.device_kind, info.gpu_uuids) == ("cuda", [])
@@ -64,7 +64,7 @@ def test_the_late_rank_waits_less_and_needs_more_for_itself(tmp_path: Path) -> N
 
 @pytest.mark.timeout(600)
 def test_a_window_has_the_same_steps_and_the_same_work_on_both_ranks(tmp_path: Path) -> None:
-    job = Job(tmp_path, windows=(20, 3))
+    job = TwoRankJob(tmp_path, windows=(20, 3))
     assert "window was left out" not in job.stderr
     kernels = []
     for rank in RANKS:
@@ -85,7 +85,7 @@ def test_a_window_has_the_same_steps_and_the_same_work_on_both_ranks(tmp_path: P
 
 @pytest.mark.timeout(600)
 def test_training_on_a_side_stream_has_its_times(tmp_path: Path) -> None:
-    job = Job(tmp_path, "--side-stream")
+    job = TwoRankJob(tmp_path, "--side-stream")
     for rank in RANKS:
         assert len(job.timed(rank)) >= STEPS / 2
         assert all((row.device_us.backward or 0) > 0 for row in job.timed(rank) if row.device_us is not None)
@@ -93,7 +93,7 @@ def test_training_on_a_side_stream_has_its_times(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_thousands_of_waits_in_a_step_make_few_cuda_events(tmp_path: Path) -> None:
-    few, many = Job(tmp_path / "few"), Job(tmp_path / "many", "--waits", "2000")
+    few, many = TwoRankJob(tmp_path / "few"), TwoRankJob(tmp_path / "many", "--waits", "2000")
     for rank in RANKS:
         assert many.cuda_events[rank] <= few.cuda_events[rank] + 2_000
         assert all(row.device_blocked_us is None for row in many.timed(rank)), "unknown rather than a part of it"
@@ -102,14 +102,14 @@ def test_thousands_of_waits_in_a_step_make_few_cuda_events(tmp_path: Path) -> No
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("captured", [19, 20, 22], ids=["at its start", "inside", "at its end"])
 def test_a_captured_step_at_a_window_works_as_without_recording(tmp_path: Path, captured: int) -> None:
-    job = Job(tmp_path, "--capture", str(captured), windows=(20, 3))
+    job = TwoRankJob(tmp_path, "--capture", str(captured), windows=(20, 3))
     for rank in RANKS:
         assert len(job.steps(rank)) >= STEPS - 2
 
 
 @pytest.mark.timeout(600)
 def test_workers_forked_while_marks_are_on_the_device_do_not_touch_it(tmp_path: Path) -> None:
-    job = Job(tmp_path, "--workers", "1")
+    job = TwoRankJob(tmp_path, "--workers", "1")
     assert "CUDA error" not in job.stderr
     for rank in RANKS:
         assert job.timed(rank)

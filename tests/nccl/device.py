@@ -122,7 +122,7 @@ class _Meeting:
 class Rank:
     """One rank: its host, its streams, and what it did."""
 
-    def __init__(self, job: Job, rank: int) -> None:
+    def __init__(self, job: NcclJob, rank: int) -> None:
         self.job, self.rank = job, rank
         self.host_us = 0.0
         self.step = 0
@@ -254,7 +254,7 @@ class Rank:
         return done
 
 
-class Job:
+class NcclJob:
     """Simulated job: ``groups`` of ranks by name, and the ``ranks`` with what they did after ``play``."""
 
     def __init__(self, groups: dict[str, list[int]], *, seed: int = 0, noise: float = 0.01) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from tests.nccl.device import Job, Launch, Rank
+from tests.nccl.device import Launch, NcclJob, Rank
 from tests.nccl.traces import BASE_NS
 
 _SPELLINGS: Final = {"all_to_allv": "all_to_all"}
 
 
-def write_dumps(job: Job, folder: Path) -> None:
+def write_dumps(job: NcclJob, folder: Path) -> None:
     """Write ``dump_<N>.json`` for each rank."""
     for rank in job.ranks:
         groups = {name: members for name, members in job.groups.items() if rank.rank in members}
@@ -40,8 +40,8 @@ def _entries(rank: Rank) -> Iterator[dict[str, Any]]:
             messages += 1
             place = rank.job.groups[launch.group].index(rank.rank)
             name = f"nccl:send {place}->{other}" if op == "send" else f"nccl:recv {place}<-{other}"
-            known = duration if launch.op == op else {}
-            yield _entry(rank, launch, name, (elements, elements), message=messages) | known
+            timing = duration if launch.op == op else {}
+            yield _entry(rank, launch, name, (elements, elements), message=messages) | timing
         if launch.op == "exchange":
             yield _entry(rank, launch, "nccl:coalesced", None, message=messages) | duration
         elif not launch.parts:

@@ -20,7 +20,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tests.nccl.device import Job, Launch, Rank
+from tests.nccl.device import Launch, NcclJob, Rank
 from tests.nccl.traces import BASE_NS, ON_HOST
 
 _NAMES: Final = {
@@ -32,7 +32,7 @@ _NAMES: Final = {
 
 
 def write_logs(
-    job: Job,
+    job: NcclJob,
     folder: Path,
     *,
     ranks: Sequence[int] | None = None,

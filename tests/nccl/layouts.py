@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from typing import Final
 
 import numpy as np
-from tests.nccl.device import Event, Job, Note, Program, Rank
+from tests.nccl.device import Event, NcclJob, Note, Program, Rank
+from tests.nccl.faults import FAULTS, Fault
 
 LAYERS: Final = 6
 KERNELS: Final = {"attention": 700.0, "mlp": 1300.0}
@@ -19,55 +19,6 @@ TOKENS: Final = 8192
 
 _BATCHES: Final = 8
 """Micro-batches of a pipeline's step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What is wrong with one rank, and what a right answer says."""
-
-    name: str
-    cause: str | None
-    """Cause of the verdict; ``None`` where no rank is at fault."""
-    kernel: Callable[[int, str], float] = lambda _step, _name: 1.0
-    """Function from step and kernel to the factor by which the kernel takes longer."""
-    launching: float = 0.0
-    """Time that the host takes longer for all launches of a step, as a multiple of the step without a fault."""
-    data_us: Callable[[int], float] = lambda _step: 0.0
-    """Function from step to the host's extra time in the data loader."""
-    host_us: Callable[[int], float] = lambda _step: 0.0
-    """Function from step to the host's extra time in the forward pass."""
-    host_note: str = ""
-    """Annotation of that time."""
-    optimizer_us: Callable[[int], float] = lambda _step: 0.0
-    """Function from step to the host's extra time in the optimizer."""
-    saving_us: Callable[[int], float] = lambda _step: 0.0
-    """Function from step to the host's time for a checkpoint at the end of the step."""
-    work: float = 1.0
-    """Factor by which a rank has more tokens than the others."""
-    link: float = 1.0
-    """Factor by which transfers of the rank's groups take longer."""
-
-
-FAULTS: Final = {
-    fault.name: fault
-    for fault in (
-        Fault("none", None),
-        Fault("slow device", "compute", kernel=lambda _step, _name: 1.3),
-        Fault("one slow kernel", "compute", kernel=lambda _step, name: 1.6 if "mlp" in name else 1.0),
-        Fault("slow in bursts", "compute", kernel=lambda step, _name: 1.6 if step // 3 % 2 else 1.0),
-        Fault("slow host", "host", launching=1.25),
-        Fault("pause of the host", "host", host_us=lambda _step: 12_000.0),
-        Fault("late input", "input", data_us=lambda _step: 12_000.0),
-        Fault("more tokens", "imbalance", work=1.4),
-        Fault("checkpoint of one rank", "checkpoint", saving_us=lambda step: 60_000.0 * (step % 4 == 2)),
-        Fault("garbage collection", "gc", host_us=lambda step: 40_000.0 * (step % 3 == 1), host_note="Python GC"),
-        Fault("slow optimizer", "host", optimizer_us=lambda _step: 60_000.0),
-        Fault("slow link", None, link=3.0),
-        Fault("one hiccup", None, host_us=lambda step: 60_000.0 * (step == 4)),
-        Fault("pause of some steps", "host", host_us=lambda step: 60_000.0 * (step % 4 == 2)),
-        Fault("3 % slower", None, kernel=lambda _step, _name: 1.03),
-    )
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +50,8 @@ class Layout:
 
     def groups(self) -> dict[str, list[int]]:
         """Return the process groups."""
-        everybody = list(range(self.world))
-        groups = {"0": everybody}
+        all_ranks = list(range(self.world))
+        groups = {"0": all_ranks}
         for stage, inner in product(range(self.stages), range(self.inner)):
             groups[f"dp{stage}-{inner}"] = [self.rank(replica, stage, inner) for replica in range(self.replicas)]
         for replica, stage in product(range(self.replicas), range(self.stages)):
@@ -150,7 +101,7 @@ LARGE: Final = {
 """Layouts of many ranks: in each step a fiftieth of them pauses."""
 
 
-class LayoutJob(Job):
+class LayoutJob(NcclJob):
     """Job of a layout with a fault of the rank ``late``, which is there from the first step."""
 
     def __init__(self, layout: Layout, fault: Fault, *, late: int = 3, steps: int = 10, seed: int = 0) -> None:

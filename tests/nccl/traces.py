@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-from tests.nccl.device import Job, Launch, Rank
+from tests.nccl.device import Launch, NcclJob, Rank
 from tests.nccl.layouts import HIDDEN
 
 BASE_NS: Final = 1_760_000_000_000_000_000
@@ -58,7 +58,7 @@ def clocks(world: int, *, seed: int = 0, offset_us: float = 800.0, drift: float 
     return [hosts[rank // ON_HOST] for rank in range(world)]
 
 
-def write_traces(job: Job, folder: Path, *, seed: int = 0, steps: Iterable[int] | None = None, graphed: bool = False) -> None:
+def write_traces(job: NcclJob, folder: Path, *, seed: int = 0, steps: Iterable[int] | None = None, graphed: bool = False) -> None:
     """Write ``rank<N>.json`` for each rank, with all ``steps`` or some of them. ``graphed``: forward and backward are a graph."""
     wanted = None if steps is None else frozenset(steps)
     for rank, clock in zip(job.ranks, clocks(job.world, seed=seed), strict=True):
@@ -96,11 +96,11 @@ class _Events:
 
     def __init__(self, rank: Rank, clock: Clock) -> None:
         self.rank, self.clock = rank, clock
-        self.found: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
 
     def add(self, category: str, name: str, span: tuple[float, float], thread: int, args: Mapping[str, Any]) -> None:
         begin, end = map(self.clock.reads, span)
-        self.found.append(
+        self.events.append(
             {
                 "ph": "X",
                 "cat": category,
@@ -117,31 +117,31 @@ class _Events:
         """Add what launched a kernel on the host, and the kernel."""
         thread = _AUTOGRAD if launch.autograd else _MAIN
         span = begin, end = launch.launched_us, launch.launched_us + launch.host_us
-        known: dict[str, Any] = {"External id": number}
+        args: dict[str, Any] = {"External id": number}
         if launch.op == "exchange":
             middle = begin + 0.6 * launch.host_us
             self._parts(number, launch, (begin, middle), thread)
-            span, known = (middle, end), {}
+            span, args = (middle, end), {}
             self.add("user_annotation", "nccl:coalesced", span, thread, {})
         elif launch.op:
-            known |= _metadata(self.rank, launch)
-            self.add("cpu_op", "record_param_comms", span, thread, known)
+            args |= _metadata(self.rank, launch)
+            self.add("cpu_op", "record_param_comms", span, thread, args)
             inside = (begin + 0.1 * launch.host_us, end - 0.05 * launch.host_us)
             self.add("user_annotation", _annotation(self.rank, launch), inside, thread, {})
         else:
-            self.add("cpu_op", f"aten::{launch.name.split('_')[0]}", span, thread, known)
+            self.add("cpu_op", f"aten::{launch.name.split('_')[0]}", span, thread, args)
         self._call("cudaLaunchKernelExC" if launch.op else "cudaLaunchKernel", number, span, thread)
-        self.kernel(launch, number, known)
+        self.kernel(launch, number, args)
 
     def graph(self, number: int, launch: Launch) -> None:
         """Add the call that launches a graph."""
         self._call("cudaGraphLaunch", number, (launch.launched_us, launch.launched_us + launch.host_us), _MAIN)
 
-    def kernel(self, launch: Launch, correlation: int, known: Mapping[str, Any]) -> None:
+    def kernel(self, launch: Launch, correlation: int, args: Mapping[str, Any]) -> None:
         name = f"ncclDevKernel_{_NAMES[launch.op][1]}(ncclDevKernelArgsStorage<4096ul>)" if launch.op else launch.name
         place = {"stream": launch.stream, "device": self.rank.rank % ON_HOST, "correlation": correlation}
         shape = {"grid": [launch.grid, 1, 1], "block": [512, 1, 1]}
-        self.add("kernel", name, (launch.start_us, launch.end_us), launch.stream, {**known, **place, **shape})
+        self.add("kernel", name, (launch.start_us, launch.end_us), launch.stream, {**args, **place, **shape})
 
     def _call(self, name: str, number: int, span: tuple[float, float], thread: int) -> None:
         begin, took = span[0], span[1] - span[0]
@@ -173,7 +173,7 @@ def _events(rank: Rank, clock: Clock, steps: frozenset[int] | None, *, graphed: 
             graphs[launch.step] = number
             events.graph(number, launch)
         events.kernel(launch, graphs[launch.step], {"graph node id": number})
-    return events.found
+    return events.events
 
 
 def _annotation(rank: Rank, launch: Launch) -> str:

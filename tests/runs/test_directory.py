@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import socket
@@ -15,12 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.full_disk import disk_with_room_for
-from tests.step_files import StepWriter, append
+from tests.profiler.first_words import step
+from tests.step_files import append
 
 from rankscope.base.errors import InputError
-from rankscope.profiler.handover import Handover
-from rankscope.profiler.helper.writing.store import RunStore
-from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.paths import (
     RANK_STREAMS,
     activity_file,
@@ -39,41 +36,20 @@ from rankscope.runs.paths import (
     verdict_file,
 )
 from rankscope.runs.reader import RunReader, is_headless_run, is_run
-from rankscope.runs.records import PHASES, AttemptInfo, KernelRecord, PhaseTimes, RankInfo, RunInfo, StepRecord
+from rankscope.runs.records import PHASES, KernelRecord, PhaseTimes, RankInfo, RunInfo, StepRecord
 from rankscope.runs.segment_writer import JsonLinesWriter
 from rankscope.runs.segments import BLOCK_BYTES, MAX_LINE_BYTES, decode_blocks, read_blocks
-from rankscope.runs.small_files import append_whole, create_attempt, create_run, write_record
-from rankscope.runs.step_columns import ROW_BYTES
-
-
-def step(number: int, **fields: object) -> StepRecord:
-    return StepRecord(step=number, start_unix_ns=number * 10**9, wall_us=1000.0, **fields)  # type: ignore[arg-type]
+from rankscope.runs.small_files import append_whole, create_run, write_record
 
 
 def kernel(number: int) -> KernelRecord:
     return KernelRecord(step=number, name="k", kind="compute", total_us=1.0, calls=1)
 
 
-def hello(run: Path) -> Handover:
-    return Handover(
-        settings=RecorderSettings(run_dir=str(run), run_id="r1", name="test", start_unix_ns=1),
-        run=RunInfo(run_id="r1", name="test", start_unix_ns=1),
-        attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=2),
-        rank=RankInfo(rank=0, world_size=2, host="n1", pid=1, start_unix_ns=1),
-    )
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    path = tmp_path / "run"
-    create_run(path, RunInfo(run_id="r1", name="test", start_unix_ns=1))
-    create_attempt(path, AttemptInfo(attempt=0, start_unix_ns=1, world_size=2))
-    return path
-
-
 def test_what_is_written_is_read_back(run: Path) -> None:
     # given two ranks
-    rows = [step(n, phases_us=PhaseTimes(data=10.5, backward=20), blocked_us=PhaseTimes(backward=5), samples=4) for n in range(3)]
+    phases = {"phases_us": PhaseTimes(data=10.5, backward=20), "blocked_us": PhaseTimes(backward=5)}
+    rows = [msgspec.structs.replace(step(number), samples=4, **phases) for number in range(3)]
     for rank in (0, 1):
         info = RankInfo(rank=rank, world_size=2, host="n1", pid=1, start_unix_ns=1)
         write_record(rank_dir(run, 0, rank) / "rank.json", info)
@@ -212,17 +188,6 @@ def test_a_missing_folder_and_a_folder_that_is_no_run_are_clear_errors(tmp_path:
         RunReader(tmp_path)
 
 
-def test_segments_rotate_and_a_restarted_writer_never_overwrites(run: Path) -> None:
-    folder = rank_dir(run, 0, 0)
-    for _ in range(2):
-        writer = StepWriter(folder, rank=0, segment_bytes=100)
-        for number in range(4):
-            writer.append(step(number))
-        writer.close()
-    assert len(list(folder.glob("steps-*.npy"))) > 2
-    assert [row.step for row in RunReader(run).steps(0, 0)] == [0, 1, 2, 3, 0, 1, 2, 3]
-
-
 def in_the_way(path: Path, what: str) -> None:
     """Put an object at ``path`` that is no regular file."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -300,112 +265,6 @@ def test_folders_with_absurd_or_unusual_numbers_are_left_out(run: Path) -> None:
     reader = RunReader(run)
     assert reader.ranks(0) == [1, 100_000]
     assert len(reader.unusable) == 3
-
-
-def test_records_that_did_not_fit_leave_no_part_and_may_be_appended_again(run: Path) -> None:
-    # given a disk that takes two records and a half
-    writer = StepWriter(rank_dir(run, 0, 0), rank=0)
-    writer.append(step(0))
-    size = segment(rank_dir(run, 0, 0), "steps", 0).stat().st_size
-    batch = [step(number) for number in range(1, 5)]
-    # when a batch is retried again and again
-    with disk_with_room_for(size + ROW_BYTES * 3 // 2):
-        for _ in range(3):
-            with pytest.raises(OSError, match="File too large"):
-                writer.append(*batch)
-            assert [row.step for row in RunReader(run).steps(0, 0)] == [0]
-    # then, once there is room, every record is there once, in one file
-    writer.append(*batch)
-    writer.close()
-    reader = RunReader(run)
-    assert [row.step for row in reader.steps(0, 0)] == [0, 1, 2, 3, 4]
-    assert reader.skipped_lines == 0
-    assert [path.name for path in rank_dir(run, 0, 0).iterdir()] == ["steps-000000.npy"]
-
-
-class StubbornFile(io.FileIO):
-    """File that cannot be truncated."""
-
-    def truncate(self, size: int | None = None) -> int:
-        raise OSError(116, "Stale file handle")
-
-
-def test_if_a_part_cannot_be_removed_the_next_record_is_on_its_own_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "open", lambda path, mode, **_: StubbornFile(path, mode.replace("b", "")))
-    writer = StepWriter(rank_dir(run, 0, 0), rank=0)
-    writer.append(step(0))
-    size = segment(rank_dir(run, 0, 0), "steps", 0).stat().st_size
-    with disk_with_room_for(size + ROW_BYTES // 2), pytest.raises(OSError, match="File too large"):
-        writer.append(step(1))
-    writer.append(step(1))
-    writer.close()
-    monkeypatch.undo()
-    reader = RunReader(run)
-    assert [row.step for row in reader.steps(0, 0)] == [0, 1]
-    assert reader.skipped_lines == 1
-
-
-def test_lines_that_cannot_be_taken_back_are_not_written_twice(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a disk that takes two records and a half of a batch, and then cannot truncate the file
-    monkeypatch.setattr(Path, "open", lambda path, mode, **_: StubbornFile(path, mode.replace("b", "")))
-    store = RunStore(hello(run))
-    store.add_step(step(0))
-    assert store.flush(now=True)
-    size = segment(rank_dir(run, 0, 0), "steps", 0).stat().st_size
-    for number in range(1, 5):
-        store.add_step(step(number))
-    with disk_with_room_for(size + ROW_BYTES * 5 // 2):
-        assert not store.flush(now=True)
-    # when there is room again
-    assert store.flush(now=True)
-    store.close()
-    monkeypatch.undo()
-    # then every record is there once
-    reader = RunReader(run)
-    assert [row.step for row in reader.steps(0, 0)] == [0, 1, 2, 3, 4]
-    assert reader.skipped_lines == 1
-
-
-def test_a_segment_that_somebody_removed_is_not_written_on(run: Path) -> None:
-    writer = StepWriter(rank_dir(run, 0, 0), rank=0)
-    writer.append(step(0))
-    segment(rank_dir(run, 0, 0), "steps", 0).unlink()
-    writer.append(step(1))
-    writer.close()
-    assert [row.step for row in RunReader(run).steps(0, 0)] == [1]
-
-
-def test_records_the_filesystem_took_and_did_not_keep_are_counted(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # given a filesystem that reports a full disk only at fsync, as NFS does
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    def unable(_: int) -> None:
-        raise OSError(22, "Invalid argument")
-
-    writer = JsonLinesWriter(rank_dir(run, 0, 0), "kernels", segment_bytes=1)
-    writer.append(kernel(0), kernel(1))
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        # when the segment is full and the next begins
-        with pytest.raises(OSError, match="No space"):
-            writer.append(kernel(2))
-    writer.append(kernel(2))
-    # then the records of the first are counted, and the rest is written; without support of fsync a file counts as written
-    monkeypatch.setattr(os, "fsync", unable)
-    writer.close()
-    assert writer.unconfirmed == 2
-    assert len([*rank_dir(run, 0, 0).iterdir()]) == 2
-    # and the end of a rank reports it
-    monkeypatch.undo()
-    store = RunStore(hello(run))
-    store.add_step(step(0))
-    assert store.flush(now=True)
-    monkeypatch.setattr(os, "fsync", full)
-    store.close()
-    assert "up to 1 records may be missing" in capsys.readouterr().err
 
 
 def test_lines_are_appended_wholly_or_not_at_all(run: Path) -> None:

@@ -156,12 +156,12 @@ def test_blocks_count_what_lines_would(lines: list[bytes], end: bool) -> None:
 
     text = b"\n".join(lines) + (b"\n" if end else b"")
     result = list(decode_blocks([(text, len(text))] if text else [], msgspec.json.Decoder(Row)))
-    whole = text.split(b"\n")[:-1]
+    full_lines = text.split(b"\n")[:-1]
     torn = [text.rfind(b"\n") + 1] if text and not text.endswith(b"\n") else []
-    good = sum(line == b'{"n":1}' for line in whole)
+    good = sum(line == b'{"n":1}' for line in full_lines)
     assert sum(len(rows) for rows, _ in result) == good
-    begins = [0, *accumulate(len(line) + 1 for line in whole)]
-    damaged = [begin for begin, line in zip(begins, whole, strict=False) if line != b'{"n":1}']
+    begins = [0, *accumulate(len(line) + 1 for line in full_lines)]
+    damaged = [begin for begin, line in zip(begins, full_lines, strict=False) if line != b'{"n":1}']
     assert [at for _, places in result for at in places] == [*damaged, *torn]
 
 

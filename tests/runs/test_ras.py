@@ -19,12 +19,12 @@ ROW = "      0         1         1         8         8         8   RUNNING      
 
 
 def test_it_asks_for_json_and_returns_the_answer_unread() -> None:
-    asked: list[str] = []
-    given = answer(Comm({0: 1, 1: 1}))
-    with listening(ras(given, asked=asked)) as address:
+    requests: list[str] = []
+    reply = answer(Comm({0: 1, 1: 1}))
+    with listening(ras(reply, asked=requests)) as address:
         result = ask(address)
-    assert (result.format, result.protocol, result.text) == ("json", 2, given.decode())
-    assert asked == ["CLIENT PROTOCOL 2", "TIMEOUT 5", "SET FORMAT json", "VERBOSE STATUS"]
+    assert (result.format, result.protocol, result.text) == ("json", 2, reply.decode())
+    assert requests == ["CLIENT PROTOCOL 2", "TIMEOUT 5", "SET FORMAT json", "VERBOSE STATUS"]
 
 
 def test_an_nccl_without_json_answers_in_text() -> None:

@@ -7,15 +7,15 @@ from pathlib import Path
 import click
 import msgspec
 import pytest
+from tests.profiler.first_words import hello
 
 from rankscope.analysis.engine import analyze
 from rankscope.base.options import Size
-from rankscope.profiler.handover import Handover
 from rankscope.profiler.helper.writing.store import RETAINED, RETAINED_TRACES, RunStore
-from rankscope.profiler.settings import RecorderSettings, from_environment
+from rankscope.profiler.settings import from_environment
 from rankscope.runs.paths import RANK_STREAMS, Stream
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import AttemptInfo, KernelRecord, PhaseTimes, RankInfo, RunInfo, StepRecord
+from rankscope.runs.records import KernelRecord, PhaseTimes, StepRecord
 from rankscope.runs.segment_writer import SEGMENT_BYTES, JsonLinesWriter, RowWriter, SegmentWriter
 from rankscope.runs.step_columns import HEADER_BYTES, ROW_BYTES
 from rankscope.runs.step_segments import Segment
@@ -82,15 +82,6 @@ def test_segments_of_another_writer_and_other_files_are_told_apart(tmp_path: Pat
     assert all(path.exists() for path in others)
 
 
-def hello(run: Path, retain_bytes: int | None) -> Handover:
-    return Handover(
-        settings=RecorderSettings(run_dir=str(run), run_id="r", name="test", start_unix_ns=1, retain_bytes=retain_bytes),
-        run=RunInfo(run_id="r", name="test", start_unix_ns=1),
-        attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=1),
-        rank=RankInfo(rank=0, world_size=1, host="h", pid=1, start_unix_ns=1),
-    )
-
-
 def kernel(number: int) -> KernelRecord:
     return KernelRecord(step=number, name="k" * 100, kind="compute", total_us=1.0, calls=1)
 
@@ -104,7 +95,7 @@ def test_every_stream_has_its_share_and_steps_most_of_it(tmp_path: Path) -> None
 def test_what_expired_is_in_the_record_of_the_rank_and_in_the_analysis(tmp_path: Path) -> None:
     # given a rank that recorded more than it may keep
     run = tmp_path / "run"
-    store = RunStore(hello(run, 80_000))
+    store = RunStore(hello(run, retain_bytes=80_000))
     for first in range(0, 1000, 20):
         for number in range(first, first + 20):
             store.add_step(step(number))
@@ -121,11 +112,11 @@ def test_what_expired_is_in_the_record_of_the_rank_and_in_the_analysis(tmp_path:
     assert kept == list(range(info.expired_records["steps"], 1000))
     assert len(list(reader.kernels(0, 0))) == 1000 - info.expired_records["kernels"]
     # and a helper that replaces a killed one continues its count, including at the end of the rank
-    again = RunStore(hello(run, 80_000))
+    again = RunStore(hello(run, retain_bytes=80_000))
     for number in range(1000, 2000):
         again.add_step(step(number))
     assert again.flush(now=True)
-    assert again.write_rank(msgspec.structs.replace(hello(run, None).rank, end_unix_ns=2, end_reason="exit"))
+    assert again.write_rank(msgspec.structs.replace(hello(run).rank, end_unix_ns=2, end_reason="exit"))
     again.close()
     store.close()
     info = RunReader(run).rank(0, 0)
@@ -141,7 +132,7 @@ def test_what_expired_is_in_the_record_of_the_rank_and_in_the_analysis(tmp_path:
 
 @pytest.mark.parametrize("retain", [None, 5_000_000])
 def test_the_bound_travels_to_the_ranks(retain: int | None) -> None:
-    settings = hello(Path("/run"), retain).settings
+    settings = hello(Path("/run"), retain_bytes=retain).settings
     assert from_environment(settings.environment()) == settings
 
 

@@ -14,16 +14,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.profiler.first_words import hello
 from tests.ring_step import put_step, ring_in
 from tests.step_files import append
 
-from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Handover
+from rankscope.profiler.handover import HELLO_FILE, RING_FILE
 from rankscope.profiler.helper.writing.store import RunStore
 from rankscope.profiler.ring import End
-from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.paths import rank_dir, segment
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepRecord
+from rankscope.runs.records import RunInfo, StepRecord
 from rankscope.runs.small_files import create_run, make_folder
 
 ALICE, BOB, STRANGER, TEAM = 41001, 41002, 41003, 41100
@@ -61,15 +61,8 @@ class Rank:
         self.scratch = place / f"scratch{rank}"
         self.scratch.mkdir()
         self.ring = ring_in(self.scratch / RING_FILE)
-        output = Handover(
-            settings=RecorderSettings(
-                run_dir=str(run), run_id="r", name="test", start_unix_ns=1, exporter_url=None, window_steps=0
-            ),
-            run=RunInfo(run_id="r", name="test", start_unix_ns=1),
-            attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=2),
-            rank=RankInfo(rank=rank, world_size=2, host="h", pid=rank, start_unix_ns=1),
-        )
-        (self.scratch / HELLO_FILE).write_bytes(msgspec.json.encode(output))
+        first_words = hello(run, rank=rank, pid=rank, world_size=2, window_steps=0)
+        (self.scratch / HELLO_FILE).write_bytes(msgspec.json.encode(first_words))
         for path in (self.scratch, *self.scratch.iterdir()):
             os.chown(path, user, user)
         for number in range(20):
@@ -163,14 +156,9 @@ def test_a_rank_that_may_not_be_read_is_named_and_the_others_are_read(shared: Pa
 def test_ranks_of_two_jobs_are_not_mixed_in_one_attempt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # given a job of two ranks that goes on, and one of four that uses the same folder; the places of its last ranks are free
     def joins(rank: int, world_size: int) -> bool:
-        store = RunStore(
-            Handover(
-                settings=RecorderSettings(run_dir=str(tmp_path), run_id="r", name="test", start_unix_ns=1),
-                run=RunInfo(run_id="r", name="test", start_unix_ns=1),
-                attempt=AttemptInfo(attempt=0, start_unix_ns=rank, world_size=world_size),
-                rank=RankInfo(rank=rank, world_size=world_size, host="h", pid=os.getpid(), start_unix_ns=time.time_ns()),
-            )
-        )
+        first_words = hello(tmp_path, rank=rank, pid=os.getpid(), world_size=world_size)
+        living = msgspec.structs.replace(first_words.rank, start_unix_ns=time.time_ns())
+        store = RunStore(msgspec.structs.replace(first_words, rank=living))
         store.flush()
         store.close()
         return store.begun

@@ -68,7 +68,7 @@ def truth() -> dict[int, bytes]:
     return {int(row["step"]): row.tobytes() for row in rows}
 
 
-class Found:
+class ReadSegment:
     """Results of a one-time reader and of a follower for a segment of these bytes."""
 
     def __init__(self, data: bytes) -> None:
@@ -98,7 +98,7 @@ class Found:
 
 
 def test_a_segment_as_it_was_written() -> None:
-    reads = Found(written())
+    reads = ReadSegment(written())
     assert (reads.steps, reads.skipped, reads.unusable) == ([*range(ROWS)], 0, 0)
 
 
@@ -107,7 +107,7 @@ def test_a_segment_as_it_was_written() -> None:
 @example(HEADER_BYTES - 1)
 @example(HEADER_BYTES)
 def test_a_segment_that_is_cut_anywhere_loses_what_is_behind_the_cut(length: int) -> None:
-    reads = Found(written()[:length])
+    reads = ReadSegment(written()[:length])
     full_rows, remaining_bytes = divmod(max(0, length - HEADER_BYTES), ROW_BYTES)
     torn = 0 < length < HEADER_BYTES or remaining_bytes > 0
     assert (reads.steps, reads.skipped, reads.unusable) == ([*range(full_rows)], int(torn), 0)
@@ -121,7 +121,7 @@ IN_A_WORD = st.tuples(st.integers(0, ROW_BYTES // 8 - 1), st.sets(st.integers(0,
 def test_flipped_bits_of_a_word_cost_the_rows_they_are_in(hit: dict[int, tuple[int, set[int]]]) -> None:
     # Two flips of the highest bits of two words of a row may cancel.
     starts = {row: 8 * (HEADER_BYTES + row * ROW_BYTES + 8 * word) for row, (word, _) in hit.items()}
-    reads = Found(flipped({starts[row] + bit for row, (_, bits) in hit.items() for bit in bits}))
+    reads = ReadSegment(flipped({starts[row] + bit for row, (_, bits) in hit.items() for bit in bits}))
     assert reads.steps == [step for step in range(ROWS) if step not in hit]
     assert (reads.skipped, reads.unusable) == (len(hit), 0)
     assert reads.first == HEADER_BYTES + ROW_BYTES * min(hit)
@@ -140,7 +140,7 @@ def flipped(bits: set[int]) -> bytes:
 @example({8 * header(0, 0).index(b"<f4") + 1})  # big-endian
 @example({8 * header(0, 0).index(b"forward_us")})  # a column of another name
 def test_flipped_bits_in_the_header_change_no_row(bits: set[int]) -> None:
-    reads = Found(flipped(bits))
+    reads = ReadSegment(flipped(bits))
     hit = any(bit // 8 < len(BEGINNING) for bit in bits)
     assert (reads.steps, reads.skipped, reads.unusable) == ([*range(ROWS)], int(hit), 0)
     assert reads.first == (0 if hit else None)
@@ -151,7 +151,7 @@ def test_zeroed_pages_cost_what_was_on_them(start: int, length: int) -> None:
     data = bytearray(written())
     end = min(start + length, LENGTH)
     data[start:end] = bytes(end - start)
-    reads = Found(bytes(data))
+    reads = ReadSegment(bytes(data))
     hit = {(at - HEADER_BYTES) // ROW_BYTES for at in range(max(start, HEADER_BYTES), end) if written()[at]}
     assert reads.steps == [step for step in range(ROWS) if step not in hit]
     assert reads.skipped - len(hit) in ((0, 1) if start < HEADER_BYTES else (0,))
@@ -160,7 +160,7 @@ def test_zeroed_pages_cost_what_was_on_them(start: int, length: int) -> None:
 
 @given(st.binary(max_size=4 * ROW_BYTES), st.booleans())
 def test_whatever_lies_there_is_counted_or_named(data: bytes, behind: bool) -> None:
-    reads = Found(written() + data if behind else data)
+    reads = ReadSegment(written() + data if behind else data)
     if behind:
         full_rows, remaining_bytes = divmod(len(data), ROW_BYTES)
         assert (reads.steps, reads.skipped) == ([*range(ROWS)], full_rows + (remaining_bytes > 0))
@@ -187,7 +187,7 @@ def test_columns_that_are_missing_are_unknown_and_others_are_ignored(without: se
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "steps-000000.npy"
         save_foreign(file, rows, without=tuple(without), **added)
-        reads = Found(file.read_bytes())
+        reads = ReadSegment(file.read_bytes())
     assert (len(reads.rows), reads.skipped, reads.unusable) == (ROWS, 0, 0)
     read = np.frombuffer(b"".join(reads.rows), row_dtype())
     for name in (row_dtype().names or ())[:-1]:
@@ -250,12 +250,12 @@ STRANGE = {
 @pytest.mark.parametrize("name", STRANGE)
 @pytest.mark.filterwarnings("error")
 def test_what_is_no_segment_is_named_and_nothing_is_made_of_it(name: str) -> None:
-    reads = Found(STRANGE[name])
+    reads = ReadSegment(STRANGE[name])
     assert (reads.rows, reads.unusable) == ([], 1)
 
 
 def test_rows_of_nothing_but_what_has_to_be_there_are_read() -> None:
-    reads = Found(saved(*REQUIRED, SUM))
+    reads = ReadSegment(saved(*REQUIRED, SUM))
     assert (len(reads.rows), reads.skipped, reads.unusable) == (2, 0, 0)
 
 

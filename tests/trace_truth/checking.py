@@ -73,7 +73,7 @@ class _Checking:
         self.device = file.work_on_device
         self.host = file.some(HOST)
         self.calls = calls_of(file)
-        self.found = Check(device_events=len(self.device))
+        self.result = Check(device_events=len(self.device))
 
     def _leave_out_of_host(self) -> None:
         """Leave out the host's events without a time, and those far from the others: they count as damaged."""
@@ -86,7 +86,7 @@ class _Checking:
 
     def run(self) -> Check:
         """Return the result; the file has only the events that count, then."""
-        counts, fine = self.found, any((event.end - event.start) % 1000 for event in self.device)
+        counts, fine = self.result, any((event.end - event.start) % 1000 for event in self.device)
         untimed = [event for event in self.device if self._is_untimed(event) or self._has_no_length(event, fine=fine)]
         near = _places(self.host, 100) if self.host else _places([event for event in self.device if event not in untimed], 4)
         far = [event for event in self.device if event not in untimed and self._is_far(event, near)]
@@ -224,13 +224,13 @@ class _Checking:
             )
         ]
         captured = [event for event in calls if tells and event.number("correlation") not in numbers and self._is_captured(event)]
-        self.found.captured = len(captured)
+        self.result.captured = len(captured)
         for launch in _nested([event for event in calls if event not in captured]):
             fine = [event for event in launch if event.number("correlation") in numbers or not tells]
-            self.found.launches += len(fine) or 1
+            self.result.launches += len(fine) or 1
             if not fine:
-                self.found.without_kernel += 1
-                self.found.missing.append(launch[0].start)
+                self.result.without_kernel += 1
+                self.result.missing.append(launch[0].start)
 
     def _is_captured(self, event: Event) -> bool:
         """Return whether a call comes after the begin of a capture, or before the end of one, with no other bound between."""
@@ -240,7 +240,7 @@ class _Checking:
         return any("BeginCapture" in name for name in before[-1:]) or any("EndCapture" in name for name in after[:1])
 
     def _find_problem(self, kept: list[Event]) -> None:
-        counts = self.found
+        counts = self.result
         names = [event.name for event in self.file.some(CALLS)]
         gives_work = any(re.search("launch|enqueue|memcpy|memset", name, re.IGNORECASE) for name in names)
         counts.on_cpu = not kept and not gives_work

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from tests.trace_truth.figures import Figures
-from tests.trace_truth.reading import COPIES, KERNELS, NOTES, OPERATORS, Event, whole
+from tests.trace_truth.reading import COPIES, KERNELS, NOTES, OPERATORS, Event, whole_number
 from tests.trace_truth.work import Step, Work, is_inside, steps_of
 
 BYTES = {
@@ -147,27 +147,29 @@ def _on_device(figures: Figures) -> list[Collective]:
 
 def _described(figures: Figures, args: dict[str, Any], op: str, otherwise: str) -> Collective:
     """Return what the metadata says of a collective; ``otherwise``: its group where they do not name one."""
-    name, size = args.get("Process Group Name"), whole(args.get("Group size"))
+    name, size = args.get("Process Group Name"), whole_number(args.get("Group size"))
     configured = {str(group["pg_name"]): tuple(group["ranks"]) for group in figures.file.distributed.get("pg_config", [])}
     listed = tuple(numbers(args.get("Process Group Ranks")))
     # A long list is cut.
     ranks = configured.get(str(name)) or (listed if listed and size in (-1, len(listed)) else None)
-    counts = [count for count in (whole(args.get("In msg nelems")), whole(args.get("Out msg nelems"))) if count >= 0]
+    counts = [
+        count for count in (whole_number(args.get("In msg nelems")), whole_number(args.get("Out msg nelems"))) if count >= 0
+    ]
     width = BYTES.get(str(args.get("dtype")).lower())
-    peer = whole(args.get("Dst Rank" if op == "send" else "Src Rank")) if op in ("send", "recv") else -1
+    peer = whole_number(args.get("Dst Rank" if op == "send" else "Src Rank")) if op in ("send", "recv") else -1
     return Collective(
         op=op,
         group=otherwise if name is None else str(name),
         ranks=ranks,
         size=size if size >= 0 else len(ranks) if ranks else None,
-        sequence=whole(args["Seq"]) if "Seq" in args else None,
+        sequence=whole_number(args["Seq"]) if "Seq" in args else None,
         dtype=args.get("dtype"),
         bytes=max(counts) * width if counts and width else None,
         enqueued=0,
         start=0,
         end=0,
         peer=peer if peer >= 0 else None,
-        root=_root(figures, op, whole(args.get("External id")), ranks),
+        root=_root(figures, op, whole_number(args.get("External id")), ranks),
     )
 
 

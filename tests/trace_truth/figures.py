@@ -56,7 +56,7 @@ class Figures:
         """Return whether work starts in the window; only work that takes no time can start at its end or outside."""
         return self.window.start <= activity.start < self.window.end
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the figures as JSON."""
         file = self.file
         return {
@@ -67,7 +67,7 @@ class Figures:
             "damaged": file.damaged,
             "quality": self.quality(),
             "start_ns": self.window.start,
-            "window": self.whole(),
+            "window": self.window_parts(),
             "steps": {str(step.number): self.partition(window) for step, window in self.steps},
             "own_us": {
                 str(step.number): self.own_us(window) for step, window in self.steps if file.work_on_device and window.complete
@@ -83,7 +83,7 @@ class Figures:
         counts = {name: getattr(self.check, name) for name in names}
         return counts | {"damaged_steps": 0 if self.check.problem else len(self.damaged), "problem": self.problem}
 
-    def whole(self) -> dict[str, float | None]:
+    def window_parts(self) -> dict[str, float | None]:
         """Return how the window of the file divides, and the hidden share of its communication.
 
         A file that lacks events shows nothing to be zero, and nothing to be idle.
@@ -178,12 +178,12 @@ class Figures:
     def launches(self) -> dict[str, Any] | None:
         """Return how work was launched, and why the device was idle; ``None`` where no call is known."""
         events = self.on_device()
-        known = [activity for activity in events if activity.call]
-        if not known:
+        called = [activity for activity in events if activity.call]
+        if not called:
             return None
         in_window = [activity for activity in events if self.starts_inside(activity)]
         first: dict[int, Work] = {}
-        for call in known:
+        for call in called:
             first.setdefault(id(call.call), call)
         leaders = [activity for activity in first.values() if activity in in_window]
         numbers = Counter(

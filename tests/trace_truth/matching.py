@@ -50,7 +50,7 @@ class Instance:
         return min(part.inside for part in self.parts.values())
 
 
-class Job:
+class MatchedJob:
     """Traces of the ranks of a job, whose clocks may be apart by constant times."""
 
     def __init__(self, folder: Path) -> None:
@@ -59,8 +59,8 @@ class Job:
         self.figures = {figures.file.rank: figures for figures in read_ranks if figures.file.rank is not None}
         if len(self.figures) < len(paths):
             raise RefusedError("are both of rank")
-        self.whole = {rank: of_rank for rank, of_rank in self.figures.items() if not of_rank.lacking}
-        self.collectives = {rank: collectives_of(of_rank) for rank, of_rank in self.whole.items()}
+        self.undamaged = {rank: of_rank for rank, of_rank in self.figures.items() if not of_rank.lacking}
+        self.collectives = {rank: collectives_of(of_rank) for rank, of_rank in self.undamaged.items()}
         worlds = [int(of_rank.file.distributed.get("world_size", 0)) for of_rank in self.figures.values()]
         self.world = max(len(self.figures), *worlds)
         self.matched: list[Instance] = []
@@ -74,7 +74,7 @@ class Job:
         self.by_sequence = 0
         self._match()
         self._match_pairs()
-        if missing := max((uncalled(of_rank) for of_rank in self.whole.values()), default=0):
+        if missing := max((uncalled(of_rank) for of_rank in self.undamaged.values()), default=0):
             self.unmatched["call_missing"] += missing
         self.ahead = self._clocks()
         spreads = [self._spread(instance) for instance in self.matched]
@@ -89,10 +89,10 @@ class Job:
                         collective
                     )
         for (_, _, members), by_rank in groups.items():
-            everybody = [collective for of_rank in by_rank.values() for collective in of_rank]
-            numbered = all(collective.sequence is not None for collective in everybody)
+            of_all_ranks = [collective for of_rank in by_rank.values() for collective in of_rank]
+            numbered = all(collective.sequence is not None for collective in of_all_ranks)
             shifted = not numbered and len({len(of_rank) for of_rank in by_rank.values()}) > 1
-            for key in sorted({_key(collective, numbered=numbered) for collective in everybody}):
+            for key in sorted({_key(collective, numbered=numbered) for collective in of_all_ranks}):
                 parts = {
                     rank: collective
                     for rank in sorted(by_rank)
@@ -104,17 +104,17 @@ class Job:
     def _judge(self, instance: Instance, members: tuple[int, ...] | None, *, shifted: bool, numbered: bool) -> None:
         parts = instance.parts.values()
         ops = {part.op for part in parts}
-        expected = set(members or (self.whole if len(self.whole) == self.world else ()))
+        expected = set(members or (self.undamaged if len(self.undamaged) == self.world else ()))
         if reasons := [NOT_JUDGED[op] for op in ops if op in NOT_JUDGED]:
             self.excluded[reasons[0]] += 1
         elif not instance.together and any(part.root is None for part in parts):
             self.excluded["broadcast" if instance.any.op == "broadcast" else "rooted"] += 1
         elif ops == {"all_to_all"} and _differ(part.bytes for part in parts):
             self.excluded["uneven_all_to_all"] += 1
-        elif shifted and expected and expected <= set(self.whole):
+        elif shifted and expected and expected <= set(self.undamaged):
             self.unmatched["order_shifted"] += 1
         elif set(instance.parts) != expected:
-            missing = not expected or not expected <= set(self.whole)
+            missing = not expected or not expected <= set(self.undamaged)
             self.unmatched["rank_missing" if missing else "incomplete"] += 1
             if instance.together and not shifted and _disagreement(instance) is None:
                 self.partial.append(instance)
@@ -136,7 +136,7 @@ class Job:
                     sides = ends.setdefault((collective.step, collective.group, *way), {"send": [], "recv": []})
                     sides[collective.op].append((rank, collective))
         for (_, _, sender, receiver), sides in ends.items():
-            if not {sender, receiver} <= set(self.whole):
+            if not {sender, receiver} <= set(self.undamaged):
                 self.unmatched["rank_missing"] += max(map(len, sides.values()))
                 continue
             if len(sides["send"]) != len(sides["recv"]):

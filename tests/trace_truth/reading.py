@@ -42,7 +42,7 @@ class Event:
 
     def number(self, key: str) -> int:
         """Return an argument as a whole number, -1 where it is missing or senseless."""
-        return whole(self.args.get(key))
+        return whole_number(self.args.get(key))
 
 
 @dataclass
@@ -203,7 +203,7 @@ def nanoseconds(us: Decimal) -> int:
     return int((us * 1000).to_integral_value(ROUND_HALF_EVEN))
 
 
-def whole(value: Any) -> int:
+def whole_number(value: Any) -> int:
     """Return a whole number that may be written as a text; -1 where there is none."""
     try:
         number = -1 if value is None else int(value)

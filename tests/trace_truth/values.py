@@ -15,7 +15,7 @@ from tests.trace_truth.checking import read_checked
 from tests.trace_truth.collectives import collectives_of
 from tests.trace_truth.figures import Figures
 from tests.trace_truth.reading import RefusedError, unpacked
-from tests.trace_truth.waiting import Waiting
+from tests.trace_truth.waiting import JobWaiting
 
 __all__ = ["RefusedError", "unpacked", "values_of_file", "values_of_job"]
 
@@ -37,17 +37,17 @@ def values_of_file(path: Path) -> dict[str, Any]:
         {"step": step, "group": group, "op": op, "count": count, "bytes": moved, "us": ns / 1000, "queued_us": queued / 1000}
         for (step, group, op), (count, moved, ns, queued) in sorted(sums.items())
     ]
-    return figures.told() | {"collectives": rows}
+    return figures.as_json() | {"collectives": rows}
 
 
 def values_of_job(folder: Path) -> dict[str, Any]:
     """Return the values of a job, or why it is refused."""
     try:
-        return Waiting(folder).told()
+        return JobWaiting(folder).as_json()
     except RefusedError as error:
         return {"refused": str(error)}
 
 
 if __name__ == "__main__":
-    asked = Path(sys.argv[1])
-    print(json.dumps(values_of_job(asked) if asked.is_dir() else values_of_file(asked), indent=1))
+    given_path = Path(sys.argv[1])
+    print(json.dumps(values_of_job(given_path) if given_path.is_dir() else values_of_file(given_path), indent=1))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.trace_truth.cells import Grid, middle
-from tests.trace_truth.matching import FROM_ROOT, MILLISECOND, TO_ROOT, Instance, Job
+from tests.trace_truth.matching import FROM_ROOT, MILLISECOND, TO_ROOT, Instance, MatchedJob
 
 SHARE_OF_LINKS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -24,11 +24,11 @@ SHARE_OF_LINKS: dict[str, Callable[[int], float]] = {
 """Bus bandwidth over algorithm bandwidth, by number of ranks, as nccl-tests defines it."""
 
 
-class Waiting:
+class JobWaiting:
     """Figures of a job."""
 
     def __init__(self, folder: Path) -> None:
-        self.job = job = Job(folder)
+        self.job = job = MatchedJob(folder)
         self.ranks = sorted(job.figures)
         possible = [instance for instance in job.matched if self._possible(instance)]
         if len(possible) < len(job.matched):
@@ -43,7 +43,7 @@ class Waiting:
     def _arrivals(self, instance: Instance) -> dict[int, int]:
         return {rank: self.job.arrival(rank, part) for rank, part in instance.parts.items()}
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the figures as JSON."""
         job = self.job
         method = ("sequence" if 2 * job.by_sequence >= len(self.matched) else "order") if self.matched else None
@@ -166,9 +166,9 @@ class Waiting:
             moved = _bytes(instance)
             rows[item.op, item.group, size, 2 ** (len(f"{moved:b}") - 1) if moved else 0].append(instance)
         for (op, group, size, bucket), instances in sorted(rows.items()):
-            whole = [item for item in instances if item not in self.job.partial]
-            took = {id(item): us / 1000 for item in whole if (us := self._transfer(item)) is not None}
-            rates = [moved / took[id(item)] / 1000 for item in whole if (moved := _bytes(item)) and id(item) in took]
+            on_all_ranks = [item for item in instances if item not in self.job.partial]
+            took = {id(item): us / 1000 for item in on_all_ranks if (us := self._transfer(item)) is not None}
+            rates = [moved / took[id(item)] / 1000 for item in on_all_ranks if (moved := _bytes(item)) and id(item) in took]
             least = [moved / item.shortest for item in instances if item.together and (moved := _bytes(item))]
             factor = SHARE_OF_LINKS[op](size) if op in SHARE_OF_LINKS and size > 1 else 0
             yield {

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.alerts.receive.receiver_process import ReceiverProcess, Target, straggler
-from tests.flight_dumps import Job
+from tests.dumped_job import DumpedJob
 from tests.played_ranks import accept, job, profile, two_ranks
 from tests.profiler.live_job import begin
 from tests.waiting import wait_until
@@ -144,7 +144,7 @@ def test_a_refusal_is_told_and_nothing_is_asked_of_a_run_that_is_not_there(
 def test_a_run_that_stands_still_is_dumped_and_the_culprit_is_named(tmp_path: Path, target: Target) -> None:
     # given a job in which rank 1 never enters a collective
     run = two_ranks(tmp_path / "runs" / "one", simulated=True)
-    hung = Job.of_events({"0": (0, 1)}, ["0"] * 3, stops={1: 1}).dumps()
+    hung = DumpedJob.of_events({"0": (0, 1)}, ["0"] * 3, stops={1: 1}).dumps()
 
     def serve(run: Path, request: ControlRequest) -> None:
         flight_dir(run, 0).mkdir()

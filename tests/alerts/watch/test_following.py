@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.flight_dumps import Job, write
+from tests.dumped_job import DumpedJob, write
 from tests.step_files import CountedReads
 
 from rankscope.alerts.watch.followed_runs import FollowedRuns
@@ -62,7 +62,7 @@ def test_what_is_no_run_is_said(tmp_path: Path) -> None:
 def test_dumps_are_read_once_however_often_the_run_is_looked_at(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a run that hangs, with dumps: rank 2 is missing in a collective
     run = make_run(slow=None)
-    write(flight_dir(run.path, 0), Job.of_events({"0": (0, 1, 2, 3)}, ["0"] * 3, stops={2: 1}).dumps())
+    write(flight_dir(run.path, 0), DumpedJob.of_events({"0": (0, 1, 2, 3)}, ["0"] * 3, stops={2: 1}).dumps())
     read: list[Any] = []
 
     def reading(paths: Any) -> HangReport:
@@ -86,7 +86,7 @@ def test_dumps_are_read_once_however_often_the_run_is_looked_at(make_run: Any, m
 
 def test_what_went_on_after_its_dumps_does_not_hang(make_run: Any) -> None:
     run = make_run(slow=None)
-    write(flight_dir(run.path, 0), Job.of_events({"0": (0, 1, 2, 3)}, ["0"] * 3, stops={2: 1}).dumps(), waited_s=None)
+    write(flight_dir(run.path, 0), DumpedJob.of_events({"0": (0, 1, 2, 3)}, ["0"] * 3, stops={2: 1}).dumps(), waited_s=None)
     following = FollowedRuns(clock=lambda: START_NS / 1e9 + 6)
     assert following.hang(run.path, False) is None
     assert following.hang(run.path, True) is not None

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.alerts.watch.watched_world import RecordingWebhook, World, past_of
-from tests.flight_dumps import Job, write
+from tests.dumped_job import DumpedJob, write
 
 from rankscope.alerts.deliver.message import messages_about
 from rankscope.alerts.watch.ledger import AlertLedger
@@ -309,7 +309,7 @@ def test_alerts_about_silence_outlast_those_about_steps(world: Callable[..., tup
 
 def hung(folder: Path) -> Any:
     """Return the analysis of the dumps of four ranks, of which rank 2 never entered the second all-reduce."""
-    return analyze_hang([write(folder, Job.of_events({"0": (0, 1, 2, 3)}, ["0"] * 3, stops={2: 1}).dumps())])
+    return analyze_hang([write(folder, DumpedJob.of_events({"0": (0, 1, 2, 3)}, ["0"] * 3, stops={2: 1}).dumps())])
 
 
 def requests(run: Path) -> list[Path]:

@@ -195,13 +195,13 @@ def test_superiority_is_the_share_of_pairs(a: list[float], b: list[float]) -> No
 @given(series, st.integers(1, 400), st.integers(1, 400))
 def test_blocks_are_all_steps_in_their_order(rng: np.random.Generator, count_a: int, count_b: int) -> None:
     a, b = rng.standard_normal(count_a), rng.standard_normal(count_b)
-    for whole, blocks in zip((a, b), cut(a, b)[:2], strict=True):
-        assert np.array_equal(np.concatenate(blocks), whole)
+    for uncut, blocks in zip((a, b), cut(a, b)[:2], strict=True):
+        assert np.array_equal(np.concatenate(blocks), uncut)
         if len(blocks) >= MIN_BLOCKS:
             assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
 
 
-def found(low: float, high: float) -> Difference:
+def difference_of(low: float, high: float) -> Difference:
     middle = (low + high) / 2
     return Difference(a=100, b=100 + middle, low=low, high=high, p_value=0.5, detectable=1, ratio=None)
 
@@ -224,9 +224,9 @@ def found(low: float, high: float) -> Difference:
 )
 def test_what_intervals_say_together(intervals: list[tuple[float, float]], says: str) -> None:
     # given what matters is a difference of 1
-    assert outcome([found(*interval) for interval in intervals], 1.0, "lower") == says
+    assert outcome([difference_of(*interval) for interval in intervals], 1.0, "lower") == says
     opposite = {"worse": "better", "better": "worse"}
-    assert outcome([found(*interval) for interval in intervals], 1.0, "higher") == opposite.get(says, says)
+    assert outcome([difference_of(*interval) for interval in intervals], 1.0, "higher") == opposite.get(says, says)
 
 
 def test_no_interval_has_a_step_of_negative_length() -> None:

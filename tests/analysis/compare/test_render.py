@@ -98,8 +98,8 @@ def test_a_run_cannot_send_escape_sequences() -> None:
 def test_names_of_runs_are_above_the_columns_at_any_width() -> None:
     names = "a-very-long-name-of-a-run-1", "a-very-long-name-of-a-\x1b[31m-2"
     sides = [comparable_steps(run.recording(), name) for run, name in zip((MadeUp(seed=1), SLOW), names, strict=True)]
-    whole = msgspec.structs.replace(result(SLOW), comparisons=[compare_pair(*sides, min_change=MIN_CHANGE)])
-    text = render_compare(whole, width=80)
+    complete = msgspec.structs.replace(result(SLOW), comparisons=[compare_pair(*sides, min_change=MIN_CHANGE)])
+    text = render_compare(complete, width=80)
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 80
     header = next(line for line in text.splitlines() if line.startswith(" ") and "change" in line)
@@ -124,10 +124,10 @@ def test_the_scaling_tables() -> None:
         comparable_steps(MadeUp(seed=ranks, ranks=ranks, transfer_us=2_000.0 * ranks).recording(), f"R{ranks}")
         for ranks in (2, 8)
     ]
-    whole = msgspec.structs.replace(
+    complete = msgspec.structs.replace(
         result(SLOW), mode="scaling", comparisons=[], scaling=scaling(sides, gpu_hour=Cost(amount=2, currency="USD"))
     )
-    text = render_compare(whole, width=80)
+    text = render_compare(complete, width=80)
     assert text.startswith("SCALING\nOn 8 ranks ")
     assert "per million" in text
     assert "exposed communication" in text

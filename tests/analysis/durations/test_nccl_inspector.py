@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.nccl.faults import FAULTS
 from tests.nccl.inspector import host_and_pid, write_logs
-from tests.nccl.layouts import FAULTS, LAYOUTS, LayoutJob
+from tests.nccl.layouts import LAYOUTS, LayoutJob
 
 from rankscope.analysis.durations import logs
 from rankscope.analysis.engine import analyze

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 from tests.analysis.conftest import SyntheticRun
-from tests.nccl.layouts import FAULTS, LAYOUTS, LayoutJob
+from tests.nccl.faults import FAULTS
+from tests.nccl.layouts import LAYOUTS, LayoutJob
 from tests.nccl.runs import dumped, logged, write_run
 from tests.nccl.traces import BASE_NS
 from tests.step_files import append

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from tests.nccl.layouts import FAULTS, LAYOUTS, LayoutJob
+from tests.nccl.faults import FAULTS
+from tests.nccl.layouts import LAYOUTS, LayoutJob
 from tests.nccl.traces import write_traces
 
 from rankscope.analysis.evidence.kernels.device_times import DeviceTimes, more_work

@@ -28,7 +28,7 @@ def doing(rank: int, phase: Phase = "backward", *, waiting: bool | None = True, 
     return RankActivity(rank=rank, phase=phase, waiting=waiting, **about)
 
 
-def given(*rows: RankActivity, ended: dict[int, str] | None = None, unknown: list[int] | None = None) -> Activities:
+def job(*rows: RankActivity, ended: dict[int, str] | None = None, unknown: list[int] | None = None) -> Activities:
     """Return the activities of ranks on hosts ``n0`` to ``n9``."""
     ended, unknown = ended or {}, unknown or []
     ranks = [*(row.rank for row in rows), *ended, *unknown]
@@ -38,29 +38,29 @@ def given(*rows: RankActivity, ended: dict[int, str] | None = None, unknown: lis
 
 BUSY: dict[str, Any] = {"phase": "data", "waiting": False}
 CASES = {
-    "one loads data": (given(doing(0), doing(1, **BUSY), doing(2)), "hang", "not_arrived", [1]),
+    "one loads data": (job(doing(0), doing(1, **BUSY), doing(2)), "hang", "not_arrived", [1]),
     "one writes a checkpoint": (
-        given(doing(0, "between_steps", waiting=False, section="checkpoint"), doing(1), doing(2)), "hang", "not_arrived", [0],
+        job(doing(0, "between_steps", waiting=False, section="checkpoint"), doing(1), doing(2)), "hang", "not_arrived", [0],
     ),
-    "two do not wait": (given(doing(0), doing(1, **BUSY), doing(2, "forward", waiting=False)), "hang", "not_arrived", [1, 2]),
-    "a process is stopped while it waits": (given(doing(0), doing(1, process="stopped")), "hang", "not_arrived", [1]),
-    "all wait": (given(doing(0), doing(1), doing(2)), "hang", "stuck", []),
-    "one waits elsewhere": (given(doing(0), doing(1, "forward"), doing(2)), "hang", "deadlock", [1]),
-    "half wait elsewhere": (given(doing(0), doing(1, "forward")), "hang", "stuck", []),
-    "one has ended": (given(doing(0), doing(1), ended={2: "killed"}), "hang", "not_arrived", [2]),
+    "two do not wait": (job(doing(0), doing(1, **BUSY), doing(2, "forward", waiting=False)), "hang", "not_arrived", [1, 2]),
+    "a process is stopped while it waits": (job(doing(0), doing(1, process="stopped")), "hang", "not_arrived", [1]),
+    "all wait": (job(doing(0), doing(1), doing(2)), "hang", "stuck", []),
+    "one waits elsewhere": (job(doing(0), doing(1, "forward"), doing(2)), "hang", "deadlock", [1]),
+    "half wait elsewhere": (job(doing(0), doing(1, "forward")), "hang", "stuck", []),
+    "one has ended": (job(doing(0), doing(1), ended={2: "killed"}), "hang", "not_arrived", [2]),
     "one has ended, and of another nothing is known": (
-        given(doing(0), ended={2: "exit"}, unknown=[1]), "insufficient_data", None, [],
+        job(doing(0), ended={2: "exit"}, unknown=[1]), "insufficient_data", None, [],
     ),
-    "of one nothing is known": (given(doing(0), doing(1), unknown=[2]), "insufficient_data", None, []),
-    "none waits": (given(doing(0, **BUSY), doing(1, **BUSY)), "insufficient_data", None, []),
+    "of one nothing is known": (job(doing(0), doing(1), unknown=[2]), "insufficient_data", None, []),
+    "none waits": (job(doing(0, **BUSY), doing(1, **BUSY)), "insufficient_data", None, []),
     "one of many on devices loads data": (
-        given(*(doing(rank, "forward", waiting=None) for rank in range(3)), doing(3, "data", waiting=None)),
+        job(*(doing(rank, "forward", waiting=None) for rank in range(3)), doing(3, "data", waiting=None)),
         "hang", "not_arrived", [3],
     ),
-    "all on devices load data": (given(*(doing(rank, "data", waiting=None) for rank in range(4))), "insufficient_data", None, []),
-    "devices in forward": (given(*(doing(rank, "forward", waiting=None) for rank in range(4))), "insufficient_data", None, []),
-    "waits are known of some only": (given(doing(0), doing(1, "forward", waiting=None)), "insufficient_data", None, []),
-    "alone and busy": (given(doing(0, **BUSY)), "insufficient_data", None, []),
+    "all on devices load data": (job(*(doing(rank, "data", waiting=None) for rank in range(4))), "insufficient_data", None, []),
+    "devices in forward": (job(*(doing(rank, "forward", waiting=None) for rank in range(4))), "insufficient_data", None, []),
+    "waits are known of some only": (job(doing(0), doing(1, "forward", waiting=None)), "insufficient_data", None, []),
+    "alone and busy": (job(doing(0, **BUSY)), "insufficient_data", None, []),
 }  # fmt: skip
 
 
@@ -78,14 +78,14 @@ def test_the_rank_that_holds_the_others_up(name: str) -> None:
 
 
 def test_the_answer_tells_where_and_for_how_long() -> None:
-    report = hang_by_activity(given(doing(0), doing(1, **BUSY), doing(2), unknown=[7]))
+    report = hang_by_activity(job(doing(0), doing(1, **BUSY), doing(2), unknown=[7]))
     for fact in ("Rank 1", "loading data", "step 12", "for 40 s", "2 ranks wait", "in backward", "rank 7"):
         assert fact in report.summary
     assert any("py-spy dump --pid 51" in step for step in report.next)
 
 
 def test_a_name_of_a_section_cannot_control_the_terminal() -> None:
-    report = hang_by_activity(given(doing(0), doing(1, "forward", waiting=False, section="\x1b[31m" + "x" * 500)))
+    report = hang_by_activity(job(doing(0), doing(1, "forward", waiting=False, section="\x1b[31m" + "x" * 500)))
     assert report.summary.isprintable()
     assert len(report.summary) < 400
 
@@ -160,7 +160,7 @@ def test_a_rank_that_has_ended_does_nothing_whatever_its_file_says(tmp_path: Pat
 
 def by_dumps(kind: str, cause: str | None = None, culprits: tuple[int, ...] = (), *, moved: bool | None = None) -> HangReport:
     """Return a report of dumps, or of NCCL RAS that was asked now."""
-    base = hang_by_activity(given(doing(0)))
+    base = hang_by_activity(job(doing(0)))
     ras = None
     if moved is not None:
         ras = msgspec.convert(
@@ -176,7 +176,7 @@ def by_dumps(kind: str, cause: str | None = None, culprits: tuple[int, ...] = ()
     )
 
 
-LATE = given(doing(0), doing(1, **BUSY), doing(2))
+LATE = job(doing(0), doing(1, **BUSY), doing(2))
 
 
 @pytest.mark.parametrize(
@@ -203,5 +203,5 @@ def test_calls_stand_where_they_name_ranks(report: HangReport, culprits: list[in
 
 def test_activities_that_name_no_rank_leave_the_dumps_alone() -> None:
     report = by_dumps("hang", "stuck")
-    joined = with_activity(report, given(doing(0), doing(1)))
+    joined = with_activity(report, job(doing(0), doing(1)))
     assert msgspec.structs.replace(joined, activity=None) == report

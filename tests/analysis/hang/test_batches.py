@@ -6,15 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from tests.analysis.hang.reports import report_of
-from tests.flight_dumps import START_NS, Job, batch, p2p
+from tests.dumped_job import START_NS, DumpedJob, batch, p2p, report_of
 
 GATHERS = [("_all_gather_base", (8,), (32,)), ("_all_gather_base", (4,), (16,))]
 
 
 def started_job(ranks: int = 4) -> dict[int, dict[str, Any]]:
     """Return the dumps of ranks that have ended two collectives."""
-    return Job.of_events({"0": range(ranks)}, ["0"] * 2).dumps()
+    return DumpedJob.of_events({"0": range(ranks)}, ["0"] * 2).dumps()
 
 
 def exchange(dump: dict[str, Any], number: int, transfers: Sequence[str], *, done: bool = False) -> None:

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.analysis.hang.reports import report_of
-from tests.flight_dumps import START_NS, Call, Job, as_json, p2p, write
+from tests.dumped_job import START_NS, Call, DumpedJob, as_json, leave_pending, p2p, report_of, write
 
 from rankscope.analysis.hang.diagnosis import analyze_hang, diagnose
 from rankscope.analysis.hang.files import LoadedDumps
-from rankscope.analysis.hang.records import parse
+from rankscope.analysis.hang.flight_records import parse
 
 WORLD = {"0": (0, 1, 2, 3)}
 LONG = dict.fromkeys(range(4), 211.0)
@@ -60,7 +59,7 @@ def test_of_real_dumps_any_half_names_no_innocent_rank_for_certain(shared_data: 
 
 
 @st.composite
-def jobs(draw: st.DrawFn) -> tuple[Job, int]:
+def jobs(draw: st.DrawFn) -> tuple[DumpedJob, int]:
     """Draw a job of any groups and any order of collectives, and the rank that stops before a collective that others need."""
     size = draw(st.integers(2, 8))
     groups: dict[str, tuple[int, ...]] = {"0": tuple(range(size))}
@@ -68,7 +67,7 @@ def jobs(draw: st.DrawFn) -> tuple[Job, int]:
         members = draw(st.sets(st.integers(0, size - 1), min_size=2))
         groups[str(number + 1)] = tuple(sorted(members))
     events = draw(st.lists(st.sampled_from(sorted(groups)), min_size=1, max_size=25))
-    job = Job.of_events(groups, events, ahead=draw(st.integers(1, 6)))
+    job = DumpedJob.of_events(groups, events, ahead=draw(st.integers(1, 6)))
     culprit = draw(st.sampled_from([rank for rank, calls in job.calls.items() if calls]))
     job.stops[culprit] = draw(st.integers(0, len(job.calls[culprit]) - 1))
     return job, culprit
@@ -76,7 +75,7 @@ def jobs(draw: st.DrawFn) -> tuple[Job, int]:
 
 @given(jobs(), st.booleans(), st.sampled_from([2000, 7]), st.booleans())
 def test_a_rank_that_stops_is_always_found_and_nobody_else(
-    planted: tuple[Job, int], only_active: bool, ring: int, in_json: bool
+    planted: tuple[DumpedJob, int], only_active: bool, ring: int, in_json: bool
 ) -> None:
     job, culprit = planted
     dumps = job.dumps(ring=ring, only_active=only_active)
@@ -91,7 +90,7 @@ def test_a_rank_that_stops_is_always_found_and_nobody_else(
 
 
 @given(jobs(), st.randoms(use_true_random=False))
-def test_the_order_of_files_changes_nothing(planted: tuple[Job, int], shuffle: random.Random) -> None:
+def test_the_order_of_files_changes_nothing(planted: tuple[DumpedJob, int], shuffle: random.Random) -> None:
     dumps = planted[0].dumps()
     order = list(dumps)
     shuffle.shuffle(order)
@@ -99,7 +98,7 @@ def test_the_order_of_files_changes_nothing(planted: tuple[Job, int], shuffle: r
 
 
 @given(jobs())
-def test_a_job_that_came_to_its_end_hangs_for_nobody(planted: tuple[Job, int]) -> None:
+def test_a_job_that_came_to_its_end_hangs_for_nobody(planted: tuple[DumpedJob, int]) -> None:
     job, _ = planted
     job.stops.clear()
     report = report_of(job.dumps())
@@ -107,7 +106,7 @@ def test_a_job_that_came_to_its_end_hangs_for_nobody(planted: tuple[Job, int]) -
 
 
 def test_a_rank_without_a_dump_is_likely_where_all_others_are_there() -> None:
-    job = Job.of_events(WORLD, ["0"] * 5, stops={2: 3})
+    job = DumpedJob.of_events(WORLD, ["0"] * 5, stops={2: 3})
     dumps = job.dumps()
     del dumps[2]
     report = report_of(dumps)
@@ -117,7 +116,7 @@ def test_a_rank_without_a_dump_is_likely_where_all_others_are_there() -> None:
 
 
 def test_where_most_dumps_are_missing_nobody_is_named() -> None:
-    dumps = Job.of_events(WORLD, ["0"] * 5, stops={2: 3}).dumps()
+    dumps = DumpedJob.of_events(WORLD, ["0"] * 5, stops={2: 3}).dumps()
     report = report_of({0: dumps[0]})
     assert (report.kind, report.culprits, report.suspects) == ("insufficient_data", [], [1, 2, 3])
     assert "3 ranks" in report.summary
@@ -132,7 +131,7 @@ def test_of_half_a_pipeline_nobody_in_the_other_half_is_picked_out(shared_data: 
 
 
 def test_a_rank_without_a_dump_is_only_a_suspect_beside_a_late_one() -> None:
-    dumps = Job.of_events(WORLD, ["0"] * 5, stops={2: 3, 3: 3}).dumps()
+    dumps = DumpedJob.of_events(WORLD, ["0"] * 5, stops={2: 3, 3: 3}).dumps()
     del dumps[3]
     report = report_of(dumps)
     assert (report.culprits, report.suspects) == ([2], [3])
@@ -141,7 +140,7 @@ def test_a_rank_without_a_dump_is_only_a_suspect_beside_a_late_one() -> None:
 def test_the_chain_goes_over_groups_to_who_did_not_come() -> None:
     # Given rank 0 that waits for 1 in one group, 1 for 2 in another, 2 for 3 in a third
     groups = {"a": (0, 1), "b": (1, 2), "c": (2, 3)}
-    job = Job(groups, {0: [Call("a")], 1: [Call("b"), Call("a")], 2: [Call("c"), Call("b")], 3: []})
+    job = DumpedJob(groups, {0: [Call("a")], 1: [Call("b"), Call("a")], 2: [Call("c"), Call("b")], 3: []})
     report = report_of(job.dumps())
     assert report.culprits == [3]
     assert [(link.rank, link.waits_for, link.operation.group) for link in report.chain] == [(0, 1, "a"), (1, 2, "b"), (2, 3, "c")]
@@ -151,7 +150,7 @@ def test_culprits_of_different_groups_are_each_said_where_they_were_missed() -> 
     groups = {"0": range(4), "a": (0, 1), "b": (2, 3)}
     start = Call("0")
     calls = {0: [start, Call("a")], 1: [start], 2: [start, Call("b")], 3: [start]}
-    report = report_of(Job(groups, calls).dumps(), waited_s=LONG)
+    report = report_of(DumpedJob(groups, calls).dumps(), waited_s=LONG)
     assert report.culprits == [1, 3]
     assert "rank 1" in report.next[0]
     assert "rank 3" in report.next[0]
@@ -164,7 +163,7 @@ def test_who_is_awaited_by_more_ranks_is_named_first() -> None:
     groups = {"0": range(5), "a": (0, 1), "b": (2, 3, 4)}
     start = Call("0")
     calls = {0: [start, Call("a")], 1: [start], 2: [start, Call("b")], 3: [start], 4: [start, Call("b")]}
-    report = report_of(Job(groups, calls).dumps())
+    report = report_of(DumpedJob(groups, calls).dumps())
     assert [row.rank for row in report.evidence] == [3, 1]
     assert report.group is not None
     assert report.group.name == "b"
@@ -173,7 +172,7 @@ def test_who_is_awaited_by_more_ranks_is_named_first() -> None:
 def test_ranks_that_wait_for_each_other_are_a_deadlock() -> None:
     groups = {"a": (0, 1), "b": (0, 1)}
     for ahead in (1, 2):
-        job = Job(groups, {0: [Call("a"), Call("b")], 1: [Call("b"), Call("a")]}, ahead=ahead)
+        job = DumpedJob(groups, {0: [Call("a"), Call("b")], 1: [Call("b"), Call("a")]}, ahead=ahead)
         report = report_of(job.dumps())
         assert (report.cause, report.culprits) == ("deadlock", [0, 1])
         assert "Deadlock" in report.summary
@@ -183,7 +182,7 @@ def test_of_a_deadlock_the_rank_that_is_somewhere_else_is_named() -> None:
     groups = {"0": (0, 1, 2, 3), "1": (0, 1, 2, 3)}
     calls = {rank: [Call("0"), Call("1")] for rank in range(4)}
     calls[2] = [Call("1"), Call("0")]
-    report = report_of(Job(groups, calls).dumps())
+    report = report_of(DumpedJob(groups, calls).dumps())
     assert (report.cause, report.culprits) == ("deadlock", [2])
 
 
@@ -196,14 +195,11 @@ def test_of_a_deadlock_the_rank_that_is_somewhere_else_is_named() -> None:
     ],
 )
 def test_who_comes_with_something_else_is_named(other: Call, what: str) -> None:
-    dumps = Job.of_events(WORLD, ["0"] * 3).dumps()
-    changed = Job(WORLD, {rank: [Call("0")] * 2 + [other if rank == 1 else Call("0")] for rank in range(4)}).dumps()
-    for rank, dump in dumps.items():
-        dump["entries"] = changed[rank]["entries"]
-        dump["entries"][-1] |= {"state": "scheduled", "retired": False, "time_discovered_completed_ns": None}
+    dumps = DumpedJob(WORLD, {rank: [Call("0")] * 2 + [other if rank == 1 else Call("0")] for rank in range(4)}).dumps()
+    leave_pending(dumps)
     report = report_of(dumps)
     assert (report.cause, report.culprits) == ("mismatch", [1])
-    assert [(mismatche.what, mismatche.sequence) for mismatche in report.mismatches] == [(what, 3)]
+    assert [(mismatch.what, mismatch.sequence) for mismatch in report.mismatches] == [(what, 3)]
 
 
 def test_equal_element_counts_and_unequal_all_to_alls_are_no_mismatch() -> None:
@@ -211,26 +207,23 @@ def test_equal_element_counts_and_unequal_all_to_alls_are_no_mismatch() -> None:
         (Call("0", sizes=(8, 4)), Call("0", sizes=(32,))),
         (Call("0", "all_to_all", (3,)), Call("0", "all_to_all", (5,))),
     ]:
-        dumps = Job({"0": (0, 1)}, {0: [first], 1: [second]}).dumps()
-        for dump in dumps.values():
-            dump["entries"][-1] |= {"state": "scheduled", "retired": False, "time_discovered_completed_ns": None}
+        dumps = DumpedJob({"0": (0, 1)}, {0: [first], 1: [second]}).dumps()
+        leave_pending(dumps)
         report = report_of(dumps)
         assert (report.cause, report.mismatches) == ("stuck", [])
 
 
 def test_two_that_disagree_are_both_shown_and_neither_accused() -> None:
-    dumps = Job({"0": (0, 1)}, {0: [Call("0", sizes=(1,))], 1: [Call("0", sizes=(2,))]}).dumps()
-    for dump in dumps.values():
-        dump["entries"][-1] |= {"state": "scheduled", "retired": False, "time_discovered_completed_ns": None}
+    dumps = DumpedJob({"0": (0, 1)}, {0: [Call("0", sizes=(1,))], 1: [Call("0", sizes=(2,))]}).dumps()
+    leave_pending(dumps)
     report = report_of(dumps)
     assert (report.kind, report.cause, report.culprits) == ("hang", "mismatch", [])
     assert report.mismatches[0].values == {"1 element": [0], "2 elements": [1]}
 
 
 def test_where_all_have_come_the_group_is_named_and_no_rank() -> None:
-    dumps = Job.of_events(WORLD, ["0"] * 3, descriptions={"0": "default_pg"}).dumps()
-    for dump in dumps.values():
-        dump["entries"][-1] |= {"state": "started", "retired": False, "time_discovered_completed_ns": None}
+    dumps = DumpedJob.of_events(WORLD, ["0"] * 3, descriptions={"0": "default_pg"}).dumps()
+    leave_pending(dumps, state="started")
     report = report_of(dumps)
     assert (report.kind, report.cause, report.culprits) == ("hang", "stuck", [])
     assert report.group is not None
@@ -240,7 +233,7 @@ def test_where_all_have_come_the_group_is_named_and_no_rank() -> None:
 
 def test_a_device_that_never_began_what_the_others_began_is_named() -> None:
     # Given a torch that records starts
-    dumps = Job.of_events(WORLD, ["0"] * 3).dumps()
+    dumps = DumpedJob.of_events(WORLD, ["0"] * 3).dumps()
     for rank, dump in dumps.items():
         for entry in dump["entries"][:-1]:
             entry["time_discovered_started_ns"] = entry["time_created_ns"] + 1
@@ -252,7 +245,7 @@ def test_a_device_that_never_began_what_the_others_began_is_named() -> None:
 
 def test_a_send_without_a_receive_waits_for_the_receiver() -> None:
     # Given a pipeline of three stages, the last of which does nothing
-    dumps = {rank: Job({"0": (4, 5, 6)}, {rank: [] for rank in (4, 5, 6)}).dumps()[rank] for rank in (4, 5, 6)}
+    dumps = {rank: DumpedJob({"0": (4, 5, 6)}, {rank: [] for rank in (4, 5, 6)}).dumps()[rank] for rank in (4, 5, 6)}
     p2p(dumps[4], "send 0->1", "0", 1)
     p2p(dumps[5], "send 1->2", "0", 1)
     report = report_of(dumps)
@@ -263,7 +256,7 @@ def test_a_send_without_a_receive_waits_for_the_receiver() -> None:
 
 
 def test_transfers_that_both_sides_enqueued_match_in_their_order() -> None:
-    dumps = {rank: Job({"0": (0, 1)}, {0: [], 1: []}).dumps()[rank] for rank in (0, 1)}
+    dumps = {rank: DumpedJob({"0": (0, 1)}, {0: [], 1: []}).dumps()[rank] for rank in (0, 1)}
     for number in (1, 2):
         p2p(dumps[0], "send 0->1", "0", number)
     p2p(dumps[1], "recv 1<-0", "0", 1)
@@ -274,7 +267,7 @@ def test_transfers_that_both_sides_enqueued_match_in_their_order() -> None:
 
 def test_the_last_record_of_a_coalesced_batch_tells_whether_it_ended() -> None:
     # Given sends that torch never marks, as it times only the batch
-    dumps = {rank: Job({"0": (0, 1)}, {0: [], 1: []}).dumps()[rank] for rank in (0, 1)}
+    dumps = {rank: DumpedJob({"0": (0, 1)}, {0: [], 1: []}).dumps()[rank] for rank in (0, 1)}
     p2p(dumps[0], "send 0->1", "0", 1)
     p2p(dumps[0], "recv 0<-1", "0", 1)
     p2p(dumps[0], "coalesced", "0", 1, state="completed", retired=True)
@@ -286,12 +279,11 @@ def test_the_last_record_of_a_coalesced_batch_tells_whether_it_ended() -> None:
 
 def test_a_job_that_goes_on_hangs_for_no_rank_in_dumps_of_different_times() -> None:
     # Given rank 1 that was dumped while the others still made progress, for half a second
-    full = Job.of_events(WORLD, ["0"] * 100)
-    early = Job.of_events(WORLD, ["0"] * 100, stops={1: 50})
+    full = DumpedJob.of_events(WORLD, ["0"] * 100)
+    early = DumpedJob.of_events(WORLD, ["0"] * 100, stops={1: 50})
     dumps = full.dumps()
     dumps[1] = early.dumps()[1]
-    for rank in (0, 2, 3):
-        dumps[rank]["entries"][-1] |= {"state": "scheduled", "retired": False, "time_discovered_completed_ns": None}
+    leave_pending({rank: dumps[rank] for rank in (0, 2, 3)})
     report = report_of(dumps, waited_s={0: 1.1, 1: 0.5, 2: 1.2, 3: 1.0})
     assert (report.kind, report.culprits) == ("no_hang", [])
     # but when they were dumped a minute later, rank 1 is late
@@ -301,7 +293,7 @@ def test_a_job_that_goes_on_hangs_for_no_rank_in_dumps_of_different_times() -> N
 
 
 def test_gloo_says_neither_when_something_completed_nor_who_is_in_a_group() -> None:
-    job = Job.of_events(WORLD, ["0"] * 4, backend="gloo", descriptions={"0": "default_pg"}, stops={3: 2})
+    job = DumpedJob.of_events(WORLD, ["0"] * 4, backend="gloo", descriptions={"0": "default_pg"}, stops={3: 2})
     report = report_of(job.dumps())
     assert (report.culprits, report.group.ranks_known if report.group else None) == ([3], False)
     # and with the size of the world a rank without a dump is reported as missing
@@ -314,7 +306,7 @@ def test_gloo_says_neither_when_something_completed_nor_who_is_in_a_group() -> N
 
 def test_what_gloo_gave_up_when_its_time_was_up_has_not_ended() -> None:
     # Given ranks that an exception ended after ten minutes, in a collective that rank 3 did not reach
-    job = Job.of_events(WORLD, ["0"] * 4, backend="gloo", descriptions={"0": "default_pg"}, stops={3: 2})
+    job = DumpedJob.of_events(WORLD, ["0"] * 4, backend="gloo", descriptions={"0": "default_pg"}, stops={3: 2})
     documents = job.dumps()
     for rank in range(3):
         documents[rank]["entries"][-1]["retired"] = True
@@ -333,7 +325,7 @@ def test_what_gloo_gave_up_when_its_time_was_up_has_not_ended() -> None:
 def test_a_rank_that_never_used_a_group_is_late_only_where_that_is_known() -> None:
     # Given a group that rank 3 never used, and its dump, which holds only a part of its past
     groups = {"0": (0, 1, 2, 3), "1": (2, 3)}
-    job = Job(groups, {rank: [Call("0")] * 20 + ([Call("1")] if rank == 2 else []) for rank in range(4)})
+    job = DumpedJob(groups, {rank: [Call("0")] * 20 + ([Call("1")] if rank == 2 else []) for rank in range(4)})
     dumps = job.dumps(ring=5)
     dumps[3]["pg_status"] = {}
     report = report_of(dumps)
@@ -343,6 +335,6 @@ def test_a_rank_that_never_used_a_group_is_late_only_where_that_is_known() -> No
 
 
 def test_files_are_read_in_both_forms(tmp_path: Path) -> None:
-    dumps = Job.of_events(WORLD, ["0"] * 5, stops={2: 3}).dumps()
+    dumps = DumpedJob.of_events(WORLD, ["0"] * 5, stops={2: 3}).dumps()
     assert analyze_hang([write(tmp_path / "p", dumps)]).culprits == [2]
     assert analyze_hang([write(tmp_path / "j", dumps, form="json")]).culprits == [2]

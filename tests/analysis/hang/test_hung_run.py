@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.flight_dumps import Job
+from tests.dumped_job import DumpedJob
 from tests.step_files import add_rows, load, steps_file
 
 import rankscope.analysis
@@ -31,7 +31,7 @@ def hung(synthetic: Synthetic, *, wait_s: float, stops: dict[int, int], end: str
     """Write a run of 40 steps whose ranks, except ``stops``, then enter a collective; dumps are taken ``wait_s`` later."""
     run: Path = synthetic().write()
     begun = 10**18 + 40 * STEP_NS + 10**9
-    dumps = Job.of_events({"0": range(4)}, ["0"] * 5, stops=stops, descriptions={"0": "default_pg"}).dumps()
+    dumps = DumpedJob.of_events({"0": range(4)}, ["0"] * 5, stops=stops, descriptions={"0": "default_pg"}).dumps()
     flight = flight_dir(run, 0)
     flight.mkdir()
     for rank, dump in dumps.items():

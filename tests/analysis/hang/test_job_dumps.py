@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.flight_dumps import SECOND, Job, as_json, p2p, write
+from tests.dumped_job import SECOND, DumpedJob, as_json, p2p, write
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.hang.diagnosis import analyze_hang
@@ -18,7 +18,7 @@ DAY_S = 86_400
 
 
 def job_dumps(ranks: int = 4, *, calls: int = 10, stops: dict[int, int] | None = None, days_ago: int = 0) -> Documents:
-    dumps = Job.of_events({"0": range(ranks)}, ["0"] * calls, stops=stops or {}).dumps()
+    dumps = DumpedJob.of_events({"0": range(ranks)}, ["0"] * calls, stops=stops or {}).dumps()
     for entry in (entry for dump in dumps.values() for entry in dump["entries"]):
         for name in ("time_created_ns", "time_discovered_completed_ns"):
             if entry[name] is not None:
@@ -48,7 +48,7 @@ def test_local_ranks_of_two_hosts_are_an_error(tmp_path: Path) -> None:
 
 
 def test_local_ranks_are_an_error_where_a_group_of_the_host_lacks_them(tmp_path: Path) -> None:
-    dumps = Job.of_events({"0": range(4), "1": (0, 1), "2": (2, 3)}, ["0", "1", "2"] * 3).dumps()
+    dumps = DumpedJob.of_events({"0": range(4), "1": (0, 1), "2": (2, 3)}, ["0", "1", "2"] * 3).dumps()
     with pytest.raises(InputError) as error:
         analyze_hang([write(tmp_path, {rank - 2: dumps[rank] for rank in (2, 3)})])
     assert "name the files by rank" in str(error.value)
@@ -122,16 +122,9 @@ def test_the_folder_above_folders_of_dumps_names_them(tmp_path: Path, form: str)
     assert analyze_hang([tmp_path / "n1", tmp_path / "n2"]).culprits == [2]
 
 
-PENDING = {"state": "started", "retired": False, "time_discovered_completed_ns": None}
-
-
-def job_that_stops(stops: dict[int, int] | None = None) -> Documents:
-    return Job.of_events({"0": range(4)}, ["0"] * 10, stops={2: 9} if stops is None else stops).dumps()
-
-
 @pytest.mark.parametrize("with_groups", [True, False])
 def test_a_rank_whose_recorder_is_off_is_not_accused(tmp_path: Path, with_groups: bool) -> None:
-    dumps = job_that_stops()
+    dumps = hung_job()
     dumps[1] |= {"entries": [], "pg_status": {}} | ({} if with_groups else {"pg_config": {}})
     report = analyze_hang([write(tmp_path, dumps)])
     assert (report.culprits, report.evidence[0].certain) == ([2], True)
@@ -139,7 +132,7 @@ def test_a_rank_whose_recorder_is_off_is_not_accused(tmp_path: Path, with_groups
 
 
 def test_a_rank_whose_recorder_is_off_is_likely_where_all_others_came(tmp_path: Path) -> None:
-    dumps = job_that_stops(stops={1: 9})
+    dumps = job_dumps(stops={1: 9})
     dumps[1] |= {"entries": [], "pg_status": {}}
     report = analyze_hang([write(tmp_path, dumps)])
     assert [(culprit.rank, culprit.certain) for culprit in report.evidence] == [(1, False)]
@@ -148,7 +141,7 @@ def test_a_rank_whose_recorder_is_off_is_likely_where_all_others_came(tmp_path: 
 
 @pytest.mark.parametrize("change", [{"collective_seq_id": "10"}, {"record_id": None}, {"process_group": "0"}])
 def test_a_record_that_cannot_be_read_may_be_the_one_that_is_missed(tmp_path: Path, change: dict[str, Any]) -> None:
-    dumps = job_that_stops()
+    dumps = hung_job()
     dumps[2]["entries"].append(dumps[0]["entries"][-1] | change)
     report = analyze_hang([write(tmp_path, dumps)])
     assert [(culprit.rank, culprit.certain) for culprit in report.evidence] == [(2, False)]
@@ -157,7 +150,7 @@ def test_a_record_that_cannot_be_read_may_be_the_one_that_is_missed(tmp_path: Pa
 @pytest.mark.parametrize("version", ["1.5", "2.10", "3.0"])
 @pytest.mark.parametrize("field", ["collective_seq_id", "record_id", "process_group", "profiling_name"])
 def test_dumps_without_a_readable_record_are_an_error_that_says_why(tmp_path: Path, version: str, field: str) -> None:
-    dumps = job_that_stops()
+    dumps = hung_job()
     for dump in dumps.values():
         dump["version"] = version
         for entry in dump["entries"]:
@@ -169,7 +162,7 @@ def test_dumps_without_a_readable_record_are_an_error_that_says_why(tmp_path: Pa
 
 
 def test_a_rank_none_of_whose_records_can_be_read_is_left_out(tmp_path: Path) -> None:
-    dumps = job_that_stops()
+    dumps = hung_job()
     for entry in dumps[2]["entries"]:
         entry["collective_seq_id"] = str(entry["collective_seq_id"])
     report = analyze_hang([write(tmp_path, dumps)])

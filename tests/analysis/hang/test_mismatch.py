@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from tests.analysis.hang.reports import report_of
-from tests.flight_dumps import Call, Job, as_json, p2p
+from tests.dumped_job import PENDING, Call, DumpedJob, as_json, leave_pending, p2p, report_of
 
 from rankscope.analysis.hang.hang_result import HangReport
 from rankscope.analysis.operations import OPERATIONS, operation, operation_name
@@ -48,7 +47,7 @@ def diagnosed(
     of_rank: Mapping[int, Any] | None = None,
 ) -> HangReport:
     """Return the report on ranks that all came to their third collective, which does not end."""
-    dumps = Job.of_events({"0": range(len(sizes))}, ["0"] * 3).dumps()
+    dumps = DumpedJob.of_events({"0": range(len(sizes))}, ["0"] * 3).dumps()
     for rank, dump in dumps.items():
         inputs, outputs = sizes[rank]
         dump["entries"][-1] |= {
@@ -57,9 +56,7 @@ def diagnosed(
             "output_sizes": [list(shape) for shape in outputs],
             "input_dtypes": ["Float"] * len(inputs),
             "output_dtypes": ["Float"] * len(outputs),
-            "state": "started",
-            "retired": False,
-            "time_discovered_completed_ns": None,
+            **PENDING,
             **(of_rank or {}).get(rank, {}),
         }
     return report_of({rank: as_json(dump) if json else dump for rank, dump in dumps.items() if rank not in without})
@@ -278,17 +275,13 @@ def test_the_advice_on_a_mismatch_without_a_culprit_is_a_sentence() -> None:
 
 
 def test_a_rank_of_another_call_is_named_by_the_operation_and_not_its_size() -> None:
-    dumps = Job(
+    dumps = DumpedJob(
         {"0": range(3)}, {rank: [Call("0", "all_to_all" if rank == 2 else "all_reduce", (rank + 1,))] for rank in range(3)}
     )
     documents = dumps.dumps()
-    for document in documents.values():
-        document["entries"][-1] |= {"state": "scheduled", "retired": False, "time_discovered_completed_ns": None}
+    leave_pending(documents)
     report = report_of(documents)
     assert (report.mismatches[0].what, report.culprits) == ("op", [2])
-
-
-PENDING = {"state": "started", "retired": False, "time_discovered_completed_ns": None}
 
 
 @pytest.mark.parametrize(
@@ -298,7 +291,7 @@ PENDING = {"state": "started", "retired": False, "time_discovered_completed_ns":
 def test_a_send_and_a_receive_that_differ_are_shown_and_neither_is_named(
     change: dict[str, Any], what: str, batched: bool
 ) -> None:
-    dumps = Job.of_events({"0": (0, 1)}, ["0"] * 2).dumps()
+    dumps = DumpedJob.of_events({"0": (0, 1)}, ["0"] * 2).dumps()
     p2p(dumps[0], "send 0->1", "0", 1, **change)
     p2p(dumps[1], "recv 1<-0", "0", 1)
     if batched:
@@ -310,7 +303,7 @@ def test_a_send_and_a_receive_that_differ_are_shown_and_neither_is_named(
 
 def test_transfers_of_which_one_has_ended_on_one_side_are_not_compared() -> None:
     # Given the size of a message before the message, and a send that has ended although its receive has not
-    dumps = Job.of_events({"0": (0, 1)}, ["0"] * 2).dumps()
+    dumps = DumpedJob.of_events({"0": (0, 1)}, ["0"] * 2).dumps()
     p2p(dumps[0], "send 0->1", "0", 2, input_sizes=[[64]], output_sizes=[[64]])
     p2p(dumps[1], "recv 1<-0", "0", 1)
     p2p(dumps[1], "recv 1<-0", "0", 2, input_sizes=[[64]], output_sizes=[[64]])
@@ -319,7 +312,7 @@ def test_transfers_of_which_one_has_ended_on_one_side_are_not_compared() -> None
 
 @pytest.mark.parametrize("ended", [1, 2, 3])
 def test_a_smaller_size_is_a_mismatch_though_it_has_ended_on_its_rank(ended: int) -> None:
-    dumps = Job.of_events({"0": range(4)}, ["0"] * 6, ahead=6).dumps()
+    dumps = DumpedJob.of_events({"0": range(4)}, ["0"] * 6, ahead=6).dumps()
     for rank, dump in dumps.items():
         for place, entry in enumerate(dump["entries"][-3:]):
             entry.update({"input_sizes": [[2]], "output_sizes": [[2]]} if rank == 2 else {})
@@ -335,9 +328,8 @@ def test_a_mismatch_beside_a_rank_without_a_dump_is_named() -> None:
 
 def test_mismatches_of_several_groups_are_all_named() -> None:
     groups = {"0": range(8), "1": range(4), "2": range(4, 8)}
-    dumps = Job.of_events(groups, ["0", "1", "2"] * 3).dumps()
-    for dump in dumps.values():
-        dump["entries"][-1].update(PENDING)
+    dumps = DumpedJob.of_events(groups, ["0", "1", "2"] * 3).dumps()
+    leave_pending(dumps, state="started")
     dumps[2]["entries"][-1].update(input_sizes=[[9]], output_sizes=[[9]])
     dumps[7]["entries"][-1].update(input_dtypes=["Half"], output_dtypes=["Half"])
     report = report_of(dumps)

@@ -145,8 +145,8 @@ def test_global_ranks_come_from_the_full_communicator_or_from_process_ids() -> N
 TABLE = "      0         1         1         8         8         8   RUNNING  {}\n"
 
 
-def lines(*given: str) -> str:
-    return "".join(f"{line}\n" for line in given) + "\n"
+def lines(*text_lines: str) -> str:
+    return "".join(f"{line}\n" for line in text_lines) + "\n"
 
 
 @pytest.mark.parametrize("kind", ["collective", "AllReduce"])  # up to 2.25, and later
@@ -238,10 +238,10 @@ def test_an_answer_that_is_cut_off_anywhere_is_an_error_not_a_verdict() -> None:
         "  7 ranks have launched up to operation 42",
         "  Rank 2 has launched up to operation 41",
     )
-    whole = text_answer(TABLE.format("MISMATCH"), warnings=warnings).decode()
-    for end in range(whole.index("Warnings")):
+    full_text = text_answer(TABLE.format("MISMATCH"), warnings=warnings).decode()
+    for end in range(full_text.index("Warnings")):
         with pytest.raises(AnswerError):
-            read_text(whole[:end])
+            read_text(full_text[:end])
     document = answer(Comm({0: 1, 1: 2})).decode().rstrip()
     for end in range(0, len(document), 7):
         with pytest.raises(AnswerError):

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.flight_dumps import SECOND, START_NS, Job, write
+from tests.dumped_job import PENDING, SECOND, START_NS, DumpedJob, write
 
 from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.analysis.hang.hang_result import HangReport
 
 DAY = 86_400.0
-PENDING = {"state": "started", "retired": False, "time_discovered_completed_ns": None}
 
 
 def running_job(*, pending: int = 1, ahead_s: float = 0.0, behind: int = 0) -> dict[int, dict[str, Any]]:
@@ -21,7 +20,7 @@ def running_job(*, pending: int = 1, ahead_s: float = 0.0, behind: int = 0) -> d
 
     ``ahead_s``: time by which the hosts are ahead of the devices.
     """
-    dumps = Job.of_events({"0": range(4)}, ["0"] * 60, ahead=60).dumps()
+    dumps = DumpedJob.of_events({"0": range(4)}, ["0"] * 60, ahead=60).dumps()
     for rank, dump in dumps.items():
         dump["entries"] = dump["entries"][: 60 - (behind if rank == 2 else 0)]
         for entry in dump["entries"]:
@@ -35,7 +34,7 @@ def running_job(*, pending: int = 1, ahead_s: float = 0.0, behind: int = 0) -> d
 
 def hung_job(timeout_ms: int = 600_000) -> dict[int, dict[str, Any]]:
     """Return dumps of a job whose rank 2 does not arrive at the tenth collective."""
-    dumps = Job.of_events({"0": range(4)}, ["0"] * 10, stops={2: 9}).dumps()
+    dumps = DumpedJob.of_events({"0": range(4)}, ["0"] * 10, stops={2: 9}).dumps()
     for dump in dumps.values():
         for entry in dump["entries"]:
             entry["timeout_ms"] = timeout_ms
@@ -71,7 +70,7 @@ def test_a_rank_on_which_operations_end_until_its_dump_does_not_hang(tmp_path: P
 
 
 def test_work_that_ends_in_another_group_counts(tmp_path: Path) -> None:
-    dumps = Job.of_events({"0": range(4), "1": range(4)}, ["1", *["0"] * 50]).dumps()
+    dumps = DumpedJob.of_events({"0": range(4), "1": range(4)}, ["1", *["0"] * 50]).dumps()
     for rank, dump in dumps.items():
         first = dump["entries"][0]
         first |= PENDING
@@ -108,9 +107,9 @@ def test_a_late_rank_is_named_though_the_clock_of_its_host_is_behind(tmp_path: P
 
 @pytest.mark.parametrize("after_s", [6.0, 2 * DAY])
 def test_a_mismatch_is_certain_whatever_the_time_is(tmp_path: Path, after_s: float) -> None:
-    dumps = Job.of_events({"0": range(4)}, ["0"] * 10).dumps()
+    dumps = DumpedJob.of_events({"0": range(4)}, ["0"] * 10).dumps()
     for rank, dump in dumps.items():
-        dump["entries"][-1] |= PENDING | ({"input_sizes": [[9]], "output_sizes": [[9]]} if rank == 2 else {})
+        dump["entries"][-1].update(PENDING, **({"input_sizes": [[9]], "output_sizes": [[9]]} if rank == 2 else {}))
     hang_report = report(tmp_path, dumps, after_s)
     assert (hang_report.cause, [culprit.certain for culprit in hang_report.evidence]) == ("mismatch", [True])
     assert "not known" not in hang_report.summary

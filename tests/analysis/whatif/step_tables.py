@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.compared import StepOwnTimes
 from rankscope.analysis.evidence.step_table.steps import Matrices, StepTable
-from rankscope.analysis.whatif.causes import Causes
+from rankscope.analysis.whatif.cause_parts import Causes
 from rankscope.analysis.whatif.healed import HealingSavings
 from rankscope.analysis.whatif.step_graph import StepGraph, build_step_graph, possible
 from rankscope.analysis.whatif.step_scenarios import StepScenarios, play_steps
@@ -141,8 +141,8 @@ def plain_chain(table: StepTable, rows: list[int]) -> PlainChain:
                 stretch.lost["input"] = stretch.lost.get("input", 0.0) + lost[phase]
             for cause, amounts in causes.items():
                 here = [
-                    time * part / whole if whole > 0 else 0.0
-                    for time, part, whole in zip(amounts[:, at], lost[phase], everything, strict=True)
+                    time * part / phase_total if phase_total > 0 else 0.0
+                    for time, part, phase_total in zip(amounts[:, at], lost[phase], everything, strict=True)
                 ]
                 stretch.lost[cause] = stretch.lost.get(cause, 0.0) + np.array(here)
             missing = phase == phases[-1] and at + 1 < len(steps) and steps[at + 1] > step + 1

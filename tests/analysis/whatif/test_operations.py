@@ -4,106 +4,25 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyarrow import parquet as pq
+from tests.analysis.whatif.made_operations import Columns, Took, alike, job, write
 
-from rankscope.analysis.whatif import graph, operations, operations_file
-from rankscope.analysis.whatif.operations import CODES, arrange
+from rankscope.analysis.whatif import graph
 from rankscope.analysis.whatif.operations_answer import play_operations
 from rankscope.analysis.whatif.outcome import Outcome
 from rankscope.analysis.whatif.schedule import build_schedule
+from rankscope.analysis.whatif.traced_operations import CODES, arrange
 from rankscope.analysis.whatif.whatif_of_paths import whatif
 from rankscope.analysis.whatif.whatif_result import WhatIf
-from rankscope.base.errors import InputError
 
 near: Any = pytest.approx  # compared inside tuples and dictionaries, whose types mypy would reject
-
-Columns = dict[str, list[Any]]
-Took = Callable[[str, int, int, int], float]
-"""(operation, stage, replica, step) to seconds."""
-
-
-def job(took: Took, *, stages: int = 2, replicas: int = 2, steps: int = 2, micro_batches: int = 3) -> Columns:
-    """Return rows of the sample format for a job that runs all forwards, then all backwards, in whole seconds."""
-    rows: list[dict[str, Any]] = []
-    for step in range(steps):
-        clip_at = 0.0
-        tails: list[tuple[int, int, float]] = []
-        reduced: dict[int, float] = {}
-        for replica in range(replicas):
-            ends = _pipeline(rows, took, (stages, micro_batches), (step, replica))
-            for stage in range(stages):
-                reduced[stage] = max(reduced.get(stage, 0.0), ends[stage])
-                tails.append((stage, replica, ends[stage]))
-        for stage, replica, end in tails:
-            result = reduced[stage] + took("grads-reduce-scatter", stage, replica, step)
-            rows.append(_row("grads-reduce-scatter", 0, stage, (step, replica, stages), (end, result)))
-            clip_at = max(clip_at, result)
-        for stage, replica, _ in tails:
-            begin = reduced[stage] + took("grads-reduce-scatter", stage, replica, step)
-            result = clip_at + took("optimizer-clip-main-grad", stage, replica, step)
-            rows.append(_row("optimizer-clip-main-grad", 0, stage, (step, replica, stages), (begin, result)))
-            last = result + took("optimizer", stage, replica, step)
-            rows.append(_row("optimizer", 0, stage, (step, replica, stages), (result, last)))
-    return {name: [row[name] for row in rows] for name in rows[0]}
-
-
-def _row(op: str, seq: int, stage: int, where: tuple[int, int, int], span: tuple[float, float]) -> dict[str, Any]:
-    step, replica, stages = where
-    start, end = span
-    return {
-        "dp_rank": replica,
-        "stage": stage,
-        "rank": replica * stages + stage,
-        "step": step,
-        "optype": op,
-        "start_ts": start,
-        "duration": end - start,
-        "seq_id": seq,
-    }
-
-
-def _pipeline(rows: list[dict[str, Any]], took: Took, shape: tuple[int, int], place: tuple[int, int]) -> list[float]:
-    """Append the forwards and backwards of one replica in one step; return the end of each stage."""
-    stages, micro_batches = shape
-    step, replica = place
-    where = (step, replica, stages)
-    free = [0.0] * stages
-    ahead = [0.0] * stages  # end of the forward before the last one, which the first backward transfers wait for
-    for way, order in (("forward", range(stages)), ("backward", range(stages - 1, -1, -1))):
-        sent, received, computed = ([0.0] * stages for _ in range(3))
-        for number in range(micro_batches):
-            for at, stage in enumerate(order):
-                if at:
-                    sender = order[at - 1]
-                    send = max(computed[sender], sent[sender])
-                    receive = max(computed[stage], received[stage], ahead[stage] if way == "backward" else 0.0)
-                    moved = max(send, receive) + took(f"{way}-send", stage, replica, step)
-                    rows.append(_row(f"{way}-send", number, sender, where, (send, moved)))
-                    rows.append(_row(f"{way}-recv", number, stage, where, (receive, moved)))
-                    sent[sender] = received[stage] = moved
-                begin = max(free[stage], received[stage])
-                free[stage] = computed[stage] = begin + took(f"{way}-compute", stage, replica, step)
-                rows.append(_row(f"{way}-compute", number, stage, where, (begin, free[stage])))
-                if way == "forward" and number == micro_batches - 2:
-                    ahead[stage] = free[stage]
-    return free
-
-
-def write(folder: Path, columns: Columns, name: str = "trace-x.parquet") -> Path:
-    path = folder / name
-    pq.write_table(pa.table(columns), path)
-    return path
 
 
 def played(columns: Columns) -> Outcome:
@@ -111,10 +30,6 @@ def played(columns: Columns) -> Outcome:
     arrays["kind"] = np.array([CODES[name] for name in columns["optype"]])
     arranged = arrange(arrays)
     return play_operations(arranged, build_schedule(arranged))
-
-
-def alike(op: str, _stage: int, _replica: int, _step: int) -> float:
-    return {"forward-compute": 2.0, "backward-compute": 4.0, "optimizer": 1.0}.get(op, 1.0)
 
 
 def slow(stage: int, replica: int, factor: float = 3.0) -> Took:
@@ -313,151 +228,6 @@ def test_without_metadata_hours_are_of_the_ranks_in_the_trace(tmp_path: Path) ->
     answer = whatif([path])
     assert (answer.source.world_size, answer.source.name, answer.source.warnings) == (32, "x", [])
     assert answer.gpu_hours_lost == near((alone.gpu_hours_lost or 0) * 32 / 4)
-
-
-def without(columns: Columns, name: str) -> Columns:
-    return {key: values for key, values in columns.items() if key != name}
-
-
-def replaced(columns: Columns, name: str, row: int, value: Any) -> Columns:
-    values = list(columns[name])
-    values[row] = value
-    return {**columns, name: values}
-
-
-GOOD = job(alike)
-WRONG: dict[str, tuple[Columns, str]] = {
-    "no column": (without(GOOD, "duration"), "there is no column duration"),
-    "no columns": ({"a": [1]}, "there is no column dp_rank, stage, rank, step, seq_id, optype, start_ts, duration"),
-    "no rows": ({name: pa.array([], pa.array(values).type) for name, values in GOOD.items()}, "no operations in it"),
-    "nan": (replaced(GOOD, "duration", 7, float("nan")), "row 7: duration is nan"),
-    "negative": (replaced(GOOD, "duration", 7, -1.0), "row 7: duration is -1 seconds, below 0"),
-    "infinite": (replaced(GOOD, "start_ts", 3, float("inf")), "row 3: start_ts is inf"),
-    "a year": (replaced(GOOD, "duration", 7, 1e9), "row 7: duration is 1e+09 seconds, more than a year"),
-    "null": (replaced(GOOD, "stage", 2, None), "row 2: stage is missing"),
-    "null name": (replaced(GOOD, "optype", 2, None), "row 2: optype is missing"),
-    "unknown operation": (replaced(GOOD, "optype", 4, "evil\x1b[2J"), "row 4: unknown operation 'evil\\x1b[2J'"),
-    "hostile stage": (replaced(GOOD, "stage", 5, 2**40), "row 5: stage is 1099511627776, which no job has"),
-    "hostile step": (replaced(GOOD, "step", 5, -(2**63)), "row 5: step is -9223372036854775808, which no job has"),
-    "text": (replaced(GOOD, "step", 0, 0) | {"step": ["a"] * len(GOOD["step"])}, "column step is string, not whole numbers"),
-    "fractions": ({**GOOD, "stage": [0.5] * len(GOOD["step"])}, "column stage is double, not whole numbers"),
-    "numbers for names": ({**GOOD, "optype": GOOD["seq_id"]}, "column optype is int64, not names"),
-    "twice": ({name: values + values[:1] for name, values in GOOD.items()}, "the same operation twice in a step"),
-    "a stage without anything": ({**GOOD, "stage": [3 * index for index in GOOD["stage"]]}, "but nothing of stage 1"),
-    "two of one rank": ({**GOOD, "rank": GOOD["stage"]}, "needs a rank of its own"),
-    "a rank that moves": (replaced(GOOD, "rank", 0, 99), "changes its rank"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_file_is_refused_with_the_place_and_what_is_wrong(tmp_path: Path, name: str) -> None:
-    columns, text = WRONG[name]
-    path = write(tmp_path, columns)
-    with pytest.raises(InputError, match=re.escape(text)) as caught:
-        whatif([path])
-    assert str(caught.value).startswith(str(path))
-    assert "\n" not in str(caught.value)
-
-
-def keep(columns: Columns, chosen: Callable[[dict[str, Any]], bool]) -> Columns:
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    return {name: [row[name] for row in rows if chosen(row)] for name in columns}
-
-
-def test_a_pipeline_without_its_transfers_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, keep(GOOD, lambda row: row["optype"] != "forward-recv" or row["seq_id"] != 1))
-    with pytest.raises(InputError, match="stage 0 has 3 forward-send, but stage 1 2 forward-recv"):
-        whatif([path])
-
-
-def test_an_order_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
-    # given a first stage whose first backward starts before its first forward, on whose result it depends
-    columns = {name: list(values) for name, values in GOOD.items()}
-    for row, (op, stage, seq) in enumerate(zip(columns["optype"], columns["stage"], columns["seq_id"], strict=True)):
-        if (op, stage, seq) == ("backward-compute", 0, 0):
-            columns["start_ts"][row] = -5.0
-    with pytest.raises(InputError, match=r"operations wait for each other in a circle: .*backward-compute 0 of stage 0"):
-        whatif([write(tmp_path, columns)])
-
-
-def test_no_step_in_common_is_refused(tmp_path: Path) -> None:
-    # given replica 1 without an optimizer in the only step
-    columns = keep(job(alike, steps=1), lambda row: (row["dp_rank"], row["optype"]) != (1, "optimizer"))
-    columns = keep(columns, lambda row: (row["dp_rank"], row["optype"]) != (0, "optimizer-clip-main-grad") or row["stage"])
-    with pytest.raises(InputError, match="in no step have all replicas the same operations"):
-        whatif([write(tmp_path, columns)])
-
-
-@pytest.mark.parametrize("data", [b"", b"PAR1", b"hello, this is no parquet", b"PAR1" + b"\xff" * 40 + b"PAR1"])
-def test_what_is_no_parquet_is_refused(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "trace-x.parquet"
-    path.write_bytes(data)
-    with pytest.raises(InputError, match=re.escape(str(path))):
-        whatif([path])
-
-
-def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, GOOD)
-    content = path.read_bytes()
-    for size in range(0, len(content), max(1, len(content) // 40)):
-        path.write_bytes(content[:size])
-        with pytest.raises(InputError):
-            whatif([path])
-
-
-def test_too_many_operations_are_refused_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations_file, "MAX_OPERATIONS", 10)
-    with pytest.raises(InputError, match="at most 10 are read"):
-        whatif([write(tmp_path, GOOD)])
-
-
-def test_a_step_of_absurdly_many_operations_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "MAX_NODES", 10)
-    with pytest.raises(InputError, match="a step of 30 operations on one replica; at most 10"):
-        whatif([write(tmp_path, GOOD)])
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("world_size: many\n", "world_size is 'many'"),
-        ("world_size: 0", "world_size is '0'"),
-        ("- a list\n", "line 1"),
-        ("\xff", None),
-    ],
-)
-def test_metadata_that_make_no_sense_are_refused(tmp_path: Path, text: str, message: str | None) -> None:
-    path = write(tmp_path, GOOD)
-    (tmp_path / "meta-x.yaml").write_bytes(text.encode("latin-1"))
-    with pytest.raises(InputError, match=message or "UTF-8") as caught:
-        whatif([path])
-    assert "meta-x.yaml" in str(caught.value)
-
-
-def test_two_files_at_once_are_refused(tmp_path: Path) -> None:
-    write(tmp_path, GOOD, "trace-a.parquet")
-    write(tmp_path, GOOD, "trace-b.parquet")
-    with pytest.raises(InputError, match=re.escape("trace-b.parquet: a second file of operations beside")):
-        whatif([tmp_path])
-    (tmp_path / "trace-b.parquet").unlink()
-    assert whatif([tmp_path]).slowdown == 1.0
-
-
-def test_metadata_of_another_job_are_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, GOOD)
-    (tmp_path / "meta-x.yaml").write_text("world_size: 3\n")
-    with pytest.raises(InputError, match="the job has 3 GPUs, but there are 4 ranks in it"):
-        whatif([path])
-
-
-def test_nothing_else_goes_with_a_file_of_operations(tmp_path: Path) -> None:
-    path = write(tmp_path, GOOD)
-    with pytest.raises(InputError, match="cannot be looked at together with"):
-        whatif([path, tmp_path / "rank-0.json"])
-    with pytest.raises(InputError, match="cannot be looked at together with"):
-        whatif([path, path])
-    with pytest.raises(InputError, match="nothing to look at"):
-        whatif([])
 
 
 def test_the_answer_has_the_fields_of_its_schema(tmp_path: Path) -> None:

@@ -31,13 +31,13 @@ def always(rank: int, **extra: Any) -> Plan:
     return lambda item, _step: extra if item == rank else None
 
 
-def asked(run: Any, **options: Any) -> WhatIf:
+def answer_of(run: Any, **options: Any) -> WhatIf:
     return whatif([run.write()], **options)
 
 
 @pytest.mark.parametrize("phase", ["data", "forward", "backward", "optimizer", "between_steps"])
 def test_what_a_planted_straggler_costs(synthetic: Synthetic, phase: str) -> None:
-    answer = asked(synthetic(plan=always(2, phase=phase, us=60_000), noise=0.0), price_per_gpu_hour=3.0)
+    answer = answer_of(synthetic(plan=always(2, phase=phase, us=60_000), noise=0.0), price_per_gpu_hour=3.0)
     # then a step of 104 ms (4 of them transfer) takes 164
     assert (answer.status, answer.source.kind, answer.source.evidence) == ("ok", "run", "steps")
     assert (answer.step_seconds, answer.ideal_step_seconds) == (near(0.164), near(0.104))
@@ -82,11 +82,11 @@ def test_a_cause_is_that_of_the_verdict_and_has_the_whole_loss(synthetic: Synthe
 def test_a_busy_processor_is_compute_or_imbalance_by_its_work(
     synthetic: Synthetic, elements: float, cause: str, *, at_model: bool
 ) -> None:
-    def given(rank: int, _: int) -> dict[str, Any]:
+    def fields_of(rank: int, _: int) -> dict[str, Any]:
         return {"model_elements": round(1000 * elements) if rank == 1 else 1000}
 
     plan = always(1, us=60_000, cpu=True, elements=2.5 - elements if at_model else elements)
-    path = synthetic(plan=plan, noise=0.0, **({"fields": given} if at_model else {})).write()
+    path = synthetic(plan=plan, noise=0.0, **({"fields": fields_of} if at_model else {})).write()
     shares = {row.cause: row.lost_share for row in whatif([path]).by_cause if row.lost_share}
     # then nine tenths of its time on the CPU explain as much of the loss
     assert shares == {cause: near(0.9), "host": near(0.1)}
@@ -100,7 +100,7 @@ def test_parts_of_several_causes_add_up_to_the_loss(synthetic: Synthetic) -> Non
             return None
         return {"us": 90_000, "tags": ["eval"]} if step % 10 == 9 else {"us": 30_000}
 
-    answer = asked(synthetic(plan=plan, noise=0.0, steps=65))
+    answer = answer_of(synthetic(plan=plan, noise=0.0, steps=65))
     lost = {row.cause: row.lost_seconds for row in answer.by_cause}
     # then in the 60 steps in which nothing warms up, 6 evaluations take 60 ms each beside the 30 ms of every step
     assert (lost["host"], lost["evaluation"]) == (near(0.03), near(0.006))
@@ -111,7 +111,7 @@ def test_parts_of_several_causes_add_up_to_the_loss(synthetic: Synthetic) -> Non
 def test_a_loss_without_a_signal_is_unknown(synthetic: Synthetic) -> None:
     # given no CPU time, run-queue delay or profiled step, as on a system without them
     unknown = {"cpu_us": None, "run_queue_us": None, "gc_us": None, "input_elements": None, "samples": None}
-    answer = asked(synthetic(plan=always(1, us=60_000), noise=0.0, fields=lambda _rank, _step: unknown))
+    answer = answer_of(synthetic(plan=always(1, us=60_000), noise=0.0, fields=lambda _rank, _step: unknown))
     assert {row.cause: row.lost_share for row in answer.by_cause} == {"unknown": near(1.0), "input": near(0.0)}
 
 
@@ -128,7 +128,7 @@ def test_a_device_that_is_busier_in_profiled_steps_is_compute(synthetic: Synthet
 
 def test_one_of_two_equal_stragglers_gains_nothing_alone(synthetic: Synthetic) -> None:
     plan: Plan = lambda rank, _step: {"us": 60_000} if rank in (1, 3) else None  # noqa: E731  # named for what it is
-    answer = asked(synthetic(ranks=6, plan=plan, noise=0.0))
+    answer = answer_of(synthetic(ranks=6, plan=plan, noise=0.0))
     assert answer.slowdown == near(164 / 104)
     assert {row.rank: row.saved_seconds for row in answer.by_rank} == near(dict.fromkeys(range(6), 0.0), abs=1e-9)
     assert [row.rank for row in answer.by_rank[:2]] == [1, 3]
@@ -137,14 +137,14 @@ def test_one_of_two_equal_stragglers_gains_nothing_alone(synthetic: Synthetic) -
 
 @pytest.mark.parametrize("seed", range(3))
 def test_jitter_is_nobodys(synthetic: Synthetic, seed: int) -> None:
-    answer = asked(synthetic(noise=0.1, seed=seed))
+    answer = answer_of(synthetic(noise=0.1, seed=seed))
     assert answer.slowdown is not None
     assert 1.0 < answer.slowdown < 1.15
     assert "No rank explains that alone" in answer.summary
 
 
 def test_equal_ranks_lose_exactly_nothing(synthetic: Synthetic) -> None:
-    answer = asked(synthetic(noise=0.0), price_per_gpu_hour=1.0)
+    answer = answer_of(synthetic(noise=0.0), price_per_gpu_hour=1.0)
     assert (answer.slowdown, answer.saved_seconds, answer.m_worker) == (1.0, 0.0, None)
     assert {row.slowdown for row in (*answer.by_rank, *answer.by_op, *answer.by_cause)} == {1.0}
     assert "would hardly be shorter" in answer.summary
@@ -152,14 +152,14 @@ def test_equal_ranks_lose_exactly_nothing(synthetic: Synthetic) -> None:
 
 def test_ranks_on_cpus_lose_no_gpu_hours_unless_priced(synthetic: Synthetic) -> None:
     run = synthetic(plan=always(2, us=60_000), device_kind="cpu")
-    answer = asked(run)
+    answer = answer_of(run)
     assert (answer.gpu_hours_lost, answer.cost, answer.by_rank[0].gpu_hours_lost) == (None, None, None)
     assert whatif([run.path], price_per_gpu_hour=1.0).gpu_hours_lost is not None
 
 
 def test_the_recorded_price_is_used_unless_another_is_given(synthetic: Synthetic) -> None:
     run = synthetic(plan=always(2, us=60_000), price=5.0)
-    answer = asked(run)
+    answer = answer_of(run)
     assert answer.cost is not None
     assert answer.gpu_hours_lost is not None
     assert (answer.cost.amount, answer.cost.currency) == (near(5 * answer.gpu_hours_lost), "EUR")
@@ -180,7 +180,7 @@ def test_the_recorded_price_is_used_unless_another_is_given(synthetic: Synthetic
     ],
 )
 def test_too_little_is_an_answer(synthetic: Synthetic, options: dict[str, Any], message: str) -> None:
-    answer = asked(synthetic(plan=always(0, us=60_000), **options), price_per_gpu_hour=1.0)
+    answer = answer_of(synthetic(plan=always(0, us=60_000), **options), price_per_gpu_hour=1.0)
     assert (answer.status, answer.source.evidence) == ("insufficient_data", None)
     assert message in answer.summary
     assert (answer.slowdown, answer.m_worker, answer.gpu_hours_lost, answer.cost, answer.by_rank) == (None, None, None, None, [])
@@ -188,19 +188,19 @@ def test_too_little_is_an_answer(synthetic: Synthetic, options: dict[str, Any], 
 
 def test_ranks_that_never_wait_meet_nowhere(synthetic: Synthetic) -> None:
     # given ranks that are alike, and a communication that takes no time
-    answer = asked(synthetic(noise=0.0, transfer_us=0))
+    answer = answer_of(synthetic(noise=0.0, transfer_us=0))
     assert answer.status == "insufficient_data"
     assert "it is not known where they meet" in answer.summary
 
 
 def test_a_rank_without_records_is_said_to_be_missing(synthetic: Synthetic) -> None:
-    answer = asked(synthetic(plan=always(2, us=60_000), lost_after={1: 0}))
+    answer = answer_of(synthetic(plan=always(2, us=60_000), lost_after={1: 0}))
     assert (answer.source.ranks, answer.slowest_ranks) == (3, [2])
     assert any("1 of 4 ranks are not in it" in warning for warning in answer.source.warnings)
 
 
 def test_times_of_steps_that_a_rank_lacks_are_estimated(synthetic: Synthetic) -> None:
-    answer = asked(synthetic(plan=always(2, us=60_000), lost_after={2: 30}, noise=0.0))
+    answer = answer_of(synthetic(plan=always(2, us=60_000), lost_after={2: 30}, noise=0.0))
     # then of 40 steps 5 are warm-up, and rank 2 is as slow in the last 10 as in those that it recorded
     assert (answer.source.steps, answer.source.steps_left_out) == (35, 5)
     assert (answer.slowdown, answer.m_worker) == (near(164 / 104), near(1.0))
@@ -225,14 +225,14 @@ def test_waiting_is_that_of_the_device_where_it_is_known(synthetic: Synthetic) -
             "device_blocked_us": PhaseTimes(backward=66_000.0 - late),
         }
 
-    answer = asked(synthetic(noise=0.0, fields=on_device))
+    answer = answer_of(synthetic(noise=0.0, fields=on_device))
     # then a step of 40 + 4 ms, and 6 ms of communication, takes 60 ms longer
     assert (answer.step_seconds, answer.ideal_step_seconds) == (near(0.11), near(0.05))
     assert (answer.by_rank[0].rank, answer.by_op[0].op) == (2, "forward")
 
 
 def test_steps_that_took_no_time_are_too_little(synthetic: Synthetic) -> None:
-    answer = asked(synthetic(fields=lambda _rank, _step: {"wall_us": 0.0}))
+    answer = answer_of(synthetic(fields=lambda _rank, _step: {"wall_us": 0.0}))
     assert answer.status == "insufficient_data"
     assert "no time" in answer.summary
 

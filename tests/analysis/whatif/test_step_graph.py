@@ -13,7 +13,7 @@ from tests.analysis.whatif.step_tables import Floats, graph_of, low, plain_chain
 
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.statistics import lower_median
-from rankscope.analysis.whatif.causes import Causes
+from rankscope.analysis.whatif.cause_parts import Causes
 from rankscope.analysis.whatif.step_graph import build_step_graph
 from rankscope.analysis.whatif.step_scenarios import MOST_RANKS, Combinations, StepScenarios, combinations, read_combinations
 from rankscope.runs.records import PHASES, Phase

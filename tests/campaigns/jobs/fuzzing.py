@@ -63,10 +63,10 @@ def load_bases(traces: Path, names: Sequence[str] = BASES) -> list[Any]:
     """Load real traces with a sample of their events."""
     bases = []
     for name in names:
-        whole = json.loads(gzip.decompress((traces / name).read_bytes()))
-        events = whole["traceEvents"]
-        whole["traceEvents"] = events[:: max(1, len(events) // EVENTS)]
-        bases.append(whole)
+        document = json.loads(gzip.decompress((traces / name).read_bytes()))
+        events = document["traceEvents"]
+        document["traceEvents"] = events[:: max(1, len(events) // EVENTS)]
+        bases.append(document)
     return bases
 
 

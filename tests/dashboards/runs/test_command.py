@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.flight_dumps import Job
+from tests.dumped_job import DumpedJob
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result.stored import store_verdict
@@ -84,7 +84,7 @@ def test_a_hung_run_that_was_interrupted_is_hung(cli: Cli, tmp_path: Path, write
     # given a run whose ranks, except rank 2, wait for a minute when they are dumped, and are then ended by Ctrl-C
     run = write_run(tmp_path / "ended", run_id="run-1", steps=60, slow_rank=None)
     reader, begun = RunReader(run), time.time_ns() + 3600 * 10**9
-    dumps = Job.of_events({"0": range(4)}, ["0"] * 5, stops={2: 3}).dumps()
+    dumps = DumpedJob.of_events({"0": range(4)}, ["0"] * 5, stops={2: 3}).dumps()
     flight_dir(run, 0).mkdir()
     for rank, info in reader.infos(0).items():
         write_record(rank_dir(run, 0, rank) / "rank.json", msgspec.structs.replace(info, end_reason="interrupted"))

@@ -13,7 +13,7 @@ from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.result.costs import LedgerSource, PartName
 from rankscope.analysis.verdict.builders import EvidenceSource
-from rankscope.analysis.whatif.causes import CAUSE_PARTS
+from rankscope.analysis.whatif.cause_parts import CAUSE_PARTS
 from rankscope.dashboards.delays.data import CHARGED
 from rankscope.dashboards.delays.view import _IMPOSED_IN
 from rankscope.dashboards.model.line import Span, pieces

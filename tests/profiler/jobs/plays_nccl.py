@@ -24,8 +24,9 @@ from torch import nn
 sys.path.append(str(Path(__file__).parents[3]))
 
 from tests.nccl.dumps import write_dumps
+from tests.nccl.faults import FAULTS
 from tests.nccl.inspector import host_and_pid, write_logs
-from tests.nccl.layouts import FAULTS, Layout, LayoutJob
+from tests.nccl.layouts import Layout, LayoutJob
 from tests.nccl.traces import BASE_NS
 
 _TIMES = ("dump_timestamp_us", "coll_start_ts", "coll_stop_ts", "kernel_start_ts", "kernel_stop_ts", "kernel_record_ts")

@@ -55,9 +55,9 @@ def remove_old(folder: int, here_ns: int, *, void_ns: int) -> bool:
     """
     with os.scandir(folder) as entries:
         names = [(entry.name, match[1]) for entry in islice(entries, MAX_ENTRIES) if (match := _OURS.fullmatch(entry.name))]
-    away = {file_name: abs(here_ns - made_ns(file_name)) for _, file_name in names}
-    void = sorted((file_name for file_name in away if away[file_name] >= void_ns), key=away.__getitem__)
-    old = {file_name for place, file_name in enumerate(void) if place >= MOST_VOID or away[file_name] > KEPT_SECONDS * 1e9}
+    distance_ns = {file_name: abs(here_ns - made_ns(file_name)) for _, file_name in names}
+    void = sorted((file_name for file_name in distance_ns if distance_ns[file_name] >= void_ns), key=distance_ns.__getitem__)
+    old = {file_name for place, file_name in enumerate(void) if place >= MOST_VOID or distance_ns[file_name] > KEPT_SECONDS * 1e9}
     removals = _removals(folder, (name for name, file_name in names if file_name in old))
     for remove in islice(removals, REMOVED_AT_ONCE):
         with suppress(OSError):

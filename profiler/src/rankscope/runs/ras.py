@@ -89,7 +89,7 @@ def ask(address: str, *, patience_s: float = PATIENCE_SECONDS, most_bytes: int =
         place = split_address(address)
         while True:
             with socket.create_connection(place, timeout=min(GREETING_SECONDS, _remaining_s(until))) as connection:
-                talk = _Talk(connection, until, most_bytes)
+                talk = _RasConnection(connection, until, most_bytes)
                 if (greeting := talk.greeted()) is None:
                     continue
                 return _query_job(talk, address, asked_unix_ns, greeting)
@@ -104,16 +104,16 @@ def ask(address: str, *, patience_s: float = PATIENCE_SECONDS, most_bytes: int =
         raise InputError(address, (error.strerror or str(error)).lower()) from error
 
 
-def _query_job(talk: _Talk, address: str, asked_unix_ns: int, greeting: str) -> RasAnswer:
+def _query_job(connection: _RasConnection, address: str, asked_unix_ns: int, greeting: str) -> RasAnswer:
     match = re.fullmatch(r"SERVER PROTOCOL ([0-9]{1,9})", greeting, re.IGNORECASE)
     if match is None:
         raise InputError(address, f"not NCCL RAS: its first line is {shortened(one_line(greeting), 60)!r}")
-    talk.answer_to(f"TIMEOUT {LEG_SECONDS}")
-    has_json = talk.answer_to("SET FORMAT json").upper() == "OK"
-    talk.send("VERBOSE STATUS")
-    data = talk.read_to_end()
+    connection.answer_to(f"TIMEOUT {LEG_SECONDS}")
+    has_json = connection.answer_to("SET FORMAT json").upper() == "OK"
+    connection.send("VERBOSE STATUS")
+    data = connection.read_to_end()
     if data is None:
-        raise InputError(address, f"an answer of more than {talk.most_bytes // 1024**2} MiB")
+        raise InputError(address, f"an answer of more than {connection.most_bytes // 1024**2} MiB")
     return RasAnswer(
         address=address,
         asked_unix_ns=asked_unix_ns,
@@ -123,7 +123,7 @@ def _query_job(talk: _Talk, address: str, asked_unix_ns: int, greeting: str) -> 
     )
 
 
-class _Talk:
+class _RasConnection:
     """A connection, read by lines and then to its end. Raises ``OSError``, of which ``TimeoutError`` at ``until``."""
 
     def __init__(self, connection: socket.socket, until: float, most_bytes: int) -> None:

@@ -16,7 +16,7 @@ from rankscope.analysis.compare.recording import Recording
 from rankscope.analysis.compare.shift import Series
 from rankscope.base.text import shortened
 
-_CLEARLY: Final = 0.01
+_LEAST_WORK_CHANGE: Final = 0.01
 _LONGEST: Final = 200
 """Maximum length of a phrase in characters: a list of a thousand hosts is cut."""
 
@@ -161,12 +161,12 @@ def typical_step_time(side: ComparableSteps) -> float | None:
 def differs(a: ComparableSteps, b: ComparableSteps) -> list[str]:
     """Return one phrase per difference: ``what: of A -> of B``."""
     old, new = a.recording, b.recording
-    facts: list[tuple[str, str | None, str | None]] = [(what, _facts(old)[what], _facts(new)[what]) for what in _facts(old)]
+    facts: list[tuple[str, str | None, str | None]] = [(fact, _facts(old)[fact], _facts(new)[fact]) for fact in _facts(old)]
     versions = (old.about.versions if old.about else {}, new.about.versions if new.about else {})
     facts += [(name, versions[0].get(name), versions[1].get(name)) for name in sorted({*versions[0], *versions[1]})]
-    differences = [f"{what}: {before} -> {after}" for what, before, after in facts if before and after and before != after]
+    differences = [f"{fact}: {before} -> {after}" for fact, before, after in facts if before and after and before != after]
     per_step = [side.work["input_elements"] for side in (a, b)]
-    if per_step[0] is not None and per_step[1] is not None and abs(per_step[1] / per_step[0] - 1) > _CLEARLY:
+    if per_step[0] is not None and per_step[1] is not None and abs(per_step[1] / per_step[0] - 1) > _LEAST_WORK_CHANGE:
         differences.append(f"input elements per step: {per_step[0]:,.0f} -> {per_step[1]:,.0f}")
     return [shortened(text, _LONGEST) for text in differences]
 

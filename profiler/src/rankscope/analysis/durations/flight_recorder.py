@@ -18,9 +18,9 @@ from rankscope.analysis.durations.duration_calls import LONGEST_US, MAX_CALLS, D
 from rankscope.analysis.durations.sources import Durations
 from rankscope.analysis.hang.diagnosis import analyze_hang, waits_long
 from rankscope.analysis.hang.files import DumpFile, dumps_among, find_dumps, newer_versions, read_dump
+from rankscope.analysis.hang.flight_records import Record, RecorderDump, text
 from rankscope.analysis.hang.hang_result import HangReport
 from rankscope.analysis.hang.job_dumps import Origin, dumps_of_one_job, origin_of
-from rankscope.analysis.hang.records import Record, RecorderDump, text
 from rankscope.analysis.operations import operation, operation_name
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.text import counted

@@ -12,6 +12,7 @@ import msgspec
 
 from rankscope.analysis.hang.blockers import Blockers, find_blockers
 from rankscope.analysis.hang.files import DumpFile, LoadedDumps, read_dumps, taken_ns
+from rankscope.analysis.hang.flight_records import Record, RecorderDump
 from rankscope.analysis.hang.groups import Groups, HangGroup
 from rankscope.analysis.hang.hang_result import (
     MOST_LISTED,
@@ -29,7 +30,6 @@ from rankscope.analysis.hang.hang_wording import advice, detail_of, summary_of
 from rankscope.analysis.hang.meetings import DumpTimes, Meeting, dump_times_of, find_meetings
 from rankscope.analysis.hang.mismatch import find_mismatches
 from rankscope.analysis.hang.progress import ProgressTable
-from rankscope.analysis.hang.records import Record, RecorderDump
 from rankscope.base.text import ranks_text
 
 LARGEST_WORLD: Final = 1_000_000

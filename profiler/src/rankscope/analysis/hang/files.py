@@ -12,10 +12,10 @@ from typing import Final
 
 import msgspec
 
+from rankscope.analysis.hang.flight_records import NEWEST, RecorderDump, newer_version, parse, text, unreadable_fields
 from rankscope.analysis.hang.job_dumps import dumps_of_one_job, origin_of
 from rankscope.analysis.hang.meetings import CLOCKS_NS
 from rankscope.analysis.hang.pickles import MAX_CONTAINERS, PickleError, load_plain
-from rankscope.analysis.hang.records import NEWEST, RecorderDump, newer_version, parse, text, unreadable_fields
 from rankscope.analysis.result.text import counted, joined
 from rankscope.base.errors import InputError
 from rankscope.base.regular_files import open_regular

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rankscope.analysis.hang.records import RecorderDump
+from rankscope.analysis.hang.flight_records import RecorderDump
 
 WORLD: Final = "default_pg"
 """Torch's description of the group of all ranks."""

@@ -133,17 +133,19 @@ def _mismatch_text(mismatch: Mismatch, operation: Operation | None, odd_ranks: S
         place = operation_text(operation)
     if odd_ranks:
         named = ranks_text(odd_ranks).capitalize()
-        return f"{named} came to {place} with another {_WHAT[mismatch.what]} than the others ({values}), so it does not end."
+        return (
+            f"{named} came to {place} with another {_DIFFERENCES[mismatch.what]} than the others ({values}), so it does not end."
+        )
     unsaid = "the dumps do not show which are right"
     if mismatch.sent is not None:
         totals = f"its ranks send {mismatch.sent} elements and expect {mismatch.expected}"
         return f"The sizes of {place} do not add up: {totals} ({values}), so it does not end; {unsaid}."
     ends = sorted({rank for part in mismatch.parts for rank in (part.sender, part.receiver)})
     ranks = ranks_text(ends).capitalize() if ends else "Ranks"
-    return f"{ranks} do not agree on the {_WHAT[mismatch.what]} of {place} ({values}), so it does not end; {unsaid}."
+    return f"{ranks} do not agree on the {_DIFFERENCES[mismatch.what]} of {place} ({values}), so it does not end; {unsaid}."
 
 
-_WHAT: Final = {"op": "operation", "size": "size", "dtype": "data type"}
+_DIFFERENCES: Final = {"op": "operation", "size": "size", "dtype": "data type"}
 
 
 def detail_of(culprit: Culprit, unseen: int, *, arrived: bool, is_shown: bool) -> str:

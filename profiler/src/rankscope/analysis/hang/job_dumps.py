@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from rankscope.analysis.hang.records import RecorderDump
+from rankscope.analysis.hang.flight_records import RecorderDump
 from rankscope.base.errors import InputError
 from rankscope.base.text import ranks_text
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from rankscope.analysis.hang.flight_records import Record, RecorderDump
 from rankscope.analysis.hang.groups import HangGroup
 from rankscope.analysis.hang.progress import GroupProgress, ProgressTable
-from rankscope.analysis.hang.records import Record, RecorderDump
 
 YOUNG_NS: Final = 5_000_000_000
 """A rank awaited for less than this may be on its way: the ranks of a running job are not dumped at the same moment."""

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from rankscope.analysis.hang.flight_records import COALESCED, Record
 from rankscope.analysis.hang.groups import HangGroup
 from rankscope.analysis.hang.hang_result import Mismatch, MismatchedPart
 from rankscope.analysis.hang.meetings import Meeting
 from rankscope.analysis.hang.progress import ProgressTable
-from rankscope.analysis.hang.records import COALESCED, Record
 from rankscope.analysis.operations import OperationKind, Side, operation, operation_name
 from rankscope.analysis.result.text import counted
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from rankscope.analysis.hang.flight_records import COALESCED, Record, RecorderDump
 from rankscope.analysis.hang.groups import Groups, HangGroup
-from rankscope.analysis.hang.records import COALESCED, Record, RecorderDump
 
 _NEARLY: Final = 0.9
 """Fraction of its timeout after which an operation counts as timed out: the clocks of libraries are coarse."""

@@ -17,10 +17,10 @@ import numpy as np
 
 from rankscope.analysis.result.text import first_of
 from rankscope.analysis.whatif.graph import CycleError, Graph, Mask, NodeDurations, Times, play, with_and_without
-from rankscope.analysis.whatif.operations import TYPES, ColumnsError, Operations, arrange
 from rankscope.analysis.whatif.operations_file import read_columns, read_layout
 from rankscope.analysis.whatif.outcome import MAX_RANKS, CostTerms, JobPart, Outcome, answer, parts, slowest_count
 from rankscope.analysis.whatif.schedule import ScheduleError, build_schedule
+from rankscope.analysis.whatif.traced_operations import TYPES, ColumnsError, Operations, arrange
 from rankscope.analysis.whatif.whatif_result import WhatIf, WhatIfSource
 from rankscope.base.errors import InputError
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import parquet as pq
 
-from rankscope.analysis.whatif.operations import CODES
+from rankscope.analysis.whatif.traced_operations import CODES
 from rankscope.base.errors import InputError
 from rankscope.base.regular_files import open_regular
 

@@ -39,16 +39,16 @@ MAX_RANKS: Final = 64
 TOO_LITTLE: Final = "Not enough data for a what-if: "
 """Beginning of the summary of an answer without enough data."""
 
-_LITTLE: Final = 1e-3
+_LEAST_LOSS: Final = 1e-3
 """Fraction of the ideal step up to which a loss is too small to be divided into shares."""
 
-_HARDLY: Final = 0.05
+_NEGLIGIBLE_SHARE: Final = 0.05
 """Share of the loss below which the summary calls a gain negligible."""
 
-_MOST: Final = 0.75
+_DOMINANT_SHARE: Final = 0.75
 """Share of the loss from which the slowest ranks, or the last stage, stand out, however few ranks there are."""
 
-_POOR: Final = 0.05
+_MOST_GRAPH_ERROR: Final = 0.05
 """Relative error of the graph above which the answer has a warning; the paper excludes such jobs."""
 
 
@@ -130,17 +130,17 @@ def insufficient(source: WhatIfSource, missing: str) -> WhatIf:
 
 def answer(outcome: Outcome, source: WhatIfSource, terms: CostTerms) -> WhatIf:
     """Compute the answer from played step times."""
-    telling = _EffectConverter(outcome, terms)
-    actual, ideal, measured = telling.actual, telling.ideal, float(outcome.measured.mean()) * outcome.seconds
+    converter = _EffectConverter(outcome, terms)
+    actual, ideal, measured = converter.actual, converter.ideal, float(outcome.measured.mean()) * outcome.seconds
     if ideal <= 0:
         return insufficient(source, "the operations of the ideal step take no time at all")
     lost = actual - ideal
     discrepancy = measured / actual
     warnings = list(source.warnings)
-    if abs(discrepancy - 1) > _POOR:
+    if abs(discrepancy - 1) > _MOST_GRAPH_ERROR:
         warnings.append(f"the graph explains the measured time badly: {measured:.3g} s were measured, it plays {actual:.3g} s")
     last = outcome.without_last_stage
-    hours, cost = telling.loss(lost)
+    hours, cost = converter.loss(lost)
     result = WhatIf(
         status="ok",
         source=source,
@@ -150,19 +150,19 @@ def answer(outcome: Outcome, source: WhatIfSource, terms: CostTerms) -> WhatIf:
         ideal_step_seconds=ideal,
         discrepancy=discrepancy,
         slowdown=actual / ideal,
-        m_worker=telling.share(outcome.without_slowest),
-        m_stage=None if last is None else telling.share(last),
+        m_worker=converter.share(outcome.without_slowest),
+        m_stage=None if last is None else converter.share(last),
         slowest_ranks=outcome.slowest,
         saved_seconds=lost,
         gpu_hours_lost=hours,
         cost=cost,
         savings_of=outcome.savings_of,
-        by_rank=telling.effects(outcome.ranks, RankEffect),
-        by_host=telling.effects(outcome.hosts, HostEffect),
-        by_dp_rank=telling.effects(outcome.replicas, ReplicaEffect),
-        by_stage=telling.effects(outcome.stages, StageEffect),
-        by_op=telling.effects(outcome.ops, OpEffect),
-        by_cause=sorted(telling.effects(outcome.causes, CauseEffect), key=lambda effect: -effect.lost_seconds),
+        by_rank=converter.effects(outcome.ranks, RankEffect),
+        by_host=converter.effects(outcome.hosts, HostEffect),
+        by_dp_rank=converter.effects(outcome.replicas, ReplicaEffect),
+        by_stage=converter.effects(outcome.stages, StageEffect),
+        by_op=converter.effects(outcome.ops, OpEffect),
+        by_cause=sorted(converter.effects(outcome.causes, CauseEffect), key=lambda effect: -effect.lost_seconds),
         steps=_steps(outcome) if terms.per_step else None,
     )
     if (unseen := loss_beyond_graph(result)) is not None:
@@ -184,7 +184,7 @@ def loss_beyond_graph(result: WhatIf) -> RankEffect | HostEffect | None:
 
 
 def _is_beyond(saved: float, lost: float, step: float) -> bool:
-    return saved > (1 + _POOR) * lost and saved >= MINIMUM_EFFECT * step
+    return saved > (1 + _MOST_GRAPH_ERROR) * lost and saved >= MINIMUM_EFFECT * step
 
 
 def _name(row: RankEffect | HostEffect) -> str:
@@ -212,7 +212,7 @@ class _EffectConverter:
 
     def _of_loss(self, seconds: float) -> float | None:
         lost = self.actual - self.ideal
-        return seconds / lost if self._shows_loss and lost > _LITTLE * self.ideal else None
+        return seconds / lost if self._shows_loss and lost > _LEAST_LOSS * self.ideal else None
 
     def loss(self, seconds: float) -> tuple[float | None, Cost | None]:
         """Return the GPU-hours and cost of losing ``seconds`` per step; ``None`` where not counted."""
@@ -319,8 +319,8 @@ def _of_slowest(result: WhatIf, actual: float, ideal: float, step: str, share: f
         steps = source.steps if source.trained_steps is None else source.trained_steps
         text += f": {hours_text(result.gpu_hours_lost)} GPU-hours lost in {counted(steps, 'step')}"
     subject = f"rank {slowest[0]}" if len(slowest) == 1 else f"the {len(slowest)} slowest ranks"
-    gained = "next to nothing" if share < _HARDLY else f"{min(share, 1.0):.0%}"
-    if (result.m_stage or 0.0) >= max(_MOST, share):
+    gained = "next to nothing" if share < _NEGLIGIBLE_SHARE else f"{min(share, 1.0):.0%}"
+    if (result.m_stage or 0.0) >= max(_DOMINANT_SHARE, share):
         return f"{text}. The last pipeline stage explains {min(result.m_stage or 0.0, 1.0):.0%} of that."
     if (host := max(hosts_slow_together(result), key=lambda host: host.saved_seconds, default=None)) is not None:
         host_share = host.share or 0.0
@@ -328,7 +328,7 @@ def _of_slowest(result: WhatIf, actual: float, ideal: float, step: str, share: f
             saves = f"{_time(host.without_step_seconds)}, which is {min(host_share, 1.0):.0%} of the loss"
             return f"{text}. Without the slowness of host {host.host} alone it would take {saves}."
     # If each of R ranks is the last equally often, making one ideal gains about 1/R.
-    if share >= min(2 * len(slowest) / source.ranks, _MOST):
+    if share >= min(2 * len(slowest) / source.ranks, _DOMINANT_SHARE):
         return f"{text}. Fixing {subject} alone would recover {gained} of that."
     subject = f"rank {slowest[0]}, the slowest," if len(slowest) == 1 else subject
     return f"{text}. No rank explains that alone: fixing {subject} would recover {gained} of it."

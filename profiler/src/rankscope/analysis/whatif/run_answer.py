@@ -23,7 +23,7 @@ from rankscope.analysis.evidence.typical import typical_steps
 from rankscope.analysis.inference.profiled_steps import profile_of_windows
 from rankscope.analysis.statistics import lower_median
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
-from rankscope.analysis.whatif.causes import CAUSE_METRICS, Causes
+from rankscope.analysis.whatif.cause_parts import CAUSE_METRICS, Causes
 from rankscope.analysis.whatif.graph import Times
 from rankscope.analysis.whatif.healed import HealingSavings
 from rankscope.analysis.whatif.outcome import TOO_LITTLE, CostTerms, Outcome, answer, insufficient
@@ -52,17 +52,13 @@ class AnswerGraph:
     """Causes that cost most, which combinations are computed for."""
 
 
-def whatif_of_run(run: NamedRun, terms: CostTerms) -> WhatIf:
-    """Answer from an attempt of a run; hours count its world size. Raises ``InputError``."""
-    return whatif_with_graph(run, terms)[0]
-
-
 def whatif_with_graph(
     run: NamedRun, terms: CostTerms, report: ReportProgress = ignore_progress, *, table: StepTable | None = None
 ) -> tuple[WhatIf, AnswerGraph | None]:
-    """Answer as ``whatif_of_run``, and return its graph; ``None`` if the answer is not from step records.
+    """Answer from an attempt of a run, and return its graph; ``None`` if the answer is not from step records.
 
-    ``report`` receives the number of ranks read. ``table`` with ``TABLE_METRICS`` at least, of an undamaged run: not read again.
+    Hours count the world size of the attempt. ``report`` receives the number of ranks read. ``table`` with ``TABLE_METRICS`` at
+    least, of an undamaged run: not read again. Raises ``InputError``.
     """
     reader = RunReader(run.path)
     attempt = run.chosen(reader.attempts())

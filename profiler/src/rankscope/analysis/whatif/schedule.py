@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Final
 
 from rankscope.analysis.whatif.graph import Graph, build_graph
-from rankscope.analysis.whatif.operations import (
+from rankscope.analysis.whatif.traced_operations import (
     BACKWARD,
     CLIP,
     CODES,

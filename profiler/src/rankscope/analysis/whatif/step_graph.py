@@ -74,7 +74,7 @@ class StepGraph:
 
     def values(self, metric: str, steps: slice) -> Stored:
         """Return a metric of the table, [steps, ranks], with estimates where a rank lacks a step."""
-        return by_step(_some(self.table, self.rows, metric, steps, self.gaps))
+        return by_step(_rows_of(self.table, self.rows, metric, steps, self.gaps))
 
 
 class StretchBlock:
@@ -209,11 +209,11 @@ _MEETS: Final = 0.5
 def _is_known(table: StepTable, rows: NDArray[np.intp], metric: str) -> bool:
     """Return whether any rank in ``rows`` has a metric in any step."""
     return table.is_known(metric) and any(
-        np.isfinite(_some(table, rows, metric, steps)).any() for steps in blocks(len(table.steps))
+        np.isfinite(_rows_of(table, rows, metric, steps)).any() for steps in blocks(len(table.steps))
     )
 
 
-def _some(table: StepTable, rows: NDArray[np.intp], metric: str, steps: slice, gaps: Gaps | None = None) -> Stored:
+def _rows_of(table: StepTable, rows: NDArray[np.intp], metric: str, steps: slice, gaps: Gaps | None = None) -> Stored:
     """Return a metric of the ranks in ``rows``, [ranks, steps]; not copied if these are all ranks, and none lacks a step."""
     values = table.some(metric, steps, None if len(rows) == len(table.ranks) else rows)
     return values if gaps is None else gaps.filled(metric, values, steps)
@@ -247,7 +247,7 @@ class Gaps:
 
 def _gaps(table: StepTable, rows: NDArray[np.intp]) -> Gaps | None:
     def lacking(steps: slice) -> NDArray[np.intp]:
-        places: NDArray[np.intp] = np.argwhere(np.isnan(_some(table, rows, "own_us", steps).T))
+        places: NDArray[np.intp] = np.argwhere(np.isnan(_rows_of(table, rows, "own_us", steps).T))
         places[:, 0] += steps.start
         return places
 
@@ -258,7 +258,7 @@ def _gaps(table: StepTable, rows: NDArray[np.intp]) -> Gaps | None:
     every = slice(0, len(table.steps))
 
     def estimated(metric: str) -> Stored:
-        values = _some(table, rows, metric, every).copy()
+        values = _rows_of(table, rows, metric, every).copy()
         if metric in _OF_PHASES:  # a phase that a recorded step does not have took no time
             values = np.nan_to_num(values)
         values[row, step] = np.nan
@@ -275,7 +275,7 @@ def _blocked(table: StepTable, rows: NDArray[np.intp], metric: str, gaps: Gaps |
     """Return the longest and the least blocked time of any rank, [2, steps]. Unknown times are 0."""
 
     def of(steps: slice) -> Matrix:
-        times = possible(_some(table, rows, metric, steps, gaps))
+        times = possible(_rows_of(table, rows, metric, steps, gaps))
         return np.stack([times.max(axis=0), times.min(axis=0)]).astype(np.float64)
 
     return np.concatenate(of_blocks((len(rows), len(table.steps)), of), axis=1)

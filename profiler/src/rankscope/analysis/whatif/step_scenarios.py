@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.evidence.lateness import Lateness
 from rankscope.analysis.evidence.order import leaders_of_block
 from rankscope.analysis.evidence.step_table.steps import Matrix
-from rankscope.analysis.whatif.causes import Causes
+from rankscope.analysis.whatif.cause_parts import Causes
 from rankscope.analysis.whatif.graph import Times
 from rankscope.analysis.whatif.healed import HealingSavings
 from rankscope.analysis.whatif.outcome import MAX_RANKS, JobPart, slowest_count

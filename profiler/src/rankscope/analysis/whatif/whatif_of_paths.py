@@ -59,9 +59,9 @@ def _whatif(paths: Sequence[Location], terms: CostTerms, engine: Engine) -> What
     if (runs or files) and (terms.cycle is not None or terms.communication_pattern is not None):
         raise InputError(paths[0], "cycles and communication patterns are for traces")
     if runs:
-        from rankscope.analysis.whatif.run_answer import whatif_of_run
+        from rankscope.analysis.whatif.run_answer import whatif_with_graph
 
-        return whatif_of_run(runs[0], terms)
+        return whatif_with_graph(runs[0], terms)[0]
     if len(files) > 1:
         raise InputError(files[1], f"a second file of operations beside {files[0]}; look at one at a time")
     if files:

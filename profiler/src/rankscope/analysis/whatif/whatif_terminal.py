@@ -31,7 +31,7 @@ SHOWN: Final = 9
 _DISPENSABLE: Final = ("GPU-hours", "share")
 """Columns that are dropped on a narrow terminal, in this order."""
 
-_TELLING: Final = 1.03
+_CLEAR_SLOWDOWN: Final = 1.03
 """Slowdown from which the headline is a warning; the paper examines jobs from this value on."""
 
 _EVIDENCE: Final = {
@@ -55,7 +55,7 @@ def render_text(result: WhatIf, *, width: int = 100, color: bool = False) -> str
     parts = [_headline(result, width), _source(result, width), *tables, _legend(result, width)]
     slow = result.slowdown
     unsure = (result.source.rare_share or 0.0) >= MATTERS or loss_beyond_graph(result) is not None
-    chosen = RED if slow is not None and slow >= _TELLING else YELLOW if slow is None or unsure else GREEN
+    chosen = RED if slow is not None and slow >= _CLEAR_SLOWDOWN else YELLOW if slow is None or unsure else GREEN
     return page(parts, chosen if color else None)
 
 

@@ -35,10 +35,10 @@ _SECONDS: Final = 1e-9
 _MAX_RECORDS: Final = 200_000
 """Maximum collectives that are played, summed over the ranks; beyond it only the last steps are."""
 
-_FEW: Final = 3
+_LEAST_STEPS: Final = 3
 """Minimum profiled steps for an answer about a run: fewer may be atypical. Traces have no minimum: they are all there is."""
 
-_MUCH: Final = 0.1
+_MOST_UNMATCHED_SHARE: Final = 0.1
 """Maximum point-to-point transfers per matched collective: with more, the graph lacks too many edges."""
 
 Chosen = NDArray[np.bool_]
@@ -101,15 +101,15 @@ def whatif_of_windows(
         return insufficient(source, NO_COMMUNICATION if silent else "no collective could be matched across the ranks")
     # Each is recorded twice: as a send and as a receive.
     transfers = sum(row.p2p for rows in matched.collectives.values() for row in rows) // 2
-    if transfers > _MUCH * len(matching.matches):
+    if transfers > _MOST_UNMATCHED_SHARE * len(matching.matches):
         return insufficient(
             source, f"{transfers} point-to-point transfers make ranks wait for each other, and are not in the graph"
         )
     graphs, impossible = _graphs(matching.matches, complete_windows, matched.clocks)
     if not graphs:
         return insufficient(source, "no step was profiled on all ranks, with collectives that could be matched")
-    if evidence == "windows" and len(graphs) < _FEW:
-        return insufficient(source, f"{len(graphs)} profiled steps that all ranks have; {_FEW} needed to speak for a run")
+    if evidence == "windows" and len(graphs) < _LEAST_STEPS:
+        return insufficient(source, f"{len(graphs)} profiled steps that all ranks have; {_LEAST_STEPS} needed to speak for a run")
     ranks = len(complete_windows[graphs[0].step])
     unmatched = matching.unmatched + sum(matching.excluded.values()) + len(matching.directed)
     missing = (source.world_size or 0) - ranks

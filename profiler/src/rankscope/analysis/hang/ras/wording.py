@@ -80,11 +80,11 @@ def _behind(judgement: RasJudgement, first: Suspect) -> str:
     return f"not launched {kinds} of {place}, which {counted(len(communicator.waiting), 'rank')} did"
 
 
-def missing_of(less: Mapping[str, int], more: Mapping[str, int]) -> str:
+def missing_of(behind: Mapping[str, int], ahead: Mapping[str, int]) -> str:
     """Describe the collectives that one rank has launched and the other has not: ``AllReduce 42``."""
     kinds = []
-    for kind, count in more.items():
-        if (had := less.get(kind, 0)) < count:
+    for kind, count in ahead.items():
+        if (had := behind.get(kind, 0)) < count:
             kinds.append(f"{kind} {had + 1}" if count == had + 1 else f"{kind} {had + 1} to {count}")
     return ", ".join(kinds) or "collectives"
 

@@ -17,7 +17,7 @@ from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.runs.durations import DurationBlock, DurationSource
 
 if TYPE_CHECKING:
-    from rankscope.analysis.hang.records import Record
+    from rankscope.analysis.hang.flight_records import Record
 
 LOOK_SECONDS: Final = 0.5
 ANSWER_SECONDS: Final = 60.0

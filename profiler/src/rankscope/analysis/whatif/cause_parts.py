@@ -181,15 +181,15 @@ def _knows_host(causes: Causes) -> bool:
     return {"cpu_us", "run_queue_us"} <= causes.recorded_metrics or causes.busy_us is not None
 
 
-def _rest(_: Causes, block: StretchBlock) -> Matrix:
+def _remainder(_: Causes, block: StretchBlock) -> Matrix:
     return block.above.copy()
 
 
 _OTHER_PARTS: Final[dict[Cause, CausePart]] = {
     "imbalance": CausePart("imbalance", lambda causes: causes.work is not None, _imbalance),
     "compute": CausePart("compute", _knows_compute, _compute),
-    "host": CausePart("host", _knows_host, _rest),
-    "unknown": CausePart("unknown", lambda causes: not _knows_host(causes), _rest),
+    "host": CausePart("host", _knows_host, _remainder),
+    "unknown": CausePart("unknown", lambda causes: not _knows_host(causes), _remainder),
 }
 """Parts that no single signal shows."""
 

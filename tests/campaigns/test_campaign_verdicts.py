@@ -1,10 +1,13 @@
-"""The long campaign: a stall in every phase of every parallel layout, on real gloo ranks (`make campaign`)."""
+"""The long campaign of verdicts: every fault of the demo, and a stall in every phase of every layout, on gloo ranks."""
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -116,3 +119,14 @@ def test_one_process_waits_for_nobody(tmp_path: Path, phase: Phase) -> None:
     run = RunReader(tmp_path / "run")
     assert own(run, 0, phase) > 0.9 * PAUSE_US
     assert analyze([tmp_path / "run"]).verdict.kind != "straggler"
+
+
+@pytest.mark.parametrize(
+    "fault", [*(f"{kind}:{rank}" for kind in ("input", "host", "backward", "imbalance") for rank in range(4)), *(["none"] * 10)]
+)
+def test_the_demo_finds_the_planted_truth(
+    cli_process: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, fault: str
+) -> None:
+    done = cli_process("demo", "--once", "--fault", fault, "--run-dir", tmp_path / "run", "--format", "json", timeout=900)
+    assert done.stdout, done.stderr
+    assert [part for part in json.loads(done.stdout)["parts"] if not part["ok"]] == []

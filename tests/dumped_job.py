@@ -10,9 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rankscope.analysis.hang.diagnosis import diagnose
+from rankscope.analysis.hang.files import LoadedDumps
+from rankscope.analysis.hang.flight_records import parse
+from rankscope.analysis.hang.hang_result import HangReport
+
 START_NS = 1_790_000_000_000_000_000
 SECOND = 10**9
 TIMEOUT_MS = 600_000
+PENDING: Mapping[str, Any] = {"state": "started", "retired": False, "time_discovered_completed_ns": None}
+"""Fields of the entry of an operation that has not ended."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,7 @@ class Call:
 
 
 @dataclass
-class Job:
+class DumpedJob:
     """Ranks, each with its calls, on groups."""
 
     groups: Mapping[str, Sequence[int]]
@@ -39,7 +46,7 @@ class Job:
     descriptions: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of_events(cls, groups: Mapping[str, Sequence[int]], events: Sequence[str], **options: Any) -> Job:
+    def of_events(cls, groups: Mapping[str, Sequence[int]], events: Sequence[str], **options: Any) -> DumpedJob:
         """Return a job in which all ranks make their calls in the same order, so the order causes no hang."""
         ranks = sorted({rank for members in groups.values() for rank in members})
         calls = {rank: [Call(group) for group in events if rank in groups[group]] for rank in ranks}
@@ -138,6 +145,25 @@ class Job:
             "is_p2p": False,
             "frames": [{"name": "step", "filename": "train.py", "line": 40 + place}],
         }
+
+
+def leave_pending(dumps: Mapping[int, dict[str, Any]], *, state: str = "scheduled") -> None:
+    """Change the last operation of each dump to one that has not ended."""
+    for dump in dumps.values():
+        dump["entries"][-1].update(PENDING, state=state)
+
+
+def report_of(
+    documents: Mapping[int, dict[str, Any]], *, waited_s: Mapping[int, float] | None = None, world_size: int | None = None
+) -> HangReport:
+    """Return the report on one document per rank. ``waited_s``: seconds from the start of the job to the dump, by rank."""
+    dumps = LoadedDumps("dumps", world_size=world_size)
+    for rank, document in documents.items():
+        dump = parse(document)
+        assert dump is not None
+        dumps.ranks[rank] = [dump]
+    dumps.taken_ns = {rank: START_NS + int(seconds * 1e9) for rank, seconds in (waited_s or {}).items()}
+    return diagnose(dumps)
 
 
 def p2p(dump: dict[str, Any], op: str, group: str, number: int, **fields: Any) -> None:
