@@ -15,9 +15,9 @@ from tests.ring_step import ring_in
 
 from rankscope.profiler.events import MESSAGE, bytes_of_message, size_of_message, words_of_message
 from rankscope.profiler.ring import (
-    ANNOUNCED,
     BYTES,
     CAPACITY,
+    GENERATION,
     MASK,
     MAX_NAMES,
     STEP_WORDS,
@@ -28,7 +28,6 @@ from rankscope.profiler.ring import (
     RingWriter,
 )
 
-GENERATION, SEEN = ANNOUNCED
 NUMBER, FIRST, STEPS, FLAGS, CHECK = range(GENERATION + 1, GENERATION + 6)
 
 

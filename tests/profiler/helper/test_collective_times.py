@@ -11,9 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from tests.profiler.first_words import hello, step
+from tests.profiler.handovers import context_of, handover_of, step
 from tests.waiting import wait_until
 
 from rankscope.base.atomic_files import replace_file
@@ -21,11 +20,8 @@ from rankscope.profiler.flight_files import DURATIONS, done_file, dump_file
 from rankscope.profiler.helper.collectives import collective_times, flight_times, inspector_log
 from rankscope.profiler.helper.collectives import log_follower as follow
 from rankscope.profiler.helper.collectives.collective_times import MOST_WAITING, CollectiveTimes
-from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
-from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.runs.durations import PART, TRANSFER, DurationBlock
 from rankscope.runs.paths import inspector_dir
-from rankscope.runs.records import RunInfo
 
 PID = 4321
 BASE_US = 1_790_000_000_000_000
@@ -83,18 +79,8 @@ class Helper:
     def look(self, seconds: float = 2.0) -> None:
         """Let the time of the next look come, and wait for its end."""
         if self.task is None:
-            first = hello(self.run, pid=PID)
-            first = msgspec.structs.replace(first, rank=msgspec.structs.replace(first.rank, world_size=2))
-            info = RunInfo(run_id="run", name="test", start_unix_ns=1)
-            context = HelperContext(
-                hello=first,
-                scratch=self.scratch,
-                run=lambda: info,
-                info=lambda: first.rank,
-                begun=lambda: self.begun,
-                report=self.said.append,
-                baseline=StepTimeBaseline(),
-            )
+            handover = handover_of(self.run, pid=PID, world_size=2)
+            context = context_of(handover, self.scratch, self.said.append, begun=lambda: self.begun)
             self.task = CollectiveTimes(context, self.blocks.append, lambda: self.waiting)
             for number in range(3):
                 self.task.step(step(number))

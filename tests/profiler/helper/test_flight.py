@@ -12,19 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.profiler.handovers import context_of, handover_of
 from tests.waiting import wait_until
 
 from rankscope.base.atomic_files import replace_file
 from rankscope.profiler.flight_files import MAX_BYTES, copy_file, done_file, dump_file
-from rankscope.profiler.handover import Handover
 from rankscope.profiler.helper.collectives import flight
 from rankscope.profiler.helper.collectives.flight import MOST_DUMPS, FlightDumps, WatchdogFile
-from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
-from rankscope.profiler.helper.tasks import HelperContext
-from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.control import ControlAnswer, ControlRequest, answer, new_request, post, read_answer
 from rankscope.runs.paths import attempt_dir, flight_dir
-from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 JOB = Path(__file__).parents[1] / "jobs" / "hung.py"
@@ -48,21 +44,8 @@ class Rank:
         self.task = self.helper()
 
     def helper(self, world_size: int = 8) -> FlightDumps:
-        rank = RankInfo(rank=RANK, world_size=world_size, host="n1", pid=1, start_unix_ns=1)
-        info = RunInfo(run_id="r1", name="test", start_unix_ns=1)
-        settings = RecorderSettings(run_dir=str(self.run), run_id="r1", name="test", start_unix_ns=1)
-        hello = Handover(settings=settings, run=info, attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=8), rank=rank)
-        return FlightDumps(
-            HelperContext(
-                hello=hello,
-                scratch=self.scratch,
-                run=lambda: info,
-                info=lambda: rank,
-                begun=lambda: self.begun,
-                report=self.said.append,
-                baseline=StepTimeBaseline(),
-            )
-        )
+        handover = handover_of(self.run, rank=RANK, world_size=world_size)
+        return FlightDumps(context_of(handover, self.scratch, self.said.append, begun=lambda: self.begun))
 
     # The clock of the helper.
 

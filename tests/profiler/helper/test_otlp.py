@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -21,18 +20,15 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     add_TraceServiceServicer_to_server,
 )
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from tests.profiler.handovers import context_of, handover_of
 from tests.profiler.otlp_collector import Collector, collecting
 from tests.waiting import DEADLINE_S, wait_until
 
-from rankscope.profiler.handover import Handover
 from rankscope.profiler.helper.publishing.otlp import MAX_WAITING, OtlpTraces
 from rankscope.profiler.helper.publishing.otlp_sdk import _FirstStepWarning, _ReportingExporter
 from rankscope.profiler.helper.publishing.spans import trace_id
-from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
-from rankscope.profiler.helper.tasks import HelperContext
-from rankscope.profiler.intervals import PhaseInterval
-from rankscope.profiler.settings import RecorderSettings
-from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
+from rankscope.profiler.phases import PhaseInterval
+from rankscope.runs.records import PhaseTimes, RunInfo, StepRecord
 
 START = 1_700_000_000_000_000_000
 
@@ -65,22 +61,11 @@ class Rank:
     def __init__(self, rank: int = 0, *, every: int | None = 2) -> None:
         self.said: list[str] = []
         self.begun = True
-        settings = RecorderSettings(run_dir="/nowhere", run_id="proposed", name="p", start_unix_ns=1, otlp_every=every)
-        info = RankInfo(rank=rank, local_rank=rank, world_size=2, host="h", pid=5, start_unix_ns=1)
-        run = RunInfo(run_id="run-1", name="bert", start_unix_ns=1)
-        attempt = AttemptInfo(attempt=0, start_unix_ns=1, world_size=2)
-        hello = Handover(settings=settings, run=RunInfo(run_id="proposed", name="p", start_unix_ns=1), attempt=attempt, rank=info)
-        self.task = OtlpTraces(
-            HelperContext(
-                hello=hello,
-                scratch=Path("/nowhere"),
-                run=lambda: run,
-                info=lambda: info,
-                begun=lambda: self.begun,
-                report=self.said.append,
-                baseline=StepTimeBaseline(),
-            )
+        nowhere, run = Path("/nowhere"), RunInfo(run_id="run-1", name="bert", start_unix_ns=1)
+        handover = handover_of(
+            nowhere, run_id="proposed", settings={"otlp_every": every}, rank=rank, local_rank=rank, world_size=2
         )
+        self.task = OtlpTraces(context_of(handover, nowhere, self.said.append, run=lambda: run, begun=lambda: self.begun))
 
     def do(self, *numbers: int) -> None:
         """Pass these steps to the task."""
@@ -304,11 +289,3 @@ def test_traces_are_off_unless_asked_for_and_the_sdk_may_be_disabled(
     disabled.do(0, 2)
     disabled.task.end(vanished=False)
     assert (off.said, disabled.said, collector.requests) == ([], [], [])
-
-
-@pytest.mark.slow
-def test_a_helper_that_sends_no_traces_loads_neither_sdk_http_nor_torch() -> None:
-    loaded = "[name for name in ('opentelemetry', 'http.client', 'numpy', 'torch') if name in sys.modules]"
-    script = f"import sys, rankscope.profiler.helper.__main__; print({loaded})"
-    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert completed.stdout.strip() == "[]"

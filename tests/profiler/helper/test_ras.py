@@ -7,20 +7,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.profiler.handovers import context_of, handover_of
 from tests.ras_server import Comm, answer, listening, ras
 from tests.waiting import wait_until
 
-from rankscope.profiler.handover import Handover
 from rankscope.profiler.helper.collectives import flight
 from rankscope.profiler.helper.collectives import ras as module
 from rankscope.profiler.helper.collectives.flight import FlightDumps
-from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
-from rankscope.profiler.helper.tasks import HelperContext
-from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.control import new_request, post
 from rankscope.runs.paths import attempt_dir
 from rankscope.runs.ras import RasAnswer, read_answers
-from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo
 
 Helper = Callable[[int, str], FlightDumps]
 
@@ -39,22 +35,7 @@ def helper(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.setattr(flight, "_REQUESTS", asks)
 
     def made(rank: int, backend: str) -> FlightDumps:
-        about = AttemptInfo(attempt=0, start_unix_ns=1, world_size=2, backend=backend)
-        rank_info = RankInfo(rank=rank, world_size=2, host="n1", pid=1, start_unix_ns=1)
-        info = RunInfo(run_id="r1", name="test", start_unix_ns=1)
-        settings = RecorderSettings(run_dir=str(run), run_id="r1", name="test", start_unix_ns=1)
-        hello = Handover(settings=settings, run=info, attempt=about, rank=rank_info)
-        return FlightDumps(
-            HelperContext(
-                hello=hello,
-                scratch=tmp_path,
-                run=lambda: info,
-                info=lambda: rank_info,
-                begun=lambda: True,
-                report=lambda _: None,
-                baseline=StepTimeBaseline(),
-            )
-        )
+        return FlightDumps(context_of(handover_of(run, rank=rank, world_size=2, backend=backend), tmp_path, lambda _: None))
 
     yield made
     os.close(heard)

@@ -19,7 +19,7 @@ from rankscope.profiler.helper.sampling.stack_lines import (
     own_frame,
     stays_of,
 )
-from rankscope.profiler.intervals import PhaseInterval
+from rankscope.profiler.phases import PhaseInterval
 from rankscope.runs.records import BatchSource, LoaderSamples, Phase, StackLine
 
 MS = 1_000_000

@@ -10,15 +10,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.profiler.first_words import hello, step
+from tests.profiler.handovers import context_of, handover_of, step
 from tests.waiting import wait_until
 
 from rankscope.profiler.helper.sampling import stacks
 from rankscope.profiler.helper.sampling.stacks import DENIED, NOT_INSTALLED, Stacks, stack_error
-from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
-from rankscope.profiler.helper.tasks import HelperContext
-from rankscope.profiler.intervals import PhaseInterval
-from rankscope.runs.records import RunInfo, StackSamples
+from rankscope.profiler.phases import PhaseInterval
+from rankscope.runs.records import StackSamples
 
 TRACE = (
     '[{"name":"main","ph":"B","tid":7,"ts":0,"args":{"filename":"/job/t.py","line":3}},'
@@ -45,18 +43,8 @@ class Helper:
             path.chmod(0o755)
         monkeypatch.setattr(stacks, "find_program", lambda: None if path is None else str(path))
         monkeypatch.setattr(time, "time", lambda: self.now)
-        first = hello(folder / "run", pid=os.getpid())
-        settings = msgspec.structs.replace(first.settings, stacks_seconds=interval)
-        first = msgspec.structs.replace(first, settings=settings, thread=7)
-        context = HelperContext(
-            hello=first,
-            scratch=folder,
-            run=lambda: RunInfo(run_id="run", name="test", start_unix_ns=1),
-            info=lambda: first.rank,
-            begun=lambda: True,
-            report=self.said.append,
-            baseline=StepTimeBaseline(),
-        )
+        handover = handover_of(folder / "run", settings={"stacks_seconds": interval}, pid=os.getpid())
+        context = context_of(msgspec.structs.replace(handover, thread=7), folder, self.said.append)
         self.baseline = context.baseline
         self.task = Stacks(context, self.rows.append)
         for number in range(3):

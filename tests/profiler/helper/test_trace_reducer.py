@@ -141,7 +141,7 @@ def test_the_trace_of_a_window_of_which_nothing_else_is_left_is_kept(place: Plac
     assert reducer.finish(30) == 0
     (reduced,) = reducer.results()
     assert reduced.reason
-    assert reducer.finish_keeping(30)
+    assert reducer._retention.finish(30)
     assert place.kept == [name(7)]
 
 
@@ -236,7 +236,7 @@ def test_a_hanging_disk_delays_neither_reduction_nor_local_memory(
     assert reduced == MAX_WAITING + 2
     assert len([*place.scratch.iterdir()]) == MAX_WAITING + 1
     assert len(place.said) == 1
-    assert not reducer.finish_keeping(0.05)
+    assert not reducer._retention.finish(0.05)
 
 
 def test_traces_of_a_killed_helper_are_removed_and_counted(

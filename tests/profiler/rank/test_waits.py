@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402  # torch may be missing
 
-from rankscope.profiler.rank.wrappers.waits import TimedOperator, WaitListener, waiting  # noqa: E402  # torch may be missing
+from rankscope.profiler.rank.wrappers.waits import TimedOperator  # noqa: E402  # torch may be missing
 
 
 class Told:
@@ -37,19 +37,15 @@ class Told:
 
 def test_a_wait_inside_a_wait_counts_once_and_one_that_raises_ends() -> None:
     recorder = Told()
-
-    def asked() -> WaitListener | None:
-        return recorder
-
-    inner = waiting(lambda: 1 / 0, asked)
-    outer = waiting(inner, asked)
+    inner = TimedOperator(lambda: 1 / 0, lambda: recorder)
+    outer = TimedOperator(inner, lambda: recorder)
     with pytest.raises(ZeroDivisionError):
         outer()
     assert (recorder.waits, recorder.inside) == (1, False)
 
 
 def test_nobody_is_told_while_nobody_listens() -> None:
-    assert waiting(operator.add, lambda: None)(2, 3) == 5
+    assert TimedOperator(operator.add, lambda: None)(2, 3) == 5
 
 
 def test_an_operator_stays_what_it_was_for_torch() -> None:

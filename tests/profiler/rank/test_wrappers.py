@@ -1,14 +1,29 @@
-"""With the wrappers in place torch behaves as before: tested in one process, which they change permanently."""
+"""Wrappers of torch: it behaves as before (in a process of its own, which they change permanently), checkpoints, and groups."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import os
+import pickle
 import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("torch")
+
+import torch
 from tests.profiler.ranks import PreloadedTorch
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
+from rankscope.profiler.rank.recorder import StepRecorder
+from rankscope.profiler.rank.wrappers import checkpoints
+from rankscope.profiler.rank.wrappers.ddp import Tail
+from rankscope.profiler.rank.wrappers.groups import EVERY, OtherGroups
+from rankscope.profiler.ring import RingWriter
+from rankscope.profiler.settings import RecorderSettings
 
 SCRIPT = """
 import pickle, sys
@@ -80,6 +95,7 @@ with StepProfiler(sys.argv[1], window_first=2, window_every=0, window_steps=50, 
 """
 
 
+@pytest.mark.slow
 def test_torch_does_what_it_did(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     completed = subprocess.run(
         torch_ranks.command(0, "-c", SCRIPT, tmp_path / "run"), capture_output=True, text=True, check=False, timeout=120
@@ -92,3 +108,112 @@ def test_torch_does_what_it_did(torch_ranks: PreloadedTorch, tmp_path: Path) -> 
         "window False off False",
         "compiled 1",
     ], completed.stderr
+
+
+JOB = Path(__file__).parents[1] / "jobs" / "frames.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "most"), [("host", 24), ("device", 90)])
+def test_a_usual_step_runs_few_functions_of_the_recorder(tmp_path: Path, where: str, most: int) -> None:
+    command = [sys.executable, str(JOB), str(tmp_path / "run"), where]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    job = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    assert job.returncode == 0, job.stderr
+    assert float(job.stdout.split()[0]) <= most, job.stdout
+
+
+class Told:
+    """Recorder that counts checkpoints."""
+
+    written = 0
+
+    def enter_checkpoint(self) -> bool:
+        return True
+
+    def leave_checkpoint(self) -> None:
+        self.written += 1
+
+
+def test_looking_for_a_module_is_not_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "saves_things.py").write_text("def save(): return 'saved'")
+    monkeypatch.syspath_prepend(tmp_path)
+    recorder = Told()
+    finder = checkpoints._Finder({"saves_things": ("save",)}, lambda: recorder)
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    assert importlib.util.find_spec("saves_things") is not None
+    assert importlib.util.find_spec("saves_things") is not None
+    try:
+        assert importlib.import_module("saves_things").save() == "saved"
+    finally:
+        sys.modules.pop("saves_things", None)
+    assert recorder.written == 1
+
+
+def test_pickling_a_tensor_is_no_checkpoint(tmp_path: Path) -> None:
+    # As object collectives, Ray and joblib do
+    recorder = Told()
+    save = checkpoints._reported(torch.serialization.save, lambda: recorder)
+    saved_by = torch.storage.UntypedStorage.__reduce__.__globals__["torch"]
+    original, saved_by.save = saved_by.save, save
+    try:
+        assert torch.equal(pickle.loads(pickle.dumps(torch.ones(3))), torch.ones(3))
+        assert recorder.written == 0
+        torch.save({"weights": torch.ones(3)}, tmp_path / "model.pt")
+        assert recorder.written == 1
+    finally:
+        saved_by.save = original
+
+
+@dataclass
+class Group:
+    """Process group that counts its collectives."""
+
+    group_name: str
+    issued: int = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.issued
+
+
+def test_communication_in_other_groups_is_known_from_the_first_look_at_it() -> None:
+    data, tensor, host = Group("0"), Group("1"), Group("2")
+    others = OtherGroups(lambda: [(data, "nccl"), (tensor, "nccl"), (host, "gloo")])
+    assert others.communicate(0, [data]), "one look tells nothing"
+    data.issued, host.issued = 5, 7
+    assert not others.communicate(1, [data]), "DDP's own group, and one in which the host waits"
+    tensor.issued = 1
+    assert not others.communicate(2, [data]), "it is not looked at in every step"
+    assert others.communicate(1 + EVERY, [data])
+    assert not others.communicate(1 + 2 * EVERY, [data]), "a checkpoint's collectives need not last"
+
+
+def test_groups_that_do_not_tell_and_jobs_without_groups() -> None:
+    others = OtherGroups(lambda: [(object(), "nccl")])
+    assert [others.communicate(step, []) for step in range(3)] == [True, False, False]
+    none = OtherGroups()
+    assert [none.communicate(step, []) for step in range(3)] == [True, False, False]
+
+
+def test_where_torch_does_not_list_its_groups_they_may_communicate() -> None:
+    def missing() -> list[tuple[object, str]]:
+        raise AttributeError("module has no attribute _world")
+
+    others = OtherGroups(missing)
+    assert all(others.communicate(step, []) for step in range(3 * EVERY))
+
+
+def test_own_time_on_a_device_needs_a_pass_that_reduced_gradients() -> None:
+    """A replayed CUDA graph runs none, and its waits are inside the graph."""
+    recorder = StepRecorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1))
+    recorder._others = OtherGroups(list)
+    recorder._others.communicate(0, [])
+    recorder.step_number = 1
+    recorder.gradients.present = True
+    assert not recorder._is_signalled()
+    tail = Tail(None, RingWriter().ready)
+    tail.stamps.append(40)
+    assert recorder.enter_backward()
+    recorder.leave_backward(tail)
+    assert recorder._is_signalled()
+    recorder.disable("the test is over")

@@ -66,7 +66,8 @@ class Helper:
         self._judge = WindowJudge(self._baseline)
         self._cupti_cost = CuptiCost(self._baseline)
         kind = self._hello.rank.device_kind
-        self._reducer = TraceReducer(scratch, self._retention(), judge=self._judge.judge, device_kind=kind)
+        self._retention = self._make_retention()
+        self._reducer = TraceReducer(scratch, self._retention, judge=self._judge.judge, device_kind=kind)
         self._assembler = StepAssembler(self._ring.name, self._ring.at, lose=lambda error: self._store.lose(1, error))
         self._standstill = StandstillMonitor(self._ring, self._assembler, self._baseline)
         self._disabled = False
@@ -102,7 +103,7 @@ class Helper:
             self._report,
         )
 
-    def _retention(self) -> TraceRetention:
+    def _make_retention(self) -> TraceRetention:
         settings, rank = self._hello.settings, self._hello.rank
         wrong_bytes = WRONG_BYTES if settings.retain_bytes is None else round(settings.retain_bytes * RETAINED_TRACES)
         return TraceRetention(
@@ -143,7 +144,7 @@ class Helper:
         # Metrics carry the identity of the run, which another rank may have created.
         if self._writer.settled:
             self._ticked = True
-            self._tasks.tick()
+            self._tasks.each(lambda task: task.tick())
 
     def _take(self) -> int:
         words = self._ring.read(_WORDS)
@@ -176,7 +177,7 @@ class Helper:
             self._judge.add(record)
             if self._hello.rank.device_kind != "cpu":
                 self._cupti_cost.add(record)
-            self._tasks.step(record, intervals)
+            self._tasks.each(lambda task: task.step(record, intervals))  # noqa: B023  # called at once
             self._store.add_step(record)
 
     def _missed(self, reason: str) -> None:
@@ -192,7 +193,7 @@ class Helper:
             self._store.add("collectives", *reduced.collectives)
             self._store.add("kernels", *reduced.kernels)
             for breakdown in reduced.breakdowns:
-                self._tasks.breakdown(breakdown)
+                self._tasks.each(lambda task: task.breakdown(breakdown))  # noqa: B023  # as above
 
     def _rank_info(self) -> RankInfo:
         return self._store.completed(self._own_info())
@@ -223,11 +224,11 @@ class Helper:
             self._report(f"gave up writing {given_up}")
         if given_up and not self._store.begun:
             note_unwritten(self._scratch, f"cannot write to {self._hello.settings.run_dir} ({self._store.reason})")
-        if not self._reducer.finish_keeping(STUCK_SECONDS):
+        if not self._retention.finish(STUCK_SECONDS):
             self._report("gave up keeping the last traces, which took too long")
         if not self._ticked:
             self._tick()
-        self._tasks.end(vanished=end is End.SILENT)
+        self._tasks.each(lambda task: task.end(vanished=end is End.SILENT))
         self._ring.close()
 
     def _end(self) -> End:

@@ -18,7 +18,7 @@ import msgspec
 from rankscope.profiler.helper.step_assembler import StepAssembler
 from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.helper.tasks import HelperContext, HelperTask
-from rankscope.profiler.intervals import PhaseInterval
+from rankscope.profiler.phases import PhaseInterval
 from rankscope.profiler.ring import RingReader
 from rankscope.profiler.step_evaluation import activity
 from rankscope.profiler.work import CHECKPOINT

@@ -16,8 +16,7 @@ from typing import Final, NamedTuple
 from rankscope.profiler import events as words
 from rankscope.profiler.events import DETAILS, KIND, SHIFT, bytes_of_message, size_of_message, value_of
 from rankscope.profiler.handover import MessageKind
-from rankscope.profiler.intervals import PhaseInterval
-from rankscope.profiler.phases import UNSEEN
+from rankscope.profiler.phases import UNSEEN, PhaseInterval
 from rankscope.profiler.ring import STEP_WORDS
 from rankscope.profiler.step_evaluation import EvaluatedStep, StepEvaluator, device_times
 from rankscope.runs.records import PHASES, PhaseTimes, StepRecord

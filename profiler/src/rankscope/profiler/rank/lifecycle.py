@@ -29,7 +29,7 @@ from rankscope.profiler.rank.gpu import flight_dump
 from rankscope.profiler.rank.gpu.device import DeviceClock, DeviceMarks, find_device, parameter_devices, used_gpus
 from rankscope.profiler.rank.gpu.mark_sampling import MarkSampling
 from rankscope.profiler.rank.gpu.windows import WindowController
-from rankscope.profiler.rank.guard import never_free, raised_by_a_signal_handler
+from rankscope.profiler.rank.guard import never_free, print_line, raised_by_a_signal_handler
 from rankscope.profiler.rank.identity import has_other_place, identify, ranks_on_host
 from rankscope.profiler.rank.meters import GcMeter, MemoryMeter, ThreadMeter
 from rankscope.profiler.rank.session import Session
@@ -264,9 +264,8 @@ class RecorderLifecycle:
         self._switch_off()
         if self.session is not None and not self.session.has_files():
             reason = "the script has closed its files"
-        with suppress(Exception):
-            rank = self.session.hello.rank.rank if self.session else os.environ.get("RANK", "0")
-            sys.stderr.write(f"rankscope: rank {rank}: the recorder switched itself off ({reason}); training goes on\n")
+        rank = self.session.hello.rank.rank if self.session else os.environ.get("RANK", "0")
+        print_line(f"rank {rank}: the recorder switched itself off ({reason}); training goes on")
         if self._leave_files():
             return
         with suppress(Exception):

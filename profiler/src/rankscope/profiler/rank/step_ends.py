@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from time import perf_counter_ns as now
 from typing import Final
@@ -31,12 +30,12 @@ from rankscope.profiler.rank.gpu.device import DeviceMarks
 from rankscope.profiler.rank.gpu.kineto import others_on
 from rankscope.profiler.rank.gpu.mark_sampling import MARK_NS
 from rankscope.profiler.rank.gpu.windows import WindowController
-from rankscope.profiler.rank.guard import guarded
+from rankscope.profiler.rank.guard import guarded, print_line
 from rankscope.profiler.rank.lifecycle import HELPER_ENDED, RankMeters, RecorderLifecycle
 from rankscope.profiler.rank.measures import amount, count
 from rankscope.profiler.rank.meters import EVERY_NS, EVERY_STEPS, READ_EVERY_NS
 from rankscope.profiler.rank.session import Session
-from rankscope.profiler.ring import ANNOUNCED, HEAD, MASK, STEP_WORDS
+from rankscope.profiler.ring import GENERATION, HEAD, MASK, SEEN, STEP_WORDS
 from rankscope.profiler.work import OTHER_PROFILER
 
 _INPUT_EVERY: Final = 15
@@ -46,7 +45,6 @@ _EARLY_STEPS: Final = 16
 _HELPER_CHECK_NS: Final = 1_000_000_000
 _PAUSE_NS: Final = 1_000_000
 """Longest recorder work between two steps that still counts as part of a step; longer work counts to neither step."""
-_GENERATION, _SEEN = ANNOUNCED
 _python_profiler: Callable[[], object] = sys.getprofile
 """Function that returns the profiler of Python functions that is on, such as cProfile; ``None``: none."""
 if sys.version_info >= (3, 12):
@@ -150,7 +148,7 @@ class StepEnds(RecorderLifecycle):
         wall_ns = at - self._begun
         self._end_step(at, meters, windows)
         ring, number = self._ring, self.step_number
-        wakes = number >= windows.wake or ring.header[_GENERATION] != ring.header[_SEEN]
+        wakes = number >= windows.wake or ring.header[GENERATION] != ring.header[SEEN]
         if wakes or at >= meters.due_ns or number <= _EARLY_STEPS:
             self._read_meters(meters, number, at)
         if not ring.next_step() or at - self._helper_seen >= _HELPER_CHECK_NS:
@@ -175,9 +173,7 @@ class StepEnds(RecorderLifecycle):
             return False
         if not self._replaced:
             self._replaced = True
-            with suppress(Exception):
-                rank = session.hello.rank.rank
-                sys.stderr.write(f"rankscope: rank {rank}: its helper process was killed; another one goes on\n")
+            print_line(f"rank {session.hello.rank.rank}: its helper process was killed; another one goes on")
         return True
 
     def _end_step(self, at: int, meters: RankMeters, windows: WindowController) -> None:

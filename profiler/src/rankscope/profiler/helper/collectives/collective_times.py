@@ -17,7 +17,7 @@ from rankscope.profiler.helper.collectives.flight_times import FlightTimes
 from rankscope.profiler.helper.collectives.inspector_log import InspectorLog
 from rankscope.profiler.helper.collectives.times_source import NoTimesError, TimesSource
 from rankscope.profiler.helper.tasks import HelperContext, HelperTask
-from rankscope.profiler.intervals import PhaseInterval
+from rankscope.profiler.phases import PhaseInterval
 from rankscope.runs.durations import DurationBlock
 from rankscope.runs.records import StepRecord
 

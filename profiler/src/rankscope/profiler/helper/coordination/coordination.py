@@ -16,7 +16,7 @@ from rankscope.profiler.helper.coordination.reports import ReportWriter
 from rankscope.profiler.helper.coordination.window_client import AnnouncedWindow, WindowClient
 from rankscope.profiler.helper.coordination.window_coordinator import WindowCoordinator
 from rankscope.profiler.helper.tasks import HelperContext, HelperTask
-from rankscope.profiler.intervals import PhaseInterval
+from rankscope.profiler.phases import PhaseInterval
 from rankscope.profiler.plan import RankReport, poll_seconds
 from rankscope.profiler.ring import Announcement, RingReader
 from rankscope.runs.paths import attempt_dir, reports_dir

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from rankscope.base.exposition import Family, Point, text
 from rankscope.profiler.helper.publishing.totals import Totals
 from rankscope.profiler.helper.tasks import HelperContext, HelperTask
-from rankscope.profiler.intervals import PhaseInterval
+from rankscope.profiler.phases import PhaseInterval
 from rankscope.profiler.scratch import forget_spooled, note_spooled, spooled_before
 from rankscope.profiler.spool import Claimant, SpoolFile, label_text
 from rankscope.runs.metrics import RANK_METRICS, STEP_BUCKETS_SECONDS, STEP_TAGS

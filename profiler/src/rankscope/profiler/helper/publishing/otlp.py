@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from rankscope.base.errors import InputError, MissingError
 from rankscope.profiler.helper.tasks import HelperContext, HelperTask
-from rankscope.profiler.intervals import PhaseInterval
+from rankscope.profiler.phases import PhaseInterval
 from rankscope.runs.records import RankInfo, RunInfo, StepRecord
 
 if TYPE_CHECKING:

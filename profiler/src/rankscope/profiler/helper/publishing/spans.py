@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from heapq import nlargest
 from typing import Final
 
-from rankscope.profiler.intervals import PhaseInterval
+from rankscope.profiler.phases import PhaseInterval
 from rankscope.runs.records import PHASES, RankInfo, RunInfo, StepRecord
 
 Value = str | bool | int | float | list[str]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Final, Literal
 
+from rankscope.base.process import children_of
 from rankscope.profiler.helper.sampling.stack_lines import (
     PhaseTimeline,
     StackFrame,
@@ -139,22 +140,13 @@ def workers_of(pid: int) -> list[int]:
     processes: list[int] = []
     above = [pid]
     while above:
-        children = [child for parent in above for child in _children(parent)]
+        children = [child for parent in above for child in children_of(parent)]
         above = [child for child in children if child != os.getpid() and not _is_other(child)]
         processes += above
-    servers = {child for child in processes if _children(child)}
+    servers = {child for child in processes if children_of(child)}
     processes = [child for child in processes if child not in servers] or processes
     of_torch = [child for child in processes if _name(child) == TORCH_WORKER]
     return sorted(of_torch or processes)[:MAX_WORKERS]
-
-
-def _children(pid: int) -> list[int]:
-    children: list[int] = []
-    with suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):
-                children += map(int, (thread / "children").read_text().split())
-    return children
 
 
 def _name(pid: int) -> str:

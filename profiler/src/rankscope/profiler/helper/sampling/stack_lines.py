@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from rankscope.base.regular_files import open_regular
-from rankscope.profiler.intervals import PhaseInterval
+from rankscope.profiler.phases import PhaseInterval
 from rankscope.runs.records import BatchSource, Phase, StackLine
 
 MAX_LINES: Final = 16

@@ -27,7 +27,7 @@ from typing import Final
 from rankscope.profiler.helper.sampling.loaders import batch_source, loader_samples, waits_for_others, workers_of
 from rankscope.profiler.helper.sampling.stack_lines import PhaseTimeline, StackLines, Stay, stays_of
 from rankscope.profiler.helper.tasks import HelperContext, HelperTask
-from rankscope.profiler.intervals import PhaseInterval
+from rankscope.profiler.phases import PhaseInterval
 from rankscope.profiler.starts import process_start_unix_ns
 from rankscope.runs.records import LoaderSamples, StackSamples, StepRecord
 

@@ -152,7 +152,7 @@ class RunStore:
             if self._counts_changed:
                 self._write_rank(self._info)
         except OSError as error:
-            self._complain(error)
+            self._fail(error.strerror or str(error))
             return False
         return True
 
@@ -324,7 +324,7 @@ class RunStore:
             self._write_rank(info)
             self._moved()
         except OSError as error:
-            self._complain(error)
+            self._fail(error.strerror or str(error))
             return False
         return True
 
@@ -349,9 +349,6 @@ class RunStore:
                 file.unlink(missing_ok=True)
             elif self._has_place(makes=True):
                 write_record(file, activity)
-
-    def _complain(self, error: OSError) -> None:
-        self._fail(error.strerror or str(error))
 
     def fail(self, error: Exception) -> None:
         """Handle another error during writing as if the folder could not be written."""

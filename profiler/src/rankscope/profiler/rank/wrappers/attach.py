@@ -10,7 +10,6 @@ import gc
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import wraps
 from threading import get_ident
 from typing import Any
@@ -28,6 +27,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from rankscope.profiler.rank import layout
 from rankscope.profiler.rank.gpu import flight_dump, graph_capture, memory_snapshot
 from rankscope.profiler.rank.gpu.kineto import note_begun, note_ended
+from rankscope.profiler.rank.guard import print_not_recorded
 from rankscope.profiler.rank.identity import note_process_group
 from rankscope.profiler.rank.recorder import StepRecorder
 from rankscope.profiler.rank.unrecorded import explain_at_end
@@ -66,8 +66,7 @@ def install() -> None:
             _launched = recorder
             explain_at_end(recorder)
     except Exception as error:  # noqa: BLE001  # no error may stop training
-        with suppress(Exception):
-            sys.stderr.write(f"rankscope: not recorded: {str(error) or type(error).__name__}; training goes on\n")
+        print_not_recorded(str(error) or type(error).__name__)
 
 
 def use(recorder: StepRecorder) -> None:
@@ -127,7 +126,7 @@ def _wrap_everything() -> None:
     _replace(GradScaler, "step", _scaler)
     _replace(profiler.profile, "_prepare_trace", _foreign_profiler)
     _replace(profiler.profile, "_start_trace", _foreign_profiler)
-    _replace(profiler.profile, "__exit__", _foreign_profiler_ends)
+    _replace(profiler.profile, "__exit__", _noting_end(note_ended))
     # These cannot be active during a window either.
     for kind in (
         profiler.emit_nvtx,
@@ -135,9 +134,9 @@ def _wrap_everything() -> None:
         getattr(sys.modules.get("torch.autograd.profiler_legacy"), "profile", None),
     ):
         _replace(kind, "__enter__", _foreign_profiler)
-        _replace(kind, "__exit__", _foreign_profiler_ends)
+        _replace(kind, "__exit__", _noting_end(note_ended))
     _replace(torch.cuda.CUDAGraph, "capture_begin", _capture_begins)
-    _replace(torch.cuda.CUDAGraph, "capture_end", _capture_ends)
+    _replace(torch.cuda.CUDAGraph, "capture_end", _noting_end(graph_capture.note_ended))
     _replace(DistributedDataParallel, "__init__", _wrapped_model)
     if dist.is_available():
         _replace(dist, "init_process_group", _process_group)
@@ -233,16 +232,6 @@ def _foreign_profiler(original: Callable[..., Any]) -> Callable[..., Any]:
     return begin
 
 
-def _foreign_profiler_ends(original: Callable[..., Any]) -> Callable[..., Any]:
-    def end(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            note_ended(self)
-
-    return end
-
-
 def _capture_begins(original: Callable[..., None]) -> Callable[..., None]:
     def begin(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -251,14 +240,19 @@ def _capture_begins(original: Callable[..., None]) -> Callable[..., None]:
     return begin
 
 
-def _capture_ends(original: Callable[..., None]) -> Callable[..., None]:
-    def end(self: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            original(self, *args, **kwargs)
-        finally:
-            graph_capture.note_ended(self)
+def _noting_end(note: Callable[[object], None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a maker of wrappers that call ``note`` with the object when its method has returned or raised."""
 
-    return end
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def end(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                note(self)
+
+        return end
+
+    return make
 
 
 def _process_group(original: Callable[..., None]) -> Callable[..., None]:

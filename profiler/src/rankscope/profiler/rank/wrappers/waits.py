@@ -44,13 +44,18 @@ class TimedOperator:
 
     def __init__(self, builtin: Any, listening: Listening) -> None:
         self._builtin = builtin
-        self._timed = waiting(builtin, listening)
+        self._listening = listening
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the builtin, timed unless it runs on data-less tensors of a trace."""
-        if args and type(args[0]).__name__ in _WITHOUT_DATA:
+        """Call the builtin, timed unless it runs on data-less tensors of a trace, or inside another wait."""
+        listener = None if args and type(args[0]).__name__ in _WITHOUT_DATA else self._listening()
+        started = 0 if listener is None else listener.enter_wait()
+        if listener is None or not started:
             return self._builtin(*args, **kwargs)
-        return self._timed(*args, **kwargs)
+        try:
+            return self._builtin(*args, **kwargs)
+        finally:
+            listener.leave_wait(started)
 
     def __hash__(self) -> int:
         return hash(self._builtin)
@@ -62,24 +67,8 @@ class TimedOperator:
         return getattr(self._builtin, name)
 
 
-def waiting(original: Callable[..., Any], listening: Listening) -> Callable[..., Any]:
-    """Return ``original`` timed as a wait. A wait inside another is part of the outer one."""
-
-    def wait(*args: Any, **kwargs: Any) -> Any:
-        listener = listening()
-        started = 0 if listener is None else listener.enter_wait()
-        if listener is None or not started:
-            return original(*args, **kwargs)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            listener.leave_wait(started)
-
-    return wait
-
-
-def waiting_method(original: Callable[..., Any], listening: Listening) -> Callable[..., Any]:
-    """Return the method ``original`` timed as a wait, see ``waiting``.
+def timed_method(original: Callable[..., Any], listening: Listening) -> Callable[..., Any]:
+    """Return the method ``original`` timed as a wait. A wait inside another is part of the outer one.
 
     The wrapper has a parameter ``self``: pybind11 looks for it in the calling frame, to distinguish ``super().wait()`` in a
     Python subclass from a call that must go to the subclass.
@@ -104,7 +93,7 @@ def watch(listening: Listening) -> None:
     def replace(owner: Any, name: str) -> None:
         original = getattr(owner, name, None)
         if original is not None:
-            setattr(owner, name, wraps(original)(waiting_method(original, listening)))
+            setattr(owner, name, wraps(original)(timed_method(original, listening)))
 
     # The broadcast of buffers before forward waits for rank 0.
     replace(DistributedDataParallel, "_sync_buffers")
