@@ -38,7 +38,7 @@ def handover_of(
 def context_of(handover: Handover, scratch: Path, report: Callable[[str], None], **more: Any) -> HelperContext:
     """Return the context of the tasks of a rank's helper. ``more``: fields that differ from those of a rank that has begun."""
     usual = {"run": lambda: handover.run, "info": lambda: handover.rank, "begun": lambda: True, "baseline": StepTimeBaseline()}
-    return HelperContext(hello=handover, scratch=scratch, report=report, **usual | more)
+    return HelperContext(handover=handover, scratch=scratch, report=report, **usual | more)
 
 
 def step(number: int) -> StepRecord:

@@ -261,10 +261,10 @@ def test_ctrl_c_reaches_the_job_once_even_with_redirected_input(tmp_path: Path) 
         # Then the job receives the signal once
         assert launcher.stdout.readline() == "interrupted\n"
         time.sleep(0.2)
-        rest, _ = launcher.communicate(timeout=60)
+        output, _ = launcher.communicate(timeout=60)
     os.close(keyboard)
     os.close(terminal)
-    assert rest == ""
+    assert output == ""
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ LOADED = 2 * 64 * 128
 """Elements of the two batches of a step, as loaded."""
 
 
-GIVEN = LOADED + 2
+ENTERING = LOADED + 2
 
 
 """Elements that the model is given on a rank without a fault: each call also takes a scale."""
@@ -74,7 +74,7 @@ def test_work_is_counted_where_it_enters_the_model_and_graphs_stay_whole(
     output = capfd.readouterr()
     assert "switched itself off" not in output.err
     # Accumulated batches add up, and evaluation does not count
-    assert work(run, 0) == {(LOADED, GIVEN)}
+    assert work(run, 0) == {(LOADED, ENTERING)}
     assert work(run, 1) == {(LOADED, GROWTH * LOADED + 2)}
     command = torch_ranks.command(1, BATCHES_JOB, layout, "none", "8")
     assert output.out == 2 * subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
@@ -101,7 +101,7 @@ def test_batches_that_grow_after_the_loader_are_imbalance(torch_ranks: Preloaded
 @pytest.mark.alone
 def test_a_rank_that_is_slow_with_equal_work_is_not_imbalanced(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", torch_ranks.command(2, BATCHES_JOB, "ddp", "slower", "120"))
-    assert work(run, 0) == work(run, 1) == {(LOADED, GIVEN)}
+    assert work(run, 0) == work(run, 1) == {(LOADED, ENTERING)}
     verdict = analyze([tmp_path / "run"]).verdict
     assert (verdict.kind, verdict.rank, verdict.cause) == ("straggler", 1, "compute"), verdict.summary
 

@@ -30,7 +30,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 def record(command: list[str], run_dir: Path, *args: str, windows: int = 0, spool: Path | None = None) -> LaunchResult:
     """Record ``JOB`` on two ranks."""
-    options = {"window_first": 6, "window_every": 0, "window_steps": windows, "spool_dir": str(spool)}
+    options = {"window_first": 6, "window_every": 0, "window_steps": windows, "spool_dir": spool and str(spool)}
     return recorded_job([*command, "--steps", str(STEPS), "--pause", str(PAUSE_US / 1e6), *args], run_dir, **options)
 
 

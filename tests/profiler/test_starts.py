@@ -62,7 +62,7 @@ def test_ranks_of_one_start_meet_and_those_of_the_next_in_the_next_attempt(tmp_p
 def test_who_had_no_place_in_the_start_before_does_not_take_it_now(tmp_path: Path, host: str) -> None:
     # Given a start in which rank 1 never reached its first step, and rank 0 ended
     before = joined(tmp_path, 0, 1000)
-    ended = msgspec.structs.replace(before._hello.rank, end_unix_ns=1006 * SECOND)
+    ended = msgspec.structs.replace(before._handover.rank, end_unix_ns=1006 * SECOND)
     assert before.write_rank(ended)
     # Then it is with rank 0 in the next attempt, in either order
     assert joined(tmp_path, 1, 1008, host=host).attempt == 1

@@ -17,9 +17,9 @@ import pytest
 from tests.ring_step import put_step, ring_in
 from tests.step_files import append
 
-from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Handover
+from rankscope.profiler.handover import HANDOVER_FILE, RING_FILE, Handover
 from rankscope.profiler.helper.writing.store import RunStore
-from rankscope.profiler.ring import End
+from rankscope.profiler.ring import EndState
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.paths import rank_dir, segment
 from rankscope.runs.reader import RunReader
@@ -69,12 +69,12 @@ class Rank:
             attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=2),
             rank=RankInfo(rank=rank, world_size=2, host="h", pid=rank, start_unix_ns=1),
         )
-        (self.scratch / HELLO_FILE).write_bytes(msgspec.json.encode(output))
+        (self.scratch / HANDOVER_FILE).write_bytes(msgspec.json.encode(output))
         for path in (self.scratch, *self.scratch.iterdir()):
             os.chown(path, user, user)
         for number in range(20):
             assert put_step(self.ring, number)
-        self.ring.set_end(End.EXIT)
+        self.ring.set_end(EndState.EXIT)
         # At the end, a disk that refuses writes is retried for a shorter time.
         main = "helper.main(Path(sys.argv[1]), int(sys.argv[2]))"
         code = f"{become(user, groups, umask)}; writer_thread.LAST_TRY_SECONDS = 0.5; {main}"

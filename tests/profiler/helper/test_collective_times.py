@@ -54,7 +54,7 @@ class Helper:
         self.scratch.mkdir()
         self.log = inspector_dir(self.run) / f"h-pid{PID}.log"
         self.blocks: list[DurationBlock] = []
-        self.said: list[str] = []
+        self.reported: list[str] = []
         self.waiting = 0
         self.begun = True
         self.now = 1_000_000.0
@@ -62,9 +62,9 @@ class Helper:
             monkeypatch.setattr(module, "time", self)
         for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_ENABLE_TIMING"):
             monkeypatch.delenv(name, raising=False)
-        self.heard, self.asks = os.pipe()
-        os.set_blocking(self.heard, False)
-        monkeypatch.setattr(flight_times, "_REQUESTS", self.asks)
+        self.request_reader, self.request_writer = os.pipe()
+        os.set_blocking(self.request_reader, False)
+        monkeypatch.setattr(flight_times, "_REQUESTS", self.request_writer)
         self.task: CollectiveTimes | None = None
 
     def time(self) -> float:
@@ -80,7 +80,7 @@ class Helper:
         """Let the time of the next look come, and wait for its end."""
         if self.task is None:
             handover = handover_of(self.run, pid=PID, world_size=2)
-            context = context_of(handover, self.scratch, self.said.append, begun=lambda: self.begun)
+            context = context_of(handover, self.scratch, self.reported.append, begun=lambda: self.begun)
             self.task = CollectiveTimes(context, self.blocks.append, lambda: self.waiting)
             for number in range(3):
                 self.task.step(step(number))
@@ -102,16 +102,16 @@ class Helper:
         """Numbers of the recorded operations."""
         return [number for block in self.blocks for number in block.number]
 
-    def asked(self) -> list[str]:
+    def requests_received(self) -> list[str]:
         """Return the requests that the rank has received."""
         try:
-            return os.read(self.heard, 1000).decode().split()
+            return os.read(self.request_reader, 1000).decode().split()
         except BlockingIOError:
             return []
 
     def dump(self, entries: list[dict[str, Any]], *, took_us: int = 1000) -> None:
         """Answer the request for a dump."""
-        assert self.asked() == [DURATIONS]
+        assert self.requests_received() == [DURATIONS]
         config = {"0": {"name": "0", "desc": "", "ranks": "[0, 1]"}}
         document = {"version": "2.10", "nccl_version": "2.28", "pg_config": config, "pg_status": {}, "entries": entries}
         replace_file(dump_file(self.scratch, DURATIONS, "nccl"), pickle.dumps(document))
@@ -125,8 +125,8 @@ def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Helper]:
     monkeypatch.setenv("NCCL_PROFILER_PLUGIN", "/plugin.so")
     played = Helper(tmp_path, monkeypatch)
     yield played
-    os.close(played.heard)
-    os.close(played.asks)
+    os.close(played.request_reader)
+    os.close(played.request_writer)
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_every_record_is_taken_once_however_the_plugin_writes(helper: Helper) ->
     # and the log is removed, as the run made its folder
     helper.end()
     assert not helper.log.exists()
-    assert helper.said == []
+    assert helper.reported == []
 
 
 @pytest.mark.parametrize("has_holes", [True, False])
@@ -209,7 +209,7 @@ def test_damage_costs_no_more_than_itself(helper: Helper, hostile: bytes) -> Non
     helper.look()
     assert helper.numbers == [0, 2, 3]
     assert sum(block.damaged for block in helper.blocks) >= 1
-    assert helper.said == []
+    assert helper.reported == []
 
 
 def test_what_the_plugin_dropped_is_counted_and_said_once(helper: Helper) -> None:
@@ -220,8 +220,8 @@ def test_what_the_plugin_dropped_is_counted_and_said_once(helper: Helper) -> Non
             file.write(json.dumps(stats).encode() + b"\n" + record(number))
         helper.look()
     assert [block.lost for block in helper.blocks] == [9, 9]
-    assert len(helper.said) == 1
-    assert "9 durations" in helper.said[0]
+    assert len(helper.reported) == 1
+    assert "9 durations" in helper.reported[0]
 
 
 def test_a_log_that_disappears_is_found_again(helper: Helper) -> None:
@@ -234,7 +234,7 @@ def test_a_log_that_disappears_is_found_again(helper: Helper) -> None:
     helper.look()
     helper.look()
     assert helper.numbers == [0, 1]
-    assert helper.said == []
+    assert helper.reported == []
 
 
 def test_the_replacement_of_a_killed_helper_reads_on_in_the_log(helper: Helper) -> None:
@@ -245,7 +245,7 @@ def test_the_replacement_of_a_killed_helper_reads_on_in_the_log(helper: Helper) 
         log.write(record(2))
     helper.look()
     assert helper.numbers == [0, 1, 2]
-    assert helper.said == []
+    assert helper.reported == []
 
 
 def test_a_rank_that_ends_before_its_first_record_keeps_its_durations(helper: Helper) -> None:
@@ -260,8 +260,8 @@ def test_a_plugin_that_writes_nothing_is_reported_once(helper: Helper) -> None:
     for _ in range(5):
         helper.look(40.0)
     helper.end()
-    assert len(helper.said) == 1
-    assert str(inspector_dir(helper.run)) in helper.said[0]
+    assert len(helper.reported) == 1
+    assert str(inspector_dir(helper.run)) in helper.reported[0]
     (block,) = helper.blocks
     assert block.missing is not None
     assert not block.group
@@ -272,7 +272,7 @@ def test_a_log_of_another_process_is_not_read(helper: Helper) -> None:
     for _ in range(3):
         helper.look()
     assert helper.numbers == []
-    assert len(helper.said) == 1
+    assert len(helper.reported) == 1
     # and neither is what a link leads to
     assert helper.blocks[-1].missing is not None
 
@@ -283,7 +283,7 @@ def test_links_and_pipes_are_no_logs(helper: Helper, tmp_path: Path) -> None:
     for _ in range(collective_times.PATIENCE + 2):
         helper.look()
     assert helper.numbers == []
-    assert len(helper.said) == 1
+    assert len(helper.reported) == 1
 
 
 def test_nothing_is_read_while_the_disk_takes_nothing(helper: Helper) -> None:
@@ -304,7 +304,7 @@ def test_a_backlog_is_skipped_and_counted(helper: Helper, monkeypatch: pytest.Mo
     assert helper.numbers[-1] == 999
     assert len(helper.numbers) < 50
     assert helper.blocks[0].lost > 100
-    assert len(helper.said) == 1
+    assert len(helper.reported) == 1
 
 
 def entry(number: int, *, ended: bool = True, **more: Any) -> dict[str, Any]:
@@ -344,7 +344,7 @@ def test_dumps_are_asked_for_and_give_each_operation_once(recorder: Helper) -> N
     assert recorder.blocks[0].groups[0].ranks == [0, 1]
     # and local memory is released
     assert list(recorder.scratch.glob("flight-*")) == []
-    assert recorder.said == []
+    assert recorder.reported == []
 
 
 def test_the_replacement_of_a_killed_helper_takes_what_no_dump_had(recorder: Helper) -> None:
@@ -356,7 +356,7 @@ def test_the_replacement_of_a_killed_helper_takes_what_no_dump_had(recorder: Hel
     recorder.dump([entry(number) for number in range(12)])
     recorder.look(0.5)
     assert sorted(recorder.numbers) == list(range(12))
-    assert recorder.said == []
+    assert recorder.reported == []
 
 
 def test_overwritten_operations_are_counted_and_said_once(recorder: Helper) -> None:
@@ -365,25 +365,25 @@ def test_overwritten_operations_are_counted_and_said_once(recorder: Helper) -> N
         recorder.dump([entry(number) for number in range(first, first + 100)])
         recorder.look(0.5)
     assert [block.lost for block in recorder.blocks] == [0, 50, 50]
-    assert len(recorder.said) == 1
+    assert len(recorder.reported) == 1
 
 
 @pytest.mark.slow
 def test_dumps_are_rarer_where_they_are_costly(recorder: Helper) -> None:
-    number, asked = 0, []
+    number, dumped_at = 0, []
     for _ in range(2 * 300):
         recorder.look(0.5)
-        if (heard := recorder.asked()) == [DURATIONS]:
-            asked.append(recorder.now)
-            os.write(recorder.asks, f"{DURATIONS}\n".encode())
+        if (received := recorder.requests_received()) == [DURATIONS]:
+            dumped_at.append(recorder.now)
+            os.write(recorder.request_writer, f"{DURATIONS}\n".encode())
             number += 10
             recorder.dump([entry(item) for item in range(max(0, number - 100), number)], took_us=100_000)
         else:
-            assert heard == []
+            assert received == []
     # 100 ms are half of 1 % of 20 s, and the next interval is 32 s, by the clock
-    assert len(asked) > 5
-    assert {after - before for before, after in pairwise(asked[3:])} == {32.0}
-    assert all(at % 32 == 0 for at in asked[3:])
+    assert len(dumped_at) > 5
+    assert {after - before for before, after in pairwise(dumped_at[3:])} == {32.0}
+    assert all(at % 32 == 0 for at in dumped_at[3:])
 
 
 def test_parts_of_a_batch_are_recorded_with_it(recorder: Helper) -> None:
@@ -400,8 +400,8 @@ def test_parts_of_a_batch_are_recorded_with_it(recorder: Helper) -> None:
 def test_a_rank_that_does_not_answer_is_reported_once_and_not_asked_again(recorder: Helper) -> None:
     for _ in range(10):
         recorder.look(30.0)
-    assert recorder.asked() == [DURATIONS]
-    assert len(recorder.said) == 1
+    assert recorder.requests_received() == [DURATIONS]
+    assert len(recorder.reported) == 1
     # when its dump comes after all, then it is recorded
     replace_file(
         dump_file(recorder.scratch, DURATIONS, "nccl"), pickle.dumps({"version": "2.10", "pg_config": {}, "entries": [entry(0)]})
@@ -415,11 +415,11 @@ def test_a_rank_that_does_not_answer_is_reported_once_and_not_asked_again(record
 def test_a_damaged_dump_is_reported_once(recorder: Helper, damage: bytes) -> None:
     for _ in range(3):
         recorder.look(32.0)
-        assert recorder.asked() == [DURATIONS]
+        assert recorder.requests_received() == [DURATIONS]
         replace_file(dump_file(recorder.scratch, DURATIONS, "nccl"), damage)
         replace_file(done_file(recorder.scratch, DURATIONS), b"10 us")
         recorder.look(0.5)
-    assert len(recorder.said) <= 1
+    assert len(recorder.reported) <= 1
     assert recorder.numbers == []
 
 
@@ -432,8 +432,8 @@ def test_a_failure_switches_only_this_off(helper: Helper, monkeypatch: pytest.Mo
     for _ in range(3):
         helper.look()
     helper.end()
-    assert len(helper.said) == 1
-    assert "oops" in helper.said[0]
+    assert len(helper.reported) == 1
+    assert "oops" in helper.reported[0]
 
 
 def test_without_a_source_nothing_happens(helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,4 +441,4 @@ def test_without_a_source_nothing_happens(helper: Helper, monkeypatch: pytest.Mo
     helper.look(100.0)
     assert helper.task is not None
     assert helper.task._worker is None
-    assert helper.asked() == []
+    assert helper.requests_received() == []

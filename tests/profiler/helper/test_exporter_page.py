@@ -28,7 +28,7 @@ from rankscope.profiler.helper.sampling.exporter_page import (
     parse_target,
     read_page,
 )
-from rankscope.profiler.helper.sampling.hardware import History
+from rankscope.profiler.helper.sampling.hardware import AbsenceFilter
 from rankscope.runs.records import HardwareSample
 
 NODE = Path(__file__).parents[2] / "exporter" / "golden" / "node.txt"
@@ -128,7 +128,7 @@ def test_a_page_that_is_damaged_is_no_page_and_not_one_with_fewer_gpus(line: byt
 
 def test_a_missing_value_is_a_row_once_and_values_are_rows_always() -> None:
     first, other = (HardwareSample(unix_ns=1, gpu_uuid=uuid, power_watts=1.0) for uuid in (H100, A100))
-    history = History(None)
+    history = AbsenceFilter(None)
 
     assert [row.missing for row in history.absent("refused", 1)] == ["refused"]
     assert history.absent("timed out", 2) == [], "it is as absent as before"
@@ -144,20 +144,20 @@ def test_a_missing_value_is_a_row_once_and_values_are_rows_always() -> None:
 
 def test_a_gpu_that_does_not_answer_is_a_row_per_reason() -> None:
     hung, lost = (HardwareSample(unix_ns=1, gpu_uuid=HUNG, missing=reason) for reason in ("hung", "lost"))
-    history = History(None)
+    history = AbsenceFilter(None)
     assert [history.rows_of([row], 1) for row in (hung, hung, lost, lost)] == [[hung], [], [lost], []]
 
 
 def test_an_exporter_without_gpus_is_missing_once() -> None:
-    history = History(None)
+    history = AbsenceFilter(None)
     assert history.rows_of([], 1) == [HardwareSample(unix_ns=1, missing=NO_GPU)]
     assert history.rows_of([], 2) == []
 
 
 def test_the_ranks_own_gpu_is_missed_when_the_exporter_does_not_show_it() -> None:
     seen = HardwareSample(unix_ns=1, gpu_uuid="MIG-1-2-3")
-    assert [row.gpu_uuid for row in History(H100).rows_of([seen], 1) if row.missing] == [H100]
-    assert History("GPU-1-2-3").rows_of([seen], 1) == [seen], "CUDA gives a MIG device's uuid without saying that it is one"
+    assert [row.gpu_uuid for row in AbsenceFilter(H100).rows_of([seen], 1) if row.missing] == [H100]
+    assert AbsenceFilter("GPU-1-2-3").rows_of([seen], 1) == [seen], "CUDA gives a MIG device's uuid without saying that it is one"
 
 
 Answer = Callable[[Any], None]

@@ -21,11 +21,11 @@ from tests.ring_step import ring_in
 from tests.waiting import wait_until
 
 from rankscope.base.locks import try_lock
-from rankscope.profiler.handover import HELLO_FILE, RING_FILE
+from rankscope.profiler.handover import HANDOVER_FILE, RING_FILE
 from rankscope.profiler.helper.sampling import host_lock
 from rankscope.profiler.helper.sampling.hardware import SampleLog
 from rankscope.profiler.helper.sampling.host_lock import HostLock
-from rankscope.profiler.ring import End
+from rankscope.profiler.ring import EndState
 from rankscope.profiler.settings import EXPORTER_URL
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import HardwareSample, RunInfo
@@ -67,7 +67,7 @@ class Rank:
         scratch = folder / f"scratch{rank}"
         scratch.mkdir()
         self.ring = ring_in(scratch / RING_FILE)
-        (scratch / HELLO_FILE).write_bytes(msgspec.json.encode(handover))
+        (scratch / HANDOVER_FILE).write_bytes(msgspec.json.encode(handover))
         with (scratch / RING_FILE).open("r+b") as file:
             memory = file.fileno()
             command = [sys.executable, "-P", "-c", QUICK, str(scratch), str(memory)]
@@ -87,7 +87,7 @@ class Rank:
 
     def end(self) -> str:
         """End the rank; return the output of its helper."""
-        self.ring.set_end(End.EXIT)
+        self.ring.set_end(EndState.EXIT)
         _, output = self.helper.communicate(timeout=60)
         self.ring.close()
         return output

@@ -17,9 +17,9 @@ from tests.waiting import wait_until
 
 from rankscope.analysis.engine import analyze
 from rankscope.base.process import JOB_SIGNALS
-from rankscope.profiler.handover import HELLO_FILE, Handover, MessageKind, ProfiledWindow
+from rankscope.profiler.handover import HANDOVER_FILE, Handover, MessageKind, ProfiledWindow
 from rankscope.profiler.helper.tasks import HelperTask, HelperTasks
-from rankscope.profiler.ring import CAPACITY, EVENT_NS, STEP_WORDS, TAIL, End
+from rankscope.profiler.ring import CAPACITY, EVENT_NS, STEP_WORDS, TAIL, EndState
 from rankscope.profiler.scratch import hold, recorded_ranks, spooled
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
@@ -34,7 +34,7 @@ class Rank:
         scratch.mkdir()
         self.scratch = scratch
         self.ring = ring_in(scratch / "ring")
-        (scratch / HELLO_FILE).write_bytes(msgspec.json.encode(handover))
+        (scratch / HANDOVER_FILE).write_bytes(msgspec.json.encode(handover))
         with (scratch / "ring").open("r+b") as file:
             command = [sys.executable, "-P", "-m", "rankscope.profiler.helper", str(scratch), str(file.fileno())]
             self.helper = subprocess.Popen(
@@ -67,9 +67,10 @@ class Rank:
 
 
 @pytest.mark.parametrize(
-    ("end", "reason"), [(End.EXIT, "exit"), (End.INTERRUPTED, "interrupted"), (End.CRASH, "crash"), (End.SILENT, "killed")]
+    ("end", "reason"),
+    [(EndState.EXIT, "exit"), (EndState.INTERRUPTED, "interrupted"), (EndState.CRASH, "crash"), (EndState.SILENT, "killed")],
 )
-def test_records_reach_the_disk_and_the_end_has_a_reason(tmp_path: Path, end: End, reason: str) -> None:
+def test_records_reach_the_disk_and_the_end_has_a_reason(tmp_path: Path, end: EndState, reason: str) -> None:
     (tmp_path / "spool").mkdir()
     rank = Rank(tmp_path / "scratch", handover_of(tmp_path / "run", spool=tmp_path / "spool"))
     rank.put(*range(50))
@@ -83,7 +84,7 @@ def test_records_reach_the_disk_and_the_end_has_a_reason(tmp_path: Path, end: En
     assert (info.end_reason, info.dropped_records) == (reason, 0)
     assert info.recorder_cost_us == 5.0 + words * EVENT_NS / 1000
     # The last metrics of a vanished rank stay: an alert needs their age.
-    assert len(list((tmp_path / "spool").iterdir())) == (end is End.SILENT)
+    assert len(list((tmp_path / "spool").iterdir())) == (end is EndState.SILENT)
 
 
 def test_a_helper_outlives_the_signals_of_the_job(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_a_helper_outlives_the_signals_of_the_job(tmp_path: Path) -> None:
     for number in JOB_SIGNALS:
         rank.helper.send_signal(number)
     rank.put(1)
-    rank.ring.set_end(End.EXIT)
+    rank.ring.set_end(EndState.EXIT)
     assert rank.end() == ""
     assert [row.step for row in RunReader(tmp_path / "run").steps(0, 0)] == [0, 1]
 
@@ -144,7 +145,7 @@ def test_an_entry_that_makes_no_sense_costs_itself_and_is_counted(tmp_path: Path
             'rank_recorder_dropped_total{run="test",rank="0",slot="0"} 4' in path.read_text() for path in spool.glob("*.prom")
         )
     )
-    rank.ring.set_end(End.EXIT)
+    rank.ring.set_end(EndState.EXIT)
     output = rank.end()
     assert output.count("\n") == 1
     assert "1 record(s) dropped" in output
@@ -161,7 +162,7 @@ def test_the_end_of_a_rank_whose_run_was_removed_makes_nothing_either(
     rank.put(0)
     wait_until((tmp_path / "run" / "attempts" / "000" / "ranks" / "00000" / "steps-000000.npy").exists)
     (tmp_path / "run").rename(tmp_path_factory.mktemp("gone") / "run")  # at once, as the helper may be writing
-    rank.ring.set_end(End.EXIT)
+    rank.ring.set_end(EndState.EXIT)
     assert rank.end().count("was removed") == 1
     assert not any(tmp_path.iterdir())
 
@@ -209,7 +210,7 @@ def test_a_hanging_filesystem_delays_the_writing_and_nothing_else(tmp_path: Path
     for number in range(count):
         wait_until(lambda: rank.ring.at + 3 * STEP_WORDS - rank.ring.header[TAIL] <= CAPACITY)
         assert put_step(rank.ring, number)
-    rank.ring.set_end(End.EXIT)
+    rank.ring.set_end(EndState.EXIT)
     # And when the disk answers again after the rank's end, everything is there
     assert rank.helper.stdin is not None
     rank.helper.stdin.close()
@@ -229,7 +230,7 @@ def test_a_window_whose_trace_is_damaged_is_one_line(tmp_path: Path, keep: int) 
     trace = rank.scratch / "window.json"
     trace.write_text(one_step_trace(5)[:keep])
     rank.put_window(ProfiledWindow(str(trace), 5, 7))
-    rank.ring.set_end(End.EXIT)
+    rank.ring.set_end(EndState.EXIT)
     output = rank.end()
     assert output.count("\n") == 1
     assert "a profiler window was left out" in output
@@ -258,7 +259,7 @@ def test_a_window_that_cannot_be_reduced_costs_the_window_only(
     for number in (1, 2):
         rank.put_empty_window(number)
     rank.put(1)
-    rank.ring.set_end(End.EXIT)
+    rank.ring.set_end(EndState.EXIT)
     # Then it reports that once, counts them, and continues to the end
     output = rank.end()
     assert output.count("\n") == 1
@@ -289,7 +290,7 @@ def test_a_window_with_a_step_that_is_too_long_keeps_its_trace_and_reason(tmp_pa
         trace = rank.scratch / f"window-{number:09d}.json"
         trace.write_text(one_step_trace(number))
         rank.put_window(ProfiledWindow(str(trace), number, number))
-    rank.ring.set_end(End.EXIT)
+    rank.ring.set_end(EndState.EXIT)
     assert rank.end() == ""
     # then the second alone is kept, its record gives the reason
     reader = RunReader(run)
@@ -320,7 +321,7 @@ def test_windows_too_slow_at_the_end_are_counted_and_the_end_is_written(tmp_path
     rank.put(0)
     for number in (1, 2):
         rank.put_empty_window(number)
-    rank.ring.set_end(End.EXIT)
+    rank.ring.set_end(EndState.EXIT)
     assert "gave up reducing 2 profiled windows" in rank.end()
     info = info_of(tmp_path / "run")
     assert (info.end_reason, info.missed_windows) == ("exit", 2)

@@ -31,15 +31,15 @@ def run(tmp_path: Path) -> Path:
 def helper(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Helper]:
     monkeypatch.setattr(module, "APART_SECONDS", 0.0)
     monkeypatch.setattr(flight, "CHECK_SECONDS", 0.0)
-    heard, asks = os.pipe()
-    monkeypatch.setattr(flight, "_REQUESTS", asks)
+    request_reader, request_writer = os.pipe()
+    monkeypatch.setattr(flight, "_REQUESTS", request_writer)
 
     def made(rank: int, backend: str) -> FlightDumps:
         return FlightDumps(context_of(handover_of(run, rank=rank, world_size=2, backend=backend), tmp_path, lambda _: None))
 
     yield made
-    os.close(heard)
-    os.close(asks)
+    os.close(request_reader)
+    os.close(request_writer)
 
 
 def kept(task: FlightDumps, run: Path, *, count: int) -> list[RasAnswer]:
@@ -57,14 +57,14 @@ def kept(task: FlightDumps, run: Path, *, count: int) -> list[RasAnswer]:
 def test_a_requested_dump_brings_two_answers_of_nccl_ras_into_the_run(
     run: Path, helper: Helper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = answer(Comm({0: 1, 1: 1}))
-    with listening(ras(given)) as address:
+    ras_text = answer(Comm({0: 1, 1: 1}))
+    with listening(ras(ras_text)) as address:
         monkeypatch.setenv("NCCL_RAS_ADDR", address)
         task = helper(0, "cpu:gloo,cuda:nccl")
         post(run, new_request("dump"))
         answers = kept(task, run, count=2)
         task.end(vanished=False)
-    assert [item.text for item in answers] == [given.decode()] * 2
+    assert [item.text for item in answers] == [ras_text.decode()] * 2
 
 
 @pytest.mark.slow

@@ -12,7 +12,11 @@ pytest.importorskip("torch")
 from tests.profiler.ranks import PreloadedTorch
 from tests.profiler.recorded_words import RECORDED, numbered, records
 
-from rankscope.profiler.events import (
+from rankscope.profiler.handover import MessageKind
+from rankscope.profiler.phases import BACKWARD, DATA, OPTIMIZER
+from rankscope.profiler.rank.gpu.device import MAX_MARKS, MAX_PENDING, MAX_WAITS, QUIET_STEPS, DeviceMarks
+from rankscope.profiler.rank.gpu.mark_sampling import EVERY_STEPS, MarkSampling, is_chosen
+from rankscope.profiler.words import (
     AWAITS_DEVICE,
     BATCH,
     BATCH_WITHOUT_GRADIENTS,
@@ -27,10 +31,6 @@ from rankscope.profiler.events import (
     detail,
     words_of_message,
 )
-from rankscope.profiler.handover import MessageKind
-from rankscope.profiler.phases import BACKWARD, DATA, OPTIMIZER
-from rankscope.profiler.rank.gpu.device import MAX_MARKS, MAX_PENDING, MAX_WAITS, QUIET_STEPS, DeviceMarks
-from rankscope.profiler.rank.gpu.mark_sampling import EVERY_STEPS, MarkSampling, is_chosen
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, StepRecord
 

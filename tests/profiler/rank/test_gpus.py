@@ -14,7 +14,6 @@ pytest.importorskip("torch")
 
 import torch
 
-from rankscope.profiler.events import LEAVE
 from rankscope.profiler.phases import BACKWARD, DATA, OPTIMIZER
 from rankscope.profiler.rank import meters
 from rankscope.profiler.rank.gpu import device, graph_capture, memory_snapshot
@@ -24,6 +23,7 @@ from rankscope.profiler.rank.identity import identify
 from rankscope.profiler.rank.meters import MemoryMeter
 from rankscope.profiler.rank.wrappers.attach import _capture_begins, _noting_end
 from rankscope.profiler.settings import RecorderSettings
+from rankscope.profiler.words import LEAVE
 
 
 class Gpus:

@@ -44,16 +44,16 @@ with StepProfiler(run_dir=sys.argv[1], window_steps=0, exporter_url=None) as pro
             pass
         prof.step()
     recorder = prof._recorder
-    from rankscope.profiler.rank.wrappers.ddp import Tail
+    from rankscope.profiler.rank.wrappers.ddp import PassEnd
     from rankscope.profiler.ring import RingWriter
     for where in ("spare", "hook"):
-        tail = Tail(recorder.gradients.mark, RingWriter().ready)
-        tail.ready_mark = recorder.gradients.mark()
+        pass_end = PassEnd(recorder.gradients.mark, RingWriter().ready)
+        pass_end.ready_mark = recorder.gradients.mark()
         if where == "spare":
-            recorder.gradients._spare = tail
+            recorder.gradients._spare = pass_end
         else:
-            recorder.gradients._hooks[0] = tail.hook
-    del tail
+            recorder.gradients._hooks[0] = pass_end.hook
+    del pass_end
     if not (child := os.fork()):
         # When a forked child goes on, and its interpreter ends
         del prof

@@ -27,8 +27,8 @@ from rankscope.profiler.rank.guard import guarded, raised_by_a_signal_handler
 from rankscope.profiler.rank.identity import identify, ranks_on_host
 from rankscope.profiler.rank.lifecycle import IN_BACKWARD
 from rankscope.profiler.rank.recorder import StepRecorder
-from rankscope.profiler.rank.wrappers.ddp import Tail
-from rankscope.profiler.ring import HEAD, STEP_WORDS, End, RingWriter
+from rankscope.profiler.rank.wrappers.ddp import PassEnd
+from rankscope.profiler.ring import HEAD, STEP_WORDS, EndState, RingWriter
 from rankscope.profiler.settings import RecorderSettings, from_environment
 
 SETTINGS = RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1)
@@ -40,15 +40,15 @@ class Optimizer:
 
 def test_only_waits_after_the_last_gradient_are_inside_the_tail(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gradients:
-        present, on_host, closed, lasting = True, True, False, None
-        tail = Tail(None, RingWriter().ready)
+        present, on_host, closed, shared_end = True, True, False, None
+        pass_end = PassEnd(None, RingWriter().ready)
 
-        def watch(self, roots: object) -> Tail:
+        def watch(self, roots: object) -> PassEnd:
             assert roots == "the loss"
-            return self.tail
+            return self.pass_end
 
-        def passed(self, tail: Tail) -> None:
-            assert tail is self.tail
+        def passed(self, pass_end: PassEnd) -> None:
+            assert pass_end is self.pass_end
 
         def close(self) -> None:
             self.closed = True
@@ -60,20 +60,20 @@ def test_only_waits_after_the_last_gradient_are_inside_the_tail(monkeypatch: pyt
     gradients = Gradients()
     recorder.gradients = gradients  # type: ignore[assignment]
     assert recorder.enter_backward()
-    tail = recorder.enter_pass("the loss")
-    assert tail is gradients.tail
+    pass_end = recorder.enter_pass("the loss")
+    assert pass_end is gradients.pass_end
     # Given a wait from 20 to 30, the last gradient at 40, a wait from 50 to 60
     for started, ended in ((20, 30), (50, 60)):
         at = started
         begun = recorder.enter_wait()
         at = ended
         recorder.leave_wait(begun)
-    tail.stamps.append(40)
+    pass_end.stamps.append(40)
     # When backward returns at 100
     at = 100
-    recorder.leave_pass(tail)
+    recorder.leave_pass(pass_end)
     recorder.leave_backward()
-    # Then the tail of 60 and the first wait of 10 are blocked, and nothing is counted twice
+    # Then the pass_end of 60 and the first wait of 10 are blocked, and nothing is counted twice
     step = current_step(recorder, at)
     assert step.blocked_ns is not None
     assert step.blocked_ns[BACKWARD] == 70
@@ -127,7 +127,7 @@ def test_what_ends_without_a_step_is_off_and_lets_go() -> None:
     recorder = StepRecorder(SETTINGS, explicit=True)
     callbacks = len(gc.callbacks)
     recorder.begin()
-    recorder.close(End.EXIT)
+    recorder.close(EndState.EXIT)
     assert (recorder.off, recorder.listening, recorder._begun) == (True, 0, 0)
     assert len(gc.callbacks) == callbacks
 
@@ -158,14 +158,14 @@ def test_what_cannot_be_written_down_does_not_keep_a_rank_from_recording() -> No
         RecorderSettings(run_dir="/r", run_id=odd, name=odd, launcher=odd, start_unix_ns=1).environment(),
     )
     assert settings is not None
-    hello = identify(settings)
-    assert msgspec.json.decode(msgspec.json.encode(hello), type=type(hello)) == hello
-    assert (hello.run.run_id, hello.run.name, hello.run.launcher) == ("caf?", "caf?", "caf?")
+    handover = identify(settings)
+    assert msgspec.json.decode(msgspec.json.encode(handover), type=type(handover)) == handover
+    assert (handover.run.run_id, handover.run.name, handover.run.launcher) == ("caf?", "caf?", "caf?")
 
 
 def test_ranks_of_one_kernel_record_the_same_boot() -> None:
-    hello = identify(SETTINGS)
-    assert hello.rank.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    handover = identify(SETTINGS)
+    assert handover.rank.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @pytest.mark.parametrize(

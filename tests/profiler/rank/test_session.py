@@ -21,16 +21,16 @@ from tests.waiting import wait_until
 
 from rankscope.profiler.handover import RING_FILE
 from rankscope.profiler.rank.session import Session
-from rankscope.profiler.ring import BYTES, End, RingWriter
-from rankscope.profiler.scratch import is_left
+from rankscope.profiler.ring import BYTES, EndState, RingWriter
+from rankscope.profiler.scratch import is_abandoned
 from rankscope.profiler.settings import SITE_FOLDER
 from rankscope.runs.reader import RunReader
 
 pytestmark = pytest.mark.slow  # each starts real processes
 
 
-@pytest.mark.parametrize("end", [End.EXIT, End.SILENT])
-def test_another_helper_finishes_what_a_killed_one_began(tmp_path: Path, end: End) -> None:
+@pytest.mark.parametrize("end", [EndState.EXIT, EndState.SILENT])
+def test_another_helper_finishes_what_a_killed_one_began(tmp_path: Path, end: EndState) -> None:
     # Given a rank whose helper is killed while it works
     (tmp_path / "spool").mkdir()
     session = Session(handover_of(tmp_path / "run", spool=tmp_path / "spool"), str(tmp_path), RingWriter())
@@ -41,7 +41,7 @@ def test_another_helper_finishes_what_a_killed_one_began(tmp_path: Path, end: En
     put_step(session.ring, 1)
     # When another takes its place, the folder never looks abandoned
     session.replace_helper()
-    assert not is_left(session.scratch)
+    assert not is_abandoned(session.scratch)
     assert not session.helper_ended()
     put_step(session.ring, 2)
     session.ring.set_end(end)
@@ -51,8 +51,8 @@ def test_another_helper_finishes_what_a_killed_one_began(tmp_path: Path, end: En
     run = RunReader(tmp_path / "run")
     assert [row.step for row in run.steps(0, 0)] == [0, 1, 2]
     info = info_of(run)
-    assert info.end_reason == {End.EXIT: "exit", End.SILENT: "killed"}[end]
-    assert any((tmp_path / "spool").iterdir()) == (end is End.SILENT)
+    assert info.end_reason == {EndState.EXIT: "exit", EndState.SILENT: "killed"}[end]
+    assert any((tmp_path / "spool").iterdir()) == (end is EndState.SILENT)
 
 
 def test_the_memory_of_the_ring_has_a_fixed_size_and_no_child_inherits_it(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_without_a_memory_seal_or_memory_file_there_is_still_a_ring(
     session = Session(handover_of(tmp_path / "run"), str(tmp_path), RingWriter())
     assert (session.scratch / RING_FILE).exists() == (refused == 2)
     put_step(session.ring, 0)
-    session.ring.set_end(End.EXIT)
+    session.ring.set_end(EndState.EXIT)
     session.close()
     wait_until(lambda: not session.scratch.exists())
     assert [row.step for row in RunReader(tmp_path / "run").steps(0, 0)] == [0]
@@ -108,7 +108,7 @@ def test_a_process_that_records_many_fits_keeps_no_zombies(tmp_path: Path) -> No
         session = Session(handover_of(tmp_path / f"run-{fit}"), str(tmp_path), RingWriter())
         # The helpers of the earlier fits have been waited for.
         assert not any(helper.exists() for helper in helpers)
-        session.ring.set_end(End.EXIT)
+        session.ring.set_end(EndState.EXIT)
         session.close()
         helpers.append(Path(f"/proc/{session._helper.pid}"))
         wait_until(partial(_is_zombie, helpers[-1]))

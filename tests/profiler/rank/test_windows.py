@@ -89,7 +89,7 @@ def test_only_a_window_that_the_helper_receives_leaves_a_trace(
     # When a window of one step is due
     windows = WindowController(Schedule(1, 0, 1), memory, writer)
     windows.boundary(1)
-    after: dict[str, Callable[[], None]] = {"given way": windows.give_way, "closed": windows.close}
+    after: dict[str, Callable[[], None]] = {"given way": windows.yield_to_script, "closed": windows.close}
     after.get(ends, lambda: windows.boundary(2))()
     # Then there is a trace for the helper, or nothing
     assert len(list(disk.rglob("*.json"))) == len(list(disk.iterdir())) == (ends == "whole")
@@ -293,7 +293,7 @@ def test_a_device_is_detached_from_after_a_warm_up_without_a_window(
     writer = ring[0]
     windows = WindowController(Schedule(2, 0, 2), tmp_path, writer)
     windows.boundary(1)
-    {"given way": windows.give_way, "closed": windows.close}.get(ends, lambda: windows.boundary(2))()
+    {"given way": windows.yield_to_script, "closed": windows.close}.get(ends, lambda: windows.boundary(2))()
     assert device.called[-1] == "cancel"
     assert windows.prepared is None
     assert windows.session is None

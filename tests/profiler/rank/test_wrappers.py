@@ -1,4 +1,4 @@
-"""Wrappers of torch: it behaves as before (in a process of its own, which they change permanently), checkpoints, and groups."""
+"""Wrappers of torch, checkpoints, groups and optimizers; torch does what it did, which one process shows that they change."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +21,9 @@ from tests.profiler.ranks import PreloadedTorch
 
 from rankscope.profiler.rank.recorder import StepRecorder
 from rankscope.profiler.rank.wrappers import checkpoints
-from rankscope.profiler.rank.wrappers.ddp import Tail
+from rankscope.profiler.rank.wrappers.ddp import PassEnd
 from rankscope.profiler.rank.wrappers.groups import EVERY, OtherGroups
+from rankscope.profiler.rank.wrappers.optimizers import StepBoundary
 from rankscope.profiler.ring import RingWriter
 from rankscope.profiler.settings import RecorderSettings
 
@@ -123,7 +125,7 @@ def test_a_usual_step_runs_few_functions_of_the_recorder(tmp_path: Path, where: 
     assert float(job.stdout.split()[0]) <= most, job.stdout
 
 
-class Told:
+class CheckpointCounter:
     """Recorder that counts checkpoints."""
 
     written = 0
@@ -138,7 +140,7 @@ class Told:
 def test_looking_for_a_module_is_not_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "saves_things.py").write_text("def save(): return 'saved'")
     monkeypatch.syspath_prepend(tmp_path)
-    recorder = Told()
+    recorder = CheckpointCounter()
     finder = checkpoints._Finder({"saves_things": ("save",)}, lambda: recorder)
     monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
     assert importlib.util.find_spec("saves_things") is not None
@@ -152,7 +154,7 @@ def test_looking_for_a_module_is_not_importing_it(tmp_path: Path, monkeypatch: p
 
 def test_pickling_a_tensor_is_no_checkpoint(tmp_path: Path) -> None:
     # As object collectives, Ray and joblib do
-    recorder = Told()
+    recorder = CheckpointCounter()
     save = checkpoints._reported(torch.serialization.save, lambda: recorder)
     saved_by = torch.storage.UntypedStorage.__reduce__.__globals__["torch"]
     original, saved_by.save = saved_by.save, save
@@ -211,9 +213,74 @@ def test_own_time_on_a_device_needs_a_pass_that_reduced_gradients() -> None:
     recorder.step_number = 1
     recorder.gradients.present = True
     assert not recorder._is_signalled()
-    tail = Tail(None, RingWriter().ready)
-    tail.stamps.append(40)
+    pass_end = PassEnd(None, RingWriter().ready)
+    pass_end.stamps.append(40)
     assert recorder.enter_backward()
-    recorder.leave_backward(tail)
+    recorder.leave_backward(pass_end)
     assert recorder._is_signalled()
     recorder.disable("the test is over")
+
+
+class Optimizer:
+    """Simulated optimizer."""
+
+
+def closings(boundary: StepBoundary, events: Iterable[Optimizer | str]) -> list[int]:
+    """Feed events ("backward", or an optimizer that steps); return the positions after which, or before which, steps closed."""
+    closed = []
+    for position, source in enumerate(events):
+        if isinstance(source, str):
+            boundary.backward_seen = boundary.backward_since_close = boundary.backward_since_step = True
+            continue
+        if boundary.before_optimizer(source):
+            closed.append(position)
+        if boundary.after_optimizer(source):
+            closed.append(position)
+    return closed
+
+
+def test_one_optimizer_ends_a_step_each_time_it_has_stepped() -> None:
+    adam = Optimizer()
+    assert closings(StepBoundary(), ["backward", adam] * 3) == [1, 3, 5]
+
+
+def test_gradient_accumulation_is_one_step() -> None:
+    adam = Optimizer()
+    assert closings(StepBoundary(), ["backward", "backward", "backward", adam] * 2) == [3, 7]
+
+
+def test_an_optimizer_that_steps_its_groups_in_turn_makes_one_step() -> None:
+    adam = Optimizer()
+    assert closings(StepBoundary(), ["backward", adam, adam, adam] * 3) == [1, 5, 9]
+
+
+def test_chained_optimizers_make_one_step_together() -> None:
+    muon, adam = Optimizer(), Optimizer()
+    # In the first cycle the second optimizer is unknown; from then on the last one ends the step.
+    assert closings(StepBoundary(), ["backward", muon, adam] * 3) == [1, 5, 8]
+
+
+def test_a_gans_step_is_one_cycle_of_its_optimizers() -> None:
+    critic, generator = Optimizer(), Optimizer()
+    cycle: list[Optimizer | str] = ["backward", critic, "backward", generator]
+    assert closings(StepBoundary(), cycle * 3) == [1, 7, 11]
+
+
+def test_a_critic_that_steps_more_often_ends_steps_before_it_steps_again() -> None:
+    critic, generator = Optimizer(), Optimizer()
+    boundary = StepBoundary()
+    closings(boundary, ["backward", critic, "backward", generator] * 2)
+    assert closings(boundary, ["backward", critic, "backward", critic, "backward", critic, "backward", generator]) == [3, 5, 7]
+
+
+def test_an_optimizer_that_takes_the_place_of_another_goes_on_ending_steps() -> None:
+    boundary = StepBoundary()
+    for _ in range(3):  # a new optimizer per epoch, the old one deleted
+        optimizer = Optimizer()
+        assert closings(boundary, ["backward", optimizer] * 2) == [1, 3]
+        del optimizer
+
+
+def test_training_without_backward_passes_has_steps_too() -> None:
+    evolution = Optimizer()
+    assert closings(StepBoundary(), [evolution, evolution]) == [0, 1]

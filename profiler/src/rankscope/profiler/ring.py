@@ -27,7 +27,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple, Self
 from zlib import crc32
 
-from rankscope.profiler.events import words_of_message
+from rankscope.profiler.words import words_of_message
 
 CAPACITY: Final = 1 << 17
 """Number of words: 1 MiB, about 10,000 usual steps."""
@@ -51,8 +51,8 @@ _REASON_BYTES: Final = 1024
 _NAMES: Final = 4096
 _NAME_BYTES: Final = 40
 
-# Words of the header, by their index: offset / 8. ``HEAD``: position up to which whole steps have been written; ``TAIL``: position up
-# to which the reader has taken them. ``SEEN`` and ``GENERATION`` are equal while ``RingWriter.announcement`` has nothing new.
+# Words of the header, by their index: offset / 8. Whole steps have been written up to the position ``HEAD``, and the reader has
+# taken them up to ``TAIL``. ``SEEN`` and ``GENERATION`` are equal while ``RingWriter.announcement`` has nothing new to return.
 HEAD, _DROPPED, _COST, _END, _WINDOW_COST, _WINDOWS, SEEN, _READY = range(8, 16)
 TAIL, _NEXT_TAIL = 16, 17
 _SPILLED: Final = 18
@@ -68,7 +68,7 @@ NO_EXIT_STATUS: Final = 2**31 - 1
 """The status until ``exit`` was called."""
 
 
-class End(IntEnum):
+class EndState(IntEnum):
     """End state that the writer recorded."""
 
     SILENT = 0
@@ -225,7 +225,7 @@ class RingWriter:
         header[SEEN] = generation
         return Announcement(number, first, steps, bool(flags & _KEEP_TRACE))
 
-    def set_end(self, end: End) -> None:
+    def set_end(self, end: EndState) -> None:
         """Record the end of the writer, or withdraw it with ``SILENT``."""
         self.header[_END] = end
 
@@ -361,17 +361,17 @@ class RingReader:
         return self._header[_WINDOWS]
 
     @property
-    def end(self) -> End:
+    def end(self) -> EndState:
         """End state that the writer recorded."""
         with suppress(ValueError):
-            return End(self._header[_END])
-        return End.SILENT
+            return EndState(self._header[_END])
+        return EndState.SILENT
 
     @property
     def exit_status(self) -> int | None:
         """Exit status of the writer's process; ``None`` if it runs, was killed, or cannot tell."""
-        status, is_left = EXIT_STATUS.unpack_from(self._map, EXIT_STATUS_OFFSET)
-        return int(status) if is_left and status != NO_EXIT_STATUS else None
+        status, is_abandoned = EXIT_STATUS.unpack_from(self._map, EXIT_STATUS_OFFSET)
+        return int(status) if is_abandoned and status != NO_EXIT_STATUS else None
 
     @property
     def disabled_reason(self) -> str | None:

@@ -138,11 +138,11 @@ class StepProfiler:
             )
         self._recorder: StepRecorder | None = None
         self._settings: RecorderSettings | None = None
-        self._wrong = ""
+        self._not_recorded_because = ""
         try:
             self._settings = _settings(run_dir, name, coordinates, options)
         except Exception as error:  # noqa: BLE001  # no error may stop training
-            self._wrong = str(error) or type(error).__name__
+            self._not_recorded_because = str(error) or type(error).__name__
 
     def __enter__(self) -> Self:
         launched, current = attach.take_launched(), attach.current()
@@ -153,7 +153,7 @@ class StepProfiler:
                 launched.settings = msgspec.structs.replace(launched.settings, coordinates=self._settings.coordinates)
             self._recorder = launched
         elif self._settings is None:
-            print_not_recorded(self._wrong)
+            print_not_recorded(self._not_recorded_because)
         elif current is None or current.off:
             # Otherwise Kineto prints two lines per window.
             os.environ.setdefault("KINETO_LOG_LEVEL", "6")

@@ -20,7 +20,7 @@ from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.helper.tasks import HelperContext, HelperTask
 from rankscope.profiler.phases import PhaseInterval
 from rankscope.profiler.ring import RingReader
-from rankscope.profiler.step_evaluation import activity
+from rankscope.profiler.step_decoder import activity
 from rankscope.profiler.work import CHECKPOINT
 from rankscope.runs.records import PHASES, ProcessState, RankActivity, RankInfo, StepRecord
 

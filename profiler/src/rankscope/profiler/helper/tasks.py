@@ -22,7 +22,7 @@ class HelperContext:
     before the tasks do.
     """
 
-    hello: Handover
+    handover: Handover
     scratch: Path
     run: Callable[[], RunInfo]
     info: Callable[[], RankInfo]

@@ -16,7 +16,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-class Guarded(Protocol):
+class GuardedRecorder(Protocol):
     """Class with guarded methods.
 
     ``thread``: the one thread whose calls it accepts (0: it is off). ``listening``: the same, but 0 during a guarded call.
@@ -29,7 +29,7 @@ class Guarded(Protocol):
         """Switch off for good, or raise ``error`` if it belongs to training: see ``raised_by_a_signal_handler``."""
 
 
-_G = TypeVar("_G", bound=Guarded)
+_G = TypeVar("_G", bound=GuardedRecorder)
 
 
 def raised_by_a_signal_handler(error: BaseException) -> bool:

@@ -10,7 +10,17 @@ from typing import Final
 
 from torch.utils.data import get_worker_info
 
-from rankscope.profiler.events import (
+from rankscope.profiler.rank.gpu.device import DeviceMarks
+from rankscope.profiler.rank.gpu.kineto import others_on
+from rankscope.profiler.rank.gpu.mark_sampling import MARK_NS
+from rankscope.profiler.rank.gpu.windows import WindowController
+from rankscope.profiler.rank.guard import guarded, print_line
+from rankscope.profiler.rank.lifecycle import HELPER_ENDED, RankMeters, RecorderLifecycle
+from rankscope.profiler.rank.measures import amount, count
+from rankscope.profiler.rank.meters import EVERY_NS, EVERY_STEPS, READ_EVERY_NS
+from rankscope.profiler.rank.session import Session
+from rankscope.profiler.ring import GENERATION, HEAD, MASK, SEEN, STEP_WORDS
+from rankscope.profiler.words import (
     AWAITS_DEVICE,
     COLLECTED,
     END,
@@ -26,16 +36,6 @@ from rankscope.profiler.events import (
     detail,
     details_of_float,
 )
-from rankscope.profiler.rank.gpu.device import DeviceMarks
-from rankscope.profiler.rank.gpu.kineto import others_on
-from rankscope.profiler.rank.gpu.mark_sampling import MARK_NS
-from rankscope.profiler.rank.gpu.windows import WindowController
-from rankscope.profiler.rank.guard import guarded, print_line
-from rankscope.profiler.rank.lifecycle import HELPER_ENDED, RankMeters, RecorderLifecycle
-from rankscope.profiler.rank.measures import amount, count
-from rankscope.profiler.rank.meters import EVERY_NS, EVERY_STEPS, READ_EVERY_NS
-from rankscope.profiler.rank.session import Session
-from rankscope.profiler.ring import GENERATION, HEAD, MASK, SEEN, STEP_WORDS
 from rankscope.profiler.work import OTHER_PROFILER
 
 _INPUT_EVERY: Final = 15
@@ -173,7 +173,7 @@ class StepEnds(RecorderLifecycle):
             return False
         if not self._replaced:
             self._replaced = True
-            print_line(f"rank {session.hello.rank.rank}: its helper process was killed; another one goes on")
+            print_line(f"rank {session.handover.rank.rank}: its helper process was killed; another one goes on")
         return True
 
     def _end_step(self, at: int, meters: RankMeters, windows: WindowController) -> None:
@@ -204,7 +204,7 @@ class StepEnds(RecorderLifecycle):
         """Begin the next step: at ``at``, where the one of ``wall_ns`` ended, or now, if the work since was long."""
         number = self.step_number
         self._flags |= WHOLE_STEP
-        self._unseen_wait = self._tail_seen = self.may_evaluate = False
+        self._unseen_wait = self._pass_end_seen = self.may_evaluate = False
         self._inside = 0
         self.measures_input = wall_ns >= READ_EVERY_NS or not number & _INPUT_EVERY or number <= _EARLY_STEPS
         begun = now()
@@ -248,5 +248,5 @@ class StepEnds(RecorderLifecycle):
         """
         if self._alone:
             return True
-        is_signalled = self.gradients.present and self._tail_seen and not self._unseen_wait
+        is_signalled = self.gradients.present and self._pass_end_seen and not self._unseen_wait
         return is_signalled and not self._others.communicate(self.step_number, self.gradients.groups())

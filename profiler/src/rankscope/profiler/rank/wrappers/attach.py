@@ -31,7 +31,7 @@ from rankscope.profiler.rank.guard import print_not_recorded
 from rankscope.profiler.rank.identity import note_process_group
 from rankscope.profiler.rank.recorder import StepRecorder
 from rankscope.profiler.rank.unrecorded import explain_at_end
-from rankscope.profiler.rank.wrappers import checkpoints, loaders, model_inputs, waits
+from rankscope.profiler.rank.wrappers import checkpoints, model_inputs, waits, worker_count
 from rankscope.profiler.rank.wrappers.hidden_helpers import hide_helpers
 from rankscope.profiler.rank.wrappers.process_end import watch_immediate_exits
 from rankscope.profiler.settings import from_environment
@@ -105,7 +105,7 @@ def _forked() -> None:
         _recorder.forked()
 
 
-def _listening() -> StepRecorder | None:
+def _active_recorder() -> StepRecorder | None:
     if is_dynamo_compiling() or _recorder is None or _recorder.off:
         return None
     return _recorder
@@ -141,11 +141,11 @@ def _wrap_everything() -> None:
     if dist.is_available():
         _replace(dist, "init_process_group", _process_group)
         dist.distributed_c10d.init_process_group = dist.init_process_group
-    waits.watch(_listening)
+    waits.watch(_active_recorder)
     model_inputs.watch()
     layout.watch_meshes()
-    loaders.watch()
-    checkpoints.watch(_listening)
+    worker_count.watch()
+    checkpoints.watch(_active_recorder)
     register_optimizer_step_pre_hook(_before_optimizer)
     register_optimizer_step_post_hook(_after_optimizer)
 
@@ -187,7 +187,7 @@ def _backward(original: Callable[..., None]) -> Callable[..., None]:
 
 def _evaluates(original: Callable[..., Any]) -> Callable[..., Any]:
     def evaluate(self: Any) -> Any:
-        recorder = _listening()
+        recorder = _active_recorder()
         if recorder is not None:
             recorder.model_evaluates()
         return original(self)
@@ -201,7 +201,7 @@ def _trains(original: Callable[..., Any]) -> Callable[..., Any]:
         # ``eval`` of some models (all of transformers 5) calls this too. A compiled caller must not depend on ``may_evaluate``:
         # a change would recompile it.
         if not is_dynamo_compiling() and _recorder is not None and _recorder.may_evaluate is mode:
-            recorder = _listening()
+            recorder = _active_recorder()
             if recorder is not None:
                 (recorder.model_trains if mode else recorder.model_evaluates)()
         return original(self, mode)
@@ -211,7 +211,7 @@ def _trains(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _scaler(original: Callable[..., Any]) -> Callable[..., Any]:
     def step(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        recorder = _listening()
+        recorder = _active_recorder()
         if recorder is None:
             return original(self, optimizer, *args, **kwargs)
         steps_before = recorder.before_scaler()
@@ -224,9 +224,9 @@ def _scaler(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _foreign_profiler(original: Callable[..., Any]) -> Callable[..., Any]:
     def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder = _listening()
+        recorder = _active_recorder()
         if note_begun(self) and recorder is not None:
-            recorder.give_way()
+            recorder.yield_to_script()
         return original(self, *args, **kwargs)
 
     return begin
@@ -268,7 +268,7 @@ def _process_group(original: Callable[..., None]) -> Callable[..., None]:
 def _wrapped_model(original: Callable[..., None]) -> Callable[..., None]:
     def init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        recorder = _listening()
+        recorder = _active_recorder()
         if recorder is not None:
             recorder.adopt(self)
 
