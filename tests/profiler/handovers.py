@@ -25,8 +25,9 @@ def handover_of(
     **info: Any,
 ) -> Handover:
     """Return what a rank hands to its helper. ``info``: fields of its ``RankInfo``."""
-    rank = RankInfo(**{"rank": 0, "world_size": 1, "host": "h", "pid": 1, "start_unix_ns": 1} | info)
-    values = {"exporter_url": None, "spool_dir": None if spool is None else str(spool), **(settings or {})}
+    usual: dict[str, Any] = {"rank": 0, "world_size": 1, "host": "h", "pid": 1, "start_unix_ns": 1}
+    rank = RankInfo(**usual | info)
+    values: dict[str, Any] = {"exporter_url": None, "spool_dir": None if spool is None else str(spool), **(settings or {})}
     return Handover(
         settings=RecorderSettings(run_dir=str(run_dir), run_id=run_id, name="test", start_unix_ns=1, **values),
         run=RunInfo(run_id=run_id, name="test", start_unix_ns=1),
@@ -37,7 +38,12 @@ def handover_of(
 
 def context_of(handover: Handover, scratch: Path, report: Callable[[str], None], **more: Any) -> HelperContext:
     """Return the context of the tasks of a rank's helper. ``more``: fields that differ from those of a rank that has begun."""
-    usual = {"run": lambda: handover.run, "info": lambda: handover.rank, "begun": lambda: True, "baseline": StepTimeBaseline()}
+    usual: dict[str, Any] = {
+        "run": lambda: handover.run,
+        "info": lambda: handover.rank,
+        "begun": lambda: True,
+        "baseline": StepTimeBaseline(),
+    }
     return HelperContext(handover=handover, scratch=scratch, report=report, **usual | more)
 
 

@@ -16,13 +16,13 @@ from rankscope.runs.records import RankInfo
 
 def recorded_job(command: Sequence[str], run_dir: Path, **options: Any) -> LaunchResult:
     """Record a job as ``rankscope run`` does, without windows and GPUs unless ``options`` say so."""
-    usual = {"run_dir": run_dir, "name": "job", "window_steps": 0, "exporter_url": None}
+    usual: dict[str, Any] = {"run_dir": run_dir, "name": "job", "window_steps": 0, "exporter_url": None}
     return launch(command, LaunchOptions(**usual | options))
 
 
 def attached_environment(run_dir: Path, **options: Any) -> dict[str, str]:
     """Return the environment in which Python is recorded into ``run_dir`` without a launcher."""
-    usual = {"run_id": "r", "name": "r", "start_unix_ns": time.time_ns(), "exporter_url": None}
+    usual: dict[str, Any] = {"run_id": "r", "name": "r", "start_unix_ns": time.time_ns(), "exporter_url": None}
     settings = RecorderSettings(run_dir=str(run_dir), **usual | options)
     path = os.pathsep.join(filter(None, (str(SITE_FOLDER), os.environ.get("PYTHONPATH"))))
     return {**os.environ, **settings.environment(), "PYTHONPATH": path, "KINETO_LOG_LEVEL": "6"}

@@ -49,13 +49,6 @@ def typical(records: list[StepRecord], phase: Phase, *, own: bool = False) -> fl
 
 
 @pytest.fixture(scope="module")
-def single_thread() -> None:
-    """One thread per rank: two ranks on a small machine must not fight over its cores."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-
-
-@pytest.fixture(scope="module")
 def slow_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[LaunchResult, RunReader, Path]:
     """A job whose rank 1 waits for its data, with a profiler window."""
     folder = tmp_path_factory.mktemp("slow-data")

@@ -90,6 +90,20 @@ def gate() -> Iterator[threading.Event]:
     event.set()
 
 
+@pytest.fixture
+def reduction_began(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let the reduction of a trace wait for the gate; the event is set once one has begun."""
+    began = threading.Event()
+
+    def slow(_: Path, _kind: DeviceKind) -> ReducedWindow:
+        began.set()
+        gate.wait()
+        return ReducedWindow()
+
+    monkeypatch.setattr(reducer_module, "_reduce", slow)
+    return began
+
+
 def name(number: int) -> str:
     return f"window-{number:09d}.json.gz"
 
@@ -240,21 +254,13 @@ def test_a_hanging_disk_delays_neither_reduction_nor_local_memory(
 
 
 def test_traces_of_a_killed_helper_are_removed_and_counted(
-    place: Place, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+    place: Place, gate: threading.Event, reduction_began: threading.Event
 ) -> None:
     # Given a helper that is killed while it reduces a trace and another waits, and the trace of a window it does not know of
-    began = threading.Event()
-
-    def slow(_: Path, _kind: DeviceKind) -> ReducedWindow:
-        began.set()
-        gate.wait()
-        return ReducedWindow()
-
-    monkeypatch.setattr(reducer_module, "_reduce", slow)
     killed = place.reducer()
     for number in range(2):
         killed.add(place.window(number))
-    assert began.wait(60)
+    assert reduction_began.wait(60)
     unknown = place.trace(2)
     # Then its replacement removes the two, does not try them again, and reports why
     reasons = [reduced.reason for reduced in place.reducer().results()]
@@ -266,19 +272,11 @@ def test_traces_of_a_killed_helper_are_removed_and_counted(
 
 
 def test_traces_do_not_pile_up_while_one_takes_long_to_reduce(
-    place: Place, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+    place: Place, gate: threading.Event, reduction_began: threading.Event
 ) -> None:
-    began = threading.Event()
-
-    def slow(_: Path, _kind: DeviceKind) -> ReducedWindow:
-        began.set()
-        gate.wait()
-        return ReducedWindow()
-
-    monkeypatch.setattr(reducer_module, "_reduce", slow)
     reducer = place.reducer()
     reducer.add(place.window(0))
-    assert began.wait(60)
+    assert reduction_began.wait(60)
     # when more come than may wait
     for number in range(1, reducer_module.MAX_WAITING + 3):
         reducer.add(place.window(number))
