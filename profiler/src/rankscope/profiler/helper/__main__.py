@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.base.process import JOB_SIGNALS
+from rankscope.base.process import JOB_SIGNALS, stat_fields
 from rankscope.profiler.handover import MessageKind, ProfiledWindow, read_handover
 from rankscope.profiler.helper.collectives.collective_times import CollectiveTimes
 from rankscope.profiler.helper.collectives.flight import FlightDumps
@@ -272,10 +272,10 @@ def _lives_on(rank: int) -> bool:
     deadline = time.monotonic() + _EXIT_SECONDS
     while os.getppid() == rank:
         try:
-            state, *fields = Path(f"/proc/{rank}/stat").read_bytes().rpartition(b")")[2].split()
+            fields = stat_fields(rank)
         except OSError:
             return False
-        if state in (b"Z", b"X") or int(fields[5]) & _PF_EXITING:
+        if fields[0] in ("Z", "X") or int(fields[6]) & _PF_EXITING:
             return False
         if time.monotonic() > deadline:
             return True

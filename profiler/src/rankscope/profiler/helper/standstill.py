@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from rankscope.base.process import stat_fields
 from rankscope.profiler.helper.step_assembler import StepAssembler
 from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.helper.tasks import HelperContext, HelperTask
@@ -160,6 +161,5 @@ def _refreshes(activity: RankActivity, written: RankActivity) -> bool:
 def process_state(pid: int, proc: Path = Path("/proc")) -> ProcessState | None:
     """Return whether the main thread of a process is stopped or in an uninterruptible wait; ``None``: neither, or not known."""
     with suppress(OSError, IndexError):
-        # The name of the program may contain anything, so the state is what follows its last parenthesis.
-        return _STATES.get((proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0])
+        return _STATES.get(stat_fields(pid, proc)[0])
     return None
