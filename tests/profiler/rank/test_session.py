@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 from rankscope.profiler.handover import RING_FILE
 from rankscope.profiler.rank.session import Session
 from rankscope.profiler.ring import BYTES, EndState, RingWriter
-from rankscope.profiler.scratch import is_abandoned
+from rankscope.profiler.scratch import is_abandoned, spooled_before
 from rankscope.profiler.settings import SITE_FOLDER
 from rankscope.runs.reader import RunReader
 
@@ -35,7 +35,7 @@ def test_another_helper_finishes_what_a_killed_one_began(tmp_path: Path, end: En
     (tmp_path / "spool").mkdir()
     session = Session(handover_of(tmp_path / "run", spool=tmp_path / "spool"), str(tmp_path), RingWriter())
     put_step(session.ring, 0)
-    wait_until(lambda: any((tmp_path / "spool").glob("*.prom")))
+    wait_until(lambda: spooled_before(session.scratch))
     session._helper.kill()
     wait_until(session.helper_ended)
     put_step(session.ring, 1)
