@@ -77,7 +77,7 @@ def boot_id(proc: Path = Path("/proc")) -> str:
 
 def stat_fields(process: int | Literal["self"], proc: Path = Path("/proc")) -> list[str]:
     """Return a process's state (0), flags (6), ticks from boot to start (19) and the rest after its name, see proc(5)."""
-    return (proc / str(process) / "stat").read_text(encoding="latin-1").rpartition(")")[2].split()
+    return (proc / str(process) / "stat").read_bytes().rpartition(b")")[2].decode().split()
 
 
 def children_of(process: int | Literal["self"]) -> set[int]:
