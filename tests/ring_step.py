@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankscope.profiler.events import END, LEAVE, NUMBER, PROFILED, SHIFT, USAGE, WHOLE_STEP, detail
 from rankscope.profiler.phases import BACKWARD
 from rankscope.profiler.ring import RingWriter
+from rankscope.profiler.words import END, LEAVE, NUMBER, PROFILED, SHIFT, USAGE, WHOLE_STEP, detail
 
 SEEN = 1 | WHOLE_STEP
 """Flags of a usual step."""

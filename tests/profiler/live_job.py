@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import time
 from pathlib import Path
 
 from tests.profiler import ranks
-
-from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
+from tests.profiler.recorded_runs import attached_environment
 
 JOB = Path(__file__).parent / "jobs" / "tiny_ddp.py"
 
 
 def begin(run: Path, *, pause_s: float = 0.03) -> subprocess.Popen[str]:
     """Start two ranks that train until they are ended; rank 1's backward takes ``pause_s`` longer in every step."""
-    settings = RecorderSettings(
-        run_dir=str(run),
-        run_id="r",
-        name="r",
-        start_unix_ns=time.time_ns(),
+    environment = attached_environment(
+        run,
         window_first=3,
         window_steps=1,
         window_every=100_000,
         plan_ahead_seconds=9.0,  # a third of it, because the ranks are on one host
         plan_ahead_steps=10,
-        exporter_url=None,
     )
-    environment = {**os.environ, **settings.environment(), "PYTHONPATH": str(SITE_FOLDER), "KINETO_LOG_LEVEL": "6"}
     command = ranks.command(2, JOB, "--steps", "90000", "--fault", "backward:1", "--pause", str(pause_s))
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

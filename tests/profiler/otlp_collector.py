@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tests.otlp_http import receiving
 from tests.waiting import wait_until
 
-from rankscope.profiler.helper.publishing.spans import Value
+from rankscope.profiler.helper.publishing.spans import AttributeValue
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class ReceivedSpan:
     parent_id: str
     start_unix_ns: int
     end_unix_ns: int
-    attributes: dict[str, Value]
-    resource: dict[str, Value]
+    attributes: dict[str, AttributeValue]
+    resource: dict[str, AttributeValue]
 
 
 @dataclass
@@ -71,13 +71,13 @@ def collecting(port: int = 0) -> Iterator[Collector]:
         yield collector
 
 
-def _attributes(pairs: Any) -> dict[str, Value]:
+def _attributes(pairs: Any) -> dict[str, AttributeValue]:
     return {pair.key: _value(pair.value) for pair in pairs}
 
 
-def _value(value: Any) -> Value:
+def _value(value: Any) -> AttributeValue:
     kind = value.WhichOneof("value")
     if kind == "array_value":
         return [item.string_value for item in value.array_value.values]
-    result: Value = getattr(value, kind)
+    result: AttributeValue = getattr(value, kind)
     return result

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 from tests.profiler.ranks import PreloadedTorch
+from tests.profiler.recorded_runs import attached_environment, info_of, recorded_job
 
-from rankscope.profiler.launch import LaunchOptions, launch
-from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
 from rankscope.runs.reader import RunReader, is_run
 
 pytestmark = pytest.mark.slow  # each starts real processes
@@ -21,9 +20,8 @@ JOB = Path(__file__).parent / "jobs" / "tiny_loop.py"
 
 def attached(run_dir: Path, *command: str | Path, python_path: str = "") -> subprocess.CompletedProcess[str]:
     """Run Python as in a launched job."""
-    settings = RecorderSettings(run_dir=str(run_dir), run_id="r", name="r", start_unix_ns=1)
-    paths = [str(SITE_FOLDER), python_path]
-    environment = {**os.environ, **settings.environment(), "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    environment = attached_environment(run_dir)
+    environment["PYTHONPATH"] += python_path and os.pathsep + python_path
     return subprocess.run(
         [sys.executable, *map(str, command)], env=environment, capture_output=True, text=True, check=False, timeout=240
     )
@@ -117,7 +115,7 @@ def test_a_recorder_that_cannot_start_is_one_line_and_training_is_the_same(
     (tmp_path / "sitecustomize.py").write_text(BREAK[fault])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
-        outcome = launch(job, LaunchOptions(run_dir=tmp_path / "run", name="x"))
+        outcome = recorded_job(job, tmp_path / "run")
     # Then training is unchanged, and the reason is reported once
     output = capfd.readouterr()
     assert (outcome.status, output.out) == (0, alone)
@@ -138,12 +136,11 @@ def test_a_fault_midway_switches_the_recorder_off_and_the_run_says_why(
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
-        outcome = launch(torch_ranks.command(0, JOB, "plain"), LaunchOptions(run_dir=tmp_path / "run", name="x"))
+        outcome = recorded_job(torch_ranks.command(0, JOB, "plain"), tmp_path / "run")
     assert outcome.status == 0
     assert capfd.readouterr().err.count("switched itself off (RuntimeError: planted)") == 1
     run = RunReader(tmp_path / "run")
-    info = run.rank(0, 0)
-    assert info is not None
+    info = info_of(run)
     assert (info.end_reason, info.disabled_reason) == ("disabled", "RuntimeError: planted")
     assert [row.step for row in run.steps(0, 0)] == list(range(6))
 
@@ -155,7 +152,7 @@ def test_a_helper_that_dies_costs_the_record_not_the_training(
     (tmp_path / "sitecustomize.py").write_text("import sys\nif 'rankscope.profiler.helper' in sys.orig_argv: sys.exit(1)\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
-        outcome = launch(torch_ranks.command(0, JOB, "plain"), LaunchOptions(run_dir=tmp_path / "run", name="x"))
+        outcome = recorded_job(torch_ranks.command(0, JOB, "plain"), tmp_path / "run")
     assert outcome.status == 0
     assert not is_run(tmp_path / "run")
     # Reported by the recorder, or by the launcher where the short job was over before its helper had died.
@@ -177,6 +174,5 @@ def test_one_line_in_the_script_records_without_a_launcher(torch_ranks: Preloade
         assert {row.samples for row in records} == {8}
         assert all(row.blocked_us is not None and row.phases_us.data for row in records)
         assert [row.step for row in run.windows(0, rank)] == [10, 11, 12]
-        info = run.rank(0, rank)
-        assert info is not None
+        info = info_of(run, rank)
         assert info.end_reason == "exit"

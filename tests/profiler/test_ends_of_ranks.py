@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.profiler.recorded_runs import info_of, recorded_job
 
-from rankscope.profiler.launch import LaunchOptions, launch
 from rankscope.runs.reader import RunReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
@@ -117,9 +117,8 @@ def train_as(end):
 
 
 def end_reason(command: list[str], run_dir: Path) -> str | None:
-    launch(command, LaunchOptions(run_dir=run_dir, name="ends", window_steps=0, exporter_url=None))
-    info = RunReader(run_dir).rank(0, 0)
-    assert info is not None
+    recorded_job(command, run_dir)
+    info = info_of(run_dir)
     assert len(list(RunReader(run_dir).steps(0, 0))) == 3
     return info.end_reason
 
@@ -190,9 +189,8 @@ def test_the_end_of_a_rank_killed_with_its_helper_is_that_of_the_job(tmp_path: P
     script = tmp_path / "job.py"
     script.write_text(KILLED_WITH_CHILDREN)
     command = [sys.executable, str(script), str(status)]
-    launch(command, LaunchOptions(run_dir=tmp_path / "run", name="ends", window_steps=0, exporter_url=None))
-    info = RunReader(tmp_path / "run").rank(0, 0)
-    assert info is not None
+    recorded_job(command, tmp_path / "run")
+    info = info_of(tmp_path / "run")
     assert info.end_reason == reason
     assert info.end_unix_ns is not None
     assert info.end_unix_ns >= info.start_unix_ns
@@ -238,7 +236,7 @@ def test_a_process_with_another_process_group_begins_another_attempt(tmp_path: P
     script, run_dir = tmp_path / "job.py", tmp_path / "run"
     script.write_text(RESTARTED_IN_PROCESS)
     command = [sys.executable, str(script), str(tmp_path)]
-    outcome = launch(command, LaunchOptions(run_dir=run_dir, name="ends", window_steps=0, exporter_url=None))
+    outcome = recorded_job(command, run_dir)
     assert outcome.status == 0
     reader = RunReader(run_dir)
     assert {attempt: sorted(reader.ranks(attempt)) for attempt in reader.attempts()} == {0: [0, 1, 2], 1: [0, 1]}
@@ -290,7 +288,7 @@ def test_ranks_forked_from_a_training_process_report_why_none_is_recorded(
     script, run_dir = tmp_path / "job.py", tmp_path / "run"
     script.write_text(FORKED_RANKS)
     command = [sys.executable, str(script), str(tmp_path / "group"), str(run_dir)]
-    assert launch(command, LaunchOptions(run_dir=run_dir, name="ends", window_steps=0, exporter_url=None)).status == 0
+    assert recorded_job(command, run_dir).status == 0
     reader = RunReader(run_dir)
     assert {attempt: reader.step_count(attempt, 0) for attempt in reader.attempts()} == {0: 3}
     errors = capfd.readouterr().err

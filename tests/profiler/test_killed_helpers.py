@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 from tests.profiler.ranks import PreloadedTorch
+from tests.profiler.recorded_runs import attached_environment, info_of, recorded_job
 from tests.waiting import wait_until
 
 from rankscope.analysis.engine import analyze
 from rankscope.cli.verbs.run import _print_verdict
-from rankscope.profiler.launch import LaunchOptions, LaunchResult, launch
-from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
+from rankscope.profiler.launch import LaunchResult
 from rankscope.runs.reader import RunReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
@@ -45,16 +45,7 @@ def test_a_job_whose_helper_is_killed_goes_on_and_so_does_its_recording(
 ) -> None:
     scratch, run_dir = tmp_path / "scratch", tmp_path / "run"
     scratch.mkdir()
-    settings = RecorderSettings(
-        run_dir=str(run_dir),
-        run_id="r",
-        name="r",
-        start_unix_ns=time.time_ns(),
-        scratch_dir=str(scratch),
-        window_steps=0,
-        exporter_url=None,
-    )
-    environment = {**os.environ, **settings.environment(), "PYTHONPATH": str(SITE_FOLDER)}
+    environment = attached_environment(run_dir, scratch_dir=str(scratch), window_steps=0)
     options = ("--steps", str(STEPS), "--fault", "backward:0", "--pause", "0.03")
     killed_ns = []
     # Given two ranks, of which one loses its helper in the middle, again and again
@@ -90,8 +81,7 @@ def test_a_job_whose_helper_is_killed_goes_on_and_so_does_its_recording(
     for number in lost:
         following = min(end for after, end in ends.items() if after > number)
         assert any(0 <= killed + 500_000_000 - following < 2_500_000_000 for killed in killed_ns)
-    info = run.rank(0, 1)
-    assert info is not None
+    info = info_of(run, 1)
     assert (info.end_reason, info.disabled_reason) == ("exit", None)
     assert not any(scratch.iterdir())
 
@@ -116,18 +106,14 @@ def test_a_job_without_room_in_local_memory_is_recorded_all_the_same(
     )
     monkeypatch.setattr("rankscope.profiler.scratch.LOCAL_MEMORY", memory)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    outcome = launch(
-        torch_ranks.command(2, JOB, "--steps", "20"),
-        LaunchOptions(run_dir=tmp_path / "run", name="x", window_steps=0, exporter_url=None),
-    )
+    outcome = recorded_job(torch_ranks.command(2, JOB, "--steps", "20"), tmp_path / "run")
     # Then all is recorded, as the launcher knows, and nothing stays anywhere
     assert (outcome.status, outcome.ranks) == (0, frozenset({(0, 0), (0, 1)}))
     folders = [Path(line) for line in (disk / "noted").read_text().splitlines()]
     assert [folder.parent for folder in folders] == [disk, disk]
     run = RunReader(tmp_path / "run")
     for rank in (0, 1):
-        info = run.rank(0, rank)
-        assert info is not None
+        info = info_of(run, rank)
         assert info.end_reason == "exit"
         assert [step.step for step in run.steps(0, rank)] == list(range(20))
     assert not any(memory.iterdir())
@@ -169,7 +155,7 @@ def record(torch_ranks: PreloadedTorch) -> Callable[[Path], LaunchResult]:
 
     def record_into(run: Path) -> LaunchResult:
         command = torch_ranks.command(2, JOB, "--steps", str(FULL_DISK_STEPS), "--pause", "0.002")
-        return launch(command, LaunchOptions(run_dir=run, name="full", window_steps=0, exporter_url=None))
+        return recorded_job(command, run)
 
     return record_into
 

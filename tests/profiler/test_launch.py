@@ -1,4 +1,4 @@
-"""Launcher: commands that it refuses, settings that it passes on, and its results."""
+"""Launcher: commands that it refuses, settings and signals that it passes on, and its results."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ import pytest
 from rankscope.base.errors import InputError
 from rankscope.profiler.launch import LaunchOptions, _wait_for_helpers, launch
 from rankscope.profiler.scratch import hold
-from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings, from_environment
+from rankscope.profiler.settings import SITE_FOLDER, from_environment
 from rankscope.runs.records import AttemptInfo, RunInfo
 from rankscope.runs.small_files import create_attempt, create_run
 
 pytestmark = pytest.mark.slow  # each starts real processes
+
 
 PRINT_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
 
@@ -31,7 +32,7 @@ PRINT_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
 def test_a_folder_that_cannot_be_made_is_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     marker = tmp_path / "marker"
-    for run_dir in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/run")):
+    for run_dir in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/run"), tmp_path / ("x" * 300)):
         with pytest.raises(InputError, match=f"^{run_dir}: cannot record here: "):
             launch(["touch", str(marker)], LaunchOptions(run_dir=run_dir, name="x"))
     assert not marker.exists()
@@ -98,12 +99,6 @@ def test_settings_travel_through_the_environment(tmp_path: Path, capfd: pytest.C
     assert (settings.simulated, settings.price_per_gpu_hour, settings.currency) == (True, 2.5, "EUR")
 
 
-def test_restarts_of_the_elastic_agent_are_attempts_of_their_own() -> None:
-    settings = RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1, attempt=3)
-    assert settings.elastic_attempt({}) == 3
-    assert settings.elastic_attempt({"TORCHELASTIC_RESTART_COUNT": "2"}) == 5
-
-
 def test_secrets_of_the_command_line_are_not_handed_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     command = [sys.executable, "-c", PRINT_ENVIRONMENT, "--hf-token", "s3cret", "--lr=1"]
     launch(command, LaunchOptions(run_dir=tmp_path / "run", name="x"))
@@ -116,23 +111,10 @@ def test_without_a_run_directory_there_are_no_settings() -> None:
     assert from_environment({"RANKSCOPE_NAME": "x"}) is None
 
 
-def test_a_signal_to_the_launcher_reaches_the_job(tmp_path: Path) -> None:
-    script = (
-        "import sys; from pathlib import Path; from rankscope.profiler.launch import *\n"
-        "child = ['sh', '-c', 'trap \"exit 9\" TERM; echo up; while :; do sleep 0.1; done']\n"
-        "sys.exit(launch(child, LaunchOptions(run_dir=Path(sys.argv[1]), name='x')).status)"
-    )
-    with subprocess.Popen([sys.executable, "-c", script, tmp_path / "run"], stdout=subprocess.PIPE, text=True) as launcher:
-        assert launcher.stdout is not None
-        assert launcher.stdout.readline() == "up\n"
-        launcher.send_signal(signal.SIGTERM)
-        assert launcher.wait(60) == 9
-
-
 @pytest.mark.parametrize(
-    "number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT, signal.SIGCONT, signal.SIGRTMIN]
+    "number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT, signal.SIGCONT, signal.SIGRTMIN]
 )
-def test_the_launcher_outlives_a_signal_that_the_job_handles(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_to_the_launcher_reaches_the_job_and_it_outlives_it(tmp_path: Path, number: signal.Signals) -> None:
     # Slurm's --signal=USR1@90 reaches every process of the job
     job = (
         "import signal, sys, time\n"
@@ -196,11 +178,6 @@ def test_a_signal_at_the_start_of_the_job_reaches_the_job(tmp_path: Path) -> Non
         with suppress(ProcessLookupError):
             os.kill(job, signal.SIGKILL)
     assert status == [128 + signal.SIGTERM]
-
-
-def test_a_name_that_no_file_can_have_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot record here: "):
-        launch(["true"], LaunchOptions(run_dir=tmp_path / ("x" * 300), name="x"))
 
 
 @pytest.mark.parametrize("call", ["exists", "is_dir", "iterdir"])
@@ -284,10 +261,10 @@ def test_ctrl_c_reaches_the_job_once_even_with_redirected_input(tmp_path: Path) 
         # Then the job receives the signal once
         assert launcher.stdout.readline() == "interrupted\n"
         time.sleep(0.2)
-        rest, _ = launcher.communicate(timeout=60)
+        output, _ = launcher.communicate(timeout=60)
     os.close(keyboard)
     os.close(terminal)
-    assert rest == ""
+    assert output == ""
 
 
 @pytest.mark.parametrize(
@@ -360,13 +337,6 @@ def test_the_inspector_is_set_up_and_the_user_may_change_its_settings(
     assert environment_of(options, capfd)["NCCL_INSPECTOR_DUMP_DIR"] == "/mine"
 
 
-def test_a_plugin_that_is_not_there_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    options = LaunchOptions(run_dir=tmp_path / "run", name="x", nccl_inspector=tmp_path / "plugin.so")
-    with pytest.raises(InputError, match=r"plugin\.so: no such file"):
-        launch(["touch", str(tmp_path / "marker")], options)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_flight_recorder_times_collectives_when_asked(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     options = LaunchOptions(run_dir=tmp_path / "run", name="x", flight_recorder_times=True)
     assert environment_of(options, capfd)["TORCH_NCCL_ENABLE_TIMING"] == "1"
@@ -376,3 +346,48 @@ def test_logs_of_a_job_without_steps_do_not_keep_the_next_from_starting(tmp_path
     (tmp_path / "inspector-logs").mkdir()
     (tmp_path / "inspector-logs" / "h-pid1.log").touch()
     assert launch(["true"], LaunchOptions(run_dir=tmp_path, name="x")).status == 0
+
+
+COUNTS = """
+import os, signal, sys, time
+got = []
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+    signal.signal(number, lambda number, _frame: got.append(number) or os.write(1, b"%d\\n" % number))
+signal.signal(signal.SIGUSR2, lambda *_: sys.exit(print(*got)))
+print("up", flush=True)
+while True:
+    time.sleep(0.02)  # not pause: a signal just before it would wait for the next one
+"""
+
+
+LAUNCH = """
+import sys
+from pathlib import Path
+from rankscope.profiler.launch import *
+sys.exit(launch(sys.argv[2:], LaunchOptions(run_dir=Path(sys.argv[1]), name="x")).status)
+"""
+
+
+NUMBERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
+@pytest.mark.parametrize("leaves", [False, True], ids=["in the group", "in a group of its own"])
+def test_the_job_receives_a_signal_to_the_group_once(tmp_path: Path, *, leaves: bool, together: bool) -> None:
+    job = [*(["setsid", "--wait"] if leaves else []), sys.executable, "-c", COUNTS]
+    command = [sys.executable, "-c", LAUNCH, str(tmp_path / "run"), *job]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as launcher:
+        assert launcher.stdout is not None
+        try:
+            assert launcher.stdout.readline() == "up\n"
+            for number in NUMBERS:
+                os.killpg(launcher.pid, number)
+                if not together:
+                    assert launcher.stdout.readline() == f"{int(number)}\n"
+            if together:
+                assert {int(launcher.stdout.readline()) for _ in NUMBERS} == set(NUMBERS)
+            os.kill(launcher.pid, signal.SIGUSR2)  # only to the launcher, which forwards it
+            assert sorted(map(int, launcher.stdout.readline().split())) == sorted(NUMBERS)
+            assert launcher.wait(60) == 0
+        finally:
+            launcher.kill()

@@ -1,4 +1,4 @@
-"""Kinds of training loops in one process, each recorded with the launcher."""
+"""Kinds of training loops in one process, also on several threads, each recorded with the launcher."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from pathlib import Path
 
 import pytest
 from tests.profiler.ranks import PreloadedTorch
+from tests.profiler.recorded_runs import info_of, recorded_job
 
-from rankscope.profiler.launch import LaunchOptions, launch
 from rankscope.profiler.work import MAX_METRICS
 from rankscope.runs.reader import RunReader, is_run
 from rankscope.runs.records import PHASES, StepRecord
 
 JOB = Path(__file__).parent / "jobs" / "tiny_loop.py"
+
+
 STEPS = 12
+
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
 
@@ -30,10 +33,8 @@ def record(torch_ranks: PreloadedTorch, tmp_path: Path) -> Record:
     """Function ``record(kind)``, which records this kind of loop into ``tmp_path / "run"`` and returns the exit status."""
 
     def record(kind: str, *, windows: int = 0) -> int:
-        options = LaunchOptions(
-            run_dir=tmp_path / "run", name=kind, window_first=4, window_every=0, window_steps=windows, exporter_url=None
-        )
-        return launch(torch_ranks.command(0, JOB, kind), options).status
+        options = {"window_first": 4, "window_every": 0, "window_steps": windows}
+        return recorded_job(torch_ranks.command(0, JOB, kind), tmp_path / "run", **options).status
 
     return record
 
@@ -57,8 +58,7 @@ def test_a_crash_is_told_from_an_exit_and_the_status_is_the_jobs(
     record: Record, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert record("crash") == 1
-    info = RunReader(tmp_path / "run").rank(0, 0)
-    assert info is not None
+    info = info_of(tmp_path / "run")
     assert info.end_reason == "crash"
     assert len(recorded(tmp_path / "run")) == STEPS
     assert "the script's own error" in capfd.readouterr().err
@@ -120,8 +120,7 @@ def test_the_scripts_own_profiler_goes_first(
 def test_a_job_without_training_leaves_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys; print('torch' in sys.modules, *sys.argv[1:]); sys.exit(7)")
-    options = LaunchOptions(run_dir=tmp_path / "deep" / "run", name="none")
-    outcome = launch([sys.executable, str(script), "--flag"], options)
+    outcome = recorded_job([sys.executable, str(script), "--flag"], tmp_path / "deep" / "run")
     assert outcome.status == 7
     assert not is_run(outcome.run_dir)
     assert not (tmp_path / "deep").exists()
@@ -187,8 +186,7 @@ def test_sections_and_what_the_script_knows_are_in_the_records(record: Record, t
 
 @pytest.mark.full
 def test_ranks_that_a_script_spawns_are_recorded_and_the_script_is_not(tmp_path: Path) -> None:
-    options = LaunchOptions(run_dir=tmp_path / "run", name="spawned", window_steps=0, exporter_url=None)
-    assert launch([sys.executable, str(JOB), "spawned"], options).status == 0
+    assert recorded_job([sys.executable, str(JOB), "spawned"], tmp_path / "run").status == 0
     run = RunReader(tmp_path / "run")
     assert run.ranks(0) == [0, 1]
     assert [len(list(run.steps(0, rank))) for rank in (0, 1)] == [STEPS, STEPS]
@@ -200,15 +198,13 @@ def test_attaching_imports_nothing_that_is_slow_and_prints_nothing(tmp_path: Pat
         "import sys, torch\nprint([name for name in sys.modules if name.startswith(('torch', 'numpy', 'safetensors'))])\n"
     )
     alone = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
-    options = LaunchOptions(run_dir=tmp_path / "run", name="none")
     with (tmp_path / "out").open("w") as out:
         job = [
             sys.executable,
             "-c",
             "import subprocess, sys; sys.exit(subprocess.call(sys.argv[2:], stdout=open(sys.argv[1], 'w')))",
         ]
-        status = launch([*job, out.name, sys.executable, str(script)], options).status
-    assert status == 0
+        assert recorded_job([*job, out.name, sys.executable, str(script)], tmp_path / "run").status == 0
     attached = set(ast.literal_eval((tmp_path / "out").read_text()))
     more = attached - set(ast.literal_eval(alone.stdout))
     slow = (
@@ -221,3 +217,69 @@ def test_attaching_imports_nothing_that_is_slow_and_prints_nothing(tmp_path: Pat
     )
     assert [name for name in more if name.startswith(slow)] == []
     assert len(more) < 150
+
+
+TRAIN = """
+import threading, time
+import torch
+
+torch.set_num_threads(1)
+
+def train(steps, hold=-1):
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters())
+    for number in range(steps):
+        model(torch.rand(2, 4)).sum().backward()
+        if number == hold:
+            held.set()
+            others_done.wait()
+        optimizer.step()
+
+held, others_done = threading.Event(), threading.Event()
+"""
+
+
+def test_two_threads_that_begin_together_are_one_recording(tmp_path: Path) -> None:
+    script = (
+        f"{TRAIN}\ntorch.optim.SGD([torch.zeros(1)])\n"  # imports what an optimizer needs
+        "threads = [threading.Thread(target=train, args=(300,)) for _ in range(4)]\n"
+        "for thread in threads: thread.start()\n"
+        "for thread in threads: thread.join()\n"
+    )
+    assert recorded_job([sys.executable, "-c", script], tmp_path / "run").status == 0
+    run = RunReader(tmp_path / "run")
+    assert run.attempts() == [0]
+    info = info_of(run)
+    assert (info.end_reason, info.disabled_reason) == ("exit", None)
+
+
+def test_training_on_another_thread_leaves_a_profiled_step_alone(tmp_path: Path) -> None:
+    # Given a thread that stands still in a profiled step while another one trains
+    script = (
+        f"{TRAIN}\nfirst = threading.Thread(target=train, args=(20, 6))\n"
+        "first.start()\nheld.wait()\n"
+        "second = threading.Thread(target=train, args=(60,))\n"
+        "second.start()\nsecond.join()\nothers_done.set()\nfirst.join()\n"
+    )
+    # Then the window is that of the first thread, and so are all steps
+    windows = {"window_first": 5, "window_every": 0, "window_steps": 3}
+    assert recorded_job([sys.executable, "-c", script], tmp_path / "run", **windows).status == 0
+    run = RunReader(tmp_path / "run")
+    info = info_of(run)
+    assert (info.end_reason, info.windows, info.missed_windows) == ("exit", 1, 0)
+    assert [step.step for step in run.steps(0, 0)] == list(range(1, 20))
+
+
+def test_a_thread_may_end_in_a_profiled_step(tmp_path: Path) -> None:
+    # Given a thread that ends in a window, and another one that goes on
+    script = (
+        f"{TRAIN}\nfor steps in (7, 20):\n"
+        "    thread = threading.Thread(target=train, args=(steps,))\n"
+        "    thread.start()\n"
+        "    thread.join()\n"
+    )
+    # Then that window is lost, and the next one is recorded
+    windows = {"window_first": 5, "window_every": 15, "window_steps": 3}
+    assert recorded_job([sys.executable, "-c", script], tmp_path / "run", **windows).status == 0
+    info = info_of(tmp_path / "run")
+    assert (info.end_reason, info.windows, info.missed_windows) == ("exit", 1, 1)

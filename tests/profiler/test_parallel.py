@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from tests.profiler.ranks import PreloadedTorch
+from tests.profiler.recorded_runs import recorded_job
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result.analysis import Verdict
-from rankscope.profiler.launch import LaunchOptions, launch
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, Phase, Pipeline
 
@@ -43,7 +43,7 @@ def job(torch_ranks: PreloadedTorch, layout: str, ranks: int, *options: str) -> 
 
 def recorded(run_dir: Path, command: list[str]) -> tuple[RunReader, Verdict]:
     """Record one job, and return its run and verdict."""
-    assert launch(command, LaunchOptions(run_dir=run_dir, name="parallel", window_steps=0, exporter_url=None)).status == 0
+    assert recorded_job(command, run_dir).status == 0
     run = RunReader(run_dir)
     for rank in run.ranks(0):
         steps = list(run.steps(0, rank))

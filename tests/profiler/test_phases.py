@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from rankscope.profiler.phases import BACKWARD, BETWEEN, DATA, H2D, OPTIMIZER, UNSEEN, PhaseClock
 from rankscope.runs.records import PHASES
-
-KINDS = {"data": DATA, "h2d": H2D, "backward": BACKWARD, "optimizer": OPTIMIZER, "between_steps": BETWEEN}
 
 
 def seen(times: list[int]) -> dict[str, int]:
@@ -19,18 +14,6 @@ def seen(times: list[int]) -> dict[str, int]:
 def waited(clock: PhaseClock) -> dict[str, int]:
     """Return the phases with waiting in them."""
     return {phase: time for phase, time in zip(PHASES, clock.blocked, strict=True) if time}
-
-
-def test_a_plain_loop_is_split_at_the_events() -> None:
-    clock = PhaseClock(0)
-    clock.enter(DATA, 10)  # 10 of logging after the last step
-    clock.leave(30)
-    clock.enter(BACKWARD, 70)
-    clock.leave(100)
-    clock.enter(OPTIMIZER, 105)  # 5 of gradient clipping
-    clock.leave(115)
-    assert clock.finish(115) == 115
-    assert seen(clock.times) == {"between_steps": 10, "data": 20, "forward": 40, "backward": 30, "optimizer": 15}
 
 
 def test_gradient_accumulation_adds_up_and_gaps_after_it_are_no_forward() -> None:
@@ -72,27 +55,6 @@ def test_a_backward_inside_an_optimizers_closure_is_backward() -> None:
     clock.leave(60)
     clock.finish(60)
     assert seen(clock.times) == {"forward": 10, "optimizer": 10, "backward": 40}
-
-
-@given(st.lists(st.tuples(st.sampled_from([*KINDS, "leave", "begin", "interrupt", "wait"]), st.integers(0, 10**6))))
-def test_phases_sum_to_the_wall_time_whatever_happens(events: list[tuple[str, int]]) -> None:
-    clock, at = PhaseClock(0), 0
-    since, began = clock.remember(), 0
-    for event, later in events:
-        at += later
-        if event == "leave":
-            clock.leave(at)
-        elif event == "wait":
-            clock.wait(later)
-        elif event == "begin":
-            since, began = clock.remember(), at
-        elif event == "interrupt":
-            clock.interrupt(since, began, at)
-            since, began = clock.remember(), at
-        else:
-            clock.enter(KINDS[event], at)
-    assert clock.finish(at) == at == sum(seen(clock.times).values())
-    assert all(time >= 0 for time in seen(clock.times).values())
 
 
 def test_what_interrupts_a_gap_does_not_decide_what_the_gap_was() -> None:

@@ -1,26 +1,41 @@
-"""Causes that are planted in real jobs, also where work enters the model: the verdict names the rank and the cause."""
+"""Causes that are planted in real jobs, also where work enters the model or in collectives: the verdict names them."""
 
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from tests.profiler.ranks import PreloadedTorch
+from tests.profiler.recorded_runs import recorded_job
 from tests.profiler.test_parallel import skip_what_torch_cannot
 
+from rankscope.alerts.watch.conditions.findings import candidates
 from rankscope.analysis.engine import analyze
-from rankscope.profiler.launch import LaunchOptions, launch
+from rankscope.analysis.online import OnlineAnalysis
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.runs.reader import RunReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
 
 
 BATCHES_JOB = Path(__file__).parent / "jobs" / "batches.py"
+
+
 GROWTH = 4
+
+
 LOADED = 2 * 64 * 128
+
+
 """Elements of the two batches of a step, as loaded."""
-GIVEN = LOADED + 2
+
+
+ENTERING = LOADED + 2
+
+
 """Elements that the model is given on a rank without a fault: each call also takes a scale."""
 
 
@@ -32,7 +47,7 @@ def single_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def recorded(run_dir: Path, command: list[str]) -> RunReader:
     """Record a job."""
-    assert launch(command, LaunchOptions(run_dir=run_dir, name="batches", window_steps=0, exporter_url=None)).status == 0
+    assert recorded_job(command, run_dir).status == 0
     return RunReader(run_dir)
 
 
@@ -59,7 +74,7 @@ def test_work_is_counted_where_it_enters_the_model_and_graphs_stay_whole(
     output = capfd.readouterr()
     assert "switched itself off" not in output.err
     # Accumulated batches add up, and evaluation does not count
-    assert work(run, 0) == {(LOADED, GIVEN)}
+    assert work(run, 0) == {(LOADED, ENTERING)}
     assert work(run, 1) == {(LOADED, GROWTH * LOADED + 2)}
     command = torch_ranks.command(1, BATCHES_JOB, layout, "none", "8")
     assert output.out == 2 * subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
@@ -86,7 +101,7 @@ def test_batches_that_grow_after_the_loader_are_imbalance(torch_ranks: Preloaded
 @pytest.mark.alone
 def test_a_rank_that_is_slow_with_equal_work_is_not_imbalanced(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", torch_ranks.command(2, BATCHES_JOB, "ddp", "slower", "120"))
-    assert work(run, 0) == work(run, 1) == {(LOADED, GIVEN)}
+    assert work(run, 0) == work(run, 1) == {(LOADED, ENTERING)}
     verdict = analyze([tmp_path / "run"]).verdict
     assert (verdict.kind, verdict.rank, verdict.cause) == ("straggler", 1, "compute"), verdict.summary
 
@@ -110,10 +125,8 @@ PLANTED_JOB = Path(__file__).parent / "jobs" / "planted.py"
 def test_the_planted_cause_of_rank_0_is_found(
     torch_ranks: PreloadedTorch, tmp_path: Path, planted: str, expected: tuple[str, str | None, str | None]
 ) -> None:
-    options = LaunchOptions(
-        run_dir=tmp_path / "run", name=planted, window_first=20, window_every=40, window_steps=2, exporter_url=None
-    )
-    assert launch(torch_ranks.command(2, PLANTED_JOB, planted, "150"), options).status == 0
+    windows = {"window_first": 20, "window_every": 40, "window_steps": 2}
+    assert recorded_job(torch_ranks.command(2, PLANTED_JOB, planted, "150"), tmp_path / "run", **windows).status == 0
     verdict = analyze([tmp_path / "run"]).verdict
     assert (verdict.kind, verdict.rank) == ("straggler", 0), verdict.summary
     cause, explained_by, phase = expected
@@ -125,8 +138,7 @@ def test_the_planted_cause_of_rank_0_is_found(
 @pytest.mark.full
 @pytest.mark.alone
 def test_an_evaluation_of_all_ranks_limits_the_step(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
-    options = LaunchOptions(run_dir=tmp_path / "run", name="evaluation", window_steps=0, exporter_url=None)
-    assert launch(torch_ranks.command(2, PLANTED_JOB, "evaluation", "80"), options).status == 0
+    assert recorded_job(torch_ranks.command(2, PLANTED_JOB, "evaluation", "80"), tmp_path / "run").status == 0
     verdict = analyze([tmp_path / "run"]).verdict
     assert (verdict.kind, verdict.cause) == ("host_bound", "evaluation"), verdict.summary
     evaluated = [step for step in RunReader(tmp_path / "run").steps(0, 0) if "eval" in step.tags]
@@ -137,7 +149,75 @@ def test_an_evaluation_of_all_ranks_limits_the_step(torch_ranks: PreloadedTorch,
 @pytest.mark.full
 @pytest.mark.alone
 def test_collections_at_other_times_on_each_rank_are_the_cause(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
-    options = LaunchOptions(run_dir=tmp_path / "run", name="gc", window_steps=0, exporter_url=None)
-    assert launch(torch_ranks.command(4, PLANTED_JOB, "gc", "150"), options).status == 0
+    assert recorded_job(torch_ranks.command(4, PLANTED_JOB, "gc", "150"), tmp_path / "run").status == 0
     verdict = analyze([tmp_path / "run"]).verdict
     assert (verdict.pattern, verdict.cause) == ("rotating", "gc"), verdict.summary
+
+
+NCCL_JOB = Path(__file__).parent / "jobs" / "plays_nccl.py"
+
+
+RANKS = 3
+
+
+def recorded_by_command(run: Path, kind: str, *options: str, steps: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rankscope", "run", "--run-dir", str(run), "--window-steps", "0", "--no-hardware"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+    return subprocess.run(
+        [*command, "--no-stacks", *options, "--", *torchrun, str(NCCL_JOB), kind, str(steps)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("kind", "source", "steps"),
+    [("inspector", "nccl_inspector", 60), ("flight", "flight_recorder", 140)],
+)
+def test_a_recorded_job_names_the_rank_by_durations_of_collectives(tmp_path: Path, kind: str, source: str, steps: int) -> None:
+    run, plugin = tmp_path / "run", tmp_path / "libnccl-profiler-inspector.so"
+    plugin.touch()
+    # given a job that is recorded with a source of durations, and whose own times no step record knows
+    options = ["--nccl-inspector", str(plugin)] if kind == "inspector" else ["--flight-recorder-times"]
+    completed = recorded_by_command(run, kind, *options, steps=steps)
+    assert completed.returncode == 0, completed.stderr
+    reader = RunReader(run)
+    assert all(record.own_us is None for record in reader.steps(0, 0))
+    # then the verdict at its end, the analysis, a live one and the page name the rank
+    assert "STRAGGLER" in completed.stderr, completed.stderr
+    assert "Rank 1" in completed.stderr
+    analysis = analyze([run])
+    for item in (analysis, OnlineAnalysis(run).update(), RunData(source_ := DiskRuns(run), source_.runs()[0]).analysis):
+        assert (item.verdict.kind, item.verdict.ranks, item.verdict.evidence_source) == ("straggler", [1], source)
+    # and so does the watcher
+    (alert, *_) = candidates(analysis)
+    assert (alert.name, alert.alert.labels["rank"]) == ("TrainingStraggler", "1")
+    # and the steps are those of the run
+    assert any(f"{RANKS} of {RANKS} ranks" in warning and "inferred" not in warning for warning in analysis.source.warnings)
+    numbers = {record.step for record in reader.steps(0, 0)}
+    assert analysis.verdict.steps is not None
+    assert set(range(*analysis.verdict.steps)) <= numbers
+    assert len(range(*analysis.verdict.steps)) >= 20
+    # and nothing but records is left of the source
+    assert not (run / "inspector-logs").exists()
+    assert "no durations" not in completed.stderr
+
+
+def test_a_plugin_that_does_not_exist_ends_the_launch(tmp_path: Path) -> None:
+    completed = recorded_by_command(tmp_path / "run", "inspector", "--nccl-inspector", str(tmp_path / "none.so"), steps=3)
+    assert completed.returncode == 3
+    assert "none.so" in completed.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.full
+def test_a_plugin_that_writes_nothing_is_reported_once(tmp_path: Path) -> None:
+    (tmp_path / "plugin.so").touch()
+    completed = recorded_by_command(tmp_path / "run", "nothing", "--nccl-inspector", str(tmp_path / "plugin.so"), steps=10)
+    assert completed.returncode == 0, completed.stderr
+    # by the helper of one rank, and by the analysis
+    assert completed.stderr.count("no log of NCCL Inspector") == 1, completed.stderr
+    assert any("no log of NCCL Inspector" in warning for warning in analyze([tmp_path / "run"]).source.warnings)

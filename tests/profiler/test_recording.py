@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from tests.profiler.ranks import PreloadedTorch
+from tests.profiler.recorded_runs import info_of, recorded_job
 from tests.waiting import wait_until
 
-from rankscope.profiler.launch import LaunchOptions, LaunchResult, launch
+from rankscope.profiler.launch import LaunchResult
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, Phase, StepRecord
 
@@ -29,16 +30,8 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 def record(command: list[str], run_dir: Path, *args: str, windows: int = 0, spool: Path | None = None) -> LaunchResult:
     """Record ``JOB`` on two ranks."""
-    options = LaunchOptions(
-        run_dir=run_dir,
-        name="tiny",
-        window_first=6,
-        window_every=0,
-        window_steps=windows,
-        spool_dir=str(spool),
-        exporter_url=None,
-    )
-    return launch([*command, "--steps", str(STEPS), "--pause", str(PAUSE_US / 1e6), *args], options)
+    options = {"window_first": 6, "window_every": 0, "window_steps": windows, "spool_dir": spool and str(spool)}
+    return recorded_job([*command, "--steps", str(STEPS), "--pause", str(PAUSE_US / 1e6), *args], run_dir, **options)
 
 
 def steps(run: RunReader, rank: int, attempt: int = 0) -> list[StepRecord]:
@@ -53,13 +46,6 @@ def typical(records: list[StepRecord], phase: Phase, *, own: bool = False) -> fl
         for record in records[2:]
     ]
     return statistics.median(times)
-
-
-@pytest.fixture(scope="module")
-def single_thread() -> None:
-    """One thread per rank: two ranks on a small machine must not fight over its cores."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +115,7 @@ def test_the_run_says_what_it_was(slow_data: tuple[LaunchResult, RunReader, Path
     assert (attempt.world_size, attempt.backend) == (2, "gloo")
     assert "torch" in attempt.versions
     for rank in (0, 1):
-        info = run.rank(0, rank)
-        assert info is not None
+        info = info_of(run, rank)
         assert (info.end_reason, info.local_rank, info.dropped_records, info.disabled_reason) == ("exit", rank, 0, None)
         assert info.recorder_cost_us
         assert (info.end_unix_ns or 0) > info.start_unix_ns
@@ -158,8 +143,7 @@ def test_a_killed_rank_leaves_a_readable_run_for_another_attempt(torch_ranks: Pr
     assert step_record.status != 0
     assert not any((tmp_path / "spool").iterdir()), "the job is over: nobody is to be called for its ranks"
     run = RunReader(tmp_path / "run")
-    info = run.rank(0, 1)
-    assert info is not None
+    info = info_of(run, 1)
     assert info.end_reason == "killed"
     assert info.end_unix_ns is not None
     assert [record.step for record in steps(run, 1)] == list(range(STEPS // 2 + 1))
@@ -218,8 +202,7 @@ def test_recorded_training_computes_the_same_bits(
     torch_ranks: PreloadedTorch, tmp_path: Path, capfd: pytest.CaptureFixture[str], accumulated: int
 ) -> None:
     command = torch_ranks.command(2, DIGESTS_JOB, str(accumulated))
-    options = LaunchOptions(run_dir=tmp_path / "run", name="digests", window_first=5, exporter_url=None)
-    assert launch(command, options).status == 0
+    assert recorded_job(command, tmp_path / "run", window_first=5, window_steps=3).status == 0
     recorded = capfd.readouterr()
     assert "switched itself off" not in recorded.err
     run = RunReader(tmp_path / "run")

@@ -13,22 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ring_step import ring_in
 
-from rankscope.profiler.events import MESSAGE, bytes_of_message, size_of_message, words_of_message
 from rankscope.profiler.ring import (
-    ANNOUNCED,
     BYTES,
     CAPACITY,
+    GENERATION,
     MASK,
     MAX_NAMES,
     STEP_WORDS,
     TAIL,
     Announcement,
-    End,
+    EndState,
     RingReader,
     RingWriter,
 )
+from rankscope.profiler.words import MESSAGE, bytes_of_message, size_of_message, words_of_message
 
-GENERATION, SEEN = ANNOUNCED
 NUMBER, FIRST, STEPS, FLAGS, CHECK = range(GENERATION + 1, GENERATION + 6)
 
 
@@ -65,9 +64,9 @@ class Ring:
 @pytest.fixture
 def ring(tmp_path: Path) -> Iterator[Ring]:
     """Return a ring with a reader."""
-    made = Ring(tmp_path)
-    yield made
-    made.close()
+    both_sides = Ring(tmp_path)
+    yield both_sides
+    both_sides.close()
 
 
 @settings(max_examples=30)
@@ -300,15 +299,15 @@ def test_written_words_survive_sigkill_of_the_writer_inside_a_step(tmp_path: Pat
     with reader_of(tmp_path / "ring") as reader:
         assert reader.read() == [number for number in range(1, 101) for _ in range(2)]
         assert reader.current() == [7]
-        assert reader.end is End.SILENT
+        assert reader.end is EndState.SILENT
         assert reader.cost_ns > 1234
 
 
 def test_the_end_and_the_reason_for_silence_are_read(ring: Ring) -> None:
-    assert (ring.reader.end, ring.reader.disabled_reason) == (End.SILENT, None)
-    ring.writer.set_end(End.CRASH)
+    assert (ring.reader.end, ring.reader.disabled_reason) == (EndState.SILENT, None)
+    ring.writer.set_end(EndState.CRASH)
     ring.writer.set_disabled("ä" * 2000)
-    assert ring.reader.end is End.CRASH
+    assert ring.reader.end is EndState.CRASH
     assert (ring.reader.disabled_reason or "").startswith("ää")
 
 

@@ -33,7 +33,7 @@ class Recorded:
 
     run: RunReader
     spans: list[ReceivedSpan]
-    said: str
+    reported: str
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_hardware_samples_and_traces_of_a_job(recorded: Recorded) -> None:
     waits = [span for span in recorded.spans if span.name == "data" and span.resource["rankscope.rank"] == 1]
     assert len(waits) >= 3
     assert all(span.end_unix_ns - span.start_unix_ns >= PAUSE_S * 0.99e9 for span in waits)
-    assert "rankscope: rank" not in recorded.said
+    assert "rankscope: rank" not in recorded.reported
 
 
 def _key(span: ReceivedSpan) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Scratch folders in local memory."""
+"""Scratch folders in local memory, and the dumps that come through them into the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from rankscope.profiler import scratch
+from rankscope.profiler.flight_files import MAX_BYTES, copy_file
 from rankscope.profiler.launch import _wait_for_helpers
+from rankscope.runs.paths import attempt_dir, flight_dir
 
 
 def test_a_scratch_folder_is_private_and_in_the_launchers_where_that_is(tmp_path: Path) -> None:
@@ -46,7 +48,11 @@ def test_only_old_folders_that_nobody_holds_are_swept(tmp_path: Path, monkeypatc
         if folder != young:
             os.utime(folder, (0, 0))
     handle = scratch.hold(in_use / "rank0")
-    assert (scratch.is_left(in_use / "rank0"), scratch.is_left(abandoned / "rank0"), scratch.is_left(tmp_path)) == (
+    assert (
+        scratch.is_abandoned(in_use / "rank0"),
+        scratch.is_abandoned(abandoned / "rank0"),
+        scratch.is_abandoned(tmp_path),
+    ) == (
         False,
         True,
         False,
@@ -71,7 +77,7 @@ def test_foreign_files_in_local_memory_are_neither_awaited_nor_followed(tmp_path
     os.mkfifo(piped / "lock")
     (linked / "lock").symlink_to(outside)
     # Then nothing blocks, and nothing is created through the link
-    completed = threading.Thread(target=lambda: [scratch.is_left(folder) for folder in (piped, linked)], daemon=True)
+    completed = threading.Thread(target=lambda: [scratch.is_abandoned(folder) for folder in (piped, linked)], daemon=True)
     completed.start()
     completed.join(20)
     assert not completed.is_alive()
@@ -173,3 +179,43 @@ def test_traces_of_all_ranks_of_a_host_share_its_room(tmp_path: Path, monkeypatc
     monkeypatch.setattr(scratch, "_free", lambda folder: room.get(folder, 0))
     assert scratch.room_for_trace(tmp_path, 8) == tmp_path
     assert scratch.room_for_trace(tmp_path, 9) is None
+
+
+def test_the_copy_is_as_old_as_the_dump(tmp_path: Path) -> None:
+    # the time of the dump shows how long a rank had waited
+    source, target = tmp_path / "source", tmp_path / "flight" / "target"
+    source.write_bytes(b"record_id")
+    os.utime(source, ns=(10**18, 10**18))
+    copy_file(source, target)
+    assert (target.read_bytes(), target.stat().st_mtime_ns) == (b"record_id", 10**18)
+
+
+def test_only_regular_files_of_a_sensible_size_are_copied(tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    with large.open("wb") as sparse:
+        sparse.truncate(MAX_BYTES + 1)
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    (tmp_path / "out").mkdir()
+    for name in ("large", "fifo", "link", "nothing"):
+        with pytest.raises(OSError, match=r".*"):
+            copy_file(tmp_path / name, tmp_path / "out" / "copy")
+    assert [*(tmp_path / "out").glob("*"), *(tmp_path / "out").glob(".*")] == []
+
+
+def test_dumps_are_as_open_as_the_run_and_a_removed_run_is_not_recreated(tmp_path: Path) -> None:
+    source, attempt = tmp_path / "source", attempt_dir(tmp_path / "run", 0)
+    source.write_bytes(b"dump")
+    attempt.mkdir(parents=True)
+    attempt.chmod(0o2770)
+    target = flight_dir(tmp_path / "run", 0) / "rank-00000-watchdog-nccl.pickle"
+    before = os.umask(0o077)
+    try:
+        copy_file(source, target)
+    finally:
+        os.umask(before)
+    assert (target.read_bytes(), target.stat().st_mode & 0o777, target.parent.stat().st_mode & 0o7777) == (b"dump", 0o640, 0o2770)
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(FileNotFoundError):
+        copy_file(source, target)
+    assert not (tmp_path / "run").exists()

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rankscope.base.exposition import escaped
-from rankscope.profiler.helper.publishing.metrics_publisher import Sample, render
+from rankscope.profiler.helper.publishing.metrics_publisher import MetricSample, render
 from rankscope.profiler.spool import (
     FORGOTTEN_SECONDS,
     MAX_LABEL_BYTES,
@@ -34,7 +34,7 @@ def claimant(run_id: str = "id", *, run: str = "run", rank: int = 3, attempt: in
 def write(spool: SpoolFile, value: int = 1) -> Path:
     """Write a rank's file, and return its path."""
     own = {"run_id": spool.claimant.run_id, "attempt": str(spool.claimant.attempt), "host": 'x",run_id="forged'}
-    spool.write(lambda labels: render(labels, [Sample("rank_info", own, 1), Sample("rank_steps_total", {}, value)]))
+    spool.write(lambda labels: render(labels, [MetricSample("rank_info", own, 1), MetricSample("rank_steps_total", {}, value)]))
     assert spool.path is not None
     return spool.path
 

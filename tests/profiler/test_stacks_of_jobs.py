@@ -6,21 +6,20 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tests.needs import skip_or_fail
 from tests.profiler.ranks import PreloadedTorch
+from tests.profiler.recorded_runs import attached_environment
 from tests.waiting import wait_until
 
 from rankscope.analysis.engine import analyze
 from rankscope.base.errors import InputError
 from rankscope.profiler.helper.sampling.stacks import DENIED, find_program
-from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import StackSamples
 
@@ -55,22 +54,12 @@ def stacks(run: Path, rank: int) -> list[StackSamples]:
 @contextmanager
 def training(command: list[str], run: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run a job and yield its process."""
-    settings = RecorderSettings(
-        run_dir=str(run),
-        run_id="r",
-        name="r",
-        start_unix_ns=time.time_ns(),
-        window_steps=0,
-        exporter_url=None,
-        stacks_seconds=4.0,
-        budget=0.1,
-    )
-    path = os.pathsep.join(filter(None, (str(SITE_FOLDER), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, **settings.environment(), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    with ExitStack() as leaving:
-        job = leaving.enter_context(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
-        leaving.callback(job.terminate)
-        yield job
+    environment = attached_environment(run, window_steps=0, stacks_seconds=4.0, budget=0.1) | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as job:
+        try:
+            yield job
+        finally:
+            job.terminate()
 
 
 def record(torch: PreloadedTorch, run: Path, kind: str, series: int, job: Path = JOB) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.profiler.ranks import PreloadedTorch
+from tests.profiler.recorded_runs import info_of
 from tests.waiting import wait_until
 
 from rankscope.runs.paths import activity_file, rank_file
@@ -99,8 +100,7 @@ def test_a_rank_that_goes_on_or_ends_leaves_no_file(start: Start, tmp_path: Path
     run = tmp_path / "run"
     job = start("stopped")
     standing(run, job)
-    rank = RunReader(run).rank(0, 1)
-    assert rank is not None
+    rank = info_of(run, 1)
     os.kill(rank.pid, signal.SIGCONT)
     wait_until(lambda: not any(activity_file(run, 0, number).exists() for number in range(3)))
     job.terminate()

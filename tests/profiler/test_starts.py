@@ -11,15 +11,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.profiler.handovers import handover_of
+from tests.profiler.recorded_runs import attached_environment, info_of
 from tests.waiting import wait_until
 
-from rankscope.profiler.handover import Handover
 from rankscope.profiler.helper.writing.store import RunStore
-from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
+from rankscope.profiler.settings import RecorderSettings
 from rankscope.profiler.starts import process_start_unix_ns, start_key
 from rankscope.runs.paths import attempt_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo
 
 JOB = Path(__file__).parent / "jobs" / "restarted.py"
 SECOND = 10**9
@@ -40,15 +40,9 @@ def joined(  # what may differ between two processes
 ) -> RunStore:
     """Return the store of a rank whose process began at ``begun_s``, and had its first step 5 s later."""
     first = (begun_s + 5) * SECOND
-    store = RunStore(
-        Handover(
-            settings=RecorderSettings(run_dir=str(run), run_id="r", name="r", start_unix_ns=1, exporter_url=None),
-            run=RunInfo(run_id="r", name="r", start_unix_ns=1),
-            attempt=AttemptInfo(attempt=attempt, start_unix_ns=first, world_size=world_size, start_key=key),
-            rank=RankInfo(rank=rank, world_size=world_size, host=host, pid=pid, attempt=attempt, start_unix_ns=first),
-            process_unix_ns=begun_s * SECOND,
-        )
-    )
+    handover = handover_of(run, rank=rank, world_size=world_size, host=host, pid=pid, attempt=attempt, start_unix_ns=first)
+    started = msgspec.structs.replace(handover.attempt, start_unix_ns=first, start_key=key)
+    store = RunStore(msgspec.structs.replace(handover, attempt=started, process_unix_ns=begun_s * SECOND))
     assert store.flush()
     return store
 
@@ -57,8 +51,7 @@ def test_ranks_of_one_start_meet_and_those_of_the_next_in_the_next_attempt(tmp_p
     for start in range(3):
         stores = [joined(tmp_path, rank, 1000 + 20 * start, host=f"h{rank}") for rank in (start % 2, 1 - start % 2)]
         assert [store.attempt for store in stores] == [start, start]
-    info = RunReader(tmp_path).rank(2, 1)
-    assert info is not None
+    info = info_of(tmp_path, 1, 2)
     assert info.attempt == 2
     about = RunReader(tmp_path).attempt(2)
     assert about is not None
@@ -69,7 +62,7 @@ def test_ranks_of_one_start_meet_and_those_of_the_next_in_the_next_attempt(tmp_p
 def test_who_had_no_place_in_the_start_before_does_not_take_it_now(tmp_path: Path, host: str) -> None:
     # Given a start in which rank 1 never reached its first step, and rank 0 ended
     before = joined(tmp_path, 0, 1000)
-    ended = msgspec.structs.replace(before._hello.rank, end_unix_ns=1006 * SECOND)
+    ended = msgspec.structs.replace(before._handover.rank, end_unix_ns=1006 * SECOND)
     assert before.write_rank(ended)
     # Then it is with rank 0 in the next attempt, in either order
     assert joined(tmp_path, 1, 1008, host=host).attempt == 1
@@ -115,6 +108,7 @@ def test_a_second_program_of_one_command_is_the_next_attempt(tmp_path: Path) -> 
 
 def test_the_agents_count_matters_only_where_there_is_no_agent_to_be_known() -> None:
     settings = RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1, attempt=3)
+    assert settings.elastic_attempt({}) == 3
     assert settings.elastic_attempt({"TORCHELASTIC_RESTART_COUNT": "2"}) == 5
     assert settings.elastic_attempt({"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_RUN_ID": "x"}) == 3
     assert start_key({"MASTER_PORT": "1"}) is None
@@ -142,10 +136,7 @@ def test_when_a_process_began_is_known_while_it_lives() -> None:
 def test_agents_with_different_restart_counts_share_attempts(tmp_path: Path, free_port: Callable[[], int]) -> None:
     # Given two agents, and a worker of the first that fails
     run, port = tmp_path / "run", free_port()
-    settings = RecorderSettings(
-        run_dir=str(run), run_id="r", name="r", start_unix_ns=time.time_ns(), window_steps=0, exporter_url=None
-    )
-    environment = {**os.environ, **settings.environment(), "PYTHONPATH": str(SITE_FOLDER), "OMP_NUM_THREADS": "1"}
+    environment = attached_environment(run, window_steps=0) | {"OMP_NUM_THREADS": "1"}
     agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=1"]
     agent += ["--rdzv-backend=c10d", "--rdzv-id=job", f"--rdzv-endpoint=127.0.0.1:{port}", "--monitor-interval=0.1"]
     agents = [

@@ -18,7 +18,7 @@ from rankscope.profiler.rank.gpu import flight_dump  # noqa: E402  # torch may b
 from rankscope.profiler.rank.recorder import StepRecorder  # noqa: E402
 from rankscope.profiler.rank.wrappers import attach  # noqa: E402
 from rankscope.profiler.rank.wrappers.process_end import end_of  # noqa: E402
-from rankscope.profiler.ring import End  # noqa: E402
+from rankscope.profiler.ring import EndState  # noqa: E402
 from rankscope.profiler.settings import RecorderSettings  # noqa: E402
 from rankscope.profiler.step import StepProfiler  # noqa: E402
 
@@ -102,22 +102,22 @@ def test_batches_are_the_data_phase_and_what_they_hold_the_work() -> None:
     for _ in profiler.data(Loader()):
         pass
     assert current_step(recorder).work.work == (12, 12, None)
-    recorder.close(End.EXIT)
+    recorder.close(EndState.EXIT)
 
 
 @pytest.mark.parametrize(
     ("error", "end"),
     [
-        (None, End.EXIT),
-        (SystemExit(), End.EXIT),
-        (SystemExit(0), End.EXIT),
-        (SystemExit(3), End.CRASH),
-        (SystemExit("no data"), End.CRASH),
-        (KeyboardInterrupt(), End.INTERRUPTED),
-        (ValueError(), End.CRASH),
+        (None, EndState.EXIT),
+        (SystemExit(), EndState.EXIT),
+        (SystemExit(0), EndState.EXIT),
+        (SystemExit(3), EndState.CRASH),
+        (SystemExit("no data"), EndState.CRASH),
+        (KeyboardInterrupt(), EndState.INTERRUPTED),
+        (ValueError(), EndState.CRASH),
     ],
 )
-def test_what_ends_a_script_is_a_crash_or_not(error: BaseException | None, end: End) -> None:
+def test_what_ends_a_script_is_a_crash_or_not(error: BaseException | None, end: EndState) -> None:
     assert end_of(error) is end
 
 

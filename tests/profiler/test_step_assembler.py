@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.profiler.recorded_words import START, at
 from tests.ring_step import SEEN, event, numbers, step_words, usage
 
-from rankscope.profiler import events as words
-from rankscope.profiler.events import (
+from rankscope.profiler import words
+from rankscope.profiler.handover import MessageKind
+from rankscope.profiler.helper.step_assembler import MAX_HELD, MAX_SECONDS, MAX_SPAN, SPAN_SECONDS, AssembledStep, StepAssembler
+from rankscope.profiler.phases import BACKWARD, DATA, OPTIMIZER
+from rankscope.profiler.words import (
     AS_NOTED,
     AWAITS_DEVICE,
     BATCH,
@@ -43,23 +46,16 @@ from rankscope.profiler.events import (
     WAITED,
     WAITING,
     WORK,
-    bytes_of_message,
     detail,
     details_of_float,
-    float_of,
-    size_of_message,
-    value_of,
     words_of_message,
 )
-from rankscope.profiler.handover import MessageKind
-from rankscope.profiler.helper.step_assembler import MAX_HELD, MAX_SECONDS, MAX_SPAN, SPAN_SECONDS, AssembledStep, StepAssembler
-from rankscope.profiler.phases import BACKWARD, DATA, H2D, OPTIMIZER
-from rankscope.profiler.step_evaluation import activity
-from rankscope.profiler.work import MAX_METRICS, MAX_NAME_BYTES, MAX_SECTIONS, Sections, short
+from rankscope.profiler.work import MAX_METRICS
 from rankscope.runs.records import PHASES, PhaseTimes, StepRecord
 
-START = 10**9
 NAMES = ["loss", "eval", "checkpoint", *(f"m{number}" for number in range(MAX_METRICS + 2))]
+
+
 NOTED = SEEN | AS_NOTED << WAITING
 
 
@@ -81,47 +77,6 @@ def step_of(*happened: list[int], wall_ns: int = 1000, flags: int = NOTED) -> As
 
 def record_of(*happened: list[int], wall_ns: int = 1000, flags: int = NOTED) -> StepRecord:
     return step_of(*happened, wall_ns=wall_ns, flags=flags).record
-
-
-def at(kind: int, later: int, *details: int) -> list[int]:
-    """Return the words of an event, ``later`` nanoseconds after the start of the step."""
-    return event(kind, START + later, *details)
-
-
-@given(st.none() | st.integers(0, 2**62 - 2), st.none() | st.floats(allow_nan=False), st.binary(max_size=300))
-def test_what_a_word_says_comes_out_and_none_is_zero(number: int | None, real: float | None, content: bytes) -> None:
-    assert value_of(detail(number)) == number
-    assert float_of(*details_of_float(real)) == real
-    message = words_of_message(MessageKind.WINDOW, content)
-    kind, size, following = size_of_message(message[0])
-    assert (kind, size, following) == (MessageKind.WINDOW, len(content), len(message) - 1)
-    assert bytes_of_message(size, message[1:]) == content
-    written = [detail(number), *details_of_float(real), *message]
-    assert all(0 < word < 2**64 for word in written)
-
-
-def test_names_are_cut_where_a_letter_ends_and_can_always_be_written() -> None:
-    assert short("forward") == "forward"
-    assert short("\N{OWL}" * 100) == "\N{OWL}" * (MAX_NAME_BYTES // 4)
-    assert short("caf\udce9") == "caf?"
-    assert short(7) == "7"
-
-
-def test_sections_add_up_and_one_inside_itself_counts_once() -> None:
-    sections = Sections()
-    for start in (0, 100):
-        sections.enter("loss", start)
-        sections.enter("inner", start + 10)
-        sections.enter("loss", start + 20)
-        sections.leave("loss", start + 30)
-        sections.leave("inner", start + 40)
-        sections.leave("loss", start + 50)
-    sections.leave("never begun", 200)
-    assert sections.take(200) == {"loss": 100, "inner": 60}
-    assert sections.take(300) == {}
-    for number in range(2 * MAX_SECTIONS):
-        sections.enter(str(number), 300)
-    assert len(sections.take(400)) == MAX_SECTIONS
 
 
 def test_a_section_across_the_end_of_a_step_is_shared_out() -> None:
@@ -158,6 +113,8 @@ KINDS: dict[int, int] = {
         WAIT, WAITED, READY, RETURNED, CHECKPOINT_BEGINS, CHECKPOINT_ENDS, UNSEEN_WAIT, COLLECTED,
     )
 }  # fmt: skip
+
+
 stories = st.lists(st.tuples(st.sampled_from(list(KINDS)), st.integers(0, 1000), st.integers(0, 50)))
 
 
@@ -382,57 +339,3 @@ def test_damaged_words_cost_only_their_step() -> None:
     assert messages == [(MessageKind.MISSED_WINDOW, b"reason")]
     assert [step.record.step for step in taker.remaining_steps()] == [0, 2, 3]
     assert [type(error) for error in lost] == [IndexError, ValueError, struct.error, IndexError]
-
-
-def now_in(*happened: list[int]) -> tuple[str, int, bool] | None:
-    doing = activity([word for words_ in happened for word in words_])
-    return None if doing is None else (PHASES[doing.phase], doing.since_ns - START, doing.waits)
-
-
-@pytest.mark.parametrize(
-    ("happened", "expected"),
-    [
-        ([], None),
-        ([at(TAG, 5, detail(0))], None),
-        ([at(DATA, 10)], ("data", 10, False)),
-        ([at(DATA, 10), at(BATCH, 20, *numbers(1, 1))], ("forward", 20, False)),
-        ([at(DATA, 10), at(BATCH, 20, *numbers(1, 1)), at(H2D, 30), at(LEAVE, 40)], ("forward", 40, False)),
-        ([at(DATA, 10), at(NO_BATCH, 20), at(CHECKPOINT_BEGINS, 30)], ("between_steps", 30, False)),
-        ([at(BACKWARD, 10)], ("backward", 10, False)),
-        ([at(BACKWARD, 10), at(WAIT, 20)], ("backward", 20, True)),
-        ([at(BACKWARD, 10), at(WAIT, 20), at(WAITED, 30)], ("backward", 30, False)),
-        ([at(BACKWARD, 10), at(LEAVE, 40)], ("optimizer", 40, False)),
-        ([at(BACKWARD, 10), at(READY, 20), at(LEAVE, 40), at(OPTIMIZER, 50), at(RAISED, 60)], ("optimizer", 60, False)),
-        ([at(OPTIMIZER, 10), at(LEAVE, 20)], ("between_steps", 20, False)),
-    ],
-)
-def test_the_phase_a_rank_is_in_now(happened: Sequence[list[int]], expected: tuple[str, int, bool] | None) -> None:
-    assert now_in(*happened) == expected
-
-
-@pytest.mark.parametrize(
-    ("happened", "ready_ns", "expected"),
-    [
-        ([at(BACKWARD, 10)], START + 20, ("backward", 20, True)),
-        ([at(BACKWARD, 10)], START + 5, ("backward", 10, False)),
-        ([at(BACKWARD, 10), at(LEAVE, 30)], START + 20, ("optimizer", 30, False)),
-        ([at(BACKWARD, 10), at(RETURNED, 30)], START + 20, ("backward", 30, False)),
-        ([at(DATA, 10)], START + 20, ("data", 10, False)),
-    ],
-)
-def test_a_pass_waits_from_the_time_its_graph_is_exhausted(
-    happened: Sequence[list[int]], ready_ns: int, expected: tuple[str, int, bool]
-) -> None:
-    doing = activity([word for words_ in happened for word in words_], ready_ns)
-    assert doing is not None
-    assert (PHASES[doing.phase], doing.since_ns - START, doing.waits) == expected
-
-
-def test_an_activity_tells_checkpoint_section_and_unseen_waits() -> None:
-    sections = [*at(SECTION, 1, detail(3)), *at(SECTION, 2, detail(4)), *at(SECTION_ENDS, 3, detail(4))]
-    inside = activity([*sections, *at(CHECKPOINT_BEGINS, 5), *at(UNSEEN_WAIT, 6)])
-    after = activity([*sections, *at(CHECKPOINT_BEGINS, 5), *at(CHECKPOINT_ENDS, 7)])
-    assert inside is not None
-    assert after is not None
-    assert (inside.section, inside.checkpoint, inside.unseen) == (3, True, True)
-    assert (after.section, after.checkpoint, after.unseen) == (3, False, False)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from tests.profiler.ranks import PreloadedTorch
+from tests.profiler.recorded_runs import recorded_job
 from tests.slurm_node import started
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.online import OnlineAnalysis
-from rankscope.profiler.launch import LaunchOptions, launch
 from rankscope.runs.paths import run_file
 from rankscope.runs.reader import RunReader
 
@@ -47,15 +47,8 @@ def expect_both_groups(run: RunReader) -> None:
 
 
 def test_waits_and_collectives_of_a_second_group_are_recorded(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
-    options = LaunchOptions(
-        run_dir=tmp_path / "run",
-        name="two",
-        window_first=WINDOW.start,
-        window_every=0,
-        window_steps=len(WINDOW),
-        exporter_url=None,
-    )
-    assert launch(torch_ranks.command(2, TWO_GROUPS_JOB, tmp_path / "store"), options).status == 0
+    windows = {"window_first": WINDOW.start, "window_every": 0, "window_steps": len(WINDOW)}
+    assert recorded_job(torch_ranks.command(2, TWO_GROUPS_JOB, tmp_path / "store"), tmp_path / "run", **windows).status == 0
     expect_both_groups(RunReader(tmp_path / "run"))
     # and the ranks' collectives are matched over both groups
     analysis = analyze([tmp_path / "run"])
@@ -105,15 +98,12 @@ def test_ranks_that_srun_starts_are_recorded_as_slurm_counts_them(
 UNEVEN_JOB = Path(__file__).parent / "jobs" / "uneven.py"
 
 
-def options(run: Path) -> LaunchOptions:
-    return LaunchOptions(run_dir=run, name="uneven", window_first=60, window_every=0, window_steps=3, exporter_url=None)
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("case", "more"), [("extra", 4), ("join", 12), ("even", 0), ("pause", 0)])
 def test_steps_of_the_same_time_are_compared(case: str, more: int, torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert launch(torch_ranks.command(2, UNEVEN_JOB, case), options(run)).status == 0
+    windows = {"window_first": 60, "window_every": 0, "window_steps": 3}
+    assert recorded_job(torch_ranks.command(2, UNEVEN_JOB, case), run, **windows).status == 0
     counts = [RunReader(run).step_count(0, rank) for rank in (0, 1)]
     assert counts[1] - counts[0] == more
     analysis = analyze([run])

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.full_disk import disk_with_room_for
-from tests.profiler.first_words import step
+from tests.profiler.handovers import step
 from tests.step_files import append
 
 from rankscope.base.errors import InputError

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 import pytest
-from tests.profiler.first_words import hello
+from tests.profiler.handovers import handover_of
 
 from rankscope.analysis.engine import analyze
 from rankscope.base.options import Size
@@ -95,7 +95,7 @@ def test_every_stream_has_its_share_and_steps_most_of_it(tmp_path: Path) -> None
 def test_what_expired_is_in_the_record_of_the_rank_and_in_the_analysis(tmp_path: Path) -> None:
     # given a rank that recorded more than it may keep
     run = tmp_path / "run"
-    store = RunStore(hello(run, retain_bytes=80_000))
+    store = RunStore(handover_of(run, settings={"retain_bytes": 80_000}))
     for first in range(0, 1000, 20):
         for number in range(first, first + 20):
             store.add_step(step(number))
@@ -112,11 +112,11 @@ def test_what_expired_is_in_the_record_of_the_rank_and_in_the_analysis(tmp_path:
     assert kept == list(range(info.expired_records["steps"], 1000))
     assert len(list(reader.kernels(0, 0))) == 1000 - info.expired_records["kernels"]
     # and a helper that replaces a killed one continues its count, including at the end of the rank
-    again = RunStore(hello(run, retain_bytes=80_000))
+    again = RunStore(handover_of(run, settings={"retain_bytes": 80_000}))
     for number in range(1000, 2000):
         again.add_step(step(number))
     assert again.flush(now=True)
-    assert again.write_rank(msgspec.structs.replace(hello(run).rank, end_unix_ns=2, end_reason="exit"))
+    assert again.write_rank(msgspec.structs.replace(handover_of(run).rank, end_unix_ns=2, end_reason="exit"))
     again.close()
     store.close()
     info = RunReader(run).rank(0, 0)
@@ -132,7 +132,7 @@ def test_what_expired_is_in_the_record_of_the_rank_and_in_the_analysis(tmp_path:
 
 @pytest.mark.parametrize("retain", [None, 5_000_000])
 def test_the_bound_travels_to_the_ranks(retain: int | None) -> None:
-    settings = hello(Path("/run"), retain_bytes=retain).settings
+    settings = handover_of(Path("/run"), settings={"retain_bytes": retain}).settings
     assert from_environment(settings.environment()) == settings
 
 

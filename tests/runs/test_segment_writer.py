@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.full_disk import disk_with_room_for
-from tests.profiler.first_words import hello, step
+from tests.profiler.handovers import handover_of, step
 from tests.step_files import StepWriter
 
 from rankscope.profiler.helper.writing.store import RunStore
@@ -80,7 +80,7 @@ def test_if_a_part_cannot_be_removed_the_next_record_is_on_its_own_line(run: Pat
 def test_lines_that_cannot_be_taken_back_are_not_written_twice(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a disk that takes two records and a half of a batch, and then cannot truncate the file
     monkeypatch.setattr(Path, "open", lambda path, mode, **_: StubbornFile(path, mode.replace("b", "")))
-    store = RunStore(hello(run, run_id="r1", world_size=2))
+    store = RunStore(handover_of(run, run_id="r1", world_size=2))
     store.add_step(step(0))
     assert store.flush(now=True)
     size = segment(rank_dir(run, 0, 0), "steps", 0).stat().st_size
@@ -132,7 +132,7 @@ def test_records_the_filesystem_took_and_did_not_keep_are_counted(
     assert len([*rank_dir(run, 0, 0).iterdir()]) == 2
     # and the end of a rank reports it
     monkeypatch.undo()
-    store = RunStore(hello(run, run_id="r1", world_size=2))
+    store = RunStore(handover_of(run, run_id="r1", world_size=2))
     store.add_step(step(0))
     assert store.flush(now=True)
     monkeypatch.setattr(os, "fsync", full)

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.profiler.first_words import hello
+from tests.profiler.handovers import handover_of
 from tests.ring_step import put_step, ring_in
 from tests.step_files import append
 
-from rankscope.profiler.handover import HELLO_FILE, RING_FILE
+from rankscope.profiler.handover import HANDOVER_FILE, RING_FILE
 from rankscope.profiler.helper.writing.store import RunStore
-from rankscope.profiler.ring import End
+from rankscope.profiler.ring import EndState
 from rankscope.runs.paths import rank_dir, segment
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RunInfo, StepRecord
@@ -61,13 +61,13 @@ class Rank:
         self.scratch = place / f"scratch{rank}"
         self.scratch.mkdir()
         self.ring = ring_in(self.scratch / RING_FILE)
-        first_words = hello(run, rank=rank, pid=rank, world_size=2, window_steps=0)
-        (self.scratch / HELLO_FILE).write_bytes(msgspec.json.encode(first_words))
+        handover = handover_of(run, rank=rank, pid=rank, world_size=2, settings={"window_steps": 0})
+        (self.scratch / HANDOVER_FILE).write_bytes(msgspec.json.encode(handover))
         for path in (self.scratch, *self.scratch.iterdir()):
             os.chown(path, user, user)
         for number in range(20):
             assert put_step(self.ring, number)
-        self.ring.set_end(End.EXIT)
+        self.ring.set_end(EndState.EXIT)
         # At the end, a disk that refuses writes is retried for a shorter time.
         main = "helper.main(Path(sys.argv[1]), int(sys.argv[2]))"
         code = f"{become(user, groups, umask)}; writer_thread.LAST_TRY_SECONDS = 0.5; {main}"
@@ -156,9 +156,9 @@ def test_a_rank_that_may_not_be_read_is_named_and_the_others_are_read(shared: Pa
 def test_ranks_of_two_jobs_are_not_mixed_in_one_attempt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # given a job of two ranks that goes on, and one of four that uses the same folder; the places of its last ranks are free
     def joins(rank: int, world_size: int) -> bool:
-        first_words = hello(tmp_path, rank=rank, pid=os.getpid(), world_size=world_size)
-        living = msgspec.structs.replace(first_words.rank, start_unix_ns=time.time_ns())
-        store = RunStore(msgspec.structs.replace(first_words, rank=living))
+        handover = handover_of(tmp_path, rank=rank, pid=os.getpid(), world_size=world_size)
+        living = msgspec.structs.replace(handover.rank, start_unix_ns=time.time_ns())
+        store = RunStore(msgspec.structs.replace(handover, rank=living))
         store.flush()
         store.close()
         return store.begun

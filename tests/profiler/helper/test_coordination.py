@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import time
@@ -11,35 +10,24 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.profiler.helper.plan_lines import line
+from tests.profiler.handovers import context_of, handover_of, plan_line
 from tests.profiler.ranks import PreloadedTorch
+from tests.profiler.recorded_runs import attached_environment, info_of
 from tests.waiting import wait_until
 
 from rankscope.base.errors import InputError
-from rankscope.profiler.handover import Handover
 from rankscope.profiler.helper.coordination.coordination import Coordination
 from rankscope.profiler.helper.coordination.reports import ReportWriter, report_file
 from rankscope.profiler.helper.coordination.window_client import AnnouncedWindow, WindowClient, plan_file
 from rankscope.profiler.helper.coordination.window_coordinator import WindowCoordinator
-from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
-from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.profiler.ring import Announcement, RingReader, RingWriter
-from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
 from rankscope.runs.control import ControlAnswer, ControlRequest, new_request, post, read_answer
 from rankscope.runs.paths import attempt_dir, rank_dir, reports_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import AttemptInfo, DeviceKind, RankInfo, RunInfo, StepRecord
+from rankscope.runs.records import DeviceKind, StepRecord
 
 JOB = Path(__file__).parents[1] / "jobs" / "until_told.py"
 RANKS = (0, 1)
-
-
-def start(torch: PreloadedTorch, stop: Path, settings: RecorderSettings) -> subprocess.Popen[str]:
-    """Start the job on two ranks, recorded."""
-    environment = {**os.environ, **settings.environment(), "PYTHONPATH": str(SITE_FOLDER)}
-    return subprocess.Popen(
-        torch.command(2, JOB, stop, "--pause", "0.01"), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
 
 
 def profiled(run: Path, rank: int) -> list[int]:
@@ -63,26 +51,16 @@ class Rank:
         with (scratch / "ring").open("xb+") as file:
             self.writer.share(file.fileno())
             self.reader = RingReader(file.fileno())
-        settings = RecorderSettings(
-            run_dir=str(folder / "run"), run_id="r", name="r", start_unix_ns=1, plan_ahead_seconds=0.2, plan_ahead_steps=10
-        )
-        info = RankInfo(rank=rank, world_size=2, host="h", pid=1, start_unix_ns=1, device_kind=device)
-        context = HelperContext(
-            hello=Handover(
-                settings=settings,
-                run=RunInfo(run_id="r", name="r", start_unix_ns=1),
-                attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=2),
-                rank=info,
-            ),
-            scratch=scratch,
-            run=lambda: RunInfo(run_id="r", name="r", start_unix_ns=1),
-            info=lambda: msgspec.structs.replace(info, disabled_reason=self.disabled),
+        settings = {"plan_ahead_seconds": 0.2, "plan_ahead_steps": 10}
+        handover = handover_of(folder / "run", settings=settings, rank=rank, world_size=2, device_kind=device)
+        self.context = context_of(
+            handover,
+            scratch,
+            self.messages.append,
+            info=lambda: msgspec.structs.replace(handover.rank, disabled_reason=self.disabled),
             begun=lambda: self.begun,
-            report=self.messages.append,
-            baseline=StepTimeBaseline(),
         )
-        self.context = context
-        self.duty = Coordination(context, self.reader, self.missed.append, self.count_capture)
+        self.duty = Coordination(self.context, self.reader, self.missed.append, self.count_capture)
 
     def count_capture(self) -> None:
         """Count a capture that the rank was asked for."""
@@ -227,12 +205,12 @@ def test_a_removed_run_is_not_created_again(tmp_path: Path, attempt: Path, ranks
 def test_a_rank_skips_and_counts_a_window_that_it_receives_too_late(attempt: Path, ranks: list[Rank]) -> None:
     _, other = ranks
     # Given windows from before this rank's helper began, two that the rank has passed when they are announced, and one ahead
-    plan_file(attempt).write_bytes(line(30) + line(50))
+    plan_file(attempt).write_bytes(plan_line(30) + plan_line(50))
     other.go(20)
     until(lambda: other.duty._thread is not None, [other])
     other.go(40)
     with plan_file(attempt).open("ab") as file:
-        file.write(line(65) + line(70) + line(500) + b'{"torn')
+        file.write(plan_line(65) + plan_line(70) + plan_line(500) + b'{"torn')
     assert announcement_to(other, [other]) == Announcement(1, 500, 2)
     assert len(other.missed) == 2
     assert "announcement" in other.missed[0]
@@ -345,19 +323,16 @@ def test_a_rank_that_is_switched_off_withdraws_its_report(attempt: Path, ranks: 
 def test_ranks_profile_the_same_steps_by_budget_and_by_request(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     # Given two ranks under a budget that leaves room for windows, and an announcement time that also suffices on a busy machine
     run, stop = tmp_path / "run", tmp_path / "stop"
-    settings = RecorderSettings(
-        run_dir=str(run),
-        run_id="r",
-        name="r",
-        start_unix_ns=time.time_ns(),
+    environment = attached_environment(
+        run,
         budget=0.3,
         window_first=5,
         window_steps=2,
         plan_ahead_seconds=9.0,  # a third of it, because the ranks are on one host
         plan_ahead_steps=20,
-        exporter_url=None,
     )
-    job = start(torch_ranks, stop, settings)
+    command = torch_ranks.command(2, JOB, stop, "--pause", "0.01")
+    job = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         # When it has trained for a while
         wait_until(lambda: all(len(profiled(run, rank)) >= 4 for rank in RANKS), process=job)
@@ -398,8 +373,7 @@ def test_ranks_profile_the_same_steps_by_budget_and_by_request(torch_ranks: Prel
         kept = {path.name for path in (rank_dir(run, 0, rank) / "traces").iterdir()}
         assert f"window-{captured.first_step:09d}.json.gz" in kept
         assert len(kept) == 1 or odd
-        info = reader.rank(0, rank)
-        assert info is not None
+        info = info_of(reader, rank)
         assert info.missed_windows == 0
         assert info.windows * 2 + 2 == len(common[0])
         assert info.budget == 0.3

@@ -1,18 +1,39 @@
-"""Parts of an exporter page that a run stores, from pages that the exporter's own tests verify."""
+"""Page of the exporter: its parts that a run stores, from pages that the exporter's own tests verify, and broken servers."""
 
 from __future__ import annotations
 
+import base64
+import http.server
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rankscope.exporter.catalogue import BY_NAME
 from rankscope.exporter.xids import XIDS
-from rankscope.profiler.helper.sampling.exporter_page import _SAMPLED_METRICS, _WANTED, NO_GPU, PROGRAMS, read_page
-from rankscope.profiler.helper.sampling.hardware import History
+from rankscope.profiler.helper.sampling import exporter_page
+from rankscope.profiler.helper.sampling.exporter_page import (
+    _SAMPLED_METRICS,
+    _WANTED,
+    MAX_PAGE_BYTES,
+    NO_GPU,
+    PROGRAMS,
+    ScrapeError,
+    fetch,
+    parse_target,
+    read_page,
+)
+from rankscope.profiler.helper.sampling.hardware import AbsenceFilter
 from rankscope.runs.records import HardwareSample
 
 NODE = Path(__file__).parents[2] / "exporter" / "golden" / "node.txt"
+
+
 H100, A100, DIVIDED, HUNG = (f"GPU-{index}0000000-aaaa-bbbb-cccc-000000000000" for index in range(4))
 
 
@@ -107,7 +128,7 @@ def test_a_page_that_is_damaged_is_no_page_and_not_one_with_fewer_gpus(line: byt
 
 def test_a_missing_value_is_a_row_once_and_values_are_rows_always() -> None:
     first, other = (HardwareSample(unix_ns=1, gpu_uuid=uuid, power_watts=1.0) for uuid in (H100, A100))
-    history = History(None)
+    history = AbsenceFilter(None)
 
     assert [row.missing for row in history.absent("refused", 1)] == ["refused"]
     assert history.absent("timed out", 2) == [], "it is as absent as before"
@@ -123,17 +144,136 @@ def test_a_missing_value_is_a_row_once_and_values_are_rows_always() -> None:
 
 def test_a_gpu_that_does_not_answer_is_a_row_per_reason() -> None:
     hung, lost = (HardwareSample(unix_ns=1, gpu_uuid=HUNG, missing=reason) for reason in ("hung", "lost"))
-    history = History(None)
+    history = AbsenceFilter(None)
     assert [history.rows_of([row], 1) for row in (hung, hung, lost, lost)] == [[hung], [], [lost], []]
 
 
 def test_an_exporter_without_gpus_is_missing_once() -> None:
-    history = History(None)
+    history = AbsenceFilter(None)
     assert history.rows_of([], 1) == [HardwareSample(unix_ns=1, missing=NO_GPU)]
     assert history.rows_of([], 2) == []
 
 
 def test_the_ranks_own_gpu_is_missed_when_the_exporter_does_not_show_it() -> None:
     seen = HardwareSample(unix_ns=1, gpu_uuid="MIG-1-2-3")
-    assert [row.gpu_uuid for row in History(H100).rows_of([seen], 1) if row.missing] == [H100]
-    assert History("GPU-1-2-3").rows_of([seen], 1) == [seen], "CUDA gives a MIG device's uuid without saying that it is one"
+    assert [row.gpu_uuid for row in AbsenceFilter(H100).rows_of([seen], 1) if row.missing] == [H100]
+    assert AbsenceFilter("GPU-1-2-3").rows_of([seen], 1) == [seen], "CUDA gives a MIG device's uuid without saying that it is one"
+
+
+Answer = Callable[[Any], None]
+
+
+Serve = Callable[[Answer], str]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Function ``serve(answer)``, which answers GET with ``answer(handler)`` and returns the address."""
+    servers: list[http.server.ThreadingHTTPServer] = []
+
+    def start(answer: Answer) -> str:
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                with suppress(OSError):
+                    answer(self)
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_address[1]}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def page(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Answer:
+    """Return an answer with that body."""
+
+    def answer(handler: Any) -> None:
+        handler.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return answer
+
+
+def test_a_page_is_fetched_without_the_proxy_of_the_environment(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    assert fetch(parse_target(serve(page(b"gpu_up 1\n")))) == b"gpu_up 1\n"
+
+
+def test_user_and_password_are_sent_and_never_shown(serve: Serve) -> None:
+    seen: list[tuple[str, str]] = []
+
+    def answer(handler: Any) -> None:
+        seen.append((handler.headers["Authorization"], handler.path))
+        page(b"", 401)(handler)
+
+    target = parse_target(serve(answer).replace("http://", "http://me:se%20cret@") + "/m?a=1")
+    with pytest.raises(ScrapeError, match="401") as refusal:
+        fetch(target)
+    assert seen == [("Basic " + base64.b64encode(b"me:se cret").decode(), "/m?a=1")]
+    assert "cret" not in f"{target} {target.shown} {refusal.value}"
+    assert target.shown.endswith("/m?a=1")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (page(b"", 302, {"Location": "http://127.0.0.1:1/"}), "status 302"),
+        (page(b"x" * (MAX_PAGE_BYTES + 1)), "more than"),
+        (page(b"half", 200, {"Content-Length": "8"}), "cut off"),
+        (lambda handler: handler.wfile.write(b"220 smtp ready\r\n"), "smtp"),
+    ],
+    ids=["redirect", "too large", "cut off", "another service"],
+)
+def test_what_is_no_page_is_an_error_that_says_why(serve: Serve, answer: Answer, reason: str) -> None:
+    with pytest.raises(ScrapeError, match=reason):
+        fetch(parse_target(serve(answer)))
+
+
+def test_nobody_there(refusing_port: int) -> None:
+    with pytest.raises(ScrapeError, match="refused"):
+        fetch(parse_target(f"http://127.0.0.1:{refusing_port}/metrics"))
+
+
+@pytest.mark.parametrize("first", [b"HTTP/1.0 200 OK\r\n", b"HTTP/1.0 200 OK\r\n\r\n"], ids=["head", "body"])
+def test_a_page_that_drips_is_given_up(serve: Serve, monkeypatch: pytest.MonkeyPatch, first: bytes) -> None:
+    monkeypatch.setattr(exporter_page, "DEADLINE_SECONDS", 0.3)
+
+    def drip(handler: Any) -> None:
+        handler.wfile.write(first)
+        while True:
+            handler.wfile.write(b"X-A: b\r\n")
+            time.sleep(0.02)
+
+    with pytest.raises(ScrapeError, match="too long"):
+        fetch(parse_target(serve(drip)))
+
+
+def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporter_page, "CONNECT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(ScrapeError, match=r"timed out|too long"):
+        fetch(parse_target(f"http://127.0.0.1:{silent.getsockname()[1]}"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "host:9838", "ftp://a/", "http://", "http://a:x:secret@h:port/", "http://h/a b", "http://h/\r\nHost: b", "http://[::1"],
+)
+def test_what_is_no_address_is_refused_without_quoting_it(url: str) -> None:
+    with pytest.raises(ValueError, match="address") as refusal:
+        parse_target(url)
+    assert "secret" not in str(refusal.value)
+
+
+def test_an_address_has_a_path_of_its_own_or_the_usual_one() -> None:
+    assert (parse_target("https://h").path, parse_target("http://h:1/x").path) == ("/metrics", "/x")
+    assert parse_target("https://[::1]:9/").port == 9

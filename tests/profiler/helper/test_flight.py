@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import threading
 import time
@@ -12,22 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.profiler.handovers import context_of, handover_of
 from tests.waiting import wait_until
 
 from rankscope.base.atomic_files import replace_file
-from rankscope.profiler.flight_files import MAX_BYTES, copy_file, done_file, dump_file
-from rankscope.profiler.handover import Handover
+from rankscope.profiler.flight_files import done_file, dump_file
 from rankscope.profiler.helper.collectives import flight
 from rankscope.profiler.helper.collectives.flight import MOST_DUMPS, FlightDumps, WatchdogFile
-from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
-from rankscope.profiler.helper.tasks import HelperContext
-from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.control import ControlAnswer, ControlRequest, answer, new_request, post, read_answer
 from rankscope.runs.paths import attempt_dir, flight_dir
-from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
 JOB = Path(__file__).parents[1] / "jobs" / "hung.py"
+
+
 RANK = 5
 
 
@@ -39,30 +38,17 @@ class Rank:
         attempt_dir(self.run, 0).mkdir(parents=True)
         self.scratch.mkdir()
         self.now = 1000.0
-        self.said: list[str] = []
-        self.heard, self.asks = os.pipe()
-        os.set_blocking(self.heard, False)
-        monkeypatch.setattr(flight, "_REQUESTS", self.asks)
+        self.reported: list[str] = []
+        self.request_reader, self.request_writer = os.pipe()
+        os.set_blocking(self.request_reader, False)
+        monkeypatch.setattr(flight, "_REQUESTS", self.request_writer)
         monkeypatch.setattr(flight, "time", self)
         self.begun = True
         self.task = self.helper()
 
     def helper(self, world_size: int = 8) -> FlightDumps:
-        rank = RankInfo(rank=RANK, world_size=world_size, host="n1", pid=1, start_unix_ns=1)
-        info = RunInfo(run_id="r1", name="test", start_unix_ns=1)
-        settings = RecorderSettings(run_dir=str(self.run), run_id="r1", name="test", start_unix_ns=1)
-        hello = Handover(settings=settings, run=info, attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=8), rank=rank)
-        return FlightDumps(
-            HelperContext(
-                hello=hello,
-                scratch=self.scratch,
-                run=lambda: info,
-                info=lambda: rank,
-                begun=lambda: self.begun,
-                report=self.said.append,
-                baseline=StepTimeBaseline(),
-            )
-        )
+        handover = handover_of(self.run, rank=RANK, world_size=world_size)
+        return FlightDumps(context_of(handover, self.scratch, self.reported.append, begun=lambda: self.begun))
 
     # The clock of the helper.
 
@@ -90,10 +76,10 @@ class Rank:
         self.tick()
         return request
 
-    def asked(self) -> list[str]:
+    def requests_received(self) -> list[str]:
         """Return the requests that the rank has received."""
         try:
-            return os.read(self.heard, 1000).decode().split()
+            return os.read(self.request_reader, 1000).decode().split()
         except BlockingIOError:
             return []
 
@@ -119,14 +105,14 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
         monkeypatch.delenv(name, raising=False)
     played = Rank(tmp_path, monkeypatch)
     yield played
-    os.close(played.heard)
-    os.close(played.asks)
+    os.close(played.request_reader)
+    os.close(played.request_writer)
 
 
 def test_a_dump_that_was_asked_for_comes_into_the_run(rank: Rank) -> None:
     # when a dump is requested, then the rank receives the request
     request = rank.ask()
-    assert rank.asked() == [request.id]
+    assert rank.requests_received() == [request.id]
     assert read_answer(rank.run, request.id, rank=RANK) is None
     # when it has written the dumps of both its recorders, then they are in the run
     rank.obey(request.id, "gloo", "nccl")
@@ -143,16 +129,16 @@ def test_a_dump_that_was_asked_for_comes_into_the_run(rank: Rank) -> None:
 
 def test_a_rank_that_was_not_asked_does_nothing(rank: Rank) -> None:
     rank.ask(ranks=[4, 6])
-    assert rank.asked() == []
+    assert rank.requests_received() == []
 
 
 def test_nothing_is_asked_before_the_rank_has_its_place_in_the_run(rank: Rank) -> None:
     rank.begun = False
     rank.ask()
-    assert rank.asked() == []
+    assert rank.requests_received() == []
     rank.begun = True
     rank.tick()
-    assert len(rank.asked()) == 1
+    assert len(rank.requests_received()) == 1
 
 
 def test_who_may_write_into_the_run_may_ask(rank: Rank) -> None:
@@ -198,7 +184,7 @@ def test_a_stuck_rank_is_given_up_and_its_late_dump_is_taken(rank: Rank) -> None
     # and the rank gets no second request while the first is unanswered
     again = rank.ask()
     assert "owes" in (rank.answer(again).reason or "")
-    assert rank.asked() == [request.id]
+    assert rank.requests_received() == [request.id]
     rank.obey(request.id, "gloo")
     rank.tick()
     wait_until(lambda: rank.answer(request).accepted)
@@ -212,16 +198,16 @@ def test_a_process_that_the_system_holds_is_not_called_stuck(
     monkeypatch.setattr(flight, "process_state", lambda _: state)
     request = rank.ask()
     rank.tick(flight.ANSWER_SECONDS + 1)
-    given = rank.answer(request).reason or ""
-    assert reason in given
-    assert "interpreter" not in given
+    given_reason = rank.answer(request).reason or ""
+    assert reason in given_reason
+    assert "interpreter" not in given_reason
 
 
 def test_where_torch_listens_itself_it_is_asked_when_python_is_stuck(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     # given the files that torch creates per rank if configured: a pipe for requests, and a dump file
     stem = rank.scratch / "ask-"
     os.mkfifo(f"{stem}{RANK}.pipe")
-    heard = os.open(f"{stem}{RANK}.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    torchs_pipe = os.open(f"{stem}{RANK}.pipe", os.O_RDONLY | os.O_NONBLOCK)
     monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", str(stem))
     theirs = rank.run.parent / f"theirs-{RANK}"
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(theirs)[:-1])
@@ -230,8 +216,8 @@ def test_where_torch_listens_itself_it_is_asked_when_python_is_stuck(rank: Rank,
     request = rank.ask()
     rank.tick(flight.ANSWER_SECONDS + 1)
     # then torch gets the request, and its dump is the answer
-    assert os.read(heard, 100)
-    os.close(heard)
+    assert os.read(torchs_pipe, 100)
+    os.close(torchs_pipe)
     theirs.write_bytes(b"by nccl's own thread")
     rank.tick()
     rank.tick()
@@ -276,9 +262,9 @@ def test_one_rank_refuses_for_all_and_the_others_only_where_it_does_not(rank: Ra
     refused = rank.ask(ranks=named)
     if named[0] == RANK:
         # then the first of them answers for all
-        given = read_answer(rank.run, refused.id)
-        assert given is not None
-        assert not given.accepted
+        refusal = read_answer(rank.run, refused.id)
+        assert refusal is not None
+        assert not refusal.accepted
         assert read_answer(rank.run, refused.id, rank=RANK) is None
         return
     # and another rank is silent, as long as the first may still answer
@@ -287,10 +273,10 @@ def test_one_rank_refuses_for_all_and_the_others_only_where_it_does_not(rank: Ra
     rank.tick(2)
     assert not rank.answer(refused).accepted
     # but not if the first has answered
-    heard = rank.ask(ranks=named)
-    answer(rank.run, ControlAnswer(id=heard.id, accepted=False, reason="too soon", answered_unix_ns=1))
+    answered = rank.ask(ranks=named)
+    answer(rank.run, ControlAnswer(id=answered.id, accepted=False, reason="too soon", answered_unix_ns=1))
     rank.tick(4)
-    assert read_answer(rank.run, heard.id, rank=RANK) is None
+    assert read_answer(rank.run, answered.id, rank=RANK) is None
 
 
 def test_many_ranks_look_less_often(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +332,7 @@ def test_what_goes_wrong_beside_is_said_once_and_costs_only_the_dumps(rank: Rank
     monkeypatch.setattr(rank.task._inbox, "pending", fail)
     for _ in range(5):
         rank.tick()
-    (text,) = rank.said
+    (text,) = rank.reported
     assert "FlightDumps" in text
     assert "ZeroDivisionError: a bug" in text
 
@@ -367,10 +353,10 @@ def test_dumps_that_torch_writes_when_the_watchdog_expires_are_in_the_run(
     # when it no longer grows, then it is copied, once, and left in place if the user chose its name
     rank.tick()
     rank.tick()
-    wait_until(lambda: rank.said)
+    wait_until(lambda: rank.reported)
     assert rank.dumps() == {"rank-00005-watchdog-nccl.pickle": b"..."}
     assert theirs.exists()
-    assert len(rank.said) == 1
+    assert len(rank.reported) == 1
 
 
 def test_a_watchdog_that_ends_the_process_is_noticed_at_its_end(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,46 +389,6 @@ def test_files_older_than_the_rank_are_not_its(tmp_path: Path) -> None:
     path.write_bytes(b"of another job")
     file = WatchdogFile(path, newer_than_ns=path.stat().st_mtime_ns + 1)
     assert [file.complete(), file.complete(), file.complete(last=True)] == [None, None, None]
-
-
-def test_the_copy_is_as_old_as_the_dump(tmp_path: Path) -> None:
-    # the time of the dump shows how long a rank had waited
-    source, target = tmp_path / "source", tmp_path / "flight" / "target"
-    source.write_bytes(b"record_id")
-    os.utime(source, ns=(10**18, 10**18))
-    copy_file(source, target)
-    assert (target.read_bytes(), target.stat().st_mtime_ns) == (b"record_id", 10**18)
-
-
-def test_only_regular_files_of_a_sensible_size_are_copied(tmp_path: Path) -> None:
-    large = tmp_path / "large"
-    with large.open("wb") as sparse:
-        sparse.truncate(MAX_BYTES + 1)
-    os.mkfifo(tmp_path / "fifo")
-    (tmp_path / "link").symlink_to("/etc/passwd")
-    (tmp_path / "out").mkdir()
-    for name in ("large", "fifo", "link", "nothing"):
-        with pytest.raises(OSError, match=r".*"):
-            copy_file(tmp_path / name, tmp_path / "out" / "copy")
-    assert [*(tmp_path / "out").glob("*"), *(tmp_path / "out").glob(".*")] == []
-
-
-def test_dumps_are_as_open_as_the_run_and_a_removed_run_is_not_recreated(tmp_path: Path) -> None:
-    source, attempt = tmp_path / "source", attempt_dir(tmp_path / "run", 0)
-    source.write_bytes(b"dump")
-    attempt.mkdir(parents=True)
-    attempt.chmod(0o2770)
-    target = flight_dir(tmp_path / "run", 0) / "rank-00000-watchdog-nccl.pickle"
-    before = os.umask(0o077)
-    try:
-        copy_file(source, target)
-    finally:
-        os.umask(before)
-    assert (target.read_bytes(), target.stat().st_mode & 0o777, target.parent.stat().st_mode & 0o7777) == (b"dump", 0o640, 0o2770)
-    shutil.rmtree(tmp_path / "run")
-    with pytest.raises(FileNotFoundError):
-        copy_file(source, target)
-    assert not (tmp_path / "run").exists()
 
 
 def test_what_a_rank_left_when_an_exception_ended_it_is_in_the_run(rank: Rank) -> None:

@@ -1,4 +1,4 @@
-"""Helpers that sample a real exporter with a simulated driver, and hardware samples on disks that refuse them."""
+"""Helpers that sample a real exporter with a simulated driver, their lock, and hardware samples on disks that refuse them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,30 @@ import pytest
 from tests.exporter import conftest as exporter
 from tests.exporter.conftest import RunningExporter
 from tests.exporter.fake_driver import FakeDriver, uuid_of
+from tests.profiler.handovers import handover_of
 from tests.ring_step import ring_in
 from tests.waiting import wait_until
 
-from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Handover
+from rankscope.base.locks import try_lock
+from rankscope.profiler.handover import HANDOVER_FILE, RING_FILE
+from rankscope.profiler.helper.sampling import host_lock
 from rankscope.profiler.helper.sampling.hardware import SampleLog
 from rankscope.profiler.helper.sampling.host_lock import HostLock
-from rankscope.profiler.ring import End
-from rankscope.profiler.settings import EXPORTER_URL, RecorderSettings
+from rankscope.profiler.ring import EndState
+from rankscope.profiler.settings import EXPORTER_URL
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import AttemptInfo, HardwareSample, RankInfo, RunInfo
+from rankscope.runs.records import HardwareSample, RunInfo
 from rankscope.runs.segment_writer import JsonLinesWriter
 from rankscope.runs.small_files import create_run
 
 fake_nvml_library = exporter.fake_nvml_library
+
+
 fake_nvml = exporter.fake_nvml
+
+
 start_exporter = exporter.start_exporter
+
 
 # The real helper, with shorter timeouts.
 QUICK = """
@@ -45,25 +53,21 @@ class Rank:
     """Simulated rank: a scratch folder, a ring, and a real helper."""
 
     def __init__(self, folder: Path, run_id: str, rank: int, url: str | None, *, device: bool = True) -> None:
-        hello = Handover(
-            settings=RecorderSettings(run_dir=str(folder / "run"), run_id=run_id, name="n", start_unix_ns=1, exporter_url=url),
-            run=RunInfo(run_id=run_id, name="n", start_unix_ns=1),
-            attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=2),
-            rank=RankInfo(
-                rank=rank,
-                world_size=2,
-                host="node1",
-                pid=1,
-                start_unix_ns=1,
-                local_rank=rank,
-                device_kind="cuda" if device else "cpu",
-                gpu_uuid=uuid_of(rank) if device else None,
-            ),
+        handover = handover_of(
+            folder / "run",
+            run_id=run_id,
+            settings={"exporter_url": url},
+            rank=rank,
+            world_size=2,
+            host="node1",
+            local_rank=rank,
+            device_kind="cuda" if device else "cpu",
+            gpu_uuid=uuid_of(rank) if device else None,
         )
         scratch = folder / f"scratch{rank}"
         scratch.mkdir()
         self.ring = ring_in(scratch / RING_FILE)
-        (scratch / HELLO_FILE).write_bytes(msgspec.json.encode(hello))
+        (scratch / HANDOVER_FILE).write_bytes(msgspec.json.encode(handover))
         with (scratch / RING_FILE).open("r+b") as file:
             memory = file.fileno()
             command = [sys.executable, "-P", "-c", QUICK, str(scratch), str(memory)]
@@ -83,7 +87,7 @@ class Rank:
 
     def end(self) -> str:
         """End the rank; return the output of its helper."""
-        self.ring.set_end(End.EXIT)
+        self.ring.set_end(EndState.EXIT)
         _, output = self.helper.communicate(timeout=60)
         self.ring.close()
         return output
@@ -274,3 +278,64 @@ def test_a_run_that_was_removed_is_not_made_again(run: Path) -> None:
     wait_until(lambda: log.run_gone)
     log.close(20)
     assert list((run / "hosts" / "node1").iterdir()) == []
+
+
+def test_one_holder_at_a_time_and_the_last_to_leave_leaves_nothing(tmp_path: Path) -> None:
+    first, second, other = HostLock("run", base=tmp_path), HostLock("run", base=tmp_path), HostLock("other", base=tmp_path)
+    assert [lock.take() for lock in (first, second, other)] == [True, False, True]
+    assert [lock.is_held() for lock in (first, second, other)] == [True, False, True]
+    first.leave()
+    assert second.take()
+    second.release()
+    assert first.take(), "also one that has left may come back"
+    first.leave()
+    second.leave()
+    other.leave()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_whoever_holds_a_lock_that_was_removed_holds_it_no_more(tmp_path: Path) -> None:
+    first, second = HostLock("run", base=tmp_path), HostLock("run", base=tmp_path)
+    assert first.take()
+    next(tmp_path.glob("*/lock")).unlink()
+    assert not first.is_held()
+    assert second.take()
+    first.leave()
+    assert second.is_held(), "what the new holder has is not the old one's to remove"
+
+
+def test_a_lock_that_is_removed_while_it_is_taken_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = HostLock("run", base=tmp_path)
+
+    def late(handle: int, *, shared: bool = False) -> bool:
+        for file in tmp_path.glob("*/lock"):
+            file.unlink()  # as the last holder does on exit
+        return try_lock(handle, shared=shared)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host_lock, "try_lock", late)
+        assert not lock.take()
+    assert lock.take()
+
+
+def test_a_word_stays_until_the_last_has_left(tmp_path: Path) -> None:
+    first, second = HostLock("run", base=tmp_path), HostLock("run", base=tmp_path)
+    assert [first.take(), second.take()] == [True, False]
+    assert (first.note(b"absent"), first.note(b"absent"), first.note(b"other")) == (True, False, True)
+    first.leave()
+    assert second.take()
+    assert not second.note(b"absent")
+    second.leave()
+    assert first.take()
+    assert first.note(b"absent")
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_place_that_is_not_ours_is_refused(tmp_path: Path, kind: str) -> None:
+    lock = HostLock("run", base=tmp_path)
+    if kind == "file":
+        lock._folder.touch()
+    else:
+        lock._folder.symlink_to("/tmp")
+    with pytest.raises(PermissionError, match="not a folder of this user"):
+        lock.take()

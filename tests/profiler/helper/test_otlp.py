@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -21,18 +20,15 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     add_TraceServiceServicer_to_server,
 )
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from tests.profiler.handovers import context_of, handover_of
 from tests.profiler.otlp_collector import Collector, collecting
 from tests.waiting import DEADLINE_S, wait_until
 
-from rankscope.profiler.handover import Handover
 from rankscope.profiler.helper.publishing.otlp import MAX_WAITING, OtlpTraces
 from rankscope.profiler.helper.publishing.otlp_sdk import _FirstStepWarning, _ReportingExporter
 from rankscope.profiler.helper.publishing.spans import trace_id
-from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
-from rankscope.profiler.helper.tasks import HelperContext
-from rankscope.profiler.intervals import PhaseInterval
-from rankscope.profiler.settings import RecorderSettings
-from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
+from rankscope.profiler.phases import PhaseInterval
+from rankscope.runs.records import PhaseTimes, RunInfo, StepRecord
 
 START = 1_700_000_000_000_000_000
 
@@ -63,24 +59,13 @@ class Rank:
     """OTLP task of a rank's helper."""
 
     def __init__(self, rank: int = 0, *, every: int | None = 2) -> None:
-        self.said: list[str] = []
+        self.reported: list[str] = []
         self.begun = True
-        settings = RecorderSettings(run_dir="/nowhere", run_id="proposed", name="p", start_unix_ns=1, otlp_every=every)
-        info = RankInfo(rank=rank, local_rank=rank, world_size=2, host="h", pid=5, start_unix_ns=1)
-        run = RunInfo(run_id="run-1", name="bert", start_unix_ns=1)
-        attempt = AttemptInfo(attempt=0, start_unix_ns=1, world_size=2)
-        hello = Handover(settings=settings, run=RunInfo(run_id="proposed", name="p", start_unix_ns=1), attempt=attempt, rank=info)
-        self.task = OtlpTraces(
-            HelperContext(
-                hello=hello,
-                scratch=Path("/nowhere"),
-                run=lambda: run,
-                info=lambda: info,
-                begun=lambda: self.begun,
-                report=self.said.append,
-                baseline=StepTimeBaseline(),
-            )
+        nowhere, run = Path("/nowhere"), RunInfo(run_id="run-1", name="bert", start_unix_ns=1)
+        handover = handover_of(
+            nowhere, run_id="proposed", settings={"otlp_every": every}, rank=rank, local_rank=rank, world_size=2
         )
+        self.task = OtlpTraces(context_of(handover, nowhere, self.reported.append, run=lambda: run, begun=lambda: self.begun))
 
     def do(self, *numbers: int) -> None:
         """Pass these steps to the task."""
@@ -137,7 +122,7 @@ def test_every_nth_step_of_all_ranks_is_one_trace(collector: Collector, monkeypa
         children = [(str(phase), start, end, blocked_ns / 1000) for phase, start, end, blocked_ns in intervals(number)]
         expected = [*children, ("step", START + number * 10**9, START + number * 10**9 + 3_000_000, 500.0)]
         assert bounds == dict.fromkeys(expected, 2)
-    assert [rank.said for rank in ranks] == [[], []]
+    assert [rank.reported for rank in ranks] == [[], []]
 
 
 def test_standard_variables_name_the_service_and_sample_the_same_steps(
@@ -180,7 +165,7 @@ def test_over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
         rank.task.end(vanished=False)
     finally:
         server.stop(None).wait()
-    assert rank.said == []
+    assert rank.reported == []
     spans = received[0].resource_spans[0].scope_spans[0].spans
     assert [span.name for span in spans] == ["forward", "backward"] * 2 + ["step"]
 
@@ -190,16 +175,16 @@ def test_an_absent_collector_is_reported_once_and_gets_later_steps(monkeypatch: 
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")  # time for a second attempt
     rank = Rank()
     rank.do(0)
-    wait_until(lambda: bool(rank.said))
-    assert "no collector accepts the traces over OTLP" in rank.said[0]
-    assert "refused" in rank.said[0]
+    wait_until(lambda: bool(rank.reported))
+    assert "no collector accepts the traces over OTLP" in rank.reported[0]
+    assert "refused" in rank.reported[0]
     rank.do(2)
     with collecting(refusing_port) as collector:
         rank.do(4)
         collector.wait(lambda spans: any(span.attributes.get("rankscope.step") == 4 for span in spans))
-        wait_until(lambda: len(rank.said) == 2)
+        wait_until(lambda: len(rank.reported) == 2)
         rank.task.end(vanished=False)
-    assert "accepts the traces over OTLP again" in rank.said[1]
+    assert "accepts the traces over OTLP again" in rank.reported[1]
 
 
 def test_only_a_change_is_reported() -> None:
@@ -230,7 +215,7 @@ def test_the_end_does_not_wait_for_a_collector_that_does_not_answer(monkeypatch:
         rank.do(0)
         with silent.accept()[0]:
             rank.task.end(vanished=True)
-            assert "not accepted over OTLP within 0.5 s" in rank.said[0]
+            assert "not accepted over OTLP within 0.5 s" in rank.reported[0]
             assert any(thread.name == "otlp" for thread in threading.enumerate()), "left behind: it is a daemon"
     wait_until(lambda: not any(thread.name == "otlp" for thread in threading.enumerate()))
 
@@ -264,9 +249,9 @@ def test_a_variable_that_cannot_be_is_named(monkeypatch: pytest.MonkeyPatch, var
     for each in (rank, neighbour):
         each.do(0)
         each.task.end(vanished=False)
-    assert neighbour.said == [], "once on a host is enough"
-    assert len(rank.said) == 1
-    assert rank.said[0].startswith(f"no traces over OTLP: {reason}")
+    assert neighbour.reported == [], "once on a host is enough"
+    assert len(rank.reported) == 1
+    assert rank.reported[0].startswith(f"no traces over OTLP: {reason}")
 
 
 @pytest.mark.parametrize(("missing", "protocol", "extra"), [("http", "http/protobuf", "otlp"), ("grpc", "grpc", "otlp-grpc")])
@@ -278,8 +263,8 @@ def test_a_missing_exporter_is_one_line_with_the_way_out(
     rank = Rank()
     rank.do(0)
     rank.task.end(vanished=False)
-    assert len(rank.said) == 1
-    assert rank.said[0].endswith(f"pip install 'rankscope[{extra}]'")
+    assert len(rank.reported) == 1
+    assert rank.reported[0].endswith(f"pip install 'rankscope[{extra}]'")
 
 
 def test_a_missing_sdk_is_one_line_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +273,7 @@ def test_a_missing_sdk_is_one_line_with_the_way_out(monkeypatch: pytest.MonkeyPa
     rank = Rank()
     rank.do(0)
     rank.task.end(vanished=False)
-    (text,) = rank.said
+    (text,) = rank.reported
     assert "opentelemetry.sdk.resources" in text
     assert "pip install 'rankscope[otlp]'" in text
 
@@ -303,12 +288,4 @@ def test_traces_are_off_unless_asked_for_and_the_sdk_may_be_disabled(
     disabled = Rank()
     disabled.do(0, 2)
     disabled.task.end(vanished=False)
-    assert (off.said, disabled.said, collector.requests) == ([], [], [])
-
-
-@pytest.mark.slow
-def test_a_helper_that_sends_no_traces_loads_neither_sdk_http_nor_torch() -> None:
-    loaded = "[name for name in ('opentelemetry', 'http.client', 'numpy', 'torch') if name in sys.modules]"
-    script = f"import sys, rankscope.profiler.helper.__main__; print({loaded})"
-    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert completed.stdout.strip() == "[]"
+    assert (off.reported, disabled.reported, collector.requests) == ([], [], [])

@@ -1,29 +1,26 @@
-"""Helper as a real process, fed through a real ring, without torch."""
+"""Helper as a real process, fed through a real ring, without torch, and its tasks."""
 
 from __future__ import annotations
 
-import ast
-import errno
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.profiler.first_words import hello
+from tests.profiler.handovers import handover_of
+from tests.profiler.recorded_runs import info_of
 from tests.ring_step import put_step, ring_in
 from tests.waiting import wait_until
 
 from rankscope.analysis.engine import analyze
 from rankscope.base.process import JOB_SIGNALS
-from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Handover, MessageKind, ProfiledWindow
-from rankscope.profiler.rank.session import Session
-from rankscope.profiler.ring import BYTES, CAPACITY, EVENT_NS, STEP_WORDS, TAIL, End, RingWriter
-from rankscope.profiler.scratch import hold, is_left, recorded_ranks, spooled
-from rankscope.profiler.settings import SITE_FOLDER
+from rankscope.profiler.handover import HANDOVER_FILE, Handover, MessageKind, ProfiledWindow
+from rankscope.profiler.helper.tasks import HelperTask, HelperTasks
+from rankscope.profiler.ring import CAPACITY, EVENT_NS, STEP_WORDS, TAIL, EndState
+from rankscope.profiler.scratch import hold, recorded_ranks, spooled
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 
@@ -37,7 +34,7 @@ class Rank:
         scratch.mkdir()
         self.scratch = scratch
         self.ring = ring_in(scratch / "ring")
-        (scratch / HELLO_FILE).write_bytes(msgspec.json.encode(handover))
+        (scratch / HANDOVER_FILE).write_bytes(msgspec.json.encode(handover))
         with (scratch / "ring").open("r+b") as file:
             command = [sys.executable, "-P", "-m", "rankscope.profiler.helper", str(scratch), str(file.fileno())]
             self.helper = subprocess.Popen(
@@ -70,11 +67,12 @@ class Rank:
 
 
 @pytest.mark.parametrize(
-    ("end", "reason"), [(End.EXIT, "exit"), (End.INTERRUPTED, "interrupted"), (End.CRASH, "crash"), (End.SILENT, "killed")]
+    ("end", "reason"),
+    [(EndState.EXIT, "exit"), (EndState.INTERRUPTED, "interrupted"), (EndState.CRASH, "crash"), (EndState.SILENT, "killed")],
 )
-def test_records_reach_the_disk_and_the_end_has_a_reason(tmp_path: Path, end: End, reason: str) -> None:
+def test_records_reach_the_disk_and_the_end_has_a_reason(tmp_path: Path, end: EndState, reason: str) -> None:
     (tmp_path / "spool").mkdir()
-    rank = Rank(tmp_path / "scratch", hello(tmp_path / "run", spool=tmp_path / "spool"))
+    rank = Rank(tmp_path / "scratch", handover_of(tmp_path / "run", spool=tmp_path / "spool"))
     rank.put(*range(50))
     rank.ring.set_cost(5000)
     rank.ring.set_end(end)
@@ -82,23 +80,22 @@ def test_records_reach_the_disk_and_the_end_has_a_reason(tmp_path: Path, end: En
     assert rank.end() == ""
     run = RunReader(tmp_path / "run")
     assert [row.step for row in run.steps(0, 0)] == list(range(50))
-    info = run.rank(0, 0)
-    assert info is not None
+    info = info_of(run)
     assert (info.end_reason, info.dropped_records) == (reason, 0)
     assert info.recorder_cost_us == 5.0 + words * EVENT_NS / 1000
     # The last metrics of a vanished rank stay: an alert needs their age.
-    assert len(list((tmp_path / "spool").iterdir())) == (end is End.SILENT)
+    assert len(list((tmp_path / "spool").iterdir())) == (end is EndState.SILENT)
 
 
 def test_a_helper_outlives_the_signals_of_the_job(tmp_path: Path) -> None:
     # Slurm's --signal=USR1@90 reaches every process of the job
-    rank = Rank(tmp_path / "scratch", hello(tmp_path / "run"))
+    rank = Rank(tmp_path / "scratch", handover_of(tmp_path / "run"))
     rank.put(0)
     wait_until((rank_dir(tmp_path / "run", 0, 0) / "rank.json").exists)
     for number in JOB_SIGNALS:
         rank.helper.send_signal(number)
     rank.put(1)
-    rank.ring.set_end(End.EXIT)
+    rank.ring.set_end(EndState.EXIT)
     assert rank.end() == ""
     assert [row.step for row in RunReader(tmp_path / "run").steps(0, 0)] == [0, 1]
 
@@ -106,7 +103,7 @@ def test_a_helper_outlives_the_signals_of_the_job(tmp_path: Path) -> None:
 def test_a_live_rank_has_metrics_and_records(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     spool.mkdir()
-    rank = Rank(tmp_path / "scratch", hello(tmp_path / "run", spool=spool))
+    rank = Rank(tmp_path / "scratch", handover_of(tmp_path / "run", spool=spool))
     rank.put(0, 1, 2)
     rank.ring.set_disabled("a reason")
 
@@ -123,7 +120,7 @@ def test_a_live_rank_has_metrics_and_records(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_said_once_and_tried_again(tmp_path: Path) -> None:
     # Given a run folder whose path is taken by a file
     (tmp_path / "run").touch()
-    rank = Rank(tmp_path / "scratch", hello(tmp_path / "run"))
+    rank = Rank(tmp_path / "scratch", handover_of(tmp_path / "run"))
     rank.put(0, 1)
     assert rank.helper.stderr is not None
     assert "cannot write to" in rank.helper.stderr.readline()
@@ -138,7 +135,7 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_tried_again(tmp_path: 
 def test_an_entry_that_makes_no_sense_costs_itself_and_is_counted(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     spool.mkdir()
-    rank = Rank(tmp_path / "scratch", hello(tmp_path / "run", spool=spool))
+    rank = Rank(tmp_path / "scratch", handover_of(tmp_path / "run", spool=spool))
     rank.put(0)
     for kind in 2 * (MessageKind.DEVICE, MessageKind.WINDOW):
         assert rank.ring.put(kind, b"\xc1")  # which are no times, and no JSON
@@ -148,90 +145,26 @@ def test_an_entry_that_makes_no_sense_costs_itself_and_is_counted(tmp_path: Path
             'rank_recorder_dropped_total{run="test",rank="0",slot="0"} 4' in path.read_text() for path in spool.glob("*.prom")
         )
     )
-    rank.ring.set_end(End.EXIT)
+    rank.ring.set_end(EndState.EXIT)
     output = rank.end()
     assert output.count("\n") == 1
     assert "1 record(s) dropped" in output
     run = RunReader(tmp_path / "run")
     assert [row.step for row in run.steps(0, 0)] == [0, 1]
-    info = run.rank(0, 0)
-    assert info is not None
+    info = info_of(run)
     assert (info.dropped_records, info.end_reason) == (4, "exit")
 
 
 def test_the_end_of_a_rank_whose_run_was_removed_makes_nothing_either(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    rank = Rank(tmp_path / "scratch", hello(tmp_path / "run"))
+    rank = Rank(tmp_path / "scratch", handover_of(tmp_path / "run"))
     rank.put(0)
     wait_until((tmp_path / "run" / "attempts" / "000" / "ranks" / "00000" / "steps-000000.npy").exists)
     (tmp_path / "run").rename(tmp_path_factory.mktemp("gone") / "run")  # at once, as the helper may be writing
-    rank.ring.set_end(End.EXIT)
+    rank.ring.set_end(EndState.EXIT)
     assert rank.end().count("was removed") == 1
     assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("end", [End.EXIT, End.SILENT])
-def test_another_helper_finishes_what_a_killed_one_began(tmp_path: Path, end: End) -> None:
-    # Given a rank whose helper is killed while it works
-    (tmp_path / "spool").mkdir()
-    session = Session(hello(tmp_path / "run", spool=tmp_path / "spool"), str(tmp_path), RingWriter())
-    put_step(session.ring, 0)
-    wait_until(lambda: any((tmp_path / "spool").glob("*.prom")))
-    session._helper.kill()
-    wait_until(session.helper_ended)
-    put_step(session.ring, 1)
-    # When another takes its place, the folder never looks abandoned
-    session.replace_helper()
-    assert not is_left(session.scratch)
-    assert not session.helper_ended()
-    put_step(session.ring, 2)
-    session.ring.set_end(end)
-    session.close()
-    # Then nothing is missing
-    wait_until(lambda: not session.scratch.exists())
-    run = RunReader(tmp_path / "run")
-    assert [row.step for row in run.steps(0, 0)] == [0, 1, 2]
-    info = run.rank(0, 0)
-    assert info is not None
-    assert info.end_reason == {End.EXIT: "exit", End.SILENT: "killed"}[end]
-    assert any((tmp_path / "spool").iterdir()) == (end is End.SILENT)
-
-
-def test_the_memory_of_the_ring_has_a_fixed_size_and_no_child_inherits_it(tmp_path: Path) -> None:
-    session = Session(hello(tmp_path / "run"), str(tmp_path), RingWriter())
-    assert session.memory is not None
-    for size in (0, 2 * BYTES):
-        with pytest.raises(PermissionError):
-            os.truncate(session.memory, size)
-    child = "import os; print([name for name in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{name}')])"
-    inherited = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True, close_fds=False)
-    assert str(session.memory) not in ast.literal_eval(inherited.stdout)
-    session.close()
-    wait_until(lambda: not session.scratch.exists())
-
-
-@pytest.mark.parametrize("refused", [1, 2])
-def test_without_a_memory_seal_or_memory_file_there_is_still_a_ring(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int
-) -> None:
-    # Given an older kernel, which does not know one flag, or a sandbox that forbids the call
-    calls, make = list[int](), os.memfd_create
-
-    def refuse(name: str, flags: int) -> int:
-        calls.append(flags)
-        if len(calls) <= refused:
-            raise OSError(errno.EINVAL, "Invalid argument")
-        return make(name, flags)
-
-    monkeypatch.setattr(os, "memfd_create", refuse)
-    session = Session(hello(tmp_path / "run"), str(tmp_path), RingWriter())
-    assert (session.scratch / RING_FILE).exists() == (refused == 2)
-    put_step(session.ring, 0)
-    session.ring.set_end(End.EXIT)
-    session.close()
-    wait_until(lambda: not session.scratch.exists())
-    assert [row.step for row in RunReader(tmp_path / "run").steps(0, 0)] == [0]
 
 
 def test_the_launcher_hears_of_what_is_recorded_and_of_files_in_the_spool(tmp_path: Path) -> None:
@@ -243,7 +176,7 @@ def test_the_launcher_hears_of_what_is_recorded_and_of_files_in_the_spool(tmp_pa
     try:
         assert (recorded_ranks(job), spooled(job)) == (frozenset(), [])
         # When a rank in it has a place in the run and vanishes
-        rank = Rank(job / "rank0", hello(tmp_path / "run", spool=spool))
+        rank = Rank(job / "rank0", handover_of(tmp_path / "run", spool=spool))
         rank.put(0)
         rank.end()
     finally:
@@ -271,13 +204,13 @@ def test_a_hanging_filesystem_delays_the_writing_and_nothing_else(tmp_path: Path
     (tmp_path / "sitecustomize.py").write_text(STUCK.replace("GO", str(tmp_path / "go")))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "spool").mkdir()
-    rank = Rank(tmp_path / "scratch", hello(tmp_path / "run", spool=tmp_path / "spool"))
+    rank = Rank(tmp_path / "scratch", handover_of(tmp_path / "run", spool=tmp_path / "spool"))
     # When more steps come than the ring holds, the ring is emptied all the same
     count = CAPACITY // 10
     for number in range(count):
         wait_until(lambda: rank.ring.at + 3 * STEP_WORDS - rank.ring.header[TAIL] <= CAPACITY)
         assert put_step(rank.ring, number)
-    rank.ring.set_end(End.EXIT)
+    rank.ring.set_end(EndState.EXIT)
     # And when the disk answers again after the rank's end, everything is there
     assert rank.helper.stdin is not None
     rank.helper.stdin.close()
@@ -286,19 +219,18 @@ def test_a_hanging_filesystem_delays_the_writing_and_nothing_else(tmp_path: Path
     assert rank.end() == ""
     run = RunReader(tmp_path / "run")
     assert [row.step for row in run.steps(0, 0)] == list(range(count))
-    info = run.rank(0, 0)
-    assert info is not None
+    info = info_of(run)
     assert info.end_reason == "exit"
 
 
 @pytest.mark.parametrize("keep", [1, -30])
 def test_a_window_whose_trace_is_damaged_is_one_line(tmp_path: Path, keep: int) -> None:
-    rank = Rank(tmp_path / "scratch", hello(tmp_path / "run"))
+    rank = Rank(tmp_path / "scratch", handover_of(tmp_path / "run"))
     rank.put(0)
     trace = rank.scratch / "window.json"
     trace.write_text(one_step_trace(5)[:keep])
     rank.put_window(ProfiledWindow(str(trace), 5, 7))
-    rank.ring.set_end(End.EXIT)
+    rank.ring.set_end(EndState.EXIT)
     output = rank.end()
     assert output.count("\n") == 1
     assert "a profiler window was left out" in output
@@ -321,21 +253,20 @@ def test_a_window_that_cannot_be_reduced_costs_the_window_only(
     # Given a helper that cannot reduce any trace
     (tmp_path / "sitecustomize.py").write_text(fault)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    rank = Rank(tmp_path / "scratch", hello(tmp_path / "run"))
+    rank = Rank(tmp_path / "scratch", handover_of(tmp_path / "run"))
     # When two windows come between the steps
     rank.put(0)
     for number in (1, 2):
         rank.put_empty_window(number)
     rank.put(1)
-    rank.ring.set_end(End.EXIT)
+    rank.ring.set_end(EndState.EXIT)
     # Then it reports that once, counts them, and continues to the end
     output = rank.end()
     assert output.count("\n") == 1
     assert reason in output
     run = RunReader(tmp_path / "run")
     assert [row.step for row in run.steps(0, 0)] == [0, 1]
-    info = run.rank(0, 0)
-    assert info is not None
+    info = info_of(run)
     assert (info.end_reason, info.missed_windows) == ("exit", 2)
 
 
@@ -351,7 +282,7 @@ def one_step_trace(number: int) -> str:
 
 def test_a_window_with_a_step_that_is_too_long_keeps_its_trace_and_reason(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    rank = Rank(tmp_path / "scratch", hello(run))
+    rank = Rank(tmp_path / "scratch", handover_of(run))
     # given steps of 1 ms, a profiled one of 1.5 ms, and then one of 9 ms
     rank.put(*range(30))
     for number, wall_ns in ((30, 1_500_000), (31, 9_000_000)):
@@ -359,7 +290,7 @@ def test_a_window_with_a_step_that_is_too_long_keeps_its_trace_and_reason(tmp_pa
         trace = rank.scratch / f"window-{number:09d}.json"
         trace.write_text(one_step_trace(number))
         rank.put_window(ProfiledWindow(str(trace), number, number))
-    rank.ring.set_end(End.EXIT)
+    rank.ring.set_end(EndState.EXIT)
     assert rank.end() == ""
     # then the second alone is kept, its record gives the reason
     reader = RunReader(run)
@@ -386,48 +317,58 @@ trace_reducer._reduce = lambda _path: time.sleep(600)
 def test_windows_too_slow_at_the_end_are_counted_and_the_end_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(ENDLESS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    rank = Rank(tmp_path / "scratch", hello(tmp_path / "run"))
+    rank = Rank(tmp_path / "scratch", handover_of(tmp_path / "run"))
     rank.put(0)
     for number in (1, 2):
         rank.put_empty_window(number)
-    rank.ring.set_end(End.EXIT)
+    rank.ring.set_end(EndState.EXIT)
     assert "gave up reducing 2 profiled windows" in rank.end()
-    info = RunReader(tmp_path / "run").rank(0, 0)
-    assert info is not None
+    info = info_of(tmp_path / "run")
     assert (info.end_reason, info.missed_windows) == ("exit", 2)
 
 
-def test_the_helper_never_loads_torch() -> None:
+def test_the_helper_never_loads_torch_and_other_libraries_only_when_needed() -> None:
     script = (
         "import sys; import rankscope.profiler.helper.__main__;"
+        "print([name for name in ('opentelemetry', 'http.client', 'numpy', 'torch') if name in sys.modules]);"
         "import rankscope.analysis.collectives.windows, rankscope.analysis.trace.columns;"
         "print([name for name in sys.modules if name.split('.')[0] == 'torch'])"
     )
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n[]\n"
 
 
-def test_the_helper_of_an_attached_rank_does_not_wait_for_torch_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SITE_FOLDER), *sys.path]))
-    session = Session(hello(tmp_path / "run"), str(tmp_path), RingWriter())
-    environment = Path(f"/proc/{session._helper.pid}/environ")
-    wait_until(lambda: environment.read_bytes() != b"")  # empty for a moment, while the program is being loaded
-    path = next(item for item in environment.read_bytes().split(b"\0") if item.startswith(b"PYTHONPATH="))
-    assert os.fsencode(SITE_FOLDER) not in path.removeprefix(b"PYTHONPATH=").split(b":")
-    session.close()
-    wait_until(lambda: not session.scratch.exists())
+class Failing(HelperTask):
+    """Task that fails at its first tick, and optionally at its end."""
+
+    def __init__(self, *, at_end: bool) -> None:
+        self.at_end = at_end
+        self.ends = list[bool]()
+
+    def tick(self) -> None:
+        """Fail."""
+        raise ValueError("bad day")
+
+    def end(self, *, vanished: bool) -> None:
+        """Record the end."""
+        self.ends.append(vanished)
+        if self.at_end:
+            raise ValueError("worse")
 
 
-def test_a_process_that_records_many_fits_keeps_no_zombies(tmp_path: Path) -> None:
-    helpers = list[Path]()
-    for fit in range(3):
-        session = Session(hello(tmp_path / f"run-{fit}"), str(tmp_path), RingWriter())
-        # The helpers of the earlier fits have been waited for.
-        assert not any(helper.exists() for helper in helpers)
-        session.ring.set_end(End.EXIT)
-        session.close()
-        helpers.append(Path(f"/proc/{session._helper.pid}"))
-        wait_until(partial(_is_zombie, helpers[-1]))
+def test_a_task_that_fails_is_ended_and_said_once_and_the_others_go_on() -> None:
+    text, ticks = list[str](), list[int]()
 
+    class Other(HelperTask):
+        def tick(self) -> None:
+            ticks.append(1)
 
-def _is_zombie(process: Path) -> bool:
-    return ") Z " in (process / "stat").read_text()
+    failing = [Failing(at_end=False), Failing(at_end=True)]
+    tasks = HelperTasks([*failing, Other()], text.append)
+    for _ in range(2):
+        tasks.each(lambda task: task.tick())
+    tasks.each(lambda task: task.end(vanished=True))
+    # The helper leaves nothing behind that would make the rank look vanished.
+    assert [task.ends for task in failing] == [[False], [False]]
+    assert len(ticks) == 2
+    assert len(text) == 2
+    assert all("Failing failed (ValueError: bad day)" in line for line in text)

@@ -7,20 +7,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.profiler.handovers import context_of, handover_of
 from tests.ras_server import Comm, answer, listening, ras
 from tests.waiting import wait_until
 
-from rankscope.profiler.handover import Handover
 from rankscope.profiler.helper.collectives import flight
 from rankscope.profiler.helper.collectives import ras as module
 from rankscope.profiler.helper.collectives.flight import FlightDumps
-from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
-from rankscope.profiler.helper.tasks import HelperContext
-from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.control import new_request, post
 from rankscope.runs.paths import attempt_dir
 from rankscope.runs.ras import RasAnswer, read_answers
-from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo
 
 Helper = Callable[[int, str], FlightDumps]
 
@@ -35,30 +31,15 @@ def run(tmp_path: Path) -> Path:
 def helper(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Helper]:
     monkeypatch.setattr(module, "APART_SECONDS", 0.0)
     monkeypatch.setattr(flight, "CHECK_SECONDS", 0.0)
-    heard, asks = os.pipe()
-    monkeypatch.setattr(flight, "_REQUESTS", asks)
+    request_reader, request_writer = os.pipe()
+    monkeypatch.setattr(flight, "_REQUESTS", request_writer)
 
     def made(rank: int, backend: str) -> FlightDumps:
-        about = AttemptInfo(attempt=0, start_unix_ns=1, world_size=2, backend=backend)
-        rank_info = RankInfo(rank=rank, world_size=2, host="n1", pid=1, start_unix_ns=1)
-        info = RunInfo(run_id="r1", name="test", start_unix_ns=1)
-        settings = RecorderSettings(run_dir=str(run), run_id="r1", name="test", start_unix_ns=1)
-        hello = Handover(settings=settings, run=info, attempt=about, rank=rank_info)
-        return FlightDumps(
-            HelperContext(
-                hello=hello,
-                scratch=tmp_path,
-                run=lambda: info,
-                info=lambda: rank_info,
-                begun=lambda: True,
-                report=lambda _: None,
-                baseline=StepTimeBaseline(),
-            )
-        )
+        return FlightDumps(context_of(handover_of(run, rank=rank, world_size=2, backend=backend), tmp_path, lambda _: None))
 
     yield made
-    os.close(heard)
-    os.close(asks)
+    os.close(request_reader)
+    os.close(request_writer)
 
 
 def kept(task: FlightDumps, run: Path, *, count: int) -> list[RasAnswer]:
@@ -76,14 +57,14 @@ def kept(task: FlightDumps, run: Path, *, count: int) -> list[RasAnswer]:
 def test_a_requested_dump_brings_two_answers_of_nccl_ras_into_the_run(
     run: Path, helper: Helper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = answer(Comm({0: 1, 1: 1}))
-    with listening(ras(given)) as address:
+    ras_text = answer(Comm({0: 1, 1: 1}))
+    with listening(ras(ras_text)) as address:
         monkeypatch.setenv("NCCL_RAS_ADDR", address)
         task = helper(0, "cpu:gloo,cuda:nccl")
         post(run, new_request("dump"))
         answers = kept(task, run, count=2)
         task.end(vanished=False)
-    assert [item.text for item in answers] == [given.decode()] * 2
+    assert [item.text for item in answers] == [ras_text.decode()] * 2
 
 
 @pytest.mark.slow

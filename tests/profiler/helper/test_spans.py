@@ -15,7 +15,7 @@ from rankscope.profiler.helper.publishing.spans import (
     step_attributes,
     trace_id,
 )
-from rankscope.profiler.intervals import PhaseInterval
+from rankscope.profiler.phases import PhaseInterval
 from rankscope.runs.records import PHASES, PhaseTimes, RankInfo, RunInfo, StepRecord
 
 START = 1_700_000_000_000_000_123

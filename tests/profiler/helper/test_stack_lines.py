@@ -13,13 +13,13 @@ from rankscope.profiler.helper.sampling.loaders import batch_source, loader_samp
 from rankscope.profiler.helper.sampling.stack_lines import (
     PhaseTimeline,
     StackFrame,
+    StackInterval,
     StackLines,
-    Stay,
     calls_in,
     own_frame,
-    stays_of,
+    stack_intervals,
 )
-from rankscope.profiler.intervals import PhaseInterval
+from rankscope.profiler.phases import PhaseInterval
 from rankscope.runs.records import BatchSource, LoaderSamples, Phase, StackLine
 
 MS = 1_000_000
@@ -48,12 +48,14 @@ def test_samples_of_one_thread_become_stays_with_a_stack_each() -> None:
             event("E", "main", 1, 600),
         ]
     )
-    stays = [(stay.start_us, stay.end_us, [frame.line for frame in stay.frames]) for stay in stays_of(trace)[7]]
-    assert stays == [(100, 300, [1, 2]), (300, 600, [1, 3])]
-    assert [stay.frames[0].line for stay in stays_of(trace)[8]] == [9]
-    assert stays_of(b"[]") == {}
+    intervals = [
+        (interval.start_us, interval.end_us, [frame.line for frame in interval.frames]) for interval in stack_intervals(trace)[7]
+    ]
+    assert intervals == [(100, 300, [1, 2]), (300, 600, [1, 3])]
+    assert [interval.frames[0].line for interval in stack_intervals(trace)[8]] == [9]
+    assert stack_intervals(b"[]") == {}
     with pytest.raises(msgspec.DecodeError):
-        stays_of(b'[{"name": 1}]')
+        stack_intervals(b'[{"name": 1}]')
 
 
 @pytest.mark.parametrize(
@@ -98,15 +100,15 @@ def test_a_line_has_its_share_of_the_samples_its_phase_and_what_it_calls(tmp_pat
     main = StackFrame(str(script), 6, "<module>")
     pause, library = StackFrame(str(script), 5, "forward"), StackFrame(LIBRARY, 3, "Linear.forward")
     # 40 ms of the pause in forward of each step, and the rest at another line, in a library
-    stays = []
+    intervals = []
     for began_us in (0, 90_000):
-        stays += [
-            Stay(began_us, began_us + 12_000, (main,)),
-            Stay(began_us + 12_000, began_us + 52_000, (main, pause)),
-            Stay(began_us + 52_000, began_us + 90_000, (main, library)),
+        intervals += [
+            StackInterval(began_us, began_us + 12_000, (main,)),
+            StackInterval(began_us + 12_000, began_us + 52_000, (main, pause)),
+            StackInterval(began_us + 52_000, began_us + 90_000, (main, library)),
         ]
     phases = PhaseTimeline([step(1000), step(1090)])
-    samples, lines = StackLines().of(stays, rate=100, zero_ns=1000 * MS, phases=phases)
+    samples, lines = StackLines().of(intervals, rate=100, zero_ns=1000 * MS, phases=phases)
     assert samples == 18
     assert [(line.line, line.samples, line.call, line.innermost) for line in lines] == [
         (6, 10, None, "Linear.forward"),
@@ -172,21 +174,21 @@ def test_a_stack_shows_where_batches_come_from(frames: list[StackFrame], source:
     assert batch_source(frames) == source
 
 
-def stays(*parts: tuple[int, list[StackFrame]]) -> list[Stay]:
+def intervals(*parts: tuple[int, list[StackFrame]]) -> list[StackInterval]:
     """Return consecutive stays of so many samples at 100 a second."""
     result, at = [], 0
     for samples, frames in parts:
-        result.append(Stay(at, at + samples * 10_000, tuple(frames)))
+        result.append(StackInterval(at, at + samples * 10_000, tuple(frames)))
         at += samples * 10_000
     return result
 
 
 def test_threads_are_counted_by_the_function_that_they_run() -> None:
     threads = {
-        1: stays((30, [RUN, FILL, LOADER, FETCH_FRAME, DATASET]), (10, [RUN, FILL, PUT, WAIT])),
-        2: stays((20, [RUN, FILL, LOADER, FETCH_FRAME, DATASET]), (5, [RUN, FILL, GET, WAIT])),
-        3: stays((40, [RUN, PIN, PROCESS_GET, POLL])),
-        4: stays((40, [RUN, StackFrame(f"{PACKAGES}/tqdm/_monitor.py", 1, "run"), WAIT])),
+        1: intervals((30, [RUN, FILL, LOADER, FETCH_FRAME, DATASET]), (10, [RUN, FILL, PUT, WAIT])),
+        2: intervals((20, [RUN, FILL, LOADER, FETCH_FRAME, DATASET]), (5, [RUN, FILL, GET, WAIT])),
+        3: intervals((40, [RUN, PIN, PROCESS_GET, POLL])),
+        4: intervals((40, [RUN, StackFrame(f"{PACKAGES}/tqdm/_monitor.py", 1, "run"), WAIT])),
     }
     (loader,) = loader_samples(threads, "thread", StackLines(), rate=100)
     assert (loader.kind, loader.target) == ("thread", "train.py:fill")
@@ -196,7 +198,7 @@ def test_threads_are_counted_by_the_function_that_they_run() -> None:
 
 def test_a_forked_worker_has_own_lines_and_loads_only_on_request() -> None:
     above = [SCRIPT, LOADER, PROCESS, WORKER]
-    threads = {1: stays((30, [*above, FETCH_FRAME, DATASET]), (10, [*above, PROCESS_GET, POLL]))}
+    threads = {1: intervals((30, [*above, FETCH_FRAME, DATASET]), (10, [*above, PROCESS_GET, POLL]))}
     (loader,) = loader_samples(threads, "process", StackLines(), rate=100)
     assert (loader.samples, loader.loads, loader.gets) == (40, 30, 10)
     assert [(line.file, line.samples) for line in loader.lines] == [("/job/data.py", 30)]

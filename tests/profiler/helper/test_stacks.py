@@ -10,15 +10,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.profiler.first_words import hello, step
+from tests.profiler.handovers import context_of, handover_of, step
 from tests.waiting import wait_until
 
 from rankscope.profiler.helper.sampling import stacks
-from rankscope.profiler.helper.sampling.stacks import DENIED, NOT_INSTALLED, Stacks, stack_error
-from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
-from rankscope.profiler.helper.tasks import HelperContext
-from rankscope.profiler.intervals import PhaseInterval
-from rankscope.runs.records import RunInfo, StackSamples
+from rankscope.profiler.helper.sampling.stacks import DENIED, NOT_INSTALLED, StackSampler, stack_error
+from rankscope.profiler.phases import PhaseInterval
+from rankscope.runs.records import StackSamples
 
 TRACE = (
     '[{"name":"main","ph":"B","tid":7,"ts":0,"args":{"filename":"/job/t.py","line":3}},'
@@ -36,7 +34,7 @@ class Helper:
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, program: str | None, *, interval: float | None = 4.0
     ) -> None:
         self.rows: list[StackSamples] = []
-        self.said: list[str] = []
+        self.reported: list[str] = []
         self.now = 1_000_000.5
         path = None
         if program is not None:
@@ -45,20 +43,10 @@ class Helper:
             path.chmod(0o755)
         monkeypatch.setattr(stacks, "find_program", lambda: None if path is None else str(path))
         monkeypatch.setattr(time, "time", lambda: self.now)
-        first = hello(folder / "run", pid=os.getpid())
-        settings = msgspec.structs.replace(first.settings, stacks_seconds=interval)
-        first = msgspec.structs.replace(first, settings=settings, thread=7)
-        context = HelperContext(
-            hello=first,
-            scratch=folder,
-            run=lambda: RunInfo(run_id="run", name="test", start_unix_ns=1),
-            info=lambda: first.rank,
-            begun=lambda: True,
-            report=self.said.append,
-            baseline=StepTimeBaseline(),
-        )
+        handover = handover_of(folder / "run", settings={"stacks_seconds": interval}, pid=os.getpid())
+        context = context_of(msgspec.structs.replace(handover, thread=7), folder, self.reported.append)
         self.baseline = context.baseline
-        self.task = Stacks(context, self.rows.append)
+        self.task = StackSampler(context, self.rows.append)
         for number in range(3):
             self.step(number)
         self.task.tick()
@@ -107,7 +95,7 @@ def test_a_series_is_recorded_with_its_steps(start: Start, tmp_path: Path) -> No
     assert not (tmp_path / "stacks.json").exists()
     assert helper.series()
     assert len(helper.rows) == 2
-    assert helper.said == []
+    assert helper.reported == []
 
 
 @pytest.mark.slow
@@ -145,7 +133,7 @@ def test_all_ranks_begin_their_series_at_the_same_time(start: Start) -> None:
 @pytest.mark.slow
 def test_a_capture_asks_for_a_series_at_once(start: Start) -> None:
     helper = start(WRITES)
-    helper.task.ask()
+    helper.task.request()
     helper.task.tick()
     assert helper.wait()
     assert len(helper.rows) == 1
@@ -164,7 +152,7 @@ def test_without_py_spy_the_reason_is_recorded_and_nothing_said(start: Start) ->
     helper = start(None)
     assert [row.missing for row in helper.rows] == [NOT_INSTALLED]
     assert not helper.series()
-    assert helper.said == []
+    assert helper.reported == []
 
 
 @pytest.mark.parametrize("interval", [None])
@@ -180,7 +168,7 @@ def test_a_denial_is_recorded_and_said_once(start: Start) -> None:
     assert helper.series()
     assert not helper.series()
     assert [row.missing for row in helper.rows] == [DENIED]
-    assert len(helper.said) == 1
+    assert len(helper.reported) == 1
 
 
 @pytest.mark.slow
@@ -193,7 +181,7 @@ def test_after_three_failures_in_a_row_it_is_off(start: Start, program: str) -> 
     assert [helper.series() for _ in range(4)] == [True, True, True, False]
     (row,) = helper.rows
     assert row.missing
-    assert len(helper.said) == 1
+    assert len(helper.reported) == 1
 
 
 @pytest.mark.slow
@@ -216,7 +204,7 @@ def test_the_end_of_the_rank_does_not_wait_for_a_program_that_hangs(start: Start
     helper.task.finish()
     assert helper.wait()
     assert helper.rows == []
-    assert helper.said == []
+    assert helper.reported == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from tests.ring_step import SEEN, event, ring_in, step_words
 
-from rankscope.profiler.events import AS_NOTED, CHECKPOINT_BEGINS, SECTION, UNSEEN_WAIT, WAIT, WAITING, detail
 from rankscope.profiler.helper.standstill import (
     FIRST_SECONDS,
     LEAST_SECONDS,
@@ -22,6 +21,7 @@ from rankscope.profiler.helper.step_assembler import StepAssembler
 from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.phases import BACKWARD, DATA
 from rankscope.profiler.ring import RingReader, RingWriter
+from rankscope.profiler.words import AS_NOTED, CHECKPOINT_BEGINS, SECTION, UNSEEN_WAIT, WAIT, WAITING, detail
 from rankscope.runs.records import RankActivity, RankInfo, StepRecord
 
 SECOND = 10**9
@@ -47,7 +47,7 @@ class Rank:
         self.assembler.add(self.reader.read())
         self.monitor.add(StepRecord(step=number, start_unix_ns=1, wall_us=seconds * 1e6))
 
-    def seen(self, after_s: float) -> RankActivity | None:
+    def activity_after(self, after_s: float) -> RankActivity | None:
         """Return the activity some seconds after ``START``."""
         self.now_ns = START + round(after_s * SECOND)
         return self.monitor.activity(INFO)
@@ -73,8 +73,8 @@ def rank(tmp_path: Path) -> Iterator[Rank]:
 def test_a_rank_that_loads_data_for_long_is_in_data_and_does_not_wait(rank: Rank) -> None:
     rank.step(4)
     rank.writer.write(*event(DATA, START + SECOND))
-    assert rank.seen(LEAST_SECONDS + 0.9) is None
-    assert rank.seen(LEAST_SECONDS + 2) == RankActivity(
+    assert rank.activity_after(LEAST_SECONDS + 0.9) is None
+    assert rank.activity_after(LEAST_SECONDS + 2) == RankActivity(
         attempt=1, rank=3, step=5, phase="data", waiting=False, since_unix_ns=START + 8 * SECOND,
         updated_unix_ns=START + round((LEAST_SECONDS + 9) * SECOND),
     )  # fmt: skip
@@ -83,15 +83,15 @@ def test_a_rank_that_loads_data_for_long_is_in_data_and_does_not_wait(rank: Rank
 def test_a_rank_that_goes_on_is_not_told(rank: Rank) -> None:
     rank.step(4)
     rank.writer.write(*event(DATA, START))
-    assert rank.seen(20) is not None
+    assert rank.activity_after(20) is not None
     rank.step(5)
-    assert rank.seen(20.1) is None
+    assert rank.activity_after(20.1) is None
 
 
 def test_an_event_of_a_long_step_shows_that_the_rank_goes_on(rank: Rank) -> None:
     rank.step(4)
     rank.writer.write(*event(DATA, START + 30 * SECOND))
-    assert rank.seen(35) is None
+    assert rank.activity_after(35) is None
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_where_it_stands_and_whether_it_waits(
     if words:
         rank.writer.write(*words)
     rank.writer.ready[0][0] = ready_s and START + ready_s * SECOND
-    activity = rank.seen(60)
+    activity = rank.activity_after(60)
     assert activity is not None
     assert (activity.phase, activity.section, activity.waiting) == expected
 
@@ -122,7 +122,7 @@ def test_where_it_stands_and_whether_it_waits(
 def test_where_the_host_does_not_see_waits_it_is_not_known(rank: Rank) -> None:
     rank.step(4, flags=SEEN)
     rank.writer.write(*event(DATA, START))
-    activity = rank.seen(60)
+    activity = rank.activity_after(60)
     assert activity is not None
     assert activity.waiting is None
 
@@ -130,19 +130,19 @@ def test_where_the_host_does_not_see_waits_it_is_not_known(rank: Rank) -> None:
 def test_nothing_is_known_of_a_step_with_too_many_words(rank: Rank) -> None:
     rank.step(4)
     rank.writer.overflow()
-    assert rank.seen(60) is None
+    assert rank.activity_after(60) is None
     rank.writer.next_step()
-    activity = rank.seen(120)
+    activity = rank.activity_after(120)
     assert activity is not None
     assert (activity.phase, activity.waiting) == ("between_steps", False)
 
 
 def test_a_first_step_may_take_longer_and_its_wait_is_seen(rank: Rank) -> None:
-    assert rank.seen(2 * FIRST_SECONDS) is None
+    assert rank.activity_after(2 * FIRST_SECONDS) is None
     rank.writer.write(*event(BACKWARD, START), *event(WAIT, START))
-    assert rank.seen(FIRST_SECONDS - 1) is None
+    assert rank.activity_after(FIRST_SECONDS - 1) is None
     rank.now_ns += 2 * SECOND
-    activity = rank.seen(3 * FIRST_SECONDS)
+    activity = rank.activity_after(3 * FIRST_SECONDS)
     assert activity is not None
     assert (activity.step, activity.phase, activity.waiting) == (None, "backward", True)
 
@@ -151,8 +151,8 @@ def test_steps_that_came_twice_as_long_are_waited_for(rank: Rank) -> None:
     for number in range(20):
         rank.step(number, seconds=40 if number in (3, 9) else 0.5)
     rank.writer.write(*event(DATA, START))
-    assert rank.seen(55) is None
-    assert rank.seen(65) is not None
+    assert rank.activity_after(55) is None
+    assert rank.activity_after(65) is not None
 
 
 def test_the_file_is_written_refreshed_and_removed() -> None:
@@ -163,15 +163,15 @@ def test_the_file_is_written_refreshed_and_removed() -> None:
 
         @staticmethod
         def activity() -> RankActivity | None:
-            return seen[-1]
+            return activities[-1]
 
     written: list[RankActivity | None] = []
-    seen: list[RankActivity | None] = [None]
+    activities: list[RankActivity | None] = [None]
     task = ActivityFile(Context, None, written.append)  # type: ignore[arg-type]
 
-    def told(**changed: object) -> list[RankActivity | None]:
+    def written_for(**changed: object) -> list[RankActivity | None]:
         about = {"attempt": 0, "rank": 0, "phase": "data", "since_unix_ns": 1, "updated_unix_ns": 10 * SECOND, **changed}
-        seen.append(RankActivity(**about))  # type: ignore[arg-type]
+        activities.append(RankActivity(**about))  # type: ignore[arg-type]
         before = len(written)
         task.tick()
         return written[before:]
@@ -180,12 +180,12 @@ def test_the_file_is_written_refreshed_and_removed() -> None:
     task.tick()
     task.tick()
     assert written == [None]
-    assert len(told()) == 1
-    assert told(updated_unix_ns=20 * SECOND) == []
-    assert len(told(updated_unix_ns=(10 + int(REFRESH_SECONDS)) * SECOND)) == 1
-    assert len(told(phase="forward", updated_unix_ns=42 * SECOND)) == 1
-    assert told(phase="forward", process="disk", updated_unix_ns=43 * SECOND) == []
-    seen.append(None)
+    assert len(written_for()) == 1
+    assert written_for(updated_unix_ns=20 * SECOND) == []
+    assert len(written_for(updated_unix_ns=(10 + int(REFRESH_SECONDS)) * SECOND)) == 1
+    assert len(written_for(phase="forward", updated_unix_ns=42 * SECOND)) == 1
+    assert written_for(phase="forward", process="disk", updated_unix_ns=43 * SECOND) == []
+    activities.append(None)
     task.tick()
     task.tick()
     assert written[-1] is None

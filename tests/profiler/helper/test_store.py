@@ -11,7 +11,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 import pytest
-from tests.profiler.first_words import hello, step
+from tests.profiler.handovers import handover_of, step
+from tests.profiler.recorded_runs import info_of
 
 from rankscope.analysis.engine import analyze
 from rankscope.profiler.handover import Handover
@@ -27,7 +28,7 @@ from rankscope.runs.step_columns import HEADER_BYTES, ROW_BYTES
 
 def test_memory_is_bounded_while_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
-    store = RunStore(hello(tmp_path / "run"))
+    store = RunStore(handover_of(tmp_path / "run"))
     for number in range(MAX_PENDING + 10):
         store.add_step(step(number))
     assert not store.flush()
@@ -40,7 +41,7 @@ def test_memory_is_bounded_while_nothing_can_be_written(tmp_path: Path) -> None:
 
 def test_a_disk_that_stays_full_neither_repeats_records_nor_litters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Given a store that has begun, and a disk that takes a part of the next write
-    store = RunStore(hello(tmp_path / "run"))
+    store = RunStore(handover_of(tmp_path / "run"))
     store.add_step(step(0))
     assert store.flush()
     numbers = range(1, 1001)
@@ -65,10 +66,8 @@ def test_a_disk_that_stays_full_neither_repeats_records_nor_litters(tmp_path: Pa
 
 
 def test_a_rank_that_is_there_already_is_not_mixed_with_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    process = hello(tmp_path)
     # of another host, where nothing tells that it has ended
-    process = msgspec.structs.replace(process, rank=msgspec.structs.replace(process.rank, host="elsewhere"))
-    first, second = RunStore(process), RunStore(hello(tmp_path, run_id="other", pid=2))
+    first, second = RunStore(handover_of(tmp_path, host="elsewhere")), RunStore(handover_of(tmp_path, run_id="other", pid=2))
     for number, store in enumerate((first, second)):
         store.add_step(step(number))
         assert store.flush()
@@ -87,9 +86,9 @@ def storing_to_its_end(store: RunStore, handover: Handover) -> bool:
 
 def test_a_run_json_that_is_not_utf_8_does_not_end_the_writing(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_bytes(b'{"run_id":"\xff","name":"n","start_unix_ns":1}')
-    store = RunStore(hello(tmp_path))
+    store = RunStore(handover_of(tmp_path))
     store.add_step(step(0))
-    assert storing_to_its_end(store, hello(tmp_path))
+    assert storing_to_its_end(store, handover_of(tmp_path))
     assert [*store.folder.glob("steps-*")] == [store.folder / "steps-000000.npy"]
     assert (store.folder / "steps-000000.npy").stat().st_size == HEADER_BYTES + ROW_BYTES
 
@@ -110,11 +109,11 @@ def test_whatever_goes_wrong_in_writing_is_said_once_and_tried_again(
         return create_run(run, info)
 
     monkeypatch.setattr(module, "create_run", fail)
-    store = RunStore(hello(tmp_path))
+    store = RunStore(handover_of(tmp_path))
     for number in range(2):
         store.add_step(step(number))
     # Then that is one line, and in the end everything is there
-    assert storing_to_its_end(store, hello(tmp_path))
+    assert storing_to_its_end(store, handover_of(tmp_path))
     assert [row.step for row in RunReader(tmp_path).steps(0, 0)] == [0, 1]
     err = capsys.readouterr().err
     assert f"rank 0: cannot write to {tmp_path} (RuntimeError: something new)" in err
@@ -139,7 +138,7 @@ def test_records_that_no_disk_could_take_are_counted_and_delay_nothing(
             writer._file = file
 
     monkeypatch.setattr(RowWriter, "append", odd)
-    store = RunStore(hello(tmp_path))
+    store = RunStore(handover_of(tmp_path))
     store.add_step(step(0))
     store.add_step(msgspec.structs.replace(step(1), samples=2**63))
     store.add_step(step(2))
@@ -152,12 +151,11 @@ def test_records_that_no_disk_could_take_are_counted_and_delay_nothing(
     assert store.flush(now=True)
     store.add_step(step(5))
     # Then the rest is there, once, and the missing records are counted
-    assert storing_to_its_end(store, hello(tmp_path))
+    assert storing_to_its_end(store, handover_of(tmp_path))
     run = RunReader(tmp_path)
     assert [row.step for row in run.steps(0, 0)] == [0, 2, 5]
     assert run.skipped_lines == 0
-    info = run.rank(0, 0)
-    assert info is not None
+    info = info_of(run)
     assert info.dropped_records == 3
     err = capsys.readouterr().err
     assert err.count("\n") == 1
@@ -182,7 +180,7 @@ class Halting:
 def test_lost_writes_of_the_filesystem_are_in_the_record_of_the_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = RunStore(hello(tmp_path))
+    store = RunStore(handover_of(tmp_path))
     for number in range(2):
         store.add_step(step(number))
     assert store.flush(now=True)
@@ -194,9 +192,8 @@ def test_lost_writes_of_the_filesystem_are_in_the_record_of_the_rank(
         sync(handle)
 
     monkeypatch.setattr(os, "fsync", late)
-    assert storing_to_its_end(store, hello(tmp_path))
-    info = RunReader(tmp_path).rank(0, 0)
-    assert info is not None
+    assert storing_to_its_end(store, handover_of(tmp_path))
+    info = info_of(tmp_path)
     assert info.unconfirmed_records == 2
     assert capsys.readouterr().err.count("up to 2 records may be missing") == 1
     assert "up to 2 records may be missing" in " ".join(analyze([tmp_path]).source.warnings)
@@ -204,7 +201,7 @@ def test_lost_writes_of_the_filesystem_are_in_the_record_of_the_rank(
 
 def test_a_removed_run_is_not_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Given a rank that records
-    first = hello(tmp_path / "run")
+    first = handover_of(tmp_path / "run")
     store = RunStore(first)
     store.add_step(step(0))
     assert store.flush()
@@ -235,7 +232,7 @@ def test_the_run_is_looked_for_every_two_seconds_and_before_each_new_file(
         return run_is_gone(file)
 
     monkeypatch.setattr("rankscope.profiler.helper.writing.store.run_is_gone", look)
-    store = RunStore(hello(tmp_path / "run"))
+    store = RunStore(handover_of(tmp_path / "run"))
     for number in range(100):
         clock[0] += 0.2
         store.add_step(step(number))
@@ -259,7 +256,7 @@ def test_the_end_goes_on_as_long_as_something_moves_and_not_longer(tmp_path: Pat
 
     monkeypatch.setattr(module, "LAST_TRY_SECONDS", 0.5)
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
-    output = hello(tmp_path / "run")
+    output = handover_of(tmp_path / "run")
 
     def ends(failures: int, *, moving: bool) -> bool:
         """Return whether the end is written on a disk on which the first ``failures`` attempts fail."""

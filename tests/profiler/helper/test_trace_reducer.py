@@ -35,7 +35,7 @@ class Place:
     """A scratch folder, a rank's folder, and the reported lines."""
 
     def __init__(self, base: Path) -> None:
-        self.scratch, self.folder, self.said = base / "scratch", base / "run" / "rank", list[str]()
+        self.scratch, self.folder, self.reported = base / "scratch", base / "run" / "rank", list[str]()
         self.scratch.mkdir()
         self.folder.mkdir(parents=True)
 
@@ -49,7 +49,7 @@ class Place:
 
     def retention(self, *, keep: int = 0, wrong_bytes: int = WRONG_BYTES) -> TraceRetention:
         return TraceRetention(
-            self.scratch, keep=keep, keep_in=lambda: self.folder, report=self.said.append, wrong_bytes=wrong_bytes
+            self.scratch, keep=keep, keep_in=lambda: self.folder, report=self.reported.append, wrong_bytes=wrong_bytes
         )
 
     def reducer(self, *, keep: int = 0) -> TraceReducer:
@@ -74,7 +74,7 @@ def test_a_trace_that_nobody_asked_for_does_not_fill_the_disk(place: Place, monk
     retention.take(place.trace(2), requested=True)
     assert retention.finish(60)
     assert place.kept == [name(2)]
-    assert place.said == ["cannot keep the trace window-000000001.json.gz: the disk is nearly full"]
+    assert place.reported == ["cannot keep the trace window-000000001.json.gz: the disk is nearly full"]
 
 
 @pytest.fixture
@@ -90,6 +90,20 @@ def gate() -> Iterator[threading.Event]:
     event.set()
 
 
+@pytest.fixture
+def reduction_began(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let the reduction of a trace wait for the gate; the event is set once one has begun."""
+    began = threading.Event()
+
+    def slow(_: Path, _kind: DeviceKind) -> ReducedWindow:
+        began.set()
+        gate.wait()
+        return ReducedWindow()
+
+    monkeypatch.setattr(reducer_module, "_reduce", slow)
+    return began
+
+
 def name(number: int) -> str:
     return f"window-{number:09d}.json.gz"
 
@@ -103,7 +117,7 @@ def test_the_last_traces_are_kept_and_requested_ones_have_their_own_limit(place:
     assert retention.finish(30)
     assert place.kept == [name(2), name(3), *map(name, captured[2:])]
     assert gzip.decompress((place.folder / "traces" / name(3)).read_bytes()).decode() == TRACE
-    assert place.said == []
+    assert place.reported == []
 
 
 def test_suspicious_traces_outlive_the_last_ones_and_have_two_limits(place: Place) -> None:
@@ -129,7 +143,7 @@ def test_suspicious_traces_outlive_the_last_ones_and_have_two_limits(place: Plac
     keep(retention, 23, 120_000)
     assert retention.finish(30)
     assert place.kept == [name(1), name(22), name(90 + WRONG + 2)]
-    assert [line.startswith(f"cannot keep the trace {name(23)}: it is larger") for line in place.said] == [True]
+    assert [line.startswith(f"cannot keep the trace {name(23)}: it is larger") for line in place.reported] == [True]
 
 
 @pytest.mark.parametrize("trace", ["{", TRACE], ids=["unreadable", "without its steps"])
@@ -141,7 +155,7 @@ def test_the_trace_of_a_window_of_which_nothing_else_is_left_is_kept(place: Plac
     assert reducer.finish(30) == 0
     (reduced,) = reducer.results()
     assert reduced.reason
-    assert reducer.finish_keeping(30)
+    assert reducer._retention.finish(30)
     assert place.kept == [name(7)]
 
 
@@ -161,7 +175,7 @@ def test_a_foreign_file_in_place_of_a_trace_is_replaced_not_written_to(place: Pl
         path = place.folder / "traces" / name(number)
         assert not path.is_symlink()
         assert gzip.decompress(path.read_bytes()).decode() == TRACE
-    assert place.said == []
+    assert place.reported == []
 
 
 def test_a_folder_of_traces_that_leads_elsewhere_is_not_followed(place: Place, tmp_path: Path) -> None:
@@ -172,7 +186,7 @@ def test_a_folder_of_traces_that_leads_elsewhere_is_not_followed(place: Place, t
     assert retention.finish(30)
     assert [*(tmp_path / "elsewhere").iterdir()] == []
     assert [*place.scratch.iterdir()] == []
-    assert len(place.said) == 1
+    assert len(place.reported) == 1
 
 
 def test_a_trace_that_does_not_fit_leaves_nothing_and_recreates_no_run(
@@ -195,7 +209,7 @@ def test_a_trace_that_does_not_fit_leaves_nothing_and_recreates_no_run(
     assert retention.finish(30)
     assert not (tmp_path / "run").exists()
     assert [*place.scratch.iterdir()] == []
-    assert ["No space left" in place.said[0], "No such file" in place.said[1], len(place.said)] == [True, True, 2]
+    assert ["No space left" in place.reported[0], "No such file" in place.reported[1], len(place.reported)] == [True, True, 2]
 
 
 def test_traces_are_open_to_whom_the_run_is(place: Place) -> None:
@@ -235,26 +249,18 @@ def test_a_hanging_disk_delays_neither_reduction_nor_local_memory(
     assert reducer.finish(30) == 0
     assert reduced == MAX_WAITING + 2
     assert len([*place.scratch.iterdir()]) == MAX_WAITING + 1
-    assert len(place.said) == 1
-    assert not reducer.finish_keeping(0.05)
+    assert len(place.reported) == 1
+    assert not reducer._retention.finish(0.05)
 
 
 def test_traces_of_a_killed_helper_are_removed_and_counted(
-    place: Place, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+    place: Place, gate: threading.Event, reduction_began: threading.Event
 ) -> None:
     # Given a helper that is killed while it reduces a trace and another waits, and the trace of a window it does not know of
-    began = threading.Event()
-
-    def slow(_: Path, _kind: DeviceKind) -> ReducedWindow:
-        began.set()
-        gate.wait()
-        return ReducedWindow()
-
-    monkeypatch.setattr(reducer_module, "_reduce", slow)
     killed = place.reducer()
     for number in range(2):
         killed.add(place.window(number))
-    assert began.wait(60)
+    assert reduction_began.wait(60)
     unknown = place.trace(2)
     # Then its replacement removes the two, does not try them again, and reports why
     reasons = [reduced.reason for reduced in place.reducer().results()]
@@ -266,25 +272,17 @@ def test_traces_of_a_killed_helper_are_removed_and_counted(
 
 
 def test_traces_do_not_pile_up_while_one_takes_long_to_reduce(
-    place: Place, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+    place: Place, gate: threading.Event, reduction_began: threading.Event
 ) -> None:
-    began = threading.Event()
-
-    def slow(_: Path, _kind: DeviceKind) -> ReducedWindow:
-        began.set()
-        gate.wait()
-        return ReducedWindow()
-
-    monkeypatch.setattr(reducer_module, "_reduce", slow)
     reducer = place.reducer()
     reducer.add(place.window(0))
-    assert began.wait(60)
+    assert reduction_began.wait(60)
     # when more come than may wait
     for number in range(1, reducer_module.MAX_WAITING + 3):
         reducer.add(place.window(number))
     # then the newest are removed and counted as missed, with a reason
     assert len([*place.scratch.glob("*.json")]) == reducer_module.MAX_WAITING + 1
-    assert ["still wait" in (given.reason or "") for given in reducer.results()] == [True, True]
+    assert ["still wait" in (reduced_window.reason or "") for reduced_window in reducer.results()] == [True, True]
     # and the end reports how many were not reduced
     assert reducer.finish(0.05) == reducer_module.MAX_WAITING + 1
     gate.set()

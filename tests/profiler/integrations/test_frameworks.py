@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.profiler.ranks import PreloadedTorch
+from tests.profiler.recorded_runs import info_of
 
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import StepRecord
@@ -68,8 +69,7 @@ def printed_steps(output: str) -> list[int]:
 def recorded(run_dir: Path, rank: int = 0) -> list[StepRecord]:
     """Return the records of a rank, after checking that it recorded its end and no trouble."""
     reader = RunReader(run_dir)
-    info = reader.rank(0, rank)
-    assert info is not None
+    info = info_of(reader, rank)
     assert (info.end_reason, info.disabled_reason) == ("exit", None)
     assert info.world_size == len(reader.ranks(0))
     return list(reader.steps(0, rank))
@@ -134,8 +134,7 @@ def test_lightning_fits_of_one_process_are_runs_of_their_own(tmp_path: Path) -> 
     assert tagged(records, "eval") == [1, 2]
     # The fit that failed in its fourth batch.
     reader = RunReader(tmp_path / "runs" / "first-3")
-    info = reader.rank(0, 0)
-    assert info is not None
+    info = info_of(reader)
     assert (info.end_reason, len(list(reader.steps(0, 0)))) == ("crash", 3)
     assert "the module's own error" in completed.stdout
     # The fit whose callback failed before the first step completes nevertheless, and the failure is reported once.
@@ -185,8 +184,7 @@ def test_hugging_face_trainings_of_one_process_are_runs_of_their_own(tmp_path: P
     assert [row.samples for row in rows] == [8, 8, 8, 8, 4] * 2
     assert [row.step for row in rows if {"loss", "learning_rate", "grad_norm"} <= row.metrics.keys()] == [2, 4, 6, 8]
     # The failed training, which the next one records as crashed
-    info = RunReader(tmp_path / "runs" / "first-2").rank(0, 0)
-    assert info is not None
+    info = info_of(tmp_path / "runs" / "first-2")
     assert info.end_reason == "crash"
     assert len(list(RunReader(tmp_path / "runs" / "first-2").steps(0, 0))) == 2
     assert [len(recorded(tmp_path / "runs" / "first-3"))] == printed_steps(completed.stdout)

@@ -172,11 +172,11 @@ def pipeline(
     def train(batch: Tensor) -> Tensor:
         losses: list[Tensor] = []
         with torch.autocast(args.device, dtype=torch.bfloat16) if args.amp else contextlib.nullcontext():
-            given = [batch] if place == 0 else []
+            inputs = [batch] if place == 0 else []
             if place == depth - 1:
-                schedule.step(*given, target=torch.zeros_like(batch), losses=losses)
+                schedule.step(*inputs, target=torch.zeros_like(batch), losses=losses)
             else:
-                schedule.step(*given)
+                schedule.step(*inputs)
         return torch.stack(losses).mean().detach() if losses else torch.zeros((), device=args.at)
 
     return parts, train

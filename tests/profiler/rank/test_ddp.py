@@ -57,9 +57,9 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def watched(model: nn.Module, **options: Any) -> tuple[DistributedDataParallel, ddp.LastGradient]:
+def watched(model: nn.Module, **options: Any) -> tuple[DistributedDataParallel, ddp.PassEndDetector]:
     parallel = DistributedDataParallel(model, **options)
-    gradients = ddp.LastGradient(RingWriter().ready)
+    gradients = ddp.PassEndDetector(RingWriter().ready)
     gradients.adopt(parallel)
     return parallel, gradients
 
@@ -70,10 +70,13 @@ def noting(model: nn.Module, events: list[str]) -> None:
         parameter.register_post_accumulate_grad_hook(lambda _parameter, name=name: events.append(name))  # type: ignore[no-untyped-call]
 
 
+@pytest.mark.parametrize("watch", ["watch", "watch_pass"])
 @pytest.mark.parametrize(
     "options", [{}, {"static_graph": True}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}]
 )
-def test_the_pass_ends_after_the_last_gradient_and_before_ddps_wait(events: list[str], options: dict[str, bool]) -> None:
+def test_the_pass_ends_after_the_last_gradient_and_before_ddps_wait(
+    events: list[str], options: dict[str, bool], watch: str
+) -> None:
     model = nn.Linear(4, 1)
     parallel, gradients = watched(model, **options)
     noting(model, events)
@@ -90,12 +93,13 @@ def test_the_pass_ends_after_the_last_gradient_and_before_ddps_wait(events: list
     for _ in range(3):
         loss = parallel(torch.ones(2, 4)).sum()
         events.clear()
-        tail = gradients.watch(loss)
+        pass_end = getattr(gradients, watch)(loss)
         loss.backward()
-        assert tail is not None
+        assert pass_end is not None
+        assert pass_end is gradients.shared_end or watch == "watch" or "find_unused_parameters" in options
         assert sorted(events[:2]) == ["bias", "weight"]
         assert events[2:] == ["exhausted", "waited"]
-        assert list(tail.stamps) == [3]
+        assert list(pass_end.stamps) == [3]
 
 
 def test_a_pass_that_does_not_synchronise_has_no_tail(events: list[str]) -> None:
@@ -123,11 +127,11 @@ def test_whatever_a_pass_begins_at_is_followed(events: list[str]) -> None:
         lambda: (aside(torch.ones(1, 4)).sum(), loss()),
         lambda: [get_gradient_edge(loss())],
     ):
-        given = roots()
-        tail = gradients.watch(given)
-        torch.autograd.backward(given, [torch.ones(())] if isinstance(given, list) else None)
-        assert tail is not None
-        assert tail.stamps
+        roots_given = roots()
+        pass_end = gradients.watch(roots_given)
+        torch.autograd.backward(roots_given, [torch.ones(())] if isinstance(roots_given, list) else None)
+        assert pass_end is not None
+        assert pass_end.stamps
         assert events.count("exhausted") == 1, "once per pass, however many roots"
         events.clear()
     empty: list[Tensor] = []
@@ -177,18 +181,18 @@ def test_passes_inside_a_pass_are_told_apart(events: list[str], monkeypatch: pyt
 
     parallel, gradients = watched(Checkpointed())
     noting(layers[0], events)
-    tails: list[ddp.Tail | None] = []
+    pass_ends: list[ddp.PassEnd | None] = []
     original = torch.autograd.backward
 
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        tails.append(gradients.watch(tensors))
+        pass_ends.append(gradients.watch(tensors))
         original(tensors, *args, **kwargs)
 
     monkeypatch.setattr(torch.autograd, "backward", backward)
     # When the model runs a backward pass
     parallel(torch.ones(2, 4, requires_grad=True)).sum().backward()
     # Then both passes have an end of their own, the inner one first
-    outer, inner = tails
+    outer, inner = pass_ends
     assert outer is not None
     assert inner is not None
     assert sorted(events[:2]) == ["bias", "weight"]
@@ -197,17 +201,17 @@ def test_passes_inside_a_pass_are_told_apart(events: list[str], monkeypatch: pyt
 
 def test_a_tail_that_is_not_needed_any_more_is_that_of_the_next_pass(events: list[str]) -> None:
     parallel, gradients = watched(nn.Linear(4, 1))
-    tails: list[ddp.Tail] = []
+    pass_ends: list[ddp.PassEnd] = []
     for _ in range(3):
         loss = parallel(torch.ones(2, 4)).sum()
-        tail = gradients.watch(loss)
-        assert tail is not None
-        before = list(tail.stamps)
+        pass_end = gradients.watch(loss)
+        assert pass_end is not None
+        before = list(pass_end.stamps)
         loss.backward()
-        assert (before, list(tail.stamps)) == ([], [len(events)])
-        gradients.passed(tail)
-        tails.append(tail)
-    assert tails[0] is tails[1] is tails[2]
+        assert (before, list(pass_end.stamps)) == ([], [len(events)])
+        gradients.passed(pass_end)
+        pass_ends.append(pass_end)
+    assert pass_ends[0] is pass_ends[1] is pass_ends[2]
     assert len(events) == 3
 
 
@@ -236,7 +240,7 @@ def test_the_scripts_modes_have_no_say_in_it() -> None:
             raise NotImplementedError
 
     with Refusing():
-        ddp.LastGradient(RingWriter().ready)
+        ddp.PassEndDetector(RingWriter().ready)
 
 
 class TooLongError(Exception):
@@ -255,13 +259,13 @@ def test_an_exception_of_a_signal_handler_in_backward_waits_for_ddps_end() -> No
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         loss = parallel(torch.ones(2, 4)).sum()
-        tail = gradients.watch(loss)
+        pass_end = gradients.watch(loss)
         with pytest.raises(TooLongError):
             loss.backward()
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert tail is not None
-    assert tail.stamps
+    assert pass_end is not None
+    assert pass_end.stamps
     # DDP refuses to continue after an incomplete pass
     parallel(torch.ones(2, 4)).sum().backward()
 
@@ -272,16 +276,16 @@ def test_a_torch_without_the_private_api_shows_and_breaks_nothing(
 ) -> None:
     parallel, gradients = watched(nn.Linear(4, 1))
     loss = parallel(torch.ones(2, 4)).sum()
-    given = loss
+    roots_given = loss
     if lacks == "no dictionaries of hooks":
         monkeypatch.setattr(ddp, "Tensor", Root)
-        given = Root(loss.grad_fn)
+        roots_given = Root(loss.grad_fn)
     else:
         monkeypatch.setattr(ddp, "_queue", None)
-    tail = gradients.watch(given)
+    pass_end = gradients.watch(roots_given)
     loss.backward()
-    assert tail is not None
-    assert not tail.stamps, "not seen, so it is not claimed"
+    assert pass_end is not None
+    assert not pass_end.stamps, "not seen, so it is not claimed"
     assert parallel.module.weight.grad is not None
 
 
@@ -296,59 +300,37 @@ def test_compiled_autograd_is_left_alone(events: list[str], monkeypatch: pytest.
     parallel, gradients = watched(nn.Linear(4, 1))
     loss = parallel(torch.ones(2, 4)).sum()
     monkeypatch.setattr(ddp, "_compiled_autograd", lambda: True)
-    tail = gradients.watch(loss)
+    pass_end = gradients.watch(loss)
     loss.backward()
-    assert tail is not None
-    assert not tail.stamps, "not seen, so it is not claimed"
+    assert pass_end is not None
+    assert not pass_end.stamps, "not seen, so it is not claimed"
 
 
 def test_one_hook_serves_all_passes_of_a_model(events: list[str]) -> None:
     parallel, gradients = watched(nn.Linear(4, 1))
-    tail = gradients.lasting
-    assert tail is not None
+    pass_end = gradients.shared_end
+    assert pass_end is not None
     for _ in range(3):
         loss = parallel(torch.ones(2, 4)).sum()
-        assert gradients.watch_pass(loss) is tail
-        assert not tail.stamps
+        assert gradients.watch_pass(loss) is pass_end
+        assert not pass_end.stamps
         events.clear()
         loss.backward()
-        assert list(tail.stamps) == [1]
+        assert list(pass_end.stamps) == [1]
         assert events == ["exhausted"]
-        gradients.passed(tail)
-    assert gradients.lasting is tail
+        gradients.passed(pass_end)
+    assert gradients.shared_end is pass_end
     assert not loss.grad_fn.metadata, "no hook in the graph"
-
-
-def test_one_hook_sees_the_end_of_the_last_gradient_before_ddps_wait(events: list[str]) -> None:
-    model = nn.Linear(4, 1)
-    parallel, gradients = watched(model)
-    noting(model, events)
-
-    def reduced(_state: None, bucket: Any) -> Any:
-        future: Any = futures.Future()
-        future.set_result(bucket.buffer())
-        Variable._execution_engine.queue_callback(lambda: events.append("waited"))
-        return future
-
-    reduced.__annotations__.clear()  # as above
-    parallel.register_comm_hook(None, reduced)
-    for _ in range(3):
-        loss = parallel(torch.ones(2, 4)).sum()
-        events.clear()
-        assert gradients.watch_pass(loss) is gradients.lasting is not None
-        loss.backward()
-        assert sorted(events[:2]) == ["bias", "weight"]
-        assert events[2:] == ["exhausted", "waited"]
 
 
 def test_one_hook_does_not_serve_models_whose_passes_may_differ() -> None:
     _, differing = watched(nn.Linear(4, 1), find_unused_parameters=True)
-    assert differing.lasting is None
+    assert differing.shared_end is None
     _, gradients = watched(nn.Linear(4, 1))
-    assert gradients.lasting is not None
+    assert gradients.shared_end is not None
     other, _ = watched(nn.Linear(4, 1))
     gradients.adopt(other)
-    assert gradients.lasting is None
+    assert gradients.shared_end is None
 
 
 def test_frozen_parameters_have_no_hook(events: list[str]) -> None:
@@ -356,22 +338,22 @@ def test_frozen_parameters_have_no_hook(events: list[str]) -> None:
     model[0].requires_grad_(False)
     parallel, gradients = watched(model)
     loss = parallel(torch.ones(2, 4)).sum()
-    tail = gradients.watch_pass(loss)
+    pass_end = gradients.watch_pass(loss)
     loss.backward()
-    assert tail is not None
-    assert tail is gradients.lasting
-    assert tail.stamps
+    assert pass_end is not None
+    assert pass_end is gradients.shared_end
+    assert pass_end.stamps
 
 
-def ends_of_passes(parallel: DistributedDataParallel, gradients: ddp.LastGradient, events: list[str]) -> None:
+def ends_of_passes(parallel: DistributedDataParallel, gradients: ddp.PassEndDetector, events: list[str]) -> None:
     """Check that a pass is watched by itself, and that the hook of all is gone."""
-    assert gradients.lasting is None
+    assert gradients.shared_end is None
     events.clear()
     loss = parallel(torch.ones(2, 4)).sum()
-    tail = gradients.watch_pass(loss)
+    pass_end = gradients.watch_pass(loss)
     loss.backward()
-    assert tail is not None
-    assert list(tail.stamps) == [1]
+    assert pass_end is not None
+    assert list(pass_end.stamps) == [1]
     assert events == ["exhausted"]
 
 
@@ -388,11 +370,11 @@ def test_one_hook_is_given_up_where_passes_are_nested(events: list[str]) -> None
 def test_one_hook_is_given_up_if_a_pass_does_not_reach_its_parameter(events: list[str]) -> None:
     parallel, gradients = watched(nn.Linear(4, 1))
     loss = nn.Linear(4, 1)(torch.ones(2, 4)).sum()
-    tail = gradients.watch_pass(loss)
+    pass_end = gradients.watch_pass(loss)
     loss.backward()
-    assert tail is not None
-    assert not tail.stamps
-    gradients.passed(tail)
+    assert pass_end is not None
+    assert not pass_end.stamps
+    gradients.passed(pass_end)
     ends_of_passes(parallel, gradients, events)
 
 
@@ -401,32 +383,32 @@ def test_one_hook_is_given_up_under_compiled_autograd(events: list[str], monkeyp
     loss = parallel(torch.ones(2, 4)).sum()
     with monkeypatch.context() as compiled:
         compiled.setitem(sys.modules, ddp._COMPILED, SimpleNamespace(compiled_autograd_enabled=True))
-        tail = gradients.watch_pass(loss)
+        pass_end = gradients.watch_pass(loss)
         loss.backward()
-    assert tail is not None
-    assert not tail.stamps
+    assert pass_end is not None
+    assert not pass_end.stamps
     assert not events
     ends_of_passes(parallel, gradients, events)
 
 
 def test_one_hook_gives_a_pass_without_synchronisation_no_tail(events: list[str]) -> None:
     parallel, gradients = watched(nn.Linear(4, 1))
-    tail = gradients.lasting
+    pass_end = gradients.shared_end
     for _ in range(2):
         with parallel.no_sync():
             loss = parallel(torch.ones(2, 4)).sum()
             assert gradients.watch_pass(loss) is None
             loss.backward()
         loss = parallel(torch.ones(2, 4)).sum()
-        assert gradients.watch_pass(loss) is tail is not None
-        assert not tail.stamps, "of this pass alone"
+        assert gradients.watch_pass(loss) is pass_end is not None
+        assert not pass_end.stamps, "of this pass alone"
         loss.backward()
-        assert tail.stamps
+        assert pass_end.stamps
 
 
 def test_one_hook_is_not_part_of_the_model() -> None:
     parallel, gradients = watched(nn.Linear(4, 1))
-    assert gradients.lasting is not None
+    assert gradients.shared_end is not None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for model in (parallel, parallel.module):
@@ -435,21 +417,21 @@ def test_one_hook_is_not_part_of_the_model() -> None:
                 torch.save(saved, io.BytesIO())
             for copied in copies:
                 copied(torch.ones(2, 4)).sum().backward()
-    assert not gradients.lasting.stamps, "passes of the copies are not those of the model"
+    assert not gradients.shared_end.stamps, "passes of the copies are not those of the model"
 
 
 def test_gradients_are_the_same_with_one_hook_one_per_pass_or_none() -> None:
     def trained(watching: str) -> list[Tensor]:
         torch.manual_seed(1)
         parallel = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))
-        gradients = ddp.LastGradient(RingWriter().ready)
+        gradients = ddp.PassEndDetector(RingWriter().ready)
         if watching:
             gradients.adopt(parallel)
         for _ in range(3):
             loss = parallel(torch.randn(16, 4)).square().mean()
             if watching:
-                tail = (gradients.watch if watching == "each" else gradients.watch_pass)(loss)
-                assert (tail is gradients.lasting) is (watching == "all")
+                pass_end = (gradients.watch if watching == "each" else gradients.watch_pass)(loss)
+                assert (pass_end is gradients.shared_end) is (watching == "all")
             loss.backward()
         return [parameter.grad for parameter in parallel.parameters() if parameter.grad is not None]
 

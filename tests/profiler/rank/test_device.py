@@ -6,10 +6,17 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("torch")
+
 from tests.profiler.ranks import PreloadedTorch
 from tests.profiler.recorded_words import RECORDED, numbered, records
 
-from rankscope.profiler.events import (
+from rankscope.profiler.handover import MessageKind
+from rankscope.profiler.phases import BACKWARD, DATA, OPTIMIZER
+from rankscope.profiler.rank.gpu.device import MAX_MARKS, MAX_PENDING, MAX_WAITS, QUIET_STEPS, DeviceMarks
+from rankscope.profiler.rank.gpu.mark_sampling import EVERY_STEPS, MarkSampling, is_chosen
+from rankscope.profiler.words import (
     AWAITS_DEVICE,
     BATCH,
     BATCH_WITHOUT_GRADIENTS,
@@ -24,13 +31,8 @@ from rankscope.profiler.events import (
     detail,
     words_of_message,
 )
-from rankscope.profiler.handover import MessageKind
-from rankscope.profiler.phases import BACKWARD, DATA, OPTIMIZER
-from rankscope.profiler.rank.gpu.mark_sampling import EVERY_STEPS, MarkSampling, is_chosen
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, StepRecord
-
-pytestmark = pytest.mark.usefixtures("require_torch")
 
 
 class Stream:
@@ -78,8 +80,6 @@ class Training:
     """Words of a recorder on that device; each host operation takes a microsecond."""
 
     def __init__(self) -> None:
-        from rankscope.profiler.rank.gpu.device import DeviceMarks
-
         self.stream = Stream()
         self.marks = DeviceMarks(self.stream)
         self.marks.begin()
@@ -178,8 +178,6 @@ def test_marks_are_used_again_and_never_while_they_are_needed() -> None:
 
 
 def test_a_device_that_never_gets_there_costs_a_bounded_number_of_marks() -> None:
-    from rankscope.profiler.rank.gpu.device import MAX_PENDING
-
     training = Training()
     for number in range(3 * MAX_PENDING):
         training.step(number)
@@ -244,8 +242,6 @@ def test_times_between_marks_out_of_order_are_not_known(out_of_order: str) -> No
 
 
 def test_a_step_of_thousands_of_waits_has_few_marks_and_no_blocked_time() -> None:
-    from rankscope.profiler.rank.gpu.device import MAX_WAITS, QUIET_STEPS
-
     training = Training()
     for number in range(QUIET_STEPS + 3):
         training.step(number, waited_us=80, waits=5000 if number < 3 else 10)
@@ -258,8 +254,6 @@ def test_a_step_of_thousands_of_waits_has_few_marks_and_no_blocked_time() -> Non
 
 
 def test_a_step_with_too_many_events_has_bounded_marks_and_no_times() -> None:
-    from rankscope.profiler.rank.gpu.device import MAX_MARKS, MAX_WAITS
-
     training = Training()
     training.step(0)
     for _ in range(5000):

@@ -142,22 +142,22 @@ def threads() -> list[threading.Thread]:
 def test_a_request_is_served_and_what_is_none_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a recorder without records; that of this process may have some, from another test
     monkeypatch.setattr(flight_dump, "_dumpers", lambda: {"gloo": lambda: b""})
-    heard, asks = os.pipe()
-    flight_dump.listen(heard, tmp_path)
+    request_reader, request_writer = os.pipe()
+    flight_dump.listen(request_reader, tmp_path)
     (thread,) = threads()
     assert thread.daemon
     # when an invalid request is written, then a valid one
-    os.write(asks, b"../../etc/passwd\nA\n" + b"1" * 100 + b"\n\n\xff\xfe\n" + b"12-ab\n")
+    os.write(request_writer, b"../../etc/passwd\nA\n" + b"1" * 100 + b"\n\n\xff\xfe\n" + b"12-ab\n")
     # then the valid one is served, though there is nothing to dump
     done = done_file(tmp_path, "12-ab")
     assert "no collective" in wait_until(lambda: done.exists() and done.read_text())
     assert [path.name for path in tmp_path.iterdir()] == ["flight-12-ab.done"]
     # and the thread ends when the last writer has closed the pipe
-    os.close(asks)
+    os.close(request_writer)
     thread.join(60)
     assert threads() == []
     with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(heard)
+        os.fstat(request_reader)
 
 
 def test_a_folder_that_is_gone_and_a_recorder_that_raises_hurt_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,14 +246,14 @@ def test_without_more_threads_training_goes_on(tmp_path: Path, monkeypatch: pyte
     def full(_thread: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    heard, asks = os.pipe()
+    request_reader, request_writer = os.pipe()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", full)
-        flight_dump.listen(heard, tmp_path)
+        flight_dump.listen(request_reader, tmp_path)
     # then the helper sees that there is no reader
     with pytest.raises(BrokenPipeError):
-        os.write(asks, b"1-a\n")
-    os.close(asks)
+        os.write(request_writer, b"1-a\n")
+    os.close(request_writer)
 
 
 SCRIPT = """

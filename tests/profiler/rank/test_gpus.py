@@ -1,14 +1,29 @@
-"""Which GPU and stream a rank's marks are on, and which GPUs it records; torch's interface to CUDA is replaced."""
+"""GPUs that a rank records and marks, and snapshots of their memory; torch's interface to CUDA is replaced."""
 
 from __future__ import annotations
 
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from rankscope.profiler.phases import BACKWARD, DATA, OPTIMIZER
+pytest.importorskip("torch")
 
-pytestmark = pytest.mark.usefixtures("require_torch")
+import torch
+
+from rankscope.profiler.phases import BACKWARD, DATA, OPTIMIZER
+from rankscope.profiler.rank import meters
+from rankscope.profiler.rank.gpu import device, graph_capture, memory_snapshot
+from rankscope.profiler.rank.gpu.device import CudaClock, DeviceMarks, find_device, parameter_devices, used_gpus
+from rankscope.profiler.rank.gpu.memory_snapshot import record_memory
+from rankscope.profiler.rank.identity import identify
+from rankscope.profiler.rank.meters import MemoryMeter
+from rankscope.profiler.rank.wrappers.attach import _capture_begins, _noting_end
+from rankscope.profiler.settings import RecorderSettings
+from rankscope.profiler.words import LEAVE
 
 
 class Gpus:
@@ -71,18 +86,11 @@ class Parameters:
     """Optimizer of parameters on these devices."""
 
     def __init__(self, *devices: str) -> None:
-        import torch
-
         self.param_groups = [{"params": [type("Parameter", (), {"device": torch.device(device)}) for device in devices]}]
 
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
-    import torch
-
-    from rankscope.profiler.rank import meters
-    from rankscope.profiler.rank.gpu import device, graph_capture
-
     gpus = Gpus()
     monkeypatch.setattr(device, "cuda", gpus)
     monkeypatch.setattr(device, "_event", gpus.Event)
@@ -97,8 +105,6 @@ class OnGpu:
     """Events of a recorder, with parameters on the second GPU, while the first is the current one."""
 
     def __init__(self) -> None:
-        from rankscope.profiler.rank.gpu.device import DeviceMarks, find_device
-
         clock = find_device(Parameters("cuda:1", "cuda:1"))
         assert clock is not None
         self.marks = DeviceMarks(clock)
@@ -127,8 +133,6 @@ def test_marks_are_on_the_parameters_device_whichever_is_current(gpus: Gpus) -> 
 
 
 def test_marks_are_on_the_stream_that_training_uses(gpus: Gpus) -> None:
-    from rankscope.profiler.events import LEAVE
-
     training = OnGpu()
     # Given a loop that loads data on the default stream and trains on another
     for number in range(2):
@@ -164,18 +168,12 @@ def test_marks_are_on_the_stream_that_training_uses(gpus: Gpus) -> None:
 def test_a_process_with_parameters_on_several_gpus_has_no_device_times(
     gpus: Gpus, parameters: tuple[str, ...], reserved: list[int], device: int | None
 ) -> None:
-    from rankscope.profiler.rank.gpu.device import find_device
-
     gpus.reserved = reserved
     clock = find_device(Parameters(*parameters))
     assert getattr(clock, "device", None) == device
 
 
 def test_nothing_is_asked_of_a_device_while_any_thread_captures_a_graph(gpus: Gpus) -> None:
-    from rankscope.profiler.rank.gpu import graph_capture
-    from rankscope.profiler.rank.gpu.device import CudaClock
-    from rankscope.profiler.rank.wrappers.attach import _capture_begins, _capture_ends
-
     clock, graph = CudaClock(0), object()
     assert clock.usable()
     # The stream that is current on this thread is not captured.
@@ -186,7 +184,7 @@ def test_nothing_is_asked_of_a_device_while_any_thread_captures_a_graph(gpus: Gp
         raise RuntimeError("operation failed due to a previous error during capture")
 
     with pytest.raises(RuntimeError):
-        _capture_ends(fails)(graph)
+        _noting_end(graph_capture.note_ended)(fails)(graph)
     assert clock.usable()
     with pytest.raises(RuntimeError):
         _capture_begins(fails)(graph)
@@ -208,10 +206,6 @@ def test_nothing_is_asked_of_a_device_while_any_thread_captures_a_graph(gpus: Gp
 def test_a_rank_records_its_own_gpu_and_all_others_that_it_uses(
     gpus: Gpus, parameters: tuple[str, ...], reserved: list[int], uuids: list[str]
 ) -> None:
-    from rankscope.profiler.rank.gpu.device import parameter_devices
-    from rankscope.profiler.rank.identity import identify
-    from rankscope.profiler.settings import RecorderSettings
-
     gpus.reserved = reserved
     settings = RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1)
     rank = identify(settings, parameter_devices(Parameters(*parameters))).rank
@@ -220,8 +214,6 @@ def test_a_rank_records_its_own_gpu_and_all_others_that_it_uses(
 
 
 def test_no_context_is_made_on_other_gpus_if_the_allocator_asks_the_driver(gpus: Gpus) -> None:
-    from rankscope.profiler.rank.gpu.device import parameter_devices, used_gpus
-
     gpus.backend, gpus.reserved = "cudaMallocAsync", [5, 5]
     assert used_gpus(parameter_devices(Parameters("cuda:1"))) == [1]
     assert used_gpus() == [0]
@@ -229,10 +221,6 @@ def test_no_context_is_made_on_other_gpus_if_the_allocator_asks_the_driver(gpus:
 
 @pytest.mark.parametrize(("device", "kind"), [("cpu", "cpu"), ("xpu", "xpu"), ("mps", "other")])
 def test_a_rank_on_another_kind_of_device_is_not_taken_for_one_on_the_cpu(device: str, kind: str) -> None:
-    from rankscope.profiler.rank.gpu.device import find_device, parameter_devices
-    from rankscope.profiler.rank.identity import identify
-    from rankscope.profiler.settings import RecorderSettings
-
     optimizer = Parameters(device)
     settings = RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1)
     assert identify(settings, parameter_devices(optimizer)).rank.device_kind == kind
@@ -240,20 +228,79 @@ def test_a_rank_on_another_kind_of_device_is_not_taken_for_one_on_the_cpu(device
 
 
 def test_a_rank_that_has_nothing_on_the_gpus_it_initialised_is_on_the_cpu(gpus: Gpus) -> None:
-    from rankscope.profiler.rank.gpu.device import parameter_devices
-    from rankscope.profiler.rank.identity import identify
-    from rankscope.profiler.settings import RecorderSettings
-
     settings = RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1)
     assert identify(settings, parameter_devices(Parameters("cpu"))).rank.device_kind == "cpu"
 
 
 def test_memory_is_that_of_the_ranks_own_gpu(gpus: Gpus) -> None:
-    from rankscope.profiler.rank.meters import MemoryMeter
-
     gpus.reserved = [3, 7]
     meter = MemoryMeter()
     meter.gpu = 1
     _, _, reserved, *_ = meter.read()
     meter.close()
     assert reserved == 7
+
+
+OutOfMemory = Callable[[int, int, int, int], None]
+
+
+@pytest.fixture
+def observers(monkeypatch: pytest.MonkeyPatch) -> list[OutOfMemory]:
+    """Observers of errors of the allocator that have been attached; CUDA counts as in use."""
+    attached: list[OutOfMemory] = []
+    monkeypatch.setattr(torch.cuda, "_lazy_call", lambda call: call())
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **_: None)
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"segments": [len(attached)]})
+    monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", attached.append, raising=False)
+    return attached
+
+
+def test_a_rank_that_runs_out_of_memory_leaves_a_snapshot(
+    tmp_path: Path, observers: list[OutOfMemory], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    memory_snapshot.record_memory(str(tmp_path / "run"))
+    (out_of_memory,) = observers
+    assert not (tmp_path / "run").exists()
+    out_of_memory(0, 1 << 30, 2 << 30, 1 << 20)
+    (file,) = (tmp_path / "run" / "memory").iterdir()
+    assert file.name.startswith("rank-00003-")
+    assert pickle.loads(file.read_bytes()) == {"segments": [1]}
+    # A script that catches the error and tries again does not write each time.
+    file.unlink()
+    out_of_memory(0, 1 << 30, 2 << 30, 1 << 20)
+    assert not file.exists()
+    monkeypatch.setattr(memory_snapshot, "INTERVAL_SECONDS", 0.0)
+    out_of_memory(0, 1 << 30, 2 << 30, 1 << 20)
+    assert file.exists()
+    assert capsys.readouterr().err == ""
+
+
+def test_an_unwritable_snapshot_does_not_hide_the_scripts_own_error(
+    tmp_path: Path, observers: list[OutOfMemory], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    record_memory(str(tmp_path / "file"))
+    observers[0](0, 1, 1, 0)
+    assert "no snapshot of GPU memory: NotADirectoryError" in capsys.readouterr().err
+
+
+def test_a_link_of_another_user_is_not_written_through(tmp_path: Path, observers: list[OutOfMemory]) -> None:
+    folder, target = tmp_path / "memory", tmp_path / "target"
+    folder.mkdir()
+    target.write_bytes(b"precious")
+    for name in (f"rank-00000-{os.getpid()}.pickle", f".rank-00000-{os.getpid()}.pickle"):
+        (folder / name).symlink_to(target)
+    record_memory(str(tmp_path))
+    observers[0](0, 1, 1, 0)
+    assert target.read_bytes() == b"precious"
+    assert not (folder / f"rank-00000-{os.getpid()}.pickle").is_symlink()
+
+
+def test_a_torch_that_cannot_record_memory_trains_on(
+    tmp_path: Path, observers: list[OutOfMemory], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(torch.cuda.memory, "_record_memory_history")
+    record_memory(str(tmp_path))
+    assert observers == []
+    assert "GPU memory is not recorded: AttributeError" in capsys.readouterr().err

@@ -7,18 +7,22 @@ import sys
 import threading
 from collections import OrderedDict, UserDict
 from collections.abc import Iterator, Mapping
+from time import perf_counter_ns as now
 from types import FrameType
 from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("require_torch")
+pytest.importorskip("torch")
+
+import torch
+
+from rankscope.profiler.rank import meters
+from rankscope.profiler.rank.measures import amount, count, finite, measure
+from rankscope.profiler.rank.meters import GcMeter, ThreadMeter
 
 
 def test_a_batch_is_measured_by_its_tensors_wherever_they_are() -> None:
-    torch = pytest.importorskip("torch")
-    from rankscope.profiler.rank.measures import measure
-
     assert measure(torch.zeros(4, 3)) == (4, 12)
     assert measure([torch.zeros(4, 3), {"mask": torch.zeros(4, 5)}, "text"]) == (4, 32)
     assert measure(UserDict(ids=torch.zeros(2, 7))) == (2, 14)
@@ -27,9 +31,6 @@ def test_a_batch_is_measured_by_its_tensors_wherever_they_are() -> None:
 
 
 def test_only_plain_finite_numbers_are_numbers() -> None:
-    torch = pytest.importorskip("torch")
-    from rankscope.profiler.rank.measures import amount, count, finite
-
     for wrong in (float("inf"), float("nan"), 10**400, "1", None, True, torch.ones(1)):
         assert finite(wrong) is amount(wrong) is count(wrong) is None
     assert (finite(-1), amount(-1), count(-1)) == (-1.0, None, None)
@@ -38,10 +39,6 @@ def test_only_plain_finite_numbers_are_numbers() -> None:
 
 
 def test_the_time_of_the_garbage_collector_is_seen_once() -> None:
-    from time import perf_counter_ns as now
-
-    from rankscope.profiler.rank.meters import GcMeter
-
     gc.disable()
     meter = GcMeter(now)
     try:
@@ -58,10 +55,6 @@ def test_the_time_of_the_garbage_collector_is_seen_once() -> None:
 
 
 def test_collections_on_other_threads_are_not_this_threads() -> None:
-    from time import perf_counter_ns as now
-
-    from rankscope.profiler.rank.meters import GcMeter
-
     gc.disable()
     meter = GcMeter(now)
     try:
@@ -75,10 +68,6 @@ def test_collections_on_other_threads_are_not_this_threads() -> None:
 
 
 def test_no_python_runs_in_a_collection_where_a_signal_would_be_lost() -> None:
-    from time import perf_counter_ns as now
-
-    from rankscope.profiler.rank import meters
-
     meter = meters.GcMeter(now)
     ran: list[str] = []
 
@@ -97,9 +86,6 @@ def test_no_python_runs_in_a_collection_where_a_signal_would_be_lost() -> None:
 
 
 def test_a_batch_that_is_no_plain_container_is_not_asked() -> None:
-    torch = pytest.importorskip("torch")
-    from rankscope.profiler.rank.measures import measure
-
     class Lazy(dict[str, Any]):
         def values(self) -> Any:
             raise AssertionError("it was asked")
@@ -129,8 +115,6 @@ def test_a_batch_that_is_no_plain_container_is_not_asked() -> None:
 
 
 def test_the_counters_of_the_thread_grow() -> None:
-    from rankscope.profiler.rank.meters import ThreadMeter
-
     meter = ThreadMeter()
     first = meter.read()
     sum(range(10**6))

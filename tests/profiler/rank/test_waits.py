@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402  # torch may be missing
 
-from rankscope.profiler.rank.wrappers.waits import TimedOperator, WaitListener, waiting  # noqa: E402  # torch may be missing
+from rankscope.profiler.rank.wrappers.waits import TimedOperator  # noqa: E402  # torch may be missing
 
 
-class Told:
+class WaitCounter:
     """Recorder that counts waits like the real one: a nested wait is part of the outer one."""
 
     def __init__(self) -> None:
@@ -36,24 +36,20 @@ class Told:
 
 
 def test_a_wait_inside_a_wait_counts_once_and_one_that_raises_ends() -> None:
-    recorder = Told()
-
-    def asked() -> WaitListener | None:
-        return recorder
-
-    inner = waiting(lambda: 1 / 0, asked)
-    outer = waiting(inner, asked)
+    recorder = WaitCounter()
+    inner = TimedOperator(lambda: 1 / 0, lambda: recorder)
+    outer = TimedOperator(inner, lambda: recorder)
     with pytest.raises(ZeroDivisionError):
         outer()
     assert (recorder.waits, recorder.inside) == (1, False)
 
 
 def test_nobody_is_told_while_nobody_listens() -> None:
-    assert waiting(operator.add, lambda: None)(2, 3) == 5
+    assert TimedOperator(operator.add, lambda: None)(2, 3) == 5
 
 
 def test_an_operator_stays_what_it_was_for_torch() -> None:
-    recorder = Told()
+    recorder = WaitCounter()
     timed = TimedOperator(operator.add, lambda: recorder)
     # Torch keeps operators in sets and dictionaries by the hash of their builtin.
     assert hash(timed) == hash(operator.add)
@@ -65,7 +61,7 @@ def test_an_operator_stays_what_it_was_for_torch() -> None:
 
 
 def test_an_operator_on_tensors_without_data_waits_for_nobody() -> None:
-    recorder = Told()
+    recorder = WaitCounter()
     timed = TimedOperator(torch.ops.aten.neg.default, lambda: recorder)
     with FakeTensorMode() as mode:
         fake = mode.from_tensor(torch.ones(3))
@@ -82,7 +78,7 @@ import torch
 import torch.distributed as dist
 from rankscope.profiler.rank.wrappers import waits
 
-class Told:
+class WaitCounter:
     inside, waits = False, 0
     def enter_wait(self):
         if self.inside:
@@ -94,9 +90,9 @@ class Told:
         self.inside = False
         self.waits += 1
 
-told = Told()
+counter = WaitCounter()
 before = {op: hash(op) for op in (torch.ops._c10d_functional.wait_tensor, torch.ops._c10d_functional.wait_tensor.default)}
-waits.watch(lambda: None if torch.compiler.is_compiling() else told)
+waits.watch(lambda: None if torch.compiler.is_compiling() else counter)
 assert all(hash(op) == was for op, was in before.items())
 assert "torch.distributed.fsdp" not in sys.modules and "torch.distributed.tensor" not in sys.modules, "nothing is imported for it"
 import torch.distributed._functional_collectives as funcol
@@ -118,11 +114,11 @@ def compiled():
     @torch.compile(fullgraph=True, backend=backend)
     def reduced(x):
         return funcol.all_reduce(x * 2, "sum", world) + 1
-    before = told.waits
+    before = counter.waits
     for _ in range(3):
         assert reduced(one).tolist() == [5.0] * 4
     assert len(graphs) == 1, "one graph, compiled once"
-    assert told.waits == before + 3, "and every call of it waits"
+    assert counter.waits == before + 3, "and every call of it waits"
 
 def coalesced():
     with dist._coalescing_manager(async_ops=True) as works:
@@ -149,9 +145,9 @@ WAYS = {
     "in a compiled graph": compiled,
 }
 for name, way in WAYS.items():
-    told.waits = 0
+    counter.waits = 0
     way()
-    print(f"{rank}|{name}|{told.waits}|{told.inside}", flush=True)
+    print(f"{rank}|{name}|{counter.waits}|{counter.inside}", flush=True)
 dist.destroy_process_group()
 # Without the recorder, which waits a little there, torch may abort an interpreter that ends (pytorch/pytorch#190489).
 os._exit(0)

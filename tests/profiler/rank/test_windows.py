@@ -10,14 +10,20 @@ from typing import ClassVar
 
 import msgspec
 import pytest
+
+pytest.importorskip("torch")
+
+import torch
 from tests.ring_step import ring_in
 
+from rankscope.profiler import scratch
 from rankscope.profiler.handover import MessageKind, ProfiledWindow
 from rankscope.profiler.helper.step_assembler import StepAssembler
 from rankscope.profiler.plan import Schedule
+from rankscope.profiler.rank.gpu import graph_capture, kineto
+from rankscope.profiler.rank.gpu import windows as windows_module
+from rankscope.profiler.rank.gpu.windows import WindowController
 from rankscope.profiler.ring import Announcement, RingReader, RingWriter
-
-pytestmark = pytest.mark.usefixtures("require_torch")
 
 
 @pytest.fixture
@@ -48,10 +54,8 @@ class Profiler:
     def drain(self) -> None: ...
 
     def start(self) -> None:
-        from rankscope.profiler.rank.gpu.kineto import KinetoUnavailable
-
         if not self.starts:
-            raise KinetoUnavailable("another profiler is on")
+            raise kineto.KinetoUnavailable("another profiler is on")
 
     def begin_step(self, step: int) -> None: ...
 
@@ -67,16 +71,13 @@ class Profiler:
 def test_only_a_window_that_the_helper_receives_leaves_a_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], ends: str
 ) -> None:
-    from rankscope.profiler import scratch as folders
-    from rankscope.profiler.rank.gpu import windows as module
-
     # Given no room in local memory, so that traces go to the temporary disk
     memory, disk = tmp_path / "memory", tmp_path / "disk"
     memory.mkdir()
     disk.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(disk))
-    monkeypatch.setattr(folders, "_free", lambda folder: 0 if folder == memory else 10**12)
-    monkeypatch.setattr(module, "KinetoSession", Profiler)
+    monkeypatch.setattr(scratch, "_free", lambda folder: 0 if folder == memory else 10**12)
+    monkeypatch.setattr(windows_module, "KinetoSession", Profiler)
     monkeypatch.setattr(Profiler, "starts", ends != "refused")
     monkeypatch.setattr(Profiler, "exports", ends != "not exported")
     writer, reader = ring
@@ -86,9 +87,9 @@ def test_only_a_window_that_the_helper_receives_leaves_a_trace(
         writer.overflow()
 
     # When a window of one step is due
-    windows = module.WindowController(Schedule(1, 0, 1), memory, writer)
+    windows = WindowController(Schedule(1, 0, 1), memory, writer)
     windows.boundary(1)
-    after: dict[str, Callable[[], None]] = {"given way": windows.give_way, "closed": windows.close}
+    after: dict[str, Callable[[], None]] = {"given way": windows.yield_to_script, "closed": windows.close}
     after.get(ends, lambda: windows.boundary(2))()
     # Then there is a trace for the helper, or nothing
     assert len(list(disk.rglob("*.json"))) == len(list(disk.iterdir())) == (ends == "whole")
@@ -103,11 +104,9 @@ def test_only_a_window_that_the_helper_receives_leaves_a_trace(
 def test_an_announced_window_is_profiled_as_a_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader]
 ) -> None:
-    from rankscope.profiler.rank.gpu import windows as module
-
-    monkeypatch.setattr(module, "KinetoSession", Profiler)
+    monkeypatch.setattr(windows_module, "KinetoSession", Profiler)
     writer, reader = ring
-    windows = module.WindowController(Schedule(3, 0, 2), tmp_path, writer)
+    windows = WindowController(Schedule(3, 0, 2), tmp_path, writer)
     announced = {
         5: Announcement(1, 8, 3, keep_trace=True),
         9: Announcement(2, 10, 2),  # in the middle of the other
@@ -145,11 +144,9 @@ def test_an_announced_window_is_profiled_as_a_whole_or_not_at_all(
 def test_windows_without_a_pause_are_handed_over_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader]
 ) -> None:
-    from rankscope.profiler.rank.gpu import windows as module
-
-    monkeypatch.setattr(module, "KinetoSession", Profiler)
+    monkeypatch.setattr(windows_module, "KinetoSession", Profiler)
     writer = ring[0]
-    windows = module.WindowController(Schedule(1, 2, 5), tmp_path, writer)
+    windows = WindowController(Schedule(1, 2, 5), tmp_path, writer)
     for step in range(1, 8):
         windows.boundary(step)
     taken = [msgspec.json.decode(payload, type=ProfiledWindow) for _, payload in messages(ring)]
@@ -161,17 +158,13 @@ def test_windows_without_a_pause_are_handed_over_one_by_one(
 def test_a_window_has_steps_and_operators_whatever_torch_can_leave_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_has: str
 ) -> None:
-    import torch
-
-    from rankscope.profiler.rank.gpu import kineto as module
-
     monkeypatch.setenv("KINETO_LOG_LEVEL", "6")
     if torch_has == "no choice of scopes":
         monkeypatch.delattr(torch._C._profiler, "RecordScope")
     elif torch_has == "no trace alone":
         monkeypatch.delattr(torch._C._profiler, "_ExperimentalConfig")
     weight = torch.ones(4, 4, requires_grad=True)
-    session = module.KinetoSession()
+    session = kineto.KinetoSession()
     session.start()
     session.begin_step(7)
     (torch.ones(4, 4) @ weight).sum().backward()  # type: ignore[no-untyped-call]
@@ -186,13 +179,10 @@ def test_a_window_has_steps_and_operators_whatever_torch_can_leave_out(
 def test_a_window_needs_room_for_the_traces_of_all_ranks_of_the_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], ranks: int, kind: MessageKind
 ) -> None:
-    from rankscope.profiler import scratch as folders
-    from rankscope.profiler.rank.gpu import windows as module
-
-    monkeypatch.setattr(folders, "_free", lambda folder: folders.MIN_FREE_BYTES if folder == tmp_path else 0)
-    monkeypatch.setattr(module, "KinetoSession", Profiler)
+    monkeypatch.setattr(scratch, "_free", lambda folder: scratch.MIN_FREE_BYTES if folder == tmp_path else 0)
+    monkeypatch.setattr(windows_module, "KinetoSession", Profiler)
     writer = ring[0]
-    windows = module.WindowController(Schedule(1, 0, 1), tmp_path, writer, ranks_here=ranks)
+    windows = WindowController(Schedule(1, 0, 1), tmp_path, writer, ranks_here=ranks)
     windows.boundary(1)
     windows.boundary(2)
     assert [item for item, _ in messages(ring) if item] == [kind]
@@ -229,12 +219,9 @@ class OnDevice(Profiler):
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> type[OnDevice]:
-    from rankscope.profiler.rank.gpu import graph_capture
-    from rankscope.profiler.rank.gpu import windows as module
-
     OnDevice.called.clear()
-    monkeypatch.setattr(module, "KinetoSession", OnDevice)
-    monkeypatch.setattr(module, "device_type", lambda: "cuda")
+    monkeypatch.setattr(windows_module, "KinetoSession", OnDevice)
+    monkeypatch.setattr(windows_module, "device_type", lambda: "cuda")
     monkeypatch.setattr(graph_capture, "going_on", lambda: False)
     monkeypatch.delenv("TEARDOWN_CUPTI", raising=False)
     return OnDevice
@@ -243,8 +230,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> type[OnDevice]:
 def test_a_device_window_follows_a_warm_up_and_has_all_work_of_its_steps(
     tmp_path: Path, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
 ) -> None:
-    from rankscope.profiler.rank.gpu.windows import WindowController
-
     writer, reader = ring
     windows = WindowController(Schedule(10, 0, 2), tmp_path, writer)
     profiled, step = [], 1
@@ -268,8 +253,6 @@ def test_a_device_window_follows_a_warm_up_and_has_all_work_of_its_steps(
 def test_the_cost_of_a_device_window_has_the_profilers_loading_but_no_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
 ) -> None:
-    from rankscope.profiler.rank.gpu.windows import WindowController
-
     def load(session: OnDevice) -> None:
         session.prepared = True
         time.sleep(0.05)
@@ -287,8 +270,6 @@ def test_the_cost_of_a_device_window_has_the_profilers_loading_but_no_wait(
 def test_a_window_on_a_device_that_comes_too_late_for_a_warm_up_is_missed(
     tmp_path: Path, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
 ) -> None:
-    from rankscope.profiler.rank.gpu.windows import WindowController
-
     writer, reader = ring
     windows = WindowController(Schedule(100, 0, 2), tmp_path, writer)
     reader.announce(Announcement(1, 7, 1))
@@ -306,16 +287,13 @@ def test_a_device_is_detached_from_after_a_warm_up_without_a_window(
     device: type[OnDevice],
     ends: str,
 ) -> None:
-    from rankscope.profiler import scratch as folders
-    from rankscope.profiler.rank.gpu.windows import WindowController
-
     monkeypatch.setattr(device, "starts", ends != "refused")
     if ends == "no room":
-        monkeypatch.setattr(folders, "_free", lambda folder: 0)
+        monkeypatch.setattr(scratch, "_free", lambda folder: 0)
     writer = ring[0]
     windows = WindowController(Schedule(2, 0, 2), tmp_path, writer)
     windows.boundary(1)
-    {"given way": windows.give_way, "closed": windows.close}.get(ends, lambda: windows.boundary(2))()
+    {"given way": windows.yield_to_script, "closed": windows.close}.get(ends, lambda: windows.boundary(2))()
     assert device.called[-1] == "cancel"
     assert windows.prepared is None
     assert windows.session is None
@@ -327,13 +305,10 @@ def test_a_device_is_detached_from_after_a_warm_up_without_a_window(
 def test_no_profiler_is_started_or_stopped_while_a_graph_is_captured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice], captured: int
 ) -> None:
-    from rankscope.profiler.rank.gpu import graph_capture
-    from rankscope.profiler.rank.gpu import windows as module
-
     capturing = False
     monkeypatch.setattr(graph_capture, "going_on", lambda: capturing)
     writer = ring[0]
-    windows = module.WindowController(Schedule(10, 0, 2), tmp_path, writer)
+    windows = WindowController(Schedule(10, 0, 2), tmp_path, writer)
     # Given a graph whose capture goes over the boundary before step ``captured``
     for step in range(1, 16):
         capturing = step == captured
@@ -352,8 +327,6 @@ def test_no_profiler_is_started_or_stopped_while_a_graph_is_captured(
 def test_a_window_soon_after_another_is_missed_where_cupti_detaches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice], teardown: str
 ) -> None:
-    from rankscope.profiler.rank.gpu.windows import WindowController
-
     # Kineto detaches in the background, at some of the next calls of CUDA: nothing may attach meanwhile.
     monkeypatch.setenv("TEARDOWN_CUPTI", teardown)
     writer = ring[0]
@@ -377,9 +350,6 @@ def test_a_window_soon_after_another_is_missed_where_cupti_detaches(
 def test_a_cancelled_warm_up_is_given_time_to_detach_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
 ) -> None:
-    from rankscope.profiler.rank.gpu import graph_capture
-    from rankscope.profiler.rank.gpu.windows import WindowController
-
     monkeypatch.setenv("TEARDOWN_CUPTI", "1")
     writer, reader = ring
     windows = WindowController(Schedule(5, 0, 2), tmp_path, writer)
@@ -394,10 +364,6 @@ def test_a_cancelled_warm_up_is_given_time_to_detach_too(
 
 
 def test_a_torch_without_a_profiler_of_gpus_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    from rankscope.profiler.rank.gpu import kineto
-
     monkeypatch.setattr(kineto, "device_type", lambda: "cuda")
     monkeypatch.setattr(torch.autograd, "_supported_activities", lambda: {torch.profiler.ProfilerActivity.CPU})
     with pytest.raises(kineto.KinetoUnavailable, match="CUPTI"):
@@ -409,10 +375,6 @@ def test_a_torch_without_a_profiler_of_gpus_says_so(monkeypatch: pytest.MonkeyPa
 def test_a_prepared_session_records_its_own_steps_and_stops_the_profiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
-    import torch
-
-    from rankscope.profiler.rank.gpu import kineto
-
     monkeypatch.setenv("KINETO_LOG_LEVEL", "6")
     session = kineto.KinetoSession()
     session.prepare()

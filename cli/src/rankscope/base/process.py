@@ -1,4 +1,4 @@
-"""Processes of this machine: signals, exit with the parent, systemd, the boot's id, a pause of Python's garbage collector."""
+"""Processes of this machine: signals, exit with the parent, children, systemd, the boot's id, a pause of garbage collection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 _PR_SET_PDEATHSIG: Final = 1
 _libc = ctypes.CDLL(None)
@@ -73,3 +73,18 @@ def boot_id(proc: Path = Path("/proc")) -> str:
         return (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
+
+
+def stat_fields(process: int | Literal["self"], proc: Path = Path("/proc")) -> list[str]:
+    """Return a process's state (0), flags (6), ticks from boot to start (19) and the rest after its name, see proc(5)."""
+    return (proc / str(process) / "stat").read_bytes().rpartition(b")")[2].decode().split()
+
+
+def children_of(process: int | Literal["self"]) -> set[int]:
+    """Return the process ids of the children of a process; empty where the system does not list them."""
+    children = set[int]()
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            with contextlib.suppress(OSError):  # the thread has ended
+                children.update(map(int, (thread / "children").read_text().split()))
+    return children

@@ -24,14 +24,14 @@ class EvaluationDetector:
         self._began = self._ended = 0
         self._is_evaluation = self._may_be_evaluation = False
 
-    def model_evaluates(self, clock: PhaseClock, measures: StepWork, now: int, *, gradients: bool) -> None:
+    def model_evaluates(self, clock: PhaseClock, step_work: StepWork, now: int, *, gradients: bool) -> None:
         """Handle a call of ``model.eval()``."""
-        self._suspect(clock, measures, now)
+        self._suspect(clock, step_work, now)
         self._is_evaluation |= not gradients
 
-    def batch_without_gradients(self, clock: PhaseClock, measures: StepWork, now: int) -> None:
+    def batch_without_gradients(self, clock: PhaseClock, step_work: StepWork, now: int) -> None:
         """Handle a batch that is requested, or has arrived, while gradients are off."""
-        self._suspect(clock, measures, now)
+        self._suspect(clock, step_work, now)
         self._is_evaluation = True
         self._ended = now
 
@@ -40,25 +40,25 @@ class EvaluationDetector:
         self._may_be_evaluation = True
         self._ended = now
 
-    def model_trains(self, clock: PhaseClock, measures: StepWork, now: int, *, gradients: bool) -> None:
+    def model_trains(self, clock: PhaseClock, step_work: StepWork, now: int, *, gradients: bool) -> None:
         """Handle a call of ``model.train()``, which ends an evaluation, if there was one."""
         if self._is_evaluation or self._may_be_evaluation or not gradients:
-            self._take_back(clock, measures, now)
+            self._take_back(clock, step_work, now)
         self.forget()
 
-    def batch_to_train_on(self, clock: PhaseClock, measures: StepWork) -> None:
+    def batch_to_train_on(self, clock: PhaseClock, step_work: StepWork) -> None:
         """Handle the request for a batch to train on: an evaluation before it ended with its own last batch."""
         if self._is_evaluation or self._may_be_evaluation:
-            self._take_back(clock, measures, self._ended)
+            self._take_back(clock, step_work, self._ended)
         self.forget()
 
-    def training(self, clock: PhaseClock, measures: StepWork, *, proof: bool) -> None:
+    def training(self, clock: PhaseClock, step_work: StepWork, *, proof: bool) -> None:
         """Handle a batch requested with gradients on or (``proof``) a backward pass or optimizer step.
 
         ``proof`` shows that a merely likely evaluation was training.
         """
         if self._is_evaluation:
-            self._take_back(clock, measures, self._ended)
+            self._take_back(clock, step_work, self._ended)
         if self._is_evaluation or proof:
             self.forget()
 
@@ -67,14 +67,14 @@ class EvaluationDetector:
         self.suspected = None
         self._is_evaluation = self._may_be_evaluation = False
 
-    def _suspect(self, clock: PhaseClock, measures: StepWork, now: int) -> None:
+    def _suspect(self, clock: PhaseClock, step_work: StepWork, now: int) -> None:
         if self.suspected is None:
-            self.suspected, self._work = clock.remember(), measures.work
+            self.suspected, self._work = clock.remember(), step_work.work
             self._began = self._ended = now
 
-    def _take_back(self, clock: PhaseClock, measures: StepWork, ended: int) -> None:
+    def _take_back(self, clock: PhaseClock, step_work: StepWork, ended: int) -> None:
         assert self.suspected is not None
         clock.interrupt(self.suspected, self._began, ended)
-        measures.work = self._work
-        measures.tag(EVALUATION)
-        measures.evaluated_ns += max(0, ended - self._began)
+        step_work.work = self._work
+        step_work.tag(EVALUATION)
+        step_work.evaluated_ns += max(0, ended - self._began)

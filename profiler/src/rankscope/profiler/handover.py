@@ -12,7 +12,7 @@ from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo
 
 RING_FILE: Final = "ring"
-HELLO_FILE: Final = "hello.json"
+HANDOVER_FILE: Final = "handover.json"
 
 
 class MessageKind(IntEnum):
@@ -51,6 +51,6 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
     """Training thread, by ``threading.get_ident``; ``None``: its stack must not be sampled."""
 
 
-def read_hello(scratch: Path) -> Handover:
-    """Read the hello file of the rank. Raises ``OSError`` or ``msgspec.DecodeError``."""
-    return msgspec.json.decode((scratch / HELLO_FILE).read_bytes(), type=Handover)
+def read_handover(scratch: Path) -> Handover:
+    """Read what the rank handed over. Raises ``OSError`` or ``msgspec.DecodeError``."""
+    return msgspec.json.decode((scratch / HANDOVER_FILE).read_bytes(), type=Handover)

@@ -27,7 +27,7 @@ from rankscope.profiler.missing_ends import complete_ends
 from rankscope.profiler.scratch import (
     LOCAL_MEMORY,
     hold,
-    is_left,
+    is_abandoned,
     make_scratch,
     recorded_ranks,
     spooled,
@@ -292,7 +292,7 @@ def _wait_for_helpers(scratch: Path) -> None:
     deadline = time.monotonic() + DRAIN_SECONDS
     unfinished: set[Path] = set()
     while folders := {entry for entry in scratch.iterdir() if entry.is_dir()}:
-        before, unfinished = unfinished, {folder for folder in folders if is_left(folder)}
+        before, unfinished = unfinished, {folder for folder in folders if is_abandoned(folder)}
         # Seen twice, because a starting helper creates the lock file a moment before it holds the lock.
         if folders <= before & unfinished:
             print(f"rankscope: the helper of {len(folders)} rank(s) was killed; their records are incomplete", file=sys.stderr)

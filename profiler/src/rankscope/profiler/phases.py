@@ -9,9 +9,9 @@ A phase is a number, its index in ``PHASES``, and times are lists of nanoseconds
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
-from rankscope.runs.records import PHASES
+from rankscope.runs.records import PHASES, Phase
 
 DATA: Final = PHASES.index("data")
 H2D: Final = PHASES.index("h2d")
@@ -27,6 +27,16 @@ _NEVER: Final = [UNSEEN] * len(PHASES)
 _NOTHING: Final = [0] * len(PHASES)
 _INTERRUPTING: Final = (H2D, BETWEEN)
 _END: Final = -1
+
+
+class PhaseInterval(NamedTuple):
+    """Uninterrupted stretch of one phase; nanoseconds since 1970."""
+
+    phase: Phase
+    start_unix_ns: int
+    end_unix_ns: int
+    blocked_ns: int
+    """Part of it in which the rank waited for others, as far as that is known."""
 
 
 class PhaseClock:

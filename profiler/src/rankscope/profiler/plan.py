@@ -159,7 +159,7 @@ def report_seconds(world_size: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _ReceivedPlan:
+class _ReceivedReport:
     report: RankReport
     made_at: float
     """Monotonic time of the report, from the clocks of both hosts."""
@@ -184,7 +184,7 @@ class Planner:
     on_device: bool
     ahead_seconds: float
     ahead_steps: int
-    _received: dict[int, _ReceivedPlan] = field(default_factory=dict)
+    _received: dict[int, _ReceivedReport] = field(default_factory=dict)
     _ended: set[int] = field(default_factory=set)
     _began: float | None = None
     _last_first: int | None = None
@@ -225,7 +225,7 @@ class Planner:
         # Clocks of hosts may differ: no report is older than its interval and the caches of a file system make it.
         age = (unix_ns - report.unix_ns) / 1e9
         age = min(max(0.0, age), report_seconds(self.world_size) + CACHE_SECONDS)
-        self._received[report.rank] = _ReceivedPlan(report, now - age, now)
+        self._received[report.rank] = _ReceivedReport(report, now - age, now)
         self._ended.discard(report.rank)
 
     def end(self, rank: int) -> None:
@@ -320,7 +320,7 @@ class Planner:
         """Return the last report of each rank that still reports."""
         return [received.report for received in self._live(now)]
 
-    def _live(self, now: float) -> list[_ReceivedPlan]:
+    def _live(self, now: float) -> list[_ReceivedReport]:
         # A killed rank leaves its last report behind.
         limit = now - 3 * report_seconds(self.world_size) - CACHE_SECONDS
         return [received for received in self._received.values() if received.received_at >= limit]

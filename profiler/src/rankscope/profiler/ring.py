@@ -27,7 +27,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple, Self
 from zlib import crc32
 
-from rankscope.profiler.events import words_of_message
+from rankscope.profiler.words import words_of_message
 
 CAPACITY: Final = 1 << 17
 """Number of words: 1 MiB, about 10,000 usual steps."""
@@ -51,12 +51,13 @@ _REASON_BYTES: Final = 1024
 _NAMES: Final = 4096
 _NAME_BYTES: Final = 40
 
-# Words of the header, by their index: offset / 8.
-_HEAD, _DROPPED, _COST, _END, _WINDOW_COST, _WINDOWS, _SEEN, _READY = range(8, 16)
-_TAIL, _NEXT_TAIL = 16, 17
+# Words of the header, by their index: offset / 8. Whole steps have been written up to the position ``HEAD``, and the reader has
+# taken them up to ``TAIL``. ``SEEN`` and ``GENERATION`` are equal while ``RingWriter.announcement`` has nothing new to return.
+HEAD, _DROPPED, _COST, _END, _WINDOW_COST, _WINDOWS, SEEN, _READY = range(8, 16)
+TAIL, _NEXT_TAIL = 16, 17
 _SPILLED: Final = 18
 _EXIT_STATUS: Final = 20
-_GENERATION: Final = 24
+GENERATION: Final = 24
 _NUMBER, _FIRST, _STEPS, _FLAGS, _CHECK = range(25, 30)
 _KEEP_TRACE: Final = 1
 
@@ -65,15 +66,9 @@ EXIT_STATUS: Final = struct.Struct("=ii")
 EXIT_STATUS_OFFSET: Final = 8 * _EXIT_STATUS
 NO_EXIT_STATUS: Final = 2**31 - 1
 """The status until ``exit`` was called."""
-HEAD: Final = _HEAD
-"""Index of the header's word with the position up to which whole steps have been written."""
-TAIL: Final = _TAIL
-"""Index of the header's word with the position up to which the reader has taken them."""
-ANNOUNCED: Final = (_GENERATION, _SEEN)
-"""Indices of two words of the header that are equal while ``RingWriter.announcement`` has nothing new to return."""
 
 
-class End(IntEnum):
+class EndState(IntEnum):
     """End state that the writer recorded."""
 
     SILENT = 0
@@ -160,11 +155,11 @@ class RingWriter:
     def publish(self) -> None:
         """Let the reader have what was written since the end of the last step."""
         if not self.spilled:
-            self.header[_HEAD] = self.at
+            self.header[HEAD] = self.at
 
     def overflow(self) -> None:
         """Drop the current step: it has too many words, or the ring has no room. Its words go to memory that nobody reads."""
-        start = self.header[_HEAD]
+        start = self.header[HEAD]
         self.header[_SPILLED] = True
         if not self.spilled:
             for at in range(start, min(self.at, start + CAPACITY)):
@@ -179,10 +174,10 @@ class RingWriter:
         header, dropped = self.header, self.spilled
         if dropped:
             header[_DROPPED] += 1
-            self.at = header[_HEAD]
+            self.at = header[HEAD]
         else:
-            header[_HEAD] = self.at
-        if self._map is None or self.at + _RESERVE - header[_TAIL] <= CAPACITY:
+            header[HEAD] = self.at
+        if self._map is None or self.at + _RESERVE - header[TAIL] <= CAPACITY:
             self.words, self.spilled = self._ring, False
         else:
             self.words, self.spilled = self._own, True
@@ -192,7 +187,7 @@ class RingWriter:
 
     def rewind(self) -> None:
         """Forget the words of the current step."""
-        self.at = self.header[_HEAD]
+        self.at = self.header[HEAD]
 
     def name(self, name: str) -> int | None:
         """Return the number of a name; ``None``: there are too many."""
@@ -221,16 +216,16 @@ class RingWriter:
     def announcement(self) -> Announcement | None:
         """Return the helper's announcement, once; ``None`` if there is no new one."""
         header = self.header
-        generation = header[_GENERATION]
-        if generation == header[_SEEN] or not generation:
+        generation = header[GENERATION]
+        if generation == header[SEEN] or not generation:
             return None
         number, first, steps, flags, check = header[_NUMBER : _CHECK + 1]
-        if header[_GENERATION] != generation or check != _check(generation, number, first, steps, flags):
+        if header[GENERATION] != generation or check != _check(generation, number, first, steps, flags):
             return None  # it is being written; the next step reads it
-        header[_SEEN] = generation
+        header[SEEN] = generation
         return Announcement(number, first, steps, bool(flags & _KEEP_TRACE))
 
-    def set_end(self, end: End) -> None:
+    def set_end(self, end: EndState) -> None:
         """Record the end of the writer, or withdraw it with ``SILENT``."""
         self.header[_END] = end
 
@@ -270,10 +265,10 @@ class RingReader:
             raise ValueError("not a ring")
         # A killed predecessor may have given only a part of some words back.
         self.free(self._header[_NEXT_TAIL])
-        self.at = self._header[_TAIL]
+        self.at = self._header[TAIL]
         """Position of the next word to read."""
         # A killed predecessor of this helper may have announced a window.
-        self._generation = max(self._header[_GENERATION], self._header[_SEEN])
+        self._generation = max(self._header[GENERATION], self._header[SEEN])
         self.lost = 0
         """Number of steps that were damaged; only broken memory should cause this."""
 
@@ -282,7 +277,7 @@ class RingReader:
 
         A word that another processor does not see yet is 0, and ends what is returned.
         """
-        head, start = self._header[_HEAD], self.at
+        head, start = self._header[HEAD], self.at
         words = self._slice(start, min(head, start + limit, start + CAPACITY))
         with suppress(ValueError):
             words = words[: words.index(0)]
@@ -291,7 +286,7 @@ class RingReader:
 
     def current(self) -> list[int]:
         """Return the words of the step that is going on, as far as they have been written."""
-        head = self._header[_HEAD]
+        head = self._header[HEAD]
         words = self._slice(head, head + STEP_WORDS)
         with suppress(ValueError):
             words = words[: words.index(0)]
@@ -309,14 +304,14 @@ class RingReader:
 
     def free(self, position: int) -> None:
         """Give the words before ``position`` back to the writer. A replacement of this reader reads those after it again."""
-        tail = self._header[_TAIL]
+        tail = self._header[TAIL]
         self._header[_NEXT_TAIL] = max(position, tail)
         while tail < position:
             start = tail & MASK
             count = min(position - tail, CAPACITY - start)
             self._words[start : start + count] = memoryview(bytes(8 * count)).cast("Q")
             tail += count
-        self._header[_TAIL] = tail
+        self._header[TAIL] = tail
 
     def _slice(self, start: int, end: int) -> list[int]:
         first, last = start & MASK, end & MASK
@@ -335,15 +330,15 @@ class RingReader:
         """Request a window from the training thread. This overwrites an announcement that is not yet ``acknowledged``."""
         self._generation += 1
         header, flags = self._header, _KEEP_TRACE * window.keep_trace
-        header[_GENERATION] = 0
+        header[GENERATION] = 0
         header[_NUMBER], header[_FIRST], header[_STEPS], header[_FLAGS] = window.number, window.first, window.steps, flags
         header[_CHECK] = _check(self._generation, window.number, window.first, window.steps, flags)
-        header[_GENERATION] = self._generation
+        header[GENERATION] = self._generation
 
     @property
     def acknowledged(self) -> bool:
         """True if the training thread has read the last announcement, or there was none."""
-        return self._header[_SEEN] == self._header[_GENERATION]
+        return self._header[SEEN] == self._header[GENERATION]
 
     @property
     def dropped(self) -> int:
@@ -353,7 +348,7 @@ class RingReader:
     @property
     def cost_ns(self) -> int:
         """Cost of the recorder to the training thread so far."""
-        return self._header[_COST] + EVENT_NS * self._header[_HEAD]
+        return self._header[_COST] + EVENT_NS * self._header[HEAD]
 
     @property
     def window_cost_ns(self) -> int:
@@ -366,17 +361,17 @@ class RingReader:
         return self._header[_WINDOWS]
 
     @property
-    def end(self) -> End:
+    def end(self) -> EndState:
         """End state that the writer recorded."""
         with suppress(ValueError):
-            return End(self._header[_END])
-        return End.SILENT
+            return EndState(self._header[_END])
+        return EndState.SILENT
 
     @property
     def exit_status(self) -> int | None:
         """Exit status of the writer's process; ``None`` if it runs, was killed, or cannot tell."""
-        status, is_left = EXIT_STATUS.unpack_from(self._map, EXIT_STATUS_OFFSET)
-        return int(status) if is_left and status != NO_EXIT_STATUS else None
+        status, is_abandoned = EXIT_STATUS.unpack_from(self._map, EXIT_STATUS_OFFSET)
+        return int(status) if is_abandoned and status != NO_EXIT_STATUS else None
 
     @property
     def disabled_reason(self) -> str | None:

@@ -18,7 +18,7 @@ from rankscope.base.locks import try_lock
 
 LOCAL_MEMORY: Final = Path("/dev/shm")  # noqa: S108  # the usual place for memory shared between processes
 _LOCK_FILE: Final = "lock"
-_NO_SURPRISE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_SAFE_FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Flags of ``os.open`` for world-writable folders: never follow a link, never wait for the other end of a pipe."""
 _RECORDED_FILE: Final = "recorded"
 _SPOOLED_FILE: Final = "spooled"
@@ -139,7 +139,7 @@ def hold(scratch: Path) -> int:
 
     Raises ``OSError``.
     """
-    handle = os.open(scratch / _LOCK_FILE, os.O_RDWR | os.O_CREAT | _NO_SURPRISE, 0o600)
+    handle = os.open(scratch / _LOCK_FILE, os.O_RDWR | os.O_CREAT | _SAFE_FLAGS, 0o600)
     fcntl.flock(handle, fcntl.LOCK_SH)
     return handle
 
@@ -244,7 +244,7 @@ def sweep() -> None:
     _sweep(Path(tempfile.gettempdir()), older_than=ABANDONED_ON_DISK_SECONDS)
 
 
-def is_left(scratch: Path) -> bool:
+def is_abandoned(scratch: Path) -> bool:
     """Return whether ``scratch`` was held before and no process holds it now."""
     lock = scratch / _LOCK_FILE
     return lock.exists() and not _is_locked(lock)
@@ -273,7 +273,7 @@ def _sweep_one(folder: Path, limit: float) -> None:
 
 def _is_locked(lock: Path) -> bool:
     try:
-        handle = os.open(lock, os.O_RDONLY | _NO_SURPRISE)
+        handle = os.open(lock, os.O_RDONLY | _SAFE_FLAGS)
     except OSError:
         return False
     try:

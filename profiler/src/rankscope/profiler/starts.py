@@ -14,9 +14,9 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
+from rankscope.base.process import stat_fields
 from rankscope.runs.records import AttemptInfo, RankInfo
 
 _SKEW_NS: Final = 10 * 10**9
@@ -41,9 +41,8 @@ def process_start_unix_ns(pid: int | None = None) -> int | None:
     Returns ``None`` if the process has ended or its start is not known.
     """
     with suppress(OSError, ValueError, IndexError):
-        # Fields after the name (which may hold any byte): the first is the state, the 20th ticks since boot; see proc(5).
-        fields = Path(f"/proc/{'self' if pid is None else pid}/stat").read_bytes().rpartition(b")")[2].split()
-        if fields[0] not in (b"Z", b"X"):
+        fields = stat_fields("self" if pid is None else pid)
+        if fields[0] not in ("Z", "X"):
             since_boot_ns = int(fields[19]) * (10**9 // os.sysconf("SC_CLK_TCK"))
             return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME) + since_boot_ns
     return None

@@ -7,7 +7,6 @@ import secrets
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from contextlib import suppress
 from inspect import Parameter, Signature
 from pathlib import Path
 from threading import get_ident
@@ -17,6 +16,7 @@ from typing import Any, Final, Self, TypeVar, cast
 import msgspec
 import torch  # noqa: F401  # before attach, as under the launcher, which imports attach after torch
 
+from rankscope.profiler.rank.guard import print_not_recorded
 from rankscope.profiler.rank.recorder import StepRecorder
 from rankscope.profiler.rank.wrappers import attach
 from rankscope.profiler.rank.wrappers.process_end import end_of
@@ -138,11 +138,11 @@ class StepProfiler:
             )
         self._recorder: StepRecorder | None = None
         self._settings: RecorderSettings | None = None
-        self._wrong = ""
+        self._not_recorded_because = ""
         try:
             self._settings = _settings(run_dir, name, coordinates, options)
         except Exception as error:  # noqa: BLE001  # no error may stop training
-            self._wrong = str(error) or type(error).__name__
+            self._not_recorded_because = str(error) or type(error).__name__
 
     def __enter__(self) -> Self:
         launched, current = attach.take_launched(), attach.current()
@@ -153,7 +153,7 @@ class StepProfiler:
                 launched.settings = msgspec.structs.replace(launched.settings, coordinates=self._settings.coordinates)
             self._recorder = launched
         elif self._settings is None:
-            _say_not_recorded(self._wrong)
+            print_not_recorded(self._not_recorded_because)
         elif current is None or current.off:
             # Otherwise Kineto prints two lines per window.
             os.environ.setdefault("KINETO_LOG_LEVEL", "6")
@@ -172,7 +172,7 @@ class StepProfiler:
             if self._recorder is not None:
                 self._recorder.disable(reason)
             else:
-                _say_not_recorded(reason)
+                print_not_recorded(reason)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._recorder is not None:
@@ -259,8 +259,3 @@ class _BatchIterator(Iterator[_T]):
         finally:
             self._recorder.leave_data(batch)
         return batch
-
-
-def _say_not_recorded(reason: object) -> None:
-    with suppress(Exception):
-        sys.stderr.write(f"rankscope: not recorded: {reason}; training goes on\n")

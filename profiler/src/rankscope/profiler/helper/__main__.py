@@ -18,8 +18,8 @@ from typing import Final
 
 import msgspec
 
-from rankscope.base.process import JOB_SIGNALS
-from rankscope.profiler.handover import MessageKind, ProfiledWindow, read_hello
+from rankscope.base.process import JOB_SIGNALS, stat_fields
+from rankscope.profiler.handover import MessageKind, ProfiledWindow, read_handover
 from rankscope.profiler.helper.collectives.collective_times import CollectiveTimes
 from rankscope.profiler.helper.collectives.flight import FlightDumps
 from rankscope.profiler.helper.coordination.coordination import Coordination
@@ -27,7 +27,7 @@ from rankscope.profiler.helper.cupti_cost import CuptiCost
 from rankscope.profiler.helper.publishing.metrics_publisher import MetricsPublisher
 from rankscope.profiler.helper.publishing.otlp import OtlpTraces
 from rankscope.profiler.helper.sampling.hardware import HardwareTask
-from rankscope.profiler.helper.sampling.stacks import Stacks
+from rankscope.profiler.helper.sampling.stacks import StackSampler
 from rankscope.profiler.helper.standstill import ActivityFile, StandstillMonitor
 from rankscope.profiler.helper.step_assembler import AssembledStep, StepAssembler
 from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
@@ -37,7 +37,7 @@ from rankscope.profiler.helper.writing.trace_reducer import TraceReducer
 from rankscope.profiler.helper.writing.trace_retention import WRONG_BYTES, TraceRetention, keeps_wrong
 from rankscope.profiler.helper.writing.window_judge import WindowJudge
 from rankscope.profiler.helper.writing.writer_thread import END_SECONDS, STUCK_SECONDS, WriterThread
-from rankscope.profiler.ring import End, RingReader
+from rankscope.profiler.ring import EndState, RingReader
 from rankscope.profiler.scratch import hold, note_recorded, note_unwritten, sweep
 from rankscope.runs.decoders import make_decoders
 from rankscope.runs.records import EndReason, RankInfo
@@ -57,23 +57,24 @@ class Helper:
 
     def __init__(self, scratch: Path, memory: int) -> None:
         self._scratch = scratch
-        self._hello = read_hello(scratch)
+        self._handover = read_handover(scratch)
         self._ring = RingReader(memory)
         self._hold = hold(scratch)
-        self._store = RunStore(self._hello, joined=lambda attempt: note_recorded(scratch, attempt, self._hello.rank.rank))
+        self._store = RunStore(self._handover, joined=lambda attempt: note_recorded(scratch, attempt, self._handover.rank.rank))
         self._writer = WriterThread(self._store)
         self._baseline = StepTimeBaseline()
         self._judge = WindowJudge(self._baseline)
         self._cupti_cost = CuptiCost(self._baseline)
-        kind = self._hello.rank.device_kind
-        self._reducer = TraceReducer(scratch, self._retention(), judge=self._judge.judge, device_kind=kind)
+        kind = self._handover.rank.device_kind
+        self._retention = self._make_retention()
+        self._reducer = TraceReducer(scratch, self._retention, judge=self._judge.judge, device_kind=kind)
         self._assembler = StepAssembler(self._ring.name, self._ring.at, lose=lambda error: self._store.lose(1, error))
         self._standstill = StandstillMonitor(self._ring, self._assembler, self._baseline)
         self._disabled = False
         self._ticked = self._closed = False
         self._missed_windows = 0
         context = HelperContext(
-            hello=self._hello,
+            handover=self._handover,
             scratch=scratch,
             run=lambda: self._store.run,
             info=self._rank_info,
@@ -83,11 +84,11 @@ class Helper:
             activity=lambda: self._standstill.activity(self._own_info()),
         )
         self._activity = ActivityFile(context, self._standstill, self._writer.write_activity)
-        self._stacks = Stacks(context, lambda samples: self._store.add("stacks", samples))
+        self._stacks = StackSampler(context, lambda samples: self._store.add("stacks", samples))
         self._times = CollectiveTimes(
             context, lambda block: self._store.add("durations", block), lambda: self._store.waiting("durations")
         )
-        coordination = Coordination(context, self._ring, self._missed, self._stacks.ask)
+        coordination = Coordination(context, self._ring, self._missed, self._stacks.request)
         self._tasks = HelperTasks(
             [
                 MetricsPublisher(context),
@@ -102,8 +103,8 @@ class Helper:
             self._report,
         )
 
-    def _retention(self) -> TraceRetention:
-        settings, rank = self._hello.settings, self._hello.rank
+    def _make_retention(self) -> TraceRetention:
+        settings, rank = self._handover.settings, self._handover.rank
         wrong_bytes = WRONG_BYTES if settings.retain_bytes is None else round(settings.retain_bytes * RETAINED_TRACES)
         return TraceRetention(
             self._scratch,
@@ -143,7 +144,7 @@ class Helper:
         # Metrics carry the identity of the run, which another rank may have created.
         if self._writer.settled:
             self._ticked = True
-            self._tasks.tick()
+            self._tasks.each(lambda task: task.tick())
 
     def _take(self) -> int:
         words = self._ring.read(_WORDS)
@@ -174,9 +175,9 @@ class Helper:
         for record, intervals in steps:
             self._baseline.add(record)
             self._judge.add(record)
-            if self._hello.rank.device_kind != "cpu":
+            if self._handover.rank.device_kind != "cpu":
                 self._cupti_cost.add(record)
-            self._tasks.step(record, intervals)
+            self._tasks.each(lambda task: task.step(record, intervals))  # noqa: B023  # called at once
             self._store.add_step(record)
 
     def _missed(self, reason: str) -> None:
@@ -192,14 +193,14 @@ class Helper:
             self._store.add("collectives", *reduced.collectives)
             self._store.add("kernels", *reduced.kernels)
             for breakdown in reduced.breakdowns:
-                self._tasks.breakdown(breakdown)
+                self._tasks.each(lambda task: task.breakdown(breakdown))  # noqa: B023  # as above
 
     def _rank_info(self) -> RankInfo:
         return self._store.completed(self._own_info())
 
     def _own_info(self, *, end_unix_ns: int | None = None, end_reason: EndReason | None = None) -> RankInfo:
         return msgspec.structs.replace(
-            self._hello.rank,
+            self._handover.rank,
             attempt=self._store.attempt,
             end_unix_ns=end_unix_ns,
             end_reason=end_reason,
@@ -222,22 +223,22 @@ class Helper:
         if given_up:
             self._report(f"gave up writing {given_up}")
         if given_up and not self._store.begun:
-            note_unwritten(self._scratch, f"cannot write to {self._hello.settings.run_dir} ({self._store.reason})")
-        if not self._reducer.finish_keeping(STUCK_SECONDS):
+            note_unwritten(self._scratch, f"cannot write to {self._handover.settings.run_dir} ({self._store.reason})")
+        if not self._retention.finish(STUCK_SECONDS):
             self._report("gave up keeping the last traces, which took too long")
         if not self._ticked:
             self._tick()
-        self._tasks.end(vanished=end is End.SILENT)
+        self._tasks.each(lambda task: task.end(vanished=end is EndState.SILENT))
         self._ring.close()
 
-    def _end(self) -> End:
+    def _end(self) -> EndState:
         """Return how the rank ended: as it reported, unless its exit status shows more."""
         end, status = self._ring.end, self._ring.exit_status
-        if status is not None and end in (End.SILENT, End.EXIT):
-            return End.CRASH if status & 0xFF else End.EXIT
-        if end is End.SILENT and _lives_on(self._hello.rank.pid):
+        if status is not None and end in (EndState.SILENT, EndState.EXIT):
+            return EndState.CRASH if status & 0xFF else EndState.EXIT
+        if end is EndState.SILENT and _lives_on(self._handover.rank.pid):
             # It trains on, unrecorded, which is no reason for an alert.
-            self._closed, end = True, End.EXIT
+            self._closed, end = True, EndState.EXIT
         return end
 
     def _disabled_reason(self) -> str | None:
@@ -245,11 +246,11 @@ class Helper:
 
     def _report(self, message: str) -> None:
         with suppress(OSError, ValueError):
-            print(f"rankscope: rank {self._hello.rank.rank}: {message}", file=sys.stderr, flush=True)
+            print(f"rankscope: rank {self._handover.rank.rank}: {message}", file=sys.stderr, flush=True)
 
 
-_REASONS: Final[dict[End, EndReason]] = {
-    End.SILENT: "killed", End.EXIT: "exit", End.CRASH: "crash", End.INTERRUPTED: "interrupted",
+_REASONS: Final[dict[EndState, EndReason]] = {
+    EndState.SILENT: "killed", EndState.EXIT: "exit", EndState.CRASH: "crash", EndState.INTERRUPTED: "interrupted",
 }  # fmt: skip
 
 
@@ -271,10 +272,10 @@ def _lives_on(rank: int) -> bool:
     deadline = time.monotonic() + _EXIT_SECONDS
     while os.getppid() == rank:
         try:
-            state, *fields = Path(f"/proc/{rank}/stat").read_bytes().rpartition(b")")[2].split()
+            fields = stat_fields(rank)
         except OSError:
             return False
-        if state in (b"Z", b"X") or int(fields[5]) & _PF_EXITING:
+        if fields[0] in ("Z", "X") or int(fields[6]) & _PF_EXITING:
             return False
         if time.monotonic() > deadline:
             return True

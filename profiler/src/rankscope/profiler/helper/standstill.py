@@ -15,12 +15,13 @@ from typing import Final
 
 import msgspec
 
+from rankscope.base.process import stat_fields
 from rankscope.profiler.helper.step_assembler import StepAssembler
 from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.helper.tasks import HelperContext, HelperTask
-from rankscope.profiler.intervals import PhaseInterval
+from rankscope.profiler.phases import PhaseInterval
 from rankscope.profiler.ring import RingReader
-from rankscope.profiler.step_evaluation import activity
+from rankscope.profiler.step_decoder import activity
 from rankscope.profiler.work import CHECKPOINT
 from rankscope.runs.records import PHASES, ProcessState, RankActivity, RankInfo, StepRecord
 
@@ -160,6 +161,5 @@ def _refreshes(activity: RankActivity, written: RankActivity) -> bool:
 def process_state(pid: int, proc: Path = Path("/proc")) -> ProcessState | None:
     """Return whether the main thread of a process is stopped or in an uninterruptible wait; ``None``: neither, or not known."""
     with suppress(OSError, IndexError):
-        # The name of the program may contain anything, so the state is what follows its last parenthesis.
-        return _STATES.get((proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0])
+        return _STATES.get(stat_fields(pid, proc)[0])
     return None

@@ -13,13 +13,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from rankscope.profiler import events as words
-from rankscope.profiler.events import DETAILS, KIND, SHIFT, bytes_of_message, size_of_message, value_of
+from rankscope.profiler import words
 from rankscope.profiler.handover import MessageKind
-from rankscope.profiler.intervals import PhaseInterval
-from rankscope.profiler.phases import UNSEEN
+from rankscope.profiler.phases import UNSEEN, PhaseInterval
 from rankscope.profiler.ring import STEP_WORDS
-from rankscope.profiler.step_evaluation import EvaluatedStep, StepEvaluator, device_times
+from rankscope.profiler.step_decoder import DecodedStep, StepDecoder, device_times
+from rankscope.profiler.words import DETAILS, KIND, SHIFT, bytes_of_message, size_of_message, value_of
 from rankscope.runs.records import PHASES, PhaseTimes, StepRecord
 
 MAX_HELD: Final = 64
@@ -74,7 +73,7 @@ class EndedStep(NamedTuple):
 class _PendingStep:
     __slots__ = ("awaits", "awaits_usage", "device", "memory", "position", "step", "until", "usage", "usage_until")
 
-    def __init__(self, step: EvaluatedStep, position: int, now: float) -> None:
+    def __init__(self, step: DecodedStep, position: int, now: float) -> None:
         self.step = step
         self.position = position
         self.device: tuple[list[int], list[int] | None] | None = None
@@ -101,7 +100,7 @@ class StepAssembler:
         clock: Callable[[], float] = time.monotonic,
         unix_offset: Callable[[], int] = lambda: time.time_ns() - time.perf_counter_ns(),
     ) -> None:
-        self._evaluator = StepEvaluator(name)
+        self._decoder = StepDecoder(name)
         self._lose = lose
         self._clock = clock
         self._unix_offset = unix_offset
@@ -174,12 +173,12 @@ class StepAssembler:
         self._cut()
         flags = about & _NOT_NUMBERED
         self._number = about >> words.NUMBER
-        evaluated = self._evaluator.evaluate(step, about >> words.NUMBER, flags, started, ended)
-        self.last = EndedStep(self._number, ended, waits_known=evaluated.blocked_ns is not None)
+        decoded = self._decoder.decode(step, about >> words.NUMBER, flags, started, ended)
+        self.last = EndedStep(self._number, ended, waits_known=decoded.blocked_ns is not None)
         # A first step whose beginning was not observed has a number but no record.
         if not flags & words.WHOLE_STEP:
             return
-        pending = _PendingStep(evaluated, position, self._clock())
+        pending = _PendingStep(decoded, position, self._clock())
         self._pending_steps.append(pending)
         self._span.append(pending)
         if len(self._span) > MAX_SPAN:
@@ -297,7 +296,7 @@ def _record(pending: _PendingStep, unix_offset: int) -> StepRecord:
     )
 
 
-def _intervals(step: EvaluatedStep, unix_offset: int) -> list[PhaseInterval]:
+def _intervals(step: DecodedStep, unix_offset: int) -> list[PhaseInterval]:
     intervals = []
     start = step.start_ns
     for phase, end in step.pieces:

@@ -45,26 +45,22 @@ class StepTimeBaseline:
         """Times of comparable steps without the profiler."""
         self._walls_us = deque[float](maxlen=RECENT)
         """Durations on the host of all steps."""
-        self._on_device = False
-
-    @property
-    def on_device(self) -> bool:
+        self.on_device = False
         """Whether the times are those of the device."""
-        return self._on_device
 
     def add(self, record: StepRecord) -> None:
         """Add a step of the rank."""
         with self._lock:
             self._walls_us.append(record.wall_us)
-            if record.device_us is not None and not self._on_device:
-                self._on_device = True
+            if record.device_us is not None and not self.on_device:
+                self.on_device = True
                 self._times_us.clear()
             if not record.profiled and (time_us := self.comparable_us(record)) is not None:
                 self._times_us.append(time_us)
 
     def comparable_us(self, record: StepRecord) -> float | None:
         """Return the time of a step in microseconds; ``None``: it is long by design, or its time on the device is not known."""
-        if not LONG_BY_DESIGN.isdisjoint(record.tags) or (self._on_device and record.device_us is None):
+        if not LONG_BY_DESIGN.isdisjoint(record.tags) or (self.on_device and record.device_us is None):
             return None
         return record.step_us
 

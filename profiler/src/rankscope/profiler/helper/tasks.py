@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rankscope.profiler.handover import Handover
 from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
-from rankscope.profiler.intervals import PhaseInterval
+from rankscope.profiler.phases import PhaseInterval
 from rankscope.runs.records import RankActivity, RankInfo, RunInfo, StepBreakdown, StepRecord
 
 
@@ -22,7 +22,7 @@ class HelperContext:
     before the tasks do.
     """
 
-    hello: Handover
+    handover: Handover
     scratch: Path
     run: Callable[[], RunInfo]
     info: Callable[[], RankInfo]
@@ -50,29 +50,14 @@ class HelperTask:
 
 
 class HelperTasks:
-    """All tasks of one helper. Nothing here raises."""
+    """All tasks of one helper."""
 
     def __init__(self, tasks: Iterable[HelperTask], report: Callable[[str], None]) -> None:
         self._tasks = list(tasks)
         self._report = report
 
-    def step(self, record: StepRecord, intervals: Sequence[PhaseInterval] = ()) -> None:
-        """See ``HelperTask.step``."""
-        self._each(lambda task: task.step(record, intervals))
-
-    def breakdown(self, breakdown: StepBreakdown) -> None:
-        """See ``HelperTask.breakdown``."""
-        self._each(lambda task: task.breakdown(breakdown))
-
-    def tick(self) -> None:
-        """See ``HelperTask.tick``."""
-        self._each(lambda task: task.tick())
-
-    def end(self, *, vanished: bool) -> None:
-        """See ``HelperTask.end``."""
-        self._each(lambda task: task.end(vanished=vanished))
-
-    def _each(self, call: Callable[[HelperTask], None]) -> None:
+    def each(self, call: Callable[[HelperTask], None]) -> None:
+        """Call a method of every task; a task that raises is ended and removed. Never raises."""
         for task in tuple(self._tasks):
             try:
                 call(task)

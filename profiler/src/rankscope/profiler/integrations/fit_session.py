@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,7 +11,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
-from rankscope.profiler.rank.guard import raised_by_a_signal_handler
+from rankscope.profiler.rank.guard import print_line, raised_by_a_signal_handler
 from rankscope.profiler.rank.wrappers import attach
 from rankscope.profiler.settings import RecorderSettings, from_environment
 from rankscope.profiler.step import StepProfiler
@@ -103,7 +102,7 @@ class FitSession:
         with suppress(Exception):
             recorder = attach.current() if self.active else None
             if recorder is None:
-                sys.stderr.write(f"rankscope: the callback switched itself off ({reason}); training goes on\n")
+                print_line(f"the callback switched itself off ({reason}); training goes on")
             else:
                 recorder.disable(reason)
         with suppress(Exception):

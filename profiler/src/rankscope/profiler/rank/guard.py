@@ -1,10 +1,12 @@
-"""Guards that keep every error of the recorder away from training."""
+"""Guards that keep every error of the recorder away from training, and lines for the user in place of errors."""
 
 from __future__ import annotations
 
 import ctypes
 import signal
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from threading import get_ident
 from time import perf_counter_ns as now
@@ -14,7 +16,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-class Guarded(Protocol):
+class GuardedRecorder(Protocol):
     """Class with guarded methods.
 
     ``thread``: the one thread whose calls it accepts (0: it is off). ``listening``: the same, but 0 during a guarded call.
@@ -27,7 +29,7 @@ class Guarded(Protocol):
         """Switch off for good, or raise ``error`` if it belongs to training: see ``raised_by_a_signal_handler``."""
 
 
-_G = TypeVar("_G", bound=Guarded)
+_G = TypeVar("_G", bound=GuardedRecorder)
 
 
 def raised_by_a_signal_handler(error: BaseException) -> bool:
@@ -39,6 +41,17 @@ def raised_by_a_signal_handler(error: BaseException) -> bool:
             return True
         trace = trace.tb_next
     return False
+
+
+def print_line(text: str) -> None:
+    """Write a line for the user to stderr. Never raises."""
+    with suppress(Exception):
+        sys.stderr.write(f"rankscope: {text}\n")
+
+
+def print_not_recorded(reason: str) -> None:
+    """Tell the user why this process is not recorded. Never raises."""
+    print_line(f"not recorded: {reason}; training goes on")
 
 
 def never_free(holder: object) -> None:

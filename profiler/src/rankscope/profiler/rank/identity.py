@@ -22,7 +22,7 @@ from rankscope.base.process import boot_id
 from rankscope.profiler.handover import Handover
 from rankscope.profiler.rank.gpu.device import used_gpus
 from rankscope.profiler.rank.layout import find_layout, find_pipeline
-from rankscope.profiler.rank.wrappers import loaders
+from rankscope.profiler.rank.wrappers.worker_count import worker_count
 from rankscope.profiler.settings import PREFIX, RecorderSettings, as_recorded
 from rankscope.profiler.starts import process_start_unix_ns, start_key
 from rankscope.profiler.trackers import tracker_urls
@@ -57,13 +57,13 @@ def _is_of_agent(store: Any) -> bool:
     return lent and str(getattr(store, "port", "")) == os.environ.get("MASTER_PORT", "")
 
 
-def has_other_place(hello: Handover) -> bool:
-    """Return whether the process group that was just initialised gives this process another place than ``hello`` says.
+def has_other_place(handover: Handover) -> bool:
+    """Return whether the process group that was just initialised gives this process another place than ``handover`` says.
 
-    A process that has restarted in itself has destroyed the group of ``hello``, and has initialised another.
+    A process that has restarted in itself has destroyed the group of ``handover``, and has initialised another.
     """
     place = (dist.get_rank(), dist.get_world_size())
-    return hello.attempt.backend is not None or place != (hello.rank.rank, hello.rank.world_size)
+    return handover.attempt.backend is not None or place != (handover.rank.rank, handover.rank.world_size)
 
 
 def own_rank() -> int:
@@ -132,7 +132,7 @@ def identify(settings: RecorderSettings, parameters: Collection[torch.device] = 
             shared_parameters=_are_shared(optimizer),
             start_unix_ns=started,
             budget=settings.budget,
-            loader_workers=loaders.workers(),
+            loader_workers=worker_count(),
         ),
         process_unix_ns=process_start_unix_ns(),
         thread=threading.get_ident(),

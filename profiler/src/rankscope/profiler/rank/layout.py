@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from torch import distributed as dist
 from torch.compiler import is_compiling
 
+from rankscope.profiler.rank.guard import print_line
 from rankscope.runs.records import Pipeline
 
 _COORDINATE: Final = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(\d{1,9})\s*")
@@ -75,8 +76,7 @@ def find_layout(given_layout: str | None) -> RankLayout:
     try:
         coordinates = parse_coordinates(given_layout)
     except ValueError as error:
-        with suppress(Exception):
-            sys.stderr.write(f"rankscope: coordinates ignored: {error}\n")
+        print_line(f"coordinates ignored: {error}")
         return layout_found
     return RankLayout(coordinates, layout_found.sizes if layout_found.sizes.keys() == coordinates.keys() else {})
 

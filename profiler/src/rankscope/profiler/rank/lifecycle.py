@@ -13,7 +13,23 @@ from time import perf_counter_ns as now
 from time import sleep
 from typing import Final
 
-from rankscope.profiler.events import (
+from rankscope.profiler.handover import MessageKind
+from rankscope.profiler.plan import Schedule
+from rankscope.profiler.rank.gpu import flight_dump
+from rankscope.profiler.rank.gpu.device import DeviceClock, DeviceMarks, find_device, parameter_devices, used_gpus
+from rankscope.profiler.rank.gpu.mark_sampling import MarkSampling
+from rankscope.profiler.rank.gpu.windows import WindowController
+from rankscope.profiler.rank.guard import never_free, print_line, raised_by_a_signal_handler
+from rankscope.profiler.rank.identity import has_other_place, identify, ranks_on_host
+from rankscope.profiler.rank.meters import GcMeter, MemoryMeter, ThreadMeter
+from rankscope.profiler.rank.session import Session
+from rankscope.profiler.rank.wrappers.ddp import PassEndDetector
+from rankscope.profiler.rank.wrappers.groups import OtherGroups
+from rankscope.profiler.rank.wrappers.optimizers import OptimizerSteps, StepBoundary
+from rankscope.profiler.rank.wrappers.process_end import forget_in_child, watch_end
+from rankscope.profiler.ring import EVENT_NS, EndState, RingWriter
+from rankscope.profiler.settings import RecorderSettings
+from rankscope.profiler.words import (
     AS_NOTED,
     IF_NOTED,
     NOT_AT_ALL,
@@ -23,22 +39,6 @@ from rankscope.profiler.events import (
     WAITING,
     detail,
 )
-from rankscope.profiler.handover import MessageKind
-from rankscope.profiler.plan import Schedule
-from rankscope.profiler.rank.gpu import flight_dump
-from rankscope.profiler.rank.gpu.device import DeviceClock, DeviceMarks, find_device, parameter_devices, used_gpus
-from rankscope.profiler.rank.gpu.mark_sampling import MarkSampling
-from rankscope.profiler.rank.gpu.windows import WindowController
-from rankscope.profiler.rank.guard import never_free, raised_by_a_signal_handler
-from rankscope.profiler.rank.identity import has_other_place, identify, ranks_on_host
-from rankscope.profiler.rank.meters import GcMeter, MemoryMeter, ThreadMeter
-from rankscope.profiler.rank.session import Session
-from rankscope.profiler.rank.wrappers.ddp import LastGradient
-from rankscope.profiler.rank.wrappers.groups import OtherGroups
-from rankscope.profiler.rank.wrappers.optimizers import OptimizerSteps, StepBoundary
-from rankscope.profiler.rank.wrappers.process_end import forget_in_child, watch_end
-from rankscope.profiler.ring import EVENT_NS, End, RingWriter
-from rankscope.profiler.settings import RecorderSettings
 
 # What the thread is inside of.
 IN_DATA: Final = 1
@@ -100,7 +100,7 @@ class RecorderLifecycle:
         Of one thread it may be held twice: a signal handler of the script may train.
         """
         self._ring = RingWriter()
-        self.gradients = LastGradient(self._ring.ready)
+        self.gradients = PassEndDetector(self._ring.ready)
         self.session: Session | None = None
         self.step_number = 0
         self._elsewhere = (0, 0, 0)
@@ -125,7 +125,7 @@ class RecorderLifecycle:
         """``_on_device``: the rank may wait where the host does not. ``_alone``: this is the only rank."""
         self._has_models = False
         """Whether ``_flags`` says that there are DDP models."""
-        self._unseen_wait = self._tail_seen = False
+        self._unseen_wait = self._pass_end_seen = False
         self._sampling = MarkSampling(settings.budget)
         self._windows: WindowController | None = None
         self._helper_seen = 0
@@ -221,17 +221,17 @@ class RecorderLifecycle:
         """Begin the recording."""
         optimizer = None if self._optimizers.last is None else self._optimizers.last()
         parameters = parameter_devices(optimizer)
-        hello = identify(self.settings, parameters, optimizer=optimizer)
-        session = Session(hello, self.settings.scratch_dir, self._ring)
+        handover = identify(self.settings, parameters, optimizer=optimizer)
+        session = Session(handover, self.settings.scratch_dir, self._ring)
         self.session = session
-        ranks_here = ranks_on_host(hello.rank.world_size)
-        schedule = Schedule.of(self.settings, on_device=hello.rank.device_kind != "cpu")
+        ranks_here = ranks_on_host(handover.rank.world_size)
+        schedule = Schedule.of(self.settings, on_device=handover.rank.device_kind != "cpu")
         self._windows = windows = WindowController(schedule, session.scratch, self._ring, ranks_here=ranks_here)
-        self._alone = hello.rank.world_size == 1
-        self._on_device = hello.rank.device_kind != "cpu"
+        self._alone = handover.rank.world_size == 1
+        self._on_device = handover.rank.device_kind != "cpu"
         self._set_waiting()
         self._forget_end = watch_end(partial(self.close, exiting=True), session.memory)
-        if hello.rank.device_kind in _WITH_CUDA and self._meters is not None:
+        if handover.rank.device_kind in _WITH_CUDA and self._meters is not None:
             self._meters.memory.gpu = next(iter(used_gpus(parameters)), None)
         device = self._find_device(optimizer)
         if device is not None:
@@ -267,9 +267,8 @@ class RecorderLifecycle:
         self._switch_off()
         if self.session is not None and not self.session.has_files():
             reason = "the script has closed its files"
-        with suppress(Exception):
-            rank = self.session.hello.rank.rank if self.session else os.environ.get("RANK", "0")
-            sys.stderr.write(f"rankscope: rank {rank}: the recorder switched itself off ({reason}); training goes on\n")
+        rank = self.session.handover.rank.rank if self.session else os.environ.get("RANK", "0")
+        print_line(f"rank {rank}: the recorder switched itself off ({reason}); training goes on")
         if self._leave_files():
             return
         with suppress(Exception):
@@ -291,7 +290,7 @@ class RecorderLifecycle:
         self._windows = self.session = self._meters = None
         return True
 
-    def close(self, end: End, *, exiting: bool = False) -> None:
+    def close(self, end: EndState, *, exiting: bool = False) -> None:
         """End the recording; the helper writes the rest. ``exiting``: this process ends; the helper waits until it has."""
         if self.session is None or self._leave_files():
             # Without a step there is nothing to end, but later events must be ignored.
@@ -306,7 +305,7 @@ class RecorderLifecycle:
                 self._publish_rest()
         with suppress(Exception):
             self._ring.set_end(end)
-            if end is End.CRASH:
+            if end is EndState.CRASH:
                 flight_dump.dump_crash(self.session.scratch)
         with suppress(Exception):
             self.session.close(exiting=exiting)
@@ -336,8 +335,8 @@ class RecorderLifecycle:
         """Begin a new recording if the process group that was just initialised gives this process another place in its job."""
         # Not ``guarded``, because any thread may initialise the group.
         try:
-            if not self.off and self.session is not None and has_other_place(self.session.hello):
-                self.close(End.EXIT)
+            if not self.off and self.session is not None and has_other_place(self.session.handover):
+                self.close(EndState.EXIT)
                 RecorderLifecycle.__init__(self, self.settings, explicit=self.explicit, device=self._find_device)
         except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
@@ -377,7 +376,7 @@ class RecorderLifecycle:
             self.session.forget()
         with suppress(Exception):
             # CUDA must not be called in a forked child, not even to destroy an event.
-            for holder in (self._device, self._windows, *self.gradients.tails()):
+            for holder in (self._device, self._windows, *self.gradients.pass_ends()):
                 never_free(holder)
         self._windows = self.session = None
         self._release()

@@ -5,7 +5,12 @@ from __future__ import annotations
 from torch import is_grad_enabled
 from torch.nn.parallel import DistributedDataParallel
 
-from rankscope.profiler.events import (
+from rankscope.profiler.phases import H2D
+from rankscope.profiler.rank.guard import guarded
+from rankscope.profiler.rank.lifecycle import IN_BACKWARD, IN_CHECKPOINT, IN_COPY, IN_DATA
+from rankscope.profiler.rank.measures import finite
+from rankscope.profiler.rank.step_ends import StepEnds
+from rankscope.profiler.words import (
     CHECKPOINT_BEGINS,
     CHECKPOINT_ENDS,
     LEAVE,
@@ -19,11 +24,6 @@ from rankscope.profiler.events import (
     detail,
     details_of_float,
 )
-from rankscope.profiler.phases import H2D
-from rankscope.profiler.rank.guard import guarded
-from rankscope.profiler.rank.lifecycle import IN_BACKWARD, IN_CHECKPOINT, IN_COPY, IN_DATA
-from rankscope.profiler.rank.measures import finite
-from rankscope.profiler.rank.step_ends import StepEnds
 from rankscope.profiler.work import OTHER_PROFILER, short
 
 
@@ -92,14 +92,14 @@ class OccasionalEvents(StepEnds):
             self.failed(error)
 
     @guarded(default=None)
-    def give_way(self, at: int) -> None:
+    def yield_to_script(self, at: int) -> None:
         """Drop the current window, because the script starts a profiler of its own, and tag the steps until it ends."""
         del at
         self._other_profiler = True
         self._due_ns = 0
         self._tag(OTHER_PROFILER)
         if self._windows is not None:
-            self._windows.give_way()
+            self._windows.yield_to_script()
 
     @guarded(default=None)
     def tag(self, at: int, tag: str) -> None:

@@ -19,7 +19,14 @@ from typing import Final, cast
 import torch
 from torch import Size, Tensor, is_grad_enabled
 
-from rankscope.profiler.events import (
+from rankscope.profiler.phases import BACKWARD, DATA, OPTIMIZER
+from rankscope.profiler.rank.guard import guarded
+from rankscope.profiler.rank.lifecycle import IN_BACKWARD, IN_DATA, IN_WAIT
+from rankscope.profiler.rank.measures import measure
+from rankscope.profiler.rank.occasional_events import OccasionalEvents
+from rankscope.profiler.rank.wrappers.ddp import PassEnd
+from rankscope.profiler.ring import MASK, STEP_WORDS
+from rankscope.profiler.words import (
     BATCH,
     BATCH_WITHOUT_GRADIENTS,
     KIND,
@@ -37,13 +44,6 @@ from rankscope.profiler.events import (
     WAITED,
     detail,
 )
-from rankscope.profiler.phases import BACKWARD, DATA, OPTIMIZER
-from rankscope.profiler.rank.guard import guarded
-from rankscope.profiler.rank.lifecycle import IN_BACKWARD, IN_DATA, IN_WAIT
-from rankscope.profiler.rank.measures import measure
-from rankscope.profiler.rank.occasional_events import OccasionalEvents
-from rankscope.profiler.rank.wrappers.ddp import Tail
-from rankscope.profiler.ring import MASK, STEP_WORDS
 
 _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)  # noqa: SLF001  # not public
 """Return the id of the pass that the autograd engine runs on this thread; -1: none."""
@@ -134,7 +134,7 @@ class StepRecorder(OccasionalEvents):
         except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
 
-    def enter_backward(self, roots: object = None) -> bool | Tail:
+    def enter_backward(self, roots: object = None) -> bool | PassEnd:
         """Note the start of a backward pass over ``roots``. False: it is part of another, do not report its end.
 
         Pass any other result to ``leave_backward``.
@@ -165,7 +165,7 @@ class StepRecorder(OccasionalEvents):
             self.failed(error)
             return False
 
-    def leave_backward(self, passed: bool | Tail = True) -> None:  # positional, as above
+    def leave_backward(self, passed: bool | PassEnd = True) -> None:  # positional, as above
         """Note that the backward pass has returned or raised."""
         if get_ident() != self.listening:
             return
@@ -173,14 +173,20 @@ class StepRecorder(OccasionalEvents):
         try:
             self._inside &= ~IN_BACKWARD
             gradients = self.gradients
-            if type(passed) is Tail and passed is gradients.lasting and self._begun and passed.stamps and self._marks is None:
+            if (
+                type(passed) is PassEnd
+                and passed is gradients.shared_end
+                and self._begun
+                and passed.stamps
+                and self._marks is None
+            ):
                 # Fast path of the code below, for the usual loop.
                 ready, ring = passed.stamps[0], self._ring
                 i = ring.at
                 ring.words[i & MASK] = ready << SHIFT | READY
                 ring.at = i + 1
             elif passed is not True and passed:
-                self._note_tail(passed)
+                self._note_pass_end(passed)
             mark = 0 if self._marks is None else self._marks.place()
             if self._begun:
                 ring = self._ring
@@ -318,34 +324,34 @@ class StepRecorder(OccasionalEvents):
         if self._begun:
             self._note(LEAVE, at)
 
-    @guarded(default=cast("Tail | None", None))
-    def enter_pass(self, at: int, roots: object) -> Tail | None:
+    @guarded(default=cast("PassEnd | None", None))
+    def enter_pass(self, at: int, roots: object) -> PassEnd | None:
         """Note a pass of the autograd engine over ``roots`` inside another; pass the result to ``leave_pass``."""
         del at
         return self.gradients.watch(roots)
 
     @guarded(default=None)
-    def leave_pass(self, at: int, tail: Tail) -> None:
+    def leave_pass(self, at: int, pass_end: PassEnd) -> None:
         """Note that the nested pass has returned or raised."""
-        self._note_tail(tail)
+        self._note_pass_end(pass_end)
         self._note(RETURNED, at)
 
-    def _note_tail(self, tail: Tail) -> None:
+    def _note_pass_end(self, pass_end: PassEnd) -> None:
         """Note since when a pass has only waited for others; its end is to be noted next."""
         if not self._begun:
             return
-        stamps = tail.stamps
+        stamps = pass_end.stamps
         if stamps:
-            mark = 0 if self._marks is None else self._marks.add(tail.ready_mark)
+            mark = 0 if self._marks is None else self._marks.add(pass_end.ready_mark)
             ready, ring = stamps[0], self._ring
             i = ring.at
             ring.words[i & MASK] = ready << SHIFT | mark | READY
             ring.at = i + 1
-            self._tail_seen = True
+            self._pass_end_seen = True
         else:
             self._store(UNSEEN_WAIT | 1 << SHIFT)
             self._unseen_wait = True
-        self.gradients.passed(tail)
+        self.gradients.passed(pass_end)
 
     def after_scaler(self, optimizer: object, steps_before: int) -> None:
         """Note the decision of the gradient scaler: a skipped optimizer step still ends a training step."""

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Handover
+from rankscope.profiler.handover import HANDOVER_FILE, RING_FILE, Handover
 from rankscope.profiler.rank.gpu import flight_dump
 from rankscope.profiler.rank.wrappers.hidden_helpers import HELPERS
 from rankscope.profiler.ring import RingWriter
@@ -35,21 +35,21 @@ REPLACED_SECONDS: Final = 600.0
 class Session:
     """Resources of a running recording. Raises ``OSError`` if they cannot be set up, and then leaves nothing behind."""
 
-    def __init__(self, hello: Handover, scratch_dir: str | None, ring: RingWriter) -> None:
+    def __init__(self, handover: Handover, scratch_dir: str | None, ring: RingWriter) -> None:
         _reap()
-        self.hello = hello
+        self.handover = handover
         self.memory: int | None = None
         """Handle of the ring's memory."""
         self._replaced = deque[float](maxlen=MAX_REPLACED)
         """Times at which a killed helper was replaced."""
-        self.scratch = make_scratch(f"rank{hello.rank.rank}", scratch_dir)
+        self.scratch = make_scratch(f"rank{handover.rank.rank}", scratch_dir)
         try:
             self.ring = ring
             self.memory = _shared_memory(self.scratch / RING_FILE)
             ring.share(self.memory)
             _seal_size(self.memory)
             self._memory_file = _identity(self.memory)
-            (self.scratch / HELLO_FILE).write_bytes(msgspec.json.encode(hello))
+            (self.scratch / HANDOVER_FILE).write_bytes(msgspec.json.encode(handover))
             self._helper = self._start()
         except BaseException:
             self._close_memory()
@@ -58,7 +58,7 @@ class Session:
 
     def _start(self) -> subprocess.Popen[bytes]:
         assert self.memory is not None
-        return _start_helper(self.scratch, self.memory, samples=self.hello.settings.stacks_seconds is not None)
+        return _start_helper(self.scratch, self.memory, samples=self.handover.settings.stacks_seconds is not None)
 
     def _close_memory(self) -> None:
         memory, self.memory = self.memory, None
@@ -123,7 +123,7 @@ class Session:
         if self._helper.stdin is not None:
             self._helper.stdin.close()
         # The child may be a data loader's worker.
-        if self.hello.settings.stacks_seconds is not None:
+        if self.handover.settings.stacks_seconds is not None:
             _allow_samples(self._helper.pid)
         self._helper.returncode = 0
 

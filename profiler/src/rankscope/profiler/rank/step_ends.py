@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from threading import get_ident
 from time import perf_counter_ns as now
@@ -12,7 +11,17 @@ from typing import Final
 
 from torch.utils.data import get_worker_info
 
-from rankscope.profiler.events import (
+from rankscope.profiler.rank.gpu.device import DeviceMarks
+from rankscope.profiler.rank.gpu.kineto import others_on
+from rankscope.profiler.rank.gpu.mark_sampling import MARK_NS
+from rankscope.profiler.rank.gpu.windows import WindowController
+from rankscope.profiler.rank.guard import guarded, print_line
+from rankscope.profiler.rank.lifecycle import HELPER_ENDED, RankMeters, RecorderLifecycle
+from rankscope.profiler.rank.measures import amount, count
+from rankscope.profiler.rank.meters import EVERY_NS, EVERY_STEPS, READ_EVERY_NS
+from rankscope.profiler.rank.session import Session
+from rankscope.profiler.ring import GENERATION, HEAD, MASK, SEEN, STEP_WORDS
+from rankscope.profiler.words import (
     AWAITS_DEVICE,
     COLLECTED,
     END,
@@ -28,16 +37,6 @@ from rankscope.profiler.events import (
     detail,
     details_of_float,
 )
-from rankscope.profiler.rank.gpu.device import DeviceMarks
-from rankscope.profiler.rank.gpu.kineto import others_on
-from rankscope.profiler.rank.gpu.mark_sampling import MARK_NS
-from rankscope.profiler.rank.gpu.windows import WindowController
-from rankscope.profiler.rank.guard import guarded
-from rankscope.profiler.rank.lifecycle import HELPER_ENDED, RankMeters, RecorderLifecycle
-from rankscope.profiler.rank.measures import amount, count
-from rankscope.profiler.rank.meters import EVERY_NS, EVERY_STEPS, READ_EVERY_NS
-from rankscope.profiler.rank.session import Session
-from rankscope.profiler.ring import ANNOUNCED, HEAD, MASK, STEP_WORDS
 from rankscope.profiler.work import OTHER_PROFILER
 
 _INPUT_EVERY: Final = 15
@@ -47,7 +46,6 @@ _EARLY_STEPS: Final = 16
 _HELPER_CHECK_NS: Final = 1_000_000_000
 _PAUSE_NS: Final = 1_000_000
 """Longest recorder work between two steps that still counts as part of a step; longer work counts to neither step."""
-_GENERATION, _SEEN = ANNOUNCED
 _python_profiler: Callable[[], object] = sys.getprofile
 """Function that returns the profiler of Python functions that is on, such as cProfile; ``None``: none."""
 if sys.version_info >= (3, 12):
@@ -154,7 +152,7 @@ class StepEnds(RecorderLifecycle):
         wall_ns = at - self._begun
         self._end_step(at, meters, windows)
         ring, number = self._ring, self.step_number
-        wakes = number >= windows.wake or ring.header[_GENERATION] != ring.header[_SEEN]
+        wakes = number >= windows.wake or ring.header[GENERATION] != ring.header[SEEN]
         if wakes or at >= meters.due_ns or number <= _EARLY_STEPS:
             self._read_meters(meters, number, at)
         if not ring.next_step() or at - self._helper_seen >= _HELPER_CHECK_NS:
@@ -179,9 +177,7 @@ class StepEnds(RecorderLifecycle):
             return False
         if not self._replaced:
             self._replaced = True
-            with suppress(Exception):
-                rank = session.hello.rank.rank
-                sys.stderr.write(f"rankscope: rank {rank}: its helper process was killed; another one goes on\n")
+            print_line(f"rank {session.handover.rank.rank}: its helper process was killed; another one goes on")
         return True
 
     def _end_step(self, at: int, meters: RankMeters, windows: WindowController) -> None:
@@ -212,7 +208,7 @@ class StepEnds(RecorderLifecycle):
         """Begin the next step: at ``at``, where the one of ``wall_ns`` ended, or now, if the work since was long."""
         number = self.step_number
         self._flags |= WHOLE_STEP
-        self._unseen_wait = self._tail_seen = self.may_evaluate = False
+        self._unseen_wait = self._pass_end_seen = self.may_evaluate = False
         self._inside = 0
         self.measures_input = wall_ns >= READ_EVERY_NS or not number & _INPUT_EVERY or number <= _EARLY_STEPS
         begun = now()
@@ -256,5 +252,5 @@ class StepEnds(RecorderLifecycle):
         """
         if self._alone:
             return True
-        is_signalled = self.gradients.present and self._tail_seen and not self._unseen_wait
+        is_signalled = self.gradients.present and self._pass_end_seen and not self._unseen_wait
         return is_signalled and not self._others.communicate(self.step_number, self.gradients.groups())

@@ -17,7 +17,7 @@ from rankscope.profiler.helper.collectives.flight_times import FlightTimes
 from rankscope.profiler.helper.collectives.inspector_log import InspectorLog
 from rankscope.profiler.helper.collectives.times_source import NoTimesError, TimesSource
 from rankscope.profiler.helper.tasks import HelperContext, HelperTask
-from rankscope.profiler.intervals import PhaseInterval
+from rankscope.profiler.phases import PhaseInterval
 from rankscope.runs.durations import DurationBlock
 from rankscope.runs.records import StepRecord
 
@@ -42,7 +42,7 @@ class CollectiveTimes(HelperTask):
         self._add = add
         self._waiting = waiting
         self._source: TimesSource | None = None
-        if context.hello.rank.world_size > 1:
+        if context.handover.rank.world_size > 1:
             self._source = InspectorLog.of_environment(context) or FlightTimes.of_environment(context)
         self._steps = 0
         self._failures = 0
@@ -118,5 +118,5 @@ class CollectiveTimes(HelperTask):
             now = time.time_ns()
             self._add(DurationBlock(source=source.kind, start_unix_ns=now, end_unix_ns=now, missing=reason))
         # One report per host is enough.
-        if not self._context.hello.rank.local_rank:
+        if not self._context.handover.rank.local_rank:
             self._problems.report(f"no durations of collectives: {reason}", "source")

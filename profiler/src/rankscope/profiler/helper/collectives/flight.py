@@ -65,21 +65,21 @@ class FlightDumps(HelperTask):
 
     def __init__(self, context: HelperContext) -> None:
         self._context = context
-        hello = context.hello
-        self._rank = hello.rank.rank
-        self._run = Path(hello.settings.run_dir)
+        handover = context.handover
+        self._rank = handover.rank.rank
+        self._run = Path(handover.settings.run_dir)
         self._inbox = ControlInbox(
             self._run,
             "dump",
-            since_unix_ns=hello.rank.start_unix_ns,
+            since_unix_ns=handover.rank.start_unix_ns,
             # One report per job is enough.
             report=context.report if self._rank == 0 else lambda _: None,
             rank=self._rank,
             clears=self._rank == 0,
         )
-        self._watchdog = WatchdogFile.of_environment(self._rank, newer_than_ns=hello.rank.start_unix_ns)
-        self._period = max(CHECK_SECONDS, poll_seconds(hello.rank.world_size, hello.settings.plan_ahead_seconds))
-        self._attempt = hello.rank.attempt
+        self._watchdog = WatchdogFile.of_environment(self._rank, newer_than_ns=handover.rank.start_unix_ns)
+        self._period = max(CHECK_SECONDS, poll_seconds(handover.rank.world_size, handover.settings.plan_ahead_seconds))
+        self._attempt = handover.rank.attempt
         """Attempt of the rank; certain once the rank has its place in the run."""
         self._due = 0.0
         self._is_checking = False
@@ -181,7 +181,7 @@ class FlightDumps(HelperTask):
                 request.piped, request.deadline = True, time.monotonic() + ANSWER_SECONDS
                 return
             request.given_up = True
-            why = _UNABLE[process_state(self._context.hello.rank.pid)]
+            why = _UNABLE[process_state(self._context.handover.rank.pid)]
             self._answer(name, f"no dump within {ANSWER_SECONDS:.0f} s: {why}")
             return
         self._finish(name, reason)

@@ -151,7 +151,7 @@ class FlightTimes:
         if before is not None:
             a_second = max(1, last - self._next) / max(0.1, asked_at - before)
             lasts = [interval for interval in INTERVALS if interval <= min(_USUAL_SECONDS, _HALF * self._entries / a_second)]
-            least = cost_us / 1e6 / (_SHARE * self._context.hello.settings.budget)
+            least = cost_us / 1e6 / (_SHARE * self._context.handover.settings.budget)
             self._interval = max(
                 next((interval for interval in INTERVALS if interval >= least), INTERVALS[-1]), *lasts[-1:], INTERVALS[0]
             )

@@ -34,7 +34,7 @@ class InspectorLog:
     def __init__(self, context: HelperContext, folder: Path) -> None:
         self._context = context
         self._folder = folder
-        self._is_own = folder.absolute() == inspector_dir(Path(context.hello.settings.run_dir)).absolute()
+        self._is_own = folder.absolute() == inspector_dir(Path(context.handover.settings.run_dir)).absolute()
         self._since: float | None = None
         self._log: LogFollower | None = None
         self._progress = progress_before(context.scratch)
@@ -84,7 +84,7 @@ class InspectorLog:
                 return
 
     def _find(self) -> LogFollower | None:
-        rank = self._context.hello.rank
+        rank = self._context.handover.rank
         for host in dict.fromkeys((rank.host, rank.host.partition(".")[0])):
             path = self._folder / f"{host}-pid{rank.pid}.log"
             if path.exists():

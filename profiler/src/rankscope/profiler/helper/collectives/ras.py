@@ -23,8 +23,8 @@ class RasQuestion:
     """Asks the job of this rank twice, on a thread of its own, and keeps the answers in the run."""
 
     def __init__(self, context: HelperContext) -> None:
-        self._run = Path(context.hello.settings.run_dir)
-        self._may_ask = "nccl" in (context.hello.attempt.backend or "") and os.environ.get("NCCL_RAS_ENABLE") != "0"
+        self._run = Path(context.handover.settings.run_dir)
+        self._may_ask = "nccl" in (context.handover.attempt.backend or "") and os.environ.get("NCCL_RAS_ENABLE") != "0"
         self._thread: threading.Thread | None = None
 
     def ask(self, attempt: int) -> None:

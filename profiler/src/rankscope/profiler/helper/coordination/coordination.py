@@ -16,7 +16,7 @@ from rankscope.profiler.helper.coordination.reports import ReportWriter
 from rankscope.profiler.helper.coordination.window_client import AnnouncedWindow, WindowClient
 from rankscope.profiler.helper.coordination.window_coordinator import WindowCoordinator
 from rankscope.profiler.helper.tasks import HelperContext, HelperTask
-from rankscope.profiler.intervals import PhaseInterval
+from rankscope.profiler.phases import PhaseInterval
 from rankscope.profiler.plan import RankReport, poll_seconds
 from rankscope.profiler.ring import Announcement, RingReader
 from rankscope.runs.paths import attempt_dir, reports_dir
@@ -30,20 +30,24 @@ _END_SECONDS: Final = 2.0
 class Coordination(HelperTask):
     """Task that reports to rank 0 and announces windows. ``missed`` counts a window that is not profiled, with the reason.
 
-    ``captures`` is called when a window on request is received; on any thread.
+    ``on_capture`` is called when a window on request is received; on any thread.
     """
 
     def __init__(
-        self, context: HelperContext, ring: RingReader, missed: Callable[[str], None], captures: Callable[[], None] = lambda: None
+        self,
+        context: HelperContext,
+        ring: RingReader,
+        missed: Callable[[str], None],
+        on_capture: Callable[[], None] = lambda: None,
     ) -> None:
-        hello = context.hello
+        handover = context.handover
         self._context = context
         self._ring = ring
         self._missed = missed
-        self._captures = captures
+        self._on_capture = on_capture
         self._pace = StepPace(context.baseline)
         self._due = 0.0
-        self._period = poll_seconds(hello.rank.world_size, hello.settings.plan_ahead_seconds)
+        self._period = poll_seconds(handover.rank.world_size, handover.settings.plan_ahead_seconds)
         self._report: tuple[RankReport, int] | None = None
         """Last report, and the number of windows recorded; ``None`` while this rank is not recorded."""
         self._since = 0
@@ -64,8 +68,8 @@ class Coordination(HelperTask):
     def tick(self) -> None:
         """Update the report when it is due, and announce windows."""
         step = self._pace.last_step
-        settings = self._context.hello.settings
-        if step is None or (settings.window_steps <= 0 and self._context.hello.rank.rank):
+        settings = self._context.handover.settings
+        if step is None or (settings.window_steps <= 0 and self._context.handover.rank.rank):
             return
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + self._period / 2
@@ -88,13 +92,13 @@ class Coordination(HelperTask):
             )
 
     def _coordinate(self) -> None:
-        hello = self._context.hello
-        rank, world_size = hello.rank.rank, hello.rank.world_size
-        run, attempt = Path(hello.settings.run_dir), self._context.info().attempt
+        handover = self._context.handover
+        rank, world_size = handover.rank.rank, handover.rank.world_size
+        run, attempt = Path(handover.settings.run_dir), self._context.info().attempt
         # All ranks read the same file: one per host reports its faults.
-        client = WindowClient(attempt_dir(run, attempt), (lambda _: None) if hello.rank.local_rank else self._context.report)
+        client = WindowClient(attempt_dir(run, attempt), (lambda _: None) if handover.rank.local_rank else self._context.report)
         coordinator = None if rank else WindowCoordinator(self._context)
-        by_budget = hello.settings.window_every is None
+        by_budget = handover.settings.window_every is None
         writer = ReportWriter(reports_dir(run, attempt), rank, world_size, after_windows=by_budget)
         while not self._stop.wait(self._period):
             current = self._report
@@ -109,13 +113,13 @@ class Coordination(HelperTask):
             writer.remove()
 
     def _add(self, windows: Iterable[AnnouncedWindow]) -> None:
-        rank = self._context.hello.rank.rank
+        rank = self._context.handover.rank.rank
         with self._lock:
             for window in windows:
                 if window.first <= self._since or (window.ranks is not None and rank not in window.ranks):
                     continue
                 if window.reason == "capture" and window.first not in self._windows:
-                    self._captures()
+                    self._on_capture()
                 self._windows.setdefault(window.first, window)
 
     def _announce(self, step: int) -> None:

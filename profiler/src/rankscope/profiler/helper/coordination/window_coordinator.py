@@ -28,17 +28,17 @@ class WindowCoordinator:
     """
 
     def __init__(self, context: HelperContext) -> None:
-        hello = context.hello
+        handover = context.handover
         self._context = context
-        self._run_dir = Path(hello.settings.run_dir)
+        self._run_dir = Path(handover.settings.run_dir)
         self._attempt = context.info().attempt
-        self._rank = hello.rank.rank
+        self._rank = handover.rank.rank
         folder = attempt_dir(self._run_dir, self._attempt)
         self._plan_file = plan_file(folder)
-        self._planner = Planner.of(hello.settings, hello.rank.world_size, on_device=hello.rank.device_kind != "cpu")
-        self._reports = ReportReader(reports_dir(self._run_dir, self._attempt), hello.rank.world_size, context.report)
+        self._planner = Planner.of(handover.settings, handover.rank.world_size, on_device=handover.rank.device_kind != "cpu")
+        self._reports = ReportReader(reports_dir(self._run_dir, self._attempt), handover.rank.world_size, context.report)
         self._files_per_turn = math.ceil(self._planner.period * REPORTS_PER_SECOND)
-        self._inbox = ControlInbox(self._run_dir, "capture", since_unix_ns=hello.attempt.start_unix_ns, report=context.report)
+        self._inbox = ControlInbox(self._run_dir, "capture", since_unix_ns=handover.attempt.start_unix_ns, report=context.report)
         self._requests: deque[ControlRequest] = deque()
         self._problems = ProblemLog(context.report, each_reason=False)
         self._begin(folder)
@@ -50,7 +50,7 @@ class WindowCoordinator:
         """
         for window in WindowClient(folder, self._context.report).read():
             self._planner.resume(window.first, window.steps)
-        if self._context.hello.rank.world_size > 1:
+        if self._context.handover.rank.world_size > 1:
             with suppress(OSError):
                 append_whole(self._plan_file, b"")
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from rankscope.base.exposition import Family, Point, text
 from rankscope.profiler.helper.publishing.totals import Totals
 from rankscope.profiler.helper.tasks import HelperContext, HelperTask
-from rankscope.profiler.intervals import PhaseInterval
+from rankscope.profiler.phases import PhaseInterval
 from rankscope.profiler.scratch import forget_spooled, note_spooled, spooled_before
 from rankscope.profiler.spool import Claimant, SpoolFile, label_text
 from rankscope.runs.metrics import RANK_METRICS, STEP_BUCKETS_SECONDS, STEP_TAGS
@@ -27,7 +27,7 @@ _MAX_RUN_ID_BYTES: Final = 512
 _WAITING: Final = {True: "yes", False: "no", None: "unknown"}
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     """One series: metric, labels in addition to the common ones, value; ``suffix`` names the part of a histogram."""
 
     metric: str
@@ -36,7 +36,7 @@ class Sample(NamedTuple):
     suffix: str = ""
 
 
-def samples(run: RunInfo, rank: RankInfo, totals: Totals, activity: RankActivity | None = None) -> Iterator[Sample]:
+def samples(run: RunInfo, rank: RankInfo, totals: Totals, activity: RankActivity | None = None) -> Iterator[MetricSample]:
     """Yield every sample that has a value. ``activity``: what the rank is doing, if it stands still."""
     identity = {
         "run_id": label_text(run.run_id, _MAX_RUN_ID_BYTES),
@@ -47,31 +47,31 @@ def samples(run: RunInfo, rank: RankInfo, totals: Totals, activity: RankActivity
         "attempt": str(rank.attempt),
         "simulated": "true" if run.simulated else "false",
     }
-    yield Sample("rank_info", identity, 1)
-    yield Sample("rank_steps_total", {}, totals.steps)
+    yield MetricSample("rank_info", identity, 1)
+    yield MetricSample("rank_steps_total", {}, totals.steps)
     yield from _durations(totals)
     yield from _by_label(totals, rank)
     yield from _numbers(totals, rank)
     for tag in STEP_TAGS:
-        yield Sample("rank_steps_tagged_total", {"tag": tag}, totals.tags[tag])
+        yield MetricSample("rank_steps_tagged_total", {"tag": tag}, totals.tags[tag])
     if activity is not None:
         labels = {"phase": activity.phase, "waiting": _WAITING[activity.waiting]}
-        yield Sample("rank_standstill_seconds", labels, (activity.updated_unix_ns - activity.since_unix_ns) / 1e9)
-    yield Sample("rank_profiled_steps_total", {}, totals.profiled)
-    yield Sample("rank_recorder_dropped_total", {}, rank.dropped_records)
-    yield Sample("rank_recorder_disabled", {}, int(rank.disabled_reason is not None))
+        yield MetricSample("rank_standstill_seconds", labels, (activity.updated_unix_ns - activity.since_unix_ns) / 1e9)
+    yield MetricSample("rank_profiled_steps_total", {}, totals.profiled)
+    yield MetricSample("rank_recorder_dropped_total", {}, rank.dropped_records)
+    yield MetricSample("rank_recorder_disabled", {}, int(rank.disabled_reason is not None))
 
 
-def _durations(totals: Totals) -> Iterator[Sample]:
+def _durations(totals: Totals) -> Iterator[MetricSample]:
     name, durations = "rank_step_duration_seconds", totals.durations
     bounds = [*map(repr, STEP_BUCKETS_SECONDS), "+Inf"]
     for bound, count in zip(bounds, itertools.accumulate(durations.counts), strict=True):
-        yield Sample(name, {"le": bound}, count, "_bucket")
-    yield Sample(name, {}, durations.sum_s, "_sum")
-    yield Sample(name, {}, totals.steps, "_count")
+        yield MetricSample(name, {"le": bound}, count, "_bucket")
+    yield MetricSample(name, {}, durations.sum_s, "_sum")
+    yield MetricSample(name, {}, totals.steps, "_count")
 
 
-def _by_label(totals: Totals, rank: RankInfo) -> Iterator[Sample]:
+def _by_label(totals: Totals, rank: RankInfo) -> Iterator[MetricSample]:
     cost_us, windows_us = rank.recorder_cost_us, rank.window_cost_us
     cost = {
         "steps": None if cost_us is None else (cost_us - (windows_us or 0.0)) * _MICRO,
@@ -91,10 +91,10 @@ def _by_label(totals: Totals, rank: RankInfo) -> Iterator[Sample]:
     for metric, label, values in families:
         for content, value in values.items():
             if value is not None:
-                yield Sample(metric, {label: content}, value)
+                yield MetricSample(metric, {label: content}, value)
 
 
-def _numbers(totals: Totals, rank: RankInfo) -> Iterator[Sample]:
+def _numbers(totals: Totals, rank: RankInfo) -> Iterator[MetricSample]:
     sums, levels, window = totals.sums, totals.levels, totals.last_window
     values: dict[str, float | None] = {
         "rank_device_steps_total": totals.device_steps,
@@ -118,14 +118,14 @@ def _numbers(totals: Totals, rank: RankInfo) -> Iterator[Sample]:
     }
     for metric, value in values.items():
         if value is not None:
-            yield Sample(metric, {}, value)
+            yield MetricSample(metric, {}, value)
 
 
 def _seconds(time_us: float | None) -> float | None:
     return None if time_us is None else time_us * _MICRO
 
 
-def render(identity: Mapping[str, str], values: Iterable[Sample]) -> str:
+def render(identity: Mapping[str, str], values: Iterable[MetricSample]) -> str:
     """Return the text; ``identity``: labels of every series."""
     common = tuple(identity.items())
     families = {name: Family(name, metric.type, metric.help) for name, metric in _TYPES.items()}
@@ -159,7 +159,7 @@ class MetricsPublisher(HelperTask):
 
     def tick(self) -> None:
         """Rewrite the file when it is due."""
-        folder = self._context.hello.settings.spool_dir
+        folder = self._context.handover.settings.spool_dir
         if folder is None or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + PUBLISH_SECONDS

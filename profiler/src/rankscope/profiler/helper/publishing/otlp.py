@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 
 from rankscope.base.errors import InputError, MissingError
 from rankscope.profiler.helper.tasks import HelperContext, HelperTask
-from rankscope.profiler.intervals import PhaseInterval
+from rankscope.profiler.phases import PhaseInterval
 from rankscope.runs.records import RankInfo, RunInfo, StepRecord
 
 if TYPE_CHECKING:
     from rankscope.profiler.helper.publishing.otlp_sdk import StepTracer
 
-_Step = tuple[StepRecord, Sequence[PhaseInterval]]
+_QueuedStep = tuple[StepRecord, Sequence[PhaseInterval]]
 
 MAX_WAITING: Final = 256
 """Largest number of steps that wait for the SDK; beyond it the oldest are dropped. The SDK limits what waits for the collector
@@ -34,8 +34,8 @@ class OtlpTraces(HelperTask):
 
     def __init__(self, context: HelperContext) -> None:
         self._context = context
-        self._every_steps = context.hello.settings.otlp_every
-        self._waiting: queue.Queue[_Step | None] = queue.Queue(MAX_WAITING)
+        self._every_steps = context.handover.settings.otlp_every
+        self._waiting: queue.Queue[_QueuedStep | None] = queue.Queue(MAX_WAITING)
         self._sender: StepSender | None = None
 
     def step(self, record: StepRecord, intervals: Sequence[PhaseInterval] = ()) -> None:
@@ -50,7 +50,7 @@ class OtlpTraces(HelperTask):
 
     def _report(self, message: str) -> None:
         # Problems mostly affect all ranks of a host, so one rank reports them.
-        if not self._context.hello.rank.local_rank:
+        if not self._context.handover.rank.local_rank:
             self._context.report(message)
 
     def end(self, *, vanished: bool) -> None:  # noqa: ARG002  # the same for every end
@@ -63,7 +63,9 @@ class OtlpTraces(HelperTask):
 class StepSender:
     """Thread that passes the steps in ``waiting`` to the SDK."""
 
-    def __init__(self, waiting: queue.Queue[_Step | None], run: RunInfo, rank: RankInfo, report: Callable[[str], None]) -> None:
+    def __init__(
+        self, waiting: queue.Queue[_QueuedStep | None], run: RunInfo, rank: RankInfo, report: Callable[[str], None]
+    ) -> None:
         self._waiting = waiting
         self._run_info = run
         self._rank = rank
@@ -100,7 +102,7 @@ class StepSender:
             self._report(f"no more traces over OTLP: {type(error).__name__}: {error}")
 
 
-def _put(waiting: queue.Queue[_Step | None], step: _Step | None) -> None:
+def _put(waiting: queue.Queue[_QueuedStep | None], step: _QueuedStep | None) -> None:
     while True:
         try:
             waiting.put_nowait(step)

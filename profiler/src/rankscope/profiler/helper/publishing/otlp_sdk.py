@@ -25,7 +25,7 @@ from rankscope.profiler.helper.publishing.spans import (
     step_attributes,
     trace_id,
 )
-from rankscope.profiler.intervals import PhaseInterval
+from rankscope.profiler.phases import PhaseInterval
 from rankscope.runs.records import RankInfo, RunInfo, StepRecord
 
 _EXPORTERS: Final = {

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from heapq import nlargest
 from typing import Final
 
-from rankscope.profiler.intervals import PhaseInterval
+from rankscope.profiler.phases import PhaseInterval
 from rankscope.runs.records import PHASES, RankInfo, RunInfo, StepRecord
 
-Value = str | bool | int | float | list[str]
+AttributeValue = str | bool | int | float | list[str]
 
 STEP: Final = "step"
 MAX_CHILDREN: Final = 128
@@ -39,9 +39,9 @@ def children_of(intervals: Sequence[PhaseInterval]) -> list[PhaseInterval]:
     return sorted(longest, key=lambda interval: interval.start_unix_ns)
 
 
-def step_attributes(record: StepRecord) -> dict[str, Value]:
+def step_attributes(record: StepRecord) -> dict[str, AttributeValue]:
     """Return the attributes of the span of a step. Device times are here: the device's clock is not that of the spans."""
-    values: dict[str, Value | None] = {
+    values: dict[str, AttributeValue | None] = {
         "step": record.step,
         "blocked_us": record.blocked_total_us,
         "own_us": record.own_us,
@@ -67,14 +67,14 @@ def step_attributes(record: StepRecord) -> dict[str, Value]:
     return {f"rankscope.{name}": value for name, value in values.items() if value is not None}
 
 
-def phase_attributes(interval: PhaseInterval, record: StepRecord) -> dict[str, Value]:
+def phase_attributes(interval: PhaseInterval, record: StepRecord) -> dict[str, AttributeValue]:
     """Return the attributes of the span of one stretch of a phase."""
     return {} if record.blocked_us is None else {"rankscope.blocked_us": interval.blocked_ns / 1000}
 
 
-def resource_attributes(run: RunInfo, rank: RankInfo) -> dict[str, Value]:
+def resource_attributes(run: RunInfo, rank: RankInfo) -> dict[str, AttributeValue]:
     """Return the attributes of the source of the spans, with the names of OpenTelemetry's conventions where they exist."""
-    values: dict[str, Value | None] = {
+    values: dict[str, AttributeValue | None] = {
         "service.name": run.name,
         "service.instance.id": f"{run.run_id}/{rank.attempt}/{rank.rank}",
         "host.name": rank.host,

@@ -37,9 +37,9 @@ class HardwareTask(HelperTask):
         self._context = context
         self._due = 0.0
         self._lock: HostLock | None = None
-        self._sampler: Sampler | None = None
+        self._sampler: HardwareSampler | None = None
         self._target: PageTarget | None = None
-        url = context.hello.settings.exporter_url
+        url = context.handover.settings.exporter_url
         if url is not None:
             try:
                 self._target = parse_target(url)
@@ -64,12 +64,12 @@ class HardwareTask(HelperTask):
         except OSError as error:
             self._give_up(f"cannot agree with the other ranks of this host ({error})")
             return
-        self._sampler = Sampler(self._target, self._lock, self._context, self._give_up)
+        self._sampler = HardwareSampler(self._target, self._lock, self._context, self._give_up)
 
     def _give_up(self, reason: str | None = None) -> None:
         self._target = None
         # No helper is elected to report a problem of all ranks, so the first rank of the host does.
-        if reason is not None and not self._context.hello.rank.local_rank:
+        if reason is not None and not self._context.handover.rank.local_rank:
             self._context.report(f"no hardware samples: {reason}")
 
     def end(self, *, vanished: bool) -> None:  # noqa: ARG002  # sampling is of the host, not of the rank
@@ -80,22 +80,22 @@ class HardwareTask(HelperTask):
             self._lock.leave()
 
 
-class Sampler:
+class HardwareSampler:
     """Thread that queries the exporter and passes samples to the log, until it is ended or no longer holds ``lock``.
 
     ``give_up`` is called when there is nothing left to sample, so no further election is needed.
     """
 
     def __init__(self, target: PageTarget, lock: HostLock, context: HelperContext, give_up: Callable[[], None]) -> None:
-        hello = context.hello
+        handover = context.handover
         self._target = target
         self._lock = lock
         self._give_up = give_up
         self._report = context.report
         # Without a GPU and without an explicit exporter, its absence is recorded in the run but not printed.
-        self._silent = hello.rank.device_kind == "cpu" and hello.settings.exporter_url == EXPORTER_URL
-        self._history = History(hello.rank.gpu_uuid)
-        self._log = SampleLog(Path(hello.settings.run_dir), hello.rank.host, context.report)
+        self._silent = handover.rank.device_kind == "cpu" and handover.settings.exporter_url == EXPORTER_URL
+        self._history = AbsenceFilter(handover.rank.gpu_uuid)
+        self._log = SampleLog(Path(handover.settings.run_dir), handover.rank.host, context.report)
         self._ended = threading.Event()
         self._ending = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="hardware", daemon=True)
@@ -153,7 +153,7 @@ class Sampler:
             self._report(f"{reason}; until that changes this host has no hardware samples")
 
 
-class History:
+class AbsenceFilter:
     """Filter of rows: every row with values passes, but a missing GPU or exporter only when that is new."""
 
     def __init__(self, expected: str | None) -> None:

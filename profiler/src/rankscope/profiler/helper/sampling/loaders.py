@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Final, Literal
 
+from rankscope.base.process import children_of
 from rankscope.profiler.helper.sampling.stack_lines import (
     PhaseTimeline,
     StackFrame,
+    StackInterval,
     StackLines,
-    Stay,
     is_own,
     short_function,
     started_frames,
@@ -77,11 +78,11 @@ class _LoaderTimes:
     total_us: int = 0
     loads_us: int = 0
     waits_us: Counter[str] = field(default_factory=Counter)
-    busy: list[Stay] = field(default_factory=list)
+    busy: list[StackInterval] = field(default_factory=list)
 
 
 def loader_samples(
-    threads: Mapping[int, Sequence[Stay]],
+    threads: Mapping[int, Sequence[StackInterval]],
     kind: Literal["thread", "process"],
     lines: StackLines,
     *,
@@ -92,21 +93,21 @@ def loader_samples(
     ``kind``: they are threads of the rank's process, or those of its worker processes. ``rate``: samples per second.
     """
     targets: defaultdict[str, _LoaderTimes] = defaultdict(_LoaderTimes)
-    for stays in threads.values():
-        begun = [(stay, started_frames(stay.frames)) for stay in stays]
+    for intervals in threads.values():
+        begun = [(interval, started_frames(interval.frames)) for interval in intervals]
         every = [frame for _, frames in begun for frame in frames]
         if not any(is_own(frame) or _LIBRARIES.search(frame.file) for frame in every) or any(
             frame.file.endswith(_PINS) for frame in every
         ):
             continue
         target = targets[_target(begun[0][1])]
-        for stay, frames in begun:
-            us, wait = stay.end_us - stay.start_us, _wait_of(frames)
+        for interval, frames in begun:
+            us, wait = interval.end_us - interval.start_us, _wait_of(frames)
             target.total_us += us
             if any(_LIBRARIES.search(frame.file) for frame in frames) and not (kind == "process" and wait):
                 target.loads_us += us
             if wait is None:
-                target.busy.append(Stay(stay.start_us, stay.end_us, tuple(frames)))
+                target.busy.append(StackInterval(interval.start_us, interval.end_us, tuple(frames)))
             else:
                 target.waits_us[wait] += us
     most = sorted(targets.items(), key=lambda item: -(item[1].total_us - item[1].waits_us["get"]))[:MAX_TARGETS]
@@ -139,22 +140,13 @@ def workers_of(pid: int) -> list[int]:
     processes: list[int] = []
     above = [pid]
     while above:
-        children = [child for parent in above for child in _children(parent)]
+        children = [child for parent in above for child in children_of(parent)]
         above = [child for child in children if child != os.getpid() and not _is_other(child)]
         processes += above
-    servers = {child for child in processes if _children(child)}
+    servers = {child for child in processes if children_of(child)}
     processes = [child for child in processes if child not in servers] or processes
     of_torch = [child for child in processes if _name(child) == TORCH_WORKER]
     return sorted(of_torch or processes)[:MAX_WORKERS]
-
-
-def _children(pid: int) -> list[int]:
-    children: list[int] = []
-    with suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):
-                children += map(int, (thread / "children").read_text().split())
-    return children
 
 
 def _name(pid: int) -> str:

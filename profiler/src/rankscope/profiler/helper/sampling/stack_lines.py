@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from rankscope.base.regular_files import open_regular
-from rankscope.profiler.intervals import PhaseInterval
+from rankscope.profiler.phases import PhaseInterval
 from rankscope.runs.records import BatchSource, Phase, StackLine
 
 MAX_LINES: Final = 16
@@ -72,7 +72,7 @@ class StackFrame(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class StackInterval:
     """Consecutive samples with the same stack: from the first of them to the first with another one, in microseconds."""
 
     start_us: int
@@ -81,21 +81,21 @@ class Stay:
     """Outermost first."""
 
 
-def stays_of(trace: bytes) -> dict[int, list[Stay]]:
+def stack_intervals(trace: bytes) -> dict[int, list[StackInterval]]:
     """Return the stays of each thread in py-spy's Chrome trace. Raises ``msgspec.DecodeError``."""
-    stays: defaultdict[int, list[Stay]] = defaultdict(list)
+    intervals: defaultdict[int, list[StackInterval]] = defaultdict(list)
     stacks: defaultdict[int, list[StackFrame]] = defaultdict(list)
     since: dict[int, int] = {}
     for event in _decode_trace(trace):
         thread, stack = event.tid, stacks[event.tid]
         if stack and event.ts > since[thread]:
-            stays[thread].append(Stay(since[thread], event.ts, tuple(stack)))
+            intervals[thread].append(StackInterval(since[thread], event.ts, tuple(stack)))
         since[thread] = event.ts
         if event.ph == "B":
             stack.append(StackFrame(event.args.filename, event.args.line, event.name))
         elif stack:
             stack.pop()
-    return stays
+    return intervals
 
 
 class PhaseTimeline:
@@ -135,21 +135,23 @@ class StackLines:
         self._source = source
         self._calls: dict[str, dict[tuple[int, str], str]] = {}
 
-    def of(self, stays: Sequence[Stay], *, rate: int, zero_ns: int, phases: PhaseTimeline) -> tuple[int, list[StackLine]]:
+    def of(
+        self, intervals: Sequence[StackInterval], *, rate: int, zero_ns: int, phases: PhaseTimeline
+    ) -> tuple[int, list[StackLine]]:
         """Return the number of samples and the most frequent lines.
 
         ``rate``: samples per second. ``zero_ns``: start of py-spy's process, in nanoseconds since 1970.
         """
         stays_of_frames: defaultdict[StackFrame, _StackSums] = defaultdict(_StackSums)
-        for stay in stays:
-            frame, innermost = own_frame(stay.frames), stay.frames[-1]
+        for interval in intervals:
+            frame, innermost = own_frame(interval.frames), interval.frames[-1]
             of_frame = stays_of_frames[frame]
-            of_frame.duration_us += stay.end_us - stay.start_us
-            of_frame.sources[self._source(stay.frames)] += stay.end_us - stay.start_us
+            of_frame.duration_us += interval.end_us - interval.start_us
+            of_frame.sources[self._source(interval.frames)] += interval.end_us - interval.start_us
             if innermost is not frame:
-                of_frame.innermost[innermost.function] += stay.end_us - stay.start_us
+                of_frame.innermost[innermost.function] += interval.end_us - interval.start_us
             # Only at its first sample is the time of a stay exact.
-            of_frame.phases[phases.between(earliest := zero_ns + stay.start_us * 1000, earliest + _STARTING_NS)] += 1
+            of_frame.phases[phases.between(earliest := zero_ns + interval.start_us * 1000, earliest + _STARTING_NS)] += 1
         total = sum(of_frame.duration_us for of_frame in stays_of_frames.values())
         most = sorted(stays_of_frames.items(), key=lambda item: -item[1].duration_us)[:MAX_LINES]
         lines = [

@@ -25,9 +25,9 @@ from statistics import median
 from typing import Final
 
 from rankscope.profiler.helper.sampling.loaders import batch_source, loader_samples, waits_for_others, workers_of
-from rankscope.profiler.helper.sampling.stack_lines import PhaseTimeline, StackLines, Stay, stays_of
+from rankscope.profiler.helper.sampling.stack_lines import PhaseTimeline, StackInterval, StackLines, stack_intervals
 from rankscope.profiler.helper.tasks import HelperContext, HelperTask
-from rankscope.profiler.intervals import PhaseInterval
+from rankscope.profiler.phases import PhaseInterval
 from rankscope.profiler.starts import process_start_unix_ns
 from rankscope.runs.records import LoaderSamples, StackSamples, StepRecord
 
@@ -61,14 +61,14 @@ class StackError(Exception):
         self.lasting = lasting
 
 
-class Stacks(HelperTask):
+class StackSampler(HelperTask):
     """Task that takes series of samples. ``add`` stores a record and may be called on any thread."""
 
     def __init__(self, context: HelperContext, add: Callable[[StackSamples], None]) -> None:
         self._context = context
         self._add = add
-        self._interval = context.hello.settings.stacks_seconds
-        self._thread = context.hello.thread
+        self._interval = context.handover.settings.stacks_seconds
+        self._thread = context.handover.thread
         self._off = self._interval is None or self._thread is None
         self._program: str | None = None
         self._lines = StackLines(batch_source)
@@ -86,7 +86,7 @@ class Stacks(HelperTask):
         self._worker: threading.Thread | None = None
         self._ending = threading.Event()
 
-    def ask(self) -> None:
+    def request(self) -> None:
         """Take the next series as soon as possible. May be called on any thread."""
         self._has_requested = True
 
@@ -118,7 +118,7 @@ class Stacks(HelperTask):
                 return
             self._due = self._next(now)
             # The share of the budget, in CPU time of one core.
-            if self._cpu_seconds > self._context.hello.settings.budget * (now - self._began):
+            if self._cpu_seconds > self._context.handover.settings.budget * (now - self._began):
                 return
         self._has_requested = False
         self._worker = threading.Thread(target=self._work, args=(self._duration(),), name="stacks", daemon=True)
@@ -148,7 +148,7 @@ class Stacks(HelperTask):
             if not self._is_gone() and (error.lasting or self._failures >= PATIENCE):
                 self._stop(str(error))
                 # One report per host is enough.
-                if not self._context.hello.rank.local_rank:
+                if not self._context.handover.rank.local_rank:
                     self._context.report(f"no samples of the Python stack: {error}")
         except Exception as error:  # noqa: BLE001  # nothing else reports errors of this thread
             self._stop(f"{type(error).__name__}: {error}")
@@ -163,14 +163,14 @@ class Stacks(HelperTask):
         self._thread = thread
 
     def _is_gone(self) -> bool:
-        return self._ending.is_set() or process_start_unix_ns(self._context.hello.rank.pid) is None
+        return self._ending.is_set() or process_start_unix_ns(self._context.handover.rank.pid) is None
 
     def _sample(self, seconds: float) -> None:
-        hello = self._context.hello
+        handover = self._context.handover
         rate, output, before = max(1, round(SAMPLES / seconds)), self._context.scratch / "stacks.json", self._last_step
         start, cpu = time.time_ns(), _cpu_of_children()
         try:
-            self._run(seconds, rate, output, hello.rank.pid)
+            self._run(seconds, rate, output, handover.rank.pid)
             end = time.time_ns()
             threads = _read(output)
         except (OSError, ValueError) as error:
@@ -205,7 +205,7 @@ class Stacks(HelperTask):
 
     def _workers(self, seconds: float, rate: int) -> list[LoaderSamples]:
         """Sample the worker processes of the rank, all at once."""
-        threads: dict[int, list[Stay]] = {}
+        threads: dict[int, list[StackInterval]] = {}
         cpu = _cpu_of_children()
 
         def sample(pid: int) -> None:
@@ -213,11 +213,13 @@ class Stacks(HelperTask):
             # A process that is no Python, or has ended, has no samples.
             with suppress(OSError, ValueError, StackError):
                 self._run(seconds, rate, output, pid)
-                threads.update({(pid << 64) + thread: stays for thread, stays in _read(output).items()})
+                threads.update({(pid << 64) + thread: intervals for thread, intervals in _read(output).items()})
             with suppress(OSError):
                 output.unlink()
 
-        samplers = [threading.Thread(target=sample, args=(pid,), daemon=True) for pid in workers_of(self._context.hello.rank.pid)]
+        samplers = [
+            threading.Thread(target=sample, args=(pid,), daemon=True) for pid in workers_of(self._context.handover.rank.pid)
+        ]
         for sampler in samplers:
             sampler.start()
         for sampler in samplers:
@@ -267,10 +269,10 @@ class Stacks(HelperTask):
             worker.join(END_SECONDS)
 
 
-def _read(output: Path) -> dict[int, list[Stay]]:
+def _read(output: Path) -> dict[int, list[StackInterval]]:
     if output.stat().st_size > MAX_TRACE_BYTES:
         raise StackError(f"py-spy wrote more than {MAX_TRACE_BYTES >> 20} MiB")
-    return stays_of(output.read_bytes())
+    return stack_intervals(output.read_bytes())
 
 
 def stack_error(errors: str, status: int) -> StackError:

@@ -55,15 +55,15 @@ class RunStore:
     ``add`` may be called on another thread than the other methods, which a slow filesystem may block; see ``writer_thread``.
     """
 
-    def __init__(self, hello: Handover, *, joined: Callable[[int], None] = lambda _attempt: None) -> None:
-        self._hello = hello
+    def __init__(self, handover: Handover, *, joined: Callable[[int], None] = lambda _attempt: None) -> None:
+        self._handover = handover
         self._joined = joined
-        self._run_dir = Path(hello.settings.run_dir)
-        self._info, self._expired = hello.rank, dict[str, int]()
+        self._run_dir = Path(handover.settings.run_dir)
+        self._info, self._expired = handover.rank, dict[str, int]()
         """``rank.json`` as last given, and the counts of records that expired before this helper began."""
-        self._written = hello.rank
+        self._written = handover.rank
         """``rank.json`` as last written."""
-        self._place(hello.rank.attempt)
+        self._place(handover.rank.attempt)
         self._pending: dict[RankStream, deque[bytes]] = {stream: deque() for stream in RANK_STREAMS}
         self._lock = threading.Lock()
         self.begun = False
@@ -76,7 +76,7 @@ class RunStore:
         """True if the last attempt to write failed."""
         self.moved_at = time.monotonic()
         """Monotonic time of the last successful write."""
-        self.run = hello.run
+        self.run = handover.run
         """Identity of the run; that of its file, once this or another rank has written it."""
         self.dropped = 0
         """Number of dropped records: the folder could not be written for too long, or they could not be encoded or written."""
@@ -92,13 +92,15 @@ class RunStore:
         """Set the attempt to write into; only before anything is written."""
         self.attempt = attempt
         """Attempt of the rank; it is certain once ``begun``."""
-        self.folder = rank_dir(self._run_dir, attempt, self._hello.rank.rank)
-        retain = self._hello.settings.retain_bytes
+        self.folder = rank_dir(self._run_dir, attempt, self._handover.rank.rank)
+        retain = self._handover.settings.retain_bytes
         limits = {stream: None if retain is None else round(retain * RETAINED[stream]) for stream in RANK_STREAMS}
         self._writers: dict[RankStream, SegmentWriter] = {
             stream: JsonLinesWriter(self.folder, stream, retain_bytes=limits[stream]) for stream in RANK_STREAMS
         }
-        self._writers["steps"] = RowWriter(self.folder, rank=self._hello.rank.rank, attempt=attempt, retain_bytes=limits["steps"])
+        self._writers["steps"] = RowWriter(
+            self.folder, rank=self._handover.rank.rank, attempt=attempt, retain_bytes=limits["steps"]
+        )
 
     def add(self, stream: RankStream, *records: msgspec.Struct | bytes) -> None:
         """Queue records (structs, or bytes as the stream's writer encodes them); ``flush`` writes them."""
@@ -152,7 +154,7 @@ class RunStore:
             if self._counts_changed:
                 self._write_rank(self._info)
         except OSError as error:
-            self._complain(error)
+            self._fail(error.strerror or str(error))
             return False
         return True
 
@@ -176,7 +178,7 @@ class RunStore:
         with self._lock:
             self.dropped += records
         reason = f"{type(error).__name__}: {error}"
-        text = f"rank {self._hello.rank.rank}: {records} record(s) dropped ({reason}); such are counted from now on"
+        text = f"rank {self._handover.rank.rank}: {records} record(s) dropped ({reason}); such are counted from now on"
         self._problems.report(text, "losses")
 
     def completed(self, info: RankInfo) -> RankInfo:
@@ -243,10 +245,10 @@ class RunStore:
             self.refused = True
             for queue in self._pending.values():
                 queue.clear()
-        _report(f"rank {self._hello.rank.rank}: {reason}")
+        _report(f"rank {self._handover.rank.rank}: {reason}")
 
     def _begin(self) -> None:
-        create_run(self._run_dir, self._hello.run)
+        create_run(self._run_dir, self._handover.run)
         with suppress(*UNDECODABLE):
             # Another rank, perhaps under another launcher, may have created the run first.
             self.run = msgspec.json.decode(run_file(self._run_dir).read_bytes(), type=RunInfo)
@@ -256,7 +258,7 @@ class RunStore:
 
     def _join(self) -> bool:
         """Take the rank's place in this attempt, or be refused. Return False if the next attempt must be tried instead."""
-        own = msgspec.structs.replace(self._hello.attempt, attempt=self.attempt)
+        own = msgspec.structs.replace(self._handover.attempt, attempt=self.attempt)
         if not create_attempt(self._run_dir, own):
             first = _read(attempt_file(self._run_dir, self.attempt), AttemptInfo)
             if first is not None and self._passes(own, first):
@@ -267,7 +269,7 @@ class RunStore:
                 of = f"{first.world_size} rank(s), and this process is one of {own.world_size}"
                 self._refuse(f"attempt {self.attempt} of {self._run_dir} is that of another job, of {of}; it is not recorded")
                 return True
-        file, rank = self.folder / "rank.json", msgspec.structs.replace(self._hello.rank, attempt=self.attempt)
+        file, rank = self.folder / "rank.json", msgspec.structs.replace(self._handover.rank, attempt=self.attempt)
         if not create_record(file, rank):
             recorded = _read(file, RankInfo)
             if recorded is None or not _is_of(rank, recorded):
@@ -293,7 +295,7 @@ class RunStore:
     def _is_over(self) -> bool:
         """Return whether no rank of the attempt goes on, as far as this host can tell."""
         ranks = [_read(file, RankInfo) for file in attempt_dir(self._run_dir, self.attempt).glob("ranks/*/rank.json")]
-        return all(rank is not None and is_over(rank, self._hello.rank.host) for rank in ranks)
+        return all(rank is not None and is_over(rank, self._handover.rank.host) for rank in ranks)
 
     def _passes(self, own: AttemptInfo, first: AttemptInfo) -> bool:
         """Return whether an existing attempt belongs to another job, or to an earlier start of this one."""
@@ -303,14 +305,14 @@ class RunStore:
             return False
         if not is_same_job(own, first):
             return True
-        rank = self._hello.rank
+        rank = self._handover.rank
         if _is_of(rank, _read(self.folder / "rank.json", RankInfo)):
             return False
         # The two most telling ranks: the job's first, and the first on this host. Thousands of ranks may do this check.
         numbers = {0, rank.rank - (rank.local_rank or 0)} - {rank.rank}
         infos = [_read(rank_file(self._run_dir, self.attempt, number), RankInfo) for number in numbers]
         others = [info for info in infos if info is not None]
-        return is_earlier(first, others, host=rank.host, began_unix_ns=self._hello.process_unix_ns)
+        return is_earlier(first, others, host=rank.host, began_unix_ns=self._handover.process_unix_ns)
 
     def write_rank(self, info: RankInfo) -> bool:
         """Rewrite ``rank.json``. Return False if it must be retried later."""
@@ -324,7 +326,7 @@ class RunStore:
             self._write_rank(info)
             self._moved()
         except OSError as error:
-            self._complain(error)
+            self._fail(error.strerror or str(error))
             return False
         return True
 
@@ -343,15 +345,12 @@ class RunStore:
         """Rewrite ``activity.json``, or remove it. A failure is not repeated: it is rewritten soon."""
         if not self.begun or self.refused:
             return
-        file = activity_file(self._run_dir, self.attempt, self._hello.rank.rank)
+        file = activity_file(self._run_dir, self.attempt, self._handover.rank.rank)
         with suppress(OSError):
             if activity is None:
                 file.unlink(missing_ok=True)
             elif self._has_place(makes=True):
                 write_record(file, activity)
-
-    def _complain(self, error: OSError) -> None:
-        self._fail(error.strerror or str(error))
 
     def fail(self, error: Exception) -> None:
         """Handle another error during writing as if the folder could not be written."""
@@ -359,7 +358,7 @@ class RunStore:
 
     def _fail(self, reason: str) -> None:
         self.failing, self.reason, self._retry_at = True, reason, time.monotonic() + RETRY_SECONDS
-        self._problems.report(f"rank {self._hello.rank.rank}: cannot write to {self._run_dir} ({reason}); will try again")
+        self._problems.report(f"rank {self._handover.rank.rank}: cannot write to {self._run_dir} ({reason}); will try again")
 
     def close(self) -> None:
         """Close the files, and report how many records the filesystem accepted but, as far as it reports, did not keep.
@@ -372,9 +371,8 @@ class RunStore:
         lost = sum(writer.unconfirmed for writer in self._writers.values())
         if lost > self._unconfirmed_reported:
             self._unconfirmed_reported = lost
-            _report(
-                f"rank {self._hello.rank.rank}: up to {lost} records may be missing from {self._run_dir}: it took them and failed"
-            )
+            rank = self._handover.rank.rank
+            _report(f"rank {rank}: up to {lost} records may be missing from {self._run_dir}: it took them and failed")
 
 
 def _read(file: Path, kind: type[_T]) -> _T | None:

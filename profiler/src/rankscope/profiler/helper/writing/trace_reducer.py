@@ -97,10 +97,6 @@ class TraceReducer:
             self._thread.join(seconds)
         return self._added - self._reduced
 
-    def finish_keeping(self, seconds: float) -> bool:
-        """Wait up to ``seconds`` until all traces to keep are kept. Return whether they are. Call it after ``finish``."""
-        return self._retention.finish(seconds)
-
     def _work(self) -> None:
         while (window := self._windows.get()) is not None:
             path = Path(window.path)

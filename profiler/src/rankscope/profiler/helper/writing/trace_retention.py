@@ -79,7 +79,7 @@ class TraceRetention:
             self._traces.put((trace, purpose))
 
     def finish(self, seconds: float) -> bool:
-        """Wait up to ``seconds`` until all traces are kept. Return whether they are."""
+        """Wait up to ``seconds`` until all traces are kept, after the last one was taken. Return whether they are."""
         if self._thread.ident is not None:
             self._traces.put(None)
             self._thread.join(seconds)

@@ -18,8 +18,8 @@ from typing import Any, Final, Protocol
 import torch
 from torch import cuda
 
-from rankscope.profiler.events import MARKED
 from rankscope.profiler.rank.gpu import graph_capture
+from rankscope.profiler.words import MARKED
 
 MAX_PENDING: Final = 64
 """Largest number of steps whose marks the device has not passed; beyond it the oldest are discarded."""
@@ -148,7 +148,7 @@ def _holds_memory(device: int) -> bool:
     return bool(cuda.memory_stats_as_nested_dict(device).get("reserved_bytes", {}).get("all", {}).get("current"))
 
 
-class _Step:
+class _MarkedStep:
     """Marks of one step."""
 
     __slots__ = ("is_last", "marks", "number", "start", "streams")
@@ -169,8 +169,8 @@ class DeviceMarks:
 
     def __init__(self, clock: DeviceClock) -> None:
         self._clock = clock
-        self._step: _Step | None = None
-        self._pending: deque[_Step] = deque()
+        self._step: _MarkedStep | None = None
+        self._pending: deque[_MarkedStep] = deque()
         self._free: list[Mark] = []
         self._waits = 0
         """Marks of waits in this step."""
@@ -233,7 +233,7 @@ class DeviceMarks:
         """Begin a step here."""
         self.pause()
         self._waits = 0
-        self._step = _Step(self._mark()) if self._clock.usable() else None
+        self._step = _MarkedStep(self._mark()) if self._clock.usable() else None
 
     def pause(self) -> None:
         """Place no marks until ``begin``: the step that begins gets none."""
@@ -271,7 +271,7 @@ class DeviceMarks:
         self.mark_count, self._waits = mark_count, 0
         step.number = number
         self._pending.append(step)
-        self._step = _Step(step.marks[-1])
+        self._step = _MarkedStep(step.marks[-1])
         if len(self._pending) > MAX_PENDING:
             self._release(self._pending.popleft())
         return True
@@ -292,11 +292,11 @@ class DeviceMarks:
             self._release(step)
         return messages
 
-    def _is_over(self, step: _Step) -> bool:
+    def _is_over(self, step: _MarkedStep) -> bool:
         # On one stream the last mark suffices.
         ready = self._clock.ready
         return ready(step.marks[-1]) and (step.streams == 1 or all(map(ready, step.marks)))
 
-    def _release(self, step: _Step) -> None:
+    def _release(self, step: _MarkedStep) -> None:
         # The last mark stays in use where it is the start of the next step.
         self._free += [step.start, *(step.marks if step.is_last else step.marks[:-1])]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Final
 import torch
 
 from rankscope.base.atomic_files import replacing
+from rankscope.profiler.rank.guard import print_line
 from rankscope.profiler.rank.identity import own_rank
 from rankscope.runs.paths import memory_dir
 
@@ -42,14 +42,14 @@ def _begin(run_dir: Path) -> None:
             try:
                 write_snapshot(run_dir)
             except Exception as error:  # noqa: BLE001  # the script is to see its own error
-                _say(f"no snapshot of GPU memory: {type(error).__name__}: {error}")
+                print_line(f"no snapshot of GPU memory: {type(error).__name__}: {error}; training goes on")
             last = time.monotonic()
 
     try:
         torch.cuda.memory._record_memory_history(max_entries=ENTRIES, stacks="python")  # noqa: SLF001
         torch._C._cuda_attach_out_of_memory_observer(out_of_memory)  # type: ignore[attr-defined]  # noqa: SLF001
     except Exception as error:  # noqa: BLE001  # an error here would be raised by the script's first use of CUDA
-        _say(f"GPU memory is not recorded: {type(error).__name__}: {error}")
+        print_line(f"GPU memory is not recorded: {type(error).__name__}: {error}; training goes on")
 
 
 def write_snapshot(run_dir: Path) -> None:
@@ -60,8 +60,3 @@ def write_snapshot(run_dir: Path) -> None:
     path = folder / f"rank-{own_rank():05d}-{os.getpid()}.pickle"
     with replacing(path, shared=True) as file:
         pickle.dump(snapshot, file)
-
-
-def _say(text: str) -> None:
-    with suppress(Exception):
-        sys.stderr.write(f"rankscope: {text}; training goes on\n")

@@ -250,7 +250,7 @@ class WindowController:
         self._published_ns = self._cost_ns
         self._ring.set_window_cost(self._cost_ns, self._recorded)
 
-    def give_way(self) -> None:
+    def yield_to_script(self) -> None:
         """Drop the current window, because the script starts a profiler of its own, which has priority."""
         if self._stop():
             self._miss("another profiler was started")

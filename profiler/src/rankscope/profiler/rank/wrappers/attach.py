@@ -10,7 +10,6 @@ import gc
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import wraps
 from threading import get_ident
 from typing import Any
@@ -28,10 +27,11 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from rankscope.profiler.rank import layout
 from rankscope.profiler.rank.gpu import flight_dump, graph_capture, memory_snapshot
 from rankscope.profiler.rank.gpu.kineto import note_begun, note_ended
+from rankscope.profiler.rank.guard import print_not_recorded
 from rankscope.profiler.rank.identity import note_process_group
 from rankscope.profiler.rank.recorder import StepRecorder
 from rankscope.profiler.rank.unrecorded import explain_at_end
-from rankscope.profiler.rank.wrappers import checkpoints, loaders, model_inputs, waits
+from rankscope.profiler.rank.wrappers import checkpoints, model_inputs, waits, worker_count
 from rankscope.profiler.rank.wrappers.hidden_helpers import hide_helpers
 from rankscope.profiler.rank.wrappers.process_end import watch_immediate_exits
 from rankscope.profiler.settings import from_environment
@@ -66,8 +66,7 @@ def install() -> None:
             _launched = recorder
             explain_at_end(recorder)
     except Exception as error:  # noqa: BLE001  # no error may stop training
-        with suppress(Exception):
-            sys.stderr.write(f"rankscope: not recorded: {str(error) or type(error).__name__}; training goes on\n")
+        print_not_recorded(str(error) or type(error).__name__)
 
 
 def use(recorder: StepRecorder) -> None:
@@ -106,7 +105,7 @@ def _forked() -> None:
         _recorder.forked()
 
 
-def _listening() -> StepRecorder | None:
+def _active_recorder() -> StepRecorder | None:
     if is_dynamo_compiling() or _recorder is None or _recorder.off:
         return None
     return _recorder
@@ -127,7 +126,7 @@ def _wrap_everything() -> None:
     _replace(GradScaler, "step", _scaler)
     _replace(profiler.profile, "_prepare_trace", _foreign_profiler)
     _replace(profiler.profile, "_start_trace", _foreign_profiler)
-    _replace(profiler.profile, "__exit__", _foreign_profiler_ends)
+    _replace(profiler.profile, "__exit__", _noting_end(note_ended))
     # These cannot be active during a window either.
     for kind in (
         profiler.emit_nvtx,
@@ -135,18 +134,18 @@ def _wrap_everything() -> None:
         getattr(sys.modules.get("torch.autograd.profiler_legacy"), "profile", None),
     ):
         _replace(kind, "__enter__", _foreign_profiler)
-        _replace(kind, "__exit__", _foreign_profiler_ends)
+        _replace(kind, "__exit__", _noting_end(note_ended))
     _replace(torch.cuda.CUDAGraph, "capture_begin", _capture_begins)
-    _replace(torch.cuda.CUDAGraph, "capture_end", _capture_ends)
+    _replace(torch.cuda.CUDAGraph, "capture_end", _noting_end(graph_capture.note_ended))
     _replace(DistributedDataParallel, "__init__", _wrapped_model)
     if dist.is_available():
         _replace(dist, "init_process_group", _process_group)
         dist.distributed_c10d.init_process_group = dist.init_process_group
-    waits.watch(_listening)
+    waits.watch(_active_recorder)
     model_inputs.watch()
     layout.watch_meshes()
-    loaders.watch()
-    checkpoints.watch(_listening)
+    worker_count.watch()
+    checkpoints.watch(_active_recorder)
     register_optimizer_step_pre_hook(_before_optimizer)
     register_optimizer_step_post_hook(_after_optimizer)
 
@@ -188,7 +187,7 @@ def _backward(original: Callable[..., None]) -> Callable[..., None]:
 
 def _evaluates(original: Callable[..., Any]) -> Callable[..., Any]:
     def evaluate(self: Any) -> Any:
-        recorder = _listening()
+        recorder = _active_recorder()
         if recorder is not None:
             recorder.model_evaluates()
         return original(self)
@@ -202,7 +201,7 @@ def _trains(original: Callable[..., Any]) -> Callable[..., Any]:
         # ``eval`` of some models (all of transformers 5) calls this too. A compiled caller must not depend on ``may_evaluate``:
         # a change would recompile it.
         if not is_dynamo_compiling() and _recorder is not None and _recorder.may_evaluate is mode:
-            recorder = _listening()
+            recorder = _active_recorder()
             if recorder is not None:
                 (recorder.model_trains if mode else recorder.model_evaluates)()
         return original(self, mode)
@@ -212,7 +211,7 @@ def _trains(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _scaler(original: Callable[..., Any]) -> Callable[..., Any]:
     def step(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        recorder = _listening()
+        recorder = _active_recorder()
         if recorder is None:
             return original(self, optimizer, *args, **kwargs)
         steps_before = recorder.before_scaler()
@@ -225,22 +224,12 @@ def _scaler(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _foreign_profiler(original: Callable[..., Any]) -> Callable[..., Any]:
     def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder = _listening()
+        recorder = _active_recorder()
         if note_begun(self) and recorder is not None:
-            recorder.give_way()
+            recorder.yield_to_script()
         return original(self, *args, **kwargs)
 
     return begin
-
-
-def _foreign_profiler_ends(original: Callable[..., Any]) -> Callable[..., Any]:
-    def end(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            note_ended(self)
-
-    return end
 
 
 def _capture_begins(original: Callable[..., None]) -> Callable[..., None]:
@@ -251,14 +240,19 @@ def _capture_begins(original: Callable[..., None]) -> Callable[..., None]:
     return begin
 
 
-def _capture_ends(original: Callable[..., None]) -> Callable[..., None]:
-    def end(self: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            original(self, *args, **kwargs)
-        finally:
-            graph_capture.note_ended(self)
+def _noting_end(note: Callable[[object], None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a maker of wrappers that call ``note`` with the object when its method has returned or raised."""
 
-    return end
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def end(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                note(self)
+
+        return end
+
+    return make
 
 
 def _process_group(original: Callable[..., None]) -> Callable[..., None]:
@@ -274,7 +268,7 @@ def _process_group(original: Callable[..., None]) -> Callable[..., None]:
 def _wrapped_model(original: Callable[..., None]) -> Callable[..., None]:
     def init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        recorder = _listening()
+        recorder = _active_recorder()
         if recorder is not None:
             recorder.adopt(self)
 

@@ -28,7 +28,7 @@ class CheckpointListener(Protocol):
         """End the checkpoint, written or failed."""
 
 
-Listening = Callable[[], CheckpointListener | None]
+CheckpointListenerSource = Callable[[], CheckpointListener | None]
 
 _LATER: Final[dict[str, Sequence[str]]] = {
     # Of an asynchronous checkpoint only the copy counts, because training waits for it.
@@ -41,38 +41,38 @@ _NAMED_AGAIN: Final = {"torch.distributed.checkpoint.state_dict_saver": "torch.d
 """Packages that re-export these functions, by module."""
 
 
-def watch(listening: Listening) -> None:
-    """Install the wrappers, once per process. ``listening`` returns ``None`` while there is no listener."""
+def watch(find_listener: CheckpointListenerSource) -> None:
+    """Install the wrappers, once per process. ``find_listener`` returns ``None`` while there is no listener."""
     # Replace both names, or the function could no longer be pickled.
-    torch.save = torch.serialization.save = _reported(torch.save, listening)
+    torch.save = torch.serialization.save = _reported(torch.save, find_listener)
     later = {}
     for name, functions in _LATER.items():
         module = sys.modules.get(name)
         if module is None:
             later[name] = functions
             continue
-        _wrap(module, functions, listening)
+        _wrap(module, functions, find_listener)
         package = sys.modules.get(_NAMED_AGAIN.get(name, ""))
         if package is not None:
             for function in functions:
                 setattr(package, function, getattr(module, function))
     if later:
-        sys.meta_path.insert(0, _Finder(later, listening))
+        sys.meta_path.insert(0, _Finder(later, find_listener))
 
 
-def _wrap(module: ModuleType, functions: Sequence[str], listening: Listening) -> None:
+def _wrap(module: ModuleType, functions: Sequence[str], find_listener: CheckpointListenerSource) -> None:
     for name in functions:
         original = getattr(module, name, None)
         if original is not None:
-            setattr(module, name, _reported(original, listening))
+            setattr(module, name, _reported(original, find_listener))
 
 
-def _reported(original: Callable[..., Any], listening: Listening) -> Callable[..., Any]:
+def _reported(original: Callable[..., Any], find_listener: CheckpointListenerSource) -> Callable[..., Any]:
     @wraps(original)
     def write(*args: Any, **kwargs: Any) -> Any:
         # Pickling a tensor, as for another process, saves its storage in memory.
         is_pickling = bool(args) and isinstance(args[0], _STORAGES)
-        listener = None if is_pickling else listening()
+        listener = None if is_pickling else find_listener()
         if listener is None or not listener.enter_checkpoint():
             return original(*args, **kwargs)
         try:
@@ -86,9 +86,9 @@ def _reported(original: Callable[..., Any], listening: Listening) -> Callable[..
 class _Finder:
     """Meta path finder that wraps the functions of a wanted module after its import."""
 
-    def __init__(self, wanted: dict[str, Sequence[str]], listening: Listening) -> None:
+    def __init__(self, wanted: dict[str, Sequence[str]], find_listener: CheckpointListenerSource) -> None:
         self._wanted = wanted
-        self._listening = listening
+        self._find_listener = find_listener
         self._asking: set[tuple[str, int]] = set()
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -114,6 +114,6 @@ class _Finder:
 
         def execute_and_wrap(module: ModuleType) -> None:
             execute(module)
-            _wrap(module, self._wanted.pop(name, ()), self._listening)
+            _wrap(module, self._wanted.pop(name, ()), self._find_listener)
 
         loader.exec_module = execute_and_wrap

@@ -38,7 +38,7 @@ _FOLLOWED: Final = "rankscope"
 """Key of a node's metadata: the tensor whose hooks it has."""
 
 
-class Tail:
+class PassEnd:
     """End of one backward pass.
 
     ``mark`` places a mark on the device and returns it; ``ready_mark`` is that of when the graph was exhausted. That time is
@@ -81,7 +81,7 @@ class Tail:
                 self.ready_mark = self.mark()
 
 
-class LastGradient:
+class PassEndDetector:
     """Detector of the end of backward passes over all DDP models of this process.
 
     With one model, all of whose parameters get a gradient in every pass, one hook at the first of them serves all passes: it is
@@ -97,12 +97,12 @@ class LastGradient:
         """False if some parameters are on a device: the host's wait is then meaningless."""
         self.mark: Callable[[], object] | None = None
         """Function that places a mark on the device and returns it; ``None`` without one."""
-        self._spare: Tail | None = None
-        """A ``Tail`` that can be reused."""
-        self.lasting: Tail | None = None
-        """The ``Tail`` of all passes, where one hook serves them all."""
+        self._spare: PassEnd | None = None
+        """A ``PassEnd`` that can be reused."""
+        self.shared_end: PassEnd | None = None
+        """The ``PassEnd`` of all passes, where one hook serves them all."""
         self._model: Callable[[], DistributedDataParallel | None] = lambda: None
-        """The model of ``lasting``."""
+        """The model of ``shared_end``."""
         self._handle: Any = None
         # The public way to register a hook runs much Python at every pass. A tensor's dictionary of hooks is registered in one
         # call and may be shared by all nodes. The script's torch function modes must not affect it.
@@ -117,50 +117,50 @@ class LastGradient:
         self.on_host &= not any(parameter.device.type != "cpu" for parameter in model.module.parameters())
         self._models.append(weakref.ref(model))
         self.present = True
-        self.forget_lasting()
+        self.forget_shared_end()
         if len(self._models) == 1 and parameters and not getattr(model, "find_unused_parameters", True):
             self._watch_all(model, parameters[0])
 
     def _watch_all(self, model: DistributedDataParallel, first: Tensor) -> None:
-        tail = Tail(None if self.on_host else self._placed, self._ready)
+        pass_end = PassEnd(None if self.on_host else self._placed, self._ready)
         try:
             with torch._C.DisableTorchFunction(), torch.enable_grad():  # noqa: SLF001  # as above
                 node: Any = first.view_as(first).grad_fn
-            self._handle = node.next_functions[0][0].register_prehook(tail.hook_of_all())
+            self._handle = node.next_functions[0][0].register_prehook(pass_end.hook_of_all())
         except (AttributeError, IndexError, RuntimeError):
             return  # a torch, or a kind of tensor, without it
-        self.lasting, self._model = tail, weakref.ref(model)
+        self.shared_end, self._model = pass_end, weakref.ref(model)
 
     def _placed(self) -> object:
         return None if self.mark is None else self.mark()
 
-    def forget_lasting(self) -> None:
+    def forget_shared_end(self) -> None:
         """Watch each pass by itself from now on."""
-        self.lasting = None
+        self.shared_end = None
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.remove()
 
-    def watch_pass(self, roots: object) -> Tail | None:
+    def watch_pass(self, roots: object) -> PassEnd | None:
         """Watch the outermost backward pass over ``roots``, which begins; ``None`` as for ``watch``."""
-        tail = self.lasting
-        if tail is not None:
+        pass_end = self.shared_end
+        if pass_end is not None:
             model = self._model()
             # Compiled autograd would trace the hook.
             compiled = _modules.get(_COMPILED)
             if model is not None and (compiled is None or not getattr(compiled, "compiled_autograd_enabled", False)):
                 if not model.require_backward_grad_sync:
                     return None
-                tail.stamps.clear()
-                tail.ready_mark = None
-                return tail
-            self.forget_lasting()
+                pass_end.stamps.clear()
+                pass_end.ready_mark = None
+                return pass_end
+            self.forget_shared_end()
         return self.watch(roots)
 
-    def watch(self, roots: object) -> Tail | None:
+    def watch(self, roots: object) -> PassEnd | None:
         """Watch the backward pass over ``roots`` that begins; ``None`` if it ends without an all-reduce (under ``no_sync``)."""
-        if self.lasting is not None:
-            self.forget_lasting()
+        if self.shared_end is not None:
+            self.forget_shared_end()
         for reference in self._models:
             model = reference()
             if model is not None and getattr(model, "require_backward_grad_sync", True):
@@ -169,27 +169,27 @@ class LastGradient:
             self._models = [reference for reference in self._models if reference() is not None]
             self.present = bool(self._models)
             return None
-        tail, self._spare = self._spare, None
-        if tail is None or tail.mark is not self.mark:
-            tail = Tail(self.mark, self._ready)
+        pass_end, self._spare = self._spare, None
+        if pass_end is None or pass_end.mark is not self.mark:
+            pass_end = PassEnd(self.mark, self._ready)
         else:
-            tail.reuse()
-        self._hooks[0] = tail.hook
+            pass_end.reuse()
+        self._hooks[0] = pass_end.hook
         if type(roots) is Tensor:
             self._follow(roots.grad_fn)
         else:
             # A gradient edge has a node, but is itself a tuple.
             for root in roots if isinstance(roots, (list, tuple)) and not hasattr(roots, "node") else (roots,):
                 self._follow(root.grad_fn if isinstance(root, Tensor) else getattr(root, "node", None))
-        return tail
+        return pass_end
 
-    def passed(self, tail: Tail) -> None:
-        """Note that the pass of ``tail`` is over."""
-        if tail is not self.lasting:
-            self._spare = tail
-        elif not tail.stamps:
+    def passed(self, pass_end: PassEnd) -> None:
+        """Note that the pass of ``pass_end`` is over."""
+        if pass_end is not self.shared_end:
+            self._spare = pass_end
+        elif not pass_end.stamps:
             # Not every pass reaches that parameter.
-            self.forget_lasting()
+            self.forget_shared_end()
 
     def _follow(self, node: Any) -> None:
         # Compiled autograd would trace the hook again at every pass. The hook is freed with the graph, which is cheaper than
@@ -207,9 +207,9 @@ class LastGradient:
         models = [model for reference in self._models if (model := reference()) is not None]
         return [model.process_group for model in models]
 
-    def tails(self) -> list[object]:
+    def pass_ends(self) -> list[object]:
         """Return what holds the marks of backward passes."""
-        return [self._spare, self.lasting, *self._hooks.values()]
+        return [self._spare, self.shared_end, *self._hooks.values()]
 
     def close(self) -> None:
         """Release the models at the end of the recording."""
@@ -218,7 +218,7 @@ class LastGradient:
         self._hooks.clear()
         self.present = False
         self.mark = self._spare = None
-        self.forget_lasting()
+        self.forget_shared_end()
 
 
 def _compiled_autograd() -> bool:

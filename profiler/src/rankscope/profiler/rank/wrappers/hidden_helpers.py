@@ -8,10 +8,10 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from functools import wraps
-from pathlib import Path
 from typing import Any, Final
+
+from rankscope.base.process import children_of
 
 HELPERS: Final[set[int]] = set()
 """Process ids of the helpers that this process has started and that it has not waited for."""
@@ -51,9 +51,5 @@ def _hide(name: str, waits_for_any: Callable[..., bool]) -> None:
 
 def _has_only_helpers() -> bool:
     """Return whether this process has helpers and no other children; false where the system does not list them."""
-    children = set[int]()
-    with suppress(OSError):
-        for thread in Path("/proc/self/task").iterdir():
-            with suppress(OSError):  # the thread has ended
-                children.update(map(int, (thread / "children").read_text().split()))
+    children = children_of("self")
     return bool(children) and children <= HELPERS

@@ -20,7 +20,7 @@ from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import Any, Final
 
-from rankscope.profiler.ring import EXIT_STATUS, EXIT_STATUS_OFFSET, NO_EXIT_STATUS, End
+from rankscope.profiler.ring import EXIT_STATUS, EXIT_STATUS_OFFSET, NO_EXIT_STATUS, EndState
 
 _FIXED: Final = 0x10
 """``MAP_FIXED`` of Linux."""
@@ -29,21 +29,21 @@ _UNBUFFERED: Final = 2
 
 _address: int | None = None
 """Page in which the C library leaves the exit status; it stays mapped until the process is gone."""
-_close: Callable[[End], None] | None = None
+_close: Callable[[EndState], None] | None = None
 
 
-def end_of(error: BaseException | None) -> End:
+def end_of(error: BaseException | None) -> EndState:
     """Return the end state of a script that ``error`` ended: a crash, unless it is Ctrl-C or a ``sys.exit`` with success."""
     if isinstance(error, KeyboardInterrupt):
-        return End.INTERRUPTED
+        return EndState.INTERRUPTED
     if isinstance(error, SystemExit):
         # Of a number, the system keeps the last 8 bits: a status of 256 is that of success.
         code = error.code & 0xFF if isinstance(error.code, int) else error.code
-        return End.CRASH if code else End.EXIT
-    return End.EXIT if error is None else End.CRASH
+        return EndState.CRASH if code else EndState.EXIT
+    return EndState.EXIT if error is None else EndState.CRASH
 
 
-def watch_end(close: Callable[[End], None], memory: int | None) -> Callable[[bool], None]:
+def watch_end(close: Callable[[EndState], None], memory: int | None) -> Callable[[bool], None]:
     """Call ``close`` when this process ends, and let its exit status be left in the ring, whose handle is ``memory``.
 
     Returns a function that undoes this, for the status unless its argument says that the process ends.
@@ -82,7 +82,7 @@ def watch_end(close: Callable[[End], None], memory: int | None) -> Callable[[boo
     with suppress(Exception):  # only glibc can; elsewhere an exit status is not known
         leaves_status = memory is not None and _leave_status(memory)
     # Without a report the exit status decides: a signal may still kill the process, as when a thread of gloo aborts it.
-    end_at_exit = End.SILENT if leaves_status else End.EXIT
+    end_at_exit = EndState.SILENT if leaves_status else EndState.EXIT
     return forget
 
 

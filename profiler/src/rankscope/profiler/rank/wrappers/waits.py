@@ -28,7 +28,7 @@ class WaitListener(Protocol):
         """End the wait that began at ``started``."""
 
 
-Listening = Callable[[], WaitListener | None]
+WaitListenerSource = Callable[[], WaitListener | None]
 
 _WITHOUT_DATA: Final = frozenset(("FakeTensor", "FunctionalTensor"))
 """Names of the types that operators receive while a graph is traced, which up to torch 2.11 does not always count as compiling.
@@ -42,15 +42,20 @@ class TimedOperator:
     hashes operators by their builtin, so the hash must stay the same.
     """
 
-    def __init__(self, builtin: Any, listening: Listening) -> None:
+    def __init__(self, builtin: Any, find_listener: WaitListenerSource) -> None:
         self._builtin = builtin
-        self._timed = waiting(builtin, listening)
+        self._find_listener = find_listener
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the builtin, timed unless it runs on data-less tensors of a trace."""
-        if args and type(args[0]).__name__ in _WITHOUT_DATA:
+        """Call the builtin, timed unless it runs on data-less tensors of a trace, or inside another wait."""
+        listener = None if args and type(args[0]).__name__ in _WITHOUT_DATA else self._find_listener()
+        started = 0 if listener is None else listener.enter_wait()
+        if listener is None or not started:
             return self._builtin(*args, **kwargs)
-        return self._timed(*args, **kwargs)
+        try:
+            return self._builtin(*args, **kwargs)
+        finally:
+            listener.leave_wait(started)
 
     def __hash__(self) -> int:
         return hash(self._builtin)
@@ -62,31 +67,15 @@ class TimedOperator:
         return getattr(self._builtin, name)
 
 
-def waiting(original: Callable[..., Any], listening: Listening) -> Callable[..., Any]:
-    """Return ``original`` timed as a wait. A wait inside another is part of the outer one."""
-
-    def wait(*args: Any, **kwargs: Any) -> Any:
-        listener = listening()
-        started = 0 if listener is None else listener.enter_wait()
-        if listener is None or not started:
-            return original(*args, **kwargs)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            listener.leave_wait(started)
-
-    return wait
-
-
-def waiting_method(original: Callable[..., Any], listening: Listening) -> Callable[..., Any]:
-    """Return the method ``original`` timed as a wait, see ``waiting``.
+def timed_method(original: Callable[..., Any], find_listener: WaitListenerSource) -> Callable[..., Any]:
+    """Return the method ``original`` timed as a wait. A wait inside another is part of the outer one.
 
     The wrapper has a parameter ``self``: pybind11 looks for it in the calling frame, to distinguish ``super().wait()`` in a
     Python subclass from a call that must go to the subclass.
     """
 
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        listener = listening()
+        listener = find_listener()
         started = 0 if listener is None else listener.enter_wait()
         if listener is None or not started:
             return original(self, *args, **kwargs)
@@ -98,13 +87,13 @@ def waiting_method(original: Callable[..., Any], listening: Listening) -> Callab
     return wait
 
 
-def watch(listening: Listening) -> None:
-    """Install the wrappers, once per process. ``listening`` is called at every wait, and returns ``None`` while tracing."""
+def watch(find_listener: WaitListenerSource) -> None:
+    """Install the wrappers, once per process. ``find_listener`` is called at every wait, and returns ``None`` while tracing."""
 
     def replace(owner: Any, name: str) -> None:
         original = getattr(owner, name, None)
         if original is not None:
-            setattr(owner, name, wraps(original)(waiting_method(original, listening)))
+            setattr(owner, name, wraps(original)(timed_method(original, find_listener)))
 
     # The broadcast of buffers before forward waits for rank 0.
     replace(DistributedDataParallel, "_sync_buffers")
@@ -113,12 +102,12 @@ def watch(listening: Listening) -> None:
     replace(dist.Work, "wait")
     replace(dist.ProcessGroup, "monitored_barrier")
     replace(torch._C.Future, "wait")  # noqa: SLF001  # what ``Work.get_future`` returns; the public class derives from it
-    _watch_operator("_c10d_functional", "wait_tensor", listening)
+    _watch_operator("_c10d_functional", "wait_tensor", find_listener)
 
 
-def _watch_operator(namespace: str, name: str, listening: Listening) -> None:
+def _watch_operator(namespace: str, name: str, find_listener: WaitListenerSource) -> None:
     packet = getattr(getattr(torch.ops, namespace, None), name, None)
     for operator in (packet, getattr(packet, "default", None)):
         builtin = getattr(operator, "_op", None)
         if callable(builtin):
-            operator._op = TimedOperator(builtin, listening)  # type: ignore[union-attr]  # noqa: SLF001
+            operator._op = TimedOperator(builtin, find_listener)  # type: ignore[union-attr]  # noqa: SLF001

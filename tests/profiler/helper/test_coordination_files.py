@@ -1,4 +1,4 @@
-"""Reports of the ranks: written rarely, read in turn, and never believed beyond their bounds."""
+"""Files through which ranks coordinate: reports and announced windows, written rarely and never believed beyond their bounds."""
 
 from __future__ import annotations
 
@@ -9,9 +9,22 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.profiler.handovers import plan_line
 
 from rankscope.profiler.helper.coordination.reports import ReportReader, ReportWriter, report_file
+from rankscope.profiler.helper.coordination.window_client import WindowClient, plan_file
 from rankscope.profiler.plan import RankReport
+
+
+def replace_by(kind: str, path: Path, target: Path) -> None:
+    """Create a link to ``target``, a FIFO or a folder at ``path``."""
+    if kind == "link":
+        path.symlink_to(target)
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+
 
 REPORT = RankReport(rank=1, unix_ns=1, clock="h", step=10, step_us=100_000.0)
 
@@ -107,16 +120,11 @@ def test_rank_0_of_one_reads_nothing(tmp_path: Path) -> None:
 )
 def test_an_unusable_report_is_ignored_and_the_reason_given_once(tmp_path: Path, content: bytes | str) -> None:
     path = report_file(tmp_path, 1)
-    if content == "link":
-        (tmp_path / "secret").write_bytes(msgspec.json.encode(REPORT))
-        path.symlink_to(tmp_path / "secret")
-    elif content == "fifo":
-        os.mkfifo(path)
-    elif content == "folder":
-        path.mkdir()
-    else:
-        assert isinstance(content, bytes)
+    (tmp_path / "secret").write_bytes(msgspec.json.encode(REPORT))
+    if isinstance(content, bytes):
         path.write_bytes(content)
+    else:
+        replace_by(content, path, tmp_path / "secret")
     messages = list[str]()
     reader = ReportReader(tmp_path, 2, messages.append)
     assert [list(reader.read(20)) for _ in range(3)] == [[], [], []]
@@ -134,3 +142,30 @@ def test_reading_the_reports_of_a_thousand_ranks_takes_little_time(tmp_path: Pat
     assert len(list(reader.read(1024))) == 1023
     # They are read over 51 s: this allows 2 % of a processor.
     assert time.thread_time() - used < 1.0
+
+
+def test_invalid_lines_of_the_plan_are_ignored_and_reported_once(tmp_path: Path) -> None:
+    messages = list[str]()
+    client = WindowClient(tmp_path, messages.append)
+    assert client.read() == []
+    # Windows of impossible size or position, more of them than any planner announces, and endless nesting
+    many = b"".join(plan_line(first) for first in range(1000, 3000, 10))
+    invalid = plan_line(100, 10**9) + plan_line(110, 0) + plan_line(2**60) + b"[" * 5000 + b"\n" + b"\xff\n"
+    plan_file(tmp_path).write_bytes(many + invalid + plan_line(500)[:-1])
+    assert [window.first for window in client.read()] == list(range(2920, 3000, 10))
+    with plan_file(tmp_path).open("ab") as file:
+        file.write(b"\n")
+    assert [window.first for window in client.read()] == [500]
+    assert client.read() == []
+    assert len(messages) == 1
+    assert str(plan_file(tmp_path)) in messages[0]
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
+def test_a_plan_that_is_no_regular_file_is_not_read(tmp_path: Path, kind: str) -> None:
+    messages = list[str]()
+    (tmp_path / "secret").write_bytes(plan_line(500))
+    replace_by(kind, plan_file(tmp_path), tmp_path / "secret")
+    client = WindowClient(tmp_path, messages.append)
+    assert [client.read() for _ in range(2)] == [[], []]
+    assert len(messages) == 1

@@ -1,4 +1,4 @@
-"""Evaluation of the words of a step: phases, waits, work and annotations. Runs in the helper process."""
+"""Decoder of the words of a step: phases, waits, work and annotations. Runs in the helper process."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rankscope.profiler import events as words
+from rankscope.profiler import words
 from rankscope.profiler.evaluation import EvaluationDetector
-from rankscope.profiler.events import DETAILS, KIND, MARKED, SHIFT, float_of, size_of_message, value_of
 from rankscope.profiler.phases import BACKWARD, BETWEEN, DATA, H2D, OPTIMIZER, UNSEEN, PhaseClock
+from rankscope.profiler.words import DETAILS, KIND, MARKED, SHIFT, float_of, size_of_message, value_of
 from rankscope.profiler.work import CHECKPOINT, EVALUATION, MAX_METRICS, Sections, StepWork
 from rankscope.runs.records import PHASES
 
@@ -39,7 +39,7 @@ class PhaseEvent:
 
 
 @dataclass(slots=True)
-class EvaluatedStep:
+class DecodedStep:
     """One step. Times are nanoseconds of ``perf_counter_ns``, or nanoseconds per phase; ``UNSEEN`` marks a phase without time."""
 
     number: int
@@ -115,19 +115,19 @@ class _Annotations:
                 self._sections.discard(CHECKPOINT)
 
 
-class StepEvaluator:
-    """Evaluator of the steps of one rank, in their order. ``name`` returns the name that has a number."""
+class StepDecoder:
+    """Decoder of the steps of one rank, in their order. ``name`` returns the name that has a number."""
 
     def __init__(self, name: Callable[[int], str]) -> None:
         self._name = name
         self._sections = Sections()
 
-    def evaluate(self, step: Sequence[int], number: int, flags: int, start_ns: int, end_ns: int) -> EvaluatedStep:
-        """Evaluate the words of a step, without its ``END``."""
+    def decode(self, step: Sequence[int], number: int, flags: int, start_ns: int, end_ns: int) -> DecodedStep:
+        """Decode the words of a step, without its ``END``."""
         work = StepWork()
         annotations = _Annotations(self._name, self._sections, work)
         events = self._events(step, annotations, work)
-        division = _Division(start_ns, work)
+        division = _PhaseDivision(start_ns, work)
         division.add(events)
         division.finish(end_ns)
         end_ns = start_ns + sum(ns for ns in division.clock.times if ns != UNSEEN)
@@ -143,7 +143,7 @@ class StepEvaluator:
             blocked = None
         else:
             blocked = division.clock.blocked
-        return EvaluatedStep(
+        return DecodedStep(
             number=number, start_ns=start_ns, end_ns=end_ns, flags=flags, events=events, phases_ns=division.clock.times,
             blocked_ns=blocked, pieces=division.clock.pieces, waits=division.waits, work=work, tokens=annotations.tokens,
             flops=annotations.flops, gc_ns=annotations.gc_ns, sections_ns=sections_ns, metrics=annotations.metrics,
@@ -181,7 +181,7 @@ def _parsed(step: Sequence[int]) -> Iterator[tuple[int, int, bool, Sequence[int]
         place = following
 
 
-class _Division:
+class _PhaseDivision:
     """Division of the time of a step, which begins at ``start``, by its events."""
 
     def __init__(self, start: int, work: StepWork) -> None:
@@ -216,7 +216,7 @@ class _Division:
             elif kind in _WAITS:
                 self._wait(kind, at)
             else:
-                self._evaluate(event)
+                self._add_other(event)
 
     def finish(self, end: int) -> None:
         """End the step."""
@@ -243,7 +243,7 @@ class _Division:
             self.waits.append((self._began, at))
             self._began = None
 
-    def _evaluate(self, event: PhaseEvent) -> None:
+    def _add_other(self, event: PhaseEvent) -> None:
         kind, at, details = event.kind, event.at, event.details
         clock, work, evaluation = self.clock, self._work, self._evaluation
         if kind == words.MODEL_INPUT:
@@ -260,7 +260,7 @@ class _Division:
             evaluation.batch_to_train_on(clock, work)
 
 
-def device_times(step: EvaluatedStep, marks_ns: Sequence[int]) -> tuple[list[int], list[int] | None] | None:
+def device_times(step: DecodedStep, marks_ns: Sequence[int]) -> tuple[list[int], list[int] | None] | None:
     """Return the phases of a step on its device, and the waits for other ranks in them (``None``: not known).
 
     ``marks_ns``: when the device reached the marks of the step's marked events and of its end, in nanoseconds since the mark of
@@ -287,7 +287,7 @@ def device_times(step: EvaluatedStep, marks_ns: Sequence[int]) -> tuple[list[int
         events.append(PhaseEvent(event.kind, time, True, event.details))
     if marks_ns[-1] < at:
         return None
-    division = _Division(0, StepWork())
+    division = _PhaseDivision(0, StepWork())
     division.add(events)
     division.finish(marks_ns[-1])
     blocked = division.clock.blocked

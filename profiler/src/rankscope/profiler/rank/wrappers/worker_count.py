@@ -24,6 +24,6 @@ def watch() -> None:
     _BaseDataLoaderIter.__init__ = init  # type: ignore[method-assign]
 
 
-def workers() -> int | None:
+def worker_count() -> int | None:
     """Return ``num_workers`` of the loader that began to iterate last; ``None``: none has."""
     return _workers
