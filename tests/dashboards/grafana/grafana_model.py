@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
+
+from rankscope.dashboards.grafana.shipped import shipped
 
 Json = dict[str, Any]
 
@@ -25,9 +25,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)(?::\w+)?\}|\$(\w+)")
 
 def all_boards() -> dict[str, Json]:
     """Return the shipped boards by uid."""
-    folder = files("rankscope.dashboards") / "grafana" / "json"
-    collected = [json.loads(file.read_text(encoding="utf-8")) for file in folder.iterdir() if file.name.endswith(".json")]
-    return {board["uid"]: board for board in collected}
+    return {board.uid: board.model for board in shipped()}
 
 
 def panels(board: Json) -> Iterator[Json]:

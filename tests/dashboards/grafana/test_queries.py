@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 
 from rankscope.alerts.rules.rule_file import rules_text
 from rankscope.alerts.rules.thresholds import thresholds
-from rankscope.dashboards.grafana.boards.panels.dialect import RULES
+from rankscope.dashboards.grafana.boards.panels.promql import RULES
 
 fake_nvml_library = exporter.fake_nvml_library
 start_exporter = exporter.start_exporter

@@ -14,11 +14,11 @@ from typing import Final
 from rankscope.dashboards.grafana.boards.panels import columns
 from rankscope.dashboards.grafana.boards.panels.availability import RULES_LOADED
 from rankscope.dashboards.grafana.boards.panels.canvas import Canvas
-from rankscope.dashboards.grafana.boards.panels.dialect import RANGE, SCOPE, hosts_without, no_rules, targets_down
 from rankscope.dashboards.grafana.boards.panels.frame import chosen, frame, places
 from rankscope.dashboards.grafana.boards.panels.infiniband import HOSTS, of_hosts
 from rankscope.dashboards.grafana.boards.panels.kinds import BoardColumn, Query, placeholder
 from rankscope.dashboards.grafana.boards.panels.marks import or_not_available
+from rankscope.dashboards.grafana.boards.panels.promql import RANGE, SCOPE, hosts_without, no_rules, targets_down
 
 UID: Final = "rankscope-collectives"
 MOST: Final = 8

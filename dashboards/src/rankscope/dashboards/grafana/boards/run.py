@@ -6,9 +6,9 @@ from typing import Final
 
 from rankscope.dashboards.grafana.boards.panels.availability import RULES_LOADED
 from rankscope.dashboards.grafana.boards.panels.canvas import Canvas, FigureRow
-from rankscope.dashboards.grafana.boards.panels.dialect import SCOPE
 from rankscope.dashboards.grafana.boards.panels.frame import chosen, frame, places, run_page
 from rankscope.dashboards.grafana.boards.panels.marks import ANY_IS_BAD, NO_SIGNAL, none_is_zero, or_not_available
+from rankscope.dashboards.grafana.boards.panels.promql import SCOPE
 from rankscope.dashboards.grafana.boards.run_process import process, recorder
 from rankscope.dashboards.grafana.boards.run_queries import INFO, REPORTING, RUN
 from rankscope.dashboards.grafana.boards.run_ranks import hardware, stragglers

@@ -9,8 +9,8 @@ from grafana_foundation_sdk.models import dashboard as model
 
 from rankscope.alerts.rules.rule_file import DEFAULT_DASHBOARD
 from rankscope.dashboards.grafana.boards.panels.canvas import Canvas
-from rankscope.dashboards.grafana.boards.panels.dialect import SCOPE
 from rankscope.dashboards.grafana.boards.panels.kinds import DATASOURCE
+from rankscope.dashboards.grafana.boards.panels.promql import SCOPE
 
 TAG: Final = "rankscope"
 LINK_VARIABLES: Final = "${datasource:queryparam}&${cluster:queryparam}&${job:queryparam}&${__url_time_range}"
