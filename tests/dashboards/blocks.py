@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from plotly.utils import PlotlyJSONEncoder  # type: ignore[import-untyped]
@@ -17,6 +18,7 @@ from rankscope.dashboards.model.page import Block, FigureBlock, Part, Table, fin
 from rankscope.dashboards.model.run_head import run_head
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import View
+from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.web.config import DashboardConfig
 
 B = TypeVar("B", bound=Block)
@@ -27,6 +29,16 @@ UNSEEN = {"kind", "role", "style", "tag", "tone"}
 def run_of(source: Any, run_id: str = "run-1") -> RunData:
     """Return what a view is made of."""
     return RunData(source, source.summary(run_id))
+
+
+def run_at(path: Path) -> RunData:
+    """Return the run that ``write_run`` wrote into a folder."""
+    return run_of(DiskRuns(path))
+
+
+def notes(figure: Any) -> list[str]:
+    """Return the texts that are written on a figure."""
+    return [annotation.text for annotation in figure.layout.annotations]
 
 
 def run_text(source: Any, view: View) -> str:

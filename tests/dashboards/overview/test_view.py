@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from tests.dashboards.blocks import draw, run_of, run_text, text_of, write
 from tests.dashboards.hosts_at_fault import RARE, host_runs
+from tests.dashboards.recorded_run import START_NS
 from tests.step_files import table_of_records
 
 from rankscope.analysis.evidence.step_table.steps import StepTable
@@ -68,7 +69,7 @@ def slowing(at: int, by_us: float, *, steps: int = 100) -> StepTable:
         waited = 0.0 if rank == 1 else more
         wall = 50_000 + more + float(rng.normal(0, 300))
         return StepRecord(
-            step=step, start_unix_ns=1_790_000_000_000_000_000 + step * 10**8, wall_us=wall, phases_us=PhaseTimes(forward=wall),
+            step=step, start_unix_ns=START_NS + step * 10**8, wall_us=wall, phases_us=PhaseTimes(forward=wall),
             blocked_us=PhaseTimes(forward=waited),
         )  # fmt: skip
 
@@ -165,9 +166,7 @@ def test_evidence_is_shown_in_units_that_people_use(memory_runs: Any) -> None:
 
 
 def test_a_silent_run_says_since_when(memory_runs: Any) -> None:
-    memory_runs.summaries["run-1"] = replace(
-        memory_runs.summaries["run-1"], status="silent", last_write_unix_ns=1_790_000_000_000_000_000
-    )
+    memory_runs.summaries["run-1"] = replace(memory_runs.summaries["run-1"], status="silent", last_write_unix_ns=START_NS)
     output = run_text(memory_runs, VIEW)
     assert "Silent" in output
     assert "2026-09-21" in output

@@ -18,7 +18,6 @@ from rankscope.dashboards.store.derive import DerivedData, derive
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.matrices import RunMatrices, imposed_values, window_values
 from rankscope.dashboards.store.tiles import LEVELS, Tiles, TileWriter
-from rankscope.dashboards.words.units import shown_unit
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import StepBreakdown
 from rankscope.runs.segment_writer import JsonLinesWriter
@@ -162,21 +161,3 @@ def test_profiled_steps_are_where_they_belong_at_every_zoom(tmp_path: Path) -> N
     assert (coarse.values[0, 0], coarse.values[0, 5], coarse.values[1, 0]) == (9, 1, 2)
     assert np.isfinite(coarse.values).sum() == 3
     assert set(both.metrics) == {"wall_us", "idle_us"}
-
-
-@pytest.mark.parametrize(
-    ("unit", "value", "shown"),
-    [
-        ("us", 12_000.0, (12.0, "ms")),
-        ("hertz", 1.98e9, (1980.0, "MHz")),
-        ("ratio", 0.25, (25.0, "%")),
-        ("celsius", 81.0, (81.0, "°C")),
-        ("watts", 700.0, (700.0, "W")),
-        ("bytes", 80 * 2.0**30, (80.0, "GiB")),
-        ("tokens", 5.0, (5.0, "tokens")),
-    ],
-)
-def test_values_are_shown_in_the_unit_that_reads_best(unit: str, value: float, shown: tuple[float, str]) -> None:
-    size, name = shown_unit(unit, value)
-    assert value / size == pytest.approx(shown[0])
-    assert name == shown[1]

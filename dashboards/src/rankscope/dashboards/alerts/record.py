@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import urlsplit
+
+from rankscope.dashboards.words.inert import is_web_address
 
 State = Literal["firing", "pending", "lost", "resolved"]
 """``lost``: the alert fired, but its end was not recorded although its run is over or its source no longer reports it."""
@@ -70,13 +71,6 @@ def alert_record(
         description=annotations.get("description") or annotations.get("evidence", ""),
         run_id=labels.get("run_id"),
         rank=int(rank) if rank.isascii() and rank.isdecimal() and len(rank) <= 7 else None,
-        runbook_url=runbook if _is_http(runbook) else None,
+        runbook_url=runbook if is_web_address(runbook) else None,
         source=source,
     )
-
-
-def _is_http(address: str) -> bool:
-    try:
-        return urlsplit(address).scheme in ("http", "https")
-    except ValueError:
-        return False

@@ -61,6 +61,10 @@ class BarNames:
         return marked_label(name, blamed=self.is_blamed(rank), picked=self.is_picked(rank))
 
 
+PLAIN: Final = BarNames()
+"""Names of ranks whose hosts are not known."""
+
+
 def bar_names(analysis: Analysis, rows: str | None, picked: int | None) -> BarNames:
     """Return the names of the bars of a run. ``rows``: the choice between ranks and hosts."""
     by_host = rows_by_host(analysis, rows)

@@ -18,7 +18,7 @@ from rankscope.base.text import ranges_text
 from rankscope.dashboards.charts.bar_names import LONGEST_LABEL
 from rankscope.dashboards.charts.bars import frame_row
 from rankscope.dashboards.charts.cells import bin_worst
-from rankscope.dashboards.charts.frame import framed, marked_label, note
+from rankscope.dashboards.charts.frame import framed, marked_label, note, steps_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.metrics import Worst
 from rankscope.dashboards.words.inert import plotly_text
@@ -38,8 +38,6 @@ _NAMED_HOSTS: Final = 2
 """Maximum number of hosts named per row of ranks."""
 _LABELS: Final = 16
 """Approximate maximum number of labelled rows."""
-_EVERY_STEP_UP_TO: Final = 12
-"""Up to this many steps the axis needs an explicit tick distance of 1; with more, Plotly labels whole steps anyway."""
 _FRAMED_UP_TO: Final = 64
 """With more rows a frame would hide the row it marks; then only the axis label marks it."""
 
@@ -200,9 +198,7 @@ def step_heatmap(
     )
     # Without this, marks above the map would widen its axis.
     ends = [float(cells.at[0]) - wide / 2, float(cells.at[-1]) + wide / 2]
-    figure.update_xaxes(title_text="step", range=ends)
-    if columns * wide <= _EVERY_STEP_UP_TO:
-        figure.update_xaxes(dtick=1)  # there is no step 0.5
+    steps_axis(figure, columns * wide, range=ends)
     return figure
 
 

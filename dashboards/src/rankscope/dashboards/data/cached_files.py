@@ -1,8 +1,10 @@
-"""Reading of the files of derived data."""
+"""Files of derived data."""
 
 from __future__ import annotations
 
+import io
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,9 +12,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.base.atomic_files import replace_file
 from rankscope.base.errors import InputError
 
 T = TypeVar("T")
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write the arrays as the ``npz`` file ``path``, replacing it. Raises ``OSError``."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    replace_file(path, buffer.getvalue(), sync=False)
 
 
 def read_arrays(path: Path, what: str) -> dict[str, NDArray[Any]]:

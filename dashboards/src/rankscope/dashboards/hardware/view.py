@@ -19,6 +19,7 @@ from rankscope.dashboards.data.hardware import Hardware, SampledGpu
 from rankscope.dashboards.data.hosts import rows_by_host
 from rankscope.dashboards.data.metrics import METRICS, MetricLabel, of_origin, why_unknown
 from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.data.source import GOING_ON
 from rankscope.dashboards.hardware.data import (
     TimeColumns,
     figures_of,
@@ -35,7 +36,6 @@ from rankscope.dashboards.model.page import Block, FigureBlock, Part, RedrawMark
 from rankscope.dashboards.model.picks import steps_of_drag
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
-from rankscope.dashboards.words.wording import GOING_ON
 
 _FOUND_NONE: Final = "no samples of its GPUs"
 

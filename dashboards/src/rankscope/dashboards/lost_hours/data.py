@@ -10,7 +10,7 @@ from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.result.stored import Lost
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.brief import Brief
-from rankscope.dashboards.data.source import RunSource, RunSummary
+from rankscope.dashboards.data.source import BEING_WRITTEN, RunSource, RunSummary
 
 REPEATED: Final = 2
 """Number of runs from which on a blamed host counts as a repeat offender."""
@@ -128,7 +128,7 @@ def _place(ledger: ClusterLedger, loss: RunLoss, *, undated: bool) -> list[RunSu
     if undated:
         return ledger.undated
     if loss.brief is None or loss.brief.losses is None:
-        return ledger.live if loss.run.status in ("starting", "live") else ledger.not_analysed
+        return ledger.live if loss.run.status in BEING_WRITTEN else ledger.not_analysed
     if loss.brief.kind == "insufficient_data":
         return ledger.too_little
     return ledger.counted if loss.brief.losses.on_gpus or loss.brief.losses.lost_by else ledger.without_gpus

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from rankscope.analysis.result.cause import Cause
+from rankscope.dashboards.charts.causes import CAUSES
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import RunSource, RunSummary
 from rankscope.dashboards.lost_hours.data import (
@@ -39,7 +40,6 @@ from rankscope.dashboards.model.state import PageState, run_path
 from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.words import wording
-from rankscope.dashboards.words.causes import CAUSES
 
 SHOWN: Final = 200
 """Maximum number of hosts in the table. The CSV has all of them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -17,11 +16,11 @@ from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.analysis.result.hosts import worst_ranks
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.result.text import size as bytes_in_words
-from rankscope.dashboards.charts.bar_names import BarNames
-from rankscope.dashboards.charts.bars import BarStyle, frame_row, row_bars
-from rankscope.dashboards.charts.causes import CAUSE_STYLES
+from rankscope.dashboards.charts.bar_names import PLAIN, BarNames
+from rankscope.dashboards.charts.bars import frame_row, row_bars
+from rankscope.dashboards.charts.causes import CAUSES
 from rankscope.dashboards.charts.frame import framed, note, rows_axis
-from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.charts.palette import BarStyle, Palette
 from rankscope.dashboards.data.hosts import UNKNOWN_HOST
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import duration, in_unit, time_unit
@@ -35,8 +34,6 @@ NO_WINDOW: Final = (
     "rankscope capture RUN profiles the next steps of a live run."
 )
 
-
-PLAIN: Final = BarNames()
 
 PARTS: Final = (
     BarStyle("Compute alone", "compute"),
@@ -118,7 +115,7 @@ def breakdown_bars(
     late = np.zeros(len(times))
     if cause in IDLE_CAUSES and of_blamed.any() and not of_blamed.all():
         late[of_blamed] = np.maximum(times[of_blamed, -1] - np.median(times[~of_blamed, -1]), 0)
-    figure = _stack(times, at, texts, colors, late=late, why=CAUSE_STYLES[cause or "unknown"])
+    figure = _stack(times, at, texts, colors, late=late, why=CAUSES[cause or "unknown"])
     framed(figure, colors, height=64 + 34 * max(len(labels), 2))
     rows_axis(figure, labels)
     for row in sorted({row_of[rank] for rank in marked if rank in row_of}):
@@ -142,7 +139,7 @@ def _stack(
     parts = list(zip(PARTS, times.T, strict=True))
     if late.any():
         idle, all_idle = parts[-1]
-        parts[-1:] = [(idle, all_idle - late), (replace(why, label=f"{idle.label}: {why.label}"), late)]
+        parts[-1:] = [(idle, all_idle - late), (why._replace(label=f"{idle.label}: {why.label}"), late)]
     for part, values in parts:
         share = np.divide(100 * values, window, out=np.full(len(window), np.nan), where=window > 0)
         row_bars(

@@ -13,6 +13,7 @@ from rankscope.analysis.result.analysis import RankResult
 from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.analysis.result.text import reasons_text
 from rankscope.dashboards.charts.bar_names import bar_names
+from rankscope.dashboards.charts.causes import CAUSES
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.hosts import blamed_ranks, rows_by_host, several_hosts
 from rankscope.dashboards.data.run_data import RunData
@@ -49,7 +50,6 @@ from rankscope.dashboards.overlap.figures import (
     name_of,
     wait_bars,
 )
-from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.units import duration
 from rankscope.dashboards.words.wording import count, percent
 

@@ -9,12 +9,12 @@ from rankscope.analysis.result.text import judged_text, reading, steps_of_verdic
 from rankscope.analysis.verdict.bottleneck import HOST_OR_INPUT
 from rankscope.analysis.whatif.step_scenarios import MOST_RANKS
 from rankscope.base.text import ranges_text, share_bound, shortened
+from rankscope.dashboards.charts.causes import CAUSES
 from rankscope.dashboards.data.source import RunSummary
 from rankscope.dashboards.model.line import Badge, PageLink, Span, badge
 from rankscope.dashboards.model.page import AdviceItem, Block, Details, Fact, Facts, Group, Heading, Inline, Items, Text
 from rankscope.dashboards.model.state import PageState, host_item, run_path
 from rankscope.dashboards.words import wording
-from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.units import duration
 
 MAX_FINDINGS = 6

@@ -40,7 +40,6 @@ from rankscope.dashboards.ranks.figures import mark_events, within
 from rankscope.dashboards.ranks.tables import COLUMNS, HOST_COLUMNS, host_table, rank_table
 from rankscope.dashboards.words.units import duration, shown_unit
 from rankscope.dashboards.words.wording import count
-from rankscope.dashboards.words.wording import count as counted
 
 _ANOTHER: Final = "Click another cell for another step."
 
@@ -173,9 +172,9 @@ def _heatmap(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
         blamed=blamed,
         picked=picked,
     )
-    count = min(shown.part.values.shape[1] * per_column, len(run.steps.steps))
-    on = "" if shown.hosts is None else f" on {counted(several_hosts(run.analysis), 'host')}"
-    sentence = f"{metric.label} of {counted(len(shown.ranks), 'rank')}{on} in {counted(count, 'step')}"
+    steps = min(shown.part.values.shape[1] * per_column, len(run.steps.steps))
+    on = "" if shown.hosts is None else f" on {count(several_hosts(run.analysis), 'host')}"
+    sentence = f"{metric.label} of {count(len(shown.ranks), 'rank')}{on} in {count(steps, 'step')}"
     if picture.data:
         across = (int(shown.steps[0]), min(int(shown.steps[-1]) + per_column - 1, int(run.steps.steps[-1])))
         mark_events(picture, run.events.events, colors, steps=across)

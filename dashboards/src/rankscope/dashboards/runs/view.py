@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from rankscope.base.errors import RankscopeError
+from rankscope.dashboards.charts.causes import CAUSES
 from rankscope.dashboards.data.brief import Brief
-from rankscope.dashboards.data.source import NotReadyError, RunSource, RunSummary, Stale
+from rankscope.dashboards.data.source import GOING_ON, NotReadyError, RunSource, RunSummary, Stale
 from rankscope.dashboards.model.columns import LOCAL_TIME, Column, number_column, text_column
 from rankscope.dashboards.model.line import PageLink, Span, badge, named_link
 from rankscope.dashboards.model.page import (
@@ -29,7 +30,6 @@ from rankscope.dashboards.model.state import MOST_COMPARED, PageState, compare_p
 from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.words import wording
-from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 
 COLUMNS: Final[list[Column]] = [
@@ -126,7 +126,7 @@ def run_row(run: RunSummary, brief: Brief | None, stale: Stale | None = None) ->
         "state": wording.STATUS_LABELS[run.status],
         "state_tone": wording.STATUS_TONES[run.status],
         "simulated": run.simulated or None,
-        "live": run.status in wording.GOING_ON or None,
+        "live": run.status in GOING_ON or None,
         "folder": sanitize(Path(run.path).name),
         "start": None if run.start_unix_ns is None else wording.utc_time(run.start_unix_ns),
     }
@@ -285,7 +285,7 @@ def list_revision(runs: Sequence[RunSummary]) -> str:
 
     Runs that go on count by id and status only, because their rows are requested separately.
     """
-    states = [(run.run_id, run.status, None if run.status in wording.GOING_ON else run.revision) for run in runs]
+    states = [(run.run_id, run.status, None if run.status in GOING_ON else run.revision) for run in runs]
     return hashlib.blake2b(repr(states).encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 

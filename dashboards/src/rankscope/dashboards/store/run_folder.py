@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.text import ranks_text
@@ -16,7 +15,7 @@ from rankscope.dashboards.data.memory_cache import MemoryCache, adaptive
 from rankscope.dashboards.data.source import RunSummary, Status, UnknownRunError
 from rankscope.dashboards.model.line import MAX_BADGE
 from rankscope.dashboards.store.footprint import Footprint, footprint
-from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
+from rankscope.dashboards.words.inert import MAX_TEXT, is_web_address, sanitize
 from rankscope.runs.named import runs_in
 from rankscope.runs.reader import RunReader, is_visible_run
 from rankscope.runs.records import RunInfo
@@ -25,8 +24,6 @@ from rankscope.runs.world_size import recorded_world_size
 
 MOST_TRACKERS: Final = 4
 """Maximum number of links to experiment trackers."""
-MOST_ADDRESS: Final = 2_000
-"""Maximum length of the address of such a link."""
 
 FEW_RUNS: Final = 20
 """Most runs that are looked at within a request."""
@@ -193,18 +190,8 @@ def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
 
 def _trackers(info: RunInfo) -> tuple[tuple[str, str], ...]:
     """Return the trackers whose addresses are web addresses: anything may be in the file."""
-    links = [(sanitize(name, MAX_BADGE), url) for name, url in info.trackers.items() if _is_web_address(url)]
+    links = [(sanitize(name, MAX_BADGE), url) for name, url in info.trackers.items() if is_web_address(url)]
     return tuple(links[:MOST_TRACKERS])
-
-
-def _is_web_address(url: str) -> bool:
-    # Browsers end the host at a backslash, urlsplit does not.
-    if len(url) > MOST_ADDRESS or not url.startswith(("https://", "http://")) or "\\" in url or not url.isprintable():
-        return False
-    try:
-        return bool(urlsplit(url).hostname)
-    except ValueError:
-        return False
 
 
 def _named(ranks: list[int], of: int) -> str:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from rankscope.base.text import shortened
 from rankscope.dashboards.charts.bar_names import LONGEST_LABEL
-from rankscope.dashboards.charts.bars import BarStyle, row_bars
-from rankscope.dashboards.charts.frame import framed, hatched, note, rank_label, readable, rows_axis
-from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.charts.bars import bar_marker, row_bars
+from rankscope.dashboards.charts.frame import framed, note, rank_label, readable, rows_axis
+from rankscope.dashboards.charts.palette import BarStyle, Palette
 from rankscope.dashboards.data.hosts import host_labels
 from rankscope.dashboards.timeline.parts import NO_VALUE, ActivityKind, Numbers, Parts
 from rankscope.dashboards.words.inert import plotly_text
@@ -234,7 +234,7 @@ def _marker(kind: int, colors: Palette) -> dict[str, Any]:
     if kind >= FIRST_PHASE:
         return {"color": phase_color(kind, colors), "line": {"width": 0.5, "color": colors.surface}}
     style = STYLES[kind]
-    return {**hatched(getattr(colors, style.color), style.hatch, colors), "line": {"width": 0.5, "color": colors.surface}}
+    return {**bar_marker(style, colors), "line": {"width": 0.5, "color": colors.surface}}
 
 
 def phase_color(kind: int, colors: Palette) -> str:

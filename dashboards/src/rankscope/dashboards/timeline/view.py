@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from rankscope.analysis.perfetto.export_result import clock_sentence
-from rankscope.dashboards.charts.frame import note
+from rankscope.dashboards.charts.frame import drawn_note
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.hosts import UNKNOWN_HOST, known_hosts, rows_by_host, several_hosts
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.data.source import RunSummary
-from rankscope.dashboards.model.drawn import NO_DATA, Cell, DrawnFigure, FigureData
+from rankscope.dashboards.data.source import GOING_ON, RunSummary
+from rankscope.dashboards.model.drawn import Cell, DrawnFigure, FigureData
 from rankscope.dashboards.model.page import (
     AdviceItem,
     Block,
@@ -40,7 +40,7 @@ from rankscope.dashboards.timeline.kernels import kernel_section
 from rankscope.dashboards.timeline.lanes import DETAIL_UP_TO, described, lanes_of, representatives
 from rankscope.dashboards.timeline.parts import NO_VALUE, Numbers
 from rankscope.dashboards.timeline.windows import Window
-from rankscope.dashboards.words.wording import GOING_ON, count, utc_time
+from rankscope.dashboards.words.wording import count, utc_time
 from rankscope.runs.control import MAX_STEPS
 
 STEPS: Final = 3
@@ -133,7 +133,7 @@ def _of_several(each: int, *, by_host: bool) -> str:
 def _picture(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     chosen = _window(run, state)
     if chosen is None:
-        return DrawnFigure(note(_NONE, colors), NO_DATA, "No window has been captured yet")
+        return drawn_note(_NONE, colors)
     window, data = chosen
     first, past = _span(state, data)
     by_host = _by_host(run, state)
@@ -190,7 +190,7 @@ def _arrivals(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     number = None if chosen is None else _chosen(state, chosen[1])
     if chosen is None or number is None:
         text = _NONE if chosen is None else "No collective of this window could be matched across its ranks."
-        return DrawnFigure(note(text, colors), NO_DATA, text.replace("<br>", " "))
+        return drawn_note(text, colors)
     data = chosen[1]
     collective = data.info.collectives[number]
     of_collective = data.calls.collective == number

@@ -17,10 +17,10 @@ from rankscope.analysis.whatif.whatif_result import Effect, WhatIf
 from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
 from rankscope.base.text import shortened
+from rankscope.dashboards.charts.causes import CAUSES
 from rankscope.dashboards.data.cached_files import read_json
 from rankscope.dashboards.data.progress import OnProgress, Progress
 from rankscope.dashboards.model.state import host_item
-from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.inert import inert_record
 from rankscope.runs.named import NamedRun
 from rankscope.runs.reader import RunReader

@@ -11,6 +11,7 @@ from rankscope.analysis.whatif.outcome import hosts_slow_together, rare_steps_te
 from rankscope.analysis.whatif.whatif_result import Effect, WhatIf
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.data.source import BEING_WRITTEN
 from rankscope.dashboards.model.drawn import DrawnFigure, FigureData
 from rankscope.dashboards.model.page import Block, Choice, Entry, Fact, Facts, FigureBlock, Items, Part, Section, Text
 from rankscope.dashboards.model.run_head import nothing_yet
@@ -148,7 +149,7 @@ def _answer(run: RunData, state: PageState) -> list[Block]:
 
 
 def _fleet(run: RunData) -> list[Block]:
-    return fleet(run.whatif, goes_on=run.summary.status in ("starting", "live"))
+    return fleet(run.whatif, goes_on=run.summary.status in BEING_WRITTEN)
 
 
 def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, ...]) -> DrawnFigure:

@@ -77,12 +77,6 @@ def state(status: Status, kind: Kind | None = None) -> tuple[str, str]:
     return ("Hung", "bad") if kind == "hang" else (STATUS_LABELS[status], STATUS_TONES[status])
 
 
-GOING_ON: Final[frozenset[Status]] = frozenset({"starting", "live", "silent"})
-"""Statuses of runs that may have running ranks."""
-LIVE: Final = GOING_ON | {"failed"}
-"""Statuses of runs that may still change. A failed elastic job may start its next attempt."""
-
-
 def percent(share: float | None, *, digits: int = 0) -> str:
     """Format a fraction: ``0.38`` -> ``38%``."""
     return UNKNOWN if share is None else f"{100 * share:.{digits}f}%"
