@@ -6,12 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.dashboards.charts.heatmap import step_heatmap
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.events import (
     KINDS,
@@ -22,7 +20,6 @@ from rankscope.dashboards.data.events import (
     most_important,
     placed,
 )
-from rankscope.dashboards.ranks.figures import mark_events
 from rankscope.runs.records import HardwareSample
 
 SECOND = 10**9
@@ -136,44 +133,3 @@ def test_events_are_in_the_step_that_was_going_on() -> None:
     clock = StepClock(np.array([100, 101, 102, 103]), np.array([10, 20, 0, 40]))
     steps = [(item.step, item.until_step) for item in placed(most_important([event, before, elsewhere], 0), {"a": clock}).events]
     assert steps == [(None, None), (101, 103), (None, None)]
-
-
-def happened(kind: str, step: int | None, until_step: int | None, **about: Any) -> HardwareEvent:
-    return HardwareEvent(
-        unix_ns=1, until_unix_ns=2, host="a", gpu_uuid="GPU-1", kind=kind, detail="<b>it</b>", step=step, until_step=until_step,
-        **about,
-    )  # fmt: skip
-
-
-def test_events_are_marked_where_they_began_and_ended() -> None:
-    figure = step_heatmap(np.ones((4, 60)), range(4), range(60), LIGHT, label="own time", unit="us")
-    before = figure.layout.height
-    mark_events(figure, [happened("hw_thermal", 10, 19, rank=2), happened("xid", 30, 30, simulated=True)], LIGHT, steps=(0, 59))
-    error, throttled = figure.data[1:]
-    assert (list(throttled.x), list(throttled.customdata)) == ([10, 19, None], [2, 2, None])
-    assert (list(error.x), list(error.customdata)) == ([30, 30, None], [None, None, None])
-    assert "rank 2" in throttled.hovertext[0]
-    assert "steps 10 to 19" in throttled.hovertext[0]
-    assert "SIMULATED" in error.hovertext[0]
-    assert "<b>it" not in throttled.hovertext[0], "what a file claims is text"
-    assert figure.layout.height > before, "the map keeps its room"
-    assert error.marker.symbol[0] != throttled.marker.symbol[0], "not told apart by colour"
-
-
-def test_every_kind_has_a_mark() -> None:
-    figure = mark_events(go.Figure(layout={"height": 300}), [happened(kind, 1, 1) for kind in KINDS], LIGHT, steps=(0, 9))
-    assert sum(len(trace.x) for trace in figure.data) == 3 * len(KINDS)
-
-
-def test_without_an_event_on_a_step_the_map_is_as_it_was() -> None:
-    figure = step_heatmap(np.ones((4, 60)), range(4), range(60), LIGHT, label="own time", unit="us")
-    before = figure.to_json()
-    for event in (happened("xid", None, None), happened("xid", 60, 61)):
-        assert mark_events(figure, [event], LIGHT, steps=(0, 59)).to_json() == before
-
-
-def test_what_began_before_the_steps_that_are_shown_begins_with_them() -> None:
-    figure = step_heatmap(np.ones((4, 10)), range(4), range(15, 25), LIGHT, label="own time", unit="us")
-    mark_events(figure, [happened("hw_thermal", 3, 99)], LIGHT, steps=(15, 24))
-    assert list(figure.data[1].x) == [15, 24, None]
-    assert "steps 3 to 99" in figure.data[1].hovertext[0]

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.dashboards.blocks import draw, figure_names, pick, pick_row, table_rows, text_of, write, zoom
-from tests.dashboards.gpu_samples import STEP_NS, STEPS, hot, samples_of, uuid, write_samples
+from tests.dashboards.blocks import draw, figure_names, pick, pick_row, run_at, table_rows, text_of, write, zoom
+from tests.dashboards.gpu_samples import STEP_NS, STEPS, hot, rows_of, samples_of, uuid, write_samples
 from tests.dashboards.recorded_run import START_NS
 
 from rankscope.base.errors import RankscopeError
@@ -22,7 +22,6 @@ from rankscope.dashboards.hardware.hints import gpu_hints
 from rankscope.dashboards.hardware.table import gpu_rows
 from rankscope.dashboards.hardware.view import VIEW
 from rankscope.dashboards.model.state import PageState
-from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.profiler.helper.sampling.exporter_page import read_page
 
 LIGHT = PALETTES["light"]
@@ -34,8 +33,7 @@ def run(tmp_path: Path, write_run: WriteRun) -> RunData:
     """Run with samples of the two simulated GPUs of node-1, and none of the two GPUs of node-0."""
     path = write_run(tmp_path / "run", simulated=True)
     write_samples(path, "node-1", samples_of(2, simulated=True), samples_of(3, simulated=True))
-    source = DiskRuns(path)
-    return RunData(source, source.summary("run-1"))
+    return run_at(path)
 
 
 def test_the_map_has_a_row_per_gpu_and_the_gauge_of_every_step(run: RunData) -> None:
@@ -138,8 +136,7 @@ def test_what_is_missing_is_said_with_how_to_get_it(run: RunData) -> None:
 
 
 def test_a_run_without_samples_says_how_to_get_them(tmp_path: Path, write_run: WriteRun) -> None:
-    source = DiskRuns(write_run(tmp_path / "run"))
-    run = RunData(source, source.summary("run-1"))
+    run = run_at(write_run(tmp_path / "run"))
     text = text_of(VIEW.blocks(run, PageState()))
     for part in ("rankscope exporter", "--exporter-url URL", "--no-hardware"):
         assert part in text
@@ -148,13 +145,6 @@ def test_a_run_without_samples_says_how_to_get_them(tmp_path: Path, write_run: W
 
 
 # Without a disk ---------------------------------------------------------------------------------------------------------------
-
-
-def rows_of(times: list[int], **gauges: list[float]) -> Any:
-    rows = np.zeros(len(times), ROW)
-    for name in ROW.names or ():
-        rows[name] = gauges.get(name, np.nan) if name != "unix_ns" else times
-    return rows
 
 
 def in_memory(rows: dict[str, Any], clock: StepClock | None = None, **about: dict[str, Any]) -> Hardware:

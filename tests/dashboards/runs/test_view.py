@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.dashboards.blocks import only, page_text, text_of
+from tests.dashboards.recorded_run import START_NS
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence.step_table.steps import StepTable
@@ -34,7 +35,6 @@ from rankscope.dashboards.runs.view import COLUMNS, MOST_FOLLOWED, PAGE, asked_r
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.web.config import DashboardConfig
 
-START_NS = 1_790_000_000_000_000_000
 WriteRun = Callable[..., Path]
 
 

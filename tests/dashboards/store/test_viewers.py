@@ -21,7 +21,6 @@ from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.data.background import BackgroundAnswers
 from rankscope.dashboards.data.memory_cache import MemoryCache
-from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
 from rankscope.dashboards.data.viewer import VIEWER
 from rankscope.dashboards.store import run_folder
@@ -371,11 +370,6 @@ def test_a_follower_that_has_just_ended_is_no_failure(tmp_path: Path, jobs: Jobs
     for ask_again in (source.version, source.stale, source.brief):
         with contextlib.suppress(NotReadyError):
             assert ask_again("run-1") is None, "there is nothing to report"
-
-
-def test_a_poll_of_what_is_not_ready_changes_nothing(memory_runs: Any) -> None:
-    memory_runs.problems["run-1"] = NotReadyError(Progress("reading the run for the first time"))
-    assert set(Caller(create_app(memory_runs)).polled("/run/run-1")) == {"number", "path"}
 
 
 def test_a_silent_run_is_followed_while_what_its_ranks_do_changes(tmp_path: Path, jobs: Jobs) -> None:
