@@ -104,9 +104,7 @@ def check(view: View, source: Any, expected: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "view",
-    [item for item in VIEWS if item.slug in ("ranks", "overlap", "delays")],
-    ids=lambda view: view.slug or "overview",
+    "view", [item for item in VIEWS if item.slug in ("ranks", "overlap", "delays")], ids=lambda view: view.slug or "overview"
 )
 def test_what_does_not_declare_a_field_does_not_depend_on_it(view: View, memory_runs: Any) -> None:
     memory_runs.put(host_analysis(), host_table())

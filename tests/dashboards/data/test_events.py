@@ -11,15 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.dashboards.charts.palette import PALETTES
-from rankscope.dashboards.data.events import (
-    KINDS,
-    THROTTLES,
-    EventFinder,
-    HardwareEvent,
-    StepClock,
-    most_important,
-    placed,
-)
+from rankscope.dashboards.data.events import KINDS, THROTTLES, EventFinder, HardwareEvent, StepClock, most_important, placed
 from rankscope.runs.records import HardwareSample
 
 SECOND = 10**9

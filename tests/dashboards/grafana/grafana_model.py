@@ -11,13 +11,7 @@ from rankscope.dashboards.grafana.shipped import shipped
 
 Json = dict[str, Any]
 
-BUILT_IN = {
-    "__rate_interval": "15s",
-    "__range_s": "300",
-    "__range": "300s",
-    "__interval_ms": "5000",
-    "__interval": "5s",
-}
+BUILT_IN = {"__rate_interval": "15s", "__range_s": "300", "__range": "300s", "__interval_ms": "5000", "__interval": "5s"}
 LONGER = BUILT_IN | {"__interval": "300s", "__interval_ms": "300000"}
 """Built-in variables of a panel with a minimum interval, for a longer time range."""
 _VARIABLE = re.compile(r"\$\{(\w+)(?::\w+)?\}|\$(\w+)")

@@ -50,9 +50,7 @@ def test_the_map_has_a_row_per_gpu_and_the_gauge_of_every_step(run: RunData) -> 
     assert drawn.table.rows[STEPS + 20] == ("node-1 · GPU 1", 20.0, START_NS + 20 * STEP_NS, 88.0)
 
 
-def test_the_picked_gpu_is_marked_for_any_uuid_until_a_rank_is_picked(
-    run: RunData,
-) -> None:
+def test_the_picked_gpu_is_marked_for_any_uuid_until_a_rank_is_picked(run: RunData) -> None:
     for state, row in (
         (PageState(gpu=uuid(3).removeprefix("GPU-")), 1),
         (PageState(gpu=uuid(3), rank=3), 1),

@@ -50,17 +50,7 @@ def test_nothing_selected_leaves_the_address_clean() -> None:
 
 @pytest.mark.parametrize(
     "search",
-    [
-        "?rank=-1",
-        "?rank=two",
-        "?rank=",
-        "?metric=<script>",
-        "?metric=",
-        "?rows=stage",
-        "?steps=5-3",
-        "?steps=5",
-        "?steps=-1-3",
-    ],
+    ["?rank=-1", "?rank=two", "?rank=", "?metric=<script>", "?metric=", "?rows=stage", "?steps=5-3", "?steps=5", "?steps=-1-3"],
 )
 def test_what_cannot_be_read_is_at_its_default(search: str) -> None:
     assert PageState.parse(search) == PageState(rank=None, metric=DEFAULT_METRIC)

@@ -22,15 +22,7 @@ from rankscope.dashboards.data.script import MOST_METRICS, MOST_TAGS, Script, re
 from rankscope.dashboards.data.trend import PERCENTILES, Trend
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.overview import script_rows
-from rankscope.dashboards.overview.figures import (
-    NO_RATE,
-    NO_STEPS,
-    NO_WATERFALL,
-    STYLES,
-    rate_line,
-    trend_lines,
-    waterfall_bars,
-)
+from rankscope.dashboards.overview.figures import NO_RATE, NO_STEPS, NO_WATERFALL, STYLES, rate_line, trend_lines, waterfall_bars
 from rankscope.dashboards.overview.script_rows import add_rows
 from rankscope.dashboards.overview.view import VIEW
 from rankscope.runs.paths import rank_dir

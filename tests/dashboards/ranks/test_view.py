@@ -19,10 +19,7 @@ from tests.dashboards.hosts_at_fault import AT_FAULT, SLOW, host_runs
 from rankscope.analysis.result.analysis import ImposedWait
 from rankscope.dashboards.charts.heatmap import step_cells, step_heatmap
 from rankscope.dashboards.charts.palette import PALETTES
-from rankscope.dashboards.data.events import (
-    KINDS,
-    HardwareEvent,
-)
+from rankscope.dashboards.data.events import KINDS, HardwareEvent
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.topology import RankPlace, Topology, row_order
 from rankscope.dashboards.model.page import Choice, Table, find

@@ -15,18 +15,7 @@ from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.drawn import DrawnFigure
 from rankscope.dashboards.model.line import PageLink, badge
-from rankscope.dashboards.model.page import (
-    AdviceItem,
-    Block,
-    Details,
-    FigureBlock,
-    Group,
-    Inline,
-    Markdown,
-    Part,
-    Section,
-    Text,
-)
+from rankscope.dashboards.model.page import AdviceItem, Block, Details, FigureBlock, Group, Inline, Markdown, Part, Section, Text
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.words.units import duration
@@ -119,7 +108,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 Part("alert-list", lambda: alert_list(alerts_about(run))),
                 AdviceItem(f"When the watcher would have fired over this run: rankscope alerts replay {quote(run.summary.path)}"),
             ],
-        ),
+        )
     ]
 
 

@@ -178,10 +178,7 @@ def step_heatmap(
             colors,
         )
     if _too_sparse(np.asarray(ranks)) or _too_sparse(np.asarray(steps)):
-        return note(
-            "The numbers of ranks or steps have gaps too wide to draw:<br>the run's files look damaged.",
-            colors,
-        )
+        return note("The numbers of ranks or steps have gaps too wide to draw:<br>the run's files look damaged.", colors)
     cells = step_cells(matrix, ranks, steps, worst=worst, order=order, steps_per_column=steps_per_column, rows=rows)
     wide, columns = cells.steps_per_cell, len(cells.at)
     figure = heat_map(

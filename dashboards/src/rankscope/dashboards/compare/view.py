@@ -9,13 +9,7 @@ from typing import Final
 from rankscope.analysis.compare.compare_result import CompareResult, Comparison, Side
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.compare.data import ComparedRuns
-from rankscope.dashboards.compare.figures import (
-    own_times,
-    part_differences,
-    rank_changes,
-    step_distributions,
-    steps_overlay,
-)
+from rankscope.dashboards.compare.figures import own_times, part_differences, rank_changes, step_distributions, steps_overlay
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import RunSource
 from rankscope.dashboards.data.trend import Trend
@@ -63,12 +57,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
     return [
         Heading("Compare", 1, "page-title"),
         Group(_verdicts(result, state), "card verdicts", "section", name="compare-verdict"),
-        Section(
-            name="sides",
-            title="What is compared",
-            help="The first run is the baseline.",
-            blocks=[_sides(result)],
-        ),
+        Section(name="sides", title="What is compared", help="The first run is the baseline.", blocks=[_sides(result)]),
         Section(
             name="distribution",
             title="Step times",

@@ -34,12 +34,7 @@ class Topology(msgspec.Struct, frozen=True):
     @property
     def sorts(self) -> list[str]:
         """Available sort keys of ``row_order``."""
-        return [
-            "rank",
-            *(["host"] if any(place.host is not None for place in self.places) else []),
-            *self.dimensions,
-            "imposed",
-        ]
+        return ["rank", *(["host"] if any(place.host is not None for place in self.places) else []), *self.dimensions, "imposed"]
 
     @property
     def dimensions(self) -> list[str]:

@@ -29,12 +29,7 @@ NO_RANK_WAITED: Final = "No rank was found waiting for another one."
 NO_EVIDENCE: Final = "Waits are not known: this takes steps with collectives, recorded on at least two ranks, and after warm-up."
 
 
-def imposed_bars(
-    imposed: Sequence[ImposedWait],
-    colors: Palette,
-    *,
-    names: BarNames = PLAIN,
-) -> go.Figure:
+def imposed_bars(imposed: Sequence[ImposedWait], colors: Palette, *, names: BarNames = PLAIN) -> go.Figure:
     """Draw bars of the ranks that imposed the most wait, split into wait that cost time and wait hidden by compute."""
     if not imposed:
         return note(NO_EVIDENCE, colors)
@@ -162,12 +157,7 @@ NO_CAUSES: Final = "No rank made another one wait."
 _LEGEND: Final[dict[str, Any]] = {"font": {"size": 12}, "traceorder": "normal"}
 
 
-def cause_bars(
-    ranks: Sequence[RankDelay],
-    colors: Palette,
-    *,
-    names: BarNames = PLAIN,
-) -> go.Figure:
+def cause_bars(ranks: Sequence[RankDelay], colors: Palette, *, names: BarNames = PLAIN) -> go.Figure:
     """Draw horizontal stacked bars per cause for the ranks or hosts that imposed the most wait."""
     known_ranks = [rank for rank in ranks if rank.steps_us is not None]
     if not known_ranks:

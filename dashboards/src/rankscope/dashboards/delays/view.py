@@ -13,14 +13,7 @@ from rankscope.dashboards.charts.bar_names import BarNames, bar_names
 from rankscope.dashboards.charts.causes import CAUSES
 from rankscope.dashboards.charts.frame import drawn_note
 from rankscope.dashboards.charts.palette import Palette
-from rankscope.dashboards.data.hosts import (
-    UNKNOWN_HOST,
-    blamed_hosts,
-    blamed_ranks,
-    known_hosts,
-    rows_by_host,
-    several_hosts,
-)
+from rankscope.dashboards.data.hosts import UNKNOWN_HOST, blamed_hosts, blamed_ranks, known_hosts, rows_by_host, several_hosts
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.delays.data import CHARGED, Delays, RankDelay, WaitGroup
 from rankscope.dashboards.delays.figures import (

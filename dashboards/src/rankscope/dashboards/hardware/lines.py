@@ -60,11 +60,7 @@ class OwnTime:
 
 
 def gpu_lines(
-    series: HardwareSeries,
-    events: Sequence[HardwareEvent],
-    own: OwnTime | None,
-    columns: TimeColumns,
-    colors: Palette,
+    series: HardwareSeries, events: Sequence[HardwareEvent], own: OwnTime | None, columns: TimeColumns, colors: Palette
 ) -> go.Figure:
     """Draw small multiples with a shared x axis: events of the GPU, its gauges, and the own time of its rank.
 

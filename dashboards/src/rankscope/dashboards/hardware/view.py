@@ -20,13 +20,7 @@ from rankscope.dashboards.data.hosts import rows_by_host
 from rankscope.dashboards.data.metrics import METRICS, MetricLabel, of_origin, why_unknown
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import GOING_ON
-from rankscope.dashboards.hardware.data import (
-    TimeColumns,
-    figures_of,
-    source_of,
-    time_columns,
-    worst_in,
-)
+from rankscope.dashboards.hardware.data import TimeColumns, figures_of, source_of, time_columns, worst_in
 from rankscope.dashboards.hardware.figures import GpuCells, finish, gpu_cells, gpu_label, gpu_map
 from rankscope.dashboards.hardware.hints import gpu_hints
 from rankscope.dashboards.hardware.lines import GAUGES, NAMES, OwnTime, gpu_lines

@@ -96,9 +96,7 @@ def component(block: model.Block) -> Component:
 @component.register
 def _(block: model.Text) -> Component:
     return html.P(
-        line(block.line),
-        **_non_empty(className=block.style, role=block.role),
-        **aria(live="polite" if block.live else None),
+        line(block.line), **_non_empty(className=block.style, role=block.role), **aria(live="polite" if block.live else None)
     )
 
 
@@ -351,12 +349,7 @@ def _(block: model.Section) -> Component:
     help_text = f"{block.help} {block.use}".strip()
     head = html.Div(
         [
-            html.Div(
-                [
-                    html.H2(block.title, id=f"{block.name}-title"),
-                    html.P(line(help_text), className="help"),
-                ]
-            ),
+            html.Div([html.H2(block.title, id=f"{block.name}-title"), html.P(line(help_text), className="help")]),
             html.Div(
                 [*render_blocks(block.tools), *(_save_table(nested, block.title) for nested in block.blocks)], className="tools"
             ),

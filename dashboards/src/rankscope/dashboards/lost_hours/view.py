@@ -10,14 +10,7 @@ from rankscope.analysis.result.cause import Cause
 from rankscope.dashboards.charts.causes import CAUSES
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import RunSource, RunSummary
-from rankscope.dashboards.lost_hours.data import (
-    DAY_NS,
-    ClusterLedger,
-    HostLoss,
-    cluster_ledger,
-    run_losses,
-    total_cost,
-)
+from rankscope.dashboards.lost_hours.data import DAY_NS, ClusterLedger, HostLoss, cluster_ledger, run_losses, total_cost
 from rankscope.dashboards.lost_hours.figures import NO_HOST, lost_hours_bars
 from rankscope.dashboards.model.line import Line, Piece, Span, badge, first_pieces, named_link
 from rankscope.dashboards.model.page import (
@@ -91,10 +84,7 @@ def _facts(ledger: ClusterLedger) -> list[Fact]:
     cost = total_cost(ledger.hosts)
     facts = [
         ("GPU time lost", wording.gpu_hours(ledger.gpu_hours) if ledger.counted else wording.UNKNOWN),
-        (
-            "Cost",
-            ", ".join(wording.money(amount, currency) for currency, amount in sorted(cost.items())) or wording.UNKNOWN,
-        ),
+        ("Cost", ", ".join(wording.money(amount, currency) for currency, amount in sorted(cost.items())) or wording.UNKNOWN),
         ("Hosts blamed repeatedly", wording.count(sum(host.repeated for host in ledger.hosts), "host")),
         ("Runs counted", f"{len(ledger.counted):,} of {_all(ledger):,}"),
     ]

@@ -81,11 +81,7 @@ def means_by_host(analysis: Analysis, hosts: Mapping[int, str]) -> list[RankResu
 
 
 def breakdown_bars(
-    ranks: Sequence[RankResult],
-    colors: Palette,
-    *,
-    names: BarNames = PLAIN,
-    cause: str | None = None,
+    ranks: Sequence[RankResult], colors: Palette, *, names: BarNames = PLAIN, cause: str | None = None
 ) -> go.Figure:
     """Draw stacked bars per rank or host. Those that ``names`` marks have a sign, bold type and a frame.
 

@@ -96,11 +96,7 @@ def _facts(analysis: Analysis) -> list[Fact]:
         facts.append(Fact("Confidence", wording.percent(verdict.confidence), meter=verdict.confidence))
     if verdict.slowdown is not None or slow:
         facts.append(
-            Fact(
-                "Slowdown",
-                wording.slowdown(verdict.slowdown),
-                why="Step time as it is over step time without the cause",
-            )
+            Fact("Slowdown", wording.slowdown(verdict.slowdown), why="Step time as it is over step time without the cause")
         )
     if verdict.saves is not None:
         low, high = (max(0.0, bound) for bound in verdict.saves)

@@ -69,11 +69,7 @@ def _memory(memory: Memory | None) -> Iterator[Fact]:
         if largest is None:
             yield Fact(_GPU_MEMORY, wording.UNKNOWN, detail="no sample of a GPU's memory")
         else:
-            yield Fact(
-                _GPU_MEMORY,
-                wording.UNKNOWN,
-                detail=f"{size(largest)} used at most; the device's size is not known",
-            )
+            yield Fact(_GPU_MEMORY, wording.UNKNOWN, detail=f"{size(largest)} used at most; the device's size is not known")
     else:
         free_bytes = max(0, fullest.device_bytes - fullest.peak_allocated_bytes)
         of = f"of {size(fullest.device_bytes)}, on rank {fullest.rank}, the fullest"

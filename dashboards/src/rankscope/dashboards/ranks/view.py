@@ -121,12 +121,7 @@ class _MetricPart:
         }
 
     def cells(self) -> StepCells:
-        return step_cells(
-            **self.rows(),
-            steps=self.steps,
-            worst=self.metric.worst,
-            steps_per_column=self.part.steps_per_column,
-        )
+        return step_cells(**self.rows(), steps=self.steps, worst=self.metric.worst, steps_per_column=self.part.steps_per_column)
 
     def ranks_of(self, items: Sequence[int]) -> list[int]:
         """Return the ranks of items of the map's rows."""

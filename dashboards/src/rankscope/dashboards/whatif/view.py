@@ -98,11 +98,7 @@ def fleet(answer: WhatIfAnswer, *, goes_on: bool) -> list[Block]:
         about += f" Of the ranks' steps, {percent(source.estimated_share, digits=1)} are not recorded, and estimated."
     if goes_on:
         about += f" The run goes on: this is as of {utc_time(answer.made_unix_ns)}."
-    return [
-        Facts(_measures(result)),
-        Text(about, "help"),
-        *([Items(source.warnings, "warnings")] if source.warnings else []),
-    ]
+    return [Facts(_measures(result)), Text(about, "help"), *([Items(source.warnings, "warnings")] if source.warnings else [])]
 
 
 def _measures(result: WhatIf) -> list[Fact]:
@@ -113,11 +109,7 @@ def _measures(result: WhatIf) -> list[Fact]:
     )
     slowest = f"rank {result.slowest_ranks[0]}" if len(result.slowest_ranks) == 1 else f"the {len(result.slowest_ranks)} slowest"
     return [
-        Fact(
-            "S, slowdown",
-            slowdown(result.slowdown),
-            detail="step as it is ÷ step without any straggler",
-        ),
+        Fact("S, slowdown", slowdown(result.slowdown), detail="step as it is ÷ step without any straggler"),
         Fact(
             "M_W, slowest 3% of ranks",
             UNKNOWN if result.m_worker is None else f"{result.m_worker:.2f}",
@@ -156,8 +148,7 @@ def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, 
     result = run.whatif.result
     pace = _pace(run, state)
     candidates = sorted(
-        (part for part in removables(result) if part.kind in kinds),
-        key=lambda part: part.effect.without_step_seconds,
+        (part for part in removables(result) if part.kind in kinds), key=lambda part: part.effect.without_step_seconds
     )
     joint = together(result)
     # Of two equally slow ranks, neither saves anything alone.

@@ -75,10 +75,7 @@ def places(series: str, *, all_instances: bool = True) -> list[new.QueryVariable
         chosen("cluster", "Cluster", f"label_values({series}, cluster)", all_value=".*"),
         chosen("job", "Job", f"label_values({series}{{{picked}}}, job)", all_value=""),
         chosen(
-            "instance",
-            "Instance",
-            f'label_values({series}{{{picked}, job=~"$job"}}, instance)',
-            start_with_all=all_instances,
+            "instance", "Instance", f'label_values({series}{{{picked}, job=~"$job"}}, instance)', start_with_all=all_instances
         ),
     ]
 
