@@ -94,7 +94,6 @@ def lay(
             ranks=ranks,
             extent_ns=int(max(all_parts.end.max(initial=1), table[:, 3].max(initial=1))),
             clock=clock_of(clocks, len(matching.matches), ranks, clock_names),
-            base_unix_ns=base,
             steps=_steps(ranks, captured, clocks, base),
             matched=len(matching.matches) + len(matching.directed),
             unmatched=matching.unmatched,
@@ -167,7 +166,6 @@ class _LinkedCollectives:
                 last=last,
                 spread_ns=spread_ns,
                 first_ns=min(self.on_clock(rank, arrival_ns(record)) for rank, record in of_each),
-                end_ns=max(self.on_clock(rank, record.end_unix_ns) for rank, record in of_each),
             )
         )
         return keys
