@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.dashboards.charts.palette import PALETTES
-from rankscope.dashboards.data.events import KINDS, THROTTLES, EventFinder, HardwareEvent, StepClock, most_important, placed
+from rankscope.dashboards.data.events import KINDS, THROTTLES, EventFinder, HardwareEvent, StepClock, most_important, on_steps
 from rankscope.runs.records import HardwareSample
 
 SECOND = 10**9
@@ -123,5 +123,7 @@ def test_events_are_in_the_step_that_was_going_on() -> None:
     before = HardwareEvent(unix_ns=5, until_unix_ns=5, host="a", gpu_uuid="GPU-1", kind="xid", detail="")
     elsewhere = HardwareEvent(unix_ns=25, until_unix_ns=25, host="b", gpu_uuid="GPU-2", kind="xid", detail="")
     clock = StepClock(np.array([100, 101, 102, 103]), np.array([10, 20, 0, 40]))
-    steps = [(item.step, item.until_step) for item in placed(most_important([event, before, elsewhere], 0), {"a": clock}).events]
+    steps = [
+        (item.step, item.until_step) for item in on_steps(most_important([event, before, elsewhere], 0), {"a": clock}).events
+    ]
     assert steps == [(None, None), (101, 103), (None, None)]

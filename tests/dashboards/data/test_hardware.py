@@ -16,7 +16,7 @@ from tests.dashboards.recorded_run import START_NS
 from tests.step_files import keep_rows, steps_file
 
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.data.hardware import Hardware, HardwareIndex, SampledGpu, in_steps, nothing, stored
+from rankscope.dashboards.data.hardware import Hardware, HardwareIndex, SampledGpu, in_steps, no_hardware, read_hardware
 from rankscope.dashboards.store.derive import DerivedData
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.follow import FollowerState
@@ -81,7 +81,7 @@ def test_a_run_without_samples_says_how_to_get_them(tmp_path: Path, write_run: W
         assert "rankscope exporter" in str(why)
     with pytest.raises(RankscopeError, match="no samples of GPU GPU-1"):
         source.part("run-1", "hardware").series("GPU-1")
-    assert nothing("because").index.why_none == "because"
+    assert no_hardware("because").index.why_none == "because"
 
 
 def test_why_samples_are_missing_is_told_and_leaves_a_gap(tmp_path: Path, write_run: WriteRun) -> None:
@@ -99,7 +99,7 @@ def test_hosts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     for host in ("node-10", "node-9"):
         samples.add(host, [sample(0, 1, power_watts=1)])
     samples.publish({}, {})
-    assert [gpu.host for gpu in stored(tmp_path).gpus] == ["node-9", "node-10"]
+    assert [gpu.host for gpu in read_hardware(tmp_path).gpus] == ["node-9", "node-10"]
 
 
 def test_only_reasons_are_a_run_without_samples_too(tmp_path: Path, write_run: WriteRun) -> None:
@@ -165,7 +165,7 @@ def test_samples_that_come_in_parts_are_those_that_come_at_once(tmp_path: Path) 
         item.publish({}, {})
     assert (tmp_path / "once" / "hardware.json").read_bytes() == (tmp_path / "parts" / "hardware.json").read_bytes()
     assert (tmp_path / "once" / "events.json").read_bytes() == (tmp_path / "parts" / "events.json").read_bytes()
-    at_once, in_parts = (stored(tmp_path / name).series(uuid(0)).values["power_watts"] for name in ("once", "parts"))
+    at_once, in_parts = (read_hardware(tmp_path / name).series(uuid(0)).values["power_watts"] for name in ("once", "parts"))
     np.testing.assert_array_equal(at_once, in_parts)
     assert len(at_once) == 50
 

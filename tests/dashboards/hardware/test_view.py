@@ -17,7 +17,7 @@ from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.events import HardwareEvents, StepClock
 from rankscope.dashboards.data.hardware import ORIGIN, ROW, GaugeRange, Hardware, HardwareIndex, LinkState, SampledGpu
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.hardware.data import MOST_COLUMNS, figures_of, time_columns, worst_in
+from rankscope.dashboards.hardware.data import MOST_COLUMNS, statistics_of, time_columns, worst_in
 from rankscope.dashboards.hardware.hints import gpu_hints
 from rankscope.dashboards.hardware.table import gpu_rows
 from rankscope.dashboards.hardware.view import VIEW
@@ -189,22 +189,22 @@ def test_without_steps_the_axis_is_the_time() -> None:
 def test_idle_clocks_do_not_count_as_low() -> None:
     rows = rows_of(list(range(10)), sm_clock_hertz=[3e8] * 5 + [2e9] * 5, utilization_ratio=[0.0] * 5 + [0.9] * 5)
     hardware = in_memory({"one": rows}, StepClock(np.arange(10), np.arange(10) + 1))
-    (figures,) = figures_of(hardware, time_columns(hardware, None))
-    assert figures.usual_clock_hertz == figures.low_clock_hertz == pytest.approx(2e9)
+    (statistics,) = statistics_of(hardware, time_columns(hardware, None))
+    assert statistics.usual_clock_hertz == statistics.low_clock_hertz == pytest.approx(2e9)
 
 
 def test_a_mig_device_has_the_heat_of_its_gpu_and_no_power_of_its_own() -> None:
     times = list(range(100, 1100, 100))
     rows = {
-        "GPU-whole": rows_of(times, temperature_celsius=[70.0] * 10, power_watts=[300.0] * 10),
+        "GPU-parent": rows_of(times, temperature_celsius=[70.0] * 10, power_watts=[300.0] * 10),
         "MIG-part": rows_of(times, memory_used_bytes=[2.0**30] * 10),
     }
-    hardware = in_memory(rows, StepClock(np.arange(10), np.array(times)), **{"MIG-part": {"parent_uuid": "GPU-whole"}})
+    hardware = in_memory(rows, StepClock(np.arange(10), np.array(times)), **{"MIG-part": {"parent_uuid": "GPU-parent"}})
     columns = time_columns(hardware, None)
     assert worst_in(hardware, "temperature_celsius", columns)[1].tolist() == [70.0] * 10
-    whole, part = figures_of(hardware, columns)
-    row = gpu_rows(hardware.gpus, [whole, part], {"MIG-part": whole})[1]
-    assert (row["temperature_highest"], row["memory"], row["gpu"]) == (70, 1, "MIG of GPU-whole")
+    parent, part = statistics_of(hardware, columns)
+    row = gpu_rows(hardware.gpus, [parent, part], {"MIG-part": parent})[1]
+    assert (row["temperature_highest"], row["memory"], row["gpu"]) == (70, 1, "MIG of GPU-parent")
     assert "1 MIG device" in text_of(gpu_hints(hardware, HardwareEvents(), None))
 
 
@@ -224,11 +224,11 @@ def test_links_say_what_they_were() -> None:
         links={"pcie_link_width": LinkState(8, 8, 16), "nvlinks_down": LinkState(0, 0, 2)},
         rises={"pcie_replays": 3},
     )
-    (figures,) = figures_of(
+    (statistics,) = statistics_of(
         in_memory({"one": rows_of([1, 2], power_watts=[1, 1])}),
         time_columns(in_memory({"one": rows_of([1, 2], power_watts=[1, 1])}), None),
     )
-    (row,) = gpu_rows([gpu], [figures], {})
+    (row,) = gpu_rows([gpu], [statistics], {})
     assert row["links"] == "PCIe x8 (had 16), 0 NVLinks down (was 2)"
     assert row["link_errors"] == 3
 

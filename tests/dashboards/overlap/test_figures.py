@@ -21,12 +21,12 @@ from rankscope.dashboards.overlap.figures import (
     NOTABLE,
     PARTS,
     SHOWN,
-    against,
     bandwidth_bars,
+    bandwidth_text,
     breakdown_bars,
     by_cost,
+    collective_name,
     means_by_host,
-    name_of,
     wait_bars,
 )
 
@@ -88,7 +88,7 @@ def test_bandwidth_is_drawn_with_its_deciles_against_a_mark() -> None:
 )
 def test_what_must_be_known_of_a_bandwidth_is_said(change: dict[str, Any], sentence: str) -> None:
     row = msgspec.structs.replace(GRADIENTS, **change)
-    assert against(row) == sentence
+    assert bandwidth_text(row) == sentence
     marks = bandwidth_bars([row], LIGHT).layout.shapes
     assert len(marks) == (0 if row.expected_gb_s is None else 1)
 
@@ -98,7 +98,7 @@ def test_what_is_missing_is_said_with_how_to_get_it() -> None:
     assert notes(wait_bars([], LIGHT)) == notes(bandwidth_bars([], LIGHT)) == [NO_COLLECTIVE]
     assert notes(wait_bars([UNKNOWN], LIGHT)) == notes(bandwidth_bars([UNKNOWN], LIGHT)) == [NO_TRANSFER]
     assert notes(bandwidth_bars([sizeless], LIGHT)) == [NO_SIZE]
-    assert name_of(sizeless) == "all_reduce · dp (8 ranks) · size not known"
+    assert collective_name(sizeless) == "all_reduce · dp (8 ranks) · size not known"
 
 
 def test_how_much_communication_is_hidden_is_a_sentence(memory_runs: Any, analysis: Analysis) -> None:

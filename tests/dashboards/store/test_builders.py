@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
-from rankscope.dashboards.lost_hours.data import cluster_ledger, run_losses
+from rankscope.dashboards.lost_hours.data import cluster_losses, run_losses
 from rankscope.dashboards.runs.view import list_rows
 from rankscope.dashboards.store.builders import InlineBuilder, JobBuilder
 from rankscope.dashboards.store.cache import Store, cache_folder, key_of
@@ -144,7 +144,7 @@ def test_a_live_run_is_followed_to_its_end_and_its_result_is_handed_over(
     run = write_run(tmp_path / "run", steps=12, finished=False)
     builder = JobBuilder(Store(tmp_path / "cache"))
     source = DiskRuns(run, builder)
-    assert [len(cluster_ledger(run_losses(source)).live), len(cluster_ledger(run_losses(source)).not_analysed)] == [1, 0]
+    assert [len(cluster_losses(run_losses(source)).live), len(cluster_losses(run_losses(source)).not_analysed)] == [1, 0]
 
     def look() -> DerivedData:
         return builder.derived(summary(run))
@@ -154,7 +154,7 @@ def test_a_live_run_is_followed_to_its_end_and_its_result_is_handed_over(
     brief = source.known_brief(summary(run))
     assert brief is not None
     assert brief.steps == 12
-    assert cluster_ledger(run_losses(source)).live == []
+    assert cluster_losses(run_losses(source)).live == []
     assert derived.part("steps").steps.tolist() == list(range(12))
     assert derived.part("analysis").source.steps == 12
     before = derived.version

@@ -40,7 +40,7 @@ from rankscope.dashboards.store.jobs import (
     AnalysisProcess,
     Jobs,
 )
-from rankscope.dashboards.store.tasks import State
+from rankscope.dashboards.store.tasks import TaskReport
 from rankscope.dashboards.timeline.windows import Window
 
 WriteRun = Callable[..., Path]
@@ -79,7 +79,7 @@ def follow(jobs: Jobs, name: str, *, watched: bool = True, used_bytes: int = 0) 
     with contextlib.suppress(NotReadyError):
         jobs.followed(name, a_run(name), watched=watched)
     job = jobs._jobs[name]
-    job.state, job.used_bytes = State(update=Update("1")), used_bytes or job.used_bytes
+    job.report, job.used_bytes = TaskReport(update=Update("1")), used_bytes or job.used_bytes
     return job
 
 
@@ -313,7 +313,7 @@ def test_an_ended_run_keeps_its_page_and_takes_over_the_followers_result(
     def update() -> None:
         revision = footprint(run).revision
         failure = following.failure_of_update()
-        job.folder, job.state = folder, State(update=Update(revision, failure, following.is_final))
+        job.folder, job.report = folder, TaskReport(update=Update(revision, failure, following.is_final))
 
     update()
     shown = call.shown("/run/run-1")
@@ -366,7 +366,7 @@ def test_a_follower_that_has_just_ended_is_no_failure(tmp_path: Path, jobs: Jobs
     with pytest.raises(NotReadyError):
         source.version("run-1")
     (job,) = jobs._jobs.values()
-    job.folder, job.state = tmp_path / "cache" / ".gone", State(update=Update("1"))
+    job.folder, job.report = tmp_path / "cache" / ".gone", TaskReport(update=Update("1"))
     for ask_again in (source.version, source.stale, source.brief):
         with contextlib.suppress(NotReadyError):
             assert ask_again("run-1") is None, "there is nothing to report"

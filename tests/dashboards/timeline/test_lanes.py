@@ -12,7 +12,7 @@ from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.trace.intervals import EMPTY, Spans, join, measure, union
 from rankscope.dashboards.charts.palette import palette
-from rankscope.dashboards.timeline.build_window import lay
+from rankscope.dashboards.timeline.build_window import arrange_window
 from rankscope.dashboards.timeline.figures import (
     FIRST_PHASE,
     MOST_BARS,
@@ -190,7 +190,7 @@ def test_compute_in_a_window_is_where_each_collective_recorded_it() -> None:
         )
 
     records = [one(0, 5_000, (2.0, 3.0), (4.0, 5.5)), one(1, 20_000), one(2, 30_000, (7.0, 8.0))]
-    window = lay(
+    window = arrange_window(
         {0: Reduction(breakdowns=[], collectives=records)}, Clocks(), Matching(), RawEvents(), range(7, 8), clock_names={}
     )
     # then time counts from the first arrival, at 6 µs

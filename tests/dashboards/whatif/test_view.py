@@ -20,8 +20,8 @@ from rankscope.dashboards.store.builders import InlineBuilder
 from rankscope.dashboards.store.cache import Store
 from rankscope.dashboards.store.disk import WHATIF_EVERY_S, DiskRuns
 from rankscope.dashboards.whatif.counterfactuals import step_without
-from rankscope.dashboards.whatif.data import pace_of
-from rankscope.dashboards.whatif.view import VIEW, fleet, together, without
+from rankscope.dashboards.whatif.data import week_cost_of
+from rankscope.dashboards.whatif.view import VIEW, hidden_items, measure_blocks, saving_blocks
 
 COLORS = palette("dark")
 SLOW = 2
@@ -78,7 +78,7 @@ def test_ranks_that_are_slow_together_have_the_one_bar_of_their_host(run: RunDat
         for host, saved, of in (("a", 0.041, [0]), ("b", 0.05, [2, 3]))
     ]
     result = msgspec.structs.replace(run.whatif.result, by_rank=ranks, by_host=hosts)
-    assert together(result) == {"host:a", "rank:2", "rank:3"}
+    assert hidden_items(result) == {"host:a", "rank:2", "rank:3"}
 
 
 def fields_of(effect: Effect) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def test_a_cause_that_costs_little_is_left_out_only_alone(run: RunData) -> None:
 
 def test_price_in_the_address_goes_before_the_recorded_one(run: RunData) -> None:
     answer = run.whatif
-    recorded, result = pace_of(answer), pace_of(answer, price=5.0, currency="EUR")
+    recorded, result = week_cost_of(answer), week_cost_of(answer, price=5.0, currency="EUR")
 
     assert (recorded.price_per_gpu_hour, recorded.currency) == (2.5, "USD")
     assert recorded.gpu_hours == 168 * 4
@@ -163,11 +163,11 @@ def test_savings_of_a_week_count_its_rare_steps_and_the_page_names_them(run: Run
     answer = run.whatif
     source = msgspec.structs.replace(answer.result.source, rare_steps=3, rare_share=0.25, steps_left_out=8, estimated_share=0.031)
     rare = msgspec.structs.replace(answer, result=msgspec.structs.replace(answer.result, source=source))
-    assert pace_of(rare).gpu_hours_of(0.01) == pytest.approx(0.75 * (pace_of(answer).gpu_hours_of(0.01) or 0))
+    assert week_cost_of(rare).gpu_hours_of(0.01) == pytest.approx(0.75 * (week_cost_of(answer).gpu_hours_of(0.01) or 0))
     thought = step_without(run, ("rank:2",))
-    shown = text_of(without(rare.result, thought, pace_of(rare), price_given=False))
+    shown = text_of(saving_blocks(rare.result, thought, week_cost_of(rare), price_given=False))
     assert all(fact in shown for fact in ("typical step", "3 rare steps", "25%", "rankscope analyze"))
-    about = text_of(fleet(rare, goes_on=False))
+    about = text_of(measure_blocks(rare, goes_on=False))
     assert all(fact in about for fact in ("rare", "3.1%", "estimated"))
 
 

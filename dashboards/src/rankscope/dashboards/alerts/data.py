@@ -20,7 +20,7 @@ from rankscope.alerts.watch.announcements import FindingRecord
 from rankscope.alerts.watch.ledger import LedgerEntry, read_entries
 from rankscope.analysis.evidence.hardware import bare
 from rankscope.base.errors import InputError, RankscopeError
-from rankscope.dashboards.alerts.record import AlertRecord, CollectedAlerts, State, alert_record
+from rankscope.dashboards.alerts.record import AlertRecord, AlertState, CollectedAlerts, alert_record
 from rankscope.dashboards.data.background import BackgroundAnswers
 from rankscope.dashboards.data.memory_cache import MemoryCache
 from rankscope.runs.links import overview_url
@@ -110,7 +110,7 @@ def _findings(path: Path) -> Iterator[FindingRecord]:
 
 
 _OVER: Final = ("finished", "failed")
-_ORDER: Final[tuple[State, ...]] = ("firing", "pending", "lost", "resolved")
+_ORDER: Final[tuple[AlertState, ...]] = ("firing", "pending", "lost", "resolved")
 
 
 class Findings(Protocol):

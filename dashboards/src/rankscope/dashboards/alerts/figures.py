@@ -9,7 +9,7 @@ from typing import Final
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from rankscope.base.text import shortened
-from rankscope.dashboards.alerts.record import AlertRecord, State
+from rankscope.dashboards.alerts.record import AlertRecord, AlertState
 from rankscope.dashboards.charts.bars import bar_marker
 from rankscope.dashboards.charts.frame import drawn_note, framed, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import BarStyle, Palette
@@ -26,7 +26,7 @@ COLUMNS: Final = (
 _TIME: Final = "time ({})"
 NONE: Final = "No alert is known: nothing was found, or no watcher ran (rankscope alerts watch RUNS)."
 
-_STATES: Final[dict[State, BarStyle]] = {
+_STATES: Final[dict[AlertState, BarStyle]] = {
     "firing": BarStyle("Fires", "exposed_communication"),
     "pending": BarStyle("Pending", "exposed_memcpy", "."),
     "lost": BarStyle("End unknown", "missing", "/"),

@@ -27,8 +27,8 @@ class BarNames:
     """Names of hosts at the axis, where these are shorter."""
 
     @property
-    def what(self) -> str:
-        """Unit of the bars: ``rank`` or ``host``."""
+    def row_kind(self) -> str:
+        """What the bars are: ``rank`` or ``host``."""
         return "host" if self.by_host else "rank"
 
     def host(self, rank: int) -> str:

@@ -46,7 +46,7 @@ _FRAMED_UP_TO: Final = 64
 class MapRows:
     """Rows of a heat map from the top, each of ``per_row`` consecutive ``items``: ranks, or what ``names`` names."""
 
-    what: str
+    row_kind: str
     """Title of the axis, such as ``rank``."""
     items: Sequence[int] = ()
     """Numbers of the items in display order."""
@@ -258,7 +258,7 @@ def _rows_axis(
     }
     ticks = dict(sorted({**regular, **marked}.items()))
     figure.update_yaxes(
-        title_text=rows.what,
+        title_text=rows.row_kind,
         type="category",
         tickmode="array",
         tickvals=[positions[row] for row in ticks],

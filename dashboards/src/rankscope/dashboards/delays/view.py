@@ -85,12 +85,12 @@ def _imposed(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     return DrawnFigure(
         imposed_bars(imposed, colors, names=names),
         FigureData(
-            (names.what, "imposed wait [us]", "of it exposed [us]", "share"),
+            (names.row_kind, "imposed wait [us]", "of it exposed [us]", "share"),
             [(names.item(row.rank), row.imposed_us, row.imposed_exposed_us, row.share) for row in imposed],
         ),
         "The waits that ranks imposed are not known"
         if most is None
-        else f"{names.what.capitalize()} {names.item(most.rank)} made the others wait most",
+        else f"{names.row_kind.capitalize()} {names.item(most.rank)} made the others wait most",
     )
 
 
@@ -118,13 +118,13 @@ def _matrix(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     group = _shown_group(run, state)
     if group is None:
         return drawn_note(NO_EVIDENCE, colors)
-    what = "host" if group.by_host else "rank"
+    row_kind = "host" if group.by_host else "rank"
     cells = sorted(zip(group.victims, group.origins, group.waited_us, strict=True), key=lambda cell: -cell[2])
     rows = [(group.names[victim], group.names[origin], waited) for victim, origin, waited in cells]
     sentence = "No rank of this group waited"
     if rows:
         victim_name, origin_name, waited = rows[0]
-        sentence = f"In {group.label}, {what} {victim_name} waited longest: {duration(waited)} for {what} {origin_name}"
+        sentence = f"In {group.label}, {row_kind} {victim_name} waited longest: {duration(waited)} for {row_kind} {origin_name}"
     hosts = known_hosts(run.analysis)
     if group.by_host:
         blamed, picked = blamed_hosts(run.analysis), None if state.rank is None else hosts.get(state.rank)
@@ -141,7 +141,7 @@ def _matrix(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
             blamed=marked,
             picked=None if picked is None else place.get(picked),
         ),
-        FigureData((f"{what} that waited", f"{what} waited for", "wait [us]"), rows),
+        FigureData((f"{row_kind} that waited", f"{row_kind} waited for", "wait [us]"), rows),
         sentence,
     )
 
@@ -207,12 +207,12 @@ def _cause_bars(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
         cause = max(worst.causes_us, key=lambda name: worst.causes_us[name])
         cost = duration(worst.steps_us or 0.0)
         sentence = (
-            f"{names.what.capitalize()} {names.item(worst.rank)} cost the others {cost}, most of it by: {CAUSES[cause].label}"
+            f"{names.row_kind.capitalize()} {names.item(worst.rank)} cost the others {cost}, most of it by: {CAUSES[cause].label}"
         )
     return DrawnFigure(
         cause_bars(ranks, colors, names=names),
         FigureData(
-            (names.what, "imposed wait [us]", *(f"{CAUSES[cause].label} [us]" for cause in CHARGED)),
+            (names.row_kind, "imposed wait [us]", *(f"{CAUSES[cause].label} [us]" for cause in CHARGED)),
             [(names.item(rank.rank), rank.steps_us, *(rank.causes_us.get(key) for key in CHARGED)) for rank in known_ranks],
         ),
         sentence,

@@ -212,7 +212,7 @@ def _(block: model.Request) -> Component:
         html.Button(label, className="button", type="button", **cast("Any", {f"data-{name}": value}))
         for label, name, value in block.buttons
     ]
-    return html.Div([*parts, html.Span(className="told", role="status", **aria(live="polite"))], className="asking")
+    return html.Div([*parts, html.Span(className="progress-text", role="status", **aria(live="polite"))], className="request")
 
 
 @component.register

@@ -236,10 +236,10 @@ def _content(blocks: Sequence[Block], colors: Palette) -> list[Component]:
     return cast("list[Component]", content.children)
 
 
-def _picture_or_why(draw: Callable[[], DrawnFigure | None], colors: Palette, what: str) -> tuple[DrawnFigure | None, bool]:
+def _picture_or_why(draw: Callable[[], DrawnFigure | None], colors: Palette, figure: str) -> tuple[DrawnFigure | None, bool]:
     """Return what ``draw`` returns, or a note with the error in its place, and whether that is final.
 
-    ``what`` is drawn, for the log.
+    ``figure``: its name, for the log.
     """
     try:
         return draw(), True
@@ -248,7 +248,7 @@ def _picture_or_why(draw: Callable[[], DrawnFigure | None], colors: Palette, wha
     except RankscopeError as error:
         return drawn_note(str(error), colors), True
     except Exception:  # noqa: BLE001  other figures must still be drawn; the log has the traceback
-        _LOG.exception("%s", what)
+        _LOG.exception("%s", figure)
         return drawn_note(INTERNAL_ERROR, colors), True
 
 

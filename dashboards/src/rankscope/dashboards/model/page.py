@@ -142,7 +142,7 @@ class Rows(Block):
 
     columns: Sequence[tuple[str, str]]
     rows: Sequence[Sequence[Line]]
-    style: str = "ledger"
+    style: str = "listing"
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ def breakdown_bars(
         times = np.vstack([times.mean(axis=0), times[chosen]])
         profiled = [profiled[index] for index in chosen]
     at = np.array([*([0] if len(times) > len(profiled) else []), *(row_of[rank.rank] for rank in profiled)])
-    mean = [f"mean of all {names.what}s"] if len(times) > len(profiled) else []
+    mean = [f"mean of all {names.row_kind}s"] if len(times) > len(profiled) else []
     texts = [*mean, *(names.text(rank.rank) for rank in profiled)]
     of_blamed = np.array([*(False for _ in mean), *(names.is_blamed(rank.rank) for rank in profiled)])
     late = np.zeros(len(times))
@@ -186,7 +186,7 @@ def by_cost(rows: Sequence[CollectiveBandwidth], group: str | None) -> list[Coll
     return sorted((row for row in rows if group in (None, row.group)), key=cost_us, reverse=True)
 
 
-def name_of(row: CollectiveBandwidth) -> str:
+def collective_name(row: CollectiveBandwidth) -> str:
     """Return operation, group and size: ``all_reduce · dp (8 ranks) · 4.0 MiB``."""
     ranks = "" if row.group_size is None else f" ({counted(row.group_size, 'rank')})"
     return f"{row.op} · {row.group}{ranks} · {'size not known' if row.bytes is None else bytes_in_words(row.bytes)}"
@@ -211,12 +211,12 @@ def wait_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.Figure
             [row.matched * us / size for row, us in zip(shown, each, strict=True)],
             colors,
             customdata=[f"{row.matched:,} x {duration(us)}" for row, us in zip(shown, each, strict=True)],
-            hovertext=[plotly_text(name_of(row)) for row in shown],
+            hovertext=[plotly_text(collective_name(row)) for row in shown],
             hovertemplate=f"<b>%{{hovertext}}</b><br>{style.label}: %{{x:,.2f}} {unit}<br>%{{customdata}}<extra></extra>",
         )
     for at, row in enumerate(shown):
         waiting = "waiting not known" if row.wait_us is None else f"{_share(row):.0f}% waiting"
-        _behind(figure, colors.text, at, cost_us(row) / size, f"{in_unit(cost_us(row), (size, unit))} · {waiting}")
+        _text_after_bar(figure, colors.text, at, cost_us(row) / size, f"{in_unit(cost_us(row), (size, unit))} · {waiting}")
     _rows(figure, shown, colors)
     figure.update_layout(barmode="stack")
     figure.update_xaxes(title_text=f"{unit} per rank, sum over the profiled steps", range=[0, 1.6 * cost_us(shown[0]) / size])
@@ -246,8 +246,8 @@ def bandwidth_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.F
             "thickness": 1,
             "width": 4,
         },
-        hovertext=[plotly_text(name_of(row)) for row in shown],
-        customdata=[against(row) for row in shown],
+        hovertext=[plotly_text(collective_name(row)) for row in shown],
+        customdata=[bandwidth_text(row) for row in shown],
         hovertemplate="<b>%{hovertext}</b><br>bus bandwidth %{x:,.3~g} GB/s<br>%{customdata}<extra></extra>",
     )
     longest = max([*measured, *(row.expected_gb_s or 0.0 for row in shown), *(row.bus_p90_gb_s or 0.0 for row in shown)])
@@ -258,13 +258,13 @@ def bandwidth_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.F
                 line={"color": colors.emphasis, "width": 3},
             )  # fmt: skip
         end = max(measured[at], row.expected_gb_s or 0.0, row.bus_p90_gb_s or 0.0)
-        _behind(figure, colors.text if row.expected_gb_s is not None else colors.muted, at, end, against(row))
+        _text_after_bar(figure, colors.text if row.expected_gb_s is not None else colors.muted, at, end, bandwidth_text(row))
     _rows(figure, shown, colors)
     figure.update_xaxes(title_text="bus bandwidth, GB/s<br>mark: expected bandwidth of the link", range=[0, 1.9 * longest or 1])
     return figure
 
 
-def against(row: CollectiveBandwidth) -> str:
+def bandwidth_text(row: CollectiveBandwidth) -> str:
     """Return measured versus expected bandwidth, with its caveats: ``38 of 50 GB/s · 76%``."""
     measured = "" if row.bus_gb_s is not None else "at least "
     shown = f"{measured}{_measured(row):,.3g}"
@@ -289,12 +289,12 @@ def _rows(figure: go.Figure, rows: Sequence[CollectiveBandwidth], colors: Palett
     framed(figure, colors, height=70 + 48 * max(len(rows), 2))
     for at, row in enumerate(rows):
         figure.add_annotation(
-            text=plotly_text(name_of(row)), x=0, xref="paper", y=at - 0.46, showarrow=False, xanchor="left", yanchor="middle",
-            font={"size": 12, "color": colors.muted},
+            text=plotly_text(collective_name(row)), x=0, xref="paper", y=at - 0.46, showarrow=False,
+            xanchor="left", yanchor="middle", font={"size": 12, "color": colors.muted},
         )  # fmt: skip
     figure.update_layout(bargap=0.52, showlegend=False)
     figure.update_yaxes(visible=False, range=[len(rows) - 0.6, -0.7], fixedrange=True)
 
 
-def _behind(figure: go.Figure, color: str, row: int, at: float, text: str) -> None:
+def _text_after_bar(figure: go.Figure, color: str, row: int, at: float, text: str) -> None:
     figure.add_annotation(text=text, x=at, y=row, showarrow=False, xanchor="left", xshift=8, font={"size": 12, "color": color})

@@ -37,7 +37,7 @@ class RunChange:
     """Number of the first step."""
     last: int
     when: str
-    what: str
+    text: str
 
 
 def changes(run: RunData, state: PageState) -> list[Block]:
@@ -61,7 +61,7 @@ def _line(run: RunData, state: PageState, run_change: RunChange) -> list[Piece]:
     shown = replace(state, steps=(run_change.first, run_change.last))
     return [
         PageLink(run_change.when, run_path(run.summary.run_id) + shown.search, style="moment-link"),
-        Span(run_change.what, style="what"),
+        Span(run_change.text, style="what"),
     ]
 
 

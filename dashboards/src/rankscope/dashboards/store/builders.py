@@ -149,7 +149,7 @@ class JobBuilder(InlineBuilder):
 
     def _handed_over(self, run: RunSummary, following: str, follower: AnalysisProcess) -> DerivedData:
         """Return what the follower of a run that has ended wrote, until the analysis of the whole run is there."""
-        key, update = _key(run), follower.state.update
+        key, update = _key(run), follower.report.update
         assert update is not None
         derived = _of(follower)
         if derived.failure is None and (update.revision != run.revision or update.is_final):
@@ -170,5 +170,5 @@ class JobBuilder(InlineBuilder):
 
 def _of(follower: AnalysisProcess) -> DerivedData:
     assert follower.folder is not None
-    assert follower.state.update is not None
-    return DerivedData(follower.folder, follower.state.update.failure)
+    assert follower.report.update is not None
+    return DerivedData(follower.folder, follower.report.update.failure)

@@ -22,7 +22,7 @@ from rankscope.base.process import collector_paused
 from rankscope.dashboards.data.brief import Brief, brief_of
 from rankscope.dashboards.data.cached_files import read_json
 from rankscope.dashboards.data.events import HardwareEvents
-from rankscope.dashboards.data.hardware import stored
+from rankscope.dashboards.data.hardware import read_hardware
 from rankscope.dashboards.data.progress import OnProgress, Progress
 from rankscope.dashboards.data.script import read_script, script_of, write_script
 from rankscope.dashboards.data.source import Stale
@@ -198,7 +198,7 @@ PARTS: Final[Mapping[str, Callable[[Path], Any]]] = {
     "trend": lambda folder: read_trend(folder / TREND),
     "script": lambda folder: read_script(folder / SCRIPT),
     "topology": _json(TOPOLOGY, Topology),
-    "hardware": lambda folder: stored(folder / HARDWARE),
+    "hardware": lambda folder: read_hardware(folder / HARDWARE),
     "events": _json(f"{HARDWARE}/{EVENTS}", HardwareEvents),
 }
 """Parts of the derived data to their decoders, which raise ``InputError``. ``RunData`` has the type of each."""

@@ -130,12 +130,12 @@ class RunFolder:
                 problem = f"{folder}: a symbolic link that leads out of {self.path}. Nothing of it is shown"
                 return _unreadable(folder, "outside", problem)
             folder = real
-        print_ = self._footprint(folder)
+        files = self._footprint(folder)
         # The summary of 1,024 ranks takes 80 ms, and in a live run only the streams change.
-        read = self._cache.get("summary", str(folder), print_.standing, lambda: _summed_up(folder, print_))
+        read = self._cache.get("summary", str(folder), files.standing, lambda: _summed_up(folder, files))
         if read.problem is None:
-            read = replace(read, revision=print_.revision, last_write_unix_ns=print_.newest_unix_ns, size_bytes=print_.size_bytes)
-        if read.status == "live" and self._clock_s() - print_.newest_unix_ns / 1e9 > SILENT_SECONDS:
+            read = replace(read, revision=files.revision, last_write_unix_ns=files.newest_unix_ns, size_bytes=files.size_bytes)
+        if read.status == "live" and self._clock_s() - files.newest_unix_ns / 1e9 > SILENT_SECONDS:
             # Decided on every call, since silence does not change the files.
             return replace(read, status="silent")
         return read
@@ -147,7 +147,7 @@ class RunFolder:
         return self._cache.get("footprint", str(folder), "", lambda: footprint(folder), lifetime_s=lifetime_s)
 
 
-def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
+def _summed_up(folder: Path, files: Footprint) -> RunSummary:
     try:
         reader = RunReader(folder, links=False)
         attempts = reader.attempts()
@@ -156,7 +156,7 @@ def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
         infos = [info for rank in ranks if (info := reader.rank(last, rank)) is not None]
         attempt = reader.attempt(last) if attempts else None
     except RankscopeError as error:
-        return _unreadable(folder, print_.revision, str(error))
+        return _unreadable(folder, files.revision, str(error))
     losses = ", ".join(
         f"{_named(ended, len(infos))} {word}"
         for reason, word in (("crash", "crashed"), ("killed", "killed"))
@@ -172,11 +172,11 @@ def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
         run_id=reader.info.run_id,
         name=sanitize(reader.info.name),
         path=str(folder),
-        revision=print_.revision,
+        revision=files.revision,
         status=status,
         start_unix_ns=reader.info.start_unix_ns,
-        last_write_unix_ns=print_.newest_unix_ns,
-        size_bytes=print_.size_bytes,
+        last_write_unix_ns=files.newest_unix_ns,
+        size_bytes=files.size_bytes,
         world_size=recorded_world_size(attempt, infos),
         ranks=len(ranks),
         hosts=len({info.host for info in infos}),

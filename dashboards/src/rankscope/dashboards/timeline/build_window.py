@@ -55,10 +55,10 @@ def derive_window(run: Path, attempt: int, steps: range, folder: Path, on_progre
         on_progress(Progress("reading raw traces", len(raw.work)))
         raw.read(rank, file)
     on_progress(Progress("laying the ranks side by side"))
-    write_window(lay(captured, clocks, matched.matching, raw, steps, clock_names=clock_names), folder)
+    write_window(arrange_window(captured, clocks, matched.matching, raw, steps, clock_names=clock_names), folder)
 
 
-def lay(
+def arrange_window(
     captured: Mapping[int, Reduction],
     clocks: Clocks,
     matching: Matching,
@@ -77,7 +77,7 @@ def lay(
     base = min(starts[rank] for rank in ranks)
     linked = _LinkedCollectives(matching, clocks, base)
     for rank in ranks:
-        linked.add_rest(rank, captured[rank].collectives)
+        linked.add_unmatched(rank, captured[rank].collectives)
     parts: list[Parts] = []
     calls: list[Numbers] = []
     for row, rank in enumerate(ranks):
@@ -141,7 +141,7 @@ class _LinkedCollectives:
         for match in matching.directed:
             self._add(match)
 
-    def add_rest(self, rank: int, records: Iterable[CollectiveRecord]) -> None:
+    def add_unmatched(self, rank: int, records: Iterable[CollectiveRecord]) -> None:
         """Add each unmatched record of a rank as a collective of its own."""
         for record in records:
             if key_of(rank, record) not in self.number_of:

@@ -166,8 +166,8 @@ class WeekCost:
         return None if hours is None or self.price_per_gpu_hour is None else hours * self.price_per_gpu_hour
 
 
-def pace_of(answer: WhatIfAnswer, *, price: float | None = None, currency: str | None = None) -> WeekCost:
-    """Return the pace from an answer that is ``ok``. ``price`` of a GPU-hour and ``currency`` override the recorded ones."""
+def week_cost_of(answer: WhatIfAnswer, *, price: float | None = None, currency: str | None = None) -> WeekCost:
+    """Return the cost of a week of an answer that is ``ok``. ``price`` per GPU-hour and ``currency`` replace those recorded."""
     result = answer.result
     price = answer.price_per_gpu_hour if price is None else price
     assert result.measured_step_seconds is not None

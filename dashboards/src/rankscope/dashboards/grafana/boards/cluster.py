@@ -7,7 +7,7 @@ from typing import Final
 from rankscope.dashboards.grafana.boards.panels import columns
 from rankscope.dashboards.grafana.boards.panels.availability import HOSTS, NO_ANSWER_OR_RULES, NO_RULES
 from rankscope.dashboards.grafana.boards.panels.canvas import Canvas, FigureRow
-from rankscope.dashboards.grafana.boards.panels.frame import TO_ALERTS, frame, gpu_variable, places
+from rankscope.dashboards.grafana.boards.panels.frame import TO_ALERTS, frame, gpu_variable, target_variables
 from rankscope.dashboards.grafana.boards.panels.infiniband import links_lost
 from rankscope.dashboards.grafana.boards.panels.kinds import VALUE, BoardColumn, Query, placeholder
 from rankscope.dashboards.grafana.boards.panels.marks import (
@@ -94,7 +94,7 @@ _NOW: Final[tuple[FigureRow, ...]] = (
 def cluster() -> Canvas:
     """Build the board from the exporter's own metrics."""
     about = "Hosts and GPUs of a cluster: availability, state, temperature, power, jobs, and the cost of idle GPUs."
-    canvas = frame(UID, "Cluster", about, *places("gpu_info"), gpu_variable())
+    canvas = frame(UID, "Cluster", about, *target_variables("gpu_info"), gpu_variable())
     canvas.figure_width = 3
     canvas.row("Now")
     canvas.figures(*_NOW)
@@ -215,8 +215,8 @@ def _some_missing(metric: str) -> Query:
 def _over_time(canvas: Canvas) -> None:
     activities = {"kernel": "a kernel runs", "sm": "SMs active", "tensor": "tensor cores active", "memory": "memory active"}
 
-    def all_of(what: str, activity: str) -> str:
-        name = f"instance_activity:gpu_active_seconds:{what}_rate5m"
+    def all_of(statistic: str, activity: str) -> str:
+        name = f"instance_activity:gpu_active_seconds:{statistic}_rate5m"
         return of_instances(f'{name}{{instance=~"$instance", activity="{activity}"}}')
 
     watts = of_instances('instance:gpu_power_watts:sum{instance=~"$instance"}')

@@ -9,7 +9,7 @@ from rankscope.dashboards.grafana.boards.node_trouble import collection, errors,
 from rankscope.dashboards.grafana.boards.panels import columns
 from rankscope.dashboards.grafana.boards.panels.availability import NO_ANSWER_OR_RULES, RULES_LOADED
 from rankscope.dashboards.grafana.boards.panels.canvas import Canvas, FigureRow
-from rankscope.dashboards.grafana.boards.panels.frame import TO_ALERTS, frame, gpu_variable, places
+from rankscope.dashboards.grafana.boards.panels.frame import TO_ALERTS, frame, gpu_variable, target_variables
 from rankscope.dashboards.grafana.boards.panels.infiniband import infiniband
 from rankscope.dashboards.grafana.boards.panels.kinds import VALUE, BoardColumn, Query
 from rankscope.dashboards.grafana.boards.panels.marks import (
@@ -59,7 +59,7 @@ def node() -> Canvas:
     about = (
         "Everything about the GPUs of a host: state, activity, memory, heat, power, links, errors, and how well that is known."
     )
-    variables = [*places("gpu_info", all_instances=False), gpu_variable()]
+    variables = [*target_variables("gpu_info", all_instances=False), gpu_variable()]
     canvas = frame(UID, "Node and GPU", about, *variables, alerts=', instance=~"$instance"', since="now-3h")
     canvas.figure_width = 3
     _now(canvas)

@@ -110,10 +110,10 @@ def lines(canvas: Canvas) -> None:
     absent = placeholder(gpus_without("gpu_nvlink_transmit_bytes_total"))
     canvas.graph("NVLink both ways", "Bps", "Bytes per second over all NVLinks, both ways.", query, absent)
     _lines(canvas, *_LINKS)
-    for what in ("width", "generation"):
-        text = f"The {what} of the link over the greatest that device and slot can do. An idle GPU may lower its generation."
-        now, most = f"gpu_pcie_link_{what}", f"gpu_pcie_link_max_{what}"
-        _ratio(canvas, f"PCIe {what}, share of maximum", text, now, most, missing=now, maximum=1)
+    for quality in ("width", "generation"):
+        text = f"The {quality} of the link over the greatest that device and slot can do. An idle GPU may lower its generation."
+        now, most = f"gpu_pcie_link_{quality}", f"gpu_pcie_link_max_{quality}"
+        _ratio(canvas, f"PCIe {quality}, share of maximum", text, now, most, missing=now, maximum=1)
     _lines(canvas, _PCIE_ERRORS)
 
 
