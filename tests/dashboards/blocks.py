@@ -101,16 +101,16 @@ def zoom(view: View, name: str, run: RunData, state: PageState, across: tuple[fl
     return after
 
 
-def text_of(what: Any, between: str = "") -> str:
+def text_of(content: Any, between: str = "") -> str:
     """Return all text of blocks, with that of their parts."""
-    if isinstance(what, str):
-        return what
-    if isinstance(what, Part):
-        return text_of(what.make(), between)
-    if isinstance(what, (list, tuple)):
-        return between.join(filter(None, (text_of(field, between) for field in what)))
-    if is_dataclass(what):
-        return text_of([getattr(what, field.name) for field in fields(what) if field.name not in UNSEEN], between)
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Part):
+        return text_of(content.make(), between)
+    if isinstance(content, (list, tuple)):
+        return between.join(filter(None, (text_of(field, between) for field in content)))
+    if is_dataclass(content):
+        return text_of([getattr(content, field.name) for field in fields(content) if field.name not in UNSEEN], between)
     return ""
 
 

@@ -69,7 +69,7 @@ class MemoryRuns:
         self.problems: dict[str, Exception] = {}
         self.collected: dict[str, CollectedAlerts] = {}
         self.analysed = 0
-        self.known: set[str] = set()
+        self.cached: set[str] = set()
         """Ids of runs that have been analysed before."""
         self.stored: dict[str, StoredBrief] = {}
         """Verdicts in the run directories."""
@@ -144,7 +144,7 @@ class MemoryRuns:
         )
 
     def known_brief(self, run: RunSummary) -> Brief | None:
-        return brief_of(self.analyses[run.run_id]) if run.run_id in self.known else None
+        return brief_of(self.analyses[run.run_id]) if run.run_id in self.cached else None
 
     def stored_brief(self, run: RunSummary) -> StoredBrief | None:
         return self.stored.get(run.run_id)

@@ -130,9 +130,9 @@ def test_binning_keeps_the_highest_value_of_every_block(matrix: NDArray[np.float
     for row in range(binned.values.shape[0]):
         for column in range(binned.values.shape[1]):
             block = matrix[row * high : (row + 1) * high, column * wide : (column + 1) * wide]
-            known = block[np.isfinite(block)]
+            finite = block[np.isfinite(block)]
             shown = binned.values[row, column]
-            assert shown == np.float32(known.max()) if known.size else np.isnan(shown)
+            assert shown == np.float32(finite.max()) if finite.size else np.isnan(shown)
 
 
 def test_missing_values_are_null_on_the_wire(table: StepTable) -> None:

@@ -18,7 +18,7 @@ SECOND = 10**9
 LIGHT = PALETTES["light"]
 
 
-def found(samples: Iterable[dict[str, Any]]) -> list[HardwareEvent]:
+def events_of(samples: Iterable[dict[str, Any]]) -> list[HardwareEvent]:
     """Return the events found in samples taken one per second."""
     finder = EventFinder("node-1", "GPU-1")
     for second, values in enumerate(samples):
@@ -33,7 +33,7 @@ def times(event: HardwareEvent) -> tuple[int, int]:
 def test_throttling_is_one_event_from_its_first_sample_to_its_last() -> None:
     hot: dict[str, Any] = {"throttle_reasons": ["hw_thermal"]}
     cool: dict[str, Any] = {"throttle_reasons": []}
-    first, second = found([cool, hot, hot, hot, cool, cool, hot])
+    first, second = events_of([cool, hot, hot, hot, cool, cool, hot])
     assert (first.kind, times(first)) == ("hw_thermal", (1, 3))
     assert times(second) == (6, 6)
     assert "heat" in first.detail
@@ -41,37 +41,37 @@ def test_throttling_is_one_event_from_its_first_sample_to_its_last() -> None:
 
 def test_where_nobody_tells_the_reasons_nothing_ends_and_nothing_begins() -> None:
     hot: dict[str, Any] = {"throttle_reasons": ["hw_thermal"]}
-    assert [times(event) for event in found([hot, {}, {}, hot])] == [(0, 3)]
-    assert found([{}, {}]) == []
-    assert found([{"throttle_reasons": ["gpu_idle"]}]) == []
+    assert [times(event) for event in events_of([hot, {}, {}, hot])] == [(0, 3)]
+    assert events_of([{}, {}]) == []
+    assert events_of([{"throttle_reasons": ["gpu_idle"]}]) == []
 
 
 @pytest.mark.parametrize(
     ("counter", "kind"), [("xid_errors", "xid"), ("ecc_uncorrected_errors", "ecc"), ("pcie_replays", "pcie_link")]
 )
 def test_a_counter_that_rises_is_an_event_and_what_it_had_before_is_none(counter: str, kind: str) -> None:
-    (event,) = found([{counter: value} for value in (7, 7, 8, 10, 10)])
+    (event,) = events_of([{counter: value} for value in (7, 7, 8, 10, 10)])
     assert (event.kind, times(event)) == (kind, (2, 3))
     assert event.detail.endswith(": 3")
 
 
 def test_a_counter_that_was_reset_counts_from_zero() -> None:
-    (event,) = found([{"ecc_uncorrected_errors": value} for value in (9, 2, 2)])
+    (event,) = events_of([{"ecc_uncorrected_errors": value} for value in (9, 2, 2)])
     assert event.detail.endswith(": 2")
 
 
 def test_errors_of_programs_are_no_events_of_the_gpu() -> None:
-    assert found([{"xid_errors": 0, "xid_errors_of_programs": 0}, {"xid_errors": 3, "xid_errors_of_programs": 3}]) == []
+    assert events_of([{"xid_errors": 0, "xid_errors_of_programs": 0}, {"xid_errors": 3, "xid_errors_of_programs": 3}]) == []
 
 
 def test_a_link_that_got_narrower_is_an_event_unless_the_gpu_is_idle() -> None:
     def link(width: int, use: float) -> dict[str, Any]:
         return {"pcie_link_width": width, "utilization_ratio": use}
 
-    (event,) = found([link(16, 0.9), link(8, 0.01), link(16, 0.9), link(8, 0.9), link(8, 0.9)])
+    (event,) = events_of([link(16, 0.9), link(8, 0.01), link(16, 0.9), link(8, 0.9), link(8, 0.9)])
     assert (event.kind, times(event)) == ("pcie_link", (3, 4))
     assert event.detail == "PCIe link at 8 lanes, it had 16"
-    (down,) = found([{"nvlinks_down": 0}, {"nvlinks_down": 2}])
+    (down,) = events_of([{"nvlinks_down": 0}, {"nvlinks_down": 2}])
     assert (down.kind, down.detail) == ("nvlink", "2 NVLinks down")
 
 
@@ -80,9 +80,9 @@ def test_a_clock_that_stays_low_is_an_event_a_single_low_sample_is_none() -> Non
         return [{"sm_clock_hertz": value * 1e6, "utilization_ratio": 0.95} for value in values]
 
     usual = [1980.0] * 6
-    assert found(clocks(*usual, 1200, *usual)) == []
-    assert found(clocks(*usual, 1200)) == [], "so far"
-    (event,) = found(clocks(*usual, 1200, 1190, *usual))
+    assert events_of(clocks(*usual, 1200, *usual)) == []
+    assert events_of(clocks(*usual, 1200)) == [], "so far"
+    (event,) = events_of(clocks(*usual, 1200, 1190, *usual))
     assert (event.kind, times(event)) == ("clock_drop", (6, 7))
     assert event.detail == "SM clock 1,190 MHz, usual while busy are 1,980"
 
@@ -91,15 +91,15 @@ def test_a_clock_that_stays_low_is_an_event_a_single_low_sample_is_none() -> Non
 def test_samples_that_show_a_reason_are_just_those_in_its_events(reasons: list[list[str]]) -> None:
     covered = {
         (event.kind, second)
-        for event in found([{"throttle_reasons": item} for item in reasons])
+        for event in events_of([{"throttle_reasons": item} for item in reasons])
         for second in range(times(event)[0], times(event)[1] + 1)
     }
     assert covered == {(reason, at) for at, item in enumerate(reasons) for reason in item if reason != "gpu_idle"}
 
 
 def test_the_most_important_of_too_many_events_stay_and_others_are_counted() -> None:
-    flapping = found([{"throttle_reasons": ["sw_power_cap"] if second % 2 else []} for second in range(100)])
-    errors = found([{"xid_errors": 0}, {"xid_errors": 1}])
+    flapping = events_of([{"throttle_reasons": ["sw_power_cap"] if second % 2 else []} for second in range(100)])
+    errors = events_of([{"xid_errors": 0}, {"xid_errors": 1}])
     events = most_important([*flapping, *errors], left_out=4, most=10)
     assert len(events.events) == 10
     assert events.left_out == 4 + len(flapping) + 1 - 10

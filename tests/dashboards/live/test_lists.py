@@ -22,7 +22,7 @@ RUNS = {"type": "grid", "name": "runs"}
 
 
 def test_a_column_without_a_value_is_hidden(memory_runs: Any, analysis: Analysis, table: StepTable, call: Caller) -> None:
-    memory_runs.known.add("run-1")
+    memory_runs.cached.add("run-1")
 
     def hidden() -> set[str]:
         return {column["field"] for column in find(call.opened("/"), RUNS)["columnDefs"] if column.get("hide")}

@@ -75,7 +75,7 @@ def test_hours_of_rare_steps_are_told_apart(memory_runs: Any, analysis: Analysis
     assert rows == {"checkpoint": (1.0, 1.0), "compute": (5.0, 2.0)}
     rare = msgspec.structs.replace(with_loss(analysis), rare_steps=rare_of(with_loss(analysis).findings[0].summary))
     memory_runs.put(rare, table)
-    memory_runs.known.add("run-1")
+    memory_runs.cached.add("run-1")
     assert "12.4 GPU-h in rare steps" in page(memory_runs)
 
 
@@ -176,7 +176,7 @@ def with_loss(analysis: Analysis) -> Analysis:
 def test_the_page_has_hosts_causes_runs_and_what_is_missing(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     for name in ("one", "two"):
         memory_runs.put(with_loss(analysis), table, run_id=name, name=name)
-        memory_runs.known.add(name)
+        memory_runs.cached.add(name)
     memory_runs.put(analysis, table, run_id="bad", name="broken", status="unreadable", problem="not JSON")
     shown = page(memory_runs)
     for expected in (
@@ -205,7 +205,7 @@ def test_an_empty_ledger_knows_of_no_loss(memory_runs: Any) -> None:
 
 def test_the_figure_and_its_table_have_what_the_page_says(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     memory_runs.put(with_loss(analysis), table)
-    memory_runs.known.add("run-1")
+    memory_runs.cached.add("run-1")
     drawn, ready = draw_at(memory_runs, PAGE.path, "lost-hours-bars", "?since=9999d")
     assert ready
     assert drawn.sentence == "node-1 cost most: 12.4 GPU-h of 12.4 GPU-h lost."
@@ -216,7 +216,7 @@ def test_the_figure_and_its_table_have_what_the_page_says(memory_runs: Any, anal
 
 def test_the_numbers_can_be_taken_away(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     memory_runs.put(with_loss(analysis), table)
-    memory_runs.known.add("run-1")
+    memory_runs.cached.add("run-1")
     http = create_app(memory_runs).server.test_client()
     assert http.get("/lost-hours/data/lost-hours-bars.csv").text.splitlines()[1].startswith("node-1,input,12.4,1,")
     assert http.get("/lost-hours/data/nothing.csv").status_code == 404
@@ -224,7 +224,7 @@ def test_the_numbers_can_be_taken_away(memory_runs: Any, analysis: Analysis, tab
 
 def test_a_window_of_time_is_chosen_in_the_address(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     memory_runs.put(with_loss(analysis), table, start_unix_ns=1)
-    memory_runs.known.add("run-1")
+    memory_runs.cached.add("run-1")
     assert "There is no run in this time range" in page(memory_runs, "?since=30d")
 
 
@@ -247,7 +247,7 @@ def test_one_click_analyses_on_the_server_and_all_viewers_see_the_progress(
 def test_a_verdict_on_nobody_is_counted_and_costs_nothing(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     sound = msgspec.structs.replace(analysis, verdict=Verdict(kind="balanced", summary="No rank stands out."), findings=[])
     memory_runs.put(sound, table)
-    memory_runs.known.add("run-1")
+    memory_runs.cached.add("run-1")
     shown = page(memory_runs)
     assert "0 GPU-h" in shown
     assert "Every run is counted." in shown

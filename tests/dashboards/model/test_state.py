@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -26,6 +27,12 @@ states = st.builds(
     span=st.none() | ranges,
     without=st.lists(words.filter(lambda word: "," not in word), max_size=5, unique=True).map(tuple),
     gpu=st.none() | words,
+    runs=st.lists(words, unique=True, max_size=5).map(tuple),
+    at=st.none() | st.integers(0, 10**12),
+    by=st.sampled_from(["host", "rank"]),
+    since=st.none() | st.integers(1, 9999),
+    q=st.none() | words,
+    picked=st.none() | words,
 )
 
 
@@ -34,11 +41,11 @@ def test_what_is_written_is_read_back(state: PageState) -> None:
     assert PageState.parse(state.search) == state
 
 
-@given(st.text())
+@given(st.text() | st.integers() | st.text().map(lambda text: f"?runs={text}&at={text}&sort={text}&since={text}"))
 @example("?rank=²&metric=own_us")
 @example("?rank=" + "9" * 5000)
 @example("&".join(["rank=1"] * 100))
-def test_any_address_gives_a_state_that_can_be_written(search: str) -> None:
+def test_any_address_gives_a_state_that_can_be_written(search: Any) -> None:
     state = PageState.parse(search)
     assert PageState.parse(state.search) == state
 

@@ -36,7 +36,7 @@ def trend(count: int = 4, **others: Any) -> Trend:
     """Return a trend of steps from 10 on; percentiles are 1 ms apart, the median rank is at 12 ms."""
     rows = np.arange(len(PERCENTILES), dtype=np.float32)[:, None] * 1_000 + 10_000
     times = np.broadcast_to(rows, (len(PERCENTILES), count)).copy()
-    whole = Trend(
+    usual = Trend(
         steps=10 + np.arange(count),
         wall_us=times,
         own_us=times - 5_000,
@@ -45,7 +45,7 @@ def trend(count: int = 4, **others: Any) -> Trend:
         tokens=np.full(count, np.nan, np.float32),
         profiled=np.zeros(count, bool),
     )
-    return replace(whole, **others)
+    return replace(usual, **others)
 
 
 def test_waterfall_parts_follow_each_other_and_unknown_ones_have_no_bar() -> None:

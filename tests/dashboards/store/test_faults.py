@@ -73,7 +73,9 @@ def test_a_live_run_that_is_no_longer_followed_says_its_age_and_why(
     builder = JobBuilder(Store(tmp_path / "cache"))
 
     def followed(_key: str, run: RunSummary, **_: bool) -> AnalysisProcess:
-        return AnalysisProcess("follow", run.name, large=False, arguments=[], asked_s=0, heard_s=0, folder=folder, report=report())
+        job = AnalysisProcess("follow", run.name, large=False, arguments=[], asked_s=0, heard_s=0, folder=folder)
+        job.report = report()
+        return job
 
     def report() -> TaskReport:
         return TaskReport(update=Update("1", failure))

@@ -105,11 +105,11 @@ def test_a_job_that_is_killed_is_said_and_a_minute_later_it_is_tried_again(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("view", "known"), [("", False), ("/whatif", True)])
+@pytest.mark.parametrize(("view", "was_analysed"), [("", False), ("/whatif", True)])
 def test_a_job_that_hangs_can_be_cancelled_on_the_page(
-    tmp_path: Path, run: RunSummary, monkeypatch: pytest.MonkeyPatch, view: str, *, known: bool
+    tmp_path: Path, run: RunSummary, monkeypatch: pytest.MonkeyPatch, view: str, *, was_analysed: bool
 ) -> None:
-    before = [InlineBuilder(Store(tmp_path / "cache")).derived(run).folder] if known else []
+    before = [InlineBuilder(Store(tmp_path / "cache")).derived(run).folder] if was_analysed else []
     monkeypatch.setattr(module, "start", hanging(module.start))
     builder = JobBuilder(Store(tmp_path / "cache"))
     call = Caller(create_app(DiskRuns(Path(run.path), builder)))

@@ -344,9 +344,9 @@ def test_an_ended_run_keeps_its_page_and_takes_over_the_followers_result(
     else:
         assert [each.task for each in jobs._jobs.values()] == ["follow", "analyse"]
         assert "is being analysed" in poll()["note"]
-        (whole,) = set(jobs._jobs) - {key}
+        (analysis_key,) = set(jobs._jobs) - {key}
         derive(run, folder_of_it := jobs.store.new_folder(), lambda _: None)
-        jobs.store.publish(whole, folder_of_it)
+        jobs.store.publish(analysis_key, folder_of_it)
     settled = poll()
     assert settled["every_ms"] == 0
     assert settled["version"] != shown["version"]

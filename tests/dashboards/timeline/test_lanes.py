@@ -176,7 +176,7 @@ def test_a_cell_without_a_collective_has_its_kind_only() -> None:
 
 def test_compute_in_a_window_is_where_each_collective_recorded_it() -> None:
     # given two collectives whose compute is told from when they were enqueued
-    def one(index: int, enqueued: int, *spans_us: tuple[float, float]) -> CollectiveRecord:
+    def collective(index: int, enqueued: int, *spans_us: tuple[float, float]) -> CollectiveRecord:
         return CollectiveRecord(
             step=7,
             group="pg",
@@ -189,7 +189,7 @@ def test_compute_in_a_window_is_where_each_collective_recorded_it() -> None:
             compute_spans_us=list(spans_us),
         )
 
-    records = [one(0, 5_000, (2.0, 3.0), (4.0, 5.5)), one(1, 20_000), one(2, 30_000, (7.0, 8.0))]
+    records = [collective(0, 5_000, (2.0, 3.0), (4.0, 5.5)), collective(1, 20_000), collective(2, 30_000, (7.0, 8.0))]
     window = arrange_window(
         {0: Reduction(breakdowns=[], collectives=records)}, Clocks(), Matching(), RawEvents(), range(7, 8), clock_names={}
     )

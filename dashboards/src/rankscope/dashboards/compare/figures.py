@@ -199,7 +199,7 @@ def _of_shift(shift: Shift | None, *fields: str) -> list[float | None]:
 
 def _ranks_table(comparison: Comparison) -> FigureData:
     columns = (
-        "rank", *(f"{what} {name}{unit}" for what, unit in (("host in", ""), ("own", " [us]"), ("above peers", " [us]"))
+        "rank", *(f"{value} {name}{unit}" for value, unit in (("host in", ""), ("own", " [us]"), ("above peers", " [us]"))
                   for name in (comparison.a, comparison.b)), "phase", "outcome",
     )  # fmt: skip
     fields = "rank", "host_a", "host_b", "own_a_us", "own_b_us", "excess_a_us", "excess_b_us", "phase", "outcome"

@@ -131,7 +131,7 @@ def _fact(fact: model.Fact) -> Component:
     if fact.meter is not None:
         filled = f"{100 * min(max(fact.meter, 0.0), 1.0):.0f}%"
         shown.append(html.Span(html.Span(style={"width": filled}), className="meter", **aria(hidden="true")))
-    definition = html.Dd(shown, className="value" if fact.known else "value unknown")
+    definition = html.Dd(shown, className="value" if fact.is_known else "value unknown")
     return html.Div([html.Dt(fact.name), definition], className="fact", **_non_empty(title=fact.why))
 
 

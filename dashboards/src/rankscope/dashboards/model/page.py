@@ -70,7 +70,7 @@ class Fact:
     detail: str | None = None
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         """False for a value that is not known."""
         return self.value != UNKNOWN
 

@@ -183,10 +183,10 @@ def _rare(run_id: str, rare: RareSteps, verdict: Verdict) -> Block:
 def _where_to_see(run_id: str, verdict: Verdict) -> Block:
     """Return links to the views of the verdict's evidence, with the blamed rank picked."""
     several = len(verdict.hosts) > 1
-    what = ("the hosts" if several else f"host {shortened(verdict.hosts[0], 40)}") if verdict.hosts else f"rank {verdict.rank}"
+    blamed = ("the hosts" if several else f"host {shortened(verdict.hosts[0], 40)}") if verdict.hosts else f"rank {verdict.rank}"
     picked = PageState(rank=verdict.rank)
     ways = (
-        ("ranks", f"every step of {what}", picked.search),
+        ("ranks", f"every step of {blamed}", picked.search),
         ("delays", f"who waited for {'them' if several else 'it'}", picked.search),
         (
             "whatif",

@@ -131,7 +131,7 @@ def run_row(run: RunSummary, brief: Brief | None, stale: Stale | None = None) ->
         "start": None if run.start_unix_ns is None else wording.utc_time(run.start_unix_ns),
     }
     if run.problem is not None:
-        return _known(
+        return _without_unknown(
             {
                 **row,
                 "id": sanitize(run.run_id),
@@ -168,10 +168,10 @@ def run_row(run: RunSummary, brief: Brief | None, stale: Stale | None = None) ->
             "cost": brief.cost,
             "currency": brief.currency,
         }
-    return _known(row)
+    return _without_unknown(row)
 
 
-def _known(row: dict[str, Any]) -> dict[str, Any]:
+def _without_unknown(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if value is not None}
 
 
