@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
 from rankscope.dashboards.lost_hours.data import cluster_losses, run_losses
-from rankscope.dashboards.runs.view import list_rows
+from rankscope.dashboards.runs.view import first_row
 from rankscope.dashboards.store.builders import InlineBuilder, JobBuilder
 from rankscope.dashboards.store.cache import Store, cache_folder, key_of
 from rankscope.dashboards.store.derive import DerivedData
@@ -82,7 +82,7 @@ def test_a_list_of_runs_does_not_keep_cache_entries(tmp_path: Path, write_run: W
     source.part("run-1", "analysis")
     (used,) = (tmp_path / "cache").glob("*/.used")
     os.utime(used, ns=(1, 1))
-    list_rows(source, source.runs())
+    assert [first_row(source, run) for run in source.runs()]
     run_losses(source)
     assert used.stat().st_mtime_ns == 1
     source.part("run-1", "steps")
@@ -97,7 +97,7 @@ def test_the_installed_version_is_looked_up_once(tmp_path: Path, write_run: Writ
 
     monkeypatch.setattr("importlib.metadata.version", refused)
     monkeypatch.setattr("importlib.metadata.distribution", refused)
-    assert list_rows(source, source.runs())
+    assert [first_row(source, run) for run in source.runs()]
 
 
 def test_the_cache_is_where_the_desktop_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -157,12 +157,12 @@ def alerts_of(
         alerts += read(partial(_of_prometheus, prometheus, (max(span_unix_ns[0], prometheus_from_unix_ns), span_unix_ns[1])))
     run_ids = {run.run_id for run in runs}
     first, last = span_unix_ns
-    shown = [_linked(alert, run_ids) for alert in alerts if _end(alert) >= first and alert.started_unix_ns <= last]
+    shown = [
+        _linked(alert, run_ids)
+        for alert in alerts
+        if alert.started_unix_ns <= last and (alert.ended_unix_ns is None or alert.ended_unix_ns >= first)
+    ]
     return CollectedAlerts(sorted(shown, key=lambda alert: (_ORDER.index(alert.state), -alert.started_unix_ns)), list(problems))
-
-
-def _end(alert: AlertRecord) -> float:
-    return float("inf") if alert.ended_unix_ns is None else alert.ended_unix_ns
 
 
 def _linked(alert: AlertRecord, run_ids: set[str]) -> AlertRecord:

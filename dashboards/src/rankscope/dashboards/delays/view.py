@@ -15,7 +15,7 @@ from rankscope.dashboards.charts.frame import drawn_note
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.hosts import UNKNOWN_HOST, blamed_hosts, blamed_ranks, known_hosts, rows_by_host, several_hosts
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.delays.data import CHARGED, Delays, RankDelay, WaitGroup
+from rankscope.dashboards.delays.data import CHARGED, RankDelay, WaitGroup
 from rankscope.dashboards.delays.figures import (
     ALONE,
     NO_EVIDENCE,
@@ -103,14 +103,10 @@ _IMPOSED_IN: Final = {
 }
 
 
-def _group_of(delays: Delays, state: PageState) -> WaitGroup | None:
-    """Return the selected process group, else the one with the most waiting; ``None`` if there is none."""
-    return next((group for group in delays.groups if group.key == state.group), next(iter(delays.groups), None))
-
-
 def _shown_group(run: RunData, state: PageState) -> WaitGroup | None:
-    """Return the selected group, host by host where rows are hosts."""
-    group, by_host = _group_of(run.delays, state), rows_by_host(run.analysis, state.rows)
+    """Return the selected group, else the one with the most waiting, if there is one; host by host where rows are hosts."""
+    groups, by_host = run.delays.groups, rows_by_host(run.analysis, state.rows)
+    group = next((group for group in groups if group.key == state.group), groups[0] if groups else None)
     return group_by_host(group, known_hosts(run.analysis)) if group is not None and by_host else group
 
 

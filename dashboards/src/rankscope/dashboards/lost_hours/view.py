@@ -82,17 +82,14 @@ def lost_hours_body(losses: ClusterLosses, backlog: Progress) -> list[Block]:
 
 def _facts(losses: ClusterLosses) -> list[Fact]:
     cost = total_cost(losses.hosts)
+    counted, left_out = len(losses.counted), sum(len(runs) for _, runs in _left_out(losses))
     facts = [
         ("GPU time lost", wording.gpu_hours(losses.gpu_hours) if losses.counted else wording.UNKNOWN),
         ("Cost", ", ".join(wording.money(amount, currency) for currency, amount in sorted(cost.items())) or wording.UNKNOWN),
         ("Hosts blamed repeatedly", wording.count(sum(host.repeated for host in losses.hosts), "host")),
-        ("Runs counted", f"{len(losses.counted):,} of {_all(losses):,}"),
+        ("Runs counted", f"{counted:,} of {counted + left_out:,}"),
     ]
     return [Fact(name, value) for name, value in facts]
-
-
-def _all(losses: ClusterLosses) -> int:
-    return sum(len(runs) for _, runs in _left_out(losses)) + len(losses.counted)
 
 
 def _left_out(losses: ClusterLosses) -> list[tuple[str, list[RunSummary]]]:

@@ -43,7 +43,8 @@ def verdict_card(run: RunSummary, analysis: Analysis) -> list[Block]:
     if others or any(finding.evidence for finding in analysis.findings):
         parts.append(_findings(analysis.findings))
     if analysis.source.warnings:
-        parts.append(_warnings(analysis.source.warnings))
+        limits = [Heading("What limits the evidence"), Items(analysis.source.warnings)]
+        parts.append(Group(limits, "warnings", role="note"))
     return [Group(parts, f"verdict tone-{tone if verdict.failure is None else 'bad'}")]
 
 
@@ -217,7 +218,3 @@ def _findings(findings: list[Finding]) -> Block:
     if more > 0:
         rows.append(Text(f"… and {wording.count(more, 'more finding')}", "help"))
     return Details(f"Evidence: {wording.count(len(findings), 'finding')}, the most costly first", rows)
-
-
-def _warnings(warnings: list[str]) -> Block:
-    return Group([Heading("What limits the evidence"), Items(warnings)], "warnings", role="note")

@@ -205,7 +205,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
         SearchTable(
             name="runs",
             columns=COLUMNS,
-            rows=lambda: list_rows(source, source.runs()),
+            rows=lambda: [first_row(source, run) for run in source.runs()],
             file_name="rankscope-runs",
             pick=lambda row: replace(state, picked=row),
             q=state.q,
@@ -262,10 +262,6 @@ def picked_run(source: RunSource, run_id: str | None) -> list[Block]:
     ]
 
 
-def _version(source: RunSource, _search: str | None) -> str:
-    return list_revision(source.runs())
-
-
 def rows_of(source: RunSource, run_ids: Sequence[str]) -> list[dict[str, Any]]:
     """Return the rows of visible runs. Runs that cannot be read are left out: the next version of the list is without them."""
     rows: list[dict[str, Any]] = []
@@ -280,18 +276,13 @@ def rows_of(source: RunSource, run_ids: Sequence[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def list_revision(runs: Sequence[RunSummary]) -> str:
+def _version(source: RunSource, _search: str | None) -> str:
     """Return a hash that changes when rows are added, removed or changed.
 
     Runs that go on count by id and status only, because their rows are requested separately.
     """
-    states = [(run.run_id, run.status, None if run.status in GOING_ON else run.revision) for run in runs]
+    states = [(run.run_id, run.status, None if run.status in GOING_ON else run.revision) for run in source.runs()]
     return hashlib.blake2b(repr(states).encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
-
-
-def list_rows(source: RunSource, runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
-    """Return a row per run, in the given order."""
-    return [first_row(source, run) for run in runs]
 
 
 def counted(runs: Sequence[RunSummary]) -> str:

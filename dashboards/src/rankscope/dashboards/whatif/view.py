@@ -140,10 +140,6 @@ def _answer(run: RunData, state: PageState) -> list[Block]:
     return saving_blocks(run.whatif.result, counterfactual, _week_cost(run, state), price_given=state.price is not None)
 
 
-def _fleet(run: RunData) -> list[Block]:
-    return measure_blocks(run.whatif, goes_on=run.summary.status in BEING_WRITTEN)
-
-
 def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, ...]) -> DrawnFigure:
     result = run.whatif.result
     week = _week_cost(run, state)
@@ -316,7 +312,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             title="How the loss is spread",
             help="To compare jobs: the measures of Understanding Stragglers in Large Model Training Using What-if Analysis "
             "(OSDI 2025).",
-            blocks=[Part("whatif-fleet", lambda: _fleet(run))],
+            blocks=[Part("whatif-fleet", lambda: measure_blocks(answer, goes_on=run.summary.status in BEING_WRITTEN))],
         ),
     ]
 
