@@ -18,7 +18,7 @@ from tests.dashboards.recorded_run import START_NS
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.alerts import all_alerts as page
 from rankscope.dashboards.alerts import data as watched_alerts
-from rankscope.dashboards.alerts.all_alerts import PAGE, alert_row, picked, row_id
+from rankscope.dashboards.alerts.all_alerts import PAGE, alert_row, picked_alert, row_id
 from rankscope.dashboards.alerts.figures import MOST_BARS, alert_counts, alert_times, bar_width_s
 from rankscope.dashboards.alerts.prometheus import Prometheus, PrometheusServer
 from rankscope.dashboards.alerts.record import AlertRecord, CollectedAlerts, alert_record
@@ -152,12 +152,12 @@ def test_of_too_many_alerts_it_is_said_how_many_are_left_out(memory_runs: Any, m
 def test_the_selected_alert_says_what_it_rests_on_with_its_runbook(memory_runs: Any) -> None:
     alerts = CollectedAlerts([alert(), alert(rank="3")], [])
 
-    shown = str(picked(alerts, row_id(alerts.alerts[0])))
+    shown = str(picked_alert(alerts, row_id(alerts.alerts[0])))
 
     assert "imposed wait" in shown
     assert "Markdown" in shown
-    assert str(picked(alerts, "another")) == str(picked(alerts, None)), "the first, unless another one is selected"
-    assert picked(CollectedAlerts([], []), None) == []
+    assert str(picked_alert(alerts, "another")) == str(picked_alert(alerts, None)), "the first, unless another one is selected"
+    assert picked_alert(CollectedAlerts([], []), None) == []
 
 
 def test_a_folder_that_cannot_be_read_is_a_page_that_says_so(memory_runs: Any) -> None:

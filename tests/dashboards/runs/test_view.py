@@ -20,7 +20,7 @@ from rankscope.analysis.result.analysis import Analysis, Verdict
 from rankscope.analysis.result.stored import store_verdict, stored_verdict
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.brief import StoredBrief, brief_of
-from rankscope.dashboards.data.memory_cache import FACTOR, MemoryCache, adaptive
+from rankscope.dashboards.data.memory_cache import FACTOR, MemoryCache, adaptive_lifetime
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.live.grid import column_def
@@ -295,6 +295,6 @@ def test_many_viewers_share_a_look() -> None:
         return len(asked)
 
     cache = MemoryCache(clock_s=lambda: now[0])
-    assert [cache.get("runs", "", "", look, lifetime_s=adaptive) for _ in range(2)] == [1, 1]
+    assert [cache.get("runs", "", "", look, lifetime_s=adaptive_lifetime) for _ in range(2)] == [1, 1]
     now[0] += FACTOR * 0.5
-    assert cache.get("runs", "", "", look, lifetime_s=adaptive) == 2
+    assert cache.get("runs", "", "", look, lifetime_s=adaptive_lifetime) == 2

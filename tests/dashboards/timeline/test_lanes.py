@@ -23,7 +23,7 @@ from rankscope.dashboards.timeline.figures import (
     Arrival,
     Lanes,
     arrival_bars,
-    cut,
+    cut_into_columns,
     kind_label,
     timeline,
 )
@@ -72,7 +72,7 @@ def test_cutting_into_columns_keeps_the_time_of_every_kind(parts: Parts, columns
     past = min(END, first + length)
     shown = parts.of(np.arange(3), first, past)
 
-    cells = cut(shown, 3, first, past, columns)
+    cells = cut_into_columns(shown, 3, first, past, columns)
 
     expected = np.zeros((3, NOTHING))
     np.add.at(expected, (shown.lane, shown.kind), shown.end - shown.start)
@@ -129,7 +129,7 @@ def test_idle_is_said_only_where_the_raw_trace_tells() -> None:
 def test_the_cell_of_a_column_has_what_took_most_of_it() -> None:
     parts = Parts(*np.array([[0, 0, 6, ActivityKind.WAITING, 3], [0, 6, 10, ActivityKind.TRANSFER, 3]], dtype=np.int64).T)
 
-    cells = cut(parts, 2, 0, 20, 2)
+    cells = cut_into_columns(parts, 2, 0, 20, 2)
 
     assert cells.edges.tolist() == [0, 10, 20]
     assert cells.prevailing.tolist() == [[ActivityKind.WAITING, NOTHING], [NOTHING, NOTHING]]

@@ -19,7 +19,7 @@ from rankscope.cli.terminal import INPUT_PATH, format_option, width
 from rankscope.dashboards.data.brief import Brief, brief_of, stored_brief
 from rankscope.dashboards.data.source import MAY_CHANGE, RunSummary
 from rankscope.dashboards.store.run_folder import RunFolder
-from rankscope.dashboards.words.wording import KIND_LABELS, STATUS_LABELS, state
+from rankscope.dashboards.words.wording import KIND_LABELS, STATUS_LABELS, run_state
 from rankscope.runs.named import DEFAULT_FOLDER
 from rankscope.runs.paths import flight_dir
 from rankscope.runs.reader import RunReader
@@ -92,7 +92,7 @@ def _may_hang(run: RunSummary) -> bool:
 
 def _row(run: RunSummary, brief: Brief | None) -> list[str]:
     verdict = brief.summary if brief is not None else run.problem or NOT_JUDGED
-    label = STATUS_LABELS[run.status] if brief is None else state(run.status, brief.kind)[0]
+    label = STATUS_LABELS[run.status] if brief is None else run_state(run.status, brief.kind)[0]
     kind = "" if brief is None or verdict.startswith(KIND_LABELS[brief.kind]) else f"{KIND_LABELS[brief.kind]}: "
     ranks = run.world_size or run.ranks
     return [Path(run.path).name, label, _started(run) or "-", f"{ranks:,}" if ranks else "-", one_line(kind + verdict)]

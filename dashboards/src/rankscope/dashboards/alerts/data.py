@@ -75,14 +75,6 @@ def revision_of(run: Path) -> str:
     return f"{status.st_mtime_ns} {status.st_size} {status.st_ino}"
 
 
-def followed(watched: Path) -> list[LedgerEntry]:
-    """Return the alerts that the watcher of ``watched`` (a run or a folder of runs) follows now, from this user's state folders.
-
-    Raises ``InputError``.
-    """
-    return read_entries(watcher_state(watched))
-
-
 def alert_of(entry: LedgerEntry, *, seen_unix_ns: int) -> AlertRecord:
     """Return the record of an alert that a watcher follows. A pending one has no start time and gets ``seen_unix_ns``."""
     return alert_record(
@@ -172,8 +164,8 @@ def _linked(alert: AlertRecord, run_ids: set[str]) -> AlertRecord:
 
 
 def _followed(watched: Path, folders: set[str], now_unix_ns: int) -> list[AlertRecord]:
-    entries = [entry for entry in followed(watched) if entry.run in folders and entry.track.state != "resolved"]
-    return [alert_of(entry, seen_unix_ns=now_unix_ns) for entry in entries]
+    entries = (entry for entry in read_entries(watcher_state(watched)) if entry.run in folders)
+    return [alert_of(entry, seen_unix_ns=now_unix_ns) for entry in entries if entry.track.state != "resolved"]
 
 
 def _of_prometheus(prometheus: Prometheus, span_unix_ns: tuple[int, int]) -> list[AlertRecord]:

@@ -127,7 +127,7 @@ def legend_above(figure: go.Figure, **others: Any) -> None:
     figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", **others})
 
 
-def readable(colors: Palette) -> dict[str, str]:
+def outlined_font(colors: Palette) -> dict[str, str]:
     """Return the font of a text on a hatched bar: an outline of the surface's colour covers the hatching around the letters."""
     edges = [f"{x}px {y}px 1px {colors.surface}" for x in (-2, -1, 0, 1, 2) for y in (-1, 0, 1)]
     return {"color": colors.text, "shadow": ", ".join(edges)}

@@ -43,7 +43,7 @@ def _host(url: str) -> str:
 
 def _badges(run: RunSummary, kind: Kind | None) -> list[Badge]:
     """Return badges for the run's status, losses, recorder state, and simulated GPUs."""
-    label, tone = wording.state(run.status, kind)
+    label, tone = wording.run_state(run.status, kind)
     named = run.status == "failed" and kind != "hang"
     badges = [badge(f"{label}: {run.losses}" if named else label, tone=tone)]
     if run.losses is not None and not named:

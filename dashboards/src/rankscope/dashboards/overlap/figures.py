@@ -14,7 +14,6 @@ from rankscope.analysis.causes import IDLE_CAUSES
 from rankscope.analysis.result.analysis import Analysis, RankResult
 from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.analysis.result.hosts import worst_ranks
-from rankscope.analysis.result.text import counted
 from rankscope.analysis.result.text import size as bytes_in_words
 from rankscope.dashboards.charts.bar_names import PLAIN, BarNames
 from rankscope.dashboards.charts.bars import frame_row, row_bars
@@ -24,6 +23,7 @@ from rankscope.dashboards.charts.palette import BarStyle, Palette
 from rankscope.dashboards.data.hosts import UNKNOWN_HOST
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import duration, in_unit, time_unit
+from rankscope.dashboards.words.wording import count
 
 ALL_UP_TO: Final = 24
 """With more ranks than this, only the mean of all and the ranks that differ most from it are drawn."""
@@ -188,7 +188,7 @@ def by_cost(rows: Sequence[CollectiveBandwidth], group: str | None) -> list[Coll
 
 def collective_name(row: CollectiveBandwidth) -> str:
     """Return operation, group and size: ``all_reduce · dp (8 ranks) · 4.0 MiB``."""
-    ranks = "" if row.group_size is None else f" ({counted(row.group_size, 'rank')})"
+    ranks = "" if row.group_size is None else f" ({count(row.group_size, 'rank')})"
     return f"{row.op} · {row.group}{ranks} · {'size not known' if row.bytes is None else bytes_in_words(row.bytes)}"
 
 

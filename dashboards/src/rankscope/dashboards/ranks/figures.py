@@ -30,7 +30,7 @@ _MARKS: Final = (
 """Marks of events, each with its own shape."""
 
 
-def within(events: Iterable[HardwareEvent], steps: tuple[int, int]) -> list[HardwareEvent]:
+def events_within(events: Iterable[HardwareEvent], steps: tuple[int, int]) -> list[HardwareEvent]:
     """Return the events that overlap ``steps`` (first and last, inclusive). Events without a step are left out."""
     return [
         event
@@ -45,7 +45,7 @@ def mark_events(figure: go.Figure, events: Iterable[HardwareEvent], colors: Pale
     A mark is at the step in which the event began; its line ends at the step in which it was last seen. Both are clipped to
     ``steps``. A point's ``customdata`` is the rank, or ``None``. Without such events ``figure`` is unchanged.
     """
-    shown = within(events, steps)
+    shown = events_within(events, steps)
     if not shown:
         return figure
     height = figure.layout.height + _STRIP_PX

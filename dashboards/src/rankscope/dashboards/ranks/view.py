@@ -36,7 +36,7 @@ from rankscope.dashboards.model.picks import rank_of_row, steps_of_drag
 from rankscope.dashboards.model.state import DEFAULT_METRIC, PageState, run_path
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.ranks.data import RankStep, RankValue, rank_step
-from rankscope.dashboards.ranks.figures import mark_events, within
+from rankscope.dashboards.ranks.figures import events_within, mark_events
 from rankscope.dashboards.ranks.tables import COLUMNS, HOST_COLUMNS, host_table, rank_table
 from rankscope.dashboards.words.units import duration, shown_unit
 from rankscope.dashboards.words.wording import count
@@ -196,7 +196,7 @@ def _table(shown: _MetricPart) -> FigureData:
 
 def _happened(events: HardwareEvents, steps: tuple[int, int]) -> str:
     """Return the number of GPU events in these steps by kind, and the number of events that the run leaves out."""
-    counts = Counter(event.kind for event in within(events.events, steps))
+    counts = Counter(event.kind for event in events_within(events.events, steps))
     kinds = ", ".join(f"{count:,} x {kind}" for kind, count in counts.most_common())
     more = f" ({events.left_out:,} more in this run are left out)" if events.left_out else ""
     return f"; marked above: {kinds}{more}" if kinds else ""

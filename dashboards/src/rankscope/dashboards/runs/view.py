@@ -150,7 +150,7 @@ def run_row(run: RunSummary, brief: Brief | None, stale: Stale | None = None) ->
         "ask": True if brief is None or (stale is not None and stale.is_pending) else None,
     }
     if brief is not None:
-        label, tone = wording.state(run.status, brief.kind)
+        label, tone = wording.run_state(run.status, brief.kind)
         row |= {
             "state": label,
             "state_tone": tone,
@@ -212,7 +212,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
             several=True,
             reads=(),
             tools=[
-                Part("runs-count", lambda: [Text(counted(source.runs()), "help", live=True)], reads=()),
+                Part("runs-count", lambda: [Text(count_text(source.runs()), "help", live=True)], reads=()),
                 Group([compare_link(())], name="runs-compare"),
             ],
         ),
@@ -285,7 +285,7 @@ def _version(source: RunSource, _search: str | None) -> str:
     return hashlib.blake2b(repr(states).encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
-def counted(runs: Sequence[RunSummary]) -> str:
+def count_text(runs: Sequence[RunSummary]) -> str:
     """Return the number of runs, and of live ones, in words."""
     live = sum(run.status == "live" for run in runs)
     return wording.count(len(runs), "run") + (f", {live:,} live" if live else "")

@@ -11,7 +11,7 @@ from typing import Final
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.text import ranks_text
 from rankscope.dashboards.data.background import BackgroundAnswers
-from rankscope.dashboards.data.memory_cache import MemoryCache, adaptive
+from rankscope.dashboards.data.memory_cache import MemoryCache, adaptive_lifetime
 from rankscope.dashboards.data.source import RunSummary, Status, UnknownRunError
 from rankscope.dashboards.model.line import MAX_BADGE
 from rankscope.dashboards.store.footprint import Footprint, footprint
@@ -62,7 +62,7 @@ class RunFolder:
         self._look_again_s = look_again_s
         self._cache = cache = cache or MemoryCache()
         files = "the file system for the runs"
-        self._lists = BackgroundAnswers(cache, "list of runs", files, lifetime_s=adaptive) if in_background else None
+        self._lists = BackgroundAnswers(cache, "list of runs", files, lifetime_s=adaptive_lifetime) if in_background else None
         self.has_many = False
         """True if there are too many runs to look at all of them within a request."""
         self._where: dict[str, Path] = {}

@@ -40,7 +40,7 @@ from rankscope.dashboards.data.hardware import (
     read_hardware,
 )
 from rankscope.dashboards.data.metrics import WHY_UNKNOWN, of_origin
-from rankscope.dashboards.data.topology import natural
+from rankscope.dashboards.data.topology import natural_key
 from rankscope.runs.records import HardwareSample, RankInfo
 
 EVENTS: Final = "events.json"
@@ -166,7 +166,7 @@ class SampleWriter:
     def publish(self, infos: Mapping[int, RankInfo], clocks: Mapping[str, StepClock]) -> None:
         """Make the samples visible to readers. ``clocks``: host to the step clock of one of its ranks, which dates the events."""
         gpus = sorted(
-            self._gpus_of_ranks(infos), key=lambda gpu: (natural(gpu.host), gpu.index is None, gpu.index or 0, gpu.gpu_uuid)
+            self._gpus_of_ranks(infos), key=lambda gpu: (natural_key(gpu.host), gpu.index is None, gpu.index or 0, gpu.gpu_uuid)
         )
         sampled = {rank for gpu in gpus for rank in gpu.ranks}
         index = HardwareIndex(

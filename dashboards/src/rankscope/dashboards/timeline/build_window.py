@@ -23,7 +23,7 @@ from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
 from rankscope.dashboards.data.progress import OnProgress, Progress
 from rankscope.dashboards.timeline.data import Collective, CollectiveCalls, WindowData, WindowInfo, write_window
-from rankscope.dashboards.timeline.parts import NO_VALUE, Numbers, Parts, RecordedIntervals, joined, parts_of
+from rankscope.dashboards.timeline.parts import NO_VALUE, Numbers, Parts, RecordedIntervals, join_parts, parts_of
 from rankscope.dashboards.timeline.raw_events import RawEvents, kept_files
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import CollectiveRecord
@@ -84,7 +84,7 @@ def arrange_window(
         rank_calls = _calls(row, rank, captured[rank].collectives, linked)
         calls.append(rank_calls)
         parts.append(parts_of(row, _intervals_of(rank, captured[rank], rank_calls, raw.work.get(rank), linked)))
-    all_parts, table = joined(parts), np.concatenate(calls)
+    all_parts, table = join_parts(parts), np.concatenate(calls)
     offsets = {rank: base + clocks.offset_at(rank, starts[rank]) for rank in ranks}
     events = raw.events(offsets)
     return WindowData(

@@ -72,7 +72,7 @@ STATUS_TONES: Final[dict[Status, str]] = {
 }  # fmt: skip
 
 
-def state(status: Status, kind: Kind | None = None) -> tuple[str, str]:
+def run_state(status: Status, kind: Kind | None = None) -> tuple[str, str]:
     """Return label and tone of a run's state. ``kind``: that of its verdict, where it is known."""
     return ("Hung", "bad") if kind == "hang" else (STATUS_LABELS[status], STATUS_TONES[status])
 

@@ -6,8 +6,8 @@ from typing import Final
 
 from rankscope.dashboards.grafana.boards.panels import columns
 from rankscope.dashboards.grafana.boards.panels.availability import NO_ANSWER, NO_ANSWER_OR_RULES, RULES_LOADED
+from rankscope.dashboards.grafana.boards.panels.board import gpu_variable, new_board, target_variables
 from rankscope.dashboards.grafana.boards.panels.canvas import Canvas
-from rankscope.dashboards.grafana.boards.panels.frame import frame, gpu_variable, target_variables
 from rankscope.dashboards.grafana.boards.panels.kinds import VALUE, BoardColumn, Query
 from rankscope.dashboards.grafana.boards.panels.marks import BAD, PLAIN, WARNING, YES_NO, none_is_zero
 from rankscope.dashboards.grafana.boards.panels.promql import GPU_LEGEND, SCOPE, gpu_series
@@ -26,7 +26,7 @@ ABOUT: Final = (
 def alerts() -> Canvas:
     """Build the board of alerts and Xids."""
     about = "Alerts that fire, with what they are about; what fired before; Xids and NVSwitch errors."
-    canvas = frame(UID, "Alerts & Xid", about, *target_variables("gpu_info"), gpu_variable(), since="now-24h")
+    canvas = new_board(UID, "Alerts & Xid", about, *target_variables("gpu_info"), gpu_variable(), since="now-24h")
     _now(canvas)
     _history(canvas)
     _xids(canvas)

@@ -6,8 +6,8 @@ from typing import Final
 
 from rankscope.dashboards.grafana.boards.panels import columns
 from rankscope.dashboards.grafana.boards.panels.availability import HOSTS, NO_ANSWER_OR_RULES, NO_RULES
+from rankscope.dashboards.grafana.boards.panels.board import TO_ALERTS, gpu_variable, new_board, target_variables
 from rankscope.dashboards.grafana.boards.panels.canvas import Canvas, FigureRow
-from rankscope.dashboards.grafana.boards.panels.frame import TO_ALERTS, frame, gpu_variable, target_variables
 from rankscope.dashboards.grafana.boards.panels.infiniband import links_lost
 from rankscope.dashboards.grafana.boards.panels.kinds import VALUE, BoardColumn, Query, placeholder
 from rankscope.dashboards.grafana.boards.panels.marks import (
@@ -23,9 +23,9 @@ from rankscope.dashboards.grafana.boards.panels.promql import (
     RATE,
     SCOPE,
     gpu_series,
+    gpu_states,
     no_rules,
     of_instances,
-    state,
     targets_down,
 )
 from rankscope.dashboards.grafana.boards.panels.xids import REMEMBERED_GPU, XIDS_SO_FAR, xids_in_time
@@ -48,7 +48,7 @@ def _available(expr: str) -> str:
 
 
 def _idle_count() -> str:
-    return none_is_zero(f"(count{state('allocated_idle')}", state()) + ")"
+    return none_is_zero(f"(count{gpu_states('allocated_idle')}", gpu_states()) + ")"
 
 
 def _firing(severity: str) -> str:
@@ -77,9 +77,10 @@ _NOW: Final[tuple[FigureRow, ...]] = (
      "What all GPUs took over the time shown, from their own counters."),
     ("Least margin to slowdown", "celsius", _available(f"min({gpu_series('gpu_temperature_margin_celsius')})"),
      {"thresholds": DEGREES_LEFT}, "Degrees that the hottest GPU has left until it slows down by its own limit."),
-    ("GPUs throttled", "none", _available(none_is_zero(f"count{state('throttled')}", state())), {"thresholds": ANY_IS_A_WARNING},
+    ("GPUs throttled", "none", _available(none_is_zero(f"count{gpu_states('throttled')}", gpu_states())),
+     {"thresholds": ANY_IS_A_WARNING},
      "GPUs whose clocks heat or the power supply holds down. A GPU that meets its own power limit is not counted."),
-    ("Allocated, idle", "none", _available(none_is_zero(f"count{state('allocated_idle')}", state())),
+    ("Allocated, idle", "none", _available(none_is_zero(f"count{gpu_states('allocated_idle')}", gpu_states())),
      {"thresholds": ANY_IS_A_WARNING}, "GPUs that a job, a pod or a process holds and that compute nothing."),
     ("Cost of idle GPUs", "none", _available(f"{_idle_count()}\n* on () group_left (currency) cluster:gpu_hour_price:configured"),
      {"thresholds": ((None, "green"), (0.01, "orange")), "decimals": 2, "legend": "{{currency}} per hour"},
@@ -94,7 +95,7 @@ _NOW: Final[tuple[FigureRow, ...]] = (
 def cluster() -> Canvas:
     """Build the board from the exporter's own metrics."""
     about = "Hosts and GPUs of a cluster: availability, state, temperature, power, jobs, and the cost of idle GPUs."
-    canvas = frame(UID, "Cluster", about, *target_variables("gpu_info"), gpu_variable())
+    canvas = new_board(UID, "Cluster", about, *target_variables("gpu_info"), gpu_variable())
     canvas.figure_width = 3
     canvas.row("Now")
     canvas.figures(*_NOW)
@@ -132,7 +133,7 @@ def _hosts(canvas: Canvas) -> None:
         )
 
     def counted(name: str) -> str:
-        return f"count by ({by}) {state(name)}\nor\n0 * count by ({by}) {state()}"
+        return f"count by ({by}) {gpu_states(name)}\nor\n0 * count by ({by}) {gpu_states()}"
 
     xids = (
         f"sum by ({by}) (sum by (uuid) ({xids_in_time(XIDS_SO_FAR)})\n"
@@ -167,7 +168,7 @@ def _jobs(canvas: Canvas) -> None:
         return f"sum by ({JOB}) (max by (uuid) ({expr})\n* on (uuid) group_left ({JOB}) {HELD_BY})"
 
     tensor = f"rate({gpu_series('gpu_tensor_active_seconds_total')}[{RATE}])"
-    idle_of_jobs = f"{of_jobs(state('allocated_idle'))}\nor\n{of_jobs(f'0 * {state()}')}"
+    idle_of_jobs = f"{of_jobs(gpu_states('allocated_idle'))}\nor\n{of_jobs(f'0 * {gpu_states()}')}"
     canvas.row("Jobs")
     canvas.sheet(
         "Every job on GPUs",
@@ -195,8 +196,8 @@ def _jobs(canvas: Canvas) -> None:
             columns.INSTANCE_OF_LINKS,
             columns.SIMULATED,
         ],
-        f"max by ({idle}, {JOB}) ({state('allocated_idle')}\n* on (uuid) group_left ({JOB}) {HELD_BY})\n"
-        f"or on (uuid)\nmax by ({idle}) ({state('allocated_idle')})",
+        f"max by ({idle}, {JOB}) ({gpu_states('allocated_idle')}\n* on (uuid) group_left ({JOB}) {HELD_BY})\n"
+        f"or on (uuid)\nmax by ({idle}) ({gpu_states('allocated_idle')})",
     )
 
 

@@ -8,8 +8,8 @@ from rankscope.dashboards.grafana.boards.node_lines import lines
 from rankscope.dashboards.grafana.boards.node_trouble import collection, errors, off_by_default, video
 from rankscope.dashboards.grafana.boards.panels import columns
 from rankscope.dashboards.grafana.boards.panels.availability import NO_ANSWER_OR_RULES, RULES_LOADED
+from rankscope.dashboards.grafana.boards.panels.board import TO_ALERTS, gpu_variable, new_board, target_variables
 from rankscope.dashboards.grafana.boards.panels.canvas import Canvas, FigureRow
-from rankscope.dashboards.grafana.boards.panels.frame import TO_ALERTS, frame, gpu_variable, target_variables
 from rankscope.dashboards.grafana.boards.panels.infiniband import infiniband
 from rankscope.dashboards.grafana.boards.panels.kinds import VALUE, BoardColumn, Query
 from rankscope.dashboards.grafana.boards.panels.marks import (
@@ -22,7 +22,7 @@ from rankscope.dashboards.grafana.boards.panels.marks import (
     none_is_zero,
     or_not_available,
 )
-from rankscope.dashboards.grafana.boards.panels.promql import GPU_ALIVE, GPU_LEGEND, SCOPE, gpu_series, gpu_values, state
+from rankscope.dashboards.grafana.boards.panels.promql import GPU_ALIVE, GPU_LEGEND, SCOPE, gpu_series, gpu_states, gpu_values
 
 UID: Final = "rankscope-node"
 JOB_COLUMNS: Final = {"job_id": "Job", "user": "User", "account": "Account", "namespace_k8s": "Namespace", "pod_k8s": "Pod"}
@@ -60,7 +60,7 @@ def node() -> Canvas:
         "Everything about the GPUs of a host: state, activity, memory, heat, power, links, errors, and how well that is known."
     )
     variables = [*target_variables("gpu_info", all_instances=False), gpu_variable()]
-    canvas = frame(UID, "Node and GPU", about, *variables, alerts=', instance=~"$instance"', since="now-3h")
+    canvas = new_board(UID, "Node and GPU", about, *variables, alerts=', instance=~"$instance"', since="now-3h")
     canvas.figure_width = 3
     _now(canvas)
     lines(canvas)
@@ -75,7 +75,7 @@ def node() -> Canvas:
 def _now(canvas: Canvas) -> None:
     canvas.row("Now")
     canvas.figures(*_NOW)
-    codes = "\nor\n".join(f"{number} * {state(name)}" for name, (number, _, _) in STATES.items())
+    codes = "\nor\n".join(f"{number} * {gpu_states(name)}" for name, (number, _, _) in STATES.items())
     canvas.timeline(
         "State of each GPU",
         "State of each GPU, derived by recording rules. Unknown: too little is measured.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.dashboards.grafana.boards.panels.frame import run_page
+from rankscope.dashboards.grafana.boards.panels.board import run_page
 from rankscope.dashboards.grafana.boards.panels.kinds import Query
 from rankscope.dashboards.grafana.boards.panels.promql import RANGE, RATE, RULES, SCOPE
 

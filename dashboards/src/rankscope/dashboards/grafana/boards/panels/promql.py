@@ -80,7 +80,7 @@ def no_rules() -> str:
     return f'label_replace({why}, "of", "recording rules", "", "")'
 
 
-def state(name: str | None = None) -> str:
+def gpu_states(name: str | None = None) -> str:
     """Return the recorded state (label ``state``) of each chosen GPU, including GPUs that disappeared less than an hour ago."""
     wanted = "" if name is None else f', state="{name}"'
     return of_instances(f'uuid_state:gpu_state:active{{instance=~"$instance", uuid=~"$gpu"{wanted}}}')

@@ -20,7 +20,7 @@ DASH: Final = "${dashboard_url:raw}/run/"
 """Address prefix of run pages in the rankscope dashboard."""
 
 
-def frame(
+def new_board(
     uid: str,
     title: str,
     description: str,
