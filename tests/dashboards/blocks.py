@@ -14,7 +14,8 @@ from rankscope.dashboards.charts.palette import PALETTES, Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.live.pages import Page, Pages, verdict_kind
 from rankscope.dashboards.model.drawn import DrawnFigure
-from rankscope.dashboards.model.page import Block, FigureBlock, Part, Table, find, walk
+from rankscope.dashboards.model.line import PageLink, pieces
+from rankscope.dashboards.model.page import Block, FigureBlock, Inline, Part, Table, Text, find, walk
 from rankscope.dashboards.model.run_head import run_head
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import View
@@ -112,6 +113,12 @@ def text_of(content: Any, between: str = "") -> str:
     if is_dataclass(content):
         return text_of([getattr(content, field.name) for field in fields(content) if field.name not in UNSEEN], between)
     return ""
+
+
+def page_links(blocks: Sequence[Block]) -> list[PageLink]:
+    """Return the links in lines of blocks."""
+    lines = [block.line for block in walk(blocks) if isinstance(block, (Inline, Text))]
+    return [piece for line in lines for piece in pieces(line) if isinstance(piece, PageLink)]
 
 
 def page_for(path: object, search: object, source: Any, config: DashboardConfig | None = None) -> Page:

@@ -199,7 +199,7 @@ def test_a_map_of_clocks_shows_the_lowest_and_says_so() -> None:
 def test_a_map_of_what_is_not_known_says_how_to_get_it() -> None:
     why = metrics.why_unknown("power_watts")
     figure = step_heatmap(np.full((2, 3), np.nan), [0, 1], [1, 2, 3], LIGHT, label="GPU power", unit="watts", why_unknown=why)
-    assert "rankscope exporter" in figure.layout.annotations[0].text
+    assert "rankscope exporter" in notes(figure)[0]
 
 
 def test_a_group_without_waits_is_a_note() -> None:

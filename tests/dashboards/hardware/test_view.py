@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.dashboards.blocks import draw, figure_names, pick, pick_row, run_at, table_rows, text_of, write, zoom
+from tests.dashboards.blocks import draw, figure_names, notes, pick, pick_row, run_at, table_rows, text_of, write, zoom
 from tests.dashboards.gpu_samples import STEP_NS, STEPS, hot, rows_of, samples_of, uuid, write_samples
 from tests.dashboards.recorded_run import START_NS
 
@@ -70,7 +70,7 @@ def test_of_clocks_the_lowest_is_the_worst(run: RunData) -> None:
 
 def test_a_gauge_without_readings_says_so_and_an_unknown_one_is_the_usual(run: RunData) -> None:
     drawn = draw(VIEW, "gpu-map", run, PageState(gauge="memory_used_bytes"), LIGHT)
-    assert "No GPU memory used is known" in drawn.figure.layout.annotations[0].text
+    assert "No GPU memory used is known" in notes(drawn.figure)[0]
     other = draw(VIEW, "gpu-map", run, PageState(gauge="own_us"), LIGHT)
     assert "GPU temperature" in other.sentence
 

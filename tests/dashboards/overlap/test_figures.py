@@ -7,12 +7,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.dashboards.blocks import notes, page_text
+from tests.dashboards.blocks import draw, notes, page_text, run_of, text_of, write
 
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.dashboards.charts.bar_names import BarNames, bar_names
 from rankscope.dashboards.charts.palette import PALETTES
+from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.overlap.figures import (
     ALL_UP_TO,
     NO_COLLECTIVE,
@@ -29,6 +31,7 @@ from rankscope.dashboards.overlap.figures import (
     means_by_host,
     wait_bars,
 )
+from rankscope.dashboards.overlap.view import VIEW
 
 LIGHT = PALETTES["light"]
 
@@ -177,3 +180,14 @@ def test_a_row_per_host_has_the_mean_of_its_ranks_and_names_the_host(analysis: A
     assert ranks.data[0].hovertext[2] == "rank 2 on node-1"
     nothing = [msgspec.structs.replace(rank, window_us=None, host="<b>") for rank in analysis.ranks]
     assert means_by_host(msgspec.structs.replace(analysis, ranks=nothing), {})[0].window_us is None
+
+
+def test_a_group_of_another_run_in_the_address_selects_nothing(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
+    rows = [msgspec.structs.replace(UNKNOWN, group=group, expected_unknown="the GPU is not known") for group in ("dp", "tp")]
+    rows = [msgspec.structs.replace(row, matched=5, transfer_us=100.0, wait_us=50.0) for row in rows]
+    result = msgspec.structs.replace(analysis.collectives, by_op=rows)
+    memory_runs.put(msgspec.structs.replace(analysis, collectives=result), table)
+    run = run_of(memory_runs)
+    for group, count in (("tp", 1), ("pp", 2), (None, 2)):
+        assert len(draw(VIEW, "collective-waits", run, PageState(group=group)).figure.data[0].x) == count
+    assert "the GPU is not known" in text_of(write(VIEW, "about-collectives", run, PageState()))

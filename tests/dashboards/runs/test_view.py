@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.dashboards.blocks import only, page_text, text_of
+from tests.dashboards.blocks import only, page_links, page_text, text_of
 from tests.dashboards.recorded_run import START_NS
 
 from rankscope.analysis.engine import analyze
@@ -24,8 +24,8 @@ from rankscope.dashboards.data.memory_cache import FACTOR, MemoryCache, adaptive
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.live.grid import column_def
-from rankscope.dashboards.model.line import PageLink, Span, pieces
-from rankscope.dashboards.model.page import Heading, Inline, RedrawMark, SearchTable, walk
+from rankscope.dashboards.model.line import Span, pieces
+from rankscope.dashboards.model.page import Heading, RedrawMark, SearchTable, walk
 from rankscope.dashboards.model.run_head import run_head
 from rankscope.dashboards.runs.view import COLUMNS, MOST_FOLLOWED, PAGE, asked_row, first_row, picked_run, rows_of
 from rankscope.dashboards.store.disk import DiskRuns
@@ -134,19 +134,13 @@ def test_a_run_links_to_its_experiment_trackers_by_web_addresses_only(tmp_path: 
     (run / "run.json").write_text(json.dumps(info))
     assert DiskRuns(run).summary("run-1").trackers == (("W&B", "https://wandb.ai/a/b/runs/c"),)
     head = run_head(DiskRuns(run).summary("run-1"))
-    assert [(all_link.text, all_link.href) for all_link in all_links(head)] == [
-        ("W&B run on wandb.ai", "https://wandb.ai/a/b/runs/c")
-    ]
+    assert [(link.text, link.href) for link in page_links(head)] == [("W&B run on wandb.ai", "https://wandb.ai/a/b/runs/c")]
 
 
 def test_the_name_of_a_run_is_no_markup(memory_runs: Any) -> None:
     run = replace(memory_runs.summary("run-1"), name="`a` --b")
     (name,) = (block.text for block in walk(run_head(run)) if isinstance(block, Heading))
     assert pieces(name) == [Span("`a` --b")]
-
-
-def all_links(blocks: Any) -> list[PageLink]:
-    return [piece for block in blocks if isinstance(block, Inline) for piece in pieces(block.line) if isinstance(piece, PageLink)]
 
 
 @pytest.mark.parametrize("status", ["finished", "failed", "silent"])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.dashboards.blocks import notes
 
 from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.matching import Matching
@@ -202,7 +203,7 @@ def test_compute_in_a_window_is_where_each_collective_recorded_it() -> None:
 def test_a_part_of_the_window_without_anything_says_so() -> None:
     figure = timeline(Lanes(["rank 0"], lanes(0).parts, [], [0]), 0, 1000, palette(None))
 
-    assert "Nothing was recorded" in figure.layout.annotations[0].text
+    assert "Nothing was recorded" in notes(figure)[0]
 
 
 def test_the_lane_of_the_picked_rank_is_marked_also_among_many() -> None:
@@ -230,7 +231,7 @@ def test_the_first_and_the_last_of_a_thousand_are_drawn() -> None:
     assert len(labels) == SHOWN
     assert labels[0] == "rank 0"
     assert labels[-1] == "<b>⚑ rank 1023</b>"
-    assert "976 more ranks" in figure.layout.annotations[0].text
+    assert "976 more ranks" in notes(figure)[0]
 
 
 def test_a_wait_that_is_not_known_is_not_drawn_as_one() -> None:
