@@ -54,7 +54,7 @@ def plotly_text(text: str, limit: int = MAX_NAME) -> str:
 def is_web_address(url: str) -> bool:
     """Return whether an untrusted address may be linked: ``http`` or ``https``, with a host, not overlong."""
     # Browsers end the host at a backslash, urlsplit does not.
-    if len(url) > MAX_ADDRESS or not url.startswith(("https://", "http://")) or "\\" in url or not url.isprintable():
+    if len(url) > MAX_ADDRESS or not url.lower().startswith(("https://", "http://")) or "\\" in url or not url.isprintable():
         return False
     try:
         return bool(urlsplit(url).hostname)
