@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from plotly.utils import PlotlyJSONEncoder  # type: ignore[import-untyped]
@@ -13,10 +14,12 @@ from rankscope.dashboards.charts.palette import PALETTES, Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.live.pages import Page, Pages, verdict_kind
 from rankscope.dashboards.model.drawn import DrawnFigure
-from rankscope.dashboards.model.page import Block, FigureBlock, Part, Table, find, walk
+from rankscope.dashboards.model.line import PageLink, pieces
+from rankscope.dashboards.model.page import Block, FigureBlock, Inline, Part, Table, Text, find, walk
 from rankscope.dashboards.model.run_head import run_head
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import View
+from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.web.config import DashboardConfig
 
 B = TypeVar("B", bound=Block)
@@ -27,6 +30,16 @@ UNSEEN = {"kind", "role", "style", "tag", "tone"}
 def run_of(source: Any, run_id: str = "run-1") -> RunData:
     """Return what a view is made of."""
     return RunData(source, source.summary(run_id))
+
+
+def run_at(path: Path) -> RunData:
+    """Return the run that ``write_run`` wrote into a folder."""
+    return run_of(DiskRuns(path))
+
+
+def notes(figure: Any) -> list[str]:
+    """Return the texts that are written on a figure."""
+    return [annotation.text for annotation in figure.layout.annotations]
 
 
 def run_text(source: Any, view: View) -> str:
@@ -89,17 +102,23 @@ def zoom(view: View, name: str, run: RunData, state: PageState, across: tuple[fl
     return after
 
 
-def text_of(what: Any, between: str = "") -> str:
+def text_of(content: Any, between: str = "") -> str:
     """Return all text of blocks, with that of their parts."""
-    if isinstance(what, str):
-        return what
-    if isinstance(what, Part):
-        return text_of(what.make(), between)
-    if isinstance(what, (list, tuple)):
-        return between.join(filter(None, (text_of(field, between) for field in what)))
-    if is_dataclass(what):
-        return text_of([getattr(what, field.name) for field in fields(what) if field.name not in UNSEEN], between)
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Part):
+        return text_of(content.make(), between)
+    if isinstance(content, (list, tuple)):
+        return between.join(filter(None, (text_of(field, between) for field in content)))
+    if is_dataclass(content):
+        return text_of([getattr(content, field.name) for field in fields(content) if field.name not in UNSEEN], between)
     return ""
+
+
+def page_links(blocks: Sequence[Block]) -> list[PageLink]:
+    """Return the links in lines of blocks."""
+    lines = [block.line for block in walk(blocks) if isinstance(block, (Inline, Text))]
+    return [piece for line in lines for piece in pieces(line) if isinstance(piece, PageLink)]
 
 
 def page_for(path: object, search: object, source: Any, config: DashboardConfig | None = None) -> Page:

@@ -1,12 +1,14 @@
-"""Samples of the GPUs of a run, as the recorder writes them."""
+"""Samples of the GPUs of a run, as the recorder writes them and as they are stored."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tests.dashboards.recorded_run import START_NS
 
+from rankscope.dashboards.data.hardware import ROW
 from rankscope.runs.paths import host_dir
 from rankscope.runs.records import HardwareSample
 from rankscope.runs.segment_writer import JsonLinesWriter
@@ -50,3 +52,11 @@ def write_samples(run: Path, host: str, *gpus: list[HardwareSample]) -> None:
     for sample in sorted((sample for gpu in gpus for sample in gpu), key=lambda sample: sample.unix_ns):
         writer.append(sample)
     writer.close()
+
+
+def rows_of(times: list[int], **gauges: list[float]) -> Any:
+    """Return stored samples at times in nanoseconds; gauges that are not given are not known."""
+    rows = np.zeros(len(times), ROW)
+    for name in ROW.names or ():
+        rows[name] = gauges.get(name, np.nan) if name != "unix_ns" else times
+    return rows

@@ -18,7 +18,7 @@ from rankscope.dashboards.alerts.record import CollectedAlerts
 from rankscope.dashboards.compare.data import ComparedRuns
 from rankscope.dashboards.data.brief import Brief, StoredBrief, brief_of
 from rankscope.dashboards.data.events import HardwareEvents
-from rankscope.dashboards.data.hardware import Hardware, nothing
+from rankscope.dashboards.data.hardware import Hardware, no_hardware
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.script import Script
 from rankscope.dashboards.data.source import RunSummary, Stale, StepMatrices, StepPart, UnknownRunError
@@ -69,7 +69,7 @@ class MemoryRuns:
         self.problems: dict[str, Exception] = {}
         self.collected: dict[str, CollectedAlerts] = {}
         self.analysed = 0
-        self.known: set[str] = set()
+        self.cached: set[str] = set()
         """Ids of runs that have been analysed before."""
         self.stored: dict[str, StoredBrief] = {}
         """Verdicts in the run directories."""
@@ -144,7 +144,7 @@ class MemoryRuns:
         )
 
     def known_brief(self, run: RunSummary) -> Brief | None:
-        return brief_of(self.analyses[run.run_id]) if run.run_id in self.known else None
+        return brief_of(self.analyses[run.run_id]) if run.run_id in self.cached else None
 
     def stored_brief(self, run: RunSummary) -> StoredBrief | None:
         return self.stored.get(run.run_id)
@@ -208,7 +208,7 @@ class MemoryRuns:
         return self.topologies.get(run_id, Topology([RankPlace(int(rank)) for rank in self.tables[run_id].ranks]))
 
     def hardware(self, run_id: str) -> Hardware:
-        return self.samples.get(run_id, nothing("there are no hardware samples"))
+        return self.samples.get(run_id, no_hardware("there are no hardware samples"))
 
     def events(self, run_id: str) -> HardwareEvents:
         return self.happened.get(run_id, HardwareEvents(why_none="there are no hardware samples"))

@@ -119,5 +119,5 @@ def straggler_table() -> StepTable:
                 if not (rank == 1 and 30 <= step < 40)
             ]
             for rank in range(4)
-        },
+        }
     )

@@ -14,35 +14,17 @@ import time
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.dashboards.served import serving
 
 from rankscope.dashboards.commands import dashboard as command
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 TOKEN = "0123456789abcdef0123456789abcdef"
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-@contextmanager
-def serving(path: Path, *args: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run the command on a port of its choice; yield the process and the address it printed."""
-    command = [sys.executable, "-m", "rankscope", "dashboard", str(path), "--listen", "127.0.0.1:0", *args]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
-    try:
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        match = re.search(r"http://127\.0\.0\.1:\d+/", line)
-        assert match is not None, line + process.stderr.read()
-        yield process, match[0]
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
 
 
 def get(url: str) -> tuple[int, str]:
@@ -55,16 +37,16 @@ def get(url: str) -> tuple[int, str]:
 def test_it_serves_every_script_until_it_is_told_to_stop(tmp_path: Path, number: signal.Signals) -> None:
     with serving(tmp_path) as (process, url), contextlib.ExitStack() as silent:
         for _ in range(20):  # as browsers open them in advance
-            silent.enter_context(socket.create_connection(("127.0.0.1", int(url.rstrip("/").rpartition(":")[2]))))
+            silent.enter_context(socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))))
         began = time.monotonic()
-        assert get(f"{url}-/healthy") == (200, "ok\n")
+        assert get(f"{url}/-/healthy") == (200, "ok\n")
         assert time.monotonic() - began < 3
-        page = get(url)[1]
+        page = get(f"{url}/")[1]
         assert "rankscope" in page
         scripts = re.findall(r'<script src="(/_dash-component-suites/[^"]+)"', page)
         assert len(scripts) > 5
         for script in scripts:
-            assert get(url + script.removeprefix("/"))[0] == 200
+            assert get(url + script)[0] == 200
         process.send_signal(number)
         assert process.wait(timeout=120) == 0
         assert process.stderr is not None
@@ -215,11 +197,11 @@ def test_a_session_is_known_to_every_request(tmp_path: Path, monkeypatch: pytest
         # the token is not in the command line, which other users can read
         assert TOKEN not in " ".join(Path(f"/proc/{process.pid}/cmdline").read_text().split("\0"))
         with pytest.raises(urllib.error.HTTPError, match="401"):
-            get(f"{url}_dash-layout")
+            get(f"{url}/_dash-layout")
         jar = urllib.request.HTTPCookieProcessor()
         browser = urllib.request.build_opener(urllib.request.ProxyHandler({}), jar)
-        browser.open(f"{url}login", data=f"token={TOKEN}".encode(), timeout=120).close()
-        with browser.open(f"{url}_dash-layout", timeout=120) as answer:
+        browser.open(f"{url}/login", data=f"token={TOKEN}".encode(), timeout=120).close()
+        with browser.open(f"{url}/_dash-layout", timeout=120) as answer:
             assert answer.status == 200
 
 

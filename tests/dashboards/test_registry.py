@@ -1,21 +1,31 @@
-"""The registry of pages: the properties that callbacks and the report rely on."""
+"""The registry of pages: names, addresses, and that each figure, text and table declares the fields that it depends on."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+from tests.dashboards import blocks as page_blocks
+from tests.dashboards.blocks import text_of
+from tests.dashboards.gpu_samples import samples_of, uuid, write_samples
+from tests.dashboards.hosts_at_fault import host_analysis, host_table
 from tests.dashboards.memory_runs import MemoryRuns
 
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.model.page import FigureBlock, Part, Table, walk
+from rankscope.dashboards.charts.palette import PALETTES
+from rankscope.dashboards.model.page import Block, FigureBlock, Part, Table, walk
 from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.model.view import View
 from rankscope.dashboards.registry import SITE, VIEWS
+from rankscope.dashboards.store.disk import DiskRuns
 
 
 def test_no_two_figures_or_tables_of_a_run_have_the_same_name(memory_runs: MemoryRuns) -> None:
-    run = RunData(memory_runs, memory_runs.summary("run-1"))
+    run = page_blocks.run_of(memory_runs)
     names: list[str] = []
     for view in VIEWS:
         try:
@@ -30,3 +40,80 @@ def test_no_two_figures_or_tables_of_a_run_have_the_same_name(memory_runs: Memor
 def test_every_page_has_an_address_of_its_own(pages: Any) -> None:
     addresses = [getattr(page, "slug", None) or getattr(page, "path", "") for page in pages]
     assert len(addresses) == len(set(addresses))
+
+
+OTHER: Mapping[str, str] = {
+    "rank": "1", "metric": "wall_us", "steps": "5-20", "sort": "value", "rows": "host", "group": "default_pg", "window": "20",
+    "span": "10-500", "collective": "default_pg:3", "without": "rank:2", "gpu": uuid(2), "gauge": "power_watts", "step": "7",
+    "price": "3", "currency": "EUR", "runs": "a,b", "at": "9", "by": "rank", "since": "7d", "q": "x",
+    "picked": "x", "pair": "b",
+}  # fmt: skip
+"""Another value of each field."""
+
+
+class RecordedState(PageState):
+    """Selection that records which of its fields are read."""
+
+    __slots__ = ()
+    read: ClassVar[set[str]] = set()
+
+    def __getattribute__(self, name: str) -> object:
+        if name in OTHER:
+            RecordedState.read.add(name)
+        return super().__getattribute__(name)
+
+
+def drawables(view: View, source: Any, state: PageState) -> Iterator[Any]:
+    """Yield the blocks of a view that are drawn again."""
+    try:
+        blocks: list[Block] = list(view.blocks(page_blocks.run_of(source), state))
+    except RankscopeError:
+        return
+    yield from (block for block in walk(blocks) if isinstance(block, (FigureBlock, Part, Table)))
+
+
+def content(block: Any) -> str:
+    """Return what a block shows."""
+    try:
+        if isinstance(block, FigureBlock):
+            drawn = block.draw(PALETTES["light"])
+            shown: str = drawn.figure.to_json() + drawn.sentence
+            return shown
+        return text_of(block.make(), "|") if isinstance(block, Part) else json.dumps([block.rows(), repr(block.columns)])
+    except RankscopeError as error:
+        return str(error)
+
+
+def test_every_field_has_another_value() -> None:
+    assert set(OTHER) == {field.name for field in fields(PageState)}
+    assert all(getattr(PageState().with_field(name, text), name) != getattr(PageState(), name) for name, text in OTHER.items())
+
+
+def check(view: View, source: Any, expected: int) -> None:
+    """Assert that the blocks of a view depend on no field that they do not declare; ``expected``: least number of blocks."""
+    before = {(type(block), block.name): content(block) for block in drawables(view, source, PageState())}
+    assert len(before) >= expected
+    for name, text in OTHER.items():
+        for block in drawables(view, source, PageState().with_field(name, text)):
+            if block.reads is not None and name not in block.reads:
+                assert content(block) == before[type(block), block.name], f"{block.name} depends on {name}"
+    for block in drawables(view, source, RecordedState()):
+        RecordedState.read.clear()
+        content(block)
+        assert block.reads is None or RecordedState.read <= set(block.reads), block.name
+
+
+@pytest.mark.parametrize(
+    "view", [item for item in VIEWS if item.slug in ("ranks", "overlap", "delays")], ids=lambda view: view.slug or "overview"
+)
+def test_what_does_not_declare_a_field_does_not_depend_on_it(view: View, memory_runs: Any) -> None:
+    memory_runs.put(host_analysis(), host_table())
+    check(view, memory_runs, 2)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.slug or "overview")
+def test_of_a_recorded_run_neither(view: View, tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    run = write_run(tmp_path / "run")
+    write_samples(run, "node-1", samples_of(2), samples_of(3))
+    check(view, DiskRuns(run), 2)

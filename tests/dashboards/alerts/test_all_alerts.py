@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.dashboards.alert_records import SECOND, alert, write_finding
 from tests.dashboards.blocks import draw_at, page_text
+from tests.dashboards.recorded_run import START_NS
 
-from rankscope.alerts.alert import fingerprint
-from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.alerts import all_alerts as page
 from rankscope.dashboards.alerts import data as watched_alerts
-from rankscope.dashboards.alerts.all_alerts import PAGE, alert_row, picked, row_id
+from rankscope.dashboards.alerts.all_alerts import PAGE, alert_row, picked_alert, row_id
 from rankscope.dashboards.alerts.figures import MOST_BARS, alert_counts, alert_times, bar_width_s
 from rankscope.dashboards.alerts.prometheus import Prometheus, PrometheusServer
 from rankscope.dashboards.alerts.record import AlertRecord, CollectedAlerts, alert_record
@@ -27,42 +27,7 @@ from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.web.config import DashboardConfig
 
-AT = 1_790_000_000_000_000_000
-SECOND = 10**9
-MINUTE = 60 * SECOND
 COLORS = PALETTES["light"]
-
-
-@pytest.fixture(autouse=True)
-def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """State folder of the test instead of the user's own."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-
-
-def alert(state: Any = "resolved", start_ns: int = AT, end_ns: int | None = AT + MINUTE, **labels: str) -> AlertRecord:
-    return alert_record(
-        {"alertname": "TrainingStraggler", "severity": "warning", "run_id": "run-1", "rank": "2", "host": "n1", **labels},
-        {"summary": "Rank 2 is slow.", "evidence": "imposed wait"},
-        state=state,
-        started_unix_ns=start_ns,
-        ended_unix_ns=end_ns,
-        source="watcher",
-    )
-
-
-def finding(run: Path, status: Any, at_ns: int, *, summary: str = "It hangs.", **labels: str) -> None:
-    by_key = {"alertname": "TrainingHang", "severity": "critical", **labels}
-    append_finding(
-        run,
-        FindingRecord(
-            schema=FINDING_SCHEMA,
-            time_unix_ns=at_ns,
-            status=status,
-            fingerprint=fingerprint(by_key),
-            labels=by_key,
-            annotations={"summary": summary},
-        ),
-    )
 
 
 # Rows -------------------------------------------------------------------------------------------------------------------------
@@ -70,9 +35,11 @@ def finding(run: Path, status: Any, at_ns: int, *, summary: str = "It hangs.", *
 
 def test_a_row_has_what_is_known_and_leaves_out_what_is_not() -> None:
     result = alert_row(
-        replace(alert(gpu_uuid="GPU-1"), evidence="/run/run-1?rank=2"), {"run-1": "bert"}, now_unix_ns=AT + 9 * MINUTE
+        replace(alert(gpu_uuid="GPU-1"), evidence="/run/run-1?rank=2"), {"run-1": "bert"}, now_unix_ns=START_NS + 540 * SECOND
     )
-    unknown = alert_row(alert_record({}, {}, state="lost", started_unix_ns=AT, source="prometheus"), {}, now_unix_ns=AT)
+    unknown = alert_row(
+        alert_record({}, {}, state="lost", started_unix_ns=START_NS, source="prometheus"), {}, now_unix_ns=START_NS
+    )
 
     assert result | {"id": ""} == {
         "id": "",
@@ -95,24 +62,24 @@ def test_a_row_has_what_is_known_and_leaves_out_what_is_not() -> None:
 
 
 def test_what_fires_has_lasted_until_now() -> None:
-    row = alert_row(alert("firing", end_ns=None), {}, now_unix_ns=AT + 9 * MINUTE)
+    row = alert_row(alert("firing", end_s=None), {}, now_unix_ns=START_NS + 540 * SECOND)
 
     assert row["minutes"] == 9.0
     assert "ended" not in row
 
 
 def test_a_time_that_no_calendar_has_takes_nothing_else_away() -> None:
-    odd = alert(start_ns=-(10**22), end_ns=10**22)
-    row = alert_row(odd, {}, now_unix_ns=AT)
+    odd = replace(alert(), started_unix_ns=-(10**22), ended_unix_ns=10**22)
+    row = alert_row(odd, {}, now_unix_ns=START_NS)
     assert row["alert"]
     assert not {"started", "ended"} & set(row)
     assert "not known" in str(alert_article(odd))
-    assert len(alert_times([odd, alert()], COLORS, now_unix_ns=AT).data) == 4
+    assert len(alert_times([odd, alert()], COLORS, now_unix_ns=START_NS).data) == 4
     assert alert_counts([odd, alert()], COLORS).sentence
 
 
 def test_hostile_names_are_inert_in_a_row() -> None:
-    row = alert_row(alert(alertname="x\u202e\n", host="h\x1b[31m"), {"run-1": "n\u202ex"}, now_unix_ns=AT)
+    row = alert_row(alert(alertname="x\u202e\n", host="h\x1b[31m"), {"run-1": "n\u202ex"}, now_unix_ns=START_NS)
 
     assert not any(letter in f"{row['alert']}{row['host']}{row['name']}" for letter in "\u202e\n\x1b")
 
@@ -126,7 +93,7 @@ def test_hostile_names_are_inert_in_a_row() -> None:
     )
 )
 def test_every_alert_is_in_one_bar(starts: list[tuple[int, str | None]]) -> None:
-    alerts = [replace(alert(start_ns=AT + second * SECOND), severity=severity) for second, severity in starts]
+    alerts = [replace(alert(start_s=second), severity=severity) for second, severity in starts]
 
     drawn = alert_counts(alerts, COLORS)
 
@@ -138,13 +105,13 @@ def test_every_alert_is_in_one_bar(starts: list[tuple[int, str | None]]) -> None
 
 
 def test_bars_are_as_narrow_as_the_time_allows() -> None:
-    assert bar_width_s([AT])[1] == "minute"
-    assert bar_width_s([AT, AT + 2 * 86_400 * SECOND])[1] == "hour"
-    assert bar_width_s([AT, AT + 400 * 86_400 * SECOND])[1] == "7 days"
+    assert bar_width_s([START_NS])[1] == "minute"
+    assert bar_width_s([START_NS, START_NS + 2 * 86_400 * SECOND])[1] == "hour"
+    assert bar_width_s([START_NS, START_NS + 400 * 86_400 * SECOND])[1] == "7 days"
 
 
 def test_the_figure_says_how_many_fire_and_which_most_often() -> None:
-    drawn = alert_counts([alert("firing", end_ns=None), alert(start_ns=AT + SECOND), alert(alertname="GpuDown")], COLORS)
+    drawn = alert_counts([alert("firing", end_s=None), alert(start_s=1), alert(alertname="GpuDown")], COLORS)
 
     assert drawn.sentence == "3 alerts, 1 of them firing; TrainingStraggler most often, 2 times."
     # Distinguishable without colour
@@ -173,7 +140,7 @@ def test_who_could_not_be_asked_is_said_above_what_the_others_told(memory_runs: 
 
 def test_of_too_many_alerts_it_is_said_how_many_are_left_out(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "MOST_ROWS", 2)
-    memory_runs.collected["run-1"] = CollectedAlerts([alert(start_ns=AT + n * SECOND) for n in range(5)], [])
+    memory_runs.collected["run-1"] = CollectedAlerts([alert(start_s=n) for n in range(5)], [])
 
     shown = page_text(memory_runs, PAGE.path)
 
@@ -185,12 +152,12 @@ def test_of_too_many_alerts_it_is_said_how_many_are_left_out(memory_runs: Any, m
 def test_the_selected_alert_says_what_it_rests_on_with_its_runbook(memory_runs: Any) -> None:
     alerts = CollectedAlerts([alert(), alert(rank="3")], [])
 
-    shown = str(picked(alerts, row_id(alerts.alerts[0])))
+    shown = str(picked_alert(alerts, row_id(alerts.alerts[0])))
 
     assert "imposed wait" in shown
     assert "Markdown" in shown
-    assert str(picked(alerts, "another")) == str(picked(alerts, None)), "the first, unless another one is selected"
-    assert picked(CollectedAlerts([], []), None) == []
+    assert str(picked_alert(alerts, "another")) == str(picked_alert(alerts, None)), "the first, unless another one is selected"
+    assert picked_alert(CollectedAlerts([], []), None) == []
 
 
 def test_a_folder_that_cannot_be_read_is_a_page_that_says_so(memory_runs: Any) -> None:
@@ -212,9 +179,9 @@ def test_alerts_of_all_runs_come_from_their_files_with_firing_ones_first(
     over = write_run(root / "over", run_id="over")
     write_run(root / "bad", run_id="bad")
     (root / "bad" / "run.json").write_text("{")
-    finding(live, "firing", AT, run_id="live", rank="1")
-    finding(over, "firing", AT + SECOND, run_id="over", rank="0")
-    finding(over, "resolved", AT + MINUTE, run_id="over", rank="0")
+    write_finding(live, "firing", run_id="live", rank="1")
+    write_finding(over, "firing", 1, run_id="over", rank="0")
+    write_finding(over, "resolved", 60, run_id="over", rank="0")
     source = DiskRuns(root, prometheus=Prometheus(PrometheusServer(url="http://127.0.0.1:9")))
 
     result = until_ready(source.all_alerts)
@@ -227,15 +194,15 @@ def test_alerts_of_all_runs_come_from_their_files_with_firing_ones_first(
 
 def test_an_alert_that_is_repeated_is_the_same_one_with_newer_facts(tmp_path: Path, write_run: Any) -> None:
     run = write_run(tmp_path / "run", run_id="a", finished=False)
-    finding(run, "firing", AT, run_id="a")
-    finding(run, "firing", AT + SECOND, run_id="b")
-    finding(run, "firing", AT + MINUTE, run_id="a", summary="Rank 3 did not come.")
+    write_finding(run, "firing", run_id="a")
+    write_finding(run, "firing", 1, run_id="b")
+    write_finding(run, "firing", 60, {"summary": "Rank 3 did not come."}, run_id="a")
 
     findings = watched_alerts.findings_of(run, over=False)
 
     assert [(item.run_id, item.started_unix_ns, item.summary) for item in findings] == [
-        ("a", AT, "Rank 3 did not come."),
-        ("b", AT + SECOND, "It hangs."),
+        ("a", START_NS, "Rank 3 did not come."),
+        ("b", START_NS + SECOND, "Rank 2 is slow."),
     ]
 
 
@@ -245,7 +212,7 @@ def test_findings_are_read_again_only_when_they_have_changed(
     root = tmp_path / "runs"
     runs = [write_run(root / name, run_id=name) for name in ("a", "b")]
     for run in runs:
-        finding(run, "firing", AT, run_id=run.name)
+        write_finding(run, "firing", run_id=run.name)
     read: list[str] = []
     follow = watched_alerts.findings_of
 
@@ -258,7 +225,7 @@ def test_findings_are_read_again_only_when_they_have_changed(
     source = DiskRuns(root, clock_s=lambda: now_s[0])
 
     assert len(source.all_alerts().alerts) == 2
-    finding(runs[0], "resolved", AT + MINUTE, run_id="a")
+    write_finding(runs[0], "resolved", 60, run_id="a")
     os.utime(runs[1], None)
     assert len(source.all_alerts().alerts) == 2, "asked again within seconds"
     now_s[0] += 60

@@ -46,7 +46,7 @@ def past() -> str:
             last_s=120,
         )
         + samples("ALERTS", 'alertname="SomebodyElses",alertstate="firing"', lambda _: 1)
-        + samples("ALERTS", 'alertname="GpuDown",alertstate="firing",uuid="GPU-2"', lambda _: 1),
+        + samples("ALERTS", 'alertname="GpuDown",alertstate="firing",uuid="GPU-2"', lambda _: 1)
     }
     return "".join(f"# TYPE {name} gauge\n" + "\n".join(lines) + "\n" for name, lines in families.items())
 

@@ -6,36 +6,23 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from tests.dashboards.blocks import draw, write
+from tests.dashboards.alert_records import SECOND, alert
+from tests.dashboards.blocks import draw, notes, run_of, write
+from tests.dashboards.recorded_run import START_NS
 
 from rankscope.dashboards.alerts.figures import NONE, alert_counts, alert_times, row_label
-from rankscope.dashboards.alerts.record import AlertRecord, CollectedAlerts, alert_record
+from rankscope.dashboards.alerts.record import CollectedAlerts
 from rankscope.dashboards.alerts.view import VIEW
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.words.units import time_zone
 
-AT = 1_790_000_000_000_000_000
-SECOND = 10**9
 COLORS = PALETTES["light"]
 
 
-def alert(
-    state: Any = "resolved", start: int = 0, end: int | None = 60, *, summary: str = "It is slow.", **labels: str
-) -> AlertRecord:
-    return alert_record(
-        {"alertname": "TrainingStraggler", "severity": "warning", "run_id": "run-1", "rank": "2", **labels},
-        {"summary": summary},
-        state=state,
-        started_unix_ns=AT + start * SECOND,
-        ended_unix_ns=None if end is None else AT + end * SECOND,
-        source="watcher",
-    )
-
-
 def test_bars_last_from_the_beginning_to_the_end_or_now_one_row_per_alert() -> None:
-    figure = alert_times([alert("firing", 100, None), alert(), alert(rank="3")], COLORS, now_unix_ns=AT + 160 * SECOND)
+    figure = alert_times([alert("firing", 100, None), alert(), alert(rank="3")], COLORS, now_unix_ns=START_NS + 160 * SECOND)
 
     bars = {bar.name: bar for bar in figure.data if len(bar.y)}
     assert set(bars) == {"Fires", "Past"}
@@ -48,7 +35,7 @@ def test_bars_last_from_the_beginning_to_the_end_or_now_one_row_per_alert() -> N
 
 
 def test_without_an_alert_it_is_said_what_would_make_some() -> None:
-    assert alert_times([], COLORS, now_unix_ns=AT).layout.annotations[0].text == NONE
+    assert notes(alert_times([], COLORS, now_unix_ns=START_NS)) == [NONE]
 
 
 def test_names_in_the_figure_are_short_and_inert() -> None:
@@ -62,7 +49,7 @@ def test_names_in_the_figure_are_short_and_inert() -> None:
 @pytest.fixture
 def run(memory_runs: Any) -> RunData:
     memory_runs.collected["run-1"] = CollectedAlerts([alert("firing", 0, None), alert(run_id="run-2")], ["Prometheus: gone"])
-    return RunData(memory_runs, memory_runs.summary("run-1"))
+    return run_of(memory_runs)
 
 
 def test_the_figure_of_a_run_has_its_numbers_and_a_sentence(run: RunData) -> None:
@@ -77,7 +64,7 @@ def test_what_alerts_say_comes_after_what_is_missing_and_with_the_runbook(run: R
     text = str(write(VIEW, "alert-list", run, PageState()))
 
     assert "Prometheus: gone" in text
-    assert text.index("Prometheus: gone") < text.index("It is slow.")
+    assert text.index("Prometheus: gone") < text.index("Rank 2 is slow.")
     assert "by the watcher" in text
     assert "Markdown" in text  # without a server for runbooks, the page contains it
 
@@ -85,7 +72,7 @@ def test_what_alerts_say_comes_after_what_is_missing_and_with_the_runbook(run: R
 def test_replaying_is_one_command_away_whatever_the_folder_is_called(memory_runs: Any, analysis: Any, table: Any) -> None:
     memory_runs.put(analysis, table, path="/runs/a b;c")
 
-    text = str(VIEW.blocks(RunData(memory_runs, memory_runs.summary("run-1")), PageState()))
+    text = str(VIEW.blocks(run_of(memory_runs), PageState()))
 
     assert "rankscope alerts replay '/runs/a b;c'" in text
 
@@ -93,7 +80,7 @@ def test_replaying_is_one_command_away_whatever_the_folder_is_called(memory_runs
 def test_the_axis_has_the_time_of_the_browser_and_the_hover_text_utc() -> None:
     """Given a browser in Berlin in summer, when alerts are drawn, then bars begin two hours after their time in UTC."""
     with time_zone("Europe/Berlin"):
-        figure = alert_times([alert("firing", 0, None)], COLORS, now_unix_ns=AT)
+        figure = alert_times([alert("firing", 0, None)], COLORS, now_unix_ns=START_NS)
     (bar,) = [bar for bar in figure.data if bar.name == "Fires"]
 
     assert list(bar.base) == ["2026-09-21 16:13:20"]
@@ -101,14 +88,14 @@ def test_the_axis_has_the_time_of_the_browser_and_the_hover_text_utc() -> None:
     assert "Europe/Berlin" in figure.layout.xaxis.title.text
     for unknown in ("../../etc/passwd", "No/Where", "localtime", "EST5EDT", "", None):
         with time_zone(unknown):
-            assert "UTC" in alert_times([alert()], COLORS, now_unix_ns=AT).layout.xaxis.title.text
+            assert "UTC" in alert_times([alert()], COLORS, now_unix_ns=START_NS).layout.xaxis.title.text
 
 
 def test_a_bar_over_a_change_of_the_clock_ends_at_the_time_of_the_axis() -> None:
     """Given an alert over the end of summer time, then the axis has one offset, that of its end, and names it."""
-    began, ended = (int(datetime(2026, 10, *at, tzinfo=UTC).timestamp()) - AT // SECOND for at in ((24, 20), (25, 8)))
+    began, ended = (int(datetime(2026, 10, *at, tzinfo=UTC).timestamp()) - START_NS // SECOND for at in ((24, 20), (25, 8)))
     with time_zone("Europe/Berlin"):
-        figure = alert_times([alert("resolved", began, ended)], COLORS, now_unix_ns=AT)
+        figure = alert_times([alert("resolved", began, ended)], COLORS, now_unix_ns=START_NS)
     (bar,) = [bar for bar in figure.data if bar.name == "Past"]
     assert list(bar.base) == ["2026-10-24 21:00:00"]
     assert list(bar.x) == [12 * 3_600_000]
@@ -117,7 +104,7 @@ def test_a_bar_over_a_change_of_the_clock_ends_at_the_time_of_the_axis() -> None
 
 def test_days_are_those_of_the_axis() -> None:
     """Given alerts in one day of New York that are in two of UTC, then they are in one bar, at noon."""
-    first = int(datetime(2026, 6, 1, 4, tzinfo=UTC).timestamp()) - AT // SECOND  # midnight in New York
+    first = int(datetime(2026, 6, 1, 4, tzinfo=UTC).timestamp()) - START_NS // SECOND  # midnight in New York
     with time_zone("America/New_York"):
         figure = alert_counts([alert("resolved", first + hour * 3_600) for hour in (1, 12, 23, 20 * 24)], COLORS).figure
     assert "day" in figure.layout.yaxis.title.text

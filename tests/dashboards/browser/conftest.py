@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -18,6 +14,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page
 from tests.dashboards.browser.pages import PATIENCE_MS
 from tests.dashboards.gpu_samples import samples_of, write_samples
+from tests.dashboards.served import serving
 
 from rankscope.runs.paths import rank_dir
 
@@ -31,29 +28,21 @@ HOSTS = (
 """Host names of the ranks of the hostile run."""
 
 
-@contextmanager
-def _serving(path: Path, folder: Path, *options: str, **environment: str) -> Iterator[str]:
-    """Run the real command with its cache and state below ``folder``; yield its address."""
-    command = [sys.executable, "-m", "rankscope", "dashboard", str(path), "--listen", "127.0.0.1:0", *options]
-    homes = {"XDG_CACHE_HOME": str(folder / "cache"), "XDG_STATE_HOME": str(folder / "state")}
-    around = {**os.environ, "PYTHONUNBUFFERED": "1", **homes, **environment}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=around) as process:
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        match = re.search(r"http://127\.0\.0\.1:\d+", line)
-        try:
-            assert match is not None, line
-            yield match[0]
-        finally:
-            process.terminate()
+def homes_below(folder: Path) -> dict[str, str]:
+    """Return environment variables for a command with its cache and state in ``folder``."""
+    return {"XDG_CACHE_HOME": str(folder / "cache"), "XDG_STATE_HOME": str(folder / "state")}
 
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
     """Function ``serve(path, *options, NAME=value)`` that runs the command until the module ends and returns its address."""
     with ExitStack() as stack:
-        homes = tmp_path_factory.mktemp
-        yield lambda path, *options, **environment: stack.enter_context(_serving(path, homes("homes"), *options, **environment))
+
+        def serve(path: Path, *options: str, **environment: str) -> str:
+            homes = homes_below(tmp_path_factory.mktemp("homes"))
+            return stack.enter_context(serving(path, *options, **homes, **environment))[1]
+
+        yield serve
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +56,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, write_run: Callable[..., Path
     for rank, host in enumerate(HOSTS):
         about = rank_dir(hostile, 0, rank) / "rank.json"
         about.write_text(json.dumps({**json.loads(about.read_text()), "host": host, "gpu_uuid": f"@{host}"}))
-    with _serving(folder / "runs", folder) as url:
+    with serving(folder / "runs", **homes_below(folder)) as (_, url):
         yield url
 
 

@@ -6,16 +6,15 @@ Tests find things by role and name. What follows after ``Things without a role``
 from __future__ import annotations
 
 import csv
-import http.server
 import re
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, Literal
+from typing import Literal
 
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 from playwright.sync_api import Locator, Page, expect
 from playwright.sync_api import TimeoutError as NotInTimeError
+from tests.local_http import answering, respond
 from tests.waiting import wait_until
 
 Opened = Callable[..., AbstractContextManager[Page]]
@@ -99,23 +98,8 @@ def serious(page: Page) -> list[str]:
 def another_site(content: str) -> Iterator[str]:
     """Serve a page under another host name; yield its address."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(content.encode())
-
-        def log_message(self, *_args: Any) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://localhost:{server.server_port}/"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with answering(lambda request, _body: respond(request, 200, content.encode(), Content_Type="text/html")) as url:
+        yield f"{url.replace('127.0.0.1', 'localhost')}/"
 
 
 # Things without a role ----------------------------------------------------------------------------------------------------------

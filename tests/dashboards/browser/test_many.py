@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
+from tests.dashboards.alert_records import write_finding
 from tests.dashboards.browser.conftest import HOSTS
 from tests.dashboards.browser.pages import (
     Opened,
@@ -23,9 +24,6 @@ from tests.dashboards.browser.pages import (
     verdict_comes_during_a_selection,
     view_drawn,
 )
-
-from rankscope.alerts.alert import fingerprint
-from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding
 
 pytestmark = pytest.mark.slow
 
@@ -207,17 +205,14 @@ def test_a_hostile_run_does_nothing_on_a_narrow_screen(site: str, opened: Opened
         expect(runs(page)).to_have_count(3)
 
 
-AT = 1_790_000_000_000_000_000
-
-
 @pytest.fixture(scope="module")
 def alerting_runs(tmp_path_factory: pytest.TempPathFactory, write_run: Callable[..., Path]) -> Path:
     """Folder with an ended run and a live run with a firing alert."""
     root = tmp_path_factory.mktemp("runs")
     over = write_run(root / "a", run_id="a", name="over")
     live = write_run(root / "b", run_id="b", name="live", finished=False)
-    found_in(over, "a", 3, ended=True)
-    found_in(live, "b", 2, ended=False)
+    write_findings(over, "a", 3, "firing", "resolved")
+    write_findings(live, "b", 2, "firing")
     return root
 
 
@@ -227,20 +222,11 @@ def alerts_url(alerting_runs: Path, serve: Callable[[Path], str]) -> str:
     return serve(alerting_runs)
 
 
-def found_in(run: Path, run_id: str, rank: int, *, ended: bool, name: str = "TrainingStraggler") -> None:
-    labels = {"alertname": name, "severity": "warning", "run_id": run_id, "rank": str(rank), "host": "node-1"}
-    for status, seconds in (("firing", 0), *((("resolved", 60),) if ended else ())):
-        append_finding(
-            run,
-            FindingRecord(
-                schema=FINDING_SCHEMA,
-                time_unix_ns=AT + (rank * 100 + seconds) * 10**9,
-                status=status,
-                fingerprint=fingerprint(labels),
-                labels=labels,
-                annotations={"summary": f"=Rank {rank} <b>is slow</b>.", "evidence": "imposed wait 39 ms"},
-            ),
-        )
+def write_findings(run: Path, run_id: str, rank: int, *statuses: str) -> None:
+    """Write an alert about a rank into a run."""
+    texts = {"summary": f"=Rank {rank} <b>is slow</b>.", "evidence": "imposed wait 39 ms"}
+    for number, status in enumerate(statuses):
+        write_finding(run, status, rank * 100 + number * 60, texts, run_id=run_id, rank=str(rank))
 
 
 def test_alerts_of_all_runs_are_searched_read_saved_and_followed(alerting_runs: Path, alerts_url: str, opened: Opened) -> None:
@@ -275,7 +261,7 @@ def test_alerts_of_all_runs_are_searched_read_saved_and_followed(alerting_runs: 
         expect(alerts).to_have_count(2)
 
         # And a new alert appears without a reload
-        found_in(alerting_runs / "a", "a", 1, ended=True)
+        write_findings(alerting_runs / "a", "a", 1, "firing", "resolved")
         expect(alerts).to_have_count(3)
 
         # And the run's page opens with the rank selected

@@ -7,17 +7,18 @@ import math
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from numpy.typing import NDArray
+from tests.dashboards.blocks import notes
 
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.dashboards.charts.cells import bin_worst
+from rankscope.dashboards.charts.frame import GRAPH_CONFIG
 from rankscope.dashboards.charts.heatmap import MapRows, step_heatmap
-from rankscope.dashboards.charts.palette import PALETTES
+from rankscope.dashboards.charts.palette import PALETTES, palette
 from rankscope.dashboards.data import metrics
 from rankscope.dashboards.data.hardware import SampledGpu
 from rankscope.dashboards.delays.data import WaitGroup
@@ -25,11 +26,6 @@ from rankscope.dashboards.delays.figures import NO_WAIT_IN_GROUP, wait_matrix
 from rankscope.dashboards.hardware.figures import gpu_cells
 
 LIGHT = PALETTES["light"]
-
-
-def note_of(figure: go.Figure) -> str:
-    assert not figure.data, "a note has no data"
-    return str(figure.layout.annotations[0].text)
 
 
 def group_of(names: list[str], *, by_host: bool = False, cells: list[tuple[int, int, float]] | None = None) -> WaitGroup:
@@ -82,7 +78,7 @@ def test_heatmap_without_anything_to_draw_says_why(
     figure = step_heatmap(
         matrix, np.array(ranks, dtype=np.int64), np.array(steps, dtype=np.int64), LIGHT, label="own time", unit="us"
     )
-    assert message in note_of(figure)
+    assert message in notes(figure)[0]
 
 
 @pytest.mark.parametrize(("steps", "tick"), [(3, 1), (60, None)])
@@ -134,9 +130,9 @@ def test_binning_keeps_the_highest_value_of_every_block(matrix: NDArray[np.float
     for row in range(binned.values.shape[0]):
         for column in range(binned.values.shape[1]):
             block = matrix[row * high : (row + 1) * high, column * wide : (column + 1) * wide]
-            known = block[np.isfinite(block)]
+            finite = block[np.isfinite(block)]
             shown = binned.values[row, column]
-            assert shown == np.float32(known.max()) if known.size else np.isnan(shown)
+            assert shown == np.float32(finite.max()) if finite.size else np.isnan(shown)
 
 
 def test_missing_values_are_null_on_the_wire(table: StepTable) -> None:
@@ -203,16 +199,14 @@ def test_a_map_of_clocks_shows_the_lowest_and_says_so() -> None:
 def test_a_map_of_what_is_not_known_says_how_to_get_it() -> None:
     why = metrics.why_unknown("power_watts")
     figure = step_heatmap(np.full((2, 3), np.nan), [0, 1], [1, 2, 3], LIGHT, label="GPU power", unit="watts", why_unknown=why)
-    assert "rankscope exporter" in figure.layout.annotations[0].text
+    assert "rankscope exporter" in notes(figure)[0]
 
 
 def test_a_group_without_waits_is_a_note() -> None:
-    """Given a group without waits, when it is drawn, then a note replaces the matrix."""
-    assert wait_matrix(group_of(["0", "1"], cells=[]), [0, 1], LIGHT).layout.annotations[0].text == NO_WAIT_IN_GROUP
+    assert notes(wait_matrix(group_of(["0", "1"], cells=[]), [0, 1], LIGHT)) == [NO_WAIT_IN_GROUP]
 
 
 def test_a_long_name_at_the_axis_is_cut_off_before_it_is_escaped() -> None:
-    """Given a host name of characters that are escaped, when it is cut off, then no escape is cut in two."""
     group = group_of(["&" * 40, "b"], by_host=True, cells=[(0, 1, 5.0)])
     assert wait_matrix(group, [0, 1], LIGHT).layout.yaxis.ticktext[0] == "&amp;" * 27 + "…"
 
@@ -244,3 +238,24 @@ def test_a_map_of_gpus_has_a_row_per_host_which_opens_into_its_gpus() -> None:
     each = gpu_cells(values, gpus, "highest")
     assert each.rows.positions()[5] == "&lt;b&gt;n1 · GPU 1"
     assert each.members == [[at] for at in range(8)]
+
+
+def test_no_graph_offers_to_upload_the_data() -> None:
+    assert GRAPH_CONFIG["showSendToCloud"] is False
+    assert GRAPH_CONFIG["displaylogo"] is False
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_sequential_colours_are_even_in_lightness(scheme: str) -> None:
+    def lightness(color: str) -> float:
+        red, green, blue = (math.pow(int(color[at : at + 2], 16) / 255, 2.2) for at in (1, 3, 5))
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    values = [lightness(color) for color in palette(scheme).sequential]
+    steps = np.diff(values)
+    assert (steps < 0).all() if scheme == "light" else (steps > 0).all()
+
+
+def test_unknown_scheme_is_drawn_light() -> None:
+    values: list[Any] = [None, "", "nonsense", "light"]
+    assert all(palette(value) is LIGHT for value in values)

@@ -42,12 +42,12 @@ def source(folder: Path, write_run: WriteRun) -> DiskRuns:
     return DiskRuns(folder)
 
 
-def said(source: Any, search: str) -> str:
+def compare_page(source: Any, search: str) -> str:
     return page_text(source, "/compare", search)
 
 
 def test_the_page_says_what_became_worse_and_shows_where(source: DiskRuns) -> None:
-    page = said(source, "?runs=sound,slow")
+    page = compare_page(source, "?runs=sound,slow")
     for expected in (
         "Worse",
         "tuesday is slower than monday",
@@ -71,7 +71,7 @@ def test_the_page_says_what_became_worse_and_shows_where(source: DiskRuns) -> No
 
 
 def test_the_other_way_round_it_became_better(source: DiskRuns) -> None:
-    assert "Better" in said(source, "?runs=slow,sound")
+    assert "Better" in compare_page(source, "?runs=slow,sound")
 
 
 def test_the_distributions_are_of_the_compared_steps(source: DiskRuns) -> None:
@@ -123,24 +123,24 @@ def test_the_headline_is_one_sentence_and_marks_at_zero_are_whole(source: DiskRu
 
 
 def test_runs_of_two_sizes_are_judged_by_their_scaling(source: DiskRuns) -> None:
-    page = said(source, "?runs=sound,large")
+    page = compare_page(source, "?runs=sound,large")
     assert "ranks" in page
     assert "rankscope compare" in page
     assert "compare-parts" not in page
 
 
 def test_one_run_is_compared_before_and_after_a_step(source: DiskRuns) -> None:
-    page = said(source, "?runs=sound&at=60")
+    page = compare_page(source, "?runs=sound&at=60")
     parts, _ = draw_at(source, "/compare", "compare-parts", "?runs=sound&at=60")
     assert "after minus before" in parts.figure.layout.xaxis.title.text
     assert "monday: after against before step 60" in page
     course, _ = draw_at(source, "/compare", "compare-course", "?runs=sound&at=60")
     assert [shape.x0 for shape in course.figure.layout.shapes] == [60]
-    assert "step 600 does not divide it" in said(source, "?runs=sound&at=600")
+    assert "step 600 does not divide it" in compare_page(source, "?runs=sound&at=600")
 
 
 def test_too_short_a_run_says_what_is_missing(source: DiskRuns) -> None:
-    page = said(source, "?runs=sound,short")
+    page = compare_page(source, "?runs=sound,short")
     assert "Not enough data" in page
     drawn, _ = draw_at(source, "/compare", "compare-steps", "?runs=sound,short")
     assert drawn.figure.data[0].name == "monday"
@@ -150,7 +150,7 @@ def test_too_short_a_run_says_what_is_missing(source: DiskRuns) -> None:
 
 def test_the_chosen_comparison_is_drawn_and_all_are_in_a_table(source: DiskRuns) -> None:
     search = "?runs=sound,slow,short"
-    page = said(source, f"{search}&pair=short")
+    page = compare_page(source, f"{search}&pair=short")
     for expected in ("short against monday", "tuesday", "Not enough data", "Worse", "pair=tuesday"):
         assert expected in page, expected
     first, _ = draw_at(source, "/compare", "compare-parts", search)
@@ -194,7 +194,7 @@ def test_names_of_runs_are_labels_that_differ_and_no_html(folder: Path, write_ru
     ],
 )
 def test_what_cannot_be_compared_says_why(source: DiskRuns, search: str, expected: str) -> None:
-    page = said(source, search)
+    page = compare_page(source, search)
     assert expected in page
     assert "See all runs" in page
 
@@ -205,7 +205,7 @@ def test_a_comparison_that_is_being_made_says_how_far_and_asks_again(
     memory_runs.put(analysis, table, run_id="b")
     memory_runs.problems["compare"] = NotReadyError(Progress("reading the runs", 1, 2))
     page = page_for("/compare", "?runs=run-1,b", memory_runs)
-    assert "Reading the runs: 1 of 2" in said(memory_runs, "?runs=run-1,b")
+    assert "Reading the runs: 1 of 2" in compare_page(memory_runs, "?runs=run-1,b")
     assert page.shown["whole"]
     assert page.shown["every_ms"] > 0
     assert draw_at(memory_runs, "/compare", "compare-steps", "?runs=run-1,b")[1] is False

@@ -6,30 +6,19 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.dashboards.charts.heatmap import step_heatmap
 from rankscope.dashboards.charts.palette import PALETTES
-from rankscope.dashboards.data.events import (
-    KINDS,
-    THROTTLES,
-    EventFinder,
-    HardwareEvent,
-    StepClock,
-    most_important,
-    placed,
-)
-from rankscope.dashboards.ranks.figures import mark_events
+from rankscope.dashboards.data.events import KINDS, THROTTLES, EventFinder, HardwareEvent, StepClock, most_important, on_steps
 from rankscope.runs.records import HardwareSample
 
 SECOND = 10**9
 LIGHT = PALETTES["light"]
 
 
-def found(samples: Iterable[dict[str, Any]]) -> list[HardwareEvent]:
+def events_of(samples: Iterable[dict[str, Any]]) -> list[HardwareEvent]:
     """Return the events found in samples taken one per second."""
     finder = EventFinder("node-1", "GPU-1")
     for second, values in enumerate(samples):
@@ -44,7 +33,7 @@ def times(event: HardwareEvent) -> tuple[int, int]:
 def test_throttling_is_one_event_from_its_first_sample_to_its_last() -> None:
     hot: dict[str, Any] = {"throttle_reasons": ["hw_thermal"]}
     cool: dict[str, Any] = {"throttle_reasons": []}
-    first, second = found([cool, hot, hot, hot, cool, cool, hot])
+    first, second = events_of([cool, hot, hot, hot, cool, cool, hot])
     assert (first.kind, times(first)) == ("hw_thermal", (1, 3))
     assert times(second) == (6, 6)
     assert "heat" in first.detail
@@ -52,37 +41,37 @@ def test_throttling_is_one_event_from_its_first_sample_to_its_last() -> None:
 
 def test_where_nobody_tells_the_reasons_nothing_ends_and_nothing_begins() -> None:
     hot: dict[str, Any] = {"throttle_reasons": ["hw_thermal"]}
-    assert [times(event) for event in found([hot, {}, {}, hot])] == [(0, 3)]
-    assert found([{}, {}]) == []
-    assert found([{"throttle_reasons": ["gpu_idle"]}]) == []
+    assert [times(event) for event in events_of([hot, {}, {}, hot])] == [(0, 3)]
+    assert events_of([{}, {}]) == []
+    assert events_of([{"throttle_reasons": ["gpu_idle"]}]) == []
 
 
 @pytest.mark.parametrize(
     ("counter", "kind"), [("xid_errors", "xid"), ("ecc_uncorrected_errors", "ecc"), ("pcie_replays", "pcie_link")]
 )
 def test_a_counter_that_rises_is_an_event_and_what_it_had_before_is_none(counter: str, kind: str) -> None:
-    (event,) = found([{counter: value} for value in (7, 7, 8, 10, 10)])
+    (event,) = events_of([{counter: value} for value in (7, 7, 8, 10, 10)])
     assert (event.kind, times(event)) == (kind, (2, 3))
     assert event.detail.endswith(": 3")
 
 
 def test_a_counter_that_was_reset_counts_from_zero() -> None:
-    (event,) = found([{"ecc_uncorrected_errors": value} for value in (9, 2, 2)])
+    (event,) = events_of([{"ecc_uncorrected_errors": value} for value in (9, 2, 2)])
     assert event.detail.endswith(": 2")
 
 
 def test_errors_of_programs_are_no_events_of_the_gpu() -> None:
-    assert found([{"xid_errors": 0, "xid_errors_of_programs": 0}, {"xid_errors": 3, "xid_errors_of_programs": 3}]) == []
+    assert events_of([{"xid_errors": 0, "xid_errors_of_programs": 0}, {"xid_errors": 3, "xid_errors_of_programs": 3}]) == []
 
 
 def test_a_link_that_got_narrower_is_an_event_unless_the_gpu_is_idle() -> None:
     def link(width: int, use: float) -> dict[str, Any]:
         return {"pcie_link_width": width, "utilization_ratio": use}
 
-    (event,) = found([link(16, 0.9), link(8, 0.01), link(16, 0.9), link(8, 0.9), link(8, 0.9)])
+    (event,) = events_of([link(16, 0.9), link(8, 0.01), link(16, 0.9), link(8, 0.9), link(8, 0.9)])
     assert (event.kind, times(event)) == ("pcie_link", (3, 4))
     assert event.detail == "PCIe link at 8 lanes, it had 16"
-    (down,) = found([{"nvlinks_down": 0}, {"nvlinks_down": 2}])
+    (down,) = events_of([{"nvlinks_down": 0}, {"nvlinks_down": 2}])
     assert (down.kind, down.detail) == ("nvlink", "2 NVLinks down")
 
 
@@ -91,9 +80,9 @@ def test_a_clock_that_stays_low_is_an_event_a_single_low_sample_is_none() -> Non
         return [{"sm_clock_hertz": value * 1e6, "utilization_ratio": 0.95} for value in values]
 
     usual = [1980.0] * 6
-    assert found(clocks(*usual, 1200, *usual)) == []
-    assert found(clocks(*usual, 1200)) == [], "so far"
-    (event,) = found(clocks(*usual, 1200, 1190, *usual))
+    assert events_of(clocks(*usual, 1200, *usual)) == []
+    assert events_of(clocks(*usual, 1200)) == [], "so far"
+    (event,) = events_of(clocks(*usual, 1200, 1190, *usual))
     assert (event.kind, times(event)) == ("clock_drop", (6, 7))
     assert event.detail == "SM clock 1,190 MHz, usual while busy are 1,980"
 
@@ -102,15 +91,15 @@ def test_a_clock_that_stays_low_is_an_event_a_single_low_sample_is_none() -> Non
 def test_samples_that_show_a_reason_are_just_those_in_its_events(reasons: list[list[str]]) -> None:
     covered = {
         (event.kind, second)
-        for event in found([{"throttle_reasons": item} for item in reasons])
+        for event in events_of([{"throttle_reasons": item} for item in reasons])
         for second in range(times(event)[0], times(event)[1] + 1)
     }
     assert covered == {(reason, at) for at, item in enumerate(reasons) for reason in item if reason != "gpu_idle"}
 
 
 def test_the_most_important_of_too_many_events_stay_and_others_are_counted() -> None:
-    flapping = found([{"throttle_reasons": ["sw_power_cap"] if second % 2 else []} for second in range(100)])
-    errors = found([{"xid_errors": 0}, {"xid_errors": 1}])
+    flapping = events_of([{"throttle_reasons": ["sw_power_cap"] if second % 2 else []} for second in range(100)])
+    errors = events_of([{"xid_errors": 0}, {"xid_errors": 1}])
     events = most_important([*flapping, *errors], left_out=4, most=10)
     assert len(events.events) == 10
     assert events.left_out == 4 + len(flapping) + 1 - 10
@@ -134,46 +123,7 @@ def test_events_are_in_the_step_that_was_going_on() -> None:
     before = HardwareEvent(unix_ns=5, until_unix_ns=5, host="a", gpu_uuid="GPU-1", kind="xid", detail="")
     elsewhere = HardwareEvent(unix_ns=25, until_unix_ns=25, host="b", gpu_uuid="GPU-2", kind="xid", detail="")
     clock = StepClock(np.array([100, 101, 102, 103]), np.array([10, 20, 0, 40]))
-    steps = [(item.step, item.until_step) for item in placed(most_important([event, before, elsewhere], 0), {"a": clock}).events]
+    steps = [
+        (item.step, item.until_step) for item in on_steps(most_important([event, before, elsewhere], 0), {"a": clock}).events
+    ]
     assert steps == [(None, None), (101, 103), (None, None)]
-
-
-def happened(kind: str, step: int | None, until_step: int | None, **about: Any) -> HardwareEvent:
-    return HardwareEvent(
-        unix_ns=1, until_unix_ns=2, host="a", gpu_uuid="GPU-1", kind=kind, detail="<b>it</b>", step=step, until_step=until_step,
-        **about,
-    )  # fmt: skip
-
-
-def test_events_are_marked_where_they_began_and_ended() -> None:
-    figure = step_heatmap(np.ones((4, 60)), range(4), range(60), LIGHT, label="own time", unit="us")
-    before = figure.layout.height
-    mark_events(figure, [happened("hw_thermal", 10, 19, rank=2), happened("xid", 30, 30, simulated=True)], LIGHT, steps=(0, 59))
-    error, throttled = figure.data[1:]
-    assert (list(throttled.x), list(throttled.customdata)) == ([10, 19, None], [2, 2, None])
-    assert (list(error.x), list(error.customdata)) == ([30, 30, None], [None, None, None])
-    assert "rank 2" in throttled.hovertext[0]
-    assert "steps 10 to 19" in throttled.hovertext[0]
-    assert "SIMULATED" in error.hovertext[0]
-    assert "<b>it" not in throttled.hovertext[0], "what a file claims is text"
-    assert figure.layout.height > before, "the map keeps its room"
-    assert error.marker.symbol[0] != throttled.marker.symbol[0], "not told apart by colour"
-
-
-def test_every_kind_has_a_mark() -> None:
-    figure = mark_events(go.Figure(layout={"height": 300}), [happened(kind, 1, 1) for kind in KINDS], LIGHT, steps=(0, 9))
-    assert sum(len(trace.x) for trace in figure.data) == 3 * len(KINDS)
-
-
-def test_without_an_event_on_a_step_the_map_is_as_it_was() -> None:
-    figure = step_heatmap(np.ones((4, 60)), range(4), range(60), LIGHT, label="own time", unit="us")
-    before = figure.to_json()
-    for event in (happened("xid", None, None), happened("xid", 60, 61)):
-        assert mark_events(figure, [event], LIGHT, steps=(0, 59)).to_json() == before
-
-
-def test_what_began_before_the_steps_that_are_shown_begins_with_them() -> None:
-    figure = step_heatmap(np.ones((4, 10)), range(4), range(15, 25), LIGHT, label="own time", unit="us")
-    mark_events(figure, [happened("hw_thermal", 3, 99)], LIGHT, steps=(15, 24))
-    assert list(figure.data[1].x) == [15, 24, None]
-    assert "steps 3 to 99" in figure.data[1].hovertext[0]

@@ -11,44 +11,25 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.dashboards.gpu_samples import STEP_NS, rows_of, uuid, write_samples
+from tests.dashboards.recorded_run import START_NS
 from tests.step_files import keep_rows, steps_file
 
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.data.hardware import ROW, Hardware, HardwareIndex, SampledGpu, in_steps, nothing, stored
+from rankscope.dashboards.data.hardware import Hardware, HardwareIndex, SampledGpu, in_steps, no_hardware, read_hardware
 from rankscope.dashboards.store.derive import DerivedData
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.follow import FollowerState
 from rankscope.dashboards.store.samples import SampleWriter
 from rankscope.runs.paths import host_dir, rank_dir
 from rankscope.runs.records import HardwareSample, RankInfo
-from rankscope.runs.segment_writer import JsonLinesWriter
 
 WriteRun = Callable[..., Path]
-START_NS = 1_790_000_000_000_000_000
-STEP_NS = 80_000_000
-
-
-def uuid(rank: int) -> str:
-    return f"GPU-{rank:08x}-5d1f-4a52-9c3e-0123456789ab"
-
-
-def write_samples(run: Path, host: str, samples: list[HardwareSample]) -> None:
-    writer = JsonLinesWriter(host_dir(run, host), "gpu")
-    for sample in samples:
-        writer.append(sample)
-    writer.close()
 
 
 def sample(rank: int, step: float, **values: Any) -> HardwareSample:
     """Return a sample taken ``step`` steps after the start."""
     return HardwareSample(unix_ns=START_NS + int(step * STEP_NS), gpu_uuid=uuid(rank), gpu_index=rank, **values)
-
-
-def rows_of(times: list[int], **gauges: list[float]) -> Any:
-    rows = np.zeros(len(times), ROW)
-    for name in ROW.names or ():
-        rows[name] = gauges.get(name, np.nan) if name != "unix_ns" else times
-    return rows
 
 
 def test_a_step_has_the_worst_of_its_samples_or_the_last_fresh_one_before() -> None:
@@ -100,7 +81,7 @@ def test_a_run_without_samples_says_how_to_get_them(tmp_path: Path, write_run: W
         assert "rankscope exporter" in str(why)
     with pytest.raises(RankscopeError, match="no samples of GPU GPU-1"):
         source.part("run-1", "hardware").series("GPU-1")
-    assert nothing("because").index.why_none == "because"
+    assert no_hardware("because").index.why_none == "because"
 
 
 def test_why_samples_are_missing_is_told_and_leaves_a_gap(tmp_path: Path, write_run: WriteRun) -> None:
@@ -118,7 +99,7 @@ def test_hosts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     for host in ("node-10", "node-9"):
         samples.add(host, [sample(0, 1, power_watts=1)])
     samples.publish({}, {})
-    assert [gpu.host for gpu in stored(tmp_path).gpus] == ["node-9", "node-10"]
+    assert [gpu.host for gpu in read_hardware(tmp_path).gpus] == ["node-9", "node-10"]
 
 
 def test_only_reasons_are_a_run_without_samples_too(tmp_path: Path, write_run: WriteRun) -> None:
@@ -136,8 +117,8 @@ def test_what_a_mig_device_does_not_tell_is_that_of_its_gpu(tmp_path: Path, writ
         HardwareSample(unix_ns=START_NS + step * STEP_NS, gpu_uuid="MIG-part", parent_uuid=uuid(9), memory_used_bytes=2**30)
         for step in range(60)
     ]
-    whole = [sample(9, step, temperature_celsius=66, memory_used_bytes=2**33) for step in range(60)]
-    write_samples(run, "node-0", [*parts, *whole])
+    gpu = [sample(9, step, temperature_celsius=66, memory_used_bytes=2**33) for step in range(60)]
+    write_samples(run, "node-0", parts, gpu)
     source = DiskRuns(run)
     steps = source.part("run-1", "steps")
     assert np.nanmax(steps.part("temperature_celsius").values[1]) == 66
@@ -168,10 +149,10 @@ def test_a_part_of_a_series_has_all_of_its_samples() -> None:
     hardware = in_memory(rows_of(list(range(10_000)), power_watts=list(range(10_000))))
     part = hardware.series("GPU-1", since_unix_ns=100, until_unix_ns=199)
     np.testing.assert_array_equal(part.values["power_watts"], range(100, 200))
-    whole = hardware.series("GPU-1")
-    assert len(whole.unix_ns) <= 2_000
-    assert whole.samples_per_pair == 10
-    assert list(whole.values["power_watts"][:4]) == [0, 9, 10, 19], "rising within the samples of each two"
+    all_of_it = hardware.series("GPU-1")
+    assert len(all_of_it.unix_ns) <= 2_000
+    assert all_of_it.samples_per_pair == 10
+    assert list(all_of_it.values["power_watts"][:4]) == [0, 9, 10, 19], "rising within the samples of each two"
 
 
 def test_samples_that_come_in_parts_are_those_that_come_at_once(tmp_path: Path) -> None:
@@ -184,16 +165,16 @@ def test_samples_that_come_in_parts_are_those_that_come_at_once(tmp_path: Path) 
         item.publish({}, {})
     assert (tmp_path / "once" / "hardware.json").read_bytes() == (tmp_path / "parts" / "hardware.json").read_bytes()
     assert (tmp_path / "once" / "events.json").read_bytes() == (tmp_path / "parts" / "events.json").read_bytes()
-    whole, joined = (stored(tmp_path / name).series(uuid(0)).values["power_watts"] for name in ("once", "parts"))
-    np.testing.assert_array_equal(whole, joined)
-    assert len(whole) == 50
+    at_once, in_parts = (read_hardware(tmp_path / name).series(uuid(0)).values["power_watts"] for name in ("once", "parts"))
+    np.testing.assert_array_equal(at_once, in_parts)
+    assert len(at_once) == 50
 
 
 def test_following_shows_what_a_finished_run_shows(tmp_path: Path, write_run: WriteRun) -> None:
     """The following process updates twice: before and after steps and samples are added."""
     run = write_run(tmp_path / "run", steps=60, finished=False)
     files = [steps_file(run, rank) for rank in range(4)]
-    whole = [file.read_bytes() for file in files]
+    contents = [file.read_bytes() for file in files]
     for file in files:
         keep_rows(file, 30)
     write_samples(run, "node-0", [sample(0, step, temperature_celsius=40 + step, throttle_reasons=[]) for step in range(30)])
@@ -204,7 +185,7 @@ def test_following_shows_what_a_finished_run_shows(tmp_path: Path, write_run: Wr
     before = derived.version
     assert derived.part("steps").part("temperature_celsius").values[0, 29] == 69
     assert "idle_us" in derived.part("steps").metrics
-    for file, data in zip(files, whole, strict=True):
+    for file, data in zip(files, contents, strict=True):
         file.write_bytes(data)
     more = [sample(0, step, temperature_celsius=90, throttle_reasons=["hw_thermal"]) for step in range(30, 60)]
     with next(host_dir(run, "node-0").glob("gpu-*.jsonl")).open("ab") as added:

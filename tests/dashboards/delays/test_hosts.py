@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.dashboards.blocks import draw, figure_names, pick, pick_row, run_of, table_rows
+from tests.dashboards.blocks import draw, figure_names, pick, pick_row, run_at, run_of, table_rows
 from tests.dashboards.hosts_at_fault import AT_FAULT, SLOW, host_analysis, host_runs
 
 from rankscope.analysis.result.costs import PipelineResult, StageResult
@@ -20,7 +20,6 @@ from rankscope.dashboards.delays.view import VIEW
 from rankscope.dashboards.model.page import Choice, walk
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.ranks.view import VIEW as RANKS
-from rankscope.dashboards.store.disk import DiskRuns
 
 BY_HOST = PageState(rows="host")
 BY_RANK = PageState(rows="rank")
@@ -135,8 +134,7 @@ def picks(run: RunData) -> dict[str, set[int | None]]:
 def test_all_views_pick_the_same_rank_of_a_host(
     tmp_path: Path, write_run: Callable[..., Path], kind: str, about: dict[str, Any]
 ) -> None:
-    source = DiskRuns(write_run(tmp_path / "run", ranks=8, **about))
-    run = RunData(source, source.runs()[0])
+    run = run_at(write_run(tmp_path / "run", ranks=8, **about))
     verdict, picked = run.analysis.verdict, picks(run)
     assert verdict.kind == kind
     assert {len(ranks) for ranks in picked.values()} == {1}, picked

@@ -8,30 +8,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.dashboards.blocks import draw, figure_names, pick, table_rows, text_of, write
+from tests.dashboards.blocks import draw, figure_names, notes, pick, run_at, table_rows, text_of, write
 
+from rankscope.analysis.result.analysis import Analysis, ImposedWait
 from rankscope.analysis.result.hosts import worst_ranks
+from rankscope.dashboards.charts.bar_names import BarNames
 from rankscope.dashboards.charts.palette import palette
-from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.delays.data import CauseTimeline, Delays
-from rankscope.dashboards.delays.figures import NO_STEPS, cause_bars, cause_timeline, wait_cells
+from rankscope.dashboards.delays.data import CauseTimeline
+from rankscope.dashboards.delays.figures import MOST_BARS, NO_STEPS, cause_bars, cause_timeline, imposed_bars, wait_cells
 from rankscope.dashboards.delays.view import VIEW
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.ranks.tables import rank_table
-from rankscope.dashboards.store.disk import DiskRuns
 
 COLORS = palette("light")
 SLOW = 2
 
 
-def opened(path: Path) -> RunData:
-    source = DiskRuns(path)
-    return RunData(source, source.runs()[0])
-
-
 def test_windows_tell_pairs_and_step_records_tell_causes(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given a run with a slow data loader on rank 2, when waits are attributed, then all waited for rank 2's input."""
-    delays = opened(write_run(tmp_path / "run")).delays
+    delays = run_at(write_run(tmp_path / "run")).delays
 
     assert delays.matrix_source == "windows"
     cells = wait_cells(delays.groups[0])
@@ -45,9 +39,8 @@ def test_windows_tell_pairs_and_step_records_tell_causes(tmp_path: Path, write_r
     assert worst.knock_on_us == 0
 
 
-def test_causes_add_up_to_the_imposed_wait_of_the_analysis(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given step records only, when causes are separated, then they add up to the imposed wait, by rank and over the steps."""
-    run = opened(write_run(tmp_path / "run", windows=False))
+def test_causes_of_step_records_add_up_to_the_imposed_wait(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    run = run_at(write_run(tmp_path / "run", windows=False))
     delays = run.delays
 
     imposed = {row.rank: row.imposed_us for row in run.analysis.imposed_wait}
@@ -58,12 +51,14 @@ def test_causes_add_up_to_the_imposed_wait_of_the_analysis(tmp_path: Path, write
     assert sum(map(sum, delays.timeline.causes_us.values())) == pytest.approx(sum(imposed.values()), rel=1e-4)
     assert delays.matrix_source == "steps"
     assert delays.groups[0].imposed_us == pytest.approx(sum(imposed.values()), rel=1e-4)
-    assert delays.ranks[0].direct_us is None
+    worst = table_rows(VIEW, "rank-costs", run, PageState())[0]
+    assert (worst["rank"], worst["host"], worst["direct_s"]) == (SLOW, "node-1", None), "not known, and not 0"
+    assert worst["input_s"] > 0
+    assert "profile a window" in text_of(write(VIEW, "about-matrix", run, PageState()))
 
 
 def test_large_groups_are_shown_host_by_host(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given more ranks than fit, when the matrix is made, then its rows are hosts, and it holds all of the waiting."""
-    run = opened(write_run(tmp_path / "run", ranks=70, steps=12, windows=False))
+    run = run_at(write_run(tmp_path / "run", ranks=70, steps=12, windows=False))
     group = run.delays.groups[0]
 
     assert group.by_host
@@ -73,24 +68,15 @@ def test_large_groups_are_shown_host_by_host(tmp_path: Path, write_run: Callable
     assert "host by host" in text_of(write(VIEW, "about-matrix", run, PageState()))
 
 
-def test_the_view_says_that_groups_take_a_window(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given step records only, when the matrix is shown, then it explains that groups need a profiled window."""
-    run = opened(write_run(tmp_path / "run", windows=False))
-
-    assert "profile a window" in text_of(write(VIEW, "about-matrix", run, PageState()))
-
-
 def test_a_run_without_waits_has_one_note_instead_of_empty_panels(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given a run of one rank, when the view is opened, then it gives the reason once."""
-    run = opened(write_run(tmp_path / "run", ranks=1, windows=False, slow_rank=None))
+    run = run_at(write_run(tmp_path / "run", ranks=1, windows=False, slow_rank=None))
 
     assert figure_names(VIEW, run, PageState()) == []
     assert "one rank" in text_of(VIEW.blocks(run, PageState()))
 
 
 def test_figures_have_their_numbers_and_a_sentence(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given a straggler, when the figures are drawn, then their tables and sentences agree."""
-    run = opened(write_run(tmp_path / "run"))
+    run = run_at(write_run(tmp_path / "run"))
     drawn = {name: draw(VIEW, name, run, PageState(), COLORS) for name in figure_names(VIEW, run, PageState())}
 
     assert drawn["wait-matrix"].table.columns == ("rank that waited", "rank waited for", "wait [us]")
@@ -101,18 +87,8 @@ def test_figures_have_their_numbers_and_a_sentence(tmp_path: Path, write_run: Ca
     assert all(len(row) == len(figure.table.columns) for figure in drawn.values() for row in figure.table.rows)
 
 
-def test_the_ledger_has_dashes_for_what_is_not_known(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given step records only, when the wait attribution is filled, then direct and knock-on waits are unknown, not 0."""
-    (worst, *_) = table_rows(VIEW, "rank-costs", opened(write_run(tmp_path / "run", windows=False)), PageState())
-
-    assert worst["rank"] == SLOW
-    assert worst["host"] == "node-1"
-    assert worst["direct_s"] is None
-    assert worst["input_s"] > 0
-
-
 def test_without_a_named_rank_no_table_charges_one(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    run = opened(write_run(tmp_path / "run", slow_rank=None))
+    run = run_at(write_run(tmp_path / "run", slow_rank=None))
     assert run.analysis.verdict.ranks == []
     assert run.analysis.imposed_wait
     assert figure_names(VIEW, run, PageState()) == ["wait-matrix", "cause-timeline"]
@@ -121,23 +97,20 @@ def test_without_a_named_rank_no_table_charges_one(tmp_path: Path, write_run: Ca
 
 
 def test_a_click_on_a_cell_picks_who_was_waited_for(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given matrices of ranks and of hosts, when a cell is clicked, then the delaying rank is selected."""
-    run = opened(write_run(tmp_path / "run"))
+    run = run_at(write_run(tmp_path / "run"))
     for state, picked in ((PageState(rows="rank"), 1), (PageState(rows="host"), SLOW)):
         row = list(draw(VIEW, "wait-matrix", run, state, COLORS).figure.data[0].y)[1]
         assert pick(VIEW, "wait-matrix", run, state, {"y": row}).rank == picked
 
 
 def test_an_unknown_group_in_the_address_is_the_first(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given an old link, when its group no longer exists, then the first group is drawn."""
-    run = opened(write_run(tmp_path / "run"))
+    run = run_at(write_run(tmp_path / "run"))
     first = draw(VIEW, "wait-matrix", run, PageState(), COLORS)
 
     assert draw(VIEW, "wait-matrix", run, PageState(group="gone"), COLORS).sentence == first.sentence
 
 
 def test_the_timeline_is_per_step_and_names_who_is_charged() -> None:
-    """Given bins of steps, when they are drawn, then heights are per step and hovering names the rank."""
     timeline = CauseTimeline(
         first=[0, 10], last=[9, 14], steps=[10, 5], causes_us={"input": [50_000.0, 50_000.0], "gc": [0.0, 10_000.0]},
         worst=[3, 1], worst_share=[1.0, 0.6],
@@ -151,24 +124,34 @@ def test_the_timeline_is_per_step_and_names_who_is_charged() -> None:
 
 
 def test_without_step_records_causes_are_not_known() -> None:
-    """Given no ranks with enough data, when causes are drawn, then a note names the required data."""
-    assert cause_bars([], COLORS).layout.annotations[0].text == NO_STEPS
-    assert cause_timeline(None, COLORS).layout.annotations[0].text == NO_STEPS
+    assert notes(cause_bars([], COLORS)) == [NO_STEPS]
 
 
-def test_a_book_survives_being_written(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given a run, when it is opened twice, then the second opening reads the cached result."""
-    source = DiskRuns(write_run(tmp_path / "run"))
-
-    assert isinstance(source.part("run-1", "delays"), Delays)
-    assert source.part("run-1", "delays") is source.part("run-1", "delays")
-
-
-def test_names_in_the_book_are_inert(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given hosts with invisible characters in their names, when waits are attributed, then the characters are escaped."""
+def test_names_of_hosts_are_inert(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     path = write_run(tmp_path / "run", ranks=70, steps=12, windows=False)
     for about in path.rglob("rank.json"):
         about.write_text(json.dumps({**json.loads(about.read_text()), "host": f"n\u202e{about.parent.name}"}))
-    groups = opened(path).delays.groups
+    groups = run_at(path).delays.groups
     assert all(name.isprintable() for group in groups for name in group.names)
     assert any("u202e" in name for group in groups for name in group.names)
+
+
+def test_imposed_wait_shows_who_cost_most(analysis: Analysis) -> None:
+    figure = imposed_bars(analysis.imposed_wait, COLORS, names=BarNames(blamed=[2]))
+    cost, hidden = figure.data
+    assert list(cost.hovertext) == ["rank 2", "rank 0"], "ranks that imposed nothing are left out"
+    assert list(cost.x) == pytest.approx([340, 7])
+    assert list(np.add(cost.x, hidden.x)) == pytest.approx([360, 7])
+    assert list(figure.layout.yaxis.ticktext) == ["<b>⚑ rank 2</b><br>360 ms · 98%", "rank 0<br>7 ms · 2%"]
+
+
+def test_imposed_wait_tells_nobody_waited_from_not_known() -> None:
+    nobody = [ImposedWait(rank=0, imposed_us=0.0, imposed_exposed_us=0.0, share=None)]
+    assert "No rank was found waiting" in notes(imposed_bars(nobody, COLORS))[0]
+    assert "not known" in notes(imposed_bars([], COLORS))[0]
+
+
+def test_imposed_wait_of_many_ranks_is_cut_to_the_costliest() -> None:
+    rows = [ImposedWait(rank=rank, imposed_us=1e3 + rank, imposed_exposed_us=1e3, share=None) for rank in range(100)]
+    figure = imposed_bars(rows, COLORS)
+    assert list(figure.data[0].hovertext) == [f"rank {rank}" for rank in range(99, 99 - MOST_BARS, -1)]

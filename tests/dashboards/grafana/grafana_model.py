@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
+
+from rankscope.dashboards.grafana.shipped import shipped
 
 Json = dict[str, Any]
 
-BUILT_IN = {
-    "__rate_interval": "15s",
-    "__range_s": "300",
-    "__range": "300s",
-    "__interval_ms": "5000",
-    "__interval": "5s",
-}
+BUILT_IN = {"__rate_interval": "15s", "__range_s": "300", "__range": "300s", "__interval_ms": "5000", "__interval": "5s"}
 LONGER = BUILT_IN | {"__interval": "300s", "__interval_ms": "300000"}
 """Built-in variables of a panel with a minimum interval, for a longer time range."""
 _VARIABLE = re.compile(r"\$\{(\w+)(?::\w+)?\}|\$(\w+)")
@@ -25,9 +19,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)(?::\w+)?\}|\$(\w+)")
 
 def all_boards() -> dict[str, Json]:
     """Return the shipped boards by uid."""
-    folder = files("rankscope.dashboards") / "grafana" / "json"
-    collected = [json.loads(file.read_text(encoding="utf-8")) for file in folder.iterdir() if file.name.endswith(".json")]
-    return {board["uid"]: board for board in collected}
+    return {board.uid: board.model for board in shipped()}
 
 
 def panels(board: Json) -> Iterator[Json]:

@@ -27,8 +27,8 @@ from tests.dashboards.grafana.promql_selectors import Selector, functions, selec
 
 from rankscope.alerts.rules.rule_file import rules_text
 from rankscope.dashboards.grafana.boards.generate import FOLDER, texts
-from rankscope.dashboards.grafana.boards.panels.dialect import RULES
 from rankscope.dashboards.grafana.boards.panels.marks import NOT_AVAILABLE
+from rankscope.dashboards.grafana.boards.panels.promql import RULES
 from rankscope.exporter.catalogue import CATALOGUE
 from rankscope.runs.links import overview_url
 from rankscope.runs.metrics import RANK_METRICS

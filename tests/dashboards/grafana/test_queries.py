@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 
 from rankscope.alerts.rules.rule_file import rules_text
 from rankscope.alerts.rules.thresholds import thresholds
-from rankscope.dashboards.grafana.boards.panels.dialect import RULES
+from rankscope.dashboards.grafana.boards.panels.promql import RULES
 
 fake_nvml_library = exporter.fake_nvml_library
 start_exporter = exporter.start_exporter
@@ -149,11 +149,7 @@ def test_every_query_has_data_or_a_reason(
             title: asked.instant(target.asked(_values(target.board, jobs)).replace(RULES, "cluster:rules:of_no_file"))
             for target in _queries()
             for title in [target.name]
-            if title
-            in {
-                ("rankscope-cluster", "Recording rules", "A"),
-                ("rankscope-run", "Step time", "D"),
-            }
+            if title in {("rankscope-cluster", "Recording rules", "A"), ("rankscope-run", "Step time", "D")}
         }
         assert _numbers(without["rankscope-cluster", "Recording rules", "A"]) == [0]
         assert any("no recording rules" in item["metric"]["state"] for item in without["rankscope-run", "Step time", "D"])
@@ -203,10 +199,7 @@ def _values(board: str, jobs: Mapping[str, tuple[str, list[str]]]) -> dict[str, 
 
 
 def _labelled(
-    asked: Asked,
-    jobs: Mapping[str, tuple[str, list[str]]],
-    *name: str,
-    by: Sequence[str] = ("host", "device", "port"),
+    asked: Asked, jobs: Mapping[str, tuple[str, list[str]]], *name: str, by: Sequence[str] = ("host", "device", "port")
 ) -> dict[tuple[str, ...], float]:
     """Return the values of one query by labels."""
     (target,) = [target for target in _queries() if target.name == name]

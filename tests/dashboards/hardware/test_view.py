@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.dashboards.blocks import draw, figure_names, pick, pick_row, table_rows, text_of, write, zoom
-from tests.dashboards.gpu_samples import STEP_NS, STEPS, hot, samples_of, uuid, write_samples
+from tests.dashboards.blocks import draw, figure_names, notes, pick, pick_row, run_at, table_rows, text_of, write, zoom
+from tests.dashboards.gpu_samples import STEP_NS, STEPS, hot, rows_of, samples_of, uuid, write_samples
 from tests.dashboards.recorded_run import START_NS
 
 from rankscope.base.errors import RankscopeError
@@ -17,12 +17,11 @@ from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.events import HardwareEvents, StepClock
 from rankscope.dashboards.data.hardware import ORIGIN, ROW, GaugeRange, Hardware, HardwareIndex, LinkState, SampledGpu
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.hardware.data import MOST_COLUMNS, figures_of, time_columns, worst_in
+from rankscope.dashboards.hardware.data import MOST_COLUMNS, statistics_of, time_columns, worst_in
 from rankscope.dashboards.hardware.hints import gpu_hints
 from rankscope.dashboards.hardware.table import gpu_rows
 from rankscope.dashboards.hardware.view import VIEW
 from rankscope.dashboards.model.state import PageState
-from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.profiler.helper.sampling.exporter_page import read_page
 
 LIGHT = PALETTES["light"]
@@ -34,8 +33,7 @@ def run(tmp_path: Path, write_run: WriteRun) -> RunData:
     """Run with samples of the two simulated GPUs of node-1, and none of the two GPUs of node-0."""
     path = write_run(tmp_path / "run", simulated=True)
     write_samples(path, "node-1", samples_of(2, simulated=True), samples_of(3, simulated=True))
-    source = DiskRuns(path)
-    return RunData(source, source.summary("run-1"))
+    return run_at(path)
 
 
 def test_the_map_has_a_row_per_gpu_and_the_gauge_of_every_step(run: RunData) -> None:
@@ -52,9 +50,7 @@ def test_the_map_has_a_row_per_gpu_and_the_gauge_of_every_step(run: RunData) -> 
     assert drawn.table.rows[STEPS + 20] == ("node-1 · GPU 1", 20.0, START_NS + 20 * STEP_NS, 88.0)
 
 
-def test_the_picked_gpu_is_marked_for_any_uuid_until_a_rank_is_picked(
-    run: RunData,
-) -> None:
+def test_the_picked_gpu_is_marked_for_any_uuid_until_a_rank_is_picked(run: RunData) -> None:
     for state, row in (
         (PageState(gpu=uuid(3).removeprefix("GPU-")), 1),
         (PageState(gpu=uuid(3), rank=3), 1),
@@ -74,7 +70,7 @@ def test_of_clocks_the_lowest_is_the_worst(run: RunData) -> None:
 
 def test_a_gauge_without_readings_says_so_and_an_unknown_one_is_the_usual(run: RunData) -> None:
     drawn = draw(VIEW, "gpu-map", run, PageState(gauge="memory_used_bytes"), LIGHT)
-    assert "No GPU memory used is known" in drawn.figure.layout.annotations[0].text
+    assert "No GPU memory used is known" in notes(drawn.figure)[0]
     other = draw(VIEW, "gpu-map", run, PageState(gauge="own_us"), LIGHT)
     assert "GPU temperature" in other.sentence
 
@@ -138,8 +134,7 @@ def test_what_is_missing_is_said_with_how_to_get_it(run: RunData) -> None:
 
 
 def test_a_run_without_samples_says_how_to_get_them(tmp_path: Path, write_run: WriteRun) -> None:
-    source = DiskRuns(write_run(tmp_path / "run"))
-    run = RunData(source, source.summary("run-1"))
+    run = run_at(write_run(tmp_path / "run"))
     text = text_of(VIEW.blocks(run, PageState()))
     for part in ("rankscope exporter", "--exporter-url URL", "--no-hardware"):
         assert part in text
@@ -148,13 +143,6 @@ def test_a_run_without_samples_says_how_to_get_them(tmp_path: Path, write_run: W
 
 
 # Without a disk ---------------------------------------------------------------------------------------------------------------
-
-
-def rows_of(times: list[int], **gauges: list[float]) -> Any:
-    rows = np.zeros(len(times), ROW)
-    for name in ROW.names or ():
-        rows[name] = gauges.get(name, np.nan) if name != "unix_ns" else times
-    return rows
 
 
 def in_memory(rows: dict[str, Any], clock: StepClock | None = None, **about: dict[str, Any]) -> Hardware:
@@ -201,22 +189,22 @@ def test_without_steps_the_axis_is_the_time() -> None:
 def test_idle_clocks_do_not_count_as_low() -> None:
     rows = rows_of(list(range(10)), sm_clock_hertz=[3e8] * 5 + [2e9] * 5, utilization_ratio=[0.0] * 5 + [0.9] * 5)
     hardware = in_memory({"one": rows}, StepClock(np.arange(10), np.arange(10) + 1))
-    (figures,) = figures_of(hardware, time_columns(hardware, None))
-    assert figures.usual_clock_hertz == figures.low_clock_hertz == pytest.approx(2e9)
+    (statistics,) = statistics_of(hardware, time_columns(hardware, None))
+    assert statistics.usual_clock_hertz == statistics.low_clock_hertz == pytest.approx(2e9)
 
 
 def test_a_mig_device_has_the_heat_of_its_gpu_and_no_power_of_its_own() -> None:
     times = list(range(100, 1100, 100))
     rows = {
-        "GPU-whole": rows_of(times, temperature_celsius=[70.0] * 10, power_watts=[300.0] * 10),
+        "GPU-parent": rows_of(times, temperature_celsius=[70.0] * 10, power_watts=[300.0] * 10),
         "MIG-part": rows_of(times, memory_used_bytes=[2.0**30] * 10),
     }
-    hardware = in_memory(rows, StepClock(np.arange(10), np.array(times)), **{"MIG-part": {"parent_uuid": "GPU-whole"}})
+    hardware = in_memory(rows, StepClock(np.arange(10), np.array(times)), **{"MIG-part": {"parent_uuid": "GPU-parent"}})
     columns = time_columns(hardware, None)
     assert worst_in(hardware, "temperature_celsius", columns)[1].tolist() == [70.0] * 10
-    whole, part = figures_of(hardware, columns)
-    row = gpu_rows(hardware.gpus, [whole, part], {"MIG-part": whole})[1]
-    assert (row["temperature_highest"], row["memory"], row["gpu"]) == (70, 1, "MIG of GPU-whole")
+    parent, part = statistics_of(hardware, columns)
+    row = gpu_rows(hardware.gpus, [parent, part], {"MIG-part": parent})[1]
+    assert (row["temperature_highest"], row["memory"], row["gpu"]) == (70, 1, "MIG of GPU-parent")
     assert "1 MIG device" in text_of(gpu_hints(hardware, HardwareEvents(), None))
 
 
@@ -236,11 +224,11 @@ def test_links_say_what_they_were() -> None:
         links={"pcie_link_width": LinkState(8, 8, 16), "nvlinks_down": LinkState(0, 0, 2)},
         rises={"pcie_replays": 3},
     )
-    (figures,) = figures_of(
+    (statistics,) = statistics_of(
         in_memory({"one": rows_of([1, 2], power_watts=[1, 1])}),
         time_columns(in_memory({"one": rows_of([1, 2], power_watts=[1, 1])}), None),
     )
-    (row,) = gpu_rows([gpu], [figures], {})
+    (row,) = gpu_rows([gpu], [statistics], {})
     assert row["links"] == "PCIe x8 (had 16), 0 NVLinks down (was 2)"
     assert row["link_errors"] == 3
 

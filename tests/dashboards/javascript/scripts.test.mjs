@@ -46,23 +46,23 @@ function savingCsv(answers) {
     return made;
   };
   window.fire("click", { target: { closest: () => button } });
-  return { asked, links, said: () => box.children[0]?.textContent };
+  return { asked, links, status: () => box.children[0]?.textContent };
 }
 
 test("numbers that are not ready are waited for, and the page stays", async () => {
   const name = { "Content-Disposition": "attachment; filename*=UTF-8''r%20one-trend.csv" };
   const saving = savingCsv([response(503, "reading 3 of 8\n"), response(200, "a,b", name)]);
-  await until(() => saving.said() === "reading 3 of 8");
+  await until(() => saving.status() === "reading 3 of 8");
   await until(() => saving.links.length === 1);
   assert.deepEqual(saving.asked, Array(2).fill("/run/r/data/trend.csv?rank=1"));
   assert.equal(saving.links[0].download, "r one-trend.csv");
   assert.equal(saving.links[0].clicks, 1);
-  assert.equal(saving.said(), "");
+  assert.equal(saving.status(), "");
 });
 
 test("numbers that do not exist are said to be missing once", async () => {
   const saving = savingCsv([response(404, "No step was recorded.\n")]);
-  await until(() => saving.said() === "No step was recorded.");
+  await until(() => saving.status() === "No step was recorded.");
   assert.equal(saving.asked.length, 1);
   assert.equal(saving.links.length, 0);
 });
@@ -91,7 +91,7 @@ function drawing() {
 test("a figure in view is drawn first, the others one by one when the browser is idle", () => {
   const { drawn, idle, plotly, graph, enter } = drawing();
   const [top, middle, bottom] = ["top", "middle", "bottom"].map(graph);
-  [top, middle, bottom].forEach((one) => plotly.react(one, "new"));
+  [top, middle, bottom].forEach((figure) => plotly.react(figure, "new"));
   enter(bottom);
   assert.deepEqual(drawn, ["bottom: new"]);
   idle.shift()();
@@ -137,9 +137,9 @@ test("a figure is sized again only if its place has changed", async () => {
 });
 
 function capturing(answers, { steps = "3" } = {}) {
-  const told = element();
+  const status = element();
   const asked = [];
-  const parent = element({ ".told": told, button: [], input: { value: steps } });
+  const parent = element({ ".progress-text": status, button: [], input: { value: steps } });
   const button = Object.assign(element({}, { capture: "/api/run/r/capture" }), { parentElement: parent });
   const window = load(["assets/capture.js"], {
     fetch: async (url, options) => {
@@ -148,32 +148,32 @@ function capturing(answers, { steps = "3" } = {}) {
     },
   });
   window.fire("click", { target: { closest: () => button } });
-  return { told, asked };
+  return { status, asked };
 }
 
 test("a capture is followed until its steps are known", async () => {
-  const { told, asked } = capturing([
+  const { status, asked } = capturing([
     response(202, { request_id: "1-a" }),
     response(200, { state: "asked" }),
     response(200, { state: "accepted", first_step: 7, last_step: 9 }),
   ]);
-  await until(() => told.textContent.includes("Steps 7 to 9"));
+  await until(() => status.textContent.includes("Steps 7 to 9"));
   assert.deepEqual(asked[0], ["/api/run/r/capture", '{"steps":3}']);
   assert.equal(asked[2][0], "/api/run/r/capture/1-a");
 });
 
 test("a refused capture has the server's reason, and a number that is none is not sent", async () => {
   const refused = capturing([response(409, { error: "the run is over" })]);
-  await until(() => refused.told.textContent.startsWith("the run is over."));
+  await until(() => refused.status.textContent.startsWith("the run is over."));
   const none = capturing([], { steps: "x" });
-  assert.match(none.told.textContent, /whole number/);
+  assert.match(none.status.textContent, /whole number/);
   assert.equal(none.asked.length, 0);
 });
 
 test("a trace goes only to a tab that answers from the origin of Perfetto", async () => {
   const posted = [];
   const tab = { closed: false, close() {}, postMessage: (message, to) => posted.push([message, to]) };
-  const parent = element({ ".told": element(), button: [], "[data-export]": element({}, { export: "/run/r/perfetto" }) });
+  const parent = element({ ".progress-text": element(), button: [], "[data-export]": element({}, { export: "/run/r/perfetto" }) });
   const button = Object.assign(element({}, { perfetto: "https://ui.perfetto.dev" }), { parentElement: parent });
   const window = load(["assets/capture.js"], {
     open: () => tab,
@@ -306,8 +306,8 @@ function table(values, { number }) {
   const rows = values.map((text) => ({ cells: [{ textContent: text }], text }));
   const body = { rows, append: (...ordered) => (body.rows = ordered) };
   const head = element();
-  const whole = Object.assign(element({ th: [head] }), { tBodies: [body] });
-  Object.assign(head, { parentNode: { children: [head] }, closest: () => whole });
+  const tableElement = Object.assign(element({ th: [head] }), { tBodies: [body] });
+  Object.assign(head, { parentNode: { children: [head] }, closest: () => tableElement });
   head.classList.contains = (name) => name === "n" && number;
   const button = element();
   button.closest = (selector) => (selector === "th" ? head : button);

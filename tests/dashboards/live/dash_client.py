@@ -71,9 +71,9 @@ class Caller:
         answer: Item = self("answer.data", values, triggered="asked.data")["answer"]["data"]
         return answer
 
-    def redrawn(self, what: tuple[str, str, str], path: str, search: str = "", *, scheme: str | None = None) -> Any:
+    def redrawn(self, piece: tuple[str, str, str], path: str, search: str = "", *, scheme: str | None = None) -> Any:
         """Return a property of a piece of a page: (type of the piece, its name, the property)."""
-        kind, name, prop = what
+        kind, name, prop = piece
         by_key = {
             "shown": {"path": path, "version": "a"},
             "address": search,
@@ -115,11 +115,11 @@ class Caller:
         if kind == "control":
             shown[name] = result
 
-        def several(of: str, what: str, values: Mapping[str, Any]) -> list[Item]:
-            return [{"id": {"type": of, "name": key}, "property": what, "value": value} for key, value in values.items()]
+        def several(of: str, field: str, values: Mapping[str, Any]) -> list[Item]:
+            return [{"id": {"type": of, "name": key}, "property": field, "value": value} for key, value in values.items()]
 
-        def with_overrides(of: str, what: str) -> list[Item]:
-            return several(of, what, {name: result} if kind == of else {})
+        def with_overrides(of: str, field: str) -> list[Item]:
+            return several(of, field, {name: result} if kind == of else {})
 
         values = several("control", "value", shown)
         return self._response(

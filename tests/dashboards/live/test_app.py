@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.dashboards.blocks import draw_at, page_text
-from tests.dashboards.live.dash_client import Caller
+from tests.dashboards.live.dash_client import RANKS, Caller
 
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis
@@ -19,8 +19,6 @@ from rankscope.dashboards.live.grid import column_def
 from rankscope.dashboards.ranks.tables import COLUMNS as RANK_COLUMNS
 from rankscope.dashboards.runs.view import COLUMNS as RUN_COLUMNS
 from rankscope.dashboards.web.config import DashboardConfig
-
-RANKS = "/run/run-1/ranks"
 
 
 def test_a_page_has_its_name_in_the_title_and_in_the_navigation(call: Caller) -> None:

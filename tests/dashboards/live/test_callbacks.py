@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from tests.dashboards.hosts_at_fault import host_analysis, host_table
 from tests.dashboards.live.dash_client import RANKS, Caller, find
+from tests.dashboards.recorded_run import START_NS
 
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis
@@ -173,7 +174,7 @@ def test_an_unreadable_run_keeps_its_page_which_reports_the_problem(memory_runs:
     memory_runs.summaries["run-1"] = away
     assert call.polled(RUN)["note"] == ""
 
-    memory_runs.stales["run-1"] = stale = Stale(1_790_000_000_000_000_000, "No space left on device")
+    memory_runs.stales["run-1"] = stale = Stale(START_NS, "No space left on device")
     assert call.polled(RUN)["note"] == not_renewed(stale)
 
 

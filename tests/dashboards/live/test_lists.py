@@ -7,51 +7,25 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-from tests.dashboards.live.dash_client import Caller
+from tests.dashboards.alert_records import alert
+from tests.dashboards.live.dash_client import Caller, find
 
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import InputError
 from rankscope.dashboards.alerts.all_alerts import row_id
-from rankscope.dashboards.alerts.record import CollectedAlerts, alert_record
+from rankscope.dashboards.alerts.record import CollectedAlerts
 from rankscope.dashboards.model.state import MOST_COMPARED, PageState
 from rankscope.dashboards.runs.view import MOST_ASKED
 
-FIRING = alert_record(
-    {"alertname": "TrainingStraggler", "severity": "warning", "run_id": "run-1", "rank": "2"},
-    {"summary": "Rank 2 is slow.", "evidence": "imposed wait"},
-    state="firing",
-    started_unix_ns=1_790_000_000_000_000_000,
-    ended_unix_ns=None,
-    source="watcher",
-)
-
-
-def grid_of(page: Any, name: str) -> dict[str, Any]:
-    """Return the properties of the table with that name on a serialised page."""
-    result = _grid(page, name)
-    assert result is not None, name
-    return result
-
-
-def _grid(component: Any, name: str) -> dict[str, Any] | None:
-    if isinstance(component, list):
-        return next((result for child in component if (result := _grid(child, name)) is not None), None)
-    props = component.get("props", {}) if isinstance(component, dict) else {}
-    return (
-        props
-        if props.get("id") == {"type": "grid", "name": name}
-        else _grid(props["children"], name)
-        if "children" in props
-        else None
-    )
+RUNS = {"type": "grid", "name": "runs"}
 
 
 def test_a_column_without_a_value_is_hidden(memory_runs: Any, analysis: Analysis, table: StepTable, call: Caller) -> None:
-    memory_runs.known.add("run-1")
+    memory_runs.cached.add("run-1")
 
     def hidden() -> set[str]:
-        return {column["field"] for column in grid_of(call.opened("/"), "runs")["columnDefs"] if column.get("hide")}
+        return {column["field"] for column in find(call.opened("/"), RUNS)["columnDefs"] if column.get("hide")}
 
     assert not {"lost", "cost", "step_ms", "ranks", "hours"} & hidden()
     free = msgspec.structs.replace(analysis, verdict=msgspec.structs.replace(analysis.verdict, cost=None, gpu_hours_lost=None))
@@ -85,7 +59,7 @@ def test_the_list_is_sent_again_when_runs_change(memory_runs: Any, analysis: Ana
 
 
 def test_the_search_is_in_the_address(call: Caller) -> None:
-    assert grid_of(call.opened("/", "?q=bert"), "runs")["dashGridOptions"]["quickFilterText"] == "bert"
+    assert find(call.opened("/", "?q=bert"), RUNS)["dashGridOptions"]["quickFilterText"] == "bert"
     chosen = call.selected(("control", "q", "ber t"), "?picked=run-1", controls={"q": ""}, path="/")
     assert PageState.parse(chosen["address"]["search"]) == PageState(q="ber t", picked="run-1")
     back = call.selected(("address", "", None), "", controls={"q": "bert"}, path="/")
@@ -112,11 +86,12 @@ def test_marked_runs_can_be_compared(call: Caller) -> None:
 def test_the_open_page_learns_of_new_alerts_and_else_stays_as_it_is(memory_runs: Any, call: Caller) -> None:
     seen = call.polled("/alerts")["version"]
     assert call.polled("/alerts")["version"] == seen
-    memory_runs.collected["run-1"] = CollectedAlerts([FIRING], [])
+    firing = alert("firing", end_s=None)
+    memory_runs.collected["run-1"] = CollectedAlerts([firing], [])
     assert call.polled("/alerts")["version"] != seen
     assert [row["alert"] for row in call.redrawn(("grid", "alerts", "rowData"), "/alerts")] == ["TrainingStraggler"]
     assert "1 alert, 1 firing" in str(call.redrawn(("part", "alerts-count", "children"), "/alerts"))
-    chosen = call.redrawn(("part", "alert-picked", "children"), "/alerts", PageState(picked=row_id(FIRING)).search)
+    chosen = call.redrawn(("part", "alert-picked", "children"), "/alerts", PageState(picked=row_id(firing)).search)
     assert "imposed wait" in str(chosen)
     memory_runs.problems["alerts"] = InputError("runs", "gone")
     assert "version" not in call.polled("/alerts"), "the page keeps its content"

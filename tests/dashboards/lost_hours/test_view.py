@@ -17,7 +17,7 @@ from rankscope.dashboards.app import create_app
 from rankscope.dashboards.data.brief import Brief, StoredBrief, brief_of
 from rankscope.dashboards.data.source import RunSummary
 from rankscope.dashboards.live.pages import Pages
-from rankscope.dashboards.lost_hours.data import RunLoss, cluster_ledger
+from rankscope.dashboards.lost_hours.data import RunLoss, cluster_losses
 from rankscope.dashboards.lost_hours.figures import lost_hours_table
 from rankscope.dashboards.lost_hours.view import PAGE
 from rankscope.dashboards.web.config import DashboardConfig
@@ -46,7 +46,7 @@ def page(source: Any, search: str = "") -> str:
 
 
 def test_a_host_that_several_runs_blame_comes_first() -> None:
-    ledger = cluster_ledger(
+    losses = cluster_losses(
         [
             RunLoss(run("a"), brief(lost("node-1", 1.0), host_gpu_hours={"node-1": 8.0, "node-2": 8.0})),
             RunLoss(run("b"), brief(lost("node-1", 2.0, "gc", cost=5.0), host_gpu_hours={"node-1": 4.0})),
@@ -54,14 +54,14 @@ def test_a_host_that_several_runs_blame_comes_first() -> None:
             RunLoss(run("d"), brief(host_gpu_hours={"node-1": 3.0})),
         ]
     )
-    first, second = ledger.hosts
+    first, second = losses.hosts
     assert (first.host, first.repeated, first.gpu_hours) == ("node-1", True, 3.0)
     assert first.by_cause == {"input": 1.0, "gc": 2.0}
     assert (first.cost, first.unpriced_hours) == ({"USD": 5.0}, 1.0)
     assert list(first.runs) == ["a", "b"]
     assert first.rate == pytest.approx(3 / 15), "also what it trained while nobody blamed it"
     assert (second.host, second.repeated) == ("node-2", False)
-    assert [item.run_id for item in ledger.counted] == ["a", "b", "c", "d"]
+    assert [item.run_id for item in losses.counted] == ["a", "b", "c", "d"]
 
 
 def test_hours_of_rare_steps_are_told_apart(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
@@ -69,13 +69,13 @@ def test_hours_of_rare_steps_are_told_apart(memory_runs: Any, analysis: Analysis
         RunLoss(run("a"), brief(lost("node-1", 1.0, "checkpoint", steps="rare"), lost("node-1", 3.0, "compute"))),
         RunLoss(run("b"), brief(lost("node-1", 2.0, "compute", steps="rare"))),
     ]
-    (host,) = cluster_ledger(collected).hosts
+    (host,) = cluster_losses(collected).hosts
     assert (host.by_cause, host.rare_by_cause) == ({"checkpoint": 1.0, "compute": 5.0}, {"checkpoint": 1.0, "compute": 2.0})
-    rows = {row[1]: (row[2], row[-1]) for row in lost_hours_table(cluster_ledger(collected)).rows}
+    rows = {row[1]: (row[2], row[-1]) for row in lost_hours_table(cluster_losses(collected)).rows}
     assert rows == {"checkpoint": (1.0, 1.0), "compute": (5.0, 2.0)}
     rare = msgspec.structs.replace(with_loss(analysis), rare_steps=rare_of(with_loss(analysis).findings[0].summary))
     memory_runs.put(rare, table)
-    memory_runs.known.add("run-1")
+    memory_runs.cached.add("run-1")
     assert "12.4 GPU-h in rare steps" in page(memory_runs)
 
 
@@ -97,7 +97,7 @@ def test_a_loss_has_its_price_whatever_the_verdict_costs(analysis: Analysis) -> 
 
 
 def test_what_is_not_in_the_sum_is_told_apart() -> None:
-    ledger = cluster_ledger(
+    losses = cluster_losses(
         [
             RunLoss(run("new"), None),
             RunLoss(run("broken", problem="not JSON"), None),
@@ -110,18 +110,18 @@ def test_what_is_not_in_the_sum_is_told_apart() -> None:
         since_unix_ns=50,
     )
     names = {
-        what: [item.run_id for item in getattr(ledger, what)]
-        for what in ("not_analysed", "unreadable", "too_little", "without_gpus", "undated", "counted")
+        field: [item.run_id for item in getattr(losses, field)]
+        for field in ("not_analysed", "unreadable", "too_little", "without_gpus", "undated", "counted")
     }
     assert names == {
         "not_analysed": ["new"], "unreadable": ["broken"], "too_little": ["short"], "without_gpus": ["cpu"],
         "undated": ["undated"], "counted": ["counted"],
     }  # fmt: skip
-    assert ledger.gpu_hours == 0.5
+    assert losses.gpu_hours == 0.5
 
 
 def test_a_rate_is_not_known_where_the_host_is_not() -> None:
-    (loss,) = cluster_ledger([RunLoss(run("a"), brief(lost(None, 1.0))), RunLoss(run("b"), brief(lost(None, 1.0)))]).hosts
+    (loss,) = cluster_losses([RunLoss(run("a"), brief(lost(None, 1.0))), RunLoss(run("b"), brief(lost(None, 1.0)))]).hosts
     assert loss.rate is None
     assert not loss.repeated, "nobody is not an offender"
 
@@ -129,9 +129,9 @@ def test_a_rate_is_not_known_where_the_host_is_not() -> None:
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.floats(0, 1e6)), max_size=20))
 def test_nothing_is_lost_between_runs_and_hosts(losses: list[tuple[str | None, float]]) -> None:
     collected = [RunLoss(run(str(number)), brief(lost(host, hours))) for number, (host, hours) in enumerate(losses)]
-    ledger = cluster_ledger(collected)
-    assert ledger.gpu_hours == pytest.approx(sum(hours for _, hours in losses))
-    assert sum(len(host.runs) for host in ledger.hosts) == len(losses)
+    summed = cluster_losses(collected)
+    assert summed.gpu_hours == pytest.approx(sum(hours for _, hours in losses))
+    assert sum(len(host.runs) for host in summed.hosts) == len(losses)
 
 
 def test_a_loss_is_charged_to_the_host_of_the_rank_that_is_blamed(analysis: Analysis) -> None:
@@ -176,7 +176,7 @@ def with_loss(analysis: Analysis) -> Analysis:
 def test_the_page_has_hosts_causes_runs_and_what_is_missing(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     for name in ("one", "two"):
         memory_runs.put(with_loss(analysis), table, run_id=name, name=name)
-        memory_runs.known.add(name)
+        memory_runs.cached.add(name)
     memory_runs.put(analysis, table, run_id="bad", name="broken", status="unreadable", problem="not JSON")
     shown = page(memory_runs)
     for expected in (
@@ -205,7 +205,7 @@ def test_an_empty_ledger_knows_of_no_loss(memory_runs: Any) -> None:
 
 def test_the_figure_and_its_table_have_what_the_page_says(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     memory_runs.put(with_loss(analysis), table)
-    memory_runs.known.add("run-1")
+    memory_runs.cached.add("run-1")
     drawn, ready = draw_at(memory_runs, PAGE.path, "lost-hours-bars", "?since=9999d")
     assert ready
     assert drawn.sentence == "node-1 cost most: 12.4 GPU-h of 12.4 GPU-h lost."
@@ -216,7 +216,7 @@ def test_the_figure_and_its_table_have_what_the_page_says(memory_runs: Any, anal
 
 def test_the_numbers_can_be_taken_away(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     memory_runs.put(with_loss(analysis), table)
-    memory_runs.known.add("run-1")
+    memory_runs.cached.add("run-1")
     http = create_app(memory_runs).server.test_client()
     assert http.get("/lost-hours/data/lost-hours-bars.csv").text.splitlines()[1].startswith("node-1,input,12.4,1,")
     assert http.get("/lost-hours/data/nothing.csv").status_code == 404
@@ -224,7 +224,7 @@ def test_the_numbers_can_be_taken_away(memory_runs: Any, analysis: Analysis, tab
 
 def test_a_window_of_time_is_chosen_in_the_address(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     memory_runs.put(with_loss(analysis), table, start_unix_ns=1)
-    memory_runs.known.add("run-1")
+    memory_runs.cached.add("run-1")
     assert "There is no run in this time range" in page(memory_runs, "?since=30d")
 
 
@@ -247,7 +247,7 @@ def test_one_click_analyses_on_the_server_and_all_viewers_see_the_progress(
 def test_a_verdict_on_nobody_is_counted_and_costs_nothing(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     sound = msgspec.structs.replace(analysis, verdict=Verdict(kind="balanced", summary="No rank stands out."), findings=[])
     memory_runs.put(sound, table)
-    memory_runs.known.add("run-1")
+    memory_runs.cached.add("run-1")
     shown = page(memory_runs)
     assert "0 GPU-h" in shown
     assert "Every run is counted." in shown

@@ -11,29 +11,20 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import pytest
-from tests.dashboards.blocks import draw, run_of
+from tests.dashboards.blocks import draw, notes, run_at
 from tests.step_files import append
 
 from rankscope.analysis.costs.waterfall import Amount, Costs, waterfall
 from rankscope.analysis.inference.change_points import ChangePoint
 from rankscope.dashboards.charts.downsampled_trend import MOST_POINTS, downsample
 from rankscope.dashboards.charts.palette import PALETTES, Scheme
-from rankscope.dashboards.data.script import MOST_METRICS, MOST_TAGS, Script, read_script, stored_script, write_script
+from rankscope.dashboards.data.script import MOST_METRICS, MOST_TAGS, Script, read_script, script_of, write_script
 from rankscope.dashboards.data.trend import PERCENTILES, Trend
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.overview import script_rows
-from rankscope.dashboards.overview.figures import (
-    NO_RATE,
-    NO_STEPS,
-    NO_WATERFALL,
-    STYLES,
-    rate_line,
-    trend_lines,
-    waterfall_bars,
-)
+from rankscope.dashboards.overview.figures import NO_RATE, NO_STEPS, NO_WATERFALL, STYLES, rate_line, trend_lines, waterfall_bars
 from rankscope.dashboards.overview.script_rows import add_rows
 from rankscope.dashboards.overview.view import VIEW
-from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import StepEvent
@@ -41,15 +32,11 @@ from rankscope.runs.records import StepEvent
 LIGHT = PALETTES["light"]
 
 
-def texts(figure: Any) -> list[str]:
-    return [annotation.text for annotation in figure.layout.annotations]
-
-
 def trend(count: int = 4, **others: Any) -> Trend:
     """Return a trend of steps from 10 on; percentiles are 1 ms apart, the median rank is at 12 ms."""
     rows = np.arange(len(PERCENTILES), dtype=np.float32)[:, None] * 1_000 + 10_000
     times = np.broadcast_to(rows, (len(PERCENTILES), count)).copy()
-    whole = Trend(
+    usual = Trend(
         steps=10 + np.arange(count),
         wall_us=times,
         own_us=times - 5_000,
@@ -58,7 +45,7 @@ def trend(count: int = 4, **others: Any) -> Trend:
         tokens=np.full(count, np.nan, np.float32),
         profiled=np.zeros(count, bool),
     )
-    return replace(whole, **others)
+    return replace(usual, **others)
 
 
 def test_waterfall_parts_follow_each_other_and_unknown_ones_have_no_bar() -> None:
@@ -110,7 +97,7 @@ def test_no_figure_of_the_overview_is_drawn_twice_to_measure_its_labels() -> Non
 
 
 def test_without_a_waterfall_it_is_said_what_it_takes() -> None:
-    assert texts(waterfall_bars(None, LIGHT)) == [NO_WATERFALL]
+    assert notes(waterfall_bars(None, LIGHT)) == [NO_WATERFALL]
 
 
 def test_trend_has_bands_the_median_and_the_slowest_rank() -> None:
@@ -131,10 +118,10 @@ def test_changes_profiled_steps_and_a_later_attempt_are_marked() -> None:
     flags = np.array([False, True, True, False])
     marked = trend(profiled=flags, changes=(ChangePoint(2, 10_000.0, 13_100.0),))
     figure = trend_lines(marked, 0, 4, LIGHT, attempt="attempt 2")
-    assert texts(figure) == ["+31%", "attempt 2"]
+    assert notes(figure) == ["+31%", "attempt 2"]
     assert [(shape.x0, shape.x1) for shape in figure.layout.shapes] == [(10.5, 12.5), (12, 12), (10, 10)]
     # And marks outside the shown range are not drawn
-    assert texts(trend_lines(marked, 3, 4, LIGHT, attempt="attempt 2")) == []
+    assert notes(trend_lines(marked, 3, 4, LIGHT, attempt="attempt 2")) == []
 
 
 def test_own_times_that_are_not_known_are_not_drawn_as_zero() -> None:
@@ -145,7 +132,7 @@ def test_own_times_that_are_not_known_are_not_drawn_as_zero() -> None:
 @pytest.mark.parametrize("count", [0, 3])
 def test_a_trend_of_nothing_says_so(count: int) -> None:
     nothing = trend(count, wall_us=np.full((len(PERCENTILES), count), np.nan, np.float32))
-    assert texts(trend_lines(nothing, 0, count, LIGHT)) == [NO_STEPS]
+    assert notes(trend_lines(nothing, 0, count, LIGHT)) == [NO_STEPS]
 
 
 def test_of_many_steps_the_slowest_one_and_its_rank_are_kept() -> None:
@@ -191,7 +178,7 @@ def test_throughput_is_of_the_job_where_its_replicas_are_known() -> None:
 def test_throughput_that_is_not_told_is_not_known() -> None:
     figure, rate, _ = rate_line(trend(samples=np.full(4, np.nan, np.float32)), 0, 4, LIGHT, replicas=8)
     assert np.isnan(rate).all()
-    assert texts(figure) == [NO_RATE]
+    assert notes(figure) == [NO_RATE]
 
 
 WriteRun = Callable[..., Path]
@@ -211,13 +198,13 @@ def test_metrics_are_those_of_the_first_rank_that_reports_any(tmp_path: Path, wr
         event(4, tags=["eval"], metrics={"loss": -7.0}),
         event(-5, metrics={"loss": 1.0}),
     )
-    script = read_script(RunReader(run), 0, [0, 1, 2, 3])
+    script = script_of(RunReader(run), 0, [0, 1, 2, 3])
     assert script.rank == 3
     assert [array.tolist() for array in script.metrics["loss"]] == [[2, 4, 8], [0.0, -7.0, -6.0]]
     assert set(script.metrics) == {"loss", "<b>\\n"}
     assert script.tags["eval"].tolist() == [4]
     write_script(script, tmp_path / "script.npz")
-    again = stored_script(tmp_path / "script.npz")
+    again = read_script(tmp_path / "script.npz")
     assert (again.rank, again.tags["eval"].tolist()) == (3, [4])
     assert again.metrics["loss"][1].tolist() == [0.0, -7.0, -6.0]
 
@@ -225,19 +212,19 @@ def test_metrics_are_those_of_the_first_rank_that_reports_any(tmp_path: Path, wr
 def test_a_run_without_metrics_has_the_tags_of_its_first_rank(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run", steps=12)
     append(rank_dir(run, 0, 0), "events", *(event(3, tags=[f"tag{number}"]) for number in range(MOST_TAGS + 3)))
-    script = read_script(RunReader(run), 0, [0, 1, 2, 3])
+    script = script_of(RunReader(run), 0, [0, 1, 2, 3])
     assert (script.rank, script.metrics, len(script.tags)) == (0, {}, MOST_TAGS)
-    assert read_script(RunReader(run), 0, []) == Script()
+    assert script_of(RunReader(run), 0, []) == Script()
 
 
 def test_each_metric_has_a_row_below_the_steps_and_shares_their_axis(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run", steps=60)
-    plain = draw(VIEW, "trend", run_of(DiskRuns(run)), PageState())
+    plain = draw(VIEW, "trend", run_at(run), PageState())
     append(
         rank_dir(run, 0, 0), "events", *(event(step, metrics={"loss": 5 - step / 20, "tags": 0.1}) for step in range(0, 60, 5))
     )
     append(rank_dir(run, 0, 0), "events", event(30, tags=["checkpoint"]))
-    drawn = draw(VIEW, "trend", run_of(DiskRuns(run)), PageState(steps=(10, 40)))
+    drawn = draw(VIEW, "trend", run_at(run), PageState(steps=(10, 40)))
     layout = drawn.figure.layout
     assert layout.height > plain.figure.layout.height
     domains = [layout[name].domain for name in ("yaxis", "yaxis2", "yaxis3", "yaxis4")]

@@ -1,4 +1,4 @@
-"""Texts of the overview and of the overlap view."""
+"""Texts of the overview."""
 
 from __future__ import annotations
 
@@ -10,19 +10,16 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from tests.dashboards.blocks import draw, run_of, run_text, text_of, write
+from tests.dashboards.blocks import draw, notes, page_links, run_of, run_text, text_of, write
 from tests.dashboards.hosts_at_fault import RARE, host_runs
+from tests.dashboards.recorded_run import START_NS
 from tests.step_files import table_of_records
 
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis, Verdict
-from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.analysis.result.costs import Advice, AdviceEvidence, Memory, RankMemory, Throughput
 from rankscope.analysis.verdict.advice_table import TABLE
-from rankscope.dashboards.model.line import PageLink, pieces
-from rankscope.dashboards.model.page import Text, walk
 from rankscope.dashboards.model.state import PageState
-from rankscope.dashboards.overlap.view import VIEW as OVERLAP
 from rankscope.dashboards.overview.advice import AS_ABOVE, FIGURES
 from rankscope.dashboards.overview.view import VIEW, work_and_memory
 from rankscope.dashboards.ranks.view import VIEW as RANKS
@@ -68,7 +65,7 @@ def slowing(at: int, by_us: float, *, steps: int = 100) -> StepTable:
         waited = 0.0 if rank == 1 else more
         wall = 50_000 + more + float(rng.normal(0, 300))
         return StepRecord(
-            step=step, start_unix_ns=1_790_000_000_000_000_000 + step * 10**8, wall_us=wall, phases_us=PhaseTimes(forward=wall),
+            step=step, start_unix_ns=START_NS + step * 10**8, wall_us=wall, phases_us=PhaseTimes(forward=wall),
             blocked_us=PhaseTimes(forward=waited),
         )  # fmt: skip
 
@@ -92,8 +89,7 @@ def test_a_host_at_fault_is_named_with_its_ranks_and_the_interval() -> None:
     assert "ranks 8 to 11" in text
     assert "19% to 26%" in text
     assert "20 steps of 16 ranks" in text
-    links = [link for link in walk(write(VIEW, "verdict", run_of(host_runs()), PageState())) if isinstance(link, Text)]
-    hrefs = [piece.href for link in links for piece in pieces(link.line) if isinstance(piece, PageLink)]
+    hrefs = [link.href for link in page_links(write(VIEW, "verdict", run_of(host_runs()), PageState()))]
     assert "/run/run-1/ranks?rank=9" in hrefs
     assert any(href.endswith("without=host:node-2") for href in hrefs)
 
@@ -110,14 +106,7 @@ def test_rare_steps_are_beside_the_verdict_with_their_share_and_a_link() -> None
     text = text_of(card, " ")
     assert "61%" in text
     assert RARE.summary in text
-    links = [
-        piece.href
-        for block in walk(card)
-        if isinstance(block, Text)
-        for piece in pieces(block.line)
-        if isinstance(piece, PageLink)
-    ]
-    assert "/run/run-1/ranks?rank=0&steps=7-14" in links
+    assert "/run/run-1/ranks?rank=0&steps=7-14" in [link.href for link in page_links(card)]
 
 
 def test_a_verdict_on_no_rank_says_what_is_excluded() -> None:
@@ -165,9 +154,7 @@ def test_evidence_is_shown_in_units_that_people_use(memory_runs: Any) -> None:
 
 
 def test_a_silent_run_says_since_when(memory_runs: Any) -> None:
-    memory_runs.summaries["run-1"] = replace(
-        memory_runs.summaries["run-1"], status="silent", last_write_unix_ns=1_790_000_000_000_000_000
-    )
+    memory_runs.summaries["run-1"] = replace(memory_runs.summaries["run-1"], status="silent", last_write_unix_ns=START_NS)
     output = run_text(memory_runs, VIEW)
     assert "Silent" in output
     assert "2026-09-21" in output
@@ -177,9 +164,7 @@ def test_a_run_without_a_step_says_what_is_missing(tmp_path: Path, write_run: Ca
     write_run(tmp_path / "run", ranks=0)
     source = DiskRuns(tmp_path)
     assert "Not enough data" in run_text(source, VIEW)
-    assert "No step has been recorded yet" in str(
-        draw(RANKS, "step-heatmap", run_of(source), PageState()).figure.layout.annotations
-    )
+    assert "No step has been recorded yet" in notes(draw(RANKS, "step-heatmap", run_of(source), PageState()).figure)[0]
 
 
 def test_a_verdict_on_nobody_does_not_list_what_it_could_not_know(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
@@ -260,24 +245,6 @@ def test_advice_of_the_verdict_is_not_repeated(memory_runs: Any, analysis: Analy
 
 def test_every_figure_that_advice_rests_on_has_words() -> None:
     assert {condition.figure for row in TABLE for condition in row.when} <= FIGURES.keys()
-
-
-def test_a_group_of_another_run_in_the_address_selects_nothing(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
-    rows = [
-        CollectiveBandwidth(
-            op="all_reduce", group=group, group_size=4, size_bucket_bytes=None, bytes=None, count=5, matched=5, transfer_us=100.0,
-            transfer_p10_us=None, transfer_p90_us=None, wait_us=50.0, algorithm_gb_s=None, bus_gb_s=None, bus_p10_gb_s=None,
-            bus_p90_gb_s=None, bus_at_least_gb_s=None, link=None, link_source=None, expected_gb_s=None,
-            expected_unknown="the GPU is not known", share=None, bound_by=None,
-        )
-        for group in ("dp", "tp")
-    ]  # fmt: skip
-    result = msgspec.structs.replace(analysis.collectives, by_op=rows)
-    memory_runs.put(msgspec.structs.replace(analysis, collectives=result), table)
-    run = run_of(memory_runs)
-    for group, count in (("tp", 1), ("pp", 2), (None, 2)):
-        assert len(draw(OVERLAP, "collective-waits", run, PageState(group=group)).figure.data[0].x) == count
-    assert "the GPU is not known" in text_of(write(OVERLAP, "about-collectives", run, PageState()))
 
 
 def test_a_job_on_cpus_has_no_row_for_gpu_memory(analysis: Analysis) -> None:

@@ -8,7 +8,8 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-from rankscope.dashboards.data.run_data import RunData
+from tests.dashboards.blocks import run_of
+
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.report.document import Report, report
 
@@ -45,9 +46,7 @@ class Parsed(HTMLParser):
 
 def made(source: Any, state: PageState | None = None) -> Report:
     """Return a report of the run ``run-1`` of ``source``."""
-    return report(
-        RunData(source, source.summary("run-1")), state or PageState(), made_unix_ns=MADE_NS, on_progress=lambda _: None
-    )
+    return report(run_of(source), state or PageState(), made_unix_ns=MADE_NS, on_progress=lambda _: None)
 
 
 def unpacked(page: str, name: str) -> Any:

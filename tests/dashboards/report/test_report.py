@@ -19,11 +19,10 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.dashboards.blocks import figure_names, page_text
+from tests.dashboards.blocks import figure_names, page_text, run_of
 from tests.dashboards.report.report_file import HOSTILE, MADE_NS, Parsed, made, unpacked
 
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.live.components import component
 from rankscope.dashboards.model import page
 from rankscope.dashboards.model.columns import number_column, text_column
@@ -237,7 +236,7 @@ def test_it_has_every_view_with_its_words_figures_and_help(plain: Report, memory
     placed: set[str] = set()
     for view in VIEWS:
         with suppress(RankscopeError):  # this run has no what-if
-            placed |= set(figure_names(view, RunData(memory_runs, memory_runs.summary("run-1")), PageState()))
+            placed |= set(figure_names(view, run_of(memory_runs), PageState()))
     assert {"step-heatmap", "breakdown-bars", "imposed-bars"} <= placed
     assert {attributes["data-figure"] for _, attributes in page.tags if attributes.get("class") == "plot"} == placed
     # the captions of figures are present without scripts
@@ -287,22 +286,8 @@ def _hash(script: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
-def test_hostile_names_are_inert(memory_runs: Any, analysis: Any) -> None:
-    import msgspec
-
-    # given a run whose name, host and sentence are HTML
-    ranks = [msgspec.structs.replace(rank, host=HOSTILE) for rank in analysis.ranks]
-    verdict = msgspec.structs.replace(analysis.verdict, summary=HOSTILE)
-    memory_runs.analyses["run-1"] = msgspec.structs.replace(analysis, ranks=ranks, verdict=verdict)
-    memory_runs.summaries["run-1"] = replace(memory_runs.summaries["run-1"], name=HOSTILE, path=HOSTILE)
-    # then it is plain text everywhere
-    page = Parsed(made(memory_runs).file.decode())
-    assert "img" not in {tag for tag, _ in page.tags}
-    assert page.text.count(HOSTILE) >= 6
-
-
 def test_the_same_run_makes_the_same_bytes_but_for_the_time(plain: Report, memory_runs: Any) -> None:
-    run = RunData(memory_runs, memory_runs.summary("run-1"))
+    run = run_of(memory_runs)
     later = report(run, PageState(), made_unix_ns=MADE_NS + 1_000_000_000, on_progress=lambda _: None).file
     assert later != plain.file
     assert later.replace(b"11:06:41 UTC", b"11:06:40 UTC") == plain.file

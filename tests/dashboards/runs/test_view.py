@@ -7,14 +7,12 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
-from urllib.parse import quote
+from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from tests.dashboards.blocks import only, page_text, text_of
+from tests.dashboards.blocks import only, page_links, page_text, text_of
+from tests.dashboards.recorded_run import START_NS
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence.step_table.steps import StepTable
@@ -22,19 +20,17 @@ from rankscope.analysis.result.analysis import Analysis, Verdict
 from rankscope.analysis.result.stored import store_verdict, stored_verdict
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.brief import StoredBrief, brief_of
-from rankscope.dashboards.data.memory_cache import FACTOR, MemoryCache, adaptive
+from rankscope.dashboards.data.memory_cache import FACTOR, MemoryCache, adaptive_lifetime
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.live.grid import column_def
-from rankscope.dashboards.model.line import PageLink, Span, pieces
-from rankscope.dashboards.model.page import Heading, Inline, RedrawMark, SearchTable, walk
+from rankscope.dashboards.model.line import Span, pieces
+from rankscope.dashboards.model.page import Heading, RedrawMark, SearchTable, walk
 from rankscope.dashboards.model.run_head import run_head
-from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.runs.view import COLUMNS, MOST_FOLLOWED, PAGE, asked_row, first_row, picked_run, rows_of
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.web.config import DashboardConfig
 
-START_NS = 1_790_000_000_000_000_000
 WriteRun = Callable[..., Path]
 
 
@@ -107,7 +103,7 @@ def test_the_picked_run_is_shown_in_words_the_first_if_none_is_picked(
 
 
 def test_what_has_been_analysed_before_is_there_at_once(memory_runs: Any) -> None:
-    memory_runs.known.add("run-1")
+    memory_runs.cached.add("run-1")
     (row,) = listed(memory_runs).rows()
     assert row["kind"] == "Straggler"
     assert "ask" not in row
@@ -138,19 +134,13 @@ def test_a_run_links_to_its_experiment_trackers_by_web_addresses_only(tmp_path: 
     (run / "run.json").write_text(json.dumps(info))
     assert DiskRuns(run).summary("run-1").trackers == (("W&B", "https://wandb.ai/a/b/runs/c"),)
     head = run_head(DiskRuns(run).summary("run-1"))
-    assert [(all_link.text, all_link.href) for all_link in all_links(head)] == [
-        ("W&B run on wandb.ai", "https://wandb.ai/a/b/runs/c")
-    ]
+    assert [(link.text, link.href) for link in page_links(head)] == [("W&B run on wandb.ai", "https://wandb.ai/a/b/runs/c")]
 
 
 def test_the_name_of_a_run_is_no_markup(memory_runs: Any) -> None:
     run = replace(memory_runs.summary("run-1"), name="`a` --b")
     (name,) = (block.text for block in walk(run_head(run)) if isinstance(block, Heading))
     assert pieces(name) == [Span("`a` --b")]
-
-
-def all_links(blocks: Any) -> list[PageLink]:
-    return [piece for block in blocks if isinstance(block, Inline) for piece in pieces(block.line) if isinstance(piece, PageLink)]
 
 
 @pytest.mark.parametrize("status", ["finished", "failed", "silent"])
@@ -299,35 +289,6 @@ def test_many_viewers_share_a_look() -> None:
         return len(asked)
 
     cache = MemoryCache(clock_s=lambda: now[0])
-    assert [cache.get("runs", "", "", look, lifetime_s=adaptive) for _ in range(2)] == [1, 1]
+    assert [cache.get("runs", "", "", look, lifetime_s=adaptive_lifetime) for _ in range(2)] == [1, 1]
     now[0] += FACTOR * 0.5
-    assert cache.get("runs", "", "", look, lifetime_s=adaptive) == 2
-
-
-texts = st.text(min_size=1, max_size=40)
-
-
-@given(st.none() | texts, st.none() | texts)
-def test_search_and_picked_row_survive_their_address(q: str | None, picked: str | None) -> None:
-    state = PageState(q=q, picked=picked)
-    assert PageState.parse(state.search) == state
-
-
-@given(st.lists(texts, unique=True, max_size=5), st.none() | st.integers(0, 10**12), st.sampled_from(["host", "rank"]))
-def test_the_state_of_a_comparison_survives_its_address(runs: list[str], at: int | None, by: Any) -> None:
-    state = PageState(runs=tuple(runs), at=at, by=by)
-    assert PageState.parse(state.search) == state
-
-
-@given(st.none() | st.integers(1, 9999))
-def test_the_state_of_the_ledger_survives_its_address(days: int | None) -> None:
-    assert PageState.parse(PageState(since=days).search) == PageState(since=days)
-
-
-@given(st.text(max_size=60) | st.integers() | st.none())
-def test_any_address_shows_something(nonsense: object) -> None:
-    for search in (
-        nonsense,
-        f"?runs={quote(str(nonsense), safe='', errors='replace')}&at={nonsense}&sort={nonsense}&since={nonsense}",
-    ):
-        assert isinstance(PageState.parse(cast("Any", search)), PageState)
+    assert cache.get("runs", "", "", look, lifetime_s=adaptive_lifetime) == 2

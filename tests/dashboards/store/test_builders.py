@@ -15,8 +15,8 @@ from tests.waiting import wait_until
 
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
-from rankscope.dashboards.lost_hours.data import cluster_ledger, run_losses
-from rankscope.dashboards.runs.view import list_rows
+from rankscope.dashboards.lost_hours.data import cluster_losses, run_losses
+from rankscope.dashboards.runs.view import first_row
 from rankscope.dashboards.store.builders import InlineBuilder, JobBuilder
 from rankscope.dashboards.store.cache import Store, cache_folder, key_of
 from rankscope.dashboards.store.derive import DerivedData
@@ -82,7 +82,7 @@ def test_a_list_of_runs_does_not_keep_cache_entries(tmp_path: Path, write_run: W
     source.part("run-1", "analysis")
     (used,) = (tmp_path / "cache").glob("*/.used")
     os.utime(used, ns=(1, 1))
-    list_rows(source, source.runs())
+    assert [first_row(source, run) for run in source.runs()]
     run_losses(source)
     assert used.stat().st_mtime_ns == 1
     source.part("run-1", "steps")
@@ -97,7 +97,7 @@ def test_the_installed_version_is_looked_up_once(tmp_path: Path, write_run: Writ
 
     monkeypatch.setattr("importlib.metadata.version", refused)
     monkeypatch.setattr("importlib.metadata.distribution", refused)
-    assert list_rows(source, source.runs())
+    assert [first_row(source, run) for run in source.runs()]
 
 
 def test_the_cache_is_where_the_desktop_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_live_run_is_followed_to_its_end_and_its_result_is_handed_over(
     run = write_run(tmp_path / "run", steps=12, finished=False)
     builder = JobBuilder(Store(tmp_path / "cache"))
     source = DiskRuns(run, builder)
-    assert [len(cluster_ledger(run_losses(source)).live), len(cluster_ledger(run_losses(source)).not_analysed)] == [1, 0]
+    assert [len(cluster_losses(run_losses(source)).live), len(cluster_losses(run_losses(source)).not_analysed)] == [1, 0]
 
     def look() -> DerivedData:
         return builder.derived(summary(run))
@@ -154,7 +154,7 @@ def test_a_live_run_is_followed_to_its_end_and_its_result_is_handed_over(
     brief = source.known_brief(summary(run))
     assert brief is not None
     assert brief.steps == 12
-    assert cluster_ledger(run_losses(source)).live == []
+    assert cluster_losses(run_losses(source)).live == []
     assert derived.part("steps").steps.tolist() == list(range(12))
     assert derived.part("analysis").source.steps == 12
     before = derived.version

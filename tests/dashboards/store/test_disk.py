@@ -54,14 +54,6 @@ def test_a_run_directory_is_a_list_of_one(tmp_path: Path, write_run: WriteRun) -
     assert source.part("run-1", "steps").part("own_us").values.shape == (4, 60)
 
 
-def test_a_path_that_is_no_folder_is_said_so(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="no such file or folder"):
-        DiskRuns(tmp_path / "nothing")
-    with pytest.raises(InputError, match="not a folder"):
-        DiskRuns(tmp_path / "file")
-
-
 def test_an_empty_folder_has_no_runs_until_one_appears(tmp_path: Path, write_run: WriteRun) -> None:
     source = DiskRuns(tmp_path)
     assert source.runs() == []

@@ -20,12 +20,12 @@ from rankscope.dashboards.data.source import NotReadyError, RunSummary
 from rankscope.dashboards.live.pages import INTERNAL_ERROR
 from rankscope.dashboards.runs.view import asked_row
 from rankscope.dashboards.store.builders import InlineBuilder, JobBuilder
-from rankscope.dashboards.store.cache import LEFT_AFTER_S, Store, in_words
+from rankscope.dashboards.store.cache import LEFT_AFTER_S, Store, error_text
 from rankscope.dashboards.store.derive import PARTS, DerivedData
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.follow import FollowerState, Update
 from rankscope.dashboards.store.jobs import AnalysisProcess
-from rankscope.dashboards.store.tasks import State
+from rankscope.dashboards.store.tasks import TaskReport
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.web.errors import ANSWER
 from rankscope.dashboards.words.wording import utc_time
@@ -73,10 +73,12 @@ def test_a_live_run_that_is_no_longer_followed_says_its_age_and_why(
     builder = JobBuilder(Store(tmp_path / "cache"))
 
     def followed(_key: str, run: RunSummary, **_: bool) -> AnalysisProcess:
-        return AnalysisProcess("follow", run.name, large=False, arguments=[], asked_s=0, heard_s=0, folder=folder, state=state())
+        job = AnalysisProcess("follow", run.name, large=False, arguments=[], asked_s=0, heard_s=0, folder=folder)
+        job.report = report()
+        return job
 
-    def state() -> State:
-        return State(update=Update("1", failure))
+    def report() -> TaskReport:
+        return TaskReport(update=Update("1", failure))
 
     monkeypatch.setattr(builder.jobs, "followed", followed)
     source = DiskRuns(tmp_path / "runs", builder)
@@ -190,8 +192,8 @@ def test_what_is_in_a_cache_that_may_only_be_read_is_used(tmp_path: Path, monkey
 
 def test_a_full_disk_is_told_with_its_folder_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    assert in_words(error, tmp_path / "new") == "No space left on device"  # of another disk
+    assert error_text(error, tmp_path / "new") == "No space left on device"  # of another disk
     monkeypatch.setattr("shutil.disk_usage", lambda _folder: SimpleNamespace(free=0))
-    result = in_words(error, tmp_path / "new")
+    result = error_text(error, tmp_path / "new")
     assert str(tmp_path) in result
     assert "--cache" in result

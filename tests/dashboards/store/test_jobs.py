@@ -35,7 +35,7 @@ from rankscope.dashboards.store.endings import CANCELLED, ended_silently
 from rankscope.dashboards.store.follow import Update
 from rankscope.dashboards.store.jobs import LARGE_BYTES, SLOTS, AnalysisProcess, Jobs
 from rankscope.dashboards.store.memory import memory_left, used_bytes
-from rankscope.dashboards.store.tasks import State, main
+from rankscope.dashboards.store.tasks import TaskReport, main
 
 WriteRun = Callable[..., Path]
 
@@ -105,11 +105,11 @@ def test_a_job_that_is_killed_is_said_and_a_minute_later_it_is_tried_again(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("view", "known"), [("", False), ("/whatif", True)])
+@pytest.mark.parametrize(("view", "was_analysed"), [("", False), ("/whatif", True)])
 def test_a_job_that_hangs_can_be_cancelled_on_the_page(
-    tmp_path: Path, run: RunSummary, monkeypatch: pytest.MonkeyPatch, view: str, *, known: bool
+    tmp_path: Path, run: RunSummary, monkeypatch: pytest.MonkeyPatch, view: str, *, was_analysed: bool
 ) -> None:
-    before = [InlineBuilder(Store(tmp_path / "cache")).derived(run).folder] if known else []
+    before = [InlineBuilder(Store(tmp_path / "cache")).derived(run).folder] if was_analysed else []
     monkeypatch.setattr(module, "start", hanging(module.start))
     builder = JobBuilder(Store(tmp_path / "cache"))
     call = Caller(create_app(DiskRuns(Path(run.path), builder)))
@@ -218,10 +218,10 @@ def test_one_large_analysis_runs_at_a_time_and_small_ones_beside_it(
     def waits_for(key: str, name: str, size_bytes: int) -> str | None:
         with pytest.raises(NotReadyError) as error:
             jobs.result(key, "analyse", [run.path], [replace(run, name=name, size_bytes=size_bytes)])
-        return error.value.progress.what if error.value.job is None else None
+        return error.value.progress.activity if error.value.job is None else None
 
     assert waits_for("a", "large-1", LARGE_BYTES) is None
-    jobs._jobs["a"].state = State(Progress("reading", 2, 5))
+    jobs._jobs["a"].report = TaskReport(Progress("reading", 2, 5))
     assert waits_for("b", "large-2", LARGE_BYTES) == "waiting for another analysis: run large-1, 40 %"
     assert waits_for("c", "small-1", 1) is None
     assert str(waits_for("d", "small-2", 1)).startswith("waiting for another analysis: run ")
@@ -240,7 +240,7 @@ def test_one_large_analysis_runs_at_a_time_and_small_ones_beside_it(
     with pytest.raises(NotReadyError, match="first time"):
         jobs.followed("live", live)
     assert str(waits_for("b", "large-2", LARGE_BYTES)).endswith("run live, starting")
-    jobs._jobs["live"].state = State(update=Update("1"))
+    jobs._jobs["live"].report = TaskReport(update=Update("1"))
     assert waits_for("b", "large-2", LARGE_BYTES) is None
 
 

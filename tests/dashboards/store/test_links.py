@@ -19,7 +19,7 @@ from tests.dashboards.recorded_run import START_NS
 from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.app import create_app
-from rankscope.dashboards.store.cache import in_words
+from rankscope.dashboards.store.cache import error_text
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.timeline.windows import Window
 from rankscope.runs.paths import flight_dir, host_dir, rank_dir
@@ -193,4 +193,4 @@ def test_a_run_in_a_folder_whose_name_is_no_text_has_all_its_views(tmp_path: Pat
     run = source.summary("a")
     [damaged] = source.window(run, source.windows(run).windows[0]).info.left_out
     assert r"caf\udce9" in damaged
-    assert r"caf\udce9" in in_words(OSError(2, "No such file or directory", root), tmp_path)
+    assert r"caf\udce9" in error_text(OSError(2, "No such file or directory", root), tmp_path)

@@ -18,7 +18,6 @@ from rankscope.dashboards.store.derive import DerivedData, derive
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.matrices import RunMatrices, imposed_values, window_values
 from rankscope.dashboards.store.tiles import LEVELS, Tiles, TileWriter
-from rankscope.dashboards.words.units import shown_unit
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import StepBreakdown
 from rankscope.runs.segment_writer import JsonLinesWriter
@@ -60,8 +59,8 @@ def test_profiled_steps_have_their_breakdown_and_others_nothing(tmp_path: Path, 
     assert np.isnan(exposed[:, ~profiled]).all()
     assert idle[SLOW, profiled].min() > 5 * idle[[0, 1, 3]][:, profiled].max(), "it waits for its data"
     ratio = steps.part("overlap_ratio").values[0, profiled]
-    hidden, whole = (steps.part(name).values[0, profiled] for name in ("overlap_us", "communication_us"))
-    np.testing.assert_allclose(ratio, hidden / whole, rtol=1e-6)
+    hidden, communication = (steps.part(name).values[0, profiled] for name in ("overlap_us", "communication_us"))
+    np.testing.assert_allclose(ratio, hidden / communication, rtol=1e-6)
 
 
 def test_a_ratio_without_communication_is_not_known(tmp_path: Path, write_run: WriteRun) -> None:
@@ -82,11 +81,11 @@ def test_a_ratio_without_communication_is_not_known(tmp_path: Path, write_run: W
 
 def test_who_made_others_wait_is_told_for_every_step_that_can_be_judged(tmp_path: Path, write_run: WriteRun) -> None:
     run = read_evidence(write_run(tmp_path / "run"))
-    known = np.isfinite(imposed_values(run)).all(axis=0)
-    values = imposed_values(run)[:, known]
+    judged = np.isfinite(imposed_values(run)).all(axis=0)
+    values = imposed_values(run)[:, judged]
     assert (values.argmax(axis=0) == SLOW).all()
     assert (values[[0, 1, 3]] == 0).all(), "known to be nothing"
-    assert not set(run.table.steps[known].tolist()) & set(range(20, 23)), "the profiler's cost is in profiled steps"
+    assert not set(run.table.steps[judged].tolist()) & set(range(20, 23)), "the profiler's cost is in profiled steps"
     waited = float(values[SLOW].mean()) / 3
     assert waited == pytest.approx(40_000, rel=0.1), "of each victim, as long as the data is late"
 
@@ -127,17 +126,17 @@ def test_of_clocks_and_ratios_the_lowest_stands_for_many_steps(tmp_path: Path) -
     assert bin_worst(values, max_columns=4).values.min() == np.float32(1.5e9)
 
 
-@pytest.mark.parametrize("known", [np.nan, 5.0])
-def test_what_is_put_for_all_ranks_leaves_what_is_not_told_as_it_was(tmp_path: Path, known: float) -> None:
+@pytest.mark.parametrize("newer", [np.nan, 5.0])
+def test_what_is_put_for_all_ranks_leaves_what_is_not_told_as_it_was(tmp_path: Path, newer: float) -> None:
     writer = TileWriter(tmp_path)
     writer.add_ranks([0, 1])
     writer.put("gc_us", np.arange(300), np.full((2, 300), np.nan, np.float32))
     writer.put("gc_us", np.array([3, 290]), np.array([[1, 2], [3, 4]], np.float32))
-    writer.put("gc_us", np.array([290]), np.array([[known], [np.nan]], np.float32))
+    writer.put("gc_us", np.array([290]), np.array([[newer], [np.nan]], np.float32))
     writer.publish()
     tiles = Tiles(tmp_path)
     values = tiles.part("gc_us").values
-    expected = 2.0 if np.isnan(known) else known
+    expected = 2.0 if np.isnan(newer) else newer
     assert [values[0, 3], values[1, 3], values[0, 290], values[1, 290]] == [1, 3, expected, 4]
     assert np.isfinite(values).sum() == 4
     coarse = tiles.part("gc_us", most_columns=20).values
@@ -162,21 +161,3 @@ def test_profiled_steps_are_where_they_belong_at_every_zoom(tmp_path: Path) -> N
     assert (coarse.values[0, 0], coarse.values[0, 5], coarse.values[1, 0]) == (9, 1, 2)
     assert np.isfinite(coarse.values).sum() == 3
     assert set(both.metrics) == {"wall_us", "idle_us"}
-
-
-@pytest.mark.parametrize(
-    ("unit", "value", "shown"),
-    [
-        ("us", 12_000.0, (12.0, "ms")),
-        ("hertz", 1.98e9, (1980.0, "MHz")),
-        ("ratio", 0.25, (25.0, "%")),
-        ("celsius", 81.0, (81.0, "°C")),
-        ("watts", 700.0, (700.0, "W")),
-        ("bytes", 80 * 2.0**30, (80.0, "GiB")),
-        ("tokens", 5.0, (5.0, "tokens")),
-    ],
-)
-def test_values_are_shown_in_the_unit_that_reads_best(unit: str, value: float, shown: tuple[float, str]) -> None:
-    size, name = shown_unit(unit, value)
-    assert value / size == pytest.approx(shown[0])
-    assert name == shown[1]

@@ -58,13 +58,13 @@ def test_the_last_written_values_are_read_for_any_order_of_ranks_and_steps(
         tiles = Tiles(Path(folder) / "steps")
         assert cells_of(tiles) == expected
         for metric in tiles.meta.metrics:
-            whole = tiles.part(metric, most_columns=10**9).values
-            for most in (whole.shape[1] // 2, 2, 1):
+            fine = tiles.part(metric, most_columns=10**9).values
+            for most in (fine.shape[1] // 2, 2, 1):
                 coarse = tiles.part(metric, most_columns=max(1, most))
                 every = coarse.steps_per_column
-                padded = np.full((len(whole), every * coarse.values.shape[1]), np.nan, np.float32)
-                padded[:, : whole.shape[1]] = whole
-                np.testing.assert_array_equal(coarse.values, np.fmax.reduce(padded.reshape(len(whole), -1, every), axis=2))
+                padded = np.full((len(fine), every * coarse.values.shape[1]), np.nan, np.float32)
+                padded[:, : fine.shape[1]] = fine
+                np.testing.assert_array_equal(coarse.values, np.fmax.reduce(padded.reshape(len(fine), -1, every), axis=2))
 
 
 @pytest.fixture

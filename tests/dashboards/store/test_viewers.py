@@ -21,7 +21,6 @@ from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.data.background import BackgroundAnswers
 from rankscope.dashboards.data.memory_cache import MemoryCache
-from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
 from rankscope.dashboards.data.viewer import VIEWER
 from rankscope.dashboards.store import run_folder
@@ -41,7 +40,7 @@ from rankscope.dashboards.store.jobs import (
     AnalysisProcess,
     Jobs,
 )
-from rankscope.dashboards.store.tasks import State
+from rankscope.dashboards.store.tasks import TaskReport
 from rankscope.dashboards.timeline.windows import Window
 
 WriteRun = Callable[..., Path]
@@ -80,7 +79,7 @@ def follow(jobs: Jobs, name: str, *, watched: bool = True, used_bytes: int = 0) 
     with contextlib.suppress(NotReadyError):
         jobs.followed(name, a_run(name), watched=watched)
     job = jobs._jobs[name]
-    job.state, job.used_bytes = State(update=Update("1")), used_bytes or job.used_bytes
+    job.report, job.used_bytes = TaskReport(update=Update("1")), used_bytes or job.used_bytes
     return job
 
 
@@ -314,7 +313,7 @@ def test_an_ended_run_keeps_its_page_and_takes_over_the_followers_result(
     def update() -> None:
         revision = footprint(run).revision
         failure = following.failure_of_update()
-        job.folder, job.state = folder, State(update=Update(revision, failure, following.is_final))
+        job.folder, job.report = folder, TaskReport(update=Update(revision, failure, following.is_final))
 
     update()
     shown = call.shown("/run/run-1")
@@ -345,9 +344,9 @@ def test_an_ended_run_keeps_its_page_and_takes_over_the_followers_result(
     else:
         assert [each.task for each in jobs._jobs.values()] == ["follow", "analyse"]
         assert "is being analysed" in poll()["note"]
-        (whole,) = set(jobs._jobs) - {key}
+        (analysis_key,) = set(jobs._jobs) - {key}
         derive(run, folder_of_it := jobs.store.new_folder(), lambda _: None)
-        jobs.store.publish(whole, folder_of_it)
+        jobs.store.publish(analysis_key, folder_of_it)
     settled = poll()
     assert settled["every_ms"] == 0
     assert settled["version"] != shown["version"]
@@ -367,15 +366,10 @@ def test_a_follower_that_has_just_ended_is_no_failure(tmp_path: Path, jobs: Jobs
     with pytest.raises(NotReadyError):
         source.version("run-1")
     (job,) = jobs._jobs.values()
-    job.folder, job.state = tmp_path / "cache" / ".gone", State(update=Update("1"))
+    job.folder, job.report = tmp_path / "cache" / ".gone", TaskReport(update=Update("1"))
     for ask_again in (source.version, source.stale, source.brief):
         with contextlib.suppress(NotReadyError):
             assert ask_again("run-1") is None, "there is nothing to report"
-
-
-def test_a_poll_of_what_is_not_ready_changes_nothing(memory_runs: Any) -> None:
-    memory_runs.problems["run-1"] = NotReadyError(Progress("reading the run for the first time"))
-    assert set(Caller(create_app(memory_runs)).polled("/run/run-1")) == {"number", "path"}
 
 
 def test_a_silent_run_is_followed_while_what_its_ranks_do_changes(tmp_path: Path, jobs: Jobs) -> None:

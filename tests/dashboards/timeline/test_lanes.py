@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.dashboards.blocks import notes
 
 from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.trace.intervals import EMPTY, Spans, join, measure, union
 from rankscope.dashboards.charts.palette import palette
-from rankscope.dashboards.timeline.build_window import lay
+from rankscope.dashboards.timeline.build_window import arrange_window
 from rankscope.dashboards.timeline.figures import (
     FIRST_PHASE,
     MOST_BARS,
@@ -23,7 +24,7 @@ from rankscope.dashboards.timeline.figures import (
     Arrival,
     Lanes,
     arrival_bars,
-    cut,
+    cut_into_columns,
     kind_label,
     timeline,
 )
@@ -72,7 +73,7 @@ def test_cutting_into_columns_keeps_the_time_of_every_kind(parts: Parts, columns
     past = min(END, first + length)
     shown = parts.of(np.arange(3), first, past)
 
-    cells = cut(shown, 3, first, past, columns)
+    cells = cut_into_columns(shown, 3, first, past, columns)
 
     expected = np.zeros((3, NOTHING))
     np.add.at(expected, (shown.lane, shown.kind), shown.end - shown.start)
@@ -129,7 +130,7 @@ def test_idle_is_said_only_where_the_raw_trace_tells() -> None:
 def test_the_cell_of_a_column_has_what_took_most_of_it() -> None:
     parts = Parts(*np.array([[0, 0, 6, ActivityKind.WAITING, 3], [0, 6, 10, ActivityKind.TRANSFER, 3]], dtype=np.int64).T)
 
-    cells = cut(parts, 2, 0, 20, 2)
+    cells = cut_into_columns(parts, 2, 0, 20, 2)
 
     assert cells.edges.tolist() == [0, 10, 20]
     assert cells.prevailing.tolist() == [[ActivityKind.WAITING, NOTHING], [NOTHING, NOTHING]]
@@ -176,7 +177,7 @@ def test_a_cell_without_a_collective_has_its_kind_only() -> None:
 
 def test_compute_in_a_window_is_where_each_collective_recorded_it() -> None:
     # given two collectives whose compute is told from when they were enqueued
-    def one(index: int, enqueued: int, *spans_us: tuple[float, float]) -> CollectiveRecord:
+    def collective(index: int, enqueued: int, *spans_us: tuple[float, float]) -> CollectiveRecord:
         return CollectiveRecord(
             step=7,
             group="pg",
@@ -189,8 +190,8 @@ def test_compute_in_a_window_is_where_each_collective_recorded_it() -> None:
             compute_spans_us=list(spans_us),
         )
 
-    records = [one(0, 5_000, (2.0, 3.0), (4.0, 5.5)), one(1, 20_000), one(2, 30_000, (7.0, 8.0))]
-    window = lay(
+    records = [collective(0, 5_000, (2.0, 3.0), (4.0, 5.5)), collective(1, 20_000), collective(2, 30_000, (7.0, 8.0))]
+    window = arrange_window(
         {0: Reduction(breakdowns=[], collectives=records)}, Clocks(), Matching(), RawEvents(), range(7, 8), clock_names={}
     )
     # then time counts from the first arrival, at 6 µs
@@ -202,7 +203,7 @@ def test_compute_in_a_window_is_where_each_collective_recorded_it() -> None:
 def test_a_part_of_the_window_without_anything_says_so() -> None:
     figure = timeline(Lanes(["rank 0"], lanes(0).parts, [], [0]), 0, 1000, palette(None))
 
-    assert "Nothing was recorded" in figure.layout.annotations[0].text
+    assert "Nothing was recorded" in notes(figure)[0]
 
 
 def test_the_lane_of_the_picked_rank_is_marked_also_among_many() -> None:
@@ -230,7 +231,7 @@ def test_the_first_and_the_last_of_a_thousand_are_drawn() -> None:
     assert len(labels) == SHOWN
     assert labels[0] == "rank 0"
     assert labels[-1] == "<b>⚑ rank 1023</b>"
-    assert "976 more ranks" in figure.layout.annotations[0].text
+    assert "976 more ranks" in notes(figure)[0]
 
 
 def test_a_wait_that_is_not_known_is_not_drawn_as_one() -> None:

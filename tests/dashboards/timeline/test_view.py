@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.dashboards.blocks import draw, page_text, pick, text_of, write, zoom
+from tests.dashboards.blocks import draw, page_text, pick, run_at, text_of, write, zoom
 from tests.step_files import steps_file
 
 from rankscope.analysis.result.analysis import Analysis
@@ -34,8 +34,7 @@ WriteRun = Callable[..., Path]
 @pytest.fixture
 def run(tmp_path: Path, write_run: WriteRun) -> RunData:
     """Run of four ranks with a window of steps 20 to 22, in which rank 2 is late by 40 ms."""
-    source = DiskRuns(write_run(tmp_path / "run"))
-    return RunData(source, source.summary("run-1"))
+    return run_at(write_run(tmp_path / "run"))
 
 
 def picture(run: RunData, search: str, name: str = "timeline-lanes") -> Any:
@@ -125,8 +124,7 @@ def test_what_could_be_matched_and_how_good_the_clock_is_are_said(run: RunData) 
 
 
 def test_without_a_window_the_page_says_how_to_get_one(tmp_path: Path, write_run: WriteRun) -> None:
-    source = DiskRuns(write_run(tmp_path / "run", windows=False))
-    run = RunData(source, source.summary("run-1"))
+    run = run_at(write_run(tmp_path / "run", windows=False))
 
     text = as_text(VIEW.blocks(run, PageState()))
 
@@ -208,26 +206,11 @@ def test_a_raw_trace_that_comes_after_its_window_is_read(tmp_path: Path, write_r
     assert str(trace) in left_out()[0]
 
 
-def test_names_from_a_run_are_text_in_figures(tmp_path: Path, write_run: WriteRun) -> None:
-    path = write_run(tmp_path / "run")
-    for file in path.rglob("collectives-*"):
-        file.write_bytes(file.read_bytes().replace(b"default_pg", b"<a href='x'>pg</a>"))
-    source = DiskRuns(path)
-
-    drawn = picture(RunData(source, source.summary("run-1")), "")
-
-    shown = drawn.figure.to_json()
-    assert "&lt;a href" in shown or "\\u0026lt;a href" in shown
-    assert "<a href" not in shown
-    assert "\\u003ca href" not in shown
-
-
 def kernel(step: int, name: str, us: float, calls: int = 2) -> KernelRecord:
     return KernelRecord(step=step, name=name, kind="compute", total_us=us, calls=calls, kernel_class="gemm")
 
 
 def test_rows_are_means_per_step_with_their_share_beside_a_healthy_rank() -> None:
-    """Given two steps of a rank and one of a healthy rank, when rows are made, then times are per step and comparable."""
     slow = [kernel(20, "gemm", 3_000), kernel(21, "gemm", 5_000), kernel(20, "copy", 2_000, calls=1)]
     rows = kernel_rows(slow, [kernel(20, "gemm", 2_000), kernel(20, "other", 9_000)])
 

@@ -139,12 +139,7 @@ def test_health_scripts_and_styles_are_open(http: Any) -> None:
     for path in ("/-/healthy", "/assets/style.css", "/login"):
         with browser.get(path) as answer:
             assert answer.status_code == 200
-    for path in (
-        "/assets/../_dash-layout",
-        "/assets/%2e%2e/_dash-layout",
-        "/-/healthy/../../run/run-1",
-        "/login/x",
-    ):
+    for path in ("/assets/../_dash-layout", "/assets/%2e%2e/_dash-layout", "/-/healthy/../../run/run-1", "/login/x"):
         with browser.get(path) as answer:
             assert "_dash-component-suites" not in answer.text
             assert answer.status_code in (302, 308, 401, 404), path

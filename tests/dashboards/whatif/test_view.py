@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.dashboards.blocks import draw, figure_names, pick, text_of, write
+from tests.dashboards.blocks import draw, figure_names, pick, run_at, text_of, write
 
-from rankscope.analysis.result.text import joined
 from rankscope.analysis.whatif.whatif_result import Effect, HostEffect
 from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.data.progress import Progress
@@ -21,25 +20,19 @@ from rankscope.dashboards.store.builders import InlineBuilder
 from rankscope.dashboards.store.cache import Store
 from rankscope.dashboards.store.disk import WHATIF_EVERY_S, DiskRuns
 from rankscope.dashboards.whatif.counterfactuals import step_without
-from rankscope.dashboards.whatif.data import pace_of
-from rankscope.dashboards.whatif.view import VIEW, fleet, together, without
+from rankscope.dashboards.whatif.data import week_cost_of
+from rankscope.dashboards.whatif.view import VIEW, hidden_items, measure_blocks, saving_blocks
 
 COLORS = palette("dark")
 SLOW = 2
 
 
-def opened(path: Path) -> RunData:
-    source = DiskRuns(path)
-    return RunData(source, source.runs()[0])
-
-
 @pytest.fixture
 def run(tmp_path: Path, write_run: Callable[..., Path]) -> RunData:
-    return opened(write_run(tmp_path / "run"))
+    return run_at(write_run(tmp_path / "run"))
 
 
 def test_without_the_slow_rank_the_step_is_short(run: RunData) -> None:
-    """Given a straggler, when it, its cause or all delays are removed, then the step is shorter by the 40 ms of its delay."""
     answer = run.whatif.result
     assert answer.step_seconds is not None
     for items in (("rank:2",), ("cause:input",), ("rank:2", "rank:0"), ("rank:2", "cause:input"), ("all",)):
@@ -50,8 +43,6 @@ def test_without_the_slow_rank_the_step_is_short(run: RunData) -> None:
 
 
 def test_combinations_are_made_only_when_parts_are_removed_together(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given a run, when single parts are removed, or too many, then no combination is computed; for two parts it is."""
-
     def busy(*_: object) -> None:
         raise NotReadyError(Progress("combining"))
 
@@ -63,8 +54,7 @@ def test_combinations_are_made_only_when_parts_are_removed_together(run: RunData
 
 
 def test_a_host_is_removed_with_its_slow_ranks(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given a slow rank, when its host is removed, then the step is as without the ranks of the row, also beside a cause."""
-    run = opened(write_run(tmp_path / "run", ranks=8))
+    run = run_at(write_run(tmp_path / "run", ranks=8))
     answer = run.whatif.result
     row = next(row for row in answer.by_host if row.host == "node-1")
     item = host_item("node-1")
@@ -88,7 +78,7 @@ def test_ranks_that_are_slow_together_have_the_one_bar_of_their_host(run: RunDat
         for host, saved, of in (("a", 0.041, [0]), ("b", 0.05, [2, 3]))
     ]
     result = msgspec.structs.replace(run.whatif.result, by_rank=ranks, by_host=hosts)
-    assert together(result) == {"host:a", "rank:2", "rank:3"}
+    assert hidden_items(result) == {"host:a", "rank:2", "rank:3"}
 
 
 def fields_of(effect: Effect) -> dict[str, Any]:
@@ -113,7 +103,6 @@ def test_the_item_of_a_host_has_no_comma() -> None:
     ],
 )
 def test_what_cannot_be_left_out_says_why(run: RunData, items: tuple[str, ...], why: str) -> None:
-    """Given items that cannot be removed, when the address is answered, then the result is unknown with a reason, not 0."""
     thought = step_without(run, items)
 
     assert thought is not None
@@ -123,8 +112,7 @@ def test_what_cannot_be_left_out_says_why(run: RunData, items: tuple[str, ...], 
 
 
 def test_more_ranks_than_can_be_combined_are_said(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given nine ranks, when they are removed together, then the answer names the limit."""
-    run = opened(write_run(tmp_path / "run", ranks=12, steps=20, windows=False))
+    run = run_at(write_run(tmp_path / "run", ranks=12, steps=20, windows=False))
 
     thought = step_without(run, [f"rank:{rank}" for rank in range(9)])
 
@@ -133,7 +121,6 @@ def test_more_ranks_than_can_be_combined_are_said(tmp_path: Path, write_run: Cal
 
 
 def test_a_cause_that_costs_little_is_left_out_only_alone(run: RunData) -> None:
-    """Given more causes than are combined, when one that costs least is removed with a rank, then the reason is said."""
     assert run.combinations is not None
     causes = [row.cause for row in run.whatif.result.by_cause]
     assert list(run.combinations.causes) == causes[:4]
@@ -148,9 +135,8 @@ def test_a_cause_that_costs_little_is_left_out_only_alone(run: RunData) -> None:
 
 
 def test_price_in_the_address_goes_before_the_recorded_one(run: RunData) -> None:
-    """Given a recorded price, when the address has another, then costs use the address's price."""
     answer = run.whatif
-    recorded, result = pace_of(answer), pace_of(answer, price=5.0, currency="EUR")
+    recorded, result = week_cost_of(answer), week_cost_of(answer, price=5.0, currency="EUR")
 
     assert (recorded.price_per_gpu_hour, recorded.currency) == (2.5, "USD")
     assert recorded.gpu_hours == 168 * 4
@@ -161,11 +147,10 @@ def test_price_in_the_address_goes_before_the_recorded_one(run: RunData) -> None
 
 
 def test_ranks_on_cpus_without_a_price_have_no_gpu_hours(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given CPU ranks without a price, when savings are shown, then hours and cost are unknown, with the way to get them."""
     path = write_run(tmp_path / "run")
     info = msgspec.json.decode((path / "run.json").read_bytes())
     (path / "run.json").write_bytes(msgspec.json.encode({**info, "price_per_gpu_hour": None}))
-    run = opened(path)
+    run = run_at(path)
 
     text = text_of(write(VIEW, "whatif-answer", run, PageState(without=("rank:2",))))
 
@@ -178,16 +163,15 @@ def test_savings_of_a_week_count_its_rare_steps_and_the_page_names_them(run: Run
     answer = run.whatif
     source = msgspec.structs.replace(answer.result.source, rare_steps=3, rare_share=0.25, steps_left_out=8, estimated_share=0.031)
     rare = msgspec.structs.replace(answer, result=msgspec.structs.replace(answer.result, source=source))
-    assert pace_of(rare).gpu_hours_of(0.01) == pytest.approx(0.75 * (pace_of(answer).gpu_hours_of(0.01) or 0))
+    assert week_cost_of(rare).gpu_hours_of(0.01) == pytest.approx(0.75 * (week_cost_of(answer).gpu_hours_of(0.01) or 0))
     thought = step_without(run, ("rank:2",))
-    shown = text_of(without(rare.result, thought, pace_of(rare), price_given=False))
+    shown = text_of(saving_blocks(rare.result, thought, week_cost_of(rare), price_given=False))
     assert all(fact in shown for fact in ("typical step", "3 rare steps", "25%", "rankscope analyze"))
-    about = text_of(fleet(rare, goes_on=False))
+    about = text_of(measure_blocks(rare, goes_on=False))
     assert all(fact in about for fact in ("rare", "3.1%", "estimated"))
 
 
 def test_bars_go_from_as_it_is_to_without_any_straggler(run: RunData) -> None:
-    """Given an answer, when ranks are drawn, then the largest gain comes first, and the table has each rank's gain."""
     drawn = draw(VIEW, "whatif-ranks", run, PageState(without=("rank:2",)), COLORS)
 
     actual, parts, ideal = drawn.figure.data
@@ -202,7 +186,6 @@ def test_bars_go_from_as_it_is_to_without_any_straggler(run: RunData) -> None:
 
 
 def test_clicks_think_away_and_take_back(run: RunData) -> None:
-    """Given bars, when one is clicked, then its delay is removed, and restored by a second click; the first bar restores all."""
     result = pick(VIEW, "whatif-ranks", run, PageState(without=("cause:gc",)), {"hovertext": "rank:2"})
 
     assert result.without == ("cause:gc", "rank:2")
@@ -220,16 +203,13 @@ def test_fleet_measures_are_said_with_what_they_mean(run: RunData) -> None:
 
 
 def test_too_little_says_what_is_missing(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given one rank, when a what-if is requested, then the view gives the reason, without empty panels."""
-    run = opened(write_run(tmp_path / "run", ranks=1, slow_rank=None, windows=False))
+    run = run_at(write_run(tmp_path / "run", ranks=1, slow_rank=None, windows=False))
 
     assert "Not enough data" in text_of(VIEW.blocks(run, PageState(without=("all",))))
     assert figure_names(VIEW, run, PageState()) == []
 
 
 def test_while_it_is_made_the_view_shows_progress(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given a slow what-if, when the view is opened, then it shows the progress and polls again."""
-
     def busy(*_: object) -> None:
         raise NotReadyError(Progress("playing the run", 3, 8))
 
@@ -240,7 +220,6 @@ def test_while_it_is_made_the_view_shows_progress(run: RunData, monkeypatch: pyt
 
 
 def test_a_run_that_goes_on_is_played_anew_now_and_then(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given a live run, when minutes pass, then the answer is computed from the run's current state."""
     path, now = write_run(tmp_path / "run", finished=False), [1e9]
     source = DiskRuns(path, InlineBuilder(Store(tmp_path / "store")), clock_s=lambda: now[0])
     first = source.whatif("run-1")
@@ -251,7 +230,6 @@ def test_a_run_that_goes_on_is_played_anew_now_and_then(tmp_path: Path, write_ru
 
 
 def test_two_live_runs_of_one_id_do_not_have_the_same_answer(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given two runs with the same id in different folders, when both are queried, then each gets its own answer."""
     store = Store(tmp_path / "store")
     runs = [write_run(tmp_path / name, slow_rank=slow, finished=False) for name, slow in (("a", 2), ("b", None))]
     slow, even = (DiskRuns(run, InlineBuilder(store), clock_s=lambda: 1e9).whatif("run-1").result.slowdown for run in runs)
@@ -272,13 +250,7 @@ def test_two_live_runs_of_one_id_do_not_have_the_same_answer(tmp_path: Path, wri
     ],
 )
 def test_prices_in_addresses(search: str, price: float | None, currency: str | None) -> None:
-    """Given arbitrary input, when the address is parsed, then only valid prices are kept, and they survive a round trip."""
     state = PageState.parse(search)
 
     assert (state.price, state.currency) == (price, currency)
     assert PageState.parse(state.search) == state
-
-
-def test_joined() -> None:
-    """Given names, when they are joined, then they form an English enumeration."""
-    assert [joined(words) for words in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]

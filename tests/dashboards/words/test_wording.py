@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import get_args
 
 import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rankscope.alerts.watch.conditions.findings import candidates
 from rankscope.analysis.causes import CAUSES as ROWS
@@ -14,13 +17,13 @@ from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.result.costs import LedgerSource, PartName
 from rankscope.analysis.verdict.builders import EvidenceSource
 from rankscope.analysis.whatif.cause_parts import CAUSE_PARTS
+from rankscope.dashboards.charts.causes import CAUSES
 from rankscope.dashboards.delays.data import CHARGED
 from rankscope.dashboards.delays.view import _IMPOSED_IN
 from rankscope.dashboards.model.line import Span, pieces
 from rankscope.dashboards.overview.figures import STYLES
 from rankscope.dashboards.overview.verdict import _facts
-from rankscope.dashboards.words.causes import CAUSES
-from rankscope.dashboards.words.units import in_unit, time_unit
+from rankscope.dashboards.words.units import duration, in_unit, shown_unit, time_unit
 from rankscope.dashboards.words.wording import EVIDENCE, slowdown
 from rankscope.runs.durations import DurationSource
 
@@ -31,14 +34,12 @@ def test_all_evidence_of_a_verdict_has_a_name() -> None:
 
 
 def test_a_duration_beside_an_axis_has_the_unit_of_the_axis() -> None:
-    """Given an axis in milliseconds, when durations are written beside it, then short and long ones are in milliseconds, too."""
     axis = time_unit(3_130_000)
 
     assert [in_unit(us, axis) for us in (3_130_000, 672, 0, 1e-3)] == ["3,130 ms", "0.672 ms", "0 ms", "0 ms"]
 
 
 def test_a_slowdown_reads_the_same_in_every_output(analysis: Analysis) -> None:
-    """Given a verdict, when page, terminal and alert show its slowdown, then they have the same phrase with the same digits."""
     result = "2.41x"
     verdict = msgspec.structs.replace(analysis.verdict, slowdown=2.4087)
     finding = msgspec.structs.replace(analysis.findings[0], slowdown=2.4087)
@@ -85,3 +86,35 @@ def test_a_cause_has_the_colour_of_its_part_of_the_step() -> None:
 
 def test_every_cause_has_something_to_do_or_is_unknown() -> None:
     assert {row.cause for row in ROWS if row.remedies} == set(get_args(Cause)) - {"unknown"}
+
+
+@pytest.mark.parametrize(
+    ("us", "text"),
+    [(0.5, "0.5 µs"), (788.4, "788 µs"), (7_000, "7 ms"), (360_407, "360 ms"), (2.5 * 3_600e6, "2.5 h"), (61e6, "1.02 min")],
+)
+def test_durations_read_well(us: float, text: str) -> None:
+    assert duration(us) == text
+
+
+@given(st.floats(1, 1e15))
+def test_axes_never_reach_absurd_numbers(longest_us: float) -> None:
+    size, _unit = time_unit(longest_us)
+    assert longest_us / size < 10_001 or size == 3_600e6
+
+
+@pytest.mark.parametrize(
+    ("unit", "value", "shown"),
+    [
+        ("us", 12_000.0, (12.0, "ms")),
+        ("hertz", 1.98e9, (1980.0, "MHz")),
+        ("ratio", 0.25, (25.0, "%")),
+        ("celsius", 81.0, (81.0, "°C")),
+        ("watts", 700.0, (700.0, "W")),
+        ("bytes", 80 * 2.0**30, (80.0, "GiB")),
+        ("tokens", 5.0, (5.0, "tokens")),
+    ],
+)
+def test_values_are_shown_in_the_unit_that_reads_best(unit: str, value: float, shown: tuple[float, str]) -> None:
+    size, name = shown_unit(unit, value)
+    assert value / size == pytest.approx(shown[0])
+    assert name == shown[1]

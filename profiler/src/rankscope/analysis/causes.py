@@ -1,7 +1,7 @@
 """The table of causes: names, rules by which they are found, the parts of a step that they explain, and what to do about them.
 
 To add a cause, add its name to ``Cause`` (``result/cause.py``) and a row to ``CAUSES``, and its label and look to those of the
-pages (``dashboards/words/causes.py``). The reasons that lie below a cause are in ``inference/reasons/physical.py`` and
+pages (``dashboards/charts/causes.py``). The reasons that lie below a cause are in ``inference/reasons/physical.py`` and
 ``inference/reasons/slow_kernels.py``.
 """
 

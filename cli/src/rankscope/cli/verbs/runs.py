@@ -17,9 +17,9 @@ from rankscope.base.errors import RankscopeError
 from rankscope.base.text import one_line, shortened
 from rankscope.cli.terminal import INPUT_PATH, format_option, width
 from rankscope.dashboards.data.brief import Brief, brief_of, stored_brief
-from rankscope.dashboards.data.source import RunSummary
+from rankscope.dashboards.data.source import MAY_CHANGE, RunSummary
 from rankscope.dashboards.store.run_folder import RunFolder
-from rankscope.dashboards.words.wording import KIND_LABELS, LIVE, STATUS_LABELS, state
+from rankscope.dashboards.words.wording import KIND_LABELS, STATUS_LABELS, run_state
 from rankscope.runs.named import DEFAULT_FOLDER
 from rankscope.runs.paths import flight_dir
 from rankscope.runs.reader import RunReader
@@ -84,15 +84,15 @@ def _may_hang(run: RunSummary) -> bool:
         return False
     if flight_dir(reader.path, attempts[-1]).is_dir():
         # A run that was ended by Ctrl-C because it hung is finished, too.
-        return run.status in LIVE or any(info.end_reason != "exit" for info in reader.infos(attempts[-1]).values())
-    if run.status not in LIVE:
+        return run.status in MAY_CHANGE or any(info.end_reason != "exit" for info in reader.infos(attempts[-1]).values())
+    if run.status not in MAY_CHANGE:
         return False
     return read_activities(reader, attempts[-1], reader.infos(attempts[-1]), now_unix_ns=time.time_ns()) is not None
 
 
 def _row(run: RunSummary, brief: Brief | None) -> list[str]:
     verdict = brief.summary if brief is not None else run.problem or NOT_JUDGED
-    label = STATUS_LABELS[run.status] if brief is None else state(run.status, brief.kind)[0]
+    label = STATUS_LABELS[run.status] if brief is None else run_state(run.status, brief.kind)[0]
     kind = "" if brief is None or verdict.startswith(KIND_LABELS[brief.kind]) else f"{KIND_LABELS[brief.kind]}: "
     ranks = run.world_size or run.ranks
     return [Path(run.path).name, label, _started(run) or "-", f"{ranks:,}" if ranks else "-", one_line(kind + verdict)]

@@ -124,14 +124,14 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
             file_name="rankscope-alerts",
             pick=lambda row: replace(state, picked=row),
             q=state.q,
-            tools=[Part("alerts-count", lambda: [Text(counted(source.all_alerts()), "help", live=True)], reads=())],
+            tools=[Part("alerts-count", lambda: [Text(count_text(source.all_alerts()), "help", live=True)], reads=())],
             reads=(),
         ),
         Section(
             name="alert-picked",
             title="The selected alert",
             help="Its evidence and its runbook. Without a selection, the first alert of the table.",
-            blocks=[Part("alert-picked", lambda: picked(source.all_alerts(), state.picked), reads=("picked",))],
+            blocks=[Part("alert-picked", lambda: picked_alert(source.all_alerts(), state.picked), reads=("picked",))],
         ),
         Section(
             name="alert-counts",
@@ -170,13 +170,13 @@ def alert_rows(source: RunSource, collected: CollectedAlerts) -> list[dict[str, 
     return [alert_row(alert, names, now_unix_ns=now) for alert in collected.alerts[:MOST_ROWS]]
 
 
-def counted(collected: CollectedAlerts) -> str:
+def count_text(collected: CollectedAlerts) -> str:
     """Return the number of alerts, and of firing ones, in words."""
     firing = sum(alert.state == "firing" for alert in collected.alerts)
     return f"{wording.count(len(collected.alerts), 'alert')}, {firing:,} firing"
 
 
-def picked(collected: CollectedAlerts, row: str | None) -> list[Block]:
+def picked_alert(collected: CollectedAlerts, row: str | None) -> list[Block]:
     """Return the details of the alert in the selected row, else of the first alert, with its runbook."""
     selected = (alert for alert in collected.alerts[:MOST_ROWS] if row_id(alert) == row)
     return [alert_article(alert) for alert in [next(selected, None) or next(iter(collected.alerts), None)] if alert is not None]

@@ -20,7 +20,7 @@ from rankscope.alerts.watch.announcements import FindingRecord
 from rankscope.alerts.watch.ledger import LedgerEntry, read_entries
 from rankscope.analysis.evidence.hardware import bare_uuid
 from rankscope.base.errors import InputError, RankscopeError
-from rankscope.dashboards.alerts.record import AlertRecord, CollectedAlerts, State, alert_record
+from rankscope.dashboards.alerts.record import AlertRecord, AlertState, CollectedAlerts, alert_record
 from rankscope.dashboards.data.background import BackgroundAnswers
 from rankscope.dashboards.data.memory_cache import MemoryCache
 from rankscope.runs.links import overview_url
@@ -75,14 +75,6 @@ def revision_of(run: Path) -> str:
     return f"{status.st_mtime_ns} {status.st_size} {status.st_ino}"
 
 
-def followed(watched: Path) -> list[LedgerEntry]:
-    """Return the alerts that the watcher of ``watched`` (a run or a folder of runs) follows now, from this user's state folders.
-
-    Raises ``InputError``.
-    """
-    return read_entries(watcher_state(watched))
-
-
 def alert_of(entry: LedgerEntry, *, seen_unix_ns: int) -> AlertRecord:
     """Return the record of an alert that a watcher follows. A pending one has no start time and gets ``seen_unix_ns``."""
     return alert_record(
@@ -110,7 +102,7 @@ def _findings(path: Path) -> Iterator[FindingRecord]:
 
 
 _OVER: Final = ("finished", "failed")
-_ORDER: Final[tuple[State, ...]] = ("firing", "pending", "lost", "resolved")
+_ORDER: Final[tuple[AlertState, ...]] = ("firing", "pending", "lost", "resolved")
 
 
 class Findings(Protocol):
@@ -157,12 +149,12 @@ def alerts_of(
         alerts += read(partial(_of_prometheus, prometheus, (max(span_unix_ns[0], prometheus_from_unix_ns), span_unix_ns[1])))
     run_ids = {run.run_id for run in runs}
     first, last = span_unix_ns
-    shown = [_linked(alert, run_ids) for alert in alerts if _end(alert) >= first and alert.started_unix_ns <= last]
+    shown = [
+        _linked(alert, run_ids)
+        for alert in alerts
+        if alert.started_unix_ns <= last and (alert.ended_unix_ns is None or alert.ended_unix_ns >= first)
+    ]
     return CollectedAlerts(sorted(shown, key=lambda alert: (_ORDER.index(alert.state), -alert.started_unix_ns)), list(problems))
-
-
-def _end(alert: AlertRecord) -> float:
-    return float("inf") if alert.ended_unix_ns is None else alert.ended_unix_ns
 
 
 def _linked(alert: AlertRecord, run_ids: set[str]) -> AlertRecord:
@@ -172,8 +164,8 @@ def _linked(alert: AlertRecord, run_ids: set[str]) -> AlertRecord:
 
 
 def _followed(watched: Path, folders: set[str], now_unix_ns: int) -> list[AlertRecord]:
-    entries = [entry for entry in followed(watched) if entry.run in folders and entry.track.state != "resolved"]
-    return [alert_of(entry, seen_unix_ns=now_unix_ns) for entry in entries]
+    entries = (entry for entry in read_entries(watcher_state(watched)) if entry.run in folders)
+    return [alert_of(entry, seen_unix_ns=now_unix_ns) for entry in entries if entry.track.state != "resolved"]
 
 
 def _of_prometheus(prometheus: Prometheus, span_unix_ns: tuple[int, int]) -> list[AlertRecord]:

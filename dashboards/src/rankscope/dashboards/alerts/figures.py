@@ -9,11 +9,11 @@ from typing import Final
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from rankscope.base.text import shortened
-from rankscope.dashboards.alerts.record import AlertRecord, State
-from rankscope.dashboards.charts.bars import BarStyle
-from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis
-from rankscope.dashboards.charts.palette import Palette
-from rankscope.dashboards.model.drawn import NO_DATA, DrawnFigure, FigureData
+from rankscope.dashboards.alerts.record import AlertRecord, AlertState
+from rankscope.dashboards.charts.bars import bar_marker
+from rankscope.dashboards.charts.frame import drawn_note, framed, legend_above, note, rows_axis
+from rankscope.dashboards.charts.palette import BarStyle, Palette
+from rankscope.dashboards.model.drawn import DrawnFigure, FigureData
 from rankscope.dashboards.words.units import AxisClock, date_and_time, duration
 
 MOST_ROWS: Final = 24
@@ -26,7 +26,7 @@ COLUMNS: Final = (
 _TIME: Final = "time ({})"
 NONE: Final = "No alert is known: nothing was found, or no watcher ran (rankscope alerts watch RUNS)."
 
-_STATES: Final[dict[State, BarStyle]] = {
+_STATES: Final[dict[AlertState, BarStyle]] = {
     "firing": BarStyle("Fires", "exposed_communication"),
     "pending": BarStyle("Pending", "exposed_memcpy", "."),
     "lost": BarStyle("End unknown", "missing", "/"),
@@ -52,7 +52,7 @@ def alert_times(alerts: Sequence[AlertRecord], colors: Palette, *, now_unix_ns: 
             orientation="h",
             name=style.label,
             showlegend=bool(in_state),
-            marker=style.marker(colors),
+            marker=bar_marker(style, colors),
             customdata=[
                 [style.label, duration((end - alert.started_unix_ns) / 1e3), date_and_time(alert.started_unix_ns)]
                 for alert, end in zip(in_state, ends, strict=True)
@@ -120,7 +120,7 @@ _SEVERITIES: Final = {
 def alert_counts(alerts: Sequence[AlertRecord], colors: Palette) -> DrawnFigure:
     """Draw stacked bars of the number of alerts that began, by severity."""
     if not alerts:
-        return DrawnFigure(note(NONE, colors), NO_DATA, NONE.replace("<br>", " "))
+        return drawn_note(NONE, colors)
     width_s, words = bar_width_s([alert.started_unix_ns for alert in alerts])
     clock = AxisClock.of(max(alert.started_unix_ns for alert in alerts))
     figure = go.Figure()
@@ -133,7 +133,7 @@ def alert_counts(alerts: Sequence[AlertRecord], colors: Palette) -> DrawnFigure:
             width=width_s * 900,
             name=style.label,
             showlegend=bool(of_severity),
-            marker=style.marker(colors),
+            marker=bar_marker(style, colors),
             customdata=[date_and_time(second * 10**9) for second, _ in counts],
             hovertemplate=f"<b>{style.label}</b>: %{{y}} in the {words} from %{{customdata}} UTC<extra></extra>",
         )

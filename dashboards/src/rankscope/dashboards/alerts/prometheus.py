@@ -24,7 +24,7 @@ from rankscope.alerts.deliver.secret import Secret, SecretUnavailableError
 from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.base.errors import InputError
 from rankscope.base.text import one_line
-from rankscope.dashboards.alerts.record import AlertRecord, State, alert_record
+from rankscope.dashboards.alerts.record import AlertRecord, AlertState, alert_record
 
 TOKEN_VARIABLE: Final = "RANKSCOPE_PROMETHEUS_TOKEN"  # noqa: S105  the variable's name, not what is in it
 MAX_BYTES: Final = 64 * 2**20
@@ -135,8 +135,8 @@ class Prometheus:
         """Alerts that are pending or firing now."""
         return self._request("GET", "alerts", {}, _Alerts).alerts
 
-    def _request(self, method: str, what: str, parameters: dict[str, str], kind: type[_T]) -> _T:
-        status, body = self._exchange(method, f"{self._server.url.rstrip('/')}/api/v1/{what}", parameters)
+    def _request(self, method: str, path: str, parameters: dict[str, str], kind: type[_T]) -> _T:
+        status, body = self._exchange(method, f"{self._server.url.rstrip('/')}/api/v1/{path}", parameters)
         envelope: _Envelope | None = None
         try:
             envelope = msgspec.json.decode(body, type=_Envelope)
@@ -305,7 +305,7 @@ def _intervals(series: RangeSeries, step_s: float, now_unix_ns: int) -> list[tup
 
 
 def _active(alert: ActiveAlert, prometheus: Prometheus) -> AlertRecord:
-    state: State = "firing" if alert.state == "firing" else "pending"
+    state: AlertState = "firing" if alert.state == "firing" else "pending"
     try:
         began = datetime.fromisoformat(alert.active_at)
     except ValueError as error:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import urlsplit
 
-State = Literal["firing", "pending", "lost", "resolved"]
+from rankscope.dashboards.words.inert import is_web_address
+
+AlertState = Literal["firing", "pending", "lost", "resolved"]
 """``lost``: the alert fired, but its end was not recorded although its run is over or its source no longer reports it."""
-Source = Literal["watcher", "prometheus"]
+AlertSource = Literal["watcher", "prometheus"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +18,7 @@ class AlertRecord:
 
     name: str
     severity: str | None
-    state: State
+    state: AlertState
     started_unix_ns: int
     """Time at which the alert fired; if pending, at which it was first seen."""
     ended_unix_ns: int | None
@@ -28,7 +29,7 @@ class AlertRecord:
     rank: int | None
     runbook_url: str | None
     """``http`` or ``https``; ``None``: not served anywhere. Source of the page: ``rankscope.alerts.rules.rule_file.runbooks``."""
-    source: Source
+    source: AlertSource
     evidence: str | None = None
     """Address of the dashboard page that shows the alert; ``None``: the alert is about none of the dashboard's runs."""
 
@@ -52,9 +53,9 @@ def alert_record(
     labels: dict[str, str],
     annotations: dict[str, str],
     *,
-    state: State,
+    state: AlertState,
     started_unix_ns: int,
-    source: Source,
+    source: AlertSource,
     ended_unix_ns: int | None = None,
 ) -> AlertRecord:
     """Build the record from the labels and annotations of rankscope's rules and watcher."""
@@ -70,13 +71,6 @@ def alert_record(
         description=annotations.get("description") or annotations.get("evidence", ""),
         run_id=labels.get("run_id"),
         rank=int(rank) if rank.isascii() and rank.isdecimal() and len(rank) <= 7 else None,
-        runbook_url=runbook if _is_http(runbook) else None,
+        runbook_url=runbook if is_web_address(runbook) else None,
         source=source,
     )
-
-
-def _is_http(address: str) -> bool:
-    try:
-        return urlsplit(address).scheme in ("http", "https")
-    except ValueError:
-        return False

@@ -10,23 +10,12 @@ from typing import Final
 from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.dashboards.alerts.data import alerts_about
 from rankscope.dashboards.alerts.figures import alert_table, alert_times
-from rankscope.dashboards.alerts.record import AlertRecord, CollectedAlerts, Source, State
+from rankscope.dashboards.alerts.record import AlertRecord, AlertSource, AlertState, CollectedAlerts
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.drawn import DrawnFigure
 from rankscope.dashboards.model.line import PageLink, badge
-from rankscope.dashboards.model.page import (
-    AdviceItem,
-    Block,
-    Details,
-    FigureBlock,
-    Group,
-    Inline,
-    Markdown,
-    Part,
-    Section,
-    Text,
-)
+from rankscope.dashboards.model.page import AdviceItem, Block, Details, FigureBlock, Group, Inline, Markdown, Part, Section, Text
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.words.units import duration
@@ -34,13 +23,13 @@ from rankscope.dashboards.words.wording import utc_time
 
 MOST_ALERTS: Final = 50
 
-STATES: Final[dict[State, tuple[str, str]]] = {
+STATES: Final[dict[AlertState, tuple[str, str]]] = {
     "firing": ("Fires", "bad"),
     "pending": ("Pending", "fair"),
     "lost": ("End unknown", "unknown"),
     "resolved": ("Past", "plain"),
 }
-_SOURCES: Final[dict[Source, str]] = {"watcher": "the watcher", "prometheus": "Prometheus"}
+_SOURCES: Final[dict[AlertSource, str]] = {"watcher": "the watcher", "prometheus": "Prometheus"}
 
 
 def alert_list(collected: CollectedAlerts) -> list[Block]:
@@ -119,7 +108,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 Part("alert-list", lambda: alert_list(alerts_about(run))),
                 AdviceItem(f"When the watcher would have fired over this run: rankscope alerts replay {quote(run.summary.path)}"),
             ],
-        ),
+        )
     ]
 
 

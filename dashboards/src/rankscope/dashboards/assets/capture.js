@@ -1,4 +1,4 @@
-// Asking for a capture of a live run, and for a window, as a file or opened in Perfetto. How far they are is said aloud.
+// Asking for a capture of a live run, and for a window, as a file or opened in Perfetto. How far they are is read aloud.
 (function () {
   var EVERY_MS = 1500;
   var PATIENCE_MS = 300000;
@@ -33,28 +33,28 @@
 
   // What went wrong in the server's words, and what to do about it.
   function refusal(answer) {
-    var said = answer.body.error ? answer.body.error + ". " : "";
-    return said + (HINTS[answer.status] || (said ? "" : "The server answered " + answer.status + "."));
+    var reason = answer.body.error ? answer.body.error + ". " : "";
+    return reason + (HINTS[answer.status] || (reason ? "" : "The server answered " + answer.status + "."));
   }
 
   // One button at a time; the words go where screen readers hear them.
   function begin(button) {
-    var told = button.parentElement.querySelector(".told");
+    var status = button.parentElement.querySelector(".progress-text");
     var buttons = button.parentElement.querySelectorAll("button");
     function disable(off) {
-      buttons.forEach(function (one) {
-        one.disabled = off;
+      buttons.forEach(function (item) {
+        item.disabled = off;
       });
     }
     disable(true);
     return {
       say: function (text) {
-        if (told.textContent !== text) {
-          told.textContent = text;
+        if (status.textContent !== text) {
+          status.textContent = text;
         }
       },
       end: function (text) {
-        told.textContent = text;
+        status.textContent = text;
         disable(false);
       },
     };
@@ -63,12 +63,12 @@
   function capture(button) {
     var url = button.dataset.capture;
     var steps = Number(button.parentElement.querySelector("input").value);
-    var talk = begin(button);
+    var progress = begin(button);
     if (!Number.isInteger(steps) || steps < 1) {
-      talk.end("How many steps? A whole number from 1 on.");
+      progress.end("How many steps? A whole number from 1 on.");
       return;
     }
-    talk.say("Asking …");
+    progress.say("Asking …");
     ask(url, {
       method: "POST",
       headers: { "Content-Type": "application/json" },
@@ -76,42 +76,42 @@
     }).then(function (answer) {
       var id = answer.body.request_id;
       if (!answer.ok || !id) {
-        talk.end(refusal(answer));
+        progress.end(refusal(answer));
         return;
       }
-      follow(url + "/" + encodeURIComponent(id), talk, Date.now() + PATIENCE_MS);
-    }, talk.end);
+      follow(url + "/" + encodeURIComponent(id), progress, Date.now() + PATIENCE_MS);
+    }, progress.end);
   }
 
-  function follow(url, talk, until) {
+  function follow(url, progress, until) {
     ask(url, {}).then(function (answer) {
       var state = answer.body.state;
       if (!answer.ok) {
-        talk.end(refusal(answer));
+        progress.end(refusal(answer));
       } else if (state === "accepted") {
-        talk.end(
+        progress.end(
           "Steps " + answer.body.first_step + " to " + answer.body.last_step +
           " will be profiled. The window is in the list above once all ranks are through."
         );
       } else if (state === "refused" || state === "void") {
-        talk.end("Not captured (" + state + "): " + (answer.body.reason || "no reason was given") + ".");
+        progress.end("Not captured (" + state + "): " + (answer.body.reason || "no reason was given") + ".");
       } else if (Date.now() > until) {
-        talk.end("No answer for five minutes. It may still come; the run may also hang.");
+        progress.end("No answer for five minutes. It may still come; the run may also hang.");
       } else {
-        talk.say("Asked; waiting for the ranks to choose the steps …");
-        setTimeout(follow, EVERY_MS, url, talk, until);
+        progress.say("Asked; waiting for the ranks to choose the steps …");
+        setTimeout(follow, EVERY_MS, url, progress, until);
       }
-    }, talk.end);
+    }, progress.end);
   }
 
-  function exported(button) {
+  function exportAddress(button) {
     var search = new URLSearchParams(location.search);
     var url = button.parentElement.querySelector("[data-export]").dataset.export;
     return url + (search.get("window") ? "?window=" + encodeURIComponent(search.get("window")) : "");
   }
 
   // Resolves to what the server says about the file once it is written.
-  function written(url, talk) {
+  function whenWritten(url, progress) {
     return ask(url + (url.indexOf("?") < 0 ? "?" : "&") + "ask=1", {}).then(function (answer) {
       if (!answer.ok) {
         return Promise.reject(answer.body.error ? answer.body.error + "." : refusal(answer));
@@ -119,35 +119,35 @@
       if (answer.body.bytes !== undefined) {
         return answer.body;
       }
-      talk.say(answer.body.state + " …");
+      progress.say(answer.body.state + " …");
       return new Promise(function (resolve) {
         setTimeout(resolve, EVERY_MS / 2);
       }).then(function () {
-        return written(url, talk);
+        return whenWritten(url, progress);
       });
     });
   }
 
   function save(button) {
-    var url = exported(button);
-    var talk = begin(button);
-    written(url, talk).then(function (file) {
-      talk.end("Saved: " + file.size + ". Open it in Perfetto with Open trace file.");
+    var url = exportAddress(button);
+    var progress = begin(button);
+    whenWritten(url, progress).then(function (file) {
+      progress.end("Saved: " + file.size + ". Open it in Perfetto with Open trace file.");
       location.assign(url);
-    }, talk.end);
+    }, progress.end);
   }
 
   // The protocol of https://perfetto.dev/docs/visualization/deep-linking-to-perfetto-ui
-  function show(button) {
-    var url = exported(button);
+  function openInPerfetto(button) {
+    var url = exportAddress(button);
     var origin = new URL(button.dataset.perfetto).origin;
-    var talk = begin(button);
+    var progress = begin(button);
     var tab = window.open(button.dataset.perfetto); // at once: browsers block tabs that do not come from a click
     if (!tab) {
-      talk.end("The browser blocked the new tab. Allow pop-ups for this page, or save the window and open the file in Perfetto.");
+      progress.end("The browser blocked the new tab. Allow pop-ups for this page, or save the window and open the file in Perfetto.");
       return;
     }
-    written(url, talk)
+    whenWritten(url, progress)
       .then(function (file) {
         return fetch(url).then(function (response) {
           return response.ok ? response.arrayBuffer() : Promise.reject("The server answered " + response.status + ".");
@@ -157,17 +157,17 @@
       })
       .then(
         function (trace) {
-          talk.say("Waiting for Perfetto in the new tab …");
+          progress.say("Waiting for Perfetto in the new tab …");
           greet(tab, origin, function () {
             tab.postMessage({ perfetto: trace }, origin);
-            talk.end("Opened in the new tab.");
+            progress.end("Opened in the new tab.");
           }, function () {
-            talk.end("Perfetto at " + origin + " did not answer. Save the window and open it there with Open trace file.");
+            progress.end("Perfetto at " + origin + " did not answer. Save the window and open it there with Open trace file.");
           });
         },
         function (reason) {
           tab.close();
-          talk.end(reason);
+          progress.end(reason);
         }
       );
   }
@@ -175,17 +175,17 @@
   // Calls ready once a page of that origin answers in the tab. Before that, nothing of the run is sent.
   function greet(tab, origin, ready, failed) {
     var until = Date.now() + GREETING_MS;
-    function heard(event) {
+    function onMessage(event) {
       if (event.source === tab && event.origin === origin && event.data === "PONG") {
         end(ready);
       }
     }
     function end(next) {
       clearInterval(timer);
-      window.removeEventListener("message", heard);
+      window.removeEventListener("message", onMessage);
       next();
     }
-    window.addEventListener("message", heard);
+    window.addEventListener("message", onMessage);
     var timer = setInterval(function () {
       if (tab.closed || Date.now() > until) {
         end(failed);
@@ -198,7 +198,7 @@
   document.addEventListener("click", function (event) {
     var button = event.target.closest("[data-capture], [data-export], [data-perfetto]");
     if (button && !button.disabled) {
-      (button.dataset.capture ? capture : button.dataset.perfetto ? show : save)(button);
+      (button.dataset.capture ? capture : button.dataset.perfetto ? openInPerfetto : save)(button);
     }
   });
 })();

@@ -8,7 +8,7 @@
     var status = button.parentElement.querySelector("[role=status]");
     if (!status) {
       status = document.createElement("span");
-      status.className = "told";
+      status.className = "progress-text";
       status.setAttribute("role", "status");
       button.parentElement.append(status);
     }

@@ -27,8 +27,8 @@ class BarNames:
     """Names of hosts at the axis, where these are shorter."""
 
     @property
-    def what(self) -> str:
-        """Unit of the bars: ``rank`` or ``host``."""
+    def row_kind(self) -> str:
+        """What the bars are: ``rank`` or ``host``."""
         return "host" if self.by_host else "rank"
 
     def host(self, rank: int) -> str:
@@ -59,6 +59,10 @@ class BarNames:
             return rank_label(rank, [rank] if self.is_blamed(rank) else [], self.picked)
         name = plotly_text(self.labels.get(self.host(rank), self.host(rank)), LONGEST_LABEL)
         return marked_label(name, blamed=self.is_blamed(rank), picked=self.is_picked(rank))
+
+
+PLAIN: Final = BarNames()
+"""Names of ranks whose hosts are not known."""
 
 
 def bar_names(analysis: Analysis, rows: str | None, picked: int | None) -> BarNames:

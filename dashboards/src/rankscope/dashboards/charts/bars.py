@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from rankscope.dashboards.charts.frame import hatched
-from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.charts.palette import BarStyle, Palette
 
 
-@dataclass(frozen=True, slots=True)
-class BarStyle:
-    """Style of the bars of one kind: name, role of its colour, and a hatching that identifies it without colour."""
-
-    label: str
-    color: str
-    hatch: str = ""
-
-    def marker(self, colors: Palette) -> dict[str, Any]:
-        """Return the marker of the bars."""
-        return hatched(getattr(colors, self.color), self.hatch, colors)
+def bar_marker(style: BarStyle, colors: Palette) -> dict[str, Any]:
+    """Return the marker of the bars of a kind."""
+    pattern = {"shape": style.hatch, "size": 6, "solidity": 0.25, "fgcolor": colors.surface, "fillmode": "overlay"}
+    return {"color": getattr(colors, style.color), "line": {"width": 0}, "pattern": pattern}
 
 
 def row_bars(
@@ -36,7 +27,9 @@ def row_bars(
 ) -> None:
     """Add horizontal bars, the first in the top row of ``rows_axis``. ``others``: further or other settings of the bars."""
     rows = list(range(len(lengths)))
-    figure.add_bar(**{"x": lengths, "y": rows, "orientation": "h", "name": style.label, "marker": style.marker(colors), **others})
+    figure.add_bar(
+        **{"x": lengths, "y": rows, "orientation": "h", "name": style.label, "marker": bar_marker(style, colors), **others}
+    )
 
 
 def frame_row(figure: go.Figure, row: float, colors: Palette, *, half: float = 0.5) -> None:

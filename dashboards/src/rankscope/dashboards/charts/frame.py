@@ -11,6 +11,7 @@ from typing import Any, Final
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.model.drawn import NO_DATA, DrawnFigure
 from rankscope.dashboards.words.inert import MAX_TEXT, plotly_text
 
 _WIDE, _NARROW = 90, 38
@@ -18,6 +19,9 @@ _WIDE, _NARROW = 90, 38
 
 _NOTE_LINE, _NOTE_PADDING = 20, 24
 """Pixels of a line of a note, and above and below its lines."""
+
+_EVERY_STEP_UP_TO: Final = 12
+"""Up to this many steps an axis needs a tick distance of 1, for there is no step 0.5; with more, Plotly labels whole ones."""
 
 _AXIS_PX: Final = 48
 """Pixels of the labels and the title below an axis."""
@@ -112,18 +116,18 @@ def rows_axis(figure: go.Figure, labels: Sequence[str], **others: Any) -> None:
     )
 
 
+def steps_axis(figure: go.Figure, steps: int, **others: Any) -> None:
+    """Set an x axis of that many steps. ``others``: further axis settings."""
+    every = {"dtick": 1} if steps <= _EVERY_STEP_UP_TO else {}
+    figure.update_xaxes(title_text="step", **every, **others)
+
+
 def legend_above(figure: go.Figure, **others: Any) -> None:
     """Place a horizontal legend above the figure, where it takes none of its width. ``others``: further legend settings."""
     figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", **others})
 
 
-def hatched(color: str, hatch: str, colors: Palette) -> dict[str, Any]:
-    """Return a bar's marker: colour, and a hatching that identifies it without colour (``""`` for none)."""
-    pattern = {"shape": hatch, "size": 6, "solidity": 0.25, "fgcolor": colors.surface, "fillmode": "overlay"}
-    return {"color": color, "line": {"width": 0}, "pattern": pattern}
-
-
-def readable(colors: Palette) -> dict[str, str]:
+def outlined_font(colors: Palette) -> dict[str, str]:
     """Return the font of a text on a hatched bar: an outline of the surface's colour covers the hatching around the letters."""
     edges = [f"{x}px {y}px 1px {colors.surface}" for x in (-2, -1, 0, 1, 2) for y in (-1, 0, 1)]
     return {"color": colors.text, "shadow": ", ".join(edges)}
@@ -154,3 +158,8 @@ def note(text: str, colors: Palette, *, height: int | None = None) -> go.Figure:
         align="center",
     )
     return figure
+
+
+def drawn_note(text: str, colors: Palette) -> DrawnFigure:
+    """Return a note in the place of a figure; see ``note``."""
+    return DrawnFigure(note(text, colors), NO_DATA, text.replace("<br>", " "))

@@ -18,7 +18,7 @@ from rankscope.base.text import ranges_text
 from rankscope.dashboards.charts.bar_names import LONGEST_LABEL
 from rankscope.dashboards.charts.bars import frame_row
 from rankscope.dashboards.charts.cells import bin_worst
-from rankscope.dashboards.charts.frame import framed, marked_label, note
+from rankscope.dashboards.charts.frame import framed, marked_label, note, steps_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.metrics import Worst
 from rankscope.dashboards.words.inert import plotly_text
@@ -38,8 +38,6 @@ _NAMED_HOSTS: Final = 2
 """Maximum number of hosts named per row of ranks."""
 _LABELS: Final = 16
 """Approximate maximum number of labelled rows."""
-_EVERY_STEP_UP_TO: Final = 12
-"""Up to this many steps the axis needs an explicit tick distance of 1; with more, Plotly labels whole steps anyway."""
 _FRAMED_UP_TO: Final = 64
 """With more rows a frame would hide the row it marks; then only the axis label marks it."""
 
@@ -48,7 +46,7 @@ _FRAMED_UP_TO: Final = 64
 class MapRows:
     """Rows of a heat map from the top, each of ``per_row`` consecutive ``items``: ranks, or what ``names`` names."""
 
-    what: str
+    row_kind: str
     """Title of the axis, such as ``rank``."""
     items: Sequence[int] = ()
     """Numbers of the items in display order."""
@@ -180,10 +178,7 @@ def step_heatmap(
             colors,
         )
     if _too_sparse(np.asarray(ranks)) or _too_sparse(np.asarray(steps)):
-        return note(
-            "The numbers of ranks or steps have gaps too wide to draw:<br>the run's files look damaged.",
-            colors,
-        )
+        return note("The numbers of ranks or steps have gaps too wide to draw:<br>the run's files look damaged.", colors)
     cells = step_cells(matrix, ranks, steps, worst=worst, order=order, steps_per_column=steps_per_column, rows=rows)
     wide, columns = cells.steps_per_cell, len(cells.at)
     figure = heat_map(
@@ -200,9 +195,7 @@ def step_heatmap(
     )
     # Without this, marks above the map would widen its axis.
     ends = [float(cells.at[0]) - wide / 2, float(cells.at[-1]) + wide / 2]
-    figure.update_xaxes(title_text="step", range=ends)
-    if columns * wide <= _EVERY_STEP_UP_TO:
-        figure.update_xaxes(dtick=1)  # there is no step 0.5
+    steps_axis(figure, columns * wide, range=ends)
     return figure
 
 
@@ -265,7 +258,7 @@ def _rows_axis(
     }
     ticks = dict(sorted({**regular, **marked}.items()))
     figure.update_yaxes(
-        title_text=rows.what,
+        title_text=rows.row_kind,
         type="category",
         tickmode="array",
         tickvals=[positions[row] for row in ticks],

@@ -7,7 +7,7 @@ repeats the information. The sequential scales change evenly in lightness, so th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 Scheme = Literal["light", "dark"]
 
@@ -78,6 +78,14 @@ PALETTES: Final[dict[Scheme, Palette]] = {
         sequential=("#22192b", "#4a1d3a", "#7f2740", "#b53f38", "#e0662b", "#f79b2e", "#fde28a"),
     ),
 }
+
+
+class BarStyle(NamedTuple):
+    """Style of the bars of one kind: name, role of its colour, and a hatching that identifies it without colour."""
+
+    label: str
+    color: str
+    hatch: str = ""
 
 
 def palette(scheme: str | None) -> Palette:

@@ -12,11 +12,11 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from rankscope.analysis.compare.compare_result import Comparison, Quantity, RankShift, Shift, Side
 from rankscope.dashboards.charts.downsampled_trend import downsample
-from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis
+from rankscope.dashboards.charts.frame import drawn_note, framed, legend_above, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.compare.data import PERCENTS, ComparedRuns
 from rankscope.dashboards.data.trend import MEDIAN, Trend
-from rankscope.dashboards.model.drawn import NO_DATA, DrawnFigure, FigureData, cell
+from rankscope.dashboards.model.drawn import DrawnFigure, FigureData, cell
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import duration, time_unit
 
@@ -52,8 +52,7 @@ def step_distributions(compared: ComparedRuns, colors: Palette) -> DrawnFigure:
         if distribution.percentiles_us
     ]
     if not sides:
-        sentence = "No side has a usable step: there is nothing to compare."
-        return DrawnFigure(note(sentence, colors), NO_DATA, sentence)
+        return drawn_note("No side has a usable step: there is nothing to compare.", colors)
     size, unit = time_unit(max(distribution.percentiles_us[99] for _, distribution in sides))
     figure = go.Figure()
     for index, (side, distribution) in enumerate(sides):
@@ -108,8 +107,8 @@ def part_differences(comparison: Comparison, colors: Palette) -> DrawnFigure:
         quantity for quantity in comparison.quantities if quantity.role in ("step", "part") and quantity.difference is not None
     ]
     if not chosen:
-        sentence = f"{comparison.b} cannot be compared with {comparison.a}: {_why(comparison.quantities)}."
-        return DrawnFigure(note(sentence, colors), NO_DATA, sentence)
+        reason = f"{comparison.b} cannot be compared with {comparison.a}: {_why(comparison.quantities)}."
+        return drawn_note(reason, colors)
     rows = [_quantity_row(quantity) for quantity in chosen]
     figure = _intervals(rows, colors, _difference(comparison))
     return DrawnFigure(figure, quantities_table(comparison), comparison.summary)
@@ -126,8 +125,7 @@ def own_times(comparison: Comparison, colors: Palette) -> DrawnFigure:
         if quantity.role in ("inside", "window") and quantity.unit == "us" and quantity.difference is not None
     ]
     if not chosen:
-        sentence = "Neither own times nor profiled steps are known of both sides."
-        return DrawnFigure(note(sentence, colors), NO_DATA, sentence)
+        return drawn_note("Neither own times nor profiled steps are known of both sides.", colors)
     rows = [_quantity_row(quantity) for quantity in chosen]
     figure = _intervals(rows, colors, _difference(comparison))
     largest = max(rows, key=lambda row: abs(row.difference))
@@ -146,8 +144,7 @@ def rank_changes(comparison: Comparison, sides: Sequence[Side], colors: Palette,
             if len({side.world_size for side in sides}) > 1
             else "own times are not known, or ranks have no peers that do the same work"
         )
-        sentence = f"Ranks cannot be compared: {why}."
-        return DrawnFigure(note(sentence, colors), NO_DATA, sentence)
+        return drawn_note(f"Ranks cannot be compared: {why}.", colors)
     rows = host_rows(comparison.ranks) if by == "host" else [_rank_row(rank) for rank in comparison.ranks]
     rows.sort(key=lambda row: -abs(row.difference))
     shown = rows[:SHOWN]
@@ -202,7 +199,7 @@ def _of_shift(shift: Shift | None, *fields: str) -> list[float | None]:
 
 def _ranks_table(comparison: Comparison) -> FigureData:
     columns = (
-        "rank", *(f"{what} {name}{unit}" for what, unit in (("host in", ""), ("own", " [us]"), ("above peers", " [us]"))
+        "rank", *(f"{value} {name}{unit}" for value, unit in (("host in", ""), ("own", " [us]"), ("above peers", " [us]"))
                   for name in (comparison.a, comparison.b)), "phase", "outcome",
     )  # fmt: skip
     fields = "rank", "host_a", "host_b", "own_a_us", "own_b_us", "excess_a_us", "excess_b_us", "phase", "outcome"
@@ -282,8 +279,7 @@ def steps_overlay(lines: Sequence[tuple[str, Trend]], colors: Palette, *, at: in
     curves = [(name, trend, downsample(trend, 0, len(trend.steps))) for name, trend in lines if len(trend.steps)]
     curves = [row for row in curves if np.isfinite(row[2].longest_us).any()]
     if not curves:
-        sentence = "Step times of these runs are not known."
-        return DrawnFigure(note(sentence, colors), NO_DATA, sentence)
+        return drawn_note("Step times of these runs are not known.", colors)
     size, unit = time_unit(max(float(np.nanmax(downsampled.longest_us)) for *_, downsampled in curves))
     figure = go.Figure()
     for index, (name, _, downsampled) in enumerate(curves):

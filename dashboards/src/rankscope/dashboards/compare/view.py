@@ -9,13 +9,7 @@ from typing import Final
 from rankscope.analysis.compare.compare_result import CompareResult, Comparison, Side
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.compare.data import ComparedRuns
-from rankscope.dashboards.compare.figures import (
-    own_times,
-    part_differences,
-    rank_changes,
-    step_distributions,
-    steps_overlay,
-)
+from rankscope.dashboards.compare.figures import own_times, part_differences, rank_changes, step_distributions, steps_overlay
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import RunSource
 from rankscope.dashboards.data.trend import Trend
@@ -63,12 +57,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
     return [
         Heading("Compare", 1, "page-title"),
         Group(_verdicts(result, state), "card verdicts", "section", name="compare-verdict"),
-        Section(
-            name="sides",
-            title="What is compared",
-            help="The first run is the baseline.",
-            blocks=[_sides(result)],
-        ),
+        Section(name="sides", title="What is compared", help="The first run is the baseline.", blocks=[_sides(result)]),
         Section(
             name="distribution",
             title="Step times",
@@ -226,6 +215,7 @@ def _differences(result: CompareResult, state: PageState) -> list[Block]:
     comparison = _chosen(result, state)
     pairs = [{"value": pair.b, "label": f"{pair.b} against {pair.a}"} for pair in result.comparisons]
     several = len({rank.host_b for rank in comparison.ranks}) > 1  # a single host has no peers to compare with; its ranks do
+    choose_pair = Choice(field="pair", label="Compared", options=pairs, value=comparison.b, width=260)
     units = [{"value": "host", "label": "Hosts"}, {"value": "rank", "label": "Ranks"}]
     return [
         Section(
@@ -242,7 +232,7 @@ def _differences(result: CompareResult, state: PageState) -> list[Block]:
                     height=300,
                 )
             ],
-            tools=[_pair(pairs, comparison)] if len(pairs) > 1 else [],
+            tools=[choose_pair] if len(pairs) > 1 else [],
         ),
         Section(
             name="inside",
@@ -275,10 +265,6 @@ def _differences(result: CompareResult, state: PageState) -> list[Block]:
             tools=[choice("by", "Shown by", units, state, width=110)] if several else [],
         ),
     ]
-
-
-def _pair(pairs: list[dict[str, str]], chosen: Comparison) -> Block:
-    return Choice(field="pair", label="Compared", options=pairs, value=chosen.b, width=260)
 
 
 PAGE: Final = SitePage(path="/compare", title="Compare", blocks=_blocks, subject="The comparison", in_navigation=False)

@@ -43,10 +43,7 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True):
 
 def brief_of(analysis: Analysis) -> Brief:
     """Return the summary of an analysed run."""
-    return msgspec.structs.replace(
-        _brief(analysis.verdict, analysis.source, analysis.throughput),
-        losses=losses_of(analysis),
-    )
+    return msgspec.structs.replace(_brief(analysis.verdict, analysis.source, analysis.throughput), losses=losses_of(analysis))
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,18 +137,18 @@ class EventFinder:
 
     def events_so_far(self) -> list[HardwareEvent]:
         """Return the events so far, including those that may continue."""
-        going_on = (self._event(what, open_event) for what, open_event in self._open.items() if _is_one(what, open_event))
+        going_on = (self._event(signal, open_event) for signal, open_event in self._open.items() if _is_one(signal, open_event))
         return [*chain.from_iterable(self._done.values()), *going_on]
 
-    def _note(self, what: str, now: int, description: str | None) -> None:
+    def _note(self, signal: str, now: int, description: str | None) -> None:
         """Open, extend or close the event ``what``. ``description``: how a sample shows it; ``None``: it does not."""
-        open_event = self._open.get(what)
+        open_event = self._open.get(signal)
         if description is not None and open_event is None:
-            self._open[what] = _OpenEvent(now, now, description)
+            self._open[signal] = _OpenEvent(now, now, description)
         elif description is not None and open_event is not None:
             open_event.until, open_event.detail = now, description
         elif open_event is not None:
-            self._close(what)
+            self._close(signal)
 
     def _count(self, counter: str, sample: HardwareSample) -> None:
         value: int | None = getattr(sample, counter)
@@ -190,29 +190,29 @@ class EventFinder:
         if "clock" in self._open:
             self._close("clock")
 
-    def _close(self, what: str) -> None:
-        open_event, closed = self._open.pop(what), self._done.setdefault(what, [])
-        if _is_one(what, open_event):
+    def _close(self, signal: str) -> None:
+        open_event, closed = self._open.pop(signal), self._done.setdefault(signal, [])
+        if _is_one(signal, open_event):
             if len(closed) < _MOST_OF_A_KIND:
-                closed.append(self._event(what, open_event))
+                closed.append(self._event(signal, open_event))
             else:
                 self.left_out += 1
 
-    def _event(self, what: str, open_event: _OpenEvent) -> HardwareEvent:
+    def _event(self, signal: str, open_event: _OpenEvent) -> HardwareEvent:
         return HardwareEvent(
             unix_ns=open_event.since,
             until_unix_ns=open_event.until,
             host=self.host,
             gpu_uuid=self.gpu_uuid,
-            kind=_KIND_OF.get(what, what),
+            kind=_KIND_OF.get(signal, signal),
             detail=open_event.detail,
             simulated=self.simulated,
         )
 
 
-def _is_one(what: str, open_event: _OpenEvent) -> bool:
+def _is_one(signal: str, open_event: _OpenEvent) -> bool:
     """Return whether this is an event: a single sample with a low clock is none."""
-    return what != "clock" or open_event.until > open_event.since
+    return signal != "clock" or open_event.until > open_event.since
 
 
 _KIND_OF: Final = {
@@ -248,12 +248,12 @@ class StepClock:
         return int(self.steps[int(np.argmax(np.where(begun, self.starts_ns, 0)))]) if begun.any() else None
 
 
-def placed(events: HardwareEvents, clocks: Mapping[str, StepClock]) -> HardwareEvents:
+def on_steps(events: HardwareEvents, clocks: Mapping[str, StepClock]) -> HardwareEvents:
     """Return the events with their steps. ``clocks``: host to the step clock of one of its ranks."""
-    return msgspec.structs.replace(events, events=[_placed(event, clocks.get(event.host)) for event in events.events])
+    return msgspec.structs.replace(events, events=[_on_steps(event, clocks.get(event.host)) for event in events.events])
 
 
-def _placed(event: HardwareEvent, clock: StepClock | None) -> HardwareEvent:
+def _on_steps(event: HardwareEvent, clock: StepClock | None) -> HardwareEvent:
     if clock is None:
         return event
     step, until_step = clock.step_at(event.unix_ns), clock.step_at(event.until_unix_ns)

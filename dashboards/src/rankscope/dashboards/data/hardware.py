@@ -157,7 +157,7 @@ class Hardware:
         return _thinned(gpu, rows[low:high], most_points)
 
 
-def nothing(why: str) -> Hardware:
+def no_hardware(why: str) -> Hardware:
     """Return a ``Hardware`` without samples, for the reason ``why``."""
 
     def rows(gpu: SampledGpu) -> Rows:
@@ -166,7 +166,7 @@ def nothing(why: str) -> Hardware:
     return Hardware(HardwareIndex(why_none=why), rows)
 
 
-def stored(folder: Path) -> Hardware:
+def read_hardware(folder: Path) -> Hardware:
     """Open the samples that were written into ``folder``. Raises ``InputError``."""
     index = read_json(folder / INDEX, HardwareIndex, "the cached list of GPUs")
     return Hardware(index, lambda gpu: _read(folder, gpu), None if index.clock_host is None else _clock(folder))

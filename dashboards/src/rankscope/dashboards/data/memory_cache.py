@@ -28,7 +28,7 @@ _SAMPLED: Final = 64
 """Items of a container whose sizes stand for all of them."""
 
 
-def adaptive(cost_s: float) -> float:
+def adaptive_lifetime(cost_s: float) -> float:
     """Return the lifetime of an answer that took ``cost_s``, so that asking takes at most a tenth of a core."""
     return max(LEAST_S, FACTOR * cost_s)
 

@@ -10,7 +10,7 @@ import msgspec
 class Progress(msgspec.Struct, frozen=True):
     """Phase of a task, with ``done`` items ``of`` a total; ``of`` is 0 where the total is not known."""
 
-    what: str
+    activity: str
     done: int = 0
     of: int = 0
 
@@ -18,7 +18,7 @@ class Progress(msgspec.Struct, frozen=True):
     def sentence(self) -> str:
         """Progress as text for the user."""
         counted = f": {self.done:,} of {self.of:,}" if self.of else ""
-        return f"{self.what[:1].upper()}{self.what[1:]}{counted}"
+        return f"{self.activity[:1].upper()}{self.activity[1:]}{counted}"
 
 
 OnProgress = Callable[[Progress], None]

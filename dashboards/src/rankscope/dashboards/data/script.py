@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.trace.possible import LAST_STEP
-from rankscope.base.atomic_files import replace_file
-from rankscope.dashboards.data.cached_files import read_arrays
+from rankscope.dashboards.data.cached_files import read_arrays, write_arrays
 from rankscope.dashboards.words.inert import sanitize
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import StepEvent
@@ -36,7 +34,7 @@ class Script:
     """Steps of each tag, ascending."""
 
 
-def read_script(reader: RunReader, attempt: int, ranks: Sequence[int]) -> Script:
+def script_of(reader: RunReader, attempt: int, ranks: Sequence[int]) -> Script:
     """Return the reports of the first rank that reported metrics, else the tags of the first rank."""
     first: Script | None = None
     ends = dict.fromkeys([*ranks[:1], *ranks[-1:], *ranks[:: max(1, len(ranks) // MOST_RANKS)]])
@@ -67,15 +65,14 @@ def _of_rank(rank: int, events: list[StepEvent]) -> Script:
 
 def write_script(script: Script, file: Path) -> None:
     """Write the reports, replacing the file. Raises ``OSError``."""
-    arrays: dict[str, Any] = {f"steps {name}": steps for name, (steps, _) in script.metrics.items()}
+    arrays: dict[str, NDArray[Any]] = {"rank": np.array(-1 if script.rank is None else script.rank)}
+    arrays |= {f"steps {name}": steps for name, (steps, _) in script.metrics.items()}
     arrays |= {f"values {name}": values for name, (_, values) in script.metrics.items()}
     arrays |= {f"tag {name}": steps for name, steps in script.tags.items()}
-    buffer = io.BytesIO()
-    np.savez(buffer, rank=np.array(-1 if script.rank is None else script.rank), **arrays)
-    replace_file(file, buffer.getvalue(), sync=False)
+    write_arrays(file, arrays)
 
 
-def stored_script(file: Path) -> Script:
+def read_script(file: Path) -> Script:
     """Read the reports that ``write_script`` wrote. Raises ``InputError``."""
     arrays = read_arrays(file, "the cached reports of the script")
     rank = int(arrays.pop("rank"))

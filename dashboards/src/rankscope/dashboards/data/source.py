@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 Status = Literal["starting", "live", "silent", "finished", "failed", "unreadable"]
 """``starting``: no rank has started; ``silent``: ranks have not ended, but nothing was written for a while; ``finished``: all
 ranks have ended; ``failed``: all ranks have ended, and some of them crashed or were killed."""
+
+BEING_WRITTEN: Final[frozenset[Status]] = frozenset({"starting", "live"})
+"""Statuses of runs that are being written."""
+GOING_ON: Final = BEING_WRITTEN | {"silent"}
+"""Statuses of runs that may have running ranks."""
+MAY_CHANGE: Final = GOING_ON | {"failed"}
+"""Statuses of runs that may still change. A failed elastic job may start its next attempt."""
 
 
 class UnknownRunError(RankscopeError):

@@ -34,12 +34,7 @@ class Topology(msgspec.Struct, frozen=True):
     @property
     def sorts(self) -> list[str]:
         """Available sort keys of ``row_order``."""
-        return [
-            "rank",
-            *(["host"] if any(place.host is not None for place in self.places) else []),
-            *self.dimensions,
-            "imposed",
-        ]
+        return ["rank", *(["host"] if any(place.host is not None for place in self.places) else []), *self.dimensions, "imposed"]
 
     @property
     def dimensions(self) -> list[str]:
@@ -93,11 +88,11 @@ def _by_rank(place: RankPlace) -> Any:
 
 
 def _by_host(place: RankPlace) -> Any:
-    return (place.host is None, natural(place.host or ""), place.local_rank is None, place.local_rank or 0, place.rank)
+    return (place.host is None, natural_key(place.host or ""), place.local_rank is None, place.local_rank or 0, place.rank)
 
 
-def natural(text: str) -> list[tuple[str, int, str]]:
-    """Return a natural sort key, by which ``node-10`` comes after ``node-9``."""
+def natural_key(text: str) -> list[tuple[str, int, str]]:
+    """Return a sort key, by which ``node-10`` comes after ``node-9``."""
     parts = re.split(r"([0-9]+)", text)
     numbers = [number.lstrip("0") for number in parts[1::2]]
     return [(word, len(number), number) for word, number in zip(parts[::2], [*numbers, ""], strict=True)]

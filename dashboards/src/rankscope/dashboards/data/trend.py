@@ -6,7 +6,6 @@ run only new steps are sorted.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.inference.change_points import ChangePoint, change_points
-from rankscope.base.atomic_files import replace_file
-from rankscope.dashboards.data.cached_files import read_arrays
+from rankscope.dashboards.data.cached_files import read_arrays, write_arrays
 from rankscope.dashboards.data.source import StepMatrices
 
 PERCENTILES: Final = (5, 25, 50, 75, 95, 100)
@@ -72,9 +70,7 @@ def write_trend(trend: Trend, file: Path) -> None:
     """Write the trend, replacing the file. Raises ``OSError``."""
     arrays = {name: getattr(trend, name) for name in ("steps", *_BY_STEP, "profiled")}
     changes = np.array([(change.at, change.before, change.after) for change in trend.changes]).reshape(-1, 3)
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays, changes=changes)
-    replace_file(file, buffer.getvalue(), sync=False)
+    write_arrays(file, {**arrays, "changes": changes})
 
 
 def read_trend(file: Path) -> Trend:

@@ -23,7 +23,7 @@ from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.evidence.peers import stage_of
 from rankscope.analysis.evidence.step_table.steps import Stored
 from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
-from rankscope.dashboards.words.causes import CAUSES as SHOWN
+from rankscope.dashboards.charts.causes import CAUSES as SHOWN
 from rankscope.runs.records import Phase
 
 RANK_BY_RANK: Final = 64

@@ -10,12 +10,12 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from rankscope.analysis.result.analysis import ImposedWait
-from rankscope.dashboards.charts.bar_names import LONGEST_LABEL, BarNames
-from rankscope.dashboards.charts.bars import BarStyle, row_bars
-from rankscope.dashboards.charts.causes import CAUSE_STYLES
+from rankscope.dashboards.charts.bar_names import LONGEST_LABEL, PLAIN, BarNames
+from rankscope.dashboards.charts.bars import bar_marker, row_bars
+from rankscope.dashboards.charts.causes import CAUSES
 from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis
 from rankscope.dashboards.charts.heatmap import MapRows, heat_map
-from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.charts.palette import BarStyle, Palette
 from rankscope.dashboards.data.hosts import host_labels
 from rankscope.dashboards.delays.data import CHARGED, CauseTimeline, RankDelay, WaitGroup
 from rankscope.dashboards.words.inert import plotly_text
@@ -26,16 +26,10 @@ MOST_BARS: Final = 10
 
 ALONE: Final = "The job has one rank: there is no other rank to wait for."
 NO_RANK_WAITED: Final = "No rank was found waiting for another one."
-PLAIN: Final = BarNames()
 NO_EVIDENCE: Final = "Waits are not known: this takes steps with collectives, recorded on at least two ranks, and after warm-up."
 
 
-def imposed_bars(
-    imposed: Sequence[ImposedWait],
-    colors: Palette,
-    *,
-    names: BarNames = PLAIN,
-) -> go.Figure:
+def imposed_bars(imposed: Sequence[ImposedWait], colors: Palette, *, names: BarNames = PLAIN) -> go.Figure:
     """Draw bars of the ranks that imposed the most wait, split into wait that cost time and wait hidden by compute."""
     if not imposed:
         return note(NO_EVIDENCE, colors)
@@ -163,12 +157,7 @@ NO_CAUSES: Final = "No rank made another one wait."
 _LEGEND: Final[dict[str, Any]] = {"font": {"size": 12}, "traceorder": "normal"}
 
 
-def cause_bars(
-    ranks: Sequence[RankDelay],
-    colors: Palette,
-    *,
-    names: BarNames = PLAIN,
-) -> go.Figure:
+def cause_bars(ranks: Sequence[RankDelay], colors: Palette, *, names: BarNames = PLAIN) -> go.Figure:
     """Draw horizontal stacked bars per cause for the ranks or hosts that imposed the most wait."""
     known_ranks = [rank for rank in ranks if rank.steps_us is not None]
     if not known_ranks:
@@ -180,7 +169,7 @@ def cause_bars(
     size, unit = time_unit(longest)
     figure = go.Figure()
     for key, values in _visible({key: [rank.causes_us.get(key, 0.0) for rank in top] for key in CHARGED}).items():
-        cause = CAUSE_STYLES[key]
+        cause = CAUSES[key]
         row_bars(
             figure,
             cause,
@@ -206,10 +195,8 @@ def _visible(causes: Mapping[str, Sequence[float]]) -> dict[str, NDArray[np.floa
     return {**shown, **({"unknown": unshown} if unshown.max() >= 1e-6 * total.max() else {})}
 
 
-def cause_timeline(timeline: CauseTimeline | None, colors: Palette) -> go.Figure:
+def cause_timeline(timeline: CauseTimeline, colors: Palette) -> go.Figure:
     """Draw stacked bars of imposed wait per step, by cause. Hover text names the rank that imposed the most."""
-    if timeline is None:
-        return note(NO_STEPS, colors)
     if not timeline.causes_us:
         return note(NO_CAUSES, colors)
     first, last, steps = (np.array(values) for values in (timeline.first, timeline.last, timeline.steps))
@@ -221,13 +208,13 @@ def cause_timeline(timeline: CauseTimeline | None, colors: Palette) -> go.Figure
     ]
     figure = go.Figure()
     for key, values in per_step.items():
-        cause = CAUSE_STYLES[key]
+        cause = CAUSES[key]
         figure.add_bar(
             x=(first + last) / 2,
             y=(values / size).astype(np.float32),
             width=last - first + 1,
             name=cause.label,
-            marker=cause.marker(colors),
+            marker=bar_marker(cause, colors),
             hovertext=hover,
             hovertemplate=f"%{{hovertext}}<br>{cause.label}: %{{y:,.2f}} {unit} per step<extra></extra>",
         )

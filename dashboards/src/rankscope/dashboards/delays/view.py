@@ -10,22 +10,16 @@ from typing import Any, Final
 from rankscope.analysis.result.analysis import ImposedWait
 from rankscope.analysis.result.hosts import worst_ranks
 from rankscope.dashboards.charts.bar_names import BarNames, bar_names
-from rankscope.dashboards.charts.frame import note
+from rankscope.dashboards.charts.causes import CAUSES
+from rankscope.dashboards.charts.frame import drawn_note
 from rankscope.dashboards.charts.palette import Palette
-from rankscope.dashboards.data.hosts import (
-    UNKNOWN_HOST,
-    WORST_RANK,
-    blamed_hosts,
-    blamed_ranks,
-    known_hosts,
-    rows_by_host,
-    several_hosts,
-)
+from rankscope.dashboards.data.hosts import UNKNOWN_HOST, blamed_hosts, blamed_ranks, known_hosts, rows_by_host, several_hosts
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.delays.data import CHARGED, Delays, RankDelay, WaitGroup
+from rankscope.dashboards.delays.data import CHARGED, RankDelay, WaitGroup
 from rankscope.dashboards.delays.figures import (
     ALONE,
     NO_EVIDENCE,
+    NO_STEPS,
     cause_bars,
     cause_timeline,
     imposed_bars,
@@ -34,8 +28,8 @@ from rankscope.dashboards.delays.figures import (
     wait_rows,
 )
 from rankscope.dashboards.delays.hosts import delays_by_host, group_by_host, imposed_by_host
-from rankscope.dashboards.model.columns import Column, number_column, text_column
-from rankscope.dashboards.model.drawn import NO_DATA, DrawnFigure, FigureData
+from rankscope.dashboards.delays.tables import COLUMNS, HOST_COLUMNS, cost_table
+from rankscope.dashboards.model.drawn import DrawnFigure, FigureData
 from rankscope.dashboards.model.page import (
     Block,
     Choice,
@@ -52,9 +46,8 @@ from rankscope.dashboards.model.picks import rank_of_bar, rank_of_row
 from rankscope.dashboards.model.run_head import nothing_yet
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
-from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.units import duration
-from rankscope.dashboards.words.wording import count, percent, seconds
+from rankscope.dashboards.words.wording import count, percent
 
 
 def _names(run: RunData, state: PageState) -> BarNames:
@@ -92,12 +85,12 @@ def _imposed(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     return DrawnFigure(
         imposed_bars(imposed, colors, names=names),
         FigureData(
-            (names.what, "imposed wait [us]", "of it exposed [us]", "share"),
+            (names.row_kind, "imposed wait [us]", "of it exposed [us]", "share"),
             [(names.item(row.rank), row.imposed_us, row.imposed_exposed_us, row.share) for row in imposed],
         ),
         "The waits that ranks imposed are not known"
         if most is None
-        else f"{names.what.capitalize()} {names.item(most.rank)} made the others wait most",
+        else f"{names.row_kind.capitalize()} {names.item(most.rank)} made the others wait most",
     )
 
 
@@ -110,28 +103,24 @@ _IMPOSED_IN: Final = {
 }
 
 
-def _group_of(delays: Delays, state: PageState) -> WaitGroup | None:
-    """Return the selected process group, else the one with the most waiting; ``None`` if there is none."""
-    return next((group for group in delays.groups if group.key == state.group), next(iter(delays.groups), None))
-
-
 def _shown_group(run: RunData, state: PageState) -> WaitGroup | None:
-    """Return the selected group, host by host where rows are hosts."""
-    group, by_host = _group_of(run.delays, state), rows_by_host(run.analysis, state.rows)
+    """Return the selected group, else the one with the most waiting, if there is one; host by host where rows are hosts."""
+    groups, by_host = run.delays.groups, rows_by_host(run.analysis, state.rows)
+    group = next((group for group in groups if group.key == state.group), groups[0] if groups else None)
     return group_by_host(group, known_hosts(run.analysis)) if group is not None and by_host else group
 
 
 def _matrix(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     group = _shown_group(run, state)
     if group is None:
-        return DrawnFigure(note(NO_EVIDENCE, colors), NO_DATA, "Who waited for whom is not known")
-    what = "host" if group.by_host else "rank"
+        return drawn_note(NO_EVIDENCE, colors)
+    row_kind = "host" if group.by_host else "rank"
     cells = sorted(zip(group.victims, group.origins, group.waited_us, strict=True), key=lambda cell: -cell[2])
     rows = [(group.names[victim], group.names[origin], waited) for victim, origin, waited in cells]
     sentence = "No rank of this group waited"
     if rows:
         victim_name, origin_name, waited = rows[0]
-        sentence = f"In {group.label}, {what} {victim_name} waited longest: {duration(waited)} for {what} {origin_name}"
+        sentence = f"In {group.label}, {row_kind} {victim_name} waited longest: {duration(waited)} for {row_kind} {origin_name}"
     hosts = known_hosts(run.analysis)
     if group.by_host:
         blamed, picked = blamed_hosts(run.analysis), None if state.rank is None else hosts.get(state.rank)
@@ -148,7 +137,7 @@ def _matrix(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
             blamed=marked,
             picked=None if picked is None else place.get(picked),
         ),
-        FigureData((f"{what} that waited", f"{what} waited for", "wait [us]"), rows),
+        FigureData((f"{row_kind} that waited", f"{row_kind} waited for", "wait [us]"), rows),
         sentence,
     )
 
@@ -214,12 +203,12 @@ def _cause_bars(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
         cause = max(worst.causes_us, key=lambda name: worst.causes_us[name])
         cost = duration(worst.steps_us or 0.0)
         sentence = (
-            f"{names.what.capitalize()} {names.item(worst.rank)} cost the others {cost}, most of it by: {CAUSES[cause].label}"
+            f"{names.row_kind.capitalize()} {names.item(worst.rank)} cost the others {cost}, most of it by: {CAUSES[cause].label}"
         )
     return DrawnFigure(
         cause_bars(ranks, colors, names=names),
         FigureData(
-            (names.what, "imposed wait [us]", *(f"{CAUSES[cause].label} [us]" for cause in CHARGED)),
+            (names.row_kind, "imposed wait [us]", *(f"{CAUSES[cause].label} [us]" for cause in CHARGED)),
             [(names.item(rank.rank), rank.steps_us, *(rank.causes_us.get(key) for key in CHARGED)) for rank in known_ranks],
         ),
         sentence,
@@ -229,7 +218,7 @@ def _cause_bars(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
 def _timeline(run: RunData, _state: PageState, colors: Palette) -> DrawnFigure:
     timeline = run.delays.timeline
     if timeline is None:
-        return DrawnFigure(cause_timeline(None, colors), NO_DATA, "What made ranks late at which step is not known")
+        return drawn_note(NO_STEPS, colors)
     causes = [key for key in CHARGED if key in timeline.causes_us]
     rows = [
         (
@@ -250,59 +239,6 @@ def _timeline(run: RunData, _state: PageState, colors: Palette) -> DrawnFigure:
         FigureData((*columns, *(f"{CAUSES[cause].label} [us]" for cause in causes)), rows),
         sentence,
     )
-
-
-COLUMNS: Final[list[Column]] = [
-    number_column("rank", "Rank", "Global rank", digits=0, width=92, pinned=True),
-    text_column("host", "Host"),
-    number_column(
-        "steps_s", "All steps s", "Wait imposed on others over all steps that were judged, from step records", width=130
-    ),
-    number_column("last_in", "Last in", "Steps in which it came last", digits=0, width=96),
-    *(
-        number_column(
-            f"{key}_s",
-            f"{CAUSES[key].label[0].upper()}{CAUSES[key].label[1:]} s",
-            f"Part of the imposed wait over all steps: {CAUSES[key].label}",
-            width=170,
-            if_known=True,
-        )
-        for key in CHARGED
-    ),
-    number_column("direct_s", "Direct s", "Profiled steps: wait imposed in groups that the rank is in", width=116),
-    number_column(
-        "knock_on_s",
-        "Knock-on s",
-        "Profiled steps: wait in other groups, whose last rank had waited for this one before",
-        width=130,
-    ),
-    number_column("exposed_s", "Exposed s", "Profiled steps: the part of both that no compute hid", width=124),
-]
-
-
-HOST_COLUMNS: Final[list[Column]] = [
-    text_column("host", "Host", width=180, pinned=True, hover=True),
-    number_column("rank", "Worst rank", WORST_RANK, digits=0, width=116),
-    *(column for column in COLUMNS if column.field not in ("rank", "host")),
-]
-
-
-def _rank_costs(run: RunData, state: PageState) -> list[dict[str, Any]]:
-    hosts = {rank.rank: rank.host for rank in run.analysis.ranks}
-    return [
-        {
-            "id": str(rank.rank),
-            "rank": rank.rank,
-            "host": hosts.get(rank.rank),
-            "steps_s": seconds(rank.steps_us),
-            "last_in": rank.last_in,
-            **{f"{key}_s": seconds(rank.causes_us.get(key)) for key in CHARGED},
-            "direct_s": seconds(rank.direct_us),
-            "knock_on_s": seconds(rank.knock_on_us),
-            "exposed_s": seconds(rank.exposed_us),
-        }
-        for rank in _delay_rows(run, state)
-    ]
 
 
 def _blocks(run: RunData, state: PageState) -> list[Block]:
@@ -390,7 +326,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                     name="rank-costs",
                     reads=("rows",),
                     columns=COLUMNS if not by_host else HOST_COLUMNS,
-                    rows=lambda: _rank_costs(run, state),
+                    rows=lambda: cost_table(_delay_rows(run, state), known_hosts(run.analysis)),
                     file_name=f"rankscope-{run.summary.run_id}-rank-costs",
                     pick=partial(rank_of_row, state),
                 )

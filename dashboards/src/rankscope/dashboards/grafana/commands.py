@@ -11,7 +11,7 @@ import click
 
 from rankscope.base.options import format_option, http_url
 from rankscope.dashboards.grafana.export import export as write
-from rankscope.dashboards.grafana.shipped import Board, shipped
+from rankscope.dashboards.grafana.shipped import shipped
 
 SCHEMA: Final = "rankscope.grafana/1"
 
@@ -80,16 +80,8 @@ def list_boards(format_: str) -> None:
     """List the boards."""
     boards = shipped()
     if format_ == "json":
-        click.echo(json.dumps({"schema": SCHEMA, "boards": [_row(board) for board in boards]}))
+        rows = [{name: getattr(board, name) for name in ("uid", "title", "description", "panels")} for board in boards]
+        click.echo(json.dumps({"schema": SCHEMA, "boards": rows}))
         return
     for board in boards:
         click.echo(f"{board.uid:24} {board.panels:3} panels  {board.title}: {board.description}")
-
-
-def _row(board: Board) -> dict[str, Any]:
-    return {
-        "uid": board.uid,
-        "title": board.title,
-        "description": board.description,
-        "panels": board.panels,
-    }

@@ -28,7 +28,9 @@ def export(folder: Path, *, datasource_uid: str | None = None, dashboard_url: st
     ``datasource_uid``: default data source of the boards. ``dashboard_url``: target of their links, without a trailing slash.
     Returns the written paths. Raises ``InputError``.
     """
-    contents = {f"dashboards/{board.file_name}": _text(_addressed(board, datasource_uid, dashboard_url)) for board in shipped()}
+    contents = {
+        f"dashboards/{board.file_name}": board_text(_addressed(board, datasource_uid, dashboard_url)) for board in shipped()
+    }
     contents |= {name: _template(source, datasource_uid or DEFAULT_DATASOURCE) for name, source in _TEXTS.items()}
     written = []
     for name, text in contents.items():
@@ -57,5 +59,6 @@ def _template(name: str, datasource_uid: str) -> str:
     return text.replace("DATASOURCE_UID", datasource_uid)
 
 
-def _text(model: dict[str, Any]) -> str:
+def board_text(model: dict[str, Any]) -> str:
+    """Return the text of a board's file."""
     return json.dumps(model, indent=2, sort_keys=True, ensure_ascii=False) + "\n"

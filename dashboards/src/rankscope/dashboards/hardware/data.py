@@ -79,7 +79,7 @@ def time_columns(hardware: Hardware, steps: tuple[int, int] | None) -> TimeColum
 
 
 @dataclass(frozen=True, slots=True)
-class GpuFigures:
+class GpuStatistics:
     """Statistics of one GPU over a time span; NaN where it did not report."""
 
     medians: dict[str, float]
@@ -117,12 +117,16 @@ def worst_in(hardware: Hardware, gauge: str, columns: TimeColumns) -> Values:
     return _cached(hardware, ("worst", gauge, columns.key), make)
 
 
-def figures_of(hardware: Hardware, columns: TimeColumns) -> list[GpuFigures]:
+def statistics_of(hardware: Hardware, columns: TimeColumns) -> list[GpuStatistics]:
     """Return the statistics of each GPU over the time of ``columns``."""
-    return _cached(hardware, ("figures", columns.key), lambda: [_figures(hardware.rows(gpu), columns) for gpu in hardware.gpus])
+
+    def make() -> list[GpuStatistics]:
+        return [_statistics(hardware.rows(gpu), columns) for gpu in hardware.gpus]
+
+    return _cached(hardware, ("statistics", columns.key), make)
 
 
-def _figures(rows: Rows, columns: TimeColumns) -> GpuFigures:
+def _statistics(rows: Rows, columns: TimeColumns) -> GpuStatistics:
     low, high = np.searchsorted(rows["unix_ns"], columns.span_unix_ns)
     part = rows[low:high]
     medians, lowest, highest = {}, {}, {}
@@ -133,7 +137,7 @@ def _figures(rows: Rows, columns: TimeColumns) -> GpuFigures:
             (float(np.median(finite)), float(finite.min()), float(finite.max())) if len(finite) else (np.nan, np.nan, np.nan)
         )
     used, used_part = _busy_clock(rows), _busy_clock(part)
-    return GpuFigures(
+    return GpuStatistics(
         medians,
         lowest,
         highest,
@@ -156,4 +160,4 @@ _MAX_HELD_BYTES: Final = 16 << 20
 
 def _cached(hardware: Hardware, key: Any, make: Callable[[], T]) -> T:
     """Return a cached value: three figures and a table of a page use the same ones."""
-    return _CACHES.setdefault(hardware, MemoryCache(_MAX_HELD_BYTES)).get("figures", repr(key), "", make)
+    return _CACHES.setdefault(hardware, MemoryCache(_MAX_HELD_BYTES)).get("hardware", repr(key), "", make)

@@ -23,7 +23,7 @@ from rankscope.dashboards.words.units import on_clock, zone_name
 _ROOM_PX: Final = 24
 
 
-def finish(
+def title_figure(
     figure: go.Figure, colors: Palette, *, title: str = "", steps: tuple[int, int] | None = None, simulated: bool = False
 ) -> None:
     """Put ``title`` above ``figure``, with SIMULATED for simulated readings. Its zoom is kept only for the same ``steps``."""

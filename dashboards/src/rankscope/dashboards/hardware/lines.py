@@ -60,11 +60,7 @@ class OwnTime:
 
 
 def gpu_lines(
-    series: HardwareSeries,
-    events: Sequence[HardwareEvent],
-    own: OwnTime | None,
-    columns: TimeColumns,
-    colors: Palette,
+    series: HardwareSeries, events: Sequence[HardwareEvent], own: OwnTime | None, columns: TimeColumns, colors: Palette
 ) -> go.Figure:
     """Draw small multiples with a shared x axis: events of the GPU, its gauges, and the own time of its rank.
 
@@ -77,14 +73,14 @@ def gpu_lines(
     each = top / (len(GAUGES) + 1)
     lines_figure = _LinesFigure(columns, colors)
     if kinds:
-        lines_figure.happened(kinds, top)
+        lines_figure.add_events(kinds, top)
     x = columns.along(series.unix_ns)
     for number, gauge in enumerate(GAUGES):
         values = series.values.get(gauge, np.full(len(x), np.nan))
         size, unit = shown_unit(METRICS[gauge].unit, _largest(values))
         line = _Line(NAMES[gauge], unit, x, values / size, series.samples_per_pair)
-        lines_figure.line(line, number + 2, (top - (number + 1) * each + 0.02, top - number * each - 0.04))
-    lines_figure.own(own, len(GAUGES) + 2, (0.0, each - 0.04))
+        lines_figure.add_line(line, number + 2, (top - (number + 1) * each + 0.02, top - number * each - 0.04))
+    lines_figure.add_own_time(own, len(GAUGES) + 2, (0.0, each - 0.04))
     figure = framed(go.Figure(lines_figure.traces), colors, height=plot_px + 60)
     figure.update_layout(
         showlegend=False, hovermode="x", annotations=lines_figure.annotations, shapes=lines_figure.shapes, **lines_figure.axes
@@ -119,7 +115,7 @@ class _LinesFigure:
     annotations: list[dict[str, Any]] = field(default_factory=list)
     shapes: list[dict[str, Any]] = field(default_factory=list)
 
-    def line(self, line: _Line, axis: int, domain: tuple[float, float], color: str | None = None) -> None:
+    def add_line(self, line: _Line, axis: int, domain: tuple[float, float], color: str | None = None) -> None:
         """Add one of the multiples. Points that summarize several samples are their lowest and highest, so the line is a band."""
         of = f" (lowest or highest of {line.samples_per_pair})" if line.samples_per_pair > 1 else ""
         self.traces.append(
@@ -138,7 +134,7 @@ class _LinesFigure:
         if not np.isfinite(line.y).any():
             self._say("not known", domain)
 
-    def own(self, own: OwnTime | None, axis: int, domain: tuple[float, float]) -> None:
+    def add_own_time(self, own: OwnTime | None, axis: int, domain: tuple[float, float]) -> None:
         """Add the own time per step, or the reason why it is unknown."""
         if own is None:
             self.traces.append(go.Scatter(x=[None], y=[None], yaxis=f"y{axis}", hoverinfo="skip"))  # keeps the axis
@@ -148,10 +144,10 @@ class _LinesFigure:
             return
         size, unit = shown_unit("us", _largest(own.own_us))
         line = _Line(f"Own time of rank {own.rank}", unit, own.steps.astype(np.float64), own.own_us / size, shape="hv")
-        self.line(line, axis, domain, self.colors.exposed_communication)
+        self.add_line(line, axis, domain, self.colors.exposed_communication)
         self.axes[f"yaxis{axis}"]["rangemode"] = "tozero"
 
-    def happened(self, events: Mapping[str, Sequence[HardwareEvent]], bottom: float) -> None:
+    def add_events(self, events: Mapping[str, Sequence[HardwareEvent]], bottom: float) -> None:
         """Add a row of marks per kind above ``bottom``. Throttling and clock drops are shaded through all multiples below."""
         for kind, of_kind in events.items():
             ends = self._ends(of_kind)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rankscope.dashboards.data.hardware import SampledGpu
-from rankscope.dashboards.hardware.data import GpuFigures
+from rankscope.dashboards.hardware.data import GpuStatistics
 from rankscope.dashboards.hardware.lines import KIND_NAMES
 from rankscope.dashboards.model.columns import Column, number_column, text_column
 
@@ -69,21 +69,23 @@ COLUMNS: Final[list[Column]] = [
 ]
 
 
-def gpu_rows(gpus: Sequence[SampledGpu], figures: Sequence[GpuFigures], shared: Mapping[str, GpuFigures]) -> list[dict[str, Any]]:
-    """Return a row per GPU, ``None`` for values it does not report. ``shared``: UUID of a MIG device to its GPU's figures."""
-    return [_row(gpu, own, shared.get(gpu.gpu_uuid)) for gpu, own in zip(gpus, figures, strict=True)]
+def gpu_rows(
+    gpus: Sequence[SampledGpu], statistics: Sequence[GpuStatistics], parents: Mapping[str, GpuStatistics]
+) -> list[dict[str, Any]]:
+    """Return a row per GPU, ``None`` for values it does not report. ``parents``: UUID of a MIG device to its GPU's statistics."""
+    return [_row(gpu, own, parents.get(gpu.gpu_uuid)) for gpu, own in zip(gpus, statistics, strict=True)]
 
 
-def _row(gpu: SampledGpu, own: GpuFigures, parent_figures: GpuFigures | None) -> dict[str, Any]:
+def _row(gpu: SampledGpu, own: GpuStatistics, of_parent: GpuStatistics | None) -> dict[str, Any]:
+    candidates = [own] if of_parent is None else [own, of_parent]
+
     def reading(kind: str, gauge: str, size: float = 1.0) -> float | None:
         """Return a value of the device itself, or else of the GPU that contains it, divided by ``size``."""
-        values = [getattr(activity, kind)[gauge] for activity in (own, parent_figures) if activity is not None]
+        values = [getattr(statistics, kind)[gauge] for statistics in candidates]
         return next((float(value) / size for value in values if math.isfinite(value)), None)
 
     power, limit = reading("medians", "power_watts"), reading("lowest", "power_limit_watts")
-    clocks = next(
-        (activity for activity in (own, parent_figures) if activity is not None and math.isfinite(activity.low_clock_hertz)), None
-    )
+    clocks = next((statistics for statistics in candidates if math.isfinite(statistics.low_clock_hertz)), None)
     return {
         "id": gpu.gpu_uuid,
         "host": gpu.host,

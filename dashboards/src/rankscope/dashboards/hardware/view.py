@@ -19,14 +19,9 @@ from rankscope.dashboards.data.hardware import Hardware, SampledGpu
 from rankscope.dashboards.data.hosts import rows_by_host
 from rankscope.dashboards.data.metrics import METRICS, MetricLabel, of_origin, why_unknown
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.hardware.data import (
-    TimeColumns,
-    figures_of,
-    source_of,
-    time_columns,
-    worst_in,
-)
-from rankscope.dashboards.hardware.figures import GpuCells, finish, gpu_cells, gpu_label, gpu_map
+from rankscope.dashboards.data.source import GOING_ON
+from rankscope.dashboards.hardware.data import TimeColumns, source_of, statistics_of, time_columns, worst_in
+from rankscope.dashboards.hardware.figures import GpuCells, gpu_cells, gpu_label, gpu_map, title_figure
 from rankscope.dashboards.hardware.hints import gpu_hints
 from rankscope.dashboards.hardware.lines import GAUGES, NAMES, OwnTime, gpu_lines
 from rankscope.dashboards.hardware.table import COLUMNS, gpu_rows
@@ -35,7 +30,6 @@ from rankscope.dashboards.model.page import Block, FigureBlock, Part, RedrawMark
 from rankscope.dashboards.model.picks import steps_of_drag
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
-from rankscope.dashboards.words.wording import GOING_ON
 
 _FOUND_NONE: Final = "no samples of its GPUs"
 
@@ -123,10 +117,10 @@ def _map(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     chosen = _chosen(state, shown.hardware)
     picked = None if chosen is None else gpus.index(chosen)
     picture = gpu_map(cells, columns, colors, metric=metric, why_unknown=why_unknown(name), picked=picked)
-    finish(picture, colors, steps=state.steps, simulated=shown.is_simulated)
+    title_figure(picture, colors, steps=state.steps, simulated=shown.is_simulated)
     x = "first step" if columns.steps_each else "time since first sample [s]"
     table = FigureData(
-        (cells.rows.what, x, "begin [unix ns]", f"{metric.label}, {metric.worst} [{metric.unit}]"),
+        (cells.rows.row_kind, x, "begin [unix ns]", f"{metric.label}, {metric.worst} [{metric.unit}]"),
         CellRows(
             [(text,) for text in _row_names(cells)],
             list(zip(columns.at.tolist(), columns.edges_ns[:-1].tolist(), strict=True)),
@@ -166,7 +160,7 @@ def _lines(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     uuids = {gpu.gpu_uuid, source.gpu_uuid}
     events = [event for event in run.events.events if event.gpu_uuid in uuids and _overlaps(event, first, last)]
     picture = gpu_lines(series, events, _own_time(run, gpu, columns), columns, colors)
-    finish(picture, colors, title=_whose(gpu), steps=state.steps, simulated=shown.is_simulated)
+    title_figure(picture, colors, title=_whose(gpu), steps=state.steps, simulated=shown.is_simulated)
     table = FigureData(
         ("time [unix ns]", "step", *(f"{NAMES[gauge]} [{METRICS[gauge].unit}]" for gauge in GAUGES)),
         [
@@ -207,12 +201,10 @@ def _rows(run: RunData, state: PageState) -> list[dict[str, Any]]:
         shown = _figure_input(run, state)
     except RankscopeError:
         return []  # a note above the table shows the error
-    gpus, figures = shown.hardware.gpus, figures_of(shown.hardware, shown.columns)
-    of = {(gpu.host, bare_uuid(gpu.gpu_uuid)): row for gpu, row in zip(gpus, figures, strict=True)}
+    gpus, statistics = shown.hardware.gpus, statistics_of(shown.hardware, shown.columns)
+    of = {(gpu.host, bare_uuid(gpu.gpu_uuid)): row for gpu, row in zip(gpus, statistics, strict=True)}
     parents = ((gpu, of.get((gpu.host, bare_uuid(gpu.parent_uuid)))) for gpu in gpus if gpu.parent_uuid is not None)
-    return gpu_rows(
-        gpus, figures, {gpu.gpu_uuid: parent_figures for gpu, parent_figures in parents if parent_figures is not None}
-    )
+    return gpu_rows(gpus, statistics, {gpu.gpu_uuid: of_parent for gpu, of_parent in parents if of_parent is not None})
 
 
 def _with_gpu(state: PageState, gpu: SampledGpu) -> PageState:

@@ -96,9 +96,7 @@ def component(block: model.Block) -> Component:
 @component.register
 def _(block: model.Text) -> Component:
     return html.P(
-        line(block.line),
-        **_non_empty(className=block.style, role=block.role),
-        **aria(live="polite" if block.live else None),
+        line(block.line), **_non_empty(className=block.style, role=block.role), **aria(live="polite" if block.live else None)
     )
 
 
@@ -133,7 +131,7 @@ def _fact(fact: model.Fact) -> Component:
     if fact.meter is not None:
         filled = f"{100 * min(max(fact.meter, 0.0), 1.0):.0f}%"
         shown.append(html.Span(html.Span(style={"width": filled}), className="meter", **aria(hidden="true")))
-    definition = html.Dd(shown, className="value" if fact.known else "value unknown")
+    definition = html.Dd(shown, className="value" if fact.is_known else "value unknown")
     return html.Div([html.Dt(fact.name), definition], className="fact", **_non_empty(title=fact.why))
 
 
@@ -214,7 +212,7 @@ def _(block: model.Request) -> Component:
         html.Button(label, className="button", type="button", **cast("Any", {f"data-{name}": value}))
         for label, name, value in block.buttons
     ]
-    return html.Div([*parts, html.Span(className="told", role="status", **aria(live="polite"))], className="asking")
+    return html.Div([*parts, html.Span(className="progress-text", role="status", **aria(live="polite"))], className="request")
 
 
 @component.register
@@ -351,12 +349,7 @@ def _(block: model.Section) -> Component:
     help_text = f"{block.help} {block.use}".strip()
     head = html.Div(
         [
-            html.Div(
-                [
-                    html.H2(block.title, id=f"{block.name}-title"),
-                    html.P(line(help_text), className="help"),
-                ]
-            ),
+            html.Div([html.H2(block.title, id=f"{block.name}-title"), html.P(line(help_text), className="help")]),
             html.Div(
                 [*render_blocks(block.tools), *(_save_table(nested, block.title) for nested in block.blocks)], className="tools"
             ),

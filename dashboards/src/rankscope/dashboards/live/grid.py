@@ -104,10 +104,7 @@ def list_grid(block: SearchTable, rows: list[dict[str, Any]]) -> Component:
         persistence=True,
         persistence_type="session",
         persisted_props=["selectedRows", "filterModel", "columnState"],
-        eventListeners={
-            "gridSizeChanged": ["fitColumns(params)"],
-            "rowDataUpdated": ["showKnown(params)"],
-        },
+        eventListeners={"gridSizeChanged": ["fitColumns(params)"], "rowDataUpdated": ["showKnown(params)"]},
         dashGridOptions={
             **OPTIONS,
             "ensureDomOrder": True,  # the order in which screen readers read

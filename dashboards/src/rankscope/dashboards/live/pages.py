@@ -15,12 +15,12 @@ from dash.development.base_component import Component
 
 from rankscope.analysis.result.analysis import Kind
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.charts.frame import note
+from rankscope.dashboards.charts.frame import drawn_note
 from rankscope.dashboards.charts.palette import PALETTES, Palette
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.data.source import NotReadyError, RunSource, UnknownRunError
+from rankscope.dashboards.data.source import GOING_ON, MAY_CHANGE, NotReadyError, RunSource, UnknownRunError
 from rankscope.dashboards.live.components import aria, cancel_button, figure_properties, identity, render_blocks
-from rankscope.dashboards.model.drawn import NO_DATA, DrawnFigure
+from rankscope.dashboards.model.drawn import DrawnFigure
 from rankscope.dashboards.model.page import Block, Control, FigureBlock, Part, RedrawMark, find, walk
 from rankscope.dashboards.model.run_head import about, problem, run_head
 from rankscope.dashboards.model.state import PageState, run_of, run_path
@@ -236,20 +236,20 @@ def _content(blocks: Sequence[Block], colors: Palette) -> list[Component]:
     return cast("list[Component]", content.children)
 
 
-def _picture_or_why(draw: Callable[[], DrawnFigure | None], colors: Palette, what: str) -> tuple[DrawnFigure | None, bool]:
+def _picture_or_why(draw: Callable[[], DrawnFigure | None], colors: Palette, figure: str) -> tuple[DrawnFigure | None, bool]:
     """Return what ``draw`` returns, or a note with the error in its place, and whether that is final.
 
-    ``what`` is drawn, for the log.
+    ``figure``: its name, for the log.
     """
     try:
         return draw(), True
     except NotReadyError as error:
-        return instead(f"{error.progress.sentence} …", colors), False
+        return drawn_note(f"{error.progress.sentence} …", colors), False
     except RankscopeError as error:
-        return instead(str(error), colors), True
+        return drawn_note(str(error), colors), True
     except Exception:  # noqa: BLE001  other figures must still be drawn; the log has the traceback
-        _LOG.exception("%s", what)
-        return instead(INTERNAL_ERROR, colors), True
+        _LOG.exception("%s", figure)
+        return drawn_note(INTERNAL_ERROR, colors), True
 
 
 def _has_nothing(blocks: Sequence[Block]) -> bool:
@@ -259,7 +259,7 @@ def _has_nothing(blocks: Sequence[Block]) -> bool:
 def live_progress(run: RunData) -> dict[str, Any] | None:
     """Return the last step of a run that goes on and the seconds since it wrote something; ``None`` of other runs."""
     summary = run.summary
-    if summary.status not in wording.GOING_ON or summary.last_write_unix_ns is None:
+    if summary.status not in GOING_ON or summary.last_write_unix_ns is None:
         return None
     try:
         steps = run.steps.steps
@@ -290,11 +290,6 @@ def _waiting(path: object, name: str, subject: str, error: NotReadyError) -> Pag
     return Page(content, name, {"path": path, "version": error.progress.sentence, "every_ms": WAITING_MS, "whole": True})
 
 
-def instead(text: str, colors: Palette) -> DrawnFigure:
-    """Return a figure without data that shows ``text`` as the reason."""
-    return DrawnFigure(note(text, colors), NO_DATA, text)
-
-
 def verdict_kind(run: RunData) -> Kind | None:
     """Return the kind of the verdict; ``None`` while it is not known."""
     try:
@@ -310,7 +305,7 @@ def stale_note(run: RunData) -> str:
 
 def is_settled(run: RunData) -> bool:
     """Return whether nothing newer is to be expected of a run, so that its page need not poll."""
-    return run.summary.status not in wording.LIVE and run.stale is None
+    return run.summary.status not in MAY_CHANGE and run.stale is None
 
 
 def view_links(run_id: str, current: str, state: PageState) -> list[Component]:

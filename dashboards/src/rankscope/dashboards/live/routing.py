@@ -49,10 +49,7 @@ def register(app: Dash, pages: Pages) -> None:
     each_cancel: Any = {"type": CANCEL, "job": MATCH, "of": MATCH}
 
     @app.callback(
-        Output(each_cancel, "children"),
-        Input(each_cancel, "n_clicks"),
-        State(each_cancel, "id"),
-        prevent_initial_call=True,
+        Output(each_cancel, "children"), Input(each_cancel, "n_clicks"), State(each_cancel, "id"), prevent_initial_call=True
     )
     def cancel(clicks: int | None, element_id: dict[str, str]) -> Any:
         if not clicks:

@@ -10,7 +10,7 @@ from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.result.stored import GpuTimeLoss
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.brief import Brief
-from rankscope.dashboards.data.source import RunSource, RunSummary
+from rankscope.dashboards.data.source import BEING_WRITTEN, RunSource, RunSummary
 
 REPEATED: Final = 2
 """Number of runs from which on a blamed host counts as a repeat offender."""
@@ -60,7 +60,7 @@ class HostLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterLedger:
+class ClusterLosses:
     """Losses by host, and the runs that are not counted."""
 
     hosts: list[HostLoss]
@@ -98,18 +98,18 @@ def _brief_of_run(source: RunSource, run: RunSummary) -> Brief | None:
     return None if brief is None or brief.losses is None else brief
 
 
-def cluster_ledger(runs: Iterable[RunLoss], *, since_unix_ns: int | None = None) -> ClusterLedger:
+def cluster_losses(runs: Iterable[RunLoss], *, since_unix_ns: int | None = None) -> ClusterLosses:
     """Sum the losses of runs that started at ``since_unix_ns`` or later; ``None``: of all runs."""
-    ledger = ClusterLedger([], [], [], [], [], [], [], [])
+    losses = ClusterLosses([], [], [], [], [], [], [], [])
     hosts: dict[str | None, HostLoss] = {}
     trained: dict[str, float] = {}
     for run_loss in runs:
         start = run_loss.run.start_unix_ns
         if since_unix_ns is not None and start is not None and start < since_unix_ns:
             continue
-        place = _place(ledger, run_loss, undated=since_unix_ns is not None and start is None)
+        place = _place(losses, run_loss, undated=since_unix_ns is not None and start is None)
         place.append(run_loss.run)
-        if run_loss.brief is None or run_loss.brief.losses is None or place is not ledger.counted:
+        if run_loss.brief is None or run_loss.brief.losses is None or place is not losses.counted:
             continue
         for host, hours in run_loss.brief.losses.host_gpu_hours.items():
             trained[host] = trained.get(host, 0.0) + hours
@@ -117,21 +117,21 @@ def cluster_ledger(runs: Iterable[RunLoss], *, since_unix_ns: int | None = None)
             _add(hosts.setdefault(lost.host, HostLoss(lost.host)), lost, run_loss.run, run_loss.brief.currency)
     for loss in hosts.values():
         loss.trained_gpu_hours = None if loss.host is None else trained.get(loss.host)
-    ledger.hosts.extend(sorted(hosts.values(), key=lambda loss: (not loss.repeated, -loss.gpu_hours, loss.host or "")))
-    return ledger
+    losses.hosts.extend(sorted(hosts.values(), key=lambda loss: (not loss.repeated, -loss.gpu_hours, loss.host or "")))
+    return losses
 
 
-def _place(ledger: ClusterLedger, loss: RunLoss, *, undated: bool) -> list[RunSummary]:
-    """Return the list of the ledger that a run belongs to."""
+def _place(losses: ClusterLosses, loss: RunLoss, *, undated: bool) -> list[RunSummary]:
+    """Return the list that a run belongs to."""
     if loss.run.problem is not None:
-        return ledger.unreadable
+        return losses.unreadable
     if undated:
-        return ledger.undated
+        return losses.undated
     if loss.brief is None or loss.brief.losses is None:
-        return ledger.live if loss.run.status in ("starting", "live") else ledger.not_analysed
+        return losses.live if loss.run.status in BEING_WRITTEN else losses.not_analysed
     if loss.brief.kind == "insufficient_data":
-        return ledger.too_little
-    return ledger.counted if loss.brief.losses.on_gpus or loss.brief.losses.lost_by else ledger.without_gpus
+        return losses.too_little
+    return losses.counted if loss.brief.losses.on_gpus or loss.brief.losses.lost_by else losses.without_gpus
 
 
 def _add(loss: HostLoss, lost: GpuTimeLoss, run: RunSummary, currency: str | None) -> None:

@@ -9,11 +9,11 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from rankscope.analysis.result.cause import Cause
 from rankscope.dashboards.charts.bars import row_bars
-from rankscope.dashboards.charts.causes import CAUSE_STYLES
-from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis
+from rankscope.dashboards.charts.causes import CAUSES
+from rankscope.dashboards.charts.frame import drawn_note, framed, legend_above, rows_axis
 from rankscope.dashboards.charts.palette import Palette
-from rankscope.dashboards.lost_hours.data import ClusterLedger, HostLoss
-from rankscope.dashboards.model.drawn import NO_DATA, DrawnFigure, FigureData
+from rankscope.dashboards.lost_hours.data import ClusterLosses, HostLoss
+from rankscope.dashboards.model.drawn import DrawnFigure, FigureData
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.wording import gpu_hours, gpu_time_unit
 
@@ -25,18 +25,18 @@ _MOST_LETTERS: Final = 36
 NO_HOST: Final = "no single host"
 
 
-def lost_hours_bars(ledger: ClusterLedger, colors: Palette) -> DrawnFigure:
+def lost_hours_bars(losses: ClusterLosses, colors: Palette) -> DrawnFigure:
     """Draw a stacked bar of lost GPU-hours per host. Hosts blamed in several runs have a flag."""
-    hosts = [host for host in ledger.hosts if host.gpu_hours > 0]
+    hosts = [host for host in losses.hosts if host.gpu_hours > 0]
     if not hosts:
-        sentence = "No GPU time was lost in the runs that are counted." if ledger.counted else "No run is counted yet."
-        return DrawnFigure(note(sentence, colors), NO_DATA, sentence)
+        reason = "No GPU time was lost in the runs that are counted." if losses.counted else "No run is counted yet."
+        return drawn_note(reason, colors)
     shown = hosts[:SHOWN]
     names = [plotly_text(_name(host), _MOST_LETTERS) for host in shown]
     size, unit = gpu_time_unit(max(host.gpu_hours for host in shown))
     figure = go.Figure()
     for cause in get_args(Cause):
-        style = CAUSE_STYLES[cause]
+        style = CAUSES[cause]
         hours = np.array([host.by_cause.get(cause, 0.0) for host in shown])
         if hours.any():
             row_bars(
@@ -52,10 +52,10 @@ def lost_hours_bars(ledger: ClusterLedger, colors: Palette) -> DrawnFigure:
     legend_above(figure)
     figure.update_xaxes(title_text=f"{unit} lost", rangemode="tozero")
     rows_axis(figure, [f"<b>⚑ {name}</b>" if host.repeated else name for name, host in zip(names, shown, strict=True)])
-    return DrawnFigure(figure, lost_hours_table(ledger), _summary_sentence(hosts, ledger.gpu_hours))
+    return DrawnFigure(figure, lost_hours_table(losses), _summary_sentence(hosts, losses.gpu_hours))
 
 
-def lost_hours_table(ledger: ClusterLedger) -> FigureData:
+def lost_hours_table(losses: ClusterLosses) -> FigureData:
     """Return a table with a row per host and cause."""
     rows = [
         (
@@ -67,7 +67,7 @@ def lost_hours_table(ledger: ClusterLedger) -> FigureData:
             " ".join(host.runs),
             host.rare_by_cause.get(cause, 0.0),
         )
-        for host in ledger.hosts
+        for host in losses.hosts
         for cause, hours in sorted(host.by_cause.items(), key=lambda item: -item[1])
     ]
     columns = (

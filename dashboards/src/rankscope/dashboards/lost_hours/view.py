@@ -7,16 +7,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from rankscope.analysis.result.cause import Cause
+from rankscope.dashboards.charts.causes import CAUSES
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import RunSource, RunSummary
-from rankscope.dashboards.lost_hours.data import (
-    DAY_NS,
-    ClusterLedger,
-    HostLoss,
-    cluster_ledger,
-    run_losses,
-    total_cost,
-)
+from rankscope.dashboards.lost_hours.data import DAY_NS, ClusterLosses, HostLoss, cluster_losses, run_losses, total_cost
 from rankscope.dashboards.lost_hours.figures import NO_HOST, lost_hours_bars
 from rankscope.dashboards.model.line import Line, Piece, Span, badge, first_pieces, named_link
 from rankscope.dashboards.model.page import (
@@ -39,7 +33,6 @@ from rankscope.dashboards.model.state import PageState, run_path
 from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.words import wording
-from rankscope.dashboards.words.causes import CAUSES
 
 SHOWN: Final = 200
 """Maximum number of hosts in the table. The CSV has all of them."""
@@ -73,63 +66,57 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
     ]
 
 
-def lost_hours_of(source: RunSource, state: PageState) -> ClusterLedger:
-    """Return the ledger of the time range in the address, up to now. Raises ``RankscopeError``."""
+def lost_hours_of(source: RunSource, state: PageState) -> ClusterLosses:
+    """Return the losses of the time range in the address, up to now. Raises ``RankscopeError``."""
     since = None if state.since is None else time.time_ns() - state.since * DAY_NS
-    return cluster_ledger(run_losses(source), since_unix_ns=since)
+    return cluster_losses(run_losses(source), since_unix_ns=since)
 
 
-def lost_hours_body(ledger: ClusterLedger, backlog: Progress) -> list[Block]:
+def lost_hours_body(losses: ClusterLosses, backlog: Progress) -> list[Block]:
     """Return the sum, its coverage, and a row per host. ``backlog``: progress of the analyses that a viewer has started."""
-    parts: list[Block] = [Facts(_facts(ledger)), _coverage(ledger, backlog)]
-    if ledger.hosts:
-        parts += _table(ledger.hosts)
+    parts: list[Block] = [Facts(_facts(losses)), _coverage(losses, backlog)]
+    if losses.hosts:
+        parts += _table(losses.hosts)
     return [Group(parts, "stack inner")]
 
 
-def _facts(ledger: ClusterLedger) -> list[Fact]:
-    cost = total_cost(ledger.hosts)
+def _facts(losses: ClusterLosses) -> list[Fact]:
+    cost = total_cost(losses.hosts)
+    counted, left_out = len(losses.counted), sum(len(runs) for _, runs in _left_out(losses))
     facts = [
-        ("GPU time lost", wording.gpu_hours(ledger.gpu_hours) if ledger.counted else wording.UNKNOWN),
-        (
-            "Cost",
-            ", ".join(wording.money(amount, currency) for currency, amount in sorted(cost.items())) or wording.UNKNOWN,
-        ),
-        ("Hosts blamed repeatedly", wording.count(sum(host.repeated for host in ledger.hosts), "host")),
-        ("Runs counted", f"{len(ledger.counted):,} of {_all(ledger):,}"),
+        ("GPU time lost", wording.gpu_hours(losses.gpu_hours) if losses.counted else wording.UNKNOWN),
+        ("Cost", ", ".join(wording.money(amount, currency) for currency, amount in sorted(cost.items())) or wording.UNKNOWN),
+        ("Hosts blamed repeatedly", wording.count(sum(host.repeated for host in losses.hosts), "host")),
+        ("Runs counted", f"{counted:,} of {counted + left_out:,}"),
     ]
     return [Fact(name, value) for name, value in facts]
 
 
-def _all(ledger: ClusterLedger) -> int:
-    return sum(len(runs) for _, runs in _left_out(ledger)) + len(ledger.counted)
-
-
-def _left_out(ledger: ClusterLedger) -> list[tuple[str, list[RunSummary]]]:
+def _left_out(losses: ClusterLosses) -> list[tuple[str, list[RunSummary]]]:
     return [
-        ("not analysed", ledger.not_analysed),
-        ("live, counted while their pages are open and once they have ended", ledger.live),
-        ("unreadable", ledger.unreadable),
-        ("with too little data for a verdict", ledger.too_little),
-        ("without GPUs", ledger.without_gpus),
-        ("without a known start time", ledger.undated),
+        ("not analysed", losses.not_analysed),
+        ("live, counted while their pages are open and once they have ended", losses.live),
+        ("unreadable", losses.unreadable),
+        ("with too little data for a verdict", losses.too_little),
+        ("without GPUs", losses.without_gpus),
+        ("without a known start time", losses.undated),
     ]
 
 
-def _coverage(ledger: ClusterLedger, backlog: Progress) -> Block:
+def _coverage(losses: ClusterLosses, backlog: Progress) -> Block:
     """Return the list of runs that are not in the sum, by reason."""
-    lines = [_missing(why, runs) for why, runs in _left_out(ledger) if runs]
+    lines = [_missing(why, runs) for why, runs in _left_out(losses) if runs]
     if not lines:
-        return Text("Every run is counted." if ledger.counted else "There is no run in this time range.", "help")
-    ask: list[Block] = [Button("lost-hours-analyse", "Analyse them")] if _to_analyse(ledger) else []
+        return Text("Every run is counted." if losses.counted else "There is no run in this time range.", "help")
+    ask: list[Block] = [Button("lost-hours-analyse", "Analyse them")] if _to_analyse(losses) else []
     if remaining_runs := backlog.of - backlog.done:
         ask = [Text(f"{wording.count(remaining_runs, 'run')} still to be analysed …", "help", live=True)]
     return Group([Inline(Span("Not in the sum", "strong"), ""), Items(lines), *ask], "covers")
 
 
-def _to_analyse(ledger: ClusterLedger) -> list[str]:
+def _to_analyse(losses: ClusterLosses) -> list[str]:
     """Return the runs to analyse, without live ones: their analysis lasts while a page shows them."""
-    return [run.run_id for run in ledger.not_analysed]
+    return [run.run_id for run in losses.not_analysed]
 
 
 def _missing(why: str, runs: Sequence[RunSummary]) -> list[Piece]:

@@ -70,7 +70,7 @@ class Fact:
     detail: str | None = None
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         """False for a value that is not known."""
         return self.value != UNKNOWN
 
@@ -142,7 +142,7 @@ class Rows(Block):
 
     columns: Sequence[tuple[str, str]]
     rows: Sequence[Sequence[Line]]
-    style: str = "ledger"
+    style: str = "listing"
 
 
 @dataclass(frozen=True, slots=True)

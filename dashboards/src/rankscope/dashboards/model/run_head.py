@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from rankscope.dashboards.data.source import GOING_ON, RunSummary
 from rankscope.dashboards.model.line import MAX_BADGE, Badge, PageLink, Span, badge
 from rankscope.dashboards.model.page import Block, Details, Group, Heading, Inline, RedrawMark, Section, Terms, Text
 from rankscope.dashboards.words import wording
@@ -12,7 +13,6 @@ from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 
 if TYPE_CHECKING:
     from rankscope.analysis.result.analysis import Kind
-    from rankscope.dashboards.data.source import RunSummary
     from rankscope.dashboards.model.view import View
 
 
@@ -43,7 +43,7 @@ def _host(url: str) -> str:
 
 def _badges(run: RunSummary, kind: Kind | None) -> list[Badge]:
     """Return badges for the run's status, losses, recorder state, and simulated GPUs."""
-    label, tone = wording.state(run.status, kind)
+    label, tone = wording.run_state(run.status, kind)
     named = run.status == "failed" and kind != "hang"
     badges = [badge(f"{label}: {run.losses}" if named else label, tone=tone)]
     if run.losses is not None and not named:
@@ -70,7 +70,7 @@ def about(view: View) -> Block:
 
 def nothing_yet(run: RunSummary, title: str, reason: str) -> list[Block]:
     """Return the content of a view without any data. The page of a run that goes on is made again."""
-    redraw_mark = [RedrawMark("nothing")] if run.status in wording.GOING_ON else []
+    redraw_mark = [RedrawMark("nothing")] if run.status in GOING_ON else []
     return [Section(name="nothing", title=title, help=reason, blocks=[]), *redraw_mark]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -15,16 +14,16 @@ from rankscope.analysis.causes import IDLE_CAUSES
 from rankscope.analysis.result.analysis import Analysis, RankResult
 from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.analysis.result.hosts import worst_ranks
-from rankscope.analysis.result.text import counted
 from rankscope.analysis.result.text import size as bytes_in_words
-from rankscope.dashboards.charts.bar_names import BarNames
-from rankscope.dashboards.charts.bars import BarStyle, frame_row, row_bars
-from rankscope.dashboards.charts.causes import CAUSE_STYLES
+from rankscope.dashboards.charts.bar_names import PLAIN, BarNames
+from rankscope.dashboards.charts.bars import frame_row, row_bars
+from rankscope.dashboards.charts.causes import CAUSES
 from rankscope.dashboards.charts.frame import framed, note, rows_axis
-from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.charts.palette import BarStyle, Palette
 from rankscope.dashboards.data.hosts import UNKNOWN_HOST
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import duration, in_unit, time_unit
+from rankscope.dashboards.words.wording import count
 
 ALL_UP_TO: Final = 24
 """With more ranks than this, only the mean of all and the ranks that differ most from it are drawn."""
@@ -35,8 +34,6 @@ NO_WINDOW: Final = (
     "rankscope capture RUN profiles the next steps of a live run."
 )
 
-
-PLAIN: Final = BarNames()
 
 PARTS: Final = (
     BarStyle("Compute alone", "compute"),
@@ -84,11 +81,7 @@ def means_by_host(analysis: Analysis, hosts: Mapping[int, str]) -> list[RankResu
 
 
 def breakdown_bars(
-    ranks: Sequence[RankResult],
-    colors: Palette,
-    *,
-    names: BarNames = PLAIN,
-    cause: str | None = None,
+    ranks: Sequence[RankResult], colors: Palette, *, names: BarNames = PLAIN, cause: str | None = None
 ) -> go.Figure:
     """Draw stacked bars per rank or host. Those that ``names`` marks have a sign, bold type and a frame.
 
@@ -112,13 +105,13 @@ def breakdown_bars(
         times = np.vstack([times.mean(axis=0), times[chosen]])
         profiled = [profiled[index] for index in chosen]
     at = np.array([*([0] if len(times) > len(profiled) else []), *(row_of[rank.rank] for rank in profiled)])
-    mean = [f"mean of all {names.what}s"] if len(times) > len(profiled) else []
+    mean = [f"mean of all {names.row_kind}s"] if len(times) > len(profiled) else []
     texts = [*mean, *(names.text(rank.rank) for rank in profiled)]
     of_blamed = np.array([*(False for _ in mean), *(names.is_blamed(rank.rank) for rank in profiled)])
     late = np.zeros(len(times))
     if cause in IDLE_CAUSES and of_blamed.any() and not of_blamed.all():
         late[of_blamed] = np.maximum(times[of_blamed, -1] - np.median(times[~of_blamed, -1]), 0)
-    figure = _stack(times, at, texts, colors, late=late, why=CAUSE_STYLES[cause or "unknown"])
+    figure = _stack(times, at, texts, colors, late=late, why=CAUSES[cause or "unknown"])
     framed(figure, colors, height=64 + 34 * max(len(labels), 2))
     rows_axis(figure, labels)
     for row in sorted({row_of[rank] for rank in marked if rank in row_of}):
@@ -142,7 +135,7 @@ def _stack(
     parts = list(zip(PARTS, times.T, strict=True))
     if late.any():
         idle, all_idle = parts[-1]
-        parts[-1:] = [(idle, all_idle - late), (replace(why, label=f"{idle.label}: {why.label}"), late)]
+        parts[-1:] = [(idle, all_idle - late), (why._replace(label=f"{idle.label}: {why.label}"), late)]
     for part, values in parts:
         share = np.divide(100 * values, window, out=np.full(len(window), np.nan), where=window > 0)
         row_bars(
@@ -193,9 +186,9 @@ def by_cost(rows: Sequence[CollectiveBandwidth], group: str | None) -> list[Coll
     return sorted((row for row in rows if group in (None, row.group)), key=cost_us, reverse=True)
 
 
-def name_of(row: CollectiveBandwidth) -> str:
+def collective_name(row: CollectiveBandwidth) -> str:
     """Return operation, group and size: ``all_reduce · dp (8 ranks) · 4.0 MiB``."""
-    ranks = "" if row.group_size is None else f" ({counted(row.group_size, 'rank')})"
+    ranks = "" if row.group_size is None else f" ({count(row.group_size, 'rank')})"
     return f"{row.op} · {row.group}{ranks} · {'size not known' if row.bytes is None else bytes_in_words(row.bytes)}"
 
 
@@ -218,12 +211,12 @@ def wait_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.Figure
             [row.matched * us / size for row, us in zip(shown, each, strict=True)],
             colors,
             customdata=[f"{row.matched:,} x {duration(us)}" for row, us in zip(shown, each, strict=True)],
-            hovertext=[plotly_text(name_of(row)) for row in shown],
+            hovertext=[plotly_text(collective_name(row)) for row in shown],
             hovertemplate=f"<b>%{{hovertext}}</b><br>{style.label}: %{{x:,.2f}} {unit}<br>%{{customdata}}<extra></extra>",
         )
     for at, row in enumerate(shown):
         waiting = "waiting not known" if row.wait_us is None else f"{_share(row):.0f}% waiting"
-        _behind(figure, colors.text, at, cost_us(row) / size, f"{in_unit(cost_us(row), (size, unit))} · {waiting}")
+        _text_after_bar(figure, colors.text, at, cost_us(row) / size, f"{in_unit(cost_us(row), (size, unit))} · {waiting}")
     _rows(figure, shown, colors)
     figure.update_layout(barmode="stack")
     figure.update_xaxes(title_text=f"{unit} per rank, sum over the profiled steps", range=[0, 1.6 * cost_us(shown[0]) / size])
@@ -253,8 +246,8 @@ def bandwidth_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.F
             "thickness": 1,
             "width": 4,
         },
-        hovertext=[plotly_text(name_of(row)) for row in shown],
-        customdata=[against(row) for row in shown],
+        hovertext=[plotly_text(collective_name(row)) for row in shown],
+        customdata=[bandwidth_text(row) for row in shown],
         hovertemplate="<b>%{hovertext}</b><br>bus bandwidth %{x:,.3~g} GB/s<br>%{customdata}<extra></extra>",
     )
     longest = max([*measured, *(row.expected_gb_s or 0.0 for row in shown), *(row.bus_p90_gb_s or 0.0 for row in shown)])
@@ -265,13 +258,13 @@ def bandwidth_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.F
                 line={"color": colors.emphasis, "width": 3},
             )  # fmt: skip
         end = max(measured[at], row.expected_gb_s or 0.0, row.bus_p90_gb_s or 0.0)
-        _behind(figure, colors.text if row.expected_gb_s is not None else colors.muted, at, end, against(row))
+        _text_after_bar(figure, colors.text if row.expected_gb_s is not None else colors.muted, at, end, bandwidth_text(row))
     _rows(figure, shown, colors)
     figure.update_xaxes(title_text="bus bandwidth, GB/s<br>mark: expected bandwidth of the link", range=[0, 1.9 * longest or 1])
     return figure
 
 
-def against(row: CollectiveBandwidth) -> str:
+def bandwidth_text(row: CollectiveBandwidth) -> str:
     """Return measured versus expected bandwidth, with its caveats: ``38 of 50 GB/s · 76%``."""
     measured = "" if row.bus_gb_s is not None else "at least "
     shown = f"{measured}{_measured(row):,.3g}"
@@ -296,12 +289,12 @@ def _rows(figure: go.Figure, rows: Sequence[CollectiveBandwidth], colors: Palett
     framed(figure, colors, height=70 + 48 * max(len(rows), 2))
     for at, row in enumerate(rows):
         figure.add_annotation(
-            text=plotly_text(name_of(row)), x=0, xref="paper", y=at - 0.46, showarrow=False, xanchor="left", yanchor="middle",
-            font={"size": 12, "color": colors.muted},
+            text=plotly_text(collective_name(row)), x=0, xref="paper", y=at - 0.46, showarrow=False,
+            xanchor="left", yanchor="middle", font={"size": 12, "color": colors.muted},
         )  # fmt: skip
     figure.update_layout(bargap=0.52, showlegend=False)
     figure.update_yaxes(visible=False, range=[len(rows) - 0.6, -0.7], fixedrange=True)
 
 
-def _behind(figure: go.Figure, color: str, row: int, at: float, text: str) -> None:
+def _text_after_bar(figure: go.Figure, color: str, row: int, at: float, text: str) -> None:
     figure.add_annotation(text=text, x=at, y=row, showarrow=False, xanchor="left", xshift=8, font={"size": 12, "color": color})

@@ -13,6 +13,7 @@ from rankscope.analysis.result.analysis import RankResult
 from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.analysis.result.text import reasons_text
 from rankscope.dashboards.charts.bar_names import bar_names
+from rankscope.dashboards.charts.causes import CAUSES
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.hosts import blamed_ranks, rows_by_host, several_hosts
 from rankscope.dashboards.data.run_data import RunData
@@ -40,16 +41,15 @@ from rankscope.dashboards.overlap.figures import (
     NOTABLE,
     PARTS,
     SHOWN,
-    against,
     bandwidth_bars,
+    bandwidth_text,
     breakdown_bars,
     by_cost,
+    collective_name,
     cost_us,
     means_by_host,
-    name_of,
     wait_bars,
 )
-from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.units import duration
 from rankscope.dashboards.words.wording import count, percent
 
@@ -68,7 +68,7 @@ def _pick(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState
 def _bars(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     names, ranks = bar_names(run.analysis, state.rows, state.rank), _bar_rows(run, state)
     columns = (
-        names.what, "profiled steps", "window, all [us]", "compute, all [us]", "overlap, all [us]",
+        names.row_kind, "profiled steps", "window, all [us]", "compute, all [us]", "overlap, all [us]",
         "exposed communication, all [us]", "exposed copies, all [us]", "idle, all [us]",
     )  # fmt: skip
     rows = [
@@ -82,7 +82,7 @@ def _bars(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     return DrawnFigure(
         breakdown_bars(ranks, colors, names=names, cause=run.analysis.verdict.cause),
         FigureData(columns, rows),
-        f"Profiled time of {profiled:,} of {count(len(ranks), names.what)} by what it was spent on",
+        f"Profiled time of {profiled:,} of {count(len(ranks), names.row_kind)} by what it was spent on",
     )
 
 
@@ -116,7 +116,7 @@ def _waits(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     first = next((row for row in rows if row.transfer_us is not None), None)
     sentence = "Transfer and waiting in collectives are not known"
     if first is not None:
-        sentence = f"Most time goes into {name_of(first)}: {duration(cost_us(first))} of a rank"
+        sentence = f"Most time goes into {collective_name(first)}: {duration(cost_us(first))} of a rank"
     columns = (
         "operation", "process group", "ranks", "median size [bytes]", "instances", "matched", "median transfer [us]",
         "transfer, 10th percentile [us]", "transfer, 90th percentile [us]", "mean wait of a rank [us]",
@@ -150,7 +150,7 @@ def _bandwidth(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     sentence = "Bandwidth and the expected bandwidth of the links are not known"
     if slow:
         worst = min(slow, key=lambda row: row.share or 0.0)
-        sentence = f"Farthest below its link's rate: {name_of(worst)}, {against(worst)}"
+        sentence = f"Farthest below its link's rate: {collective_name(worst)}, {bandwidth_text(worst)}"
     return DrawnFigure(bandwidth_bars(rows, colors), FigureData(columns, cells), sentence)
 
 
@@ -180,9 +180,9 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
     if not run.analysis.collectives.by_op and all(rank.window_us is None for rank in run.analysis.ranks):
         return nothing_yet(run.summary, "No profiled step is known", NO_WINDOW)
     by_host = rows_by_host(run.analysis, state.rows)
-    what = "hosts" if by_host else "ranks"
+    rows = "hosts" if by_host else "ranks"
     many = len(_bar_rows(run, state)) > ALL_UP_TO
-    shown_text = f" Shown: the mean and the {NOTABLE} {what} that differ most from it." if many else ""
+    shown_text = f" Shown: the mean and the {NOTABLE} {rows} that differ most from it." if many else ""
     groups = sorted({row.group for row in run.analysis.collectives.by_op})
     choices = [{"value": group, "label": group} for group in groups]
     return [

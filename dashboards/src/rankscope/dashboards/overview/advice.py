@@ -80,8 +80,8 @@ def advice_list(advice: list[Advice], next_actions: Sequence[str]) -> list[Block
     if not advice:
         return [Text(NOTHING, "help")]
     commands = dict.fromkeys(command for item in advice if (command := _check(item)[0]))
-    given = [item for item in advice if is_among(item, next_actions)]
-    items = [(given, AS_ABOVE) if item in given else ([item], item.action) for item in advice if item not in given[1:]]
+    above = [item for item in advice if is_among(item, next_actions)]
+    items = [(above, AS_ABOVE) if item in above else ([item], item.action) for item in advice if item not in above[1:]]
     return [
         Items([_advice_blocks(same, action) for same, action in items], "advices", ordered=True),
         *(Command(f"To check: {check}") for check in commands),

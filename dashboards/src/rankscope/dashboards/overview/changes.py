@@ -13,12 +13,13 @@ import numpy as np
 from rankscope.analysis.inference.change_points import LEAST_SHARE, moved_with
 from rankscope.analysis.result.analysis import Finding
 from rankscope.analysis.result.text import units_text
+from rankscope.dashboards.charts.causes import CAUSES
+from rankscope.dashboards.data.hosts import known_hosts
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.trend import Trend
 from rankscope.dashboards.model.line import PageLink, Piece, Span
 from rankscope.dashboards.model.page import Block, Items, Text
 from rankscope.dashboards.model.state import PageState, run_path
-from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.units import duration
 
 MOST_LINES: Final = 16
@@ -36,7 +37,7 @@ class RunChange:
     """Number of the first step."""
     last: int
     when: str
-    what: str
+    text: str
 
 
 def changes(run: RunData, state: PageState) -> list[Block]:
@@ -60,12 +61,11 @@ def _line(run: RunData, state: PageState, run_change: RunChange) -> list[Piece]:
     shown = replace(state, steps=(run_change.first, run_change.last))
     return [
         PageLink(run_change.when, run_path(run.summary.run_id) + shown.search, style="moment-link"),
-        Span(run_change.what, style="what"),
+        Span(run_change.text, style="what"),
     ]
 
 
 def _of_step_time(run: RunData, trend: Trend) -> Iterator[RunChange]:
-    hosts = {row.rank: row.host for row in run.analysis.ranks if row.host is not None}
     edges = [0, *(change.at for change in trend.changes), len(trend.steps)]
     for change, (low, at), (_, high) in zip(trend.changes, pairwise(edges), list(pairwise(edges))[1:], strict=False):
         first, last = max(low, at - _LOOKED_AT), min(high, at + _LOOKED_AT)
@@ -73,7 +73,7 @@ def _of_step_time(run: RunData, trend: Trend) -> Iterator[RunChange]:
         quiet = ~trend.profiled[first:last]
         before, after = own[:, : at - first][:, quiet[: at - first]], own[:, at - first :][:, quiet[at - first :]]
         moved_ranks = np.asarray(run.steps.ranks)[moved_with(before, after, change.after - change.before)]
-        whose_text = _whose(moved_ranks.tolist(), own, hosts)
+        whose_text = _whose(moved_ranks.tolist(), own, known_hosts(run.analysis))
         share = f" ({100 * (change.after / change.before - 1):+.0f}%)" if change.before else ""
         yield RunChange(
             int(trend.steps[max(0, at - _AROUND)]),

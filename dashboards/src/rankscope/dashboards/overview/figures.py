@@ -9,10 +9,10 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from rankscope.analysis.result.costs import PartName, Waterfall, WaterfallPart
-from rankscope.dashboards.charts.bars import BarStyle
+from rankscope.dashboards.charts.bars import bar_marker
 from rankscope.dashboards.charts.downsampled_trend import DownsampledTrend, binned, downsample
-from rankscope.dashboards.charts.frame import fix_margins, framed, label_width, legend_above, note, rows_axis
-from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.charts.frame import fix_margins, framed, label_width, legend_above, note, rows_axis, steps_axis
+from rankscope.dashboards.charts.palette import BarStyle, Palette
 from rankscope.dashboards.data.trend import MEDIAN, PERCENTILES, Trend, stretches
 from rankscope.dashboards.words.units import duration, in_unit, time_unit
 
@@ -69,7 +69,7 @@ def waterfall_bars(waterfall: Waterfall | None, colors: Palette) -> go.Figure:
             base=[ends / size],
             orientation="h",
             name=style.label,
-            marker=style.marker(colors),
+            marker=bar_marker(style, colors),
             hovertemplate=f"<b>{style.label}</b><br>%{{x:,.2f}} {unit}"
             f"<br>{100 * part.share:.1f}% of the {waterfall.unit}<extra></extra>",
         )
@@ -98,7 +98,6 @@ STEPS_MARGIN: Final = 76
 NO_STEPS: Final = "No step has been recorded yet.<br>The trend begins with the first training steps."
 NO_RATE: Final = "Throughput is not known:<br>the script does not report samples or tokens of its steps."
 
-_EVERY_STEP_UP_TO: Final = 12
 _BANDS: Final = ((5, 95, 0.16), (25, 75, 0.3))
 """Lower percentile, upper percentile and opacity of each band."""
 
@@ -148,7 +147,7 @@ def trend_lines(trend: Trend, first: int, last: int, colors: Palette, *, attempt
             _mark(figure, int(trend.steps[change.at]), _by_how_much(change.before, change.after), colors)
     if attempt is not None and first == 0:
         _mark(figure, int(trend.steps[0]), attempt, colors)
-    _steps_axis(figure, downsampled)
+    _axis_of_steps(figure, downsampled)
     figure.update_yaxes(title_text=unit, rangemode="tozero", zeroline=False, fixedrange=True)
     legend_above(figure, font={"size": 12})
     return figure
@@ -182,7 +181,7 @@ def rate_line(
         )
     )
     framed(figure, colors, height=190)
-    _steps_axis(figure, downsampled)
+    _axis_of_steps(figure, downsampled)
     figure.update_yaxes(title_text=f"{name}/s {of}", rangemode="tozero", zeroline=False, fixedrange=True)
     return figure, shown, downsampled
 
@@ -253,10 +252,8 @@ def _mark_profiled(figure: go.Figure, downsampled: DownsampledTrend, colors: Pal
         figure.add_scatter(x=[None], y=[None], mode="markers", marker=mark, name="profiled steps", hoverinfo="skip")
 
 
-def _steps_axis(figure: go.Figure, downsampled: DownsampledTrend) -> None:
+def _axis_of_steps(figure: go.Figure, downsampled: DownsampledTrend) -> None:
     half = downsampled.steps_per_point / 2
     span = (float(downsampled.steps[0]) - half, float(downsampled.steps[-1]) + half)
-    figure.update_xaxes(title_text="step", showgrid=False, zeroline=False, range=span)
+    steps_axis(figure, len(downsampled.steps) * downsampled.steps_per_point, showgrid=False, zeroline=False, range=span)
     fix_margins(figure, left_px=STEPS_MARGIN)
-    if len(downsampled.steps) * downsampled.steps_per_point <= _EVERY_STEP_UP_TO:
-        figure.update_xaxes(dtick=1)  # there is no step 0.5

@@ -9,12 +9,12 @@ from rankscope.analysis.result.text import judged_text, reading, steps_of_verdic
 from rankscope.analysis.verdict.bottleneck import HOST_OR_INPUT
 from rankscope.analysis.whatif.step_scenarios import MOST_RANKS
 from rankscope.base.text import ranges_text, share_bound, shortened
+from rankscope.dashboards.charts.causes import CAUSES
 from rankscope.dashboards.data.source import RunSummary
 from rankscope.dashboards.model.line import Badge, PageLink, Span, badge
 from rankscope.dashboards.model.page import AdviceItem, Block, Details, Fact, Facts, Group, Heading, Inline, Items, Text
 from rankscope.dashboards.model.state import PageState, host_item, run_path
 from rankscope.dashboards.words import wording
-from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.units import duration
 
 MAX_FINDINGS = 6
@@ -43,7 +43,8 @@ def verdict_card(run: RunSummary, analysis: Analysis) -> list[Block]:
     if others or any(finding.evidence for finding in analysis.findings):
         parts.append(_findings(analysis.findings))
     if analysis.source.warnings:
-        parts.append(_warnings(analysis.source.warnings))
+        limits = [Heading("What limits the evidence"), Items(analysis.source.warnings)]
+        parts.append(Group(limits, "warnings", role="note"))
     return [Group(parts, f"verdict tone-{tone if verdict.failure is None else 'bad'}")]
 
 
@@ -96,11 +97,7 @@ def _facts(analysis: Analysis) -> list[Fact]:
         facts.append(Fact("Confidence", wording.percent(verdict.confidence), meter=verdict.confidence))
     if verdict.slowdown is not None or slow:
         facts.append(
-            Fact(
-                "Slowdown",
-                wording.slowdown(verdict.slowdown),
-                why="Step time as it is over step time without the cause",
-            )
+            Fact("Slowdown", wording.slowdown(verdict.slowdown), why="Step time as it is over step time without the cause")
         )
     if verdict.saves is not None:
         low, high = (max(0.0, bound) for bound in verdict.saves)
@@ -187,10 +184,10 @@ def _rare(run_id: str, rare: RareSteps, verdict: Verdict) -> Block:
 def _where_to_see(run_id: str, verdict: Verdict) -> Block:
     """Return links to the views of the verdict's evidence, with the blamed rank picked."""
     several = len(verdict.hosts) > 1
-    what = ("the hosts" if several else f"host {shortened(verdict.hosts[0], 40)}") if verdict.hosts else f"rank {verdict.rank}"
+    blamed = ("the hosts" if several else f"host {shortened(verdict.hosts[0], 40)}") if verdict.hosts else f"rank {verdict.rank}"
     picked = PageState(rank=verdict.rank)
     ways = (
-        ("ranks", f"every step of {what}", picked.search),
+        ("ranks", f"every step of {blamed}", picked.search),
         ("delays", f"who waited for {'them' if several else 'it'}", picked.search),
         (
             "whatif",
@@ -221,7 +218,3 @@ def _findings(findings: list[Finding]) -> Block:
     if more > 0:
         rows.append(Text(f"… and {wording.count(more, 'more finding')}", "help"))
     return Details(f"Evidence: {wording.count(len(findings), 'finding')}, the most costly first", rows)
-
-
-def _warnings(warnings: list[str]) -> Block:
-    return Group([Heading("What limits the evidence"), Items(warnings)], "warnings", role="note")

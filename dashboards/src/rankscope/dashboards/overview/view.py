@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from rankscope.analysis.result.analysis import Analysis
-from rankscope.analysis.result.costs import MEANING, Memory, RankMemory, Throughput, Waterfall, WaterfallPart
+from rankscope.analysis.result.costs import MEANING, Memory, Throughput, Waterfall, WaterfallPart
 from rankscope.analysis.result.text import size
 from rankscope.dashboards.charts.downsampled_trend import downsample
 from rankscope.dashboards.charts.palette import Palette
@@ -63,17 +63,14 @@ def _why_no_mfu(work: Throughput | None) -> str:
 
 def _memory(memory: Memory | None) -> Iterator[Fact]:
     ranks = [] if memory is None else memory.ranks
-    fullest = max((rank for rank in ranks if rank.peak_share is not None), key=_share, default=None)
+    shares = (rank for rank in ranks if rank.peak_share is not None)
+    fullest = max(shares, key=lambda rank: rank.peak_share or 0.0, default=None)
     if fullest is None or fullest.device_bytes is None or fullest.peak_allocated_bytes is None:
         largest = max((rank.peak_allocated_bytes for rank in ranks if rank.peak_allocated_bytes is not None), default=None)
         if largest is None:
             yield Fact(_GPU_MEMORY, wording.UNKNOWN, detail="no sample of a GPU's memory")
         else:
-            yield Fact(
-                _GPU_MEMORY,
-                wording.UNKNOWN,
-                detail=f"{size(largest)} used at most; the device's size is not known",
-            )
+            yield Fact(_GPU_MEMORY, wording.UNKNOWN, detail=f"{size(largest)} used at most; the device's size is not known")
     else:
         free_bytes = max(0, fullest.device_bytes - fullest.peak_allocated_bytes)
         of = f"of {size(fullest.device_bytes)}, on rank {fullest.rank}, the fullest"
@@ -89,10 +86,6 @@ def _memory(memory: Memory | None) -> Iterator[Fact]:
         until = "" if full is None else f"; full in {full:,} steps at most"
         rate = size(round(abs(leaks[0].bytes_per_1000_steps)))
         yield Fact("Memory grows", f"{rate} per 1,000 steps", detail=f"{leaks[0].kind} memory of rank {leaks[0].rank}{until}")
-
-
-def _share(rank: RankMemory) -> float:
-    return rank.peak_share or 0.0
 
 
 def _waterfall(run: RunData, colors: Palette) -> DrawnFigure:

@@ -16,21 +16,21 @@ _STRIP_PX: Final = 30
 
 
 @dataclass(frozen=True, slots=True)
-class _Sort:
+class _Mark:
     label: str
     symbol: str
     kinds: frozenset[str]
 
 
-_SORTS: Final = (
-    _Sort("error", "x", frozenset({"xid", "ecc"})),
-    _Sort("link", "diamond", frozenset(kind for kind, _ in COUNTED.values()) - {"xid", "ecc"}),
-    _Sort("throttled or slowed", "triangle-down", frozenset({*THROTTLES, "clock_drop"})),
+_MARKS: Final = (
+    _Mark("error", "x", frozenset({"xid", "ecc"})),
+    _Mark("link", "diamond", frozenset(kind for kind, _ in COUNTED.values()) - {"xid", "ecc"}),
+    _Mark("throttled or slowed", "triangle-down", frozenset({*THROTTLES, "clock_drop"})),
 )
-"""Sorts of events, each with its own marker shape."""
+"""Marks of events, each with its own shape."""
 
 
-def within(events: Iterable[HardwareEvent], steps: tuple[int, int]) -> list[HardwareEvent]:
+def events_within(events: Iterable[HardwareEvent], steps: tuple[int, int]) -> list[HardwareEvent]:
     """Return the events that overlap ``steps`` (first and last, inclusive). Events without a step are left out."""
     return [
         event
@@ -45,14 +45,14 @@ def mark_events(figure: go.Figure, events: Iterable[HardwareEvent], colors: Pale
     A mark is at the step in which the event began; its line ends at the step in which it was last seen. Both are clipped to
     ``steps``. A point's ``customdata`` is the rank, or ``None``. Without such events ``figure`` is unchanged.
     """
-    shown = within(events, steps)
+    shown = events_within(events, steps)
     if not shown:
         return figure
     height = figure.layout.height + _STRIP_PX
-    for sort in _SORTS:
-        of_sort = [event for event in shown if event.kind in sort.kinds]
-        if of_sort:
-            figure.add_trace(_marks(sort, of_sort, colors, steps))
+    for mark in _MARKS:
+        of_mark = [event for event in shown if event.kind in mark.kinds]
+        if of_mark:
+            figure.add_trace(_trace(mark, of_mark, colors, steps))
     share = _STRIP_PX / height
     figure.update_layout(
         height=height,
@@ -87,12 +87,12 @@ def mark_events(figure: go.Figure, events: Iterable[HardwareEvent], colors: Pale
     return figure
 
 
-def _marks(sort: _Sort, events: Sequence[HardwareEvent], colors: Palette, steps: tuple[int, int]) -> go.Scatter:
+def _trace(mark: _Mark, events: Sequence[HardwareEvent], colors: Palette, steps: tuple[int, int]) -> go.Scatter:
     across: list[int | None] = []
     texts: list[str | None] = []
     ranks: list[int | None] = []
     for event in events:
-        text = _hover(sort, event)
+        text = _hover(mark, event)
         across += [max(event.step or 0, steps[0]), min(event.until_step or 0, steps[1]), None]
         texts += [text, text, None]
         ranks += [event.rank, event.rank, None]
@@ -102,16 +102,16 @@ def _marks(sort: _Sort, events: Sequence[HardwareEvent], colors: Palette, steps:
         yaxis="y2",
         mode="lines+markers",
         line={"color": colors.emphasis, "width": 2},
-        marker={"symbol": [sort.symbol, "line-ns-open", "circle"] * len(events), "size": 9, "color": colors.emphasis},
+        marker={"symbol": [mark.symbol, "line-ns-open", "circle"] * len(events), "size": 9, "color": colors.emphasis},
         customdata=ranks,
         hovertext=texts,
         hoverinfo="text",
-        name=sort.label,
+        name=mark.label,
     )
 
 
-def _hover(sort: _Sort, event: HardwareEvent) -> str:
+def _hover(mark: _Mark, event: HardwareEvent) -> str:
     whom = f"GPU {event.gpu_uuid} on {event.host}" + ("" if event.rank is None else f", rank {event.rank}")
     when = f"step {event.step}" if event.step == event.until_step else f"steps {event.step} to {event.until_step}"
-    made_up = "<br>SIMULATED" if event.simulated else ""
-    return f"<b>{sort.label}</b>: {plotly_text(event.detail)}<br>{plotly_text(whom)}<br>{when}{made_up}"
+    simulated = "<br>SIMULATED" if event.simulated else ""
+    return f"<b>{mark.label}</b>: {plotly_text(event.detail)}<br>{plotly_text(whom)}<br>{when}{simulated}"

@@ -36,11 +36,10 @@ from rankscope.dashboards.model.picks import rank_of_row, steps_of_drag
 from rankscope.dashboards.model.state import DEFAULT_METRIC, PageState, run_path
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.ranks.data import RankStep, RankValue, rank_step
-from rankscope.dashboards.ranks.figures import mark_events, within
+from rankscope.dashboards.ranks.figures import events_within, mark_events
 from rankscope.dashboards.ranks.tables import COLUMNS, HOST_COLUMNS, host_table, rank_table
 from rankscope.dashboards.words.units import duration, shown_unit
 from rankscope.dashboards.words.wording import count
-from rankscope.dashboards.words.wording import count as counted
 
 _ANOTHER: Final = "Click another cell for another step."
 
@@ -122,12 +121,7 @@ class _MetricPart:
         }
 
     def cells(self) -> StepCells:
-        return step_cells(
-            **self.rows(),
-            steps=self.steps,
-            worst=self.metric.worst,
-            steps_per_column=self.part.steps_per_column,
-        )
+        return step_cells(**self.rows(), steps=self.steps, worst=self.metric.worst, steps_per_column=self.part.steps_per_column)
 
     def ranks_of(self, items: Sequence[int]) -> list[int]:
         """Return the ranks of items of the map's rows."""
@@ -173,9 +167,9 @@ def _heatmap(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
         blamed=blamed,
         picked=picked,
     )
-    count = min(shown.part.values.shape[1] * per_column, len(run.steps.steps))
-    on = "" if shown.hosts is None else f" on {counted(several_hosts(run.analysis), 'host')}"
-    sentence = f"{metric.label} of {counted(len(shown.ranks), 'rank')}{on} in {counted(count, 'step')}"
+    steps = min(shown.part.values.shape[1] * per_column, len(run.steps.steps))
+    on = "" if shown.hosts is None else f" on {count(several_hosts(run.analysis), 'host')}"
+    sentence = f"{metric.label} of {count(len(shown.ranks), 'rank')}{on} in {count(steps, 'step')}"
     if picture.data:
         across = (int(shown.steps[0]), min(int(shown.steps[-1]) + per_column - 1, int(run.steps.steps[-1])))
         mark_events(picture, run.events.events, colors, steps=across)
@@ -202,7 +196,7 @@ def _table(shown: _MetricPart) -> FigureData:
 
 def _happened(events: HardwareEvents, steps: tuple[int, int]) -> str:
     """Return the number of GPU events in these steps by kind, and the number of events that the run leaves out."""
-    counts = Counter(event.kind for event in within(events.events, steps))
+    counts = Counter(event.kind for event in events_within(events.events, steps))
     kinds = ", ".join(f"{count:,} x {kind}" for kind, count in counts.most_common())
     more = f" ({events.left_out:,} more in this run are left out)" if events.left_out else ""
     return f"; marked above: {kinds}{more}" if kinds else ""

@@ -71,7 +71,7 @@ def write_report(
         write_line(Progress("looking at the run").sentence)
         run = RunData(source, source.runs()[0])
         document = report(
-            run, _state(run, selection), made_unix_ns=made_unix_ns, on_progress=lambda what: write_line(Progress(what).sentence)
+            run, _state(run, selection), made_unix_ns=made_unix_ns, on_progress=lambda text: write_line(Progress(text).sentence)
         )
         _write(document, target)
     where = "standard output" if target == STANDARD_OUTPUT else target

@@ -22,12 +22,13 @@ import plotly.io.json  # type: ignore[import-untyped]
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.charts.frame import GRAPH_CONFIG, note
+from rankscope.dashboards.charts.frame import GRAPH_CONFIG, drawn_note
 from rankscope.dashboards.charts.palette import PALETTES, Palette
 from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.data.source import GOING_ON
 from rankscope.dashboards.model import page as model
 from rankscope.dashboards.model.columns import Column
-from rankscope.dashboards.model.drawn import NO_DATA, DrawnFigure, FigureData, csv_of
+from rankscope.dashboards.model.drawn import DrawnFigure, FigureData, csv_of
 from rankscope.dashboards.model.line import pieces
 from rankscope.dashboards.model.page import Block
 from rankscope.dashboards.model.run_head import about, run_head
@@ -161,7 +162,7 @@ class _Contents:
         except Exception as error:  # noqa: BLE001  same reason as above
             self._fault(f"{self._view}, figure {block.name}", error)
             text = INTERNAL_ERROR
-        return DrawnFigure(note(text, colors), NO_DATA, text)
+        return drawn_note(text, colors)
 
     def _fault(self, where: str, error: Exception) -> None:
         if not any(fault.startswith(f"{where}: ") for fault in self.faults):
@@ -270,7 +271,7 @@ def _chosen(state: PageState, name: str) -> str | None:
 
 def _as_of(run: RunData) -> str:
     last = wording.utc_time(run.summary.last_write_unix_ns)
-    if run.summary.status in wording.LIVE - {"failed"}:
+    if run.summary.status in GOING_ON:
         return f"The run had not ended: everything is as of {last}, when it was last written to."
     return f"The run was last written to {last}."
 

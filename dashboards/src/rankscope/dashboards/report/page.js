@@ -4,11 +4,11 @@
   var root = document.documentElement;
   var system = matchMedia("(prefers-color-scheme: dark)");
   var chosen = "auto";
-  var paper = false;
+  var printing = false;
   var figures = {};
 
   function scheme() {
-    if (paper) {
+    if (printing) {
       return "light";
     }
     return chosen === "auto" ? (system.matches ? "dark" : "light") : chosen;
@@ -59,7 +59,7 @@
   function draw(place) {
     var figure = figures[place.dataset.figure];
     var shown = inScheme(figure);
-    if (paper) {
+    if (printing) {
       shown.layout.width = Math.min(place.clientWidth || 680, 680);
     }
     return window.Plotly.react(place, shown.data, shown.layout, figure.config);
@@ -152,11 +152,11 @@
       return [key(row.cells[column], number), row];
     });
     var words = new Intl.Collator(undefined, { numeric: true });
-    rows.sort(function (one, other) {
-      if (one[0] === null || other[0] === null) {
-        return (one[0] === null) - (other[0] === null);
+    rows.sort(function (first, second) {
+      if (first[0] === null || second[0] === null) {
+        return (first[0] === null) - (second[0] === null);
       }
-      var order = number ? one[0] - other[0] : words.compare(one[0], other[0]);
+      var order = number ? first[0] - second[0] : words.compare(first[0], second[0]);
       return down ? -order : order;
     });
     table.tBodies[0].append.apply(
@@ -178,8 +178,8 @@
       sort(button.closest("th"));
     } else if (button.dataset.scheme) {
       chosen = button.dataset.scheme;
-      document.querySelectorAll("[data-scheme]").forEach(function (one) {
-        one.setAttribute("aria-pressed", String(one === button));
+      document.querySelectorAll("[data-scheme]").forEach(function (choice) {
+        choice.setAttribute("aria-pressed", String(choice === button));
       });
       redraw();
     }
@@ -202,17 +202,17 @@
   var closed = [];
   addEventListener("beforeprint", function () {
     closed = Array.from(document.querySelectorAll("details:not([open])"));
-    closed.forEach(function (one) {
-      one.open = true;
+    closed.forEach(function (details) {
+      details.open = true;
     });
-    paper = true;
+    printing = true;
     redraw();
   });
   addEventListener("afterprint", function () {
-    closed.forEach(function (one) {
-      one.open = false;
+    closed.forEach(function (details) {
+      details.open = false;
     });
-    paper = false;
+    printing = false;
     redraw();
   });
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from rankscope.base.errors import RankscopeError
+from rankscope.dashboards.charts.causes import CAUSES
 from rankscope.dashboards.data.brief import Brief
-from rankscope.dashboards.data.source import NotReadyError, RunSource, RunSummary, Stale
+from rankscope.dashboards.data.source import GOING_ON, NotReadyError, RunSource, RunSummary, Stale
 from rankscope.dashboards.model.columns import LOCAL_TIME, Column, number_column, text_column
 from rankscope.dashboards.model.line import PageLink, Span, badge, named_link
 from rankscope.dashboards.model.page import (
@@ -29,7 +30,6 @@ from rankscope.dashboards.model.state import MOST_COMPARED, PageState, compare_p
 from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.words import wording
-from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 
 COLUMNS: Final[list[Column]] = [
@@ -126,12 +126,12 @@ def run_row(run: RunSummary, brief: Brief | None, stale: Stale | None = None) ->
         "state": wording.STATUS_LABELS[run.status],
         "state_tone": wording.STATUS_TONES[run.status],
         "simulated": run.simulated or None,
-        "live": run.status in wording.GOING_ON or None,
+        "live": run.status in GOING_ON or None,
         "folder": sanitize(Path(run.path).name),
         "start": None if run.start_unix_ns is None else wording.utc_time(run.start_unix_ns),
     }
     if run.problem is not None:
-        return _known(
+        return _without_unknown(
             {
                 **row,
                 "id": sanitize(run.run_id),
@@ -150,7 +150,7 @@ def run_row(run: RunSummary, brief: Brief | None, stale: Stale | None = None) ->
         "ask": True if brief is None or (stale is not None and stale.is_pending) else None,
     }
     if brief is not None:
-        label, tone = wording.state(run.status, brief.kind)
+        label, tone = wording.run_state(run.status, brief.kind)
         row |= {
             "state": label,
             "state_tone": tone,
@@ -168,10 +168,10 @@ def run_row(run: RunSummary, brief: Brief | None, stale: Stale | None = None) ->
             "cost": brief.cost,
             "currency": brief.currency,
         }
-    return _known(row)
+    return _without_unknown(row)
 
 
-def _known(row: dict[str, Any]) -> dict[str, Any]:
+def _without_unknown(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if value is not None}
 
 
@@ -205,14 +205,14 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
         SearchTable(
             name="runs",
             columns=COLUMNS,
-            rows=lambda: list_rows(source, source.runs()),
+            rows=lambda: [first_row(source, run) for run in source.runs()],
             file_name="rankscope-runs",
             pick=lambda row: replace(state, picked=row),
             q=state.q,
             several=True,
             reads=(),
             tools=[
-                Part("runs-count", lambda: [Text(counted(source.runs()), "help", live=True)], reads=()),
+                Part("runs-count", lambda: [Text(count_text(source.runs()), "help", live=True)], reads=()),
                 Group([compare_link(())], name="runs-compare"),
             ],
         ),
@@ -262,10 +262,6 @@ def picked_run(source: RunSource, run_id: str | None) -> list[Block]:
     ]
 
 
-def _version(source: RunSource, _search: str | None) -> str:
-    return list_revision(source.runs())
-
-
 def rows_of(source: RunSource, run_ids: Sequence[str]) -> list[dict[str, Any]]:
     """Return the rows of visible runs. Runs that cannot be read are left out: the next version of the list is without them."""
     rows: list[dict[str, Any]] = []
@@ -280,21 +276,16 @@ def rows_of(source: RunSource, run_ids: Sequence[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def list_revision(runs: Sequence[RunSummary]) -> str:
+def _version(source: RunSource, _search: str | None) -> str:
     """Return a hash that changes when rows are added, removed or changed.
 
     Runs that go on count by id and status only, because their rows are requested separately.
     """
-    states = [(run.run_id, run.status, None if run.status in wording.GOING_ON else run.revision) for run in runs]
+    states = [(run.run_id, run.status, None if run.status in GOING_ON else run.revision) for run in source.runs()]
     return hashlib.blake2b(repr(states).encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
-def list_rows(source: RunSource, runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
-    """Return a row per run, in the given order."""
-    return [first_row(source, run) for run in runs]
-
-
-def counted(runs: Sequence[RunSummary]) -> str:
+def count_text(runs: Sequence[RunSummary]) -> str:
     """Return the number of runs, and of live ones, in words."""
     live = sum(run.status == "live" for run in runs)
     return wording.count(len(runs), "run") + (f", {live:,} live" if live else "")

@@ -14,7 +14,7 @@ from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.whatif.run_answer import TABLE_METRICS
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.progress import OnProgress, Progress
-from rankscope.dashboards.data.source import NotReadyError, RunSummary
+from rankscope.dashboards.data.source import BEING_WRITTEN, NotReadyError, RunSummary
 from rankscope.dashboards.store.cache import Store, key_of
 from rankscope.dashboards.store.derive import DerivedData, read_run, write_derived
 from rankscope.dashboards.store.jobs import AnalysisProcess, Jobs
@@ -23,8 +23,6 @@ from rankscope.dashboards.whatif.data import SIMULATING, StepRecords, WhatIfAnsw
 from rankscope.runs.decoders import make_decoders
 from rankscope.runs.reader import RunReader
 
-LIVE: Final = ("starting", "live")
-"""Statuses of runs that are followed."""
 SILENT_FOLLOWED_S: Final = 86_400.0
 """Time of silence within which a run that is looked at is followed: what its ranks do is refreshed while it stands still."""
 
@@ -119,7 +117,7 @@ class JobBuilder(InlineBuilder):
 
     def cached(self, run: RunSummary) -> DerivedData | None:
         """See ``InlineBuilder``. Of a live run, what its follower has written."""
-        if run.status not in LIVE:
+        if run.status not in BEING_WRITTEN:
             return super().cached(run)
         follower = self.jobs.follower(_following(run), used=False)
         return None if follower is None or not _of(follower).is_there else _of(follower)
@@ -127,7 +125,7 @@ class JobBuilder(InlineBuilder):
     def derived(self, run: RunSummary, *, listed: bool = False) -> DerivedData:
         """See ``InlineBuilder``."""
         following, key = _following(run), _key(run)
-        if run.status in LIVE:
+        if run.status in BEING_WRITTEN:
             return self._followed(following, run, watched=not listed)
         if (folder := self.store.find(key)) is not None:
             if run.status == "finished":
@@ -151,7 +149,7 @@ class JobBuilder(InlineBuilder):
 
     def _handed_over(self, run: RunSummary, following: str, follower: AnalysisProcess) -> DerivedData:
         """Return what the follower of a run that has ended wrote, until the analysis of the whole run is there."""
-        key, update = _key(run), follower.state.update
+        key, update = _key(run), follower.report.update
         assert update is not None
         derived = _of(follower)
         if derived.failure is None and (update.revision != run.revision or update.is_final):
@@ -172,5 +170,5 @@ class JobBuilder(InlineBuilder):
 
 def _of(follower: AnalysisProcess) -> DerivedData:
     assert follower.folder is not None
-    assert follower.state.update is not None
-    return DerivedData(follower.folder, follower.state.update.failure)
+    assert follower.report.update is not None
+    return DerivedData(follower.folder, follower.report.update.failure)

@@ -118,7 +118,7 @@ def key_of(*parts: str) -> str:
     return digest.hexdigest()
 
 
-def in_words(error: Exception, folder: Path) -> str:
+def error_text(error: Exception, folder: Path) -> str:
     """Return an error in filling ``folder`` as one line for the user; a path in it may contain undecodable bytes."""
     reason = "no memory is left here" if isinstance(error, MemoryError) else str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:

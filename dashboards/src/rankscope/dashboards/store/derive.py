@@ -22,9 +22,9 @@ from rankscope.base.process import collector_paused
 from rankscope.dashboards.data.brief import Brief, brief_of
 from rankscope.dashboards.data.cached_files import read_json
 from rankscope.dashboards.data.events import HardwareEvents
-from rankscope.dashboards.data.hardware import stored
+from rankscope.dashboards.data.hardware import read_hardware
 from rankscope.dashboards.data.progress import OnProgress, Progress
-from rankscope.dashboards.data.script import read_script, stored_script, write_script
+from rankscope.dashboards.data.script import read_script, script_of, write_script
 from rankscope.dashboards.data.source import Stale
 from rankscope.dashboards.data.topology import Topology, topology_of
 from rankscope.dashboards.data.trend import Trend, read_trend, trend_of, write_trend
@@ -112,7 +112,7 @@ def write_topology(run: RunEvidence, folder: Path) -> None:
 
 def write_reports(run: RunEvidence, folder: Path) -> None:
     """Write the metrics and tags of the script."""
-    write_script(read_script(run.reader, run.table.attempt, run.ranks), folder / SCRIPT)
+    write_script(script_of(run.reader, run.table.attempt, run.ranks), folder / SCRIPT)
 
 
 def write_steps(run: RunEvidence, folder: Path) -> None:
@@ -196,9 +196,9 @@ PARTS: Final[Mapping[str, Callable[[Path], Any]]] = {
     "delays": _json(DELAYS, Delays),
     "steps": lambda folder: RunMatrices(Tiles(folder / STEPS), Tiles(folder / PROFILED)),
     "trend": lambda folder: read_trend(folder / TREND),
-    "script": lambda folder: stored_script(folder / SCRIPT),
+    "script": lambda folder: read_script(folder / SCRIPT),
     "topology": _json(TOPOLOGY, Topology),
-    "hardware": lambda folder: stored(folder / HARDWARE),
+    "hardware": lambda folder: read_hardware(folder / HARDWARE),
     "events": _json(f"{HARDWARE}/{EVENTS}", HardwareEvents),
 }
 """Parts of the derived data to their decoders, which raise ``InputError``. ``RunData`` has the type of each."""

@@ -18,7 +18,7 @@ from rankscope.dashboards.compare.data import ComparedRuns, read_comparison
 from rankscope.dashboards.data.brief import Brief, StoredBrief, stored_brief
 from rankscope.dashboards.data.memory_cache import MAX_BYTES, MemoryCache
 from rankscope.dashboards.data.progress import Progress
-from rankscope.dashboards.data.source import NotReadyError, RunSummary, Stale
+from rankscope.dashboards.data.source import BEING_WRITTEN, NotReadyError, RunSummary, Stale
 from rankscope.dashboards.store.backlog import Backlog
 from rankscope.dashboards.store.builders import InlineBuilder
 from rankscope.dashboards.store.cache import Store, is_unfinished, key_of
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 WHATIF_EVERY_S: Final = 300.0
 """Refresh interval of the what-if and the comparisons of a live run; reading all of a large run takes minutes."""
 
-
-_LIVE: Final = ("starting", "live")
 
 T = TypeVar("T")
 
@@ -134,7 +132,7 @@ class DiskRuns:
         """Return a task's result. With a live run it is recomputed every ``every_s``; until then the previous one is returned."""
         runs = [self._readable(run_id) for run_id in run_ids]
         interval = f"{self._clock_s() // every_s:.0f}"
-        states = [interval if run.status in _LIVE else run.revision for run in runs]
+        states = [interval if run.status in BEING_WRITTEN else run.revision for run in runs]
         name = key_of(*arguments, *run_ids)
         key = key_of(task, name, *(run.path for run in runs), *states)
         try:

@@ -21,7 +21,7 @@ from rankscope.analysis.run_analysis import analysis_of
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.events import StepClock
 from rankscope.dashboards.data.trend import Trend
-from rankscope.dashboards.store.cache import in_words
+from rankscope.dashboards.store.cache import error_text
 from rankscope.dashboards.store.derive import (
     HARDWARE,
     PROFILED,
@@ -91,7 +91,7 @@ class FollowerState:
         try:
             self.update()
         except (RankscopeError, OSError, MemoryError) as error:
-            return in_words(error, self._folder)
+            return error_text(error, self._folder)
         return None
 
     def update(self) -> None:

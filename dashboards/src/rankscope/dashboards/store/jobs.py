@@ -24,10 +24,10 @@ from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
 from rankscope.dashboards.data.viewer import VIEWER
-from rankscope.dashboards.store.cache import CACHE_HINT, Store, in_words
+from rankscope.dashboards.store.cache import CACHE_HINT, Store, error_text
 from rankscope.dashboards.store.endings import CANCELLED, NO_PROGRESS, Ending, ended_silently, too_large
 from rankscope.dashboards.store.memory import memory_left, used_bytes
-from rankscope.dashboards.store.tasks import FOLLOW, State
+from rankscope.dashboards.store.tasks import FOLLOW, TaskReport
 
 SLOTS: Final = 2
 """Jobs at a time, without followers of live runs that have been read once; at most one of them on large runs."""
@@ -67,7 +67,7 @@ class AnalysisProcess:
     """Time of the last report."""
     watched_s: float = float("-inf")
     """Time of the last request of a page, in contrast to the list of runs."""
-    state: State = field(default_factory=State)
+    report: TaskReport = field(default_factory=TaskReport)
     folder: Path | None = None
     """Folder that it fills; ``None`` before its process starts."""
     used_bytes: int = 0
@@ -79,8 +79,8 @@ class AnalysisProcess:
     @property
     def progress_text(self) -> str:
         """Subject and progress, for those who wait for its end."""
-        now = self.state.progress
-        return f"{self.subject}, {100 * now.done // now.of} %" if now.of else f"{self.subject}, {now.what}"
+        now = self.report.progress
+        return f"{self.subject}, {100 * now.done // now.of} %" if now.of else f"{self.subject}, {now.activity}"
 
 
 class Jobs:
@@ -109,13 +109,13 @@ class Jobs:
             return folder
         with self._lock:
             job = self._job(key, task, arguments, runs)
-        raise NotReadyError(job.state.progress, key)
+        raise NotReadyError(job.report.progress, key)
 
     def followed(self, key: str, run: RunSummary, *, watched: bool = True) -> AnalysisProcess:
         """Return the follower of a live run, which has read it. Raises as ``result``. ``watched``: a page shows the run."""
         with self._lock:
             job = self._job(key, FOLLOW, [run.path], [run], watched=watched)
-        if job.state.update is None or job.ending is not None:
+        if job.report.update is None or job.ending is not None:
             raise NotReadyError(Progress("reading the run for the first time"), key)
         return job
 
@@ -123,7 +123,7 @@ class Jobs:
         """Return the follower of a run, which has read it; ``None`` if there is none. ``used``: it is not idle then."""
         with self._lock:
             job = self._jobs.get(key)
-            if job is None or job.state.update is None or (job.ending is not None and job.ending.publish_as is None):
+            if job is None or job.report.update is None or (job.ending is not None and job.ending.publish_as is None):
                 return None
             if used:
                 job.asked_s = self._clock_s()
@@ -173,7 +173,7 @@ class Jobs:
 
     def _make_room(self, task: str, large: bool, now: float, *, watched: bool) -> None:
         """Check that one more job may start; a follower that pages need less may end for it. Raises ``NotReadyError``."""
-        working = [job for job in self._jobs.values() if job.state.update is None]
+        working = [job for job in self._jobs.values() if job.report.update is None]
         if ahead := [job for job in working if job.large and large] or (working if len(working) >= SLOTS else []):
             raise NotReadyError(Progress(f"waiting for another analysis: {ahead[0].progress_text}"))
         followers = [job for job in self._jobs.values() if job.task == FOLLOW and job.ending is None]
@@ -200,7 +200,7 @@ class Jobs:
                 if (publish_as := key if ending.complete else ending.publish_as) is not None:
                     self.store.publish(publish_as, job.folder)
             except Exception as error:  # noqa: BLE001  without a recorded failure each request would start it again
-                failure = in_words(error, job.folder)
+                failure = error_text(error, job.folder)
             finally:
                 process.kill()
                 connection.close()
@@ -222,17 +222,17 @@ class Jobs:
         while True:
             if connection.poll(_LOOK_EVERY_S):
                 try:
-                    job.state, job.heard_s = msgspec.json.decode(connection.recv_bytes(), type=State), self._clock_s()
+                    job.report, job.heard_s = msgspec.json.decode(connection.recv_bytes(), type=TaskReport), self._clock_s()
                 except (EOFError, OSError):
                     break
             job.used_bytes = used_bytes(process.pid)
             if (ending := self._ending(job)) is not None:
                 return ending
         status = process.wait()
-        if status == 0 and job.state.failure is None:
+        if status == 0 and job.report.failure is None:
             return Ending(complete=True)
         assert job.folder is not None
-        return Ending(job.state.failure or ended_silently(status, job.folder))
+        return Ending(job.report.failure or ended_silently(status, job.folder))
 
     def _ending(self, job: AnalysisProcess) -> Ending | None:
         """Return why a job must end now; ``None``: it may go on."""

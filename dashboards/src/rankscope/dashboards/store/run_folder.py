@@ -7,16 +7,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.text import ranks_text
 from rankscope.dashboards.data.background import BackgroundAnswers
-from rankscope.dashboards.data.memory_cache import MemoryCache, adaptive
+from rankscope.dashboards.data.memory_cache import MemoryCache, adaptive_lifetime
 from rankscope.dashboards.data.source import RunSummary, Status, UnknownRunError
 from rankscope.dashboards.model.line import MAX_BADGE
 from rankscope.dashboards.store.footprint import Footprint, footprint
-from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
+from rankscope.dashboards.words.inert import MAX_TEXT, is_web_address, sanitize
 from rankscope.runs.named import runs_in
 from rankscope.runs.reader import RunReader, is_visible_run
 from rankscope.runs.records import RunInfo
@@ -25,8 +24,6 @@ from rankscope.runs.world_size import recorded_world_size
 
 MOST_TRACKERS: Final = 4
 """Maximum number of links to experiment trackers."""
-MOST_ADDRESS: Final = 2_000
-"""Maximum length of the address of such a link."""
 
 FEW_RUNS: Final = 20
 """Most runs that are looked at within a request."""
@@ -65,7 +62,7 @@ class RunFolder:
         self._look_again_s = look_again_s
         self._cache = cache = cache or MemoryCache()
         files = "the file system for the runs"
-        self._lists = BackgroundAnswers(cache, "list of runs", files, lifetime_s=adaptive) if in_background else None
+        self._lists = BackgroundAnswers(cache, "list of runs", files, lifetime_s=adaptive_lifetime) if in_background else None
         self.has_many = False
         """True if there are too many runs to look at all of them within a request."""
         self._where: dict[str, Path] = {}
@@ -133,12 +130,12 @@ class RunFolder:
                 problem = f"{folder}: a symbolic link that leads out of {self.path}. Nothing of it is shown"
                 return _unreadable(folder, "outside", problem)
             folder = real
-        print_ = self._footprint(folder)
+        files = self._footprint(folder)
         # The summary of 1,024 ranks takes 80 ms, and in a live run only the streams change.
-        read = self._cache.get("summary", str(folder), print_.standing, lambda: _summed_up(folder, print_))
+        read = self._cache.get("summary", str(folder), files.standing, lambda: _summed_up(folder, files))
         if read.problem is None:
-            read = replace(read, revision=print_.revision, last_write_unix_ns=print_.newest_unix_ns, size_bytes=print_.size_bytes)
-        if read.status == "live" and self._clock_s() - print_.newest_unix_ns / 1e9 > SILENT_SECONDS:
+            read = replace(read, revision=files.revision, last_write_unix_ns=files.newest_unix_ns, size_bytes=files.size_bytes)
+        if read.status == "live" and self._clock_s() - files.newest_unix_ns / 1e9 > SILENT_SECONDS:
             # Decided on every call, since silence does not change the files.
             return replace(read, status="silent")
         return read
@@ -150,7 +147,7 @@ class RunFolder:
         return self._cache.get("footprint", str(folder), "", lambda: footprint(folder), lifetime_s=lifetime_s)
 
 
-def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
+def _summed_up(folder: Path, files: Footprint) -> RunSummary:
     try:
         reader = RunReader(folder, links=False)
         attempts = reader.attempts()
@@ -159,7 +156,7 @@ def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
         infos = [info for rank in ranks if (info := reader.rank(last, rank)) is not None]
         attempt = reader.attempt(last) if attempts else None
     except RankscopeError as error:
-        return _unreadable(folder, print_.revision, str(error))
+        return _unreadable(folder, files.revision, str(error))
     losses = ", ".join(
         f"{_named(ended, len(infos))} {word}"
         for reason, word in (("crash", "crashed"), ("killed", "killed"))
@@ -175,11 +172,11 @@ def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
         run_id=reader.info.run_id,
         name=sanitize(reader.info.name),
         path=str(folder),
-        revision=print_.revision,
+        revision=files.revision,
         status=status,
         start_unix_ns=reader.info.start_unix_ns,
-        last_write_unix_ns=print_.newest_unix_ns,
-        size_bytes=print_.size_bytes,
+        last_write_unix_ns=files.newest_unix_ns,
+        size_bytes=files.size_bytes,
         world_size=recorded_world_size(attempt, infos),
         ranks=len(ranks),
         hosts=len({info.host for info in infos}),
@@ -193,18 +190,8 @@ def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
 
 def _trackers(info: RunInfo) -> tuple[tuple[str, str], ...]:
     """Return the trackers whose addresses are web addresses: anything may be in the file."""
-    links = [(sanitize(name, MAX_BADGE), url) for name, url in info.trackers.items() if _is_web_address(url)]
+    links = [(sanitize(name, MAX_BADGE), url) for name, url in info.trackers.items() if is_web_address(url)]
     return tuple(links[:MOST_TRACKERS])
-
-
-def _is_web_address(url: str) -> bool:
-    # Browsers end the host at a backslash, urlsplit does not.
-    if len(url) > MOST_ADDRESS or not url.startswith(("https://", "http://")) or "\\" in url or not url.isprintable():
-        return False
-    try:
-        return bool(urlsplit(url).hostname)
-    except ValueError:
-        return False
 
 
 def _named(ranks: list[int], of: int) -> str:

@@ -25,7 +25,7 @@ from rankscope.dashboards.data.events import (
     StepClock,
     is_idle,
     most_important,
-    placed,
+    on_steps,
 )
 from rankscope.dashboards.data.hardware import (
     CLOCK,
@@ -37,10 +37,10 @@ from rankscope.dashboards.data.hardware import (
     LinkState,
     SampledGpu,
     in_steps,
-    stored,
+    read_hardware,
 )
 from rankscope.dashboards.data.metrics import WHY_UNKNOWN, of_origin
-from rankscope.dashboards.data.topology import natural
+from rankscope.dashboards.data.topology import natural_key
 from rankscope.runs.records import HardwareSample, RankInfo
 
 EVENTS: Final = "events.json"
@@ -166,7 +166,7 @@ class SampleWriter:
     def publish(self, infos: Mapping[int, RankInfo], clocks: Mapping[str, StepClock]) -> None:
         """Make the samples visible to readers. ``clocks``: host to the step clock of one of its ranks, which dates the events."""
         gpus = sorted(
-            self._gpus_of_ranks(infos), key=lambda gpu: (natural(gpu.host), gpu.index is None, gpu.index or 0, gpu.gpu_uuid)
+            self._gpus_of_ranks(infos), key=lambda gpu: (natural_key(gpu.host), gpu.index is None, gpu.index or 0, gpu.gpu_uuid)
         )
         sampled = {rank for gpu in gpus for rank in gpu.ranks}
         index = HardwareIndex(
@@ -176,7 +176,7 @@ class SampleWriter:
             unsampled_ranks=[rank for rank, info in infos.items() if info.gpu_uuid is not None and rank not in sampled],
             clock_host=self._write_clock(clocks),
         )
-        events = msgspec.structs.replace(placed(self._events(gpus), clocks), why_none=index.why_none)
+        events = msgspec.structs.replace(on_steps(self._events(gpus), clocks), why_none=index.why_none)
         replace_file(self._folder / INDEX, msgspec.json.encode(index), sync=False)
         replace_file(self._folder / EVENTS, msgspec.json.encode(events), sync=False)
 
@@ -252,7 +252,7 @@ def sample_values(folder: Path, infos: Mapping[int, RankInfo], table: StepTable)
 
     A step has its worst sample, or the last one before it. All times are by the clock of the host of rank and GPU.
     """
-    hardware = stored(folder)
+    hardware = read_hardware(folder)
     gpus = {(gpu.host, bare_uuid(gpu.gpu_uuid)): gpu for gpu in hardware.gpus}
     matrices: dict[str, Values] = {}
     for row, rank in enumerate(table.ranks):

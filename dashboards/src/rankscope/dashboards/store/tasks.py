@@ -18,7 +18,7 @@ import msgspec
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.compare.data import compare_runs
 from rankscope.dashboards.data.progress import OnProgress, Progress
-from rankscope.dashboards.store.cache import in_words
+from rankscope.dashboards.store.cache import error_text
 from rankscope.dashboards.store.derive import derive
 from rankscope.dashboards.store.follow import Update, follow
 from rankscope.dashboards.timeline.build_window import derive_window
@@ -36,7 +36,7 @@ Task = Callable[[Sequence[str], Path, OnProgress], None]
 """(arguments, folder to fill, receiver of progress)"""
 
 
-class State(msgspec.Struct, frozen=True):
+class TaskReport(msgspec.Struct, frozen=True):
     """Report of a process. ``failure``: reason why the task failed, one line for the user."""
 
     progress: Progress = Progress("starting")
@@ -85,37 +85,38 @@ def main(server: Connection, task: str, folder: Path, arguments: Sequence[str]) 
     with contextlib.suppress(OSError):  # not Linux, or not permitted
         Path("/proc/self/oom_score_adj").write_text("500")  # the kernel ends this process before the server and a training job
 
-    def send(state: State) -> None:
+    def send(report: TaskReport) -> None:
         try:
-            server.send_bytes(msgspec.json.encode(state))
+            server.send_bytes(msgspec.json.encode(report))
         except OSError:  # the server has ended; the thread may not have noticed yet
             _leave(folder)
 
     try:
         if task == FOLLOW:
-            follow(Path(arguments[0]), folder, lambda update: send(State(update=update)))
+            follow(Path(arguments[0]), folder, lambda update: send(TaskReport(update=update)))
         else:
             TASKS[task](arguments, folder, _Throttle(send))
     except (RankscopeError, OSError, MemoryError) as error:
-        send(State(failure=in_words(error, folder)))
+        send(TaskReport(failure=error_text(error, folder)))
     except Exception as error:
-        send(State(failure=f"this could not be worked out: an error in rankscope ({type(error).__name__}); its log says more"))
+        failure = f"this could not be worked out: an error in rankscope ({type(error).__name__}); its log says more"
+        send(TaskReport(failure=failure))
         raise
 
 
 class _Throttle:
     """Receiver of progress that passes on one report per phase and ``_REPORT_EVERY_S``."""
 
-    def __init__(self, send: Callable[[State], None]) -> None:
+    def __init__(self, send: Callable[[TaskReport], None]) -> None:
         self._send = send
-        self._what = ""
+        self._activity = ""
         self._next = 0.0
 
     def __call__(self, progress: Progress) -> None:
         now = time.monotonic()
-        if progress.what != self._what or now >= self._next:
-            self._what, self._next = progress.what, now + _REPORT_EVERY_S
-            self._send(State(progress))
+        if progress.activity != self._activity or now >= self._next:
+            self._activity, self._next = progress.activity, now + _REPORT_EVERY_S
+            self._send(TaskReport(progress))
 
 
 def _end_with(server: Connection, folder: Path) -> None:

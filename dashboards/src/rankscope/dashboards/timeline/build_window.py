@@ -23,7 +23,7 @@ from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
 from rankscope.dashboards.data.progress import OnProgress, Progress
 from rankscope.dashboards.timeline.data import Collective, CollectiveCalls, WindowData, WindowInfo, write_window
-from rankscope.dashboards.timeline.parts import NO_VALUE, Numbers, Parts, RecordedIntervals, joined, parts_of
+from rankscope.dashboards.timeline.parts import NO_VALUE, Numbers, Parts, RecordedIntervals, join_parts, parts_of
 from rankscope.dashboards.timeline.raw_events import RawEvents, kept_files
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import CollectiveRecord
@@ -55,10 +55,10 @@ def derive_window(run: Path, attempt: int, steps: range, folder: Path, on_progre
         on_progress(Progress("reading raw traces", len(raw.work)))
         raw.read(rank, file)
     on_progress(Progress("laying the ranks side by side"))
-    write_window(lay(captured, clocks, matched.matching, raw, steps, clock_names=clock_names), folder)
+    write_window(arrange_window(captured, clocks, matched.matching, raw, steps, clock_names=clock_names), folder)
 
 
-def lay(
+def arrange_window(
     captured: Mapping[int, Reduction],
     clocks: Clocks,
     matching: Matching,
@@ -77,14 +77,14 @@ def lay(
     base = min(starts[rank] for rank in ranks)
     linked = _LinkedCollectives(matching, clocks, base)
     for rank in ranks:
-        linked.add_rest(rank, captured[rank].collectives)
+        linked.add_unmatched(rank, captured[rank].collectives)
     parts: list[Parts] = []
     calls: list[Numbers] = []
     for row, rank in enumerate(ranks):
         rank_calls = _calls(row, rank, captured[rank].collectives, linked)
         calls.append(rank_calls)
         parts.append(parts_of(row, _intervals_of(rank, captured[rank], rank_calls, raw.work.get(rank), linked)))
-    all_parts, table = joined(parts), np.concatenate(calls)
+    all_parts, table = join_parts(parts), np.concatenate(calls)
     offsets = {rank: base + clocks.offset_at(rank, starts[rank]) for rank in ranks}
     events = raw.events(offsets)
     return WindowData(
@@ -94,7 +94,6 @@ def lay(
             ranks=ranks,
             extent_ns=int(max(all_parts.end.max(initial=1), table[:, 3].max(initial=1))),
             clock=clock_of(clocks, len(matching.matches), ranks, clock_names),
-            base_unix_ns=base,
             steps=_steps(ranks, captured, clocks, base),
             matched=len(matching.matches) + len(matching.directed),
             unmatched=matching.unmatched,
@@ -142,7 +141,7 @@ class _LinkedCollectives:
         for match in matching.directed:
             self._add(match)
 
-    def add_rest(self, rank: int, records: Iterable[CollectiveRecord]) -> None:
+    def add_unmatched(self, rank: int, records: Iterable[CollectiveRecord]) -> None:
         """Add each unmatched record of a rank as a collective of its own."""
         for record in records:
             if collective_key(rank, record) not in self.number_of:
@@ -167,7 +166,6 @@ class _LinkedCollectives:
                 last=last,
                 spread_ns=spread_ns,
                 first_ns=min(self.on_clock(rank, arrival_ns(record)) for rank, record in of_each),
-                end_ns=max(self.on_clock(rank, record.end_unix_ns) for rank, record in of_each),
             )
         )
         return keys

@@ -37,7 +37,6 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     spread_ns: int | None = None
     """Time from the first arrival to the last, or the longest wait on a device; ``None``: not known."""
     first_ns: int
-    end_ns: int
 
     @property
     def label(self) -> str:
@@ -56,7 +55,6 @@ class WindowInfo(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[tuple[int, int, int]]
     """Step, begin on the first rank and end on the last, in nanoseconds since the window began."""
     clock: ExportClock
-    base_unix_ns: int
     matched: int
     unmatched: int
     collectives: list[Collective]

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from rankscope.base.text import shortened
 from rankscope.dashboards.charts.bar_names import LONGEST_LABEL
-from rankscope.dashboards.charts.bars import BarStyle, row_bars
-from rankscope.dashboards.charts.frame import framed, hatched, note, rank_label, readable, rows_axis
-from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.charts.bars import bar_marker, row_bars
+from rankscope.dashboards.charts.frame import framed, note, outlined_font, rank_label, rows_axis
+from rankscope.dashboards.charts.palette import BarStyle, Palette
 from rankscope.dashboards.data.hosts import host_labels
 from rankscope.dashboards.timeline.parts import NO_VALUE, ActivityKind, Numbers, Parts
 from rankscope.dashboards.words.inert import plotly_text
@@ -95,7 +95,7 @@ def kind_label(kind: int) -> str:
     return _PHASE_LABELS.get(name, name.capitalize())
 
 
-def cut(parts: Parts, lanes: int, first: int, past: int, columns: int = COLUMNS) -> Cells:
+def cut_into_columns(parts: Parts, lanes: int, first: int, past: int, columns: int = COLUMNS) -> Cells:
     """Cut ``parts``, which lie in ``[first, past)`` nanoseconds, into at most ``columns`` columns of about equal width."""
     columns = min(columns, past - first)
     edges = first + np.linspace(0, past - first, columns + 1).round().astype(np.int64)
@@ -221,7 +221,7 @@ def _add_bars(figure: go.Figure, lanes: Lanes, colors: Palette) -> None:
             textposition="inside",
             insidetextanchor="start",
             textangle=0,
-            insidetextfont={"size": 11, **readable(colors)},
+            insidetextfont={"size": 11, **outlined_font(colors)},
             hovertext=[
                 f"<b>{_lane_text(lanes, lane)}</b><br>{label}: {length / _NS_PER_MS:,.3f} ms<br>{name}"
                 for lane, length, name in zip(parts.lane[of_kind].tolist(), wide.tolist(), names, strict=True)
@@ -234,7 +234,7 @@ def _marker(kind: int, colors: Palette) -> dict[str, Any]:
     if kind >= FIRST_PHASE:
         return {"color": phase_color(kind, colors), "line": {"width": 0.5, "color": colors.surface}}
     style = STYLES[kind]
-    return {**hatched(getattr(colors, style.color), style.hatch, colors), "line": {"width": 0.5, "color": colors.surface}}
+    return {**bar_marker(style, colors), "line": {"width": 0.5, "color": colors.surface}}
 
 
 def phase_color(kind: int, colors: Palette) -> str:
@@ -243,7 +243,7 @@ def phase_color(kind: int, colors: Palette) -> str:
 
 
 def _add_cells(figure: go.Figure, lanes: Lanes, first: int, past: int, colors: Palette) -> None:
-    cells = cut(lanes.parts, len(lanes.labels), first, past)
+    cells = cut_into_columns(lanes.parts, len(lanes.labels), first, past)
     shades = [
         *(getattr(colors, style.color) for style in STYLES),
         *(phase_color(FIRST_PHASE + at, colors) for at in range(len(PHASES))),

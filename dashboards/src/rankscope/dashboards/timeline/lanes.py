@@ -14,7 +14,7 @@ from rankscope.dashboards.data.hosts import UNKNOWN_HOST, host_rows, known_hosts
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.timeline.data import Collective, WindowData
 from rankscope.dashboards.timeline.figures import FIRST_PHASE, MOST_LANES, Lanes
-from rankscope.dashboards.timeline.parts import NO_VALUE, ActivityKind, Numbers, Parts, RecordedIntervals, joined, parts_of
+from rankscope.dashboards.timeline.parts import NO_VALUE, ActivityKind, Numbers, Parts, RecordedIntervals, join_parts, parts_of
 from rankscope.dashboards.timeline.windows import Window
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.runs.records import PHASES
@@ -49,8 +49,8 @@ def lanes_of(
         parts.append(Parts(overview.lane + len(labels), overview.start, overview.end, overview.kind, overview.about))
         labels += [f"rank {ranks[row]}" for row in rows.tolist()]
         of_ranks += [ranks[row] for row in rows.tolist()]
-    texts = [plotly_text(name) for name in (*map(described, data.info.collectives), *data.info.names)]
-    return Lanes(labels, joined(parts), texts, of_ranks, picked, hosts, by_host, top), each
+    texts = [plotly_text(name) for name in (*map(collective_label, data.info.collectives), *data.info.names)]
+    return Lanes(labels, join_parts(parts), texts, of_ranks, picked, hosts, by_host, top), each
 
 
 def representatives(parts: Parts, count: int, hosts: Sequence[str] | None = None) -> tuple[Numbers, int]:
@@ -69,7 +69,7 @@ def representatives(parts: Parts, count: int, hosts: Sequence[str] | None = None
     return np.array(rows, dtype=np.int64), max(map(len, groups), default=1)
 
 
-def described(collective: Collective) -> str:
+def collective_label(collective: Collective) -> str:
     """Return a collective in one line: ``all_reduce · default_pg · 17, 25 MiB, last: rank 7, 3.20 ms after the first``."""
     words = [collective.label]
     if collective.bytes is not None:

@@ -137,7 +137,7 @@ def _no_parts() -> Parts:
     return Parts(*(np.empty(0, np.int64) for _ in range(5)))
 
 
-def joined(parts: list[Parts]) -> Parts:
+def join_parts(parts: list[Parts]) -> Parts:
     """Concatenate the parts of lanes, in their order."""
     all_parts = [_no_parts(), *parts]
     return Parts(*(np.concatenate([getattr(part, name) for part in all_parts]) for name in Parts.__slots__))

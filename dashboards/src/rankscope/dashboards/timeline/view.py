@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from rankscope.analysis.perfetto.export_result import clock_sentence
-from rankscope.dashboards.charts.frame import note
+from rankscope.dashboards.charts.frame import drawn_note
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.hosts import UNKNOWN_HOST, known_hosts, rows_by_host, several_hosts
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.data.source import RunSummary
-from rankscope.dashboards.model.drawn import NO_DATA, Cell, DrawnFigure, FigureData
+from rankscope.dashboards.data.source import GOING_ON, RunSummary
+from rankscope.dashboards.model.drawn import Cell, DrawnFigure, FigureData
 from rankscope.dashboards.model.page import (
     AdviceItem,
     Block,
@@ -35,12 +35,12 @@ from rankscope.dashboards.model.page import (
 from rankscope.dashboards.model.state import PageState, run_path
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.timeline.data import Collective, WindowData
-from rankscope.dashboards.timeline.figures import STYLES, Arrival, Lanes, arrival_bars, cut, kind_label, timeline
+from rankscope.dashboards.timeline.figures import STYLES, Arrival, Lanes, arrival_bars, cut_into_columns, kind_label, timeline
 from rankscope.dashboards.timeline.kernels import kernel_section
-from rankscope.dashboards.timeline.lanes import DETAIL_UP_TO, described, lanes_of, representatives
+from rankscope.dashboards.timeline.lanes import DETAIL_UP_TO, collective_label, lanes_of, representatives
 from rankscope.dashboards.timeline.parts import NO_VALUE, Numbers
 from rankscope.dashboards.timeline.windows import Window
-from rankscope.dashboards.words.wording import GOING_ON, count, utc_time
+from rankscope.dashboards.words.wording import count, utc_time
 from rankscope.runs.control import MAX_STEPS
 
 STEPS: Final = 3
@@ -133,7 +133,7 @@ def _of_several(each: int, *, by_host: bool) -> str:
 def _picture(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     chosen = _window(run, state)
     if chosen is None:
-        return DrawnFigure(note(_NONE, colors), NO_DATA, "No window has been captured yet")
+        return drawn_note(_NONE, colors)
     window, data = chosen
     first, past = _span(state, data)
     by_host = _by_host(run, state)
@@ -149,7 +149,7 @@ def _picture(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
 
 def _times(lanes: Lanes, first: int, past: int) -> FigureData:
     """Return a table of the time per lane and kind, in microseconds."""
-    times = cut(lanes.parts, len(lanes.labels), first, past, 1).times[:, 0] / 1000
+    times = cut_into_columns(lanes.parts, len(lanes.labels), first, past, 1).times[:, 0] / 1000
     kinds = np.flatnonzero(times.any(axis=0)).tolist()
     columns = ("rank", "lane", *(f"{kind_label(kind).lower()} [us]" for kind in kinds))
     rows: list[tuple[Cell, ...]] = [
@@ -190,7 +190,7 @@ def _arrivals(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
     number = None if chosen is None else _chosen(state, chosen[1])
     if chosen is None or number is None:
         text = _NONE if chosen is None else "No collective of this window could be matched across its ranks."
-        return DrawnFigure(note(text, colors), NO_DATA, text.replace("<br>", " "))
+        return drawn_note(text, colors)
     data = chosen[1]
     collective = data.info.collectives[number]
     of_collective = data.calls.collective == number
@@ -216,11 +216,11 @@ def _arrivals(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:
 
 def _sentence(collective: Collective) -> str:
     if not collective.matched:
-        return f"{described(collective)}: not found on all ranks of its group"
+        return f"{collective_label(collective)}: not found on all ranks of its group"
     if collective.spread_ns is None:
-        return f"{described(collective)}: in this operation ranks do not all wait for each other"
+        return f"{collective_label(collective)}: in this operation ranks do not all wait for each other"
     last = "" if collective.last is not None else ": the last ranks arrived too close together to name one"
-    return f"{described(collective)} ({count(collective.ranks, 'rank')}, step {collective.step}){last}"
+    return f"{collective_label(collective)} ({count(collective.ranks, 'rank')}, step {collective.step}){last}"
 
 
 def _facts(run: RunData, state: PageState) -> list[Block]:
@@ -247,7 +247,7 @@ def _facts(run: RunData, state: PageState) -> list[Block]:
         *([f"Shown: {of_several} the one that waited least; any other can be picked."] if each > 1 else []),
         *(f"Left out: {text}." for text in info.left_out),
     ]
-    choices = [{"value": collective.key, "label": described(collective)} for collective in _costliest(data)]
+    choices = [{"value": collective.key, "label": collective_label(collective)} for collective in _costliest(data)]
     full_range = {"value": f"0-{-(-info.extent_ns // 1000)}", "label": "all of it"}
     spans = [
         full_range,

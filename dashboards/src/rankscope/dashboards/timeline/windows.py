@@ -114,8 +114,8 @@ _QUICK: Final = 5
 def export_window(run: Path, attempt: int, steps: range, folder: Path, on_progress: OnProgress) -> None:
     """Write ``EXPORT``, without the verdict, which is about the whole run. Raises ``RankscopeError`` and ``OSError``."""
 
-    def progress(what: str, at: int, of: int) -> None:
-        on_progress(Progress(what, at, of))
+    def progress(activity: str, at: int, of: int) -> None:
+        on_progress(Progress(activity, at, of))
 
     with (folder / EXPORT).open("wb") as file, gzip.GzipFile("", "wb", _QUICK, file, mtime=0) as packed:
         selection = Selection(first=steps.start, past=steps.stop)

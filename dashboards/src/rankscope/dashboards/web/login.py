@@ -44,12 +44,7 @@ def register(server: flask.Flask, config: DashboardConfig) -> None:
             return _page("Log in", "form", status=401, to=to, problem="That is not the token.")
         redirect = flask.redirect(to, 303)
         redirect.set_cookie(
-            token.cookie,
-            token.new_session(),
-            max_age=SESSION_S,
-            httponly=True,
-            samesite="Lax",
-            secure=is_https(flask.request),
+            token.cookie, token.new_session(), max_age=SESSION_S, httponly=True, samesite="Lax", secure=is_https(flask.request)
         )
         return redirect
 

@@ -17,10 +17,10 @@ from rankscope.analysis.whatif.whatif_result import Effect, WhatIf
 from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
 from rankscope.base.text import shortened
+from rankscope.dashboards.charts.causes import CAUSES
 from rankscope.dashboards.data.cached_files import read_json
 from rankscope.dashboards.data.progress import OnProgress, Progress
 from rankscope.dashboards.model.state import host_item
-from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.inert import inert_record
 from rankscope.runs.named import NamedRun
 from rankscope.runs.reader import RunReader
@@ -166,8 +166,8 @@ class WeekCost:
         return None if hours is None or self.price_per_gpu_hour is None else hours * self.price_per_gpu_hour
 
 
-def pace_of(answer: WhatIfAnswer, *, price: float | None = None, currency: str | None = None) -> WeekCost:
-    """Return the pace from an answer that is ``ok``. ``price`` of a GPU-hour and ``currency`` override the recorded ones."""
+def week_cost_of(answer: WhatIfAnswer, *, price: float | None = None, currency: str | None = None) -> WeekCost:
+    """Return the cost of a week of an answer that is ``ok``. ``price`` per GPU-hour and ``currency`` replace those recorded."""
     result = answer.result
     price = answer.price_per_gpu_hour if price is None else price
     assert result.measured_step_seconds is not None

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from rankscope.dashboards.charts.bars import BarStyle, row_bars
+from rankscope.dashboards.charts.bars import row_bars
 from rankscope.dashboards.charts.frame import framed, note, rows_axis
-from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.charts.palette import BarStyle, Palette
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import time_unit
 

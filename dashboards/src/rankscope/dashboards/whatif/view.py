@@ -11,13 +11,14 @@ from rankscope.analysis.whatif.outcome import hosts_slow_together, rare_steps_te
 from rankscope.analysis.whatif.whatif_result import Effect, WhatIf
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.data.source import BEING_WRITTEN
 from rankscope.dashboards.model.drawn import DrawnFigure, FigureData
 from rankscope.dashboards.model.page import Block, Choice, Entry, Fact, Facts, FigureBlock, Items, Part, Section, Text
 from rankscope.dashboards.model.run_head import nothing_yet
 from rankscope.dashboards.model.state import PageState, host_item
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.whatif.counterfactuals import ALL, Counterfactual, step_without
-from rankscope.dashboards.whatif.data import Removable, WeekCost, WhatIfAnswer, pace_of, removables
+from rankscope.dashboards.whatif.data import Removable, WeekCost, WhatIfAnswer, removables, week_cost_of
 from rankscope.dashboards.whatif.figures import CounterfactualBar, without_bars
 from rankscope.dashboards.words.units import duration, in_unit, time_unit
 from rankscope.dashboards.words.wording import UNKNOWN, count, gpu_hours, money, percent, slowdown, utc_time
@@ -39,7 +40,7 @@ def seconds_text(seconds: float) -> str:
     return duration(1e6 * seconds)
 
 
-def without(result: WhatIf, counterfactual: Counterfactual | None, pace: WeekCost, *, price_given: bool) -> list[Block]:
+def saving_blocks(result: WhatIf, counterfactual: Counterfactual | None, week: WeekCost, *, price_given: bool) -> list[Block]:
     """Return the counterfactual step without the chosen parts, and the value of the saving. ``result`` must be ``ok``.
 
     ``price_given``: True if the price was entered on the page, False if it was recorded with the run.
@@ -53,7 +54,7 @@ def without(result: WhatIf, counterfactual: Counterfactual | None, pace: WeekCos
     step = "typical step" if result.source.evidence == "steps" else "step"
     rare = rare_steps_text(result.source)
     change = f"{seconds_text(saved)} shorter ({percent(saved / measured, digits=1)})" if saved > 0 else "no shorter"
-    hours, amount = pace.gpu_hours_of(saved), pace.money_of(saved)
+    hours, amount = week.gpu_hours_of(saved), week.money_of(saved)
     of_job = (
         "CPU ranks lose no GPU time; enter a price to count it" if hours is None else "of the GPU time of this job, at its pace"
     )
@@ -66,22 +67,22 @@ def without(result: WhatIf, counterfactual: Counterfactual | None, pace: WeekCos
                 Fact("Saved a week", gpu_hours(hours), detail=of_job),
                 Fact(
                     "Worth a week",
-                    UNKNOWN if amount is None else money(amount, pace.currency),
-                    detail=_price_source(pace, price_given=price_given),
+                    UNKNOWN if amount is None else money(amount, week.currency),
+                    detail=_price_source(week, price_given=price_given),
                 ),
             ]
         ),
     ]
 
 
-def _price_source(pace: WeekCost, *, price_given: bool) -> str:
-    if pace.price_per_gpu_hour is None:
+def _price_source(week: WeekCost, *, price_given: bool) -> str:
+    if week.price_per_gpu_hour is None:
         return "no price was recorded with the run; enter one above"
     where = "as entered above" if price_given else "as recorded with the run"
-    return f"at {money(pace.price_per_gpu_hour, pace.currency)} per GPU-hour, {where}"
+    return f"at {money(week.price_per_gpu_hour, week.currency)} per GPU-hour, {where}"
 
 
-def fleet(answer: WhatIfAnswer, *, goes_on: bool) -> list[Block]:
+def measure_blocks(answer: WhatIfAnswer, *, goes_on: bool) -> list[Block]:
     """Return S, M_W and M_S with their evidence. ``goes_on``: the run is still going on."""
     result = answer.result
     source = result.source
@@ -97,11 +98,7 @@ def fleet(answer: WhatIfAnswer, *, goes_on: bool) -> list[Block]:
         about += f" Of the ranks' steps, {percent(source.estimated_share, digits=1)} are not recorded, and estimated."
     if goes_on:
         about += f" The run goes on: this is as of {utc_time(answer.made_unix_ns)}."
-    return [
-        Facts(_measures(result)),
-        Text(about, "help"),
-        *([Items(source.warnings, "warnings")] if source.warnings else []),
-    ]
+    return [Facts(_measures(result)), Text(about, "help"), *([Items(source.warnings, "warnings")] if source.warnings else [])]
 
 
 def _measures(result: WhatIf) -> list[Fact]:
@@ -112,11 +109,7 @@ def _measures(result: WhatIf) -> list[Fact]:
     )
     slowest = f"rank {result.slowest_ranks[0]}" if len(result.slowest_ranks) == 1 else f"the {len(result.slowest_ranks)} slowest"
     return [
-        Fact(
-            "S, slowdown",
-            slowdown(result.slowdown),
-            detail="step as it is ÷ step without any straggler",
-        ),
+        Fact("S, slowdown", slowdown(result.slowdown), detail="step as it is ÷ step without any straggler"),
         Fact(
             "M_W, slowest 3% of ranks",
             UNKNOWN if result.m_worker is None else f"{result.m_worker:.2f}",
@@ -137,35 +130,30 @@ RANKS_SHOWN: Final = 20
 """Maximum number of bars. The table has all parts of the answer."""
 
 
-def _pace(run: RunData, state: PageState) -> WeekCost:
-    """Return the pace of the run's answer, which must be ``ok``."""
-    return pace_of(run.whatif, price=state.price, currency=state.currency)
+def _week_cost(run: RunData, state: PageState) -> WeekCost:
+    """Return the cost of a week with the run's answer, which must be ``ok``."""
+    return week_cost_of(run.whatif, price=state.price, currency=state.currency)
 
 
 def _answer(run: RunData, state: PageState) -> list[Block]:
     counterfactual = step_without(run, state.without)
-    return without(run.whatif.result, counterfactual, _pace(run, state), price_given=state.price is not None)
-
-
-def _fleet(run: RunData) -> list[Block]:
-    return fleet(run.whatif, goes_on=run.summary.status in ("starting", "live"))
+    return saving_blocks(run.whatif.result, counterfactual, _week_cost(run, state), price_given=state.price is not None)
 
 
 def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, ...]) -> DrawnFigure:
     result = run.whatif.result
-    pace = _pace(run, state)
+    week = _week_cost(run, state)
     candidates = sorted(
-        (part for part in removables(result) if part.kind in kinds),
-        key=lambda part: part.effect.without_step_seconds,
+        (part for part in removables(result) if part.kind in kinds), key=lambda part: part.effect.without_step_seconds
     )
-    joint = together(result)
+    hidden = hidden_items(result)
     # Of two equally slow ranks, neither saves anything alone.
     matter = [
-        part for part in candidates if part.item in state.without or (_matters(part.effect) and part.item not in joint)
+        part for part in candidates if part.item in state.without or (_matters(part.effect) and part.item not in hidden)
     ] or candidates[:1]
     actual, ideal = result.step_seconds or 0.0, result.ideal_step_seconds or 0.0
     unit = time_unit(1e6 * actual)
-    rows = [_without(part, pace, unit) for part in matter[:RANKS_SHOWN]]
+    rows = [_bar_without(part, week, unit) for part in matter[:RANKS_SHOWN]]
     sentence = "There is nothing to leave out"
     if rows:
         saved = actual - rows[0].step_seconds
@@ -174,7 +162,7 @@ def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, 
     return DrawnFigure(
         without_bars(
             CounterfactualBar("", "as it is", actual, in_unit(1e6 * actual, unit)),
-            CounterfactualBar(ALL, "without any straggler", ideal, _worth(actual - ideal, pace, unit)),
+            CounterfactualBar(ALL, "without any straggler", ideal, _worth(actual - ideal, week, unit)),
             rows,
             colors,
             chosen=state.without,
@@ -182,12 +170,12 @@ def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, 
         FigureData(
             (
                 "without", "slowdown", "step [s]", "saved per step [s]", "share of the loss", "GPU-hours saved per week",
-                f"money saved per week [{pace.currency}]",
+                f"money saved per week [{week.currency}]",
             ),
             [
                 (
                     part.item, part.effect.slowdown, part.effect.without_step_seconds, part.effect.saved_seconds,
-                    part.effect.share, pace.gpu_hours_of(part.effect.saved_seconds), pace.money_of(part.effect.saved_seconds),
+                    part.effect.share, week.gpu_hours_of(part.effect.saved_seconds), week.money_of(part.effect.saved_seconds),
                 )
                 for part in candidates
             ],
@@ -196,7 +184,7 @@ def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, 
     )  # fmt: skip
 
 
-def together(result: WhatIf) -> set[str]:
+def hidden_items(result: WhatIf) -> set[str]:
     """Return the items that no bar shows: ranks of a host that gains more than they gain one by one, else the host itself."""
     slow = {host.host: host for host in hosts_slow_together(result)}
     ranks = {f"rank:{rank}" for host in slow.values() for rank in host.ranks}
@@ -208,20 +196,20 @@ def _matters(effect: Effect) -> bool:
     return effect.saved_seconds >= 0.001 * effect.without_step_seconds or (effect.slowdown or 1.0) >= 1.02
 
 
-def _worth(saved: float, pace: WeekCost, unit: tuple[float, str]) -> str:
+def _worth(saved: float, week: WeekCost, unit: tuple[float, str]) -> str:
     if saved <= 0:
         return "saves nothing"
-    hours, amount = pace.gpu_hours_of(saved), pace.money_of(saved)
+    hours, amount = week.gpu_hours_of(saved), week.money_of(saved)
     worth = (
-        "" if hours is None else f" · {gpu_hours(hours)}{'' if amount is None else f', {money(amount, pace.currency)}'} a week"
+        "" if hours is None else f" · {gpu_hours(hours)}{'' if amount is None else f', {money(amount, week.currency)}'} a week"
     )
     return f"−{in_unit(1e6 * saved, unit)}{worth}"
 
 
-def _without(removable: Removable, pace: WeekCost, unit: tuple[float, str]) -> CounterfactualBar:
+def _bar_without(removable: Removable, week: WeekCost, unit: tuple[float, str]) -> CounterfactualBar:
     effect = removable.effect
     return CounterfactualBar(
-        removable.item, f"without {removable.label}", effect.without_step_seconds, _worth(effect.saved_seconds, pace, unit)
+        removable.item, f"without {removable.label}", effect.without_step_seconds, _worth(effect.saved_seconds, week, unit)
     )
 
 
@@ -324,7 +312,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             title="How the loss is spread",
             help="To compare jobs: the measures of Understanding Stragglers in Large Model Training Using What-if Analysis "
             "(OSDI 2025).",
-            blocks=[Part("whatif-fleet", lambda: _fleet(run))],
+            blocks=[Part("whatif-fleet", lambda: measure_blocks(answer, goes_on=run.summary.status in BEING_WRITTEN))],
         ),
     ]
 

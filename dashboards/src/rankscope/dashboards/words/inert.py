@@ -9,6 +9,7 @@ from __future__ import annotations
 import unicodedata
 from html import escape
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -18,6 +19,8 @@ MAX_NAME: Final = 200
 """Most characters of a name."""
 MAX_TEXT: Final = 2_000
 """Most characters of a sentence, which may contain a name."""
+MAX_ADDRESS: Final = 2_000
+"""Most characters of the address of a link."""
 MAX_CELL: Final = 32_000
 """Most characters of a cell; spreadsheets allow 32,767."""
 
@@ -46,6 +49,17 @@ def plotly_text(text: str, limit: int = MAX_NAME) -> str:
     isolated = any(unicodedata.bidirectional(letter) in _RIGHT_TO_LEFT for letter in text)
     text = escape(text, quote=False).replace("%{", "%&#123;")
     return _ISOLATED.format(text) if isolated else text
+
+
+def is_web_address(url: str) -> bool:
+    """Return whether an untrusted address may be linked: ``http`` or ``https``, with a host, not overlong."""
+    # Browsers end the host at a backslash, urlsplit does not.
+    if len(url) > MAX_ADDRESS or not url.lower().startswith(("https://", "http://")) or "\\" in url or not url.isprintable():
+        return False
+    try:
+        return bool(urlsplit(url).hostname)
+    except ValueError:
+        return False
 
 
 def safe_cell(value: object) -> object:

@@ -72,15 +72,9 @@ STATUS_TONES: Final[dict[Status, str]] = {
 }  # fmt: skip
 
 
-def state(status: Status, kind: Kind | None = None) -> tuple[str, str]:
+def run_state(status: Status, kind: Kind | None = None) -> tuple[str, str]:
     """Return label and tone of a run's state. ``kind``: that of its verdict, where it is known."""
     return ("Hung", "bad") if kind == "hang" else (STATUS_LABELS[status], STATUS_TONES[status])
-
-
-GOING_ON: Final[frozenset[Status]] = frozenset({"starting", "live", "silent"})
-"""Statuses of runs that may have running ranks."""
-LIVE: Final = GOING_ON | {"failed"}
-"""Statuses of runs that may still change. A failed elastic job may start its next attempt."""
 
 
 def percent(share: float | None, *, digits: int = 0) -> str:

@@ -6,11 +6,11 @@ from typing import Final
 
 from rankscope.dashboards.grafana.boards.panels import columns
 from rankscope.dashboards.grafana.boards.panels.availability import NO_ANSWER, NO_ANSWER_OR_RULES, RULES_LOADED
+from rankscope.dashboards.grafana.boards.panels.board import gpu_variable, new_board, target_variables
 from rankscope.dashboards.grafana.boards.panels.canvas import Canvas
-from rankscope.dashboards.grafana.boards.panels.dialect import NATIVE, SCOPE
-from rankscope.dashboards.grafana.boards.panels.frame import frame, gpu_variable, places
 from rankscope.dashboards.grafana.boards.panels.kinds import VALUE, BoardColumn, Query
 from rankscope.dashboards.grafana.boards.panels.marks import BAD, PLAIN, WARNING, YES_NO, none_is_zero
+from rankscope.dashboards.grafana.boards.panels.promql import GPU_LEGEND, SCOPE, gpu_series
 from rankscope.dashboards.grafana.boards.panels.xids import REMEMBERED_GPU, XIDS_SO_FAR, xid_sheet, xids_in_time
 
 UID: Final = "rankscope-alerts"
@@ -26,7 +26,7 @@ ABOUT: Final = (
 def alerts() -> Canvas:
     """Build the board of alerts and Xids."""
     about = "Alerts that fire, with what they are about; what fired before; Xids and NVSwitch errors."
-    canvas = frame(UID, "Alerts & Xid", about, *places("gpu_info"), gpu_variable(), since="now-24h")
+    canvas = new_board(UID, "Alerts & Xid", about, *target_variables("gpu_info"), gpu_variable(), since="now-24h")
     _now(canvas)
     _history(canvas)
     _xids(canvas)
@@ -82,7 +82,7 @@ def _history(canvas: Canvas) -> None:
 
 
 def _xids(canvas: Canvas) -> None:
-    recent = f"{NATIVE.selector('gpu_xid_last_timestamp_seconds')} > time() - $__interval_ms / 1000"
+    recent = f"{gpu_series('gpu_xid_last_timestamp_seconds')} > time() - $__interval_ms / 1000"
     by_gpu = f"{xids_in_time(XIDS_SO_FAR)}\n* on (uuid) group_left (host, index) {REMEMBERED_GPU} > 0"
     canvas.row("Xids")
     xid_sheet(canvas)
@@ -91,7 +91,7 @@ def _xids(canvas: Canvas) -> None:
         ("GPUs with an Xid", "none", [Query(f"count by (xid) (group by (uuid, xid) ({recent}))", "Xid {{xid}}"), NO_ANSWER],
          {"width": 12, "bars": True, "stacked": True, "interval": "1m"},
          "How many GPUs had an Xid within each interval, by code: a burst counts once."),
-        ("Xids by GPU", "none", [Query(by_gpu, NATIVE.legend + " Xid {{xid}}"), NO_ANSWER_OR_RULES], {"width": 12},
+        ("Xids by GPU", "none", [Query(by_gpu, GPU_LEGEND + " Xid {{xid}}"), NO_ANSWER_OR_RULES], {"width": 12},
          "Xids that were counted in the time up to each moment, by GPU and code."),
     )  # fmt: skip
     canvas.sheet(

@@ -6,9 +6,8 @@ from typing import Final
 
 from rankscope.dashboards.grafana.boards.panels import columns
 from rankscope.dashboards.grafana.boards.panels.availability import HOSTS, NO_ANSWER_OR_RULES, NO_RULES
+from rankscope.dashboards.grafana.boards.panels.board import TO_ALERTS, gpu_variable, new_board, target_variables
 from rankscope.dashboards.grafana.boards.panels.canvas import Canvas, FigureRow
-from rankscope.dashboards.grafana.boards.panels.dialect import NATIVE, RATE, SCOPE, no_rules, of_instances, state, targets_down
-from rankscope.dashboards.grafana.boards.panels.frame import TO_ALERTS, frame, gpu_variable, places
 from rankscope.dashboards.grafana.boards.panels.infiniband import links_lost
 from rankscope.dashboards.grafana.boards.panels.kinds import VALUE, BoardColumn, Query, placeholder
 from rankscope.dashboards.grafana.boards.panels.marks import (
@@ -19,6 +18,16 @@ from rankscope.dashboards.grafana.boards.panels.marks import (
     none_is_zero,
     or_not_available,
 )
+from rankscope.dashboards.grafana.boards.panels.promql import (
+    GPU_ALIVE,
+    RATE,
+    SCOPE,
+    gpu_series,
+    gpu_states,
+    no_rules,
+    of_instances,
+    targets_down,
+)
 from rankscope.dashboards.grafana.boards.panels.xids import REMEMBERED_GPU, XIDS_SO_FAR, xids_in_time
 
 UID: Final = "rankscope-cluster"
@@ -27,7 +36,7 @@ HELD_BY: Final = f"max by (uuid, {JOB}) (gpu_job_info{{{SCOPE}}})"
 _UP: Final = f'gpu_up{{{SCOPE}, uuid=~"$gpu"}}'
 _GPU_INFO: Final = f'gpu_info{{{SCOPE}, uuid=~"$gpu"}}'
 _COLLECTORS: Final = f"rankscope_exporter_collector_success{{{SCOPE}}}"
-_JOULES: Final = f"max by (uuid) (increase({NATIVE.selector('gpu_energy_joules_total')}[$__range]))"
+_JOULES: Final = f"max by (uuid) (increase({gpu_series('gpu_energy_joules_total')}[$__range]))"
 _MISSING: Final = (
     f'sum(clamp_min(max by (instance) (gpu_devices{{{SCOPE}, source=~"expected|pci"}})'
     f' - max by (instance) (gpu_devices{{{SCOPE}, source="driver"}}), 0))'
@@ -35,11 +44,11 @@ _MISSING: Final = (
 
 
 def _available(expr: str) -> str:
-    return or_not_available(expr, NATIVE.alive)
+    return or_not_available(expr, GPU_ALIVE)
 
 
 def _idle_count() -> str:
-    return none_is_zero(f"(count{state('allocated_idle')}", state()) + ")"
+    return none_is_zero(f"(count{gpu_states('allocated_idle')}", gpu_states()) + ")"
 
 
 def _firing(severity: str) -> str:
@@ -62,15 +71,16 @@ _NOW: Final[tuple[FigureRow, ...]] = (
      "Alerts of severity warning about these hosts, or about runs."),
     ("Collectors failing", "none", none_is_zero(f"count({_COLLECTORS} == 0)", _COLLECTORS), {"thresholds": ANY_IS_A_WARNING},
      "Parts of the measurements that exporters miss; the row Collection names them."),
-    ("Power", "watt", _available(f"sum(max by (uuid) ({NATIVE.selector('gpu_power_watts')}))"), {},
+    ("Power", "watt", _available(f"sum(max by (uuid) ({gpu_series('gpu_power_watts')}))"), {},
      "Power of all GPUs together now."),
     ("Energy in this time", "kwatth", _available(f"sum({_JOULES}) / 3.6e6"), {"decimals": 2},
      "What all GPUs took over the time shown, from their own counters."),
-    ("Least margin to slowdown", "celsius", _available(f"min({NATIVE.selector('gpu_temperature_margin_celsius')})"),
+    ("Least margin to slowdown", "celsius", _available(f"min({gpu_series('gpu_temperature_margin_celsius')})"),
      {"thresholds": DEGREES_LEFT}, "Degrees that the hottest GPU has left until it slows down by its own limit."),
-    ("GPUs throttled", "none", _available(none_is_zero(f"count{state('throttled')}", state())), {"thresholds": ANY_IS_A_WARNING},
+    ("GPUs throttled", "none", _available(none_is_zero(f"count{gpu_states('throttled')}", gpu_states())),
+     {"thresholds": ANY_IS_A_WARNING},
      "GPUs whose clocks heat or the power supply holds down. A GPU that meets its own power limit is not counted."),
-    ("Allocated, idle", "none", _available(none_is_zero(f"count{state('allocated_idle')}", state())),
+    ("Allocated, idle", "none", _available(none_is_zero(f"count{gpu_states('allocated_idle')}", gpu_states())),
      {"thresholds": ANY_IS_A_WARNING}, "GPUs that a job, a pod or a process holds and that compute nothing."),
     ("Cost of idle GPUs", "none", _available(f"{_idle_count()}\n* on () group_left (currency) cluster:gpu_hour_price:configured"),
      {"thresholds": ((None, "green"), (0.01, "orange")), "decimals": 2, "legend": "{{currency}} per hour"},
@@ -85,7 +95,7 @@ _NOW: Final[tuple[FigureRow, ...]] = (
 def cluster() -> Canvas:
     """Build the board from the exporter's own metrics."""
     about = "Hosts and GPUs of a cluster: availability, state, temperature, power, jobs, and the cost of idle GPUs."
-    canvas = frame(UID, "Cluster", about, *places("gpu_info"), gpu_variable())
+    canvas = new_board(UID, "Cluster", about, *target_variables("gpu_info"), gpu_variable())
     canvas.figure_width = 3
     canvas.row("Now")
     canvas.figures(*_NOW)
@@ -123,14 +133,14 @@ def _hosts(canvas: Canvas) -> None:
         )
 
     def counted(name: str) -> str:
-        return f"count by ({by}) {state(name)}\nor\n0 * count by ({by}) {state()}"
+        return f"count by ({by}) {gpu_states(name)}\nor\n0 * count by ({by}) {gpu_states()}"
 
     xids = (
         f"sum by ({by}) (sum by (uuid) ({xids_in_time(XIDS_SO_FAR)})\n"
         f"* on (uuid) group_left ({by}) {REMEMBERED_GPU})\nor\n0 * count by ({by}) (gpu_info{{{SCOPE}}})"
     )
     lost = f"0 * group by ({by}) (gpu_info{{{SCOPE}}})\n+ on (host) group_left () {links_lost()}"
-    margin = of_hosts("min", f"{NATIVE.selector('gpu_temperature_margin_celsius')}")
+    margin = of_hosts("min", f"{gpu_series('gpu_temperature_margin_celsius')}")
     canvas.row("Hosts")
     canvas.sheet(
         "Every host",
@@ -141,7 +151,7 @@ def _hosts(canvas: Canvas) -> None:
             columns.INSTANCE,
             BoardColumn(of_hosts("count", _UP), "GPUs"),
             BoardColumn(of_hosts("sum", f"{_UP} == bool 0"), "Not answering", thresholds=ANY_IS_BAD),
-            BoardColumn(of_hosts("sum", f"{NATIVE.selector('gpu_power_watts')}"), "Power", "watt"),
+            BoardColumn(of_hosts("sum", f"{gpu_series('gpu_power_watts')}"), "Power", "watt"),
             BoardColumn(margin, "Margin to slowdown", "celsius", thresholds=DEGREES_LEFT),
             BoardColumn(counted("throttled"), "Throttled", thresholds=ANY_IS_A_WARNING),
             BoardColumn(counted("allocated_idle"), "Allocated, idle", thresholds=ANY_IS_A_WARNING),
@@ -157,8 +167,8 @@ def _jobs(canvas: Canvas) -> None:
     def of_jobs(expr: str) -> str:
         return f"sum by ({JOB}) (max by (uuid) ({expr})\n* on (uuid) group_left ({JOB}) {HELD_BY})"
 
-    tensor = f"rate({NATIVE.selector('gpu_tensor_active_seconds_total')}[{RATE}])"
-    idle_of_jobs = f"{of_jobs(state('allocated_idle'))}\nor\n{of_jobs(f'0 * {state()}')}"
+    tensor = f"rate({gpu_series('gpu_tensor_active_seconds_total')}[{RATE}])"
+    idle_of_jobs = f"{of_jobs(gpu_states('allocated_idle'))}\nor\n{of_jobs(f'0 * {gpu_states()}')}"
     canvas.row("Jobs")
     canvas.sheet(
         "Every job on GPUs",
@@ -169,7 +179,7 @@ def _jobs(canvas: Canvas) -> None:
             columns.RUN,
             BoardColumn(f"count by ({JOB}) ({HELD_BY})", "GPUs"),
             BoardColumn(idle_of_jobs, "Allocated, idle", thresholds=ANY_IS_A_WARNING),
-            BoardColumn(of_jobs(f"{NATIVE.selector('gpu_power_watts')}"), "Power", "watt"),
+            BoardColumn(of_jobs(f"{gpu_series('gpu_power_watts')}"), "Power", "watt"),
             BoardColumn(f"{of_jobs(tensor)}\n/\n{of_jobs(f'0 * {tensor} + 1')}", "Tensor cores active", "percentunit"),
         ],
         sort="GPUs",
@@ -186,28 +196,28 @@ def _jobs(canvas: Canvas) -> None:
             columns.INSTANCE_OF_LINKS,
             columns.SIMULATED,
         ],
-        f"max by ({idle}, {JOB}) ({state('allocated_idle')}\n* on (uuid) group_left ({JOB}) {HELD_BY})\n"
-        f"or on (uuid)\nmax by ({idle}) ({state('allocated_idle')})",
+        f"max by ({idle}, {JOB}) ({gpu_states('allocated_idle')}\n* on (uuid) group_left ({JOB}) {HELD_BY})\n"
+        f"or on (uuid)\nmax by ({idle}) ({gpu_states('allocated_idle')})",
     )
 
 
 def _some_missing(metric: str) -> Query:
-    """Return ``Dialect.missing`` over all GPUs together: one series per reason."""
+    """Return ``gpus_without`` over all GPUs together: one series per reason."""
 
     def why(series: str, words: str) -> str:
         with_why = f'label_replace({series}, "why", "{words}", "reason", "(.*)")'
         return f'label_replace(group by (why) ({with_why}), "of", "GPUs", "", "")'
 
-    absent = why(NATIVE.selector("gpu_metric_absent_info", metric=metric), "not available ($1)")
-    down = why(NATIVE.selector("gpu_down_info"), "collection dead ($1)")
+    absent = why(gpu_series("gpu_metric_absent_info", metric=metric), "not available ($1)")
+    down = why(gpu_series("gpu_down_info"), "collection dead ($1)")
     return placeholder(f"NaN * (\n  {absent}\nor\n  {down}\nor\n  {targets_down()}\nor\n  {no_rules()}\n)")
 
 
 def _over_time(canvas: Canvas) -> None:
     activities = {"kernel": "a kernel runs", "sm": "SMs active", "tensor": "tensor cores active", "memory": "memory active"}
 
-    def all_of(what: str, activity: str) -> str:
-        name = f"instance_activity:gpu_active_seconds:{what}_rate5m"
+    def all_of(statistic: str, activity: str) -> str:
+        name = f"instance_activity:gpu_active_seconds:{statistic}_rate5m"
         return of_instances(f'{name}{{instance=~"$instance", activity="{activity}"}}')
 
     watts = of_instances('instance:gpu_power_watts:sum{instance=~"$instance"}')

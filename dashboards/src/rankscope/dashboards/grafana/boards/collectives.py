@@ -13,12 +13,12 @@ from typing import Final
 
 from rankscope.dashboards.grafana.boards.panels import columns
 from rankscope.dashboards.grafana.boards.panels.availability import RULES_LOADED
+from rankscope.dashboards.grafana.boards.panels.board import choice_variable, new_board, target_variables
 from rankscope.dashboards.grafana.boards.panels.canvas import Canvas
-from rankscope.dashboards.grafana.boards.panels.dialect import RANGE, SCOPE, hosts_without, no_rules, targets_down
-from rankscope.dashboards.grafana.boards.panels.frame import chosen, frame, places
 from rankscope.dashboards.grafana.boards.panels.infiniband import HOSTS, of_hosts
 from rankscope.dashboards.grafana.boards.panels.kinds import BoardColumn, Query, placeholder
 from rankscope.dashboards.grafana.boards.panels.marks import or_not_available
+from rankscope.dashboards.grafana.boards.panels.promql import RANGE, SCOPE, hosts_without, no_rules, targets_down
 
 UID: Final = "rankscope-collectives"
 MOST: Final = 8
@@ -36,8 +36,8 @@ def collectives() -> Canvas:
     """Build the board of collectives."""
     about = "Bus bandwidth and execution time of collectives by communicator, and which GPU the others wait for (NCCL Inspector)."
     labels = {"slurm_job_id": "Slurm job", "comm_name": "Communicator", "collective": "Collective"}
-    own = [chosen(name, label, f"label_values(nccl_bus_bandwidth_gbs, {name})") for name, label in labels.items()]
-    canvas = frame(UID, "Collectives", about, *places("gpu_info"), *own, since="now-3h")
+    own = [choice_variable(name, label, f"label_values(nccl_bus_bandwidth_gbs, {name})") for name, label in labels.items()]
+    canvas = new_board(UID, "Collectives", about, *target_variables("gpu_info"), *own, since="now-3h")
     bandwidth, exec_time, of_all = _bandwidth(), _exec_time(), _exec_time(_OF_ALL_RANKS)
     absent = placeholder(_absent())
     _now(canvas, of_all)

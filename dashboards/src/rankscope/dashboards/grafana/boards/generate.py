@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
@@ -14,12 +14,13 @@ from rankscope.dashboards.grafana.boards.collectives import collectives
 from rankscope.dashboards.grafana.boards.node import node
 from rankscope.dashboards.grafana.boards.panels.canvas import Canvas
 from rankscope.dashboards.grafana.boards.run import run
+from rankscope.dashboards.grafana.export import board_text
 
 FOLDER: Final = Path(__file__).parent.parent / "json"
 
 
 def texts() -> dict[str, str]:
-    """Return path below ``json`` to the content of that file."""
+    """Return the content of each file in ``json``, by its name."""
     return {f"{canvas.board.build().uid}.json": _board(canvas) for canvas in (cluster(), node(), run(), collectives(), alerts())}
 
 
@@ -31,23 +32,17 @@ def _board(canvas: Canvas) -> str:
     for query in board["annotations"]["list"]:
         # Fields of the Prometheus data source, which the library does not support.
         query |= {"titleFormat": "{{alertname}}", "tagKeys": "severity,host,instance,run_id,rank", "step": "60s"}
-    return _text(board)
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    return board_text(board)
 
 
 def main() -> None:
     """Write all boards, and remove files of boards that no longer exist."""
     board_texts = texts()
-    for path in FOLDER.rglob("*.json"):
-        if str(path.relative_to(FOLDER)) not in board_texts:
+    for path in FOLDER.glob("*.json"):
+        if path.name not in board_texts:
             path.unlink()
     for name, text in board_texts.items():
-        path = FOLDER / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        (FOLDER / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rankscope.dashboards.grafana.boards.panels.canvas import Canvas
-from rankscope.dashboards.grafana.boards.panels.dialect import NATIVE, SCOPE
 from rankscope.dashboards.grafana.boards.panels.kinds import Query, placeholder
 from rankscope.dashboards.grafana.boards.panels.marks import DEGREES_LEFT, SHARE_OF_LIMIT
+from rankscope.dashboards.grafana.boards.panels.promql import (
+    GPU_LEGEND,
+    SCOPE,
+    gpu_rates,
+    gpu_series,
+    gpu_values,
+    gpus_without,
+    with_gpu_names,
+)
 
 _FULL: Final = {"maximum": 1}
 Line = tuple[str, str, str, dict[str, Any], str]
@@ -98,38 +106,37 @@ def lines(canvas: Canvas) -> None:
     _lines(canvas, _ENERGY)
     canvas.row("Links")
     _lines(canvas, *_NVLINK)
-    both_ways = NATIVE.sum_of_rates(*(metric for _, _, metric, _, _ in _NVLINK))
-    query = Query(both_ways, NATIVE.legend)
-    absent = placeholder(NATIVE.missing("gpu_nvlink_transmit_bytes_total"))
+    query = Query("\n+\n".join(gpu_rates(metric) for _, _, metric, _, _ in _NVLINK), GPU_LEGEND)
+    absent = placeholder(gpus_without("gpu_nvlink_transmit_bytes_total"))
     canvas.graph("NVLink both ways", "Bps", "Bytes per second over all NVLinks, both ways.", query, absent)
     _lines(canvas, *_LINKS)
-    for what in ("width", "generation"):
-        text = f"The {what} of the link over the greatest that device and slot can do. An idle GPU may lower its generation."
-        now, most = f"gpu_pcie_link_{what}", f"gpu_pcie_link_max_{what}"
-        _ratio(canvas, f"PCIe {what}, share of maximum", text, now, most, missing=now, maximum=1)
+    for quality in ("width", "generation"):
+        text = f"The {quality} of the link over the greatest that device and slot can do. An idle GPU may lower its generation."
+        now, most = f"gpu_pcie_link_{quality}", f"gpu_pcie_link_max_{quality}"
+        _ratio(canvas, f"PCIe {quality}, share of maximum", text, now, most, missing=now, maximum=1)
     _lines(canvas, _PCIE_ERRORS)
 
 
 def _lines(canvas: Canvas, *rows: Line) -> None:
     """Add graphs with one line per GPU."""
     for title, unit, metric, settings, text in rows:
-        expression = NATIVE.rate if metric.endswith("_total") else NATIVE.value
+        expression = gpu_rates if metric.endswith("_total") else gpu_values
         expr = expression(metric, **settings.get("among", {}))
-        legend = NATIVE.legend + (f" {{{{{settings['label']}}}}}" if "label" in settings else "")
+        legend = GPU_LEGEND + (f" {{{{{settings['label']}}}}}" if "label" in settings else "")
         queries = [Query(expr, legend), _limit(*settings["limit"]) if "limit" in settings else None]
         more = {name: value for name, value in settings.items() if name not in ("label", "among", "limit")}
-        canvas.graph(title, unit, text, *queries, placeholder(NATIVE.missing(metric)), **more)
+        canvas.graph(title, unit, text, *queries, placeholder(gpus_without(metric)), **more)
 
 
 def _limit(metric: str, labels: dict[str, str]) -> Query:
     """Return the devices' own limit, the lowest per model: one line per model of a host instead of one per GPU."""
-    selector = NATIVE.selector(metric, **labels)
+    selector = gpu_series(metric, **labels)
     joined = f"{selector}\n* on (job, instance, uuid) group_left (host, model) gpu_info{{{SCOPE}}}"
     return Query(f"min by (host, model) ({joined})", "{{host}} {{model}} limit", dashed=True)
 
 
 def _ratio(canvas: Canvas, title: str, text: str, *metrics: str, missing: str, **settings: Any) -> None:
     """Add a graph of the ratio of two gauges of each GPU."""
-    above, below = map(NATIVE.selector, metrics)
-    query = Query(NATIVE.labelled(f"({above} / {below})"), NATIVE.legend)
-    canvas.graph(title, "percentunit", text, query, placeholder(NATIVE.missing(missing)), **settings)
+    above, below = map(gpu_series, metrics)
+    query = Query(with_gpu_names(f"({above} / {below})"), GPU_LEGEND)
+    canvas.graph(title, "percentunit", text, query, placeholder(gpus_without(missing)), **settings)

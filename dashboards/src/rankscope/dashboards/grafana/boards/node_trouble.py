@@ -7,9 +7,9 @@ from typing import Any, Final
 from rankscope.dashboards.grafana.boards.panels.availability import exporter_availability
 from rankscope.dashboards.grafana.boards.panels.canvas import Canvas
 from rankscope.dashboards.grafana.boards.panels.columns import labels
-from rankscope.dashboards.grafana.boards.panels.dialect import NATIVE, SCOPE
 from rankscope.dashboards.grafana.boards.panels.kinds import BoardColumn, Query, placeholder
 from rankscope.dashboards.grafana.boards.panels.marks import ANY_IS_BAD, YES_NO
+from rankscope.dashboards.grafana.boards.panels.promql import GPU_LEGEND, SCOPE, gpu_increases, gpu_values, gpus_without
 from rankscope.dashboards.grafana.boards.panels.xids import xid_sheet
 
 _GROWTH: Final = (
@@ -28,11 +28,11 @@ _MIG: Final[tuple[tuple[str, str, str, dict[str, Any], str], ...]] = (
 
 
 def _query(expr: str, more: str = "") -> Query:
-    return Query(expr, NATIVE.legend + more)
+    return Query(expr, GPU_LEGEND + more)
 
 
 def _missing(metric: str) -> Query:
-    return placeholder(NATIVE.missing(metric))
+    return placeholder(gpus_without(metric))
 
 
 def errors(canvas: Canvas) -> None:
@@ -40,9 +40,9 @@ def errors(canvas: Canvas) -> None:
     canvas.row("Errors")
     xid_sheet(canvas)
     for title, metric, legend, text in _GROWTH:
-        canvas.graph(title, "none", text, _query(NATIVE.increase(metric), legend), _missing(metric))
+        canvas.graph(title, "none", text, _query(gpu_increases(metric), legend), _missing(metric))
     text = "1: rows wait for a reset of the GPU, or could not be remapped."
-    queries = [_query(NATIVE.value(metric), f" {words}") for metric, words in _FLAGS.items()]
+    queries = [_query(gpu_values(metric), f" {words}") for metric, words in _FLAGS.items()]
     canvas.graph("Row remapping", "bool", text, *queries, _missing("gpu_row_remap_failure"), maximum=1)
 
 
@@ -58,7 +58,7 @@ def off_by_default(canvas: Canvas) -> None:
     canvas.row("Measured on request", collapsed=True)
     canvas.graphs(
         _missing("gpu_process_memory_used_bytes"),
-        ("Memory by process", "bytes", [_query(NATIVE.value("gpu_process_memory_used_bytes"), " {{process}} {{pid}}")],
+        ("Memory by process", "bytes", [_query(gpu_values("gpu_process_memory_used_bytes"), " {{process}} {{pid}}")],
          {"no_value": "no process, or not measured (--collector.process)"},
          "Memory of the GPU that each process holds (--collector.process)."),
     )  # fmt: skip
@@ -69,8 +69,8 @@ def video(canvas: Canvas) -> None:
     for kind in ("encoder", "decoder"):
         metric = f"gpu_{kind}_utilization_ratio"
         text = f"Utilisation of the video {kind}; of the exporter's own metrics with --collector.encoder."
-        query = _query(NATIVE.value(metric))
-        canvas.graph(f"Video {kind}", "percentunit", text, query, placeholder(NATIVE.missing(metric)), maximum=1)
+        query = _query(gpu_values(metric))
+        canvas.graph(f"Video {kind}", "percentunit", text, query, placeholder(gpus_without(metric)), maximum=1)
 
 
 def collection(canvas: Canvas) -> None:
@@ -80,7 +80,7 @@ def collection(canvas: Canvas) -> None:
         "Not measured here",
         "What a GPU, a driver or a permission does not give: the panels above name it as not available.",
         labels(host="Host", index="GPU", metric="Metric", series="Series", reason="Why"),
-        f"max by (host, index, uuid, metric, series, reason) ({NATIVE.value('gpu_metric_absent_info')})",
+        f"max by (host, index, uuid, metric, series, reason) ({gpu_values('gpu_metric_absent_info')})",
         width=16,
     )
 
@@ -99,11 +99,11 @@ def collection(canvas: Canvas) -> None:
         width=8,
     )
     exporter_availability(canvas)
-    restarts = NATIVE.increase("rankscope_exporter_gpu_process_restarts_total")
+    restarts = gpu_increases("rankscope_exporter_gpu_process_restarts_total")
     canvas.graphs(
         None,
         ("Age of each GPU's values", "s",
-         [_query(NATIVE.value("gpu_sample_age_seconds")), _missing("gpu_sample_age_seconds")], {},
+         [_query(gpu_values("gpu_sample_age_seconds")), _missing("gpu_sample_age_seconds")], {},
          "Older than five intervals and they are left out of the page."),
         ("Restarts of GPUs' processes", "none", [_query(restarts), _missing("gpu_up")], {},
          "How often the process that asks a GPU had to be started again, in the time shown."),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from rankscope.dashboards.grafana.boards.panels.availability import RULES_LOADED
+from rankscope.dashboards.grafana.boards.panels.board import choice_variable, new_board, run_page, target_variables
 from rankscope.dashboards.grafana.boards.panels.canvas import Canvas, FigureRow
-from rankscope.dashboards.grafana.boards.panels.dialect import SCOPE
-from rankscope.dashboards.grafana.boards.panels.frame import chosen, frame, places, run_page
 from rankscope.dashboards.grafana.boards.panels.marks import ANY_IS_BAD, NO_SIGNAL, none_is_zero, or_not_available
+from rankscope.dashboards.grafana.boards.panels.promql import SCOPE
 from rankscope.dashboards.grafana.boards.run_process import process, recorder
 from rankscope.dashboards.grafana.boards.run_queries import INFO, REPORTING, RUN
 from rankscope.dashboards.grafana.boards.run_ranks import hardware, stragglers
@@ -20,9 +20,9 @@ UID: Final = "rankscope-run"
 def run() -> Canvas:
     """Build the board of a training run."""
     about = "A training run: steps, waiting, communication, input, throughput, what recording costs, and the GPUs under it."
-    runs = chosen("run_id", "Run", f"label_values(rank_info{{{SCOPE}}}, run_id)", start_with_all=False)
-    variables = [*places("rank_info"), runs, chosen("rank", "Rank", f"label_values({INFO}, rank)")]
-    canvas = frame(UID, "Training run", about, *variables, alerts=', run_id=~"$run_id"', since="now-3h")
+    runs = choice_variable("run_id", "Run", f"label_values(rank_info{{{SCOPE}}}, run_id)", start_with_all=False)
+    variables = [*target_variables("rank_info"), runs, choice_variable("rank", "Rank", f"label_values({INFO}, rank)")]
+    canvas = new_board(UID, "Training run", about, *variables, alerts=', run_id=~"$run_id"', since="now-3h")
     canvas.no_value = NO_SIGNAL
     canvas.row("Now")
     canvas.figures(*_NOW)

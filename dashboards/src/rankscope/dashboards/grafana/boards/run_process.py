@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from rankscope.dashboards.grafana.boards.panels.availability import NO_RULES
+from rankscope.dashboards.grafana.boards.panels.board import run_page
 from rankscope.dashboards.grafana.boards.panels.canvas import Canvas
 from rankscope.dashboards.grafana.boards.panels.columns import labels
-from rankscope.dashboards.grafana.boards.panels.frame import run_page
 from rankscope.dashboards.grafana.boards.panels.kinds import BoardColumn, Query
 from rankscope.dashboards.grafana.boards.panels.marks import ANY_IS_A_WARNING
 from rankscope.dashboards.grafana.boards.run_queries import EVIDENCE, LEGEND, MOST, RUN, SILENT, most_published

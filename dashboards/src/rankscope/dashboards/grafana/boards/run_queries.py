@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.dashboards.grafana.boards.panels.dialect import RANGE, RATE, RULES, SCOPE
-from rankscope.dashboards.grafana.boards.panels.frame import run_page
+from rankscope.dashboards.grafana.boards.panels.board import run_page
 from rankscope.dashboards.grafana.boards.panels.kinds import Query
+from rankscope.dashboards.grafana.boards.panels.promql import RANGE, RATE, RULES, SCOPE
 
 RUN: Final = '{run_id=~"$run_id"}'
 RANK: Final = '{run_id=~"$run_id", rank=~"$rank"}'

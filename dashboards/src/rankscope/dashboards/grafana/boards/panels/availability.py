@@ -1,13 +1,13 @@
-"""Availability of the exporters and of the recording rules, shown on every board in both dialects."""
+"""Availability of the exporters and of the recording rules, shown on every board."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from rankscope.dashboards.grafana.boards.panels.canvas import Canvas, FigureRow
-from rankscope.dashboards.grafana.boards.panels.dialect import RULES, SCOPE, no_rules, targets_down
 from rankscope.dashboards.grafana.boards.panels.kinds import Query, placeholder
 from rankscope.dashboards.grafana.boards.panels.marks import ANY_IS_BAD, BAD, GOOD, none_is_zero, words
+from rankscope.dashboards.grafana.boards.panels.promql import RULES, SCOPE, no_rules, targets_down
 
 NO_ANSWER: Final = placeholder(f"NaN * {targets_down()}")
 """Query for a graph's legend: the exporters that do not answer and so have no lines."""

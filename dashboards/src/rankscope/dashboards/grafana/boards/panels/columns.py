@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.dashboards.grafana.boards.panels.frame import node_board, run_board, run_page
+from rankscope.dashboards.grafana.boards.panels.board import node_board, run_board, run_page
 from rankscope.dashboards.grafana.boards.panels.kinds import BoardColumn, Links
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from rankscope.dashboards.grafana.boards.panels.canvas import Canvas
-from rankscope.dashboards.grafana.boards.panels.dialect import RANGE, RATE, SCOPE, hosts_without, no_rules, targets_down
 from rankscope.dashboards.grafana.boards.panels.kinds import Query, placeholder
+from rankscope.dashboards.grafana.boards.panels.promql import RANGE, RATE, SCOPE, hosts_without, no_rules, targets_down
 
 HOSTS: Final = f"group by (host) (gpu_info{{{SCOPE}}})"
 """Hosts of the chosen exporters; node_exporter is queried only for these."""

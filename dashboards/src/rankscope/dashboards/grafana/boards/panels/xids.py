@@ -8,9 +8,9 @@ from grafana_foundation_sdk.models.dashboard import ValueMap
 
 from rankscope.dashboards.grafana.boards.panels import columns
 from rankscope.dashboards.grafana.boards.panels.canvas import Canvas
-from rankscope.dashboards.grafana.boards.panels.dialect import NATIVE, RANGE
 from rankscope.dashboards.grafana.boards.panels.kinds import BoardColumn
 from rankscope.dashboards.grafana.boards.panels.marks import code_words
+from rankscope.dashboards.grafana.boards.panels.promql import RANGE, gpu_values
 from rankscope.exporter.xids import XIDS
 
 _BY = "host, index, uuid, instance, xid"
@@ -30,8 +30,8 @@ def xids_in_time(total: str) -> str:
 
 def xid_sheet(canvas: Canvas) -> None:
     """Add the table of all Xids that the exporters remember: last time, count, and the job at the time."""
-    last = f"max by ({_BY}) ({NATIVE.value('gpu_xid_last_timestamp_seconds')})"
-    job = f"max by ({_BY}, job_id) ({NATIVE.value('gpu_xid_last_job_info')})"
+    last = f"max by ({_BY}) ({gpu_values('gpu_xid_last_timestamp_seconds')})"
+    job = f"max by ({_BY}, job_id) ({gpu_values('gpu_xid_last_job_info')})"
     rows = f"(\n{last}\n* on ({_BY}) group_left (job_id) {job}\nor on ({_BY})\n{last}\n)"
     in_time = f"0 * {rows}\n+ on (uuid, xid) group_left () {xids_in_time(XIDS_SO_FAR)}"
     canvas.sheet(

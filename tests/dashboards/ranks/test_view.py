@@ -1,4 +1,4 @@
-"""Rows of the map and table of ranks: their order, and one per host."""
+"""Map and table of ranks: order of the rows, one per host, clicks, the card of one step, and marks of events."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import plotly.graph_objects as go  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.dashboards.blocks import draw, pick, pick_row, run_of, table_rows
+from tests.dashboards.blocks import draw, pick, pick_row, run_at, run_of, table_rows, text_of, write
 from tests.dashboards.hosts_at_fault import AT_FAULT, SLOW, host_runs
 
 from rankscope.analysis.result.analysis import ImposedWait
+from rankscope.dashboards.charts.heatmap import step_cells, step_heatmap
 from rankscope.dashboards.charts.palette import PALETTES
+from rankscope.dashboards.data.events import KINDS, HardwareEvent
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.topology import RankPlace, Topology, row_order
 from rankscope.dashboards.model.page import Choice, Table, find
 from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.ranks.data import rank_step
+from rankscope.dashboards.ranks.figures import mark_events
 from rankscope.dashboards.ranks.view import VIEW
-from rankscope.dashboards.store.disk import DiskRuns
 
 BY_HOST = PageState(rows="host")
 BY_RANK = PageState(rows="rank")
@@ -168,12 +172,126 @@ def test_every_row_is_there_once_whatever_ranks_claim(places: list[RankPlace], s
 
 
 def test_a_run_tells_where_its_ranks_are(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    write_run(tmp_path / "run")
-    source = DiskRuns(tmp_path / "run")
-    topology = source.part("run-1", "topology")
-    assert [(place.rank, place.host, place.local_rank) for place in topology.places] == [
+    run = run_at(write_run(tmp_path / "run"))
+    assert [(place.rank, place.host, place.local_rank) for place in run.topology.places] == [
         (0, "node-0", 0), (1, "node-0", 1), (2, "node-1", 0), (3, "node-1", 1),
     ]  # fmt: skip
-    run = RunData(source, source.summary("run-1"))
     drawn = draw(VIEW, "step-heatmap", run, PageState(sort="imposed"), LIGHT)
     assert next(iter(drawn.figure.data[0].y)) == "rank 2 on node-1", "the slow one first"
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, write_run: Callable[..., Path]) -> RunData:
+    return run_at(write_run(tmp_path / "run"))
+
+
+def test_a_step_of_a_rank_stands_beside_the_median_of_all(recorded: RunData) -> None:
+    card = rank_step(recorded.steps, 2, 30)
+    assert card is not None
+    assert card.window is None
+    values = {value.metric: value for value in card.values}
+    column = recorded.steps.part("own_us", 30, 31).values[:, 0]
+    assert values["own_us"].value == column[2]
+    assert values["own_us"].median == np.median(column)
+    assert values["own_us"].ranks == 4
+    assert values["data_us"].value > 40_000
+    assert "gc_us" not in values, "nobody told it"
+
+
+def test_a_profiled_step_leads_to_the_timeline_of_its_window(recorded: RunData) -> None:
+    result = rank_step(recorded.steps, 1, 22)
+    assert result is not None
+    assert result.window == 20
+    card = write(VIEW, "step-card", recorded, PageState(rank=1, step=22))
+    assert "Timeline of the window from step 20" in text_of(card, "|")
+    assert "/run/run-1/timeline?rank=1&window=20&step=22" in text_of(card, "|")
+
+
+def test_what_was_not_recorded_is_said(recorded: RunData) -> None:
+    assert rank_step(recorded.steps, 9, 1) is None
+    assert rank_step(recorded.steps, 0, 900) is None
+    assert "no record of rank 9 in step 1" in text_of(write(VIEW, "step-card", recorded, PageState(rank=9, step=1)))
+    assert write(VIEW, "step-card", recorded, PageState(rank=1)) == []
+    assert "not profiled" in text_of(write(VIEW, "step-card", recorded, PageState(rank=1, step=1)))
+
+
+def test_a_click_on_a_cell_picks_its_rank_and_step(recorded: RunData) -> None:
+    cell = {"x": 7, "y": "rank 2 on node-1", "z": 1.0}
+    assert pick(VIEW, "step-heatmap", recorded, PageState(), cell) == PageState(rank=2, step=7)
+    assert pick(VIEW, "step-heatmap", recorded, PageState(sort="host"), {**cell, "y": "rank 3 on node-1"}).rank == 3
+    mark = {"x": 12, "y": 0, "customdata": 1}
+    assert pick(VIEW, "step-heatmap", recorded, PageState(), mark) == PageState(rank=1, step=12)
+    assert pick(VIEW, "step-heatmap", recorded, PageState(rank=1), {**mark, "customdata": None}) == PageState(step=12)
+    assert pick_row(VIEW, "rank-table", recorded, PageState(), "2").rank == 2
+
+
+def test_of_many_in_a_cell_the_one_that_it_shows_is_picked(monkeypatch: pytest.MonkeyPatch, recorded: RunData) -> None:
+    monkeypatch.setattr("rankscope.dashboards.charts.cells.MAX_ROWS", 2)
+    monkeypatch.setattr("rankscope.dashboards.charts.cells.bin_worst.__kwdefaults__", {
+        "worst": "highest", "max_rows": 2, "max_columns": 6,
+    })  # fmt: skip
+    cells = step_cells(recorded.steps.part("own_us").values, recorded.steps.ranks, recorded.steps.steps)
+    assert (cells.values.shape, cells.rows.per_row, cells.steps_per_cell) == ((2, 6), 2, 10)
+    picked = pick(VIEW, "step-heatmap", recorded, PageState(), {"x": 20, "y": "ranks 2, 3 on node-1"})
+    assert picked.rank == 2
+    assert picked.step is not None
+    own = recorded.steps.part("own_us").values
+    assert own[2, picked.step] == cells.values[1, 2] == own[2:, 20:30].max()
+
+
+def test_the_numbers_of_the_map_are_its_cells(recorded: RunData) -> None:
+    table = draw(VIEW, "step-heatmap", recorded, PageState(), LIGHT).table
+    assert table.columns == ("ranks", "first step", "steps", "own time, highest [us]")
+    assert len(table.rows) == 4 * 60
+    assert table.rows[2 * 60 + 7] == ("2", 7, 1, float(recorded.steps.part("own_us").values[2, 7]))
+    assert list(table.rows[:2]) == [table.rows[0], table.rows[1]]
+
+
+def test_the_table_has_every_rank_and_keeps_unknown_apart_from_zero(memory_runs: Any) -> None:
+    rows = table_rows(VIEW, "rank-table", run_of(memory_runs), PageState())
+    assert [row["rank"] for row in rows] == [0, 1, 2, 3]
+    assert [row["imposed_percent"] for row in rows] == [2.0, 0.0, 98.0, None]
+    assert (rows[0]["profiled_ms"], rows[0]["compute_ms"]) == (80.0, pytest.approx(100 / 3)), "per profiled step"
+    assert rows[2]["own_ms"] == pytest.approx(76.5)
+    assert rows[2]["overlap_percent"] == pytest.approx(50)
+
+
+def happened(kind: str, step: int | None, until_step: int | None, **about: Any) -> HardwareEvent:
+    return HardwareEvent(
+        unix_ns=1, until_unix_ns=2, host="a", gpu_uuid="GPU-1", kind=kind, detail="<b>it</b>", step=step, until_step=until_step,
+        **about,
+    )  # fmt: skip
+
+
+def test_events_are_marked_where_they_began_and_ended() -> None:
+    figure = step_heatmap(np.ones((4, 60)), range(4), range(60), LIGHT, label="own time", unit="us")
+    before = figure.layout.height
+    mark_events(figure, [happened("hw_thermal", 10, 19, rank=2), happened("xid", 30, 30, simulated=True)], LIGHT, steps=(0, 59))
+    error, throttled = figure.data[1:]
+    assert (list(throttled.x), list(throttled.customdata)) == ([10, 19, None], [2, 2, None])
+    assert (list(error.x), list(error.customdata)) == ([30, 30, None], [None, None, None])
+    assert "rank 2" in throttled.hovertext[0]
+    assert "steps 10 to 19" in throttled.hovertext[0]
+    assert "SIMULATED" in error.hovertext[0]
+    assert "<b>it" not in throttled.hovertext[0], "what a file claims is text"
+    assert figure.layout.height > before, "the map keeps its room"
+    assert error.marker.symbol[0] != throttled.marker.symbol[0], "not told apart by colour"
+
+
+def test_every_kind_has_a_mark() -> None:
+    figure = mark_events(go.Figure(layout={"height": 300}), [happened(kind, 1, 1) for kind in KINDS], LIGHT, steps=(0, 9))
+    assert sum(len(trace.x) for trace in figure.data) == 3 * len(KINDS)
+
+
+def test_without_an_event_on_a_step_the_map_is_as_it_was() -> None:
+    figure = step_heatmap(np.ones((4, 60)), range(4), range(60), LIGHT, label="own time", unit="us")
+    before = figure.to_json()
+    for event in (happened("xid", None, None), happened("xid", 60, 61)):
+        assert mark_events(figure, [event], LIGHT, steps=(0, 59)).to_json() == before
+
+
+def test_what_began_before_the_steps_that_are_shown_begins_with_them() -> None:
+    figure = step_heatmap(np.ones((4, 10)), range(4), range(15, 25), LIGHT, label="own time", unit="us")
+    mark_events(figure, [happened("hw_thermal", 3, 99)], LIGHT, steps=(15, 24))
+    assert list(figure.data[1].x) == [15, 24, None]
+    assert "steps 3 to 99" in figure.data[1].hovertext[0]

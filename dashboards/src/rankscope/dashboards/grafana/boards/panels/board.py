@@ -9,8 +9,8 @@ from grafana_foundation_sdk.models import dashboard as model
 
 from rankscope.alerts.rules.rule_file import DEFAULT_DASHBOARD
 from rankscope.dashboards.grafana.boards.panels.canvas import Canvas
-from rankscope.dashboards.grafana.boards.panels.dialect import SCOPE
 from rankscope.dashboards.grafana.boards.panels.kinds import DATASOURCE
+from rankscope.dashboards.grafana.boards.panels.promql import SCOPE
 
 TAG: Final = "rankscope"
 LINK_VARIABLES: Final = "${datasource:queryparam}&${cluster:queryparam}&${job:queryparam}&${__url_time_range}"
@@ -20,7 +20,7 @@ DASH: Final = "${dashboard_url:raw}/run/"
 """Address prefix of run pages in the rankscope dashboard."""
 
 
-def frame(
+def new_board(
     uid: str,
     title: str,
     description: str,
@@ -48,7 +48,7 @@ def frame(
     return Canvas(board)
 
 
-def chosen(
+def choice_variable(
     name: str, label: str, query: str, *, all_value: str = ".+", start_with_all: bool = True, regex: str = ""
 ) -> new.QueryVariable:
     """Return a variable with multiple choice. Without ``start_with_all``, the first value is selected initially.
@@ -68,24 +68,23 @@ def chosen(
     return variable.regex(regex) if regex else variable
 
 
-def places(series: str, *, all_instances: bool = True) -> list[new.QueryVariable]:
+def target_variables(series: str, *, all_instances: bool = True) -> list[new.QueryVariable]:
     """Return variables for cluster, job and instance of the targets with ``series``. Only some sites have a label ``cluster``."""
     picked = 'cluster=~"$cluster"'
     return [
-        chosen("cluster", "Cluster", f"label_values({series}, cluster)", all_value=".*"),
-        chosen("job", "Job", f"label_values({series}{{{picked}}}, job)", all_value=""),
-        chosen(
-            "instance",
-            "Instance",
-            f'label_values({series}{{{picked}, job=~"$job"}}, instance)',
-            start_with_all=all_instances,
+        choice_variable("cluster", "Cluster", f"label_values({series}, cluster)", all_value=".*"),
+        choice_variable("job", "Job", f"label_values({series}{{{picked}}}, job)", all_value=""),
+        choice_variable(
+            "instance", "Instance", f'label_values({series}{{{picked}, job=~"$job"}}, instance)', start_with_all=all_instances
         ),
     ]
 
 
 def gpu_variable() -> new.QueryVariable:
     """Return the variable of GPUs, shown by index and identified by uuid."""
-    return chosen("gpu", "GPU", f"query_result(gpu_info{{{SCOPE}}})", regex='/index="(?<text>[^"]+)".*uuid="(?<value>[^"]+)"/')
+    return choice_variable(
+        "gpu", "GPU", f"query_result(gpu_info{{{SCOPE}}})", regex='/index="(?<text>[^"]+)".*uuid="(?<value>[^"]+)"/'
+    )
 
 
 def node_board(instance: str = "${__data.fields.instance:percentencode}") -> str:
