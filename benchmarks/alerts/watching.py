@@ -44,10 +44,10 @@ from benchmarks.common.budget import budget
 from benchmarks.common.upper_limits import CONFIDENCE, binomial_limit, poisson_limit
 from numpy.typing import NDArray
 
-from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.watch.conditions.candidate import Candidate, Subject
 from rankscope.alerts.watch.conditions.confirmation import Confirmation, next_test
 from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
+from rankscope.alerts.watcher_alerts import STRAGGLER
 from rankscope.analysis.evidence.typical import WARM_UP, warm_up
 from rankscope.analysis.inference.judging.judge import judge_ranks
 from rankscope.analysis.inference.judging.moving import moving_waits

@@ -20,7 +20,7 @@ from tests.local_http import answering, respond
 from tests.waiting import wait_until
 from tests.watched_job import QUICK, Watch, training
 
-from rankscope.alerts.owners import CRASHED, LIVENESS_ALERTS
+from rankscope.alerts.watcher_alerts import CRASHED, LIVENESS_ALERTS
 from rankscope.runs.reader import RunReader
 
 pytestmark = [pytest.mark.campaign, pytest.mark.slow, pytest.mark.usefixtures("require_torch")]

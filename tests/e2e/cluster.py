@@ -34,8 +34,8 @@ from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
 from tests.needs import program
 from tests.waiting import wait_until
 
-from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.alerts.rules.thresholds import duration_seconds, thresholds
+from rankscope.alerts.watcher_alerts import WATCHER_ALERTS
 from rankscope.base.process import end_with_parent
 from rankscope.cli.demo.services import Services, get, rankscope_command
 

@@ -21,15 +21,16 @@ from rankscope.alerts.alert import Alert, fingerprint, unix_ns
 from rankscope.alerts.deliver.endpoint import Endpoint
 from rankscope.alerts.deliver.notifiers import Alertmanager
 from rankscope.alerts.deliver.secret import Secret
-from rankscope.alerts.owners import ALERTS, HANG
 from rankscope.alerts.payload import NOT_ENDED, Notice, payload_alert
 from rankscope.alerts.rules.rule_file import runbooks
+from rankscope.alerts.rules.thresholds import SEVERITY_OF
 from rankscope.alerts.watch.conditions.candidate import Subject
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
 from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.watcher import Watcher
+from rankscope.alerts.watcher_alerts import HANG
 from rankscope.analysis.result.analysis import Analysis
 
 CONFIG = Path(__file__).parents[3] / "alerts" / "alertmanager" / "alertmanager.yml"
@@ -68,7 +69,7 @@ def test_every_inhibition_compares_labels_that_its_alerts_have() -> None:
             # Alertmanager counts a label that both alerts lack as equal
             assert {f'{label}=~".+"' for label in inhibition["equal"]} <= set(inhibition[side])
             for names in re.findall(r'alertname=~?"([^"]*)"', " ".join(inhibition[side])):
-                assert any(re.fullmatch(names, alert.alertname) for alert in ALERTS), names
+                assert any(re.fullmatch(names, name) for name in SEVERITY_OF), names
 
 
 @pytest.mark.parametrize(

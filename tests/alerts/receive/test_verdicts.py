@@ -17,7 +17,6 @@ from tests.waiting import wait_until
 
 from rankscope.alerts.deliver.targets import TemplateName
 from rankscope.alerts.deliver.templates import TEMPLATES
-from rankscope.alerts.owners import ALERTS
 from rankscope.alerts.receive import worker as worker_module
 from rankscope.alerts.receive.bounded_child import MEMORY_BYTES, BoundedChild
 from rankscope.alerts.receive.config import ActionRule
@@ -26,6 +25,7 @@ from rankscope.alerts.receive.notification import read_notification
 from rankscope.alerts.receive.verdicts import late_verdicts as late_module
 from rankscope.alerts.receive.verdicts.late_verdicts import LateVerdicts
 from rankscope.alerts.receive.verdicts.run_verdict import RunVerdict, run_verdict_of, verdict_annotations
+from rankscope.alerts.rules.thresholds import SEVERITY_OF
 from rankscope.analysis.result.analysis import Analysis, Verdict
 
 
@@ -186,7 +186,7 @@ def test_a_verdict_explains_only_what_it_is_about(make_analysis: Callable[..., A
 )
 def test_what_bounds_a_run_explains_the_alert_about_it(kind: Any, names: list[str]) -> None:
     facts = RunVerdict(verdict=Verdict(kind=kind, cause="host", confidence=0.9, summary="It does.", next=["do"]))
-    collected = [name for name in (alert.alertname for alert in ALERTS) if "cause" in words_about(facts, alertname=name)]
+    collected = [name for name in SEVERITY_OF if "cause" in words_about(facts, alertname=name)]
     assert collected == names
 
 

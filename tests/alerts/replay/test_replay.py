@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from tests.step_files import damage, load, save, steps_file
 
-from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.alerts.replay.growing_run import GrowingRun
 from rankscope.alerts.replay.replay import DEFAULTS, replay_run
 from rankscope.alerts.replay.replay_result import RuleHistory, replay_text
@@ -24,6 +23,7 @@ from rankscope.alerts.watch.conditions.budgets import Budgets
 from rankscope.alerts.watch.ledger import FiringPolicy
 from rankscope.alerts.watch.liveness.monitor import Patience
 from rankscope.alerts.watch.settings import WatcherSettings
+from rankscope.alerts.watcher_alerts import WATCHER_ALERTS
 from rankscope.base.errors import InputError
 from rankscope.base.progress import progress_line
 from rankscope.runs.paths import rank_dir

@@ -12,11 +12,10 @@ import pytest
 import yaml
 from tests.alerts.external_metrics import EXTERNAL
 
-from rankscope.alerts.owners import ALERTS
 from rankscope.alerts.receive.counters import GAUGES, REFUSALS, Counters
 from rankscope.alerts.rules.export import export
 from rankscope.alerts.rules.rule_file import rules_text, runbooks
-from rankscope.alerts.rules.thresholds import DEFAULTS, Tables, thresholds
+from rankscope.alerts.rules.thresholds import DEFAULTS, SEVERITY_OF, Tables, thresholds
 from rankscope.alerts.watch.page import Evaluation, WatcherPage
 from rankscope.base.errors import InputError
 from rankscope.exporter.catalogue import CATALOGUE
@@ -190,11 +189,10 @@ def test_a_ratio_is_divided_by_something_that_is_not_zero() -> None:
 def test_every_runbook_has_steps_and_those_about_nodes_drain_commands() -> None:
     drained = {rule["alert"] for rule in alerts() if "scontrol" in rule["annotations"]["description"]} - {"NodeMaintenance"}
     assert len(drained) > 25
-    severities = {alert.alertname: alert.severity for alert in ALERTS}
     simulated = {rule["alert"] for rule in alerts() if "$labels.simulated" in rule["annotations"]["summary"]}
     assert len(simulated) > 30
     for name, page in runbooks().items():
-        assert page.startswith(f"# {name}\n\n**Severity:** {severities[name]} ")
+        assert page.startswith(f"# {name}\n\n**Severity:** {SEVERITY_OF[name]} ")
         for heading in ("## What it means", "## How to confirm", "## What to do", "## When it is quiet"):
             assert heading in page, (name, heading)
         # No placeholder is left, and a node is cordoned before it is drained

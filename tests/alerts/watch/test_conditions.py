@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from tests.alerts.watch.watched_world import RecordingWebhook, World, past_of
 
-from rankscope.alerts.owners import HANG, STRAGGLER
 from rankscope.alerts.watch.conditions.budgets import Budgets, budgets_of
 from rankscope.alerts.watch.conditions.candidate import Candidate, ConditionLoss, Subject
 from rankscope.alerts.watch.conditions.findings import candidates
@@ -20,6 +19,7 @@ from rankscope.alerts.watch.conditions.regressions import Regressions
 from rankscope.alerts.watch.conditions.shared_alerts import FEW_RANKS, MOST_RANKS, merge_shared
 from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
 from rankscope.alerts.watch.pace import LONGEST_PAUSE_S, Pace
+from rankscope.alerts.watcher_alerts import HANG, STRAGGLER
 from rankscope.analysis.online import RECENT_STEPS
 from rankscope.analysis.result.analysis import Analysis, Cost, Evidence, Finding, RareSteps
 from rankscope.analysis.result.costs import MEANING, Waterfall, WaterfallPart

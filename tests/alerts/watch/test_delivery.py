@@ -21,12 +21,12 @@ from rankscope.alerts.deliver.post import DeliveryError, error_text, opaque_name
 from rankscope.alerts.deliver.secret import Secret
 from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.targets import webhook_target
-from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.payload import Notice, Payload, payload_alert
 from rankscope.alerts.store.database import AlertStore
 from rankscope.alerts.watch.conditions.candidate import Subject
 from rankscope.alerts.watch.delivery import RESOLVED_FOR_S, Delivery
 from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
+from rankscope.alerts.watcher_alerts import STRAGGLER
 
 SECRET = "s3cr3t-token"
 HERE = "http://127.0.0.1"

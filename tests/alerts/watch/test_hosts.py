@@ -9,13 +9,13 @@ import msgspec
 from tests.alerts.watch.watched_world import RecordingWebhook, World
 
 from rankscope.alerts.deliver.templates.alert_texts import alert_texts
-from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.payload import PayloadAlert, payload_alert
 from rankscope.alerts.receive.verdicts.run_verdict import run_verdict_of, verdict_annotations
 from rankscope.alerts.watch.conditions.candidate import Candidate, ConditionLoss, Subject
 from rankscope.alerts.watch.conditions.findings import candidates
 from rankscope.alerts.watch.conditions.shared_alerts import FEW_RANKS, MOST_RANKS, merge_shared
 from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
+from rankscope.alerts.watcher_alerts import STRAGGLER
 from rankscope.analysis.result.analysis import Analysis
 
 Make = Callable[..., Analysis]

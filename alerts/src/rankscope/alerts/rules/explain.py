@@ -9,9 +9,8 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.owners import ALERTS
 from rankscope.alerts.rules.rule_file import runbooks
-from rankscope.alerts.rules.thresholds import DEFAULTS
+from rankscope.alerts.rules.thresholds import DEFAULTS, SEVERITY_OF
 from rankscope.alerts.rules.xid_policy import Severity, XidPolicy, policy_of
 from rankscope.base.errors import RankscopeError
 from rankscope.exporter.xids import GRADED, SOURCE, SOURCES, XIDS
@@ -112,7 +111,7 @@ def _xid(code: int) -> XidExplanation:
         source_url=None if source is None else source.url,
         read_on=None if source is None else source.read_on.isoformat(),
         alert=policy.alert,
-        severity=None if alert is None else str(DEFAULTS[alert]["severity"]),
+        severity=None if alert is None else SEVERITY_OF[alert],
         drain=policy.drain,
         why=policy.why,
         runbook=None if alert is None else runbooks()[alert],
@@ -130,8 +129,7 @@ def _alert(name: str) -> AlertExplanation:
     codes = [code for code in XIDS if any(name in (policy.alert, *policy.also) for policy in _policies(code))]
     # Options of `alerts watch` configure the watcher's alerts; they have no thresholds here.
     settings = dict(DEFAULTS.get(name, {}))
-    [severity] = [alert.severity for alert in ALERTS if alert.alertname == name]
-    return AlertExplanation(name=name, severity=severity, settings=settings, xids=codes, runbook=runbooks()[name])
+    return AlertExplanation(name=name, severity=SEVERITY_OF[name], settings=settings, xids=codes, runbook=runbooks()[name])
 
 
 def _policies(code: int) -> list[XidPolicy]:

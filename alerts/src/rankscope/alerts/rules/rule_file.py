@@ -14,8 +14,7 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, Final
 
-from rankscope.alerts.owners import ALERTS
-from rankscope.alerts.rules.thresholds import SHARED, Tables, Value, duration_seconds, duration_text, thresholds
+from rankscope.alerts.rules.thresholds import SEVERITY_OF, SHARED, Tables, Value, duration_seconds, duration_text, thresholds
 from rankscope.alerts.rules.xid_policy import POLICIES
 from rankscope.alerts.watch.conditions.budgets import BUDGETS, Budgets
 from rankscope.alerts.watch.liveness.monitor import Patience
@@ -86,13 +85,12 @@ def _default_runbooks() -> Mapping[str, str]:
 
 def _filled_runbooks(tables: Tables) -> dict[str, str]:
     shared = _shared(tables) | _watcher_defaults() | _xid_lists() | _phrases()["runbook"]
-    severities = {alert.alertname: alert.severity for alert in ALERTS}
     filled = {}
     folder = files("rankscope.alerts") / "runbooks"
     for page in sorted(folder.iterdir(), key=lambda page: page.name):
         if page.name.endswith(".md"):
             name = page.name.removesuffix(".md")
-            settings = tables.get(name, {"severity": severities[name]})
+            settings = tables.get(name, {"severity": SEVERITY_OF[name]})
             values = {**shared, **_measured(settings), "alert": name}
             filled[name] = _filled(page.read_text(encoding="utf-8"), values)
     return filled

@@ -13,7 +13,7 @@ from typing import Final, cast
 
 import msgspec
 
-from rankscope.alerts.owners import WATCHER_ALERTS
+from rankscope.alerts.watcher_alerts import WATCHER_ALERTS
 from rankscope.base.config_files import read_toml
 from rankscope.base.errors import InputError
 
@@ -134,3 +134,8 @@ def _is_regex(text: str) -> bool:
 
 
 DEFAULTS: Final = _with_common_settings(msgspec.toml.decode(default_text(), type=dict[str, dict[str, Value]]))
+SEVERITY_OF: Final[dict[str, str]] = {
+    **{name: alert.severity for name, alert in WATCHER_ALERTS.items()},
+    **{name: str(settings["severity"]) for name, settings in DEFAULTS.items() if name not in SHARED},
+}
+"""Severity of every alert, of the watcher and of the rules, by its name. Operators may change that of a rule."""

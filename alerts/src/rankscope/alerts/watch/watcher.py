@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.alerts.output import Event
-from rankscope.alerts.owners import CRASHED, HISTORY_ALERTS, LIVENESS_ALERTS, RECORD_ALERTS
 from rankscope.alerts.watch.announcements import Announcer
 from rankscope.alerts.watch.conditions.candidate import Candidate, Subject
 from rankscope.alerts.watch.conditions.confirmation import Confirmation
@@ -32,6 +31,7 @@ from rankscope.alerts.watch.page import Evaluation, WatcherPage
 from rankscope.alerts.watch.runs import RunObserver, RunSnapshot
 from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.unreadable_files import UnreadableFiles, ranks_within
+from rankscope.alerts.watcher_alerts import CRASHED, HISTORY_ALERTS, LIVENESS_ALERTS, RECORD_ALERTS
 from rankscope.analysis.online import RECENT_STEPS
 from rankscope.analysis.result.analysis import Analysis, Cost
 from rankscope.base.errors import InputError, RankscopeError

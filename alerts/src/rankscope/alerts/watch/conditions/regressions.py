@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.alerts.owners import REGRESSION, THROUGHPUT, OwnedAlert
 from rankscope.alerts.watch.conditions.candidate import Candidate, ConditionLoss, Subject
 from rankscope.alerts.watch.conditions.step_past import StepPast
+from rankscope.alerts.watcher_alerts import REGRESSION, THROUGHPUT, WatcherAlert
 from rankscope.analysis.inference.change_points import change_points
 from rankscope.base.text import factor, format_duration
 
@@ -98,7 +98,7 @@ class Regressions:
         what = f"{slowdown.lost:.0%} fewer {work[0]} a second than before, in steps that take no longer: there is less in each"
         return [self._candidate(THROUGHPUT, what, slowdown)]
 
-    def _candidate(self, rule: OwnedAlert, what: str, slowdown: Slowdown) -> Candidate:
+    def _candidate(self, rule: WatcherAlert, what: str, slowdown: Slowdown) -> Candidate:
         loss = None
         if self.gpus is not None:
             per_hour = self.gpus.per_hour * slowdown.lost

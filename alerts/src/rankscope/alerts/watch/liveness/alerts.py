@@ -14,10 +14,10 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.alert import rfc3339
-from rankscope.alerts.owners import CRASHED, HANG, RANK_LOST
 from rankscope.alerts.watch.conditions.candidate import Candidate, ConditionLoss, Subject
 from rankscope.alerts.watch.liveness.attempt import LivenessVerdict
 from rankscope.alerts.watch.liveness.outage import LastStep, Outage
+from rankscope.alerts.watcher_alerts import CRASHED, HANG, RANK_LOST
 from rankscope.analysis.hang.activity import Activities, hang_by_activity, with_activity
 from rankscope.analysis.hang.hang_result import HangReport
 from rankscope.analysis.hang.hang_wording import operation_text
