@@ -14,7 +14,7 @@ import pytest
 from tests.step_files import append
 
 from rankscope.analysis.result.stored import stored_verdict
-from rankscope.cli.share import SHARE
+from rankscope.cli.selection import share
 from rankscope.cli.verbs import run as run_module
 from rankscope.profiler.launch import LaunchResult
 from rankscope.profiler.settings import EXPORTER_URL, STACKS_SECONDS, RecorderSettings, from_environment
@@ -53,15 +53,15 @@ def test_a_mistyped_option_is_not_taken_for_the_command(cli: Cli) -> None:
     assert "--window-every" in completed.stderr
 
 
-@pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("0.01", 0.01), (" 0.5% ", 0.005), ("100%", 1.0)])
-def test_a_budget_is_a_share(text: str, share: float) -> None:
-    assert SHARE.convert(text, None, None) == pytest.approx(share)
+@pytest.mark.parametrize(("text", "value"), [("1%", 0.01), ("0.01", 0.01), (" 0.5% ", 0.005), ("100%", 1.0)])
+def test_a_budget_is_a_share(text: str, value: float) -> None:
+    assert share(text) == pytest.approx(value)
 
 
 @pytest.mark.parametrize("text", ["0", "-1%", "101%", "2", "nan", "1%%", "1% of it", "%", "inf"])
 def test_what_is_no_share_is_no_budget(text: str) -> None:
     with pytest.raises(click.BadParameter, match="no share: say 1%"):
-        SHARE.convert(text, None, None)
+        share(text)
 
 
 TRAINING = """

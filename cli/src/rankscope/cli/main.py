@@ -10,14 +10,13 @@ import importlib
 import os
 import sys
 from contextlib import suppress
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn, cast
 
 import click
 
 from rankscope.base.errors import InputError, MissingError, RankscopeError
-from rankscope.base.text import one_line
+from rankscope.base.text import did_you_mean, one_line
 from rankscope.cli.standard_output import name_standard_output
 
 EXIT_INPUT: Final = 3
@@ -95,13 +94,8 @@ class Verbs(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the verb that the arguments name. An unknown name is answered with similar ones."""
         name = args[0] if args else ""
-        if (
-            name
-            and not name.startswith("-")
-            and name not in VERBS
-            and (close_matches := get_close_matches(name, VERBS, cutoff=0.5))
-        ):
-            ctx.fail(f"No such command {name!r}. Did you mean {' or '.join(close_matches[:2])}?")
+        if name and not name.startswith("-") and name not in VERBS and (hint := did_you_mean(name, VERBS, most=2)):
+            ctx.fail(f"No such command {name!r}. {hint.capitalize()}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

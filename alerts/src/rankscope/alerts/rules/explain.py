@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -13,6 +12,7 @@ from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.alerts.rules.thresholds import DEFAULTS, SEVERITY_OF
 from rankscope.alerts.rules.xid_policy import Severity, XidPolicy, policy_of
 from rankscope.base.errors import RankscopeError
+from rankscope.base.text import did_you_mean
 from rankscope.exporter.xids import GRADED, SOURCE, SOURCES, XIDS
 
 _SEVERITIES: Final[tuple[Severity, ...]] = ("fatal", "non_fatal")
@@ -91,8 +91,7 @@ def _explain(question: str) -> XidExplanation | AlertExplanation:
     names = {name.lower(): name for name in runbooks()}
     if question.lower() in names:
         return _alert(names[question.lower()])
-    close = difflib.get_close_matches(question.lower(), names, n=1)
-    hint = f"did you mean {names[close[0]]}?" if close else "a number is an Xid, and docs/rules.md lists the alerts"
+    hint = did_you_mean(question, runbooks(), otherwise="a number is an Xid, and docs/rules.md lists the alerts")
     raise UnknownAlertError(f"there is no alert {question!r}; {hint}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import reprlib
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ import msgspec
 from rankscope.alerts.watcher_alerts import WATCHER_ALERTS
 from rankscope.base.config_files import read_toml
 from rankscope.base.errors import InputError
+from rankscope.base.text import did_you_mean
 
 Value = bool | int | float | str
 Tables = Mapping[str, Mapping[str, Value]]
@@ -50,12 +50,12 @@ def thresholds(path: Path | None = None) -> Tables:
             if name in WATCHER_ALERTS:
                 raise InputError(path, "an alert of the watcher, adjusted by `rankscope alerts watch`", place=f"[{name}]")
             if name not in tables:
-                raise InputError(path, f"no such alert or table{_instead(name, tables)}", place=f"[{name}]")
+                raise InputError(path, f"no such alert or table; {_instead(name, tables)}", place=f"[{name}]")
             settable = DEFAULTS[name] | _WITHOUT_DEFAULT.get(name, {})
             for key, value in settings.items():
                 place = f"[{name}] {key}"
                 if key not in settable:
-                    raise InputError(path, f"no such setting{_instead(key, settable)}", place=place)
+                    raise InputError(path, f"no such setting; {_instead(key, settable)}", place=place)
                 if wrong := _wrong(key, value, settable[key]):
                     raise InputError(path, f"{reprlib.repr(value)} is not {wrong}", place=place)
                 tables[name][key] = cast("Value", value)
@@ -98,8 +98,7 @@ def _with_common_settings(tables: dict[str, dict[str, Value]]) -> Mapping[str, d
 
 
 def _instead(name: str, names: Mapping[str, object]) -> str:
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else "; `rankscope alerts rules thresholds` prints those there are"
+    return did_you_mean(name, names, otherwise="`rankscope alerts rules thresholds` prints those there are")
 
 
 def _wrong(key: str, value: object, example: Value) -> str | None:  # noqa: PLR0911  one line for each kind
