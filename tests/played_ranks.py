@@ -39,8 +39,9 @@ def two_ranks(path: Path, *, run_id: str = "r1", simulated: bool = False) -> Pat
     return path
 
 
-def end(run: Path, rank: int) -> None:
-    write_record(rank_dir(run, 0, rank) / "rank.json", rank_info(rank, end_unix_ns=2, end_reason="killed"))
+def end(run: Path, *ranks: int) -> None:
+    for rank in ranks:
+        write_record(rank_dir(run, 0, rank) / "rank.json", rank_info(rank, end_unix_ns=2, end_reason="killed"))
 
 
 def accept(run: Path, request: ControlRequest, *, attempt: int | None = None) -> None:
@@ -55,6 +56,13 @@ def accept(run: Path, request: ControlRequest, *, attempt: int | None = None) ->
         answered_unix_ns=1,
     )
     answer(run, given)
+
+
+def serve_all(run: Path, request: ControlRequest) -> None:
+    """Accept a request for a profile, and write that of both ranks."""
+    accept(run, request)
+    profile(run, 0, request.steps)
+    profile(run, 1, request.steps)
 
 
 def breakdown(step: int, **changed: float) -> StepBreakdown:

@@ -13,8 +13,8 @@ from typing import IO, Any
 
 import msgspec
 import pytest
-import yaml
 from tests.waiting import wait_until
+from tests.watched_job import AT_ONCE, Watch
 
 from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.ledger import read_entries
@@ -37,14 +37,19 @@ def watch(cli: Callable[..., Any], state: Path) -> Callable[..., subprocess.Comp
     return run
 
 
+@pytest.fixture
+def unprivileged_watch(without_privilege: list[str], state: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The same as a user to whom permissions apply."""
+
+    def run(path: Path, *options: str | Path) -> subprocess.CompletedProcess[str]:
+        command = [*without_privilege, sys.executable, "-m", "rankscope", "alerts", "watch", path, "--state", state, *options]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    return run
+
+
 def events(output: str) -> list[dict[str, Any]]:
     return [msgspec.json.decode(line) for line in output.splitlines()]
-
-
-def test_rules_are_printed(cli: Callable[..., Any]) -> None:
-    completed = cli("alerts", "rules", "show")
-    assert completed.returncode == 0
-    assert {group["name"] for group in yaml.safe_load(completed.stdout)["groups"]} >= {"rankscope-training.alerts"}
 
 
 @pytest.mark.parametrize("verb", [["export", "rules"], ["show"]], ids=" ".join)
@@ -72,13 +77,6 @@ def test_a_bad_runbook_address_is_a_usage_error(cli: Callable[..., Any]) -> None
     for option in ("--runbook-url", "--dashboard-url"):
         completed = cli("alerts", "rules", "export", "nowhere", option, "https://user:geheim@x/")
         assert (completed.returncode, "geheim" in completed.stderr) == (2, False)
-
-
-@pytest.mark.parametrize("verb", [[], ["rules"], ["rules", "export"], ["explain"], ["watch"], ["serve"]])
-def test_help(cli: Callable[..., Any], verb: list[str]) -> None:
-    completed = cli("alerts", *verb, "--help")
-    assert completed.returncode == 0
-    assert "Usage:" in completed.stdout
 
 
 def test_help_needs_no_extra_and_what_does_says_how_to_get_it(
@@ -169,13 +167,12 @@ def test_a_run_that_ended_and_cannot_be_analysed_is_status_1(
 
 
 @pytest.mark.slow
-def test_a_folder_one_may_not_look_into_is_one_clear_line(make_run: Any, state: Path, without_privilege: list[str]) -> None:
+def test_a_folder_one_may_not_look_into_is_one_clear_line(make_run: Any, unprivileged_watch: Any) -> None:
     run = make_run()
     run.path.parent.chmod(0)
     try:
         for path in (run.path, run.path.parent):
-            command = [*without_privilege, sys.executable, "-m", "rankscope", "alerts", "watch", path, "--state", state]
-            completed = subprocess.run(command, capture_output=True, text=True, check=False)
+            completed = unprivileged_watch(path)
             assert completed.returncode == 3
             [line] = completed.stderr.splitlines()
             assert f"{path}: Permission denied" in line
@@ -184,15 +181,12 @@ def test_a_folder_one_may_not_look_into_is_one_clear_line(make_run: Any, state: 
 
 
 @pytest.mark.slow
-def test_a_private_folder_does_not_keep_other_runs_from_being_watched(
-    make_run: Any, state: Path, without_privilege: list[str]
-) -> None:
+def test_a_private_folder_does_not_keep_other_runs_from_being_watched(make_run: Any, unprivileged_watch: Any) -> None:
     run, private = make_run("llama", slow=2), make_run("private")
     run.end()
     private.path.chmod(0)
     try:
-        command = [*without_privilege, sys.executable, "-m", "rankscope", "alerts", "watch", run.path.parent, "--once"]
-        completed = subprocess.run([*command, "--state", state], capture_output=True, text=True, check=False)
+        completed = unprivileged_watch(run.path.parent, "--once")
     finally:
         private.path.chmod(0o755)
     assert completed.returncode == 0, completed.stderr
@@ -290,14 +284,12 @@ def test_a_damaged_store_costs_one_line_not_the_alerts(watch: Any, make_run: Any
 
 @pytest.mark.slow
 def test_an_unwritable_state_folder_costs_one_line_not_the_alerts(
-    make_run: Any, sink: Any, tmp_path: Path, without_privilege: list[str]
+    make_run: Any, sink: Any, tmp_path: Path, unprivileged_watch: Any
 ) -> None:
     run = make_run(slow=2)
     run.end()
     (tmp_path / "read-only").mkdir(mode=0o555)
-    command = [*without_privilege, sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--once"]
-    command += ["--state", tmp_path / "read-only" / "state", "--webhook", sink.url]
-    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    completed = unprivileged_watch(run.path, "--once", "--state", tmp_path / "read-only" / "state", "--webhook", sink.url)
     assert completed.returncode == 0, completed.stderr
     assert len(sink.accepted) == 1
     [line] = [line for line in completed.stderr.splitlines() if "findings.jsonl" not in line]
@@ -366,96 +358,49 @@ def grown(run: Any) -> bool:
 @pytest.mark.slow
 def test_a_live_run_is_followed_to_its_end(make_run: Any, sink: Any, state: Path) -> None:
     run = make_run(slow=2)
-    command = [sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--interval", "100ms", "--fire-after", "2"]
-    with subprocess.Popen(
-        [*command, "--state", state, "--webhook", sink.url, "--format", "json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-
-            def arrived() -> bool:
-                run.grow(2)
-                return bool(sink.accepted)
-
-            wait_until(arrived, process=process)
-            run.end()
-            stdout, stderr = process.communicate(timeout=120)
-        finally:
-            process.kill()
-    assert process.returncode == 0
-    assert [line for line in stderr.splitlines() if "level=info" not in line] == []
+    with Watch(run.path, "--interval", "100ms", "--fire-after", "2", "--state", state, "--webhook", sink.url) as watch:
+        wait_until(lambda: grown(run) and sink.accepted, process=watch.process)
+        run.end()
+        assert watch.process.wait(120) == 0
+    assert watch.warnings() == []
     assert [payload["status"] for payload in sink.accepted] == ["firing", "resolved"]
-    assert [event["event"] for event in events(stdout)] == ["firing", "verdict", "resolved"]
+    assert [event["event"] for event in watch.events] == ["firing", "verdict", "resolved"]
     assert read_entries(state) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_a_signal_ends_it_cleanly_even_in_the_midst_of_a_delivery(
-    make_run: Any, sink: Any, state: Path, number: signal.Signals
+    make_run: Any, sink: Any, state: Path, watch: Any, number: signal.Signals
 ) -> None:
     run = make_run(slow=2)
     sink.delay_s = 5
-    command = [sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--interval", "100ms", "--fire-after", "1"]
-    with subprocess.Popen(
-        [*command, "--state", state, "--webhook", sink.url],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "NO_PROXY": "*"},
-    ) as process:
-        try:
-            wait_until(lambda: grown(run) and sink.requests)
-            process.send_signal(number)
-            _, stderr = process.communicate(timeout=120)
-        finally:
-            process.kill()
-    assert process.returncode == 0
-    assert [line for line in stderr.splitlines() if "level=info" not in line] == []
+    with Watch(run.path, *AT_ONCE, "--state", state, "--webhook", sink.url) as first:
+        wait_until(lambda: grown(run) and sink.requests)
+        first.process.send_signal(number)
+        assert first.process.wait(120) == 0
+    assert first.warnings() == []
     # and the delivery that was in progress is not repeated by the next watcher
     sink.delay_s = 0
     run.end()
-    completed = subprocess.run([*command, "--state", state, "--webhook", sink.url], capture_output=True, text=True, check=False)
+    completed = watch(run.path, *AT_ONCE, "--webhook", sink.url)
     assert completed.returncode == 0, completed.stderr
     assert [payload["status"] for payload in sink.accepted] == ["firing", "resolved"]
 
 
 @pytest.mark.slow
 def test_a_folder_of_runs_is_followed_until_told_to_stop(make_run: Any, sink: Any, state: Path) -> None:
-    over = make_run("over", slow=1)
-    over.end()
-    quiet = make_run("quiet", slow=None)
-    command = [
-        sys.executable,
-        "-m",
-        "rankscope",
-        "alerts",
-        "watch",
-        quiet.path.parent,
-        "--listen",
-        "127.0.0.1:0",
-        "--interval",
-        "100ms",
-        "--fire-after",
-        "1",
-    ]
-    with subprocess.Popen(
-        [*command, "--state", state, "--webhook", sink.url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            late = make_run("late", slow=3)  # appears while the watcher runs
-            wait_until(lambda: grown(late) and sink.accepted)
-            late.end()
-            wait_until(lambda: len(sink.accepted) == 2)
-            assert process.poll() is None
-            process.terminate()
-            _, stderr = process.communicate(timeout=120)
-        finally:
-            process.kill()
-    assert process.returncode == 0
-    watching, metrics = stderr.splitlines()
-    assert f"watching {quiet.path.parent}, " in watching
+    make_run("over", slow=1).end()
+    runs = make_run("quiet", slow=None).path.parent
+    with Watch(runs, *AT_ONCE, "--listen", "127.0.0.1:0", "--state", state, "--webhook", sink.url) as watch:
+        late = make_run("late", slow=3)  # appears while the watcher runs
+        wait_until(lambda: grown(late) and sink.accepted)
+        late.end()
+        wait_until(lambda: len(sink.accepted) == 2)
+        assert watch.process.poll() is None
+        watch.process.terminate()
+        assert watch.process.wait(120) == 0
+    watching, metrics = watch.errors().splitlines()
+    assert f"watching {runs}, " in watching
     assert "metrics at http://127.0.0.1:" in metrics
     assert {alert["labels"]["run"] for payload in sink.accepted for alert in payload["alerts"]} == {"late"}

@@ -13,8 +13,8 @@ import httpx
 import msgspec
 import pytest
 import yaml
-from tests.alerts.alertmanager_process import alertmanager_process
 from tests.alerts.receive.receiver_process import ReceiverProcess
+from tests.monitoring_servers import alertmanager_server
 from tests.waiting import wait_until
 
 from rankscope.alerts.alert import Alert, fingerprint, unix_ns
@@ -42,16 +42,15 @@ def endpoint(url: str) -> Endpoint:
 
 
 @pytest.fixture
-def alertmanager(tmp_path: Path, require_program: Callable[[str], str]) -> Iterator[tuple[str, str]]:
+def alertmanager(tmp_path: Path) -> Iterator[tuple[str, str]]:
     """Addresses of a real Alertmanager (example configuration with shorter intervals) and of the real receiver behind it."""
-    program = require_program("prometheus-alertmanager")
     with ReceiverProcess(tmp_path, "") as receiver:
         quick = EXAMPLE.replace("127.0.0.1:9099", f"127.0.0.1:{receiver.port}")
         for name in ("group_wait: 30s", "group_wait: 10s", "group_interval: 5m"):
             quick = quick.replace(name, f"{name.partition(':')[0]}: 100ms")
         config = tmp_path / "alertmanager.yml"
         config.write_text(quick)
-        with alertmanager_process(program, config, tmp_path / "manager") as url:
+        with alertmanager_server(tmp_path / "manager", config) as url:
             yield url, receiver.url
 
 
@@ -157,10 +156,8 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(
 
 
 @pytest.mark.slow
-def test_a_restarted_alertmanager_learns_what_fires_and_forgets_the_rest(
-    tmp_path: Path, require_program: Callable[[str], str]
-) -> None:
-    program, urls = require_program("prometheus-alertmanager"), [""]
+def test_a_restarted_alertmanager_learns_what_fires_and_forgets_the_rest(tmp_path: Path) -> None:
+    urls = [""]
 
     class Restarted(Alertmanager):
         """The Alertmanager at its current address."""
@@ -183,7 +180,7 @@ def test_a_restarted_alertmanager_learns_what_fires_and_forgets_the_rest(
         return alerts
 
     for number in range(2):
-        with alertmanager_process(program, CONFIG, tmp_path / f"manager-{number}") as url:
+        with alertmanager_server(tmp_path / f"manager-{number}", CONFIG) as url:
             urls.append(url)
             [alert] = wait_until(known)
             assert (alert["fingerprint"], unix_ns(alert["startsAt"]) // 10**9) == (candidate.fingerprint, began // 10**9)

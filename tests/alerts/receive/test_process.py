@@ -19,11 +19,11 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from tests.alerts.alertmanager_process import alertmanager_process
 from tests.alerts.receive.receiver_process import TOKEN, ReceiverProcess, Target, listening_target, straggler
 from tests.alerts.receive.receiver_senders import firing, send_while_killed
 from tests.alerts.receive.test_refusals import largest_alert
 from tests.local_http import answering, respond
+from tests.monitoring_servers import alertmanager_server
 from tests.waiting import wait_until
 
 from rankscope.alerts.receive.web.bodies import MAX_BODY_BYTES
@@ -229,17 +229,14 @@ receivers:
 
 
 @pytest.mark.full
-def test_two_real_alertmanagers_that_both_send_are_told_on_once(
-    tmp_path: Path, target: Target, require_program: Callable[[str], str]
-) -> None:
-    program = require_program("prometheus-alertmanager")
+def test_two_real_alertmanagers_that_both_send_are_told_on_once(tmp_path: Path, target: Target) -> None:
     (tmp_path / "token").write_text("a token of Alertmanager")
     config = '[receive]\nbearer = [{ file = "token" }]\n'
     with contextlib.ExitStack() as stack:
         receiver = stack.enter_context(ReceiverProcess(tmp_path, config + CONFIG.format(url=target.url)))
         settings = tmp_path / "alertmanager.yml"
         settings.write_text(ALERTMANAGER.format(url=receiver.url))
-        managers = [stack.enter_context(alertmanager_process(program, settings, tmp_path / name)) for name in ("one", "two")]
+        managers = [stack.enter_context(alertmanager_server(tmp_path / name, settings)) for name in ("one", "two")]
 
         def tell(ends: str | None) -> None:
             alert = {"labels": {"alertname": "GpuDown", "gpu": "3"}, "startsAt": "2026-01-01T00:00:00Z"}
@@ -268,10 +265,7 @@ receivers:
 
 
 @pytest.mark.full
-def test_a_thousand_critical_alerts_of_one_run_are_all_delivered(
-    tmp_path: Path, target: Target, require_program: Callable[[str], str]
-) -> None:
-    program = require_program("prometheus-alertmanager")
+def test_a_thousand_critical_alerts_of_one_run_are_all_delivered(tmp_path: Path, target: Target) -> None:
     alert = largest_alert()
     alerts = [
         {
@@ -284,7 +278,7 @@ def test_a_thousand_critical_alerts_of_one_run_are_all_delivered(
     with ReceiverProcess(tmp_path, CONFIG.format(url=target.url)) as receiver:
         settings = tmp_path / "alertmanager.yml"
         settings.write_text(INCIDENT.format(url=receiver.url, token=TOKEN))
-        with alertmanager_process(program, settings, tmp_path / "one") as url:
+        with alertmanager_server(tmp_path / "one", settings) as url:
             assert httpx.post(f"{url}/api/v2/alerts", json=alerts, timeout=60).is_success
             wait_until(lambda: len({alert["labels"]["rank"] for alert in target.alerts}) == 1000)
         assert receiver.count("deliveries_total") == 1
