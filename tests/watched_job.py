@@ -23,12 +23,13 @@ QUICK = (
 AT_ONCE = ("--interval", "100ms", "--fire-after", "1")
 
 
-class Watch:
+class WatchProcess:
     """Running command, and its events so far."""
 
     def __init__(self, path: Path, *options: str | Path) -> None:
         command = [sys.executable, "-m", "rankscope", "alerts", "watch", path, "--format", "json", *options]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the process
+        self._all_errors = ""
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._errors, text=True)
         self.events: list[dict[str, Any]] = []
         self._listening = threading.Thread(target=self._listen)
@@ -41,7 +42,7 @@ class Watch:
 
     def errors(self) -> str:
         """Return what it has written to standard error."""
-        return os.pread(self._errors.fileno(), 2**20, 0).decode()
+        return self._all_errors or os.pread(self._errors.fileno(), 2**20, 0).decode()
 
     def warnings(self) -> list[str]:
         """Return the lines on standard error that are not of level info."""
@@ -62,7 +63,9 @@ class Watch:
         self.process.kill()
         self.process.wait()
         self._listening.join()
-        print(self.errors())
+        with self._errors:
+            self._all_errors = self.errors()
+        print(self._all_errors)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import IO, Any
 import msgspec
 import pytest
 from tests.waiting import wait_until
-from tests.watched_job import AT_ONCE, Watch
+from tests.watched_job import AT_ONCE, WatchProcess
 
 from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.ledger import read_entries
@@ -358,7 +358,7 @@ def grown(run: Any) -> bool:
 @pytest.mark.slow
 def test_a_live_run_is_followed_to_its_end(make_run: Any, sink: Any, state: Path) -> None:
     run = make_run(slow=2)
-    with Watch(run.path, "--interval", "100ms", "--fire-after", "2", "--state", state, "--webhook", sink.url) as watch:
+    with WatchProcess(run.path, "--interval", "100ms", "--fire-after", "2", "--state", state, "--webhook", sink.url) as watch:
         wait_until(lambda: grown(run) and sink.accepted, process=watch.process)
         run.end()
         assert watch.process.wait(120) == 0
@@ -375,7 +375,7 @@ def test_a_signal_ends_it_cleanly_even_in_the_midst_of_a_delivery(
 ) -> None:
     run = make_run(slow=2)
     sink.delay_s = 5
-    with Watch(run.path, *AT_ONCE, "--state", state, "--webhook", sink.url) as first:
+    with WatchProcess(run.path, *AT_ONCE, "--state", state, "--webhook", sink.url) as first:
         wait_until(lambda: grown(run) and sink.requests)
         first.process.send_signal(number)
         assert first.process.wait(120) == 0
@@ -392,7 +392,7 @@ def test_a_signal_ends_it_cleanly_even_in_the_midst_of_a_delivery(
 def test_a_folder_of_runs_is_followed_until_told_to_stop(make_run: Any, sink: Any, state: Path) -> None:
     make_run("over", slow=1).end()
     runs = make_run("quiet", slow=None).path.parent
-    with Watch(runs, *AT_ONCE, "--listen", "127.0.0.1:0", "--state", state, "--webhook", sink.url) as watch:
+    with WatchProcess(runs, *AT_ONCE, "--listen", "127.0.0.1:0", "--state", state, "--webhook", sink.url) as watch:
         late = make_run("late", slow=3)  # appears while the watcher runs
         wait_until(lambda: grown(late) and sink.accepted)
         late.end()

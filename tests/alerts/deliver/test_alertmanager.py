@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import yaml
 from tests.alerts.receive.receiver_process import ReceiverProcess
+from tests.alerts.watch.watched_world import analysis_of
 from tests.monitoring_servers import alertmanager_server
 from tests.waiting import wait_until
 
@@ -28,8 +29,8 @@ from rankscope.alerts.watch.conditions.candidate import Subject
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
-from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.watcher import Watcher
+from rankscope.alerts.watch.watcher_settings import WatcherSettings
 from rankscope.alerts.watcher_alerts import HANG
 from rankscope.analysis.result.analysis import Analysis
 
@@ -97,21 +98,18 @@ def test_severity_decides_who_is_told(require_program: Callable[[str], str], lab
 
 
 @pytest.mark.slow
-def test_from_the_watcher_through_alertmanager_to_the_receiver(
-    alertmanager: tuple[str, str], make_run: Any, make_analysis: Any
-) -> None:
+def test_from_the_watcher_through_alertmanager_to_the_receiver(alertmanager: tuple[str, str], make_run: Any) -> None:
     class Straggling(FollowedRuns):
         def update(self, run: Path) -> Analysis:
             del run
-            analysis: Analysis = make_analysis(2)
-            return analysis
+            return analysis_of(2)
 
     manager, receiver = alertmanager
     run = make_run()
     # Given a watcher over a live run whose rank 2 is a straggler
     watcher = Watcher(
         run.path,
-        analyse=lambda _: make_analysis(2),
+        analyse=lambda _: analysis_of(2),
         follow=Straggling(),
         delivery=Delivery(
             alertmanagers=[Alertmanager(endpoint(manager), valid_s=240)],

@@ -16,7 +16,7 @@ from rankscope.alerts.alert import rfc3339
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.store.database import AlertStore
 from rankscope.alerts.store.folders import STORE_FILE
-from rankscope.alerts.watch import setup as watching
+from rankscope.alerts.watch import running_watcher
 
 SECRET = "s3cr3t"
 
@@ -178,7 +178,7 @@ def test_a_watcher_delivers_to_configured_targets_and_what_waited_before(
 def test_a_secret_that_is_away_keeps_a_watcher_from_telling_nobody_else(
     cli: Callable[..., Any], make_run: Any, receiver: WebhookReceiver, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "ONCE_DRAIN_S", 2.0)
+    monkeypatch.setattr(running_watcher, "ONCE_DRAIN_S", 2.0)
     run = make_run(slow=2)
     run.end()
     config.write_text(f'{config.read_text()}[[target]]\nname = "late"\nurl_file = "away"\n')

@@ -23,7 +23,7 @@ from tests.alerts.receive.test_receiver import PAYLOAD, Client, typed
 from rankscope.alerts.deliver.secret import Secret
 from rankscope.alerts.receive.config import ReceiveSection
 from rankscope.alerts.receive.inbox import Inbox
-from rankscope.alerts.receive.settings import accepted_credentials, load_credentials, settings
+from rankscope.alerts.receive.receiver_settings import accepted_credentials, load_credentials, receiver_settings
 from rankscope.alerts.receive.web.app import ReceiverApp
 from rankscope.alerts.receive.web.authentication import Credentials
 from rankscope.base import followed_files
@@ -294,7 +294,7 @@ def test_settings_with_credentials_that_nobody_can_overhear_are_accepted(tmp_pat
 
 def accepted(folder: Path, text: str) -> Credentials:
     (folder / "alerts.toml").write_text(text)
-    chosen = settings(folder / "alerts.toml", listen=None, runs=(), dashboard_url=None, state=None, out=None)
+    chosen = receiver_settings(folder / "alerts.toml", listen=None, runs=(), dashboard_url=None, state=None, out=None)
     return accepted_credentials(chosen, report=pytest.fail)
 
 

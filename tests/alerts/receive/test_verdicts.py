@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.alerts.receive.receiver_heard import Heard, S
+from tests.alerts.watch.watched_world import analysis_of
 from tests.waiting import wait_until
 
 from rankscope.alerts.deliver.targets import TemplateName
@@ -26,7 +27,7 @@ from rankscope.alerts.receive.verdicts import late_verdicts as late_module
 from rankscope.alerts.receive.verdicts.late_verdicts import LateVerdicts
 from rankscope.alerts.receive.verdicts.run_verdict import RunVerdict, run_verdict_of, verdict_annotations
 from rankscope.alerts.rules.thresholds import SEVERITY_OF
-from rankscope.analysis.result.analysis import Analysis, Verdict
+from rankscope.analysis.result.analysis import Verdict
 
 
 @pytest.fixture
@@ -146,8 +147,8 @@ def words_about(facts: RunVerdict, **labels: str) -> dict[str, str]:
 OF_ONE_RANK = ("cause", "phase", "confidence", "slowdown", "next", "cost", "verdict_rank", "verdict_host", "gpu_uuid", "pattern")
 
 
-def test_a_verdict_explains_only_what_it_is_about(make_analysis: Callable[..., Analysis]) -> None:
-    facts = run_verdict_of(make_analysis(2, 3, simulated=True))
+def test_a_verdict_explains_only_what_it_is_about() -> None:
+    facts = run_verdict_of(analysis_of(2, 3, simulated=True))
     straggler = words_about(facts, alertname="TrainingStraggler", rank="2")
     assert (straggler["explained_by"], straggler["next"]) == ("cpu_contention", "look at the data loader")
     assert (straggler["verdict_rank"], straggler["gpu_uuid"]) == ("2", "GPU-2")

@@ -22,7 +22,7 @@ from rankscope.alerts.replay.replay_result import RuleHistory, replay_text
 from rankscope.alerts.watch.conditions.budgets import Budgets
 from rankscope.alerts.watch.ledger import FiringPolicy
 from rankscope.alerts.watch.liveness.monitor import Patience
-from rankscope.alerts.watch.settings import WatcherSettings
+from rankscope.alerts.watch.watcher_settings import WatcherSettings
 from rankscope.alerts.watcher_alerts import WATCHER_ALERTS
 from rankscope.base.errors import InputError
 from rankscope.base.progress import progress_line

@@ -17,7 +17,7 @@ from tests.monitoring_servers import alertmanager_server, ask, prometheus_server
 from tests.waiting import wait_until
 
 from rankscope.alerts.rules.rule_file import rules_text
-from rankscope.alerts.rules.thresholds import thresholds
+from rankscope.alerts.rules.thresholds import load_thresholds
 
 EXAMPLE = Path(__file__).parents[3] / "alerts" / "alertmanager" / "alertmanager.yml"
 KEPT_S = 8
@@ -51,7 +51,7 @@ def firing(tmp_path: Path, site: Site) -> Iterator[Callable[[], set[str]]]:
     """Function that returns the names of the alerts that fire in Prometheus; Alertmanager repeats its pages every second."""
     ours = tmp_path / "ours.toml"
     ours.write_text(f'[NodeMaintenance]\nkeep_firing_for = "{KEPT_S}s"\n')
-    (tmp_path / "rules.yaml").write_text(rules_text(settings=thresholds(ours)))
+    (tmp_path / "rules.yaml").write_text(rules_text(settings=load_thresholds(ours)))
     with answering(site.answer) as address:
         quick = EXAMPLE.read_text().replace("http://127.0.0.1:9099/webhook", address)
         for name, value in (("group_wait", "30s"), ("group_wait", "10s"), ("group_interval", "5m")):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.monitoring_servers import ask, prometheus_server
 from tests.waiting import wait_until
-from tests.watched_job import AT_ONCE, Watch
+from tests.watched_job import AT_ONCE, WatchProcess
 
 from rankscope.alerts.rules.rule_file import rules_text
 from rankscope.base.atomic_files import replace_file
@@ -162,8 +162,8 @@ def test_a_killed_watcher_is_missed_and_one_whose_run_ended_is_not(
 
     with (
         prometheus_server(tmp_path, CONFIG.format(targets=[ended, killed])) as url,
-        Watch(runs[0].path, *AT_ONCE, "--state", tmp_path / "0", "--listen", ended) as first,
-        Watch(runs[1].path, *AT_ONCE, "--state", tmp_path / "1", "--listen", killed) as second,
+        WatchProcess(runs[0].path, *AT_ONCE, "--state", tmp_path / "0", "--listen", ended) as first,
+        WatchProcess(runs[1].path, *AT_ONCE, "--state", tmp_path / "1", "--listen", killed) as second,
     ):
         wait_until(lambda: recorded() == {ended, killed})
         # When the first watcher ends with its run, and the second one is killed

@@ -15,7 +15,7 @@ import yaml
 from tests.alerts.rules.test_cases import run_promtool
 
 from rankscope.alerts.rules.rule_file import rules_text
-from rankscope.alerts.rules.thresholds import DEFAULTS, SEVERITY_OF, duration_seconds, thresholds
+from rankscope.alerts.rules.thresholds import DEFAULTS, SEVERITY_OF, duration_seconds, load_thresholds
 
 Cases = Mapping[str, Mapping[str, str]]
 
@@ -274,7 +274,7 @@ def test_models_and_hosts_are_excepted(check_cases: Callable[..., None], tmp_pat
     for setting in ('except_hosts = "n[1-3]|lab-.*"', 'except_models = "A100|H100"'):
         ours = tmp_path / "ours.toml"
         ours.write_text(f"[NvlinkInactive]\n{setting}\n[GpuDown]\n{setting}\n")
-        text = rules_text(settings=thresholds(ours))
+        text = rules_text(settings=load_thresholds(ours))
         check_cases([case(lost, at(80, "NvlinkInactive", fires=False)), case(down, at(29, "GpuDown", fires=False))], text)
 
 

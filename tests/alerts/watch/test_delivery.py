@@ -14,7 +14,7 @@ from tests.alerts.watch.watched_world import RecordingWebhook
 
 from rankscope.alerts.alert import Alert
 from rankscope.alerts.deliver.endpoint import Endpoint
-from rankscope.alerts.deliver.http import http_client
+from rankscope.alerts.deliver.http_client import http_client
 from rankscope.alerts.deliver.notifiers import Alertmanager, Webhook
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.post import DeliveryError, error_text, opaque_name, post_json, redact

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.alerts.watch.watched_world import MakeWorld, RecordingWebhook, World, analysis_of
 from tests.waiting import wait_until
-from tests.watched_job import Watch
+from tests.watched_job import WatchProcess
 
 from rankscope.alerts.watch import announcements as announcing
 from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding, is_logged
@@ -150,7 +150,7 @@ def test_findings_are_readable_by_those_who_may_read_the_run(make_run: Any) -> N
 def test_a_second_watcher_of_a_folder_says_so_and_leaves(make_run: Any, cli: Callable[..., Any], tmp_path: Path) -> None:
     run, state = make_run(), tmp_path / "state"
     watch = ["alerts", "watch", run.path, "--state", state]
-    with Watch(run.path, "--state", state):
+    with WatchProcess(run.path, "--state", state):
         wait_until((state / "alerts.sqlite.lock").exists)
         second = cli(*watch)
         assert (second.returncode, second.stdout, len(second.stderr.splitlines())) == (3, "", 1)

@@ -10,7 +10,7 @@ import pytest
 from tests.alerts.watch.watched_world import PATIENCE_S, MakeWorld, analysis_of, past_of
 
 from rankscope.alerts.watch.liveness.monitor import Patience
-from rankscope.alerts.watch.runs import RESTART_GRACE_S
+from rankscope.alerts.watch.run_snapshots import RESTART_GRACE_S
 from rankscope.alerts.watch.watcher import CRASH_FIRING_S, FORGET_AFTER_S, FORGET_LIVENESS_AFTER_S
 from rankscope.runs.paths import activity_file, attempt_dir, rank_dir
 from rankscope.runs.records import AttemptInfo, RankActivity, RankInfo

@@ -14,7 +14,7 @@ from tests.step_files import add_damaged, add_rows, change, rows_of, tear
 
 from rankscope.alerts.watch.conditions.step_past import StepPast
 from rankscope.alerts.watch.liveness.outage import WAITED_S
-from rankscope.alerts.watch.runs import RESTART_GRACE_S
+from rankscope.alerts.watch.run_snapshots import RESTART_GRACE_S
 from rankscope.runs.control import ControlAnswer, answer
 from rankscope.runs.paths import control_dir, rank_dir
 from rankscope.runs.records import AttemptInfo, RankInfo, StepRecord

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.alerts.receive.receiver_process import listening_target
 from tests.waiting import wait_until
-from tests.watched_job import AT_ONCE, Watch
+from tests.watched_job import AT_ONCE, WatchProcess
 
 from rankscope.alerts.watch.signals import SignalHandlers, StoppedError
 
@@ -100,7 +100,7 @@ def test_a_hangup_reads_the_targets_again(make_run: Any, tmp_path: Path) -> None
     run, config = make_run(slow=2), tmp_path / "alerts.toml"
     with listening_target() as first, listening_target() as second:
         config.write_text(f'[[target]]\nname = "chat"\nurl = "{first.url}"\n')
-        with Watch(run.path, *AT_ONCE, "--config", config, "--state", tmp_path / "state") as watch:
+        with WatchProcess(run.path, *AT_ONCE, "--config", config, "--state", tmp_path / "state") as watch:
 
             def firing() -> bool:
                 run.grow(2)
@@ -122,7 +122,7 @@ def test_a_hangup_reads_the_targets_again(make_run: Any, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_hangup_without_a_configuration_ends_nothing(make_run: Any, tmp_path: Path) -> None:
-    with Watch(make_run(slow=None).path, *AT_ONCE, "--log-format", "json", "--state", tmp_path / "state") as watch:
+    with WatchProcess(make_run(slow=None).path, *AT_ONCE, "--log-format", "json", "--state", tmp_path / "state") as watch:
         wait_until(lambda: "watching" in watch.errors())
         watch.process.send_signal(signal.SIGHUP)
         wait_until(lambda: '"level": "info"' in watch.errors() and "no --config" in watch.errors())

@@ -14,7 +14,7 @@ from rankscope.alerts.store.database import AlertStore
 from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import load_ledger, read_entries, save_ledger
-from rankscope.alerts.watch.runs import RESTART_GRACE_S, RunObserver, RunSnapshot
+from rankscope.alerts.watch.run_snapshots import RESTART_GRACE_S, RunObserver, RunSnapshot
 from rankscope.alerts.watch.unreadable_files import SHOWN
 from rankscope.alerts.watch.watcher import FINAL_TRIES, FORGET_AFTER_S
 from rankscope.analysis.result.analysis import Analysis

@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 from tests.waiting import wait_until
-from tests.watched_job import AT_ONCE, Watch
+from tests.watched_job import AT_ONCE, WatchProcess
 
 from rankscope.alerts.store.database import AlertStore
-from rankscope.alerts.watch.page import STUCK_AFTER_S, Evaluation, WatcherPage
+from rankscope.alerts.watch.watcher_page import STUCK_AFTER_S, Evaluation, WatcherPage
 from rankscope.base.errors import InputError
 
 FINISHED = "\nrankscope_watcher_finished 1\n"
@@ -88,7 +88,7 @@ def test_a_client_that_does_not_come_back_is_not_waited_for_without_end() -> Non
 @pytest.mark.slow
 def test_a_watcher_of_one_run_stays_for_the_scrape_that_reports_the_end(make_run: Any, tmp_path: Path) -> None:
     run, state = make_run(slow=None), tmp_path / "state"
-    with Watch(run.path, *AT_ONCE, "--listen", "127.0.0.1:0", "--state", state) as watch:
+    with WatchProcess(run.path, *AT_ONCE, "--listen", "127.0.0.1:0", "--state", state) as watch:
         url = wait_until(lambda: re.search(r"http://\S+/metrics", watch.errors()))[0]
 
         def shows(value: str) -> bool:

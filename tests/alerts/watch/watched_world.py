@@ -21,8 +21,8 @@ from rankscope.alerts.watch.conditions.step_past import StepPast
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
-from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.watcher import Watcher
+from rankscope.alerts.watch.watcher_settings import WatcherSettings
 from rankscope.analysis.evidence.step_table.rank_columns import RankColumns
 from rankscope.analysis.hang.hang_result import HangReport
 from rankscope.analysis.online import NewSteps

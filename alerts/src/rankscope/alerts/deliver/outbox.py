@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankscope.alerts.deliver.message import AlertState, Message, MessageSummary, State, without
+from rankscope.alerts.deliver.message import AlertState, Message, MessageState, MessageSummary, without
 from rankscope.alerts.deliver.templates.alert_texts import headline
 from rankscope.alerts.payload import Payload
 from rankscope.alerts.store.database import AlertStore
@@ -175,7 +175,7 @@ class Outbox:
         return int(count), 0.0 if oldest is None else max(0.0, (self.now_ns() - oldest) / 1e9)
 
     def list_messages(
-        self, *, state: State | None = None, target: str | None = None, most: int | None = None
+        self, *, state: MessageState | None = None, target: str | None = None, most: int | None = None
     ) -> list[MessageSummary]:
         """Return the last ``most`` messages, oldest first."""
         where, parameters = _where(state=state, target=target)
@@ -183,7 +183,7 @@ class Outbox:
         now = self.now_ns()
         return [_listed(row, now) for row in reversed(rows)]
 
-    def counts(self) -> dict[tuple[str, State], int]:
+    def counts(self) -> dict[tuple[str, MessageState], int]:
         """Count messages by target and state."""
         return {
             (target, state): count
@@ -216,7 +216,9 @@ class Outbox:
                 )
         return chosen
 
-    def drop(self, ids: Sequence[str] | None = None, *, state: State | None = None, target: str | None = None) -> list[str]:
+    def drop(
+        self, ids: Sequence[str] | None = None, *, state: MessageState | None = None, target: str | None = None
+    ) -> list[str]:
         """Delete messages that meet all given conditions. Returns their ids."""
         where, parameters = _where(state=state, target=target)
         with self.store.transaction() as database:
@@ -360,7 +362,7 @@ def _where(**columns: str | None) -> tuple[str, tuple[str, ...]]:
     return (" WHERE " + " AND ".join(f"{name} = ?" for name in conditions) if conditions else ""), tuple(conditions.values())
 
 
-def _listed(row: tuple[str, str, str, State, int, int, int, int | None, int, str, bytes], now_ns: int) -> MessageSummary:
+def _listed(row: tuple[str, str, str, MessageState, int, int, int, int | None, int, str, bytes], now_ns: int) -> MessageSummary:
     id_, target, group, state, alerts, attempts, created, finished, next_attempt_ns, error, body = row
     about, labels, starts_at = _summary(body)
     return MessageSummary(

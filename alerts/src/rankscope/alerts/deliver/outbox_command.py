@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from rankscope.alerts.alert import rfc3339, unix_ns
-from rankscope.alerts.deliver.message import MessageSummary, State
+from rankscope.alerts.deliver.message import MessageState, MessageSummary
 from rankscope.alerts.store.folders import STORE_FILE, default_folders
 from rankscope.base.errors import InputError
 from rankscope.base.options import format_option
@@ -76,7 +76,7 @@ _target = click.option("--target", metavar="NAME", help="Select only messages to
 @click.option("--last", type=click.IntRange(1), default=_SHOWN, show_default=True, help="Number of messages of each store.")
 @format_option("json: one object, rankscope.outbox-list/1.")
 def list_(
-    *, folders: tuple[Path, ...], state: State | None, target: str | None, last: int, format_: Literal["text", "json"]
+    *, folders: tuple[Path, ...], state: MessageState | None, target: str | None, last: int, format_: Literal["text", "json"]
 ) -> None:
     """List messages, oldest first.
 
@@ -148,7 +148,9 @@ def replay(ctx: click.Context, *, ids: tuple[str, ...], dead: bool, target: str 
 @_target
 @_folders
 @click.pass_context
-def drop(ctx: click.Context, *, ids: tuple[str, ...], state: State | None, target: str | None, folders: tuple[Path, ...]) -> None:
+def drop(
+    ctx: click.Context, *, ids: tuple[str, ...], state: MessageState | None, target: str | None, folders: tuple[Path, ...]
+) -> None:
     """Delete messages, waiting ones included.
 
     Exit status: 0 done, 1 no such message.
@@ -184,7 +186,7 @@ def _opened(folders: Sequence[Path]) -> Iterator[tuple[Path, Outbox]]:
             yield path, Outbox(store)
 
 
-def _listing(path: Path, box: Outbox, state: State | None, target: str | None, last: int) -> Listing:
+def _listing(path: Path, box: Outbox, state: MessageState | None, target: str | None, last: int) -> Listing:
     counts: dict[str, int] = {}
     for (of, name), count in box.counts().items():
         if target in (None, of):

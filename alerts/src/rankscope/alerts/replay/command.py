@@ -58,7 +58,7 @@ def replay(
     from rankscope.alerts.replay.replay_result import replay_text
     from rankscope.alerts.watch.ledger import FiringPolicy
     from rankscope.alerts.watch.liveness.monitor import Patience
-    from rankscope.alerts.watch.settings import WatcherSettings
+    from rankscope.alerts.watch.watcher_settings import WatcherSettings
     from rankscope.alerts.watcher_alerts import WATCHER_ALERTS
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # as for Ctrl-C: the copy of the run is removed

@@ -23,10 +23,10 @@ from rankscope.alerts.watch.conditions.findings import candidates
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
-from rankscope.alerts.watch.runs import RESTART_GRACE_S
-from rankscope.alerts.watch.settings import WatcherSettings
+from rankscope.alerts.watch.run_snapshots import RESTART_GRACE_S
 from rankscope.alerts.watch.unreadable_files import why_unreadable
 from rankscope.alerts.watch.watcher import FORGET_AFTER_S, Watcher
+from rankscope.alerts.watch.watcher_settings import WatcherSettings
 from rankscope.alerts.watcher_alerts import WATCHER_ALERTS
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result.analysis import Analysis, Evidence, Finding

@@ -57,12 +57,12 @@ def export(folder: Path, *, thresholds: Path | None, dashboard_url: str, runbook
 
     Exit status: 0 done, 2 usage, 3 the file of thresholds is wrong, or DIR cannot be written.
     """  # noqa: D301 - \b is for click
-    from rankscope.alerts.rules.export import export as write
-    from rankscope.alerts.rules.thresholds import thresholds as read
+    from rankscope.alerts.rules.export import export_rules
+    from rankscope.alerts.rules.thresholds import load_thresholds as read
 
     settings = read(thresholds)
     try:
-        written = write(folder, dashboard_url=dashboard_url, runbook_url=runbook_url, settings=settings)
+        written = export_rules(folder, dashboard_url=dashboard_url, runbook_url=runbook_url, settings=settings)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     for path in written:
@@ -80,7 +80,7 @@ def show(thresholds: Path | None, dashboard_url: str, runbook_url: str) -> None:
       rankscope alerts rules show --thresholds ours.toml > rankscope.rules.yaml
     """  # noqa: D301 - \b is for click
     from rankscope.alerts.rules.rule_file import rules_text
-    from rankscope.alerts.rules.thresholds import thresholds as read
+    from rankscope.alerts.rules.thresholds import load_thresholds as read
 
     settings = read(thresholds)
     try:
@@ -145,11 +145,10 @@ def explain(questions: tuple[str, ...], format_: Literal["text", "json"]) -> Non
 
     Exit status: 0 done, also for an unknown Xid, 2 no such alert.
     """  # noqa: D301 - \b is for click
-    from rankscope.alerts.rules.explain import UnknownAlertError, explain_text
-    from rankscope.alerts.rules.explain import explain as explained
+    from rankscope.alerts.rules.explain import UnknownAlertError, explain_text, explanation_of
 
     try:
-        explanation = explained(questions)
+        explanation = explanation_of(questions)
     except UnknownAlertError as error:
         raise click.UsageError(str(error)) from error
     click.echo(msgspec.json.encode(explanation).decode() if format_ == "json" else explain_text(explanation))

@@ -80,7 +80,7 @@ class UnknownAlertError(RankscopeError):
     """No alert has this name."""
 
 
-def explain(questions: Sequence[str]) -> Explanation:
+def explanation_of(questions: Sequence[str]) -> Explanation:
     """Explain Xid codes (``79``, ``xid79``) and alerts by name, in upper or lower case. Raises ``UnknownAlertError``."""
     return Explanation(explained=[_explain(question.strip()) for question in questions])
 

@@ -10,7 +10,7 @@ from rankscope.base.atomic_files import replace_file
 from rankscope.base.errors import InputError
 
 
-def export(
+def export_rules(
     folder: Path,
     *,
     dashboard_url: str = DEFAULT_DASHBOARD,

@@ -14,7 +14,7 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, Final
 
-from rankscope.alerts.rules.thresholds import SEVERITY_OF, SHARED, Tables, Value, duration_seconds, duration_text, thresholds
+from rankscope.alerts.rules.thresholds import SEVERITY_OF, SHARED, Tables, Value, duration_seconds, duration_text, load_thresholds
 from rankscope.alerts.rules.xid_policy import POLICIES
 from rankscope.alerts.watch.conditions.budgets import BUDGETS, Budgets
 from rankscope.alerts.watch.liveness.monitor import Patience
@@ -68,7 +68,7 @@ def rules_text(
         # The address becomes part of YAML and of Prometheus templates: only characters that are plain text in both.
         if not _SAFE_BASE.fullmatch(base):
             raise ValueError(f"the {name} URL is not a plain address: letters, digits and ._~:/[]@%+- only")
-    text = _with_settings(_parts(), thresholds() if settings is None else settings)
+    text = _with_settings(_parts(), load_thresholds() if settings is None else settings)
     text = text.replace(f"dashboard_url: {DEFAULT_DASHBOARD}", f"dashboard_url: {dashboard_url.rstrip('/')}")
     return _HEAD + text.replace(f"runbook_url: {DEFAULT_RUNBOOKS}/", f"runbook_url: {runbook_url.rstrip('/')}/")
 
@@ -80,7 +80,7 @@ def runbooks(settings: Tables | None = None) -> Mapping[str, str]:
 
 @functools.cache
 def _default_runbooks() -> Mapping[str, str]:
-    return MappingProxyType(_filled_runbooks(thresholds()))
+    return MappingProxyType(_filled_runbooks(load_thresholds()))
 
 
 def _filled_runbooks(tables: Tables) -> dict[str, str]:

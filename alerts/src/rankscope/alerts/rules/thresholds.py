@@ -42,7 +42,7 @@ def default_text() -> str:
     return (files("rankscope.alerts") / "rules" / "thresholds.toml").read_text(encoding="utf-8")
 
 
-def thresholds(path: Path | None = None) -> Tables:
+def load_thresholds(path: Path | None = None) -> Tables:
     """Return every setting by table and name: the defaults, overridden by the file ``path``. Raises ``InputError``."""
     tables = {name: dict(settings) for name, settings in DEFAULTS.items()}
     if path is not None:

@@ -24,13 +24,13 @@ from rankscope.alerts.watch.conditions.shared_alerts import merge_shared
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
-from rankscope.alerts.watch.liveness.alerts import LivenessAlerts
 from rankscope.alerts.watch.liveness.dumps import Dumps
+from rankscope.alerts.watch.liveness.liveness_alerts import LivenessAlerts
 from rankscope.alerts.watch.liveness.monitor import LivenessMonitor, gpus_of
-from rankscope.alerts.watch.page import Evaluation, WatcherPage
-from rankscope.alerts.watch.runs import RunObserver, RunSnapshot
-from rankscope.alerts.watch.settings import WatcherSettings
+from rankscope.alerts.watch.run_snapshots import RunObserver, RunSnapshot
 from rankscope.alerts.watch.unreadable_files import UnreadableFiles, ranks_within
+from rankscope.alerts.watch.watcher_page import Evaluation, WatcherPage
+from rankscope.alerts.watch.watcher_settings import WatcherSettings
 from rankscope.alerts.watcher_alerts import CRASHED, HISTORY_ALERTS, LIVENESS_ALERTS, RECORD_ALERTS
 from rankscope.analysis.online import RECENT_STEPS
 from rankscope.analysis.result.analysis import Analysis, Cost

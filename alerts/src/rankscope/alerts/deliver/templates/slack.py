@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rankscope.alerts.deliver.templates.alert_texts import AlertTexts, State, alert_texts, command_in, fitted, headline
+from rankscope.alerts.deliver.templates.alert_texts import AlertTexts, NoticeState, alert_texts, command_in, fitted, headline
 from rankscope.alerts.payload import Payload
 from rankscope.base.text import shortened
 
@@ -15,7 +15,7 @@ _MOST_OF_BLOCK: Final = 2_900
 """Slack takes 3,000 characters."""
 _MOST_OF_HEADER: Final = 150
 _SIGN: Final = {"critical": "🔴", "warning": "🟠", "info": "🔵"}
-_SIGN_OF_STATE: Final[dict[State, str]] = {"resolved": "✅", "ended": "⬜"}
+_SIGN_OF_STATE: Final[dict[NoticeState, str]] = {"resolved": "✅", "ended": "⬜"}
 
 
 def slack(payload: bytes, _routing_key: str = "") -> bytes:

@@ -53,7 +53,7 @@ def run_named(labels: dict[str, str]) -> RunName | None:
     return named if named.text else None
 
 
-def absent(roots: Sequence[Path]) -> dict[Path, str]:
+def unreadable_roots(roots: Sequence[Path]) -> dict[Path, str]:
     """Return those of ``roots`` that cannot be read now, and why."""
     reasons: dict[Path, str] = {}
     for root in roots:
@@ -75,7 +75,7 @@ class KnownRuns:
         """Find the run with the given id; without an id the only live one with the name. Raises ``UnmatchedRunError``."""
         runs = list(self._all())
         self._read = {path: read for path, read in self._read.items() if path in {run.path for run in runs}}
-        unreadable = "".join(f"; {root} cannot be read: {reason}" for root, reason in absent(self._roots).items())
+        unreadable = "".join(f"; {root} cannot be read: {reason}" for root, reason in unreadable_roots(self._roots).items())
         if named.run_id:
             matches = [run for run in runs if run.run_id == named.run_id]
             if len(matches) > 1:

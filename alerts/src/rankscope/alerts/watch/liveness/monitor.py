@@ -9,11 +9,11 @@ from typing import Final
 
 from rankscope.alerts.watch.conditions.candidate import Candidate, ConditionLoss, Subject
 from rankscope.alerts.watch.conditions.step_past import StepPast
-from rankscope.alerts.watch.liveness.alerts import LivenessAlerts
-from rankscope.alerts.watch.liveness.attempt import AttemptLiveness, WatchedTime
+from rankscope.alerts.watch.liveness.attempt_liveness import AttemptLiveness, WatchedTime
 from rankscope.alerts.watch.liveness.dumps import Dumps
+from rankscope.alerts.watch.liveness.liveness_alerts import LivenessAlerts
 from rankscope.alerts.watch.liveness.outage import LastSteps, Outage, find_outage, shortest_wait_s
-from rankscope.alerts.watch.runs import RunSnapshot
+from rankscope.alerts.watch.run_snapshots import RunSnapshot
 from rankscope.alerts.watcher_alerts import HANG, RANK_LOST
 from rankscope.analysis.evidence.liveness import patience_s
 from rankscope.analysis.hang.activity import Activities, read_activities

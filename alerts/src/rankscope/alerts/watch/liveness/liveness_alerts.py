@@ -15,7 +15,7 @@ import msgspec
 
 from rankscope.alerts.alert import rfc3339
 from rankscope.alerts.watch.conditions.candidate import Candidate, ConditionLoss, Subject
-from rankscope.alerts.watch.liveness.attempt import LivenessVerdict
+from rankscope.alerts.watch.liveness.attempt_liveness import LivenessVerdict
 from rankscope.alerts.watch.liveness.outage import LastStep, Outage
 from rankscope.alerts.watcher_alerts import CRASHED, HANG, RANK_LOST
 from rankscope.analysis.hang.activity import Activities, hang_by_activity, with_activity

@@ -50,7 +50,7 @@ class ReceiverSettings:
         return [name for name in names if getattr(self, name) != getattr(newer, name)]
 
 
-def settings(
+def receiver_settings(
     file: Path | None,
     *,
     listen: tuple[str, int] | None,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from rankscope.alerts.watch.runs import RESTART_GRACE_S, RankSnapshot
+from rankscope.alerts.watch.run_snapshots import RESTART_GRACE_S, RankSnapshot
 
 LONGEST_LOOK_S: Final = 30.0
 """Most watched time between two looks, or two intervals if that is longer."""

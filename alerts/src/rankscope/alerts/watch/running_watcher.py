@@ -21,8 +21,8 @@ from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import AlertLedger, load_ledger, save_ledger
-from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.watcher import Watcher
+from rankscope.alerts.watch.watcher_settings import WatcherSettings
 from rankscope.analysis.engine import analyze
 from rankscope.base.errors import InputError
 
@@ -38,7 +38,7 @@ DRAIN_S: Final = 60.0
 ONCE_DRAIN_S: Final = 10.0
 
 
-class Watch:
+class RunningWatcher:
     """A watcher with its store and the sender that delivers its alerts to the targets."""
 
     def __init__(
@@ -94,7 +94,7 @@ def prepare(
     state: Path | None,
     json_lines: bool,
     interruptible: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> Watch:
+) -> RunningWatcher:
     """Build a watcher of ``path`` with output, delivery and store. Raises ``InputError`` for an unusable state folder.
 
     An analysis runs within ``interruptible``.
@@ -117,7 +117,7 @@ def prepare(
         interruptible=interruptible,
     )
     watcher.page.store_id = store.id
-    return Watch(watcher=watcher, delivery=delivery, store=store, destinations=destinations, options=options)
+    return RunningWatcher(watcher=watcher, delivery=delivery, store=store, destinations=destinations, options=options)
 
 
 def _store(folder: Path, watched: Path, *, once: bool) -> AlertStore:
