@@ -18,8 +18,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from tests.alerts.receive.receiver_process import ReceiverProcess, Target, listening_target, straggler
-from tests.alerts.receive.receiver_senders import firing, send_while_killed
+from tests.alerts.receive.receiver_process import ReceiverProcess, Target, firing, listening_target, send_while_killed, straggler
 from tests.played_ranks import accept, job, profile, two_ranks
 from tests.waiting import wait_until
 
@@ -67,18 +66,18 @@ def row(case: str, **figures: Any) -> None:
 
 def test_200_deliveries_of_8_senders_and_25_kills(receiver: ReceiverProcess, target: Target) -> None:
     course = send_while_killed(receiver, target, deliveries=200, senders=8, kills=25, pause_s=lambda: random.uniform(0.02, 1.5))
-    doubled = sum(count > 1 for count in course.told.values())
+    doubled = sum(count > 1 for count in course.ids_of_alerts.values())
     row(
         "killed while 8 senders send",
         acknowledged=course.acknowledged,
         attempts=course.attempts,
         kills=course.kills,
-        told=len(course.told),
+        told=len(course.ids_of_alerts),
         told_twice=doubled,
         seconds=round(course.seconds, 1),
     )
     assert course.acknowledged == 200
-    assert course.told == {str(number): 1 for number in range(200)}
+    assert course.ids_of_alerts == {str(number): 1 for number in range(200)}
 
 
 def test_captures_and_kills(receiver: ReceiverProcess, target: Target, tmp_path: Path) -> None:

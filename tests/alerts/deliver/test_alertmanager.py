@@ -13,15 +13,14 @@ import httpx
 import msgspec
 import pytest
 import yaml
+from tests.alerts.deliver.test_notifiers import endpoint
 from tests.alerts.receive.receiver_process import ReceiverProcess
 from tests.alerts.watch.watched_world import analysis_of
 from tests.monitoring_servers import alertmanager_server
 from tests.waiting import wait_until
 
 from rankscope.alerts.alert import Alert, fingerprint, unix_ns
-from rankscope.alerts.deliver.endpoint import Endpoint
 from rankscope.alerts.deliver.notifiers import Alertmanager
-from rankscope.alerts.deliver.secret import Secret
 from rankscope.alerts.payload import NOT_ENDED, Notice, payload_alert
 from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.alerts.rules.thresholds import SEVERITY_OF
@@ -36,10 +35,6 @@ from rankscope.analysis.result.analysis import Analysis
 
 CONFIG = Path(__file__).parents[3] / "alerts" / "alertmanager" / "alertmanager.yml"
 EXAMPLE = CONFIG.read_text()
-
-
-def endpoint(url: str) -> Endpoint:
-    return Endpoint(url=Secret(value=url))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.alerts.watch.test_delivery import notice
+from tests.alerts.deliver.test_notifiers import notice
 from tests.local_http import answering, respond
 
 from rankscope.alerts.deliver.http_client import http_client, proxy_for

@@ -19,8 +19,15 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from tests.alerts.receive.receiver_process import TOKEN, ReceiverProcess, Target, listening_target, straggler
-from tests.alerts.receive.receiver_senders import firing, send_while_killed
+from tests.alerts.receive.receiver_process import (
+    TOKEN,
+    ReceiverProcess,
+    Target,
+    firing,
+    listening_target,
+    send_while_killed,
+    straggler,
+)
 from tests.alerts.receive.test_refusals import largest_alert
 from tests.local_http import answering, respond
 from tests.monitoring_servers import alertmanager_server
@@ -46,7 +53,7 @@ def receiver(tmp_path: Path, target: Target) -> Iterator[ReceiverProcess]:
 def test_acknowledged_alerts_are_delivered_once_however_often_it_is_killed(receiver: ReceiverProcess, target: Target) -> None:
     course = send_while_killed(receiver, target, deliveries=20, senders=4, kills=2, pause_s=lambda: random.uniform(0.05, 0.4))
     assert course.acknowledged == 20
-    assert course.told == {str(number): 1 for number in range(20)}
+    assert course.ids_of_alerts == {str(number): 1 for number in range(20)}
 
 
 HOSTILE = [

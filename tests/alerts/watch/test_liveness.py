@@ -13,7 +13,7 @@ from rankscope.alerts.watch.liveness.monitor import Patience
 from rankscope.alerts.watch.run_snapshots import RESTART_GRACE_S
 from rankscope.alerts.watch.watcher import CRASH_FIRING_S, FORGET_AFTER_S, FORGET_LIVENESS_AFTER_S
 from rankscope.runs.paths import activity_file, attempt_dir, rank_dir
-from rankscope.runs.records import AttemptInfo, RankActivity, RankInfo
+from rankscope.runs.records import AttemptInfo, EndReason, RankActivity, RankInfo
 from rankscope.runs.small_files import create_attempt, write_record
 
 
@@ -208,7 +208,7 @@ def test_a_rank_that_was_killed_while_others_have_not_ended_is_reported(make_qui
 
 
 @pytest.mark.parametrize("reason", ["killed", "crash"])
-def test_a_rank_that_died_before_the_watcher_started_is_reported(make_quiet_world: MakeWorld, reason: str) -> None:
+def test_a_rank_that_died_before_the_watcher_started_is_reported(make_quiet_world: MakeWorld, reason: EndReason) -> None:
     world = make_quiet_world()
     world.run.end(reason, ranks=range(2, 3))
     world.go_on(RESTART_GRACE_S + 15, ranks=[0, 1, 3])

@@ -17,7 +17,7 @@ from rankscope.alerts.watch.liveness.outage import WAITED_S
 from rankscope.alerts.watch.run_snapshots import RESTART_GRACE_S
 from rankscope.runs.control import ControlAnswer, answer
 from rankscope.runs.paths import control_dir, rank_dir
-from rankscope.runs.records import AttemptInfo, RankInfo, StepRecord
+from rankscope.runs.records import AttemptInfo, EndReason, RankInfo, StepRecord
 from rankscope.runs.small_files import create_attempt, write_record
 
 LOST = ["TrainingRankLost 2", "TrainingRankLost 3"]
@@ -40,7 +40,7 @@ class PoweredOff:
         while self.watched.now_s < self.off_s + seconds:
             self.watched.evaluate()
 
-    def crash(self, *, after_s: float, ranks: range = SURVIVORS, reason: str = "crash", clock_off_s: float = 0.0) -> None:
+    def crash(self, *, after_s: float, ranks: range = SURVIVORS, reason: EndReason = "crash", clock_off_s: float = 0.0) -> None:
         """End ranks ``after_s`` after their last step; ``clock_off_s`` is the error of their host's clock."""
         self.let_pass(after_s)
         end_unix_ns = START_NS + self.run.steps * 100_000_000 + int(after_s * 1e9)
@@ -68,7 +68,7 @@ def fired(watched: World) -> list[str]:
 @pytest.mark.parametrize("reason", ["crash", "killed"])
 @pytest.mark.parametrize("after_s", [WAITED_S, PATIENCE_S - 5, PATIENCE_S], ids=["soon", "just before silence", "at silence"])
 def test_only_ranks_that_fell_silent_before_the_others_ended_are_reported(
-    powered_off: Callable[..., PoweredOff], after_s: float, reason: str
+    powered_off: Callable[..., PoweredOff], after_s: float, reason: EndReason
 ) -> None:
     job = powered_off()
     job.crash(after_s=after_s, reason=reason)
