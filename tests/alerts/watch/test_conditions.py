@@ -265,7 +265,7 @@ def test_around_the_limit_alerts_do_not_come_and_go() -> None:
 
 def test_an_alert_about_many_ranks_stays_while_one_of_them_is_not_known() -> None:
     ledger = AlertLedger()
-    ledger.update("x", merge_shared(of_ranks(40)), now_unix_ns=1, policy=FiringPolicy(1, 1))
+    ledger.update("x", of_ranks(40), now_unix_ns=1, policy=FiringPolicy(1, 1))
     assert ledger.names("x", shared_only=True) == {"TrainingStraggler"}
     [entry] = ledger.entries
     ledger.update("x", [], now_unix_ns=2, policy=FiringPolicy(1, 1), unknown=[17])

@@ -124,7 +124,7 @@ def test_after_its_host_a_rank_that_stays_slow_has_its_own_alert(make_world: Mak
 def test_an_alert_about_many_ranks_ends_when_all_their_hosts_have_theirs() -> None:
     ledger, policy = AlertLedger(), FiringPolicy(1, 3)
     ranks = [SUBJECT.candidate(STRAGGLER, {"summary": "s"}, rank=rank, host=f"n{rank // 8}") for rank in range(40)]
-    ledger.update("x", merge_shared(ranks), now_unix_ns=1, policy=policy)
+    ledger.update("x", ranks, now_unix_ns=1, policy=policy)
     hosts = hosts_alerts(5)
     assert len(merge_shared(hosts, merged_names=ledger.names("x", shared_only=True))) == 5
     ledger.update("x", hosts, now_unix_ns=2, policy=policy)

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, NoReturn, cast
 import click
 
 from rankscope.base.errors import InputError, MissingError, RankscopeError
+from rankscope.base.line_writer import discard_output
 from rankscope.base.text import did_you_mean, one_line
 from rankscope.cli.standard_output import name_standard_output
 
@@ -125,12 +126,6 @@ def _invoke() -> int:
     return status if isinstance(status, int) else 0
 
 
-def _drop_output() -> None:
-    """Discard buffered output, so that the interpreter does not try to write it, and fail, at exit."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 EPILOG = """
 \b
 Start here:
@@ -181,14 +176,14 @@ def main() -> NoReturn:
         click.echo("Interrupted.", err=True)
         sys.exit(130)
     except BrokenPipeError:
-        _drop_output()
+        discard_output()
         sys.exit(EXIT_PIPE)
     except RankscopeError as error:
         _complain(str(error))
         sys.exit(EXIT_INPUT if isinstance(error, InputError) else EXIT_MISSING if isinstance(error, MissingError) else 1)
     except OSError as error:
         # The system's own reason for a file or folder, with its path.
-        _drop_output()
+        discard_output()
         where = f"{error.filename}: " if error.filename else ""
         _complain(f"{where}{error.strerror or error}")
         sys.exit(EXIT_INPUT)

@@ -166,7 +166,6 @@ def _target(entry: _TargetEntry, context: _EntryContext, taken_names: set[str]) 
 
 
 def _endpoint(entry: _EndpointEntry, context: _EntryContext) -> dict[str, Any]:
-    """Return the fields of ``Endpoint``."""
     template = entry.template if isinstance(entry, _TargetEntry) else "generic"
     url = _url(entry, context, template)
     if entry.bearer is not None and entry.basic is not None:
@@ -191,7 +190,6 @@ def _endpoint(entry: _EndpointEntry, context: _EntryContext) -> dict[str, Any]:
 
 
 def _require_apprise() -> None:
-    """Raise ``MissingError`` if Apprise is not installed."""
     if importlib.util.find_spec("apprise") is None:
         raise MissingError("Apprise is not installed; run: pip install 'rankscope[apprise]'")
 

@@ -139,7 +139,6 @@ class Receiver:
 
 
 def _report_doubts(chosen: ReceiverSettings) -> None:
-    """Log what may be a mistake in the settings."""
     for line in unknown_alerts(chosen.config):
         logger.warning("%s: %s", chosen.config_file, line)
     for root, reason in unreadable_roots(chosen.runs).items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
+from rankscope.base.http import is_loopback
 from rankscope.base.options import format_option, http_url
 
 _dashboard: Final = click.option(
@@ -106,11 +106,7 @@ def _unreachable(url: str) -> str:
         return ""
     if parts.scheme not in ("http", "https") or not host:
         return "a relative path that a browser cannot open from a chat or a pager"
-    try:
-        local = host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        local = False
-    return "which only this machine can open" if local else ""
+    return "which only this machine can open" if is_loopback(host) else ""
 
 
 @rules.command("thresholds")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,6 @@ from rankscope.alerts.watch.conditions.candidate import Candidate, Subject
 from rankscope.alerts.watch.conditions.confirmation import Confirmation
 from rankscope.alerts.watch.conditions.findings import candidates
 from rankscope.alerts.watch.conditions.regressions import Regressions
-from rankscope.alerts.watch.conditions.shared_alerts import merge_shared
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
@@ -270,7 +269,15 @@ class Watcher:
         unknown = ranks_within(run, attempt, analysis.source.unreadable)
         decided |= {candidate.name for candidate in conditions}
         confirmation = self._confirmation(run, analysis, snapshot)
-        self._update(run, conditions, policy=policy, unknown=unknown, decided_names=decided, confirmation=confirmation)
+        self.ledger.update(
+            str(run),
+            conditions,
+            now_unix_ns=self._clock(),
+            policy=policy,
+            unknown=unknown,
+            decided_names=decided,
+            confirmation=confirmation,
+        )
 
     def _confirmation(self, run: Path, analysis: Analysis, snapshot: RunSnapshot) -> Confirmation | None:
         """Return the confirmation of stragglers on new steps; ``None`` for a single look and for a verdict from windows."""
@@ -320,36 +327,14 @@ class Watcher:
         self._problems.report(None, ("look", run))
         if report.moved:
             self._set_active(run, active=True)
-        self._update(
-            run,
+        self.ledger.update(
+            str(run),
             report.candidates,
+            now_unix_ns=self._clock(),
             policy=self._options.policy,
             unknown=report.unknown,
             decided_names=report.decided_names,
             unconfirmed=report.unconfirmed,
-        )
-
-    def _update(
-        self,
-        run: Path,
-        conditions: Sequence[Candidate],
-        *,
-        policy: FiringPolicy,
-        unknown: Collection[int],
-        decided_names: Collection[str],
-        confirmation: Confirmation | None = None,
-        unconfirmed: Collection[str] = (),
-    ) -> None:
-        conditions = merge_shared(conditions, merged_names=self.ledger.names(str(run), shared_only=True))
-        self.ledger.update(
-            str(run),
-            conditions,
-            now_unix_ns=self._clock(),
-            policy=policy,
-            unknown=unknown,
-            decided_names=decided_names,
-            confirmation=confirmation,
-            unconfirmed=unconfirmed,
         )
 
     def _subject(self, snapshot: RunSnapshot) -> Subject:

@@ -148,8 +148,6 @@ def _chosen(reader: RunReader, attempt: int, wanted: list[int] | None) -> Sequen
 
 @dataclass(frozen=True, slots=True)
 class _RowSelection:
-    """Selection of attempt, columns and steps."""
-
     attempt: int
     columns: Sequence[str]
     first: int | None
@@ -167,7 +165,6 @@ class _RowSelection:
 
 
 def _write_rank(sink: Sink, reader: RunReader, rank: int, selection: _RowSelection) -> int:
-    """Write the records of one rank. Returns their number."""
     folder = rank_dir(reader.path, selection.attempt, rank)
     follower, tags, written = StepFollower(folder), dict[int, list[str]](), 0
     try:
