@@ -46,7 +46,7 @@ def end(run: Path, *ranks: int) -> None:
 
 def accept(run: Path, request: ControlRequest, *, attempt: int | None = None) -> None:
     last = FIRST + request.steps - 1
-    given = ControlAnswer(
+    reply = ControlAnswer(
         id=request.id,
         accepted=True,
         attempt=attempt,
@@ -55,7 +55,7 @@ def accept(run: Path, request: ControlRequest, *, attempt: int | None = None) ->
         ranks=request.ranks,
         answered_unix_ns=1,
     )
-    answer(run, given)
+    answer(run, reply)
 
 
 def serve_all(run: Path, request: ControlRequest) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.alerts.receive.receiver_process import Target, listening_target
+from tests.alerts.receive.receiver_process import ListeningTarget, listening_target
 from tests.local_http import answering, respond
 from tests.step_files import append
 
@@ -22,7 +22,7 @@ START_NS = 1_700_000_000_000_000_000
 
 
 @pytest.fixture
-def target() -> Iterator[Target]:
+def target() -> Iterator[ListeningTarget]:
     """Webhook target to which a receiver forwards alerts."""
     with listening_target() as target:
         yield target

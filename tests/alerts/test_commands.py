@@ -342,11 +342,11 @@ def test_wrong_options_are_usage_errors(watch: Any, tmp_path: Path, options: lis
 
 def test_there_is_one_state_per_watched_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    result, two = watcher_state(tmp_path / "a"), watcher_state(tmp_path / "b")
-    assert result != two
-    assert result.parent == tmp_path / "rankscope"
+    first, second = watcher_state(tmp_path / "a"), watcher_state(tmp_path / "b")
+    assert first != second
+    assert first.parent == tmp_path / "rankscope"
     monkeypatch.chdir(tmp_path)
-    assert watcher_state(Path("a")) == result
+    assert watcher_state(Path("a")) == first
 
 
 def grown(run: Any) -> bool:

@@ -86,8 +86,8 @@ def test_what_was_delivered_is_not_put_again(box: Outbox) -> None:
 
 
 def test_ids_are_the_same_wherever_they_are_made() -> None:
-    [result], [same], [other] = about(notice(1), notice(2)), about(notice(2), notice(1)), about(notice(1), target="else")
-    assert result.id == same.id != other.id
+    [message], [same], [other_target] = about(notice(1), notice(2)), about(notice(2), notice(1)), about(notice(1), target="else")
+    assert message.id == same.id != other_target.id
 
 
 def test_something_more_about_an_alert_that_was_told_is_told(box: Outbox) -> None:

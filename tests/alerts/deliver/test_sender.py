@@ -31,7 +31,7 @@ from rankscope.alerts.store.database import AlertStore, StoreError
 SECRET = "s3cr3t-token"
 
 
-class World:
+class SenderWorld:
     """An outbox, a sender and a receiver."""
 
     def __init__(self, receiver: WebhookReceiver, path: Path | None = None) -> None:
@@ -63,11 +63,11 @@ def receiver() -> Iterator[WebhookReceiver]:
 
 
 @pytest.fixture
-def world(receiver: WebhookReceiver) -> World:
-    return World(receiver)
+def world(receiver: WebhookReceiver) -> SenderWorld:
+    return SenderWorld(receiver)
 
 
-def test_it_is_delivered_once_with_its_id(world: World) -> None:
+def test_it_is_delivered_once_with_its_id(world: SenderWorld) -> None:
     world.box.put(about(notice(1)))
     assert (world.after(0), world.after(3600)) == (1, 0)
     [message] = world.box.list_messages()
@@ -77,7 +77,7 @@ def test_it_is_delivered_once_with_its_id(world: World) -> None:
 
 @pytest.mark.parametrize("status", [401, 403, 404, 407, 408, 429, 500, 502, 503, 504])
 def test_a_busy_receiver_is_retried_with_the_same_id_and_growing_pauses(
-    world: World, status: int, caplog: pytest.LogCaptureFixture
+    world: SenderWorld, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     world.receiver.behaviour = status
@@ -94,7 +94,7 @@ def test_a_busy_receiver_is_retried_with_the_same_id_and_growing_pauses(
     assert all(fact in delivered for fact in ("hook: delivered", "8 failed attempts"))
 
 
-def test_after_an_hour_it_is_given_up_and_can_be_replayed(world: World) -> None:
+def test_after_an_hour_it_is_given_up_and_can_be_replayed(world: SenderWorld) -> None:
     world.receiver.behaviour = 503
     world.box.put(about(notice(1), notice(1, run="other")))
     while world.states().get("waiting"):
@@ -110,7 +110,7 @@ def test_after_an_hour_it_is_given_up_and_can_be_replayed(world: World) -> None:
     assert set(world.receiver.ids) == {item.id for item in dead}
 
 
-def test_a_fault_of_our_own_costs_no_alert(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_of_our_own_costs_no_alert(world: SenderWorld, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
 
     class Exhausted:
@@ -138,7 +138,7 @@ def test_a_fault_of_our_own_costs_no_alert(world: World, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("status", [400, 405, 413, 422])
-def test_a_refusal_is_final_and_costs_no_other_message(world: World, status: int) -> None:
+def test_a_refusal_is_final_and_costs_no_other_message(world: SenderWorld, status: int) -> None:
     world.receiver.behaviour = status
     world.box.put(about(notice(1)))
     world.after(0)
@@ -152,7 +152,7 @@ def test_a_refusal_is_final_and_costs_no_other_message(world: World, status: int
 
 
 def test_what_was_given_up_is_said_with_the_command_that_lists_it(receiver: WebhookReceiver, tmp_path: Path) -> None:
-    world = World(receiver, tmp_path / "my runs")
+    world = SenderWorld(receiver, tmp_path / "my runs")
     receiver.behaviour = 422
     world.box.put(about(notice(1)))
     world.after(0)
@@ -164,7 +164,7 @@ def test_what_was_given_up_is_said_with_the_command_that_lists_it(receiver: Webh
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
-def test_redirects_are_not_followed(world: World, status: int) -> None:
+def test_redirects_are_not_followed(world: SenderWorld, status: int) -> None:
     with receiving() as elsewhere:
         world.receiver.behaviour = answer_with(status, Location=elsewhere.url)
         world.box.put(about(notice(1)))
@@ -173,7 +173,7 @@ def test_redirects_are_not_followed(world: World, status: int) -> None:
     assert all(fact in world.box.list_messages()[0].last_error for fact in (str(status), "redirects"))
 
 
-def test_a_receiver_that_is_gone_is_left_alone_until_a_replay_or_restart(world: World) -> None:
+def test_a_receiver_that_is_gone_is_left_alone_until_a_replay_or_restart(world: SenderWorld) -> None:
     world.receiver.behaviour = 410
     world.box.put(about(notice(1), notice(1, run="other")))
     world.after(0)
@@ -207,7 +207,7 @@ def test_a_receiver_that_is_gone_is_left_alone_until_a_replay_or_restart(world: 
         ({"Retry_After": "1"}, 5),
     ],
 )
-def test_who_asks_for_time_gets_it_within_bounds(world: World, headers: dict[str, str], wait_s: float) -> None:
+def test_who_asks_for_time_gets_it_within_bounds(world: SenderWorld, headers: dict[str, str], wait_s: float) -> None:
     def busy(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> None:
         request.send_response_only(429)
         for name, value in headers.items():
@@ -223,7 +223,7 @@ def test_who_asks_for_time_gets_it_within_bounds(world: World, headers: dict[str
     assert (world.after(wait_s - 0.5), world.after(1)) == (0, 2)
 
 
-def test_nobody_there_is_tried_again(world: World, free_port: Callable[[], int]) -> None:
+def test_nobody_there_is_tried_again(world: SenderWorld, free_port: Callable[[], int]) -> None:
     sender = world.restarted(url=Secret(value=f"http://127.0.0.1:{free_port()}/{SECRET}"))
     world.box.put(about(notice(1)))
     sender.run_due()
@@ -263,7 +263,7 @@ def hanging_up(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> 
     request.close_connection = True
 
 
-def test_of_a_huge_answer_only_the_head_is_read(world: World) -> None:
+def test_of_a_huge_answer_only_the_head_is_read(world: SenderWorld) -> None:
     world.receiver.behaviour = huge
     world.box.put(about(notice(1)))
     world.after(0)
@@ -271,7 +271,7 @@ def test_of_a_huge_answer_only_the_head_is_read(world: World) -> None:
 
 
 @pytest.mark.parametrize("behaviour", [never_ending, silent, garbage, hanging_up])
-def test_who_does_not_answer_may_have_heard(world: World, behaviour: Behaviour) -> None:
+def test_who_does_not_answer_may_have_heard(world: SenderWorld, behaviour: Behaviour) -> None:
     world.restarted(timeout_s=0.3)
     world.receiver.behaviour = behaviour
     world.box.put(about(notice(1)))
@@ -287,7 +287,7 @@ def test_who_does_not_answer_may_have_heard(world: World, behaviour: Behaviour) 
     assert world.receiver.ids[0] == message.id
 
 
-def test_while_a_receiver_is_away_only_one_message_at_a_time_tries(world: World) -> None:
+def test_while_a_receiver_is_away_only_one_message_at_a_time_tries(world: SenderWorld) -> None:
     world.receiver.behaviour = 503
     world.box.put(about(*(notice(1, run=str(run)) for run in range(100))))
     world.after(0)
@@ -301,7 +301,7 @@ def test_while_a_receiver_is_away_only_one_message_at_a_time_tries(world: World)
     assert len(world.receiver.ids) == 100
 
 
-def test_one_message_that_always_fails_holds_up_its_group_only(world: World) -> None:
+def test_one_message_that_always_fails_holds_up_its_group_only(world: SenderWorld) -> None:
     def poisoned(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
         answer_with(500 if b'"run_id":"bad"' in world.receiver.bodies[-1] else 200)(request, accept)
 
@@ -315,7 +315,7 @@ def test_one_message_that_always_fails_holds_up_its_group_only(world: World) -> 
     assert world.states() == {"delivered": 40, "waiting": 2}
 
 
-def test_a_rate_is_kept(world: World) -> None:
+def test_a_rate_is_kept(world: SenderWorld) -> None:
     world.restarted(rate=Rate(2, 60))
     for rank in range(6):
         world.box.put(about(notice(rank)))
@@ -325,7 +325,7 @@ def test_a_rate_is_kept(world: World) -> None:
     assert [alert["labels"]["rank"] for _, payload in world.receiver.accepted for alert in payload["alerts"]] == ["0", "1", "2"]
 
 
-def test_every_attempt_is_signed_anew_with_all_secrets(world: World, tmp_path: Path) -> None:
+def test_every_attempt_is_signed_anew_with_all_secrets(world: SenderWorld, tmp_path: Path) -> None:
     keys = ["whsec_" + base64.b64encode(bytes([number]) * 32).decode() for number in (1, 2, 3)]
     old, new = tmp_path / "old", tmp_path / "new"
     old.write_text(keys[0])
@@ -346,7 +346,7 @@ def test_every_attempt_is_signed_anew_with_all_secrets(world: World, tmp_path: P
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
-def test_a_secret_that_is_rotated_loses_no_message(world: World, tmp_path: Path, status: int) -> None:
+def test_a_secret_that_is_rotated_loses_no_message(world: SenderWorld, tmp_path: Path, status: int) -> None:
     token = tmp_path / "token"
     token.write_text("old")
     world.restarted(bearer=Secret(file=token))
@@ -369,7 +369,7 @@ def test_a_secret_that_is_rotated_loses_no_message(world: World, tmp_path: Path,
     assert world.states() == {"delivered": 20}
 
 
-def test_a_secret_that_cannot_be_read_is_waited_for(world: World, tmp_path: Path) -> None:
+def test_a_secret_that_cannot_be_read_is_waited_for(world: SenderWorld, tmp_path: Path) -> None:
     world.restarted(bearer=Secret(file=tmp_path / "token"))
     world.box.put(about(notice(1)))
     world.after(0)
@@ -382,7 +382,7 @@ def test_a_secret_that_cannot_be_read_is_waited_for(world: World, tmp_path: Path
 
 
 @pytest.mark.parametrize("text", [f"ftp://h/{SECRET}", SECRET, f"http://[::1/{SECRET}", "http://"])
-def test_an_address_that_is_none_is_waited_for(world: World, tmp_path: Path, text: str) -> None:
+def test_an_address_that_is_none_is_waited_for(world: SenderWorld, tmp_path: Path, text: str) -> None:
     (tmp_path / "url").write_text(text)
     world.restarted(url=Secret(file=tmp_path / "url"))
     world.box.put(about(notice(1)))
@@ -394,7 +394,7 @@ def test_an_address_that_is_none_is_waited_for(world: World, tmp_path: Path, tex
     assert world.states() == {"delivered": 1}
 
 
-def test_authorities_that_come_back_are_used_again(world: World, tmp_path: Path) -> None:
+def test_authorities_that_come_back_are_used_again(world: SenderWorld, tmp_path: Path) -> None:
     authorities, aside = tmp_path / "ca.pem", tmp_path / "ca.bak"
     shutil.copy(certifi.where(), authorities)
     world.restarted(ca_file=authorities)
@@ -411,7 +411,7 @@ def test_authorities_that_come_back_are_used_again(world: World, tmp_path: Path)
 
 
 def test_no_secret_is_in_the_file_or_in_a_message(receiver: WebhookReceiver, tmp_path: Path) -> None:
-    world = World(receiver, tmp_path / "state")
+    world = SenderWorld(receiver, tmp_path / "state")
     key = "whsec_" + base64.b64encode(SECRET.encode() * 3).decode()
     world.restarted(basic=Secret(value=f"me:{SECRET}"), secrets=(Secret(value=key),))
     world.receiver.behaviour = 500
@@ -450,9 +450,9 @@ def test_a_slow_receiver_holds_up_no_other(receiver: WebhookReceiver) -> None:
 
 
 def test_one_process_at_a_time_sends_from_a_file(receiver: WebhookReceiver, tmp_path: Path) -> None:
-    first = World(receiver, tmp_path / "state")
+    first = SenderWorld(receiver, tmp_path / "state")
     first.sender.run_due()
-    second = World(receiver, tmp_path / "state")
+    second = SenderWorld(receiver, tmp_path / "state")
     second.box.put(about(notice(1)))
     assert second.sender.run_due() == 0
     [report] = second.reports
@@ -463,7 +463,7 @@ def test_one_process_at_a_time_sends_from_a_file(receiver: WebhookReceiver, tmp_
     assert second.sender.run_due() == 1
 
 
-def test_what_waits_for_nobody_who_is_configured_is_given_up_in_the_end(world: World) -> None:
+def test_what_waits_for_nobody_who_is_configured_is_given_up_in_the_end(world: SenderWorld) -> None:
     world.box.put(about(notice(1), target="gone"))
     world.after(0)
     [report] = world.reports
@@ -473,7 +473,7 @@ def test_what_waits_for_nobody_who_is_configured_is_given_up_in_the_end(world: W
 
 
 def test_what_was_accepted_when_the_disk_was_full_is_not_sent_again(receiver: WebhookReceiver, tmp_path: Path) -> None:
-    world = World(receiver, tmp_path / "state")
+    world = SenderWorld(receiver, tmp_path / "state")
     world.box.put(about(notice(1)))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -492,7 +492,7 @@ def test_what_was_accepted_when_the_disk_was_full_is_not_sent_again(receiver: We
     assert len(receiver.tried) == 1
 
 
-def test_a_payload_that_cannot_be_read_is_given_up_alone(world: World) -> None:
+def test_a_payload_that_cannot_be_read_is_given_up_alone(world: SenderWorld) -> None:
     world.restarted(template="slack")
     world.box.put(about(notice(1)))
     with world.box.store.transaction() as database:

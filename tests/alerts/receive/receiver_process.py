@@ -28,7 +28,7 @@ TOKEN = "a token of twenty-four b"
 JSON = {"Content-Type": "application/json"}
 
 
-class Target:
+class ListeningTarget:
     """A webhook target that accepts every message and keeps its ids and alerts."""
 
     def __init__(self) -> None:
@@ -48,9 +48,9 @@ class Target:
 
 
 @contextmanager
-def listening_target() -> Iterator[Target]:
+def listening_target() -> Iterator[ListeningTarget]:
     """Yield a target that listens."""
-    target = Target()
+    target = ListeningTarget()
     with answering(target.answer) as target.url:
         yield target
 
@@ -209,7 +209,7 @@ def firing(number: int) -> dict[str, Any]:
 
 
 def send_while_killed(
-    receiver: ReceiverProcess, target: Target, *, deliveries: int, senders: int, kills: int, pause_s: Callable[[], float]
+    receiver: ReceiverProcess, target: ListeningTarget, *, deliveries: int, senders: int, kills: int, pause_s: Callable[[], float]
 ) -> Course:
     """Send deliveries in parallel while the receiver is killed; each is sent until acknowledged, and then once more."""
     began = time.monotonic()

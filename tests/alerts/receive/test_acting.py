@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.alerts.receive.receiver_process import ReceiverProcess, Target, straggler
+from tests.alerts.receive.receiver_process import ListeningTarget, ReceiverProcess, straggler
 from tests.flight_dumps import Job
 from tests.played_ranks import accept, job, profile, two_ranks
 from tests.profiler.live_job import begin
@@ -40,13 +40,13 @@ wait = "120s"
 
 
 @pytest.fixture
-def receiver(tmp_path: Path, target: Target) -> Iterator[ReceiverProcess]:
+def receiver(tmp_path: Path, target: ListeningTarget) -> Iterator[ReceiverProcess]:
     (tmp_path / "runs").mkdir()
     with ReceiverProcess(tmp_path, CONFIG.format(url=target.url, steps=2), settings=QUICK) as receiver:
         yield receiver
 
 
-def delivered(target: Target) -> list[dict[str, Any]]:
+def delivered(target: ListeningTarget) -> list[dict[str, Any]]:
     """Return the alerts without duplicates: an alert delivered just before the receiver was killed arrives twice."""
     collected: list[dict[str, Any]] = []
     for alert in target.alerts:
@@ -55,7 +55,7 @@ def delivered(target: Target) -> list[dict[str, Any]]:
     return collected
 
 
-def told(target: Target, **annotations: str | None) -> list[dict[str, Any]]:
+def told(target: ListeningTarget, **annotations: str | None) -> list[dict[str, Any]]:
     """Return the different alerts with these annotations; ``None`` stands for any value."""
     return [
         alert
@@ -67,14 +67,14 @@ def told(target: Target, **annotations: str | None) -> list[dict[str, Any]]:
     ]
 
 
-def pass_another(receiver: ReceiverProcess, target: Target) -> None:
+def pass_another(receiver: ReceiverProcess, target: ListeningTarget) -> None:
     """Post another alert and wait until it is forwarded, which is after everything that was due before."""
     receiver.post(straggler("", alertname="GpuTooHot"))
     wait_until(lambda: any(alert["labels"]["alertname"] == "GpuTooHot" for alert in target.alerts))
 
 
 def test_the_result_of_a_capture_follows_its_alert_also_after_a_kill(
-    receiver: ReceiverProcess, target: Target, tmp_path: Path
+    receiver: ReceiverProcess, target: ListeningTarget, tmp_path: Path
 ) -> None:
     run = two_ranks(tmp_path / "runs" / "one")
     answering_now: list[bool] = []
@@ -121,7 +121,7 @@ def test_the_result_of_a_capture_follows_its_alert_also_after_a_kill(
 
 
 def test_a_refusal_is_told_and_nothing_is_asked_of_a_run_that_is_not_there(
-    receiver: ReceiverProcess, target: Target, tmp_path: Path
+    receiver: ReceiverProcess, target: ListeningTarget, tmp_path: Path
 ) -> None:
     run = two_ranks(tmp_path / "runs" / "one")
 
@@ -141,7 +141,7 @@ def test_a_refusal_is_told_and_nothing_is_asked_of_a_run_that_is_not_there(
     assert receiver.count('actions_total{kind="capture",outcome="refused"}') == 1
 
 
-def test_a_run_that_stands_still_is_dumped_and_the_culprit_is_named(tmp_path: Path, target: Target) -> None:
+def test_a_run_that_stands_still_is_dumped_and_the_culprit_is_named(tmp_path: Path, target: ListeningTarget) -> None:
     # given a job in which rank 1 never enters a collective
     run = two_ranks(tmp_path / "runs" / "one", simulated=True)
     hung = Job.of_events({"0": (0, 1)}, ["0"] * 3, stops={1: 1}).dumps()
@@ -178,7 +178,7 @@ def test_a_run_that_stands_still_is_dumped_and_the_culprit_is_named(tmp_path: Pa
 
 
 @pytest.mark.full
-def test_a_slow_analysis_delays_no_alert_and_its_verdict_follows(tmp_path: Path, target: Target) -> None:
+def test_a_slow_analysis_delays_no_alert_and_its_verdict_follows(tmp_path: Path, target: ListeningTarget) -> None:
     two_ranks(tmp_path / "runs" / "one")
     # given a time limit shorter than any analysis
     config = CONFIG.format(url=target.url, steps=2).partition("[[action]]")[0].replace('"30s"', '"0.01ms"')
@@ -198,7 +198,7 @@ def test_a_slow_analysis_delays_no_alert_and_its_verdict_follows(tmp_path: Path,
 
 @pytest.mark.full
 @pytest.mark.usefixtures("require_torch")
-def test_an_alert_about_a_real_straggler_is_followed_by_rank_and_cause(tmp_path: Path, target: Target) -> None:
+def test_an_alert_about_a_real_straggler_is_followed_by_rank_and_cause(tmp_path: Path, target: ListeningTarget) -> None:
     # given two ranks that train; rank 1 takes longer in backward, by more than the noise of this machine, and the capture has
     # enough steps (one collective each) that rank 1 cannot be last at most of them by chance
     run = tmp_path / "runs" / "real"

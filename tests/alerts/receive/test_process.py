@@ -21,8 +21,8 @@ import msgspec
 import pytest
 from tests.alerts.receive.receiver_process import (
     TOKEN,
+    ListeningTarget,
     ReceiverProcess,
-    Target,
     firing,
     listening_target,
     send_while_killed,
@@ -45,12 +45,14 @@ url = "{url}"
 
 
 @pytest.fixture
-def receiver(tmp_path: Path, target: Target) -> Iterator[ReceiverProcess]:
+def receiver(tmp_path: Path, target: ListeningTarget) -> Iterator[ReceiverProcess]:
     with ReceiverProcess(tmp_path, CONFIG.format(url=target.url)) as receiver:
         yield receiver
 
 
-def test_acknowledged_alerts_are_delivered_once_however_often_it_is_killed(receiver: ReceiverProcess, target: Target) -> None:
+def test_acknowledged_alerts_are_delivered_once_however_often_it_is_killed(
+    receiver: ReceiverProcess, target: ListeningTarget
+) -> None:
     course = send_while_killed(receiver, target, deliveries=20, senders=4, kills=2, pause_s=lambda: random.uniform(0.05, 0.4))
     assert course.acknowledged == 20
     assert course.ids_of_alerts == {str(number): 1 for number in range(20)}
@@ -79,7 +81,7 @@ STRANGE_LABELS = [
 
 
 def test_hostile_payloads_are_refused_or_passed_on_and_harm_nobody(
-    receiver: ReceiverProcess, target: Target, tmp_path: Path
+    receiver: ReceiverProcess, target: ListeningTarget, tmp_path: Path
 ) -> None:
     for body in HOSTILE:
         assert receiver.send(body).status_code == 400, body[:50]
@@ -102,7 +104,7 @@ def test_hostile_payloads_are_refused_or_passed_on_and_harm_nobody(
     assert "Traceback" not in receiver.errors.read_text()
 
 
-def test_a_full_disk_refuses_and_nothing_accepted_is_lost(tmp_path: Path, target: Target) -> None:
+def test_a_full_disk_refuses_and_nothing_accepted_is_lost(tmp_path: Path, target: ListeningTarget) -> None:
     # given a process whose files cannot grow beyond 600 kB
     receiver = ReceiverProcess(tmp_path, CONFIG.format(url=target.url))
     receiver.limit_files(600_000)
@@ -146,7 +148,7 @@ def test_a_crowd_of_connections_keeps_no_alert_and_no_probe_out(receiver: Receiv
 
 
 def test_our_own_sender_is_known_by_its_signature(
-    tmp_path: Path, target: Target, cli: Callable[..., subprocess.CompletedProcess[str]]
+    tmp_path: Path, target: ListeningTarget, cli: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     secret = tmp_path / "secret"
     secret.write_text(f"whsec_{base64.b64encode(bytes(32)).decode()}")
@@ -162,7 +164,7 @@ def test_our_own_sender_is_known_by_its_signature(
         assert httpx.get(f"{receiver.url}/deliveries").status_code == 401
 
 
-def test_a_missing_share_and_secret_do_not_stop_the_other_targets(tmp_path: Path, target: Target) -> None:
+def test_a_missing_share_and_secret_do_not_stop_the_other_targets(tmp_path: Path, target: ListeningTarget) -> None:
     late = '[[target]]\nname = "late"\nurl_file = "away/url"\n'
     receive = '[receive]\nruns = ["away"]\n[[action]]\nalert = "TrainingStragler"\ndo = "dump"\n'
     config = receive + CONFIG.format(url=target.url) + late
@@ -236,7 +238,7 @@ receivers:
 
 
 @pytest.mark.full
-def test_two_real_alertmanagers_that_both_send_are_told_on_once(tmp_path: Path, target: Target) -> None:
+def test_two_real_alertmanagers_that_both_send_are_told_on_once(tmp_path: Path, target: ListeningTarget) -> None:
     (tmp_path / "token").write_text("a token of Alertmanager")
     config = '[receive]\nbearer = [{ file = "token" }]\n'
     with contextlib.ExitStack() as stack:
@@ -272,7 +274,7 @@ receivers:
 
 
 @pytest.mark.full
-def test_a_thousand_critical_alerts_of_one_run_are_all_delivered(tmp_path: Path, target: Target) -> None:
+def test_a_thousand_critical_alerts_of_one_run_are_all_delivered(tmp_path: Path, target: ListeningTarget) -> None:
     alert = largest_alert()
     alerts = [
         {
@@ -336,7 +338,7 @@ def test_tls(tmp_path: Path) -> None:
     assert "no certificate with its key" in completed.stderr
 
 
-def test_few_file_descriptors_are_enough_for_a_crowd(tmp_path: Path, target: Target) -> None:
+def test_few_file_descriptors_are_enough_for_a_crowd(tmp_path: Path, target: ListeningTarget) -> None:
     settings = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
     with contextlib.ExitStack() as crowd, ReceiverProcess(tmp_path, CONFIG.format(url=target.url), settings=settings) as receiver:
         for _ in range(200):
@@ -409,7 +411,7 @@ def test_a_reload_repeats_no_delivery_in_progress(tmp_path: Path) -> None:
     assert len(bodies) == 2
 
 
-def test_reloads_lose_and_repeat_no_accepted_delivery(receiver: ReceiverProcess, target: Target) -> None:
+def test_reloads_lose_and_repeat_no_accepted_delivery(receiver: ReceiverProcess, target: ListeningTarget) -> None:
     for number in range(40):
         assert receiver.post(firing(number)).status_code == 200
         if number % 4 == 0:

@@ -53,10 +53,10 @@ LINE = "FIRING   TrainingStraggler run llama rank 2 host n1: Rank 2 makes the ot
 
 def typed(headers: Any = None) -> Any:
     """Return ``headers``, a mapping or pairs, with the content type of a delivery unless they have one."""
-    given = httpx.Headers(headers)
-    if "content-type" not in given:
-        given["Content-Type"] = "application/json"
-    return given
+    completed = httpx.Headers(headers)
+    if "content-type" not in completed:
+        completed["Content-Type"] = "application/json"
+    return completed
 
 
 class Client:

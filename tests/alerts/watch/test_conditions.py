@@ -81,7 +81,7 @@ def test_a_stall_long_before_the_end_of_a_run_is_no_habit(make_world: MakeWorld)
     # When it ends, and all of its steps are analysed
     world.run.end()
     world.evaluate(analysis)
-    assert world.said() == ["verdict"]
+    assert world.event_names() == ["verdict"]
 
 
 def test_an_hour_of_a_run_with_rare_steps_loses_less_in_typical_ones() -> None:
@@ -223,7 +223,7 @@ def test_a_slower_run_is_reported_even_if_its_ranks_cannot_be_judged(make_world:
     assert world.firing() == ["TrainingStepRegression"]
     world.steps = past_of(noisy((0.1, 300), (0.125, 100), (0.1, 100)))
     world.advance(times=2)
-    assert world.said() == ["firing", "resolved"]
+    assert world.event_names() == ["firing", "resolved"]
 
 
 # Costs that grow ---------------------------------------------------------------------------------------------------------------

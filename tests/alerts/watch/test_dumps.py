@@ -33,7 +33,7 @@ def test_ranks_of_a_stalled_run_are_asked_once_and_the_culprit_is_named(make_qui
     [request] = requests(world.run.path)
     # While dumps may still arrive, no incomplete alert is sent
     world.let_pass(15)
-    assert world.said() == []
+    assert world.event_names() == []
     write(flight_dir(world.run.path, 0), {})
     (flight_dir(world.run.path, 0) / f"rank-00000-{request.stem}-nccl.pickle").write_bytes(b"x")
     world.hung = hung(tmp_path / "dumps")
@@ -105,7 +105,7 @@ def test_an_alert_does_not_wait_for_an_answer_that_changes_its_text_later(make_q
     assert {entry.fingerprint for entry in world.watcher.ledger.entries} == {before}
     # The same alert is sent once more, to receivers that got the incomplete one
     world.let_pass(60)
-    assert world.said() == ["firing", "firing"]
+    assert world.event_names() == ["firing", "firing"]
     first, second = world.receiver.calls
     assert [(call.alert.fingerprint, call.alert.starts_at) for call in first] == [
         (call.alert.fingerprint, call.alert.starts_at) for call in second

@@ -105,9 +105,9 @@ def test_what_a_full_disk_cut_short_takes_no_other_line_with_it(make_run: Any) -
     (run / "findings.jsonl").write_bytes(b'{"schema": "rankscope.fin')
     append_finding(run, RECORD)
     append_finding(run, RECORD)
-    torn, *whole = (run / "findings.jsonl").read_bytes().splitlines()
+    torn, *lines = (run / "findings.jsonl").read_bytes().splitlines()
     assert torn == b'{"schema": "rankscope.fin'
-    assert [msgspec.json.decode(line, type=FindingRecord) for line in whole] == [RECORD, RECORD]
+    assert [msgspec.json.decode(line, type=FindingRecord) for line in lines] == [RECORD, RECORD]
     assert is_logged(run, RECORD)
     assert not is_logged(run, msgspec.structs.replace(RECORD, status="resolved"))
 

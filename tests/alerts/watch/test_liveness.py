@@ -21,7 +21,7 @@ def test_a_run_in_which_nobody_makes_a_step_is_told_and_its_recovery_too(make_qu
     world = make_quiet_world()
     world.go_on(20)
     world.let_pass(PATIENCE_S)
-    assert world.said() == []
+    assert world.event_names() == []
     world.let_pass(10)
     assert world.firing() == ["TrainingHang"]
     [event] = world.events
@@ -29,7 +29,7 @@ def test_a_run_in_which_nobody_makes_a_step_is_told_and_its_recovery_too(make_qu
     assert "No rank of run llama has finished a step for 65 s (usually 100 ms each)" in event.summary
     assert "py-spy dump --pid 100   (rank 0, on node0)" in event.annotations["next"]
     world.go_on(10)
-    assert world.said() == ["firing", "resolved"]
+    assert world.event_names() == ["firing", "resolved"]
 
 
 def test_the_alert_tells_what_the_ranks_are_doing(make_quiet_world: MakeWorld) -> None:
@@ -81,7 +81,7 @@ def test_a_rank_that_is_silent_while_others_go_on_is_named(make_quiet_world: Mak
     [stack] = [step for step in world.events[0].annotations["next"].splitlines() if "py-spy" in step]
     assert "ps -p 102" in stack
     world.go_on(10)
-    assert world.said() == ["firing", "resolved"]
+    assert world.event_names() == ["firing", "resolved"]
 
 
 def test_ranks_that_stop_one_after_the_other_make_one_alert(make_quiet_world: MakeWorld) -> None:
@@ -90,7 +90,7 @@ def test_ranks_that_stop_one_after_the_other_make_one_alert(make_quiet_world: Ma
     world.go_on(15, ranks=[0, 1, 3])  # a file server may show other ranks' files with such a delay
     world.let_pass(2 * PATIENCE_S)
     assert world.firing() == ["TrainingHang"]
-    assert world.said() == ["firing"]
+    assert world.event_names() == ["firing"]
 
 
 def test_the_time_a_watcher_was_suspended_does_not_count(make_quiet_world: MakeWorld) -> None:
@@ -100,14 +100,14 @@ def test_the_time_a_watcher_was_suspended_does_not_count(make_quiet_world: MakeW
         world.now_s += 3600
         world.evaluate()
         world.go_on(10)
-    assert world.said() == []
+    assert world.event_names() == []
 
 
 def test_clocks_that_are_hours_apart_are_no_matter(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world()
     world.now_s += 10 * 3600
     world.go_on(4 * PATIENCE_S)
-    assert world.said() == []
+    assert world.event_names() == []
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_patience_is_as_long_as_steps_may_take(make_quiet_world: MakeWorld, past
     world.steps = past
     world.go_on(20)
     world.let_pass(95)
-    assert world.said() == []
+    assert world.event_names() == []
     world.let_pass(40)
     assert world.firing() == ["TrainingHang"]
 
@@ -138,7 +138,7 @@ def test_before_the_first_step_nobody_knows_how_long_it_takes(make_quiet_world: 
     world.steps = None
     world.go_on(20)
     world.let_pass(10 * PATIENCE_S)
-    assert world.said() == []
+    assert world.event_names() == []
 
 
 def test_a_run_that_ends_is_not_stalled(make_quiet_world: MakeWorld) -> None:
@@ -147,13 +147,13 @@ def test_a_run_that_ends_is_not_stalled(make_quiet_world: MakeWorld) -> None:
     world.let_pass(PATIENCE_S - 10)
     world.run.end()
     assert world.evaluate()
-    assert world.said() == ["verdict"]
+    assert world.event_names() == ["verdict"]
 
 
 def test_in_a_folder_a_run_that_died_before_anybody_watched_is_no_news(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world("..")
     world.let_pass(3 * PATIENCE_S)
-    assert world.said() == []
+    assert world.event_names() == []
 
 
 def test_a_run_that_is_watched_by_its_name_and_stands_still_is_told(make_quiet_world: MakeWorld) -> None:
@@ -167,14 +167,14 @@ def test_a_watcher_that_is_started_anew_neither_forgets_nor_resolves(make_quiet_
     first = make_quiet_world("..")
     first.go_on(20)
     first.let_pass(before_s)
-    fired = first.said()
+    fired = first.event_names()
     second = first.restarted()
     second.let_pass(30)
-    assert second.said() == []
+    assert second.event_names() == []
     second.let_pass(PATIENCE_S)
-    assert [*fired, *second.said()] == ["firing"]
+    assert [*fired, *second.event_names()] == ["firing"]
     second.go_on(10)
-    assert second.said()[-1] == "resolved"
+    assert second.event_names()[-1] == "resolved"
     assert second.firing() == []
 
 
@@ -197,7 +197,7 @@ def test_a_rank_that_was_killed_while_others_have_not_ended_is_reported(make_qui
     world.go_on(20)
     world.run.end("killed", ranks=range(2, 3))
     world.go_on(RESTART_GRACE_S - 5, ranks=[0, 1, 3])
-    assert world.said() == []
+    assert world.event_names() == []
     world.go_on(15, ranks=[0, 1, 3])
     assert world.firing() == ["TrainingRankLost 2"]
     annotations = world.annotations("TrainingRankLost")
@@ -219,7 +219,7 @@ def test_a_rank_that_died_before_the_watch_is_news_only_if_others_go_on(make_qui
     world = make_quiet_world("..")
     world.run.end("killed", ranks=range(2, 3))
     world.let_pass(3 * RESTART_GRACE_S)
-    assert world.said() == []
+    assert world.event_names() == []
     world.go_on(15, ranks=[0, 1, 3])
     assert world.firing() == ["TrainingRankLost 2"]
 
@@ -242,7 +242,7 @@ def test_another_attempt_begins_anew(make_quiet_world: MakeWorld) -> None:
     info = msgspec.json.decode((rank_dir(world.run.path, 0, 0) / "rank.json").read_bytes(), type=RankInfo)
     write_record(rank_dir(world.run.path, 1, 0) / "rank.json", info)
     world.let_pass(30)
-    assert world.said() == []
+    assert world.event_names() == []
     assert attempt_dir(world.run.path, 1).is_dir()
 
 
@@ -317,7 +317,7 @@ def test_a_job_that_was_cancelled_did_not_crash(make_quiet_world: MakeWorld) -> 
     world.go_on(20)
     world.run.end("killed", end_unix_ns=int(world.now_s * 1e9))
     world.let_pass(RESTART_GRACE_S + 10)
-    assert world.said() == ["verdict"]
+    assert world.event_names() == ["verdict"]
 
 
 def test_a_run_that_is_over_wakes_up_by_another_attempt(make_quiet_world: MakeWorld) -> None:
@@ -325,11 +325,11 @@ def test_a_run_that_is_over_wakes_up_by_another_attempt(make_quiet_world: MakeWo
     world.go_on(20)
     world.run.end()
     world.let_pass(30)
-    assert world.said() == ["verdict"]
+    assert world.event_names() == ["verdict"]
     create_attempt(world.run.path, AttemptInfo(attempt=1, start_unix_ns=1, world_size=4))
     shutil.copytree(rank_dir(world.run.path, 0, 0), rank_dir(world.run.path, 1, 0))
     world.let_pass(5)
-    assert world.said() == ["verdict", "verdict"]
+    assert world.event_names() == ["verdict", "verdict"]
 
 
 def test_a_run_that_lies_about_itself_costs_only_itself(make_quiet_world: MakeWorld) -> None:

@@ -28,7 +28,7 @@ def test_a_lasting_straggler_is_told_once_and_its_end_once(make_world: MakeWorld
     assert world.heard == [("firing", "2")]
     world.advance(analysis_of(), times=4)
     assert world.heard == [("firing", "2"), ("resolved", "2")]
-    assert world.said() == ["firing", "resolved"]
+    assert world.event_names() == ["firing", "resolved"]
     assert world.watcher.ledger.entries == []
 
 
@@ -72,7 +72,7 @@ def test_the_end_of_a_run_resolves_and_ends_the_watch(make_world: MakeWorld) -> 
     world.run.end()
     assert world.evaluate()
     assert world.heard == [("firing", "2"), ("resolved", "2")]
-    assert world.said() == ["firing", "verdict", "resolved"]
+    assert world.event_names() == ["firing", "verdict", "resolved"]
 
 
 def test_a_run_too_short_for_the_hysteresis_is_reported_at_its_end(make_world: MakeWorld) -> None:
@@ -104,7 +104,7 @@ def test_once_tells_about_a_finished_run_without_resolving(make_world: MakeWorld
     world.run.end()
     world.evaluate(analysis_of(2))
     assert world.heard == [("firing", "2")]
-    assert world.said() == ["verdict", "firing"]
+    assert world.event_names() == ["verdict", "firing"]
     # A second watcher with the saved state does not notify the webhook again.
     world.restarted().evaluate(analysis_of(2))
     assert world.heard == [("firing", "2")]

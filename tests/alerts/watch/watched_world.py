@@ -213,7 +213,7 @@ class World(FollowedRuns):
         """Status and rank of each notice that the receiver got."""
         return self.receiver.heard
 
-    def said(self) -> list[str]:
+    def event_names(self) -> list[str]:
         return [event.event for event in self.events]
 
     def firing(self) -> list[str]:
@@ -223,8 +223,8 @@ class World(FollowedRuns):
 
     def annotations(self, name: str) -> dict[str, str]:
         """Return the annotations of the only firing alert of that name."""
-        [ones] = [entry for entry in self.watcher.ledger.entries if (entry.name, entry.track.state) == (name, "firing")]
-        return ones.alert.annotations
+        [firing] = [entry for entry in self.watcher.ledger.entries if (entry.name, entry.track.state) == (name, "firing")]
+        return firing.alert.annotations
 
 
 MakeWorld = Callable[..., World]

@@ -29,6 +29,6 @@ def progress_line() -> Iterator[Callable[[str], None]]:
     # A wrapped line cannot be overwritten.
     longest = shutil.get_terminal_size().columns - 3
     try:
-        yield lambda what: write(f"{one_line(what)[:longest]} …")
+        yield lambda text: write(f"{one_line(text)[:longest]} …")
     finally:
         write("")

@@ -236,7 +236,7 @@ class Outbox:
 
     def _put(self, database: sqlite3.Connection, message: Message) -> int:
         """Store one message. Returns the number of its alerts to send; 0 if the target needs none of them."""
-        fresh = [alert for alert in dict.fromkeys(message.alerts) if not _known(database, message.target, alert)]
+        fresh = [alert for alert in dict.fromkeys(message.alerts) if not _is_known(database, message.target, alert)]
         unsent = [
             alert
             for alert in fresh
@@ -318,7 +318,7 @@ def _take_out(database: sqlite3.Connection, id_: str, alert: AlertState, wall_ns
     )
 
 
-def _known(database: sqlite3.Connection, target: str, alert: AlertState) -> bool:
+def _is_known(database: sqlite3.Connection, target: str, alert: AlertState) -> bool:
     return (
         database.execute(
             "SELECT 1 FROM alert_states WHERE target = ? AND fingerprint = ? AND starts_at = ? AND status = ? AND revision = ?",

@@ -165,8 +165,8 @@ def _require_choice(ids: Sequence[str], chosen: bool, options: str) -> None:
         raise click.UsageError(f"name messages by their ids, or give {options}")
 
 
-def _report(ctx: click.Context, ids: Sequence[str], ids_changed: Sequence[str], what: str, why_not: str) -> None:
-    click.echo(f"{len(ids_changed)} {'message' if len(ids_changed) == 1 else 'messages'} {what}")
+def _report(ctx: click.Context, ids: Sequence[str], ids_changed: Sequence[str], change: str, why_not: str) -> None:
+    click.echo(f"{len(ids_changed)} {'message' if len(ids_changed) == 1 else 'messages'} {change}")
     missing = [id_ for id_ in ids if id_ not in ids_changed]
     for id_ in missing:
         click.echo(f"rankscope: {one_line(id_)} {why_not}", err=True)

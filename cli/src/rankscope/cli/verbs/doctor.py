@@ -71,8 +71,8 @@ def _holds(condition: str | None) -> bool:
         return False
     if match["minor"]:
         return sys.version_info < (3, int(match["minor"]))
-    here = sys.platform if match["name"] == "sys_platform" else platform.machine()
-    return here in match["values"].split()
+    own_platform = sys.platform if match["name"] == "sys_platform" else platform.machine()
+    return own_platform in match["values"].split()
 
 
 def _extras() -> Iterator[Check]:

@@ -47,7 +47,7 @@ def _blocks(content: AlertTexts) -> list[dict[str, Any]]:
         # Long texts come last, because the end is truncated.
         lines += [content.description, content.deciding]
     links = " · ".join(f"<{address.replace('&', '&amp;')}|{words}>" for words, address in content.links)
-    texts = (_plain("\n".join(filter(None, lines)), _MOST_OF_BLOCK), _ours(commands, links))
+    texts = (_plain("\n".join(filter(None, lines)), _MOST_OF_BLOCK), _links_and_commands(commands, links))
     return [
         {"type": "header", "text": _plain(f"{sign} {content.heading}", _MOST_OF_HEADER)},
         *(_section(text) for text in texts if text["text"]),
@@ -62,7 +62,7 @@ def _plain(text: str, most: int) -> dict[str, Any]:
     return {"type": "plain_text", "text": shortened(text, most), "emoji": False}
 
 
-def _ours(commands: list[str], links: str) -> dict[str, Any]:
+def _links_and_commands(commands: list[str], links: str) -> dict[str, Any]:
     """Build a section of the links and as many whole commands as fit: a truncated command would be wrong."""
     lines, room = [], _MOST_OF_BLOCK - len(links)
     for command in commands:

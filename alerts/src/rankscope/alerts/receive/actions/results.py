@@ -50,9 +50,9 @@ class _CaptureJson(msgspec.Struct, frozen=True, kw_only=True):
     dumps: list[Any] = []
 
 
-def impossible_result(what: str, why: str) -> ActionResult:
+def impossible_result(result: str, reason: str) -> ActionResult:
     """Build the result of an action that could not be carried out."""
-    return ActionResult(outcome="impossible", annotations=bounded_texts({"summary": f"No {what}: {why}"}))
+    return ActionResult(outcome="impossible", annotations=bounded_texts({"summary": f"No {result}: {reason}"}))
 
 
 def is_simulated(annotations: dict[str, str]) -> bool:

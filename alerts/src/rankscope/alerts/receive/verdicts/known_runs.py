@@ -94,7 +94,7 @@ class KnownRuns:
         paths: set[Path] = set()
         for root in self._roots:
             for path in self._folders(root):
-                if path not in paths and (run := self._known(path)) is not None:
+                if path not in paths and (run := self._read_run(path)) is not None:
                     paths.add(path)
                     yield run
 
@@ -115,7 +115,7 @@ class KnownRuns:
         except (OSError, RuntimeError):  # missing now, or a symlink loop
             return
 
-    def _known(self, path: Path) -> KnownRun | None:
+    def _read_run(self, path: Path) -> KnownRun | None:
         try:
             status = run_file(path).stat()
             identity = (status.st_ino, status.st_size, status.st_mtime_ns)

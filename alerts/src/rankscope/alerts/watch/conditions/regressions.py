@@ -89,16 +89,16 @@ class Regressions:
         slowdown = find_slowdown(walls, walls, steps)
         if slowdown is not None and slowdown.rise >= at_least:
             before = format_duration(slowdown.before_us)
-            what = f"Steps take {format_duration(slowdown.after_us)}, {slowdown.rise:.0%} longer than the {before} before"
-            return [self._candidate(REGRESSION, what, slowdown)]
+            change = f"Steps take {format_duration(slowdown.after_us)}, {slowdown.rise:.0%} longer than the {before} before"
+            return [self._candidate(REGRESSION, change, slowdown)]
         work = past.us_per_work()
         slowdown = None if work is None else find_slowdown(work[1], walls, steps)
         if work is None or slowdown is None or slowdown.lost < at_least:
             return []
-        what = f"{slowdown.lost:.0%} fewer {work[0]} a second than before, in steps that take no longer: there is less in each"
-        return [self._candidate(THROUGHPUT, what, slowdown)]
+        change = f"{slowdown.lost:.0%} fewer {work[0]} a second than before, in steps that take no longer: there is less in each"
+        return [self._candidate(THROUGHPUT, change, slowdown)]
 
-    def _candidate(self, rule: WatcherAlert, what: str, slowdown: Slowdown) -> Candidate:
+    def _candidate(self, rule: WatcherAlert, change: str, slowdown: Slowdown) -> Candidate:
         loss = None
         if self.gpus is not None:
             per_hour = self.gpus.per_hour * slowdown.lost
@@ -106,7 +106,7 @@ class Regressions:
         return self.subject.candidate(
             rule,
             {
-                "summary": f"{what}, since step {slowdown.step}.",
+                "summary": f"{change}, since step {slowdown.step}.",
                 "steps": f"{slowdown.step}-",
                 "slowdown": factor(slowdown.after_us / slowdown.before_us),
                 "evidence": f"lasting change at step {slowdown.step}, beyond the run's own noise (p <= 0.001)",

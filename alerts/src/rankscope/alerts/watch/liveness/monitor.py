@@ -101,18 +101,18 @@ class LivenessMonitor:
             stopped = {rank for rank, row in activities.doing.items() if row.process == "stopped"} if activities else set()
             # Without a reason why dumps are missing, they may still arrive.
             hung, missing = self._dumps.look(run, snapshot.attempt, [rank for rank in verdict.live if rank not in stopped], now_s)
-        decided = quiet and missing is not None and bool(verdict.gone)
+        decided = quiet and missing is not None and bool(verdict.dead)
         if outage is not None and not decided and outage.waited_s >= shortest_wait_s(past, dumps_asked=True):
             # Whether the ranks without an end are silent shows later, as does an elastic restart.
             candidates = alerts.lost(verdict.silent)
             return LivenessReport(
                 candidates=candidates,
                 decided_names={RANK_LOST.alertname},
-                unknown=verdict.unknown | {*verdict.gone},
+                unknown=verdict.unknown | {*verdict.dead},
                 moved=liveness.moved,
             )
         lost, first = self._lost(run, outage, past) if outage is not None and decided else (None, False)
-        candidates, decided_names = alerts.lost(verdict.silent, {} if first else verdict.gone), {RANK_LOST.alertname}
+        candidates, decided_names = alerts.lost(verdict.silent, {} if first else verdict.dead), {RANK_LOST.alertname}
         if lost is not None:
             candidates += alerts.outage(lost, {rank: liveness.silence_s(rank, now_s) for rank in lost.silent}, first=first)
         if verdict.stalled is False or (lost is not None and lost.silent.keys() >= {*verdict.live}):
