@@ -127,9 +127,9 @@ def test_nobody_there_is_an_error_that_tells_no_secret(client: httpx.Client, fre
 
 
 def test_two_webhooks_on_one_host_are_told_apart_without_their_secrets() -> None:
-    result, other = (webhook_target(f"https://hooks.example/{SECRET}/{number}") for number in (1, 2))
-    assert result.label != other.label
-    for target in (result, other):
+    first, second = (webhook_target(f"https://hooks.example/{SECRET}/{number}") for number in (1, 2))
+    assert first.label != second.label
+    for target in (first, second):
         assert target.label == f"{target.name} https://hooks.example/…"
         assert SECRET not in target.label
 

@@ -110,15 +110,15 @@ def test_of_one_delivery_with_an_alert_twice_the_last_counts(heard: Heard) -> No
     some.lists(some.tuples(some.sampled_from(["firing", "resolved"]), some.integers(0, 3), some.integers(0, 7200)), max_size=20)
 )
 def test_nothing_is_told_twice_and_no_end_without_a_beginning(deliveries: list[tuple[Any, int, int]]) -> None:
-    result: Episode | None = None
+    episode: Episode | None = None
     now = 10**9
     collected: list[str] = []
     for status, starts, pause in deliveries:
         now += pause
-        result, what = next_episode(
-            result, fingerprint="f", status=status, starts_unix_ns=starts * S, now_unix_ns=now * S, repeat_after_s=1e9
+        episode, change = next_episode(
+            episode, fingerprint="f", status=status, starts_unix_ns=starts * S, now_unix_ns=now * S, repeat_after_s=1e9
         )
-        if what is not None:
+        if change is not None:
             collected.append(status)
     assert collected == ["firing", "resolved"] * (len(collected) // 2) + ["firing"] * (len(collected) % 2)
 
@@ -209,15 +209,13 @@ def test_runs_are_found_by_what_they_say_and_not_by_path(tmp_path: Path) -> None
 
 def test_a_run_is_found_by_its_name_only_if_it_is_the_only_live_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = KnownRuns([tmp_path])
-    old, result, two = (two_ranks(tmp_path / name, run_id=name) for name in ("old", "one", "two"))
+    old, first, second = (two_ranks(tmp_path / name, run_id=name) for name in ("old", "one", "two"))
     create_run(tmp_path / "begins", RunInfo(run_id="begins", name="test", start_unix_ns=1))
-    for rank in (0, 1):
-        end(old, rank)
-    end(result, 0)  # rank 1 still runs
+    end(old, 0, 1)
+    end(first, 0)  # rank 1 still runs
     with pytest.raises(UnmatchedRunError, match="no run_id, and live runs of this name are 2"):
         runs.find(RunName("", "test"))
-    end(two, 0)
-    end(two, 1)
+    end(second, 0, 1)
     assert runs.find(RunName("", "test")).run_id == "one"
     # a run that was quiet for too long does not count as live
     monkeypatch.setattr(known_runs_module, "QUIET_S", 0.0)
