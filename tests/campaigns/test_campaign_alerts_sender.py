@@ -48,7 +48,7 @@ def receiver() -> Iterator[WebhookReceiver]:
 
 
 @dataclass
-class SenderWorld:
+class World:
     """A sender over a file, with a clock that the test advances, and its progress."""
 
     receiver: WebhookReceiver
@@ -110,7 +110,7 @@ def huge(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
 @pytest.mark.parametrize("hours", [0.75, 3.0])
 def test_a_receiver_that_is_away_for_hours(receiver: WebhookReceiver, tmp_path: Path, name: str, hours: float) -> None:
     kinds: dict[str, Behaviour | int] = {"away": away, "503": 503, "429": 429, "never-ending": never_ending}
-    world = SenderWorld(receiver, tmp_path / "state")
+    world = World(receiver, tmp_path / "state")
     receiver.behaviour = kinds[name]
     world.box.put(about(*(notice(1, run=str(run)) for run in range(50))))
     world.run(hours * HOUR_S)
@@ -135,7 +135,7 @@ def test_a_flapping_network(receiver: WebhookReceiver, tmp_path: Path) -> None:
         chance.choice(ways)(request, accept)
 
     receiver.behaviour = flap
-    world = SenderWorld(receiver, tmp_path / "state")
+    world = World(receiver, tmp_path / "state")
     put: list[Any] = []
     for round_ in range(40):
         fresh = [notice(rank, run=str(rank % 5), start_ns=10**18 + round_ * 10**9) for rank in range(5)]
@@ -155,7 +155,7 @@ def test_a_flapping_network(receiver: WebhookReceiver, tmp_path: Path) -> None:
     [("slow", "delivered"), ("huge", "delivered"), ("422", "dead"), ("500 twice", "delivered"), ("301", "dead"), ("410", "dead")],
 )
 def test_every_kind_of_answer(receiver: WebhookReceiver, tmp_path: Path, name: str, expected: str) -> None:
-    world = SenderWorld(receiver, tmp_path / "state")
+    world = World(receiver, tmp_path / "state")
     count = {"n": 0}
 
     def twice(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
@@ -216,7 +216,7 @@ def test_who_puts_is_killed(receiver: WebhookReceiver, tmp_path: Path) -> None:
             time.sleep(chance.random() * 0.1)
             process.kill()
             acknowledged |= {int(line) for line in process.stdout.read().split()[:-1]}
-    world = SenderWorld(receiver, path, clock=SimulatedClock())
+    world = World(receiver, path, clock=SimulatedClock())
     world.run(60)
     heard = [int(rank) for rank, _ in receiver.states]
     assert acknowledged

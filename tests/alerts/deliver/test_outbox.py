@@ -78,13 +78,6 @@ def test_what_a_target_is_owed(tmp_path: Path) -> None:
         assert box.owes("hook", state_of(notice(1, start_ns=10**18)))
 
 
-def test_what_was_delivered_is_not_put_again(box: Outbox) -> None:
-    box.put(about(notice(1)))
-    box.record(claim(box), "delivered")
-    assert box.put(about(notice(1))) == 0
-    assert box.counts() == {("hook", "delivered"): 1}
-
-
 def test_ids_are_the_same_wherever_they_are_made() -> None:
     [message], [same], [other_target] = about(notice(1), notice(2)), about(notice(2), notice(1)), about(notice(1), target="else")
     assert message.id == same.id != other_target.id

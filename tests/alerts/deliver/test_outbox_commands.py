@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from tests.webhook_receiver import WebhookReceiver, about, notice, receiving
+from tests.webhook_receiver import WebhookReceiver, about, notice
 
 from rankscope.alerts.alert import rfc3339
 from rankscope.alerts.deliver.outbox import Outbox
@@ -19,12 +19,6 @@ from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.watch import running_watcher
 
 SECRET = "s3cr3t"
-
-
-@pytest.fixture
-def receiver() -> Iterator[WebhookReceiver]:
-    with receiving() as receiver:
-        yield receiver
 
 
 @pytest.fixture
@@ -188,26 +182,3 @@ def test_a_secret_that_is_away_keeps_a_watcher_from_telling_nobody_else(
     first, *_, last = completed.stderr.splitlines()
     assert f"target late: {config.parent}/away: No such file or directory" in first
     assert last.endswith(' late"')
-
-
-def test_a_mistake_in_the_configuration_is_one_line(cli: Callable[..., Any], make_run: Any, config: Path) -> None:
-    config.write_text(f'[[target]]\nname = "hook"\nurl = "https://h/{SECRET}"\ncolour = 1\n')
-    completed = cli("alerts", "watch", make_run().path, "--once", "--config", config)
-    assert completed.returncode == 3
-    [line] = completed.stderr.splitlines()
-    assert all(fact in line for fact in (str(config), "target[0] (hook)", "colour", "url, "))
-    assert SECRET not in line
-
-
-def test_an_outbox_that_cannot_be_had_costs_no_alert(
-    cli: Callable[..., Any], make_run: Any, receiver: WebhookReceiver, tmp_path: Path
-) -> None:
-    run = make_run(slow=2)
-    run.end()
-    (tmp_path / "state" / "alerts.sqlite").mkdir(parents=True)
-    completed = cli("alerts", "watch", run.path, "--once", "--webhook", receiver.url, "--state", tmp_path / "state")
-    assert completed.returncode == 0
-    assert len(receiver.accepted) == 1
-    [line] = completed.stderr.splitlines()
-    assert f"{tmp_path}/state/alerts.sqlite" in line
-    assert "Is a directory" in line

@@ -26,6 +26,11 @@ from tests.waiting import wait_until
 PATIENCE_S = 180.0
 TOKEN = "a token of twenty-four b"
 JSON = {"Content-Type": "application/json"}
+CONFIG = """
+[[target]]
+name = "chat"
+url = "{url}"
+"""
 
 
 class ListeningTarget:

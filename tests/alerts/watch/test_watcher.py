@@ -143,18 +143,6 @@ def test_a_failed_delivery_is_reported_once_and_retried_at_the_next_look(
     assert world.watcher.flush() == []
 
 
-def test_an_alert_that_ended_before_anybody_heard_of_it_is_not_told(make_world: MakeWorld) -> None:
-    world = make_world()
-    world.receiver.broken = True
-    world.advance(analysis_of(2), times=3)
-    world.advance(analysis_of(), times=3)
-    world.receiver.broken = False
-    world.now_s += 1000
-    world.advance(analysis_of())
-    assert world.receiver.calls == []
-    assert world.watcher.ledger.entries == []
-
-
 def test_an_end_that_was_overtaken_by_a_new_firing_is_dropped(make_world: MakeWorld) -> None:
     world = make_world()
     world.advance(analysis_of(2), times=2)
