@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -19,6 +19,8 @@ from rankscope.base.logs import ROOT
 from rankscope.cli.main import main
 
 Result = subprocess.CompletedProcess[str]
+Cli = Callable[..., Result]
+"""Type of the fixtures ``cli`` and ``cli_process``."""
 
 
 def run_in_process(*args: str | Path, env: Mapping[str, str] | None = None) -> Result:

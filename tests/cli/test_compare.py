@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
 import numpy as np
 import pytest
+from tests.command_line import Cli
 from tests.step_files import StepWriter
 
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
 from rankscope.runs.small_files import create_attempt, create_run, write_record
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def write_run(path: Path, *, ranks: int = 2, steps: int = 90, forward_us: float = 40_000, seed: int = 0) -> Path:

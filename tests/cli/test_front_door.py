@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 import jsonschema
 import pytest
+from tests.command_line import Cli
 
 from rankscope.cli.main import VERBS
 from rankscope.cli.main import cli as root_command
@@ -24,7 +25,6 @@ from rankscope.cli.verbs.schema import SCHEMAS
 from rankscope.runs.records import RunInfo
 from rankscope.runs.small_files import create_run
 
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]
 
 

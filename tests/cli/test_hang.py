@@ -15,10 +15,10 @@ from typing import Any
 
 import jsonschema
 import pytest
+from tests.command_line import Cli
 from tests.flight_dumps import Job, write
 from tests.waiting import wait_until
 
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 WORLD = {"0": (0, 1, 2, 3)}
 JOB = Path(__file__).parents[1] / "profiler" / "jobs" / "hung.py"
 

@@ -6,14 +6,13 @@ import json
 import os
 import pickle
 import socket
-import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+from tests.command_line import Cli
 from tests.flight_dumps import SECOND, START_NS, Job, write
 from tests.ras_server import Comm, Speak, answer, listening, ras, text_answer
 
@@ -22,7 +21,6 @@ from rankscope.runs.ras import RasAnswer, keep_answer
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo
 from rankscope.runs.small_files import create_attempt, create_run, write_record
 
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 LATE = answer(Comm({0: 42, 1: 42, 2: 41, 3: 42}))
 GONE = answer(Comm({0: 42, 1: 42, 3: 42}, unresponsive=[2]))
 WORLD = {"0": (0, 1, 2, 3)}

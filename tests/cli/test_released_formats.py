@@ -7,13 +7,13 @@ import json
 import re
 import shutil
 import sqlite3
-import subprocess
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.command_line import Cli
 from tests.webhook_receiver import receiving
 
 from rankscope.alerts.deliver.outbox import Outbox
@@ -28,7 +28,6 @@ from rankscope.exporter.fleet.inventory import Inventory
 from rankscope.exporter.xid.journal import XidJournal
 from rankscope.runs.reader import RunReader
 
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 RELEASED = Path(__file__).resolve().parents[1] / "data" / "released"
 VERSIONS = sorted(path.name for path in RELEASED.iterdir())
 

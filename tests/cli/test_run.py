@@ -6,11 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
+from tests.command_line import Cli
 from tests.step_files import append
 
 from rankscope.analysis.result.stored import stored_verdict
@@ -22,8 +22,6 @@ from rankscope.runs.paths import rank_dir, rank_file
 from rankscope.runs.reader import RunReader, is_run
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepRecord
 from rankscope.runs.small_files import create_attempt, create_run, write_record
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.mark.parametrize("status", [0, 7])

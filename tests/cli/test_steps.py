@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import csv as pa_csv
 from pyarrow import parquet as pq
+from tests.command_line import Cli
 from tests.full_disk import disk_with_room_for
 from tests.step_files import add_damaged, append, change, damage, rows_of, steps_file
 
@@ -30,7 +31,6 @@ from rankscope.runs.records import PHASES, AttemptInfo, PhaseTimes, RunInfo, Ste
 from rankscope.runs.small_files import create_attempt, create_run
 from rankscope.runs.step_columns import COLUMNS
 
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 STEPS = 30
 TAGS = {3: ["eval"], 5: ["checkpoint", 'of "a", b\n']}
 

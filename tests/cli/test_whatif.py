@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
 import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.command_line import Cli
 
 
 def test_json_is_the_published_contract(cli: Cli, shared_data: Path) -> None:

@@ -8,7 +8,6 @@ import os
 import random
 import socket
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -24,6 +23,7 @@ from tests.alerts.receive.receiver_process import (
     straggler,
 )
 from tests.alerts.receive.test_refusals import largest_alert
+from tests.command_line import Cli
 from tests.monitoring_servers import alertmanager_server
 from tests.waiting import wait_until
 
@@ -129,9 +129,7 @@ def test_a_crowd_of_connections_keeps_no_alert_and_no_probe_out(receiver: Receiv
         assert receiver.post(firing(1)).status_code == 200
 
 
-def test_our_own_sender_is_known_by_its_signature(
-    tmp_path: Path, target: ListeningTarget, cli: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
+def test_our_own_sender_is_known_by_its_signature(tmp_path: Path, target: ListeningTarget, cli: Cli) -> None:
     secret = tmp_path / "secret"
     secret.write_text(f"whsec_{base64.b64encode(bytes(32)).decode()}")
     config = '[receive]\nwebhook_secrets = [{ file = "secret" }]\n'

@@ -304,9 +304,12 @@ def test_maintenance_counts_what_the_example_for_alertmanager_keeps_back() -> No
 
 
 def test_exporting_puts_the_operators_addresses_in(tmp_path: Path) -> None:
+    export_rules(tmp_path)
+    (tmp_path / "runbooks" / "GpuDown.md").write_text("another text")
     written = export_rules(tmp_path, dashboard_url="https://rankscope.example/", runbook_url="https://wiki.example/gpu/")
     assert {path.name for path in written} == {"rankscope.rules.yaml", *(f"{name}.md" for name in runbooks())}
     assert {path.name for path in tmp_path.iterdir()} == {"rankscope.rules.yaml", "runbooks"}
+    assert (tmp_path / "runbooks" / "GpuDown.md").read_text() == runbooks()["GpuDown"]
     text = (tmp_path / "rankscope.rules.yaml").read_text()
     [link] = [
         rule["annotations"]["dashboard_url"]
@@ -331,16 +334,6 @@ def test_links_to_a_run_quote_its_name_as_the_dashboard_does() -> None:
     links = [rule["annotations"]["dashboard_url"] for rule in alerts() if "/run/" in rule["annotations"]["dashboard_url"]]
     assert links
     assert all(quoting in link for link in links)
-
-
-def test_an_export_replaces_what_is_there(tmp_path: Path) -> None:
-    export_rules(tmp_path, dashboard_url="https://a.example")
-    page = tmp_path / "runbooks" / "GpuDown.md"
-    page.write_text("another text")
-    export_rules(tmp_path, dashboard_url="https://b.example")
-    assert page.read_text() == runbooks()["GpuDown"]
-    assert "https://b.example" in (tmp_path / "rankscope.rules.yaml").read_text()
-    assert {path.name for path in tmp_path.iterdir()} == {"runbooks", "rankscope.rules.yaml"}
 
 
 @pytest.mark.parametrize(

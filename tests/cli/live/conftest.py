@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.command_line import Cli
 from tests.played_ranks import Serve, job, two_ranks
 
 from rankscope.cli.live import capture_request, live_run
 from rankscope.runs.control import ControlRequest
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.cli.live.conftest import Ask, Cli
+from tests.cli.live.conftest import Ask
+from tests.command_line import Cli
 from tests.played_ranks import FIRST, accept, append, breakdown, end, job, profile, serve_all
 
 from rankscope.cli.live.capture import capture

@@ -13,7 +13,8 @@ from typing import BinaryIO
 import msgspec
 import pytest
 from msgspec.structs import replace
-from tests.cli.live.conftest import Ask, Cli
+from tests.cli.live.conftest import Ask
+from tests.command_line import Cli
 from tests.played_ranks import FIRST, accept, append, breakdown, end, job, profile, rank_info, serve_all
 
 from rankscope.cli.live import capture as capture_module
