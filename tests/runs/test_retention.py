@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from rankscope.analysis.engine import analyze
-from rankscope.base.size import Size
+from rankscope.base.options import Size
 from rankscope.profiler.handover import Handover
 from rankscope.profiler.helper.writing.store import RETAINED, RETAINED_TRACES, RunStore
 from rankscope.profiler.settings import RecorderSettings, from_environment

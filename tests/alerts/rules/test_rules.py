@@ -13,8 +13,7 @@ import yaml
 from tests.alerts.external_metrics import EXTERNAL
 
 from rankscope.alerts.receive.counters import GAUGES, REFUSALS, Counters
-from rankscope.alerts.rules.export import export_rules
-from rankscope.alerts.rules.rule_file import rules_text, runbooks
+from rankscope.alerts.rules.rule_file import export_rules, rules_text, runbooks
 from rankscope.alerts.rules.thresholds import DEFAULTS, SEVERITY_OF, Tables, load_thresholds
 from rankscope.alerts.watch.watcher_page import Evaluation, WatcherPage
 from rankscope.base.errors import InputError

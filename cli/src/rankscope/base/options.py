@@ -14,6 +14,14 @@ LONGEST_S: Final = 36_500 * 86400.0
 
 _UNIT_S: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
+_SIZE_UNITS: Final = {"": 1, "b": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
+}
+_SMALLEST_SIZE: Final = 1024 * 1024
+"""Minimum size: with less, nothing works; records would be removed faster than they can be read."""
+
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -66,6 +74,28 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gene
         if self._at_most is not None and seconds > parse_duration(self._at_most):
             self.fail(f"{value} is too large: {self._at_most} at most", param, ctx)
         return seconds
+
+
+class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
+    """Size in bytes: ``4GiB``, ``500 MB``; with ``or_all``, also ``all``, which is ``None``."""
+
+    name = "size"
+
+    def __init__(self, *, or_all: bool = False) -> None:
+        self._or_all = or_all
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        """Return the size in bytes; ``None`` for ``all``."""
+        text = str(value).strip().lower()
+        if self._or_all and text == "all":
+            return None
+        match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([a-z]*)", text)
+        if match is None or match[2] not in _SIZE_UNITS:
+            self.fail(f"{value!r} is no size; write 4GiB{', 500MB or all' if self._or_all else ' or 500MB'}", param, ctx)
+        size = int(float(match[1]) * _SIZE_UNITS[match[2]])
+        if not _SMALLEST_SIZE <= size < 2**60:
+            self.fail(f"{value!r} is not between 1 MiB and 1 EiB", param, ctx)
+        return size
 
 
 class ListenAddress(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above

@@ -15,8 +15,7 @@ from click.core import ParameterSource
 from rankscope.analysis.trace.locations import local_path
 from rankscope.base.errors import MissingError, RankscopeError
 from rankscope.base.http import host_port, is_loopback, open_listener
-from rankscope.base.options import ListenAddress, http_url, link_url
-from rankscope.base.size import Size
+from rankscope.base.options import ListenAddress, Size, http_url, link_url
 from rankscope.base.text import one_line
 from rankscope.runs.named import DEFAULT_FOLDER, newest_run
 

@@ -57,7 +57,7 @@ def export(folder: Path, *, thresholds: Path | None, dashboard_url: str, runbook
 
     Exit status: 0 done, 2 usage, 3 the file of thresholds is wrong, or DIR cannot be written.
     """  # noqa: D301 - \b is for click
-    from rankscope.alerts.rules.export import export_rules
+    from rankscope.alerts.rules.rule_file import export_rules
     from rankscope.alerts.rules.thresholds import load_thresholds as read
 
     settings = read(thresholds)

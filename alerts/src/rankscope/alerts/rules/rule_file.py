@@ -11,6 +11,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -18,6 +19,8 @@ from rankscope.alerts.rules.thresholds import SEVERITY_OF, SHARED, Tables, Value
 from rankscope.alerts.rules.xid_policy import POLICIES
 from rankscope.alerts.watch.conditions.budgets import BUDGETS, Budgets
 from rankscope.alerts.watch.liveness.monitor import Patience
+from rankscope.base.atomic_files import replace_file
+from rankscope.base.errors import InputError
 from rankscope.exporter.catalogue import COLLECTORS
 from rankscope.exporter.xids import XIDS
 
@@ -76,6 +79,28 @@ def rules_text(
 def runbooks(settings: Tables | None = None) -> Mapping[str, str]:
     """Runbook (Markdown) of each alert by name, with the numbers of ``settings`` (default: the shipped thresholds)."""
     return _default_runbooks() if settings is None else _filled_runbooks(settings)
+
+
+def export_rules(
+    folder: Path,
+    *,
+    dashboard_url: str = DEFAULT_DASHBOARD,
+    runbook_url: str = DEFAULT_RUNBOOKS,
+    settings: Tables | None = None,
+) -> list[Path]:
+    """Write the rule file and ``runbooks/*.md`` into ``folder``, over earlier ones; return the written paths.
+
+    Raises ``InputError`` for a folder that cannot be written, ``ValueError`` for a bad address.
+    """
+    texts = {RULES_FILE: rules_text(dashboard_url=dashboard_url, runbook_url=runbook_url, settings=settings)}
+    texts |= {f"runbooks/{name}.md": page for name, page in runbooks(settings).items()}
+    for name, text in texts.items():
+        try:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            replace_file(folder / name, text.encode())
+        except OSError as error:
+            raise InputError(folder / name, error.strerror or str(error)) from error
+    return [folder / name for name in texts]
 
 
 @functools.cache

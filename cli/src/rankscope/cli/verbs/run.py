@@ -15,7 +15,7 @@ from typing import Any, Final
 import click
 
 from rankscope.base.errors import RankscopeError
-from rankscope.base.size import Size
+from rankscope.base.options import Size
 from rankscope.base.text import one_line
 from rankscope.cli.selection import share
 from rankscope.cli.terminal import price_options, use_color, width
