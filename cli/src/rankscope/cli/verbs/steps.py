@@ -53,7 +53,9 @@ Examples:
 @click.option("--attempt", type=click.IntRange(0), metavar="N", help="Write the records of attempt N.  [default: the last]")
 @click.option("--ranks", type=RANKS, help="Write only these ranks, such as 0,3-5.  [default: all]")
 @click.option("--steps", type=STEPS, help="Write only steps A to B - 1.  [default: all]")
-@click.option("--columns", type=_columns, metavar="COLUMNS", help="Write only these, such as rank,step,wall_us.  [default: all]")
+@click.option(
+    "--columns", type=_columns, metavar="COLUMNS", help="Write only these columns, such as rank,step,wall_us.  [default: all]"
+)
 @click.option(
     "--format",
     "format_",
