@@ -58,6 +58,13 @@ def run_process(*args: str | Path, timeout: float = 120, env: Mapping[str, str] 
     )
 
 
+def one_line_error(completed: Result, status: int = 3) -> str:
+    """Check that a command ended with ``status`` and printed nothing but one line on standard error; return that line."""
+    assert (completed.returncode, completed.stdout) == (status, ""), completed.stderr
+    [line] = completed.stderr.splitlines()
+    return line
+
+
 def _status() -> int:
     """Return the exit status with which the interpreter would end."""
     try:

@@ -81,11 +81,13 @@ class RunOnDisk:
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., RunOnDisk]:
-    """Factory of runs: ``make_run("llama", slow=2)`` writes a live run of 60 steps below ``tmp_path / "runs"``."""
+    """Factory of runs of 60 steps below ``tmp_path / "runs"``, live unless ``ended``: ``make_run("llama", slow=2)``."""
 
-    def make(name: str = "llama", *, slow: int | None = 2) -> RunOnDisk:
+    def make(name: str = "llama", *, slow: int | None = 2, ended: bool = False) -> RunOnDisk:
         run = RunOnDisk(tmp_path / "runs" / name, slow=slow, name=name)
         run.grow()
+        if ended:
+            run.end()
         return run
 
     return make

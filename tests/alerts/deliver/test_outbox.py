@@ -342,8 +342,7 @@ def test_a_sender_that_is_killed_delivers_everything_in_the_end(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_watcher_that_is_killed_tells_every_alert_under_one_id(make_run: Any, tmp_path: Path) -> None:
-    run = make_run(slow=2)
-    run.end()
+    run = make_run(slow=2, ended=True)
     state = tmp_path / "state"
     chance = random.Random(7)
     with receiving() as receiver:

@@ -75,8 +75,7 @@ def test_a_signal_at_any_statement_of_a_transaction_sends_nothing_twice(
     moments = Moments()
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda *how, **more: connect(*how, **more, factory=moments.connection()))
-    run = make_run(slow=2)
-    run.end()
+    run = make_run(slow=2, ended=True)
 
     def watch(state: str, at: int) -> None:
         moments.at, moments.count = at, 0
