@@ -23,14 +23,18 @@ def make_world(make_run: Any) -> MakeWorld:
 
 @pytest.fixture
 def make_quiet_world(make_world: MakeWorld) -> MakeWorld:
-    """The same with a patience of one minute, and a run with steps of 0.1 s in which no rank is slow."""
+    """The same with a patience of one minute, and a run with steps of 0.1 s in which no rank is slow.
 
-    def make(path: str = ".", **options: Any) -> World:
-        world = make_world(
-            path, slow=None, **{"patience": Patience(silent_after_s=PATIENCE_S), "ask_for_dumps": False, **options}
-        )
+    Unless ``moved`` is false, the watcher has seen its ranks make steps for 20 s.
+    """
+
+    def make(path: str = ".", *, moved: bool = True, **options: Any) -> World:
+        options = {"patience": Patience(silent_after_s=PATIENCE_S), "ask_for_dumps": False, **options}
+        world = make_world(path, slow=None, **options)
         world.answer = analysis_of()
         world.steps = past_of([0.1] * 100)
+        if moved:
+            world.go_on(20)
         return world
 
     return make

@@ -28,7 +28,6 @@ def requests(run: Path) -> list[Path]:
 
 def test_ranks_of_a_stalled_run_are_asked_once_and_the_culprit_is_named(make_quiet_world: MakeWorld, tmp_path: Path) -> None:
     world = make_quiet_world(ask_for_dumps=True)
-    world.go_on(20)
     world.let_pass(PATIENCE_S)
     [request] = requests(world.run.path)
     # While dumps may still arrive, no incomplete alert is sent
@@ -54,7 +53,6 @@ def test_ranks_of_a_stalled_run_are_asked_once_and_the_culprit_is_named(make_qui
 def test_a_stopped_process_is_not_waited_for(make_quiet_world: MakeWorld) -> None:
     # Given a stalled run whose rank 2 is a stopped process, which cannot write a dump
     world = make_quiet_world(ask_for_dumps=True, fire_after=3)
-    world.go_on(20)
     world.let_pass(PATIENCE_S - 5)
     now_ns = int(world.now_s * 1e9)
     stopped = RankActivity(attempt=0, rank=2, phase="data", process="stopped", since_unix_ns=now_ns, updated_unix_ns=now_ns)
@@ -73,7 +71,6 @@ def test_a_stopped_process_is_not_waited_for(make_quiet_world: MakeWorld) -> Non
 def test_evaluations_count_while_dumps_are_waited_for(make_quiet_world: MakeWorld) -> None:
     # Given a stalled run of which no rank answers
     world = make_quiet_world(ask_for_dumps=True, fire_after=6)
-    world.go_on(20)
     world.let_pass(PATIENCE_S + WAIT_S - 5)
     assert world.firing() == []
     # When the time for dumps is over, then the alert fires at once
@@ -83,7 +80,6 @@ def test_evaluations_count_while_dumps_are_waited_for(make_quiet_world: MakeWorl
 
 def test_a_stall_that_ends_while_dumps_are_waited_for_is_not_reported(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world(ask_for_dumps=True)
-    world.go_on(20)
     world.let_pass(PATIENCE_S + 15)
     world.go_on(2 * WAIT_S)
     assert world.events == []
@@ -92,7 +88,6 @@ def test_a_stall_that_ends_while_dumps_are_waited_for_is_not_reported(make_quiet
 
 def test_an_alert_does_not_wait_for_an_answer_that_changes_its_text_later(make_quiet_world: MakeWorld, tmp_path: Path) -> None:
     world = make_quiet_world(ask_for_dumps=True)
-    world.go_on(20)
     world.let_pass(PATIENCE_S + WAIT_S + 15)
     assert world.firing() == ["TrainingHang"]
     assert "culprit" not in world.annotations("TrainingHang")
@@ -120,7 +115,6 @@ def test_an_alert_does_not_wait_for_an_answer_that_changes_its_text_later(make_q
 
 def test_ranks_that_were_asked_a_short_while_ago_are_asked_again_later(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world(ask_for_dumps=True)
-    world.go_on(20)
     world.let_pass(PATIENCE_S)
     world.go_on(10)
     world.let_pass(2 * PATIENCE_S)
@@ -132,14 +126,13 @@ def test_ranks_that_were_asked_a_short_while_ago_are_asked_again_later(make_quie
 
 def test_nobody_is_asked_who_is_not_to_be(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world(ask_for_dumps=False)
-    world.go_on(20)
     world.let_pass(2 * PATIENCE_S)
     assert world.firing() == ["TrainingHang"]
     assert not control_dir(world.run.path).exists()
 
 
 def test_a_run_that_may_not_be_written_to_is_told_of_without_dumps(make_quiet_world: MakeWorld) -> None:
-    world = make_quiet_world(ask_for_dumps=True)
+    world = make_quiet_world(ask_for_dumps=True, moved=False)
     control_dir(world.run.path).write_text("")
     world.go_on(20)
     world.let_pass(2 * PATIENCE_S)

@@ -19,7 +19,6 @@ from rankscope.runs.small_files import create_attempt, write_record
 
 def test_a_run_in_which_nobody_makes_a_step_is_told_and_its_recovery_too(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world()
-    world.go_on(20)
     world.let_pass(PATIENCE_S)
     assert world.event_names() == []
     world.let_pass(10)
@@ -34,7 +33,6 @@ def test_a_run_in_which_nobody_makes_a_step_is_told_and_its_recovery_too(make_qu
 
 def test_the_alert_tells_what_the_ranks_are_doing(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world()
-    world.go_on(20)
     world.let_pass(PATIENCE_S - 20)
     for rank in range(4):
         seen_ns = int(world.now_s * 1e9)
@@ -62,7 +60,6 @@ def test_the_alert_tells_what_the_ranks_are_doing(make_quiet_world: MakeWorld) -
 
 def test_an_old_activity_is_not_believed(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world()
-    world.go_on(20)
     old = RankActivity(attempt=0, rank=2, phase="data", waiting=False, since_unix_ns=1, updated_unix_ns=2)
     write_record(activity_file(world.run.path, 0, 2), old)
     world.let_pass(PATIENCE_S + 10)
@@ -73,7 +70,6 @@ def test_an_old_activity_is_not_believed(make_quiet_world: MakeWorld) -> None:
 
 def test_a_rank_that_is_silent_while_others_go_on_is_named(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world()
-    world.go_on(20)
     world.go_on(PATIENCE_S + 10, ranks=[0, 1, 3])
     assert world.firing() == ["TrainingRankLost 2"]
     assert world.events[0].labels["host"] == "node1"
@@ -86,7 +82,6 @@ def test_a_rank_that_is_silent_while_others_go_on_is_named(make_quiet_world: Mak
 
 def test_ranks_that_stop_one_after_the_other_make_one_alert(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world()
-    world.go_on(20)
     world.go_on(15, ranks=[0, 1, 3])  # a file server may show other ranks' files with such a delay
     world.let_pass(2 * PATIENCE_S)
     assert world.firing() == ["TrainingHang"]
@@ -95,7 +90,6 @@ def test_ranks_that_stop_one_after_the_other_make_one_alert(make_quiet_world: Ma
 
 def test_the_time_a_watcher_was_suspended_does_not_count(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world()
-    world.go_on(20)
     for _ in range(3):  # a laptop that was closed for an hour, with nothing new at the first evaluation
         world.now_s += 3600
         world.evaluate()
@@ -104,7 +98,7 @@ def test_the_time_a_watcher_was_suspended_does_not_count(make_quiet_world: MakeW
 
 
 def test_clocks_that_are_hours_apart_are_no_matter(make_quiet_world: MakeWorld) -> None:
-    world = make_quiet_world()
+    world = make_quiet_world(moved=False)
     world.now_s += 10 * 3600
     world.go_on(4 * PATIENCE_S)
     assert world.event_names() == []
@@ -120,7 +114,7 @@ def test_clocks_that_are_hours_apart_are_no_matter(make_quiet_world: MakeWorld) 
     ids=["long steps", "a step with a checkpoint", "intermittent long steps"],
 )
 def test_patience_is_as_long_as_steps_may_take(make_quiet_world: MakeWorld, past: Any) -> None:
-    world = make_quiet_world()
+    world = make_quiet_world(moved=False)
     world.steps = past
     world.go_on(20)
     world.let_pass(95)
@@ -134,7 +128,7 @@ def test_one_long_step_without_a_reason_is_no_excuse_for_the_next() -> None:
 
 
 def test_before_the_first_step_nobody_knows_how_long_it_takes(make_quiet_world: MakeWorld) -> None:
-    world = make_quiet_world()
+    world = make_quiet_world(moved=False)
     world.steps = None
     world.go_on(20)
     world.let_pass(10 * PATIENCE_S)
@@ -143,7 +137,6 @@ def test_before_the_first_step_nobody_knows_how_long_it_takes(make_quiet_world: 
 
 def test_a_run_that_ends_is_not_stalled(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world()
-    world.go_on(20)
     world.let_pass(PATIENCE_S - 10)
     world.run.end()
     assert world.evaluate()
@@ -151,13 +144,13 @@ def test_a_run_that_ends_is_not_stalled(make_quiet_world: MakeWorld) -> None:
 
 
 def test_in_a_folder_a_run_that_died_before_anybody_watched_is_no_news(make_quiet_world: MakeWorld) -> None:
-    world = make_quiet_world("..")
+    world = make_quiet_world("..", moved=False)
     world.let_pass(3 * PATIENCE_S)
     assert world.event_names() == []
 
 
 def test_a_run_that_is_watched_by_its_name_and_stands_still_is_told(make_quiet_world: MakeWorld) -> None:
-    world = make_quiet_world()
+    world = make_quiet_world(moved=False)
     world.let_pass(2 * PATIENCE_S)
     assert world.firing() == ["TrainingHang"]
 
@@ -165,7 +158,6 @@ def test_a_run_that_is_watched_by_its_name_and_stands_still_is_told(make_quiet_w
 @pytest.mark.parametrize("before_s", [10, PATIENCE_S + 10], ids=["before it fired", "while it fired"])
 def test_a_watcher_that_is_started_anew_neither_forgets_nor_resolves(make_quiet_world: MakeWorld, before_s: float) -> None:
     first = make_quiet_world("..")
-    first.go_on(20)
     first.let_pass(before_s)
     fired = first.event_names()
     second = first.restarted()
@@ -180,7 +172,6 @@ def test_a_watcher_that_is_started_anew_neither_forgets_nor_resolves(make_quiet_
 
 def test_what_cannot_be_looked_at_is_neither_silent_nor_well(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world()
-    world.go_on(20)
     folder = rank_dir(world.run.path, 0, 2)
     hidden = folder.rename(folder.with_name("hidden"))
     folder.write_text("")
@@ -194,7 +185,6 @@ def test_what_cannot_be_looked_at_is_neither_silent_nor_well(make_quiet_world: M
 
 def test_a_rank_that_was_killed_while_others_have_not_ended_is_reported(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world()
-    world.go_on(20)
     world.run.end("killed", ranks=range(2, 3))
     world.go_on(RESTART_GRACE_S - 5, ranks=[0, 1, 3])
     assert world.event_names() == []
@@ -209,14 +199,14 @@ def test_a_rank_that_was_killed_while_others_have_not_ended_is_reported(make_qui
 
 @pytest.mark.parametrize("reason", ["killed", "crash"])
 def test_a_rank_that_died_before_the_watcher_started_is_reported(make_quiet_world: MakeWorld, reason: EndReason) -> None:
-    world = make_quiet_world()
+    world = make_quiet_world(moved=False)
     world.run.end(reason, ranks=range(2, 3))
     world.go_on(RESTART_GRACE_S + 15, ranks=[0, 1, 3])
     assert world.firing() == ["TrainingRankLost 2"]
 
 
 def test_a_rank_that_died_before_the_watch_is_news_only_if_others_go_on(make_quiet_world: MakeWorld) -> None:
-    world = make_quiet_world("..")
+    world = make_quiet_world("..", moved=False)
     world.run.end("killed", ranks=range(2, 3))
     world.let_pass(3 * RESTART_GRACE_S)
     assert world.event_names() == []
@@ -226,7 +216,6 @@ def test_a_rank_that_died_before_the_watch_is_news_only_if_others_go_on(make_qui
 
 def test_a_rank_whose_recorder_switched_itself_off_is_not_lost(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world()
-    world.go_on(20)
     file = rank_dir(world.run.path, 0, 1) / "rank.json"
     info = msgspec.json.decode(file.read_bytes(), type=RankInfo)
     write_record(file, msgspec.structs.replace(info, disabled_reason="the ring cannot be mapped"))
@@ -236,7 +225,6 @@ def test_a_rank_whose_recorder_switched_itself_off_is_not_lost(make_quiet_world:
 
 def test_another_attempt_begins_anew(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world()
-    world.go_on(20)
     world.let_pass(PATIENCE_S)  # pending, not firing
     create_attempt(world.run.path, AttemptInfo(attempt=1, start_unix_ns=1, world_size=4))
     info = msgspec.json.decode((rank_dir(world.run.path, 0, 0) / "rank.json").read_bytes(), type=RankInfo)
@@ -247,7 +235,7 @@ def test_another_attempt_begins_anew(make_quiet_world: MakeWorld) -> None:
 
 
 def test_alerts_about_silence_outlast_those_about_steps(make_quiet_world: MakeWorld) -> None:
-    world = make_quiet_world()
+    world = make_quiet_world(moved=False)
     world.answer = analysis_of(2)
     world.go_on(20)
     world.let_pass(PATIENCE_S + 10)
@@ -264,7 +252,7 @@ def test_alerts_about_silence_outlast_those_about_steps(make_quiet_world: MakeWo
 
 
 def test_that_a_run_crashed_is_told_and_not_taken_back_at_once(make_quiet_world: MakeWorld) -> None:
-    world = make_quiet_world("..")
+    world = make_quiet_world("..", moved=False)
     world.answer = analysis_of(3)
     world.go_on(20)
     end = int(world.now_s * 1e9)
@@ -293,7 +281,6 @@ def test_that_a_run_crashed_is_told_and_not_taken_back_at_once(make_quiet_world:
 
 def test_a_run_whose_hosts_are_ahead_is_over_all_the_same(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world("..")
-    world.go_on(20)
     world.run.end("crash", end_unix_ns=int(world.now_s * 1e9) + 3600 * 10**9)
     world.let_pass(RESTART_GRACE_S)
     assert world.firing() == []
@@ -304,7 +291,6 @@ def test_a_run_whose_hosts_are_ahead_is_over_all_the_same(make_quiet_world: Make
 @pytest.mark.parametrize("days", [-2, 2])
 def test_a_clock_that_is_set_ends_no_alert(make_quiet_world: MakeWorld, days: int) -> None:
     world = make_quiet_world()
-    world.go_on(20)
     world.let_pass(PATIENCE_S + 10)
     world.clock_off_s = days * 86_400.0
     world.let_pass(10)
@@ -314,7 +300,6 @@ def test_a_clock_that_is_set_ends_no_alert(make_quiet_world: MakeWorld, days: in
 
 def test_a_job_that_was_cancelled_did_not_crash(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world()
-    world.go_on(20)
     world.run.end("killed", end_unix_ns=int(world.now_s * 1e9))
     world.let_pass(RESTART_GRACE_S + 10)
     assert world.event_names() == ["verdict"]
@@ -322,7 +307,6 @@ def test_a_job_that_was_cancelled_did_not_crash(make_quiet_world: MakeWorld) -> 
 
 def test_a_run_that_is_over_wakes_up_by_another_attempt(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world("..")
-    world.go_on(20)
     world.run.end()
     world.let_pass(30)
     assert world.event_names() == ["verdict"]
@@ -333,7 +317,7 @@ def test_a_run_that_is_over_wakes_up_by_another_attempt(make_quiet_world: MakeWo
 
 
 def test_a_run_that_lies_about_itself_costs_only_itself(make_quiet_world: MakeWorld) -> None:
-    world = make_quiet_world()
+    world = make_quiet_world(moved=False)
     info = rank_dir(world.run.path, 0, 3) / "rank.json"
     lie = {**msgspec.json.decode(info.read_bytes()), "device_kind": "cuda", "host": "a\n\x1b[2Jb"}
     written = msgspec.json.encode(lie).replace(b'"world_size":4', b'"world_size":' + b"9" * 400)
