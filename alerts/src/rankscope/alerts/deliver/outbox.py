@@ -11,7 +11,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -352,9 +352,11 @@ _FIRST_OF_GROUPS: Final = (
 )
 """The first waiting message of each group of a target."""
 _LISTED: Final = (
-    "SELECT id, target, group_key, state, alert_count, attempts, created_unix_ns, finished_unix_ns, next_attempt_ns, last_error,"
-    " body FROM messages"
+    "SELECT id, target, group_key, state, alert_count, attempts, created_unix_ns, finished_unix_ns, last_error,"
+    " next_attempt_ns, body FROM messages"
 )
+_FIELDS: Final = ("id", "target", "group", "state", "alerts", "attempts", "created_unix_ns", "finished_unix_ns", "last_error")
+"""Fields of ``MessageSummary`` that are columns of ``_LISTED``."""
 
 
 def _where(**columns: str | None) -> tuple[str, tuple[str, ...]]:
@@ -362,24 +364,12 @@ def _where(**columns: str | None) -> tuple[str, tuple[str, ...]]:
     return (" WHERE " + " AND ".join(f"{name} = ?" for name in conditions) if conditions else ""), tuple(conditions.values())
 
 
-def _listed(row: tuple[str, str, str, MessageState, int, int, int, int | None, int, str, bytes], now_ns: int) -> MessageSummary:
-    id_, target, group, state, alerts, attempts, created, finished, next_attempt_ns, error, body = row
+def _listed(row: tuple[Any, ...], now_ns: int) -> MessageSummary:
+    *columns, next_attempt_ns, body = row
+    fields = dict(zip(_FIELDS, columns, strict=True))
     about, labels, starts_at = _summary(body)
-    return MessageSummary(
-        id=id_,
-        target=target,
-        group=group,
-        state=state,
-        alerts=alerts,
-        attempts=attempts,
-        created_unix_ns=created,
-        finished_unix_ns=finished,
-        next_attempt_s=max(0.0, (next_attempt_ns - now_ns) / 1e9) if state == "waiting" else None,
-        last_error=error,
-        about=about,
-        labels=labels,
-        starts_at=starts_at,
-    )
+    next_attempt_s = max(0.0, (next_attempt_ns - now_ns) / 1e9) if fields["state"] == "waiting" else None
+    return MessageSummary(**fields, next_attempt_s=next_attempt_s, about=about, labels=labels, starts_at=starts_at)
 
 
 def _summary(body: bytes) -> tuple[str, dict[str, str], str]:
