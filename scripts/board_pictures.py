@@ -34,7 +34,7 @@ from playwright.sync_api import sync_playwright
 from tests.dashboards.grafana.grafana_model import Json, Target, all_boards, targets
 
 from rankscope.alerts.rules.rule_file import rules_text
-from rankscope.alerts.rules.thresholds import thresholds
+from rankscope.alerts.rules.thresholds import load_thresholds
 
 CSS = """
 body { margin: 0; padding: 8px; width: 1584px; background: #f4f5f5; font: 12px sans-serif; color: #24292e }
@@ -384,7 +384,7 @@ def main() -> None:
         parser.error("needs the program prometheus: apt-get install prometheus")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         (Path(name) / "thresholds.toml").write_text(boards.PRICE)
-        rules = rules_in_order(rules_text(settings=thresholds(Path(name) / "thresholds.toml")))
+        rules = rules_in_order(rules_text(settings=load_thresholds(Path(name) / "thresholds.toml")))
         with empty_prometheus(program, Path(name), f"127.0.0.1:{free_port()}") as prometheus:
             boards.fill(prometheus, args, args.end, free_port())
             boards.recorded(prometheus, rules, args.end - args.hours * 3600, args.end)

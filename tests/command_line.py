@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -19,6 +19,8 @@ from rankscope.base.logs import ROOT
 from rankscope.cli.main import main
 
 Result = subprocess.CompletedProcess[str]
+Cli = Callable[..., Result]
+"""Type of the fixtures ``cli`` and ``cli_process``."""
 
 
 def run_in_process(*args: str | Path, env: Mapping[str, str] | None = None) -> Result:
@@ -54,6 +56,13 @@ def run_process(*args: str | Path, timeout: float = 120, env: Mapping[str, str] 
         check=False,
         env={**os.environ, **(env or {})},
     )
+
+
+def one_line_error(completed: Result, status: int = 3) -> str:
+    """Check that a command ended with ``status`` and printed nothing but one line on standard error; return that line."""
+    assert (completed.returncode, completed.stdout) == (status, ""), completed.stderr
+    [line] = completed.stderr.splitlines()
+    return line
 
 
 def _status() -> int:

@@ -39,13 +39,14 @@ def two_ranks(path: Path, *, run_id: str = "r1", simulated: bool = False) -> Pat
     return path
 
 
-def end(run: Path, rank: int) -> None:
-    write_record(rank_dir(run, 0, rank) / "rank.json", rank_info(rank, end_unix_ns=2, end_reason="killed"))
+def end(run: Path, *ranks: int) -> None:
+    for rank in ranks:
+        write_record(rank_dir(run, 0, rank) / "rank.json", rank_info(rank, end_unix_ns=2, end_reason="killed"))
 
 
 def accept(run: Path, request: ControlRequest, *, attempt: int | None = None) -> None:
     last = FIRST + request.steps - 1
-    given = ControlAnswer(
+    reply = ControlAnswer(
         id=request.id,
         accepted=True,
         attempt=attempt,
@@ -54,7 +55,14 @@ def accept(run: Path, request: ControlRequest, *, attempt: int | None = None) ->
         ranks=request.ranks,
         answered_unix_ns=1,
     )
-    answer(run, given)
+    answer(run, reply)
+
+
+def serve_all(run: Path, request: ControlRequest) -> None:
+    """Accept a request for a profile, and write that of both ranks."""
+    accept(run, request)
+    profile(run, 0, request.steps)
+    profile(run, 1, request.steps)
 
 
 def breakdown(step: int, **changed: float) -> StepBreakdown:

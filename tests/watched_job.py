@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,14 +20,17 @@ QUICK = (
     "--silent-after", "5s", "--silent-steps", "5", "--least-firing", "1s", "--budget", "host=100%",
 )  # fmt: skip
 """Short intervals and a raised budget, as the job sleeps in every step."""
+AT_ONCE = ("--interval", "100ms", "--fire-after", "1")
 
 
-class Watch:
+class WatchProcess:
     """Running command, and its events so far."""
 
     def __init__(self, path: Path, *options: str | Path) -> None:
         command = [sys.executable, "-m", "rankscope", "alerts", "watch", path, "--format", "json", *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the process
+        self._all_errors = ""
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._errors, text=True)
         self.events: list[dict[str, Any]] = []
         self._listening = threading.Thread(target=self._listen)
         self._listening.start()
@@ -34,6 +39,14 @@ class Watch:
         assert self.process.stdout is not None
         with self.process.stdout as lines:
             self.events.extend(msgspec.json.decode(line) for line in lines)
+
+    def errors(self) -> str:
+        """Return what it has written to standard error."""
+        return self._all_errors or os.pread(self._errors.fileno(), 2**20, 0).decode()
+
+    def warnings(self) -> list[str]:
+        """Return the lines on standard error that are not of level info."""
+        return [line for line in self.errors().splitlines() if "level=info" not in line]
 
     def of(self, name: str) -> list[dict[str, Any]]:
         """Return the events of one alert."""
@@ -50,6 +63,9 @@ class Watch:
         self.process.kill()
         self.process.wait()
         self._listening.join()
+        with self._errors:
+            self._all_errors = self.errors()
+        print(self._all_errors)
 
 
 @contextmanager

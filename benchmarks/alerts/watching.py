@@ -41,10 +41,10 @@ from benchmarks.common.result import budget, environment, finish
 from benchmarks.common.upper_limits import CONFIDENCE, binomial_limit, poisson_limit
 from numpy.typing import NDArray
 
-from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.watch.conditions.candidate import Candidate, Subject
 from rankscope.alerts.watch.conditions.confirmation import Confirmation, next_test
 from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
+from rankscope.alerts.watcher_alerts import STRAGGLER
 from rankscope.analysis.evidence.typical import WARM_UP, after_warm_up
 from rankscope.analysis.inference.judging.moving_wait import moving_waits
 from rankscope.analysis.inference.judging.rank_judge import judge_ranks

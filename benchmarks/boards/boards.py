@@ -37,7 +37,7 @@ from benchmarks.common.result import budget, environment, finish, report_activit
 from tests.dashboards.grafana.grafana_model import Json, Target, all_boards, put_in, targets
 
 from rankscope.alerts.rules.rule_file import rules_text
-from rankscope.alerts.rules.thresholds import thresholds
+from rankscope.alerts.rules.thresholds import load_thresholds
 
 QUERY_BUDGET_S = 1.0
 """Limit for the slowest query of a board, so that panels appear at once."""
@@ -268,7 +268,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "thresholds.toml").write_text(PRICE)
-        rules = rules_in_order(rules_text(settings=thresholds(folder / "thresholds.toml")))
+        rules = rules_in_order(rules_text(settings=load_thresholds(folder / "thresholds.toml")))
         with empty_prometheus(program, folder, f"127.0.0.1:{free_port()}") as prometheus:
             end_s = int(time.time()) // 60 * 60
             series = fill(prometheus, args, end_s, free_port())

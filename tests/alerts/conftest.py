@@ -1,4 +1,4 @@
-"""Fixtures for the tests of alerts: runs on disk, simulated analyses, and HTTP servers with scripted behaviour."""
+"""Fixtures for the tests of alerts: runs on disk, and HTTP servers with scripted behaviour."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.alerts.receive.receiver_process import Target, listening_target
+from tests.alerts.receive.receiver_process import ListeningTarget, listening_target
 from tests.local_http import answering, respond
 from tests.step_files import append
 
-from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, Cost, Evidence, Finding, RankResult, Source, Verdict
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, EndReason, PhaseTimes, RankInfo, RunInfo, StepRecord
 from rankscope.runs.small_files import create_attempt, create_run, write_record
@@ -23,7 +22,7 @@ START_NS = 1_700_000_000_000_000_000
 
 
 @pytest.fixture
-def target() -> Iterator[Target]:
+def target() -> Iterator[ListeningTarget]:
     """Webhook target to which a receiver forwards alerts."""
     with listening_target() as target:
         yield target
@@ -82,69 +81,14 @@ class RunOnDisk:
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., RunOnDisk]:
-    """Factory of runs: ``make_run("llama", slow=2)`` writes a live run of 60 steps below ``tmp_path / "runs"``."""
+    """Factory of runs of 60 steps below ``tmp_path / "runs"``, live unless ``ended``: ``make_run("llama", slow=2)``."""
 
-    def make(name: str = "llama", *, slow: int | None = 2) -> RunOnDisk:
+    def make(name: str = "llama", *, slow: int | None = 2, ended: bool = False) -> RunOnDisk:
         run = RunOnDisk(tmp_path / "runs" / name, slow=slow, name=name)
         run.grow()
+        if ended:
+            run.end()
         return run
-
-    return make
-
-
-@pytest.fixture
-def make_analysis() -> Callable[..., Analysis]:
-    """Factory of analyses: ``make_analysis(2)`` has rank 2 as a straggler, ``make_analysis()`` has no straggler."""
-
-    def make(*stragglers: int, run_id: str = "llama-1", simulated: bool = False, kind: str | None = None) -> Analysis:
-        findings = [
-            Finding(
-                kind="straggler",
-                rank=rank,
-                host="node1",
-                cause="input",
-                phase="data",
-                pattern="fixed",
-                steps=(5, 60),
-                confidence=0.96,
-                slowdown=1.5,
-                gpu_hours_lost=0.25,
-                summary=f"Rank {rank} makes the others wait.",
-                evidence=[Evidence(name="own_excess", value=60.0, unit="ms", detail="per step")],
-            )
-            for rank in stragglers
-        ]
-        verdict: dict[str, Any] = {"kind": kind or "balanced", "summary": "Nobody stands out."}
-        if findings:
-            verdict = {
-                "kind": "straggler",
-                "rank": stragglers[0],
-                "explained_by": "cpu_contention",
-                "cost": Cost(amount=0.5, currency="USD"),
-                "summary": findings[0].summary,
-                "next": ["look at the data loader"],
-            }
-        fields: dict[str, Any] = dict.fromkeys(RankResult.__struct_fields__)
-        return Analysis(
-            source=Source(
-                kind="run",
-                path="x",
-                ranks=4,
-                world_size=4,
-                steps=60,
-                coverage=1.0,
-                simulated=simulated,
-                run_id=run_id,
-                name="llama",
-            ),
-            ranks=[
-                RankResult(**{**fields, "rank": rank, "attempt": 0, "steps": 60, "gpu_uuid": f"GPU-{rank}"}) for rank in range(4)
-            ],
-            collectives=CollectiveMatching(matched=0, unmatched=0, excluded={}, method=None, clock_residual_us=None),
-            imposed_wait=[],
-            verdict=Verdict(**verdict),
-            findings=findings,
-        )
 
     return make
 

@@ -18,11 +18,11 @@ from rankscope.base.exposition import (
     Family,
     Point,
     PointSource,
+    exposition_text,
     has_unique_openmetrics_names,
     number,
     openmetrics,
     prefers_openmetrics,
-    text,
 )
 
 # Every character except surrogates, with troublesome ones more often.
@@ -75,7 +75,7 @@ def _assert_same(read: Any, input_families: list[Family]) -> None:
 def test_both_formats_read_back_exactly_what_went_in(input_families: list[Family]) -> None:
     for _ in range(2):  # the second time with the labels cached in the points
         as_openmetrics = openmetrics(input_families).decode()
-        _assert_same(parse_text(text(input_families).decode()), input_families)
+        _assert_same(parse_text(exposition_text(input_families).decode()), input_families)
         _assert_same(parse_openmetrics(as_openmetrics), input_families)  # type: ignore[no-untyped-call]
     documented = {parse_openmetric.name: parse_openmetric.documentation for parse_openmetric in parse_openmetrics(as_openmetrics)}  # type: ignore[no-untyped-call]
     for family in input_families:
@@ -98,7 +98,7 @@ def test_types_units_and_the_end_are_as_each_format_wants_them() -> None:
         Family("gpu_io_bytes_per_second", "gauge", "Rate.", "bytes", [Point((), math.inf)]),
     ]
 
-    assert text(input_families).decode() == (
+    assert exposition_text(input_families).decode() == (
         "# HELP gpu_energy_joules_total Energy.\n# TYPE gpu_energy_joules_total counter\n"
         'gpu_energy_joules_total{uuid="a"} 1e+21\n'
         "# HELP gpu_io_bytes_per_second Rate.\n# TYPE gpu_io_bytes_per_second gauge\ngpu_io_bytes_per_second +Inf\n"
@@ -113,7 +113,7 @@ def test_types_units_and_the_end_are_as_each_format_wants_them() -> None:
 
 
 def test_a_name_that_is_no_unicode_costs_no_page() -> None:
-    body = text([Family("m", "gauge", "", points=[Point((("file", "a\udcffb"),), 1)])])
+    body = exposition_text([Family("m", "gauge", "", points=[Point((("file", "a\udcffb"),), 1)])])
 
     assert 'm{file="a?b"} 1' in body.decode()
 
@@ -133,7 +133,9 @@ def test_points_that_are_kept_give_the_same_page_as_new_ones(pages: list[list[tu
         expected = [Point((("l", label),), value, metric) for (metric, label), value in once.items()]
 
         points = source.points(values)
-        assert text([Family("m", "gauge", "", points=points)]) == text([Family("m", "gauge", "", points=expected)])
+        assert exposition_text([Family("m", "gauge", "", points=points)]) == exposition_text(
+            [Family("m", "gauge", "", points=expected)]
+        )
         if len(once) == len(values):  # unchanged points are not rendered again
             assert all(new is old and new.line for new, old in zip(source.points(values), points, strict=True))
 
@@ -172,7 +174,7 @@ def test_no_accept_header_is_too_odd(accept: str) -> None:
 
 def test_promtool_reads_hostile_texts(require_program: Callable[[str], str]) -> None:
     hostile = '\\"\n\\n}{ \u202eevil 👩‍🚀\x1b[31m'
-    page = text([Family("m_info", "gauge", hostile, points=[Point((("a", hostile), ("b", "")), 1)])])
+    page = exposition_text([Family("m_info", "gauge", hostile, points=[Point((("a", hostile), ("b", "")), 1)])])
 
     checked = subprocess.run([require_program("promtool"), "check", "metrics"], input=page, capture_output=True, check=False)
 

@@ -18,8 +18,14 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from tests.alerts.receive.receiver_process import ReceiverProcess, Target, listening_target, straggler
-from tests.alerts.receive.receiver_senders import firing, send_while_killed
+from tests.alerts.receive.receiver_process import (
+    ListeningTarget,
+    ReceiverProcess,
+    firing,
+    listening_target,
+    send_while_killed,
+    straggler,
+)
 from tests.played_ranks import accept, job, profile, two_ranks
 from tests.waiting import wait_until
 
@@ -48,13 +54,13 @@ MEMORY_MIB = 256
 
 
 @pytest.fixture
-def target() -> Iterator[Target]:
+def target() -> Iterator[ListeningTarget]:
     with listening_target() as target:
         yield target
 
 
 @pytest.fixture
-def receiver(tmp_path: Path, target: Target) -> Iterator[ReceiverProcess]:
+def receiver(tmp_path: Path, target: ListeningTarget) -> Iterator[ReceiverProcess]:
     (tmp_path / "runs").mkdir()
     config = CONFIG.format(receive='runs = ["runs"]', url=target.url) + ACTION
     with ReceiverProcess(tmp_path, config) as receiver:
@@ -65,23 +71,23 @@ def row(case: str, **figures: Any) -> None:
     print("\n" + msgspec.json.encode({"case": case, **figures}).decode())
 
 
-def test_200_deliveries_of_8_senders_and_25_kills(receiver: ReceiverProcess, target: Target) -> None:
+def test_200_deliveries_of_8_senders_and_25_kills(receiver: ReceiverProcess, target: ListeningTarget) -> None:
     course = send_while_killed(receiver, target, deliveries=200, senders=8, kills=25, pause_s=lambda: random.uniform(0.02, 1.5))
-    doubled = sum(count > 1 for count in course.told.values())
+    doubled = sum(count > 1 for count in course.ids_of_alerts.values())
     row(
         "killed while 8 senders send",
         acknowledged=course.acknowledged,
         attempts=course.attempts,
         kills=course.kills,
-        told=len(course.told),
+        told=len(course.ids_of_alerts),
         told_twice=doubled,
         seconds=round(course.seconds, 1),
     )
     assert course.acknowledged == 200
-    assert course.told == {str(number): 1 for number in range(200)}
+    assert course.ids_of_alerts == {str(number): 1 for number in range(200)}
 
 
-def test_captures_and_kills(receiver: ReceiverProcess, target: Target, tmp_path: Path) -> None:
+def test_captures_and_kills(receiver: ReceiverProcess, target: ListeningTarget, tmp_path: Path) -> None:
     run = two_ranks(tmp_path / "runs" / "one")
     episodes, kills = 10, 0
 
@@ -114,7 +120,7 @@ def test_captures_and_kills(receiver: ReceiverProcess, target: Target, tmp_path:
     assert outcomes == {"": episodes, "shown": episodes}
 
 
-def test_the_same_thousand_times(receiver: ReceiverProcess, target: Target) -> None:
+def test_the_same_thousand_times(receiver: ReceiverProcess, target: ListeningTarget) -> None:
     with ThreadPoolExecutor(8) as pool:
         statuses = Counter(pool.map(lambda _: receiver.post(firing(1)).status_code, range(1000)))
     wait_until(lambda: receiver.count("waiting") == 0)
@@ -125,7 +131,7 @@ def test_the_same_thousand_times(receiver: ReceiverProcess, target: Target) -> N
 
 
 def test_a_thousand_alerts_at_once_and_a_target_that_is_away(
-    tmp_path: Path, free_port: Callable[[], int], target: Target
+    tmp_path: Path, free_port: Callable[[], int], target: ListeningTarget
 ) -> None:
     nowhere = free_port()
     config = CONFIG.format(receive="", url=f"http://127.0.0.1:{nowhere}/")
@@ -168,7 +174,7 @@ def test_memory_while_everybody_sends_as_much_as_is_allowed(receiver: ReceiverPr
     assert highest[0] < 2 * MEMORY_MIB
 
 
-def test_many_runs_that_cannot_be_analysed_in_time(tmp_path: Path, target: Target) -> None:
+def test_many_runs_that_cannot_be_analysed_in_time(tmp_path: Path, target: ListeningTarget) -> None:
     """With many alerts waiting for verdicts, none is sent much later than the bound, and every verdict is sent."""
     for number in range(40):
         two_ranks(tmp_path / "runs" / str(number), run_id=f"r{number}")

@@ -18,9 +18,9 @@ import pytest
 from tests.alerts.conftest import RunOnDisk
 from tests.local_http import answering, respond
 from tests.waiting import wait_until
-from tests.watched_job import QUICK, Watch, training
+from tests.watched_job import QUICK, WatchProcess, training
 
-from rankscope.alerts.owners import CRASHED, LIVENESS_ALERTS
+from rankscope.alerts.watcher_alerts import CRASHED, LIVENESS_ALERTS
 from rankscope.runs.reader import RunReader
 
 pytestmark = [pytest.mark.campaign, pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
@@ -51,7 +51,7 @@ def test_whichever_rank_is_stopped_it_is_the_culprit(
     if not hasattr(pytest.importorskip("torch._C._distributed_c10d"), "_dump_fr_trace"):
         pytest.skip("this torch has no Flight Recorder for gloo")
     run, process, stop = job
-    with Watch(run, "--state", tmp_path / "state", *QUICK) as watch:
+    with WatchProcess(run, "--state", tmp_path / "state", *QUICK) as watch:
         time.sleep(10)
         stopped = pid_of(run, rank)
         os.kill(stopped, signal.SIGSTOP)
@@ -74,7 +74,7 @@ def test_whichever_rank_is_killed_it_is_named_when_the_job_is_over(
     job: tuple[Path, subprocess.Popen[bytes], Path], tmp_path: Path, rank: int
 ) -> None:
     run, process, _ = job
-    with Watch(run, "--state", tmp_path / "state", *QUICK) as watch:
+    with WatchProcess(run, "--state", tmp_path / "state", *QUICK) as watch:
         time.sleep(10)
         os.kill(pid_of(run, rank), signal.SIGKILL)
         assert process.wait(120) != 0
@@ -90,7 +90,7 @@ def test_of_a_job_that_goes_on_nobody_is_told_that_it_does_not(
 ) -> None:
     del number
     run, process, stop = job
-    with Watch(run, "--state", tmp_path / "state", *QUICK) as watch:
+    with WatchProcess(run, "--state", tmp_path / "state", *QUICK) as watch:
         time.sleep(120)
         stop.touch()
         assert process.wait(60) == 0

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
-
 import msgspec
 import pytest
+from tests.command_line import Cli
 
 from rankscope.analysis.result.analysis import Verdict
 from rankscope.cli.demo.faults import Fault
 from rankscope.cli.demo.story import says_simulated
 
 
-def test_only_the_page_of_simulated_gpus_says_that_they_are(cli: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_only_the_page_of_simulated_gpus_says_that_they_are(cli: Cli) -> None:
     page = cli("exporter", "--once", "--simulate", "1").stdout
     assert says_simulated(page)
     # Real GPUs: the help of the metric stays, and begins with "1 when".

@@ -6,18 +6,16 @@ import errno
 import os
 import re
 import shutil
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
 from tests.analysis.flight_dumps import Job, always
 from tests.cli.documented import ROOT, Documented, commands
+from tests.command_line import Cli
 
 from rankscope.cli.main import cli as root_command
 
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 RANKSCOPE = list(commands("rankscope"))
 PLACEHOLDER = re.compile(r"[A-Z][A-Z_:|]*(\.\.\.|…)?|…|\.\.\.")
 """A word in place of a value: ``RUN``, ``PATH…``, ``A:B``."""

@@ -15,10 +15,10 @@ from typing import Any
 
 import jsonschema
 import pytest
+from tests.command_line import Cli, one_line_error
 from tests.dumped_job import DumpedJob, write
 from tests.waiting import wait_until
 
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 WORLD = {"0": (0, 1, 2, 3)}
 JOB = Path(__file__).parents[1] / "profiler" / "jobs" / "hung.py"
 
@@ -63,9 +63,7 @@ def test_a_hostile_dump_is_one_line_with_status_3(cli: Cli, tmp_path: Path) -> N
     path.write_bytes(pickle.dumps({"version": "2", "entries": Calls()}, 2))
     for output in ("text", "json"):
         completed = cli("hang", path, "--format", output)
-        assert (completed.returncode, completed.stdout) == (3, "")
-        assert len(completed.stderr.splitlines()) == 1
-        assert str(path) in completed.stderr
+        assert str(path) in one_line_error(completed)
         assert "refused" in completed.stderr
     assert list(tmp_path.iterdir()) == [path]
 

@@ -34,8 +34,8 @@ from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
 from tests.needs import program
 from tests.waiting import wait_until
 
-from rankscope.alerts.owners import WATCHER_ALERTS
-from rankscope.alerts.rules.thresholds import duration_seconds, thresholds
+from rankscope.alerts.rules.thresholds import duration_seconds, load_thresholds
+from rankscope.alerts.watcher_alerts import WATCHER_ALERTS
 from rankscope.base.process import end_with_parent
 from rankscope.cli.demo.services import Services, get, rankscope_command
 
@@ -85,7 +85,7 @@ T = TypeVar("T")
 def short_thresholds() -> str:
     """Return an operator's thresholds file with which the shipped rules fire after seconds: durations over 10 s become 10 s."""
     lines = ["[TrainingStalled]", f"seconds = {STALLED_S}", 'for = "2s"', 'keep_firing_for = "2s"']
-    for name, settings in thresholds().items():
+    for name, settings in load_thresholds().items():
         if "for" in settings and name not in {"TrainingStalled", *OF_STATES, *WATCHER_ALERTS}:
             lines.append(f"[{name}]")
             for key, most_s in (("for", 10), ("keep_firing_for", 2)):

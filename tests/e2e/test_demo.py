@@ -9,16 +9,15 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
+from tests.command_line import Cli
 from tests.waiting import wait_until
 
 from rankscope.cli.demo.faults import EXPECTATIONS
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch"), pytest.mark.timeout(600)]
 

@@ -13,44 +13,40 @@ import httpx
 import msgspec
 import pytest
 import yaml
-from tests.alerts.alertmanager_process import alertmanager_process
+from tests.alerts.deliver.test_notifiers import endpoint
 from tests.alerts.receive.receiver_process import ReceiverProcess
+from tests.alerts.watch.watched_world import analysis_of
+from tests.monitoring_servers import alertmanager_server
 from tests.waiting import wait_until
 
 from rankscope.alerts.alert import Alert, fingerprint, unix_ns
-from rankscope.alerts.deliver.endpoint import Endpoint
 from rankscope.alerts.deliver.notifiers import Alertmanager
-from rankscope.alerts.deliver.secret import Secret
-from rankscope.alerts.owners import ALERTS, HANG
 from rankscope.alerts.payload import NOT_ENDED, Notice, payload_alert
 from rankscope.alerts.rules.rule_file import runbooks
+from rankscope.alerts.rules.thresholds import SEVERITY_OF
 from rankscope.alerts.watch.conditions.candidate import Subject
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
-from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.watcher import Watcher
+from rankscope.alerts.watch.watcher_settings import WatcherSettings
+from rankscope.alerts.watcher_alerts import HANG
 from rankscope.analysis.result.analysis import Analysis
 
 CONFIG = Path(__file__).parents[3] / "alerts" / "alertmanager" / "alertmanager.yml"
 EXAMPLE = CONFIG.read_text()
 
 
-def endpoint(url: str) -> Endpoint:
-    return Endpoint(url=Secret(value=url))
-
-
 @pytest.fixture
-def alertmanager(tmp_path: Path, require_program: Callable[[str], str]) -> Iterator[tuple[str, str]]:
+def alertmanager(tmp_path: Path) -> Iterator[tuple[str, str]]:
     """Addresses of a real Alertmanager (example configuration with shorter intervals) and of the real receiver behind it."""
-    program = require_program("prometheus-alertmanager")
     with ReceiverProcess(tmp_path, "") as receiver:
         quick = EXAMPLE.replace("127.0.0.1:9099", f"127.0.0.1:{receiver.port}")
         for name in ("group_wait: 30s", "group_wait: 10s", "group_interval: 5m"):
             quick = quick.replace(name, f"{name.partition(':')[0]}: 100ms")
         config = tmp_path / "alertmanager.yml"
         config.write_text(quick)
-        with alertmanager_process(program, config, tmp_path / "manager") as url:
+        with alertmanager_server(tmp_path / "manager", config) as url:
             yield url, receiver.url
 
 
@@ -68,7 +64,7 @@ def test_every_inhibition_compares_labels_that_its_alerts_have() -> None:
             # Alertmanager counts a label that both alerts lack as equal
             assert {f'{label}=~".+"' for label in inhibition["equal"]} <= set(inhibition[side])
             for names in re.findall(r'alertname=~?"([^"]*)"', " ".join(inhibition[side])):
-                assert any(re.fullmatch(names, alert.alertname) for alert in ALERTS), names
+                assert any(re.fullmatch(names, name) for name in SEVERITY_OF), names
 
 
 @pytest.mark.parametrize(
@@ -97,21 +93,18 @@ def test_severity_decides_who_is_told(require_program: Callable[[str], str], lab
 
 
 @pytest.mark.slow
-def test_from_the_watcher_through_alertmanager_to_the_receiver(
-    alertmanager: tuple[str, str], make_run: Any, make_analysis: Any
-) -> None:
+def test_from_the_watcher_through_alertmanager_to_the_receiver(alertmanager: tuple[str, str], make_run: Any) -> None:
     class Straggling(FollowedRuns):
         def update(self, run: Path) -> Analysis:
             del run
-            analysis: Analysis = make_analysis(2)
-            return analysis
+            return analysis_of(2)
 
     manager, receiver = alertmanager
     run = make_run()
     # Given a watcher over a live run whose rank 2 is a straggler
     watcher = Watcher(
         run.path,
-        analyse=lambda _: make_analysis(2),
+        analyse=lambda _: analysis_of(2),
         follow=Straggling(),
         delivery=Delivery(
             alertmanagers=[Alertmanager(endpoint(manager), valid_s=240)],
@@ -156,10 +149,8 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(
 
 
 @pytest.mark.slow
-def test_a_restarted_alertmanager_learns_what_fires_and_forgets_the_rest(
-    tmp_path: Path, require_program: Callable[[str], str]
-) -> None:
-    program, urls = require_program("prometheus-alertmanager"), [""]
+def test_a_restarted_alertmanager_learns_what_fires_and_forgets_the_rest(tmp_path: Path) -> None:
+    urls = [""]
 
     class Restarted(Alertmanager):
         """The Alertmanager at its current address."""
@@ -182,7 +173,7 @@ def test_a_restarted_alertmanager_learns_what_fires_and_forgets_the_rest(
         return alerts
 
     for number in range(2):
-        with alertmanager_process(program, CONFIG, tmp_path / f"manager-{number}") as url:
+        with alertmanager_server(tmp_path / f"manager-{number}", CONFIG) as url:
             urls.append(url)
             [alert] = wait_until(known)
             assert (alert["fingerprint"], unix_ns(alert["startsAt"]) // 10**9) == (candidate.fingerprint, began // 10**9)

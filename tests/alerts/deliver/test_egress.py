@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.alerts.watch.test_delivery import notice
+from tests.alerts.deliver.test_notifiers import notice
 from tests.local_http import answering, respond
 
-from rankscope.alerts.deliver.http import http_client, proxy_for
+from rankscope.alerts.deliver.http_client import http_client, proxy_for
 from rankscope.alerts.deliver.notifiers import Alertmanager
 from rankscope.alerts.deliver.post import DeliveryError, NoAnswerError, post
 from rankscope.alerts.deliver.target_file import load_destinations

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import resource
 import shlex
-import shutil
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
-import certifi
 import pytest
 from click.testing import CliRunner
-from standardwebhooks import Webhook as Reference
+from tests.alerts.deliver.sender_world import SECRET, SenderWorld
 from tests.waiting import wait_until
-from tests.webhook_receiver import Behaviour, SimulatedClock, WebhookReceiver, about, answer_with, notice, receiving
+from tests.webhook_receiver import Behaviour, WebhookReceiver, about, answer_with, notice, receiving
 
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.outbox_command import outbox
@@ -28,46 +23,8 @@ from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.targets import Rate, Target
 from rankscope.alerts.store.database import AlertStore, StoreError
 
-SECRET = "s3cr3t-token"
 
-
-class World:
-    """An outbox, a sender and a receiver."""
-
-    def __init__(self, receiver: WebhookReceiver, path: Path | None = None) -> None:
-        self.clock = SimulatedClock()
-        self.receiver = receiver
-        self.reports: list[str] = []
-        self.box = Outbox(AlertStore(path, clock=self.clock))
-        self.target = Target(name="hook", label="hook", url=Secret(value=f"{receiver.url}/{SECRET}"), timeout_s=30.0)
-        self.sender = self.restarted()
-
-    def restarted(self, **changes: Any) -> Sender:
-        self.target = replace(self.target, **changes)
-        self.sender = Sender(self.box, [self.target], report=self.reports.append, chance=lambda: 1.0)
-        return self.sender
-
-    def after(self, seconds: float) -> int:
-        """Advance the clock by ``seconds`` and return the number of attempts that were due."""
-        self.clock.advance(seconds)
-        return self.sender.run_due()
-
-    def states(self) -> dict[str, int]:
-        return {state: count for (_, state), count in self.box.counts().items()}
-
-
-@pytest.fixture
-def receiver() -> Iterator[WebhookReceiver]:
-    with receiving() as receiver:
-        yield receiver
-
-
-@pytest.fixture
-def world(receiver: WebhookReceiver) -> World:
-    return World(receiver)
-
-
-def test_it_is_delivered_once_with_its_id(world: World) -> None:
+def test_it_is_delivered_once_with_its_id(world: SenderWorld) -> None:
     world.box.put(about(notice(1)))
     assert (world.after(0), world.after(3600)) == (1, 0)
     [message] = world.box.list_messages()
@@ -77,7 +34,7 @@ def test_it_is_delivered_once_with_its_id(world: World) -> None:
 
 @pytest.mark.parametrize("status", [401, 403, 404, 407, 408, 429, 500, 502, 503, 504])
 def test_a_busy_receiver_is_retried_with_the_same_id_and_growing_pauses(
-    world: World, status: int, caplog: pytest.LogCaptureFixture
+    world: SenderWorld, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     world.receiver.behaviour = status
@@ -94,7 +51,7 @@ def test_a_busy_receiver_is_retried_with_the_same_id_and_growing_pauses(
     assert all(fact in delivered for fact in ("hook: delivered", "8 failed attempts"))
 
 
-def test_after_an_hour_it_is_given_up_and_can_be_replayed(world: World) -> None:
+def test_after_an_hour_it_is_given_up_and_can_be_replayed(world: SenderWorld) -> None:
     world.receiver.behaviour = 503
     world.box.put(about(notice(1), notice(1, run="other")))
     while world.states().get("waiting"):
@@ -110,7 +67,7 @@ def test_after_an_hour_it_is_given_up_and_can_be_replayed(world: World) -> None:
     assert set(world.receiver.ids) == {item.id for item in dead}
 
 
-def test_a_fault_of_our_own_costs_no_alert(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_of_our_own_costs_no_alert(world: SenderWorld, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
 
     class Exhausted:
@@ -138,7 +95,7 @@ def test_a_fault_of_our_own_costs_no_alert(world: World, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("status", [400, 405, 413, 422])
-def test_a_refusal_is_final_and_costs_no_other_message(world: World, status: int) -> None:
+def test_a_refusal_is_final_and_costs_no_other_message(world: SenderWorld, status: int) -> None:
     world.receiver.behaviour = status
     world.box.put(about(notice(1)))
     world.after(0)
@@ -152,7 +109,7 @@ def test_a_refusal_is_final_and_costs_no_other_message(world: World, status: int
 
 
 def test_what_was_given_up_is_said_with_the_command_that_lists_it(receiver: WebhookReceiver, tmp_path: Path) -> None:
-    world = World(receiver, tmp_path / "my runs")
+    world = SenderWorld(receiver, tmp_path / "my runs")
     receiver.behaviour = 422
     world.box.put(about(notice(1)))
     world.after(0)
@@ -164,7 +121,7 @@ def test_what_was_given_up_is_said_with_the_command_that_lists_it(receiver: Webh
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
-def test_redirects_are_not_followed(world: World, status: int) -> None:
+def test_redirects_are_not_followed(world: SenderWorld, status: int) -> None:
     with receiving() as elsewhere:
         world.receiver.behaviour = answer_with(status, Location=elsewhere.url)
         world.box.put(about(notice(1)))
@@ -173,7 +130,7 @@ def test_redirects_are_not_followed(world: World, status: int) -> None:
     assert all(fact in world.box.list_messages()[0].last_error for fact in (str(status), "redirects"))
 
 
-def test_a_receiver_that_is_gone_is_left_alone_until_a_replay_or_restart(world: World) -> None:
+def test_a_receiver_that_is_gone_is_left_alone_until_a_replay_or_restart(world: SenderWorld) -> None:
     world.receiver.behaviour = 410
     world.box.put(about(notice(1), notice(1, run="other")))
     world.after(0)
@@ -207,7 +164,7 @@ def test_a_receiver_that_is_gone_is_left_alone_until_a_replay_or_restart(world: 
         ({"Retry_After": "1"}, 5),
     ],
 )
-def test_who_asks_for_time_gets_it_within_bounds(world: World, headers: dict[str, str], wait_s: float) -> None:
+def test_who_asks_for_time_gets_it_within_bounds(world: SenderWorld, headers: dict[str, str], wait_s: float) -> None:
     def busy(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> None:
         request.send_response_only(429)
         for name, value in headers.items():
@@ -223,7 +180,7 @@ def test_who_asks_for_time_gets_it_within_bounds(world: World, headers: dict[str
     assert (world.after(wait_s - 0.5), world.after(1)) == (0, 2)
 
 
-def test_nobody_there_is_tried_again(world: World, free_port: Callable[[], int]) -> None:
+def test_nobody_there_is_tried_again(world: SenderWorld, free_port: Callable[[], int]) -> None:
     sender = world.restarted(url=Secret(value=f"http://127.0.0.1:{free_port()}/{SECRET}"))
     world.box.put(about(notice(1)))
     sender.run_due()
@@ -263,7 +220,7 @@ def hanging_up(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> 
     request.close_connection = True
 
 
-def test_of_a_huge_answer_only_the_head_is_read(world: World) -> None:
+def test_of_a_huge_answer_only_the_head_is_read(world: SenderWorld) -> None:
     world.receiver.behaviour = huge
     world.box.put(about(notice(1)))
     world.after(0)
@@ -271,7 +228,7 @@ def test_of_a_huge_answer_only_the_head_is_read(world: World) -> None:
 
 
 @pytest.mark.parametrize("behaviour", [never_ending, silent, garbage, hanging_up])
-def test_who_does_not_answer_may_have_heard(world: World, behaviour: Behaviour) -> None:
+def test_who_does_not_answer_may_have_heard(world: SenderWorld, behaviour: Behaviour) -> None:
     world.restarted(timeout_s=0.3)
     world.receiver.behaviour = behaviour
     world.box.put(about(notice(1)))
@@ -287,7 +244,7 @@ def test_who_does_not_answer_may_have_heard(world: World, behaviour: Behaviour) 
     assert world.receiver.ids[0] == message.id
 
 
-def test_while_a_receiver_is_away_only_one_message_at_a_time_tries(world: World) -> None:
+def test_while_a_receiver_is_away_only_one_message_at_a_time_tries(world: SenderWorld) -> None:
     world.receiver.behaviour = 503
     world.box.put(about(*(notice(1, run=str(run)) for run in range(100))))
     world.after(0)
@@ -301,7 +258,7 @@ def test_while_a_receiver_is_away_only_one_message_at_a_time_tries(world: World)
     assert len(world.receiver.ids) == 100
 
 
-def test_one_message_that_always_fails_holds_up_its_group_only(world: World) -> None:
+def test_one_message_that_always_fails_holds_up_its_group_only(world: SenderWorld) -> None:
     def poisoned(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
         answer_with(500 if b'"run_id":"bad"' in world.receiver.bodies[-1] else 200)(request, accept)
 
@@ -315,7 +272,7 @@ def test_one_message_that_always_fails_holds_up_its_group_only(world: World) -> 
     assert world.states() == {"delivered": 40, "waiting": 2}
 
 
-def test_a_rate_is_kept(world: World) -> None:
+def test_a_rate_is_kept(world: SenderWorld) -> None:
     world.restarted(rate=Rate(2, 60))
     for rank in range(6):
         world.box.put(about(notice(rank)))
@@ -323,104 +280,6 @@ def test_a_rate_is_kept(world: World) -> None:
     assert len(world.receiver.ids) == 2
     assert (world.after(29), world.after(2)) == (0, 1)
     assert [alert["labels"]["rank"] for _, payload in world.receiver.accepted for alert in payload["alerts"]] == ["0", "1", "2"]
-
-
-def test_every_attempt_is_signed_anew_with_all_secrets(world: World, tmp_path: Path) -> None:
-    keys = ["whsec_" + base64.b64encode(bytes([number]) * 32).decode() for number in (1, 2, 3)]
-    old, new = tmp_path / "old", tmp_path / "new"
-    old.write_text(keys[0])
-    new.write_text(keys[1])
-    world.restarted(secrets=(Secret(file=old), Secret(file=new)))
-    world.receiver.behaviour = 503
-    world.box.put(about(notice(1)))
-    world.after(0)
-    world.receiver.behaviour = 200
-    # one of the keys is replaced between two attempts
-    old.write_text(keys[2])
-    world.after(5)
-    first, second = world.receiver.headers
-    assert first["webhook-id"] == second["webhook-id"]
-    for headers, signers in ((first, keys[:2]), (second, keys[1:])):
-        for key in signers:
-            Reference(key).verify(world.receiver.bodies[0], headers)
-
-
-@pytest.mark.parametrize("status", [401, 403, 404])
-def test_a_secret_that_is_rotated_loses_no_message(world: World, tmp_path: Path, status: int) -> None:
-    token = tmp_path / "token"
-    token.write_text("old")
-    world.restarted(bearer=Secret(file=token))
-
-    def rotated(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
-        answer_with(200 if request.headers["authorization"] == "Bearer new" else status)(request, accept)
-
-    # Given a receiver that already expects the new token
-    world.receiver.behaviour = rotated
-    world.box.put(about(*(notice(1, run=str(run)) for run in range(20))))
-    world.after(0)
-    world.after(600)
-    assert world.states() == {"waiting": 20}
-    # then only one message at a time is tried
-    assert len(world.receiver.tried) <= 5
-    # and all are delivered once the sender's token is replaced, too
-    token.write_text("new")
-    world.after(121)
-    world.after(1)
-    assert world.states() == {"delivered": 20}
-
-
-def test_a_secret_that_cannot_be_read_is_waited_for(world: World, tmp_path: Path) -> None:
-    world.restarted(bearer=Secret(file=tmp_path / "token"))
-    world.box.put(about(notice(1)))
-    world.after(0)
-    assert world.receiver.tried == []
-    [report] = world.reports
-    assert f"{tmp_path}/token: No such file or directory" in report
-    (tmp_path / "token").write_text(f"{SECRET}\n")
-    world.after(5)
-    assert world.receiver.headers[0]["authorization"] == f"Bearer {SECRET}"
-
-
-@pytest.mark.parametrize("text", [f"ftp://h/{SECRET}", SECRET, f"http://[::1/{SECRET}", "http://"])
-def test_an_address_that_is_none_is_waited_for(world: World, tmp_path: Path, text: str) -> None:
-    (tmp_path / "url").write_text(text)
-    world.restarted(url=Secret(file=tmp_path / "url"))
-    world.box.put(about(notice(1)))
-    world.after(0)
-    [report] = world.reports
-    assert f"{tmp_path}/url: expected an address" in report
-    (tmp_path / "url").write_text(world.receiver.url)
-    world.after(5)
-    assert world.states() == {"delivered": 1}
-
-
-def test_authorities_that_come_back_are_used_again(world: World, tmp_path: Path) -> None:
-    authorities, aside = tmp_path / "ca.pem", tmp_path / "ca.bak"
-    shutil.copy(certifi.where(), authorities)
-    world.restarted(ca_file=authorities)
-    world.box.put(about(notice(1)))
-    world.after(0)
-    # Given a file of authorities that is replaced by an invalid one, and then restored
-    authorities.rename(aside)
-    authorities.write_text("no certificate")
-    world.box.put(about(notice(2)))
-    world.after(0)
-    aside.replace(authorities)
-    world.after(5)
-    assert world.states() == {"delivered": 2}
-
-
-def test_no_secret_is_in_the_file_or_in_a_message(receiver: WebhookReceiver, tmp_path: Path) -> None:
-    world = World(receiver, tmp_path / "state")
-    key = "whsec_" + base64.b64encode(SECRET.encode() * 3).decode()
-    world.restarted(basic=Secret(value=f"me:{SECRET}"), secrets=(Secret(value=key),))
-    world.receiver.behaviour = 500
-    world.box.put(about(notice(1)))
-    world.after(0)
-    written = b"".join(path.read_bytes() for path in (tmp_path / "state").iterdir())
-    assert SECRET.encode() not in written
-    assert key.encode()[6:] not in written
-    assert SECRET not in "".join(world.reports) + repr(world.target)
 
 
 def test_a_slow_receiver_holds_up_no_other(receiver: WebhookReceiver) -> None:
@@ -450,9 +309,9 @@ def test_a_slow_receiver_holds_up_no_other(receiver: WebhookReceiver) -> None:
 
 
 def test_one_process_at_a_time_sends_from_a_file(receiver: WebhookReceiver, tmp_path: Path) -> None:
-    first = World(receiver, tmp_path / "state")
+    first = SenderWorld(receiver, tmp_path / "state")
     first.sender.run_due()
-    second = World(receiver, tmp_path / "state")
+    second = SenderWorld(receiver, tmp_path / "state")
     second.box.put(about(notice(1)))
     assert second.sender.run_due() == 0
     [report] = second.reports
@@ -463,7 +322,7 @@ def test_one_process_at_a_time_sends_from_a_file(receiver: WebhookReceiver, tmp_
     assert second.sender.run_due() == 1
 
 
-def test_what_waits_for_nobody_who_is_configured_is_given_up_in_the_end(world: World) -> None:
+def test_what_waits_for_nobody_who_is_configured_is_given_up_in_the_end(world: SenderWorld) -> None:
     world.box.put(about(notice(1), target="gone"))
     world.after(0)
     [report] = world.reports
@@ -473,7 +332,7 @@ def test_what_waits_for_nobody_who_is_configured_is_given_up_in_the_end(world: W
 
 
 def test_what_was_accepted_when_the_disk_was_full_is_not_sent_again(receiver: WebhookReceiver, tmp_path: Path) -> None:
-    world = World(receiver, tmp_path / "state")
+    world = SenderWorld(receiver, tmp_path / "state")
     world.box.put(about(notice(1)))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -492,7 +351,7 @@ def test_what_was_accepted_when_the_disk_was_full_is_not_sent_again(receiver: We
     assert len(receiver.tried) == 1
 
 
-def test_a_payload_that_cannot_be_read_is_given_up_alone(world: World) -> None:
+def test_a_payload_that_cannot_be_read_is_given_up_alone(world: SenderWorld) -> None:
     world.restarted(template="slack")
     world.box.put(about(notice(1)))
     with world.box.store.transaction() as database:

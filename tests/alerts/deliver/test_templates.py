@@ -129,8 +129,8 @@ def test_commands_that_are_too_long_are_left_out_whole() -> None:
 @pytest.mark.parametrize("template", ["slack", "teams", "pagerduty"])
 def test_runs_of_one_name_are_told_apart(template: str) -> None:
     names = ("train-20231114-221320-7f53a2", "train-20231115-221320-00c3d1")
-    result, other = (rendered(notice(2, run=run_id, name="train"), template=template) for run_id in names)
-    for body, run_id, not_this in ((result, *names), (other, *reversed(names))):
+    first, second = (rendered(notice(2, run=run_id, name="train"), template=template) for run_id in names)
+    for body, run_id, not_this in ((first, *names), (second, *reversed(names))):
         output = "\n".join(texts(body))
         assert f"run train ({run_id}), rank 2" in output
         assert not_this not in output

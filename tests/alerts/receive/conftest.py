@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from tests.alerts.receive.receiver_process import CONFIG, ListeningTarget, ReceiverProcess
 
 from rankscope.alerts.receive.inbox import Inbox
 from rankscope.alerts.store.database import AlertStore
@@ -14,3 +16,9 @@ from rankscope.alerts.store.database import AlertStore
 def inbox() -> Iterator[Inbox]:
     with AlertStore(None) as store:
         yield Inbox(store)
+
+
+@pytest.fixture
+def receiver(tmp_path: Path, target: ListeningTarget) -> Iterator[ReceiverProcess]:
+    with ReceiverProcess(tmp_path, CONFIG.format(url=target.url)) as receiver:
+        yield receiver

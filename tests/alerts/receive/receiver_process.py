@@ -1,14 +1,19 @@
-"""A receiver as a separate process, and a target that listens, for tests."""
+"""A receiver as a separate process, a target that listens, and senders that retry while the receiver is killed."""
 
 from __future__ import annotations
 
+import random
 import re
 import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Self
@@ -21,9 +26,14 @@ from tests.waiting import wait_until
 PATIENCE_S = 180.0
 TOKEN = "a token of twenty-four b"
 JSON = {"Content-Type": "application/json"}
+CONFIG = """
+[[target]]
+name = "chat"
+url = "{url}"
+"""
 
 
-class Target:
+class ListeningTarget:
     """A webhook target that accepts every message and keeps its ids and alerts."""
 
     def __init__(self) -> None:
@@ -43,9 +53,9 @@ class Target:
 
 
 @contextmanager
-def listening_target() -> Iterator[Target]:
+def listening_target() -> Iterator[ListeningTarget]:
     """Yield a target that listens."""
-    target = Target()
+    target = ListeningTarget()
     with answering(target.answer) as target.url:
         yield target
 
@@ -184,3 +194,64 @@ def straggler(run_id: str, **labels: str) -> dict[str, Any]:
         "annotations": {"summary": "Rank 1 makes the others wait."},
         "startsAt": "2026-01-01T00:00:00Z",
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Counts of one run of ``send_while_killed``."""
+
+    acknowledged: int
+    attempts: int
+    kills: int
+    ids_of_alerts: Counter[str]
+    """Number of different message ids under which the target got each alert, by the alert's number."""
+    seconds: float
+
+
+def firing(number: int) -> dict[str, Any]:
+    """Return an alert that differs from all others in its label ``number``."""
+    return {"status": "firing", "labels": {"alertname": "GpuDown", "number": str(number)}, "startsAt": "2026-01-01T00:00:00Z"}
+
+
+def send_while_killed(
+    receiver: ReceiverProcess, target: ListeningTarget, *, deliveries: int, senders: int, kills: int, pause_s: Callable[[], float]
+) -> Course:
+    """Send deliveries in parallel while the receiver is killed; each is sent until acknowledged, and then once more."""
+    began = time.monotonic()
+    over = threading.Event()
+    attempts = Counter[str]()
+
+    def send(number: int) -> bool:
+        # Like two redundant Alertmanagers: both send, and each retries until acknowledged.
+        for _ in range(2):
+            while not over.is_set():
+                attempts["all"] += 1
+                try:
+                    if receiver.post(firing(number)).is_success:
+                        break
+                except httpx.TransportError:
+                    pass
+                time.sleep(0.05)
+        return True
+
+    with ThreadPoolExecutor(senders) as pool:
+        sent = [pool.submit(send, number) for number in range(deliveries)]
+        try:
+            killed = 0
+            while killed < kills and not all(item.done() for item in sent):
+                time.sleep(pause_s())
+                receiver.kill()
+                receiver.start(wait=random.random() < 0.7)
+                killed += 1
+            acknowledged = sum(item.result() for item in sent)
+        finally:
+            over.set()
+    wait_until(receiver.healthy)
+    wait_until(lambda: receiver.count("waiting") == 0)
+    wait_until(lambda: {alert["labels"]["number"] for alert in target.alerts} >= {str(number) for number in range(deliveries)})
+    # The alert that is sent last is forwarded after all others.
+    receiver.post(firing(deliveries))
+    wait_until(lambda: str(deliveries) in {alert["labels"]["number"] for alert in target.alerts})
+    seen = {(alert_id, alert["labels"]["number"]) for alert_id, alert in zip(target.alert_ids, target.alerts, strict=True)}
+    result = Counter(number for _, number in seen if number != str(deliveries))
+    return Course(acknowledged, attempts["all"], killed, result, time.monotonic() - began)

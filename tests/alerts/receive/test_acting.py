@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.alerts.receive.receiver_process import ReceiverProcess, Target, straggler
+from tests.alerts.receive.receiver_process import ListeningTarget, ReceiverProcess, straggler
 from tests.dumped_job import DumpedJob
 from tests.played_ranks import accept, job, profile, two_ranks
 from tests.profiler.live_job import begin
@@ -40,13 +40,13 @@ wait = "120s"
 
 
 @pytest.fixture
-def receiver(tmp_path: Path, target: Target) -> Iterator[ReceiverProcess]:
+def receiver(tmp_path: Path, target: ListeningTarget) -> Iterator[ReceiverProcess]:
     (tmp_path / "runs").mkdir()
     with ReceiverProcess(tmp_path, CONFIG.format(url=target.url, steps=2), settings=QUICK) as receiver:
         yield receiver
 
 
-def delivered(target: Target) -> list[dict[str, Any]]:
+def delivered(target: ListeningTarget) -> list[dict[str, Any]]:
     """Return the alerts without duplicates: an alert delivered just before the receiver was killed arrives twice."""
     collected: list[dict[str, Any]] = []
     for alert in target.alerts:
@@ -55,7 +55,7 @@ def delivered(target: Target) -> list[dict[str, Any]]:
     return collected
 
 
-def told(target: Target, **annotations: str | None) -> list[dict[str, Any]]:
+def alerts_with(target: ListeningTarget, **annotations: str | None) -> list[dict[str, Any]]:
     """Return the different alerts with these annotations; ``None`` stands for any value."""
     return [
         alert
@@ -67,14 +67,14 @@ def told(target: Target, **annotations: str | None) -> list[dict[str, Any]]:
     ]
 
 
-def pass_another(receiver: ReceiverProcess, target: Target) -> None:
+def pass_another(receiver: ReceiverProcess, target: ListeningTarget) -> None:
     """Post another alert and wait until it is forwarded, which is after everything that was due before."""
     receiver.post(straggler("", alertname="GpuTooHot"))
     wait_until(lambda: any(alert["labels"]["alertname"] == "GpuTooHot" for alert in target.alerts))
 
 
 def test_the_result_of_a_capture_follows_its_alert_also_after_a_kill(
-    receiver: ReceiverProcess, target: Target, tmp_path: Path
+    receiver: ReceiverProcess, target: ListeningTarget, tmp_path: Path
 ) -> None:
     run = two_ranks(tmp_path / "runs" / "one")
     answering_now: list[bool] = []
@@ -93,13 +93,13 @@ def test_the_result_of_a_capture_follows_its_alert_also_after_a_kill(
         receiver.start()
         assert receiver.post(straggler("r1")).status_code == 200
         answering_now.append(True)
-        (follow_up,) = wait_until(lambda: told(target, capture_outcome=None))
+        (follow_up,) = wait_until(lambda: alerts_with(target, capture_outcome=None))
         pass_another(receiver, target)
     # then one request was made, by either of the two processes
     assert [request.steps for request in seen] == [2]
     assert "TrainingStraggler" in str(seen[0].note)
     # the alert was sent at once and only once, with a verdict or the reason why there is none
-    (first,) = told(target, capture_request=None)
+    (first,) = alerts_with(target, capture_request=None)
     assert "verdict" in first["annotations"]
     assert first["annotations"]["dashboard_url"] == "https://rankscope.example/run/r1?rank=1"
     assert first["annotations"]["summary"] == "Rank 1 makes the others wait."
@@ -121,7 +121,7 @@ def test_the_result_of_a_capture_follows_its_alert_also_after_a_kill(
 
 
 def test_a_refusal_is_told_and_nothing_is_asked_of_a_run_that_is_not_there(
-    receiver: ReceiverProcess, target: Target, tmp_path: Path
+    receiver: ReceiverProcess, target: ListeningTarget, tmp_path: Path
 ) -> None:
     run = two_ranks(tmp_path / "runs" / "one")
 
@@ -130,18 +130,18 @@ def test_a_refusal_is_told_and_nothing_is_asked_of_a_run_that_is_not_there(
 
     with job(run, serve):
         receiver.post(straggler("r1"), straggler("../../etc"), straggler("y" * 100_000))
-        wait_until(lambda: told(target, capture_outcome=None))
-    (refused,) = told(target, capture_outcome="refused")
+        wait_until(lambda: alerts_with(target, capture_outcome=None))
+    (refused,) = alerts_with(target, capture_outcome="refused")
     assert "busy" in refused["annotations"]["summary"]
     assert "\x1b" not in refused["annotations"]["summary"]
     # and missing runs get no request
-    missing = [alert for alert in told(target, no_verdict=None) if alert["labels"]["run_id"] != "r1"]
+    missing = [alert for alert in alerts_with(target, no_verdict=None) if alert["labels"]["run_id"] != "r1"]
     assert len(missing) == 2
     assert not any("capture_request" in alert["annotations"] for alert in missing)
     assert receiver.count('actions_total{kind="capture",outcome="refused"}') == 1
 
 
-def test_a_run_that_stands_still_is_dumped_and_the_culprit_is_named(tmp_path: Path, target: Target) -> None:
+def test_a_run_that_stands_still_is_dumped_and_the_culprit_is_named(tmp_path: Path, target: ListeningTarget) -> None:
     # given a job in which rank 1 never enters a collective
     run = two_ranks(tmp_path / "runs" / "one", simulated=True)
     hung = DumpedJob.of_events({"0": (0, 1)}, ["0"] * 3, stops={1: 1}).dumps()
@@ -158,7 +158,7 @@ def test_a_run_that_stands_still_is_dumped_and_the_culprit_is_named(tmp_path: Pa
     with ReceiverProcess(tmp_path, config, settings=QUICK) as receiver, job(run, serve) as seen:
         alert = straggler("", alertname="TrainingHang", rank="", run="test")
         receiver.post(alert | {"annotations": {"summary": "It stands.", "next": f"rankscope hang {run}\nAsk Ann."}})
-        (follow_up,) = wait_until(lambda: told(target, dump_outcome=None))
+        (follow_up,) = wait_until(lambda: alerts_with(target, dump_outcome=None))
     assert [request.kind for request in seen] == ["dump"]
     words = follow_up["annotations"]
     assert words["dump_outcome"] == "shown", words
@@ -172,13 +172,13 @@ def test_a_run_that_stands_still_is_dumped_and_the_culprit_is_named(tmp_path: Pa
     assert steps[:3] == ["py-spy dump --pid 101   (rank 1, on node1)", f"rankscope hang {run}", "Ask Ann."]
     assert not any("PID" in step for step in steps)
     # the alert had only the run's name, and both messages name the run that was found
-    (first,) = told(target, dump_request=None)
+    (first,) = alerts_with(target, dump_request=None)
     assert (first["annotations"]["found_by_name"], words["found_by_name"]) == ("r1", "r1")
     assert "Run r1, " in first["annotations"]["verdict"]
 
 
 @pytest.mark.full
-def test_a_slow_analysis_delays_no_alert_and_its_verdict_follows(tmp_path: Path, target: Target) -> None:
+def test_a_slow_analysis_delays_no_alert_and_its_verdict_follows(tmp_path: Path, target: ListeningTarget) -> None:
     two_ranks(tmp_path / "runs" / "one")
     # given a time limit shorter than any analysis
     config = CONFIG.format(url=target.url, steps=2).partition("[[action]]")[0].replace('"30s"', '"0.01ms"')
@@ -188,9 +188,9 @@ def test_a_slow_analysis_delays_no_alert_and_its_verdict_follows(tmp_path: Path,
         # also if the receiver was killed in between
         receiver.kill()
         receiver.start()
-        (follow_up,) = wait_until(lambda: told(target, verdict=None))
+        (follow_up,) = wait_until(lambda: alerts_with(target, verdict=None))
         pass_another(receiver, target)
-    (late,) = told(target, no_verdict=None)
+    (late,) = alerts_with(target, no_verdict=None)
     assert "within 1e-05 s" in late["annotations"]["no_verdict"]
     assert (follow_up["labels"], follow_up["startsAt"]) == (late["labels"], late["startsAt"])
     assert len(delivered(target)) == 4  # with the alert of pass_another
@@ -198,7 +198,7 @@ def test_a_slow_analysis_delays_no_alert_and_its_verdict_follows(tmp_path: Path,
 
 @pytest.mark.full
 @pytest.mark.usefixtures("require_torch")
-def test_an_alert_about_a_real_straggler_is_followed_by_rank_and_cause(tmp_path: Path, target: Target) -> None:
+def test_an_alert_about_a_real_straggler_is_followed_by_rank_and_cause(tmp_path: Path, target: ListeningTarget) -> None:
     # given two ranks that train; rank 1 takes longer in backward, by more than the noise of this machine, and the capture has
     # enough steps (one collective each) that rank 1 cannot be last at most of them by chance
     run = tmp_path / "runs" / "real"
@@ -211,7 +211,7 @@ def test_an_alert_about_a_real_straggler_is_followed_by_rank_and_cause(tmp_path:
             wait_until((rank_dir(run, 0, rank) / "steps-000000.npy").exists, process=training)
         # when the alert of Prometheus' rule arrives
         assert receiver.post(straggler("r")).status_code == 200
-        (follow_up,) = wait_until(lambda: told(target, capture_outcome=None))
+        (follow_up,) = wait_until(lambda: alerts_with(target, capture_outcome=None))
     finally:
         receiver.kill()
         training.send_signal(signal.SIGTERM)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.alerts.receive.receiver_heard import Heard
+from tests.alerts.receive.worker_world import WorkerWorld
 from tests.played_ranks import two_ranks
 
 from rankscope.alerts.payload import PayloadAlert
@@ -26,67 +26,67 @@ DUMP = ActionRule(alert="TrainingStraggler", do="dump")
 
 
 def test_a_capture_is_wanted_once_in_an_episode() -> None:
-    heard = Heard(CAPTURE)
-    ((_, words),) = heard.hear(heard.alert())
+    world = WorkerWorld(CAPTURE)
+    ((_, words),) = world.receive(world.alert())
     assert "next 3 steps" in words["capture_request"]
-    (action,) = heard.inbox.actions("wanted")
+    (action,) = world.inbox.actions("wanted")
     assert (action.kind, action.run_id, action.steps) == ("capture", "r1", 3)
-    heard.hear(heard.alert(), after_s=5 * 3600)
-    assert len(heard.inbox.actions("wanted")) == 1
+    world.receive(world.alert(), after_s=5 * 3600)
+    assert len(world.inbox.actions("wanted")) == 1
     # and a second request when the alert fires again
-    heard.hear(heard.alert("resolved"), after_s=60)
-    heard.hear(heard.alert(starts=990_000), after_s=7200)
-    assert len(heard.inbox.actions("wanted")) == 2
+    world.receive(world.alert("resolved"), after_s=60)
+    world.receive(world.alert(starts=990_000), after_s=7200)
+    assert len(world.inbox.actions("wanted")) == 2
 
 
 def test_captures_are_so_many_per_run_and_in_all() -> None:
-    heard = Heard(CAPTURE)
-    result = heard.hear(*(heard.alert(rank=str(rank)) for rank in range(3)))
+    world = WorkerWorld(CAPTURE)
+    result = world.receive(*(world.alert(rank=str(rank)) for rank in range(3)))
     assert sum("follows" in words["capture_request"] for _, words in result) == 1
     assert sum("limit of 1/10min per run" in words["capture_request"] for _, words in result) == 2
-    asked = [words["capture_request"] for run in "bcd" for _, words in heard.hear(heard.alert(run_id=run))]
+    asked = [words["capture_request"] for run in "bcd" for _, words in world.receive(world.alert(run_id=run))]
     assert ["follows" in item for item in asked] == [True, False, False]
     assert "2/1h" in asked[1]
     # an hour later the rate limit allows another one
-    ((_, words),) = heard.hear(heard.alert(run_id="e"), after_s=3601)
+    ((_, words),) = world.receive(world.alert(run_id="e"), after_s=3601)
     assert "follows" in words["capture_request"]
 
 
 def test_two_rules_of_a_kind_ask_once() -> None:
-    heard = Heard(CAPTURE, ActionRule(alert="TrainingStraggler", do="capture", steps=9), DUMP)
-    heard.hear(heard.alert())
-    assert [(action.kind, action.steps) for action in heard.inbox.actions("wanted")] == [("capture", 3), ("dump", 3)]
+    world = WorkerWorld(CAPTURE, ActionRule(alert="TrainingStraggler", do="capture", steps=9), DUMP)
+    world.receive(world.alert())
+    assert [(action.kind, action.steps) for action in world.inbox.actions("wanted")] == [("capture", 3), ("dump", 3)]
 
 
 def test_a_run_is_one_run_to_the_limits_whatever_alerts_call_it() -> None:
-    heard = Heard(CAPTURE)
-    heard.worker._analyst = SimpleNamespace(verdict=lambda _: RunVerdict(run_id="r1", problem="damaged"))  # type: ignore[assignment]
-    ((_, first),) = heard.hear(heard.alert(run_id=""))
-    ((_, second),) = heard.hear(heard.alert(run=""))
+    world = WorkerWorld(CAPTURE)
+    world.worker._analyst = SimpleNamespace(verdict=lambda _: RunVerdict(run_id="r1", problem="damaged"))  # type: ignore[assignment]
+    ((_, first),) = world.receive(world.alert(run_id=""))
+    ((_, second),) = world.receive(world.alert(run=""))
     assert "follows" in first["capture_request"]
     assert second["capture_request"].startswith("not requested")
     assert "1/10min per run" in second["capture_request"]
 
 
 def test_a_clock_that_was_ahead_does_not_forbid_captures_until_then() -> None:
-    heard = Heard(CAPTURE)
+    world = WorkerWorld(CAPTURE)
     for number in range(2):
-        heard.hear(heard.alert(run_id=str(number)), after_s=365 * 86400)
-    ((_, words),) = heard.hear(heard.alert(run_id="now"), after_s=-2 * 365 * 86400)
+        world.receive(world.alert(run_id=str(number)), after_s=365 * 86400)
+    ((_, words),) = world.receive(world.alert(run_id="now"), after_s=-2 * 365 * 86400)
     assert "follows" in words["capture_request"]
 
 
-def acting(heard: Heard, *rules: ActionRule, shown: list[str]) -> ActionRunner:
-    return ActionRunner(heard.inbox, runs=KnownRuns([]), rules=rules, counters=Counters(), show=shown.append, report=shown.append)
+def acting(world: WorkerWorld, *rules: ActionRule, shown: list[str]) -> ActionRunner:
+    return ActionRunner(world.inbox, runs=KnownRuns([]), rules=rules, counters=Counters(), show=shown.append, report=shown.append)
 
 
 def test_what_the_file_allows_no_more_when_it_is_due_is_not_done() -> None:
-    heard, shown = Heard(CAPTURE), list[str]()
-    heard.hear(heard.alert())
+    world, shown = WorkerWorld(CAPTURE), list[str]()
+    world.receive(world.alert())
     # given a restart with a configuration that allows captures only for another team
-    runner = acting(heard, ActionRule(alert="TrainingStraggler", do="capture", match={"team": "a"}), shown=shown)
+    runner = acting(world, ActionRule(alert="TrainingStraggler", do="capture", match={"team": "a"}), shown=shown)
     runner.run_due()
-    assert heard.inbox.actions("wanted", "requested", "recorded") == []
+    assert world.inbox.actions("wanted", "requested", "recorded") == []
     assert "the receiver's file does not allow it any more" in shown[0]
 
 
@@ -94,12 +94,12 @@ def test_what_the_file_allows_no_more_when_it_is_due_is_not_done() -> None:
     "annotations", [{"summary": "[simulated GPUs] It stands."}, {"simulated": "true", "summary": "It stands."}]
 )
 def test_a_follow_up_keeps_the_mark_of_its_alert_and_what_it_said_to_do(annotations: dict[str, str]) -> None:
-    heard, shown = Heard(CAPTURE), list[str]()
-    heard.hear(heard.alert() | {"annotations": {**annotations, "next": "py-spy dump --pid 26401   (rank 1, on n1)"}})
-    runner = acting(heard, CAPTURE, shown=shown)
-    runner._forwarding = heard.worker._forwarding
+    world, shown = WorkerWorld(CAPTURE), list[str]()
+    world.receive(world.alert() | {"annotations": {**annotations, "next": "py-spy dump --pid 26401   (rank 1, on n1)"}})
+    runner = acting(world, CAPTURE, shown=shown)
+    runner._forwarding = world.worker._forwarding
     runner.run_due()
-    ((_, words),) = heard.wait(1)
+    ((_, words),) = world.wait(1)
     assert words["summary"].startswith("[simulated GPUs] No capture: ")
     assert words["simulated"] == "true"
     assert words["next"] == "py-spy dump --pid 26401   (rank 1, on n1)"
@@ -115,9 +115,9 @@ def test_what_to_do_comes_once_and_names_processes_where_they_are_known() -> Non
 
 
 def test_a_run_that_was_found_by_its_name_is_the_one_that_is_asked(tmp_path: Path) -> None:
-    heard = Heard(CAPTURE)
-    heard.worker._analyst = SimpleNamespace(verdict=lambda _: RunVerdict(run_id="r1", by_name=True, problem="damaged"))  # type: ignore[assignment]
-    ((_, words),) = heard.hear(heard.alert(run_id="", run="test"))
+    world = WorkerWorld(CAPTURE)
+    world.worker._analyst = SimpleNamespace(verdict=lambda _: RunVerdict(run_id="r1", by_name=True, problem="damaged"))  # type: ignore[assignment]
+    ((_, words),) = world.receive(world.alert(run_id="", run="test"))
     assert words["no_verdict"].startswith("Run r1, ")
     assert words["no_verdict"].endswith(": damaged")
     assert words["found_by_name"] == "r1"
@@ -125,7 +125,7 @@ def test_a_run_that_was_found_by_its_name_is_the_one_that_is_asked(tmp_path: Pat
     two_ranks(tmp_path / "one")
     two_ranks(tmp_path / "two", run_id="r2")
     runs = KnownRuns([tmp_path])
-    (action,) = heard.inbox.actions("wanted")
+    (action,) = world.inbox.actions("wanted")
     alert = msgspec.json.decode(action.alert, type=PayloadAlert)
     assert runs.find(_run_of(action, alert)).run_id == "r1"
     # an action whose run was not looked up in time has only the name
@@ -134,10 +134,10 @@ def test_a_run_that_was_found_by_its_name_is_the_one_that_is_asked(tmp_path: Pat
 
 
 def test_a_fault_of_ours_gives_the_place_of_its_action_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard, shown = Heard(CAPTURE), list[str]()
-    heard.hear(heard.alert())
-    runner = acting(heard, CAPTURE, shown=shown)
-    (action,) = heard.inbox.actions("wanted")
+    world, shown = WorkerWorld(CAPTURE), list[str]()
+    world.receive(world.alert())
+    runner = acting(world, CAPTURE, shown=shown)
+    (action,) = world.inbox.actions("wanted")
     ended: list[bool] = []
     child: Any = SimpleNamespace(poll=lambda: ChildResult(0, b"{}", ""), end=lambda: ended.append(True))
     runner._running[action.number] = _RunningAction(action, KnownRun(Path("/"), "r1", "", simulated=False), child)
@@ -147,22 +147,22 @@ def test_a_fault_of_ours_gives_the_place_of_its_action_back(monkeypatch: pytest.
     assert (runner._running, ended) == ({}, [True])
     [line] = shown
     assert all(fact in line for fact in ("internal fault", f"action {action.number} ", "ZeroDivisionError"))
-    assert heard.inbox.actions("wanted") == [action]
+    assert world.inbox.actions("wanted") == [action]
 
 
 def test_nothing_is_asked_for_other_alerts_nor_without_a_run() -> None:
-    heard = Heard(CAPTURE)
-    assert len(heard.hear(heard.alert(alertname="GpuDown"), heard.alert(run_id="", run=""))) == 2
-    assert heard.inbox.actions("wanted") == []
+    world = WorkerWorld(CAPTURE)
+    assert len(world.receive(world.alert(alertname="GpuDown"), world.alert(run_id="", run=""))) == 2
+    assert world.inbox.actions("wanted") == []
 
 
 def test_what_is_done_leaves_no_alert_behind() -> None:
-    heard = Heard(CAPTURE)
-    heard.hear(heard.alert())
-    (action,) = heard.inbox.actions("wanted")
-    recorded = heard.inbox.move(action, "recorded", result=b"{}")
+    world = WorkerWorld(CAPTURE)
+    world.receive(world.alert())
+    (action,) = world.inbox.actions("wanted")
+    recorded = world.inbox.move(action, "recorded", result=b"{}")
     assert recorded.alert == action.alert
-    heard.inbox.move(recorded, "done")
-    (completed,) = heard.inbox.actions("done")
+    world.inbox.move(recorded, "done")
+    (completed,) = world.inbox.actions("done")
     assert (completed.alert, completed.result) == (b"", None)
-    assert heard.inbox.has_action("capture", action.fingerprint, action.starts_unix_ns)
+    assert world.inbox.has_action("capture", action.fingerprint, action.starts_unix_ns)

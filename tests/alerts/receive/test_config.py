@@ -9,7 +9,7 @@ import pytest
 
 from rankscope.alerts.deliver.target_file import load_targets
 from rankscope.alerts.receive.config import ActionRule, ReceiverConfig, ReceiveSection, action_rate, load_config, unknown_alerts
-from rankscope.alerts.receive.settings import load_credentials
+from rankscope.alerts.receive.receiver_settings import load_credentials
 from rankscope.base.errors import InputError
 
 GOOD = """

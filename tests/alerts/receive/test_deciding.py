@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from tests.alerts.receive.receiver_heard import STRAGGLER, Heard, S
+from tests.alerts.receive.worker_world import STRAGGLER, S, WorkerWorld
 from tests.played_ranks import end, two_ranks
 
 from rankscope.alerts.alert import fingerprint, unix_ns
@@ -29,79 +29,79 @@ from rankscope.runs.small_files import create_run
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def world() -> WorkerWorld:
+    return WorkerWorld()
 
 
-def test_a_change_is_news_and_a_repetition_is_not(heard: Heard) -> None:
-    firing, resolved = heard.alert(), heard.alert("resolved")
-    assert len(heard.hear(firing)) == 1
-    assert heard.hear(firing, after_s=60) == []
-    assert heard.hear(firing, after_s=3600) == []
-    assert [status for status, _ in heard.hear(resolved, after_s=60)] == ["resolved"]
-    assert heard.hear(resolved, after_s=60) == []
+def test_a_change_is_news_and_a_repetition_is_not(world: WorkerWorld) -> None:
+    firing, resolved = world.alert(), world.alert("resolved")
+    assert len(world.receive(firing)) == 1
+    assert world.receive(firing, after_s=60) == []
+    assert world.receive(firing, after_s=3600) == []
+    assert [status for status, _ in world.receive(resolved, after_s=60)] == ["resolved"]
+    assert world.receive(resolved, after_s=60) == []
 
 
-def test_why_an_alert_ended_goes_on(heard: Heard) -> None:
-    heard.hear(heard.alert())
-    over = {**heard.alert("resolved"), "annotations": {"ended_because": "the run is over"}}
-    assert heard.hear(over, after_s=60) == [("resolved", {"ended_because": "the run is over"})]
+def test_why_an_alert_ended_goes_on(world: WorkerWorld) -> None:
+    world.receive(world.alert())
+    over = {**world.alert("resolved"), "annotations": {"ended_because": "the run is over"}}
+    assert world.receive(over, after_s=60) == [("resolved", {"ended_because": "the run is over"})]
 
 
-def test_that_more_is_known_of_an_alert_is_told_once(heard: Heard) -> None:
-    heard.hear(heard.alert())
+def test_that_more_is_known_of_an_alert_is_told_once(world: WorkerWorld) -> None:
+    world.receive(world.alert())
 
     def of(seconds: int) -> dict[str, Any]:
         words = {"culprit": "2", "updated_at": f"1970-01-12T13:46:{seconds:02d}.000Z"}
-        return {**heard.alert(), "annotations": words}
+        return {**world.alert(), "annotations": words}
 
-    assert heard.hear(of(50), after_s=60) == [("firing", {"culprit": "2", "updated_at": "1970-01-12T13:46:50.000Z"})]
+    assert world.receive(of(50), after_s=60) == [("firing", {"culprit": "2", "updated_at": "1970-01-12T13:46:50.000Z"})]
     # A repetition, or an older state from a second Alertmanager that is late, is not forwarded
-    assert heard.hear(of(50), after_s=60) == []
-    assert heard.hear(of(40), after_s=60) == []
-    assert heard.hear(heard.alert(), after_s=60) == []
-    assert len(heard.hear(of(55), after_s=60)) == 1
+    assert world.receive(of(50), after_s=60) == []
+    assert world.receive(of(40), after_s=60) == []
+    assert world.receive(world.alert(), after_s=60) == []
+    assert len(world.receive(of(55), after_s=60)) == 1
 
 
-def test_what_still_fires_is_told_again_after_hours(heard: Heard) -> None:
-    heard.hear(heard.alert())
-    (again,) = heard.hear(heard.alert(), after_s=4 * 3600 + 1)
+def test_what_still_fires_is_told_again_after_hours(world: WorkerWorld) -> None:
+    world.receive(world.alert())
+    (again,) = world.receive(world.alert(), after_s=4 * 3600 + 1)
     assert again == ("firing", {"reminder": "1", "updated_at": "1970-01-12T17:46:41.000Z"})
-    assert heard.hear(heard.alert(), after_s=60) == []
-    assert len(heard.hear(heard.alert(), after_s=4 * 3600 + 1)) == 1
+    assert world.receive(world.alert(), after_s=60) == []
+    assert len(world.receive(world.alert(), after_s=4 * 3600 + 1)) == 1
 
 
-def test_two_alertmanagers_say_everything_twice_and_not_quite_alike(heard: Heard) -> None:
-    assert len(heard.hear(heard.alert(starts=900_010))) == 1
-    assert heard.hear(heard.alert(starts=900_000), after_s=1) == []
-    assert len(heard.hear(heard.alert("resolved", starts=900_000), after_s=60)) == 1
-    assert heard.hear(heard.alert("resolved", starts=900_010), after_s=1) == []
+def test_two_alertmanagers_say_everything_twice_and_not_quite_alike(world: WorkerWorld) -> None:
+    assert len(world.receive(world.alert(starts=900_010))) == 1
+    assert world.receive(world.alert(starts=900_000), after_s=1) == []
+    assert len(world.receive(world.alert("resolved", starts=900_000), after_s=60)) == 1
+    assert world.receive(world.alert("resolved", starts=900_010), after_s=1) == []
     # a copy of the firing alert that arrives after its end
-    assert heard.hear(heard.alert(starts=900_000), after_s=1) == []
+    assert world.receive(world.alert(starts=900_000), after_s=1) == []
 
 
-def test_an_alert_that_comes_back_is_news_also_with_the_time_it_had(heard: Heard) -> None:
+def test_an_alert_that_comes_back_is_news_also_with_the_time_it_had(world: WorkerWorld) -> None:
     collected = []
     for number, starts in enumerate((900_000, 950_000, 950_000)):
-        collected += heard.hear(heard.alert(starts=starts), after_s=3600)
-        collected += heard.hear(heard.alert("resolved", starts=starts), after_s=3600)
+        collected += world.receive(world.alert(starts=starts), after_s=3600)
+        collected += world.receive(world.alert("resolved", starts=starts), after_s=3600)
         assert len(collected) == 2 * (number + 1)
 
 
-def test_the_end_of_what_nobody_heard_of_is_not_told(heard: Heard) -> None:
-    assert heard.hear(heard.alert("resolved")) == []
+def test_the_end_of_what_nobody_heard_of_is_not_told(world: WorkerWorld) -> None:
+    assert world.receive(world.alert("resolved")) == []
 
 
-def test_an_end_that_does_not_say_of_what_is_an_end(heard: Heard) -> None:
-    heard.hear(heard.alert())
-    assert [status for status, _ in heard.hear(heard.alert("resolved") | {"startsAt": ""}, after_s=60)] == ["resolved"]
+def test_an_end_that_does_not_say_of_what_is_an_end(world: WorkerWorld) -> None:
+    world.receive(world.alert())
+    assert [status for status, _ in world.receive(world.alert("resolved") | {"startsAt": ""}, after_s=60)] == ["resolved"]
     # and a firing alert without a start time does not count as late
-    assert [status for status, _ in heard.hear(heard.alert() | {"startsAt": ""}, after_s=1)] == ["firing"]
+    assert [status for status, _ in world.receive(world.alert() | {"startsAt": ""}, after_s=1)] == ["firing"]
 
 
-def test_of_one_delivery_with_an_alert_twice_the_last_counts(heard: Heard) -> None:
-    heard.hear(heard.alert(), heard.alert("resolved", starts=900_001))
-    episode = heard.inbox.episode(fingerprint(STRAGGLER))
+def test_of_one_delivery_with_an_alert_twice_the_last_counts(world: WorkerWorld) -> None:
+    world.receive(world.alert(), world.alert("resolved", starts=900_001))
+    episode = world.inbox.episode(fingerprint(STRAGGLER))
     assert episode is not None
     assert episode.status == "resolved"
 
@@ -110,15 +110,15 @@ def test_of_one_delivery_with_an_alert_twice_the_last_counts(heard: Heard) -> No
     some.lists(some.tuples(some.sampled_from(["firing", "resolved"]), some.integers(0, 3), some.integers(0, 7200)), max_size=20)
 )
 def test_nothing_is_told_twice_and_no_end_without_a_beginning(deliveries: list[tuple[Any, int, int]]) -> None:
-    result: Episode | None = None
+    episode: Episode | None = None
     now = 10**9
     collected: list[str] = []
     for status, starts, pause in deliveries:
         now += pause
-        result, what = next_episode(
-            result, fingerprint="f", status=status, starts_unix_ns=starts * S, now_unix_ns=now * S, repeat_after_s=1e9
+        episode, change = next_episode(
+            episode, fingerprint="f", status=status, starts_unix_ns=starts * S, now_unix_ns=now * S, repeat_after_s=1e9
         )
-        if what is not None:
+        if change is not None:
             collected.append(status)
     assert collected == ["firing", "resolved"] * (len(collected) // 2) + ["firing"] * (len(collected) % 2)
 
@@ -136,8 +136,8 @@ def test_routes_say_who_is_told() -> None:
     assert forwarding.targets_of({"alertname": "Quiet"}) == []
 
 
-def test_a_thousand_alerts_at_once_are_all_told(heard: Heard) -> None:
-    result = heard.hear(*(heard.alert(rank=str(rank)) for rank in range(1000)))
+def test_a_thousand_alerts_at_once_are_all_told(world: WorkerWorld) -> None:
+    result = world.receive(*(world.alert(rank=str(rank)) for rank in range(1000)))
     assert len(result) == 1000
 
 
@@ -181,9 +181,9 @@ def test_a_moment_that_is_none_is_unknown(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z"])
-def test_an_alert_without_a_known_beginning_is_passed_on(heard: Heard, text: str) -> None:
+def test_an_alert_without_a_known_beginning_is_passed_on(world: WorkerWorld, text: str) -> None:
     assert unix_ns(text) == 0
-    assert len(heard.hear({**heard.alert(), "startsAt": text})) == 1
+    assert len(world.receive({**world.alert(), "startsAt": text})) == 1
 
 
 def test_runs_are_found_by_what_they_say_and_not_by_path(tmp_path: Path) -> None:
@@ -209,15 +209,13 @@ def test_runs_are_found_by_what_they_say_and_not_by_path(tmp_path: Path) -> None
 
 def test_a_run_is_found_by_its_name_only_if_it_is_the_only_live_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = KnownRuns([tmp_path])
-    old, result, two = (two_ranks(tmp_path / name, run_id=name) for name in ("old", "one", "two"))
+    old, first, second = (two_ranks(tmp_path / name, run_id=name) for name in ("old", "one", "two"))
     create_run(tmp_path / "begins", RunInfo(run_id="begins", name="test", start_unix_ns=1))
-    for rank in (0, 1):
-        end(old, rank)
-    end(result, 0)  # rank 1 still runs
+    end(old, 0, 1)
+    end(first, 0)  # rank 1 still runs
     with pytest.raises(UnmatchedRunError, match="no run_id, and live runs of this name are 2"):
         runs.find(RunName("", "test"))
-    end(two, 0)
-    end(two, 1)
+    end(second, 0, 1)
     assert runs.find(RunName("", "test")).run_id == "one"
     # a run that was quiet for too long does not count as live
     monkeypatch.setattr(known_runs_module, "QUIET_S", 0.0)
@@ -250,11 +248,11 @@ def folder(tmp_path: Path) -> Path:
 
 def test_of_alerts_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox_module, "MAX_EPISODES", 3)
-    heard = Heard()
+    world = WorkerWorld()
     for number in range(6):
-        heard.hear(heard.alert(number=str(number)), after_s=1)
-    heard.inbox.prune(now_unix_ns=int(heard.now_s * S))
-    collected = [heard.inbox.episode(fingerprint(STRAGGLER | {"number": str(number)})) is not None for number in range(6)]
+        world.receive(world.alert(number=str(number)), after_s=1)
+    world.inbox.prune(now_unix_ns=int(world.now_s * S))
+    collected = [world.inbox.episode(fingerprint(STRAGGLER | {"number": str(number)})) is not None for number in range(6)]
     assert collected == [False] * 3 + [True] * 3
 
 

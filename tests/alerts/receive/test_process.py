@@ -6,47 +6,38 @@ import base64
 import contextlib
 import os
 import random
-import signal
 import socket
-import ssl
 import subprocess
-import threading
-import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
-from tests.alerts.alertmanager_process import alertmanager_process
-from tests.alerts.receive.receiver_process import TOKEN, ReceiverProcess, Target, listening_target, straggler
-from tests.alerts.receive.receiver_senders import firing, send_while_killed
+from tests.alerts.receive.receiver_process import (
+    CONFIG,
+    TOKEN,
+    ListeningTarget,
+    ReceiverProcess,
+    firing,
+    send_while_killed,
+    straggler,
+)
 from tests.alerts.receive.test_refusals import largest_alert
-from tests.local_http import answering, respond
+from tests.command_line import Cli
+from tests.monitoring_servers import alertmanager_server
 from tests.waiting import wait_until
 
 from rankscope.alerts.receive.web.bodies import MAX_BODY_BYTES
 
 pytestmark = pytest.mark.slow
 
-CONFIG = """
-[[target]]
-name = "chat"
-url = "{url}"
-"""
 
-
-@pytest.fixture
-def receiver(tmp_path: Path, target: Target) -> Iterator[ReceiverProcess]:
-    with ReceiverProcess(tmp_path, CONFIG.format(url=target.url)) as receiver:
-        yield receiver
-
-
-def test_acknowledged_alerts_are_delivered_once_however_often_it_is_killed(receiver: ReceiverProcess, target: Target) -> None:
+def test_acknowledged_alerts_are_delivered_once_however_often_it_is_killed(
+    receiver: ReceiverProcess, target: ListeningTarget
+) -> None:
     course = send_while_killed(receiver, target, deliveries=20, senders=4, kills=2, pause_s=lambda: random.uniform(0.05, 0.4))
     assert course.acknowledged == 20
-    assert course.told == {str(number): 1 for number in range(20)}
+    assert course.ids_of_alerts == {str(number): 1 for number in range(20)}
 
 
 HOSTILE = [
@@ -72,7 +63,7 @@ STRANGE_LABELS = [
 
 
 def test_hostile_payloads_are_refused_or_passed_on_and_harm_nobody(
-    receiver: ReceiverProcess, target: Target, tmp_path: Path
+    receiver: ReceiverProcess, target: ListeningTarget, tmp_path: Path
 ) -> None:
     for body in HOSTILE:
         assert receiver.send(body).status_code == 400, body[:50]
@@ -95,7 +86,7 @@ def test_hostile_payloads_are_refused_or_passed_on_and_harm_nobody(
     assert "Traceback" not in receiver.errors.read_text()
 
 
-def test_a_full_disk_refuses_and_nothing_accepted_is_lost(tmp_path: Path, target: Target) -> None:
+def test_a_full_disk_refuses_and_nothing_accepted_is_lost(tmp_path: Path, target: ListeningTarget) -> None:
     # given a process whose files cannot grow beyond 600 kB
     receiver = ReceiverProcess(tmp_path, CONFIG.format(url=target.url))
     receiver.limit_files(600_000)
@@ -138,9 +129,7 @@ def test_a_crowd_of_connections_keeps_no_alert_and_no_probe_out(receiver: Receiv
         assert receiver.post(firing(1)).status_code == 200
 
 
-def test_our_own_sender_is_known_by_its_signature(
-    tmp_path: Path, target: Target, cli: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
+def test_our_own_sender_is_known_by_its_signature(tmp_path: Path, target: ListeningTarget, cli: Cli) -> None:
     secret = tmp_path / "secret"
     secret.write_text(f"whsec_{base64.b64encode(bytes(32)).decode()}")
     config = '[receive]\nwebhook_secrets = [{ file = "secret" }]\n'
@@ -155,7 +144,7 @@ def test_our_own_sender_is_known_by_its_signature(
         assert httpx.get(f"{receiver.url}/deliveries").status_code == 401
 
 
-def test_a_missing_share_and_secret_do_not_stop_the_other_targets(tmp_path: Path, target: Target) -> None:
+def test_a_missing_share_and_secret_do_not_stop_the_other_targets(tmp_path: Path, target: ListeningTarget) -> None:
     late = '[[target]]\nname = "late"\nurl_file = "away/url"\n'
     receive = '[receive]\nruns = ["away"]\n[[action]]\nalert = "TrainingStragler"\ndo = "dump"\n'
     config = receive + CONFIG.format(url=target.url) + late
@@ -229,17 +218,14 @@ receivers:
 
 
 @pytest.mark.full
-def test_two_real_alertmanagers_that_both_send_are_told_on_once(
-    tmp_path: Path, target: Target, require_program: Callable[[str], str]
-) -> None:
-    program = require_program("prometheus-alertmanager")
+def test_two_real_alertmanagers_that_both_send_are_told_on_once(tmp_path: Path, target: ListeningTarget) -> None:
     (tmp_path / "token").write_text("a token of Alertmanager")
     config = '[receive]\nbearer = [{ file = "token" }]\n'
     with contextlib.ExitStack() as stack:
         receiver = stack.enter_context(ReceiverProcess(tmp_path, config + CONFIG.format(url=target.url)))
         settings = tmp_path / "alertmanager.yml"
         settings.write_text(ALERTMANAGER.format(url=receiver.url))
-        managers = [stack.enter_context(alertmanager_process(program, settings, tmp_path / name)) for name in ("one", "two")]
+        managers = [stack.enter_context(alertmanager_server(tmp_path / name, settings)) for name in ("one", "two")]
 
         def tell(ends: str | None) -> None:
             alert = {"labels": {"alertname": "GpuDown", "gpu": "3"}, "startsAt": "2026-01-01T00:00:00Z"}
@@ -268,10 +254,7 @@ receivers:
 
 
 @pytest.mark.full
-def test_a_thousand_critical_alerts_of_one_run_are_all_delivered(
-    tmp_path: Path, target: Target, require_program: Callable[[str], str]
-) -> None:
-    program = require_program("prometheus-alertmanager")
+def test_a_thousand_critical_alerts_of_one_run_are_all_delivered(tmp_path: Path, target: ListeningTarget) -> None:
     alert = largest_alert()
     alerts = [
         {
@@ -284,7 +267,7 @@ def test_a_thousand_critical_alerts_of_one_run_are_all_delivered(
     with ReceiverProcess(tmp_path, CONFIG.format(url=target.url)) as receiver:
         settings = tmp_path / "alertmanager.yml"
         settings.write_text(INCIDENT.format(url=receiver.url, token=TOKEN))
-        with alertmanager_process(program, settings, tmp_path / "one") as url:
+        with alertmanager_server(tmp_path / "one", settings) as url:
             assert httpx.post(f"{url}/api/v2/alerts", json=alerts, timeout=60).is_success
             wait_until(lambda: len({alert["labels"]["rank"] for alert in target.alerts}) == 1000)
         assert receiver.count("deliveries_total") == 1
@@ -293,49 +276,7 @@ def test_a_thousand_critical_alerts_of_one_run_are_all_delivered(
     assert "refused" not in receiver.errors.read_text()
 
 
-def test_tls(tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    issue = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    issue += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    issue += ["-addext", "keyUsage=critical,digitalSignature,keyCertSign"]
-    subprocess.run(issue, check=True, capture_output=True)
-    config = '[receive]\ntls_cert = "cert.pem"\ntls_key = "key.pem"\n'
-    receiver = ReceiverProcess(
-        tmp_path, config, settings="from rankscope.base import followed_files; followed_files.LOOK_EVERY_S = 0"
-    )
-    receiver.start(wait=False)
-    context = ssl.create_default_context(cafile=str(certificate))
-
-    def healthy() -> bool:
-        with contextlib.suppress(httpx.TransportError):
-            return httpx.get(f"{receiver.url.replace('http', 'https')}/-/healthy", verify=context).status_code == 200
-        return False
-
-    try:
-        wait_until(healthy)
-        assert "certificate" not in receiver.errors.read_text()
-        # a renewed certificate serves the next handshake, an unusable one does not
-        good = certificate.read_bytes()
-        certificate.write_text("nothing")
-        assert healthy()
-        wait_until(lambda: str(certificate) in receiver.errors.read_text())
-        certificate.write_bytes(good)
-        assert healthy()
-        subprocess.run(issue, check=True, capture_output=True)
-        assert not healthy()
-        context = ssl.create_default_context(cafile=str(certificate))
-        assert healthy()
-    finally:
-        receiver.kill()
-    # an invalid certificate at the start is a one-line error
-    certificate.write_text("nothing")
-    completed = subprocess.run(receiver.command, capture_output=True, text=True, check=False)
-    assert completed.returncode == 3
-    assert len(completed.stderr.splitlines()) == 1
-    assert "no certificate with its key" in completed.stderr
-
-
-def test_few_file_descriptors_are_enough_for_a_crowd(tmp_path: Path, target: Target) -> None:
+def test_few_file_descriptors_are_enough_for_a_crowd(tmp_path: Path, target: ListeningTarget) -> None:
     settings = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
     with contextlib.ExitStack() as crowd, ReceiverProcess(tmp_path, CONFIG.format(url=target.url), settings=settings) as receiver:
         for _ in range(200):
@@ -344,75 +285,3 @@ def test_few_file_descriptors_are_enough_for_a_crowd(tmp_path: Path, target: Tar
             wait_until(lambda number=number: receiver.post(firing(number)).status_code == 200)
         wait_until(lambda: {alert["labels"]["number"] for alert in target.alerts} == set("01234"))
         assert receiver.count("writable") == 1
-
-
-def test_a_hangup_reads_the_configuration_again(tmp_path: Path) -> None:
-    file = tmp_path / "alerts.toml"
-    with (
-        listening_target() as first,
-        listening_target() as second,
-        ReceiverProcess(tmp_path, CONFIG.format(url=first.url)) as receiver,
-    ):
-        before = file.read_text()
-        assert receiver.post(firing(1)).status_code == 200
-        wait_until(lambda: first.alerts)
-        # an unusable file, or settings that would be unsafe, change nothing
-        for wrong in ("[receive", before.replace("sender.token", "nowhere"), CONFIG.format(url=second.url)):
-            file.write_text(wrong)
-            logged = receiver.errors.read_text().count("stays as it was")
-            receiver.signal(signal.SIGHUP)
-            wait_until(lambda logged=logged: receiver.errors.read_text().count("stays as it was") > logged)
-            assert receiver.count("config_last_reload_successful") == 0
-            assert "internal fault" not in receiver.errors.read_text()
-        assert receiver.post(firing(2)).status_code == 200
-        wait_until(lambda: len(first.alerts) == 2)
-        # another target and another token
-        (tmp_path / "new.token").write_text("another token of twenty-four")
-        file.write_text(before.replace(first.url, second.url).replace("sender.token", "new.token"))
-        receiver.signal(signal.SIGHUP)
-        wait_until(lambda: receiver.count("config_last_reload_successful") == 1)
-        assert receiver.post(firing(3)).status_code == 401
-        receiver.headers["Authorization"] = "Bearer another token of twenty-four"
-        assert receiver.post(firing(3)).status_code == 200
-        wait_until(lambda: second.alerts)
-        # what needs a restart is reported
-        file.write_text(file.read_text().replace("[receive]", '[receive]\ntls_cert = "cert.pem"\ntls_key = "key.pem"'))
-        receiver.signal(signal.SIGHUP)
-        wait_until(lambda: "certificate has changed, which needs a restart" in receiver.errors.read_text())
-        receiver.signal(signal.SIGTERM)
-        assert receiver.wait() == 0
-    assert [alert["labels"]["number"] for alert in first.alerts] == ["1", "2"]
-    assert [alert["labels"]["number"] for alert in second.alerts] == ["3"]
-
-
-def test_a_reload_repeats_no_delivery_in_progress(tmp_path: Path) -> None:
-    begun, go = threading.Event(), threading.Event()
-    bodies: list[bytes] = []
-
-    def slow(request: BaseHTTPRequestHandler, body: bytes) -> None:
-        bodies.append(body)
-        begun.set()
-        go.wait(60)
-        respond(request, 200)
-
-    with answering(slow) as url, ReceiverProcess(tmp_path, CONFIG.format(url=url)) as receiver:
-        assert receiver.post(firing(1)).status_code == 200
-        assert begun.wait(60)
-        receiver.signal(signal.SIGHUP)
-        time.sleep(0.5)
-        assert receiver.post(firing(2)).status_code == 200  # accepted meanwhile
-        go.set()
-        wait_until(lambda: len(bodies) == 2)
-        receiver.signal(signal.SIGTERM)
-        assert receiver.wait() == 0
-    assert len(bodies) == 2
-
-
-def test_reloads_lose_and_repeat_no_accepted_delivery(receiver: ReceiverProcess, target: Target) -> None:
-    for number in range(40):
-        assert receiver.post(firing(number)).status_code == 200
-        if number % 4 == 0:
-            receiver.signal(signal.SIGHUP)
-    wait_until(lambda: {alert["labels"]["number"] for alert in target.alerts} == set(map(str, range(40))))
-    wait_until(lambda: receiver.count("waiting") == 0)
-    assert len(target.alerts) == 40

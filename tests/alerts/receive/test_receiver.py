@@ -18,6 +18,7 @@ import httpx
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.command_line import one_line_error
 from tests.waiting import wait_until
 
 from rankscope.alerts.receive import inbox as inbox_module
@@ -53,10 +54,10 @@ LINE = "FIRING   TrainingStraggler run llama rank 2 host n1: Rank 2 makes the ot
 
 def typed(headers: Any = None) -> Any:
     """Return ``headers``, a mapping or pairs, with the content type of a delivery unless they have one."""
-    given = httpx.Headers(headers)
-    if "content-type" not in given:
-        given["Content-Type"] = "application/json"
-    return given
+    completed = httpx.Headers(headers)
+    if "content-type" not in completed:
+        completed["Content-Type"] = "application/json"
+    return completed
 
 
 class Client:
@@ -308,6 +309,4 @@ def test_a_port_in_use_is_one_clear_line(cli: Callable[..., Any]) -> None:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
         completed = cli("alerts", "serve", "--listen", f"127.0.0.1:{busy.getsockname()[1]}")
-    assert completed.returncode == 3
-    assert len(completed.stderr.splitlines()) == 1
-    assert os.strerror(98) in completed.stderr
+    assert os.strerror(98) in one_line_error(completed)

@@ -27,7 +27,7 @@ from rankscope.alerts.deliver.signing import parse_secret, sign
 from rankscope.alerts.receive.config import ReceiveSection
 from rankscope.alerts.receive.inbox import Inbox
 from rankscope.alerts.receive.notification import MAX_ALERTS
-from rankscope.alerts.receive.settings import load_credentials
+from rankscope.alerts.receive.receiver_settings import load_credentials
 from rankscope.alerts.receive.web import app as app_module
 from rankscope.alerts.receive.web import refusals as refusals_module
 from rankscope.alerts.receive.web.app import MAX_BODIES_BYTES, MAX_UNPROVEN_BODIES_BYTES, ReceiverApp

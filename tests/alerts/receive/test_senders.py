@@ -23,7 +23,7 @@ from tests.alerts.receive.test_receiver import PAYLOAD, Client, typed
 from rankscope.alerts.deliver.secret import Secret
 from rankscope.alerts.receive.config import ReceiveSection
 from rankscope.alerts.receive.inbox import Inbox
-from rankscope.alerts.receive.settings import accepted_credentials, load_credentials, settings
+from rankscope.alerts.receive.receiver_settings import accepted_credentials, load_credentials, receiver_settings
 from rankscope.alerts.receive.web.app import ReceiverApp
 from rankscope.alerts.receive.web.authentication import Credentials
 from rankscope.base import followed_files
@@ -40,14 +40,14 @@ def client(inbox: Inbox) -> Client:
     return Client(ReceiverApp(inbox, show=lambda _: None, report=lambda _: None))
 
 
-class Asked:
+class GuardedReceiver:
     """A receiver that authenticates senders by the given ``receive`` section."""
 
     def __init__(self, folder: Path, inbox: Inbox, **receive: Any) -> None:
-        self.said: list[str] = []
+        self.reports: list[str] = []
         section = msgspec.convert(receive, ReceiveSection)
-        self.credentials = load_credentials(section, folder=folder, report=self.said.append)
-        self.client = Client(ReceiverApp(inbox, show=lambda _: None, report=self.said.append, credentials=self.credentials))
+        self.credentials = load_credentials(section, folder=folder, report=self.reports.append)
+        self.client = Client(ReceiverApp(inbox, show=lambda _: None, report=self.reports.append, credentials=self.credentials))
 
     def post(self, headers: dict[str, str], body: bytes = BODY) -> int:
         return self.client.request("POST", "/webhook", body, headers).status_code
@@ -79,8 +79,8 @@ def grafana(secret: bytes, body: bytes = BODY, *, at: str | None = None) -> dict
 
 def test_a_token_lets_in_and_nothing_else_does(tmp_path: Path, inbox: Inbox) -> None:
     (tmp_path / "token").write_text(f"{RIGHT}\n")
-    asked = Asked(tmp_path, inbox, bearer=[{"file": "token"}])
-    assert asked.post(bearer(RIGHT)) == 200
+    guarded = GuardedReceiver(tmp_path, inbox, bearer=[{"file": "token"}])
+    assert guarded.post(bearer(RIGHT)) == 200
     wrong = [
         {},
         bearer(WRONG),
@@ -90,72 +90,72 @@ def test_a_token_lets_in_and_nothing_else_does(tmp_path: Path, inbox: Inbox) -> 
         basic(f":{RIGHT}"),
         {"Authorization": RIGHT},
     ]
-    assert [asked.post(headers) for headers in wrong] == [401] * len(wrong)
-    assert asked.list({}) == 401
-    assert asked.list(bearer(RIGHT)) == 200
+    assert [guarded.post(headers) for headers in wrong] == [401] * len(wrong)
+    assert guarded.list({}) == 401
+    assert guarded.list(bearer(RIGHT)) == 200
     # health and metrics need no authentication
     for path in ("/-/healthy", "/-/ready", "/metrics"):
-        assert asked.client.request("GET", path).status_code == 200
+        assert guarded.client.request("GET", path).status_code == 200
     # and only the first failure is reported, without the secret
-    assert len(asked.said) == 1
-    assert WRONG not in asked.said[0]
+    assert len(guarded.reports) == 1
+    assert WRONG not in guarded.reports[0]
     assert inbox.kept_deliveries()[0] == 1
 
 
 def test_passwords_are_looked_up_with_their_users(tmp_path: Path, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    result, two = "a pass:word of a sender", "another password"
-    monkeypatch.setenv("ONE", result)
-    monkeypatch.setenv("TWO", two)
+    first, second = "a pass:word of a sender", "another password"
+    monkeypatch.setenv("ONE", first)
+    monkeypatch.setenv("TWO", second)
     users = [{"user": "am", "password": {"env": "ONE"}}, {"user": "grafana", "password": {"env": "TWO"}}]
-    asked = Asked(tmp_path, inbox, basic=users)
-    given = [f"am:{result}", f"grafana:{two}", f"am:{two}", f"grafana:{result}", "am", "", "am:"]
-    assert [asked.post(basic(text)) for text in given] == [200, 200, *[401] * 5]
+    guarded = GuardedReceiver(tmp_path, inbox, basic=users)
+    requests = [f"am:{first}", f"grafana:{second}", f"am:{second}", f"grafana:{first}", "am", "", "am:"]
+    assert [guarded.post(basic(text)) for text in requests] == [200, 200, *[401] * 5]
     strange: Any = {"Authorization": b"Basic \xe9\xe9"}
-    assert asked.post(strange) == 401
+    assert guarded.post(strange) == 401
 
 
 def test_signatures_of_standard_webhooks(tmp_path: Path, inbox: Inbox) -> None:
     (tmp_path / "old").write_text(OLD)
     (tmp_path / "new").write_text(NEW)
-    asked = Asked(tmp_path, inbox, webhook_secrets=[{"file": "old"}, {"file": "new"}])
-    assert asked.post(signed(OLD)) == 200
-    assert asked.post(signed(NEW, id_="msg_2")) == 200
-    assert asked.post(signed(NEW, BODY + b" ")) == 401  # another body
-    assert asked.post(signed(NEW, age_s=400)) == 401  # a replay attack
-    assert asked.post(signed(NEW) | {"webhook-id": "msg_3"}) == 401
-    assert asked.post({}) == 401
+    guarded = GuardedReceiver(tmp_path, inbox, webhook_secrets=[{"file": "old"}, {"file": "new"}])
+    assert guarded.post(signed(OLD)) == 200
+    assert guarded.post(signed(NEW, id_="msg_2")) == 200
+    assert guarded.post(signed(NEW, BODY + b" ")) == 401  # another body
+    assert guarded.post(signed(NEW, age_s=400)) == 401  # a replay attack
+    assert guarded.post(signed(NEW) | {"webhook-id": "msg_3"}) == 401
+    assert guarded.post({}) == 401
     # a repeated delivery counts once
-    assert asked.post(signed(OLD)) == 200
+    assert guarded.post(signed(OLD)) == 200
     assert inbox.kept_deliveries()[0] == 2
     # and while one secret is being replaced its last value is valid
     (tmp_path / "new").write_text("whsec_")
-    assert [asked.post(signed(secret)) for secret in (OLD, NEW)] == [200, 200]
-    assert "stays in use" in asked.said[-1]
+    assert [guarded.post(signed(secret)) for secret in (OLD, NEW)] == [200, 200]
+    assert "stays in use" in guarded.reports[-1]
 
 
 def test_signatures_of_grafana(tmp_path: Path, inbox: Inbox) -> None:
     (tmp_path / "secret").write_text(G.decode())
-    asked = Asked(tmp_path, inbox, grafana_secrets=[{"file": "secret"}])
-    assert asked.post(grafana(G)) == 200
-    assert asked.post(grafana(b"h" * 16)) == 401
-    assert asked.post(grafana(G, b"{}")) == 401
+    guarded = GuardedReceiver(tmp_path, inbox, grafana_secrets=[{"file": "secret"}])
+    assert guarded.post(grafana(G)) == 200
+    assert guarded.post(grafana(b"h" * 16)) == 401
+    assert guarded.post(grafana(G, b"{}")) == 401
     # with a timestamp, an old signature is refused
-    timed = Asked(tmp_path, inbox, grafana_secrets=[{"file": "secret"}], grafana_timestamp_header="X-Grafana-Time")
+    timed = GuardedReceiver(tmp_path, inbox, grafana_secrets=[{"file": "secret"}], grafana_timestamp_header="X-Grafana-Time")
     now = int(time.time())
-    given = [grafana(G, at=str(now)), grafana(G, at=str(now - 400)), grafana(G, at="soon"), grafana(G)]
-    assert [timed.post(headers) for headers in given] == [200, 401, 401, 401]
+    requests = [grafana(G, at=str(now)), grafana(G, at=str(now - 400)), grafana(G, at="soon"), grafana(G)]
+    assert [timed.post(headers) for headers in requests] == [200, 401, 401, 401]
 
 
 def test_a_secret_is_changed_without_a_restart(tmp_path: Path, inbox: Inbox) -> None:
     token = tmp_path / "token"
     token.write_text("the first token of a sender")
-    asked = Asked(tmp_path, inbox, bearer=[{"file": "token"}])
+    guarded = GuardedReceiver(tmp_path, inbox, bearer=[{"file": "token"}])
     token.write_text("the second token of a sender")
-    assert [asked.post(bearer(item)) for item in ("the first token of a sender", "the second token of a sender")] == [401, 200]
+    assert [guarded.post(bearer(item)) for item in ("the first token of a sender", "the second token of a sender")] == [401, 200]
     # while the file is missing, the last token stays valid
     token.unlink()
-    assert asked.post(bearer("the second token of a sender")) == 200
-    assert "stays in use" in asked.said[-1]
+    assert guarded.post(bearer("the second token of a sender")) == 200
+    assert "stays in use" in guarded.reports[-1]
 
 
 @pytest.mark.parametrize(
@@ -181,26 +181,26 @@ def test_a_secret_that_is_none_is_an_error_at_the_start(tmp_path: Path, receive:
 
 def test_a_header_that_comes_twice_names_nobody(tmp_path: Path, inbox: Inbox) -> None:
     (tmp_path / "token").write_text(RIGHT)
-    asked = Asked(tmp_path, inbox, bearer=[{"file": "token"}])
+    guarded = GuardedReceiver(tmp_path, inbox, bearer=[{"file": "token"}])
     twice: Any = [("Authorization", f"Bearer {WRONG}"), ("Authorization", f"Bearer {RIGHT}")]
-    assert asked.post(twice) == 401
+    assert guarded.post(twice) == 401
 
 
 def test_guesses_never_lock_out_the_right_token(tmp_path: Path, inbox: Inbox) -> None:
     (tmp_path / "token").write_text(RIGHT)
     (tmp_path / "grafana").write_text(G.decode())
-    asked = Asked(tmp_path, inbox, bearer=[{"file": "token"}], grafana_secrets=[{"file": "grafana"}])
+    guarded = GuardedReceiver(tmp_path, inbox, bearer=[{"file": "token"}], grafana_secrets=[{"file": "grafana"}])
     for _ in range(50):
-        assert asked.post(bearer(WRONG)) == asked.post(grafana(b"h" * 16)) == asked.post({}) == 401
-        assert asked.post(bearer(RIGHT)) == asked.post(grafana(G)) == asked.list(bearer(RIGHT)) == 200
+        assert guarded.post(bearer(WRONG)) == guarded.post(grafana(b"h" * 16)) == guarded.post({}) == 401
+        assert guarded.post(bearer(RIGHT)) == guarded.post(grafana(G)) == guarded.list(bearer(RIGHT)) == 200
     # and guesses do not fill the log
-    assert len(asked.said) == 1
+    assert len(guarded.reports) == 1
 
 
 def test_a_body_is_read_only_of_senders_who_show_a_token_or_a_signature(tmp_path: Path, inbox: Inbox) -> None:
     for name, secret in (("token", RIGHT), ("signed", NEW), ("grafana", G.decode())):
         (tmp_path / name).write_text(secret)
-    asked = Asked(
+    guarded = GuardedReceiver(
         tmp_path,
         inbox,
         bearer=[{"file": "token"}],
@@ -226,11 +226,11 @@ def test_a_body_is_read_only_of_senders_who_show_a_token_or_a_signature(tmp_path
         grafana(b"h" * 16, at=str(now)) | {"X-Grafana-Alerting-Signature": "none"},
     ]
     for headers in strangers:
-        assert asked.client.request("POST", "/webhook", body(), headers).status_code == 401
-        assert asked.client.request("GET", "/deliveries", body(), headers).status_code == 401
+        assert guarded.client.request("POST", "/webhook", body(), headers).status_code == 401
+        assert guarded.client.request("GET", "/deliveries", body(), headers).status_code == 401
     assert read == []
     for headers, status in ((signed(OLD), 401), (grafana(b"h" * 16, at=str(now)), 401), (signed(NEW), 200)):
-        assert asked.client.request("POST", "/webhook", body(), headers).status_code == status
+        assert guarded.client.request("POST", "/webhook", body(), headers).status_code == status
     assert read == [BODY] * 3
 
 
@@ -238,7 +238,7 @@ def test_a_hung_file_system_blocks_neither_health_checks_nor_senders(
     tmp_path: Path, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "token").write_text(RIGHT)
-    asked = Asked(tmp_path, inbox, bearer=[{"file": "token"}])
+    guarded = GuardedReceiver(tmp_path, inbox, bearer=[{"file": "token"}])
     monkeypatch.setattr(followed_files, "PATIENCE_S", 0.05)
     answers = threading.Event()
     read_again = Secret.read
@@ -250,7 +250,7 @@ def test_a_hung_file_system_blocks_neither_health_checks_nor_senders(
     monkeypatch.setattr(Secret, "read", hang)
 
     async def course() -> list[int]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(asked.client.app), base_url="http://127.0.0.1") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(guarded.client.app), base_url="http://127.0.0.1") as client:
             posts = [
                 asyncio.create_task(client.post("/webhook", content=BODY, headers=typed(bearer(token))))
                 for token in (RIGHT, WRONG)
@@ -294,7 +294,7 @@ def test_settings_with_credentials_that_nobody_can_overhear_are_accepted(tmp_pat
 
 def accepted(folder: Path, text: str) -> Credentials:
     (folder / "alerts.toml").write_text(text)
-    chosen = settings(folder / "alerts.toml", listen=None, runs=(), dashboard_url=None, state=None, out=None)
+    chosen = receiver_settings(folder / "alerts.toml", listen=None, runs=(), dashboard_url=None, state=None, out=None)
     return accepted_credentials(chosen, report=pytest.fail)
 
 
@@ -322,7 +322,7 @@ def test_without_credentials_no_web_page_is_served(client: Client) -> None:
 
 def test_with_credentials_any_host_is_served_but_no_web_page(tmp_path: Path, inbox: Inbox) -> None:
     (tmp_path / "token").write_text(RIGHT)
-    asked = Asked(tmp_path, inbox, bearer=[{"file": "token"}])
-    assert asked.post(bearer(RIGHT) | {"Host": "receiver.example"}) == 200
-    assert asked.post(bearer(RIGHT) | {"Origin": "https://receiver.example"}) == 403
-    assert asked.post(bearer(RIGHT) | {"Content-Type": "text/plain"}) == 415
+    guarded = GuardedReceiver(tmp_path, inbox, bearer=[{"file": "token"}])
+    assert guarded.post(bearer(RIGHT) | {"Host": "receiver.example"}) == 200
+    assert guarded.post(bearer(RIGHT) | {"Origin": "https://receiver.example"}) == 403
+    assert guarded.post(bearer(RIGHT) | {"Content-Type": "text/plain"}) == 415

@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.alerts.receive.receiver_heard import Heard, S
+from tests.alerts.receive.worker_world import S, WorkerWorld
+from tests.alerts.watch.watched_world import analysis_of
 from tests.waiting import wait_until
 
 from rankscope.alerts.deliver.targets import TemplateName
 from rankscope.alerts.deliver.templates import TEMPLATES
-from rankscope.alerts.owners import ALERTS
 from rankscope.alerts.receive import worker as worker_module
 from rankscope.alerts.receive.bounded_child import MEMORY_BYTES, BoundedChild
 from rankscope.alerts.receive.config import ActionRule
@@ -26,37 +26,38 @@ from rankscope.alerts.receive.notification import read_notification
 from rankscope.alerts.receive.verdicts import late_verdicts as late_module
 from rankscope.alerts.receive.verdicts.late_verdicts import LateVerdicts
 from rankscope.alerts.receive.verdicts.run_verdict import RunVerdict, run_verdict_of, verdict_annotations
-from rankscope.analysis.result.analysis import Analysis, Verdict
+from rankscope.alerts.rules.thresholds import SEVERITY_OF
+from rankscope.analysis.result.analysis import Verdict
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def world() -> WorkerWorld:
+    return WorkerWorld()
 
 
-def test_an_alert_waits_for_a_verdict_and_not_for_long(heard: Heard) -> None:
-    heard.worker._analyst = SimpleNamespace(verdict=lambda _: None)  # type: ignore[assignment]
+def test_an_alert_waits_for_a_verdict_and_not_for_long(world: WorkerWorld) -> None:
+    world.worker._analyst = SimpleNamespace(verdict=lambda _: None)  # type: ignore[assignment]
     # given more alerts than one round handles, of runs without an analysis yet, and one alert without a run
     for number in range(70):
-        assert heard.hear(heard.alert(run_id=str(number))) == []
+        assert world.receive(world.alert(run_id=str(number))) == []
     # then the alert without a run is sent at once
-    assert len(heard.hear(heard.alert(run_id="", run="", alertname="GpuDown"))) == 1
-    assert heard.hear(heard.alert("resolved", run_id="0"), after_s=10) == []  # the end does not overtake the firing
+    assert len(world.receive(world.alert(run_id="", run="", alertname="GpuDown"))) == 1
+    assert world.receive(world.alert("resolved", run_id="0"), after_s=10) == []  # the end does not overtake the firing
     # when the time for a verdict is over
-    heard.now_s += 10.0
-    while heard.worker.run_due():
+    world.now_s += 10.0
+    while world.worker.run_due():
         pass
-    heard.sender.run_due()
+    world.sender.run_due()
     # then all of them are sent without a verdict
-    alerts = [alert for body in heard.delivered for alert in msgspec.json.decode(body)["alerts"]]
+    alerts = [alert for body in world.delivered for alert in msgspec.json.decode(body)["alerts"]]
     without = [alert for alert in alerts if alert["annotations"].get("no_verdict", "").endswith("within 20 s")]
     # the first alert ended before it was sent
     assert {alert["labels"]["run_id"] for alert in without} == {str(number) for number in range(1, 70)}
 
 
-def test_a_backlog_is_decoded_once_however_often_it_is_looked_at(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backlog_is_decoded_once_however_often_it_is_looked_at(world: WorkerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     by_key: dict[str, RunVerdict] = {}
-    heard.worker._analyst = SimpleNamespace(verdict=lambda named: by_key.get(named.run_id))  # type: ignore[assignment]
+    world.worker._analyst = SimpleNamespace(verdict=lambda named: by_key.get(named.run_id))  # type: ignore[assignment]
     decoded: list[bytes] = []
 
     def read(body: bytes) -> Any:
@@ -66,18 +67,18 @@ def test_a_backlog_is_decoded_once_however_often_it_is_looked_at(heard: Heard, m
     monkeypatch.setattr(worker_module, "read_notification", read)
     # given deliveries that wait for a verdict, and one about the same alert, which must not overtake the first
     for number in range(5):
-        heard.hear(heard.alert(run_id=str(number)))
-    heard.hear(heard.alert("resolved", run_id="0"))
+        world.receive(world.alert(run_id=str(number)))
+    world.receive(world.alert("resolved", run_id="0"))
     assert len(decoded) == 6
     for _ in range(20):
-        assert heard.wait(0.5) == []
+        assert world.wait(0.5) == []
     assert len(decoded) == 6
     # when one verdict is there, only what it concerns is decoded again
     by_key["0"] = msgspec.structs.replace(VERDICT, run_id="0")
-    assert heard.wait(0.5) == []  # it ended before it was sent
+    assert world.wait(0.5) == []  # it ended before it was sent
     assert len(decoded) == 8
     by_key["1"] = msgspec.structs.replace(VERDICT, run_id="1")
-    ((status, annotations),) = heard.wait(0.5)
+    ((status, annotations),) = world.wait(0.5)
     assert (status, annotations["verdict"]) == ("firing", VERDICT.verdict.summary if VERDICT.verdict else "")
     assert len(decoded) == 9
 
@@ -86,57 +87,61 @@ VERDICT = RunVerdict(run_id="r1", verdict=Verdict(kind="straggler", rank=1, caus
 
 
 @pytest.fixture
-def late(heard: Heard) -> dict[str, RunVerdict | None]:
+def late(world: WorkerWorld) -> dict[str, RunVerdict | None]:
     """RunVerdict by run id that the worker finds; empty at first, changed by the test."""
     by_key: dict[str, RunVerdict | None] = {}
     analyst: Any = SimpleNamespace(verdict=lambda named: by_key.get(named.run_id))
-    heard.worker._analyst = analyst
-    forwarding: Any = heard.worker._forwarding
-    heard.worker._late = LateVerdicts(
-        heard.inbox, analyst, forwarding, counters=Counters(), dashboard_url=None, clock=lambda: int(heard.now_s * S)
+    world.worker._analyst = analyst
+    forwarding: Any = world.worker._forwarding
+    world.worker._late = LateVerdicts(
+        world.inbox, analyst, forwarding, counters=Counters(), dashboard_url=None, clock=lambda: int(world.now_s * S)
     )
     return by_key
 
 
-def test_a_verdict_that_is_late_follows_once_under_the_alerts_identity(heard: Heard, late: dict[str, RunVerdict | None]) -> None:
-    heard.hear(heard.alert())
-    ((status, first),) = heard.wait(20)
+def test_a_verdict_that_is_late_follows_once_under_the_alerts_identity(
+    world: WorkerWorld, late: dict[str, RunVerdict | None]
+) -> None:
+    world.receive(world.alert())
+    ((status, first),) = world.wait(20)
     assert status == "firing"
     assert "not analysed within 20 s" in first["no_verdict"]
-    assert heard.wait(60) == []
+    assert world.wait(60) == []
     late["r1"] = VERDICT
-    ((status, follow_up),) = heard.wait(1)
+    ((status, follow_up),) = world.wait(1)
     assert (status, follow_up["verdict"], follow_up["cause"]) == ("firing", "Rank 1 waits for its data.", "input")
     assert "no_verdict" not in follow_up
     assert follow_up["updated_at"] == "1970-01-12T13:48:01.000Z"
-    assert heard.wait(60) == []
-    assert heard.inbox.owed_verdicts() == []
+    assert world.wait(60) == []
+    assert world.inbox.owed_verdicts() == []
 
 
-def test_nothing_follows_ended_or_old_alerts_or_runs_without_a_verdict(heard: Heard, late: dict[str, RunVerdict | None]) -> None:
+def test_nothing_follows_ended_or_old_alerts_or_runs_without_a_verdict(
+    world: WorkerWorld, late: dict[str, RunVerdict | None]
+) -> None:
     for run in ("over", "damaged", "slow", "full"):
-        heard.hear(heard.alert(run_id=run))
+        world.receive(world.alert(run_id=run))
     late["full"] = RunVerdict(problem="alerts about too many runs arrived at once", late=True)
-    assert len(heard.wait(20)) == 4
-    heard.hear(heard.alert("resolved", run_id="over"))
+    assert len(world.wait(20)) == 4
+    world.receive(world.alert("resolved", run_id="over"))
     late["over"], late["damaged"] = VERDICT, RunVerdict(problem="it is damaged")
-    assert heard.wait(1) == []
-    assert [action.run_id for action in heard.inbox.owed_verdicts()] == ["slow", "full"]
+    assert world.wait(1) == []
+    assert [action.run_id for action in world.inbox.owed_verdicts()] == ["slow", "full"]
     late["slow"] = late["full"] = VERDICT
-    assert heard.wait(3600) == []
-    assert heard.inbox.owed_verdicts() == []
+    assert world.wait(3600) == []
+    assert world.inbox.owed_verdicts() == []
 
 
 def test_only_so_many_verdicts_are_owed(
-    heard: Heard, late: dict[str, RunVerdict | None], monkeypatch: pytest.MonkeyPatch
+    world: WorkerWorld, late: dict[str, RunVerdict | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(late_module, "MOST_OWED", 3)
-    heard.hear(*(heard.alert(run_id=run) for run in ("a", "b")))
-    heard.hear(*(heard.alert(run_id=run) for run in ("c", "d")))
-    collected = [words["no_verdict"] for _, words in heard.wait(20)]
+    world.receive(*(world.alert(run_id=run) for run in ("a", "b")))
+    world.receive(*(world.alert(run_id=run) for run in ("c", "d")))
+    collected = [words["no_verdict"] for _, words in world.wait(20)]
     assert ["follows" in item for item in collected] == [True, True, True, False]
     late.update(dict.fromkeys("abcd", VERDICT))
-    assert len(heard.wait(1)) == 3
+    assert len(world.wait(1)) == 3
 
 
 def words_about(facts: RunVerdict, **labels: str) -> dict[str, str]:
@@ -146,8 +151,8 @@ def words_about(facts: RunVerdict, **labels: str) -> dict[str, str]:
 OF_ONE_RANK = ("cause", "phase", "confidence", "slowdown", "next", "cost", "verdict_rank", "verdict_host", "gpu_uuid", "pattern")
 
 
-def test_a_verdict_explains_only_what_it_is_about(make_analysis: Callable[..., Analysis]) -> None:
-    facts = run_verdict_of(make_analysis(2, 3, simulated=True))
+def test_a_verdict_explains_only_what_it_is_about() -> None:
+    facts = run_verdict_of(analysis_of(2, 3, simulated=True))
     straggler = words_about(facts, alertname="TrainingStraggler", rank="2")
     assert (straggler["explained_by"], straggler["next"]) == ("cpu_contention", "look at the data loader")
     assert (straggler["verdict_rank"], straggler["gpu_uuid"]) == ("2", "GPU-2")
@@ -186,20 +191,20 @@ def test_a_verdict_explains_only_what_it_is_about(make_analysis: Callable[..., A
 )
 def test_what_bounds_a_run_explains_the_alert_about_it(kind: Any, names: list[str]) -> None:
     facts = RunVerdict(verdict=Verdict(kind=kind, cause="host", confidence=0.9, summary="It does.", next=["do"]))
-    collected = [name for name in (alert.alertname for alert in ALERTS) if "cause" in words_about(facts, alertname=name)]
+    collected = [name for name in SEVERITY_OF if "cause" in words_about(facts, alertname=name)]
     assert collected == names
 
 
 @pytest.mark.parametrize("name", ["slack", "teams", "pagerduty"])
 def test_people_are_told_the_verdict_and_what_was_asked(name: TemplateName) -> None:
-    heard = Heard(ActionRule(alert="TrainingStraggler", do="capture"))
+    world = WorkerWorld(ActionRule(alert="TrainingStraggler", do="capture"))
     verdict = Verdict(
         kind="straggler", rank=1, cause="input", summary="Rank 1 on host n1 waits for its data.", next=["look there"]
     )
     facts = RunVerdict(run_id="r1", simulated=True, coverage=1.0, verdict=verdict, hosts={1: "n1"}, gpu_uuids={1: "GPU-1"})
-    heard.worker._analyst = SimpleNamespace(verdict=lambda _: facts)  # type: ignore[assignment]
-    heard.hear(heard.alert())
-    output = TEMPLATES[name](heard.delivered[0], "key").decode()
+    world.worker._analyst = SimpleNamespace(verdict=lambda _: facts)  # type: ignore[assignment]
+    world.receive(world.alert())
+    output = TEMPLATES[name](world.delivered[0], "key").decode()
     for words in (
         "[simulated GPUs] Rank 1 on host n1 waits for its data.",
         "n1",

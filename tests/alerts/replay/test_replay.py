@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 from tests.step_files import damage, load, save, steps_file
 
-from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.alerts.replay.growing_run import GrowingRun
 from rankscope.alerts.replay.replay import DEFAULTS, replay_run
 from rankscope.alerts.replay.replay_result import RuleHistory, replay_text
 from rankscope.alerts.watch.conditions.budgets import Budgets
 from rankscope.alerts.watch.ledger import FiringPolicy
 from rankscope.alerts.watch.liveness.monitor import Patience
-from rankscope.alerts.watch.settings import WatcherSettings
+from rankscope.alerts.watch.watcher_settings import WatcherSettings
+from rankscope.alerts.watcher_alerts import WATCHER_ALERTS
 from rankscope.base.errors import InputError
 from rankscope.base.progress import progress_line
 from rankscope.runs.paths import rank_dir
@@ -37,6 +37,14 @@ def everything(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+def minute_of(make_run: Callable[..., Any], *, slow: int | None = 2) -> Any:
+    """Return a run of 60 s, recorded to its end."""
+    run = make_run(slow=slow)
+    run.grow(540)
+    run.end(end_unix_ns=START_NS + 60 * SECOND)
+    return run
+
+
 def replayed(run: Path, options: WatcherSettings = DEFAULTS) -> RuleHistory:
     """Return the result of the straggler rule replayed over a run."""
     [rule] = replay_run(run, ["TrainingStraggler"], options=options).rules
@@ -48,9 +56,7 @@ def replayed(run: Path, options: WatcherSettings = DEFAULTS) -> RuleHistory:
 
 def test_a_straggler_fires_after_three_evaluations_and_ends_with_the_run(make_run: Callable[..., Any]) -> None:
     # Given a run of 60 s in which rank 2 was slow, recorded to its end
-    run = make_run(slow=2)
-    run.grow(540)
-    run.end(end_unix_ns=START_NS + 60 * SECOND)
+    run = minute_of(make_run)
     before = everything(run.path)
 
     # When it is replayed
@@ -85,9 +91,7 @@ def test_commands_name_the_run_in_words_that_a_shell_takes(make_run: Callable[..
 
 
 def test_the_policy_decides_when_it_fires(make_run: Callable[..., Any]) -> None:
-    run = make_run(slow=2)
-    run.grow(540)
-    run.end(end_unix_ns=START_NS + 60 * SECOND)
+    run = minute_of(make_run)
 
     [eager] = replayed(run.path, WatcherSettings(policy=FiringPolicy(fire_after=1))).spells
     [calm] = replayed(run.path, WatcherSettings(interval_s=10.0, policy=FiringPolicy(fire_after=4))).spells
@@ -100,9 +104,7 @@ def test_the_policy_decides_when_it_fires(make_run: Callable[..., Any]) -> None:
 @pytest.mark.slow
 def test_a_straggler_fires_once_32_new_steps_confirm_it(make_run: Callable[..., Any]) -> None:
     # Given a rank that is slow in all steps, of which there are ten per evaluation
-    run = make_run(slow=2)
-    run.grow(540)
-    run.end(end_unix_ns=START_NS + 60 * SECOND)
+    run = minute_of(make_run)
 
     [spell] = replayed(run.path, WatcherSettings(interval_s=1.0)).spells
 
@@ -125,9 +127,7 @@ def test_the_patience_and_the_budgets_of_the_watcher_decide_what_is_found(make_r
 
 
 def test_a_run_that_was_well_would_not_have_woken_anybody(make_run: Callable[..., Any]) -> None:
-    run = make_run(slow=None)
-    run.grow(540)
-    run.end(end_unix_ns=START_NS + 60 * SECOND)
+    run = minute_of(make_run, slow=None)
 
     replay = replay_run(run.path)
 
@@ -183,9 +183,7 @@ def test_a_run_that_stood_still_would_have_been_told_after_two_minutes(make_run:
 
 def test_damage_costs_only_what_is_damaged(make_run: Callable[..., Any]) -> None:
     # Given torn records, and one record with a time in the year 2200
-    run = make_run(slow=2)
-    run.grow(540)
-    run.end(end_unix_ns=START_NS + 60 * SECOND)
+    run = minute_of(make_run)
     first = steps_file(run.path, 1)
     rows = load(first)
     far = rows[10:11].copy()
@@ -202,9 +200,7 @@ def test_damage_costs_only_what_is_damaged(make_run: Callable[..., Any]) -> None
 
 
 def test_a_rank_that_cannot_be_read_costs_only_itself(make_run: Callable[..., Any]) -> None:
-    run = make_run(slow=2)
-    run.grow(540)
-    run.end(end_unix_ns=START_NS + 60 * SECOND)
+    run = minute_of(make_run)
     lost = rank_dir(run.path, 0, 3)
     shutil.rmtree(lost)
     lost.symlink_to(lost.name)
@@ -251,9 +247,7 @@ def test_a_run_that_has_grown_to_its_end_is_the_run(make_run: Callable[..., Any]
 
 
 def test_the_command_tells_people_and_programs(make_run: Callable[..., Any], cli: Callable[..., Any]) -> None:
-    run = make_run(slow=2)
-    run.grow(540)
-    run.end(end_unix_ns=START_NS + 60 * SECOND)
+    run = minute_of(make_run)
 
     replay = ("alerts", "replay", run.path)
     text, json = cli(*replay), cli(*replay, "--rule", "TrainingStraggler", "--format", "json")
@@ -292,7 +286,7 @@ def test_progress_is_erased_after_a_failure_and_cannot_steer_the_terminal(
 
 
 def test_hostile_names_cannot_steer_a_terminal(make_run: Callable[..., Any]) -> None:
-    run = make_run(name="a\x1b[31mb", slow=2)
+    run = make_run(name="a\x1b[31mb")
     run.end(end_unix_ns=START_NS + 10 * SECOND)
 
     assert "\x1b" not in replay_text(replay_run(run.path))

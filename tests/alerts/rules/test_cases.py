@@ -6,12 +6,13 @@ import os
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tests.needs import program
 
 from rankscope.alerts.rules.rule_file import rules_text
 
@@ -66,28 +67,34 @@ def rules_needed(test: dict[str, Any], groups: list[dict[str, Any]]) -> list[dic
         names |= missing
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("file", CASES, ids=lambda file: file.name.removesuffix(".tests.yaml"))
-def test_alerts_do_as_the_cases_say(file: Path, tmp_path: Path, require_program: Callable[[str], str]) -> None:
-    # One file per case, with only the rules that it needs: promtool evaluates every rule of a file for each of its cases.
-    document = yaml.safe_load(file.read_text())
-    loaded = [group for group in groups() if f"{group['name']}.yaml" in document["rule_files"]]
+def run_promtool(folder: Path, cases: Iterable[dict[str, Any]], groups: list[dict[str, Any]], *, interval: str) -> None:
+    """Run promtool on cases, one file each: it evaluates all rules of a file for each case. ``interval``: of the evaluations."""
     names = []
-    for number, test in enumerate(document["tests"]):
-        needed = rules_needed(test, loaded)
-        case = {"rule_files": [f"{number}.rules.yaml"], "group_eval_order": [group["name"] for group in needed], "tests": [test]}
-        (tmp_path / f"{number}.rules.yaml").write_text(yaml.safe_dump({"groups": needed}))
-        (tmp_path / f"{number}.yaml").write_text(yaml.safe_dump(document | case))
+    for number, test in enumerate(cases):
+        needed = rules_needed(test, groups)
+        (folder / f"{number}.rules.yaml").write_text(yaml.safe_dump({"groups": needed}))
+        document = {"rule_files": [f"{number}.rules.yaml"], "evaluation_interval": interval, "tests": [test]}
+        document["group_eval_order"] = [group["name"] for group in needed]
+        (folder / f"{number}.yaml").write_text(yaml.safe_dump(document))
         names.append(f"{number}.yaml")
+    assert names
     completed = subprocess.run(
-        [require_program("promtool"), "test", "rules", *names],
+        [program("promtool"), "test", "rules", *names],
         capture_output=True,
         text=True,
         check=False,
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "GOGC": "400", "GOMAXPROCS": "1"},  # less garbage collection, one core
     )
     assert completed.returncode == 0, completed.stdout + completed.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", CASES, ids=lambda file: file.name.removesuffix(".tests.yaml"))
+def test_alerts_do_as_the_cases_say(file: Path, tmp_path: Path) -> None:
+    document = yaml.safe_load(file.read_text())
+    loaded = [group for group in groups() if f"{group['name']}.yaml" in document["rule_files"]]
+    run_promtool(tmp_path, document["tests"], loaded, interval=document["evaluation_interval"])
 
 
 def test_every_alert_is_shown_firing_silent_stale_and_flapping() -> None:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from tests.alerts.alertmanager_process import alertmanager_process
 from tests.exporter.conftest import RunningExporter, exporters
 from tests.exporter.fake_driver import FakeDriver, build_library, gpu_state
 from tests.local_http import answering, respond
+from tests.monitoring_servers import alertmanager_server, ask, prometheus_server
 from tests.waiting import wait_until
 
 from rankscope.alerts.rules.rule_file import rules_text
-from rankscope.alerts.rules.thresholds import thresholds
+from rankscope.alerts.rules.thresholds import load_thresholds
 
 EXAMPLE = Path(__file__).parents[3] / "alerts" / "alertmanager" / "alertmanager.yml"
 KEPT_S = 8
@@ -49,17 +47,11 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 @pytest.fixture
-def firing(
-    tmp_path: Path,
-    site: Site,
-    free_port: Callable[[], int],
-    require_program: Callable[[str], str],
-) -> Iterator[Callable[[], set[str]]]:
+def firing(tmp_path: Path, site: Site) -> Iterator[Callable[[], set[str]]]:
     """Function that returns the names of the alerts that fire in Prometheus; Alertmanager repeats its pages every second."""
     ours = tmp_path / "ours.toml"
     ours.write_text(f'[NodeMaintenance]\nkeep_firing_for = "{KEPT_S}s"\n')
-    (tmp_path / "rules.yaml").write_text(rules_text(settings=thresholds(ours)))
-    port = free_port()
+    (tmp_path / "rules.yaml").write_text(rules_text(settings=load_thresholds(ours)))
     with answering(site.answer) as address:
         quick = EXAMPLE.read_text().replace("http://127.0.0.1:9099/webhook", address)
         for name, value in (("group_wait", "30s"), ("group_wait", "10s"), ("group_interval", "5m")):
@@ -67,10 +59,8 @@ def firing(
         for value in ("4h", "1h"):
             quick = quick.replace(f"repeat_interval: {value}", "repeat_interval: 1s")
         (tmp_path / "alertmanager.yml").write_text(quick)
-        program = require_program("prometheus-alertmanager")
-        with alertmanager_process(program, tmp_path / "alertmanager.yml", tmp_path / "manager") as manager:
-            (tmp_path / "prometheus.yml").write_text(
-                f"""
+        with alertmanager_server(tmp_path / "manager", tmp_path / "alertmanager.yml") as manager:
+            config = f"""
 global: {{scrape_interval: 500ms, evaluation_interval: 500ms}}
 rule_files: [rules.yaml]
 alerting: {{alertmanagers: [{{static_configs: [{{targets: ["{manager.removeprefix("http://")}"]}}]}}]}}
@@ -80,21 +70,10 @@ scrape_configs:
   - job_name: kube-state-metrics
     static_configs: [{{targets: ["{address.removeprefix("http://")}"]}}]
 """
-            )
-            command = [require_program("prometheus"), "--config.file=prometheus.yml", "--storage.tsdb.path=data"]
-            command += [f"--web.listen-address=127.0.0.1:{port}", "--rules.alert.resend-delay=1s"]
-            with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path) as process:
-
-                def names() -> set[str]:
-                    assert process.poll() is None, (tmp_path / "log").read_text()
-                    try:
-                        alerts = httpx.get(f"http://127.0.0.1:{port}/api/v1/alerts").json()["data"]["alerts"]
-                    except (httpx.TransportError, ValueError):
-                        return set()
-                    return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
-
-                yield names
-                process.kill()
+            with prometheus_server(tmp_path, config, arguments=["--rules.alert.resend-delay=1s"]) as url:
+                yield lambda: {
+                    alert["labels"]["alertname"] for alert in ask(url, "alerts")["alerts"] if alert["state"] == "firing"
+                }
 
 
 @pytest.mark.slow

@@ -11,7 +11,14 @@ import msgspec
 import pytest
 import yaml
 
-from rankscope.alerts.rules.explain import AlertExplanation, Explanation, UnknownAlertError, XidExplanation, explain, explain_text
+from rankscope.alerts.rules.explain import (
+    AlertExplanation,
+    Explanation,
+    UnknownAlertError,
+    XidExplanation,
+    explain_text,
+    explanation_of,
+)
 from rankscope.alerts.rules.rule_file import rules_text, runbooks
 from rankscope.alerts.rules.thresholds import DEFAULTS
 from rankscope.alerts.rules.xid_policy import OTHERS, POLICIES, policy_of
@@ -19,7 +26,7 @@ from rankscope.exporter.xids import ACTIONABLE, CRITICAL, GRADED, SOURCE, XIDS
 
 
 def one(question: str) -> Any:
-    return explain([question]).explained[0]
+    return explanation_of([question]).explained[0]
 
 
 def test_every_policy_is_about_known_codes_and_an_existing_alert() -> None:
@@ -104,7 +111,7 @@ def test_the_severity_of_an_nvlink_error_decides_what_to_do() -> None:
         fatal, non_fatal = explanation.by_severity
         assert (fatal.severity, fatal.alert, fatal.drain) == ("fatal", "GpuXidCritical", True)
         assert (non_fatal.severity, non_fatal.alert, non_fatal.drain) == ("non_fatal", "GpuXidRepeated", False)
-        text = explain_text(explain([str(code)]))
+        text = explain_text(explanation_of([str(code)]))
         assert runbooks()["GpuXidCritical"].rstrip() in text
         assert runbooks()["GpuXidRepeated"].rstrip() in text
     assert one("79").by_severity == []
@@ -115,7 +122,7 @@ def test_what_is_not_known_is_not_made_up() -> None:
     explanation = one("9999")
     assert (explanation.name, explanation.meaning, explanation.action, explanation.source) == (None, None, None, None)
     assert (explanation.alert, explanation.drain) == ("GpuXidRepeated", False)
-    text = explain_text(explain(["9999"]))
+    text = explain_text(explanation_of(["9999"]))
     assert "unknown" in text
     assert SOURCE.url in text
 
@@ -126,21 +133,21 @@ def test_an_alert_is_explained_by_its_settings_and_its_runbook() -> None:
     assert explanation.name == "GpuXidOneUnit"
     assert explanation.xids == [13, 31]
     assert explanation.settings["bursts"] == 2
-    assert explanation.runbook in explain_text(explain(["GpuXidOneUnit"])) + "\n"
+    assert explanation.runbook in explain_text(explanation_of(["GpuXidOneUnit"])) + "\n"
 
 
 def test_a_code_of_several_alerts_comes_with_the_runbook_of_each() -> None:
     for code in ("13", "31"):
         explanation = one(code)
         assert (explanation.alert, [alert.name for alert in explanation.also]) == ("GpuXidOneUnit", ["GpuXidManyUnits"])
-        text = explain_text(explain([code]))
+        text = explain_text(explanation_of([code]))
         assert "alert GpuXidOneUnit (warning), or GpuXidManyUnits (info). Mostly the application" in text
         assert text.index(runbooks()["GpuXidOneUnit"].rstrip()) < text.index(runbooks()["GpuXidManyUnits"].rstrip())
     assert one("GpuXidManyUnits").xids == [13, 31]
 
 
 def test_everything_can_be_explained_and_a_shared_runbook_comes_once() -> None:
-    everything = explain([*map(str, XIDS), *runbooks()])
+    everything = explanation_of([*map(str, XIDS), *runbooks()])
     text = explain_text(everything)
     for name, page in runbooks().items():
         assert text.count(page.rstrip()) == 1, name
@@ -151,16 +158,16 @@ def test_everything_can_be_explained_and_a_shared_runbook_comes_once() -> None:
 
 def test_a_name_that_is_none_is_refused_with_what_may_be_meant() -> None:
     with pytest.raises(UnknownAlertError, match="did you mean GpuDown"):
-        explain(["79", "GpuDwon"])
+        explanation_of(["79", "GpuDwon"])
     with pytest.raises(UnknownAlertError, match="a number is an Xid"):
-        explain(["\x1b[31m"])
+        explanation_of(["\x1b[31m"])
 
 
 def test_the_command_line_speaks_text_and_json(cli: Callable[..., Any]) -> None:
     completed = cli("alerts", "explain", "79", "GpuDown", "--format", "json")
     assert completed.returncode == 0
     jsonschema.validate(msgspec.json.decode(completed.stdout), msgspec.json.schema(Explanation))
-    assert msgspec.json.decode(completed.stdout, type=Explanation) == explain(["79", "GpuDown"])
+    assert msgspec.json.decode(completed.stdout, type=Explanation) == explanation_of(["79", "GpuDown"])
     completed = cli("alerts", "explain", "GpuDwon")
     assert (completed.returncode, completed.stdout) == (2, "")
     assert "did you mean GpuDown?" in completed.stderr

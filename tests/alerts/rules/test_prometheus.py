@@ -7,17 +7,24 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
+from tests.monitoring_servers import ask, prometheus_server
 from tests.waiting import wait_until
+from tests.watched_job import AT_ONCE, WatchProcess
 
 from rankscope.alerts.rules.rule_file import rules_text
 from rankscope.base.atomic_files import replace_file
 
 SLOW, SILENT = 2, 3
+CONFIG = """
+global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+rule_files: [rankscope.rules.yaml]
+scrape_configs: [{{job_name: rankscope, static_configs: [{{targets: {targets}}}]}}]
+"""
 
 
 class Ranks:
@@ -80,60 +87,31 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
 
 
 @pytest.fixture
-def prometheus(
-    tmp_path: Path, ranks: Ranks, free_port: Callable[[], int], require_program: Callable[[str], str]
-) -> Iterator[Callable[[str], Any]]:
+def prometheus(tmp_path: Path, ranks: Ranks, free_port: Callable[[], int]) -> Iterator[Callable[[str], Any]]:
     """Function that queries the API of a Prometheus with the shipped rules and shorter times: ``prometheus("alerts")``."""
-    program = require_program("prometheus")
     quick = (
         rules_text().replace("[5m]", "[8s]").replace("for: 5m", "for: 2s").replace("for: 1m", "for: 1s").replace("> 600", "> 3")
     )
     assert quick != rules_text()
     (tmp_path / "rankscope.rules.yaml").write_text(quick)
-    exporter, port = free_port(), free_port()
-    (tmp_path / "prometheus.yml").write_text(
-        f"""
-global: {{scrape_interval: 1s, evaluation_interval: 1s}}
-rule_files: [rankscope.rules.yaml]
-scrape_configs:
-  - job_name: rankscope
-    static_configs: [{{targets: ["127.0.0.1:{exporter}"]}}]
-"""
-    )
-    export = [sys.executable, "-m", "rankscope", "exporter", "--listen", f"127.0.0.1:{exporter}", "--interval", "500ms"]
-    evaluate = [program, f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'data'}"]
-    commands = [
-        [*export, "--simulate", "2", "--spool", str(ranks.folder), "--spool-stale", "4s"],
-        [*evaluate, f"--web.listen-address=127.0.0.1:{port}"],
-    ]
-    log = tmp_path / "log"
-    with log.open("wb") as file:
-        processes = [subprocess.Popen(command, stdout=file, stderr=file) for command in commands]
-
-    def ask(what: str) -> Any:
-        assert all(process.poll() is None for process in processes), log.read_text()
-        try:
-            return httpx.get(f"http://127.0.0.1:{port}/api/v1/{what}").json()["data"]
-        except (httpx.TransportError, ValueError):
-            return None
-
-    yield ask
-    for process in processes:
+    exporter = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "rankscope", "exporter", "--listen", exporter, "--interval", "500ms", "--simulate", "2"]
+    with subprocess.Popen([*command, "--spool", str(ranks.folder), "--spool-stale", "4s"]) as process:
+        with prometheus_server(tmp_path, CONFIG.format(targets=[exporter])) as url:
+            yield partial(ask, url)
         process.terminate()
-    for process in processes:
-        process.wait(timeout=30)
 
 
 @pytest.mark.slow
 @pytest.mark.full
 def test_prometheus_records_the_slow_rank_and_reports_only_the_silent_one(ranks: Ranks, prometheus: Callable[[str], Any]) -> None:
     def firing(name: str) -> Any:
-        alerts = [alert for alert in (prometheus("alerts") or {"alerts": []})["alerts"] if alert["state"] == "firing"]
+        alerts = [alert for alert in prometheus("alerts")["alerts"] if alert["state"] == "firing"]
         return alerts if name in {alert["labels"]["alertname"] for alert in alerts} else []
 
     # When Prometheus has scraped four ranks for a while, then it has recorded the slow one; only the watcher alerts about it
     excess = "query?query=run_id_rank:rank_own_excess:ratio_rate5m > 0.3"
-    [slow] = wait_until(lambda: (prometheus(excess) or {"result": []})["result"])
+    [slow] = wait_until(lambda: prometheus(excess)["result"])
     assert slow["metric"]["rank"] == str(SLOW)
     assert {alert["labels"]["alertname"] for alert in prometheus("alerts")["alerts"] if alert["state"] == "firing"} == set()
 
@@ -164,80 +142,35 @@ def test_prometheus_records_the_slow_rank_and_reports_only_the_silent_one(ranks:
     assert {rule["health"] for group in prometheus("rules")["groups"] for rule in group["rules"]} == {"ok"}
 
 
-CONFIG = """
-global: {{scrape_interval: 1s, evaluation_interval: 1s}}
-rule_files: [rankscope.rules.yaml]
-scrape_configs: [{{job_name: watchers, static_configs: [{{targets: {targets}}}]}}]
-"""
-
-
-@pytest.fixture
-def ports(free_port: Callable[[], int]) -> tuple[int, int, int]:
-    return free_port(), free_port(), free_port()
-
-
-@pytest.fixture
-def ask(tmp_path: Path, ports: tuple[int, int, int], require_program: Callable[[str], str]) -> Iterator[Callable[[str], Any]]:
-    """Function that queries the API of a Prometheus, ``ask("alerts")``; it scrapes two watchers, with short alert delays."""
-    program = require_program("prometheus")
-    shipped = rules_text()
-    quick = shipped.replace("last1d > 300", "last1d > 3").replace("for: 5m", "for: 1s")
-    assert quick != shipped
-    (tmp_path / "rankscope.rules.yaml").write_text(quick)
-    (tmp_path / "prometheus.yml").write_text(CONFIG.format(targets=[f"127.0.0.1:{port}" for port in ports[:2]]))
-    command = [program, f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'data'}"]
-    log = tmp_path / "log"
-    with (
-        log.open("wb") as file,
-        subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{ports[2]}"], stdout=file, stderr=file) as process,
-    ):
-
-        def answer(what: str) -> Any:
-            assert process.poll() is None, log.read_text()
-            try:
-                return httpx.get(f"http://127.0.0.1:{ports[2]}/api/v1/{what}", trust_env=False).json()["data"]
-            except (httpx.TransportError, ValueError):
-                return {}
-
-        try:
-            yield answer
-        finally:
-            process.kill()
-
-
 @pytest.mark.slow
 def test_a_killed_watcher_is_missed_and_one_whose_run_ended_is_not(
-    make_run: Callable[..., Any],
-    tmp_path: Path,
-    ports: tuple[int, int, int],
-    ask: Callable[[str], Any],
+    make_run: Callable[..., Any], tmp_path: Path, free_port: Callable[[], int]
 ) -> None:
+    quick = rules_text().replace("last1d > 300", "last1d > 3").replace("for: 5m", "for: 1s")
+    assert quick != rules_text()
+    (tmp_path / "rankscope.rules.yaml").write_text(quick)
     runs = [make_run(name, slow=None) for name in ("over", "alone")]
-
-    def watching(number: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "rankscope", "alerts", "watch", runs[number].path, "--interval", "200ms"]
-        return subprocess.Popen([*command, "--state", tmp_path / f"{number}.json", "--listen", f"127.0.0.1:{ports[number]}"])
+    ended, killed = (f"127.0.0.1:{free_port()}" for _ in runs)
 
     def recorded() -> set[str]:
-        result = ask("query?query=instance:rankscope_watcher_evaluated_timestamp_seconds:last1d").get("result", [])
+        result = ask(url, "query?query=instance:rankscope_watcher_evaluated_timestamp_seconds:last1d")["result"]
         return {item["metric"]["instance"] for item in result}
 
     def silent() -> set[str]:
-        ones = [item["labels"] for item in ask("alerts").get("alerts", []) if item["state"] == "firing"]
-        return {labels["instance"] for labels in ones if labels["alertname"] == "WatcherSilent"}
+        firing = [alert["labels"] for alert in ask(url, "alerts")["alerts"] if alert["state"] == "firing"]
+        return {labels["instance"] for labels in firing if labels["alertname"] == "WatcherSilent"}
 
-    ended, killed = (f"127.0.0.1:{port}" for port in ports[:2])
-    with watching(0) as first, watching(1) as second:
-        try:
-            wait_until(lambda: recorded() == {ended, killed})
-            # When the first watcher ends with its run, and the second one is killed
-            runs[0].end()
-            assert first.wait(300) == 0
-            second.kill()
-            # Then only the second one is reported, although neither address answers
-            wait_until(lambda: silent() == {killed})
-            assert recorded() == {killed}
-            assert {series["value"][1] for series in ask("query?query=up")["result"]} == {"0"}
-        finally:
-            first.kill()
-            second.kill()
+    with (
+        prometheus_server(tmp_path, CONFIG.format(targets=[ended, killed])) as url,
+        WatchProcess(runs[0].path, *AT_ONCE, "--state", tmp_path / "0", "--listen", ended) as first,
+        WatchProcess(runs[1].path, *AT_ONCE, "--state", tmp_path / "1", "--listen", killed) as second,
+    ):
+        wait_until(lambda: recorded() == {ended, killed})
+        # When the first watcher ends with its run, and the second one is killed
+        runs[0].end()
+        assert first.process.wait(300) == 0
+        second.process.kill()
+        # Then only the second one is reported, although neither address answers
+        wait_until(lambda: silent() == {killed})
+        assert recorded() == {killed}
+        assert {series["value"][1] for series in ask(url, "query?query=up")["result"]} == {"0"}

@@ -5,20 +5,17 @@ Node n1 has GPU-0. A fault begins after 10 minutes or later. The node is in main
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import yaml
-from tests.alerts.rules.test_cases import rules_needed
+from tests.alerts.rules.test_cases import run_promtool
 
-from rankscope.alerts.owners import ALERTS
 from rankscope.alerts.rules.rule_file import rules_text
-from rankscope.alerts.rules.thresholds import DEFAULTS, duration_seconds, thresholds
+from rankscope.alerts.rules.thresholds import DEFAULTS, SEVERITY_OF, duration_seconds, load_thresholds
 
 Cases = Mapping[str, Mapping[str, str]]
 
@@ -29,7 +26,7 @@ PORT: Final = 'instance="n1:9100", device="mlx5_0", port="1"'
 HARDWARE: Final = re.compile("(Gpu|Nv|Pcie|Infiniband|Exporter|Driver).+|NodeDown")
 OF_JOBS: Final = {"GpuAllocatedIdle", "GpuAllocatedIdleLong", "GpuHangSuspected"}
 """Alerts about a GPU that end with the job."""
-CRITICAL: Final = {alert.alertname for alert in ALERTS if alert.severity == "critical"}
+CRITICAL: Final = {name for name, severity in SEVERITY_OF.items() if severity == "critical"}
 
 
 def steps(*phases: tuple[int, str]) -> str:
@@ -170,35 +167,17 @@ def case(series: Mapping[str, str], *expected: dict[str, Any]) -> dict[str, Any]
 
 
 @pytest.fixture
-def check_cases(tmp_path: Path, require_program: Callable[[str], str]) -> Callable[..., None]:
-    """Function that runs promtool on cases, with only the rules that each needs."""
+def check_cases(tmp_path: Path) -> Callable[..., None]:
+    """Function that runs promtool on cases, with the shipped rules or those of a text."""
 
     def check(cases: Iterable[dict[str, Any]], text: str | None = None) -> None:
-        groups = yaml.safe_load(rules_text() if text is None else text)["groups"]
-        names = []
-        for number, test in enumerate(cases):
-            needed = rules_needed(test, groups)
-            (tmp_path / f"{number}.rules.yaml").write_text(yaml.safe_dump({"groups": needed}))
-            document = {"rule_files": [f"{number}.rules.yaml"], "evaluation_interval": "30s", "tests": [test]}
-            document["group_eval_order"] = [group["name"] for group in needed]
-            (tmp_path / f"{number}.yaml").write_text(yaml.safe_dump(document))
-            names.append(f"{number}.yaml")
-        assert names
-        completed = subprocess.run(
-            [require_program("promtool"), "test", "rules", *names],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=tmp_path,
-            env={**os.environ, "GOGC": "400", "GOMAXPROCS": "1"},
-        )
-        assert completed.returncode == 0, completed.stdout + completed.stderr
+        run_promtool(tmp_path, cases, yaml.safe_load(text or rules_text())["groups"], interval="30s")
 
     return check
 
 
 def test_every_alert_about_hardware_is_here() -> None:
-    hardware = {alert.alertname for alert in ALERTS if alert.owner == "prometheus" and HARDWARE.fullmatch(alert.alertname)}
+    hardware = {name for name in DEFAULTS if HARDWARE.fullmatch(name)}
     assert STATES.keys() | EVENTS.keys() == hardware - OF_JOBS
     assert not STATES.keys() & EVENTS.keys()
 
@@ -295,7 +274,7 @@ def test_models_and_hosts_are_excepted(check_cases: Callable[..., None], tmp_pat
     for setting in ('except_hosts = "n[1-3]|lab-.*"', 'except_models = "A100|H100"'):
         ours = tmp_path / "ours.toml"
         ours.write_text(f"[NvlinkInactive]\n{setting}\n[GpuDown]\n{setting}\n")
-        text = rules_text(settings=thresholds(ours))
+        text = rules_text(settings=load_thresholds(ours))
         check_cases([case(lost, at(80, "NvlinkInactive", fires=False)), case(down, at(29, "GpuDown", fires=False))], text)
 
 
@@ -332,6 +311,5 @@ def test_a_library_of_another_version_is_one_alert(check_cases: Callable[..., No
         at(60, "DriverSilent", fires=True),
         *(at(60, alert, fires=False) for alert in silent),
     )
-    text = rules_text()
-    check_cases([test], text)
-    assert ": its library and the loaded driver are of different versions" in text.partition("- alert: DriverSilent")[2]
+    check_cases([test])
+    assert ": its library and the loaded driver are of different versions" in rules_text().partition("- alert: DriverSilent")[2]

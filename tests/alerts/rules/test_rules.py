@@ -12,12 +12,10 @@ import pytest
 import yaml
 from tests.alerts.external_metrics import EXTERNAL
 
-from rankscope.alerts.owners import ALERTS
 from rankscope.alerts.receive.counters import GAUGES, REFUSALS, Counters
-from rankscope.alerts.rules.export import export
-from rankscope.alerts.rules.rule_file import rules_text, runbooks
-from rankscope.alerts.rules.thresholds import DEFAULTS, Tables, thresholds
-from rankscope.alerts.watch.page import Evaluation, WatcherPage
+from rankscope.alerts.rules.rule_file import export_rules, rules_text, runbooks
+from rankscope.alerts.rules.thresholds import DEFAULTS, SEVERITY_OF, Tables, load_thresholds
+from rankscope.alerts.watch.watcher_page import Evaluation, WatcherPage
 from rankscope.base.errors import InputError
 from rankscope.exporter.catalogue import CATALOGUE
 from rankscope.runs.links import overview_url
@@ -67,12 +65,12 @@ def other_thresholds(path: Path, number: str) -> Tables:
             if name not in ("enabled", "severity", "currency")
         ]
     path.write_text("\n".join(lines))
-    return thresholds(path)
+    return load_thresholds(path)
 
 
 @pytest.mark.parametrize("number", [None, "0.00001", "1.0", "0"])
 def test_it_passes_promtool_with_every_lint(tmp_path: Path, require_program: Callable[[str], str], number: str | None) -> None:
-    export(tmp_path, settings=None if number is None else other_thresholds(tmp_path / "ours.toml", number))
+    export_rules(tmp_path, settings=None if number is None else other_thresholds(tmp_path / "ours.toml", number))
     command = [
         require_program("promtool"),
         "check",
@@ -190,11 +188,10 @@ def test_a_ratio_is_divided_by_something_that_is_not_zero() -> None:
 def test_every_runbook_has_steps_and_those_about_nodes_drain_commands() -> None:
     drained = {rule["alert"] for rule in alerts() if "scontrol" in rule["annotations"]["description"]} - {"NodeMaintenance"}
     assert len(drained) > 25
-    severities = {alert.alertname: alert.severity for alert in ALERTS}
     simulated = {rule["alert"] for rule in alerts() if "$labels.simulated" in rule["annotations"]["summary"]}
     assert len(simulated) > 30
     for name, page in runbooks().items():
-        assert page.startswith(f"# {name}\n\n**Severity:** {severities[name]} ")
+        assert page.startswith(f"# {name}\n\n**Severity:** {SEVERITY_OF[name]} ")
         for heading in ("## What it means", "## How to confirm", "## What to do", "## When it is quiet"):
             assert heading in page, (name, heading)
         # No placeholder is left, and a node is cordoned before it is drained
@@ -252,13 +249,13 @@ def test_the_numbers_of_a_runbook_are_those_of_the_thresholds(tmp_path: Path) ->
         '[TrainingStalled]\nseconds = 1800\nseverity = "warning"\nkeep_firing_for = "1h30m"\n'
         '[GpuAllocatedIdle]\nfor = "2h"\nenabled = false\n'
     )
-    pages = runbooks(thresholds(ours))
+    pages = runbooks(load_thresholds(ours))
     assert "**Severity:** warning " in pages["TrainingStalled"]
     assert "finished a step for 30 minutes" in pages["TrainingStalled"]
     assert "10 minutes" not in pages["TrainingStalled"]
     assert "1 hour 30 minutes after a step has ended" in " ".join(pages["TrainingStalled"].split())
     assert "no kernel has run on it for 2 hours" in pages["GpuAllocatedIdle"]
-    export(tmp_path, settings=thresholds(ours))
+    export_rules(tmp_path, settings=load_thresholds(ours))
     assert (tmp_path / "runbooks" / "TrainingStalled.md").read_text() == pages["TrainingStalled"] != runbooks()["TrainingStalled"]
 
 
@@ -306,9 +303,12 @@ def test_maintenance_counts_what_the_example_for_alertmanager_keeps_back() -> No
 
 
 def test_exporting_puts_the_operators_addresses_in(tmp_path: Path) -> None:
-    written = export(tmp_path, dashboard_url="https://rankscope.example/", runbook_url="https://wiki.example/gpu/")
+    export_rules(tmp_path)
+    (tmp_path / "runbooks" / "GpuDown.md").write_text("another text")
+    written = export_rules(tmp_path, dashboard_url="https://rankscope.example/", runbook_url="https://wiki.example/gpu/")
     assert {path.name for path in written} == {"rankscope.rules.yaml", *(f"{name}.md" for name in runbooks())}
     assert {path.name for path in tmp_path.iterdir()} == {"rankscope.rules.yaml", "runbooks"}
+    assert (tmp_path / "runbooks" / "GpuDown.md").read_text() == runbooks()["GpuDown"]
     text = (tmp_path / "rankscope.rules.yaml").read_text()
     [link] = [
         rule["annotations"]["dashboard_url"]
@@ -335,16 +335,6 @@ def test_links_to_a_run_quote_its_name_as_the_dashboard_does() -> None:
     assert all(quoting in link for link in links)
 
 
-def test_an_export_replaces_what_is_there(tmp_path: Path) -> None:
-    export(tmp_path, dashboard_url="https://a.example")
-    page = tmp_path / "runbooks" / "GpuDown.md"
-    page.write_text("another text")
-    export(tmp_path, dashboard_url="https://b.example")
-    assert page.read_text() == runbooks()["GpuDown"]
-    assert "https://b.example" in (tmp_path / "rankscope.rules.yaml").read_text()
-    assert {path.name for path in tmp_path.iterdir()} == {"runbooks", "rankscope.rules.yaml"}
-
-
 @pytest.mark.parametrize(
     "secret", ["https://user:geheim@x/", "https://geheim@x", "//u:geheim@x/p", "user:geheim@x/", "http://u:geh#eim@x"]
 )
@@ -367,4 +357,4 @@ def test_an_address_that_would_be_more_than_text_is_refused(bad: str) -> None:
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="file"):
-        export(tmp_path / "file")
+        export_rules(tmp_path / "file")

@@ -18,7 +18,7 @@ from rankscope.alerts.rules.thresholds import (
     default_text,
     duration_seconds,
     duration_text,
-    thresholds,
+    load_thresholds,
 )
 from rankscope.base.errors import InputError
 
@@ -36,21 +36,21 @@ def written(tmp_path: Path) -> Callable[[str | bytes], Path]:
 
 
 def rules_of(path: Path | None) -> dict[str, Any]:
-    groups = yaml.safe_load(rules_text(settings=thresholds(path)))["groups"]
+    groups = yaml.safe_load(rules_text(settings=load_thresholds(path)))["groups"]
     return {rule.get("alert", rule.get("record")): rule for group in groups for rule in group["rules"]}
 
 
 def test_without_a_file_the_defaults_hold(written: Callable[[str], Path]) -> None:
-    assert rules_text(settings=thresholds()) == rules_text() == rules_text(settings=thresholds(written("")))
+    assert rules_text(settings=load_thresholds()) == rules_text() == rules_text(settings=load_thresholds(written("")))
 
 
 def test_the_defaults_as_a_file_change_nothing(written: Callable[[str], Path]) -> None:
-    assert rules_text(settings=thresholds(written(default_text()))) == rules_text()
+    assert rules_text(settings=load_thresholds(written(default_text()))) == rules_text()
 
 
 def test_what_has_no_default_is_shown_on_a_line_of_its_own_to_uncomment(written: Callable[[str], Path]) -> None:
     assert "\n# per_gpu_hour = 2.5\n" in default_text()
-    priced = thresholds(written(default_text().replace("# per_gpu_hour", "per_gpu_hour")))
+    priced = load_thresholds(written(default_text().replace("# per_gpu_hour", "per_gpu_hour")))
     assert priced["price"]["per_gpu_hour"] == 2.5
 
 
@@ -88,7 +88,7 @@ def test_every_setting_is_used(written: Callable[[str], Path]) -> None:
             if isinstance(value, bool) or name in ("severity", "currency"):
                 continue
             other = '"17m"' if isinstance(value, str) else "1" if name.endswith("_ratio") and value != 1 else "93"
-            changed = rules_text(settings=thresholds(written(f"[{table}]\n{name} = {other}\n")))
+            changed = rules_text(settings=load_thresholds(written(f"[{table}]\n{name} = {other}\n")))
             assert changed != shipped, (table, name)
             assert "${" not in changed
 
@@ -110,7 +110,7 @@ def test_numbers_durations_and_severities_go_where_they_belong(written: Callable
 
 def test_an_alert_can_be_left_out_and_a_group_without_alerts_goes(written: Callable[[str], Path]) -> None:
     left_out = [name for name in DEFAULTS if name.startswith("GpuXid")] + ["NvswitchFatalError"]
-    text = rules_text(settings=thresholds(written("".join(f"[{name}]\nenabled = false\n" for name in left_out))))
+    text = rules_text(settings=load_thresholds(written("".join(f"[{name}]\nenabled = false\n" for name in left_out))))
     groups = {group["name"]: group["rules"] for group in yaml.safe_load(text)["groups"]}
     assert "rankscope-xids.alerts" not in groups
     assert all(groups.values())
@@ -169,7 +169,7 @@ def test_what_cannot_be_meant_is_refused_with_file_and_setting(
 ) -> None:
     path = written(content)
     with pytest.raises(InputError) as refused:
-        thresholds(path)
+        load_thresholds(path)
     assert str(refused.value).startswith(f"{path}: ")
     assert message in str(refused.value)
     assert len(str(refused.value)) < 500 + len(str(path))
@@ -178,7 +178,7 @@ def test_what_cannot_be_meant_is_refused_with_file_and_setting(
 def test_a_file_that_is_not_there_or_a_folder_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "none.toml", tmp_path):
         with pytest.raises(InputError, match=re.escape(str(path))):
-            thresholds(path)
+            load_thresholds(path)
 
 
 @pytest.mark.parametrize(

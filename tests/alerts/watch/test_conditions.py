@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from tests.alerts.watch.watched_world import RecordingWebhook, World, past_of
+from tests.alerts.watch.watched_world import MakeWorld, analysis_of, past_of
 
-from rankscope.alerts.owners import HANG, STRAGGLER
 from rankscope.alerts.watch.conditions.budgets import Budgets, budgets_of
 from rankscope.alerts.watch.conditions.candidate import Candidate, ConditionLoss, Subject
 from rankscope.alerts.watch.conditions.findings import candidates
@@ -20,6 +18,7 @@ from rankscope.alerts.watch.conditions.regressions import Regressions
 from rankscope.alerts.watch.conditions.shared_alerts import FEW_RANKS, MOST_RANKS, merge_shared
 from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
 from rankscope.alerts.watch.pace import LONGEST_PAUSE_S, Pace
+from rankscope.alerts.watcher_alerts import HANG, STRAGGLER
 from rankscope.analysis.online import RECENT_STEPS
 from rankscope.analysis.result.analysis import Analysis, Cost, Evidence, Finding, RareSteps
 from rankscope.analysis.result.costs import MEANING, Waterfall, WaterfallPart
@@ -45,8 +44,8 @@ def names(candidates: list[Candidate] | None) -> list[str]:
 # Budgets -----------------------------------------------------------------------------------------------------------------------
 
 
-def test_every_part_over_its_budget_is_an_alert_the_largest_first(make_analysis: Callable[..., Analysis]) -> None:
-    analysis = with_shares(make_analysis(), exposed_communication=0.31, input=0.4, host=0.1)
+def test_every_part_over_its_budget_is_an_alert_the_largest_first() -> None:
+    analysis = with_shares(analysis_of(), exposed_communication=0.31, input=0.4, host=0.1)
     result = candidates(analysis, price=Cost(amount=2.0, currency="EUR"))
     assert names(result) == ["TrainingInputBound", "TrainingCommunicationBound"]
     annotations = result[0].alert.annotations
@@ -57,37 +56,36 @@ def test_every_part_over_its_budget_is_an_alert_the_largest_first(make_analysis:
     assert "rank" not in result[0].alert.labels
 
 
-def test_what_is_within_its_budget_or_not_known_is_no_alert(make_analysis: Callable[..., Analysis]) -> None:
-    analysis = with_shares(make_analysis(), exposed_communication=0.31)
+def test_what_is_within_its_budget_or_not_known_is_no_alert() -> None:
+    analysis = with_shares(analysis_of(), exposed_communication=0.31)
     assert names(candidates(analysis, budgets=Budgets(communication=0.32))) == []
     assert names(candidates(analysis, budgets=Budgets(communication=0.31))) == ["TrainingCommunicationBound"]
-    assert names(candidates(make_analysis())) == []
+    assert names(candidates(analysis_of())) == []
 
 
-def test_one_very_long_step_is_no_habit(make_analysis: Callable[..., Analysis]) -> None:
+def test_one_very_long_step_is_no_habit() -> None:
     past = past_of([0.1] * 400 + [20.0])
     assert past.rare_share(500) == pytest.approx(1 / 3, abs=0.01)
     assert past_of([0.1] * 400).rare_share(500) == 0
-    analysis = with_shares(make_analysis(), exposed_communication=0.5)
+    analysis = with_shares(analysis_of(), exposed_communication=0.5)
     assert names(candidates(analysis, rare_share=past.rare_share(500))) == []
     assert names(candidates(analysis, rare_share=0.19)) == ["TrainingCommunicationBound"]
 
 
-def test_a_stall_long_before_the_end_of_a_run_is_no_habit(make_run: Any, make_analysis: Callable[..., Analysis]) -> None:
+def test_a_stall_long_before_the_end_of_a_run_is_no_habit(make_world: MakeWorld) -> None:
     # Given a run that stood still for 46 s, and then made more steps than the analysis of an active run takes
-    run = make_run(slow=None)
-    world = World(run.path, receiver=RecordingWebhook())
+    world = make_world(slow=None)
     world.steps = past_of([0.1] * 100 + [46.0] + [0.1] * RECENT_STEPS)
-    analysis = with_shares(make_analysis(), exposed_communication=0.5)
-    world.evaluate(make_analysis(), run)
+    analysis = with_shares(analysis_of(), exposed_communication=0.5)
+    world.advance(analysis_of())
     # When it ends, and all of its steps are analysed
-    run.end()
+    world.run.end()
     world.evaluate(analysis)
-    assert world.said() == ["verdict"]
+    assert world.event_names() == ["verdict"]
 
 
-def test_an_hour_of_a_run_with_rare_steps_loses_less_in_typical_ones(make_analysis: Callable[..., Analysis]) -> None:
-    analysis = with_shares(make_analysis(), input=0.4)
+def test_an_hour_of_a_run_with_rare_steps_loses_less_in_typical_ones() -> None:
+    analysis = with_shares(analysis_of(), input=0.4)
     rare = RareSteps(
         count=3, of_steps=100, steps=[60], typical_us=1e5, longest_us=4e6, share=0.25, lost_us=12e6, rank=None, moves=False,
         host=None, cause=None, summary="3 of 100 steps",
@@ -102,20 +100,20 @@ def test_an_hour_of_a_run_with_rare_steps_loses_less_in_typical_ones(make_analys
     assert per_hour == {0: pytest.approx(1.0), None: pytest.approx(1.2)}
 
 
-def test_where_no_gpu_time_is_lost_none_is_told(make_analysis: Callable[..., Analysis]) -> None:
-    [candidate] = candidates(with_shares(make_analysis(), device="cpu", input=0.5))
+def test_where_no_gpu_time_is_lost_none_is_told() -> None:
+    [candidate] = candidates(with_shares(analysis_of(), device="cpu", input=0.5))
     assert candidate.loss is None
     assert not {"gpu_hours_lost", "cost", "cost_per_hour"} & set(candidate.alert.annotations)
 
 
-def test_the_words_of_the_analysis_are_kept_where_there_are_any(make_analysis: Callable[..., Analysis]) -> None:
+def test_the_words_of_the_analysis_are_kept_where_there_are_any() -> None:
     finding = Finding(
         kind="host_bound",
         cause="gc",
         summary="Chiefly garbage collection.",
         evidence=[Evidence(name=f"share.{part}", value=0.5, unit="ratio") for part in ("compute", "host")],
     )
-    analysis = msgspec.structs.replace(with_shares(make_analysis(), host=0.5), findings=[finding])
+    analysis = msgspec.structs.replace(with_shares(analysis_of(), host=0.5), findings=[finding])
     [candidate] = candidates(analysis)
     assert candidate.alert.annotations["cause"] == "gc"
     # the deciding value comes first
@@ -138,9 +136,9 @@ def test_what_is_no_budget_is_refused(text: str) -> None:
 # Stragglers --------------------------------------------------------------------------------------------------------------------
 
 
-def test_of_several_stragglers_each_has_its_alert_whichever_is_the_worst(make_analysis: Callable[..., Analysis]) -> None:
+def test_of_several_stragglers_each_has_its_alert_whichever_is_the_worst() -> None:
     def of(worst: int) -> list[str]:
-        analysis = make_analysis(worst)
+        analysis = analysis_of(worst)
         verdict = msgspec.structs.replace(analysis.verdict, ranks=[1, 2, 3])
         return sorted(candidate.fingerprint for candidate in candidates(msgspec.structs.replace(analysis, verdict=verdict)))
 
@@ -148,8 +146,8 @@ def test_of_several_stragglers_each_has_its_alert_whichever_is_the_worst(make_an
     assert len(of(1)) == len(of(2)) == 3
 
 
-def test_a_slowness_that_moves_is_one_alert(make_analysis: Callable[..., Analysis]) -> None:
-    analysis = make_analysis(1)
+def test_a_slowness_that_moves_is_one_alert() -> None:
+    analysis = analysis_of(1)
     finding = msgspec.structs.replace(analysis.findings[0], rank=None, host=None, pattern="rotating")
     verdict = msgspec.structs.replace(analysis.verdict, rank=None, ranks=[0, 1, 2, 3], pattern="rotating")
     [candidate] = candidates(msgspec.structs.replace(analysis, findings=[finding], verdict=verdict))
@@ -218,17 +216,14 @@ def test_less_in_each_step_is_a_loss_of_throughput() -> None:
     assert names(slower) == ["TrainingStepRegression"]
 
 
-def test_a_slower_run_is_reported_even_if_its_ranks_cannot_be_judged(make_run: Any, make_analysis: Any) -> None:
-    run = make_run(slow=None)
-    world = World(run.path, receiver=RecordingWebhook())
+def test_a_slower_run_is_reported_even_if_its_ranks_cannot_be_judged(make_world: MakeWorld) -> None:
+    world = make_world(slow=None)
     world.steps = past_of(noisy((0.1, 300), (0.125, 100)))
-    for _ in range(2):
-        world.evaluate(make_analysis(kind="insufficient_data"), run)
+    world.advance(analysis_of(kind="insufficient_data"), times=2)
     assert world.firing() == ["TrainingStepRegression"]
     world.steps = past_of(noisy((0.1, 300), (0.125, 100), (0.1, 100)))
-    for _ in range(2):
-        world.evaluate(run=run)
-    assert world.said() == ["firing", "resolved"]
+    world.advance(times=2)
+    assert world.event_names() == ["firing", "resolved"]
 
 
 # Costs that grow ---------------------------------------------------------------------------------------------------------------
@@ -270,7 +265,7 @@ def test_around_the_limit_alerts_do_not_come_and_go() -> None:
 
 def test_an_alert_about_many_ranks_stays_while_one_of_them_is_not_known() -> None:
     ledger = AlertLedger()
-    ledger.update("x", merge_shared(of_ranks(40)), now_unix_ns=1, policy=FiringPolicy(1, 1))
+    ledger.update("x", of_ranks(40), now_unix_ns=1, policy=FiringPolicy(1, 1))
     assert ledger.names("x", shared_only=True) == {"TrainingStraggler"}
     [entry] = ledger.entries
     ledger.update("x", [], now_unix_ns=2, policy=FiringPolicy(1, 1), unknown=[17])
@@ -308,10 +303,8 @@ def test_a_dear_analysis_is_made_less_often() -> None:
     assert pace.due(RUN, 25 + LONGEST_PAUSE_S, runs=9, pending=False)
 
 
-def test_what_is_saved_is_plain_json(make_run: Any, make_analysis: Any) -> None:
-    run = make_run()
-    world = World(run.path, receiver=RecordingWebhook())
-    for _ in range(2):
-        world.evaluate(make_analysis(2), run)
+def test_what_is_saved_is_plain_json(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.advance(analysis_of(2), times=2)
     [entry] = json.loads(world.saved[-1])["entries"]
     assert (entry["logged"], entry["finding"]) == ("firing", None)

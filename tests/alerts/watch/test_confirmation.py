@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.alerts.watch.watched_world import RecordingWebhook, World
+from tests.alerts.watch.watched_world import MakeWorld, analysis_of
 
 from rankscope.alerts.watch.conditions.confirmation import FIRST_TEST, TESTS, Confirmation, Suspicion
 from rankscope.alerts.watch.followed_runs import FollowedRuns
-from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy, FiringState, advance
+from rankscope.alerts.watch.ledger import FiringPolicy, FiringState, advance
 from rankscope.analysis.inference.judging.slow_ranks import SlowRanks
 from rankscope.analysis.online import NewSteps
 from rankscope.analysis.result.analysis import Analysis
@@ -31,53 +31,42 @@ def from_steps(analysis: Analysis, end: int) -> Analysis:
     return msgspec.structs.replace(analysis, verdict=verdict)
 
 
-@pytest.fixture
-def webhook() -> RecordingWebhook:
-    return RecordingWebhook()
-
-
-def test_a_verdict_by_chance_raises_no_alert(make_run: Any, make_analysis: Any, webhook: RecordingWebhook) -> None:
+def test_a_verdict_by_chance_raises_no_alert(make_world: MakeWorld) -> None:
     # Given a rank that the recent steps name at every evaluation, and the new steps alone never do
-    run = make_run()
-    world = World(run.path, receiver=webhook)
+    world = make_world()
     for end in range(500, 1100, 5):
         world.new_steps = named(end - 500)
-        world.evaluate(from_steps(make_analysis(2), end), run)
-    assert webhook.calls == []
+        world.advance(from_steps(analysis_of(2), end))
+    assert world.receiver.calls == []
     # Then the first steps are not tested again: the tests begin after the steps of the first verdict
     assert world.judged_since[0] == (500, FIRST_TEST)
     assert min(since for since, _ in world.judged_since) == 500
 
 
-def test_a_straggler_that_new_steps_confirm_raises_an_alert(make_run: Any, make_analysis: Any, webhook: RecordingWebhook) -> None:
-    run = make_run()
-    world = World(run.path, receiver=webhook)
+def test_a_straggler_that_new_steps_confirm_raises_an_alert(make_world: MakeWorld) -> None:
+    world = make_world()
     for end in (500, 505, 510, 515):
-        world.evaluate(from_steps(make_analysis(2), end), run)
-    assert webhook.calls == []
+        world.advance(from_steps(analysis_of(2), end))
+    assert world.receiver.calls == []
     world.new_steps = named(32, 2)
-    world.evaluate(from_steps(make_analysis(2), 535), run)
-    assert webhook.heard == [("firing", "2")]
+    world.advance(from_steps(analysis_of(2), 535))
+    assert world.heard == [("firing", "2")]
 
 
-def test_a_verdict_from_profiled_windows_needs_no_new_steps(make_run: Any, make_analysis: Any, webhook: RecordingWebhook) -> None:
-    run = make_run()
-    world = World(run.path, receiver=webhook)
-    for _ in range(2):
-        world.evaluate(make_analysis(2), run)
-    assert webhook.heard == [("firing", "2")]
+def test_a_verdict_from_profiled_windows_needs_no_new_steps(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.advance(analysis_of(2), times=2)
+    assert world.heard == [("firing", "2")]
 
 
-def test_a_restarted_watcher_continues_a_suspicion(make_run: Any, make_analysis: Any, webhook: RecordingWebhook) -> None:
-    run = make_run()
-    first = World(run.path, receiver=webhook)
-    first.evaluate(from_steps(make_analysis(2), 500), run)
-    saved = msgspec.json.decode(first.saved[-1], type=AlertLedger)
-    second = World(run.path, receiver=webhook, ledger=saved)
+def test_a_restarted_watcher_continues_a_suspicion(make_world: MakeWorld) -> None:
+    first = make_world()
+    first.advance(from_steps(analysis_of(2), 500))
+    second = first.restarted()
     second.new_steps = named(32, 2)
-    second.evaluate(from_steps(make_analysis(2), 535), run)
+    second.advance(from_steps(analysis_of(2), 535))
     assert second.judged_since == [(500, FIRST_TEST)]
-    assert webhook.heard == [("firing", "2")]
+    assert second.heard == [("firing", "2")]
 
 
 def test_new_steps_are_tested_each_time_their_number_has_doubled() -> None:

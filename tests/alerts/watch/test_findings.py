@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 import pytest
+from tests.alerts.watch.watched_world import analysis_of
 
 from rankscope.alerts.alert import fingerprint, rfc3339
 from rankscope.alerts.watch.conditions.candidate import Subject
 from rankscope.alerts.watch.conditions.findings import candidates
-from rankscope.analysis.result.analysis import Analysis, Evidence
+from rankscope.analysis.result.analysis import Evidence
 from rankscope.analysis.result.text import reading
 
 
-def test_a_straggler_becomes_an_alert(make_analysis: Callable[..., Analysis]) -> None:
+def test_a_straggler_becomes_an_alert() -> None:
     run = Subject(run_id="llama-1", name="llama", dashboard_url="http://host:8050", runbook_url="https://wiki/x")
-    [candidate] = candidates(make_analysis(2), run)
+    [candidate] = candidates(analysis_of(2), run)
     assert candidate.alert.labels == {
         "alertname": "TrainingStraggler",
         "severity": "warning",
@@ -46,24 +45,24 @@ def test_a_straggler_becomes_an_alert(make_analysis: Callable[..., Analysis]) ->
     assert candidate.alert.generator_url == "http://host:8050/run/llama-1?rank=2"
 
 
-def test_numbers_that_change_do_not_change_the_identity(make_analysis: Callable[..., Analysis]) -> None:
-    first = make_analysis(2)
+def test_numbers_that_change_do_not_change_the_identity() -> None:
+    first = analysis_of(2)
     finding = msgspec.structs.replace(first.findings[0], slowdown=9.0, confidence=0.5, cause="host", summary="other words")
     second = msgspec.structs.replace(first, findings=[finding])
     assert candidates(first)[0].fingerprint == candidates(second)[0].fingerprint
     assert candidates(first)[0].alert.annotations != candidates(second)[0].alert.annotations
 
 
-def test_what_the_verdict_knows_goes_only_to_the_rank_it_is_about(make_analysis: Callable[..., Analysis]) -> None:
-    about, other = candidates(make_analysis(2, 3))
+def test_what_the_verdict_knows_goes_only_to_the_rank_it_is_about() -> None:
+    about, other = candidates(analysis_of(2, 3))
     assert about.alert.annotations["cost"] == "0.50 USD"
     assert not {"cost", "explained_by"} & set(other.alert.annotations)
     # Without a server for runbooks, the next step is the command that prints the runbook
     assert other.alert.annotations["next"] == "rankscope alerts explain TrainingStraggler"
 
 
-def test_what_is_not_known_is_left_out(make_analysis: Callable[..., Analysis]) -> None:
-    analysis = make_analysis(2)
+def test_what_is_not_known_is_left_out() -> None:
+    analysis = analysis_of(2)
     bare = msgspec.structs.replace(
         analysis.findings[0], rank=None, host=None, cause=None, confidence=None, slowdown=None, gpu_hours_lost=None, evidence=[]
     )
@@ -77,8 +76,8 @@ def test_what_is_not_known_is_left_out(make_analysis: Callable[..., Analysis]) -
     assert all(candidate.alert.annotations.values())
 
 
-def test_a_run_with_simulated_gpus_says_so(make_analysis: Callable[..., Analysis]) -> None:
-    [candidate] = candidates(make_analysis(2, simulated=True))
+def test_a_run_with_simulated_gpus_says_so() -> None:
+    [candidate] = candidates(analysis_of(2, simulated=True))
     assert candidate.alert.annotations["summary"].startswith("[simulated GPUs] ")
     assert candidate.alert.annotations["simulated"] == "true"
 
@@ -102,8 +101,8 @@ def test_evidence_is_said_in_units_that_people_use(name: str, value: float, unit
 
 
 @pytest.mark.parametrize("kind", ["balanced", "compute_bound", "pipeline_bubble"])
-def test_findings_about_the_job_as_a_whole_wake_nobody(make_analysis: Callable[..., Analysis], kind: str) -> None:
-    analysis = make_analysis(2)
+def test_findings_about_the_job_as_a_whole_wake_nobody(kind: str) -> None:
+    analysis = analysis_of(2)
     finding = msgspec.structs.replace(analysis.findings[0], kind=kind, rank=None)
     assert candidates(msgspec.structs.replace(analysis, findings=[finding])) == []
 

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import msgspec
-from tests.alerts.watch.watched_world import RecordingWebhook, World
+from tests.alerts.watch.watched_world import MakeWorld, World, analysis_of
 
 from rankscope.alerts.deliver.templates.alert_texts import alert_texts
-from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.payload import PayloadAlert, payload_alert
 from rankscope.alerts.receive.verdicts.run_verdict import run_verdict_of, verdict_annotations
 from rankscope.alerts.watch.conditions.candidate import Candidate, ConditionLoss, Subject
 from rankscope.alerts.watch.conditions.findings import candidates
 from rankscope.alerts.watch.conditions.shared_alerts import FEW_RANKS, MOST_RANKS, merge_shared
 from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
+from rankscope.alerts.watcher_alerts import STRAGGLER
 from rankscope.analysis.result.analysis import Analysis
 
-Make = Callable[..., Analysis]
 SUBJECT = Subject(run_id="llama-1")
 
 
-def of_host(make: Make, *hosts: str, single: int | None = None) -> Analysis:
+def of_host(*hosts: str, single: int | None = None) -> Analysis:
     """Return an analysis in which whole hosts of 4 ranks are at fault (``node0``: ranks 0 to 3, …), and one rank of another."""
-    result = make(0)
+    result = analysis_of(0)
     rows = [msgspec.structs.replace(result.ranks[0], rank=rank, host=f"node{rank // 4}") for rank in range(16)]
     findings = []
     for host in hosts:
@@ -44,101 +40,91 @@ def of_host(make: Make, *hosts: str, single: int | None = None) -> Analysis:
     return msgspec.structs.replace(result, ranks=rows, verdict=verdict, findings=findings)
 
 
-def of_ranks(make: Make, *ranks: int) -> Analysis:
-    result = make(*ranks)
+def of_ranks(*ranks: int) -> Analysis:
+    result = analysis_of(*ranks)
     verdict = msgspec.structs.replace(result.verdict, ranks=list(ranks))
     findings = [msgspec.structs.replace(finding, host=f"node{(finding.rank or 0) // 4}") for finding in result.findings]
-    return msgspec.structs.replace(result, ranks=of_host(make, "node0").ranks, verdict=verdict, findings=findings)
+    return msgspec.structs.replace(result, ranks=of_host("node0").ranks, verdict=verdict, findings=findings)
 
 
 def labels(candidates: list[Candidate]) -> list[tuple[str, str]]:
     return [(item.alert.labels.get("rank", ""), item.alert.labels.get("host", "")) for item in candidates]
 
 
-def heard(webhook: RecordingWebhook) -> list[tuple[str, str, str]]:
+def heard(world: World) -> list[tuple[str, str, str]]:
     return [
         (notice.alert.status, notice.alert.labels.get("rank", ""), notice.alert.labels["host"])
-        for call in webhook.calls
+        for call in world.receiver.calls
         for notice in call
     ]
 
 
-def test_a_host_at_fault_is_one_alert_with_its_ranks(make_analysis: Make) -> None:
-    [candidate] = candidates(of_host(make_analysis, "node0"))
+def test_a_host_at_fault_is_one_alert_with_its_ranks() -> None:
+    [candidate] = candidates(of_host("node0"))
     assert (candidate.alert.labels.get("rank"), candidate.alert.labels["host"]) == (None, "node0")
     assert candidate.alert.annotations["ranks"] == "0,1,2,3"
     assert "Drain node0" in candidate.alert.annotations["next"]
     assert "gpu_uuid" not in candidate.alert.annotations
 
 
-def test_the_worst_rank_of_a_host_is_not_its_identity(make_analysis: Make) -> None:
-    first = of_host(make_analysis, "node0")
+def test_the_worst_rank_of_a_host_is_not_its_identity() -> None:
+    first = of_host("node0")
     other = msgspec.structs.replace(first, findings=[msgspec.structs.replace(first.findings[0], rank=3, ranks=[1, 2, 3])])
     assert [candidate.fingerprint for candidate in candidates(first)] == [
         candidate.fingerprint for candidate in candidates(other)
     ]
 
 
-def test_each_host_has_its_alert_and_a_rank_of_another_its_own(make_analysis: Make) -> None:
-    assert labels(candidates(of_host(make_analysis, "node0", "node2", single=7))) == [
+def test_each_host_has_its_alert_and_a_rank_of_another_its_own() -> None:
+    assert labels(candidates(of_host("node0", "node2", single=7))) == [
         ("", "node0"),
         ("", "node2"),
         ("7", "node1"),
     ]
 
 
-def test_a_finding_about_some_ranks_has_an_alert_for_each_of_them(make_analysis: Make) -> None:
-    result = of_ranks(make_analysis, 5)
+def test_a_finding_about_some_ranks_has_an_alert_for_each_of_them() -> None:
+    result = of_ranks(5)
     several = msgspec.structs.replace(result, findings=[msgspec.structs.replace(result.findings[0], ranks=[5, 9])])
     assert [rank for rank, _ in labels(candidates(several))] == ["5", "9"]
 
 
-def test_the_alert_of_a_host_begins_and_ends_once(make_run: Any, make_analysis: Make) -> None:
-    run, webhook = make_run(), RecordingWebhook()
-    world = World(run.path, receiver=webhook)
-    for _ in range(4):
-        world.evaluate(of_host(make_analysis, "node0"), run)
-    assert heard(webhook) == [("firing", "", "node0")]
-    for _ in range(4):
-        world.evaluate(make_analysis(), run)
-    assert heard(webhook)[1:] == [("resolved", "", "node0")]
-    assert "ended_because" not in webhook.calls[-1][0].alert.annotations
+def test_the_alert_of_a_host_begins_and_ends_once(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.advance(of_host("node0"), times=4)
+    assert heard(world) == [("firing", "", "node0")]
+    world.advance(analysis_of(), times=4)
+    assert heard(world)[1:] == [("resolved", "", "node0")]
+    assert "ended_because" not in world.receiver.calls[-1][0].alert.annotations
     assert world.watcher.ledger.entries == []
 
 
-def test_alerts_of_ranks_end_when_that_of_their_host_begins(make_run: Any, make_analysis: Make) -> None:
-    run, webhook = make_run(), RecordingWebhook()
-    world = World(run.path, receiver=webhook, fire_after=3)
-    for _ in range(4):
-        world.evaluate(of_ranks(make_analysis, 1, 9), run)
-    assert {rank for _, rank, _ in heard(webhook)} == {"1", "9"}
-    webhook.calls.clear()
+def test_alerts_of_ranks_end_when_that_of_their_host_begins(make_world: MakeWorld) -> None:
+    world = make_world(fire_after=3)
+    world.advance(of_ranks(1, 9), times=4)
+    assert {rank for _, rank, _ in heard(world)} == {"1", "9"}
+    world.receiver.calls.clear()
     # While the alert of the host is pending, that of its rank goes on: there is no gap.
-    for _ in range(2):
-        world.evaluate(of_host(make_analysis, "node0", single=9), run)
+    world.advance(of_host("node0", single=9), times=2)
     assert "TrainingStraggler 1" in world.firing()
-    for _ in range(3):
-        world.evaluate(of_host(make_analysis, "node0", single=9), run)
-    assert sorted((state, rank) for state, rank, _ in heard(webhook)) == [("firing", ""), ("resolved", "1")]
-    [ended] = [notice for call in webhook.calls for notice in call if notice.alert.status == "resolved"]
+    world.advance(of_host("node0", single=9), times=3)
+    assert sorted((state, rank) for state, rank, _ in heard(world)) == [("firing", ""), ("resolved", "1")]
+    [ended] = [notice for call in world.receiver.calls for notice in call if notice.alert.status == "resolved"]
     assert "node0" in ended.alert.annotations["ended_because"]
     assert world.firing() == ["TrainingStraggler", "TrainingStraggler 9"]
 
 
-def test_after_its_host_a_rank_that_stays_slow_has_its_own_alert(make_run: Any, make_analysis: Make) -> None:
-    run, webhook = make_run(), RecordingWebhook()
-    world = World(run.path, receiver=webhook)
-    for _ in range(3):
-        world.evaluate(of_host(make_analysis, "node0"), run)
-    for _ in range(4):
-        world.evaluate(of_ranks(make_analysis, 2), run)
+def test_after_its_host_a_rank_that_stays_slow_has_its_own_alert(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.advance(of_host("node0"), times=3)
+    world.advance(of_ranks(2), times=4)
     assert world.firing() == ["TrainingStraggler 2"]
 
 
 def test_an_alert_about_many_ranks_ends_when_all_their_hosts_have_theirs() -> None:
     ledger, policy = AlertLedger(), FiringPolicy(1, 3)
     ranks = [SUBJECT.candidate(STRAGGLER, {"summary": "s"}, rank=rank, host=f"n{rank // 8}") for rank in range(40)]
-    ledger.update("x", merge_shared(ranks), now_unix_ns=1, policy=policy)
+    ledger.update("x", ranks, now_unix_ns=1, policy=policy)
     hosts = hosts_alerts(5)
     assert len(merge_shared(hosts, merged_names=ledger.names("x", shared_only=True))) == 5
     ledger.update("x", hosts, now_unix_ns=2, policy=policy)
@@ -184,8 +170,8 @@ def test_the_alert_of_a_host_stays_while_one_of_its_ranks_cannot_be_read() -> No
     assert ledger.entries[0].ends_at_unix_ns == 3
 
 
-def test_a_payload_and_a_message_name_the_host_and_its_ranks(make_analysis: Make) -> None:
-    [candidate] = candidates(of_host(make_analysis, "node0"))
+def test_a_payload_and_a_message_name_the_host_and_its_ranks() -> None:
+    [candidate] = candidates(of_host("node0"))
     sent = payload_alert(candidate.alert, starts_at_unix_ns=10**18)
     assert (sent.labels["host"], sent.annotations["ranks"]) == ("node0", "0,1,2,3")
     assert "rank" not in sent.labels
@@ -194,8 +180,8 @@ def test_a_payload_and_a_message_name_the_host_and_its_ranks(make_analysis: Make
     assert "ranks 0, 1, 2, 3" in shown.heading
 
 
-def test_a_receiver_explains_the_alert_of_a_host_by_the_verdict_on_it(make_analysis: Make) -> None:
-    run_verdict = run_verdict_of(of_host(make_analysis, "node0", "node2"))
+def test_a_receiver_explains_the_alert_of_a_host_by_the_verdict_on_it() -> None:
+    run_verdict = run_verdict_of(of_host("node0", "node2"))
     output = verdict_annotations(run_verdict, {"alertname": "TrainingStraggler", "host": "node0"}, dashboard_url=None)
     assert (output["verdict_host"], "verdict_rank" in output, "gpu_uuid" in output) == ("node0, node2", False, False)
     assert output["next"] == "Drain node0"

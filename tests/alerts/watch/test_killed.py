@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from tests.alerts.watch.watched_world import RecordingWebhook, World
+from tests.alerts.watch.watched_world import MakeWorld, RecordingWebhook, World, analysis_of
+from tests.command_line import one_line_error
 from tests.waiting import wait_until
+from tests.watched_job import WatchProcess
 
 from rankscope.alerts.watch import announcements as announcing
 from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding, is_logged
@@ -57,16 +57,14 @@ def lines_of(run: Path) -> list[tuple[str, str]]:
     return [(row["status"], row["labels"]["rank"]) for row in rows]
 
 
-def followed(
-    make_run: Any, make_analysis: Any, monkeypatch: pytest.MonkeyPatch, reaper: Reaper, name: str
-) -> tuple[Any, RecordingWebhook]:
+def followed(make_run: Any, monkeypatch: pytest.MonkeyPatch, reaper: Reaper, name: str) -> tuple[Any, RecordingWebhook]:
     """Follow two ranks that become slow and recover, with a watcher that is killed once and restarted."""
     run, webhook = make_run(name), RecordingWebhook()
     monkeypatch.setattr(announcing, "append_finding", reaper.around(append_finding))
     saved: list[bytes] = [msgspec.json.encode(AlertLedger())]
 
     def start(before: World | None) -> World:
-        world = World(run.path, receiver=webhook, ledger=msgspec.json.decode(saved[-1], type=AlertLedger))
+        world = World(run, receiver=webhook, ledger=msgspec.json.decode(saved[-1], type=AlertLedger))
         # The next watcher loads the last saved ledger; after a kill during the save, the one before.
         saving = reaper.around(lambda ledger: saved.append(msgspec.json.encode(ledger)))
         world.watcher._save = world.watcher._announcer._save = saving
@@ -75,10 +73,10 @@ def followed(
         return world
 
     world = start(None)
-    for answer in [make_analysis(2, 3)] * 3 + [make_analysis()] * 3:
+    for answer in [analysis_of(2, 3)] * 3 + [analysis_of()] * 3:
         while True:
             try:
-                world.evaluate(answer, run)
+                world.advance(answer)
             except KilledError:
                 world = start(world)
                 continue
@@ -87,14 +85,12 @@ def followed(
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_it_notes_every_change_once_and_tells_it(
-    make_run: Any, make_analysis: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_at_any_moment_it_notes_every_change_once_and_tells_it(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     never = Reaper(0)
-    followed(make_run, make_analysis, monkeypatch, never, "never")
+    followed(make_run, monkeypatch, never, "never")
     assert never.moments >= 24
     for at in range(1, never.moments + 1):
-        run, webhook = followed(make_run, make_analysis, monkeypatch, Reaper(at), f"run-{at}")
+        run, webhook = followed(make_run, monkeypatch, Reaper(at), f"run-{at}")
         assert sorted(lines_of(run.path)) == [("firing", "2"), ("firing", "3"), ("resolved", "2"), ("resolved", "3")], at
         for rank in ("2", "3"):
             heard = [status for status, of in webhook.heard if of == rank]
@@ -110,9 +106,9 @@ def test_what_a_full_disk_cut_short_takes_no_other_line_with_it(make_run: Any) -
     (run / "findings.jsonl").write_bytes(b'{"schema": "rankscope.fin')
     append_finding(run, RECORD)
     append_finding(run, RECORD)
-    torn, *whole = (run / "findings.jsonl").read_bytes().splitlines()
+    torn, *lines = (run / "findings.jsonl").read_bytes().splitlines()
     assert torn == b'{"schema": "rankscope.fin'
-    assert [msgspec.json.decode(line, type=FindingRecord) for line in whole] == [RECORD, RECORD]
+    assert [msgspec.json.decode(line, type=FindingRecord) for line in lines] == [RECORD, RECORD]
     assert is_logged(run, RECORD)
     assert not is_logged(run, msgspec.structs.replace(RECORD, status="resolved"))
 
@@ -131,16 +127,14 @@ def put_folder(path: Path, _target: Path) -> None:
 
 @pytest.mark.parametrize("put", [put_link, put_pipe, put_folder])
 def test_another_users_link_or_pipe_in_a_run_is_not_written_to(
-    make_run: Any, make_analysis: Any, tmp_path: Path, put: Callable[[Path, Path], None]
+    make_world: MakeWorld, tmp_path: Path, put: Callable[[Path, Path], None]
 ) -> None:
-    run, webhook = make_run(), RecordingWebhook()
+    world = make_world()
     target = tmp_path / "target"
     target.write_bytes(b"precious")
-    put(run.path / "findings.jsonl", target)
-    world = World(run.path, receiver=webhook)
-    for _ in range(4):
-        world.evaluate(make_analysis(2), run)
-    assert webhook.heard == [("firing", "2")]
+    put(world.run.path / "findings.jsonl", target)
+    world.advance(analysis_of(2), times=4)
+    assert world.heard == [("firing", "2")]
     assert target.read_bytes() == b"precious"
     [line] = world.reports
     assert "findings.jsonl cannot be written" in line
@@ -157,15 +151,11 @@ def test_findings_are_readable_by_those_who_may_read_the_run(make_run: Any) -> N
 def test_a_second_watcher_of_a_folder_says_so_and_leaves(make_run: Any, cli: Callable[..., Any], tmp_path: Path) -> None:
     run, state = make_run(), tmp_path / "state"
     watch = ["alerts", "watch", run.path, "--state", state]
-    with subprocess.Popen([sys.executable, "-m", "rankscope", *watch], stdout=subprocess.DEVNULL) as first:
-        try:
-            wait_until((state / "alerts.sqlite.lock").exists)
-            second = cli(*watch)
-            assert (second.returncode, second.stdout, len(second.stderr.splitlines())) == (3, "", 1)
-            assert "another watcher" in second.stderr
-            assert cli(*watch, "--once").returncode == 0
-        finally:
-            first.kill()
+    with WatchProcess(run.path, "--state", state):
+        wait_until((state / "alerts.sqlite.lock").exists)
+        second = cli(*watch)
+        assert "another watcher" in one_line_error(second)
+        assert cli(*watch, "--once").returncode == 0
     # A killed watcher holds no lock
     run.end()
     assert cli(*watch).returncode == 0

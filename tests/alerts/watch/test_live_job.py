@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.waiting import wait_until
-from tests.watched_job import QUICK, Watch, training
+from tests.watched_job import QUICK, WatchProcess, training
 
 from rankscope.alerts.store.database import AlertStore
 from rankscope.alerts.watch.ledger import load_ledger
@@ -32,7 +32,7 @@ def test_a_stopped_rank_is_named_and_its_recovery_is_reported(tmp_path: Path) ->
     run, stop, state = tmp_path / "run", tmp_path / "stop", tmp_path / "state"
     with training(run, stop, 2) as job:
         wait_until(lambda: len(list(run.glob("attempts/000/ranks/*/steps-*"))) == 2, timeout=120)
-        with Watch(run, "--state", state, *QUICK) as watch:
+        with WatchProcess(run, "--state", state, *QUICK) as watch:
             wait_until(lambda: alive(state), timeout=120)
             info = RunReader(run).rank(0, 1)
             assert info is not None
@@ -95,7 +95,7 @@ def test_a_rank_that_ends_before_another_pages_only_if_it_failed(tmp_path: Path,
     with subprocess.Popen([*command, *torchrun], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
         wait_until(lambda: len(list(run.glob("attempts/000/ranks/*/steps-*"))) == 2, timeout=120)
         quick = ["60s" if option == "5s" else option for option in QUICK]
-        with Watch(run, "--state", tmp_path / "state", *quick) as watch:
+        with WatchProcess(run, "--state", tmp_path / "state", *quick) as watch:
             assert job.wait(120) == len(fired)
             wait_until(lambda: watch.process.poll() is not None, timeout=120)
     # Then only the failure is reported, as the end of the run

@@ -6,23 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from tests.alerts.conftest import START_NS
-from tests.alerts.watch.watched_world import RecordingWebhook, World, past_of
+from tests.alerts.watch.watched_world import PATIENCE_S, MakeWorld, World, past_of
 from tests.step_files import add_damaged, add_rows, change, rows_of, tear
 
-from rankscope.alerts.watch.ledger import AlertLedger
-from rankscope.alerts.watch.liveness.monitor import Patience
+from rankscope.alerts.watch.conditions.step_past import StepPast
 from rankscope.alerts.watch.liveness.outage import WAITED_S
-from rankscope.alerts.watch.runs import RESTART_GRACE_S
+from rankscope.alerts.watch.run_snapshots import RESTART_GRACE_S
 from rankscope.runs.control import ControlAnswer, answer
 from rankscope.runs.paths import control_dir, rank_dir
-from rankscope.runs.records import AttemptInfo, RankInfo, StepRecord
+from rankscope.runs.records import AttemptInfo, EndReason, RankInfo, StepRecord
 from rankscope.runs.small_files import create_attempt, write_record
 
-PATIENCE_S = 60.0
 LOST = ["TrainingRankLost 2", "TrainingRankLost 3"]
 SURVIVORS = range(2)
 
@@ -32,23 +29,18 @@ class PoweredOff:
 
     STEPS = 64
 
-    def __init__(self, run: Any, watched: World) -> None:
-        self.run = run
+    def __init__(self, watched: World) -> None:
+        self.run = watched.run
         self.watched = watched
-        self.off_s = 0.0
-
-    def power_off(self) -> None:
-        """Let the run make its remaining steps up to ``STEPS``, the last of them now."""
-        for _ in range(self.STEPS - self.run.steps):
-            self.watched.evaluate(run=self.run)
-        self.off_s = self.watched.now_s
+        assert self.run.steps == self.STEPS
+        self.off_s = watched.now_s
 
     def let_pass(self, seconds: float) -> None:
-        """Evaluate every 5 s until ``seconds`` have passed since ``power_off``."""
+        """Evaluate every 5 s until ``seconds`` have passed since the last step."""
         while self.watched.now_s < self.off_s + seconds:
             self.watched.evaluate()
 
-    def crash(self, *, after_s: float, ranks: range = SURVIVORS, reason: str = "crash", clock_off_s: float = 0.0) -> None:
+    def crash(self, *, after_s: float, ranks: range = SURVIVORS, reason: EndReason = "crash", clock_off_s: float = 0.0) -> None:
         """End ranks ``after_s`` after their last step; ``clock_off_s`` is the error of their host's clock."""
         self.let_pass(after_s)
         end_unix_ns = START_NS + self.run.steps * 100_000_000 + int(after_s * 1e9)
@@ -56,18 +48,13 @@ class PoweredOff:
 
 
 @pytest.fixture
-def powered_off(make_run: Any, make_analysis: Any) -> Callable[..., PoweredOff]:
-    """Factory ``powered_off()`` of a run with steps of 0.1 s and a watcher with a patience of one minute."""
+def powered_off(make_quiet_world: MakeWorld) -> Callable[..., PoweredOff]:
+    """Factory of runs whose node1 has lost power; options as of ``make_quiet_world``."""
 
-    def make(path: str = ".", *, past: Any = None, **options: Any) -> PoweredOff:
-        run = make_run(slow=None)
-        options = {"patience": Patience(silent_after_s=PATIENCE_S), "ask_for_dumps": False, **options}
-        watched = World((run.path / path).resolve(), receiver=RecordingWebhook(), **options)
-        watched.answer = make_analysis()
-        watched.steps = past or past_of([0.1] * 100)
-        world = PoweredOff(run, watched)
-        world.power_off()
-        return world
+    def make(path: str = ".", *, past: StepPast | None = None, **options: Any) -> PoweredOff:
+        watched = make_quiet_world(path, **options)
+        watched.steps = past or watched.steps
+        return PoweredOff(watched)
 
     return make
 
@@ -81,7 +68,7 @@ def fired(watched: World) -> list[str]:
 @pytest.mark.parametrize("reason", ["crash", "killed"])
 @pytest.mark.parametrize("after_s", [WAITED_S, PATIENCE_S - 5, PATIENCE_S], ids=["soon", "just before silence", "at silence"])
 def test_only_ranks_that_fell_silent_before_the_others_ended_are_reported(
-    powered_off: Callable[..., PoweredOff], after_s: float, reason: str
+    powered_off: Callable[..., PoweredOff], after_s: float, reason: EndReason
 ) -> None:
     job = powered_off()
     job.crash(after_s=after_s, reason=reason)
@@ -145,9 +132,7 @@ def test_one_rank_that_crashed_within_its_step_is_the_origin(powered_off: Callab
 
 def test_ranks_that_went_on_after_the_others_waited_are_not_silent(powered_off: Callable[..., PoweredOff]) -> None:
     job = powered_off()
-    for _ in range(6):
-        job.run.grow(1, ranks=[2, 3])
-        job.watched.evaluate()
+    job.watched.advance(times=6, ranks=[2, 3])
     job.crash(after_s=30)
     job.let_pass(30 + RESTART_GRACE_S + 15)
     assert fired(job.watched) == ["TrainingRankLost 0", "TrainingRankLost 1"]
@@ -191,14 +176,7 @@ def test_a_watcher_that_is_restarted_goes_on_with_the_alert(powered_off: Callabl
     job.let_pass(2 * PATIENCE_S)
     first = job.watched
     assert first.firing() == LOST
-    job.watched = World(
-        job.run.path.parent,
-        receiver=first.receiver,
-        ledger=msgspec.json.decode(first.saved[-1], type=AlertLedger),
-        patience=Patience(silent_after_s=PATIENCE_S),
-        ask_for_dumps=False,
-    )
-    job.watched.now_s, job.watched.answer, job.watched.steps = first.now_s, first.answer, first.steps
+    job.watched = first.restarted()
     job.let_pass(5 * PATIENCE_S)
     assert job.watched.firing() == LOST
     assert fired(job.watched) == []

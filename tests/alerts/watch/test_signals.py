@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -17,6 +15,7 @@ from typing import Any
 import pytest
 from tests.alerts.receive.receiver_process import listening_target
 from tests.waiting import wait_until
+from tests.watched_job import AT_ONCE, WatchProcess
 
 from rankscope.alerts.watch.signals import SignalHandlers, StoppedError
 
@@ -76,8 +75,7 @@ def test_a_signal_at_any_statement_of_a_transaction_sends_nothing_twice(
     moments = Moments()
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda *how, **more: connect(*how, **more, factory=moments.connection()))
-    run = make_run(slow=2)
-    run.end()
+    run = make_run(slow=2, ended=True)
 
     def watch(state: str, at: int) -> None:
         moments.at, moments.count = at, 0
@@ -99,46 +97,33 @@ def test_a_signal_at_any_statement_of_a_transaction_sends_nothing_twice(
 @pytest.mark.slow
 def test_a_hangup_reads_the_targets_again(make_run: Any, tmp_path: Path) -> None:
     run, config = make_run(slow=2), tmp_path / "alerts.toml"
-    command = [sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--interval", "100ms", "--fire-after", "1"]
-    errors = tmp_path / "errors"
-    with listening_target() as first, listening_target() as second, errors.open("w") as err:
+    with listening_target() as first, listening_target() as second:
         config.write_text(f'[[target]]\nname = "chat"\nurl = "{first.url}"\n')
-        with subprocess.Popen([*command, "--config", config, "--state", tmp_path / "state"], stderr=err) as process:
-            try:
+        with WatchProcess(run.path, *AT_ONCE, "--config", config, "--state", tmp_path / "state") as watch:
 
-                def firing() -> bool:
-                    run.grow(2)
-                    return bool(first.alerts)
+            def firing() -> bool:
+                run.grow(2)
+                return bool(first.alerts)
 
-                wait_until(firing)
-                # an unusable file changes nothing
-                config.write_text("[[target]")
-                process.send_signal(signal.SIGHUP)
-                wait_until(lambda: "stays as it was" in errors.read_text())
-                config.write_text(f'[[target]]\nname = "chat"\nurl = "{second.url}"\n')
-                process.send_signal(signal.SIGHUP)
-                wait_until(lambda: "was read again" in errors.read_text())
-                run.end()
-                assert process.wait(120) == 0
-            finally:
-                process.kill()
+            wait_until(firing)
+            # an unusable file changes nothing
+            config.write_text("[[target]")
+            watch.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "stays as it was" in watch.errors())
+            config.write_text(f'[[target]]\nname = "chat"\nurl = "{second.url}"\n')
+            watch.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "was read again" in watch.errors())
+            run.end()
+            assert watch.process.wait(120) == 0
         assert [alert["status"] for alert in first.alerts] == ["firing"]
         assert [alert["status"] for alert in second.alerts] == ["resolved"]
 
 
 @pytest.mark.slow
 def test_a_hangup_without_a_configuration_ends_nothing(make_run: Any, tmp_path: Path) -> None:
-    run, errors = make_run(slow=None), tmp_path / "errors"
-    command = [sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--interval", "100ms"]
-    with (
-        errors.open("w") as err,
-        subprocess.Popen([*command, "--log-format", "json", "--state", tmp_path / "state"], stderr=err) as process,
-    ):
-        try:
-            wait_until(lambda: "watching" in errors.read_text())
-            process.send_signal(signal.SIGHUP)
-            wait_until(lambda: '"level": "info"' in errors.read_text() and "no --config" in errors.read_text())
-            process.terminate()
-            assert process.wait(120) == 0
-        finally:
-            process.kill()
+    with WatchProcess(make_run(slow=None).path, *AT_ONCE, "--log-format", "json", "--state", tmp_path / "state") as watch:
+        wait_until(lambda: "watching" in watch.errors())
+        watch.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: '"level": "info"' in watch.errors() and "no --config" in watch.errors())
+        watch.process.terminate()
+        assert watch.process.wait(120) == 0

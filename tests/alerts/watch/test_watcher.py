@@ -8,14 +8,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.alerts.watch.watched_world import RecordingWebhook, World
-from tests.step_files import append
+from tests.alerts.watch.watched_world import MakeWorld, analysis_of
 
 from rankscope.alerts.store.database import AlertStore
 from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.watch.followed_runs import FollowedRuns
-from rankscope.alerts.watch.ledger import AlertLedger, load_ledger, read_entries, save_ledger
-from rankscope.alerts.watch.runs import RESTART_GRACE_S, RunObserver, RunSnapshot
+from rankscope.alerts.watch.ledger import load_ledger, read_entries, save_ledger
+from rankscope.alerts.watch.run_snapshots import RESTART_GRACE_S, RunObserver, RunSnapshot
 from rankscope.alerts.watch.unreadable_files import SHOWN
 from rankscope.alerts.watch.watcher import FINAL_TRIES, FORGET_AFTER_S
 from rankscope.analysis.result.analysis import Analysis
@@ -23,203 +22,144 @@ from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir, segment
 
 
-@pytest.fixture
-def webhook() -> RecordingWebhook:
-    return RecordingWebhook()
-
-
-def test_a_lasting_straggler_is_told_once_and_its_end_once(make_run: Any, make_analysis: Any, webhook: RecordingWebhook) -> None:
-    run = make_run()
-    world = World(run.path, receiver=webhook)
-    for _ in range(4):
-        world.evaluate(make_analysis(2), run)
-    assert webhook.heard == [("firing", "2")]
-    for _ in range(4):
-        world.evaluate(make_analysis(), run)
-    assert webhook.heard == [("firing", "2"), ("resolved", "2")]
-    assert world.said() == ["firing", "resolved"]
+def test_a_lasting_straggler_is_told_once_and_its_end_once(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.advance(analysis_of(2), times=4)
+    assert world.heard == [("firing", "2")]
+    world.advance(analysis_of(), times=4)
+    assert world.heard == [("firing", "2"), ("resolved", "2")]
+    assert world.event_names() == ["firing", "resolved"]
     assert world.watcher.ledger.entries == []
 
 
-def test_a_passing_straggler_is_never_told(make_run: Any, make_analysis: Any, webhook: RecordingWebhook) -> None:
-    run = make_run()
-    world = World(run.path, receiver=webhook)
-    for answer in [make_analysis(2), make_analysis()] * 5:
-        world.evaluate(answer, run)
-    assert webhook.calls == []
+def test_a_passing_straggler_is_never_told(make_world: MakeWorld) -> None:
+    world = make_world()
+    for answer in [analysis_of(2), analysis_of()] * 5:
+        world.advance(answer)
+    assert world.receiver.calls == []
 
 
-def test_without_a_straggler_nothing_is_sent(make_run: Any, make_analysis: Any, webhook: RecordingWebhook) -> None:
-    run = make_run(slow=None)
-    world = World(run.path, receiver=webhook)
+def test_without_a_straggler_nothing_is_sent(make_world: MakeWorld) -> None:
+    world = make_world(slow=None)
+    world.advance(analysis_of(), times=5)
+    world.run.end()
+    assert world.evaluate()
+    assert world.receiver.calls == []
+    assert not (world.run.path / "findings.jsonl").exists()
+
+
+def test_a_run_is_followed_while_it_goes_on_and_judged_whole_at_its_end(make_world: MakeWorld) -> None:
+    world = make_world(slow=None)
+    world.advance(analysis_of())
+    assert (world.followed, world.kept) == ([world.run.path], [world.run.path])
+    world.run.end()
+    assert world.evaluate()
+    assert (world.followed, world.kept) == ([world.run.path], [])
+    assert world.analysed == [world.run.path, world.run.path]
+
+
+def test_old_evidence_is_not_evaluated_again(make_world: MakeWorld) -> None:
+    world = make_world()
     for _ in range(5):
-        world.evaluate(make_analysis(), run)
-    run.end()
+        world.evaluate(analysis_of(2))
+    assert world.analysed == [world.run.path]
+    assert world.receiver.calls == []
+
+
+def test_the_end_of_a_run_resolves_and_ends_the_watch(make_world: MakeWorld) -> None:
+    world = make_world()
+    assert not world.advance(analysis_of(2), times=2)
+    world.run.end()
     assert world.evaluate()
-    assert webhook.calls == []
-    assert not (run.path / "findings.jsonl").exists()
+    assert world.heard == [("firing", "2"), ("resolved", "2")]
+    assert world.event_names() == ["firing", "verdict", "resolved"]
 
 
-def test_a_run_is_followed_while_it_goes_on_and_judged_whole_at_its_end(
-    make_run: Any, make_analysis: Any, webhook: RecordingWebhook
-) -> None:
-    run = make_run(slow=None)
-    world = World(run.path, receiver=webhook)
-    world.evaluate(make_analysis(), run)
-    assert (world.followed, world.kept) == ([run.path], [run.path])
-    run.end()
+def test_a_run_too_short_for_the_hysteresis_is_reported_at_its_end(make_world: MakeWorld) -> None:
+    world = make_world(fire_after=100)
+    world.advance(analysis_of(2))
+    world.run.end()
     assert world.evaluate()
-    assert (world.followed, world.kept) == ([run.path], [])
-    assert world.analysed == [run.path, run.path]
+    assert world.heard == [("firing", "2"), ("resolved", "2")]
 
 
-def test_old_evidence_is_not_evaluated_again(make_run: Any, make_analysis: Any, webhook: RecordingWebhook) -> None:
-    run = make_run()
-    world = World(run.path, receiver=webhook)
-    for _ in range(5):
-        world.evaluate(make_analysis(2))
-    assert world.analysed == [run.path]
-    assert webhook.calls == []
-
-
-def test_the_end_of_a_run_resolves_and_ends_the_watch(make_run: Any, make_analysis: Any, webhook: RecordingWebhook) -> None:
-    run = make_run()
-    world = World(run.path, receiver=webhook)
-    assert not world.evaluate(make_analysis(2), run)
-    assert not world.evaluate(make_analysis(2), run)
-    run.end()
-    assert world.evaluate()
-    assert webhook.heard == [("firing", "2"), ("resolved", "2")]
-    assert world.said() == ["firing", "verdict", "resolved"]
-
-
-def test_a_run_too_short_for_the_hysteresis_is_reported_at_its_end(
-    make_run: Any, make_analysis: Any, webhook: RecordingWebhook
-) -> None:
-    run = make_run()
-    world = World(run.path, receiver=webhook, fire_after=100)
-    world.evaluate(make_analysis(2), run)
-    run.end()
-    assert world.evaluate()
-    assert webhook.heard == [("firing", "2"), ("resolved", "2")]
-
-
-def test_ranks_that_died_may_be_restarted_before_the_run_counts_as_ended(
-    make_run: Any, make_analysis: Any, webhook: RecordingWebhook
-) -> None:
-    run = make_run()
-    world = World(run.path, receiver=webhook)
-    world.evaluate(make_analysis(2), run)
-    world.evaluate(make_analysis(2), run)
-    run.end("killed", end_unix_ns=int(world.now_s * 1e9))
+def test_ranks_that_died_may_be_restarted_before_the_run_counts_as_ended(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.advance(analysis_of(2), times=2)
+    world.run.end("killed", end_unix_ns=int(world.now_s * 1e9))
     assert not world.evaluate()
     world.now_s += RESTART_GRACE_S
     assert world.evaluate()
-    assert webhook.heard[-1] == ("resolved", "2")
+    assert world.heard[-1] == ("resolved", "2")
 
 
-def test_one_rank_still_running_keeps_the_run_alive(make_run: Any, make_analysis: Any, webhook: RecordingWebhook) -> None:
-    run = make_run()
-    world = World(run.path, receiver=webhook)
-    run.end(ranks=range(3))
-    assert not world.evaluate(make_analysis(2))
+def test_one_rank_still_running_keeps_the_run_alive(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.run.end(ranks=range(3))
+    assert not world.evaluate(analysis_of(2))
 
 
-def test_once_tells_about_a_finished_run_without_resolving(make_run: Any, make_analysis: Any, webhook: RecordingWebhook) -> None:
-    run = make_run()
-    run.end()
-    world = World(run.path, receiver=webhook, once=True, fire_after=1)
-    world.evaluate(make_analysis(2))
-    assert webhook.heard == [("firing", "2")]
-    assert world.said() == ["verdict", "firing"]
+def test_once_tells_about_a_finished_run_without_resolving(make_world: MakeWorld) -> None:
+    world = make_world(once=True, fire_after=1)
+    world.run.end()
+    world.evaluate(analysis_of(2))
+    assert world.heard == [("firing", "2")]
+    assert world.event_names() == ["verdict", "firing"]
     # A second watcher with the saved state does not notify the webhook again.
-    again = World(
-        run.path, receiver=webhook, once=True, fire_after=1, ledger=msgspec.json.decode(world.saved[-1], type=AlertLedger)
-    )
-    again.evaluate(make_analysis(2))
-    assert webhook.heard == [("firing", "2")]
+    world.restarted().evaluate(analysis_of(2))
+    assert world.heard == [("firing", "2")]
 
 
-def test_a_restart_keeps_start_time_and_identity_and_tells_nobody_twice(
-    make_run: Any, make_analysis: Any, webhook: RecordingWebhook, tmp_path: Path
-) -> None:
-    run = make_run()
-    first = World(run.path, receiver=webhook)
-    first.evaluate(make_analysis(2), run)
-    first.evaluate(make_analysis(2), run)
+def test_a_restart_keeps_start_time_and_identity_and_tells_nobody_twice(make_world: MakeWorld, tmp_path: Path) -> None:
+    world = make_world()
+    world.advance(analysis_of(2), times=2)
     with AlertStore(tmp_path / "state") as store:
-        save_ledger(store, first.watcher.ledger)
+        save_ledger(store, world.watcher.ledger)
+    second = world.restarted()
     with AlertStore(tmp_path / "state") as store:
-        second = World(run.path, receiver=webhook, ledger=load_ledger(store))
-    second.now_s = first.now_s
-    second.evaluate(make_analysis(2), run)
-    assert webhook.heard == [("firing", "2")]
-    run.end()
+        assert load_ledger(store) == second.watcher.ledger
+    second.advance(analysis_of(2))
+    assert world.heard == [("firing", "2")]
+    world.run.end()
     second.evaluate()
-    [began], [ended] = webhook.calls
+    [began], [ended] = world.receiver.calls
     assert began.alert.fingerprint == ended.alert.fingerprint
     assert began.alert.starts_at == ended.alert.starts_at
 
 
 def test_a_failed_delivery_is_reported_once_and_retried_at_the_next_look(
-    make_run: Any, make_analysis: Any, webhook: RecordingWebhook, caplog: pytest.LogCaptureFixture
+    make_world: MakeWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    run = make_run()
-    world = World(run.path, receiver=webhook)
-    webhook.broken = True
-    for _ in range(4):
-        world.evaluate(make_analysis(2), run)
+    world = make_world()
+    world.receiver.broken = True
+    world.advance(analysis_of(2), times=4)
     assert [line for line in world.reports if "answered 500" in line] == world.reports[:1]
     assert world.watcher.flush() == ["told"]
-    webhook.broken = False
-    for _ in range(4):
-        world.evaluate(make_analysis(2), run)
-    assert webhook.heard == [("firing", "2")]
+    world.receiver.broken = False
+    world.advance(analysis_of(2), times=4)
+    assert world.heard == [("firing", "2")]
     assert "delivered after" in caplog.messages[-1]
     assert world.watcher.flush() == []
 
 
-def test_an_alert_that_ended_before_anybody_heard_of_it_is_not_told(
-    make_run: Any, make_analysis: Any, webhook: RecordingWebhook
-) -> None:
-    run = make_run()
-    world = World(run.path, receiver=webhook)
-    webhook.broken = True
-    for _ in range(3):
-        world.evaluate(make_analysis(2), run)
-    for _ in range(3):
-        world.evaluate(make_analysis(), run)
-    webhook.broken = False
+def test_an_end_that_was_overtaken_by_a_new_firing_is_dropped(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.advance(analysis_of(2), times=2)
+    world.receiver.broken = True
+    for answer in [analysis_of()] * 3 + [analysis_of(2)] * 3:
+        world.advance(answer)
+    world.receiver.broken = False
     world.now_s += 1000
-    world.evaluate(make_analysis(), run)
-    assert webhook.calls == []
-    assert world.watcher.ledger.entries == []
+    world.advance(analysis_of(2))
+    assert world.heard == [("firing", "2"), ("firing", "2")]
+    assert [call[0].alert.status for call in world.receiver.calls] == ["firing", "firing"]
 
 
-def test_an_end_that_was_overtaken_by_a_new_firing_is_dropped(
-    make_run: Any, make_analysis: Any, webhook: RecordingWebhook
-) -> None:
-    run = make_run()
-    world = World(run.path, receiver=webhook)
-    for _ in range(2):
-        world.evaluate(make_analysis(2), run)
-    webhook.broken = True
-    for answer in [make_analysis()] * 3 + [make_analysis(2)] * 3:
-        world.evaluate(answer, run)
-    webhook.broken = False
-    world.now_s += 1000
-    world.evaluate(make_analysis(2), run)
-    assert webhook.heard == [("firing", "2"), ("firing", "2")]
-    assert [call[0].alert.status for call in webhook.calls] == ["firing", "firing"]
-
-
-def test_several_ranks_of_a_run_arrive_together(make_run: Any, make_analysis: Any, webhook: RecordingWebhook) -> None:
-    run = make_run()
-    world = World(run.path, receiver=webhook)
-    for _ in range(2):
-        world.evaluate(make_analysis(2, 3), run)
-    assert [len(call) for call in webhook.calls] == [2]
+def test_several_ranks_of_a_run_arrive_together(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.advance(analysis_of(2, 3), times=2)
+    assert [len(call) for call in world.receiver.calls] == [2]
 
 
 @pytest.mark.parametrize(
@@ -229,54 +169,44 @@ def test_several_ranks_of_a_run_arrive_together(make_run: Any, make_analysis: An
         (ZeroDivisionError("oh"), "ZeroDivisionError: oh"),
     ],
 )
-def test_an_analysis_that_fails_is_reported_once_and_changes_nothing(
-    make_run: Any, make_analysis: Any, webhook: RecordingWebhook, error: Exception, words: str
-) -> None:
-    run = make_run()
-    world = World(run.path, receiver=webhook)
-    for _ in range(2):
-        world.evaluate(make_analysis(2), run)
-    for _ in range(5):
-        world.evaluate(error, run)
+def test_an_analysis_that_fails_is_reported_once_and_changes_nothing(make_world: MakeWorld, error: Exception, words: str) -> None:
+    world = make_world()
+    world.advance(analysis_of(2), times=2)
+    world.advance(error, times=5)
     assert [line for line in world.reports if words in line] == world.reports
     assert len(world.reports) == 1
-    assert webhook.heard == [("firing", "2")]
+    assert world.heard == [("firing", "2")]
     # A run that ends while unreadable still ends, and the watcher records that its verdict is missing.
-    run.end()
+    world.run.end()
     for _ in range(FINAL_TRIES - 1):
         assert not world.evaluate(error)
     assert world.evaluate(error)
-    assert webhook.heard == [("firing", "2"), ("resolved", "2")]
+    assert world.heard == [("firing", "2"), ("resolved", "2")]
     assert world.watcher.has_problems
 
 
-def test_a_final_evaluation_that_fails_is_made_again(make_run: Any, make_analysis: Any, webhook: RecordingWebhook) -> None:
-    run = make_run()
-    world = World(run.path, receiver=webhook, fire_after=100)
-    world.evaluate(make_analysis(2), run)
-    run.end()
+def test_a_final_evaluation_that_fails_is_made_again(make_world: MakeWorld) -> None:
+    world = make_world(fire_after=100)
+    world.advance(analysis_of(2))
+    world.run.end()
     assert not world.evaluate(InputError("x/steps.npy", "Stale file handle"))
-    assert world.evaluate(make_analysis(2))
-    assert webhook.heard == [("firing", "2"), ("resolved", "2")]
+    assert world.evaluate(analysis_of(2))
+    assert world.heard == [("firing", "2"), ("resolved", "2")]
     assert not world.watcher.has_problems
 
 
-def test_a_run_whose_evaluations_failed_until_its_end_is_no_history(
-    make_run: Any, make_analysis: Any, webhook: RecordingWebhook
-) -> None:
-    run = make_run()
-    world = World(run.path.parent, receiver=webhook)
-    world.evaluate(InputError("x/steps.npy", "Stale file handle"), run)
-    run.end()
-    world.evaluate(make_analysis(2))
-    assert webhook.heard == [("firing", "2"), ("resolved", "2")]
+def test_a_run_whose_evaluations_failed_until_its_end_is_no_history(make_world: MakeWorld) -> None:
+    world = make_world("..")
+    world.advance(InputError("x/steps.npy", "Stale file handle"))
+    world.run.end()
+    world.evaluate(analysis_of(2))
+    assert world.heard == [("firing", "2"), ("resolved", "2")]
 
 
 def test_a_run_that_may_not_be_looked_at_costs_only_itself(
-    make_run: Any, make_analysis: Any, webhook: RecordingWebhook, monkeypatch: pytest.MonkeyPatch
+    make_world: MakeWorld, make_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, locked = make_run("llama"), make_run("locked")
-
+    world, locked = make_world(".."), make_run("locked")
     original = RunObserver.snapshot
 
     def refuse(self: RunObserver, path: Path, **times: Any) -> RunSnapshot:
@@ -285,128 +215,90 @@ def test_a_run_that_may_not_be_looked_at_costs_only_itself(
         return original(self, path, **times)
 
     monkeypatch.setattr(RunObserver, "snapshot", refuse)
-    world = World(run.path.parent, receiver=webhook)
-    for _ in range(3):
-        world.evaluate(make_analysis(2), run)
-    assert webhook.heard == [("firing", "2")]
+    world.advance(analysis_of(2), times=3)
+    assert world.heard == [("firing", "2")]
     assert world.reports == [f"{locked.path}: Permission denied"]
 
 
-def test_too_little_data_is_neither_well_nor_ill(make_run: Any, make_analysis: Any, webhook: RecordingWebhook) -> None:
-    run = make_run()
-    world = World(run.path, receiver=webhook)
-    for _ in range(2):
-        world.evaluate(make_analysis(2), run)
-    for _ in range(5):
-        world.evaluate(make_analysis(kind="insufficient_data"), run)
-    assert webhook.heard == [("firing", "2")]
+def test_too_little_data_is_neither_well_nor_ill(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.advance(analysis_of(2), times=2)
+    world.advance(analysis_of(kind="insufficient_data"), times=5)
+    assert world.heard == [("firing", "2")]
 
 
-def test_a_run_that_vanishes_is_reported_and_forgotten_after_a_while(
-    make_run: Any, make_analysis: Any, webhook: RecordingWebhook
-) -> None:
-    run, other = make_run("llama"), make_run("other")
-    world = World(run.path.parent, receiver=webhook)
-    for _ in range(2):
-        run.grow(1)
-        world.evaluate(make_analysis(2))
-    shutil.rmtree(run.path)
-    assert not world.evaluate(make_analysis(3, run_id="other-1"), other)
-    assert webhook.heard == [("firing", "2")]
+def test_a_run_that_vanishes_is_reported_and_forgotten_after_a_while(make_world: MakeWorld, make_run: Any) -> None:
+    world, other = make_world(".."), make_run("other")
+    world.advance(analysis_of(2), times=2)
+    shutil.rmtree(world.run.path)
+    other.grow(1)
+    assert not world.evaluate(analysis_of(3, run_id="other-1"))
+    assert world.heard == [("firing", "2")]
     world.now_s += FORGET_AFTER_S
-    world.evaluate(make_analysis(run_id="other-1"), other)
-    assert ("resolved", "2") in webhook.heard
-    assert any(str(run.path) in line and "no new record for 60 min" in line for line in world.reports)
+    other.grow(1)
+    world.evaluate(analysis_of(run_id="other-1"))
+    assert ("resolved", "2") in world.heard
+    assert any(str(world.run.path) in line and "no new record for 60 min" in line for line in world.reports)
 
 
-def test_a_followed_run_whose_folder_vanishes_is_waited_for(
-    make_run: Any, make_analysis: Any, webhook: RecordingWebhook, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_followed_run_whose_folder_vanishes_is_waited_for(make_world: MakeWorld, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    run = make_run()
-    world = World(run.path, receiver=webhook)
-    for _ in range(2):
-        world.evaluate(make_analysis(2), run)
-    moved = run.path.rename(run.path.with_name("moved"))
+    world = make_world()
+    world.advance(analysis_of(2), times=2)
+    moved = world.run.path.rename(world.run.path.with_name("moved"))
     for _ in range(3):
-        assert not world.evaluate(make_analysis(2))
+        assert not world.evaluate(analysis_of(2))
     assert len(world.reports) == 1
-    moved.rename(run.path)
-    run.end()
+    moved.rename(world.run.path)
+    world.run.end()
     assert world.evaluate()
-    assert webhook.heard == [("firing", "2"), ("resolved", "2")]
+    assert world.heard == [("firing", "2"), ("resolved", "2")]
     assert len(world.reports) == 1
-    assert caplog.messages == [f"{run.path}: readable again"]
+    assert caplog.messages == [f"{world.run.path}: readable again"]
 
 
-def test_in_a_folder_of_runs_an_unreadable_one_costs_only_itself(
-    make_run: Any, make_analysis: Any, webhook: RecordingWebhook
-) -> None:
-    run = make_run()
-    broken = run.path.with_name("broken")
+def test_in_a_folder_of_runs_an_unreadable_one_costs_only_itself(make_world: MakeWorld) -> None:
+    world = make_world("..")
+    broken = world.run.path.with_name("broken")
     broken.mkdir()
     (broken / "run.json").write_text("{")
-    world = World(run.path.parent, receiver=webhook)
-    for _ in range(3):
-        world.evaluate(make_analysis(2), run)
-    assert webhook.heard == [("firing", "2")]
+    world.advance(analysis_of(2), times=3)
+    assert world.heard == [("firing", "2")]
     assert [line for line in world.reports if "broken/run.json: not JSON" in line] == world.reports
     assert len(world.reports) == 1
 
 
-def test_in_a_folder_of_runs_those_already_over_are_history(make_run: Any, make_analysis: Any, webhook: RecordingWebhook) -> None:
-    run = make_run()
-    run.end()
-    world = World(run.path.parent, receiver=webhook)
-    assert not world.evaluate(make_analysis(2))
+def test_in_a_folder_of_runs_those_already_over_are_history(make_world: MakeWorld) -> None:
+    world = make_world("..")
+    world.run.end()
+    assert not world.evaluate(analysis_of(2))
     assert world.analysed == []
-    assert webhook.calls == []
+    assert world.receiver.calls == []
 
 
-def test_findings_are_written_beside_the_run(make_run: Any, make_analysis: Any, webhook: RecordingWebhook) -> None:
-    run = make_run()
-    world = World(run.path, receiver=webhook)
-    world.evaluate(make_analysis(2), run)
-    world.evaluate(make_analysis(2), run)
-    run.end()
+def test_findings_are_written_beside_the_run(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.advance(analysis_of(2), times=2)
+    world.run.end()
     world.evaluate()
-    lines = [msgspec.json.decode(line) for line in (run.path / "findings.jsonl").read_bytes().splitlines()]
+    lines = [msgspec.json.decode(line) for line in (world.run.path / "findings.jsonl").read_bytes().splitlines()]
     assert [line["status"] for line in lines] == ["firing", "resolved"]
     assert lines[0]["schema"] == "rankscope.finding/1"
     assert lines[0]["finding"]["evidence"][0] == {"name": "own_excess", "value": 60.0, "unit": "ms", "detail": "per step"}
-    assert lines[0]["fingerprint"] == lines[1]["fingerprint"] == webhook.calls[0][0].alert.fingerprint
+    assert lines[0]["fingerprint"] == lines[1]["fingerprint"] == world.receiver.calls[0][0].alert.fingerprint
 
 
-def test_findings_that_cannot_be_written_are_logged_once_and_alerts_go_out(
-    make_run: Any, make_analysis: Any, webhook: RecordingWebhook
-) -> None:
-    run = make_run()
-    (run.path / "findings.jsonl").mkdir()  # also root cannot append to a folder
-    world = World(run.path, receiver=webhook)
-    for _ in range(2):
-        world.evaluate(make_analysis(2), run)
-    run.end()
-    world.evaluate()
-    assert webhook.heard == [("firing", "2"), ("resolved", "2")]
-    assert len(world.reports) == 1
-    assert "findings.jsonl cannot be written" in world.reports[0]
-
-
-def test_findings_that_cannot_be_written_again_are_mentioned_again(
-    make_run: Any, make_analysis: Any, webhook: RecordingWebhook
-) -> None:
-    run = make_run()
-    findings = run.path / "findings.jsonl"
+def test_findings_that_cannot_be_written_again_are_mentioned_again(make_world: MakeWorld) -> None:
+    world = make_world()
+    findings = world.run.path / "findings.jsonl"
     findings.mkdir()
-    world = World(run.path, receiver=webhook)
-    for _ in range(2):
-        world.evaluate(make_analysis(2), run)
+    world.advance(analysis_of(2), times=2)
     findings.rmdir()
-    world.evaluate(make_analysis(2), run)
+    world.advance(analysis_of(2))
     assert len(findings.read_text().splitlines()) == 1
     findings.unlink()
     findings.mkdir()
-    run.end()
+    world.run.end()
     world.evaluate()
     assert ["findings.jsonl cannot be written" in line for line in world.reports] == [True, True]
 
@@ -421,70 +313,52 @@ def test_a_ledger_of_another_version_is_an_error_naming_the_file(tmp_path: Path)
             read_entries(tmp_path)
 
 
-def _hide(path: Path) -> None:
-    """Make a folder unreadable for every user, root included: a file takes its place."""
-    shutil.rmtree(path)
-    path.write_text("")
-
-
 def _with_unreadable(analysis: Analysis, *paths: str) -> Analysis:
     return msgspec.structs.replace(analysis, source=msgspec.structs.replace(analysis.source, unreadable=list(paths)))
 
 
-def test_ranks_that_cannot_be_read_cost_nobody_else_and_are_told_once(
-    make_run: Any, make_analysis: Any, webhook: RecordingWebhook
-) -> None:
-    run = make_run()
+def test_ranks_that_cannot_be_read_cost_nobody_else_and_are_told_once(make_world: MakeWorld) -> None:
     # given a run in which the folder of one rank is unreadable
-    folder = rank_dir(run.path, 0, 3)
-    _hide(folder)
+    world = make_world()
+    folder = rank_dir(world.run.path, 0, 3)
+    shutil.rmtree(folder)
+    folder.write_text("")  # unreadable for every user, root included
     seen = ("attempts/000/ranks/00003", "attempts/000/ranks/00003/rank.json")
-    world = World(run.path, receiver=webhook)
     # when it is followed
-    for step in range(4):
-        append(rank_dir(run.path, 0, 0), "steps", run._step(run.steps + step, 0))
-        world.evaluate(_with_unreadable(make_analysis(2), *seen))
+    world.advance(_with_unreadable(analysis_of(2), *seen), times=4, ranks=range(1))
     # then alerts of the other ranks are sent, and the unreadable one is reported once, with the reason
-    assert webhook.heard == [("firing", "2")]
+    assert world.heard == [("firing", "2")]
     [report] = world.reports
     assert report.startswith(f"{folder}: Not a directory")
     assert not world.watcher.has_problems
 
 
-def test_of_many_files_that_cannot_be_read_some_are_named(make_run: Any, make_analysis: Any, webhook: RecordingWebhook) -> None:
-    run = make_run()
-    world = World(run.path, receiver=webhook)
-    for _ in range(2):
-        world.evaluate(_with_unreadable(make_analysis(), *(f"attempts/000/ranks/{rank:05d}" for rank in range(4, 1000))), run)
+def test_of_many_files_that_cannot_be_read_some_are_named(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.advance(_with_unreadable(analysis_of(), *(f"attempts/000/ranks/{rank:05d}" for rank in range(4, 1000))), times=2)
     assert len(world.reports) == SHOWN + 1
     assert all(report.endswith("left out, the rest of the run is followed") for report in world.reports[:-1])
-    assert world.reports[-1].startswith(f"{run.path}: {996 - SHOWN} more ")
+    assert world.reports[-1].startswith(f"{world.run.path}: {996 - SHOWN} more ")
 
 
-def test_a_rank_that_cannot_be_read_is_not_well(make_run: Any, make_analysis: Any, webhook: RecordingWebhook) -> None:
-    run = make_run()
-    world = World(run.path, receiver=webhook)
-    for _ in range(2):
-        world.evaluate(make_analysis(2), run)
+def test_a_rank_that_cannot_be_read_is_not_well(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.advance(analysis_of(2), times=2)
     # when the straggler's records are unreadable for longer than a recovery takes
-    for _ in range(6):
-        world.evaluate(_with_unreadable(make_analysis(), "attempts/000/ranks/00002/steps-000000.npy"), run)
+    world.advance(_with_unreadable(analysis_of(), "attempts/000/ranks/00002/steps-000000.npy"), times=6)
     # then its alert keeps firing, and ends when readable records show the recovery
-    assert webhook.heard == [("firing", "2")]
-    for _ in range(2):
-        world.evaluate(make_analysis(), run)
-    assert webhook.heard == [("firing", "2"), ("resolved", "2")]
+    assert world.heard == [("firing", "2")]
+    world.advance(analysis_of(), times=2)
+    assert world.heard == [("firing", "2"), ("resolved", "2")]
 
 
-def test_a_run_is_followed_whatever_one_rank_left(make_run: Any, webhook: RecordingWebhook) -> None:
+def test_a_run_is_followed_whatever_one_rank_left(make_world: MakeWorld) -> None:
     # given a run whose rank 1 has a folder in place of its steps file, and the real analysis
-    run = make_run()
-    steps = segment(rank_dir(run.path, 0, 1), "steps", 0)
+    world = make_world()
+    steps = segment(rank_dir(world.run.path, 0, 1), "steps", 0)
     steps.unlink()
     steps.mkdir()
-    following = FollowedRuns()
-    world = World(run.path, receiver=webhook)
-    world.answer = following.update(run.path)
+    world.answer = FollowedRuns().update(world.run.path)
     assert world.answer.source.coverage == pytest.approx(0.75)
     for _ in range(3):
         world.evaluate()

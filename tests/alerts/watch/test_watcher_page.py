@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 from tests.waiting import wait_until
+from tests.watched_job import AT_ONCE, WatchProcess
 
 from rankscope.alerts.store.database import AlertStore
-from rankscope.alerts.watch.page import STUCK_AFTER_S, Evaluation, WatcherPage
+from rankscope.alerts.watch.watcher_page import STUCK_AFTER_S, Evaluation, WatcherPage
 from rankscope.base.errors import InputError
 
 FINISHED = "\nrankscope_watcher_finished 1\n"
@@ -88,21 +87,16 @@ def test_a_client_that_does_not_come_back_is_not_waited_for_without_end() -> Non
 
 @pytest.mark.slow
 def test_a_watcher_of_one_run_stays_for_the_scrape_that_reports_the_end(make_run: Any, tmp_path: Path) -> None:
-    run = make_run(slow=None)
-    command = [sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--listen", "127.0.0.1:0", "--interval", "100ms"]
-    with subprocess.Popen([*command, "--state", tmp_path / "state.json"], stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            url = next(match[0] for line in process.stderr if (match := re.search(r"http://\S+/metrics", line)))
+    run, state = make_run(slow=None), tmp_path / "state"
+    with WatchProcess(run.path, *AT_ONCE, "--listen", "127.0.0.1:0", "--state", state) as watch:
+        url = wait_until(lambda: re.search(r"http://\S+/metrics", watch.errors()))[0]
 
-            def shows(value: str) -> bool:
-                return value in httpx.get(url, trust_env=False).text
+        def shows(value: str) -> bool:
+            return value in httpx.get(url, trust_env=False).text
 
-            wait_until(lambda: shows("\nrankscope_watcher_finished 0\n"))
-            with AlertStore(tmp_path / "state.json") as store:
-                assert shows(f'\nrankscope_watcher_info{{store="{store.id}"}} 1\n')
-            run.end()
-            wait_until(lambda: shows(FINISHED))
-            assert process.wait(300) == 0
-        finally:
-            process.kill()
+        wait_until(lambda: shows("\nrankscope_watcher_finished 0\n"))
+        with AlertStore(state) as store:
+            assert shows(f'\nrankscope_watcher_info{{store="{store.id}"}} 1\n')
+        run.end()
+        wait_until(lambda: shows(FINISHED))
+        assert watch.process.wait(300) == 0

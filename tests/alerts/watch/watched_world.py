@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from tests.alerts.conftest import RunOnDisk
 
 from rankscope.alerts.deliver.notifiers import Webhook
 from rankscope.alerts.deliver.outbox import Outbox
@@ -20,12 +21,66 @@ from rankscope.alerts.watch.conditions.step_past import StepPast
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
-from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.watcher import Watcher
+from rankscope.alerts.watch.watcher_settings import WatcherSettings
 from rankscope.analysis.evidence.step_table.rank_columns import RankColumns
 from rankscope.analysis.hang.hang_result import HangReport
 from rankscope.analysis.online import NewSteps
-from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, Cost, Evidence, Finding, RankResult, Source, Verdict
+
+
+def analysis_of(*stragglers: int, run_id: str = "llama-1", simulated: bool = False, kind: str | None = None) -> Analysis:
+    """Return an analysis of four ranks that finds ``stragglers``; without any, its verdict is of ``kind``."""
+    findings = [
+        Finding(
+            kind="straggler",
+            rank=rank,
+            host="node1",
+            cause="input",
+            phase="data",
+            pattern="fixed",
+            steps=(5, 60),
+            confidence=0.96,
+            slowdown=1.5,
+            gpu_hours_lost=0.25,
+            summary=f"Rank {rank} makes the others wait.",
+            evidence=[Evidence(name="own_excess", value=60.0, unit="ms", detail="per step")],
+        )
+        for rank in stragglers
+    ]
+    verdict: dict[str, Any] = {"kind": kind or "balanced", "summary": "Nobody stands out."}
+    if findings:
+        verdict = {
+            "kind": "straggler",
+            "rank": stragglers[0],
+            "explained_by": "cpu_contention",
+            "cost": Cost(amount=0.5, currency="USD"),
+            "summary": findings[0].summary,
+            "next": ["look at the data loader"],
+        }
+    fields: dict[str, Any] = dict.fromkeys(RankResult.__struct_fields__)
+    return Analysis(
+        source=Source(
+            kind="run",
+            path="x",
+            ranks=4,
+            world_size=4,
+            steps=60,
+            coverage=1.0,
+            simulated=simulated,
+            run_id=run_id,
+            name="llama",
+        ),
+        ranks=[RankResult(**{**fields, "rank": rank, "attempt": 0, "steps": 60, "gpu_uuid": f"GPU-{rank}"}) for rank in range(4)],
+        collectives=CollectiveMatching(matched=0, unmatched=0, excluded={}, method=None, clock_residual_us=None),
+        imposed_wait=[],
+        verdict=Verdict(**verdict),
+        findings=findings,
+    )
+
+
+PATIENCE_S = 60.0
+"""Patience of the watchers of ``make_quiet_world``."""
 
 
 class RecordingWebhook(Webhook):
@@ -49,19 +104,22 @@ class RecordingWebhook(Webhook):
 
 
 class World(FollowedRuns):
-    """A watcher, its clock, and everything that it reports."""
+    """A run, its watcher, its clock, and everything that it reports. ``path``: the folder to watch, if it is not the run's."""
 
     def __init__(
         self,
-        path: Path,
+        run: RunOnDisk,
+        path: Path | None = None,
         *,
-        receiver: RecordingWebhook,
+        receiver: RecordingWebhook | None = None,
         ledger: AlertLedger | None = None,
-        once: bool = False,
         fire_after: int = 2,
         **options: Any,
     ) -> None:
         super().__init__()
+        self.run = run
+        self.path = path or run.path
+        self._options = {"fire_after": fire_after, **options}
         self.now_s = 1_700_000_100.0
         self.clock_off_s = 0.0
         """Seconds by which the clock has been set, in addition."""
@@ -78,14 +136,14 @@ class World(FollowedRuns):
         self.judged_since: list[tuple[int, int]] = []
         """First step and least number of steps of each request for a judgement of new steps."""
         self.hung: HangReport | None = None
-        self.receiver = receiver
+        self.receiver = receiver or RecordingWebhook()
         self.watcher = Watcher(
-            path,
+            self.path,
             analyse=self.analyse,
             follow=self,
-            delivery=Delivery(webhooks=[receiver], interval_s=5, report=self.reports.append),
+            delivery=Delivery(webhooks=[self.receiver], interval_s=5, report=self.reports.append),
             ledger=ledger or AlertLedger(),
-            options=WatcherSettings(**{"policy": FiringPolicy(fire_after, 2), "once": once, **options}),
+            options=WatcherSettings(policy=FiringPolicy(fire_after, 2), **options),
             report=self.reports.append,
             emit=self.events.append,
             save=lambda ledger: self.saved.append(msgspec.json.encode(ledger)),
@@ -120,16 +178,42 @@ class World(FollowedRuns):
         assert self.answer is not None
         return self.answer
 
-    def evaluate(self, answer: Analysis | Exception | None = None, run: Any = None) -> bool:
-        """Advance the clock by 5 s, add a step to ``run`` if given, and evaluate."""
+    def restarted(self) -> World:
+        """Return the watcher that follows this one, with its last saved ledger, at the same time."""
+        ledger = msgspec.json.decode(self.saved[-1], type=AlertLedger)
+        world = World(self.run, self.path, receiver=self.receiver, ledger=ledger, **self._options)
+        world.now_s, world.answer, world.steps = self.now_s, self.answer, self.steps
+        return world
+
+    def evaluate(self, answer: Analysis | Exception | None = None) -> bool:
+        """Advance the clock by 5 s and evaluate."""
         self.now_s += 5
-        if answer is not None:
-            self.answer = answer
-        if run is not None:
-            run.grow(1)
+        self.answer = answer or self.answer
         return self.watcher.evaluate()
 
-    def said(self) -> list[str]:
+    def advance(self, answer: Analysis | Exception | None = None, *, times: int = 1, ranks: Sequence[int] = range(4)) -> bool:
+        """Evaluate every 5 s, ``times`` times, each time after another step of ``ranks``."""
+        over = False
+        for _ in range(times):
+            if ranks:
+                self.run.grow(1, ranks=ranks)
+            over = self.evaluate(answer)
+        return over
+
+    def go_on(self, seconds: float, *, ranks: Sequence[int] = range(4)) -> None:
+        """Evaluate every 5 s for ``seconds`` seconds, each time after another step of ``ranks``."""
+        self.advance(times=round(seconds / 5), ranks=ranks)
+
+    def let_pass(self, seconds: float) -> None:
+        """Evaluate every 5 s for ``seconds`` seconds, without a step of the run."""
+        self.advance(times=round(seconds / 5), ranks=())
+
+    @property
+    def heard(self) -> list[tuple[str, str]]:
+        """Status and rank of each notice that the receiver got."""
+        return self.receiver.heard
+
+    def event_names(self) -> list[str]:
         return [event.event for event in self.events]
 
     def firing(self) -> list[str]:
@@ -139,8 +223,11 @@ class World(FollowedRuns):
 
     def annotations(self, name: str) -> dict[str, str]:
         """Return the annotations of the only firing alert of that name."""
-        [ones] = [entry for entry in self.watcher.ledger.entries if (entry.name, entry.track.state) == (name, "firing")]
-        return ones.alert.annotations
+        [firing] = [entry for entry in self.watcher.ledger.entries if (entry.name, entry.track.state) == (name, "firing")]
+        return firing.alert.annotations
+
+
+MakeWorld = Callable[..., World]
 
 
 def past_of(seconds: Sequence[float], **columns: Any) -> StepPast:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.local_http import answering, respond
-from tests.remembering_prometheus import remembering
+from tests.monitoring_servers import prometheus_server
 
 from rankscope.base.errors import InputError
 from rankscope.dashboards.alerts.data import alerts_of
@@ -52,9 +52,8 @@ def past() -> str:
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory, require_program: Callable[[str], str]) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("prometheus")
-    with remembering(folder, past(), program=require_program) as url:
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with prometheus_server(tmp_path_factory.mktemp("prometheus"), samples=past()) as url:
         yield url
 
 

@@ -17,7 +17,7 @@ from tests.exporter.fake_driver import uuid_of
 from tests.waiting import wait_until
 
 from rankscope.alerts.rules.rule_file import rules_text
-from rankscope.alerts.rules.thresholds import thresholds
+from rankscope.alerts.rules.thresholds import load_thresholds
 from rankscope.dashboards.grafana.boards.panels.promql import RULES
 
 fake_nvml_library = exporter.fake_nvml_library
@@ -74,7 +74,7 @@ def test_every_query_has_data_or_a_reason(
     with ExitStack() as stack:
         driver, arguments = prepared(tmp_path, fake_nvml_library)
         (tmp_path / "thresholds.toml").write_text(THRESHOLDS)
-        rules = rules_text(settings=thresholds(tmp_path / "thresholds.toml"))
+        rules = rules_text(settings=load_thresholds(tmp_path / "thresholds.toml"))
         ranks = Ranks(tmp_path / "spool")
         stack.callback(ranks.stop)
         node = start_exporter(*arguments, env=driver.env)

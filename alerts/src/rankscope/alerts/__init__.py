@@ -1,6 +1,6 @@
 """Alerts about training runs and GPUs: their rules, the run watcher, the receiver of webhooks, and delivery.
 
-``owners`` names every alert and the one program that may emit it. An alert takes one of two paths::
+``watcher_alerts`` names the alerts of the watcher; all others are Prometheus rules. An alert takes one of two paths::
 
     metrics ─ rules/ (a Prometheus evaluates them) ─────────────┐
                                                                 ├─ Alertmanager ─ receive/ ─ deliver/ ─ chat, pager, webhook

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
 import click
 import msgspec
 
 from rankscope.alerts.alert import rfc3339
+from rankscope.base.line_writer import discard_output
 from rankscope.base.logs import FORMATS, LEVELS
 from rankscope.base.text import one_line
 
@@ -71,7 +69,7 @@ def print_line(line: str) -> OSError | None:
     try:
         click.echo(line)
     except OSError as error:
-        _drop_buffered()
+        discard_output()
         return error
     return None
 
@@ -85,18 +83,3 @@ def log_options(command: _Command) -> _Command:
         "--log-format", type=click.Choice(FORMATS), help="Format of the log.  [default: text on a terminal, else logfmt]"
     )
     return level(style(command))
-
-
-def _drop_buffered() -> None:
-    """Discard buffered output that could not be written: flushing it when the process exits would fail again."""
-    with suppress(OSError, ValueError):  # not a file, or closed: nothing is buffered
-        number = sys.stdout.fileno()
-        copy_fd = os.dup(number)
-        try:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, number)
-            os.close(nowhere)
-            sys.stdout.flush()
-        finally:
-            os.dup2(copy_fd, number)
-            os.close(copy_fd)

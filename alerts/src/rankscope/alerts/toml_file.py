@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import msgspec
 import msgspec.inspect
 
 from rankscope.base.errors import InputError
-from rankscope.base.text import one_line
+from rankscope.base.text import did_you_mean, one_line
 
 _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[([^\]]*)\]")
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`")
@@ -38,14 +37,17 @@ def validation_text(reason: str, place: str, kind: object, *, section: str = "")
     reason = one_line(reason)
     allowed_types = list(_types_at(msgspec.inspect.type_info(kind), place))
     if unknown := _UNKNOWN.fullmatch(reason):
-        return f"no such setting: {unknown[1]}{_instead(unknown[1], _settings(allowed_types))}"
+        settings = _settings(allowed_types)
+        hint = did_you_mean(unknown[1], settings, otherwise=f"there are {', '.join(settings)}" if settings else "")
+        return f"no such setting: {unknown[1]}{f'; {hint}' if hint else ''}"
     if missing := _MISSING.fullmatch(reason):
         return f"{missing[1]} is missing"
     if wrong := _NONE_OF.fullmatch(reason):
         values = [
             str(value) for type_ in allowed_types if isinstance(type_, msgspec.inspect.LiteralType) for value in type_.values
         ]
-        return f"{wrong[1]!r} is none of {', '.join(values)}{did_you_mean(wrong[1], values)}"
+        hint = did_you_mean(wrong[1], values)
+        return f"{wrong[1]!r} is none of {', '.join(values)}{f'; {hint}' if hint else ''}"
     if other := _OTHER_KIND.fullmatch(reason):
         wanted = " or ".join(_KINDS.get(type_, type_) for type_ in other[1].split(" | ") if type_ != "null")
         settings = _settings(allowed_types)
@@ -67,16 +69,6 @@ def name_at(value: object, place: str) -> str:
         if isinstance(text, str) and _NAME.fullmatch(text):
             name = f" ({text})"
     return name
-
-
-def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Suggestion such as ``; did you mean slack?``; empty when no known name is close."""
-    close = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def _instead(name: str, choices: list[str]) -> str:
-    return did_you_mean(name, choices) or (f"; there are {', '.join(choices)}" if choices else "")
 
 
 def _brackets(allowed_types: list[Any], place: str, actual: str | None) -> str:

@@ -60,7 +60,7 @@ class Family:
         self.points.append(Point(labels, value))
 
 
-def text(families: Iterable[Family]) -> bytes:
+def exposition_text(families: Iterable[Family]) -> bytes:
     """Render the families as Prometheus text 0.0.4."""
     lines: list[str] = []
     for family in families:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import queue
 import select
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 MAX_LINES: Final = 2000
@@ -69,3 +71,18 @@ class LineWriter:
                 remaining = remaining[os.write(self._fd, remaining) :]
             except BlockingIOError:  # another process that shares the pipe has set O_NONBLOCK
                 select.select([], [self._fd], [])
+
+
+def discard_output() -> None:
+    """Discard what ``sys.stdout`` could not write: flushing it when the process exits would fail again."""
+    with suppress(OSError, ValueError):  # not a file, or closed: nothing is buffered
+        number = sys.stdout.fileno()
+        copy_fd = os.dup(number)
+        try:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, number)
+            os.close(nowhere)
+            sys.stdout.flush()
+        finally:
+            os.dup2(copy_fd, number)
+            os.close(copy_fd)

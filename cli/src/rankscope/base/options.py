@@ -77,7 +77,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gene
 
 
 class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
-    """Size in bytes; with ``or_all``, also ``all``, which is ``None``."""
+    """Size in bytes: ``4GiB``, ``500 MB``; with ``or_all``, also ``all``, which is ``None``."""
 
     name = "size"
 

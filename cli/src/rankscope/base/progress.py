@@ -29,6 +29,6 @@ def progress_line() -> Iterator[Callable[[str], None]]:
     # A wrapped line cannot be overwritten.
     longest = shutil.get_terminal_size().columns - 3
     try:
-        yield lambda activity: write(f"{one_line(activity)[:longest]} …")
+        yield lambda text: write(f"{one_line(text)[:longest]} …")
     finally:
         write("")

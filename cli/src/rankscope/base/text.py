@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
 
 def printable(text: str) -> str:
@@ -21,6 +22,13 @@ def one_line(text: str, replacement: str = "\N{REPLACEMENT CHARACTER}") -> str:
 def shortened(text: str, limit: int) -> str:
     """Return ``text``, cut to ``limit`` characters with an ellipsis at the end."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def did_you_mean(name: str, choices: Iterable[str], *, most: int = 1, otherwise: str = "") -> str:
+    """Suggest at most ``most`` choices for a mistyped name: ``did you mean slack?``; ``otherwise`` when none is close."""
+    by_lower = {choice.lower(): choice for choice in choices}
+    close_matches = get_close_matches(name.lower(), by_lower, n=most, cutoff=0.5)
+    return f"did you mean {' or '.join(by_lower[match] for match in close_matches)}?" if close_matches else otherwise
 
 
 def format_duration(us: float) -> str:

@@ -10,14 +10,14 @@ import importlib
 import os
 import sys
 from contextlib import suppress
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn, cast
 
 import click
 
 from rankscope.base.errors import InputError, MissingError, RankscopeError
-from rankscope.base.text import one_line
+from rankscope.base.line_writer import discard_output
+from rankscope.base.text import did_you_mean, one_line
 from rankscope.cli.standard_output import name_standard_output
 
 EXIT_INPUT: Final = 3
@@ -95,13 +95,8 @@ class Verbs(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the verb that the arguments name. An unknown name is answered with similar ones."""
         name = args[0] if args else ""
-        if (
-            name
-            and not name.startswith("-")
-            and name not in VERBS
-            and (close_matches := get_close_matches(name, VERBS, cutoff=0.5))
-        ):
-            ctx.fail(f"No such command {name!r}. Did you mean {' or '.join(close_matches[:2])}?")
+        if name and not name.startswith("-") and name not in VERBS and (hint := did_you_mean(name, VERBS, most=2)):
+            ctx.fail(f"No such command {name!r}. {hint.capitalize()}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -129,12 +124,6 @@ def _invoke() -> int:
             raise BrokenPipeError from None
         raise
     return status if isinstance(status, int) else 0
-
-
-def _drop_output() -> None:
-    """Discard buffered output, so that the interpreter does not try to write it, and fail, at exit."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 EPILOG = """
@@ -187,14 +176,14 @@ def main() -> NoReturn:
         click.echo("Interrupted.", err=True)
         sys.exit(130)
     except BrokenPipeError:
-        _drop_output()
+        discard_output()
         sys.exit(EXIT_PIPE)
     except RankscopeError as error:
         _complain(str(error))
         sys.exit(EXIT_INPUT if isinstance(error, InputError) else EXIT_MISSING if isinstance(error, MissingError) else 1)
     except OSError as error:
         # The system's own reason for a file or folder, with its path.
-        _drop_output()
+        discard_output()
         where = f"{error.filename}: " if error.filename else ""
         _complain(f"{where}{error.strerror or error}")
         sys.exit(EXIT_INPUT)

@@ -20,7 +20,7 @@ from rankscope.runs.paths import findings_file, run_file
 Write = Callable[[bytes | memoryview], object]
 
 
-def check_target(target: str, option: str, such_as: str, *, binary: bool = True) -> Path | None:
+def check_target(target: str, option: str, example: str, *, binary: bool = True) -> Path | None:
     """Check the output target before anything is read: work of minutes must not fail at its end.
 
     Returns the file, or ``None`` for standard output (``-``). Raises ``click.BadParameter`` for ``option``, also if the output is
@@ -32,7 +32,7 @@ def check_target(target: str, option: str, such_as: str, *, binary: bool = True)
         return None
     file = Path(target)
     if file.is_dir():
-        raise click.BadParameter(f"{target!r} is a folder; give a file such as {such_as}", param_hint=option)
+        raise click.BadParameter(f"{target!r} is a folder; give a file such as {example}", param_hint=option)
     if file.exists() and not file.is_file():
         raise click.BadParameter(f"{target!r} is no regular file; give - for standard output", param_hint=option)
     if not file.parent.is_dir():
@@ -88,4 +88,4 @@ def output(target: str) -> Iterator[tuple[Write, Callable[[], int]]]:
 def progress() -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function that shows an activity, the number of parts done and their total; on a terminal only."""
     with progress_line() as show:
-        yield lambda what, at, of: show(f"{what}: {at} of {of}" if of > 1 else what)
+        yield lambda activity, done, total: show(f"{activity}: {done} of {total}" if total > 1 else activity)

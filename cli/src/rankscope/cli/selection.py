@@ -1,4 +1,4 @@
-"""Ranks and steps on the command line: ``0,3-5`` and ``100:120``."""
+"""Ranks, steps and shares on the command line: ``0,3-5``, ``100:120`` and ``1%``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from typing import Any, Final
 
 import click
+
+from rankscope.profiler.settings import as_share
 
 MAX_RANKS: Final = 65_536
 
@@ -50,6 +52,14 @@ class _StepSelection(click.ParamType[Any]):
         if first is not None and past is not None and past <= first:
             self.fail(f"{value!r} has no step in it", param, ctx)
         return first, past
+
+
+def share(text: Any) -> float:
+    """Parse a share above 0 and at most 1: ``1%`` or ``0.01``. Raises ``click.BadParameter``."""
+    try:
+        return as_share(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 RANKS: Final = _RankList()

@@ -21,8 +21,6 @@ from rankscope.runs.named import newest_run
 
 
 class _LocalPath(click.Path):
-    """Path on a local filesystem."""
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path; reject URLs and the empty path."""
         return super().convert(local_path(value), param, ctx)
@@ -62,8 +60,6 @@ class Finite(click.FloatRange):
 
 
 class _Price(Finite):
-    """Price per hour."""
-
     name = "price"
 
 

@@ -3,6 +3,6 @@
 Path of an alert: ``notifiers`` (Alertmanager's API, or the outbox) → ``message`` (a payload small enough for its target)
 → ``outbox`` (in the store) → ``sender`` (a thread per target) → ``templates`` (the target's format) → ``signing``
 → ``http_courier`` or ``apprise_courier`` (one attempt) → ``retrying`` (delivered, retried or given up). ``target_file`` reads the
-operator's ``targets``; ``endpoint``, ``http`` and ``post`` make requests; ``failure_log`` reports failures; ``outbox_command``
-and ``trial`` are the command line.
+operator's ``targets``; ``endpoint``, ``http_client`` and ``post`` make requests; ``failure_log`` reports failures;
+``outbox_command`` and ``trial`` are the command line.
 """

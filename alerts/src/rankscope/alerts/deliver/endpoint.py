@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import httpx
 
-from rankscope.alerts.deliver.http import CONNECT_S, http_client
+from rankscope.alerts.deliver.http_client import CONNECT_S, http_client
 from rankscope.alerts.deliver.post import ATTEMPT_S, DeliveryError
 from rankscope.alerts.deliver.secret import Secret, SecretUnavailableError
 from rankscope.base.errors import RankscopeError

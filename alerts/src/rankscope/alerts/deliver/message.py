@@ -25,7 +25,7 @@ _LONGEST_NAME: Final = 200
 _CUT: Final = "…"
 
 
-State = Literal["waiting", "delivered", "dead", "overtaken"]
+MessageState = Literal["waiting", "delivered", "dead", "overtaken"]
 
 
 class AlertState(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ class MessageSummary(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     target: str
     group: str
-    state: State
+    state: MessageState
     alerts: int
     attempts: int
     created_unix_ns: int

@@ -11,11 +11,11 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
-from rankscope.alerts.deliver.message import AlertState, Message, MessageSummary, State, without
+from rankscope.alerts.deliver.message import AlertState, Message, MessageState, MessageSummary, without
 from rankscope.alerts.deliver.templates.alert_texts import headline
 from rankscope.alerts.payload import Payload
 from rankscope.alerts.store.database import AlertStore
@@ -175,7 +175,7 @@ class Outbox:
         return int(count), 0.0 if oldest is None else max(0.0, (self.now_ns() - oldest) / 1e9)
 
     def list_messages(
-        self, *, state: State | None = None, target: str | None = None, most: int | None = None
+        self, *, state: MessageState | None = None, target: str | None = None, most: int | None = None
     ) -> list[MessageSummary]:
         """Return the last ``most`` messages, oldest first."""
         where, parameters = _where(state=state, target=target)
@@ -183,7 +183,7 @@ class Outbox:
         now = self.now_ns()
         return [_listed(row, now) for row in reversed(rows)]
 
-    def counts(self) -> dict[tuple[str, State], int]:
+    def counts(self) -> dict[tuple[str, MessageState], int]:
         """Count messages by target and state."""
         return {
             (target, state): count
@@ -216,7 +216,9 @@ class Outbox:
                 )
         return chosen
 
-    def drop(self, ids: Sequence[str] | None = None, *, state: State | None = None, target: str | None = None) -> list[str]:
+    def drop(
+        self, ids: Sequence[str] | None = None, *, state: MessageState | None = None, target: str | None = None
+    ) -> list[str]:
         """Delete messages that meet all given conditions. Returns their ids."""
         where, parameters = _where(state=state, target=target)
         with self.store.transaction() as database:
@@ -234,7 +236,7 @@ class Outbox:
 
     def _put(self, database: sqlite3.Connection, message: Message) -> int:
         """Store one message. Returns the number of its alerts to send; 0 if the target needs none of them."""
-        fresh = [alert for alert in dict.fromkeys(message.alerts) if not _known(database, message.target, alert)]
+        fresh = [alert for alert in dict.fromkeys(message.alerts) if not _is_known(database, message.target, alert)]
         unsent = [
             alert
             for alert in fresh
@@ -316,7 +318,7 @@ def _take_out(database: sqlite3.Connection, id_: str, alert: AlertState, wall_ns
     )
 
 
-def _known(database: sqlite3.Connection, target: str, alert: AlertState) -> bool:
+def _is_known(database: sqlite3.Connection, target: str, alert: AlertState) -> bool:
     return (
         database.execute(
             "SELECT 1 FROM alert_states WHERE target = ? AND fingerprint = ? AND starts_at = ? AND status = ? AND revision = ?",
@@ -350,9 +352,11 @@ _FIRST_OF_GROUPS: Final = (
 )
 """The first waiting message of each group of a target."""
 _LISTED: Final = (
-    "SELECT id, target, group_key, state, alert_count, attempts, created_unix_ns, finished_unix_ns, next_attempt_ns, last_error,"
-    " body FROM messages"
+    "SELECT id, target, group_key, state, alert_count, attempts, created_unix_ns, finished_unix_ns, last_error,"
+    " next_attempt_ns, body FROM messages"
 )
+_FIELDS: Final = ("id", "target", "group", "state", "alerts", "attempts", "created_unix_ns", "finished_unix_ns", "last_error")
+"""Fields of ``MessageSummary`` that are columns of ``_LISTED``."""
 
 
 def _where(**columns: str | None) -> tuple[str, tuple[str, ...]]:
@@ -360,24 +364,12 @@ def _where(**columns: str | None) -> tuple[str, tuple[str, ...]]:
     return (" WHERE " + " AND ".join(f"{name} = ?" for name in conditions) if conditions else ""), tuple(conditions.values())
 
 
-def _listed(row: tuple[str, str, str, State, int, int, int, int | None, int, str, bytes], now_ns: int) -> MessageSummary:
-    id_, target, group, state, alerts, attempts, created, finished, next_attempt_ns, error, body = row
+def _listed(row: tuple[Any, ...], now_ns: int) -> MessageSummary:
+    *columns, next_attempt_ns, body = row
+    fields = dict(zip(_FIELDS, columns, strict=True))
     about, labels, starts_at = _summary(body)
-    return MessageSummary(
-        id=id_,
-        target=target,
-        group=group,
-        state=state,
-        alerts=alerts,
-        attempts=attempts,
-        created_unix_ns=created,
-        finished_unix_ns=finished,
-        next_attempt_s=max(0.0, (next_attempt_ns - now_ns) / 1e9) if state == "waiting" else None,
-        last_error=error,
-        about=about,
-        labels=labels,
-        starts_at=starts_at,
-    )
+    next_attempt_s = max(0.0, (next_attempt_ns - now_ns) / 1e9) if fields["state"] == "waiting" else None
+    return MessageSummary(**fields, next_attempt_s=next_attempt_s, about=about, labels=labels, starts_at=starts_at)
 
 
 def _summary(body: bytes) -> tuple[str, dict[str, str], str]:

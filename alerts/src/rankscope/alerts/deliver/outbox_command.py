@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from rankscope.alerts.alert import rfc3339, unix_ns
-from rankscope.alerts.deliver.message import MessageSummary, State
+from rankscope.alerts.deliver.message import MessageState, MessageSummary
 from rankscope.alerts.store.folders import STORE_FILE, default_folders
 from rankscope.base.errors import InputError
 from rankscope.base.options import format_option
@@ -76,7 +76,7 @@ _target = click.option("--target", metavar="NAME", help="Select only messages to
 @click.option("--last", type=click.IntRange(1), default=_SHOWN, show_default=True, help="Number of messages of each store.")
 @format_option("json: one object, rankscope.outbox-list/1.")
 def list_(
-    *, folders: tuple[Path, ...], state: State | None, target: str | None, last: int, format_: Literal["text", "json"]
+    *, folders: tuple[Path, ...], state: MessageState | None, target: str | None, last: int, format_: Literal["text", "json"]
 ) -> None:
     """List messages, oldest first.
 
@@ -148,7 +148,9 @@ def replay(ctx: click.Context, *, ids: tuple[str, ...], dead: bool, target: str 
 @_target
 @_folders
 @click.pass_context
-def drop(ctx: click.Context, *, ids: tuple[str, ...], state: State | None, target: str | None, folders: tuple[Path, ...]) -> None:
+def drop(
+    ctx: click.Context, *, ids: tuple[str, ...], state: MessageState | None, target: str | None, folders: tuple[Path, ...]
+) -> None:
     """Delete messages, waiting ones included.
 
     Exit status: 0 done, 1 no such message.
@@ -163,8 +165,8 @@ def _require_choice(ids: Sequence[str], chosen: bool, options: str) -> None:
         raise click.UsageError(f"name messages by their ids, or give {options}")
 
 
-def _report(ctx: click.Context, ids: Sequence[str], ids_changed: Sequence[str], what: str, why_not: str) -> None:
-    click.echo(f"{len(ids_changed)} {'message' if len(ids_changed) == 1 else 'messages'} {what}")
+def _report(ctx: click.Context, ids: Sequence[str], ids_changed: Sequence[str], change: str, why_not: str) -> None:
+    click.echo(f"{len(ids_changed)} {'message' if len(ids_changed) == 1 else 'messages'} {change}")
     missing = [id_ for id_ in ids if id_ not in ids_changed]
     for id_ in missing:
         click.echo(f"rankscope: {one_line(id_)} {why_not}", err=True)
@@ -184,7 +186,7 @@ def _opened(folders: Sequence[Path]) -> Iterator[tuple[Path, Outbox]]:
             yield path, Outbox(store)
 
 
-def _listing(path: Path, box: Outbox, state: State | None, target: str | None, last: int) -> Listing:
+def _listing(path: Path, box: Outbox, state: MessageState | None, target: str | None, last: int) -> Listing:
     counts: dict[str, int] = {}
     for (of, name), count in box.counts().items():
         if target in (None, of):

@@ -46,15 +46,6 @@ def parse_secret(text: str) -> bytes:
     return key
 
 
-def secret_problem(text: str) -> str:
-    """Return what is wrong with a secret in ``whsec_…``; empty if nothing."""
-    try:
-        parse_secret(text)
-    except SecretError as error:
-        return str(error)
-    return ""
-
-
 def sign(keys: Sequence[bytes], *, message_id: str, timestamp_s: int, body: bytes) -> dict[str, str]:
     """Return the three headers for ``body``, signed with each of ``keys`` (at least one)."""
     return {

@@ -20,7 +20,7 @@ from rankscope.alerts.deliver.endpoint import Endpoint
 from rankscope.alerts.deliver.post import ATTEMPT_S
 from rankscope.alerts.deliver.retrying import RETRY_FOR_S
 from rankscope.alerts.deliver.secret import Secret, SecretPlace, SecretUnavailableError
-from rankscope.alerts.deliver.signing import secret_problem
+from rankscope.alerts.deliver.signing import parse_secret
 from rankscope.alerts.deliver.targets import Rate, Target, TemplateName
 from rankscope.alerts.toml_file import converted
 from rankscope.base.config_files import read_toml
@@ -122,8 +122,8 @@ class _EntryContext:
     name: str
     absent: Callable[[str], object] | None
 
-    def secret(self, field: str, place: SecretPlace, check: Callable[[str], str] = lambda _: "") -> Secret:
-        """Return the secret. If it can be read, ``check`` must find nothing wrong with it."""
+    def secret(self, field: str, place: SecretPlace, check: Callable[[str], object] = str) -> Secret:
+        """Return the secret. If it can be read, ``check`` must not raise ``ValueError`` or ``click.BadParameter``."""
         secret = place.secret(self.folder)
         try:
             text = secret.read()
@@ -131,9 +131,11 @@ class _EntryContext:
             if secret.file is None:  # a variable cannot appear later
                 raise _FieldError(field, str(error)) from error
             self.report_missing(field, str(error))
-        else:
-            if wrong := check(text):
-                raise _FieldError(field, f"{secret.where}: {wrong}")
+            return secret
+        try:
+            check(text)
+        except (ValueError, click.BadParameter) as error:
+            raise _FieldError(field, f"{secret.where}: {error}") from error
         return secret
 
     def report_missing(self, field: str, reason: str) -> None:
@@ -156,9 +158,7 @@ def _target(entry: _TargetEntry, context: _EntryContext, taken_names: set[str]) 
         name=entry.name,
         label=entry.name,
         template=entry.template,
-        secrets=tuple(
-            context.secret(f"secrets[{number}]", secret, secret_problem) for number, secret in enumerate(entry.secrets)
-        ),
+        secrets=tuple(context.secret(f"secrets[{number}]", secret, parse_secret) for number, secret in enumerate(entry.secrets)),
         routing_key=None if entry.routing_key is None else context.secret("routing_key", entry.routing_key),
         retry_for_s=_seconds("retry_for", entry.retry_for, RETRY_FOR_S),
         rate=_rate(entry.rate_limit or _RATES.get(entry.template)),
@@ -166,7 +166,6 @@ def _target(entry: _TargetEntry, context: _EntryContext, taken_names: set[str]) 
 
 
 def _endpoint(entry: _EndpointEntry, context: _EntryContext) -> dict[str, Any]:
-    """Return the fields of ``Endpoint``."""
     template = entry.template if isinstance(entry, _TargetEntry) else "generic"
     url = _url(entry, context, template)
     if entry.bearer is not None and entry.basic is not None:
@@ -181,8 +180,8 @@ def _endpoint(entry: _EndpointEntry, context: _EntryContext) -> dict[str, Any]:
                 context.report_missing(field, f"{files[field]}: no such file")
     return {
         "url": url,
-        "bearer": None if entry.bearer is None else context.secret("bearer", entry.bearer, _no_token),
-        "basic": None if entry.basic is None else context.secret("basic", entry.basic, _no_login),
+        "bearer": None if entry.bearer is None else context.secret("bearer", entry.bearer, _check_token),
+        "basic": None if entry.basic is None else context.secret("basic", entry.basic, _check_login),
         "ca_file": files.get("ca_file"),
         "certificate": (files["cert_file"], files["key_file"]) if "cert_file" in files else None,
         "proxy": _proxy(entry.proxy),
@@ -191,7 +190,6 @@ def _endpoint(entry: _EndpointEntry, context: _EntryContext) -> dict[str, Any]:
 
 
 def _require_apprise() -> None:
-    """Raise ``MissingError`` if Apprise is not installed."""
     if importlib.util.find_spec("apprise") is None:
         raise MissingError("Apprise is not installed; run: pip install 'rankscope[apprise]'")
 
@@ -205,20 +203,14 @@ def _refuse_contradictions(entry: _TargetEntry) -> None:
                 raise _FieldError(name, "not with Apprise: its address contains all settings")
 
 
-def _no_token(text: str) -> str:
-    return "" if text.isascii() else "a header allows ASCII only"
+def _check_token(text: str) -> None:
+    if not text.isascii():
+        raise ValueError("a header allows ASCII only")
 
 
-def _no_login(text: str) -> str:
-    return "" if ":" in text else "expected USER:PASSWORD"
-
-
-def _no_address(text: str) -> str:
-    try:
-        http_url(text)
-    except click.BadParameter as error:
-        return error.message
-    return ""
+def _check_login(text: str) -> None:
+    if ":" not in text:
+        raise ValueError("expected USER:PASSWORD")
 
 
 def _url(entry: _EndpointEntry, context: _EntryContext, template: TemplateName) -> Secret:
@@ -229,12 +221,13 @@ def _url(entry: _EndpointEntry, context: _EntryContext, template: TemplateName) 
         raise _FieldError("url", "give exactly one of url, url_env, url_file")
     if template == "apprise" and entry.url is not None:
         raise _FieldError("url", "an address of Apprise is a secret; give url_env or url_file")
-    check = _no_address if template != "apprise" else lambda _: ""
     if entry.url is None:
+        check: Callable[[str], object] = str if template == "apprise" else http_url
         return context.secret(url_fields[0], SecretPlace(env=entry.url_env, file=entry.url_file), check)
-    if wrong := check(entry.url):
-        raise _FieldError(url_fields[0], wrong)
-    return Secret(value=entry.url)
+    try:
+        return Secret(value=http_url(entry.url))
+    except click.BadParameter as error:
+        raise _FieldError("url", error.message) from error
 
 
 def _seconds(field: str, text: str | None, usual: float, *, most: float | None = None) -> float:

@@ -67,11 +67,11 @@ def serve(
     they are kept in memory. Targets, actions, and an address that other machines can reach need credentials of senders in
     [receive]. SIGHUP reads the file again.
     """  # noqa: D301 - \b is for click
-    from rankscope.alerts.receive.settings import ReceiverSettings, settings
-    from rankscope.alerts.receive.setup import Receiver
+    from rankscope.alerts.receive.receiver import Receiver
+    from rankscope.alerts.receive.receiver_settings import ReceiverSettings, receiver_settings
 
     def read() -> ReceiverSettings:
-        return settings(config, listen=listen, runs=runs, dashboard_url=dashboard_url, state=state, out=out)
+        return receiver_settings(config, listen=listen, runs=runs, dashboard_url=dashboard_url, state=state, out=out)
 
     with daemon_log(log_level, log_format):
         Receiver(read(), read_again=read).serve()

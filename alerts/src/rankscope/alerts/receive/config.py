@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
@@ -16,6 +15,7 @@ from rankscope.alerts.toml_file import converted
 from rankscope.base.config_files import read_toml
 from rankscope.base.errors import InputError
 from rankscope.base.options import ListenAddress, link_url, parse_duration, parse_rate
+from rankscope.base.text import did_you_mean
 from rankscope.runs.control import MAX_AGE_SECONDS, MAX_STEPS
 
 SECTIONS: Final = ("receive", "route", "action", "target", "alertmanager")
@@ -145,8 +145,7 @@ def unknown_alerts(config: ReceiverConfig) -> list[str]:
     lines = []
     for number, rule in enumerate(config.actions):
         if rule.alert not in alerts:
-            close = difflib.get_close_matches(rule.alert, alerts, n=1)
-            hint = f"did you mean {close[0]}?" if close else "correct if the alert is your own"
+            hint = did_you_mean(rule.alert, alerts, otherwise="correct if the alert is your own")
             lines.append(f"action[{number}].alert: rankscope has no alert {rule.alert!r}; {hint}")
     return lines
 

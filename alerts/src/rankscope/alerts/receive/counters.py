@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from typing import Final
 
-from rankscope.base.exposition import Family, Kind, Labels, text
+from rankscope.base.exposition import Family, Kind, Labels, exposition_text
 
 _HELP: Final[dict[str, tuple[Kind, str]]] = {
     "rankscope_receiver_deliveries_total": ("counter", "Deliveries accepted, by sender: alertmanager, grafana."),
@@ -68,4 +68,4 @@ class Counters:
         families = {name: Family(name, kind, help_text) for name, (kind, help_text) in _HELP.items()}
         for (name, labels), value in sorted(values.items()):
             families[name].add(labels, value)
-        return text(families.values())
+        return exposition_text(families.values())

@@ -12,7 +12,7 @@ from rankscope.alerts.receive.actions.action_runner import ActionRunner
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.forwarding import Forwarding
 from rankscope.alerts.receive.inbox import Inbox
-from rankscope.alerts.receive.settings import ReceiverSettings
+from rankscope.alerts.receive.receiver_settings import ReceiverSettings
 from rankscope.alerts.receive.verdicts.analyst import Analyst
 from rankscope.alerts.receive.verdicts.known_runs import KnownRuns
 from rankscope.alerts.receive.verdicts.late_verdicts import LateVerdicts

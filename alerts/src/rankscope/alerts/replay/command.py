@@ -54,12 +54,12 @@ def replay(
 
     Exit status: 0 done, whether anything would have fired or not, 2 no such alert, 3 the run cannot be read.
     """  # noqa: D301 - \b is for click
-    from rankscope.alerts.owners import WATCHER_ALERTS
     from rankscope.alerts.replay.replay import replay_run
     from rankscope.alerts.replay.replay_result import replay_text
     from rankscope.alerts.watch.ledger import FiringPolicy
     from rankscope.alerts.watch.liveness.monitor import Patience
-    from rankscope.alerts.watch.settings import WatcherSettings
+    from rankscope.alerts.watch.watcher_settings import WatcherSettings
+    from rankscope.alerts.watcher_alerts import WATCHER_ALERTS
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # as for Ctrl-C: the copy of the run is removed
         signal.signal(number, signal.default_int_handler)

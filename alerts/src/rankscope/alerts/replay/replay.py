@@ -17,17 +17,17 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.output import Event
-from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.alerts.replay.growing_run import GrowingRun
 from rankscope.alerts.replay.replay_result import Replay, RuleHistory, Spell
 from rankscope.alerts.watch.conditions.findings import candidates
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
-from rankscope.alerts.watch.runs import RESTART_GRACE_S
-from rankscope.alerts.watch.settings import WatcherSettings
+from rankscope.alerts.watch.run_snapshots import RESTART_GRACE_S
 from rankscope.alerts.watch.unreadable_files import why_unreadable
 from rankscope.alerts.watch.watcher import FORGET_AFTER_S, Watcher
+from rankscope.alerts.watch.watcher_settings import WatcherSettings
+from rankscope.alerts.watcher_alerts import WATCHER_ALERTS
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result.analysis import Analysis, Evidence, Finding
 from rankscope.base.errors import InputError
@@ -53,7 +53,7 @@ def replay_run(
         growing = GrowingRun(run, Path(folder), latest_unix_ns=time.time_ns())
         replaying = _Replay(run, growing, options, progress)
         replaying.go()
-    return replaying.result(rules or WATCHER_ALERTS)
+    return replaying.result(rules or tuple(WATCHER_ALERTS))
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
+from rankscope.base.http import is_loopback
 from rankscope.base.options import format_option, http_url
 
 _dashboard: Final = click.option(
@@ -57,12 +57,12 @@ def export(folder: Path, *, thresholds: Path | None, dashboard_url: str, runbook
 
     Exit status: 0 done, 2 usage, 3 the file of thresholds is wrong, or DIR cannot be written.
     """  # noqa: D301 - \b is for click
-    from rankscope.alerts.rules.export import export as write
-    from rankscope.alerts.rules.thresholds import thresholds as read
+    from rankscope.alerts.rules.rule_file import export_rules
+    from rankscope.alerts.rules.thresholds import load_thresholds as read
 
     settings = read(thresholds)
     try:
-        written = write(folder, dashboard_url=dashboard_url, runbook_url=runbook_url, settings=settings)
+        written = export_rules(folder, dashboard_url=dashboard_url, runbook_url=runbook_url, settings=settings)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     for path in written:
@@ -80,7 +80,7 @@ def show(thresholds: Path | None, dashboard_url: str, runbook_url: str) -> None:
       rankscope alerts rules show --thresholds ours.toml > rankscope.rules.yaml
     """  # noqa: D301 - \b is for click
     from rankscope.alerts.rules.rule_file import rules_text
-    from rankscope.alerts.rules.thresholds import thresholds as read
+    from rankscope.alerts.rules.thresholds import load_thresholds as read
 
     settings = read(thresholds)
     try:
@@ -106,11 +106,7 @@ def _unreachable(url: str) -> str:
         return ""
     if parts.scheme not in ("http", "https") or not host:
         return "a relative path that a browser cannot open from a chat or a pager"
-    try:
-        local = host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        local = False
-    return "which only this machine can open" if local else ""
+    return "which only this machine can open" if is_loopback(host) else ""
 
 
 @rules.command("thresholds")
@@ -145,11 +141,10 @@ def explain(questions: tuple[str, ...], format_: Literal["text", "json"]) -> Non
 
     Exit status: 0 done, also for an unknown Xid, 2 no such alert.
     """  # noqa: D301 - \b is for click
-    from rankscope.alerts.rules.explain import UnknownAlertError, explain_text
-    from rankscope.alerts.rules.explain import explain as explained
+    from rankscope.alerts.rules.explain import UnknownAlertError, explain_text, explanation_of
 
     try:
-        explanation = explained(questions)
+        explanation = explanation_of(questions)
     except UnknownAlertError as error:
         raise click.UsageError(str(error)) from error
     click.echo(msgspec.json.encode(explanation).decode() if format_ == "json" else explain_text(explanation))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from rankscope.alerts.owners import ALERTS
 from rankscope.alerts.rules.rule_file import runbooks
-from rankscope.alerts.rules.thresholds import DEFAULTS
+from rankscope.alerts.rules.thresholds import DEFAULTS, SEVERITY_OF
 from rankscope.alerts.rules.xid_policy import Severity, XidPolicy, policy_of
 from rankscope.base.errors import RankscopeError
+from rankscope.base.text import did_you_mean
 from rankscope.exporter.xids import GRADED, SOURCE, SOURCES, XIDS
 
 _SEVERITIES: Final[tuple[Severity, ...]] = ("fatal", "non_fatal")
@@ -81,7 +80,7 @@ class UnknownAlertError(RankscopeError):
     """No alert has this name."""
 
 
-def explain(questions: Sequence[str]) -> Explanation:
+def explanation_of(questions: Sequence[str]) -> Explanation:
     """Explain Xid codes (``79``, ``xid79``) and alerts by name, in upper or lower case. Raises ``UnknownAlertError``."""
     return Explanation(explained=[_explain(question.strip()) for question in questions])
 
@@ -92,8 +91,7 @@ def _explain(question: str) -> XidExplanation | AlertExplanation:
     names = {name.lower(): name for name in runbooks()}
     if question.lower() in names:
         return _alert(names[question.lower()])
-    close = difflib.get_close_matches(question.lower(), names, n=1)
-    hint = f"did you mean {names[close[0]]}?" if close else "a number is an Xid, and docs/rules.md lists the alerts"
+    hint = did_you_mean(question, runbooks(), otherwise="a number is an Xid, and docs/rules.md lists the alerts")
     raise UnknownAlertError(f"there is no alert {question!r}; {hint}")
 
 
@@ -112,7 +110,7 @@ def _xid(code: int) -> XidExplanation:
         source_url=None if source is None else source.url,
         read_on=None if source is None else source.read_on.isoformat(),
         alert=policy.alert,
-        severity=None if alert is None else str(DEFAULTS[alert]["severity"]),
+        severity=None if alert is None else SEVERITY_OF[alert],
         drain=policy.drain,
         why=policy.why,
         runbook=None if alert is None else runbooks()[alert],
@@ -130,8 +128,7 @@ def _alert(name: str) -> AlertExplanation:
     codes = [code for code in XIDS if any(name in (policy.alert, *policy.also) for policy in _policies(code))]
     # Options of `alerts watch` configure the watcher's alerts; they have no thresholds here.
     settings = dict(DEFAULTS.get(name, {}))
-    [severity] = [alert.severity for alert in ALERTS if alert.alertname == name]
-    return AlertExplanation(name=name, severity=severity, settings=settings, xids=codes, runbook=runbooks()[name])
+    return AlertExplanation(name=name, severity=SEVERITY_OF[name], settings=settings, xids=codes, runbook=runbooks()[name])
 
 
 def _policies(code: int) -> list[XidPolicy]:

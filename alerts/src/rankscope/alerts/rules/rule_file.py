@@ -11,14 +11,16 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from rankscope.alerts.owners import ALERTS
-from rankscope.alerts.rules.thresholds import SHARED, Tables, Value, duration_seconds, duration_text, thresholds
+from rankscope.alerts.rules.thresholds import SEVERITY_OF, SHARED, Tables, Value, duration_seconds, duration_text, load_thresholds
 from rankscope.alerts.rules.xid_policy import POLICIES
 from rankscope.alerts.watch.conditions.budgets import BUDGETS, Budgets
 from rankscope.alerts.watch.liveness.monitor import Patience
+from rankscope.base.atomic_files import replace_file
+from rankscope.base.errors import InputError
 from rankscope.exporter.catalogue import COLLECTORS
 from rankscope.exporter.xids import XIDS
 
@@ -69,7 +71,7 @@ def rules_text(
         # The address becomes part of YAML and of Prometheus templates: only characters that are plain text in both.
         if not _SAFE_BASE.fullmatch(base):
             raise ValueError(f"the {name} URL is not a plain address: letters, digits and ._~:/[]@%+- only")
-    text = _with_settings(_parts(), thresholds() if settings is None else settings)
+    text = _with_settings(_parts(), load_thresholds() if settings is None else settings)
     text = text.replace(f"dashboard_url: {DEFAULT_DASHBOARD}", f"dashboard_url: {dashboard_url.rstrip('/')}")
     return _HEAD + text.replace(f"runbook_url: {DEFAULT_RUNBOOKS}/", f"runbook_url: {runbook_url.rstrip('/')}/")
 
@@ -79,20 +81,41 @@ def runbooks(settings: Tables | None = None) -> Mapping[str, str]:
     return _default_runbooks() if settings is None else _filled_runbooks(settings)
 
 
+def export_rules(
+    folder: Path,
+    *,
+    dashboard_url: str = DEFAULT_DASHBOARD,
+    runbook_url: str = DEFAULT_RUNBOOKS,
+    settings: Tables | None = None,
+) -> list[Path]:
+    """Write the rule file and ``runbooks/*.md`` into ``folder``, over earlier ones; return the written paths.
+
+    Raises ``InputError`` for a folder that cannot be written, ``ValueError`` for a bad address.
+    """
+    texts = {RULES_FILE: rules_text(dashboard_url=dashboard_url, runbook_url=runbook_url, settings=settings)}
+    texts |= {f"runbooks/{name}.md": page for name, page in runbooks(settings).items()}
+    for name, text in texts.items():
+        try:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            replace_file(folder / name, text.encode())
+        except OSError as error:
+            raise InputError(folder / name, error.strerror or str(error)) from error
+    return [folder / name for name in texts]
+
+
 @functools.cache
 def _default_runbooks() -> Mapping[str, str]:
-    return MappingProxyType(_filled_runbooks(thresholds()))
+    return MappingProxyType(_filled_runbooks(load_thresholds()))
 
 
 def _filled_runbooks(tables: Tables) -> dict[str, str]:
     shared = _shared(tables) | _watcher_defaults() | _xid_lists() | _phrases()["runbook"]
-    severities = {alert.alertname: alert.severity for alert in ALERTS}
     filled = {}
     folder = files("rankscope.alerts") / "runbooks"
     for page in sorted(folder.iterdir(), key=lambda page: page.name):
         if page.name.endswith(".md"):
             name = page.name.removesuffix(".md")
-            settings = tables.get(name, {"severity": severities[name]})
+            settings = tables.get(name, {"severity": SEVERITY_OF[name]})
             values = {**shared, **_measured(settings), "alert": name}
             filled[name] = _filled(page.read_text(encoding="utf-8"), values)
     return filled

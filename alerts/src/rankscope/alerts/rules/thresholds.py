@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import reprlib
 from collections.abc import Mapping
@@ -13,9 +12,10 @@ from typing import Final, cast
 
 import msgspec
 
-from rankscope.alerts.owners import WATCHER_ALERTS
+from rankscope.alerts.watcher_alerts import WATCHER_ALERTS
 from rankscope.base.config_files import read_toml
 from rankscope.base.errors import InputError
+from rankscope.base.text import did_you_mean
 
 Value = bool | int | float | str
 Tables = Mapping[str, Mapping[str, Value]]
@@ -42,7 +42,7 @@ def default_text() -> str:
     return (files("rankscope.alerts") / "rules" / "thresholds.toml").read_text(encoding="utf-8")
 
 
-def thresholds(path: Path | None = None) -> Tables:
+def load_thresholds(path: Path | None = None) -> Tables:
     """Return every setting by table and name: the defaults, overridden by the file ``path``. Raises ``InputError``."""
     tables = {name: dict(settings) for name, settings in DEFAULTS.items()}
     if path is not None:
@@ -50,12 +50,12 @@ def thresholds(path: Path | None = None) -> Tables:
             if name in WATCHER_ALERTS:
                 raise InputError(path, "an alert of the watcher, adjusted by `rankscope alerts watch`", place=f"[{name}]")
             if name not in tables:
-                raise InputError(path, f"no such alert or table{_instead(name, tables)}", place=f"[{name}]")
+                raise InputError(path, f"no such alert or table; {_instead(name, tables)}", place=f"[{name}]")
             settable = DEFAULTS[name] | _WITHOUT_DEFAULT.get(name, {})
             for key, value in settings.items():
                 place = f"[{name}] {key}"
                 if key not in settable:
-                    raise InputError(path, f"no such setting{_instead(key, settable)}", place=place)
+                    raise InputError(path, f"no such setting; {_instead(key, settable)}", place=place)
                 if wrong := _wrong(key, value, settable[key]):
                     raise InputError(path, f"{reprlib.repr(value)} is not {wrong}", place=place)
                 tables[name][key] = cast("Value", value)
@@ -98,8 +98,7 @@ def _with_common_settings(tables: dict[str, dict[str, Value]]) -> Mapping[str, d
 
 
 def _instead(name: str, names: Mapping[str, object]) -> str:
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else "; `rankscope alerts rules thresholds` prints those there are"
+    return did_you_mean(name, names, otherwise="`rankscope alerts rules thresholds` prints those there are")
 
 
 def _wrong(key: str, value: object, example: Value) -> str | None:  # noqa: PLR0911  one line for each kind
@@ -134,3 +133,8 @@ def _is_regex(text: str) -> bool:
 
 
 DEFAULTS: Final = _with_common_settings(msgspec.toml.decode(default_text(), type=dict[str, dict[str, Value]]))
+SEVERITY_OF: Final[dict[str, str]] = {
+    **{name: alert.severity for name, alert in WATCHER_ALERTS.items()},
+    **{name: str(settings["severity"]) for name, settings in DEFAULTS.items() if name not in SHARED},
+}
+"""Severity of every alert, of the watcher and of the rules, by its name. Operators may change that of a rule."""

@@ -24,7 +24,7 @@ from rankscope.base.options import Duration, ListenAddress, format_option, http_
 
 if TYPE_CHECKING:
     from rankscope.alerts.deliver.target_file import Destinations
-    from rankscope.alerts.watch.setup import Watch
+    from rankscope.alerts.watch.running_watcher import RunningWatcher
 
 LAST_SCRAPE_S = 120.0
 """Longest wait for a last scrape after the followed run is over, if a client scrapes the watcher."""
@@ -138,8 +138,8 @@ def watch(
         from rankscope.alerts.watch.ledger import FiringPolicy
         from rankscope.alerts.watch.liveness.monitor import Patience
         from rankscope.alerts.watch.pace import Pace
-        from rankscope.alerts.watch.settings import WatcherSettings
-        from rankscope.alerts.watch.setup import prepare
+        from rankscope.alerts.watch.running_watcher import prepare
+        from rankscope.alerts.watch.watcher_settings import WatcherSettings
         from rankscope.runs.named import runs_in
 
         def destinations() -> Destinations:
@@ -195,7 +195,9 @@ def watch(
             ctx.exit(1)
 
 
-def follow(watch: Watch, signals: SignalHandlers, *, interval_s: float, reread: Callable[[], Destinations] | None) -> None:
+def follow(
+    watch: RunningWatcher, signals: SignalHandlers, *, interval_s: float, reread: Callable[[], Destinations] | None
+) -> None:
     """Evaluate until the followed run is over; once if ``watch.once``. ``reread`` returns the destinations after a SIGHUP.
 
     Raises ``StoppedError`` after SIGTERM or SIGINT.
@@ -214,7 +216,7 @@ def follow(watch: Watch, signals: SignalHandlers, *, interval_s: float, reread: 
         began = time.monotonic()
 
 
-def _reload(watch: Watch, reread: Callable[[], Destinations] | None) -> None:
+def _reload(watch: RunningWatcher, reread: Callable[[], Destinations] | None) -> None:
     if reread is None:
         logger.info("SIGHUP: there is no --config to read again")
         return

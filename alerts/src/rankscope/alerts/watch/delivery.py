@@ -12,8 +12,8 @@ from typing import Final
 from rankscope.alerts.deliver.failure_log import FailureLog
 from rankscope.alerts.deliver.notifiers import Alertmanager, Webhook
 from rankscope.alerts.deliver.post import DeliveryError
-from rankscope.alerts.owners import CRASHED
 from rankscope.alerts.watch.ledger import AlertLedger, LedgerEntry, Status
+from rankscope.alerts.watcher_alerts import CRASHED
 
 WAIT_S: Final = 0.5
 """Time that an evaluation waits for the response of an Alertmanager; the next evaluation processes a later one."""

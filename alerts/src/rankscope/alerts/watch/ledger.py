@@ -13,12 +13,13 @@ from typing import Final, Literal
 import msgspec
 
 from rankscope.alerts.alert import UPDATED_AT, Alert, is_of_host, ranks_of, rfc3339
-from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.payload import Notice, payload_alert
 from rankscope.alerts.store.database import AlertStore, read_only
 from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.watch.conditions.candidate import Candidate, ConditionLoss
 from rankscope.alerts.watch.conditions.confirmation import Confirmation, Suspicion
+from rankscope.alerts.watch.conditions.shared_alerts import merge_shared
+from rankscope.alerts.watcher_alerts import STRAGGLER
 from rankscope.analysis.result.analysis import Finding
 from rankscope.base.errors import InputError
 
@@ -176,7 +177,8 @@ class AlertLedger(msgspec.Struct, kw_only=True):
         of alerts whose details are incomplete: those do not fire yet, and firing ones stay unchanged.
         """
         silent = set(unknown)
-        present = {candidate.fingerprint: candidate for candidate in candidates}
+        merged = merge_shared(candidates, merged_names=self.names(run, shared_only=True))
+        present = {candidate.fingerprint: candidate for candidate in merged}
         followed = {
             entry.fingerprint: entry
             for entry in self.entries

@@ -9,29 +9,28 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Final
 
 from rankscope.alerts.output import Event
-from rankscope.alerts.owners import CRASHED, HISTORY_ALERTS, LIVENESS_ALERTS, RECORD_ALERTS
 from rankscope.alerts.watch.announcements import Announcer
 from rankscope.alerts.watch.conditions.candidate import Candidate, Subject
 from rankscope.alerts.watch.conditions.confirmation import Confirmation
 from rankscope.alerts.watch.conditions.findings import candidates
 from rankscope.alerts.watch.conditions.regressions import Regressions
-from rankscope.alerts.watch.conditions.shared_alerts import merge_shared
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
-from rankscope.alerts.watch.liveness.alerts import LivenessAlerts
 from rankscope.alerts.watch.liveness.dumps import Dumps
+from rankscope.alerts.watch.liveness.liveness_alerts import LivenessAlerts
 from rankscope.alerts.watch.liveness.monitor import LivenessMonitor, gpus_of
-from rankscope.alerts.watch.page import Evaluation, WatcherPage
-from rankscope.alerts.watch.runs import RunObserver, RunSnapshot
-from rankscope.alerts.watch.settings import WatcherSettings
+from rankscope.alerts.watch.run_snapshots import RunObserver, RunSnapshot
 from rankscope.alerts.watch.unreadable_files import UnreadableFiles, ranks_within
+from rankscope.alerts.watch.watcher_page import Evaluation, WatcherPage
+from rankscope.alerts.watch.watcher_settings import WatcherSettings
+from rankscope.alerts.watcher_alerts import CRASHED, HISTORY_ALERTS, LIVENESS_ALERTS, RECORD_ALERTS
 from rankscope.analysis.online import RECENT_STEPS
 from rankscope.analysis.result.analysis import Analysis, Cost
 from rankscope.base.errors import InputError, RankscopeError
@@ -270,7 +269,15 @@ class Watcher:
         unknown = ranks_within(run, attempt, analysis.source.unreadable)
         decided |= {candidate.name for candidate in conditions}
         confirmation = self._confirmation(run, analysis, snapshot)
-        self._update(run, conditions, policy=policy, unknown=unknown, decided_names=decided, confirmation=confirmation)
+        self.ledger.update(
+            str(run),
+            conditions,
+            now_unix_ns=self._clock(),
+            policy=policy,
+            unknown=unknown,
+            decided_names=decided,
+            confirmation=confirmation,
+        )
 
     def _confirmation(self, run: Path, analysis: Analysis, snapshot: RunSnapshot) -> Confirmation | None:
         """Return the confirmation of stragglers on new steps; ``None`` for a single look and for a verdict from windows."""
@@ -320,36 +327,14 @@ class Watcher:
         self._problems.report(None, ("look", run))
         if report.moved:
             self._set_active(run, active=True)
-        self._update(
-            run,
+        self.ledger.update(
+            str(run),
             report.candidates,
+            now_unix_ns=self._clock(),
             policy=self._options.policy,
             unknown=report.unknown,
             decided_names=report.decided_names,
             unconfirmed=report.unconfirmed,
-        )
-
-    def _update(
-        self,
-        run: Path,
-        conditions: Sequence[Candidate],
-        *,
-        policy: FiringPolicy,
-        unknown: Collection[int],
-        decided_names: Collection[str],
-        confirmation: Confirmation | None = None,
-        unconfirmed: Collection[str] = (),
-    ) -> None:
-        conditions = merge_shared(conditions, merged_names=self.ledger.names(str(run), shared_only=True))
-        self.ledger.update(
-            str(run),
-            conditions,
-            now_unix_ns=self._clock(),
-            policy=policy,
-            unknown=unknown,
-            decided_names=decided_names,
-            confirmation=confirmation,
-            unconfirmed=unconfirmed,
         )
 
     def _subject(self, snapshot: RunSnapshot) -> Subject:

@@ -11,7 +11,7 @@ import msgspec
 
 from rankscope.cli.live.capture_result import CaptureResult
 from rankscope.cli.live.live_run import LiveRun
-from rankscope.cli.live.request_id import REQUEST, named_request, was_answered
+from rankscope.cli.live.request_id import named_request, parse_request_id, was_answered
 from rankscope.cli.selection import RANKS
 from rankscope.cli.terminal import INPUT_PATH, Finite, format_option, print_json, use_color, width
 from rankscope.runs.control import MAX_STEPS, new_request
@@ -47,7 +47,7 @@ can make one.
 @click.option(
     "--request",
     "request_id",
-    type=REQUEST,
+    type=parse_request_id,
     metavar="ID",
     help="Go on waiting for this request, or make it under this id: asked twice, the job does it once.",
 )

@@ -148,12 +148,12 @@ def _wait_for_profiles(live: LiveRun, expected: list[int], steps: range, *, unti
 
 
 def _why(unrecorded: list[int], end_reason: str | None, steps: range, *, left_out: bool) -> str:
-    what = "none of the steps was" if len(unrecorded) == len(steps) else f"step {unrecorded[0]} was not"
+    steps_text = "none of the steps was" if len(unrecorded) == len(steps) else f"step {unrecorded[0]} was not"
     if end_reason is not None:
-        return f"{what} profiled; the rank ended ({end_reason})"
+        return f"{steps_text} profiled; the rank ended ({end_reason})"
     if left_out:
-        return f"{what} profiled, and the rank is past it: it left the window out, and the job's stderr says why"
-    return f"{what} profiled in time; the job's stderr says so when a window is left out"
+        return f"{steps_text} profiled, and the rank is past it: it left the window out, and the job's stderr says why"
+    return f"{steps_text} profiled in time; the job's stderr says so when a window is left out"
 
 
 def _all(ranks: list[int], reason: str) -> list[Missing]:

@@ -41,12 +41,12 @@ class ProfileProgress:
                 self._passed |= row.step > self._steps[-1]
         except StartOverError:
             return self.missing_in_all_records()
-        return self._rest()
+        return self._unprofiled()
 
     def missing_in_all_records(self) -> list[int]:
         """Return the steps without a profile in any of the rank's records."""
         self._profiled |= {row.step for row in self._live.reader.windows(self._live.attempt, self._rank)} & set(self._steps)
-        return self._rest()
+        return self._unprofiled()
 
     def is_left_out(self) -> bool:
         """Return whether the ``missing_steps`` will stay so: the rank ran one without the profiler, or profiled later steps."""
@@ -56,5 +56,5 @@ class ProfileProgress:
                 self._passed |= bool((selected & (rows["flags"] & PROFILED == 0)).any())
         return self._passed
 
-    def _rest(self) -> list[int]:
+    def _unprofiled(self) -> list[int]:
         return [step for step in self._steps if step not in self._profiled]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 import msgspec
@@ -16,19 +16,11 @@ from rankscope.runs.paths import control_dir
 _ID: Final = re.compile(REQUEST_ID, re.ASCII)
 
 
-class _RequestId(click.ParamType[Any]):
-    """Request id, ``1700000000000000000-0123abcd``: creation time in unix nanoseconds, and eight hexadecimal digits."""
-
-    name = "id"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the id; reject any other text, as the id becomes a file name."""
-        if _ID.fullmatch(str(value)) is None:
-            self.fail(f"{value!r} is no id of a request: unix nanoseconds in 19 digits, a dash, 8 digits of 0-9a-f", param, ctx)
-        return str(value)
-
-
-REQUEST: Final = _RequestId()
+def parse_request_id(text: str) -> str:
+    """Check an id, ``1700000000000000000-0123abcd``, which becomes a file name: unix nanoseconds and eight hexadecimal digits."""
+    if _ID.fullmatch(text) is None:
+        raise click.BadParameter(f"{text!r} is no id of a request: unix nanoseconds in 19 digits, a dash, 8 digits of 0-9a-f")
+    return text
 
 
 def named_request(request: ControlRequest, request_id: str | None) -> ControlRequest:

@@ -12,8 +12,7 @@ from rankscope.analysis.compare.compare_runs import MIN_CHANGE
 from rankscope.analysis.compare.compare_runs import compare as compare_runs
 from rankscope.analysis.compare.compare_terminal import render_compare
 from rankscope.analysis.result.analysis import Cost
-from rankscope.cli.selection import STEPS
-from rankscope.cli.share import SHARE
+from rankscope.cli.selection import STEPS, share
 from rankscope.cli.terminal import INPUT_PATH, format_option, price_options, print_json, use_color, width
 
 
@@ -35,7 +34,7 @@ Examples:
 @click.option("--steps", type=STEPS, help="Compare only steps A to B - 1 of each run.  [default: all]")
 @click.option(
     "--min-change",
-    type=SHARE,
+    type=share,
     default=MIN_CHANGE,
     show_default="1%",
     help="The smallest change that matters, as a share of the step time.",

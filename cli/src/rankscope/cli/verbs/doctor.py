@@ -11,35 +11,21 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import click
 
 from rankscope.cli.terminal import format_option, use_color
+from rankscope.cli.verbs.check import Check, CheckState
 from rankscope.cli.verbs.kept_files import examine_files
 from rankscope.cli.verbs.nvml import ask_nvml
-
-State = Literal["ok", "absent", "missing", "other", "unreadable"]
 
 _MIN_TORCH: Final = (2, 6)
 _SHM: Final = Path("/dev/shm")  # noqa: S108  # only inspected
 _MIN_SHM_BYTES: Final = 256 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """Result of one check. ``missing``: rankscope needs it here. ``absent``: optional; ``detail`` has the consequences.
-
-    Of files: ``other``: another version wrote it, and this one reads it; ``unreadable``: this version does not read it.
-    """
-
-    name: str
-    state: State
-    detail: str
-    fix: str | None = None
 
 
 NEEDED: Final = ("exporter", "profiler", "analysis", "dashboards", "alerts")
@@ -85,8 +71,8 @@ def _holds(condition: str | None) -> bool:
         return False
     if match["minor"]:
         return sys.version_info < (3, int(match["minor"]))
-    here = sys.platform if match["name"] == "sys_platform" else platform.machine()
-    return here in match["values"].split()
+    own_platform = sys.platform if match["name"] == "sys_platform" else platform.machine()
+    return own_platform in match["values"].split()
 
 
 def _extras() -> Iterator[Check]:
@@ -95,7 +81,7 @@ def _extras() -> Iterator[Check]:
     # A node has the exporter only, a training image the profiler.
     has_a_role = any(not lacking_by.get(extra, [extra]) for extra in NEEDED)
     for extra, missing_packages in lacking_by.items():
-        state: State = "ok" if not missing_packages else "missing" if extra in NEEDED and not has_a_role else "absent"
+        state: CheckState = "ok" if not missing_packages else "missing" if extra in NEEDED and not has_a_role else "absent"
         detail, fix = (
             (f"no {', '.join(missing_packages)}", f"pip install 'rankscope[{extra}]'")
             if missing_packages
@@ -184,17 +170,13 @@ def _programs() -> Iterator[Check]:
             yield Check(name, "absent", use, f"Debian: {fix}" if fix.startswith("apt-get") else fix)
 
 
-def _files(paths: Sequence[Path]) -> list[Check]:
-    return [Check(str(file.path), file.state, file.detail) for file in examine_files(paths)]
-
-
 def examine(paths: Sequence[Path] = ()) -> list[Check]:
     """Run all checks, and those of runs and state folders, and return them in the order of display. Raises ``InputError``."""
     machine = [_python(), _torch(), *_extras(), _gpus(), _local_memory(), _writable(), _schedstat(), *_programs()]
-    return [*machine, *_files(paths)]
+    return [*machine, *examine_files(paths)]
 
 
-_MARKS: Final[dict[State, tuple[str, str]]] = {
+_MARKS: Final[dict[CheckState, tuple[str, str]]] = {
     "ok": ("ok", "green"),
     "absent": ("absent", "yellow"),
     "missing": ("MISSING", "red"),

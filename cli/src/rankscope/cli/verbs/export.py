@@ -109,7 +109,7 @@ def _text(result: ExportResult) -> str:
     lines = [
         f"{events} written to {where} ({size(result.bytes)}).",
         clock_sentence(result.clock),
-        *(f"Left out: {what}." for what in result.left_out),
+        *(f"Left out: {part}." for part in result.left_out),
         "Open https://ui.perfetto.dev and drop the file onto the page.",
     ]
     return printable("\n".join(part for line in lines for part in wrapped(line, width(), hanging="  ")))

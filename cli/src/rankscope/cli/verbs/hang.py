@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import get_args
 
 import click
 
@@ -15,21 +15,13 @@ from rankscope.cli.terminal import INPUT_PATH, Finite, format_option, print_json
 from rankscope.runs.ras import split_address
 
 
-class _Address(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
-    """``HOST:PORT``."""
-
-    name = "address"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the address as it is."""
-        try:
-            split_address(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        return str(value)
-
-
-ADDRESS: Final = _Address()
+def _ras_address(text: str) -> str:
+    """Check ``HOST:PORT`` and return it as it is. Raises ``click.BadParameter``."""
+    try:
+        split_address(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    return text
 
 
 @click.command(
@@ -48,7 +40,7 @@ Examples:
 @click.option(
     "--ras",
     "address",
-    type=ADDRESS,
+    type=_ras_address,
     metavar="HOST:PORT",
     help="Where the job's NCCL RAS listens.  [default: $NCCL_RAS_ADDR, else localhost:28028]",
 )

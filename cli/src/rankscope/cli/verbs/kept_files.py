@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
@@ -15,27 +14,17 @@ from rankscope.alerts.store.folders import STORE_FILE, default_folders
 from rankscope.alerts.store.schema import SCHEMA as STORE_SCHEMA
 from rankscope.alerts.store.schema import VERSION as STORE_VERSION
 from rankscope.base.errors import InputError
+from rankscope.cli.verbs.check import Check
 from rankscope.exporter.fleet import inventory
 from rankscope.exporter.settings import default_state_dir
 from rankscope.exporter.xid import journal_file
 from rankscope.exporter.xid.entry import SCHEMA as XID_SCHEMA
 from rankscope.runs.reader import RunReader, is_run, is_visible_run
 
-State = Literal["ok", "other", "unreadable"]
-"""``other``: readable, and written by another version of rankscope."""
 _EXPORTER_FILES: Final = (inventory.FILE_NAME, journal_file.FILE_NAME)
 
 
-@dataclass(frozen=True, slots=True)
-class KeptFile:
-    """A run, or a file of a state folder."""
-
-    path: Path
-    state: State
-    detail: str
-
-
-def examine_files(paths: Iterable[Path]) -> Iterator[KeptFile]:
+def examine_files(paths: Iterable[Path]) -> Iterator[Check]:
     """Examine runs, folders of runs and state folders; without any, the default state folders that exist.
 
     Raises ``InputError`` for a path that is none of these, ``OSError`` for a folder that cannot be listed.
@@ -49,7 +38,7 @@ def examine_files(paths: Iterable[Path]) -> Iterator[KeptFile]:
         yield from examined
 
 
-def _examine(path: Path) -> Iterator[KeptFile]:
+def _examine(path: Path) -> Iterator[Check]:
     if is_run(path):
         yield _run(path)
         return
@@ -62,35 +51,35 @@ def _examine(path: Path) -> Iterator[KeptFile]:
         yield from map(_run, sorted(below for below in path.iterdir() if is_visible_run(below)))
 
 
-def _run(path: Path) -> KeptFile:
+def _run(path: Path) -> Check:
     try:
         run = RunReader(path)
         attempts = [attempt for number in run.attempts() if (attempt := run.attempt(number)) is not None]
     except InputError as error:
-        return KeptFile(path, "unreadable", error.reason)
+        return Check(str(path), "unreadable", error.reason)
     writers = {attempt.versions["rankscope"] for attempt in attempts if "rankscope" in attempt.versions}
     own_version = version("rankscope")
     text = f"{run.info.schema}, recorded by rankscope {' and '.join(sorted(writers)) or '(unknown version)'}"
     if writers <= {own_version}:
-        return KeptFile(path, "ok", text)
-    return KeptFile(path, "other", f"{text}; {own_version} reads it")
+        return Check(str(path), "ok", text)
+    return Check(str(path), "other", f"{text}; {own_version} reads it")
 
 
-def _store(folder: Path) -> KeptFile:
+def _store(folder: Path) -> Check:
     path = folder / STORE_FILE
     try:
         with read_only(folder):
-            return KeptFile(path, "ok", f"{STORE_SCHEMA}/{STORE_VERSION}")
+            return Check(str(path), "ok", f"{STORE_SCHEMA}/{STORE_VERSION}")
     except InputError as error:
-        return KeptFile(path, "unreadable", error.reason)
+        return Check(str(path), "unreadable", error.reason)
 
 
-def _exporter_file(path: Path) -> KeptFile:
+def _exporter_file(path: Path) -> Check:
     try:
         if path.name == inventory.FILE_NAME:
             inventory.load(path)
-            return KeptFile(path, "ok", inventory.SCHEMA)
+            return Check(str(path), "ok", inventory.SCHEMA)
         journal_file.JournalFile(path.parent).load()
     except (OSError, ValueError, msgspec.MsgspecError, journal_file.JournalError) as error:
-        return KeptFile(path, "unreadable", str(error).removeprefix(f"{path}: "))
-    return KeptFile(path, "ok", XID_SCHEMA)
+        return Check(str(path), "unreadable", str(error).removeprefix(f"{path}: "))
+    return Check(str(path), "ok", XID_SCHEMA)

@@ -17,7 +17,7 @@ import click
 from rankscope.base.errors import RankscopeError
 from rankscope.base.options import Size
 from rankscope.base.text import one_line
-from rankscope.cli.share import SHARE
+from rankscope.cli.selection import share
 from rankscope.cli.terminal import price_options, use_color, width
 from rankscope.profiler.helper.sampling.exporter_page import parse_target
 from rankscope.profiler.launch import DRAIN_SECONDS, LaunchOptions, LaunchResult, launch
@@ -63,7 +63,7 @@ The training script needs no change and its output is left alone; the verdict go
 )
 @click.option(
     "--budget",
-    type=SHARE,
+    type=share,
     default=f"{BUDGET:.0%}",
     show_default=True,
     metavar="SHARE",

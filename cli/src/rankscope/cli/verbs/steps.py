@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 import click
 import numpy as np
@@ -15,7 +14,7 @@ import pyarrow as pa
 
 from rankscope.analysis.result.text import size as size_text
 from rankscope.base.errors import InputError
-from rankscope.base.text import one_line
+from rankscope.base.text import did_you_mean, one_line
 from rankscope.cli.output_file import check_apart, check_target, output, progress
 from rankscope.cli.selection import RANKS, STEPS
 from rankscope.cli.terminal import INPUT_PATH
@@ -30,24 +29,14 @@ Format = Literal["csv", "jsonl", "parquet"]
 _SHOWN: Final = 3
 
 
-class _ColumnList(click.ParamType[Any]):
-    """List of column names, ``step,wall_us``, in the order of output."""
-
-    name = "columns"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
-        """Return the names, each once."""
-        if isinstance(value, list):
-            return value
-        names = [name.strip() for name in str(value).split(",")]
-        for name in names:
-            if name not in FIELDS:
-                close_matches = get_close_matches(name, FIELDS, n=_SHOWN)
-                hint = (
-                    f"; did you mean {' or '.join(close_matches)}?" if close_matches else f"; the columns are {', '.join(FIELDS)}"
-                )
-                self.fail(f"there is no column {name!r}{hint}", param, ctx)
-        return list(dict.fromkeys(names))
+def _columns(text: str) -> list[str]:
+    """Parse names of columns, ``step,wall_us``, in the order of output, each once. Raises ``click.BadParameter``."""
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in FIELDS:
+            hint = did_you_mean(name, FIELDS, most=_SHOWN, otherwise=f"the columns are {', '.join(FIELDS)}")
+            raise click.BadParameter(f"there is no column {name!r}; {hint}")
+    return list(dict.fromkeys(names))
 
 
 @click.command(
@@ -64,7 +53,9 @@ Examples:
 @click.option("--attempt", type=click.IntRange(0), metavar="N", help="Write the records of attempt N.  [default: the last]")
 @click.option("--ranks", type=RANKS, help="Write only these ranks, such as 0,3-5.  [default: all]")
 @click.option("--steps", type=STEPS, help="Write only steps A to B - 1.  [default: all]")
-@click.option("--columns", type=_ColumnList(), help="Write only these columns, such as rank,step,wall_us.  [default: all]")
+@click.option(
+    "--columns", type=_columns, metavar="COLUMNS", help="Write only these columns, such as rank,step,wall_us.  [default: all]"
+)
 @click.option(
     "--format",
     "format_",
@@ -159,8 +150,6 @@ def _chosen(reader: RunReader, attempt: int, wanted: list[int] | None) -> Sequen
 
 @dataclass(frozen=True, slots=True)
 class _RowSelection:
-    """Selection of attempt, columns and steps."""
-
     attempt: int
     columns: Sequence[str]
     first: int | None
@@ -178,7 +167,6 @@ class _RowSelection:
 
 
 def _write_rank(sink: Sink, reader: RunReader, rank: int, selection: _RowSelection) -> int:
-    """Write the records of one rank. Returns their number."""
     folder = rank_dir(reader.path, selection.attempt, rank)
     follower, tags, written = StepFollower(folder), dict[int, list[str]](), 0
     try:

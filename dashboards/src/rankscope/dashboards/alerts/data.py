@@ -1,6 +1,6 @@
 """Active and past alerts about runs, from the files of their watchers and from a Prometheus.
 
-Every alert name has one owner (``rankscope.alerts.owners``), so the watcher and Prometheus never report the same alert.
+No alert is both the watcher's (``rankscope.alerts.watcher_alerts``) and a Prometheus rule: the two never report the same one.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from rankscope.base.exposition import TEXT_TYPE, Family, text
+from rankscope.base.exposition import TEXT_TYPE, Family, exposition_text
 from rankscope.exporter.catalogue import CATALOGUE, DcgmName
 from rankscope.exporter.jobs.join import MULTIPLE
 from rankscope.exporter.pages.dcgm_counters import DcgmCounters, LabelField, default_counters
@@ -90,7 +90,7 @@ class DcgmPage:
                 self._add_xids(families, gpu, self._labels(gpu, state, None, jobs.get(gpu.identity.uuid, {})), xids)
             remarks += self._remarks(state)
         comments = "".join(f"# {' '.join(remark.split())}\n" for remark in remarks).encode("utf-8", "replace")
-        body = text(family for family in families.values() if family.points)
+        body = exposition_text(family for family in families.values() if family.points)
         return (SIMULATED_COMMENT if self._page.simulated else b"") + comments + body, TEXT_TYPE
 
     def _add_gpu(

@@ -13,10 +13,10 @@ from rankscope.base.exposition import (
     Family,
     Point,
     PointSource,
+    exposition_text,
     has_unique_openmetrics_names,
     openmetrics,
     prefers_openmetrics,
-    text,
 )
 from rankscope.base.version import VERSION
 from rankscope.exporter.catalogue import BY_NAME, CATALOGUE, COLLECTORS, DEFAULT_COLLECTORS, CatalogueMetric
@@ -140,7 +140,7 @@ class MetricsPage:
         # OpenMetrics has no comments; there, only a label and a metric mark the GPUs as simulated.
         if prefers_openmetrics(accept) and has_unique_openmetrics_names(families):
             return openmetrics(families), OPENMETRICS_TYPE
-        body = text(families)
+        body = exposition_text(families)
         return (SIMULATED_COMMENT + body if self.simulated else body), TEXT_TYPE
 
     def _loops(self) -> Iterator[CollectorLoop[Any]]:

@@ -55,9 +55,9 @@ _DECIDING: Final = 3
 _COMMANDS: Final = ("rankscope", "py-spy", "nvidia-smi", "dmesg", "scontrol", "kubectl")
 """A step that begins with one of these programs is a command. Any other step is prose."""
 
-State = Literal["firing", "update", "follow_up", "still_firing", "resolved", "ended"]
+NoticeState = Literal["firing", "update", "follow_up", "still_firing", "resolved", "ended"]
 """``ended``: no recovery was observed; ``update``: more became known; ``follow_up``: result of a capture or dump."""
-_WORDS: Final[dict[State, str]] = {
+_WORDS: Final[dict[NoticeState, str]] = {
     "firing": "FIRING",
     "update": "UPDATE",
     "follow_up": "FOLLOW-UP",
@@ -71,7 +71,7 @@ _WORDS: Final[dict[State, str]] = {
 class AlertTexts:
     """One alert as texts. Every text is truncated to the requested length, and on one line except ``description``."""
 
-    state: State
+    state: NoticeState
     over: bool
     """The alert no longer fires."""
     why_ended: str
@@ -183,7 +183,7 @@ def headline(payload: Payload, cap: int) -> str:
     return first.heading + (f" and {more} more" if more else "")
 
 
-def _state(alert: PayloadAlert) -> State:
+def _state(alert: PayloadAlert) -> NoticeState:
     annotations = alert.annotations
     if "capture_outcome" in annotations or "dump_outcome" in annotations:
         return "follow_up"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rankscope.alerts.deliver.templates.alert_texts import AlertTexts, State, alert_texts, command_in, fitted, headline
+from rankscope.alerts.deliver.templates.alert_texts import AlertTexts, NoticeState, alert_texts, command_in, fitted, headline
 from rankscope.alerts.payload import Payload
 from rankscope.base.text import shortened
 
@@ -15,7 +15,7 @@ _MOST_OF_BLOCK: Final = 2_900
 """Slack takes 3,000 characters."""
 _MOST_OF_HEADER: Final = 150
 _SIGN: Final = {"critical": "🔴", "warning": "🟠", "info": "🔵"}
-_SIGN_OF_STATE: Final[dict[State, str]] = {"resolved": "✅", "ended": "⬜"}
+_SIGN_OF_STATE: Final[dict[NoticeState, str]] = {"resolved": "✅", "ended": "⬜"}
 
 
 def slack(payload: bytes, _routing_key: str = "") -> bytes:
@@ -47,7 +47,7 @@ def _blocks(content: AlertTexts) -> list[dict[str, Any]]:
         # Long texts come last, because the end is truncated.
         lines += [content.description, content.deciding]
     links = " · ".join(f"<{address.replace('&', '&amp;')}|{words}>" for words, address in content.links)
-    texts = (_plain("\n".join(filter(None, lines)), _MOST_OF_BLOCK), _ours(commands, links))
+    texts = (_plain("\n".join(filter(None, lines)), _MOST_OF_BLOCK), _links_and_commands(commands, links))
     return [
         {"type": "header", "text": _plain(f"{sign} {content.heading}", _MOST_OF_HEADER)},
         *(_section(text) for text in texts if text["text"]),
@@ -62,7 +62,7 @@ def _plain(text: str, most: int) -> dict[str, Any]:
     return {"type": "plain_text", "text": shortened(text, most), "emoji": False}
 
 
-def _ours(commands: list[str], links: str) -> dict[str, Any]:
+def _links_and_commands(commands: list[str], links: str) -> dict[str, Any]:
     """Build a section of the links and as many whole commands as fit: a truncated command would be wrong."""
     lines, room = [], _MOST_OF_BLOCK - len(links)
     for command in commands:

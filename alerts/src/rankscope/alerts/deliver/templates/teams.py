@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rankscope.alerts.deliver.templates.alert_texts import AlertTexts, State, alert_texts, command_in, fitted, headline
+from rankscope.alerts.deliver.templates.alert_texts import AlertTexts, NoticeState, alert_texts, command_in, fitted, headline
 from rankscope.alerts.payload import Payload
 
 _COLOUR: Final = {"critical": "attention", "warning": "warning", "info": "accent"}
-_COLOUR_OF_STATE: Final[dict[State, str]] = {"resolved": "good", "ended": "default"}
+_COLOUR_OF_STATE: Final[dict[NoticeState, str]] = {"resolved": "good", "ended": "default"}
 _MOST_ACTIONS: Final = 6
 
 

@@ -233,7 +233,7 @@ def wanted_actions(
                 yield rule.do, f"not requested: the limit of {most} is reached", None
                 break
         else:
-            what = f"a profile of its next {rule.steps} steps" if rule.do == "capture" else "a dump of its Flight Recorders"
+            request = f"a profile of its next {rule.steps} steps" if rule.do == "capture" else "a dump of its Flight Recorders"
             action = Action(
                 kind=rule.do,
                 fingerprint=alert.fingerprint,
@@ -243,4 +243,4 @@ def wanted_actions(
                 steps=rule.steps,
                 alert=msgspec.json.encode(alert),
             )
-            yield rule.do, f"{what}; the result follows", action
+            yield rule.do, f"{request}; the result follows", action

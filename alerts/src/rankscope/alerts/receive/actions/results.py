@@ -12,7 +12,7 @@ from rankscope.alerts.receive.bounded_child import ChildResult
 from rankscope.alerts.receive.verdicts.known_runs import KnownRun
 from rankscope.alerts.receive.verdicts.run_verdict import bounded_texts, by_name_only
 from rankscope.alerts.watch.conditions.findings import problem_annotations
-from rankscope.alerts.watch.liveness.alerts import PIDS, concrete, is_stack, stacks
+from rankscope.alerts.watch.liveness.liveness_alerts import PIDS, concrete, is_stack, stacks
 from rankscope.analysis.hang.hang_result import HangReport
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.result.text import reading
@@ -50,9 +50,9 @@ class _CaptureJson(msgspec.Struct, frozen=True, kw_only=True):
     dumps: list[Any] = []
 
 
-def impossible_result(what: str, why: str) -> ActionResult:
+def impossible_result(result: str, reason: str) -> ActionResult:
     """Build the result of an action that could not be carried out."""
-    return ActionResult(outcome="impossible", annotations=bounded_texts({"summary": f"No {what}: {why}"}))
+    return ActionResult(outcome="impossible", annotations=bounded_texts({"summary": f"No {result}: {reason}"}))
 
 
 def is_simulated(annotations: dict[str, str]) -> bool:

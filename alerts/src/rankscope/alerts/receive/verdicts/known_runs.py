@@ -53,7 +53,7 @@ def run_named(labels: dict[str, str]) -> RunName | None:
     return named if named.text else None
 
 
-def absent(roots: Sequence[Path]) -> dict[Path, str]:
+def unreadable_roots(roots: Sequence[Path]) -> dict[Path, str]:
     """Return those of ``roots`` that cannot be read now, and why."""
     reasons: dict[Path, str] = {}
     for root in roots:
@@ -75,7 +75,7 @@ class KnownRuns:
         """Find the run with the given id; without an id the only live one with the name. Raises ``UnmatchedRunError``."""
         runs = list(self._all())
         self._read = {path: read for path, read in self._read.items() if path in {run.path for run in runs}}
-        unreadable = "".join(f"; {root} cannot be read: {reason}" for root, reason in absent(self._roots).items())
+        unreadable = "".join(f"; {root} cannot be read: {reason}" for root, reason in unreadable_roots(self._roots).items())
         if named.run_id:
             matches = [run for run in runs if run.run_id == named.run_id]
             if len(matches) > 1:
@@ -94,7 +94,7 @@ class KnownRuns:
         paths: set[Path] = set()
         for root in self._roots:
             for path in self._folders(root):
-                if path not in paths and (run := self._known(path)) is not None:
+                if path not in paths and (run := self._read_run(path)) is not None:
                     paths.add(path)
                     yield run
 
@@ -115,7 +115,7 @@ class KnownRuns:
         except (OSError, RuntimeError):  # missing now, or a symlink loop
             return
 
-    def _known(self, path: Path) -> KnownRun | None:
+    def _read_run(self, path: Path) -> KnownRun | None:
         try:
             status = run_file(path).stat()
             identity = (status.st_ino, status.st_size, status.st_mtime_ns)

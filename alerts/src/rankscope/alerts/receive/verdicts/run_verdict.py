@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.owners import ALERT_OF_KIND, HANG, STRAGGLER
 from rankscope.alerts.watch.conditions.findings import problem_annotations
+from rankscope.alerts.watcher_alerts import ALERT_OF_KIND, HANG, STRAGGLER
 from rankscope.analysis.result.analysis import Analysis, Finding, Verdict
 from rankscope.base.text import one_line
 from rankscope.runs.links import overview_url

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rankscope.alerts.deliver.secret import Secret
-from rankscope.alerts.deliver.signing import TOLERANCE_S, SignatureError, parse_secret, secret_problem, signatures_in, verify
+from rankscope.alerts.deliver.signing import TOLERANCE_S, SignatureError, parse_secret, signatures_in, verify
 from rankscope.base.errors import InputError
 from rankscope.base.http import basic_credentials, bearer_token
 from rankscope.base.problems import ProblemLog
@@ -25,11 +25,11 @@ Headers = Mapping[bytes, bytes]
 class RotatedSecret:
     """Last usable value of a secret, so that a rotation locks no sender out.
 
-    ``check`` returns what is wrong with a text, empty if nothing. Raises ``InputError`` if the secret is unusable at the start.
-    Later ``report`` takes one line.
+    ``check`` raises ``ValueError`` for an unusable text. Raises ``InputError`` if the secret is unusable at the start. Later
+    ``report`` takes one line.
     """
 
-    def __init__(self, secret: Secret, *, check: Callable[[str], str], report: Callable[[str], object]) -> None:
+    def __init__(self, secret: Secret, *, check: Callable[[str], object], report: Callable[[str], object]) -> None:
         self._secret = secret
         self._check = check
         self._problems = ProblemLog(report)
@@ -49,21 +49,17 @@ class RotatedSecret:
 
     def _read(self) -> bytes:
         text = self._secret.read()
-        if wrong := self._check(text):
-            raise InputError(self._secret.where, wrong)
+        try:
+            self._check(text)
+        except ValueError as error:
+            raise InputError(self._secret.where, str(error)) from error
         return text.encode()
 
 
-def too_short(text: str) -> str:
-    """Return what is wrong with a token or password; empty if nothing."""
-    short = f"shorter than {MIN_SECRET} characters, so it could be guessed; make one with: openssl rand -hex 32"
-    return short if len(text) < MIN_SECRET else ""
-
-
-def no_signing_secret(text: str) -> str:
-    """Return what is wrong with a secret of Standard Webhooks; empty if nothing."""
-    problem = secret_problem(text)
-    return f"not a Standard Webhooks secret: {problem}" if problem else ""
+def check_length(text: str) -> None:
+    """Raise ``ValueError`` for a token or password that is too short."""
+    if len(text) < MIN_SECRET:
+        raise ValueError(f"shorter than {MIN_SECRET} characters, so it could be guessed; make one with: openssl rand -hex 32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ STOP_S: Final = 2
 """Seconds that open requests get after a signal."""
 
 
-def serve(
+def serve_app(
     app: ReceiverApp,
     sock: socket.socket,
     *,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from rankscope.alerts.alert import Alert, fingerprint
-from rankscope.alerts.owners import OwnedAlert
+from rankscope.alerts.watcher_alerts import WatcherAlert
 from rankscope.analysis.result.analysis import Finding
 from rankscope.analysis.result.text import hours_text
 from rankscope.runs.links import overview_url
@@ -71,7 +71,7 @@ class Subject:
 
     def candidate(
         self,
-        rule: OwnedAlert,
+        rule: WatcherAlert,
         annotations: Mapping[str, str],
         *,
         rank: int | None = None,
@@ -80,7 +80,6 @@ class Subject:
         loss: ConditionLoss | None = None,
     ) -> Candidate:
         """Build an alert about this run or one of its ranks; empty annotations are left out."""
-        assert rule.owner == "watcher", f"{rule.alertname} belongs to the Prometheus rules"
         labels = {
             "alertname": rule.alertname,
             "severity": rule.severity,

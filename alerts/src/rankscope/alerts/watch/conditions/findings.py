@@ -7,9 +7,9 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.owners import ALERT_OF_KIND
 from rankscope.alerts.watch.conditions.budgets import PARTS, SHARE_WORDING, Budgets
 from rankscope.alerts.watch.conditions.candidate import Candidate, ConditionLoss, Subject
+from rankscope.alerts.watcher_alerts import ALERT_OF_KIND
 from rankscope.analysis.result.analysis import Analysis, Cost, Evidence, Finding, Verdict
 from rankscope.analysis.result.text import hours_text, is_about_rare, is_of_equal_ranks, reading
 from rankscope.base.text import factor

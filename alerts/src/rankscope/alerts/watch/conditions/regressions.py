@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.alerts.owners import REGRESSION, THROUGHPUT, OwnedAlert
 from rankscope.alerts.watch.conditions.candidate import Candidate, ConditionLoss, Subject
 from rankscope.alerts.watch.conditions.step_past import StepPast
+from rankscope.alerts.watcher_alerts import REGRESSION, THROUGHPUT, WatcherAlert
 from rankscope.analysis.inference.change_points import change_points
 from rankscope.base.text import factor, format_duration
 
@@ -89,16 +89,16 @@ class Regressions:
         slowdown = find_slowdown(walls, walls, steps)
         if slowdown is not None and slowdown.rise >= at_least:
             before = format_duration(slowdown.before_us)
-            what = f"Steps take {format_duration(slowdown.after_us)}, {slowdown.rise:.0%} longer than the {before} before"
-            return [self._candidate(REGRESSION, what, slowdown)]
+            change = f"Steps take {format_duration(slowdown.after_us)}, {slowdown.rise:.0%} longer than the {before} before"
+            return [self._candidate(REGRESSION, change, slowdown)]
         work = past.us_per_work()
         slowdown = None if work is None else find_slowdown(work[1], walls, steps)
         if work is None or slowdown is None or slowdown.lost < at_least:
             return []
-        what = f"{slowdown.lost:.0%} fewer {work[0]} a second than before, in steps that take no longer: there is less in each"
-        return [self._candidate(THROUGHPUT, what, slowdown)]
+        change = f"{slowdown.lost:.0%} fewer {work[0]} a second than before, in steps that take no longer: there is less in each"
+        return [self._candidate(THROUGHPUT, change, slowdown)]
 
-    def _candidate(self, rule: OwnedAlert, what: str, slowdown: Slowdown) -> Candidate:
+    def _candidate(self, rule: WatcherAlert, change: str, slowdown: Slowdown) -> Candidate:
         loss = None
         if self.gpus is not None:
             per_hour = self.gpus.per_hour * slowdown.lost
@@ -106,7 +106,7 @@ class Regressions:
         return self.subject.candidate(
             rule,
             {
-                "summary": f"{what}, since step {slowdown.step}.",
+                "summary": f"{change}, since step {slowdown.step}.",
                 "steps": f"{slowdown.step}-",
                 "slowdown": factor(slowdown.after_us / slowdown.before_us),
                 "evidence": f"lasting change at step {slowdown.step}, beyond the run's own noise (p <= 0.001)",

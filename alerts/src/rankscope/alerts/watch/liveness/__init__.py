@@ -1,5 +1,5 @@
 """Alerts about ranks that stopped or ended.
 
-``attempt`` (whose files grow) and ``outage`` (who was silent first) → ``monitor``, with ``dumps`` that show the culprit →
-``alerts`` (what they say).
+``attempt_liveness`` (whose files grow) and ``outage`` (who was silent first) → ``monitor``, with ``dumps`` that show the
+culprit → ``liveness_alerts`` (what they say).
 """

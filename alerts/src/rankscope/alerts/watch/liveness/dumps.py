@@ -25,8 +25,6 @@ _Files = frozenset[tuple[str, int, int]]
 
 @dataclass(slots=True)
 class _StalledRun:
-    """State of one stalled run."""
-
     request: str | None = None
     requested_s: float = 0.0
     refused: str = ""

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rankscope.alerts.owners import HANG, RANK_LOST
 from rankscope.alerts.watch.conditions.candidate import Candidate, ConditionLoss, Subject
 from rankscope.alerts.watch.conditions.step_past import StepPast
-from rankscope.alerts.watch.liveness.alerts import LivenessAlerts
-from rankscope.alerts.watch.liveness.attempt import AttemptLiveness, WatchedTime
+from rankscope.alerts.watch.liveness.attempt_liveness import AttemptLiveness, WatchedTime
 from rankscope.alerts.watch.liveness.dumps import Dumps
+from rankscope.alerts.watch.liveness.liveness_alerts import LivenessAlerts
 from rankscope.alerts.watch.liveness.outage import LastSteps, Outage, find_outage, shortest_wait_s
-from rankscope.alerts.watch.runs import RunSnapshot
+from rankscope.alerts.watch.run_snapshots import RunSnapshot
+from rankscope.alerts.watcher_alerts import HANG, RANK_LOST
 from rankscope.analysis.evidence.liveness import patience_s
 from rankscope.analysis.hang.activity import Activities, read_activities
 from rankscope.base.errors import InputError
@@ -101,18 +101,18 @@ class LivenessMonitor:
             stopped = {rank for rank, row in activities.doing.items() if row.process == "stopped"} if activities else set()
             # Without a reason why dumps are missing, they may still arrive.
             hung, missing = self._dumps.look(run, snapshot.attempt, [rank for rank in verdict.live if rank not in stopped], now_s)
-        decided = quiet and missing is not None and bool(verdict.gone)
+        decided = quiet and missing is not None and bool(verdict.dead)
         if outage is not None and not decided and outage.waited_s >= shortest_wait_s(past, dumps_asked=True):
             # Whether the ranks without an end are silent shows later, as does an elastic restart.
             candidates = alerts.lost(verdict.silent)
             return LivenessReport(
                 candidates=candidates,
                 decided_names={RANK_LOST.alertname},
-                unknown=verdict.unknown | {*verdict.gone},
+                unknown=verdict.unknown | {*verdict.dead},
                 moved=liveness.moved,
             )
         lost, first = self._lost(run, outage, past) if outage is not None and decided else (None, False)
-        candidates, decided_names = alerts.lost(verdict.silent, {} if first else verdict.gone), {RANK_LOST.alertname}
+        candidates, decided_names = alerts.lost(verdict.silent, {} if first else verdict.dead), {RANK_LOST.alertname}
         if lost is not None:
             candidates += alerts.outage(lost, {rank: liveness.silence_s(rank, now_s) for rank in lost.silent}, first=first)
         if verdict.stalled is False or (lost is not None and lost.silent.keys() >= {*verdict.live}):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from rankscope.alerts.watch.conditions.step_past import StepPast
-from rankscope.alerts.watch.runs import RankSnapshot, RunSnapshot
+from rankscope.alerts.watch.run_snapshots import RankSnapshot, RunSnapshot
 from rankscope.analysis.trace.possible import are_possible_steps
 from rankscope.runs.follow import last_rows
 from rankscope.runs.paths import rank_dir

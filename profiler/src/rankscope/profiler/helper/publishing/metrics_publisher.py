@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rankscope.base.exposition import Family, Point, text
+from rankscope.base.exposition import Family, Point, exposition_text
 from rankscope.profiler.helper.publishing.totals import Totals
 from rankscope.profiler.helper.tasks import HelperContext, HelperTask
 from rankscope.profiler.phases import PhaseInterval
@@ -132,7 +132,7 @@ def render(identity: Mapping[str, str], values: Iterable[MetricSample]) -> str:
     for metric, labels, value, suffix in values:
         finite = value if math.isfinite(value) else math.nan
         families[metric].points.append(Point((*common, *labels.items()), finite, f"{metric}{suffix}"))
-    return text(family for family in families.values() if family.points).decode()
+    return exposition_text(family for family in families.values() if family.points).decode()
 
 
 PUBLISH_SECONDS: Final = 1.0

@@ -11,8 +11,9 @@ from typing import Final
 import click
 
 from rankscope.alerts.deliver.secret import SecretPlace
+from rankscope.alerts.deliver.signing import parse_secret
 from rankscope.alerts.receive.config import ReceiverConfig, ReceiveSection, load_config
-from rankscope.alerts.receive.web.authentication import Credentials, RotatedSecret, no_signing_secret, too_short
+from rankscope.alerts.receive.web.authentication import Credentials, RotatedSecret, check_length
 from rankscope.alerts.store.folders import receiver_state
 from rankscope.base.errors import InputError
 from rankscope.base.http import is_loopback
@@ -50,7 +51,7 @@ class ReceiverSettings:
         return [name for name in names if getattr(self, name) != getattr(newer, name)]
 
 
-def settings(
+def receiver_settings(
     file: Path | None,
     *,
     listen: tuple[str, int] | None,
@@ -116,13 +117,13 @@ def accepted_credentials(chosen: ReceiverSettings, *, report: Callable[[str], ob
 def load_credentials(receive: ReceiveSection, *, folder: Path, report: Callable[[str], object]) -> Credentials:
     """Load the accepted credentials; ``folder`` is the base of their files. Raises ``InputError`` for an unusable secret."""
 
-    def secret(place: SecretPlace, check: Callable[[str], str] = too_short) -> RotatedSecret:
+    def secret(place: SecretPlace, check: Callable[[str], object] = check_length) -> RotatedSecret:
         return RotatedSecret(place.secret(folder), check=check, report=report)
 
     return Credentials(
         bearer=[secret(place) for place in receive.bearer],
         basic=[(source.user, secret(source.password)) for source in receive.basic],
-        signed=[secret(place, no_signing_secret) for place in receive.webhook_secrets],
+        signed=[secret(place, parse_secret) for place in receive.webhook_secrets],
         grafana=[secret(place) for place in receive.grafana_secrets],
         grafana_timestamp_header=receive.grafana_timestamp_header,
     )

@@ -14,10 +14,10 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.alert import rfc3339
-from rankscope.alerts.owners import CRASHED, HANG, RANK_LOST
 from rankscope.alerts.watch.conditions.candidate import Candidate, ConditionLoss, Subject
-from rankscope.alerts.watch.liveness.attempt import LivenessVerdict
+from rankscope.alerts.watch.liveness.attempt_liveness import LivenessVerdict
 from rankscope.alerts.watch.liveness.outage import LastStep, Outage
+from rankscope.alerts.watcher_alerts import CRASHED, HANG, RANK_LOST
 from rankscope.analysis.hang.activity import Activities, hang_by_activity, with_activity
 from rankscope.analysis.hang.hang_result import HangReport
 from rankscope.analysis.hang.hang_wording import operation_text
@@ -46,7 +46,7 @@ class LivenessAlerts:
     """Hourly cost of all its GPUs; ``None`` for a run without GPUs or a price."""
 
     def lost(self, silent: Collection[int], reasons: Mapping[int, str] = MappingProxyType({})) -> list[Candidate]:
-        """Build one alert for each rank that stopped or ended while others are active. ``gone``: how each ended."""
+        """Build one alert for each rank that stopped or ended while others are active. ``reasons``: how each ended."""
         return [self._lost_rank(rank, reasons.get(rank)) for rank in sorted({*silent, *reasons})]
 
     def outage(self, outage: Outage, silence_s: Mapping[int, float], *, first: bool) -> list[Candidate]:
@@ -98,15 +98,15 @@ class LivenessAlerts:
         info = self.infos.get(rank)
         where = "" if info is None else f" on {info.host}"
         if end_reason is None:
-            what = "has stopped recording steps, and other ranks go on"
+            state = "has stopped recording steps, and other ranks go on"
             stack = () if info is None else (_stack_of_what_may_be_dead(info),)
         else:
-            what = f"{_ENDS[end_reason]}, and other ranks have not ended"
+            state = f"{_ENDS[end_reason]}, and other ranks have not ended"
             stack = (f"Look at the error output of rank {rank}{where}",)
         return self.subject.candidate(
             RANK_LOST,
             {
-                "summary": f"Rank {rank}{where} of run {self.subject.title} {what}.",
+                "summary": f"Rank {rank}{where} of run {self.subject.title} {state}.",
                 "cause": "silent" if end_reason is None else "ended",
                 "gpu_uuid": "" if info is None else info.gpu_uuid or "",
                 "next": "\n".join(

@@ -17,10 +17,10 @@ from rankscope.alerts.receive.config import unknown_alerts
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.inbox import Inbox
 from rankscope.alerts.receive.processing import Processing
-from rankscope.alerts.receive.settings import ReceiverSettings, accepted_credentials
-from rankscope.alerts.receive.verdicts.known_runs import absent
+from rankscope.alerts.receive.receiver_settings import ReceiverSettings, accepted_credentials
+from rankscope.alerts.receive.verdicts.known_runs import unreadable_roots
 from rankscope.alerts.receive.web.app import ReceiverApp
-from rankscope.alerts.receive.web.server import serve as serve_app
+from rankscope.alerts.receive.web.server import serve_app
 from rankscope.alerts.store.database import AlertStore, StoreError
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.followed_files import ReloadThread
@@ -139,8 +139,7 @@ class Receiver:
 
 
 def _report_doubts(chosen: ReceiverSettings) -> None:
-    """Log what may be a mistake in the settings."""
     for line in unknown_alerts(chosen.config):
         logger.warning("%s: %s", chosen.config_file, line)
-    for root, reason in absent(chosen.runs).items():
+    for root, reason in unreadable_roots(chosen.runs).items():
         logger.warning("%s: cannot look for runs here: %s; retried with every alert", root, reason)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from rankscope.alerts.watch.runs import RESTART_GRACE_S, RankSnapshot
+from rankscope.alerts.watch.run_snapshots import RESTART_GRACE_S, RankSnapshot
 
 LONGEST_LOOK_S: Final = 30.0
 """Most watched time between two looks, or two intervals if that is longer."""
@@ -45,7 +45,7 @@ class LivenessVerdict:
     """Ranks without a step for longer than the patience, while others are active."""
     quiet: list[int]
     """Ranks without a step for longer than the patience, whether or not others are active."""
-    gone: dict[int, str]
+    dead: dict[int, str]
     """Ranks that crashed or were killed while others have not ended, and how."""
     ended: bool
     """A rank crashed or was killed while others have not ended; it may still be replaced by an elastic restart."""
@@ -61,8 +61,8 @@ class _Rank:
     moved_s: float
     """Watched time when its steps last grew, or when it was first seen."""
     moved: bool = False
-    gone_s: float | None = None
-    gone_at_first_look: bool = False
+    died_s: float | None = None
+    dead_at_first_look: bool = False
 
 
 @dataclass(slots=True)
@@ -79,17 +79,17 @@ class AttemptLiveness:
         for rank, state in snapshots.items():
             watched = self._ranks.get(rank)
             if watched is None:
-                watched = self._ranks[rank] = _Rank(state.steps, now_s, gone_at_first_look=_is_gone(state))
+                watched = self._ranks[rank] = _Rank(state.steps, now_s, dead_at_first_look=_is_dead(state))
             elif state.steps != watched.steps:
                 watched.steps, watched.moved_s = state.steps, now_s
                 watched.moved = self.moved = True
-            if watched.gone_s is None and _is_gone(state):
-                watched.gone_s = now_s
+            if watched.died_s is None and _is_dead(state):
+                watched.died_s = now_s
 
     def judge(
         self, snapshots: Mapping[int, RankSnapshot], patience_s: float, now_s: float, *, news: bool = True
     ) -> LivenessVerdict:
-        """Judge which ranks are silent or gone; ``snapshots``: the last one at each rank.
+        """Judge which ranks are silent or dead; ``snapshots``: the last one at each rank.
 
         ``news``: report events before the first look even if no rank has made a step since.
         """
@@ -105,23 +105,23 @@ class AttemptLiveness:
         elif live and len(quiet) == len(live):
             # A job without any step is still starting, however long that takes.
             stalled = True if any(snapshots[rank].steps is not None for rank in live) else None
-        gone = {
+        dead = {
             rank: str(state.info.end_reason)
             for rank, state in snapshots.items()
-            if live and state.info is not None and self._is_gone_for_good(rank, now_s, news=news or self.moved)
+            if live and state.info is not None and self._is_dead_for_good(rank, now_s, news=news or self.moved)
         }
         silent = quiet if going else []
         ended = bool(live) and any(self._is_news(rank, news=news or self.moved) for rank in snapshots)
         others = (
-            rank for rank, state in snapshots.items() if state.info is not None and not _is_live(state) and not _is_gone(state)
+            rank for rank, state in snapshots.items() if state.info is not None and not _is_live(state) and not _is_dead(state)
         )
-        certain = {*going, *silent, *gone, *others}
+        certain = {*going, *silent, *dead, *others}
         return LivenessVerdict(
             stalled=stalled,
             stalled_s=stalled_s,
             silent=silent,
             quiet=quiet,
-            gone=gone,
+            dead=dead,
             ended=ended,
             unknown=frozenset(snapshots.keys() - certain),
             live=live,
@@ -134,15 +134,15 @@ class AttemptLiveness:
     def _is_news(self, rank: int, *, news: bool) -> bool:
         """Return whether a rank died; without ``news``, only if it died after the first look."""
         watched = self._ranks[rank]
-        return watched.gone_s is not None and (news or not watched.gone_at_first_look)
+        return watched.died_s is not None and (news or not watched.dead_at_first_look)
 
-    def _is_gone_for_good(self, rank: int, now_s: float, *, news: bool) -> bool:
+    def _is_dead_for_good(self, rank: int, now_s: float, *, news: bool) -> bool:
         """Return whether a rank died and had the time to be replaced by an elastic restart."""
-        gone_s = self._ranks[rank].gone_s
-        return gone_s is not None and now_s - gone_s >= RESTART_GRACE_S and self._is_news(rank, news=news)
+        died_s = self._ranks[rank].died_s
+        return died_s is not None and now_s - died_s >= RESTART_GRACE_S and self._is_news(rank, news=news)
 
 
-def _is_gone(state: RankSnapshot) -> bool:
+def _is_dead(state: RankSnapshot) -> bool:
     return state.info is not None and state.info.end_reason in ("crash", "killed")
 
 

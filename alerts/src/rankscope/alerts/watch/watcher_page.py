@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from rankscope.base.exposition import TEXT_TYPE, Family, text
+from rankscope.base.exposition import TEXT_TYPE, Family, exposition_text
 from rankscope.base.http import HttpRequest, Response, application, open_listener
 
 STUCK_AFTER_S: Final = 300.0
@@ -104,7 +104,7 @@ class WatcherPage:
         if self.store_id:
             families.append(Family("rankscope_watcher_info", "gauge", _INFO_HELP))
             families[-1].add((("store", self.store_id),), 1)
-        return text(families)
+        return exposition_text(families)
 
     def serve(self, host: str, port: int) -> int:
         """Serve from a thread until the process exits; return the port. Raises ``InputError``."""

@@ -21,10 +21,11 @@ from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import AlertLedger, load_ledger, save_ledger
-from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.watcher import Watcher
+from rankscope.alerts.watch.watcher_settings import WatcherSettings
 from rankscope.analysis.engine import analyze
 from rankscope.base.errors import InputError
+from rankscope.base.problems import ProblemLog
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ DRAIN_S: Final = 60.0
 ONCE_DRAIN_S: Final = 10.0
 
 
-class Watch:
+class RunningWatcher:
     """A watcher with its store and the sender that delivers its alerts to the targets."""
 
     def __init__(
@@ -94,7 +95,7 @@ def prepare(
     state: Path | None,
     json_lines: bool,
     interruptible: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> Watch:
+) -> RunningWatcher:
     """Build a watcher of ``path`` with output, delivery and store. Raises ``InputError`` for an unusable state folder.
 
     An analysis runs within ``interruptible``.
@@ -117,7 +118,7 @@ def prepare(
         interruptible=interruptible,
     )
     watcher.page.store_id = store.id
-    return Watch(watcher=watcher, delivery=delivery, store=store, destinations=destinations, options=options)
+    return RunningWatcher(watcher=watcher, delivery=delivery, store=store, destinations=destinations, options=options)
 
 
 def _store(folder: Path, watched: Path, *, once: bool) -> AlertStore:
@@ -143,17 +144,14 @@ def _printer(render: Callable[[Event], str], *, needed: bool) -> Callable[[Event
 
     ``needed``: printing is the only output, so a failure raises ``OSError``; otherwise the first failure is reported.
     """
-    failed: list[OSError] = []
+    problems = ProblemLog[str](logger.warning, each_reason=False)
 
     def emit(event: Event) -> None:
         error = print_line(render(event))
-        if error is None:
-            return
-        if needed:
+        if error is not None and needed:
             raise error
-        if not failed:
-            logger.warning("standard output cannot be written: %s; alerts are delivered all the same", error.strerror or error)
-            failed.append(error)
+        if error is not None:
+            problems.report(f"standard output cannot be written: {error.strerror or error}; alerts are delivered all the same")
 
     return emit
 
@@ -161,7 +159,7 @@ def _printer(render: Callable[[Event], str], *, needed: bool) -> Callable[[Event
 def _saver(store: AlertStore) -> Callable[[AlertLedger], None]:
     """Return a function that stores a changed ledger and reports its first failure."""
     last: list[object] = [None]
-    failed: list[str] = []
+    problems = ProblemLog[str](logger.warning, each_reason=False)
 
     def save(ledger: AlertLedger) -> None:
         data = msgspec.json.encode(ledger)
@@ -170,9 +168,7 @@ def _saver(store: AlertStore) -> Callable[[AlertLedger], None]:
         try:
             save_ledger(store, ledger)
         except StoreError as error:
-            if not failed:
-                failed.append(str(error))
-                logger.warning("%s; after a restart alerts may be sent again", error)
+            problems.report(f"{error}; after a restart alerts may be sent again")
             return
         last[0] = data
 

@@ -23,7 +23,7 @@ S = 10**9
 STRAGGLER = {"alertname": "TrainingStraggler", "severity": "warning", "run_id": "r1", "run": "llama", "rank": "1"}
 
 
-class Heard:
+class WorkerWorld:
     """A worker over a store in memory, with a clock that the test sets."""
 
     def __init__(self, *rules: ActionRule) -> None:
@@ -46,7 +46,7 @@ class Heard:
     def alert(self, status: str = "firing", *, starts: int = 900_000, **labels: str) -> dict[str, Any]:
         return {"status": status, "labels": STRAGGLER | labels, "startsAt": rfc3339(starts * S)}
 
-    def hear(self, *alerts: dict[str, Any], after_s: float = 0) -> list[tuple[str, dict[str, str]]]:
+    def receive(self, *alerts: dict[str, Any], after_s: float = 0) -> list[tuple[str, dict[str, str]]]:
         """Return status and annotations of the alerts that ``chat`` gets after a delivery."""
         self.now_s += after_s
         body = msgspec.json.encode({"version": "4", "status": "firing", "alerts": alerts})
