@@ -90,7 +90,9 @@ class FollowedRank:
         columns, last = tag_columns(self._tags, self._tag_times, steps), int(steps[-1])
         self._tags = {tag: later for tag, tagged in self._tags.items() if len(later := tagged[tagged > last])}
         self._tag_times = {
-            tag: later for tag, times in self._tag_times.items() if (later := {at: us for at, us in times.items() if at > last})
+            tag: later_times
+            for tag, times in self._tag_times.items()
+            if (later_times := {step: us for step, us in times.items() if step > last})
         }
         return columns
 
