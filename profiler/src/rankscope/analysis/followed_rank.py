@@ -92,7 +92,7 @@ class FollowedRank:
         self._tag_times = {
             tag: later_times
             for tag, times in self._tag_times.items()
-            if (later_times := {at: us for at, us in times.items() if at > last})
+            if (later_times := {step: us for step, us in times.items() if step > last})
         }
         return columns
 
