@@ -377,15 +377,12 @@ def main() -> None:
     if args.judge_again:
         rows = [judge_again(row, kept_run(args.folder, row["name"])) for row in rows]
     # Compute ``required`` again, so that a changed rule needs no new jobs.
-    rows = [{**row, "required": _case(row).required} for row in rows]
+    for row in rows:
+        row["required"] = CampaignCase(**{name: row[name] for name in CampaignCase.__slots__ if name in row}).required
     figures, budgets = summary(rows)
     if args.markdown is not None:
         args.markdown.write_text(markdown(figures, budgets), encoding="utf-8")
     finish(figures, budgets, environment("rankscope", "torch", date=time.strftime("%Y-%m-%d")))
-
-
-def _case(row: dict[str, Any]) -> CampaignCase:
-    return CampaignCase(**{name: row[name] for name in CampaignCase.__slots__ if name in row})
 
 
 if __name__ == "__main__":

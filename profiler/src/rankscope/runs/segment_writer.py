@@ -139,7 +139,8 @@ class SegmentWriter(ABC):
 
     def _expire(self, limit: int) -> None:
         """Remove the oldest segments until the rest, without the open one, has at most ``limit`` bytes. Raises ``OSError``."""
-        closed = [path for path in list_segments(self._folder, self._stream) if path.name != self._open_name]
+        open_name = segment(self._folder, self._stream, self._number).name
+        closed = [path for path in list_segments(self._folder, self._stream) if path.name != open_name]
         sizes = [path.stat().st_size for path in closed]
         total = sum(sizes)
         for path, size in zip(closed, sizes, strict=True):
@@ -150,10 +151,6 @@ class SegmentWriter(ABC):
             path.unlink()
             self.expired += records
             total -= size
-
-    @property
-    def _open_name(self) -> str:
-        return segment(self._folder, self._stream, self._number).name
 
     def close(self) -> None:
         """Close the open segment, if any, and flush it to disk (``fsync``). Raises ``OSError``; the segment is closed anyway.

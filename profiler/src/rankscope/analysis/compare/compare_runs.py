@@ -66,7 +66,8 @@ def read_sides(
             return _split(recording, at, chosen)
         # Reduced before the next one is read: two large runs would not fit into memory.
         # Warm-up is that of the run, so the whole table is handed on.
-        sides.append(comparable_steps(recording, _name(recording), first=int(chosen[0]), end=int(chosen[-1]) + 1))
+        name = recording.info.name.strip() or Path(recording.path).name
+        sides.append(comparable_steps(recording, name, first=int(chosen[0]), end=int(chosen[-1]) + 1))
     return _named_apart(sides)
 
 
@@ -124,10 +125,6 @@ def _named_apart(sides: Sequence[ComparableSteps]) -> list[ComparableSteps]:
         replace(side, label=label if counts[label] == 1 else f"{label} ({number})")
         for number, (side, label) in enumerate(zip(sides, labels, strict=True), 1)
     ]
-
-
-def _name(recording: Recording) -> str:
-    return recording.info.name.strip() or Path(recording.path).name
 
 
 def _place(recording: Recording, sides: Sequence[ComparableSteps]) -> str:

@@ -117,7 +117,7 @@ def windows(side: ComparableSteps) -> dict[str, list[Series]]:
         else:
             groups.append([step])
     by_quantity = {
-        name: [np.array([_mean(rows[step], name) for step in group]) for group in groups]
+        name: [np.array([np.mean([getattr(row, name) for row in rows[step]]) for step in group]) for group in groups]
         for name in WINDOW
         if name != "overlap_ratio"
     }
@@ -126,10 +126,6 @@ def windows(side: ComparableSteps) -> dict[str, list[Series]]:
     if all(row.device_kind == "cpu" for side_windows in rows.values() for row in side_windows):
         del by_quantity["idle_us"]  # without meaning on a CPU build
     return {name: series for name, series in by_quantity.items() if series}
-
-
-def _mean(rows: list[StepBreakdown], name: str) -> float:
-    return float(np.mean([getattr(row, name) for row in rows]))
 
 
 def _overlap(rows: list[StepBreakdown]) -> float | None:

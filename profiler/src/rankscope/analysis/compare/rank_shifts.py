@@ -45,7 +45,7 @@ def rank_shifts(
     """
     if not ranks:
         return []
-    own_a, own_b = (_own_times(side, ranks) for side in (a, b))
+    own_a, own_b = (side.table.some("own_us", slice(None), np.searchsorted(side.table.ranks, ranks)) for side in (a, b))
     excess_a, excess_b = (
         _excess(side, ranks, own) / of_step for side, own, of_step in zip((a, b), (own_a, own_b), work, strict=True)
     )
@@ -146,10 +146,6 @@ def _imposed(side: ComparableSteps, ranks: list[int], work: float) -> dict[int, 
         victims, steps = len(group) - 1, len(side.table.steps)
         imposed |= {rank: total / steps / victims / work for rank, total in imposed_wait(judged).items()}
     return imposed
-
-
-def _own_times(side: ComparableSteps, ranks: list[int]) -> Stored:
-    return side.table.some("own_us", slice(None), np.searchsorted(side.table.ranks, ranks))
 
 
 def _host(side: ComparableSteps, rank: int) -> str | None:

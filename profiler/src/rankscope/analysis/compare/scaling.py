@@ -21,16 +21,12 @@ _WORTH_NAMING: Final = 0.005
 def scaling(sides: Sequence[ComparableSteps], *, gpu_hour: Cost | None) -> Scaling:
     """Return one row per side, smallest world first. The first row is the reference; of equal worlds, the first named."""
     ordered = sorted(sides, key=lambda side: side.recording.world_size)
-    work = _measure(ordered)
+    # The best measure of work that every side recorded.
+    work = next((name for name in WORK_NAMES if all(side.work[name] is not None for side in ordered)), None)
     reference = ordered[0]
     level = (1 - CONFIDENCE) / max(1, len(ordered) - 1)
     rows = [_row(side, reference, work, level, gpu_hour) for side in ordered]
     return Scaling(reference=reference.label, work=work, rows=rows, summary=_summary(rows, reference, work))
-
-
-def _measure(sides: Sequence[ComparableSteps]) -> WorkName | None:
-    """Return the best measure of work that every side recorded."""
-    return next((name for name in WORK_NAMES if all(side.work[name] is not None for side in sides)), None)
 
 
 def _row(

@@ -219,7 +219,7 @@ def _of_run(run: NamedRun) -> tuple[LoadedDumps, list[DumpFile]]:
     path = run.path
     reader = RunReader(path)
     attempts = reader.attempts() if run.attempt is None else [run.attempt]
-    files = {attempt: _of_attempt(flight_dir(path, attempt)) for attempt in attempts}
+    files = {attempt: [replace(file, of_run=True) for file in _in_folder(flight_dir(path, attempt))] for attempt in attempts}
     attempt = next((attempt for attempt in reversed(attempts) if files[attempt]), None)
     if attempt is None:
         place = path if run.attempt is None else attempt_dir(path, run.attempt)
@@ -278,11 +278,6 @@ def _files(folder: Path) -> list[Path]:
 
 def _in_folder(folder: Path) -> list[DumpFile]:
     return [file for path in _files(folder) if (file := _dump_file(path)) is not None]
-
-
-def _of_attempt(folder: Path) -> list[DumpFile]:
-    """Return the dumps in a folder of a run."""
-    return [replace(file, of_run=True) for file in _in_folder(folder)]
 
 
 def _dump_file(path: Path) -> DumpFile | None:

@@ -106,7 +106,8 @@ def _group_progress(dump: RecorderDump, records: list[Record], counted: Sequence
             batches.setdefault(record.sequence, []).append(record)
     last = dump.records[-1]
     unclosed = [] if last.op == COALESCED else [record for record in records if _is_of_batch(record, last)]
-    reports_end = _reports_end(dump, records)
+    # NCCL also retires operations that timed out; gloo never reports completion.
+    reports_end = records[0].backend == "nccl" or any(record.state == "completed" for record in dump.records)
     # Completed collectives may have no records: torch can be configured to dump only the others.
     recorded = collectives if collectives or not dump.gapless else [record.sequence for record in records]
     return GroupProgress(
@@ -136,11 +137,6 @@ def _overdue(rank_progress: GroupProgress, crashed_ns: int | None) -> Record | N
 def ended(record: Record, *, reports_end: bool) -> bool:
     """Return whether an operation is over. ``reports_end``: its backend does; else a retired operation is over."""
     return record.state == "completed" or (record.retired and not reports_end)
-
-
-def _reports_end(dump: RecorderDump, records: list[Record]) -> bool:
-    # NCCL also retires operations that timed out; gloo never reports completion.
-    return records[0].backend == "nccl" or any(record.state == "completed" for record in dump.records)
 
 
 def _transfers(records: list[Record], *, reports_end: bool) -> list[Record]:

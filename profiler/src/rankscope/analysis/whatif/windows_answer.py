@@ -167,7 +167,7 @@ def _whole_windows(windows: Mapping[int, Sequence[StepBreakdown]]) -> dict[int, 
 def _outcome(graphs: Sequence[WindowGraph], hosts: Mapping[int, str], healed: Sequence[HealingSavings]) -> Outcome:
     """Play the ``graphs``. ``healed``: what ranks save, where that is known of all of them."""
     ranks = sorted({int(rank) for graph in graphs for rank in np.unique(graph.ranks)})
-    excess = {rank: sum(_excess(graph, graph.ranks == rank) for graph in graphs) for rank in ranks}
+    excess = {rank: sum(float((graph.real - graph.ideal)[graph.ranks == rank].sum()) for graph in graphs) for rank in ranks}
     order = sorted(ranks, key=lambda rank: (-excess[rank], rank))
     slowest = order[: slowest_count(len(ranks))]
     kinds = sorted({kind for graph in graphs for kind in graph.kinds}, key=lambda kind: (kind != OWN, kind))
@@ -223,7 +223,3 @@ def _played(graph: WindowGraph, slowest: Sequence[int], units: Sequence[Sequence
         with_and_without(kind_of == kind for kind in kinds),
     )
     return play(graph.graph, NodeDurations(graph.real[:, None, None], graph.ideal), masks)
-
-
-def _excess(graph: WindowGraph, chosen: Chosen) -> float:
-    return float((graph.real - graph.ideal)[chosen].sum())

@@ -15,7 +15,7 @@ from rankscope.analysis.hang.ras.text_form import read_text
 from rankscope.base.errors import InputError
 from rankscope.runs.ras import RasAnswer, ask, read_answers
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import AttemptInfo, RankInfo
+from rankscope.runs.records import RankInfo
 
 WAIT_SECONDS: Final = 5.0
 """Usual time between the two questions: what a job does not continue within it counts as waiting, as in dumps."""
@@ -72,11 +72,11 @@ def _read(ras_answers: list[RasAnswer], *, live: bool) -> RasAnswers:
 def has_local_rank(reader: RunReader, attempt: int, *, proc: Path = Path("/proc")) -> bool:
     """Return whether a rank of the attempt is a process of this host, and NCCL may be among its backends."""
     about = reader.attempt(attempt)
-    return _uses_nccl(about) and any(_is_here(info, proc) for info in reader.infos(attempt).values())
-
-
-def _uses_nccl(about: AttemptInfo | None) -> bool:
-    return about is not None and "nccl" in (about.backend or "")
+    return (
+        about is not None
+        and "nccl" in (about.backend or "")
+        and any(_is_here(info, proc) for info in reader.infos(attempt).values())
+    )
 
 
 def _is_here(info: RankInfo, proc: Path) -> bool:

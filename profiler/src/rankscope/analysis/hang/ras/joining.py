@@ -107,7 +107,9 @@ def analyze_job(paths: Sequence[Path], *, address: str | None = None, wait_s: fl
     except InputError as missing_calls:
         if activities is None:
             raise
-        return _lacking_calls(hang_by_activity(activities), missing_calls)
+        report = hang_by_activity(activities)
+        unknown_calls = f"the calls are not known: {missing_calls.reason}"
+        return msgspec.structs.replace(report, warnings=[*report.warnings, unknown_calls])
     if run is not None:
         report = _unless_it_went_on(report, run.path)
     return report if activities is None else with_activity(report, activities)
@@ -146,11 +148,6 @@ def _last_step(folder: Path) -> tuple[int, int]:
         if len(rows):
             return int(rows["start_unix_ns"][-1]) + round(float(rows["wall_us"][-1]) * 1000), int(rows["step"][-1])
     return 0, 0
-
-
-def _lacking_calls(report: HangReport, missing_calls: InputError) -> HangReport:
-    """Return the report by activities with the reason why nothing shows the calls in which ranks wait."""
-    return msgspec.structs.replace(report, warnings=[*report.warnings, f"the calls are not known: {missing_calls.reason}"])
 
 
 def _activities(run: NamedRun) -> Activities | None:
