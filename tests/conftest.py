@@ -34,6 +34,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 ROOT = Path(__file__).resolve().parent.parent
 STARTING_PROCESSES = {"cli_process", "start_exporter"}  # fixtures
+LONG_FIXTURES = {"synthetic", "make_run", "write_run", "add_windows", "analyse", "example_traces", "shared_data"}
+"""Fixtures with which a test draws a whole run, or reads real traces: a seventh of the fast tests, and half of their time."""
 BROWSER_ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -150,6 +152,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by what they do, and put the files with slow tests first: none is left over at the end."""
     cases: Counter[str] = Counter()
+    slow: Counter[Path] = Counter()
     for item in items:
         if (sampled := item.get_closest_marker("sampled")) is not None:
             test = item.nodeid.partition("[")[0]
@@ -158,9 +161,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if cases[test] % every != cases[test] // every % every:
                 item.add_marker(pytest.mark.full)
             cases[test] += 1
-        if not STARTING_PROCESSES.isdisjoint(getattr(item, "fixturenames", ())):
+        fixtures = getattr(item, "fixturenames", ())
+        if not STARTING_PROCESSES.isdisjoint(fixtures):
             item.add_marker(pytest.mark.slow)
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+        slow[item.path] += item.get_closest_marker("slow") is not None
+        if not LONG_FIXTURES.isdisjoint(fixtures):
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: -slow[item.path])
 
 

@@ -114,6 +114,7 @@ LACKS: Final[dict[str, Callable[[Sequence[Event]], list[Event]]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, SLOW])
 @pytest.mark.parametrize("fault", ["none", "device", "host"])
 @pytest.mark.parametrize("lacks", LACKS)

@@ -88,6 +88,7 @@ def test_the_manual_page_and_the_completions_are_current(tmp_path: Path) -> None
     assert written == {path.relative_to(kept): path.read_text() for path in kept.rglob("*") if path.is_file()}, "run `make docs`"
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_explains_itself_in_a_process_of_its_own(cli_process: Cli, verb: str) -> None:
     completed = cli_process(verb, "--help")

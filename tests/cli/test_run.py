@@ -270,6 +270,7 @@ for _ in range(40):
 """
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 def test_of_several_programs_under_one_command_the_slow_one_is_named(cli: Cli, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def pages_of(source: DiskRuns, run_id: str, other: str) -> Iterator[tuple[str, l
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("name", BAD_RUNS)
 def test_every_page_of_a_bad_run_is_there_and_nothing_is_our_fault(
     tmp_path: Path, write_run: WriteRun, caplog: pytest.LogCaptureFixture, name: str

@@ -103,6 +103,7 @@ def check(view: View, source: Any, expected: int) -> None:
         assert block.reads is None or RecordedState.read <= set(block.reads), block.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "view", [item for item in VIEWS if item.slug in ("ranks", "overlap", "delays")], ids=lambda view: view.slug or "overview"
 )

@@ -141,13 +141,15 @@ METHODS = [
 ]
 
 
-@pytest.mark.parametrize(("method", "end"), some(METHODS, [("fork", "raises")]))
+@pytest.mark.full
+@pytest.mark.parametrize(("method", "end"), METHODS)
 def test_the_end_of_a_child_of_multiprocessing_is_told(tmp_path: Path, method: str, end: str) -> None:
     script = tmp_path / "job.py"
     script.write_text(TRAIN + BY_NAME + CHILD)
     assert end_reason([sys.executable, str(script), method, end], tmp_path / "run") == ENDINGS[end]
 
 
+@pytest.mark.full
 def test_the_end_of_a_forked_child_is_not_that_of_the_rank(tmp_path: Path) -> None:
     script = (
         f"{TRAIN}\ndef end():\n"
@@ -184,7 +186,8 @@ sys.exit(int(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize(("status", "reason"), some([(0, "exit"), (3, "killed")], [(0, "exit")]))
+@pytest.mark.full
+@pytest.mark.parametrize(("status", "reason"), [(0, "exit"), (3, "killed")])
 def test_the_end_of_a_rank_killed_with_its_helper_is_that_of_the_job(tmp_path: Path, status: int, reason: str) -> None:
     script = tmp_path / "job.py"
     script.write_text(KILLED_WITH_CHILDREN)

@@ -121,6 +121,7 @@ def test_a_job_without_room_in_local_memory_is_recorded_all_the_same(
     assert "rankscope" not in capfd.readouterr().err
 
 
+@pytest.mark.full
 def test_a_script_without_standard_files_is_recorded(tmp_path: Path) -> None:
     script = (
         "import sys; from rankscope.profiler.step import StepProfiler\n"

@@ -192,6 +192,7 @@ def test_ranks_that_a_script_spawns_are_recorded_and_the_script_is_not(tmp_path:
     assert [len(list(run.steps(0, rank))) for rank in (0, 1)] == [STEPS, STEPS]
 
 
+@pytest.mark.full
 def test_attaching_imports_nothing_that_is_slow_and_prints_nothing(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -270,6 +271,7 @@ def test_training_on_another_thread_leaves_a_profiled_step_alone(tmp_path: Path)
     assert [step.step for step in run.steps(0, 0)] == list(range(1, 20))
 
 
+@pytest.mark.full
 def test_a_thread_may_end_in_a_profiled_step(tmp_path: Path) -> None:
     # Given a thread that ends in a window, and another one that goes on
     script = (

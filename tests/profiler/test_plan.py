@@ -359,6 +359,7 @@ def test_a_fixed_schedule_on_a_device_is_left_alone() -> None:
     assert planner(on_device=True, every=100).schedule.starting(120) == 3
 
 
+@pytest.mark.slow
 def test_windows_of_a_thousand_ranks_are_early_and_within_the_budget() -> None:
     # Given 1,024 ranks with steps of 100 ms, whose reports are up to two minutes old when rank 0 reads them
     size, window_us = 1024, 50_000.0

@@ -171,6 +171,7 @@ def test_a_word_that_is_not_seen_yet_is_waited_for_with_those_after_it(ring: Rin
     assert ring.reader.read() == [4, 5]
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_words_are_written_leaves_no_gap(ring: Ring) -> None:
     # Given a step during whose writing Ctrl-C arrives again and again
     script = """

@@ -189,6 +189,7 @@ while time.time() < end:
 """
 
 
+@pytest.mark.full
 def test_denied_reading_is_recorded_with_its_reason_and_training_goes_on(tmp_path: Path) -> None:
     setpriv = shutil.which("setpriv")
     if setpriv is None:

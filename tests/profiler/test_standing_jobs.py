@@ -87,6 +87,7 @@ def test_the_rank_that_does_not_wait_is_named(
     assert [row["certain"] for row in report["evidence"]] == [False]
 
 
+@pytest.mark.full
 def test_a_job_in_which_all_wait_names_nobody(cli: Cli, start: Start, tmp_path: Path) -> None:
     run = tmp_path / "run"
     activities = standing(run, start("all"))

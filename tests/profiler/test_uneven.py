@@ -137,6 +137,7 @@ def test_processes_that_share_a_model_are_not_said_to_be_alone(tmp_path: Path) -
     assert "shares its model" in verdict.summary
 
 
+@pytest.mark.full
 def test_one_process_is_alone(tmp_path: Path) -> None:
     run = record(tmp_path / "run", [sys.executable, str(UNEVEN_JOB), "alone"])
     assert RunReader(run).infos(0)[0].shared_parameters is False

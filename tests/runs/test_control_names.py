@@ -105,6 +105,7 @@ def test_a_folder_full_of_rubbish_costs_one_line_and_no_request(run: Path, repor
     assert reports[0].isprintable()
 
 
+@pytest.mark.slow
 def test_any_number_of_files_neither_hangs_nor_grows_the_helper(run: Path, reports: Reports) -> None:
     # given more requests than are looked at
     now = time.time_ns()

@@ -100,6 +100,7 @@ print(json.dumps(dict(steps=steps, infos=infos, unusable=[path.name for path in 
     return read
 
 
+@pytest.mark.full
 @as_root
 @pytest.mark.slow
 @pytest.mark.parametrize("umask", [0o077, *(pytest.param(umask, marks=pytest.mark.full) for umask in (0o022, 0o027))])

@@ -73,6 +73,7 @@ def pass_another(receiver: ReceiverProcess, target: ListeningTarget) -> None:
     wait_until(lambda: any(alert["labels"]["alertname"] == "GpuTooHot" for alert in target.alerts))
 
 
+@pytest.mark.full
 def test_the_result_of_a_capture_follows_its_alert_also_after_a_kill(
     receiver: ReceiverProcess, target: ListeningTarget, tmp_path: Path
 ) -> None:

@@ -95,6 +95,7 @@ def largest_alert() -> dict[str, Any]:
     return max(alerts, key=lambda alert: len(msgspec.json.encode(alert)))
 
 
+@pytest.mark.slow
 def test_the_largest_incident_is_accepted(client: Client) -> None:
     alert = largest_alert()
     alerts = [alert | {"labels": alert["labels"] | {"rank": str(rank)}} for rank in range(MAX_ALERTS)]
@@ -169,6 +170,7 @@ def test_bodies_of_authenticated_senders_share_a_bounded_memory(tmp_path: Path, 
     assert asyncio.run(post_all()) == [503, 200]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("credentials", ["none", "bearer", "webhook_secrets"])
 def test_senders_who_stall_keep_no_other_sender_out(tmp_path: Path, inbox: Inbox, credentials: str) -> None:
     app = with_credentials(tmp_path, inbox, credentials)

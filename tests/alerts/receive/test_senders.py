@@ -186,6 +186,7 @@ def test_a_header_that_comes_twice_names_nobody(tmp_path: Path, inbox: Inbox) ->
     assert guarded.post(twice) == 401
 
 
+@pytest.mark.slow
 def test_guesses_never_lock_out_the_right_token(tmp_path: Path, inbox: Inbox) -> None:
     (tmp_path / "token").write_text(RIGHT)
     (tmp_path / "grafana").write_text(G.decode())

@@ -97,6 +97,7 @@ def test_alerts_do_as_the_cases_say(file: Path, tmp_path: Path) -> None:
     run_promtool(tmp_path, document["tests"], loaded, interval=document["evaluation_interval"])
 
 
+@pytest.mark.slow
 def test_every_alert_is_shown_firing_silent_stale_and_flapping() -> None:
     shown = {alert: set(kinds) for alert, kinds in by_alert().items()}
     assert shown == {rule["alert"]: KINDS for group in groups() for rule in group["rules"] if "alert" in rule}

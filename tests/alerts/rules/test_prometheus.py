@@ -142,6 +142,7 @@ def test_prometheus_records_the_slow_rank_and_reports_only_the_silent_one(ranks:
     assert {rule["health"] for group in prometheus("rules")["groups"] for rule in group["rules"]} == {"ok"}
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_killed_watcher_is_missed_and_one_whose_run_ended_is_not(
     make_run: Callable[..., Any], tmp_path: Path, free_port: Callable[[], int]

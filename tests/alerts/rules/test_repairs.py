@@ -187,8 +187,9 @@ def test_maintenance_lasts_longer_than_critical_alerts_after_the_repair() -> Non
     assert kept["NodeMaintenance"] > max(kept[name] for name in kept.keys() & CRITICAL)
 
 
+@pytest.mark.full
 @pytest.mark.slow
-@pytest.mark.parametrize("maintenance", [True, pytest.param(False, marks=pytest.mark.full)], ids=["maintenance", "reset only"])
+@pytest.mark.parametrize("maintenance", [True, False], ids=["maintenance", "reset only"])
 def test_no_alert_outlives_the_repair(check_cases: Callable[..., None], maintenance: bool) -> None:
     # Given a fault on a node that is taken out of service, or only reset: critical alerts page no more, others end in 20 minutes
     everything = {**STATES, **{alert: series() for alert, series in EVENTS.items()}}
@@ -259,6 +260,7 @@ WIRED: Final[dict[str, tuple[str, dict[str, str]]]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_nodes_may_be_wired_in_another_way_than_their_neighbours(check_cases: Callable[..., None]) -> None:
     check_cases(

@@ -81,6 +81,7 @@ def test_every_setting_is_explained_in_the_file() -> None:
         ), line
 
 
+@pytest.mark.slow
 def test_every_setting_is_used(written: Callable[[str], Path]) -> None:
     shipped = rules_text()
     for table, settings in DEFAULTS.items():

@@ -84,6 +84,7 @@ def followed(make_run: Any, monkeypatch: pytest.MonkeyPatch, reaper: Reaper, nam
     return run, webhook
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_killed_at_any_moment_it_notes_every_change_once_and_tells_it(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     never = Reaper(0)

@@ -68,6 +68,7 @@ class Moments:
         return Connection
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_signal_at_any_statement_of_a_transaction_sends_nothing_twice(
     make_run: Any, cli: Callable[..., Any], sink: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -57,6 +57,7 @@ NOISES: dict[str, Callable[[np.random.Generator, Shape], Series]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(150, 150), (120, 480)])
 @pytest.mark.parametrize("kind", NOISES)
 def test_equal_runs_differ_no_more_often_than_was_said(kind: str, sizes: tuple[int, int]) -> None:

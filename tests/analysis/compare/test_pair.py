@@ -34,6 +34,7 @@ def slowed(phase: str, by_us: float) -> dict[str, float]:
 QUIET = MadeUp(name="a", seed=1)
 
 
+@pytest.mark.slow
 def test_of_equal_runs_hardly_one_pair_in_twenty_differs_in_anything() -> None:
     # given pairs of equal runs with autocorrelated noise, and every difference matters
     differing = 0

@@ -15,6 +15,7 @@ from rankscope.analysis.report.terminal import render_text
 from rankscope.base.errors import InputError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize(("dp", "tp"), [(4, 1), (2, 2), (2, 4), (8, 2)])
 def test_the_rank_that_comes_late_is_named(tmp_path: Path, dp: int, tp: int, *, as_json: bool) -> None:
@@ -33,6 +34,7 @@ def test_the_rank_that_comes_late_is_named(tmp_path: Path, dp: int, tp: int, *, 
     assert not analysis.source.warnings
 
 
+@pytest.mark.slow
 def test_nobody_is_named_for_noise(tmp_path: Path) -> None:
     for seed in range(10):
         analysis = analyze([Job(always(-1, 0.0, seed=seed, noise=3.0), dp=2, tp=2).write(tmp_path / str(seed))])

@@ -44,6 +44,7 @@ def edit(folder: Path, change: Callable[[int, int, Record], None]) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("verbose", [False, True])
 @pytest.mark.parametrize("fault", ["slow device", "pause of the host"])

@@ -82,6 +82,7 @@ def test_noise_as_long_as_the_steps_hides_no_rank_far_beyond_all() -> None:
     assert by_noise <= 1
 
 
+@pytest.mark.slow
 def test_at_most_one_run_in_fifty_accuses_somebody_of_noise() -> None:
     accused = runs = 0
     for ranks in (2, 3, 4, 8, 16, 64):
@@ -142,6 +143,7 @@ def paused(seed: int, ranks: int) -> Matrix:
     return own
 
 
+@pytest.mark.slow
 def test_long_pauses_of_any_rank_neither_hide_nor_make_a_lasting_slowness() -> None:
     accused = right = runs = 0
     for ranks in (2, 4, 8):

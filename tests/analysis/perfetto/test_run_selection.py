@@ -37,6 +37,7 @@ def test_what_does_not_fit_is_left_out_and_named(tmp_path: Path) -> None:
     assert any("of steps 0 to 199" in omission and "--steps" in omission for omission in export.left_out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chosen", "steps"),
     [

@@ -178,6 +178,7 @@ DAMAGES: Final = st.builds(
 )
 
 
+@pytest.mark.full
 @settings(max_examples=50, derandomize=True)
 @given(fault=st.sampled_from(["device", "host"]), numbered=st.booleans(), has_steps=st.booleans(), damage=DAMAGES)
 @pytest.mark.slow

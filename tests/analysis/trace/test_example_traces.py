@@ -31,6 +31,7 @@ def refusal(expected: dict[str, Any], actual: dict[str, Any]) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", STORED)
 def test_each_value_of_each_trace_agrees(folder: str) -> None:
     for name, expected in STORED[folder]["traces"].items():
@@ -38,6 +39,7 @@ def test_each_value_of_each_trace_agrees(folder: str) -> None:
         assert refusal(expected, values) or differences(expected, values) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", [folder for folder, values in STORED.items() if values["job"]])
 def test_each_value_of_each_job_agrees(folder: str) -> None:
     expected, result = STORED[folder]["job"], values_of_job(FOLDER / folder)
@@ -81,6 +83,7 @@ def test_simulated_traces_are_those_of_the_simulator(kind: str) -> None:
     assert changed == [], "run scripts/example_traces.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [mixed.trace, mixed.damaged])
 @given(seed=st.integers(0, 2**32))
 def test_each_value_of_any_mixed_trace_agrees(

@@ -54,12 +54,9 @@ def test_each_field_agrees_with_the_golden_value(traces: Path, name: str) -> Non
             assert result[field] == pytest.approx(golden[field], abs=slack, rel=1e-4), field
 
 
-DAILY = (TRACES[0], "dlrm_8ranks_v100/rank-0.json.gz", "moe_dualpipe_deepep/rank-0.json.gz")
-"""Traces of three programs; the others are large, or of the same programs."""
-
-
+@pytest.mark.full
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(trace, marks=() if trace in DAILY else pytest.mark.full) for trace in TRACES])
+@pytest.mark.parametrize("name", TRACES)
 def test_the_independent_program_of_the_examples_agrees_on_every_value(traces: Path, name: str) -> None:
     golden = json.loads((traces / "golden.json").read_text())[name]
     values = trace_truth.values_of_file(traces / name)

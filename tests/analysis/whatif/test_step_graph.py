@@ -37,6 +37,7 @@ def agrees(table: StepTable, rows: list[int]) -> StepScenarios:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_all_scenarios_are_those_of_the_plain_chain(seed: int) -> None:
     # Given several blocks of steps, some meetings within them, and steps that are missing at the edge of a block and elsewhere
@@ -173,6 +174,7 @@ def seconds(times: Floats) -> float:
     return float(times.mean()) / 1e6
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 10_000),
     healed=st.sets(st.integers(0, RANKS - 1), max_size=MOST_RANKS),

@@ -127,6 +127,7 @@ def never_end(request: BaseHTTPRequestHandler) -> None:
         request.wfile.write(b" ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "says"),
     [

@@ -32,7 +32,8 @@ def url(run: Path, serve: Callable[..., str]) -> str:
     return serve(run, RANKSCOPE_DASHBOARD_TOKEN=SECRET)
 
 
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_form_for_logging_in_is_accessible(url: str, browser: Browser, scheme: Literal["light", "dark"]) -> None:
     with browser.new_context(color_scheme=scheme, viewport={"width": 360, "height": 740}) as session:
         page = session.new_page()

@@ -107,6 +107,7 @@ def test_many_runs_are_searched_sorted_selected_and_compared(
         expect(page.get_by_text("No alert is known")).to_be_visible()
 
 
+@pytest.mark.full
 def test_the_list_follows_new_runs_and_verdicts_and_keeps_the_selection(
     tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[[Path], str]
 ) -> None:
@@ -135,6 +136,7 @@ def test_the_list_follows_new_runs_and_verdicts_and_keeps_the_selection(
         expect(ticked(page)).to_have_count(1)
 
 
+@pytest.mark.full
 def test_a_comparison_shows_its_figures_and_gives_their_numbers_away(site: str, opened: Opened) -> None:
     address = f"{site}/compare?runs=a,b"
     with opened(address) as page:
@@ -229,6 +231,7 @@ def write_findings(run: Path, run_id: str, rank: int, *statuses: str) -> None:
         write_finding(run, status, rank * 100 + number * 60, texts, run_id=run_id, rank=str(rank))
 
 
+@pytest.mark.full
 def test_alerts_of_all_runs_are_searched_read_saved_and_followed(alerting_runs: Path, alerts_url: str, opened: Opened) -> None:
     with opened(f"{alerts_url}/alerts") as page:
         # Then the firing alert comes first, although the other one is newer

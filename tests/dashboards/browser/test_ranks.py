@@ -75,6 +75,7 @@ def test_map_and_table_have_a_row_per_host_where_that_is_chosen(run_url: str, op
         expect(table.get_by_role("gridcell", name="node-1")).to_have_count(2)
 
 
+@pytest.mark.full
 def test_selections_live_in_the_address_and_the_back_button_undoes_them(run_url: str, opened: Opened) -> None:
     with opened(f"{run_url}/ranks?rank=1") as page:
         ranks_drawn(page)

@@ -29,6 +29,7 @@ else addEventListener("message", async event => {
 127.0.0.1 it leads to another origin."""
 
 
+@pytest.mark.full
 def test_a_window_is_zoomed_chosen_saved_and_asked_for(
     tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[[Path], str]
 ) -> None:

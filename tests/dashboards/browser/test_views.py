@@ -83,6 +83,7 @@ def test_a_view_is_drawn_accessible_and_reached_by_keyboard(site: str, opened: O
         assert fits(page)
 
 
+@pytest.mark.full
 def test_what_draws_the_figures_is_loaded_once(run_url: str, opened: Opened) -> None:
     with opened(run_url) as page:
         view_drawn(page)
@@ -220,6 +221,7 @@ def test_a_drag_over_the_trend_is_in_the_address(run_url: str, opened: Opened) -
         expect(caption(figure(page, waits))).to_contain_text("all_reduce · default_pg (4 ranks)")
 
 
+@pytest.mark.full
 def test_a_click_on_a_row_of_the_table_shows_its_gpu(run_url: str, opened: Opened) -> None:
     with opened(f"{run_url}/hardware") as page:
         lines = "Temperature, power, SM clock and use of the picked GPU"
@@ -234,6 +236,7 @@ WAITS = "Heat map of who waited how long for whom"
 BARS = "Bars of the step time without each rank"
 
 
+@pytest.mark.full
 def test_from_who_delayed_whom_to_what_it_would_gain(run_url: str, opened: Opened) -> None:
     """Given a straggler, when it is selected by keyboard, cell and bar, then the address has it, and the page its gain."""
     with opened(f"{run_url}/delays") as page:

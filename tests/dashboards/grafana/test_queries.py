@@ -63,6 +63,7 @@ PLANTED = {
 """Expected values of single-number panels at this site; a lost GPU draws no power."""
 
 
+@pytest.mark.full
 def test_every_query_has_data_or_a_reason(
     start_exporter: Callable[..., RunningExporter],
     fake_nvml_library: Path,

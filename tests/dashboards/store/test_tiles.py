@@ -154,6 +154,7 @@ def test_a_file_that_went_away_is_an_error_that_names_it(tmp_path: Path, noise: 
         Tiles(tmp_path / "nothing")
 
 
+@pytest.mark.slow
 def test_a_reader_never_finds_the_steps_cut_off_while_they_are_published(tmp_path: Path) -> None:
     writer = TileWriter(tmp_path)
     writer.add_ranks([0])

@@ -108,6 +108,7 @@ def test_helm_finds_no_fault_in_the_chart() -> None:
 OLDEST = re.sub(r"^>=(\d+\.\d+).*", r"\1", yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [OLDEST, "1.35"])
 def test_the_manifests_are_of_kubernetes(version: str, chart: dict[str, Manifest], full_chart: dict[str, Manifest]) -> None:
     schemas = schemas_of_kubernetes()

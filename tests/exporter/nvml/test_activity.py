@@ -34,6 +34,7 @@ def one_pass(gpu_process: AskedGpu, parts: int = 1) -> None:
         gpu_process.sample_activity()
 
 
+@pytest.mark.slow
 def test_integrals_are_what_the_driver_measured_over_all_intervals(fake: FakeDriver) -> None:
     fake.change(0, {"gpm.1": 100, "gpm.2": 40, "gpm.5": 25, "gpm.10": 0})
     with opened(fake, 0, GPM) as gpu_process:
@@ -253,6 +254,7 @@ def busy_seconds_at(fake: FakeDriver) -> Iterator[Callable[[float], float]]:
         stdin.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [100, 20, 1])
 @pytest.mark.parametrize("interval_s", [1, 9, 15, 60])
 def test_the_counter_is_right_at_every_interval_and_buffer_of_the_driver(fake: FakeDriver, interval_s: int, kept: int) -> None:

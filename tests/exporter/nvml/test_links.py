@@ -24,6 +24,7 @@ def test_a_link_that_is_down_is_counted_and_named(tmp_path: Path) -> None:
     assert [link for (link,), up in sample.all("gpu_nvlink_link_up").items() if not up] == ["3"]
 
 
+@pytest.mark.slow
 def test_single_links_are_off_unless_asked_for(tmp_path: Path) -> None:
     assert "gpu_nvlink_link_up" not in sample_of(driver(tmp_path)).metrics
 

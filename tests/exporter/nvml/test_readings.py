@@ -263,6 +263,7 @@ def test_what_a_gpu_does_not_know_is_not_asked_again_at_once(fake: FakeDriver) -
     }
 
 
+@pytest.mark.slow
 def test_drivers_that_lack_functions_cost_what_those_give(tmp_path: Path) -> None:
     fake = FakeDriver(tmp_path, build_library("-DDRIVER=470", "-DWITHOUT_ENERGY"), [h100_state(0)])
 

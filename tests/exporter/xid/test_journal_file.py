@@ -19,6 +19,7 @@ from rankscope.exporter.source import XidEvent
 from rankscope.exporter.xid.journal import MAX_ENTRIES, XidJournal
 
 
+@pytest.mark.slow
 def test_the_file_stays_small_and_the_counts_stay_right(node: Node) -> None:
     for _ in range(20):
         for _ in range(MAX_ENTRIES // 4):

@@ -318,6 +318,7 @@ def test_a_rank_that_is_switched_off_withdraws_its_report(attempt: Path, ranks: 
     until(lambda: not report_file(attempt / "reports", 1).exists() and ranks[0].duty._report is None, ranks)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 def test_ranks_profile_the_same_steps_by_budget_and_by_request(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:

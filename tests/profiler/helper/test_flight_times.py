@@ -87,6 +87,7 @@ def test_overwritten_operations_are_counted_and_said_once(helper: Helper) -> Non
     assert len(helper.reported) == 1
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_dumps_are_rarer_where_they_are_costly(helper: Helper) -> None:
     number, dumped_at = 0, []

@@ -69,6 +69,7 @@ def test_every_record_is_taken_once_however_the_plugin_writes(helper: Helper) ->
     assert helper.reported == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_holes", [True, False])
 def test_the_disk_space_of_what_was_read_is_released(helper: Helper, monkeypatch: pytest.MonkeyPatch, *, has_holes: bool) -> None:
     if not has_holes:

@@ -128,6 +128,7 @@ def always(culprit: int, us: float, at: int) -> Callable[[int, int, int], float]
 LAYOUTS = [(2, 2), (4, 2), (2, 4), (4, 4), pytest.param(8, 8, marks=[pytest.mark.full, pytest.mark.slow])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dp", "tp"), LAYOUTS)
 @pytest.mark.parametrize("layer", [0, 5])
 @pytest.mark.parametrize("overlapped", [False, True])
