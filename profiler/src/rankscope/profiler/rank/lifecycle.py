@@ -267,8 +267,9 @@ class RecorderLifecycle:
         self._switch_off()
         if self.session is not None and not self.session.has_files():
             reason = "the script has closed its files"
-        rank = self.session.handover.rank.rank if self.session else os.environ.get("RANK", "0")
-        print_line(f"rank {rank}: the recorder switched itself off ({reason}); training goes on")
+        with suppress(Exception):
+            rank = self.session.handover.rank.rank if self.session else os.environ.get("RANK", "0")
+            print_line(f"rank {rank}: the recorder switched itself off ({reason}); training goes on")
         if self._leave_files():
             return
         with suppress(Exception):
