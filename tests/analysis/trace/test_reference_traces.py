@@ -65,7 +65,7 @@ def test_the_independent_program_of_the_examples_agrees_on_every_value(traces: P
     values = trace_truth.values_of_file(traces / name)
     # The golden values are sums of floats: some are off by tens of nanoseconds.
     assert {field: values["window"][field] for field in FIELDS} == pytest.approx(
-        {trace: golden[trace] for trace in FIELDS}, abs=0.1
+        {field: golden[field] for field in FIELDS}, abs=0.1
     )
     assert differences(values, values_of_file(traces / name)) == []
 
@@ -76,12 +76,10 @@ def test_without_details_a_trace_lacks_their_columns_and_nothing_else(traces: Pa
     whole, brief = (read_trace(traces / name, detail=detail) for detail in (True, False))
     # then only the columns of the details differ, and those are empty
     differing = {
-        struct_field
-        for struct_field in whole.__struct_fields__
-        if not np.array_equal(getattr(whole, struct_field), getattr(brief, struct_field))
+        column for column in whole.__struct_fields__ if not np.array_equal(getattr(whole, column), getattr(brief, column))
     }
     assert differing == {"bytes", "graphed", "autograd"}
-    assert {len(getattr(brief, struct_field)) for struct_field in differing} == {0}
+    assert {len(getattr(brief, column)) for column in differing} == {0}
 
 
 @pytest.mark.parametrize("name", ["ddp_2ranks_nccl_metadata/rank-0.json.gz", "resnet_8ranks_mi300/rank-0.json.gz"])
