@@ -72,7 +72,9 @@ def test_without_details_a_trace_lacks_their_columns_and_nothing_else(traces: Pa
     # when it is read in both ways
     whole, brief = (read_trace(traces / name, detail=detail) for detail in (True, False))
     # then only the columns of the details differ, and those are empty
-    differing = {column for column in whole.__columns__ if not np.array_equal(getattr(whole, column), getattr(brief, column))}
+    differing = {
+        column for column in whole.__struct_fields__ if not np.array_equal(getattr(whole, column), getattr(brief, column))
+    }
     assert differing == {"bytes", "graphed", "autograd"}
     assert {len(getattr(brief, column)) for column in differing} == {0}
 
