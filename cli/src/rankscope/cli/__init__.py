@@ -5,6 +5,6 @@ turns errors into one line and an exit status. A verb is a module of its name in
 ``demo/``): it reads options, calls a part, and prints. Verbs of one part alone are in that part (``exporter/commands``,
 ``dashboards/commands``, ``alerts/commands``).
 
-``terminal`` has options and output common to all verbs; ``selection``, ``share`` and ``trace_options`` values of options;
+``terminal`` has options and output common to all verbs; ``selection`` and ``trace_options`` values of options;
 ``output_file`` and ``standard_output`` complete output or an error.
 """

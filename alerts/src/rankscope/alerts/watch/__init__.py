@@ -6,4 +6,7 @@ resolved; in the store) → ``announcements`` (``findings.jsonl``) and ``deliver
 runs these once per interval; ``unreadable_files`` reports those, ``watcher_page`` serves its health, ``running_watcher`` builds
 a watcher from the command line, ``signals`` handles signals; ``watcher_settings`` and ``options`` hold its thresholds; how long
 a rank may be silent is computed in ``rankscope.analysis.evidence.liveness``.
+
+After a restart, ``ledger`` still has each alert with its fingerprint and start. ``Outbox.owes`` (``deliver/outbox``) says what a
+webhook was not sent yet; Alertmanagers are sent everything again (``delivery``).
 """

@@ -1,1 +1,1 @@
-"""Text of the pages: ``wording`` (numbers, verdicts), ``units``, ``causes`` (labels), ``inert`` (names made harmless)."""
+"""Text of the pages: ``wording`` (numbers, verdicts), ``units``, ``inert`` (names made harmless)."""

@@ -8,8 +8,8 @@ also while the run continues.
 ``typical`` separates typical steps, which verdicts are about, from rare ones. ``compared`` has the own times of ranks that do
 the same work (``peers``), which ``inference`` judges, and the waits in them. In ``kernels``, ``device_times`` has own times on
 devices, from traces and profiled steps instead of step records; ``kernel_ratios`` and ``kernel_calls`` compare the kernels of a
-rank with its peers'; ``unknown_kernels`` are those that may be communication where none is known; ``data_quality`` has warnings
-about damaged traces.
+rank with its peers'; ``unknown_kernels`` are those that may be communication where none is known;
+``quality_warnings`` are about damaged traces.
 
 Other modules use the table: ``hardware`` (GPU readings per step), ``activities`` (time of checkpoints and evaluations),
 ``throughput`` (samples, tokens and FLOP per second), ``order`` (largest and middle values of each step), ``liveness`` (does the

@@ -5,7 +5,7 @@ first: it calls the other modules in this order.
 
 1. ``files`` finds the dumps and reads them, pickles with the safe reader in ``pickles``.
    ``job_dumps`` leaves out those of earlier jobs, and checks the ranks in their names.
-2. ``records`` has one rank's dump, in the same form for all versions of torch and all backends.
+2. ``flight_records`` has one rank's dump, in the same form for all versions of torch and all backends.
 3. ``groups`` matches process groups over all ranks.
 4. ``progress`` finds the last operation of each rank in each group.
 5. ``meetings`` lists the unfinished collectives and transfers, with the ranks that arrived and those that did not.
