@@ -28,7 +28,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-MINUTES_BUDGET = {"test": 8.0, "test-full": 40.0}
+MINUTES_BUDGET = {"test": 6.0, "test-full": 40.0}
 
 PROGRAMS = (
     ("PyInstaller", ("pyinstaller", "PyInstaller", "package/build")),
