@@ -370,8 +370,8 @@ class RingReader:
     @property
     def exit_status(self) -> int | None:
         """Exit status of the writer's process; ``None`` if it runs, was killed, or cannot tell."""
-        status, is_abandoned = EXIT_STATUS.unpack_from(self._map, EXIT_STATUS_OFFSET)
-        return int(status) if is_abandoned and status != NO_EXIT_STATUS else None
+        status, is_set = EXIT_STATUS.unpack_from(self._map, EXIT_STATUS_OFFSET)
+        return int(status) if is_set and status != NO_EXIT_STATUS else None
 
     @property
     def disabled_reason(self) -> str | None:
