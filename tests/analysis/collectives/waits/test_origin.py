@@ -187,7 +187,7 @@ def test_what_a_victim_adds_itself_is_its_own() -> None:
     assert blame.imposed_us[2] == blame.imposed_us[3] == 0
 
 
-class Meeting(NamedTuple):
+class GroupMeeting(NamedTuple):
     """Collective of some ranks, with the rank that comes last, its arrival and the waits of the others, in nanoseconds."""
 
     step: int
@@ -197,7 +197,7 @@ class Meeting(NamedTuple):
     waits: dict[int, int]
 
 
-def charged(meetings: Sequence[Meeting], exposed: float | Sequence[float] = 1.0) -> list[dict[tuple[int, int], float]]:
+def charged(meetings: Sequence[GroupMeeting], exposed: float | Sequence[float] = 1.0) -> list[dict[tuple[int, int], float]]:
     """Return the nanoseconds charged at each meeting by (origin, victim). ``exposed``: share of the waits that no compute hides.
 
     Each meeting has a name of its own for its group, so that its charges can be told apart.
@@ -234,25 +234,29 @@ def charged(meetings: Sequence[Meeting], exposed: float | Sequence[float] = 1.0)
 
 def test_a_delay_that_was_made_up_for_is_not_charged_again() -> None:
     # Rank 0 delays 1 by 30 in their group; 1 meets 2 only 5 late, and leaves with it; then 1 itself is 20 late.
-    meetings = [Meeting(0, (0, 1), 0, 100, {1: 30}), Meeting(0, (1, 2), 1, 200, {2: 5}), Meeting(0, (1, 2), 1, 300, {2: 20})]
+    meetings = [
+        GroupMeeting(0, (0, 1), 0, 100, {1: 30}),
+        GroupMeeting(0, (1, 2), 1, 200, {2: 5}),
+        GroupMeeting(0, (1, 2), 1, 300, {2: 20}),
+    ]
     assert charged(meetings) == [{(0, 1): 30}, {(0, 2): 5}, {(1, 2): 20}]
 
 
 def test_a_wait_that_compute_hid_delays_nobody_downstream() -> None:
-    meetings = [Meeting(0, (0, 1), 0, 100, {1: 30}), Meeting(0, (1, 2), 1, 200, {2: 30})]
+    meetings = [GroupMeeting(0, (0, 1), 0, 100, {1: 30}), GroupMeeting(0, (1, 2), 1, 200, {2: 30})]
     assert charged(meetings, [0.0, 1.0]) == [{(0, 1): 30}, {(1, 2): 30}]
     assert charged(meetings) == [{(0, 1): 30}, {(0, 2): 30}]
 
 
 def test_a_step_begins_with_nothing_to_carry() -> None:
-    meetings = [Meeting(0, (0, 1), 0, 100, {1: 30}), Meeting(1, (1, 2), 1, 200, {2: 30})]
+    meetings = [GroupMeeting(0, (0, 1), 0, 100, {1: 30}), GroupMeeting(1, (1, 2), 1, 200, {2: 30})]
     assert charged(meetings) == [{(0, 1): 30}, {(1, 2): 30}]
 
 
 def test_a_chain_over_many_groups_leads_to_its_origin_and_a_cycle_ends() -> None:
-    chain = [Meeting(0, (at, at + 1), at, 100 * at, {at + 1: 50}) for at in range(3 * MAX_ORIGINS)]
+    chain = [GroupMeeting(0, (at, at + 1), at, 100 * at, {at + 1: 50}) for at in range(3 * MAX_ORIGINS)]
     assert charged(chain) == [{(0, at + 1): 50} for at in range(len(chain))]
-    ring = [Meeting(0, tuple(sorted((at % 3, (at + 1) % 3))), at % 3, 100 * at, {(at + 1) % 3: 50}) for at in range(30)]
+    ring = [GroupMeeting(0, tuple(sorted((at % 3, (at + 1) % 3))), at % 3, 100 * at, {(at + 1) % 3: 50}) for at in range(30)]
     assert all(sum(charges.values()) == pytest.approx(50, abs=MAX_ORIGINS) for charges in charged(ring))
 
 
@@ -260,28 +264,29 @@ def test_of_very_many_origins_the_largest_are_carried_on() -> None:
     # Rank 0 waits for many others, each time a little longer, and then delays one more rank by all of that.
     others = range(2, 2 + 3 * MAX_ORIGINS)
     waits = [
-        Meeting(0, (0, *others), at, 10_000 * at, {0: 100 * at, **{rank: 1 for rank in others if rank != at}}) for at in others
+        GroupMeeting(0, (0, *others), at, 10_000 * at, {0: 100 * at, **{rank: 1 for rank in others if rank != at}})
+        for at in others
     ]
     total = sum(100 * at for at in others)
-    charges = charged([*waits, Meeting(0, (0, 1), 0, 10**7, {1: total})])[-1]
+    charges = charged([*waits, GroupMeeting(0, (0, 1), 0, 10**7, {1: total})])[-1]
     largest = {(at, 1): 100.0 * at for at in others[-MAX_ORIGINS:] if 100 * at > 0.02 * total}
     assert charges == pytest.approx({**largest, (0, 1): total - sum(largest.values())})
 
 
 @st.composite
-def any_meetings(draw: st.DrawFn) -> list[Meeting]:
+def any_meetings(draw: st.DrawFn) -> list[GroupMeeting]:
     made = []
     for number in range(draw(st.integers(0, 12))):
         members = tuple(sorted(draw(st.sets(st.integers(0, 5), min_size=2, max_size=4))))
         last = draw(st.sampled_from(members))
         waits = {rank: draw(st.integers(1, 1000)) for rank in members if rank != last and draw(st.booleans())}
         when = 10_000 * draw(st.integers(0, 99)) + number
-        made.append(Meeting(draw(st.integers(0, 1)), members, last, when, waits))
+        made.append(GroupMeeting(draw(st.integers(0, 1)), members, last, when, waits))
     return made
 
 
 @given(any_meetings(), st.sampled_from([0.0, 0.3, 1.0]))
-def test_a_wait_is_charged_whole_and_never_to_the_one_that_waits(meetings: list[Meeting], exposed: float) -> None:
+def test_a_wait_is_charged_whole_and_never_to_the_one_that_waits(meetings: list[GroupMeeting], exposed: float) -> None:
     for meeting, charges in zip(meetings, charged(meetings, exposed), strict=True):
         waited = dict.fromkeys(meeting.waits, 0.0)
         for (origin, victim), ns in charges.items():
