@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.profiler.recorded_runs import info_of, recorded_job
@@ -123,15 +121,9 @@ def end_reason(command: list[str], run_dir: Path) -> str | None:
     return info.end_reason
 
 
-def some(cases: Iterable[Any], every_day: Container[Any]) -> list[Any]:
-    """Return the cases, those that are not tested every day marked as ``full``."""
-    return [
-        case if case in every_day else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.full)
-        for case in cases
-    ]
-
-
-@pytest.mark.parametrize("end", some(ENDINGS, ("swallows", "killed at exit")))
+@pytest.mark.parametrize(
+    "end", [end if end in ("swallows", "killed at exit") else pytest.param(end, marks=pytest.mark.full) for end in ENDINGS]
+)
 def test_the_end_of_a_script_is_told_by_its_exit_status(tmp_path: Path, end: str) -> None:
     assert end_reason([sys.executable, "-c", f"{TRAIN}\ntrain(ENDS[{end!r}])"], tmp_path / "run") == ENDINGS[end]
 
