@@ -129,7 +129,7 @@ def test_a_user_sees_the_straggler_in_a_browser_and_ctrl_c_leaves_nothing(
         errors: list[str] = []
         requests: list[str] = []
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("pageerror", lambda error: errors.append(error.stack or str(error)))
         page.on("request", lambda request: requests.append(request.url))
         page.goto(urls["dashboard"])
         page.get_by_text("Rank 2").first.wait_for(timeout=60_000)

@@ -45,7 +45,7 @@ def opened(browser: Browser, tmp_path: Path, plain: Report) -> Iterator[Callable
         page = session.new_page()
         page.set_default_timeout(PATIENCE_MS)
         page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("pageerror", lambda error: complaints.append(error.stack or str(error)))
         page.on("request", lambda request: complaints.append(request.url) if not _own(request.url, file) else None)
         page.goto(file.as_uri())
         return page
