@@ -101,7 +101,7 @@ def _is_complaint(message: ConsoleMessage) -> bool:
 def _is_of_a_removed_graph(error: Error) -> bool:
     """Return whether Dash tried to redraw a graph that is no longer in the page.
 
-    A figure that changes while Plotly still draws its first version is drawn again afterwards, also if the page was left meanwhile.
+    A figure that changes while Plotly still draws its first version is drawn again afterwards, also on a page left meanwhile.
     This is harmless: the promise that fails had nothing else to do.
     """
     return "reading 'classList'" in error.message and "dcc/async-graph.js" in (error.stack or "")
