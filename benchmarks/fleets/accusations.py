@@ -70,15 +70,17 @@ def verdict(own: np.ndarray) -> SlowRanks | SuspectedRanks | None:
 
 def accusations(seeds: int) -> dict[str, Any]:
     """Return the rates of false accusations by the duration of the noise as a share of the run."""
-    classes: dict[str, Counter[str]] = {}
+    classes: dict[str, dict[str, int]] = {}
     for ranks, steps, lasts, scatter, spikes in itertools.product(RANKS, STEPS, LASTS, SCATTER, SPIKES):
         share = lasts / steps
         name = "up to a tenth" if share <= 0.1 else "up to a third" if share <= 1 / 3 else "longer"
         for seed in range(seeds):
             rng = np.random.default_rng((ranks, steps, lasts, round(scatter * 100), round(spikes * 100), seed))
             result = verdict(own_times(rng, ranks, steps, lasts=lasts, scatter=scatter, spikes=spikes))
-            output = {SlowRanks: ["named"], SuspectedRanks: ["too_little"]}.get(type(result), [])
-            classes.setdefault(name, Counter()).update(["runs", *output])
+            counts = classes.setdefault(name, {"runs": 0, "named": 0, "too_little": 0})
+            counts["runs"] += 1
+            counts["named"] += isinstance(result, SlowRanks)
+            counts["too_little"] += isinstance(result, SuspectedRanks)
     return {name: {**count, "rate": count["named"] / count["runs"]} for name, count in classes.items()}
 
 

@@ -50,6 +50,15 @@ def test_two_kinds_are_written_judged_and_printed_with_their_budgets() -> None:
     assert [row[0] for row in report["table"]["rows"]] == [*sorted(kinds, reverse=True), "those with a fault, without it", "all"]
 
 
+@pytest.mark.slow
+def test_runs_without_an_accusation_have_a_rate_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    benchmark = module("accusations")
+    monkeypatch.setattr(benchmark, "RANKS", (2,))
+    rates = benchmark.accusations(1)
+    assert rates["up to a tenth"] == {"runs": 16, "named": 0, "too_little": 0, "rate": 0}
+    assert {tuple(row) for row in rates.values()} == {("runs", "named", "too_little", "rate")}
+
+
 def test_a_failed_budget_fails_the_command() -> None:
     fleet_truth, fleet_scores = module("fleet_truth"), module("scores")
     missed = fleet_scores.Score(right=False, exact=False, false=False)

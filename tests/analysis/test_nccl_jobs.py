@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.nccl.dumps import write_dumps
-from tests.nccl.faults import FAULTS
+from tests.nccl.faults import FAULTS, Fault
 from tests.nccl.layouts import LARGE, LAYOUTS, LayoutJob
 from tests.nccl.traces import write_traces
 
@@ -140,6 +140,16 @@ def test_two_or_three_steps_show_the_cause_too(tmp_path: Path, fault: str, expla
 def test_without_a_rank_at_fault_none_is_named(tmp_path: Path, layout: str, fault: str) -> None:
     analysis, _ = of_traces(tmp_path, layout, fault)
     assert analysis.verdict.kind != "straggler", analysis.verdict.summary
+
+
+def test_too_few_steps_of_all_ranks_need_more_steps_and_no_other_traces(tmp_path: Path) -> None:
+    pauses = Fault("two pauses", None, host_us=lambda step: 60_000.0 * (step in (2, 5)))
+    write_traces(LayoutJob(LAYOUTS["ddp"], pauses, late=3, steps=8), tmp_path)
+    analysis = analyze([tmp_path])
+    assert (analysis.verdict.kind, analysis.source.coverage) == ("insufficient_data", 1.0)
+    [action] = analysis.verdict.next
+    assert "more steps" in action
+    assert "all ranks" not in action
 
 
 def test_a_pause_in_one_of_two_steps_names_nobody(tmp_path: Path) -> None:

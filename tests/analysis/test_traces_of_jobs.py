@@ -252,7 +252,7 @@ def test_a_rank_without_device_activity_is_missing(tmp_path: Path) -> None:
     assert "rank 1 shows no device activity" in analysis.verdict.summary
     quality = analysis.ranks[1].data_quality
     assert quality is not None
-    assert (quality.problem, quality.without_kernel, quality.without_kernel_share) == ("no_activity", 120, 1.0)
+    assert (quality.problem, quality.without_kernel, quality.launches) == ("no_activity", 120, 120)
 
 
 HOUR_NS: Final = 3_600_000_000_000

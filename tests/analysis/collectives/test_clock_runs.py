@@ -12,6 +12,7 @@ from tests.analysis.planted_clocks import START, Job, Planted, windows
 from tests.step_files import append
 
 from rankscope.analysis.engine import analyze
+from rankscope.analysis.evidence.step_table.chosen_steps import StepRange
 from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.perfetto.selection import Selection
 from rankscope.analysis.report.terminal import render_text
@@ -106,7 +107,7 @@ def test_steps_between_two_windows_are_on_one_clock_in_perfetto(tmp_path: Path) 
         append(rank_dir(path, 0, rank), "steps", step)
     # when that alone is exported
     data = bytearray()
-    export = export_perfetto([path], data.extend, selection=Selection(first=3500, past=3501), verdict=False)
+    export = export_perfetto([path], data.extend, selection=Selection(StepRange(3500, 3501)), verdict=False)
     # then it begins on all ranks at once
     starts = [event["ts"] for event in msgspec.json.decode(data)["traceEvents"] if event.get("name") == "step 3500"]
     assert len(starts) == 4

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.step_files import table_of_records
 
-from rankscope.analysis.costs.pipeline import ideal_bubble, microbatches_us, pipeline_of, schedule_us
+from rankscope.analysis.costs.pipeline import ideal_bubble, pipeline_of, schedule_us
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.report.terminal import render_text
-from rankscope.runs.records import CollectiveRecord, PhaseTimes, Pipeline, RankInfo, StepRecord
+from rankscope.runs.records import PhaseTimes, Pipeline, RankInfo, StepRecord
 
 Synthetic = Callable[..., Any]
 
@@ -92,7 +92,7 @@ def test_no_schedule_is_faster_than_its_slowest_stage_allows(busy: list[float], 
 @pytest.mark.parametrize(("microbatches", "chunks"), [(0, 1), (4, 0), (-4, 2), (-4, -1), (None, 1)])
 def test_numbers_that_no_schedule_has_give_no_ideal(microbatches: int | None, chunks: int) -> None:
     result = Pipeline(schedule="Schedule1F1B", microbatches=microbatches, chunks=chunks)
-    pipeline = pipeline_of(table({0: 10.0, 1: 20.0}, 40.0), infos({0: 0, 1: 1}), result, {})
+    pipeline = pipeline_of(table({0: 10.0, 1: 20.0}, 40.0), infos({0: 0, 1: 1}), result)
     assert pipeline is not None
     assert (pipeline.ideal_bubble, pipeline.ideal_us, pipeline.imbalance_us, pipeline.rest_us) == (None, None, None, None)
 
@@ -102,7 +102,7 @@ def test_the_parts_make_up_the_bubble(busy: list[float], microbatches: int, more
     step = schedule_us(np.array(busy), microbatches) + more
     stages = dict(enumerate(range(len(busy))))
     result = Pipeline(schedule="ScheduleGPipe", microbatches=microbatches)
-    pipeline = pipeline_of(table(dict(enumerate(busy)), step), infos(stages), result, {})
+    pipeline = pipeline_of(table(dict(enumerate(busy)), step), infos(stages), result)
     assert pipeline is not None
     assert pipeline.ideal_us is not None
     assert pipeline.imbalance_us is not None
@@ -115,9 +115,7 @@ def test_the_parts_make_up_the_bubble(busy: list[float], microbatches: int, more
 
 
 def test_the_stage_that_is_slow_beyond_chance_is_named() -> None:
-    pipeline = pipeline_of(
-        table({0: 50.0, 1: 50.0, 2: 70.0, 3: 50.0}, 120.0, noise=0.05), infos({0: 0, 1: 1, 2: 2, 3: 3}), None, {}
-    )
+    pipeline = pipeline_of(table({0: 50.0, 1: 50.0, 2: 70.0, 3: 50.0}, 120.0, noise=0.05), infos({0: 0, 1: 1, 2: 2, 3: 3}), None)
     assert pipeline is not None
     assert pipeline.slowest_stage == 2
     assert pipeline.slowest_excess == pytest.approx(0.4, abs=0.05)
@@ -128,21 +126,21 @@ def test_the_stage_that_is_slow_beyond_chance_is_named() -> None:
 
 def test_of_stages_that_differ_by_noise_none_is_named() -> None:
     pipeline = pipeline_of(
-        table(dict.fromkeys(range(4), 50.0), 100.0, noise=0.2), infos({rank: rank for rank in range(4)}), SCHEDULE, {}
+        table(dict.fromkeys(range(4), 50.0), 100.0, noise=0.2), infos({rank: rank for rank in range(4)}), SCHEDULE
     )
     assert pipeline is not None
     assert (pipeline.slowest_stage, pipeline.slowest_excess) == (None, None)
 
 
 def test_ranks_of_one_stage_count_once() -> None:
-    pipeline = pipeline_of(table({0: 40.0, 1: 60.0, 2: 80.0, 3: 100.0}, 200.0), infos({0: 0, 1: 0, 2: 1, 3: 1}), SCHEDULE, {})
+    pipeline = pipeline_of(table({0: 40.0, 1: 60.0, 2: 80.0, 3: 100.0}, 200.0), infos({0: 0, 1: 0, 2: 1, 3: 1}), SCHEDULE)
     assert pipeline is not None
     assert [(stage.stage, stage.ranks, stage.busy_us) for stage in pipeline.stages] == [(0, [0, 1], 50.0), (1, [2, 3], 90.0)]
 
 
 def test_a_slow_replica_does_not_make_its_stage_slow() -> None:
     pipeline = pipeline_of(
-        table({0: 50.0, 1: 50.0, 2: 50.0, 3: 110.0}, 200.0, noise=0.05), infos({0: 0, 1: 0, 2: 1, 3: 1}), SCHEDULE, {}
+        table({0: 50.0, 1: 50.0, 2: 50.0, 3: 110.0}, 200.0, noise=0.05), infos({0: 0, 1: 0, 2: 1, 3: 1}), SCHEDULE
     )
     assert pipeline is not None
     assert (pipeline.slowest_stage, pipeline.slowest_excess) == (None, None)
@@ -156,7 +154,7 @@ def test_a_slow_replica_does_not_make_its_stage_slow() -> None:
 
 @pytest.mark.parametrize("stages", [{0: 0, 1: 0}, {}, {0: 0}])
 def test_what_is_no_pipeline_has_no_bubble(stages: dict[int, int]) -> None:
-    assert pipeline_of(table({0: 50.0, 1: 50.0}, 100.0), infos(stages), None, {}) is None
+    assert pipeline_of(table({0: 50.0, 1: 50.0}, 100.0), infos(stages), None) is None
 
 
 def test_records_that_do_not_tell_own_time_tell_no_bubble() -> None:
@@ -166,31 +164,14 @@ def test_records_that_do_not_tell_own_time_tell_no_bubble() -> None:
         ]
         for rank in (0, 1)
     }
-    assert pipeline_of(table_of_records(rows), infos({0: 0, 1: 1}), SCHEDULE, {}) is None
+    assert pipeline_of(table_of_records(rows), infos({0: 0, 1: 1}), SCHEDULE) is None
 
 
 def test_a_schedule_that_fills_its_bubbles_has_no_such_formula() -> None:
     result = Pipeline(schedule="ScheduleZBVZeroBubble", microbatches=4, chunks=2)
-    pipeline = pipeline_of(table({0: 50.0, 1: 50.0}, 60.0), infos({0: 0, 1: 1}), result, {})
+    pipeline = pipeline_of(table({0: 50.0, 1: 50.0}, 60.0), infos({0: 0, 1: 1}), result)
     assert pipeline is not None
     assert (pipeline.ideal_bubble, pipeline.rest_us, pipeline.microbatches) == (None, None, 4)
-
-
-@given(times=st.lists(st.integers(1, 1000), min_size=1, max_size=8), waits=st.data())
-def test_a_micro_batch_takes_the_time_between_gradients_without_waits(times: list[int], waits: st.DataObject) -> None:
-    rows, now = [], 1000
-    for number, busy in enumerate([0, *times]):
-        waited = waits.draw(st.integers(0, 500))
-        rows.append(passed("recv", 2 * number, now, now + 1000 * waited))
-        now += 1000 * (waited + busy)
-        rows.append(passed("send", 2 * number + 1, now, now + 10))
-    assert microbatches_us(rows) == [float(time_) for time_ in times]
-
-
-def passed(op: str, index: int, enqueue: int, end: int) -> CollectiveRecord:
-    return CollectiveRecord(
-        step=0, group="pp", index=index, op=op, enqueue_unix_ns=enqueue, start_unix_ns=enqueue, end_unix_ns=end, p2p=True
-    )
 
 
 def test_a_bubble_is_the_verdict_where_it_is_most_of_the_step(synthetic: Synthetic) -> None:

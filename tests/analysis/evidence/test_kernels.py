@@ -53,6 +53,13 @@ def test_one_kernel_that_takes_longer_is_no_slow_device(name: str) -> None:
     assert fault({**USUAL, name: 2 * USUAL[name]}) == ("few_kernels", [name], 2.0)
 
 
+def test_without_another_kernel_a_slow_one_may_be_of_a_slow_device() -> None:
+    times = {0: rank({"gemm": 600.0}), 1: rank({"gemm": 400.0}), 2: rank({"gemm": 400.0})}
+    comparison = compare_kernels(times, 0, [1, 2], range(4))
+    assert comparison is not None
+    assert (comparison.fault, comparison.factor) == (None, 1.5)
+
+
 def test_kernels_that_take_as_long_show_nothing() -> None:
     assert fault({name: us * (1.01 if "gemm" in name else 0.99) for name, us in USUAL.items()}) == (None, [], 1.0)
 

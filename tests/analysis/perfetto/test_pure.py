@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.perfetto_model import load, nanoseconds
 
+from rankscope.analysis.evidence.step_table.chosen_steps import StepRange
 from rankscope.analysis.perfetto.chrome_json import (
     HORIZON_NS,
     MAX_ARGS_BYTES,
@@ -190,6 +191,6 @@ def test_the_steps_exported_fit(weights: dict[int, int], profiled: set[int], lim
 
 
 def test_a_selection_has_what_is_between_its_bounds() -> None:
-    assert [step for step in range(6) if Selection(first=2, past=4).has_step(step)] == [2, 3]
-    assert all(Selection().has_step(step) and Selection().has_rank(step) for step in range(3))
+    assert [step for step in range(6) if Selection(steps=StepRange(2, 4)).steps.has(step)] == [2, 3]
+    assert all(Selection().steps.has(step) and Selection().has_rank(step) for step in range(3))
     assert not Selection().chose_steps

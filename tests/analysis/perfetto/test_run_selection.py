@@ -11,6 +11,7 @@ import pytest
 from tests.analysis.perfetto.small_runs import SKEW_NS, START, STEP_US, exported, make_run, step_record
 from tests.step_files import append
 
+from rankscope.analysis.evidence.step_table.chosen_steps import StepRange
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import attempt_dir, rank_dir
 from rankscope.runs.records import AttemptInfo, RankInfo
@@ -18,7 +19,7 @@ from rankscope.runs.small_files import create_attempt, write_record
 
 
 def test_chosen_steps_and_ranks_only_are_exported_but_matched_with_all(tmp_path: Path) -> None:
-    model, export = exported(make_run(tmp_path / "run"), first=3, past=5, ranks=frozenset({0, 3}))
+    model, export = exported(make_run(tmp_path / "run"), steps=StepRange(3, 5), ranks=frozenset({0, 3}))
     assert (export.ranks, export.steps) == ([0, 3], (3, 5))
     assert {event.args["step"] for event in model.of("step")} == {3, 4}
     assert {event.process[:6] for event in model.of("step")} == {"rank 0", "rank 3"}
@@ -41,36 +42,36 @@ def test_what_does_not_fit_is_left_out_and_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("chosen", "steps"),
     [
-        ({}, (0, 124)),
-        ({"first": 200}, (200, 325)),
-        ({"first": 5}, (5, 129)),
-        ({"past": 340}, (0, 124)),
-        ({"first": 22, "past": 340}, (22, 147)),
+        (StepRange(), (0, 124)),
+        (StepRange(200), (200, 325)),
+        (StepRange(5), (5, 129)),
+        (StepRange(past=340), (0, 124)),
+        (StepRange(22, 340), (22, 147)),
     ],
 )
-def test_the_steps_exported_use_the_limit(tmp_path: Path, chosen: dict[str, Any], steps: tuple[int, int]) -> None:
+def test_the_steps_exported_use_the_limit(tmp_path: Path, chosen: StepRange, steps: tuple[int, int]) -> None:
     # given a run whose only profile is at its beginning
     run = make_run(tmp_path / "run", steps=350, profiled=(20, 21))
     # when not all chosen steps fit
-    _, export = exported(run, verdict=False, max_events=4_000, **chosen)
+    _, export = exported(run, verdict=False, max_events=4_000, steps=chosen)
     # then as many are exported as fit, from the first chosen one, and the report has their number
     assert export.steps == steps
     assert 3_000 < export.events <= 4_000
     (number,) = re.findall(r"about ([\d,]+) of", " ".join(export.left_out))
     assert export.events <= int(number.replace(",", "")) <= 4_000
     # and what it says gets the others
-    past = chosen.get("past", 350)
-    if chosen:
+    past = 350 if chosen.past is None else chosen.past
+    if chosen != StepRange():
         assert f"--steps {steps[1]}:{past} " in " ".join(export.left_out)
     (all_events,) = re.findall(r"--max-events (\d+) all", " ".join(export.left_out))
-    chosen["max_events"] = int(all_events)
-    assert exported(run, verdict=False, **chosen)[1].steps == (chosen.get("first", 0), past)
+    whole = exported(run, verdict=False, max_events=int(all_events), steps=chosen)[1]
+    assert whole.steps == (chosen.first or 0, past)
 
 
 def test_nothing_that_was_asked_for_is_an_error_that_says_what_there_is(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     with pytest.raises(InputError, match="no such steps were recorded; there are steps 0 to 5"):
-        exported(run, first=100)
+        exported(run, steps=StepRange(100))
     with pytest.raises(InputError, match="none of these ranks: there are 4, from 0 to 3"):
         exported(run, ranks=frozenset({9}))
     with pytest.raises(InputError, match="one run at a time"):
@@ -130,7 +131,7 @@ def test_raw_traces_that_were_kept_are_merged_in_on_request(tmp_path: Path) -> N
     assert model.of("kernel") == []
     assert any("3 were kept; --raw" in omission for omission in export.left_out)
     # when steps are chosen, the traces of these steps are included
-    model, export = exported(run, first=2, past=3)
+    model, export = exported(run, steps=StepRange(2, 3))
     kernels = model.of("kernel")
     assert {kernel.track for kernel in kernels} == {"device 0 stream 7"}
     assert {kernel.process[:6] for kernel in kernels} == {"rank 0", "rank 3"}
@@ -141,7 +142,7 @@ def test_raw_traces_that_were_kept_are_merged_in_on_request(tmp_path: Path) -> N
     assert any("window-000000001" in omission and "gzip" in omission for omission in export.left_out)
     # and on request
     assert len(exported(run, raw=True)[0].of("kernel")) == 4
-    assert exported(run, raw=False, first=2, past=3)[0].of("kernel") == []
+    assert exported(run, raw=False, steps=StepRange(2, 3))[0].of("kernel") == []
 
 
 def test_raw_traces_are_cut_to_the_chosen_steps(tmp_path: Path) -> None:
@@ -160,12 +161,12 @@ def test_raw_traces_are_cut_to_the_chosen_steps(tmp_path: Path) -> None:
         events.append({"ph": "f", "cat": "ac2g", "name": "ac2g", "id": step, "pid": 0, "tid": 7, "ts": at + STEP_US + 500})
     (folder / "window-000000002.json").write_text(json.dumps({"traceEvents": events, "baseTimeNanoseconds": START}))
     # when a step is exported
-    model, _ = exported(run, first=3, past=4)
+    model, _ = exported(run, steps=StepRange(3, 4))
     # then its calls and the work that they launched are shown, whole and connected, and those of other steps are not
     assert [event.name for event in model.of("cuda_runtime")] == ["call3"]
     assert [(kernel.name, kernel.end - kernel.start) for kernel in model.of("kernel")] == [("gemm3", 700_000)]
     assert ("call3", "gemm3") in [(begin.name, end.name) for begin, end in model.arrows]
-    assert {event.name for event in exported(run, first=2, past=5)[0].of("kernel")} == {"gemm2", "gemm3", "gemm4"}
+    assert {event.name for event in exported(run, steps=StepRange(2, 5))[0].of("kernel")} == {"gemm2", "gemm3", "gemm4"}
 
 
 def test_the_last_attempt_is_exported(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.analysis.perfetto.small_runs import boot, by_step, exported, make_run
 
+from rankscope.analysis.evidence.step_table.chosen_steps import StepRange
 from rankscope.runs.paths import rank_dir
 
 
@@ -100,7 +101,7 @@ def test_nobody_is_called_last_below_the_residual(tmp_path: Path) -> None:
 
 
 def test_clocks_of_steps_without_a_profile_are_those_of_the_nearest_one(tmp_path: Path) -> None:
-    model, export = exported(make_run(tmp_path / "run"), first=5, past=6)
+    model, export = exported(make_run(tmp_path / "run"), steps=StepRange(5, 6))
     assert model.of("collective") == []
     assert export.clock.fitted_to == "steps 2 to 3"
     assert export.clock.matched == 2

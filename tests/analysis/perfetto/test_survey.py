@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.step_files import rows_of
 
+from rankscope.analysis.evidence.step_table.chosen_steps import StepRange
 from rankscope.analysis.perfetto.selection import Selection
 from rankscope.analysis.perfetto.step_tracks import weights
 from rankscope.analysis.perfetto.survey import Survey
@@ -43,12 +44,12 @@ def events_of(record: StepRecord) -> int:
 
 @given(ranks, bounds, bounds)
 def test_steps_are_counted_over_the_ranks(kept: list[list[StepRecord]], first: int | None, past: int | None) -> None:
-    selection = Selection(first=first, past=past)
+    selection = Selection(steps=StepRange(first, past))
     survey = Survey(selection)
     for of_rank in kept:
         survey.add_steps([rows_of(*of_rank[:2]), rows_of(*of_rank[2:])])
     good = [record for record in chain(*kept) if possible(record)]
-    chosen = [record for record in good if selection.has_step(record.step)]
+    chosen = [record for record in good if selection.steps.has(record.step)]
     recorded = [record.step for record in good]
     steps = {record.step for record in chosen}
     assert survey.damaged == sum(map(len, kept)) - len(good)
@@ -56,7 +57,7 @@ def test_steps_are_counted_over_the_ranks(kept: list[list[StepRecord]], first: i
     assert survey.profiled == {record.step for record in chosen if record.profiled}
     assert survey.all_weights() == {step: sum(events_of(item) for item in chosen if item.step == step) for step in steps}
     for part in (range(13), range(3, 7)):
-        by_rank = ({item.step for item in of_rank if possible(item) and selection.has_step(item.step)} for of_rank in kept)
+        by_rank = ({item.step for item in of_rank if possible(item) and selection.steps.has(item.step)} for of_rank in kept)
         assert survey.records_of(part) == sum(len(of_rank & set(part)) for of_rank in by_rank)
         here = [record for record in chosen if record.step in part]
         extent = survey.extent((part.start, part.stop))
@@ -69,7 +70,7 @@ def test_steps_are_counted_over_the_ranks(kept: list[list[StepRecord]], first: i
 
 
 def test_steps_with_collectives_are_profiled_and_heavier() -> None:
-    survey = Survey(Selection(first=2))
+    survey = Survey(Selection(steps=StepRange(2)))
     survey.add_steps([rows_of(*(StepRecord(step=step, start_unix_ns=START, wall_us=1.0) for step in range(4)))])
     before = survey.all_weights()
     times = {"enqueue_unix_ns": START, "start_unix_ns": START, "end_unix_ns": START}
@@ -91,8 +92,8 @@ def test_a_record_of_another_age_does_not_move_the_extent() -> None:
 @pytest.mark.parametrize("huge", [2**63, 10**30])
 def test_bounds_beyond_every_step_number_choose_none_or_all(huge: int) -> None:
     steps = np.arange(3)
-    assert Selection(past=huge).has_steps(steps).all()
-    assert not Selection(first=huge).has_steps(steps).any()
+    assert Selection(steps=StepRange(past=huge)).steps.among(steps).all()
+    assert not Selection(steps=StepRange(huge)).steps.among(steps).any()
 
 
 def test_times_that_are_not_known_are_no_events() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.perfetto_model import Model, load
 
+from rankscope.analysis.evidence.step_table.chosen_steps import StepRange
 from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.perfetto.export_result import ExportResult
 from rankscope.analysis.perfetto.selection import Selection
@@ -169,12 +170,12 @@ def test_absolute_times_with_decimals_keep_every_nanosecond(tmp_path: Path) -> N
 def test_chosen_steps_are_cut_out_of_a_trace(tmp_path: Path) -> None:
     events = [step(number, 1000 * number, 1000) for number in range(4)]
     events += [kernel(f"k{number}", 1000 * number + 50, 10) for number in range(4)]
-    model, export = exported(write(tmp_path / "rank-0.json", events), first=1, past=3)
+    model, export = exported(write(tmp_path / "rank-0.json", events), steps=StepRange(1, 3))
     assert export.steps == (1, 3)
     assert {event.name for event in model.of("kernel")} == {"k1", "k2"}
     assert [event.name for event in model.of("step")] == ["step 1", "step 2"]
     with pytest.raises(InputError, match="none of these steps; there are steps 0 to 3"):
-        exported(tmp_path / "rank-0.json", first=9)
+        exported(tmp_path / "rank-0.json", steps=StepRange(9))
 
 
 def test_chosen_steps_have_the_work_that_they_launched(tmp_path: Path) -> None:
@@ -185,7 +186,7 @@ def test_chosen_steps_have_the_work_that_they_launched(tmp_path: Path) -> None:
             {**call, "args": {"correlation": number + 1}},
             kernel(f"k{number}", 1000 * number + 1100, 10, correlation=number + 1),
         ]
-    model, _ = exported(write(tmp_path / "rank-0.json", events), first=1, past=3)
+    model, _ = exported(write(tmp_path / "rank-0.json", events), steps=StepRange(1, 3))
     assert {event.name for event in model.of("kernel")} == {"k1", "k2"}
     assert {event.name for event in model.of("cuda_runtime")} == {"call1", "call2"}
 
@@ -198,7 +199,7 @@ def test_nothing_that_was_asked_for_is_an_error_that_says_what_there_is(tmp_path
     with pytest.raises(InputError, match="none of these ranks: there are 2, from 2 to 5"):
         exported(tmp_path, ranks=frozenset([3]))
     with pytest.raises(InputError, match="no steps to choose from: none are annotated in it"):
-        exported(tmp_path, first=3)
+        exported(tmp_path, steps=StepRange(3))
     with pytest.raises(InputError, match=re.escape(f"{empty}: ")):
         exported(empty)
     (empty.parent / "trace-x.parquet").write_bytes(b"PAR1")

@@ -57,7 +57,6 @@ def test_kernels_at_zero_have_no_time(tmp_path: Path, base: int, ts: float) -> N
         event |= {"ts": ts, "dur": 0}
     trace = trace_of(tmp_path, events, baseTimeNanoseconds=base)
     assert damage(trace.quality) == (3, 0, 0, 0)
-    assert trace.quality.without_time_share == 0.3
     assert (trace.missing - base).tolist() == [round(event["ts"] * 1000) for event in events[:6:2]]
 
 

@@ -169,7 +169,7 @@ def test_a_rank_of_a_longer_stage_is_not_the_worst_of_its_host() -> None:
     ]
     pipeline = PipelineResult(
         stages=stages, schedule=None, microbatches=None, chunks=1, steps=20, step_us=100e3, bubble=0.1, ideal_bubble=None,
-        ideal_us=None, imbalance_us=None, rest_us=None, slowest_stage=1, slowest_excess=None, microbatch_imbalance=None,
+        ideal_us=None, imbalance_us=None, rest_us=None, slowest_stage=1, slowest_excess=None,
     )  # fmt: skip
     staged = msgspec.structs.replace(nobody, ranks=rows, pipeline=pipeline)
     assert worst_ranks(msgspec.structs.replace(staged, pipeline=None), [range(8, 12)]) == [11]

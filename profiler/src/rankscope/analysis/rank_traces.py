@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import glob
-import os
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -33,7 +31,7 @@ from rankscope.analysis.trace.annotations import host_times, input_wait_us
 from rankscope.analysis.trace.categories import KERNEL, NOTE, OPERATOR
 from rankscope.analysis.trace.columns import Trace, read_traces
 from rankscope.analysis.trace.event_stream import NoTraceError
-from rankscope.analysis.trace.locations import OPERATIONS_SUFFIX, Location, list_remote
+from rankscope.analysis.trace.locations import OPERATIONS_SUFFIX, Location, list_remote, matching_paths
 from rankscope.analysis.trace.schema import integer
 from rankscope.analysis.trace.work import compute_kernels, requests_communication, work_events
 from rankscope.analysis.trace_job import Job, TraceIdentity, identity_of, job_of, rank_of
@@ -43,7 +41,6 @@ from rankscope.runs.records import DeviceKind, StepBreakdown
 
 SUFFIXES: Final = (".json", ".json.gz", ".json.zst")
 _OPERATIONS: Final = "Parquet, so no Kineto trace; traced operations are read by `rankscope whatif` only"
-_PATTERN: Final = frozenset("*?[")
 
 _MOST_WARNINGS: Final = 4
 """Most ranks, or files, that are warned of one by one."""
@@ -120,12 +117,8 @@ def _list_local(path: Path) -> tuple[list[Path], bool]:
         return inside, False
     if path.name.endswith(OPERATIONS_SUFFIX) and path.exists():
         raise InputError(path, _OPERATIONS)
-    if path.exists() or not _PATTERN & set(str(path)):
-        return [path], True
-    matching = [Path(name) for name in sorted(glob.glob(os.fspath(path), recursive=True))]  # noqa: PTH207  # Path.glob refuses absolute patterns
-    if not matching:
-        raise InputError(path, "no file matches this pattern")
-    return [file for file in matching if file.is_file()], False
+    matching = matching_paths(path)
+    return (matching, True) if matching == [path] else ([file for file in matching if file.is_file()], False)
 
 
 def read_ranks(

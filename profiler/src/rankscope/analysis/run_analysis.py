@@ -256,7 +256,6 @@ def evidence_of(
     compared = own_times_of_groups(typical.table, peer_groups(table.numbers.comparable(table.ranks.tolist()), infos))
     about = reader.attempt(table.attempt)
     over = table.attempt != max(reader.attempts(), default=table.attempt)
-    collectives = {rank: reduction.collectives for rank, reduction in windows.items()}
     silent_s = silence_s(table, infos, start_unix_ns=(about or reader.info).start_unix_ns, now=now)
     stands = not over and silent_s > STANDING_SECONDS
     return RunEvidence(
@@ -269,7 +268,7 @@ def evidence_of(
         world_size=world_size,
         matched=matched,
         damaged=damaged,
-        pipeline=pipeline_of(typical.table, infos, None if about is None else about.pipeline, collectives),
+        pipeline=pipeline_of(typical.table, infos, None if about is None else about.pipeline),
         liveness="over" if over else liveness(table, infos, silent_s),
         silent_s=silent_s,
         activities=read_activities(reader, table.attempt, infos, now_unix_ns=round(now * 1e9)) if stands else None,

@@ -181,7 +181,7 @@ def _case(
         ),
         judgement,
         partial(profile.describe, unit_seen="step" if setting.steps else "window", explained=explained),
-        more=MissingEvidence("trace more steps", lead=""),
+        more=MissingEvidence("trace more steps", "short_recording", lead=""),
         shares_without=lambda ranks: shares_of(costs_of_traces(traces, matched, without=ranks)),
         unmatched=None if matches else _unmatched(traces, world_size),
     )

@@ -10,6 +10,7 @@ from typing import Final
 import click
 import msgspec
 
+from rankscope.analysis.evidence.step_table.chosen_steps import StepRange
 from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.perfetto.export_result import ExportResult, clock_sentence
 from rankscope.analysis.perfetto.selection import MAX_EVENTS, Selection
@@ -79,8 +80,7 @@ def export(
     patterns; also on s3:// and every other filesystem of fsspec) of one or many ranks. Where not everything fits, the
     first of the chosen steps are exported, else those around the last profile, and what was left out is listed.
     """
-    first, past = steps or (None, None)
-    selection = Selection(first, past, None if ranks is None else frozenset(ranks), max_events, cycle)
+    selection = Selection(StepRange(*steps or ()), None if ranks is None else frozenset(ranks), max_events, cycle)
     _check_target(target, paths)
     with progress() as report, output(target) as (write, size):
         result = export_perfetto(paths, write, selection=selection, raw=raw, verdict=not no_verdict, progress=report)

@@ -133,8 +133,7 @@ class _LinkedCollectives:
     def __init__(self, matching: Matching, clocks: Clocks, base_ns: int) -> None:
         self.collectives, self.number_of, self.wait_ns = [], {}, {}
         self.clocks, self.base_ns = clocks, base_ns
-        for match in matching.matches:
-            waited = waiting_of(match, clocks)
+        for match, waited in waiting_of(matching.matches, clocks):
             spread_us = max(wait.wait_us for wait in waited.values())
             keys = self._add(match, last=next(iter(waited.values())).last, spread_ns=round(spread_us * 1000))
             self.wait_ns |= {keys[rank]: max(0, round(wait.wait_us * 1000)) for rank, wait in waited.items()}

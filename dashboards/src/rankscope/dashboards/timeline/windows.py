@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.captured import step_records
+from rankscope.analysis.evidence.step_table.chosen_steps import StepRange
 from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.perfetto.selection import Selection
 from rankscope.analysis.trace.possible import is_possible_breakdown
@@ -118,5 +119,5 @@ def export_window(run: Path, attempt: int, steps: range, folder: Path, on_progre
         on_progress(Progress(activity, at, of))
 
     with (folder / EXPORT).open("wb") as file, gzip.GzipFile("", "wb", _QUICK, file, mtime=0) as packed:
-        selection = Selection(first=steps.start, past=steps.stop)
+        selection = Selection(StepRange(steps.start, steps.stop))
         export_perfetto([attempt_dir(run, attempt)], packed.write, selection=selection, verdict=False, progress=progress)

@@ -50,8 +50,7 @@ def explained_share(matched_groups: Sequence[Arrivals], communication_us: Mappin
     matched = 0.0
     for rank, total_us in communication_us.items():
         if rank in spans:
-            both = np.concatenate(spans[rank])
-            matched += min(measure(union(both[:, 0], both[:, 1])) / 1000, total_us)
+            matched += min(measure(join(*spans[rank])) / 1000, total_us)
     return matched / total
 
 

@@ -71,8 +71,6 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True):
     """Shift of the mean step, to which rare slow steps add."""
     superiority: float | None = None
     """Chance that a step of B is larger than one of A, with ties counted half: 0.5 is no difference."""
-    cliffs_delta: float | None = None
-    """Cliff's delta, 2 * superiority - 1: -1 to 1."""
     outcome: Outcome
     why: str | None = None
     """Missing data, if the outcome is ``insufficient_data`` or ``untested``."""

@@ -169,7 +169,6 @@ def _quantity(
     of_a, of_b = np.concatenate(blocks[0]), np.concatenate(blocks[1])
     has_both = len(of_a) > 0 and len(of_b) > 0
     difference = float(of_b.mean()) - float(of_a.mean()) if has_both else None
-    larger = superiority(of_a, of_b) if has_both else None
     return Quantity(
         name=name,
         label=kind.label,
@@ -182,8 +181,7 @@ def _quantity(
         of_step=difference / step_us if difference is not None and kind.unit == "us" else None,
         typical=as_shift(_with_possible_bounds(statistics.typical), level),
         average=as_shift(_with_possible_bounds(statistics.average), level),
-        superiority=larger,
-        cliffs_delta=None if larger is None else 2 * larger - 1,
+        superiority=superiority(of_a, of_b) if has_both else None,
         outcome=outcome(statistics.all, least_difference, kind.better),
         why=None if statistics.all else why,
     )

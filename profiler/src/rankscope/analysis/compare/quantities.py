@@ -13,6 +13,7 @@ from rankscope.analysis.compare.compare_result import Unit
 from rankscope.analysis.compare.recording import Recording
 from rankscope.analysis.compare.shift import Series
 from rankscope.analysis.costs.memory import memory_samples
+from rankscope.analysis.evidence.compared import waiting
 from rankscope.analysis.evidence.order import of_blocks
 from rankscope.analysis.evidence.step_table.steps import METRICS
 from rankscope.runs.records import PHASES, StepBreakdown
@@ -76,9 +77,9 @@ def parts(side: ComparableSteps, basis: Basis) -> dict[str, Series]:
     if basis == "own":
 
         def waiting_and_rest(steps: slice) -> tuple[Series, Series]:
-            own, blocked = (side.table.some(name, steps).astype(np.float64) for name in ("own_us", "blocked_us"))
-            waiting = np.minimum(own.max(axis=0) - own, blocked)
-            return waiting.mean(axis=0), (blocked - waiting).mean(axis=0)
+            blocked = side.table.some("blocked_us", steps).astype(np.float64)
+            wait = waiting(side.table.some("own_us", steps), blocked)
+            return wait.mean(axis=0), (blocked - wait).mean(axis=0)
 
         each = of_blocks((len(side.table.ranks), len(side.table.steps)), waiting_and_rest)
         series_of_parts["waiting_us"], series_of_parts["communication_us"] = map(np.concatenate, zip(*each, strict=True))

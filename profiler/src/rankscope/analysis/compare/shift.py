@@ -171,9 +171,7 @@ def _ratio(a: float, variance_a: float, b: float, variance_b: float, reach: floa
 def superiority(a: Series, b: Series) -> float:
     """Return the chance that a step of ``b`` is larger than one of ``a`` (Vargha and Delaney 2000).
 
-    Ties count half; 0.5: neither side is larger.
-
-    Cliff's delta is 2 * superiority - 1.
+    Ties count half; 0.5: neither side is larger. Cliff's delta is 2 * superiority - 1.
     """
     ordered = np.sort(a)
     below = np.searchsorted(ordered, b, side="left") + np.searchsorted(ordered, b, side="right")

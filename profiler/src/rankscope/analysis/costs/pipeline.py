@@ -12,8 +12,7 @@ stalls, slow ranks and other collectives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -26,25 +25,18 @@ from rankscope.analysis.inference.judging.excess import excess
 from rankscope.analysis.inference.judging.significance import LIMIT, block_sums, p_value
 from rankscope.analysis.inference.judging.slow_ranks import MINIMUM_EFFECT
 from rankscope.analysis.result.costs import PipelineResult, StageResult
-from rankscope.analysis.statistics import middle, relative_excess
-from rankscope.analysis.trace.intervals import clip, measure, union
-from rankscope.runs.records import CollectiveRecord, Pipeline, RankInfo
+from rankscope.analysis.statistics import relative_excess
+from rankscope.runs.records import Pipeline, RankInfo
 
 NO_BUBBLE: Final = frozenset(("ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble", "ScheduleDualPipeV"))
 """Schedules to which the formula does not apply: they fill the bubble with the gradients of the weights."""
 
 
-def pipeline_of(
-    table: StepTable,
-    infos: Mapping[int, RankInfo],
-    settings: Pipeline | None,
-    collectives: Mapping[int, Sequence[CollectiveRecord]],
-) -> PipelineResult | None:
+def pipeline_of(table: StepTable, infos: Mapping[int, RankInfo], settings: Pipeline | None) -> PipelineResult | None:
     """Return the pipeline analysis of a run.
 
     ``None`` where ranks are in fewer than two stages, a rank's stage is not known, or too few steps have own time. Own time is
     compared in steps that all ranks have, after warm-up; profiled steps are used only where there are not enough others.
-    ``collectives``: records of the profiled steps by rank.
     """
     stages = _stages(table, infos)
     if len(stages) < 2:
@@ -84,7 +76,6 @@ def pipeline_of(
         rest_us=remainder,
         slowest_stage=None if slowest is None else list(stages)[slowest],
         slowest_excess=None if slowest is None else relative_excess(work[slowest], np.delete(work, slowest)),
-        microbatch_imbalance=_microbatch_imbalance([collectives.get(rank, ()) for rank in stages[max(stages)]]),
     )
 
 
@@ -109,18 +100,6 @@ def schedule_us(busy: Matrix, turns: int) -> float:
     """Return the shortest step in microseconds of stages that are ``busy`` [stages] microseconds, with ``turns`` = v·m."""
     before = np.cumsum(busy) - busy
     return float((busy + before / turns).max())
-
-
-def microbatches_us(rows: Sequence[CollectiveRecord]) -> list[float]:
-    """Return the busy time of a last stage between consecutive sends of gradients in one step, in microseconds.
-
-    There is one value less than there are micro-batches. Between two sends the stage works on one micro-batch; time in which it
-    waits for a receive does not count.
-    """
-    sends = sorted(row.enqueue_unix_ns for row in rows if row.op == "send")
-    receives = [(row.enqueue_unix_ns, row.end_unix_ns) for row in rows if row.op == "recv"]
-    waits = union(*np.array(receives, dtype=np.int64).reshape(-1, 2).T)
-    return [(end - start - measure(clip(waits, start, end))) / 1000 for start, end in pairwise(sends)]
 
 
 def _stages(table: StepTable, infos: Mapping[int, RankInfo]) -> dict[int, list[int]]:
@@ -151,17 +130,3 @@ def _slowest(busy: Matrix, step_us: float) -> int | None:
     if over[worst].mean() < MINIMUM_EFFECT * step_us:
         return None
     return worst if p_value(block_sums(over.T), worst) <= LIMIT else None
-
-
-def _microbatch_imbalance(ranks: Sequence[Sequence[CollectiveRecord]]) -> float | None:
-    imbalances = []
-    for rows in ranks:
-        steps: dict[int, list[CollectiveRecord]] = {}
-        for row in rows:
-            if row.p2p:
-                steps.setdefault(row.step, []).append(row)
-        for step in steps.values():
-            times = microbatches_us(step)
-            if len(times) >= 2:
-                imbalances.append(relative_excess(max(times), times))
-    return middle(imbalances)

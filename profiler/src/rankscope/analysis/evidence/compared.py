@@ -176,9 +176,14 @@ def waits_for_last(times: StepOwnTimes) -> tuple[NDArray[np.intp], Matrix]:
 
 
 def _waits(times: StepOwnTimes, steps: slice) -> Matrix:
-    own = times.own[:, steps].astype(np.float64)
     blocked = times.table.some("blocked_us", steps, times.rows)
-    wait: Matrix = np.minimum(own.max(axis=0) - own, np.where(np.isnan(blocked), blocked.dtype.type(0), blocked))
+    return waiting(times.own[:, steps], np.where(np.isnan(blocked), blocked.dtype.type(0), blocked))
+
+
+def waiting(own: Stored, blocked: Stored) -> Matrix:
+    """Return each rank's wait for the rank with the longest own time, at most its blocked time; all [ranks, steps]."""
+    own = own.astype(np.float64)
+    wait: Matrix = np.minimum(own.max(axis=0) - own, blocked)
     return np.maximum(wait, 0.0, out=wait)
 
 

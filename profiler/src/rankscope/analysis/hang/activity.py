@@ -26,12 +26,11 @@ from rankscope.analysis.result.text import counted, first_of
 from rankscope.base.text import one_line, ranks_text, shortened, span
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankActivity, RankInfo
-from rankscope.runs.world_size import recorded_world_size
+from rankscope.runs.world_size import LARGEST_WORLD, recorded_world_size
 
 BELIEVED_NS: Final = 120 * 10**9
 """Age up to which a rank's activity counts: it is refreshed every 30 s, and clocks and caches of file servers differ by a minute.
 An older one is that of a rank whose helper died."""
-LARGEST_WORLD: Final = 1_000_000
 _MAX_NAME: Final = 60
 _PLACES: Final = 4
 _NOT_NAMED: Final = ("no_dump", "stuck")

@@ -31,9 +31,7 @@ from rankscope.analysis.hang.meetings import DumpTimes, Meeting, dump_times_of, 
 from rankscope.analysis.hang.mismatch import find_mismatches
 from rankscope.analysis.hang.progress import ProgressTable
 from rankscope.base.text import ranks_text
-
-LARGEST_WORLD: Final = 1_000_000
-"""Largest plausible world size; a larger one in a file is ignored."""
+from rankscope.runs.world_size import LARGEST_WORLD
 
 
 @dataclass(frozen=True, slots=True)

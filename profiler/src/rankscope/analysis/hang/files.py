@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -17,6 +16,7 @@ from rankscope.analysis.hang.job_dumps import dumps_of_one_job, origin_of
 from rankscope.analysis.hang.meetings import CLOCKS_NS
 from rankscope.analysis.hang.pickles import MAX_CONTAINERS, PickleError, load_plain
 from rankscope.analysis.result.text import counted, joined
+from rankscope.analysis.trace.locations import matching_paths
 from rankscope.base.errors import InputError
 from rankscope.base.regular_files import open_regular
 from rankscope.base.text import ranks_text
@@ -44,7 +44,6 @@ _OURS: Final = re.compile(r"rank-(\d{5,9})-(.+)-([a-z0-9_]{1,40})\.(?:pickle|jso
 _ANY: Final = re.compile(r"(?:.*\D)?(\d{1,9})(?:\.(?:pickle|pkl|json|bin|dump|trace))?")
 """File names of torch: a configurable prefix, and the rank."""
 _AT_THE_END: Final = ("watchdog", "crash")
-_PATTERN: Final = frozenset("*?[")
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,13 +250,9 @@ def _named_by(paths: Sequence[Path]) -> tuple[list[DumpFile], list[Path]]:
                 refuse_folder_of_dumps(path)
             files |= {file.path: file for file in inside}
             continue
-        names = [path]
-        if not path.exists():
-            if not _PATTERN & set(str(path)):
-                raise InputError(path, "no such file or folder")
-            names = [Path(name) for name in sorted(glob.glob(os.fspath(path), recursive=True))]  # noqa: PTH207  # Path.glob refuses absolute patterns
-            if not names:
-                raise InputError(path, "no file matches this pattern")
+        names = matching_paths(path)
+        if names == [path] and not path.exists():
+            raise InputError(path, "no such file or folder")
         for name in names:
             file = _dump_file(name)
             if file is not None:

@@ -12,6 +12,8 @@ from itertools import islice, pairwise
 from math import prod
 from typing import Any, Final, Literal
 
+from rankscope.analysis.collectives.world import MOST_RANKS
+
 State = Literal["scheduled", "started", "completed"]
 
 NEWEST: Final = (2, 10)
@@ -20,7 +22,6 @@ NEWEST: Final = (2, 10)
 MAX_SHOWN: Final = 64
 """Maximum number of tensors and dimensions of an operation, and of frames of its stack, that are read."""
 LARGEST: Final = 2**62
-MAX_RANK: Final = 2**31
 MAX_RECORDS: Final = 500_000
 """Maximum number of records in one dump; torch keeps 2000 by default."""
 MAX_GROUPS: Final = 10_000
@@ -334,7 +335,7 @@ def _ranks(listed: object) -> tuple[int, ...] | None:
     if not isinstance(listed, str | list) or len(listed) > 10 * MAX_MEMBERS:
         return None
     numbers: Iterable[object] = map(int, _NUMBER.findall(listed)) if isinstance(listed, str) else listed
-    ranks = [rank for number in numbers if (rank := whole_number(number)) is not None and rank < MAX_RANK]
+    ranks = [rank for number in numbers if (rank := whole_number(number)) is not None and rank < MOST_RANKS]
     return tuple(dict.fromkeys(ranks)) or None
 
 

@@ -1,17 +1,17 @@
 """Collectives as slices, with each rank's wait in them and arrows from the last rank to arrive.
 
-On a device, the wait is the time by which a kernel took longer than the shortest kernel of its collective; this needs no common
-clock. On the CPU, it is the time between the rank's own enqueue and the last enqueue, on the common clock.
+The wait is the time by which a rank arrived before the last one, as in the verdict (``waits_for_last``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rankscope.analysis.collectives.arrivals import Match, arrival_ns
+from rankscope.analysis.collectives.arrivals import Arrivals, Match, arrival_ns
 from rankscope.analysis.collectives.clock import Clocks
+from rankscope.analysis.collectives.waits.blame import next_to_last, waits_for_last
 from rankscope.analysis.operations import operation
 from rankscope.analysis.perfetto.chrome_json import Thread, TraceWriter
 from rankscope.runs.records import CollectiveRecord
@@ -59,29 +59,22 @@ def collective_key(rank: int, record: CollectiveRecord) -> CollectiveKey:
     return (rank, record.step, record.group, tuple(record.group_ranks) if record.group_ranks else None, record.index)
 
 
-def waiting_of(match: Match, clocks: Clocks) -> dict[int, RankWait]:
-    """Return the wait of each rank in ``match``."""
-    on_cpu = any(record.stream is None for record in match.records)
-    arrivals = [
-        clocks.correct(rank, arrival_ns(record)) if on_cpu else arrival_ns(record) - record.end_unix_ns
-        for rank, record in zip(match.ranks, match.records, strict=True)
-    ]
-    order = sorted(range(len(arrivals)), key=lambda at: arrivals[at])
-    latest = arrivals[order[-1]]
-    clear = latest - arrivals[order[-2]] > (clocks.residual_ns or 0.0)
-    shortest = min(record.end_unix_ns - arrival_ns(record) for record in match.records)
-    return {
-        rank: RankWait(shortest / 1000, (latest - arrival) / 1000, match.ranks[order[-1]] if clear else None)
-        for rank, arrival in zip(match.ranks, arrivals, strict=True)
-    }
+def waiting_of(matches: Arrivals, clocks: Clocks) -> Iterator[tuple[Match, dict[int, RankWait]]]:
+    """Yield each match with the wait of each of its ranks."""
+    last, wait = waits_for_last(matches, clocks)
+    is_clear = wait[next_to_last(matches, last, wait)] > (clocks.residual_ns or 0.0)
+    waits_us = iter((wait / 1000).tolist())
+    columns = (matches.shortest_ns / 1000).tolist(), matches.rank[last].tolist(), is_clear.tolist()
+    for match, transfer_us, last_rank, clear in zip(matches, *columns, strict=True):
+        yield match, {rank: RankWait(transfer_us, next(waits_us), last_rank if clear else None) for rank in match.ranks}
 
 
-def find_arrows(matches: Iterable[Match], clocks: Clocks, shown: Mapping[CollectiveKey, SlicePosition]) -> list[Arrow]:
+def find_arrows(matches: Arrivals, clocks: Clocks, shown: Mapping[CollectiveKey, SlicePosition]) -> list[Arrow]:
     """Return the arrows between slices that are shown, the longest wait first."""
     arrows: list[Arrow] = []
-    for match in matches:
+    for match, waiting in waiting_of(matches, clocks):
         keys = {rank: collective_key(rank, record) for rank, record in zip(match.ranks, match.records, strict=True)}
-        for rank, waited in waiting_of(match, clocks).items():
+        for rank, waited in waiting.items():
             if waited.last is None or rank == waited.last or waited.wait_us * 1000 <= (clocks.residual_ns or 0.0):
                 continue
             begin, end = shown.get(keys[waited.last]), shown.get(keys[rank])

@@ -100,8 +100,7 @@ def _source(paths: Sequence[Path | str], selection: Selection, raw: bool | None,
 def _write_ranks(source: ExportSource, writer: TraceWriter, progress: Progress) -> dict[CollectiveKey, SlicePosition]:
     plan = source.plan
     waiting: dict[CollectiveKey, RankWait] = {}
-    for match in plan.matching.matches:
-        waited = waiting_of(match, plan.clocks)
+    for match, waited in waiting_of(plan.matching.matches, plan.clocks):
         waiting.update({collective_key(rank, row): waited[rank] for rank, row in zip(match.ranks, match.records, strict=True)})
     places: dict[CollectiveKey, SlicePosition] = {}
     for order, (rank, name) in enumerate(plan.names.items()):

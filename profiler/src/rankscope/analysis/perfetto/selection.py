@@ -7,8 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
+from rankscope.analysis.evidence.step_table.chosen_steps import ALL_STEPS, StepRange
 
 MAX_EVENTS: Final = 1_000_000
 """Maximum events: a file of some 200 MB before compression, for which a browser needs one or two gigabytes of memory."""
@@ -18,10 +17,9 @@ _AFTER: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Steps and ranks that the user chose. Steps from ``first`` to the one before ``past``; ``None``: no bound."""
+    """Steps and ranks that the user chose."""
 
-    first: int | None = None
-    past: int | None = None
+    steps: StepRange = ALL_STEPS
     ranks: frozenset[int] | None = None
     """Chosen ranks; ``None``: all."""
     max_events: int = MAX_EVENTS
@@ -31,20 +29,7 @@ class Selection:
     @property
     def chose_steps(self) -> bool:
         """True if the user chose steps."""
-        return self.first is not None or self.past is not None
-
-    def has_step(self, step: int) -> bool:
-        """Return whether ``step`` is within the bounds."""
-        return (self.first is None or step >= self.first) and (self.past is None or step < self.past)
-
-    def has_steps(self, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return ``has_step`` for each of ``steps``."""
-        chosen = np.ones(len(steps), np.bool_)
-        if self.first is not None:
-            chosen &= steps >= self.first
-        if self.past is not None:
-            chosen &= steps < self.past
-        return chosen
+        return self.steps != ALL_STEPS
 
     def has_rank(self, rank: int) -> bool:
         """Return whether ``rank`` is chosen."""

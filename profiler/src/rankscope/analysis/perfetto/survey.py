@@ -55,7 +55,7 @@ class Survey:
         if len(steps):
             first, past = self.recorded or (int(steps[0]), 0)
             self.recorded = (min(first, int(steps.min())), max(past, int(steps.max()) + 1))
-        rows = rows[self.selection.has_steps(steps)]
+        rows = rows[self.selection.steps.among(steps)]
         sums = np.zeros(len(rows), _SUMS)
         sums["step"] = rows["step"]
         sums["events"] = step_tracks.weights(rows)
@@ -87,7 +87,7 @@ class Survey:
         """Return the number of events of each step, collectives included."""
         weights = dict(zip(self._sums["step"].tolist(), self._sums["events"].tolist(), strict=True))
         for step, count in self.collectives.items():
-            if self.selection.has_step(step):
+            if self.selection.steps.has(step):
                 weights[step] = weights.get(step, 0) + count * collective_tracks.WEIGHT
         return weights
 

@@ -47,7 +47,7 @@ class _ExportedTrace:
         """Return the time span of the chosen steps, or of all; ``None`` for none."""
         if not selection.chose_steps:
             return self.extent
-        spans = [span for step, span in self.steps.items() if selection.has_step(step)]
+        spans = [span for step, span in self.steps.items() if selection.steps.has(step)]
         return (min(start for start, _ in spans), max(end for _, end in spans)) if spans else None
 
 
@@ -125,10 +125,7 @@ class TracesSource:
             },
             steps=(min(step_times), max(step_times) + 1) if step_times else None,
             names={rank: process_name(rank, hosts.get(rank), None, simulated=False) for rank in self._traces},
-            collectives={
-                rank: [row for row in trace.collectives if not self._selection.chose_steps or self._selection.has_step(row.step)]
-                for rank, trace in self._traces.items()
-            },
+            collectives={rank: self._selection.steps.of(trace.collectives) for rank, trace in self._traces.items()},
             matching=consistent(matching, clocks),
             clocks=clocks,
             clock=clock_of(clocks, len(matching.matches), list(self._traces), hosts),
@@ -138,7 +135,7 @@ class TracesSource:
         )
 
     def _steps(self, rank: int) -> dict[int, tuple[int, int]]:
-        return {step: span for step, span in self._traces[rank].steps.items() if self._selection.has_step(step)}
+        return {step: span for step, span in self._traces[rank].steps.items() if self._selection.steps.has(step)}
 
     def write_rank(self, writer: TraceWriter, pid: int, rank: int) -> None:
         """Write the annotated steps of a rank."""

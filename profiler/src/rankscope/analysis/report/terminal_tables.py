@@ -201,8 +201,7 @@ def pipeline_table(analysis: Analysis, width: int) -> str:
     schedule = pipeline.schedule or "of an unknown schedule"
     of = f", {pipeline.microbatches} micro-batches" if pipeline.microbatches is not None else ""
     ideal = f", {pipeline.ideal_bubble:.1%} with equal stages" if pipeline.ideal_bubble is not None else ""
-    uneven = f"; busiest micro-batch {pipeline.microbatch_imbalance:+.0%}" if pipeline.microbatch_imbalance is not None else ""
-    lines = textwrap.wrap(f"pipeline {schedule}{of}: waits {pipeline.bubble:.1%} of the step{ideal}{uneven}", width)
+    lines = textwrap.wrap(f"pipeline {schedule}{of}: waits {pipeline.bubble:.1%} of the step{ideal}", width)
     return "\n".join([*lines, *table(cells, len(pipeline.stages))])
 
 

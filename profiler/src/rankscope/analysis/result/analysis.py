@@ -41,6 +41,14 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     currency: str
 
 
+def gpu_time_loss(hours: float, *, accelerated: bool, price: float | None, currency: str) -> tuple[float | None, Cost | None]:
+    """Return lost ``hours`` of ranks as GPU-hours, and their cost; ``None`` where they are not known."""
+    # Ranks on CPUs lose no GPU time, unless the user gives a price for them.
+    if not accelerated and price is None:
+        return None, None
+    return hours, None if price is None else Cost(amount=hours * price, currency=currency)
+
+
 class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Source of the analysis, and how complete it was."""
 

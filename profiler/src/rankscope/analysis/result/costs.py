@@ -241,8 +241,6 @@ class PipelineResult(msgspec.Struct, frozen=True, kw_only=True):
     """Stage that is busier than the others beyond chance and by 5 % of the step; ``None`` without one."""
     slowest_excess: float | None
     """Busy time of the slowest stage over the median of the other stages, minus one."""
-    microbatch_imbalance: float | None
-    """Busiest micro-batch of the last stage over its median one, minus one; from profiled steps, ``None`` without them."""
 
 
 class AdviceEvidence(msgspec.Struct, frozen=True, kw_only=True):

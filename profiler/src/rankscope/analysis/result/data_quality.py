@@ -11,35 +11,26 @@ Problem = Literal["no_activity", "captured_graph", "damaged"]
 
 
 class DataQuality(msgspec.Struct, frozen=True, kw_only=True):
-    """What the check of a trace's device events found: counts, and shares of the events or launches they are of.
-
-    Shares are 0 to 1; ``None`` where there is nothing to take a share of.
-    """
+    """Counts of what the check of a trace's device events found."""
 
     device_events: int
     """Kernels and copies in the file, also those left out."""
     without_time: int = 0
     """Events left out because the profiler could not time them: it then writes a start or a length of 0."""
-    without_time_share: float | None = None
     far: int = 0
     """Events left out because they are far in time from everything else."""
-    far_share: float | None = None
     overlong: int = 0
     """Events cut to the usual length of their kernel, as they last beyond the start of the next event of their stream."""
-    overlong_share: float | None = None
     launches: int = 0
     """Calls that launch a kernel by itself, and launches of graphs without any event; not those into a graph that is captured."""
     captured: int = 0
     """Launches into a device graph that is captured: they run nothing."""
     without_kernel: int = 0
     """Launches whose kernel is not in the trace."""
-    without_kernel_share: float | None = None
     before_launch: int = 0
-    """Device events that begin more than a millisecond before their launch; shares are of the events whose launch is known."""
-    before_launch_share: float | None = None
+    """Device events that begin more than a millisecond before their launch."""
     out_of_order: int = 0
     """Device events, at least, that a stream ran before another one that had been launched a millisecond earlier."""
-    out_of_order_share: float | None = None
     damaged_steps: int = 0
     """Annotated steps that miss, or have cut, more than 2 % of their device events; no figure of a step rests on them."""
     problem: Problem | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ Location = Path | str
 OPERATIONS_SUFFIX: Final = ".parquet"
 """Suffix of files of traced operations, which are not traces."""
 
+_PATTERN: Final = frozenset("*?[")
 _NOT_THERE: Final = (404, 410)
 _DENIED: Final = (401, 403, 407)
 _CREDENTIALS: Final = re.compile("Credential|Auth|Forbidden|Unauthorized|AccessDenied|SSO|TokenRetrieval")
@@ -34,6 +36,19 @@ def location(written: str | os.PathLike[str]) -> Location:
     if not text:
         raise InputError("''", "no path")
     return text if _URL.match(text) else Path(text)
+
+
+def matching_paths(path: Path) -> list[Path]:
+    """Return the paths that a pattern matches; the path itself where it exists or is no pattern.
+
+    Raises ``InputError`` for a pattern without a match.
+    """
+    if path.exists() or not _PATTERN & set(str(path)):
+        return [path]
+    matching = [Path(name) for name in sorted(glob.glob(os.fspath(path), recursive=True))]  # noqa: PTH207  # Path.glob refuses absolute patterns
+    if not matching:
+        raise InputError(path, "no file matches this pattern")
+    return matching
 
 
 def local_path(written: str | os.PathLike[str]) -> Path:

@@ -95,9 +95,12 @@ def check_columns(
         device_events=len(rows),
         launches=int(launched.sum()),
         captured=int(captured.sum()),
-        **_counts(len(rows), without_time=device.untimed.sum(), far=is_distant.sum(), overlong=cut.sum()),
-        **_counts(launched.sum(), without_kernel=lost.sum()),
-        **_counts(len(linked), before_launch=early, out_of_order=disordered),
+        without_time=int(device.untimed.sum()),
+        far=int(is_distant.sum()),
+        overlong=int(cut.sum()),
+        without_kernel=int(lost.sum()),
+        before_launch=early,
+        out_of_order=disordered,
     )
     kernels = int((category[rows[keep]] == KERNEL).sum())
     problem, reason = _no_activity(quality, bool(keep.any()), kernels, gives_work=gives_work and not torn)
@@ -130,7 +133,7 @@ def _no_activity(quality: DataQuality, has_work: bool, kernels: int, *, gives_wo
     """
     lost, launches, captured = quality.without_kernel, quality.launches, quality.captured
     is_capture = captured > _CAPTURED_PER_KERNEL * kernels
-    if has_work and (quality.without_kernel_share or 0.0) <= _MOST_WITHOUT_KERNEL and not is_capture:
+    if has_work and lost <= _MOST_WITHOUT_KERNEL * launches and not is_capture:
         return None, None
     if quality.device_events and not has_work:
         return "damaged", f"has no time for any of its {counted(quality.device_events, 'device event')}"
@@ -142,12 +145,6 @@ def _no_activity(quality: DataQuality, has_work: bool, kernels: int, *, gives_wo
     if not launches:
         return "no_activity", "shows calls that give work to a device, but no device activity"
     return "no_activity", f"shows no device activity: {lost:,} of {launches:,} kernel launches have no kernel"
-
-
-def _counts(of: int, **counts: int) -> dict[str, Any]:
-    """Return the fields of ``DataQuality`` for counts: each, and its share ``of`` a number."""
-    shares = {f"{name}_share": int(count) / int(of) if of else None for name, count in counts.items()}
-    return {name: int(count) for name, count in counts.items()} | shares
 
 
 def _contradiction(quality: DataQuality, linked: int) -> str | None:

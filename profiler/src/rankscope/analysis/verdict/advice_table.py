@@ -400,5 +400,6 @@ TABLE: Final[tuple[AdviceRow, ...]] = (
         "If they are of one job, name each file by its rank in the whole job, not on its host: rank-12.json.gz",
         reason="several_jobs",
     ),
+    for_verdict("insufficient_data", "Repeat with more steps, or record a run: {record}", reason="short_recording"),
     for_verdict("insufficient_data", "Analyse the traces of all ranks together, or record a run: {record}"),
 )

@@ -82,6 +82,5 @@ def _evidence(pipeline: PipelineResult) -> list[Evidence]:
         ("bubble.ideal_share", pipeline.ideal_bubble, "ratio", "(p - 1) / (v m + p - 1)"),
         *((f"bubble.{name}", getattr(pipeline, field), "us", "per step") for name, field, _ in _PARTS),
         *((f"stage_busy.{stage.stage}", stage.busy_us, "us", "per step") for stage in pipeline.stages),
-        ("microbatch_imbalance", pipeline.microbatch_imbalance, "ratio", "busiest over median, last stage, profiled steps"),
     ]
     return [Evidence(name=name, value=value, unit=unit, detail=detail) for name, value, unit, detail in rows if value is not None]

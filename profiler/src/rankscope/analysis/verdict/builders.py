@@ -16,7 +16,7 @@ from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.evidence.liveness import Liveness
 from rankscope.analysis.inference.judging.moving_wait import MOST_WAITING
 from rankscope.analysis.inference.reasons.diagnosis import Diagnosis
-from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Verdict
+from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Verdict, gpu_time_loss
 from rankscope.analysis.result.data_quality import Problem
 from rankscope.analysis.result.text import saves_text, units_text
 from rankscope.analysis.verdict.advice import AdviceSubject, next_actions, reason_of
@@ -61,7 +61,7 @@ class Setting:
 
 _LackOfTraces = Literal["torn_trace", "no_communication", "unknown_ranks", "several_jobs"]
 _LackOfRun = Literal["few_steps", "few_ranks", "few_windows", "one_rank_per_stage", "steps_apart", "unseen_groups"]
-Lack = _LackOfRun | Literal["short_capture"] | _LackOfTraces | Problem
+Lack = _LackOfRun | Literal["short_capture", "short_recording"] | _LackOfTraces | Problem
 """Reason for insufficient data."""
 
 
@@ -83,7 +83,7 @@ def straggler_verdict(diagnosis: Diagnosis, setting: Setting) -> tuple[Verdict, 
     rotating = diagnosis.pattern == "rotating"
     rank = None if rotating else diagnosis.ranks[0]
     slowdown = diagnosis.step_us / (diagnosis.step_us - diagnosis.gain_us) if diagnosis.step_us > diagnosis.gain_us > 0 else None
-    hours, cost = gpu_time_loss(diagnosis.gain_us, setting)
+    hours, cost = loss_of(diagnosis.gain_us, setting)
     summary = _sentence(diagnosis, setting)
     unadvised = Verdict(
         kind="straggler",
@@ -333,14 +333,10 @@ def insufficient_verdict(missing: MissingEvidence, setting: Setting, *, command:
 _WHEN_OVER: Final[dict[Lack | None, str]] = {"few_steps": "few_steps_over", "few_windows": "few_windows_over"}
 
 
-def gpu_time_loss(gain_us: float, setting: Setting) -> tuple[float | None, Cost | None]:
+def loss_of(gain_us: float, setting: Setting) -> tuple[float | None, Cost | None]:
     """Return the GPU-hours and the money that a loss of ``gain_us`` per step costs; ``None`` where they are not known."""
-    # Ranks on CPUs lose no GPU time, unless the user gives a price for them.
-    if not setting.accelerated and setting.price_per_gpu_hour is None:
-        return None, None
     hours = gain_us * setting.step_count * setting.world_size / 3.6e9
-    price = setting.price_per_gpu_hour
-    return hours, None if price is None else Cost(amount=hours * price, currency=setting.currency)
+    return gpu_time_loss(hours, accelerated=setting.accelerated, price=setting.price_per_gpu_hour, currency=setting.currency)
 
 
 def _sentence(diagnosis: Diagnosis, setting: Setting, first: Sequence[int] = ()) -> str:

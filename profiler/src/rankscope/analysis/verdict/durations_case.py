@@ -139,7 +139,7 @@ def duration_case(
         ),
         judgement,
         lambda straggler: explain(_diagnosis(straggler, evidence, setting, signals_of)),
-        more=MissingEvidence("repeat with more steps"),
+        more=MissingEvidence("repeat with more steps", "short_recording"),
     )
 
 

@@ -20,7 +20,7 @@ from rankscope.analysis.statistics import chance_of_next
 from rankscope.analysis.verdict.advice import AdviceSubject, next_actions
 from rankscope.analysis.verdict.advice_rows import ROTATING
 from rankscope.analysis.verdict.bottleneck import limit_of, shares_of
-from rankscope.analysis.verdict.builders import Setting, as_judged, gpu_time_loss
+from rankscope.analysis.verdict.builders import Setting, as_judged, loss_of
 
 _FEW: Final = "Whether this recurs is not known."
 
@@ -38,7 +38,7 @@ def with_rare_steps(
     kind, pattern = _kind(rare, setting.judged_ranks or setting.world_size)
     lost = rare.share + (1 - rare.share) * waiting_share(costs)
     typical_loss = (1 - rare.share) * _typical_loss(verdict, costs)
-    hours, cost = gpu_time_loss(rare.lost_us / max(1, setting.step_count), setting)
+    hours, cost = loss_of(rare.lost_us / max(1, setting.step_count), setting)
     if kind is None:
         if verdict.kind != "balanced" or lost < MOST_WAITING:
             return msgspec.structs.replace(verdict, summary=f"{verdict.summary} {rare.summary}"), findings

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.causes import CAUSES, CauseRow
 from rankscope.analysis.evidence.activities import ACTIVITIES, ActivityTimes, activity_times
+from rankscope.analysis.evidence.step_table.rank_columns import GIVEN_WORK
 from rankscope.analysis.evidence.step_table.steps import Matrix, Stored
 from rankscope.analysis.result.cause import MORE_WORK, Cause
 from rankscope.analysis.whatif.step_graph import SIGNALS, StepGraph, StretchBlock
@@ -66,9 +67,7 @@ class Causes:
     @property
     def work(self) -> str | None:
         """Metric of the work that a rank is given, the one that the verdict uses."""
-        return next(
-            (metric for metric in ("model_elements", "input_elements", "samples") if metric in self.recorded_metrics), None
-        )
+        return next((metric for metric in GIVEN_WORK if metric in self.recorded_metrics), None)
 
     @cached_property
     def activities(self) -> dict[str, ActivityTimes]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.costs.rare_steps import MATTERS
 from rankscope.analysis.inference.judging.slow_ranks import MINIMUM_EFFECT
-from rankscope.analysis.result.analysis import Cost
+from rankscope.analysis.result.analysis import Cost, gpu_time_loss
 from rankscope.analysis.result.text import counted, hours_text
 from rankscope.analysis.whatif.graph import Times
 from rankscope.analysis.whatif.whatif_result import (
@@ -217,13 +217,9 @@ class _EffectConverter:
     def loss(self, seconds: float) -> tuple[float | None, Cost | None]:
         """Return the GPU-hours and cost of losing ``seconds`` per step; ``None`` where not counted."""
         terms = self._terms
-        price = terms.price_per_gpu_hour
-        # Ranks on CPUs lose no GPU time; a given price counts their hours all the same.
-        if not terms.accelerated and price is None:
-            return None, None
         steps = len(self._outcome.steps) if terms.trained_steps is None else terms.trained_steps
         hours = seconds * steps * terms.world_size / 3600
-        return hours, None if price is None else Cost(amount=hours * price, currency=terms.currency)
+        return gpu_time_loss(hours, accelerated=terms.accelerated, price=terms.price_per_gpu_hour, currency=terms.currency)
 
     def effects(self, parts: Sequence[JobPart], kind: type[_E]) -> list[_E]:
         """Return the effects of ``parts``, the largest slowdown first."""

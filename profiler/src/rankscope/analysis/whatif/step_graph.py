@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.compared import fill_missing
 from rankscope.analysis.evidence.order import blocks, by_step, of_blocks
-from rankscope.analysis.evidence.step_table.rank_columns import BLOCKED_METRICS
+from rankscope.analysis.evidence.step_table.rank_columns import BLOCKED_METRICS, GIVEN_WORK
 from rankscope.analysis.evidence.step_table.steps import Matrix, StepTable, Stored
 from rankscope.analysis.statistics import lower_median
 from rankscope.analysis.trace.possible import MAX_US
@@ -33,7 +33,7 @@ from rankscope.runs.records import PHASES, Phase
 GRAPH_METRICS: Final = ("wall_us", "own_us", *(f"own_{phase}_us" for phase in PHASES), *BLOCKED_METRICS)
 """Metrics that a table needs for a graph, and for choosing the graph's steps and ranks."""
 
-SIGNALS: Final = ("gc_us", "run_queue_us", "cpu_us", "model_elements", "input_elements", "samples")
+SIGNALS: Final = ("gc_us", "run_queue_us", "cpu_us", *GIVEN_WORK)
 """Metrics that the causes of slowness are taken from."""
 
 _Result = TypeVar("_Result")

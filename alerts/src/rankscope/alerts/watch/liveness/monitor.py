@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from rankscope.alerts.watch.conditions.candidate import Candidate, ConditionLoss, Subject
 from rankscope.alerts.watch.conditions.step_past import StepPast
@@ -20,9 +19,7 @@ from rankscope.analysis.hang.activity import Activities, read_activities
 from rankscope.base.errors import InputError
 from rankscope.runs.reader import RunReader
 from rankscope.runs.silence import SILENT_SECONDS, SILENT_STEPS
-
-LARGEST_WORLD: Final = 1_000_000
-"""Largest plausible world size; larger values in a file are capped."""
+from rankscope.runs.world_size import LARGEST_WORLD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

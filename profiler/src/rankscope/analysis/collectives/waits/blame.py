@@ -132,15 +132,28 @@ def _blocks(matches: Arrivals, directed: Waits) -> Iterator[tuple[Arrivals, Wait
         yield matches.chosen(of_block[: len(matches)]), directed.chosen(of_block[len(matches) :])
 
 
-def _lateness(matches: Arrivals, clocks: Clocks, threshold: float) -> ArrivalLateness:
-    """Return the waits on a clock that the ranks of a collective share."""
+def waits_for_last(matches: Arrivals, clocks: Clocks) -> tuple[Numbers, Numbers]:
+    """Return the arrival that came last at each instance, and the nanoseconds by which each arrival was before it.
+
+    Both are on a clock that the ranks of the collective share.
+    """
     on_cpu = matches.most(matches.records.on_cpu[matches.row])[matches.instance]
     arrival = -matches.inside_ns
     if on_cpu.any():
         arrival = np.where(on_cpu, clocks.corrected(matches.rank, matches.arrival_ns), arrival)
     latest = matches.most(arrival)[matches.instance]
-    last = matches.most(np.where(arrival == latest, np.arange(len(arrival)), -1))
-    wait = latest - arrival
+    return matches.most(np.where(arrival == latest, np.arange(len(arrival)), -1)), latest - arrival
+
+
+def next_to_last(matches: Arrivals, last: Numbers, wait: Numbers) -> Numbers:
+    """Return the arrival at each instance that waited least for the ``last`` one."""
+    place = np.arange(len(wait))
+    others = np.where(place == last[matches.instance], np.iinfo(np.int64).max, wait)
+    return matches.least(np.where(others == matches.least(others)[matches.instance], place, len(place)))
+
+
+def _lateness(matches: Arrivals, clocks: Clocks, threshold: float) -> ArrivalLateness:
+    last, wait = waits_for_last(matches, clocks)
     counted = np.where(wait > threshold, wait, 0)
     return ArrivalLateness(last, wait, counted, _exposed_ns(matches, counted))
 
@@ -187,12 +200,9 @@ _Gains = tuple[Numbers, Numbers, Floats]
 
 def _gains(matches: Arrivals, late: ArrivalLateness, charges: Charges, threshold: float) -> _Gains:
     """Return the gains at collectives of all ranks: the wait of the rank that waited least, by what it is charged to."""
-    wait, place = late.wait, np.arange(len(late.wait))
-    others = np.where(place == late.last[matches.instance], np.iinfo(np.int64).max, wait)
-    least = matches.least(others)[matches.instance]
-    soonest = matches.least(np.where(others == least, place, len(place)))
-    is_soonest = np.zeros(len(wait), np.bool_)
-    is_soonest[soonest[wait[soonest] > threshold]] = True
+    soonest = next_to_last(matches, late.last, late.wait)
+    is_soonest = np.zeros(len(late.wait), np.bool_)
+    is_soonest[soonest[late.wait[soonest] > threshold]] = True
     chosen = is_soonest[charges.arrival]
     return matches.instance[charges.arrival[chosen]], charges.origin[chosen], charges.amount[chosen] / 1000
 

@@ -148,7 +148,7 @@ def _judged(compared: Sequence[KernelRatio], unlike: Sequence[tuple[str, float]]
         fault = "other_kernels"
     elif mean >= LONGER and any(_is_slow(part, longer, usual) for part in [*_parts(compared), compared]):
         fault = "device"
-    elif mean >= LONGER and len(_costly_names(longer)) <= _FEW:
+    elif mean >= LONGER and len(longer) < len(compared) and len(_costly_names(longer)) <= _FEW:
         fault = "few_kernels"
     return KernelComparison(fault, compared, longer, _weighted_median(longer), unlike)
 

@@ -40,9 +40,9 @@ def quality_warnings(qualities: Mapping[int, DataQuality], others: Mapping[int, 
     lost = {rank: quality for rank, quality in used.items() if _lost(quality)}
     if lost:
         launches, kernels = (sum(getattr(quality, name) for quality in lost.values()) for name in ("launches", "without_kernel"))
-        worst = max(lost, key=lambda rank: (lost[rank].without_kernel_share or 0.0, -rank))
-        share = lost[worst].without_kernel_share or 0.0
-        most = f", {share:.0%} of rank {worst}" if len(lost) > 1 else ""
+        shares = {rank: quality.without_kernel / quality.launches for rank, quality in lost.items()}
+        worst = max(shares, key=lambda rank: (shares[rank], -rank))
+        most = f", {shares[worst]:.0%} of rank {worst}" if len(lost) > 1 else ""
         warnings.append(
             f"{kernels:,} of {launches:,} kernel launches of {ranks_text(sorted(lost))} have no kernel in the trace "
             f"({kernels / launches:.0%}{most}): the profiler lost those kernels, and the figures are of the others"
@@ -58,4 +58,4 @@ def quality_warnings(qualities: Mapping[int, DataQuality], others: Mapping[int, 
 
 
 def _lost(quality: DataQuality) -> bool:
-    return quality.without_kernel > 1 and (quality.without_kernel_share or 0.0) >= _WARNED
+    return quality.without_kernel > 1 and quality.without_kernel >= _WARNED * quality.launches

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rankscope.analysis.evidence.step_table.recent import EarlierTotals
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.base.errors import InputError
@@ -23,6 +26,15 @@ class StepRange(NamedTuple):
         """Return whether ``step`` is within the bounds."""
         return (self.first is None or step >= self.first) and (self.past is None or step < self.past)
 
+    def among(self, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which ``steps`` are within the bounds."""
+        within = np.ones(len(steps), np.bool_)
+        if self.first is not None:
+            within &= steps >= self.first
+        if self.past is not None:
+            within &= steps < self.past
+        return within
+
     def of(self, rows: Sequence[_Row]) -> list[_Row]:
         """Return the records of these steps."""
         return list(rows) if self == ALL_STEPS else [row for row in rows if self.has(row.step)]
@@ -32,7 +44,7 @@ class StepRange(NamedTuple):
         if self == ALL_STEPS:
             return table
         numbers = table.steps
-        keep = (numbers >= (self.first or 0)) & (True if self.past is None else numbers < self.past)
+        keep = self.among(numbers)
         if not keep.any() or (table.earlier.steps and (self.first or 0) < numbers[0]):
             known_steps = f"there are {steps_text(table)}" if len(numbers) else "no step was recorded"
             read = "; of so long a run only the last steps are read" if table.earlier.steps else ""

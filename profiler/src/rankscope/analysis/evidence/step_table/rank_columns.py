@@ -28,6 +28,8 @@ PHASE_METRICS: Final = (*(f"{phase}_us" for phase in PHASES), *(f"own_{phase}_us
 TIME_METRICS: Final = (*STEP_METRICS, *PHASE_METRICS)
 WORK_METRICS: Final = ("samples", "tokens", "flops")
 _ELEMENTS: Final = ("input_elements", "model_elements")
+GIVEN_WORK: Final = ("model_elements", "input_elements", "samples")
+"""Metrics of the work that a rank is given, the best first."""
 METER_METRICS: Final = (*METERS, *_ELEMENTS)
 """Metrics that are used for few ranks only."""
 POSTPONED_METRICS: Final = (*PHASE_METRICS, *METER_METRICS)

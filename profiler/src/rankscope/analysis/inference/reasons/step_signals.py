@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.causes import row_of
 from rankscope.analysis.evidence.activities import ACTIVITIES, ActivityTimes, activity_times, phase_metric
 from rankscope.analysis.evidence.order import by_step, of_blocks
+from rankscope.analysis.evidence.step_table.rank_columns import GIVEN_WORK
 from rankscope.analysis.evidence.step_table.steps import StepTable, Stored
 from rankscope.analysis.inference.judging.significance import block_slices
 from rankscope.analysis.inference.reasons.signals import Signals
@@ -27,8 +28,6 @@ MOST_MOVING: Final = 16
 
 OTHER_PROFILER: Final = "profiler"
 """Tag of a step in which the script's own profiler was on."""
-
-_WORK: Final = ("model_elements", "input_elements", "samples")
 
 
 def signals_of(
@@ -211,7 +210,7 @@ def _excess_of(table: StepTable, row: int, affected: NDArray[np.bool_], others: 
     return _Excess(
         steps=int(affected.sum()),
         over=over | {cause: activity.excess for cause, activity in activities.items()},
-        work={metric: more for metric in _WORK if (more := compared.work_excess(metric, affected)) is not None},
+        work={metric: more for metric in GIVEN_WORK if (more := compared.work_excess(metric, affected)) is not None},
         activities=activities,
         profiler_us=compared.profiler_us(affected),
         has_peers=len(others) > 1,
@@ -244,7 +243,7 @@ def _signals(excesses: Sequence[_Excess], *, own_us: float | None, device_busy_u
         for metric in dict.fromkeys(metric for excess in excesses for metric in excess.over)
     }
     means = {metric: float(values.mean()) for metric, values in over.items() if len(values)}
-    work = {metric: _weighted(excesses, [excess.work.get(metric) for excess in excesses]) for metric in _WORK}
+    work = {metric: _weighted(excesses, [excess.work.get(metric) for excess in excesses]) for metric in GIVEN_WORK}
     model_elements, loaded = work["model_elements"], work["input_elements"]
     loaded = work["samples"] if loaded is None else loaded
     activities_of = {cause: [excess.activities.get(cause) for excess in excesses] for cause in ACTIVITIES}
