@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.flight_dump_files import document
 from tests.profiler.handovers import context_of, handover_of, step
 from tests.waiting import wait_until
 
@@ -98,9 +99,7 @@ class Helper:
     def dump(self, entries: list[dict[str, Any]], *, took_us: int = 1000) -> None:
         """Answer the request for a dump."""
         assert self.requests_received() == [DURATIONS]
-        config = {"0": {"name": "0", "desc": "", "ranks": "[0, 1]"}}
-        document = {"version": "2.10", "nccl_version": "2.28", "pg_config": config, "pg_status": {}, "entries": entries}
-        replace_file(dump_file(self.scratch, DURATIONS, "nccl"), pickle.dumps(document))
+        replace_file(dump_file(self.scratch, DURATIONS, "nccl"), pickle.dumps(document({"0": [0, 1]}, entries)))
         replace_file(done_file(self.scratch, DURATIONS), f"{took_us} us".encode())
 
     def close(self) -> None:
