@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,6 @@ from rankscope.profiler.helper.collectives import flight
 from rankscope.profiler.helper.collectives.flight import MOST_DUMPS, FlightDumps, WatchdogFile
 from rankscope.runs.control import ControlAnswer, ControlRequest, answer, new_request, post, read_answer
 from rankscope.runs.paths import attempt_dir, flight_dir
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
-
 
 JOB = Path(__file__).parents[1] / "jobs" / "hung.py"
 
