@@ -31,11 +31,6 @@ from rankscope.alerts.rules.thresholds import SEVERITY_OF
 from rankscope.analysis.result.analysis import Verdict
 
 
-@pytest.fixture
-def world() -> WorkerWorld:
-    return WorkerWorld()
-
-
 def test_an_alert_waits_for_a_verdict_and_not_for_long(world: WorkerWorld) -> None:
     world.worker._analyst = SimpleNamespace(verdict=lambda _: None)  # type: ignore[assignment]
     # given more alerts than one round handles, of runs without an analysis yet, and one alert without a run

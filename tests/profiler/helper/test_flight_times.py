@@ -31,7 +31,7 @@ def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Helper]:
     environment = {"TORCH_FR_BUFFER_SIZE": "100", "TORCH_NCCL_ENABLE_TIMING": "1"}
     helper = Helper(tmp_path, monkeypatch, environment)
     yield helper
-    helper.close()
+    helper.requests.close()
 
 
 def test_dumps_are_asked_for_and_give_each_operation_once(helper: Helper) -> None:
@@ -80,9 +80,9 @@ def test_dumps_are_rarer_where_they_are_costly(helper: Helper) -> None:
     number, dumped_at = 0, []
     for _ in range(2 * 300):
         helper.look(0.5)
-        if (received := helper.requests_received()) == [DURATIONS]:
+        if (received := helper.requests.received()) == [DURATIONS]:
             dumped_at.append(helper.now)
-            os.write(helper.request_writer, f"{DURATIONS}\n".encode())
+            os.write(helper.requests.writer, f"{DURATIONS}\n".encode())
             number += 10
             helper.dump([call(item) for item in range(max(0, number - 100), number)], took_us=100_000)
         else:
@@ -107,7 +107,7 @@ def test_parts_of_a_batch_are_recorded_with_it(helper: Helper) -> None:
 def test_a_rank_that_does_not_answer_is_reported_once_and_not_asked_again(helper: Helper) -> None:
     for _ in range(10):
         helper.look(30.0)
-    assert helper.requests_received() == [DURATIONS]
+    assert helper.requests.received() == [DURATIONS]
     assert len(helper.reported) == 1
     # when its dump comes after all, then it is recorded
     replace_file(
@@ -122,7 +122,7 @@ def test_a_rank_that_does_not_answer_is_reported_once_and_not_asked_again(helper
 def test_a_damaged_dump_is_reported_once(helper: Helper, damage: bytes) -> None:
     for _ in range(3):
         helper.look(32.0)
-        assert helper.requests_received() == [DURATIONS]
+        assert helper.requests.received() == [DURATIONS]
         replace_file(dump_file(helper.scratch, DURATIONS, "nccl"), damage)
         replace_file(done_file(helper.scratch, DURATIONS), b"10 us")
         helper.look(0.5)
