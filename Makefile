@@ -68,7 +68,7 @@ check:
 	$(BIN)/lint-imports
 	$(BIN)/zizmor --offline --quiet .github
 	@[ ! -x $(BIN)/hadolint ] || $(BIN)/hadolint */docker/Dockerfile
-	$(BIN)/python scripts/type_check.py $(FOLDERS) scripts/*.py & types=$$!; \
+	$(BIN)/python scripts/type_check.py $(CODE) & types=$$!; \
 	$(BIN)/python -m pytest -q -n 2 --instafail -m "not slow and not gpu and not full and not campaign" -p no:cacheprovider; \
 	tests=$$?; wait $$types && exit $$tests
 

@@ -98,6 +98,12 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
+def traces(shared_data: Path) -> Path:
+    """Folder of the public traces."""
+    return shared_data / "traces"
+
+
+@pytest.fixture(scope="session")
 def example_traces() -> Path:
     """Folder of the traces that the simulator and the recorder wrote; every clone has them."""
     return ROOT / "tests" / "data" / "traces"

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
+
+from tests.flight_dump_files import SECOND, START_NS, document, entry
 
 from rankscope.analysis.hang.diagnosis import diagnose
 from rankscope.analysis.hang.files import LoadedDumps
 from rankscope.analysis.hang.flight_records import parse
 from rankscope.analysis.hang.hang_result import HangReport
 
-START_NS = 1_790_000_000_000_000_000
-SECOND = 10**9
-TIMEOUT_MS = 600_000
 PENDING: Mapping[str, Any] = {"state": "started", "retired": False, "time_discovered_completed_ns": None}
 """Fields of the entry of an operation that has not ended."""
 
@@ -97,11 +92,6 @@ class DumpedJob:
             for place in range(max(0, enqueued - ring), enqueued)
             if place >= ended or not only_active
         ]
-        nccl = self.backend == "nccl"
-        config = {
-            name: {"name": name, "desc": self.descriptions.get(name, "undefined"), "ranks": str(list(members))}
-            for name, members in groups.items()
-        }
         status = {}
         for name, number in numbers.items():
             made = [sum(call.group == name for call in self.calls[rank][:count]) for count in (enqueued, ended)]
@@ -111,40 +101,29 @@ class DumpedJob:
                     "last_started_collective": -1,
                     "last_completed_collective": made[1],
                 }
-        return {
-            "version": "2.10",
-            "comm_lib_version": "2.27.3" if nccl else "",
-            "pg_config": config if nccl else {"": {"name": "", "desc": "", "ranks": "[]"}},
-            "pg_status": status,
-            "entries": entries,
-        }
+        dump = document(groups, entries, descriptions=self.descriptions, status=status)
+        without_groups = {"comm_lib_version": "", "pg_config": {"": {"name": "", "desc": "", "ranks": "[]"}}}
+        return dump if self.backend == "nccl" else dump | without_groups
 
     def _entry(self, rank: int, place: int, numbers: Mapping[str, int], *, over: bool) -> dict[str, Any]:
         call = self.calls[rank][place]
         number = self.number(rank, place)
         has_ended = self.backend == "nccl" and over
         created = START_NS + place * SECOND // 100 + rank * 1000
-        return {
-            "record_id": place,
-            "pg_id": numbers[call.group],
-            "process_group": (call.group, self.descriptions.get(call.group, "undefined")),
-            "collective_seq_id": number,
-            "p2p_seq_id": 0,
-            "op_id": number,
-            "profiling_name": f"{self.backend}:{call.op}",
-            "time_created_ns": created,
-            "input_sizes": [list(call.sizes)],
-            "input_dtypes": [call.dtype],
-            "output_sizes": [list(call.sizes)],
-            "output_dtypes": [call.dtype],
-            "state": "completed" if has_ended else "scheduled",
-            "time_discovered_started_ns": None,
-            "time_discovered_completed_ns": created + SECOND // 100 if has_ended else None,
-            "retired": over,
-            "timeout_ms": TIMEOUT_MS,
-            "is_p2p": False,
-            "frames": [{"name": "step", "filename": "train.py", "line": 40 + place}],
-        }
+        return entry(
+            place,
+            f"{self.backend}:{call.op}",
+            group=(call.group, self.descriptions.get(call.group, "undefined")),
+            sequence=number,
+            created_ns=created,
+            sizes=([call.sizes], [call.sizes]),
+            dtype=call.dtype,
+            ended=has_ended,
+            pg_id=numbers[call.group],
+            time_discovered_completed_ns=created + SECOND // 100 if has_ended else None,
+            retired=over,
+            frames=[{"name": "step", "filename": "train.py", "line": 40 + place}],
+        )
 
 
 def leave_pending(dumps: Mapping[int, dict[str, Any]], *, state: str = "scheduled") -> None:
@@ -158,8 +137,8 @@ def report_of(
 ) -> HangReport:
     """Return the report on one document per rank. ``waited_s``: seconds from the start of the job to the dump, by rank."""
     dumps = LoadedDumps("dumps", world_size=world_size)
-    for rank, document in documents.items():
-        dump = parse(document)
+    for rank, content in documents.items():
+        dump = parse(content)
         assert dump is not None
         dumps.ranks[rank] = [dump]
     dumps.taken_ns = {rank: START_NS + int(seconds * 1e9) for rank, seconds in (waited_s or {}).items()}
@@ -170,27 +149,16 @@ def p2p(dump: dict[str, Any], op: str, group: str, number: int, **fields: Any) -
     """Add point-to-point that has not ended: ``send 0->1`` or ``recv 0<-1``, in ranks of the group."""
     place = dump["entries"][-1]["record_id"] + 1 if dump["entries"] else 0
     dump["entries"].append(
-        {
-            "record_id": place,
-            "pg_id": 50,
-            "process_group": (group, "undefined"),
-            "collective_seq_id": 0,
-            "p2p_seq_id": number,
-            "op_id": number,
-            "profiling_name": f"nccl:{op}",
-            "time_created_ns": START_NS + place * SECOND // 100,
-            "input_sizes": [[4]],
-            "input_dtypes": ["Float"],
-            "output_sizes": [[4]],
-            "output_dtypes": ["Float"],
-            "state": "scheduled",
-            "time_discovered_started_ns": None,
-            "time_discovered_completed_ns": None,
-            "retired": False,
-            "timeout_ms": TIMEOUT_MS,
-            "is_p2p": True,
-        }
-        | fields
+        entry(
+            place,
+            f"nccl:{op}",
+            group=(group, "undefined"),
+            sequence=0,
+            created_ns=START_NS + place * SECOND // 100,
+            sizes=([[4]], [[4]]),
+            ended=False,
+            **{"pg_id": 50, "p2p_seq_id": number, "op_id": number, "is_p2p": True} | fields,
+        )
     )
 
 
@@ -215,33 +183,3 @@ def batch(
     for status in dump["pg_status"].values():
         status["last_enqueued_collective"] = number
         status["last_completed_collective"] = number if done else number - 1
-
-
-def write(folder: Path, dumps: Mapping[int, dict[str, Any]], *, form: str = "pickle", waited_s: float | None = 211.0) -> Path:
-    """Write the dumps under torch's file names. ``waited_s``: seconds between the start of the job and the dumps."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for rank, dump in dumps.items():
-        path = folder / f"dump_{rank}"
-        if form == "json":
-            path = path.with_suffix(".json")
-            path.write_text(json.dumps(as_json(dump)))
-        else:
-            path.write_bytes(pickle.dumps(dump, protocol=2))
-        if waited_s is not None:
-            taken = START_NS + int(waited_s * SECOND)
-            os.utime(path, ns=(taken, taken))
-    return folder
-
-
-def as_json(dump: dict[str, Any]) -> dict[str, Any]:
-    """Return torch's JSON form: no stacks, zeros for missing times, counts as text, and no list of entries if it is empty."""
-    entries = [
-        {key: (value or 0) if key.startswith("time_discovered") else value for key, value in entry.items() if key != "frames"}
-        for entry in dump["entries"]
-    ]
-    status = {key: {name: str(value) for name, value in about.items()} for key, about in dump["pg_status"].items()}
-    return (
-        {**dump, "pg_status": status, "entries": entries}
-        if entries
-        else {**{k: v for k, v in dump.items() if k != "entries"}, "pg_status": status}
-    )

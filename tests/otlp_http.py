@@ -1,4 +1,4 @@
-"""OTLP/HTTP server like a collector, which decodes requests with the official messages."""
+"""OTLP servers like a collector, over HTTP and gRPC, which decode requests with the official messages."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import gzip
 import http.server
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
+import grpc
+import pytest
 from google.protobuf.message import Message
 
 M = TypeVar("M", bound=Message)
@@ -40,3 +44,20 @@ def receiving(request: type[M], answer: Message, receive: Callable[[dict[str, st
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield server.server_address[1]
         server.shutdown()
+
+
+@contextmanager
+def receiving_grpc(
+    add_to_server: Callable[[Any, grpc.Server], None], export: Callable[[Any, Any], Message], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Answer calls of ``Export`` with those of ``export`` (request and context); senders of this process find the server."""
+    server = grpc.server(ThreadPoolExecutor(2))
+    add_to_server(SimpleNamespace(Export=export), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    try:
+        yield
+    finally:
+        server.stop(None).wait()

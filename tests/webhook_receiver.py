@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -67,6 +68,14 @@ def answer_with(status: int, body: bytes = b"", **headers: str) -> Behaviour:
         respond(request, status, body, **headers)
 
     return answer
+
+
+def never_ending(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> None:
+    """Send headers for longer than clients wait."""
+    request.wfile.write(b"HTTP/1.1 200 OK\r\n")
+    for _ in range(100):
+        request.wfile.write(b"X-Slow: 1\r\n")
+        time.sleep(0.05)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from benchmarks.boards.remote_write import label_bytes
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 from tests.dashboards.grafana.board_site import NODE_EXPORTER
-from tests.dashboards.grafana.inspector_files import collective, p2p
+from tests.dashboards.grafana.inspector_metrics import collective, p2p
 from tests.exporter.fake_driver import FakeDriver, State, build_library, h100_state, uuid_of
 from tests.exporter.jobs.job_node import slurm_folder
 from tests.rank_file import RANK, RUN, STEP, WINDOW, totals_of

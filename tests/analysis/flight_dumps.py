@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.flight_dump_files import document, entry, write
 
 Late = Callable[[int, int], float]
 """Function from rank and step to how many milliseconds the rank comes late."""
@@ -58,56 +57,32 @@ class Job:
         self.issue(group, op, sizes, at, {rank: last - behind[rank] for rank in members}, autograd=autograd)
         behind |= dict.fromkeys(members, last)
 
-    def issue(
-        self, group: str, op: str, sizes: list[int], at: int, waits: dict[int, float], *, autograd: bool, **more: Any
-    ) -> None:
+    def issue(self, group: str, op: str, sizes: list[int], at: int, waits: dict[int, float], *, autograd: bool) -> None:
         """Add one collective to the ranks that wait in it, in milliseconds."""
         number = self.sequence[group] = self.sequence.get(group, 0) + 1
         for rank, wait in waits.items():
             created = 1_700_000_000_000_000_000 + at + self.skewed_ns * rank
             self.entries[rank].append(
-                {
-                    "record_id": len(self.entries[rank]),
-                    "pg_id": 0,
-                    "process_group": (group, self.configs[group][0]),
-                    "collective_seq_id": number,
-                    "p2p_seq_id": 0,
-                    "op_id": number,
-                    "profiling_name": f"nccl:{op}",
-                    "time_created_ns": created,
-                    "duration_ms": TRANSFER_MS + wait,
-                    "input_sizes": [sizes],
-                    "input_dtypes": ["Float"],
-                    "output_sizes": [sizes],
-                    "output_dtypes": ["Float"],
-                    "state": "completed",
-                    "time_discovered_started_ns": created,
-                    "time_discovered_completed_ns": created + 10**8,
-                    "retired": True,
-                    "timeout_ms": 600_000,
-                    "is_p2p": False,
-                    "thread_name": "pt_autograd_0" if autograd else "python",
-                }
+                entry(
+                    len(self.entries[rank]),
+                    f"nccl:{op}",
+                    group=(group, self.configs[group][0]),
+                    sequence=number,
+                    created_ns=created,
+                    sizes=([sizes], [sizes]),
+                    duration_ms=TRANSFER_MS + wait,
+                    time_discovered_started_ns=created,
+                    time_discovered_completed_ns=created + 10**8,
+                    thread_name="pt_autograd_0" if autograd else "python",
+                )
             )
 
     def document(self, rank: int) -> dict[str, Any]:
         """Return the dump of a rank."""
-        configs = {name: {"desc": about, "ranks": str(members)} for name, (about, members) in self.configs.items()}
-        return {
-            "version": "2.10",
-            "comm_lib_version": "2.28.9",
-            "pg_config": {name: config for name, config in configs.items() if rank in self.configs[name][1]},
-            "pg_status": {},
-            "entries": self.entries[rank],
-        }
+        groups = {name: members for name, (_, members) in self.configs.items() if rank in members}
+        return document(groups, self.entries[rank], descriptions={name: about for name, (about, _) in self.configs.items()})
 
     def write(self, folder: Path, *, ranks: Sequence[int] | None = None, as_json: bool = False) -> Path:
         """Write the dumps of all or some ranks, and return their folder."""
-        folder.mkdir(exist_ok=True)
-        for rank in range(self.world) if ranks is None else ranks:
-            document = self.document(rank)
-            if as_json:
-                (folder / f"dump_{rank}.json").write_text(json.dumps(document))
-            else:
-                (folder / f"dump_{rank}").write_bytes(pickle.dumps(document, 2))
-        return folder
+        dumps = {rank: self.document(rank) for rank in (range(self.world) if ranks is None else ranks)}
+        return write(folder, dumps, form="json" if as_json else "pickle", waited_s=None)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.command_line import Cli
 
 from rankscope.analysis.report.terminal_costs import SHOWN_ROWS, bandwidth_table
 from rankscope.analysis.result.analysis import CollectiveMatching
 from rankscope.analysis.result.collectives import CollectiveBandwidth, DirectedWait
 from rankscope.analysis.result.text import reasons_text, size
-
-Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def row(**fields: object) -> CollectiveBandwidth:

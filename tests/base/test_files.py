@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.full_disk import disk_with_room_for
 
 from rankscope.base.atomic_files import remove_unfinished, replace_file, replacing
 from rankscope.base.config_files import MAX_BYTES, read_config_text, read_toml
 from rankscope.base.errors import InputError
-
-
-@contextmanager
-def room_for(size: int) -> Iterator[None]:
-    """Limit the size of files of this process, which fails like a full disk does: after a part of the write."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.fixture(params=["path", "descriptor"])
@@ -47,7 +35,7 @@ def names(folder: Path) -> list[str]:
 
 def test_a_full_disk_leaves_the_old_content_and_no_temporary_file(tmp_path: Path, write: Callable[..., None]) -> None:
     write(b"old")
-    with room_for(4), pytest.raises(OSError, match="File too large"):
+    with disk_with_room_for(4), pytest.raises(OSError, match="File too large"):
         write(b"new and longer")
     assert ((tmp_path / "file").read_bytes(), names(tmp_path)) == (b"old", ["file"])
 

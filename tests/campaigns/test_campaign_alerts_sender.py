@@ -12,21 +12,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tests.alerts.deliver.sender_world import SenderWorld
 from tests.alerts.deliver.test_outbox import check_delivered, send_killed
 from tests.waiting import wait_until
-from tests.webhook_receiver import Behaviour, SimulatedClock, WebhookReceiver, about, answer_with, notice, receiving
+from tests.webhook_receiver import Behaviour, WebhookReceiver, about, answer_with, never_ending, notice, receiving
 
 from rankscope.alerts.deliver.message import messages_about
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.secret import Secret
-from rankscope.alerts.deliver.sender import Sender
+from rankscope.alerts.deliver.sender import POLL_S, Sender
 from rankscope.alerts.deliver.targets import Target, TemplateName
 from rankscope.alerts.deliver.templates import TEMPLATES
 from rankscope.alerts.store.database import AlertStore
@@ -47,34 +47,24 @@ def receiver() -> Iterator[WebhookReceiver]:
         yield receiver
 
 
-@dataclass
-class World:
-    """A sender over a file, with a clock that the test advances, and its progress."""
+class World(SenderWorld):
+    """A sender over a file, and its progress."""
 
-    receiver: WebhookReceiver
-    path: Path
-    clock: SimulatedClock = field(default_factory=SimulatedClock)
-    reports: list[str] = field(default_factory=list)
-    attempts: int = 0
-
-    def __post_init__(self) -> None:
-        self.box = Outbox(AlertStore(self.path, clock=self.clock))
-        target = Target(name="hook", label="hook", url=Secret(value=self.receiver.url), timeout_s=0.5)
-        self.sender = Sender(self.box, [target], report=self.reports.append, chance=random.Random(1).random)
+    def __init__(self, receiver: WebhookReceiver, path: Path) -> None:
+        super().__init__(receiver, path, chance=random.Random(1).random)
+        self.restarted(timeout_s=0.5)
+        self.attempts = 0
 
     def run(self, seconds: float) -> None:
-        """Advance the clock by ``seconds``, from one due attempt to the next."""
+        """Advance the clock by ``seconds``, from one due attempt to the next; a target that fails is looked at every second."""
         until = self.clock.now_ns + int(seconds * 1e9)
         while True:
             self.attempts += self.sender.run_due()
-            due = self.sender.next_ns()
-            if due is None or due > until:
+            due = self.box.next_due_ns(self.target.name)
+            if due is None or max(due, self.clock.now_ns) >= until:
                 break
-            self.clock.now_ns = max(due, self.clock.now_ns + 10**6)
+            self.clock.now_ns = min(until, max(due, self.clock.now_ns + int(POLL_S * 1e9)))
         self.clock.now_ns = until
-
-    def states(self) -> dict[str, int]:
-        return {state: count for (_, state), count in self.box.counts().items()}
 
 
 def unavailable(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> None:
@@ -84,13 +74,6 @@ def unavailable(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) ->
 def heard_but_504(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
     accept()
     answer_with(504)(request, accept)
-
-
-def never_ending(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> None:
-    request.wfile.write(b"HTTP/1.1 200 OK\r\n")
-    for _ in range(40):
-        request.wfile.write(b"X-Slow: 1\r\n")
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("name", ["away", "503", "429", "never-ending"])
@@ -176,7 +159,7 @@ def test_who_puts_is_killed(receiver: WebhookReceiver, tmp_path: Path) -> None:
             time.sleep(chance.random() * 0.1)
             process.kill()
             acknowledged |= {int(line) for line in process.stdout.read().split()[:-1]}
-    world = World(receiver, path, clock=SimulatedClock())
+    world = World(receiver, path)
     world.run(60)
     received = [int(rank) for rank, _ in receiver.states]
     assert acknowledged

@@ -25,8 +25,8 @@ from typing import Any
 import pytest
 from benchmarks.common.processes import tree
 from prometheus_client.parser import text_string_to_metric_families
-from tests.campaigns.conftest import small_disk
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state, mig_state, uuid_of
+from tests.full_disk import small_disk
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.campaign, pytest.mark.slow]

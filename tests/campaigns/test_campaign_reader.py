@@ -21,11 +21,6 @@ CPU_S = 3_000
 SLOWEST_S = 20
 
 
-@pytest.fixture(scope="module")
-def traces(shared_data: Path) -> Path:
-    return shared_data / "traces"
-
-
 def test_some_mutated_traces_give_an_answer_or_one_line(example_traces: Path, tmp_path: Path) -> None:
     # given a few mutated traces, always the same
     job: dict[str, Any] = runpy.run_path(str(JOB))

@@ -22,7 +22,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from tests.campaigns.conftest import small_disk
 from tests.campaigns.faulty_job import (
     BUDGET,
     GROWTH_KIB,
@@ -38,6 +37,7 @@ from tests.campaigns.faulty_job import (
     said_once,
     within_budget,
 )
+from tests.full_disk import small_disk
 from tests.local_http import answering, respond
 
 from rankscope.runs.reader import RunReader

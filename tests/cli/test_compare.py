@@ -128,8 +128,7 @@ def test_what_makes_no_sense_is_a_usage_error(cli: Cli, runs: dict[str, Path], a
 def test_input_that_cannot_be_compared_is_one_line_with_status_3(
     cli: Cli, runs: dict[str, Path], arguments: list[str], says: str
 ) -> None:
-    completed = cli("compare", *(runs.get(word, word) for word in arguments))
-    assert says in one_line_error(completed)
+    assert says in one_line_error(cli("compare", *(runs.get(word, word) for word in arguments)))
 
 
 def test_chosen_steps_only_are_compared(cli: Cli, runs: dict[str, Path]) -> None:

@@ -106,8 +106,7 @@ def test_an_output_that_cannot_be_is_told_before_anything_is_read(cli: Cli, reco
     completed = cli("export", recorded, "--perfetto", tmp_path / "fifo")
     assert completed.returncode == 2
     assert "no regular file" in completed.stderr
-    completed = cli("export", recorded, "--perfetto", tmp_path / "gone" / "o.json")
-    assert str(tmp_path / "gone") in one_line_error(completed)
+    assert str(tmp_path / "gone") in one_line_error(cli("export", recorded, "--perfetto", tmp_path / "gone" / "o.json"))
 
 
 def test_what_is_read_is_not_written_over(cli: Cli, tmp_path: Path) -> None:

@@ -214,8 +214,7 @@ def test_traces_may_be_named_by_url(cli: Cli, example_traces: Path, tmp_path: Pa
     document = json.loads(cli("analyze", url, "--format", "json").stdout)
     assert (document["source"]["path"], document["verdict"]["rank"]) == (url, 3)
     # and an invalid URL gives a one-line error, with the URL as it was written
-    completed = cli("analyze", "nonsense://bucket/rank-0.json")
-    assert "nonsense://bucket/rank-0.json" in one_line_error(completed)
+    assert "nonsense://bucket/rank-0.json" in one_line_error(cli("analyze", "nonsense://bucket/rank-0.json"))
 
 
 def test_fail_on_turns_a_verdict_into_an_exit_status(cli: Cli, example_traces: Path) -> None:

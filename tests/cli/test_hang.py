@@ -16,7 +16,8 @@ from typing import Any
 import jsonschema
 import pytest
 from tests.command_line import Cli, one_line_error
-from tests.dumped_job import DumpedJob, write
+from tests.dumped_job import DumpedJob
+from tests.flight_dump_files import write
 from tests.waiting import wait_until
 
 WORLD = {"0": (0, 1, 2, 3)}

@@ -13,7 +13,8 @@ from typing import Any
 import jsonschema
 import pytest
 from tests.command_line import Cli, one_line_error
-from tests.dumped_job import SECOND, START_NS, DumpedJob, write
+from tests.dumped_job import DumpedJob
+from tests.flight_dump_files import SECOND, START_NS, write
 from tests.ras_server import Comm, Speak, answer, listening, ras, text_answer
 
 from rankscope.runs.paths import flight_dir, rank_dir

@@ -170,8 +170,7 @@ def test_a_newer_format_is_named_with_the_one_that_is_read_and_what_to_do(
 
 def test_doctor_refuses_a_folder_of_something_else(cli: Cli, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nothing"):
-        completed = cli("doctor", path)
-        assert str(path) in one_line_error(completed)
+        assert str(path) in one_line_error(cli("doctor", path))
 
 
 def checks(cli: Cli, *paths: Path) -> dict[str, tuple[str, str]]:

@@ -191,10 +191,7 @@ def test_the_verdict_is_of_the_own_attempt_although_another_was_added(
 VERBS_WITH_A_PATH = (
     ["analyze"],
     ["alerts", "watch"],
-    *(
-        pytest.param(words, marks=pytest.mark.full)
-        for words in (["dashboard"], ["demo", "--once", "--run-dir"], ["exporter", "--once", "--spool"])
-    ),
+    pytest.param(["demo", "--once", "--run-dir"], marks=pytest.mark.full),
 )
 
 

@@ -156,8 +156,7 @@ def test_what_is_no_run_is_one_line(cli: Cli, run: Path, tmp_path: Path) -> None
     old.mkdir()
     (old / "run.json").write_text('{"schema": "rankscope.run/1", "run_id": "r", "name": "n", "start_unix_ns": 1}')
     for path in (tmp_path / "gone", tmp_path, tmp_path / "new", old, run / "attempts"):
-        completed = cli("steps", path)
-        assert str(path) in one_line_error(completed)
+        assert str(path) in one_line_error(cli("steps", path))
 
 
 def test_what_is_damaged_is_left_out_and_counted_on_standard_error(cli: Cli, run: Path) -> None:

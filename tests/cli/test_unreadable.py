@@ -42,8 +42,7 @@ def test_whether_a_path_can_be_read_is_not_asked_beforehand(
 
 @pytest.mark.parametrize("verb", [*([verb] for verb in VERBS), ["alerts", "watch"], ["report"]])
 def test_no_path_is_not_the_current_folder(verb: list[str], cli: Cli) -> None:
-    completed = cli(*verb, "", *VERBS.get(verb[0], []))
-    assert "no path" in one_line_error(completed)
+    assert "no path" in one_line_error(cli(*verb, "", *VERBS.get(verb[0], [])))
 
 
 @pytest.mark.parametrize("verb", [["hang"], ["compare"], ["capture"], ["steps"], ["alerts", "watch"], ["report"]])
@@ -119,8 +118,7 @@ def test_commands_to_copy_are_quoted(cli: Cli, run: Path) -> None:
 def test_errors_are_one_line_without_escape_sequences(cli: Cli, tmp_path: Path) -> None:
     hostile = tmp_path / "x\x1b]0;title\x07\nrankscope: all is well_0.json"
     hostile.write_text("junk")
-    completed = cli("analyze", hostile)
-    assert "\x1b" not in one_line_error(completed)
+    assert "\x1b" not in one_line_error(cli("analyze", hostile))
 
 
 @pytest.mark.parametrize(

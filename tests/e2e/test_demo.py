@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 from tests.command_line import Cli
+from tests.processes import is_running
 from tests.waiting import wait_until
 
 from rankscope.cli.demo.faults import EXPECTATIONS
@@ -108,13 +109,6 @@ def descendants(pid: int) -> set[int]:
     return pids
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @pytest.mark.full
 def test_a_user_sees_the_straggler_in_a_browser_and_ctrl_c_leaves_nothing(
     browser: Browser, live_demo: tuple[subprocess.Popen[str], dict[str, str]]
@@ -145,7 +139,7 @@ def test_a_user_sees_the_straggler_in_a_browser_and_ctrl_c_leaves_nothing(
     # and Ctrl-C ends it with status 0 and leaves nothing running
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 0
-    wait_until(lambda: not any(map(alive, children)), details=lambda: list(filter(alive, children)))
+    wait_until(lambda: not any(map(is_running, children)), details=lambda: list(filter(is_running, children)))
 
 
 @pytest.mark.full
@@ -168,7 +162,7 @@ def test_a_killed_demo_takes_its_servers_along(tmp_path: Path) -> None:
             process.kill()
     assert len(children) >= 5
     # then they end
-    wait_until(lambda: not any(map(alive, children)), details=lambda: list(filter(alive, children)))
+    wait_until(lambda: not any(map(is_running, children)), details=lambda: list(filter(is_running, children)))
 
 
 @pytest.mark.parametrize("fault", ["gremlins:2", "input:", "input:-1", "none:x", ""])

@@ -21,7 +21,6 @@ from tests.exporter.fake_driver import FakeDriver, build_library, gpu_state
 from tests.waiting import wait_until
 
 SeriesKey = tuple[str, frozenset[tuple[str, str]]]
-Cli = Callable[..., subprocess.CompletedProcess[str]]
 StartExporter = Callable[..., "RunningExporter"]
 
 DEADLINE_S = 120  # generous for a busy machine; its purpose is to end a hang

@@ -10,7 +10,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.exporter.conftest import Cli, StartExporter
+from tests.command_line import Cli
+from tests.exporter.conftest import StartExporter
 from tests.exporter.fake_driver import FakeDriver, mixed_gpus, uuid_of
 from tests.exporter.jobs.job_node import slurm_folder
 from tests.rank_file import rank_text

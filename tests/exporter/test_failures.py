@@ -13,7 +13,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.exporter.conftest import IMPATIENT, WITHOUT_FIRST_SAMPLE, Cli, StartExporter
+from tests.command_line import Cli
+from tests.exporter.conftest import IMPATIENT, WITHOUT_FIRST_SAMPLE, StartExporter
 from tests.exporter.fake_driver import FakeDriver, uuid_of
 from tests.full_pipe import SMALLEST_PIPE, fill_pipe
 from tests.waiting import wait_until

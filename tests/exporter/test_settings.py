@@ -10,7 +10,8 @@ from pathlib import Path
 
 import click
 import pytest
-from tests.exporter.conftest import Cli, StartExporter
+from tests.command_line import Cli
+from tests.exporter.conftest import StartExporter
 from tests.exporter.fake_driver import FakeDriver
 
 from rankscope.base.errors import InputError

@@ -5,18 +5,17 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.command_line import Cli
 
 from rankscope.exporter.catalogue import BY_NAME
 from rankscope.exporter.nvml.gpu import load_nvml
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.usefixtures("gpu_count")]
 
-Cli = Callable[..., subprocess.CompletedProcess[str]]
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -14,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.command_line import Cli
+from tests.flight_dump_files import last_collective
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.usefixtures("gpu_count", "require_torch")]
 
 
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 JOB = Path(__file__).parents[1] / "profiler" / "jobs" / "hung.py"
 
 
@@ -52,21 +51,10 @@ def test_a_rank_that_never_comes_is_named_while_the_others_wait(
             os.killpg(job.pid, signal.SIGKILL)
 
 
-class _Plain(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"{module}.{name}")
-
-
 def launch(run: Path, ranks: int, *args: str) -> subprocess.Popen[str]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(JOB)]
     recorded = [sys.executable, "-m", "rankscope", "run", "--run-dir", str(run), "--window-steps", "0", "--no-verdict", "--"]
     return subprocess.Popen([*recorded, *torchrun, "--backend", "nccl", *args], stderr=subprocess.PIPE, text=True)
-
-
-def enqueued(path: Path) -> int:
-    """Return the number of the last collective in a dump."""
-    last: int = max(entry["collective_seq_id"] for entry in _Plain(io.BytesIO(path.read_bytes())).load()["entries"])
-    return last
 
 
 @pytest.mark.timeout(600)
@@ -79,7 +67,7 @@ def test_nccl_writes_its_recorder_on_request(cli_process: Cli, tmp_path: Path) -
         assert done.returncode == 0, done.stdout + done.stderr
         (dump,) = json.loads(done.stdout)["dumps"]
         assert dump["path"].endswith(("-nccl.pickle", "-nccl2.pickle")), "torch has had two implementations"
-        assert enqueued(run / dump["path"]) > 0
+        assert last_collective(run / dump["path"]) > 0
     finally:
         job.terminate()
         job.communicate(timeout=120)
@@ -92,6 +80,6 @@ def test_what_the_watchdog_writes_before_it_ends_the_job_is_in_the_run(tmp_path:
     _, output = job.communicate(timeout=500)
     assert job.returncode != 0
     assert "switched itself off" not in output
-    dumps = {path.name: enqueued(path) for path in run.glob("attempts/000/flight/*.pickle")}
+    dumps = {path.name: last_collective(path) for path in run.glob("attempts/000/flight/*.pickle")}
     # The victim is ahead of the origin by the collectives of both parameters: its host does not wait between them.
     assert dumps["rank-00000-watchdog-nccl.pickle"] == dumps["rank-00001-watchdog-nccl.pickle"] + 2

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
+from tests.flight_dump_files import document, entry, write
 from tests.nccl.device import Launch, NcclJob, Rank
 from tests.nccl.traces import BASE_NS
 
@@ -18,16 +18,12 @@ _SPELLINGS: Final = {"all_to_allv": "all_to_all"}
 
 def write_dumps(job: NcclJob, folder: Path) -> None:
     """Write ``dump_<N>.json`` for each rank."""
+    dumps = {}
     for rank in job.ranks:
         groups = {name: members for name, members in job.groups.items() if rank.rank in members}
-        document = {
-            "version": "2.10",
-            "comm_lib_version": "2.28.9",
-            "pg_config": {name: {"name": name, "desc": name, "ranks": str(members)} for name, members in groups.items()},
-            "pg_status": {},
-            "entries": [entry | {"record_id": number} for number, entry in enumerate(_entries(rank))],
-        }
-        (folder / f"dump_{rank.rank}.json").write_bytes(msgspec.json.encode(document))
+        entries = [row | {"record_id": number} for number, row in enumerate(_entries(rank))]
+        dumps[rank.rank] = document(groups, entries, descriptions={name: name for name in groups})
+    write(folder, dumps, form="json", waited_s=None)
 
 
 def _entries(rank: Rank) -> Iterator[dict[str, Any]]:
@@ -53,20 +49,17 @@ def _entry(
     rank: Rank, launch: Launch, name: str, elements: tuple[int, int] | None, *, message: int | None = None
 ) -> dict[str, Any]:
     sizes = [] if elements is None else [[size] for size in elements]
-    return {
-        "pg_id": list(rank.job.groups).index(launch.group),
-        "process_group": [launch.group, launch.group],
-        "collective_seq_id": launch.sequence,
-        "p2p_seq_id": message or 0,
-        "op_id": 0,
-        "profiling_name": name,
-        "time_created_ns": BASE_NS + round(launch.launched_us * 1000),
-        "input_sizes": sizes[:1],
-        "output_sizes": sizes[1:],
-        "input_dtypes": ["BFloat16"] * len(sizes[:1]),
-        "output_dtypes": ["BFloat16"] * len(sizes[1:]),
-        "state": "completed",
-        "retired": True,
-        "is_p2p": message is not None,
-        "thread_name": "pt_autograd_0" if launch.autograd else "python",
-    }
+    return entry(
+        0,
+        name,
+        group=(launch.group, launch.group),
+        sequence=launch.sequence,
+        created_ns=BASE_NS + round(launch.launched_us * 1000),
+        sizes=(sizes[:1], sizes[1:]),
+        dtype="BFloat16",
+        pg_id=list(rank.job.groups).index(launch.group),
+        p2p_seq_id=message or 0,
+        op_id=0,
+        is_p2p=message is not None,
+        thread_name="pt_autograd_0" if launch.autograd else "python",
+    )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
-import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.command_line import Cli
+from tests.flight_dump_files import last_collective
 from tests.profiler.live_job import begin
 from tests.profiler.ranks import PreloadedTorch
 from tests.waiting import wait_until
@@ -21,8 +19,6 @@ from tests.waiting import wait_until
 from rankscope.profiler.helper.collectives import flight
 from rankscope.runs.paths import flight_dir, rank_dir
 from rankscope.runs.reader import RunReader
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
 
@@ -83,13 +79,6 @@ def test_a_live_job_is_profiled_when_somebody_asks(cli: Cli, tmp_path: Path) -> 
 JOB = Path(__file__).parent / "jobs" / "hung.py"
 
 
-class _Plain(pickle.Unpickler):
-    """Unpickler of containers, texts and numbers only: a dump is untrusted."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"{module}.{name}")
-
-
 def recorded(torch: PreloadedTorch, run: Path, *args: str, windows: int = 0) -> subprocess.Popen[str]:
     """Record the job on two ranks, of which rank 1 never comes to a collective."""
     if not hasattr(pytest.importorskip("torch._C._distributed_c10d"), "_dump_fr_trace"):
@@ -107,12 +96,6 @@ def recorded(torch: PreloadedTorch, run: Path, *args: str, windows: int = 0) -> 
     return subprocess.Popen([sys.executable, "-m", "rankscope", *collected], stderr=subprocess.PIPE, text=True)
 
 
-def enqueued(path: Path) -> int:
-    """Return the number of the last collective in a dump."""
-    last: int = max(entry["collective_seq_id"] for entry in _Plain(io.BytesIO(path.read_bytes())).load()["entries"])
-    return last
-
-
 def test_a_collective_whose_time_is_up_leaves_a_dump(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     if tuple(int(part) for part in version("torch").split("+")[0].split(".")[:2]) < (2, 11):
         # Seen with 2.8; the two versions between were not checked.
@@ -121,7 +104,7 @@ def test_a_collective_whose_time_is_up_leaves_a_dump(torch_ranks: PreloadedTorch
     _, output = job.communicate(timeout=200)
     assert job.returncode == 1
     # three steps of two collectives, and the one that did not end
-    assert {path.name: enqueued(path) for path in flight_dir(tmp_path / "run", 0).iterdir()} == {
+    assert {path.name: last_collective(path) for path in flight_dir(tmp_path / "run", 0).iterdir()} == {
         "rank-00000-crash-gloo.pickle": 7
     }, output
 
@@ -139,7 +122,7 @@ def test_a_job_that_hangs_shows_who_did_not_come(cli: Cli, torch_ranks: Preloade
             completed = cli("capture", run, "--flight-recorder", "--format", "json", "--wait", "60")
             # then both answer, although one of them is inside C++
             assert completed.returncode == 0, completed.stdout + completed.stderr
-            return [enqueued(run / row["path"]) for row in json.loads(completed.stdout)["dumps"]]
+            return [last_collective(run / row["path"]) for row in json.loads(completed.stdout)["dumps"]]
 
         # and their dumps show that rank 0 is one collective ahead: three steps of two, and one
         wait_until(lambda: dumped() == [7, 6], poll_s=flight.REST_SECONDS)

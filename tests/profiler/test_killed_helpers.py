@@ -8,10 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from tests.full_disk import small_disk
 from tests.profiler.ranks import PreloadedTorch
 from tests.profiler.recorded_runs import attached_environment, info_of, recorded_job
 from tests.waiting import wait_until
@@ -137,17 +138,18 @@ def test_a_script_without_standard_files_is_recorded(tmp_path: Path) -> None:
 FULL_DISK_STEPS = 600
 
 
-@contextmanager
-def disk(folder: Path, kibibytes: int) -> Iterator[Path]:
-    """A file system of this size."""
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={kibibytes}k", "none", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("cannot mount a small file system here: run as root")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Function that mounts a file system of so many KiB, and returns its folder."""
+    with ExitStack() as mounted:
+
+        def mount(kibibytes: int) -> Path:
+            folder = mounted.enter_context(small_disk(tmp_path / "disk", kibibytes))
+            if not folder.is_mount():
+                pytest.skip("cannot mount a small file system here: run as root")
+            return folder
+
+        yield mount
 
 
 @pytest.fixture
@@ -163,33 +165,33 @@ def record(torch_ranks: PreloadedTorch) -> Callable[[Path], LaunchResult]:
 
 @pytest.mark.full
 def test_steps_that_do_not_fit_are_counted_and_the_job_has_ended(
-    record: Callable[[Path], LaunchResult], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    record: Callable[[Path], LaunchResult], disk: Callable[[int], Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with disk(tmp_path / "disk", 60) as folder:
-        assert record(folder / "run").status == 0
-        reader = RunReader(folder / "run")
-        infos = reader.infos(0)
-        assert {info.end_reason for info in infos.values()} == {"exit"}
-        unwritten = {rank: info.unwritten_steps for rank, info in infos.items()}
-        assert all(count > 0 for count in unwritten.values()), unwritten
-        assert {rank: reader.step_count(0, rank) + count for rank, count in unwritten.items()} == {
-            0: FULL_DISK_STEPS,
-            1: FULL_DISK_STEPS,
-        }
-        source = analyze([folder / "run"]).source
-        assert source.coverage is not None
-        assert source.coverage < 0.6
-        assert any("steps of ranks 0, 1 could not be written" in warning for warning in source.warnings), source.warnings
+    folder = disk(60)
+    assert record(folder / "run").status == 0
+    reader = RunReader(folder / "run")
+    infos = reader.infos(0)
+    assert {info.end_reason for info in infos.values()} == {"exit"}
+    unwritten = {rank: info.unwritten_steps for rank, info in infos.items()}
+    assert all(count > 0 for count in unwritten.values()), unwritten
+    assert {rank: reader.step_count(0, rank) + count for rank, count in unwritten.items()} == {
+        0: FULL_DISK_STEPS,
+        1: FULL_DISK_STEPS,
+    }
+    source = analyze([folder / "run"]).source
+    assert source.coverage is not None
+    assert source.coverage < 0.6
+    assert any("steps of ranks 0, 1 could not be written" in warning for warning in source.warnings), source.warnings
     assert capfd.readouterr().err.count("steps (No space left on device)") == 2
 
 
 @pytest.mark.full
 def test_where_nothing_fits_the_disk_is_the_reason(
-    record: Callable[[Path], LaunchResult], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    record: Callable[[Path], LaunchResult], disk: Callable[[int], Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with disk(tmp_path / "disk", 4) as folder:
-        step_record = record(folder / "run")
-        assert (step_record.status, step_record.ranks) == (0, frozenset())
-        _print_verdict(step_record)
+    folder = disk(4)
+    step_record = record(folder / "run")
+    assert (step_record.status, step_record.ranks) == (0, frozenset())
+    _print_verdict(step_record)
     last = capfd.readouterr().err.splitlines()[-1]
     assert last.endswith(f"nothing was recorded in {folder / 'run'}: cannot write to {folder / 'run'} (No space left on device).")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.command_line import Cli
 from tests.profiler.ranks import PreloadedTorch
 from tests.profiler.recorded_runs import info_of
 from tests.waiting import wait_until
@@ -21,7 +22,6 @@ from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankActivity
 
 JOB = Path(__file__).parent / "jobs" / "standing.py"
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[[str], "subprocess.Popen[str]"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.flight_dump_files import document
 from tests.profiler.handovers import context_of, handover_of, step
+from tests.profiler.request_pipe import RequestPipe
 from tests.waiting import wait_until
 
 from rankscope.base.atomic_files import replace_file
@@ -48,9 +49,8 @@ class Helper:
             monkeypatch.delenv(name, raising=False)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        self.request_reader, self.request_writer = os.pipe()
-        os.set_blocking(self.request_reader, False)
-        monkeypatch.setattr(flight_times, "_REQUESTS", self.request_writer)
+        self.requests = RequestPipe()
+        monkeypatch.setattr(flight_times, "_REQUESTS", self.requests.writer)
         self.task: CollectiveTimes | None = None
 
     def time(self) -> float:
@@ -88,22 +88,8 @@ class Helper:
         """Numbers of the recorded operations."""
         return [number for block in self.blocks for number in block.number]
 
-    def requests_received(self) -> list[str]:
-        """Return the requests that the rank has received."""
-        try:
-            return os.read(self.request_reader, 1000).decode().split()
-        except BlockingIOError:
-            return []
-
     def dump(self, entries: list[dict[str, Any]], *, took_us: int = 1000) -> None:
         """Answer the request for a dump."""
-        assert self.requests_received() == [DURATIONS]
-        config = {"0": {"name": "0", "desc": "", "ranks": "[0, 1]"}}
-        document = {"version": "2.10", "nccl_version": "2.28", "pg_config": config, "pg_status": {}, "entries": entries}
-        replace_file(dump_file(self.scratch, DURATIONS, "nccl"), pickle.dumps(document))
+        assert self.requests.received() == [DURATIONS]
+        replace_file(dump_file(self.scratch, DURATIONS, "nccl"), pickle.dumps(document({"0": [0, 1]}, entries)))
         replace_file(done_file(self.scratch, DURATIONS), f"{took_us} us".encode())
-
-    def close(self) -> None:
-        """Close the pipe of requests."""
-        os.close(self.request_reader)
-        os.close(self.request_writer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,10 @@ SECRET = "s3cr3t-token"
 class SenderWorld:
     """An outbox, a sender and a receiver."""
 
-    def __init__(self, receiver: WebhookReceiver, path: Path | None = None) -> None:
+    def __init__(self, receiver: WebhookReceiver, path: Path | None = None, *, chance: Callable[[], float] = lambda: 1.0) -> None:
         self.clock = SimulatedClock()
         self.receiver = receiver
+        self.chance = chance
         self.reports: list[str] = []
         self.box = Outbox(AlertStore(path, clock=self.clock))
         self.target = Target(name="hook", label="hook", url=Secret(value=f"{receiver.url}/{SECRET}"), timeout_s=30.0)
@@ -30,7 +32,7 @@ class SenderWorld:
 
     def restarted(self, **changes: Any) -> Sender:
         self.target = replace(self.target, **changes)
-        self.sender = Sender(self.box, [self.target], report=self.reports.append, chance=lambda: 1.0)
+        self.sender = Sender(self.box, [self.target], report=self.reports.append, chance=self.chance)
         return self.sender
 
     def after(self, seconds: float) -> int:

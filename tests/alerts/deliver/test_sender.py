@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from tests.alerts.deliver.sender_world import SECRET, SenderWorld
 from tests.waiting import wait_until
-from tests.webhook_receiver import Behaviour, WebhookReceiver, about, answer_with, notice, receiving
+from tests.webhook_receiver import Behaviour, WebhookReceiver, about, answer_with, never_ending, notice, receiving
 
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.outbox_command import outbox
@@ -199,13 +199,6 @@ def huge(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
     request.end_headers()
     for _ in range(10_000):
         request.wfile.write(b"x" * 100_000)
-
-
-def never_ending(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> None:
-    request.wfile.write(b"HTTP/1.1 200 OK\r\n")
-    for _ in range(100):
-        request.wfile.write(b"X-Slow: 1\r\n")
-        time.sleep(0.05)
 
 
 def silent(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> None:

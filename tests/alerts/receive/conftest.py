@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.alerts.receive.receiver_process import CONFIG, ListeningTarget, ReceiverProcess
+from tests.alerts.receive.worker_world import WorkerWorld
 
 from rankscope.alerts.receive.inbox import Inbox
 from rankscope.alerts.store.database import AlertStore
@@ -22,3 +23,8 @@ def inbox() -> Iterator[Inbox]:
 def receiver(tmp_path: Path, target: ListeningTarget) -> Iterator[ReceiverProcess]:
     with ReceiverProcess(tmp_path, CONFIG.format(url=target.url)) as receiver:
         yield receiver
+
+
+@pytest.fixture
+def world() -> WorkerWorld:
+    return WorkerWorld()

@@ -28,11 +28,6 @@ from rankscope.runs.records import RunInfo
 from rankscope.runs.small_files import create_run
 
 
-@pytest.fixture
-def world() -> WorkerWorld:
-    return WorkerWorld()
-
-
 def test_a_change_is_news_and_a_repetition_is_not(world: WorkerWorld) -> None:
     firing, resolved = world.alert(), world.alert("resolved")
     assert len(world.receive(firing)) == 1

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from tests.alerts.receive.worker_world import S, WorkerWorld
 from tests.alerts.watch.watched_world import analysis_of
+from tests.processes import is_running
 from tests.waiting import wait_until
 
 from rankscope.alerts.deliver.targets import TemplateName
@@ -28,11 +29,6 @@ from rankscope.alerts.receive.verdicts.late_verdicts import LateVerdicts
 from rankscope.alerts.receive.verdicts.run_verdict import RunVerdict, run_verdict_of, verdict_annotations
 from rankscope.alerts.rules.thresholds import SEVERITY_OF
 from rankscope.analysis.result.analysis import Verdict
-
-
-@pytest.fixture
-def world() -> WorkerWorld:
-    return WorkerWorld()
 
 
 def test_an_alert_waits_for_a_verdict_and_not_for_long(world: WorkerWorld) -> None:
@@ -231,14 +227,6 @@ threading.Thread(target=start).start()
 """
 
 
-def running(pid: int) -> bool:
-    """Return whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @pytest.mark.slow
 def test_a_child_of_a_thread_is_limited_and_ends_with_the_receiver() -> None:
     with subprocess.Popen([sys.executable, "-c", STARTED], stdout=subprocess.PIPE, text=True) as receiver:
@@ -252,7 +240,7 @@ def test_a_child_of_a_thread_is_limited_and_ends_with_the_receiver() -> None:
         receiver.send_signal(signal.SIGKILL)
     assert f"Max address space         {MEMORY_BYTES}" in limits
     assert "Max core file size        0 " in limits
-    wait_until(lambda: not running(pid))
+    wait_until(lambda: not is_running(pid))
 
 
 @pytest.mark.slow

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.alerts.watch.watched_world import PATIENCE_S, MakeWorld
-from tests.dumped_job import DumpedJob, write
+from tests.dumped_job import DumpedJob
+from tests.flight_dump_files import write
 
 from rankscope.alerts.deliver.message import messages_about
 from rankscope.alerts.watch.liveness.dumps import AGAIN_S, WAIT_S

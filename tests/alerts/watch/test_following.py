@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.dumped_job import DumpedJob, write
+from tests.dumped_job import DumpedJob
+from tests.flight_dump_files import write
 from tests.step_files import CountedReads
 
 from rankscope.alerts.watch.followed_runs import FollowedRuns

@@ -192,23 +192,17 @@ def answers(job: PoweredOff, *ranks: int) -> None:
         answer(job.run.path, ControlAnswer(id=request.stem, accepted=False, answered_unix_ns=1), rank=rank)
 
 
-def test_a_rank_whose_recorder_answers_is_not_to_blame(powered_off: Callable[..., PoweredOff]) -> None:
-    """Rank 2 waits for rank 3, which is alone on its host."""
+@pytest.mark.parametrize(("answering", "lost"), [((2,), [3]), ((2, 3), [0, 1])])
+def test_a_rank_whose_recorder_answers_is_not_to_blame(
+    powered_off: Callable[..., PoweredOff], answering: tuple[int, ...], lost: list[int]
+) -> None:
+    """Rank 2 waits for rank 3, which is alone on its host; without a silent rank those that crashed are reported."""
     job = powered_off(ask_for_dumps=True)
     job.crash(after_s=40)
     job.let_pass(PATIENCE_S + 5)
-    answers(job, 2)
+    answers(job, *answering)
     job.let_pass(3 * PATIENCE_S)
-    assert job.watched.firing() == ["TrainingHang", "TrainingRankLost 3"]
-
-
-def test_without_a_silent_rank_those_that_crashed_are_reported(powered_off: Callable[..., PoweredOff]) -> None:
-    job = powered_off(ask_for_dumps=True)
-    job.crash(after_s=40)
-    job.let_pass(PATIENCE_S + 5)
-    answers(job, 2, 3)
-    job.let_pass(3 * PATIENCE_S)
-    assert job.watched.firing() == ["TrainingHang", "TrainingRankLost 0", "TrainingRankLost 1"]
+    assert job.watched.firing() == ["TrainingHang", *(f"TrainingRankLost {rank}" for rank in lost)]
 
 
 def test_ranks_that_vanish_as_the_others_crash_are_reported_with_them(powered_off: Callable[..., PoweredOff]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.compare.compare_result import Comparison, Quantity
 from rankscope.analysis.compare.recording import Recording
 from rankscope.analysis.evidence.step_table.steps import METRICS, Matrices, StepTable
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo
@@ -102,3 +103,8 @@ class MadeUp:
             windows={rank: [] for rank in range(self.ranks)},
             warnings=[],
         )
+
+
+def quantity(comparison: Comparison, name: str) -> Quantity:
+    """Return a quantity of a comparison."""
+    return next(item for item in comparison.quantities if item.name == name)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.analysis.compare.made_up_run import MadeUp
+from tests.analysis.compare.made_up_run import MadeUp, quantity
 
 from rankscope.analysis.compare.comparable_steps import comparable_steps
 from rankscope.analysis.compare.compare_result import Comparison, Quantity, RankShift
@@ -19,10 +19,6 @@ from rankscope.runs.records import PHASES
 
 def pair(a: MadeUp, b: MadeUp, *, min_change: float = 0.01) -> Comparison:
     return compare_pair(comparable_steps(a.recording(), "A"), comparable_steps(b.recording(), "B"), min_change=min_change)
-
-
-def quantity(comparison: Comparison, name: str) -> Quantity:
-    return next(item for item in comparison.quantities if item.name == name)
 
 
 def slowed(phase: str, by_us: float) -> dict[str, float]:

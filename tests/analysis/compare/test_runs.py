@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from tests.analysis.compare.made_up_run import quantity
 from tests.step_files import add_rows, load, rows_of, save, steps_file
 
-from rankscope.analysis.compare.compare_result import CompareResult, Comparison, Quantity
+from rankscope.analysis.compare.compare_result import CompareResult
 from rankscope.analysis.compare.compare_runs import compare
 from rankscope.analysis.engine import analyze
 from rankscope.base.errors import InputError
@@ -21,10 +22,6 @@ from rankscope.runs.small_files import create_attempt, write_record
 from rankscope.runs.step_columns import HAS_BLOCKED, PROFILED
 
 Synthetic = Callable[..., Any]
-
-
-def quantity(comparison: Comparison, name: str) -> Quantity:
-    return next(item for item in comparison.quantities if item.name == name)
 
 
 def test_the_imposed_wait_of_a_rank_is_that_of_the_verdict(synthetic: Synthetic) -> None:

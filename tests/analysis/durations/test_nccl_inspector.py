@@ -314,21 +314,18 @@ def test_one_process_with_several_ranks_is_refused(tmp_path: Path) -> None:
         analyze([folder])
 
 
-def test_empty_logs_say_how_to_fill_them(tmp_path: Path) -> None:
-    (tmp_path / "node0-pid1.log").touch()
-    with pytest.raises(InputError, match="NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS"):
-        analyze([tmp_path])
-
-
-def test_other_content_under_the_name_of_a_log_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "node0-pid1.log").write_text("Epoch 1: loss 3.2\n" * 100)
-    with pytest.raises(InputError, match="node0-pid1"):
-        analyze([tmp_path])
-
-
-def test_metrics_of_the_plugin_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "nccl_inspector_metrics.prom").write_text('nccl_bus_bandwidth_gbs{version="v5.1"} 678.263\n')
-    with pytest.raises(InputError, match="NCCL_INSPECTOR_PROM_DUMP=0"):
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("node0-pid1.log", "", "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS"),
+        ("node0-pid1.log", "Epoch 1: loss 3.2\n" * 100, "node0-pid1"),
+        # the plugin's other format
+        ("nccl_inspector_metrics.prom", 'nccl_bus_bandwidth_gbs{version="v5.1"} 678.263\n', "NCCL_INSPECTOR_PROM_DUMP=0"),
+    ],
+)
+def test_files_without_records_are_an_error(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=message):
         analyze([tmp_path])
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from tests.dumped_job import START_NS, DumpedJob, batch, p2p, report_of
+from tests.dumped_job import DumpedJob, batch, p2p, report_of
+from tests.flight_dump_files import START_NS
 
 GATHERS = [("_all_gather_base", (8,), (32,)), ("_all_gather_base", (4,), (16,))]
 

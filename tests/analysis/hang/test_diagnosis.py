@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.dumped_job import START_NS, Call, DumpedJob, as_json, leave_pending, p2p, report_of, write
+from tests.dumped_job import Call, DumpedJob, leave_pending, p2p, report_of
+from tests.flight_dump_files import START_NS, as_json, write
 
 from rankscope.analysis.hang.diagnosis import analyze_hang, diagnose
 from rankscope.analysis.hang.files import LoadedDumps

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.dumped_job import START_NS, DumpedJob, write
+from tests.dumped_job import DumpedJob
+from tests.flight_dump_files import START_NS, write
 
 from rankscope.analysis.hang import files as hang_files
 from rankscope.analysis.hang import pickles

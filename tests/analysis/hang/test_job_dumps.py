@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.dumped_job import SECOND, DumpedJob, as_json, p2p, write
+from tests.dumped_job import DumpedJob, p2p
+from tests.flight_dump_files import SECOND, as_json, write
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.hang.diagnosis import analyze_hang

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from tests.dumped_job import PENDING, Call, DumpedJob, as_json, leave_pending, p2p, report_of
+from tests.dumped_job import PENDING, Call, DumpedJob, leave_pending, p2p, report_of
+from tests.flight_dump_files import as_json
 
 from rankscope.analysis.hang.hang_result import HangReport
 from rankscope.analysis.operations import OPERATIONS, operation, operation_name

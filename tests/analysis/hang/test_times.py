@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.dumped_job import PENDING, SECOND, START_NS, DumpedJob, write
+from tests.dumped_job import PENDING, DumpedJob
+from tests.flight_dump_files import SECOND, START_NS, write
 
 from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.analysis.hang.hang_result import HangReport

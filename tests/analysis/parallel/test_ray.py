@@ -8,12 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.analysis.ray_nodes import NODES, Cluster, started
+from tests.command_line import Cli
 from tests.step_files import add_damaged, steps_file
 from tests.waiting import wait_until
 
@@ -21,7 +22,6 @@ from rankscope.analysis.parallel.ray_engine import node_task
 
 pytestmark = [pytest.mark.full, pytest.mark.slow]
 
-Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 ENGINE = """
 import os, sys

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 from tests.analysis.breakdowns import breakdown
+from tests.command_line import Cli
 
 from rankscope.analysis.collectives.windows import reduce_trace
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.trace.columns import read_trace
 from rankscope.base.errors import InputError
-
-Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def test_text_is_short_unless_details_are_asked_for(shared_data: Path) -> None:

@@ -31,11 +31,6 @@ TRACES = [
 FIELDS = (*PARTITION, "overlap_ratio")
 
 
-@pytest.fixture(scope="module")
-def traces(shared_data: Path) -> Path:
-    return shared_data / "traces"
-
-
 def test_every_trace_with_golden_values_is_compared(traces: Path) -> None:
     assert set(json.loads((traces / "golden.json").read_text())) == set(TRACES)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
@@ -106,15 +107,18 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
             whatif([path])
 
 
-def test_too_many_operations_are_refused_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations_file, "MAX_OPERATIONS", 10)
-    with pytest.raises(InputError, match="at most 10 are read"):
-        whatif([write(tmp_path, GOOD)])
-
-
-def test_a_step_of_absurdly_many_operations_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traced_operations, "MAX_NODES", 10)
-    with pytest.raises(InputError, match="a step of 30 operations on one replica; at most 10"):
+@pytest.mark.parametrize(
+    ("module", "limit", "message"),
+    [
+        (operations_file, "MAX_OPERATIONS", "at most 10 are read"),
+        (traced_operations, "MAX_NODES", "a step of 30 operations on one replica; at most 10"),
+    ],
+)
+def test_too_many_operations_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, limit: str, message: str
+) -> None:
+    monkeypatch.setattr(module, limit, 10)
+    with pytest.raises(InputError, match=message):
         whatif([write(tmp_path, GOOD)])
 
 

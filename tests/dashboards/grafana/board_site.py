@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 from msgspec.structs import replace
-from tests.dashboards.grafana.inspector_files import collective, p2p
+from tests.dashboards.grafana.inspector_metrics import collective, p2p
 from tests.exporter.fake_driver import FakeDriver, State, a100_state, h100_state, mig_state, uuid_of
 from tests.exporter.jobs.job_node import slurm_folder
 from tests.local_http import answering, respond

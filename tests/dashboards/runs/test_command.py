@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+from tests.command_line import Cli
 from tests.dumped_job import DumpedJob
 
 from rankscope.analysis.engine import analyze
@@ -20,8 +20,6 @@ from rankscope.runs.paths import activity_file, flight_dir, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankActivity
 from rankscope.runs.small_files import write_record
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture

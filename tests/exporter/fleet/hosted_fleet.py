@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.exporter.fake_driver import uuid_of
+from tests.processes import is_running
 from tests.waiting import wait_until
 
 ZERO, ONE = uuid_of(0), uuid_of(1)
@@ -107,12 +108,4 @@ def _is_down(gpu: Any, uuid: str, reason: str) -> bool:
 
 
 def until_gone(pids: list[int]) -> None:
-    wait_until(lambda: not any(map(_alive, pids)), details=lambda: list(filter(_alive, pids)))
-
-
-def _alive(pid: int) -> bool:
-    """Return whether a process runs; a zombie that init has not reaped yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
+    wait_until(lambda: not any(map(is_running, pids)), details=lambda: list(filter(is_running, pids)))

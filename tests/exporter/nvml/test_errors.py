@@ -128,29 +128,19 @@ def test_a_driver_that_vanished(fake: FakeDriver) -> None:
         assert why(gpu_process, "open")[0] == "no_driver"
 
 
-def test_an_unknown_error_costs_that_metric_and_is_told_as_the_collectors(fake: FakeDriver) -> None:
-    fake.fail("nvmlDeviceGetPowerUsage", 999, gpu=0)
+@pytest.mark.parametrize(
+    ("status", "reason", "is_error"),
+    # 345 is newer than the table
+    [(999, "unknown", True), (345, "error_345", True), (4, "no_permission", False)],
+)
+def test_a_failure_costs_that_metric_and_is_the_collectors(fake: FakeDriver, status: int, reason: str, *, is_error: bool) -> None:
+    fake.fail("nvmlDeviceGetPowerUsage", status, gpu=0)
 
     sample = sample_of(fake)
 
-    assert sample.absent["gpu_power_watts",] == "unknown"
-    assert sample.errors == {"power": "gpu_power_watts: unknown"}
+    assert sample.absent["gpu_power_watts",] == reason
+    assert sample.errors == ({"power": f"gpu_power_watts: {reason}"} if is_error else {})
     assert sample.value("gpu_power_limit_watts") == 700
-
-
-def test_a_code_newer_than_the_table_is_told_by_its_number(fake: FakeDriver) -> None:
-    fake.fail("nvmlDeviceGetPowerUsage", 345, gpu=0)
-
-    assert sample_of(fake).absent["gpu_power_watts",] == "error_345"
-
-
-def test_permission_denied_is_a_reason_and_no_error(fake: FakeDriver) -> None:
-    fake.fail("nvmlDeviceGetPowerUsage", 4, gpu=0)
-
-    sample = sample_of(fake)
-
-    assert sample.absent["gpu_power_watts",] == "no_permission"
-    assert sample.errors == {}
 
 
 def test_a_topic_that_fails_costs_itself_and_not_half_of_itself(fake: FakeDriver) -> None:

@@ -8,20 +8,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest, ExportMetricsServiceResponse
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
-    MetricsServiceServicer,
-    add_MetricsServiceServicer_to_server,
-)
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import add_MetricsServiceServicer_to_server
 from tests.exporter.pages.golden_node import A100, DIVIDED, H100, HUNG, loop, node, page_of, sample_of, spooled_histogram
-from tests.otlp_http import receiving
+from tests.otlp_http import receiving, receiving_grpc
 from tests.waiting import wait_until
 
 from rankscope.base.errors import InputError, MissingError
@@ -264,25 +259,16 @@ def test_many_series_are_sent_in_several_messages(http_collector: Received, push
 def test_over_grpc(monkeypatch: pytest.MonkeyPatch, pushing: Callable[[MetricsPage], OtlpPush]) -> None:
     received = Received()
 
-    class Service(MetricsServiceServicer):
-        def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
-            received.messages.append((dict(context.invocation_metadata()), request))
-            return ExportMetricsServiceResponse()
+    def export(request: Any, context: Any) -> ExportMetricsServiceResponse:
+        received.messages.append((dict(context.invocation_metadata()), request))
+        return ExportMetricsServiceResponse()
 
-    server = grpc.server(ThreadPoolExecutor(2))
-    add_MetricsServiceServicer_to_server(Service(), server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=ml")
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "50")
-    try:
+    with receiving_grpc(add_MetricsServiceServicer_to_server, export, monkeypatch):
         push = pushing(page_of(node()))
         data_points = points(received.wait(1)[0])
         push.stop()
-    finally:
-        server.stop(None).wait()
 
     assert received.messages[0][0]["x-tenant"] == "ml"
     assert _of(data_points, "hw.status", hw__id=HUNG, hw__state="failed") == [1]

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import bcrypt
 import pytest
-from tests.exporter.conftest import Cli, RunningExporter, StartExporter
+from tests.command_line import Cli
+from tests.exporter.conftest import RunningExporter, StartExporter
 
 from rankscope.base.errors import InputError
 from rankscope.exporter.web.config import load_web_config

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.exporter.conftest import Cli, StartExporter
+from tests.command_line import Cli
+from tests.exporter.conftest import StartExporter
 from tests.exporter.fake_driver import FakeDriver
 from tests.exporter.web.conftest import Simulated
 

@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.exporter.conftest import Cli, StartExporter
+from tests.command_line import Cli
+from tests.exporter.conftest import StartExporter
 from tests.exporter.fake_driver import FakeDriver, gb200_state
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.profiler.handovers import context_of, handover_of
+from tests.profiler.request_pipe import RequestPipe
 from tests.waiting import wait_until
 
 from rankscope.base.atomic_files import replace_file
@@ -20,9 +20,6 @@ from rankscope.profiler.helper.collectives import flight
 from rankscope.profiler.helper.collectives.flight import MOST_DUMPS, FlightDumps, WatchdogFile
 from rankscope.runs.control import ControlAnswer, ControlRequest, answer, new_request, post, read_answer
 from rankscope.runs.paths import attempt_dir, flight_dir
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
-
 
 JOB = Path(__file__).parents[1] / "jobs" / "hung.py"
 
@@ -39,9 +36,8 @@ class Rank:
         self.scratch.mkdir()
         self.now = 1000.0
         self.reported: list[str] = []
-        self.request_reader, self.request_writer = os.pipe()
-        os.set_blocking(self.request_reader, False)
-        monkeypatch.setattr(flight, "_REQUESTS", self.request_writer)
+        self.requests = RequestPipe()
+        monkeypatch.setattr(flight, "_REQUESTS", self.requests.writer)
         monkeypatch.setattr(flight, "time", self)
         self.begun = True
         self.task = self.helper()
@@ -76,13 +72,6 @@ class Rank:
         self.tick()
         return request
 
-    def requests_received(self) -> list[str]:
-        """Return the requests that the rank has received."""
-        try:
-            return os.read(self.request_reader, 1000).decode().split()
-        except BlockingIOError:
-            return []
-
     def obey(self, name: str, *backends: str, reason: str = "") -> None:
         """Write the rank's dumps."""
         for backend in backends:
@@ -105,14 +94,13 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
         monkeypatch.delenv(name, raising=False)
     played = Rank(tmp_path, monkeypatch)
     yield played
-    os.close(played.request_reader)
-    os.close(played.request_writer)
+    played.requests.close()
 
 
 def test_a_dump_that_was_asked_for_comes_into_the_run(rank: Rank) -> None:
     # when a dump is requested, then the rank receives the request
     request = rank.ask()
-    assert rank.requests_received() == [request.id]
+    assert rank.requests.received() == [request.id]
     assert read_answer(rank.run, request.id, rank=RANK) is None
     # when it has written the dumps of both its recorders, then they are in the run
     rank.obey(request.id, "gloo", "nccl")
@@ -129,16 +117,16 @@ def test_a_dump_that_was_asked_for_comes_into_the_run(rank: Rank) -> None:
 
 def test_a_rank_that_was_not_asked_does_nothing(rank: Rank) -> None:
     rank.ask(ranks=[4, 6])
-    assert rank.requests_received() == []
+    assert rank.requests.received() == []
 
 
 def test_nothing_is_asked_before_the_rank_has_its_place_in_the_run(rank: Rank) -> None:
     rank.begun = False
     rank.ask()
-    assert rank.requests_received() == []
+    assert rank.requests.received() == []
     rank.begun = True
     rank.tick()
-    assert len(rank.requests_received()) == 1
+    assert len(rank.requests.received()) == 1
 
 
 def test_who_may_write_into_the_run_may_ask(rank: Rank) -> None:
@@ -184,7 +172,7 @@ def test_a_stuck_rank_is_given_up_and_its_late_dump_is_taken(rank: Rank) -> None
     # and the rank gets no second request while the first is unanswered
     again = rank.ask()
     assert "owes" in (rank.answer(again).reason or "")
-    assert rank.requests_received() == [request.id]
+    assert rank.requests.received() == [request.id]
     rank.obey(request.id, "gloo")
     rank.tick()
     wait_until(lambda: rank.answer(request).accepted)

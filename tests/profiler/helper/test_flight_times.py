@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.flight_dump_files import entry
 from tests.profiler.timed_collectives import BASE_US, Helper
 
 from rankscope.base.atomic_files import replace_file
@@ -17,25 +18,11 @@ from rankscope.profiler.flight_files import DURATIONS, done_file, dump_file
 from rankscope.runs.durations import PART, TRANSFER
 
 
-def entry(number: int, *, ended: bool = True, **more: Any) -> dict[str, Any]:
-    """Return an entry of the Flight Recorder."""
-    return {
-        "record_id": number,
-        "process_group": ("0", ""),
-        "collective_seq_id": number,
-        "p2p_seq_id": 0,
-        "profiling_name": "nccl:all_reduce",
-        "time_created_ns": 1000 * (BASE_US + 1000 * number),
-        "input_sizes": [[64]],
-        "output_sizes": [[64]],
-        "input_dtypes": ["Float"],
-        "output_dtypes": ["Float"],
-        "state": "completed" if ended else "started",
-        "retired": ended,
-        "is_p2p": False,
-        **({"duration_ms": 0.1} if ended else {}),
-        **more,
-    }
+def call(number: int, *, ended: bool = True, **more: Any) -> dict[str, Any]:
+    """Return the entry of a collective of the rank."""
+    created_ns = 1000 * (BASE_US + 1000 * number)
+    fields = ({"duration_ms": 0.1} if ended else {}) | more
+    return entry(number, "nccl:all_reduce", sequence=number, created_ns=created_ns, sizes=([[64]], [[64]]), ended=ended, **fields)
 
 
 @pytest.fixture
@@ -44,18 +31,18 @@ def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Helper]:
     environment = {"TORCH_FR_BUFFER_SIZE": "100", "TORCH_NCCL_ENABLE_TIMING": "1"}
     helper = Helper(tmp_path, monkeypatch, environment)
     yield helper
-    helper.close()
+    helper.requests.close()
 
 
 def test_dumps_are_asked_for_and_give_each_operation_once(helper: Helper) -> None:
     # given a first dump, in which one operation has not ended
     helper.look()
-    helper.dump([entry(number) for number in range(9)] + [entry(9, ended=False), entry(10)])
+    helper.dump([call(number) for number in range(9)] + [call(9, ended=False), call(10)])
     helper.look(0.5)
     assert helper.numbers == [*range(9), 10]
     # when the next one overlaps it
     helper.look()
-    helper.dump([entry(number) for number in range(5, 30)])
+    helper.dump([call(number) for number in range(5, 30)])
     helper.look(0.5)
     # then only what is new is recorded
     assert sorted(helper.numbers) == list(range(30))
@@ -68,11 +55,11 @@ def test_dumps_are_asked_for_and_give_each_operation_once(helper: Helper) -> Non
 
 def test_the_replacement_of_a_killed_helper_takes_what_no_dump_had(helper: Helper) -> None:
     helper.look()
-    helper.dump([entry(number) for number in range(9)] + [entry(9, ended=False)])
+    helper.dump([call(number) for number in range(9)] + [call(9, ended=False)])
     helper.look(0.5)
     helper.replace()
     helper.look()
-    helper.dump([entry(number) for number in range(12)])
+    helper.dump([call(number) for number in range(12)])
     helper.look(0.5)
     assert sorted(helper.numbers) == list(range(12))
     assert helper.reported == []
@@ -81,7 +68,7 @@ def test_the_replacement_of_a_killed_helper_takes_what_no_dump_had(helper: Helpe
 def test_overwritten_operations_are_counted_and_said_once(helper: Helper) -> None:
     for first in (0, 150, 300):
         helper.look(128.0)
-        helper.dump([entry(number) for number in range(first, first + 100)])
+        helper.dump([call(number) for number in range(first, first + 100)])
         helper.look(0.5)
     assert [block.lost for block in helper.blocks] == [0, 50, 50]
     assert len(helper.reported) == 1
@@ -93,11 +80,11 @@ def test_dumps_are_rarer_where_they_are_costly(helper: Helper) -> None:
     number, dumped_at = 0, []
     for _ in range(2 * 300):
         helper.look(0.5)
-        if (received := helper.requests_received()) == [DURATIONS]:
+        if (received := helper.requests.received()) == [DURATIONS]:
             dumped_at.append(helper.now)
-            os.write(helper.request_writer, f"{DURATIONS}\n".encode())
+            os.write(helper.requests.writer, f"{DURATIONS}\n".encode())
             number += 10
-            helper.dump([entry(item) for item in range(max(0, number - 100), number)], took_us=100_000)
+            helper.dump([call(item) for item in range(max(0, number - 100), number)], took_us=100_000)
         else:
             assert received == []
     # 100 ms are half of 1 % of 20 s, and the next interval is 32 s, by the clock
@@ -109,8 +96,8 @@ def test_dumps_are_rarer_where_they_are_costly(helper: Helper) -> None:
 def test_parts_of_a_batch_are_recorded_with_it(helper: Helper) -> None:
     helper.look()
     part = {"is_p2p": True, "profiling_name": "nccl:send 0->1", "retired": False, "state": "scheduled"}
-    batch = entry(1, profiling_name="nccl:coalesced", is_p2p=True)
-    helper.dump([entry(0, ended=False, **part), batch, entry(2, ended=False, **part)])
+    batch = call(1, profiling_name="nccl:coalesced", is_p2p=True)
+    helper.dump([call(0, ended=False, **part), batch, call(2, ended=False, **part)])
     helper.look(0.5)
     (block,) = helper.blocks
     assert [block.ops[at] for at in block.op] == ["send", "coalesced"]
@@ -120,11 +107,11 @@ def test_parts_of_a_batch_are_recorded_with_it(helper: Helper) -> None:
 def test_a_rank_that_does_not_answer_is_reported_once_and_not_asked_again(helper: Helper) -> None:
     for _ in range(10):
         helper.look(30.0)
-    assert helper.requests_received() == [DURATIONS]
+    assert helper.requests.received() == [DURATIONS]
     assert len(helper.reported) == 1
     # when its dump comes after all, then it is recorded
     replace_file(
-        dump_file(helper.scratch, DURATIONS, "nccl"), pickle.dumps({"version": "2.10", "pg_config": {}, "entries": [entry(0)]})
+        dump_file(helper.scratch, DURATIONS, "nccl"), pickle.dumps({"version": "2.10", "pg_config": {}, "entries": [call(0)]})
     )
     replace_file(done_file(helper.scratch, DURATIONS), b"10 us")
     helper.look()
@@ -135,7 +122,7 @@ def test_a_rank_that_does_not_answer_is_reported_once_and_not_asked_again(helper
 def test_a_damaged_dump_is_reported_once(helper: Helper, damage: bytes) -> None:
     for _ in range(3):
         helper.look(32.0)
-        assert helper.requests_received() == [DURATIONS]
+        assert helper.requests.received() == [DURATIONS]
         replace_file(dump_file(helper.scratch, DURATIONS, "nccl"), damage)
         replace_file(done_file(helper.scratch, DURATIONS), b"10 us")
         helper.look(0.5)

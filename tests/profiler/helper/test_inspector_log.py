@@ -44,7 +44,7 @@ def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Helper]:
     }
     helper = Helper(tmp_path, monkeypatch, environment)
     yield helper
-    helper.close()
+    helper.requests.close()
 
 
 def test_every_record_is_taken_once_however_the_plugin_writes(helper: Helper) -> None:
@@ -235,4 +235,4 @@ def test_without_a_source_nothing_happens(helper: Helper, monkeypatch: pytest.Mo
     helper.look(100.0)
     assert helper.task is not None
     assert helper.task._worker is None
-    assert helper.requests_received() == []
+    assert helper.requests.received() == []

@@ -8,18 +8,14 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
-    TraceServiceServicer,
-    add_TraceServiceServicer_to_server,
-)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import add_TraceServiceServicer_to_server
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from tests.otlp_http import receiving_grpc
 from tests.profiler.handovers import context_of, handover_of
 from tests.profiler.otlp_collector import Collector, collecting
 from tests.waiting import DEADLINE_S, wait_until
@@ -148,23 +144,14 @@ def test_standard_variables_name_the_service_and_sample_the_same_steps(
 def test_over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
     received: list[Any] = []
 
-    class Service(TraceServiceServicer):
-        def Export(self, request: Any, context: Any) -> Any:  # noqa: N802  # the service's own name
-            received.append(request)
-            return ExportTraceServiceResponse()
+    def export(request: Any, _context: Any) -> ExportTraceServiceResponse:
+        received.append(request)
+        return ExportTraceServiceResponse()
 
-    server = grpc.server(ThreadPoolExecutor(2))
-    add_TraceServiceServicer_to_server(Service(), server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-    rank = Rank()
-    try:
+    with receiving_grpc(add_TraceServiceServicer_to_server, export, monkeypatch):
+        rank = Rank()
         rank.do(2)
         rank.task.end(vanished=False)
-    finally:
-        server.stop(None).wait()
     assert rank.reported == []
     spans = received[0].resource_spans[0].scope_spans[0].spans
     assert [span.name for span in spans] == ["forward", "backward"] * 2 + ["step"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.profiler.handovers import context_of, handover_of
+from tests.profiler.request_pipe import RequestPipe
 from tests.ras_server import Comm, answer, listening, ras
 from tests.waiting import wait_until
 
@@ -31,15 +31,14 @@ def run(tmp_path: Path) -> Path:
 def helper(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Helper]:
     monkeypatch.setattr(module, "APART_SECONDS", 0.0)
     monkeypatch.setattr(flight, "CHECK_SECONDS", 0.0)
-    request_reader, request_writer = os.pipe()
-    monkeypatch.setattr(flight, "_REQUESTS", request_writer)
+    requests = RequestPipe()
+    monkeypatch.setattr(flight, "_REQUESTS", requests.writer)
 
     def made(rank: int, backend: str) -> FlightDumps:
         return FlightDumps(context_of(handover_of(run, rank=rank, world_size=2, backend=backend), tmp_path, lambda _: None))
 
     yield made
-    os.close(request_reader)
-    os.close(request_writer)
+    requests.close()
 
 
 def kept(task: FlightDumps, run: Path, *, count: int) -> list[RasAnswer]:

@@ -15,7 +15,7 @@ from transformers import Trainer, TrainerCallback
 from rankscope.profiler.integrations.huggingface import RankscopeCallback
 
 
-class Failing(TrainerCallback):  # type: ignore[misc]  # mypy does not follow its package
+class Failing(TrainerCallback):
     """Training fails at the third step."""
 
     def on_step_begin(self, args: object, state: object, control: object, **kwargs: object) -> None:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from rankscope.profiler.integrations.lightning import RankscopeCallback
 
 
-class Sums(lightning.LightningModule):  # type: ignore[misc]  # mypy does not follow its package
+class Sums(lightning.LightningModule):
     """Model that learns to add and reports the cost of a batch."""
 
     flops_per_batch = 1000

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 RANKS = 2
 
 
-class Sums(LightningModule):  # type: ignore[misc]  # mypy does not follow its package
+class Sums(LightningModule):
     """Model that learns to add."""
 
     def __init__(self) -> None:

@@ -182,11 +182,6 @@ def rows_of_op(analysis: Analysis, op: str) -> list[CollectiveBandwidth]:
     return [row for row in analysis.collectives.by_op if row.op == op]
 
 
-@pytest.fixture(scope="module")
-def traces(shared_data: Path) -> Path:
-    return shared_data / "traces"
-
-
 def test_sizes_of_a_trace_without_metadata_come_from_recorded_shapes(traces: Path) -> None:
     analysis = analyze([traces / "dlrm_8ranks_v100"], links=[parse_link("nvlink2")])
     # 394241, 226960 and 112 floats are in the trace; transfers are the shortest durations: 69, 86 and 20 us.

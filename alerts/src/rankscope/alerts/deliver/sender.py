@@ -253,10 +253,6 @@ class Sender:
         self._tidy()
         return attempts
 
-    def next_ns(self) -> int | None:
-        """Return when the next message is due by the outbox's clock; ``None`` if none waits. Raises ``StoreError``."""
-        return min((due for sender in self._senders.values() if (due := sender.next_ns()) is not None), default=None)
-
     def waiting(self) -> list[str]:
         """Return the labels of targets with waiting messages. Raises ``StoreError``."""
         return [

@@ -1,4 +1,4 @@
-"""Texts in the format of NCCL Inspector (NCCL 2.30), composed by the tests, not recorded."""
+"""Metrics as NCCL Inspector (2.30) writes them for Prometheus, composed by the tests. Its logs: ``tests/nccl/inspector.py``."""
 
 from __future__ import annotations
 
