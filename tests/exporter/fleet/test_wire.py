@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import selectors
 import socket
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +15,19 @@ from tests.exporter.fleet.gpu_child import connected_child, disconnect, identity
 
 from rankscope.exporter.catalogue import BY_NAME, CATALOGUE
 from rankscope.exporter.fleet.call_board import CallBoard, new_board
+from rankscope.exporter.fleet.children import Children
 from rankscope.exporter.fleet.counters import ADDED_UP_BY_PROCESS, MonotonicCounters
-from rankscope.exporter.fleet.wire import DeltaEncoder, Failed, FrameReader, Opened, Sampled, apply_delta, send_frame
+from rankscope.exporter.fleet.wire import (
+    DeltaEncoder,
+    Exited,
+    Failed,
+    FrameReader,
+    Opened,
+    Sampled,
+    SpawnProbe,
+    apply_delta,
+    send_frame,
+)
 from rankscope.exporter.fleet.worker import work
 from rankscope.exporter.nvml.gpm import GpmTopic, PcieBytesTopic
 from rankscope.exporter.source import GpuIdentity, GpuSample, Reading, SourceError
@@ -210,3 +223,19 @@ def test_a_new_process_without_readings_takes_the_old_ones_away() -> None:
     assert apply_delta(before, message.sample.readings, message.indexes) == ()
     again = encoder.encode(GpuSample(gpu, 3.0, 3.0, readings), 0.1)
     assert apply_delta((), again.sample.readings, again.indexes) == readings
+
+
+def test_what_a_process_sent_before_its_end_is_read_after_it() -> None:
+    fds: list[int] = []
+    nursery: Any = SimpleNamespace(request=lambda _message, *sent: fds.extend(map(os.dup, sent)))
+    with selectors.DefaultSelector() as selector:
+        children = Children(nursery, selector)
+        child = children.spawn(lambda number: SpawnProbe(number, -1), 0.0)
+        os.close(fds[1])
+        with socket.socket(fileno=fds[0]) as connection:
+            send_frame(connection, Failed("lost", "fell off the bus"))
+
+        exited = children.handle(Exited(child.number, "ended with status 0"), 1.0)
+
+    assert exited == (child, [Failed("lost", "fell off the bus")])
+    assert list(children) == []
