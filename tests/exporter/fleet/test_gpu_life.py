@@ -9,6 +9,7 @@ from tests.exporter.fleet.gpu_story import IDENTITY, Story
 
 from rankscope.exporter.fleet.gpu_life import LEAVING, READING, TRANSITIONS, WITHOUT_PROCESS, Event, State
 from rankscope.exporter.fleet.wire import Failed, Opened
+from rankscope.exporter.source import XidEvent
 from rankscope.exporter.wall_clock import WallClock
 
 
@@ -52,7 +53,8 @@ def test_a_reported_failure_stays_the_reason_however_the_process_ends() -> None:
     story = Story()
     story.until_sampling()
 
-    assert story.hear(Failed("lost", "fell off the bus")) == "exiting"
+    assert story.hear(Failed("lost", "fell off the bus", xids=(XidEvent(1000.0, 79),))) == "exiting"
+    assert story.xids == [79]
     assert story.step(5) == "exiting"
     assert (story.step(10), story.reason(), story.process.done) == ("killed", "lost", ["kill"])
     assert (story.exit(), story.reason()) == ("waiting", "lost")

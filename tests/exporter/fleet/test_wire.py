@@ -30,9 +30,12 @@ from rankscope.exporter.fleet.wire import (
 )
 from rankscope.exporter.fleet.worker import work
 from rankscope.exporter.nvml.gpm import GpmTopic, PcieBytesTopic
-from rankscope.exporter.source import GpuIdentity, GpuSample, Reading, SourceError
+from rankscope.exporter.source import GpuIdentity, GpuSample, Reading, SourceError, XidEvent
 
 BUSY = "gpu_busy_seconds_total"
+XID = XidEvent(1000.0, 79)
+LOST = SourceError("lost", "fell off the bus")
+LOST.xids = (XID,)
 
 
 def test_counters_that_a_process_adds_up_continue_in_the_next_process() -> None:
@@ -131,7 +134,7 @@ class SamplingGpu:
 @pytest.mark.parametrize(
     ("error", "last_word"),
     [
-        (SourceError("lost", "fell off the bus"), Failed("lost", "fell off the bus")),
+        (LOST, Failed("lost", "fell off the bus", xids=(XID,))),
         (AttributeError("nvmlNothing"), Failed("nvml_error", "AttributeError: nvmlNothing")),
     ],
 )
@@ -156,6 +159,38 @@ def test_what_a_worker_says_arrives_whole_and_its_last_word_is_why(error: Except
     assert [type(message) for message in messages] == [Opened, Sampled, Sampled, Failed]
     assert len(messages[1].sample.readings) == 20_000
     assert messages[-1] == last_word
+
+
+class SlowGpu(SamplingGpu):
+    """A GPU whose first sample takes ten intervals, and whose last one ends the worker."""
+
+    interval_s = 0.05
+
+    def __init__(self) -> None:
+        super().__init__(RuntimeError())
+        self.intervals: list[int] = []
+        """Number of the interval in which each sample was taken."""
+
+    def sample(self) -> GpuSample:
+        self.intervals.append(int(time.monotonic() / self.interval_s))
+        if len(self.intervals) == 1:
+            time.sleep(10 * self.interval_s)
+        if len(self.intervals) == 6:
+            raise RuntimeError
+        return GpuSample(identity(0), time.time(), time.monotonic(), ())
+
+
+def test_after_a_slow_sample_a_worker_catches_up_on_none() -> None:
+    ours, theirs = socket.socketpair()
+    fd = new_board()
+    gpu = SlowGpu()
+
+    work(theirs, CallBoard(fd), lambda: gpu, interval_s=gpu.interval_s)
+
+    os.close(fd)
+    ours.close()
+    theirs.close()
+    assert len(gpu.intervals) == len(set(gpu.intervals)) == 6
 
 
 def test_a_worker_closes_its_gpu_when_nobody_listens_any_more() -> None:
