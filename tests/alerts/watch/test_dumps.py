@@ -141,7 +141,7 @@ def test_a_run_that_may_not_be_written_to_is_told_of_without_dumps(make_quiet_wo
 
 
 def test_dumps_that_are_being_written_are_not_read(tmp_path: Path) -> None:
-    report = hung(tmp_path / "dumps").hang
+    report = hung(tmp_path / "dumps")
     dumps = Dumps(lambda _run, _fresh: report, ask=False, report=print)
     dump = flight_dir(tmp_path, 0) / "rank-00000-request-nccl.pickle"
     dump.parent.mkdir(parents=True)
