@@ -172,6 +172,12 @@ def test_invalid_lines_of_the_plan_are_ignored_and_reported_once(tmp_path: Path)
     assert str(plan_file(tmp_path)) in messages[0]
 
 
+def test_a_line_of_the_plan_without_an_end_hides_no_later_window(tmp_path: Path) -> None:
+    client = WindowClient(tmp_path, lambda _: None)
+    plan_file(tmp_path).write_bytes(b"x" * 2**20 + b"\n" + plan_line(500))
+    assert [window.first for _ in range(3) for window in client.read()] == [500]
+
+
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
 def test_a_plan_that_is_no_regular_file_is_not_read(tmp_path: Path, kind: str) -> None:
     messages = list[str]()
