@@ -110,7 +110,7 @@ def test_the_past_of_a_run_is_known_from_whichever_rank_recorded(make_run: Any) 
     assert past.longest_us() == pytest.approx(100_000)
 
 
-def test_a_file_that_leaves_the_time_of_its_folder_is_seen_at_the_next_look(make_run: Any) -> None:
+def test_a_file_that_leaves_the_time_of_its_folder_is_seen_next(make_run: Any) -> None:
     run, observer = make_run(), RunObserver()
     folder = rank_dir(run.path, 0, 0)
     observer.snapshot(run.path, now_unix_ns=START_NS, elapsed_s=0.0)
