@@ -308,3 +308,14 @@ def test_what_is_saved_is_plain_json(make_world: MakeWorld) -> None:
     world.advance(analysis_of(2), times=2)
     [entry] = json.loads(world.saved[-1])["entries"]
     assert (entry["logged"], entry["finding"]) == ("firing", None)
+
+
+def test_an_alert_that_fires_keeps_its_text_while_details_are_awaited() -> None:
+    complete = SUBJECT.candidate(HANG, {"summary": "s", "culprit": "2"})
+    ledger, policy = AlertLedger(), FiringPolicy(1, 1)
+    ledger.update("run", [complete], now_unix_ns=1, policy=policy)
+
+    incomplete = SUBJECT.candidate(HANG, {"summary": "s"})
+    ledger.update("run", [incomplete], now_unix_ns=2, policy=policy, unconfirmed={HANG.alertname})
+
+    assert [(entry.track.state, entry.alert) for entry in ledger.entries] == [("firing", complete.alert)]

@@ -17,7 +17,7 @@ from rankscope.alerts.deliver.targets import webhook_target
 from rankscope.alerts.payload import Notice
 from rankscope.alerts.store.database import AlertStore
 from rankscope.alerts.watch.conditions.candidate import Subject
-from rankscope.alerts.watch.delivery import RESOLVED_FOR_S, Delivery
+from rankscope.alerts.watch.delivery import RESOLVED_FOR_S, RETRY_S, Delivery
 from rankscope.alerts.watch.ledger import AlertLedger, FiringPolicy
 from rankscope.alerts.watcher_alerts import STRAGGLER
 
@@ -168,6 +168,14 @@ def test_an_alertmanager_that_was_away_gets_everything_when_it_is_back(caplog: p
     assert posting.deliver_after(10) == 1
     assert posting.delivery.undelivered(posting.ledger) == []
     assert len(posting.reports) == len(caplog.messages) == 1
+
+
+def test_a_failing_alertmanager_is_tried_again_after_a_pause() -> None:
+    posting = Posting(firing(2))
+    posting.manager.broken = True
+    posting.deliver_after(0)
+    posting.manager.broken = False
+    assert [posting.deliver_after(seconds) for seconds in (1, RETRY_S - 2, 1)] == [0, 0, 1]
 
 
 def test_an_alert_that_fires_again_is_not_posted_as_ended_any_more() -> None:

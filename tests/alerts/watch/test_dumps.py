@@ -10,7 +10,7 @@ from tests.dumped_job import DumpedJob
 from tests.flight_dump_files import write
 
 from rankscope.alerts.deliver.message import messages_about
-from rankscope.alerts.watch.liveness.dumps import AGAIN_S, WAIT_S
+from rankscope.alerts.watch.liveness.dumps import AGAIN_S, WAIT_S, Dumps
 from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.runs.control import ControlAnswer, answer
 from rankscope.runs.paths import activity_file, control_dir, flight_dir
@@ -139,3 +139,31 @@ def test_a_run_that_may_not_be_written_to_is_told_of_without_dumps(make_quiet_wo
     world.let_pass(2 * PATIENCE_S)
     assert world.firing() == ["TrainingHang"]
     assert len([line for line in world.reports if "dumps cannot be requested" in line]) == 1
+
+
+def test_dumps_that_are_being_written_are_not_read(tmp_path: Path) -> None:
+    report = hung(tmp_path / "dumps")
+    dumps = Dumps(lambda _run, _fresh: report, ask=False, report=print)
+    dump = flight_dir(tmp_path, 0) / "rank-00000-request-nccl.pickle"
+    dump.parent.mkdir(parents=True)
+    for second in range(3):
+        dump.write_bytes(b"x" * (second + 1))
+        assert dumps.look(tmp_path, 0, [0], float(second)) == (None, None)
+
+    assert dumps.look(tmp_path, 0, [0], 4.0) == (report, "")
+
+
+def test_only_dumps_of_the_watchers_own_request_are_fresh(tmp_path: Path) -> None:
+    fresh = list[bool]()
+    dumps = Dumps(lambda _run, is_fresh: fresh.append(is_fresh), ask=True, report=print)  # type: ignore[func-returns-value]
+    write(flight_dir(tmp_path, 0), {})
+    (flight_dir(tmp_path, 0) / "rank-00000-earlier-nccl.pickle").write_bytes(b"x")
+    for second in range(3):
+        dumps.look(tmp_path, 0, [0], float(second))
+    assert fresh == [False]
+
+    [request] = requests(tmp_path)
+    (flight_dir(tmp_path, 0) / f"rank-00000-{request.stem}-nccl.pickle").write_bytes(b"x")
+    for second in range(3, 6):
+        dumps.look(tmp_path, 0, [0], float(second))
+    assert fresh == [False, True]

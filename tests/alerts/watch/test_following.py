@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ from tests.flight_dump_files import write
 from tests.step_files import CountedReads
 
 from rankscope.alerts.watch.followed_runs import FollowedRuns
+from rankscope.alerts.watch.run_snapshots import RunObserver
 from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.analysis.hang.hang_result import HangReport
 from rankscope.analysis.run_analysis import analyze_run
 from rankscope.analysis.verdict import hung_run
 from rankscope.base.errors import InputError
-from rankscope.runs.paths import flight_dir, rank_dir
+from rankscope.runs.paths import flight_dir, rank_dir, segment
 
 START_NS = 1_700_000_000_000_000_000
 
@@ -107,3 +109,14 @@ def test_the_past_of_a_run_is_known_from_whichever_rank_recorded(make_run: Any) 
     assert past.steps.tolist() == list(range(65))
     assert past.usual_us() == pytest.approx(41_000, rel=0.05)
     assert past.longest_us() == pytest.approx(100_000)
+
+
+def test_a_file_that_leaves_the_time_of_its_folder_is_seen_next(make_run: Any) -> None:
+    run, observer = make_run(), RunObserver()
+    folder = rank_dir(run.path, 0, 0)
+    observer.snapshot(run.path, now_unix_ns=START_NS, elapsed_s=0.0)
+    before = folder.stat()
+    segment(folder, "steps", 1).write_bytes(b"x" * 100)
+    os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
+    snapshot = observer.snapshot(run.path, now_unix_ns=START_NS, elapsed_s=1.0)
+    assert snapshot.ranks[0].steps == ("steps-000001.npy", 100)

@@ -225,12 +225,13 @@ def test_a_rank_whose_recorder_switched_itself_off_is_not_lost(make_quiet_world:
 
 def test_another_attempt_begins_anew(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world()
-    world.let_pass(PATIENCE_S)  # pending, not firing
+    world.let_pass(PATIENCE_S)
+    assert [entry.track.state for entry in world.watcher.ledger.entries] == ["pending"]
     create_attempt(world.run.path, AttemptInfo(attempt=1, start_unix_ns=1, world_size=4))
     info = msgspec.json.decode((rank_dir(world.run.path, 0, 0) / "rank.json").read_bytes(), type=RankInfo)
     write_record(rank_dir(world.run.path, 1, 0) / "rank.json", info)
     world.let_pass(30)
-    assert world.event_names() == []
+    assert (world.event_names(), world.watcher.ledger.entries) == ([], [])
     assert attempt_dir(world.run.path, 1).is_dir()
 
 

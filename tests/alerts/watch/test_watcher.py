@@ -110,6 +110,13 @@ def test_once_tells_about_a_finished_run_without_resolving(make_world: MakeWorld
     assert world.heard == [("firing", "2")]
 
 
+def test_once_tells_about_a_run_that_crashed_earlier(make_world: MakeWorld) -> None:
+    world = make_world(once=True, fire_after=1)
+    world.run.end("crash")
+    world.evaluate(analysis_of())
+    assert "TrainingCrashed" in world.firing()
+
+
 def test_a_restart_keeps_start_time_and_identity_and_tells_nobody_twice(make_world: MakeWorld, tmp_path: Path) -> None:
     world = make_world()
     world.advance(analysis_of(2), times=2)

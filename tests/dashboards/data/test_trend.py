@@ -12,8 +12,11 @@ import pytest
 from rankscope.base.errors import InputError
 from rankscope.dashboards.data.source import StepPart
 from rankscope.dashboards.data.trend import HIGHEST, MEDIAN, PERCENTILES, Trend, read_trend, stretches, trend_of, write_trend
+from rankscope.dashboards.store.derive import DerivedData, derive
 from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.store.follow import FollowerState
 from rankscope.dashboards.store.tiles import Tiles, TileWriter
+from rankscope.runs.step_columns import HEADER_BYTES, ROW_BYTES
 
 NONE = np.array([], np.int64)
 
@@ -118,3 +121,18 @@ def test_the_trend_of_a_run_on_disk_knows_its_profiled_steps(tmp_path: Path, wri
 def test_stretches_of_true_values() -> None:
     assert list(stretches(np.array([True, True, False, True]))) == [(0, 2), (3, 4)]
     assert list(stretches(np.array([], bool))) == []
+
+
+def test_late_records_of_one_rank_are_in_the_trend_of_a_live_run(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    run = write_run(tmp_path / "run", steps=60, finished=False)
+    whole = {file: file.read_bytes() for file in sorted(run.rglob("steps-*.npy"))}
+    (tmp_path / "live").mkdir()
+    followed = FollowerState(run, tmp_path / "live")
+    for of_first, of_others in ((20, 40), (60, 60)):
+        for number, (file, content) in enumerate(whole.items()):
+            file.write_bytes(content[: HEADER_BYTES + ROW_BYTES * (of_others if number else of_first)])
+        followed.update()
+
+    (tmp_path / "once").mkdir()
+    derive(run, tmp_path / "once", lambda _progress: None)
+    assert same(*(DerivedData(tmp_path / name).part("trend") for name in ("live", "once")))

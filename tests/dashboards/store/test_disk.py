@@ -317,3 +317,12 @@ def test_of_two_folders_with_one_run_id_the_one_written_last_is_the_run(tmp_path
     problems = {Path(run.path).name: run.problem for run in DiskRuns(tmp_path).runs()}
     assert problems["run"] is None
     assert "same run id" in str(problems["a-backup"])
+
+
+def test_a_run_whose_folder_was_moved_is_found_where_it_is(tmp_path: Path, write_run: WriteRun) -> None:
+    write_run(tmp_path / "a", run_id="one", steps=1)
+    source = DiskRuns(tmp_path)
+    assert source.summary("one").path == str(tmp_path / "a")
+    (tmp_path / "a").rename(tmp_path / "b")
+    write_run(tmp_path / "a", run_id="two", steps=1)
+    assert [source.summary(run_id).path for run_id in ("one", "two")] == [str(tmp_path / "b"), str(tmp_path / "a")]

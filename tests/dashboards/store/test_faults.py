@@ -23,7 +23,7 @@ from rankscope.dashboards.store.builders import InlineBuilder, JobBuilder
 from rankscope.dashboards.store.cache import LEFT_AFTER_S, Store, error_text
 from rankscope.dashboards.store.derive import PARTS, DerivedData
 from rankscope.dashboards.store.disk import DiskRuns
-from rankscope.dashboards.store.follow import FollowerState, Update
+from rankscope.dashboards.store.follow import FollowerState, Update, follow
 from rankscope.dashboards.store.jobs import AnalysisProcess
 from rankscope.dashboards.store.tasks import TaskReport
 from rankscope.dashboards.web.config import DashboardConfig
@@ -111,6 +111,34 @@ def test_a_live_run_that_is_no_longer_followed_says_its_age_and_why(
     # And the report disappears once the run can be read again
     failure = following.failure_of_update()
     assert "nothing newer could be read" not in page_says() + list_says()
+
+
+def test_a_follower_that_failed_tries_again_although_no_file_has_changed(
+    tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, folder = write_run(tmp_path / "run", steps=12, finished=False), Store(tmp_path / "cache").new_folder()
+    reports, used_s, update = list[str | None](), list[float](), FollowerState.update
+
+    def fail_first(following: FollowerState) -> None:
+        if not reports:
+            raise OSError(28, "No space left on device")
+        update(following)
+
+    def report(update: Update) -> None:
+        reports.append(update.failure)
+        os.utime(folder, (0, 0))
+
+    def pause(_seconds: float) -> None:
+        used_s.append(folder.stat().st_mtime)
+        if len(used_s) == 3:
+            raise InterruptedError
+
+    monkeypatch.setattr(FollowerState, "update", fail_first)
+    monkeypatch.setattr(time, "sleep", pause)
+    with pytest.raises(InterruptedError):
+        follow(run, folder, report)
+    assert reports == ["No space left on device", None]
+    assert min(used_s) > 0, "it is in use"
 
 
 @pytest.mark.parametrize("body", [b"[]", b"null", b"{}", b"[" * 100_000, b'{"output": "page.children", "inputs": 5}'])

@@ -308,6 +308,19 @@ def test_what_is_left_is_the_least_of_the_machine_and_its_cgroups(
     assert memory_left(tmp_path / "proc", tmp_path / "cgroup") == expected
 
 
+@pytest.mark.slow
+def test_memory_that_another_job_uses_already_is_within_the_limit(
+    tmp_path: Path, run: RunSummary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "memory_left", lambda: 1 << 30)
+    jobs = Jobs(Store(tmp_path / "cache"))
+    other = AnalysisProcess("follow", "another run", large=False, arguments=[], asked_s=0, heard_s=0, used_bytes=8 << 30)
+    other.report = TaskReport(update=Update("1"))
+    jobs._jobs["other"] = other
+    assert isinstance(outcome(jobs, run), Path)
+    assert other.ending is None
+
+
 def test_memory_that_cannot_be_known_is_no_limit(tmp_path: Path) -> None:
     assert memory_left(tmp_path, tmp_path) is None
     assert used_bytes(os.getpid()) > 1 << 20

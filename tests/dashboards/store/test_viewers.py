@@ -28,7 +28,7 @@ from rankscope.dashboards.store.builders import JobBuilder
 from rankscope.dashboards.store.cache import Store
 from rankscope.dashboards.store.derive import PARTS, derive
 from rankscope.dashboards.store.disk import DiskRuns
-from rankscope.dashboards.store.endings import CANCELLED
+from rankscope.dashboards.store.endings import CANCELLED, Ending
 from rankscope.dashboards.store.follow import FollowerState, Update
 from rankscope.dashboards.store.footprint import footprint
 from rankscope.dashboards.store.jobs import (
@@ -141,6 +141,16 @@ def test_a_hidden_tab_that_polls_once_a_minute_keeps_its_follower(jobs: Jobs, cl
     assert going_on(jobs) == []
 
 
+@pytest.mark.parametrize(("used", "left"), [(True, ["run"]), (False, [])])
+def test_a_list_that_mentions_a_followed_run_does_not_keep_its_follower(
+    jobs: Jobs, clock: Clock, left: list[str], *, used: bool
+) -> None:
+    follow(jobs, "run")
+    clock.now_s += FOLLOWER_IDLE_TIMEOUT_S + 1
+    assert jobs.follower("run", used=used) is not None
+    assert going_on(jobs) == left
+
+
 def test_all_jobs_together_keep_to_the_memory(jobs: Jobs, clock: Clock) -> None:
     for name in ("a", "b", "c"):
         follow(jobs, name, used_bytes=GIB)
@@ -149,8 +159,10 @@ def test_all_jobs_together_keep_to_the_memory(jobs: Jobs, clock: Clock) -> None:
     clock.now_s += WATCHED_S
     follow(jobs, "a")
     jobs._jobs["c"].used_bytes = 3 * GIB
+    longest = jobs._jobs["b"]
     assert going_on(jobs) == ["a", "c"], "b was not looked at for the longest"
-    assert follow(jobs, "b").ending is None, "it may begin again"
+    assert longest.ending == Ending(), "it may begin again"
+    assert follow(jobs, "b").ending is None
 
 
 def test_a_job_that_needs_too_much_ends_with_the_reason_and_others_go_on(jobs: Jobs) -> None:

@@ -229,6 +229,25 @@ def test_a_run_that_goes_on_is_played_anew_now_and_then(tmp_path: Path, write_ru
     assert source.whatif("run-1") is not first
 
 
+def test_only_a_live_run_keeps_its_answer_while_it_is_played_anew(
+    tmp_path: Path, write_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, over, now = write_run(tmp_path / "run", finished=False), write_run(tmp_path / "over"), [1e9]
+    source = DiskRuns(path, InlineBuilder(Store(tmp_path / "store")), clock_s=lambda: now[0])
+    first = source.whatif("run-1")
+
+    def busy(*_: object) -> Path:
+        raise NotReadyError(Progress("Playing the run"))
+
+    monkeypatch.setattr(InlineBuilder, "result", busy)
+    now[0] += WHATIF_EVERY_S
+    assert source.whatif("run-1") is first
+    for info in over.rglob("rank.json"):
+        (path / info.relative_to(over)).write_bytes(info.read_bytes())
+    with pytest.raises(NotReadyError):
+        source.whatif("run-1")
+
+
 def test_two_live_runs_of_one_id_do_not_have_the_same_answer(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     store = Store(tmp_path / "store")
     runs = [write_run(tmp_path / name, slow_rank=slow, finished=False) for name, slow in (("a", 2), ("b", None))]

@@ -64,6 +64,7 @@ class Story:
     def __init__(self) -> None:
         self.now = 1000.0
         self.resets: list[float] = []
+        self.xids: list[int] = []
         self.children = Children()
         children: Any = self.children
         self.slot = GpuSlot(
@@ -72,7 +73,7 @@ class Story:
             collectors=frozenset(),
             interval_s=1,
             timeouts=FleetTimeouts(),
-            on_xid=lambda _gpu, _xid: None,
+            on_xid=lambda _gpu, event: self.xids.append(event.xid),
             on_reset=lambda _gpu, opened_s: self.resets.append(opened_s),
         )
 

@@ -9,6 +9,7 @@ from tests.exporter.fleet.gpu_story import IDENTITY, Story
 
 from rankscope.exporter.fleet.gpu_life import LEAVING, READING, TRANSITIONS, WITHOUT_PROCESS, Event, State
 from rankscope.exporter.fleet.wire import Failed, Opened
+from rankscope.exporter.source import XidEvent
 from rankscope.exporter.wall_clock import WallClock
 
 
@@ -52,7 +53,8 @@ def test_a_reported_failure_stays_the_reason_however_the_process_ends() -> None:
     story = Story()
     story.until_sampling()
 
-    assert story.hear(Failed("lost", "fell off the bus")) == "exiting"
+    assert story.hear(Failed("lost", "fell off the bus", xids=(XidEvent(1000.0, 79),))) == "exiting"
+    assert story.xids == [79]
     assert story.step(5) == "exiting"
     assert (story.step(10), story.reason(), story.process.done) == ("killed", "lost", ["kill"])
     assert (story.exit(), story.reason()) == ("waiting", "lost")
@@ -177,3 +179,59 @@ def test_a_release_that_failed_leaves_nothing_released() -> None:
     story.slot.release(story.now, 60)
     story.slot.give_up_release(story.now)
     assert story.reason() == "stuck"
+
+
+def test_a_sample_sent_before_a_release_was_noticed_changes_nothing() -> None:
+    story = Story()
+    story.until_sampling()
+    story.slot.release(story.now, 60)
+
+    story.hear(story.sample())
+
+    assert (story.reason(), story.resets) == ("released", [])
+
+
+def test_the_end_of_a_release_waits_for_no_retry_pause() -> None:
+    story = Story()
+    story.until_sampling()
+    story.hear(Failed("nvml_error", "x"))
+    story.exit("ended with status 0")
+    story.slot.release(story.now, 60)
+    assert story.step() == "released"
+
+    story.slot.resume(story.now)
+
+    assert story.step() == "opening"
+
+
+def test_a_gpu_that_fails_after_each_start_is_retried_less_often() -> None:
+    story = Story()
+    assert story.step() == "opening"
+
+    def pause_after_failure(sampled_s: float) -> int:
+        story.hear(Opened(IDENTITY), story.sample())
+        story.now += sampled_s
+        story.hear(story.sample(), Failed("nvml_error", "x"))
+        story.exit("ended with status 0")
+        failed_s = story.now
+        while story.step(1) == "waiting":
+            assert story.now < failed_s + 600
+        return round(story.now - failed_s)
+
+    assert [pause_after_failure(1) for _ in range(3)] == [5, 10, 20]
+    assert pause_after_failure(600) == 5
+
+
+def test_a_gpu_that_was_down_and_moved_is_logged_as_up_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    old, new = Story(), Story()
+    old.until_sampling()
+    old.hear(Failed("lost", "x"))
+    new.step()
+    new.hear(Opened(IDENTITY))
+
+    new.slot.move_from(old.slot, new.now)
+    new.hear(new.sample())
+
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert "answers again" in caplog.text

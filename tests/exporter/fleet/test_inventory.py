@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.exporter.fleet.gpu_child import identity
 
+from rankscope.base.locks import lock_file
 from rankscope.exporter.fleet.inventory import Inventory, forget
 
 DAY_S = 86400.0
@@ -31,6 +32,20 @@ def test_the_inventory_outlives_its_process(tmp_path: Path) -> None:
 
     assert Inventory(tmp_path / "state").identities() == (identity(0), identity(1))
     assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["gpus.json", "gpus.lock"]
+
+
+def test_a_gpu_seen_while_the_file_is_written_is_saved_at_the_end(tmp_path: Path) -> None:
+    inventory = Inventory(tmp_path)
+    lock = lock_file(tmp_path / "gpus.lock")
+    assert lock is not None
+    inventory.see(identity(0))
+    inventory.save()  # waits for the lock
+    inventory.see(identity(1))
+
+    threading.Timer(0.5, os.close, (lock,)).start()
+    inventory.close(60)
+
+    assert Inventory(tmp_path).identities() == (identity(0), identity(1))
 
 
 def test_energy_is_kept_for_the_next_exporter_of_this_boot(tmp_path: Path) -> None:
@@ -177,6 +192,7 @@ def test_what_is_forgotten_does_not_come_back_with_the_next_write(tmp_path: Path
 
     forget(tmp_path, "GPU-0")
     save(inventory, 2)
+    assert Inventory(tmp_path).identities() == (identity(1),)
     assert inventory.changed()
     inventory.take_over_changes(frozenset({"GPU-1", "GPU-2"}))
     save(inventory)

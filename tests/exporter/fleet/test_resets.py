@@ -175,3 +175,21 @@ def test_a_reset_while_no_exporter_ran_is_seen_in_the_energy() -> None:
     story.until_sampling()
     story.hear(story.sample(30))
     assert len(story.resets) == 1
+
+
+def test_another_gpu_than_the_last_exporter_knew_was_not_reset() -> None:
+    story = Story()
+    story.slot.remember(IDENTITY, EnergyMeter(900.0, "boot", story.now - 60))
+    other = GpuIdentity("GPU-1", index=0, model="Test GPU", pci_bus_id=BUS_ID)
+    assert story.step() == "opening"
+    story.hear(Opened(other), story.sample(30, identity=other))
+    assert story.resets == []
+
+
+def test_a_release_that_failed_is_no_reset() -> None:
+    story = Story()
+    story.until_sampling(1_000_000, 100)
+    story.slot.release(story.now, 60)
+    story.slot.give_up_release(story.now)
+    story.hear(story.sample(1_000_500, 100))
+    assert story.resets == []

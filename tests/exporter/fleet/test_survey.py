@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,7 +19,7 @@ from rankscope.exporter.fleet.children import Child, Children
 from rankscope.exporter.fleet.probe import probe
 from rankscope.exporter.fleet.survey import GpuSurvey
 from rankscope.exporter.fleet.timeouts import FleetTimeouts
-from rankscope.exporter.fleet.wire import Done, DriverFound, Failed, FrameReader, Listed
+from rankscope.exporter.fleet.wire import Done, DriverFound, Failed, FrameReader, Listed, SpawnProbe
 from rankscope.exporter.source import Driver
 
 
@@ -25,19 +27,28 @@ class Probes:
     """``Children`` without processes."""
 
     def __init__(self) -> None:
-        self._open: list[tuple[Child, socket.socket]] = []
+        self.requests: list[SpawnProbe] = []
+        self._open: list[tuple[Child, socket.socket, CallBoard]] = []
 
     @property
     def last(self) -> Child:
         return self._open[-1][0]
 
-    def spawn(self, _request: object, _now: float) -> Child:
-        child, theirs, _ = connected_child()
-        self._open.append((child, theirs))
-        return child
+    @property
+    def last_board(self) -> CallBoard:
+        """The call board of the last process."""
+        return self._open[-1][2]
+
+    def spawn(self, request: Callable[[int], SpawnProbe], _now: float) -> Child:
+        self.requests.append(request(1))
+        self._open.append(connected_child())
+        return self.last
+
+    def kill(self, child: Child, now: float) -> None:
+        child.killed_at = now
 
     def close(self) -> None:
-        for child, theirs in self._open:
+        for child, theirs, _ in self._open:
             disconnect(child, theirs)
 
 
@@ -104,6 +115,46 @@ def test_a_gpu_skipped_by_a_listing_is_not_missing_during_the_next_one(tmp_path:
 
     survey.handle(second, Done(), 2.1)
     assert (survey.absent("00000000:1b:00.0") or ("", ""))[0] == "missing"
+    children.close()
+
+
+def test_a_listing_skips_each_of_several_gpus_that_hang(tmp_path: Path) -> None:
+    children = Probes()
+    survey = GpuSurvey(cast(Children, children), pci_root=tmp_path, timeouts=FleetTimeouts())
+    now = time.monotonic()
+
+    def listing(*indexes: int) -> None:
+        survey.handle(children.last, DriverFound(Driver("580.65.06", "12.580", "13.0"), 4), now)
+        for index in indexes:
+            survey.handle(children.last, Listed(index, f"00000000:{0x1A + index:02x}:00.0"), now)
+
+    survey.step(now, skip=frozenset(), paused=False)
+    for indexes in ((0,), ()):  # the driver hangs at GPU 1, then at GPU 2
+        listing(*indexes)
+        children.last_board.mark("nvmlDeviceGetHandleByIndex")
+        for late in (now + 60, now + 61):
+            survey.step(late, skip=frozenset(), paused=False)
+    listing(3)
+    survey.handle(children.last, Done(), now)
+
+    assert [request.skip for request in children.requests] == [(), (0, 1), (0, 1, 2)]
+    assert survey.bus_ids == {"00000000:1a:00.0", "00000000:1d:00.0"}
+    assert survey.without_bus_id == 2
+    children.close()
+
+
+def test_a_probe_that_is_ended_for_a_release_is_no_failure(tmp_path: Path) -> None:
+    children = Probes()
+    survey = GpuSurvey(cast(Children, children), pci_root=tmp_path, timeouts=FleetTimeouts())
+    survey.step(1.0, skip=frozenset(), paused=False)
+
+    survey.step(2.0, skip=frozenset(), paused=True)
+    assert children.last.killed_at == 2.0
+    survey.ended(children.last, "ended by signal 9", 2.0)
+
+    assert (survey.done, survey.problem_reason) == (False, None)
+    survey.step(3.0, skip=frozenset(), paused=False)
+    assert len(children.requests) == 2
     children.close()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import selectors
 import socket
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,13 +15,27 @@ from tests.exporter.fleet.gpu_child import connected_child, disconnect, identity
 
 from rankscope.exporter.catalogue import BY_NAME, CATALOGUE
 from rankscope.exporter.fleet.call_board import CallBoard, new_board
+from rankscope.exporter.fleet.children import Children
 from rankscope.exporter.fleet.counters import ADDED_UP_BY_PROCESS, MonotonicCounters
-from rankscope.exporter.fleet.wire import DeltaEncoder, Failed, FrameReader, Opened, Sampled, apply_delta, send_frame
+from rankscope.exporter.fleet.wire import (
+    DeltaEncoder,
+    Exited,
+    Failed,
+    FrameReader,
+    Opened,
+    Sampled,
+    SpawnProbe,
+    apply_delta,
+    send_frame,
+)
 from rankscope.exporter.fleet.worker import work
 from rankscope.exporter.nvml.gpm import GpmTopic, PcieBytesTopic
-from rankscope.exporter.source import GpuIdentity, GpuSample, Reading, SourceError
+from rankscope.exporter.source import GpuIdentity, GpuSample, Reading, SourceError, XidEvent
 
 BUSY = "gpu_busy_seconds_total"
+XID = XidEvent(1000.0, 79)
+LOST = SourceError("lost", "fell off the bus")
+LOST.xids = (XID,)
 
 
 def test_counters_that_a_process_adds_up_continue_in_the_next_process() -> None:
@@ -118,7 +134,7 @@ class SamplingGpu:
 @pytest.mark.parametrize(
     ("error", "last_word"),
     [
-        (SourceError("lost", "fell off the bus"), Failed("lost", "fell off the bus")),
+        (LOST, Failed("lost", "fell off the bus", xids=(XID,))),
         (AttributeError("nvmlNothing"), Failed("nvml_error", "AttributeError: nvmlNothing")),
     ],
 )
@@ -143,6 +159,38 @@ def test_what_a_worker_says_arrives_whole_and_its_last_word_is_why(error: Except
     assert [type(message) for message in messages] == [Opened, Sampled, Sampled, Failed]
     assert len(messages[1].sample.readings) == 20_000
     assert messages[-1] == last_word
+
+
+class SlowGpu(SamplingGpu):
+    """A GPU whose first sample takes ten intervals, and whose last one ends the worker."""
+
+    interval_s = 0.05
+
+    def __init__(self) -> None:
+        super().__init__(RuntimeError())
+        self.intervals: list[int] = []
+        """Number of the interval in which each sample was taken."""
+
+    def sample(self) -> GpuSample:
+        self.intervals.append(int(time.monotonic() / self.interval_s))
+        if len(self.intervals) == 1:
+            time.sleep(10 * self.interval_s)
+        if len(self.intervals) == 6:
+            raise RuntimeError
+        return GpuSample(identity(0), time.time(), time.monotonic(), ())
+
+
+def test_after_a_slow_sample_a_worker_catches_up_on_none() -> None:
+    ours, theirs = socket.socketpair()
+    fd = new_board()
+    gpu = SlowGpu()
+
+    work(theirs, CallBoard(fd), lambda: gpu, interval_s=gpu.interval_s)
+
+    os.close(fd)
+    ours.close()
+    theirs.close()
+    assert len(gpu.intervals) == len(set(gpu.intervals)) == 6
 
 
 def test_a_worker_closes_its_gpu_when_nobody_listens_any_more() -> None:
@@ -210,3 +258,19 @@ def test_a_new_process_without_readings_takes_the_old_ones_away() -> None:
     assert apply_delta(before, message.sample.readings, message.indexes) == ()
     again = encoder.encode(GpuSample(gpu, 3.0, 3.0, readings), 0.1)
     assert apply_delta((), again.sample.readings, again.indexes) == readings
+
+
+def test_what_a_process_sent_before_its_end_is_read_after_it() -> None:
+    fds: list[int] = []
+    nursery: Any = SimpleNamespace(request=lambda _message, *sent: fds.extend(map(os.dup, sent)))
+    with selectors.DefaultSelector() as selector:
+        children = Children(nursery, selector)
+        child = children.spawn(lambda number: SpawnProbe(number, -1), 0.0)
+        os.close(fds[1])
+        with socket.socket(fileno=fds[0]) as connection:
+            send_frame(connection, Failed("lost", "fell off the bus"))
+
+        exited = children.handle(Exited(child.number, "ended with status 0"), 1.0)
+
+    assert exited == (child, [Failed("lost", "fell off the bus")])
+    assert list(children) == []

@@ -62,6 +62,17 @@ def test_after_a_window_a_report_comes_soon_but_not_for_each_of_many(tmp_path: P
     assert len(times_written(tmp_path, 60, windows_at=tuple(range(60)))) <= 20
 
 
+def test_the_report_after_a_window_waits_for_the_whole_cost_of_it(tmp_path: Path) -> None:
+    writer, file = ReportWriter(tmp_path, 1, 8, after_windows=True), report_file(tmp_path, 1)
+    writer.offer(REPORT, 0, 0.0)
+    file.unlink()
+    reported = list[int]()
+    for step in range(11, 15):
+        writer.offer(msgspec.structs.replace(REPORT, step=step), 1, 10.0)
+        reported += [step] if file.exists() else []
+    assert reported == [13, 14]
+
+
 @pytest.mark.slow
 def test_the_ranks_of_a_large_job_do_not_stay_in_step(tmp_path: Path) -> None:
     writes = [second for rank in range(64) for second in times_written(tmp_path, 900, world_size=1024, rank=rank)]
@@ -159,6 +170,12 @@ def test_invalid_lines_of_the_plan_are_ignored_and_reported_once(tmp_path: Path)
     assert client.read() == []
     assert len(messages) == 1
     assert str(plan_file(tmp_path)) in messages[0]
+
+
+def test_a_line_of_the_plan_without_an_end_hides_no_later_window(tmp_path: Path) -> None:
+    client = WindowClient(tmp_path, lambda _: None)
+    plan_file(tmp_path).write_bytes(b"x" * 2**20 + b"\n" + plan_line(500))
+    assert [window.first for _ in range(3) for window in client.read()] == [500]
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder"])

@@ -117,6 +117,7 @@ def test_where_it_stands_and_whether_it_waits(
     activity = rank.activity_after(60)
     assert activity is not None
     assert (activity.phase, activity.section, activity.waiting) == expected
+    assert activity.since_unix_ns // SECOND == START // SECOND + 7 + ready_s
 
 
 def test_where_the_host_does_not_see_waits_it_is_not_known(rank: Rank) -> None:

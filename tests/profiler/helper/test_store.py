@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from tests.profiler.handovers import handover_of, step
 from tests.profiler.recorded_runs import info_of
+from tests.waiting import wait_until
 
 from rankscope.analysis.engine import analyze
 from rankscope.profiler.handover import Handover
@@ -82,6 +83,32 @@ def storing_to_its_end(store: RunStore, handover: Handover) -> bool:
     storing.start()
     storing.wake()
     return not storing.finish(handover.rank)
+
+
+def test_what_a_rank_reports_while_its_file_is_written_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handover = handover_of(tmp_path / "run")
+    store, calls = RunStore(handover), list[RankInfo | None]()
+    storing, older, newer = WriterThread(store), handover.rank, msgspec.structs.replace(handover.rank, missed_windows=3)
+    flush, write = store.flush, store.write_rank
+
+    def counted_flush(*, now: bool) -> bool:
+        calls.append(None)
+        return flush(now=now)
+
+    def write_rank(info: RankInfo) -> bool:
+        calls.append(info)
+        if info is older:
+            storing.write_rank(newer)
+        return write(info)
+
+    monkeypatch.setattr(store, "flush", counted_flush)
+    monkeypatch.setattr(store, "write_rank", write_rank)
+    store.add_step(step(0))
+    storing.write_rank(older)
+    storing.start()
+    wait_until(lambda: older in calls and calls[calls.index(older) :].count(None) == 2)
+    assert newer in calls
+    storing.finish(newer)
 
 
 def test_a_run_json_that_is_not_utf_8_does_not_end_the_writing(tmp_path: Path) -> None:

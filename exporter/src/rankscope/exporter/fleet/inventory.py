@@ -170,6 +170,13 @@ class Inventory:
         if self._writer is not None:
             self._writer.join(timeout_s)
 
+    def close(self, timeout_s: float) -> None:
+        """Write the GPUs and their energy as they are now, after any reading or writing in progress; wait up to ``timeout_s``."""
+        until = time.monotonic() + timeout_s
+        self.wait(timeout_s)
+        self.save(meters=True)
+        self.wait(max(0.0, until - time.monotonic()))
+
     def _begin(self, work: Callable[..., object], *args: object) -> None:
         self._writer = threading.Thread(target=work, args=args, name="inventory", daemon=True)
         self._writer.start()

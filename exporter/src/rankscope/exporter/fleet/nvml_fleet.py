@@ -111,8 +111,7 @@ class NvmlFleet:
         self._nursery.close()
         os.close(self._wake)
         self._read_meters()
-        self._inventory.save(meters=True)
-        self._inventory.wait(_STOP_S)
+        self._inventory.close(_STOP_S)
 
     def wait_for_first_pass(self, timeout_s: float) -> bool:
         """Wait until every GPU has answered or failed once; return False on timeout."""
