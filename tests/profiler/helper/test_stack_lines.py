@@ -88,10 +88,12 @@ def step(began_ms: int) -> list[PhaseInterval]:
 
 def test_a_time_has_the_phase_of_its_step() -> None:
     phases = PhaseTimeline([step(1090), step(1000)])
-    ats = [phases.at(at * MS) for at in (999, 1005, 1030, 1070, 1085, 1095, 1149, 1200, 1300)]
+    ats = [phases.between(at * MS, at * MS) for at in (999, 1005, 1030, 1070, 1085, 1095, 1149, 1200, 1300)]
     assert ats == [None, "data", "forward", "backward", "optimizer", "data", "forward", None, None]
     assert phases.between(1030 * MS, 1036 * MS) == "forward"
     assert phases.between(1058 * MS, 1064 * MS) is None
+    # The same phase of two steps: others lie between
+    assert phases.between(1030 * MS, 1120 * MS) is None
 
 
 def test_a_line_has_its_share_of_the_samples_its_phase_and_what_it_calls(tmp_path: Path) -> None:
@@ -108,7 +110,7 @@ def test_a_line_has_its_share_of_the_samples_its_phase_and_what_it_calls(tmp_pat
             StackInterval(began_us + 52_000, began_us + 90_000, (main, library)),
         ]
     phases = PhaseTimeline([step(1000), step(1090)])
-    samples, lines = StackLines().of(intervals, rate=100, zero_ns=1000 * MS, phases=phases)
+    samples, lines = StackLines().of(intervals, rate=100, zero_ns=(1000 * MS, 1006 * MS), phases=phases)
     assert samples == 18
     assert [(line.line, line.samples, line.call, line.innermost) for line in lines] == [
         (6, 10, None, "Linear.forward"),

@@ -115,6 +115,24 @@ def test_samples_in_a_profiled_step_have_no_phase(start: Start, tmp_path: Path, 
 
 
 @pytest.mark.slow
+def test_samples_of_a_py_spy_that_starts_slowly_have_no_phase(start: Start, tmp_path: Path) -> None:
+    starts = f"touch '{tmp_path}/started'; while [ ! -e '{tmp_path}/go' ]; do sleep 0.02; done; sleep 0.1\n"
+    helper = start(starts + WRITES.replace("2000000", "20000"))
+    helper.now += 100
+    began = time.time_ns()
+    helper.task.tick()
+    wait_until((tmp_path / "started").exists)
+    # Given that backward ended while py-spy was starting
+    now = time.time_ns()
+    intervals = [PhaseInterval("backward", began - 10**10, now, 0), PhaseInterval("data", now, now + 10**11, 0)]
+    helper.task.step(step(3), intervals)
+    (tmp_path / "go").touch()
+    assert helper.wait()
+    # Then its samples may be of either phase
+    assert [line.phase for line in helper.rows[0].lines] == [None]
+
+
+@pytest.mark.slow
 def test_all_ranks_begin_their_series_at_the_same_time(start: Start) -> None:
     helper = start(WRITES, interval=40.0)
     begun = []

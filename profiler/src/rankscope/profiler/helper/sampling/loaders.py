@@ -123,7 +123,7 @@ def loader_samples(
             loads=samples(target.loads_us),
             gets=samples(target.waits_us["get"]),
             puts=samples(target.waits_us["put"]),
-            lines=lines.of(target.busy, rate=rate, zero_ns=0, phases=PhaseTimeline(()))[1],
+            lines=lines.of(target.busy, rate=rate, zero_ns=(0, 0), phases=PhaseTimeline(()))[1],
         )
         for name, target in most
         if samples(target.total_us)

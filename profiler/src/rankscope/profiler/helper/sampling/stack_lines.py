@@ -29,8 +29,6 @@ _CLEARLY: Final = 0.7
 """Least share of one phase among the samples of a line whose phase is known, for the line to have that phase."""
 _LEAST_WITH_PHASE: Final = 0.3
 """Least share of a line's samples whose phase must be known."""
-_STARTING_NS: Final = 6_000_000
-"""Longest time from the start of py-spy's process to the zero of its times."""
 _LIBRARIES: Final = ("site-packages", "dist-packages")
 _STANDARD: Final = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")})
 _FETCHES: Final = "/torch/utils/data/_utils/fetch.py"
@@ -104,17 +102,12 @@ class PhaseTimeline:
     def __init__(self, steps: Iterable[Sequence[PhaseInterval]]) -> None:
         self._intervals = sorted((interval for step in steps for interval in step), key=lambda interval: interval.start_unix_ns)
 
-    def at(self, unix_ns: int) -> Phase | None:
-        """Return the phase at a time; ``None`` outside of the known steps."""
-        place = bisect_right(self._intervals, unix_ns, key=lambda interval: interval.start_unix_ns) - 1
-        if place < 0 or unix_ns >= self._intervals[place].end_unix_ns:
+    def between(self, first_ns: int, last_ns: int) -> Phase | None:
+        """Return the phase that lasts from one time to another; ``None`` where none does, or outside of the known steps."""
+        place = bisect_right(self._intervals, first_ns, key=lambda interval: interval.start_unix_ns) - 1
+        if place < 0 or last_ns >= self._intervals[place].end_unix_ns:
             return None
         return self._intervals[place].phase
-
-    def between(self, first_ns: int, last_ns: int) -> Phase | None:
-        """Return the phase at a time between two; ``None`` unless it is the same at both."""
-        phase = self.at(first_ns)
-        return phase if phase == self.at(last_ns) else None
 
 
 @dataclass(slots=True)
@@ -136,11 +129,12 @@ class StackLines:
         self._calls: dict[str, dict[tuple[int, str], str]] = {}
 
     def of(
-        self, intervals: Sequence[StackInterval], *, rate: int, zero_ns: int, phases: PhaseTimeline
+        self, intervals: Sequence[StackInterval], *, rate: int, zero_ns: tuple[int, int], phases: PhaseTimeline
     ) -> tuple[int, list[StackLine]]:
         """Return the number of samples and the most frequent lines.
 
-        ``rate``: samples per second. ``zero_ns``: start of py-spy's process, in nanoseconds since 1970.
+        ``rate``: samples per second. ``zero_ns``: the earliest and the latest time that can be the zero of the
+        intervals' times, in nanoseconds since 1970.
         """
         stays_of_frames: defaultdict[StackFrame, _StackSums] = defaultdict(_StackSums)
         for interval in intervals:
@@ -151,7 +145,7 @@ class StackLines:
             if innermost is not frame:
                 of_frame.innermost[innermost.function] += interval.end_us - interval.start_us
             # Only at its first sample is the time of a stay exact.
-            of_frame.phases[phases.between(earliest := zero_ns + interval.start_us * 1000, earliest + _STARTING_NS)] += 1
+            of_frame.phases[phases.between(*(zero + interval.start_us * 1000 for zero in zero_ns))] += 1
         total = sum(of_frame.duration_us for of_frame in stays_of_frames.values())
         most = sorted(stays_of_frames.items(), key=lambda item: -item[1].duration_us)[:MAX_LINES]
         lines = [

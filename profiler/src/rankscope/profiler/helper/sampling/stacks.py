@@ -17,7 +17,7 @@ import sysconfig
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
@@ -181,7 +181,8 @@ class StackSampler(HelperTask):
                 output.unlink()
         self._wait_for_steps(end)
         phases = PhaseTimeline(list(self._phases))
-        samples, lines = self._lines.of(threads.pop(self._thread or 0, []), rate=rate, zero_ns=start, phases=phases)
+        zero = _zero_ns(threads, start, end)
+        samples, lines = self._lines.of(threads.pop(self._thread or 0, []), rate=rate, zero_ns=zero, phases=phases)
         if not samples:
             raise StackError("py-spy does not see the training thread")
         first = None if before is None else before + 1
@@ -273,6 +274,16 @@ def _read(output: Path) -> dict[int, list[StackInterval]]:
     if output.stat().st_size > MAX_TRACE_BYTES:
         raise StackError(f"py-spy wrote more than {MAX_TRACE_BYTES >> 20} MiB")
     return stack_intervals(output.read_bytes())
+
+
+def _zero_ns(threads: Mapping[int, Sequence[StackInterval]], start_ns: int, end_ns: int) -> tuple[int, int]:
+    """Return the earliest and the latest time that can be the zero of py-spy's times.
+
+    py-spy started after ``start_ns`` and took its last sample before ``end_ns``. On a busy node its start alone takes longer than
+    the phase of a step.
+    """
+    last_us = max((intervals[-1].end_us for intervals in threads.values() if intervals), default=0)
+    return start_ns, max(start_ns, end_ns - last_us * 1000)
 
 
 def stack_error(errors: str, status: int) -> StackError:
