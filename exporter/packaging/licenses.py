@@ -1,7 +1,7 @@
 """Copies the licence texts of what a self-contained build holds: ``licenses.py PROGRAM_FOLDER LICENSES_FOLDER``.
 
 Of Python packages, the files that their distributions name; of shared libraries from the system, what Debian keeps about their
-package; of the interpreter, its own. What has no text is listed in ``WITHOUT_TEXT`` there, so that nobody overlooks it.
+package; of the interpreter, its own. What has no text is listed in ``WITHOUT_TEXT`` there, so that it is not overlooked.
 """  # noqa: INP001  a script, not a package
 
 from __future__ import annotations

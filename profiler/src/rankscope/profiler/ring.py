@@ -158,7 +158,7 @@ class RingWriter:
             self.header[HEAD] = self.at
 
     def overflow(self) -> None:
-        """Drop the current step: it has too many words, or the ring has no room. Its words go to memory that nobody reads."""
+        """Drop the current step: it has too many words, or the ring has no room. Its words go to memory that is not read."""
         start = self.header[HEAD]
         self.header[_SPILLED] = True
         if not self.spilled:

@@ -32,7 +32,7 @@ def rankscope_command(*args: str | Path) -> list[str]:
 
 
 def free_port(preferred: int) -> int:
-    """``preferred``, or the next port above it that nobody listens on."""
+    """``preferred``, or the next free port above it."""
     for port in range(preferred, preferred + 100):
         with socket.socket() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -126,7 +126,7 @@ def _end_with(server: Connection, folder: Path) -> None:
 
 
 def _leave(folder: Path) -> None:
-    """Remove the folder that nobody will read, and end this process."""
+    """Remove the folder, whose reader has ended, and end this process."""
     for _ in range(_TRIES):  # the task may write one more file while its folder is being removed
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():

@@ -60,7 +60,7 @@ def register(server: flask.Flask, config: DashboardConfig) -> None:
 
 
 def is_https(request: flask.Request) -> bool:
-    """Return whether the browser uses HTTPS, by the last proxy's word. Whoever makes that up only loses a cookie of their own."""
+    """Return whether the browser uses HTTPS, as the last proxy reports. A client that forges this loses only its own cookie."""
     return request.is_secure or request.headers.get("X-Forwarded-Proto", "").rpartition(",")[2].strip().lower() == "https"
 
 

@@ -26,8 +26,8 @@ Sign = DownReason | Literal["moved", "energy", "exchanged"]
 class Resets:
     """Signs that one GPU is initialised anew, collected until a process reads it again. Times are monotonic.
 
-    A reset is dated by energy and power of the first sample after it, but not before the last sign of it: whoever uses the GPU
-    at once may cause an error before the exporter has opened it.
+    A reset is dated by energy and power of the first sample after it, but not before the last sign of it: a job that uses the
+    GPU at once may cause an error before the exporter has opened it.
     """
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ def read_durations(paths: Sequence[Path], engine: Engine) -> Durations:
     hang = report if report is not None and (report.kind == "hang" or report.waiting) else None
     without = [rank for rank, of_rank in ranks.items() if not of_rank.has_durations]
     if hang is None and len(without) == len(ranks):
-        raise InputError(files[0].path, f"no collective has a duration, so nobody's wait is known; {_TIMING}")
+        raise InputError(files[0].path, f"no collective has a duration, so no wait is known; {_TIMING}")
     if 0 < len(without) < len(ranks):
         warnings.append(f"no durations from {ranks_text(without)}; {_TIMING}")
     members = [group.ranks or () for of_rank in ranks.values() for group in of_rank.groups.values()]

@@ -52,7 +52,7 @@ def _victims(report: HangReport) -> str:
 
 def _hang_summary(report: HangReport) -> str:
     what = operation_text(report.collective) if report.collective is not None else "something"
-    named = ranks_text(report.culprits) if report.culprits else "nobody"
+    named = ranks_text(report.culprits) if report.culprits else "no rank"
     upper = named[:1].upper() + named[1:]
     victims = _victims(report)
     match report.cause:

@@ -75,5 +75,5 @@ def contradiction(
     # Ranks that collectives alone name are waited for there.
     is_known = times is not None and known_share >= MOST_COMMUNICATION and not matched.matching.directed
     if is_known and waited_us < _SEEN_IN_WAITS * saved_us:
-        return f"{ranks_text(slow.ranks)} would be slow by own times, but nobody waits for it, so clocks or times are wrong"
+        return f"{ranks_text(slow.ranks)} would be slow by own times, but no rank waits for it, so clocks or times are wrong"
     return None

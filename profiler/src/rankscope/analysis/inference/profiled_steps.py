@@ -239,7 +239,7 @@ def diagnosis_of_late(
         confidence=confidence_of_slow(slow, len(blame.steps), explained=explained),
         evidence=imposed_evidence(blame, slow.ranks),
         unit="window" if steps == 1 else "step",
-        last_of=f"{'collectives' if len(blame.steps) < 2 else 'steps'} in which anybody clearly was",
+        last_of=f"{'collectives' if len(blame.steps) < 2 else 'steps'} in which one rank clearly was last",
         group=_where(blame, slow.ranks[0]),
     )
     return _if_few(diagnosis, len(blame.steps), unit_seen, steps)

@@ -33,7 +33,7 @@ class BodyBudget:
     """Memory for the bodies of open requests, at most ``limit_bytes``.
 
     With ``evicts``, a body for which there is no room ends another one that is still being read: the oldest of the address
-    that holds most. A sender that stalls thus keeps nobody out. Otherwise the new body is refused.
+    that holds most. A sender that stalls thus does not lock out others. Otherwise the new body is refused.
     """
 
     def __init__(self, limit_bytes: int, *, evicts: bool) -> None:

@@ -64,7 +64,7 @@ def _of_each_unit(analysis: Analysis) -> Iterator[Finding]:
         if finding.kind in {kind for _, kind in PARTS.values()}:
             continue  # decided by their budgets
         if is_of_equal_ranks(finding):
-            continue  # no reason to wake anybody
+            continue  # does not merit an alert
         if finding.whole_host:
             yield msgspec.structs.replace(finding, rank=None)
             continue

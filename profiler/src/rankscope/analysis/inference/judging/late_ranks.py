@@ -87,8 +87,8 @@ def find_late(blame: Blame, window_us: float, hosts: Mapping[int, str] | None = 
     if slow is None or (times.by_steps and not all_agree(times.own, times.ranks, slow)):
         return None
     units = times.own.shape[1]
-    anybody = times.own[:, times.own.any(axis=0)]
-    last = float(np.isin(anybody.argmax(axis=0), [blame.ranks.index(rank) for rank in slow.ranks]).mean())
+    with_delays = times.own[:, times.own.any(axis=0)]
+    last = float(np.isin(with_delays.argmax(axis=0), [blame.ranks.index(rank) for rank in slow.ranks]).mean())
     return replace(slow, last_share=last, gain_us=slow.gain_us * units, excess_us=slow.excess_us * units)
 
 
