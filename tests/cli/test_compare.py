@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 from tests.analysis.conftest import SyntheticRun
+from tests.cli.json_reports import json_report
 from tests.command_line import Cli, one_line_error
 
 from rankscope.runs.records import Phase
@@ -45,17 +45,9 @@ def test_what_became_slower_fails_a_pipeline_that_asks(cli: Cli, runs: dict[str,
 
 
 def test_the_json_is_what_its_published_schema_says(cli: Cli, runs: dict[str, Path]) -> None:
-    schema = json.loads(cli("schema", "compare").stdout)
-    for arguments in (
-        [runs["base"], runs["slow"]],
-        [runs["base"], "--at", "50"],
-        [runs["base"], runs["wide"], "--price-per-gpu-hour", "2"],
-    ):
-        completed = cli("compare", *arguments, "--format", "json")
-        assert completed.returncode == 0, completed.stderr
-        document = json.loads(completed.stdout)
-        jsonschema.validate(document, schema)
-        assert document["schema"] == "rankscope.compare/1"
+    json_report(cli, "compare", runs["base"], runs["slow"])
+    json_report(cli, "compare", runs["base"], "--at", "50")
+    json_report(cli, "compare", runs["base"], runs["wide"], "--price-per-gpu-hour", "2")
 
 
 def test_the_text_says_what_changed_and_where(cli: Cli, runs: dict[str, Path]) -> None:

@@ -11,16 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-import msgspec
 import pytest
 from tests.analysis.conftest import SyntheticRun
+from tests.cli.json_reports import json_report
 from tests.command_line import Cli, one_line_error
 from tests.full_disk import disk_with_room_for
 from tests.perfetto_model import load, load_file
 
 from rankscope.analysis.perfetto import export, run_source
-from rankscope.analysis.perfetto.export_result import ExportResult
 from rankscope.runs.paths import attempt_dir, rank_dir, segment
 from rankscope.runs.records import AttemptInfo, Phase
 from rankscope.runs.run_files import list_run_folder
@@ -60,12 +58,8 @@ def test_the_same_input_gives_the_same_bytes_packed_or_not(cli: Cli, recorded: P
 
 def test_json_is_what_its_published_schema_says(cli: Cli, recorded: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.json"
-    completed = cli("export", recorded, "--perfetto", target, "--steps", "10:20", "--ranks", "1", "--format", "json")
-    document = json.loads(completed.stdout)
-    jsonschema.validate(document, msgspec.json.schema(ExportResult))
+    document = json_report(cli, "export", recorded, "--perfetto", target, "--steps", "10:20", "--ranks", "1")
     assert (document["ranks"], document["steps"], document["bytes"]) == ([1], [10, 20], target.stat().st_size)
-    assert document["schema"] == "rankscope.export/1"
-    assert json.loads(cli("schema", "export").stdout) == msgspec.json.schema(ExportResult)
 
 
 @pytest.mark.parametrize(("steps", "expected"), [("5", [5, 6]), ("290:", [290, 300]), (":3", [0, 3])])
