@@ -74,7 +74,7 @@ def totals_of(steps: int) -> Totals:
     return totals
 
 
-def rank_text(steps: int = 40, *, run: str = "llama", run_id: str = RUN.run_id, rank: int = 3, slot: int = 0) -> str:
+def rank_text(steps: int = 40, *, run: str = "llama", run_id: str = RUN.run_id, rank: int = 3) -> str:
     """Return the file after this many steps."""
     values = samples(replace(RUN, name=run, run_id=run_id), replace(RANK, rank=rank), totals_of(steps))
-    return render({"run": run, "rank": str(rank), "slot": str(slot)}, values)
+    return render({"run": run, "rank": str(rank), "slot": "0"}, values)

@@ -69,16 +69,16 @@ class Comm:
         return {"rank": rank, "host": host, "pid": 1000 + place, "cuda_dev": place % 8, "nvml_dev": place % 8}
 
 
-def answer(*comms: Comm, version: str = "2.28.9", timeouts: int = 0) -> bytes:
+def answer(*comms: Comm) -> bytes:
     """Return the answer in JSON of NCCL 2.28.7 and later."""
     document = {
-        "nccl_version": version,
+        "nccl_version": "2.28.9",
         "cuda_runtime_version": 13000,
         "cuda_driver_version": 13000,
         "timestamp": "2026-11-27 12:00:00",
         "communicators_count": len(comms),
         "communicators": [comm.document() for comm in comms],
-        "ras": {"collection_time_sec": 0.001, "timeouts_count": timeouts},
+        "ras": {"collection_time_sec": 0.001, "timeouts_count": 0},
     }
     return json.dumps(document, indent=2).encode() + b"\n"
 

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import msgspec
 import pytest
-from tests.command_line import one_line_error
+from tests.command_line import Cli, one_line_error
 from tests.waiting import wait_until
 from tests.watched_job import AT_ONCE, WatchProcess
 
@@ -27,7 +27,7 @@ def state(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def watch(cli: Callable[..., Any], state: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def watch(cli: Cli, state: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Function that runs ``alerts watch`` with the test's own state folder: ``watch(run, *options)``."""
 
     def run(path: Path, *options: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -64,7 +64,7 @@ def events(output: str) -> list[dict[str, Any]]:
     ],
 )
 def test_links_that_work_on_this_machine_only_are_warned_of(
-    cli: Callable[..., Any], tmp_path: Path, verb: list[str], addresses: list[str], warned: list[str]
+    cli: Cli, tmp_path: Path, verb: list[str], addresses: list[str], warned: list[str]
 ) -> None:
     completed = cli("alerts", "rules", *(str(tmp_path / word) if word == "rules" else word for word in verb), *addresses)
     assert completed.returncode == 0
@@ -73,16 +73,14 @@ def test_links_that_work_on_this_machine_only_are_warned_of(
     assert all(option in line for option, line in zip(warned, warnings, strict=True))
 
 
-def test_a_bad_runbook_address_is_a_usage_error(cli: Callable[..., Any]) -> None:
+def test_a_bad_runbook_address_is_a_usage_error(cli: Cli) -> None:
     assert cli("alerts", "rules", "show", "--runbook-url", "x y").returncode == 2
     for option in ("--runbook-url", "--dashboard-url"):
         completed = cli("alerts", "rules", "export", "nowhere", option, "https://user:geheim@x/")
         assert (completed.returncode, "geheim" in completed.stderr) == (2, False)
 
 
-def test_help_needs_no_extra_and_what_does_says_how_to_get_it(
-    cli_process: Callable[..., Any], tmp_path: Path, make_run: Any
-) -> None:
+def test_help_needs_no_extra_and_what_does_says_how_to_get_it(cli_process: Cli, tmp_path: Path, make_run: Any) -> None:
     # Given an installation without httpx
     (tmp_path / "without").mkdir()
     (tmp_path / "without" / "httpx.py").write_text('raise ModuleNotFoundError("No module named \'httpx\'", name="httpx")\n')
@@ -145,7 +143,7 @@ def test_a_run_is_the_same_run_however_its_folder_is_written(watch: Any, make_ru
 
 
 def test_a_run_that_ended_and_cannot_be_analysed_is_status_1(
-    cli_process: Callable[..., Any], state: Path, make_run: Any, tmp_path: Path
+    cli_process: Cli, state: Path, make_run: Any, tmp_path: Path
 ) -> None:
     run = make_run(slow=2, ended=True)
     # given a file server that fails whenever the analysis reads

@@ -5,41 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import jsonschema
-import numpy as np
 import pytest
+from tests.analysis.conftest import SyntheticRun
+from tests.cli.json_reports import json_report
 from tests.command_line import Cli, one_line_error
-from tests.step_files import StepWriter
 
-from rankscope.runs.paths import rank_dir
-from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
-from rankscope.runs.small_files import create_attempt, create_run, write_record
+from rankscope.runs.records import Phase
 
 
 def write_run(path: Path, *, ranks: int = 2, steps: int = 90, forward_us: float = 40_000, seed: int = 0) -> Path:
-    rng = np.random.default_rng(seed)
-    create_run(path, RunInfo(run_id=path.name, name=path.name, start_unix_ns=10**18))
-    create_attempt(path, AttemptInfo(attempt=0, start_unix_ns=10**18, world_size=ranks))
-    for rank in range(ranks):
-        info = RankInfo(rank=rank, world_size=ranks, host="n0", pid=1, start_unix_ns=10**18, end_reason="exit")
-        write_record(rank_dir(path, 0, rank) / "rank.json", info)
-        writer = StepWriter(rank_dir(path, 0, rank), rank=rank)
-        own = forward_us * rng.lognormal(0, 0.01, steps)
-        writer.append(
-            *(
-                StepRecord(
-                    step=step,
-                    start_unix_ns=10**18 + step * 10**8,
-                    wall_us=us + 10_000,
-                    phases_us=PhaseTimes(forward=us, backward=10_000.0),
-                    blocked_us=PhaseTimes(backward=2_000.0),
-                    samples=8,
-                )
-                for step, us in enumerate(own.tolist())
-            )
-        )
-        writer.close()
-    return path
+    phases: dict[Phase, float] = {"forward": forward_us, "backward": 8_000}
+    return SyntheticRun(path, ranks, steps, noise=0.01, seed=seed, phases=phases, transfer_us=2_000).write()
 
 
 @pytest.fixture(scope="module")
@@ -69,17 +45,9 @@ def test_what_became_slower_fails_a_pipeline_that_asks(cli: Cli, runs: dict[str,
 
 
 def test_the_json_is_what_its_published_schema_says(cli: Cli, runs: dict[str, Path]) -> None:
-    schema = json.loads(cli("schema", "compare").stdout)
-    for arguments in (
-        [runs["base"], runs["slow"]],
-        [runs["base"], "--at", "50"],
-        [runs["base"], runs["wide"], "--price-per-gpu-hour", "2"],
-    ):
-        completed = cli("compare", *arguments, "--format", "json")
-        assert completed.returncode == 0, completed.stderr
-        document = json.loads(completed.stdout)
-        jsonschema.validate(document, schema)
-        assert document["schema"] == "rankscope.compare/1"
+    json_report(cli, "compare", runs["base"], runs["slow"])
+    json_report(cli, "compare", runs["base"], "--at", "50")
+    json_report(cli, "compare", runs["base"], runs["wide"], "--price-per-gpu-hour", "2")
 
 
 def test_the_text_says_what_changed_and_where(cli: Cli, runs: dict[str, Path]) -> None:

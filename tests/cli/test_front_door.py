@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
 
 import click
-import jsonschema
 import pytest
+from tests.cli.json_reports import json_report
 from tests.command_line import Cli, one_line_error
 
 from rankscope.cli.main import VERBS
@@ -195,14 +195,7 @@ def test_a_trace_without_gpu_events_is_insufficient_data_with_the_reason(cli: Cl
 
 
 def test_analyze_json_is_what_its_published_schema_says(cli: Cli, example_traces: Path) -> None:
-    # given the schema the command line prints
-    schema = json.loads(cli("schema", "analysis").stdout)
-    # when traces are analysed
-    completed = cli("analyze", example_traces / "jobs" / "ddp", "--format", "json")
-    # then
-    assert completed.returncode == 0
-    document = json.loads(completed.stdout)
-    jsonschema.validate(document, schema)
+    document = json_report(cli, "analyze", example_traces / "jobs" / "ddp")
     assert document["verdict"]["kind"] == "straggler"
     assert document["verdict"]["rank"] == 3
 

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
+from tests.cli.json_reports import json_report
 from tests.command_line import Cli, one_line_error
 from tests.dumped_job import DumpedJob
 from tests.flight_dump_files import SECOND, START_NS, write
@@ -49,10 +49,7 @@ def dump(run: Path, *, ranks: tuple[int, ...] = (0, 1, 2, 3), stops: dict[int, i
 
 
 def asked(cli: Cli, *args: str | Path, env: dict[str, str] | None = None) -> dict[str, Any]:
-    completed = cli("hang", *args, "--wait", "0", "--format", "json", env=env)
-    assert (completed.returncode, completed.stderr) == (0, "")
-    report: dict[str, Any] = json.loads(completed.stdout)
-    jsonschema.validate(report, json.loads(cli("schema", "hang").stdout))
+    report: dict[str, Any] = json_report(cli, "hang", *args, "--wait", "0", env=env)
     return report
 
 

@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import jsonschema
 import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
+from tests.cli.json_reports import json_report
 from tests.command_line import Cli, one_line_error
 
 
 def test_json_is_the_published_contract(cli: Cli, shared_data: Path) -> None:
-    completed = cli(
-        "whatif", shared_data / "whatif" / "trace-ST.parquet", "--format", "json", "--price-per-gpu-hour", "2", "--per-step"
-    )
-    assert (completed.returncode, completed.stderr) == (0, "")
-    report = json.loads(completed.stdout)
-    jsonschema.validate(report, json.loads(cli("schema", "whatif").stdout))
-    assert report["schema"] == "rankscope.whatif/1"
+    traced = shared_data / "whatif" / "trace-ST.parquet"
+    report = json_report(cli, "whatif", traced, "--price-per-gpu-hour", "2", "--per-step")
     assert (round(report["slowdown"], 4), round(report["m_stage"], 4), round(report["m_worker"], 4)) == (1.1787, 1.2194, 0.0314)
     assert report["by_stage"][0]["stage"] == 3
     assert len(report["steps"]) == len(report["by_rank"][0]["slowdown_per_step"]) == report["source"]["steps"] == 32

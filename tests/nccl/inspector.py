@@ -29,6 +29,10 @@ _NAMES: Final = {
     "_reduce_scatter_base": "ReduceScatter",
     "all_to_all": "All2All",
 }
+_INTERVAL_US: Final = 500
+"""Time between dumps."""
+_LEAST_BYTES: Final = 8192
+"""Size of messages below which the plugin ignores them."""
 
 
 def write_logs(
@@ -36,19 +40,14 @@ def write_logs(
     folder: Path,
     *,
     ranks: Sequence[int] | None = None,
-    interval_us: int = 500,
     verbose: bool = False,
     old: bool = False,
-    least_bytes: int = 8192,
 ) -> Path:
-    """Write the logs of all or some ranks, and return their folder.
-
-    ``interval_us``: time between dumps. ``least_bytes``: size of messages below which the plugin ignores them.
-    """
+    """Write the logs of all or some ranks, and return their folder."""
     folder.mkdir(exist_ok=True)
     for rank in job.ranks if ranks is None else [job.ranks[number] for number in ranks]:
         host, pid = host_and_pid(rank.rank)
-        rows = _records(rank, interval_us, verbose=verbose, old=old, least_bytes=least_bytes)
+        rows = _records(rank, verbose=verbose, old=old)
         text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
         (folder / f"{host}-pid{pid}.log").write_text(text)
     return folder
@@ -76,27 +75,27 @@ class _Record(NamedTuple):
     """Operation, place of the other rank in the communicator, and elements of a send or receive."""
 
 
-def _records(rank: Rank, interval_us: int, *, verbose: bool, old: bool, least_bytes: int) -> Iterator[dict[str, Any]]:
+def _records(rank: Rank, *, verbose: bool, old: bool) -> Iterator[dict[str, Any]]:
     done: list[_Record] = []
     numbers: Counter[tuple[str, str]] = Counter()
     for launch in rank.launches:
         if not launch.op:
             continue
         name, members = launch.group, tuple(rank.job.groups[launch.group])
-        dump = _dump(rank, launch, interval_us)
+        dump = _dump(rank, launch)
         parts = _parts(launch)
         for op, place, elements in parts:
             other = place
             if launch.op in ("send", "recv"):
                 pair = tuple(sorted((rank.rank, rank.job.groups[launch.group][place])))
                 name, members, other = f"{pair[0]}-{pair[1]}", pair, pair.index(rank.job.groups[launch.group][place])
-            if elements and 2 * elements >= least_bytes:
+            if elements and 2 * elements >= _LEAST_BYTES:
                 numbers[name, "p2p"] += 1
                 done.append(_Record(dump, members, name, numbers[name, "p2p"], launch, (op, other, elements)))
         if not parts:
             number = numbers[name, launch.op]
             numbers[name, launch.op] += 1
-            if 2 * launch.elements[0] >= least_bytes:
+            if 2 * launch.elements[0] >= _LEAST_BYTES:
                 done.append(_Record(dump, members, name, number, launch, None))
     done.sort(key=lambda operation: (operation.dump, operation.name, operation.part is not None, operation.launch.end_us))
     for _, same in groupby(done, key=lambda operation: (operation.dump, operation.name)):
@@ -113,9 +112,9 @@ def _parts(launch: Launch) -> list[tuple[str, int, int]]:
     return [(op, place, size) for op, sizes in ends for place, size in enumerate(sizes)]
 
 
-def _dump(rank: Rank, launch: Launch, interval_us: int) -> int:
-    phase = 137 * rank.rank % interval_us
-    return BASE_NS // 1000 + (int(launch.end_us - phase) // interval_us + 1) * interval_us + phase
+def _dump(rank: Rank, launch: Launch) -> int:
+    phase = 137 * rank.rank % _INTERVAL_US
+    return BASE_NS // 1000 + (int(launch.end_us - phase) // _INTERVAL_US + 1) * _INTERVAL_US + phase
 
 
 def _header(rank: Rank, record: _Record, *, old: bool) -> dict[str, Any]:

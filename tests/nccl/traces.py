@@ -51,10 +51,10 @@ class Clock(msgspec.Struct, frozen=True):
         return round(us * (1 + self.drift) + self.offset_us, 3)
 
 
-def clocks(world: int, *, seed: int = 0, offset_us: float = 800.0, drift: float = 2e-6) -> list[Clock]:
-    """Return the clock of each rank. Offsets and drifts of hosts are normal, with these deviations."""
+def clocks(world: int, *, seed: int = 0) -> list[Clock]:
+    """Return the clock of each rank. Offsets and drifts of hosts are normal, with deviations of 800 us and 2e-6."""
     rng = np.random.default_rng((seed, 7))
-    hosts = [Clock(float(rng.normal(0, offset_us)), float(rng.normal(0, drift))) for _ in range(-(-world // ON_HOST))]
+    hosts = [Clock(float(rng.normal(0, 800.0)), float(rng.normal(0, 2e-6))) for _ in range(-(-world // ON_HOST))]
     return [hosts[rank // ON_HOST] for rank in range(world)]
 
 

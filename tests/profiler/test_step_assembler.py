@@ -75,8 +75,8 @@ def step_of(*happened: list[int], wall_ns: int = 1000, flags: int = NOTED) -> As
     return step
 
 
-def record_of(*happened: list[int], wall_ns: int = 1000, flags: int = NOTED) -> StepRecord:
-    return step_of(*happened, wall_ns=wall_ns, flags=flags).record
+def record_of(*happened: list[int], flags: int = NOTED) -> StepRecord:
+    return step_of(*happened, flags=flags).record
 
 
 def test_a_section_across_the_end_of_a_step_is_shared_out() -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from tests.command_line import one_line_error
+from tests.command_line import Cli, one_line_error
 from tests.webhook_receiver import WebhookReceiver, about, notice
 
 from rankscope.alerts.alert import rfc3339
@@ -47,7 +46,7 @@ def box(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_test_alert_is_labelled_and_ends(cli: Callable[..., Any], receiver: WebhookReceiver, config: Path) -> None:
+def test_a_test_alert_is_labelled_and_ends(cli: Cli, receiver: WebhookReceiver, config: Path) -> None:
     completed = cli("alerts", "test-webhook", "--config", config)
     assert completed.returncode == 0, completed.stderr
     splits = [line.split(": ")[:3] for line in completed.stdout.splitlines()]
@@ -58,7 +57,7 @@ def test_a_test_alert_is_labelled_and_ends(cli: Callable[..., Any], receiver: We
     assert "test" in firing["annotations"]["summary"]
 
 
-def test_a_test_alert_that_is_refused_is_status_1(cli: Callable[..., Any], receiver: WebhookReceiver, config: Path) -> None:
+def test_a_test_alert_that_is_refused_is_status_1(cli: Cli, receiver: WebhookReceiver, config: Path) -> None:
     receiver.behaviour = 503
     completed = cli("alerts", "test-webhook", "--config", config, "--target", "chat", "--format", "json")
     assert completed.returncode == 1
@@ -72,13 +71,13 @@ def test_a_test_alert_that_is_refused_is_status_1(cli: Callable[..., Any], recei
     ("options", "status"),
     [([], 2), (["--target", "x"], 2), (["--webhook", "nonsense"], 2), (["--config", "/nonexistent"], 3)],
 )
-def test_wrong_options_of_a_test(cli: Callable[..., Any], options: list[str], status: int) -> None:
+def test_wrong_options_of_a_test(cli: Cli, options: list[str], status: int) -> None:
     completed = cli("alerts", "test-webhook", *options)
     assert completed.returncode == status
     assert "Traceback" not in completed.stderr
 
 
-def test_without_apprise_its_targets_say_how_to_get_it(cli_process: Callable[..., Any], tmp_path: Path) -> None:
+def test_without_apprise_its_targets_say_how_to_get_it(cli_process: Cli, tmp_path: Path) -> None:
     (tmp_path / "without").mkdir()
     (tmp_path / "url").write_text("json://127.0.0.1/")
     path = tmp_path / "alerts.toml"
@@ -88,7 +87,7 @@ def test_without_apprise_its_targets_say_how_to_get_it(cli_process: Callable[...
     assert "pip install 'rankscope[apprise]'" in one_line_error(completed, 4)
 
 
-def test_the_outbox_is_listed_shown_replayed_and_emptied(cli: Callable[..., Any], box: Path) -> None:
+def test_the_outbox_is_listed_shown_replayed_and_emptied(cli: Cli, box: Path) -> None:
     env = {"XDG_STATE_HOME": str(box.parents[1])}
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -122,7 +121,7 @@ def test_the_outbox_is_listed_shown_replayed_and_emptied(cli: Callable[..., Any]
 @pytest.mark.parametrize(
     "body", [b"{torn \x1b[2J", b"\xff", b"[1]", b'"\xff"', b'{"version":"4","groupKey":"g","status":"firing","alerts":[]}']
 )
-def test_a_message_that_somebody_wrote_over_is_shown_as_it_is(cli: Callable[..., Any], box: Path, body: bytes) -> None:
+def test_a_message_that_somebody_wrote_over_is_shown_as_it_is(cli: Cli, box: Path, body: bytes) -> None:
     with sqlite3.connect(box / STORE_FILE) as database:
         database.execute("UPDATE messages SET body = ?", (body,))
         [(id_,), *_] = database.execute("SELECT id FROM messages").fetchall()
@@ -136,7 +135,7 @@ def test_a_message_that_somebody_wrote_over_is_shown_as_it_is(cli: Callable[...,
                 assert msgspec.json.decode(completed.stdout)
 
 
-def test_no_outbox_is_no_trouble_and_one_that_is_named_must_be_there(cli: Callable[..., Any], tmp_path: Path) -> None:
+def test_no_outbox_is_no_trouble_and_one_that_is_named_must_be_there(cli: Cli, tmp_path: Path) -> None:
     env = {"XDG_STATE_HOME": str(tmp_path)}
     completed = cli("alerts", "outbox", "list", "--format", "json", env=env)
     assert (completed.returncode, msgspec.json.decode(completed.stdout)["outboxes"]) == (0, [])
@@ -147,7 +146,7 @@ def test_no_outbox_is_no_trouble_and_one_that_is_named_must_be_there(cli: Callab
 
 
 def test_a_watcher_delivers_to_configured_targets_and_what_waited_before(
-    cli: Callable[..., Any], make_run: Any, receiver: WebhookReceiver, config: Path, tmp_path: Path
+    cli: Cli, make_run: Any, receiver: WebhookReceiver, config: Path, tmp_path: Path
 ) -> None:
     run = make_run(slow=2, ended=True)
     watch = ("alerts", "watch", run.path, "--once", "--config", config, "--state", tmp_path / "state")
@@ -168,7 +167,7 @@ def test_a_watcher_delivers_to_configured_targets_and_what_waited_before(
 
 @pytest.mark.slow
 def test_a_secret_that_is_away_keeps_a_watcher_from_telling_nobody_else(
-    cli: Callable[..., Any], make_run: Any, receiver: WebhookReceiver, config: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, make_run: Any, receiver: WebhookReceiver, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running_watcher, "ONCE_DRAIN_S", 2.0)
     run = make_run(slow=2, ended=True)

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import httpx
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.command_line import one_line_error
+from tests.command_line import Cli, one_line_error
 from tests.waiting import wait_until
 
 from rankscope.alerts.receive import inbox as inbox_module
@@ -298,13 +298,13 @@ def test_it_accepts_what_it_cannot_show(serving: tuple[subprocess.Popen[str], st
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", ":0", "[::]:0"])
-def test_it_does_not_listen_to_others_unless_told(cli: Callable[..., Any], address: str) -> None:
+def test_it_does_not_listen_to_others_unless_told(cli: Cli, address: str) -> None:
     completed = cli("alerts", "serve", "--listen", address)
     assert completed.returncode == 2
     assert "[receive] of --config" in completed.stderr
 
 
-def test_a_port_in_use_is_one_clear_line(cli: Callable[..., Any]) -> None:
+def test_a_port_in_use_is_one_clear_line(cli: Cli) -> None:
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()

@@ -14,6 +14,7 @@ import jsonschema
 import msgspec
 import numpy as np
 import pytest
+from tests.command_line import Cli
 from tests.step_files import damage, load, save, steps_file
 
 from rankscope.alerts.replay.growing_run import GrowingRun
@@ -246,7 +247,7 @@ def test_a_run_that_has_grown_to_its_end_is_the_run(make_run: Callable[..., Any]
 # The command -------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_tells_people_and_programs(make_run: Callable[..., Any], cli: Callable[..., Any]) -> None:
+def test_the_command_tells_people_and_programs(make_run: Callable[..., Any], cli: Cli) -> None:
     run = minute_of(make_run)
 
     replay = ("alerts", "replay", run.path)
@@ -261,7 +262,7 @@ def test_the_command_tells_people_and_programs(make_run: Callable[..., Any], cli
     assert result["rules"][0]["spells"][0]["fired_unix_ns"] > START_NS
 
 
-def test_the_command_says_what_it_cannot_do(tmp_path: Path, cli: Callable[..., Any]) -> None:
+def test_the_command_says_what_it_cannot_do(tmp_path: Path, cli: Cli) -> None:
     for arguments, status, says in (
         ([tmp_path / "nothing"], 3, "no such file"),
         ([tmp_path, "--budget", "input=lots"], 2, "input=lots: a share is a number"),

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.command_line import Cli
 from tests.exporter.conftest import RunningExporter, exporters
 from tests.exporter.fake_driver import FakeDriver, build_library, gpu_state
 from tests.local_http import answering, respond
@@ -79,7 +79,7 @@ scrape_configs:
 @pytest.mark.slow
 @pytest.mark.full
 def test_the_end_of_maintenance_sends_no_page_about_a_repaired_gpu(
-    site: Site, firing: Callable[[], set[str]], cli: Callable[..., Any], tmp_path: Path
+    site: Site, firing: Callable[[], set[str]], cli: Cli, tmp_path: Path
 ) -> None:
     # Given a page about an Xid, again and again
     gpus, exporter = site.gpus, site.exporter

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import jsonschema
 import msgspec
 import pytest
 import yaml
+from tests.command_line import Cli
 
 from rankscope.alerts.rules.explain import (
     AlertExplanation,
@@ -163,7 +163,7 @@ def test_a_name_that_is_none_is_refused_with_what_may_be_meant() -> None:
         explanation_of(["\x1b[31m"])
 
 
-def test_the_command_line_speaks_text_and_json(cli: Callable[..., Any]) -> None:
+def test_the_command_line_speaks_text_and_json(cli: Cli) -> None:
     completed = cli("alerts", "explain", "79", "GpuDown", "--format", "json")
     assert completed.returncode == 0
     jsonschema.validate(msgspec.json.decode(completed.stdout), msgspec.json.schema(Explanation))

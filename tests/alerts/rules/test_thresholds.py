@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.command_line import Cli
 
 from rankscope.alerts.rules.rule_file import rules_text
 from rankscope.alerts.rules.thresholds import (
@@ -203,7 +204,7 @@ def test_durations_are_those_of_prometheus(text: str, length: float | None) -> N
     assert duration_seconds(text) == length
 
 
-def test_the_command_line_says_it_in_one_line_with_status_3(cli: Callable[..., Any], written: Callable[[str], Path]) -> None:
+def test_the_command_line_says_it_in_one_line_with_status_3(cli: Cli, written: Callable[[str], Path]) -> None:
     completed = cli("alerts", "rules", "show", "--thresholds", written("[GpuDwn]\n"))
     assert (completed.returncode, completed.stdout) == (3, "")
     assert len(completed.stderr.splitlines()) == 1

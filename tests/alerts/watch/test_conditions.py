@@ -163,9 +163,9 @@ def noisy(*levels: tuple[float, int], seed: int = 1) -> list[float]:
     return [level * float(noise) for level, count in levels for noise in np.exp(rng.normal(0, 0.02, count))]
 
 
-def regressions(past: Any, *, at_least: float = 0.1) -> list[Candidate] | None:
+def regressions(past: Any) -> list[Candidate] | None:
     gpus = ConditionLoss(gpu_hours=0, per_hour=4, price=2.0, currency="USD")
-    return Regressions(run=RUN, subject=SUBJECT, gpus=gpus).candidates(past, at_least=at_least)
+    return Regressions(run=RUN, subject=SUBJECT, gpus=gpus).candidates(past, at_least=0.1)
 
 
 def test_steps_that_take_longer_for_good_are_told_with_what_that_costs() -> None:

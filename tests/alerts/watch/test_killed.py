@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.alerts.watch.watched_world import MakeWorld, RecordingWebhook, World, analysis_of
-from tests.command_line import one_line_error
+from tests.command_line import Cli, one_line_error
 from tests.waiting import wait_until
 from tests.watched_job import WatchProcess
 
@@ -149,7 +149,7 @@ def test_findings_are_readable_by_those_who_may_read_the_run(make_run: Any) -> N
 
 
 @pytest.mark.slow
-def test_a_second_watcher_of_a_folder_says_so_and_leaves(make_run: Any, cli: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_second_watcher_of_a_folder_says_so_and_leaves(make_run: Any, cli: Cli, tmp_path: Path) -> None:
     run, state = make_run(), tmp_path / "state"
     watch = ["alerts", "watch", run.path, "--state", state]
     with WatchProcess(run.path, "--state", state):

@@ -8,12 +8,12 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.alerts.receive.receiver_process import listening_target
+from tests.command_line import Cli
 from tests.waiting import wait_until
 from tests.watched_job import AT_ONCE, WatchProcess
 
@@ -71,7 +71,7 @@ class Moments:
 @pytest.mark.full
 @pytest.mark.slow
 def test_a_signal_at_any_statement_of_a_transaction_sends_nothing_twice(
-    make_run: Any, cli: Callable[..., Any], sink: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_run: Any, cli: Cli, sink: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moments = Moments()
     connect = sqlite3.connect

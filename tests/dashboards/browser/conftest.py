@@ -67,25 +67,21 @@ def run_url(site: str) -> str:
 
 
 @contextmanager
-def _opened(browser: Browser, url: str, *, may_fail: str | None = None, **context: Any) -> Iterator[Page]:
+def _opened(browser: Browser, url: str, **context: Any) -> Iterator[Page]:
     host = "{0.scheme}://{0.netloc}".format(urlsplit(url))
     complaints: list[str] = []
-
-    def heard(where: str, text: str) -> None:
-        if may_fail is None or not where.endswith(may_fail):
-            complaints.append(text)
 
     with browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **context}) as session:
         page = session.new_page()
         page.set_default_timeout(PATIENCE_MS)
-        page.on("console", lambda message: heard(message.location["url"], message.text) if _is_complaint(message) else None)
+        page.on("console", lambda message: complaints.append(message.text) if _is_complaint(message) else None)
         page.on(
             "pageerror", lambda error: complaints.append(error.stack or str(error)) if not _is_of_a_removed_graph(error) else None
         )
         page.on("request", lambda request: complaints.append(request.url) if _elsewhere(request.url, host) else None)
         page.on(
             "response",
-            lambda response: heard(response.url, f"{response.status} {response.url}") if response.status >= 400 else None,
+            lambda response: complaints.append(f"{response.status} {response.url}") if response.status >= 400 else None,
         )
         page.goto(url)
         yield page
@@ -113,8 +109,5 @@ def _elsewhere(url: str, host: str) -> bool:
 
 @pytest.fixture(scope="module")
 def opened(browser: Browser) -> Callable[..., AbstractContextManager[Page]]:
-    """Context manager ``opened(url, **context)`` of a page that must log no errors and make no requests to other hosts.
-
-    ``may_fail``: suffix of the address of a request that may be refused.
-    """
+    """Context manager ``opened(url, **context)`` of a page that must log no errors and make no requests to other hosts."""
     return partial(_opened, browser)

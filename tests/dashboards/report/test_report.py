@@ -56,8 +56,8 @@ def one_view(monkeypatch: pytest.MonkeyPatch, *views: View) -> None:
     monkeypatch.setattr(document, "VIEWS", views)
 
 
-def view_with(blocks: Sequence[Block], slug: str = "made-up") -> View:
-    return View(slug=slug, label="Made up", help=Help("a", "b", "c"), blocks=lambda _run, _state: blocks)
+def view_with(blocks: Sequence[Block]) -> View:
+    return View(slug="made-up", label="Made up", help=Help("a", "b", "c"), blocks=lambda _run, _state: blocks)
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ def fake(tmp_path: Path) -> FakeDriver:
     return FakeDriver(tmp_path, build_library(), [h100_state(0) | processes | utilization])
 
 
-def shares(fake: FakeDriver, collectors: frozenset[str] = JOBS) -> tuple[dict[int, float | None], dict[str, str]]:
-    sample = sample_of(fake, 0, collectors)
+def shares(fake: FakeDriver) -> tuple[dict[int, float | None], dict[str, str]]:
+    sample = sample_of(fake, 0, JOBS)
     return shares_in(sample), sample.errors
 
 
