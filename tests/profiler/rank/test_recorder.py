@@ -140,7 +140,8 @@ def test_training_moves_to_a_thread_that_alone_trains_for_a_while(monkeypatch: p
 
         def claims(recorder: StepRecorder, count: int) -> bool:
             """End ``count`` steps on another thread; return whether that is the recorded one then."""
-            other.submit(lambda: [recorder.claim() for _ in range(count)]).result()
+            for _ in range(count):
+                other.submit(recorder.claim).result()
             return recorder.thread != threading.get_ident()
 
         def trained() -> StepRecorder:
