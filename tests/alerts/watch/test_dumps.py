@@ -155,7 +155,7 @@ def test_dumps_that_are_being_written_are_not_read(tmp_path: Path) -> None:
 
 def test_only_dumps_of_the_watchers_own_request_are_fresh(tmp_path: Path) -> None:
     fresh = list[bool]()
-    dumps = Dumps(lambda _run, is_fresh: fresh.append(is_fresh), ask=True, report=print)  # type: ignore[func-returns-value]
+    dumps = Dumps(lambda _run, is_fresh: fresh.append(is_fresh), ask=True, report=print)
     write(flight_dir(tmp_path, 0), {})
     (flight_dir(tmp_path, 0) / "rank-00000-earlier-nccl.pickle").write_bytes(b"x")
     for second in range(3):

@@ -202,3 +202,17 @@ def test_following_shows_what_a_finished_run_shows(tmp_path: Path, write_run: Wr
     assert [(event.kind, event.step, event.until_step) for event in derived.part("events").events] == [("hw_thermal", 30, 59)]
     assert derived.part("hardware").index == at_once.part("run-1", "hardware").index
     assert derived.part("topology") == at_once.part("run-1", "topology")
+
+
+def test_samples_of_a_live_run_that_were_replaced_are_read_anew(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "run", steps=40, finished=False)
+    write_samples(run, "node-0", [sample(0, step, temperature_celsius=40 + step) for step in range(30)])
+    derived = DerivedData(tmp_path / "live")
+    derived.folder.mkdir()
+    followed = FollowerState(run, derived.folder)
+    followed.update()
+    assert [gpu.samples for gpu in derived.part("hardware").gpus] == [30]
+    file = next(host_dir(run, "node-0").glob("gpu-*.jsonl"))
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:10]))
+    followed.update()
+    assert [gpu.samples for gpu in derived.part("hardware").gpus] == [10]

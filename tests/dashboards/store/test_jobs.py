@@ -309,6 +309,13 @@ def test_what_is_left_is_the_least_of_the_machine_and_its_cgroups(
 
 
 @pytest.mark.slow
+def test_a_run_that_becomes_a_link_before_its_job_starts_is_not_read(tmp_path: Path, run: RunSummary) -> None:
+    Path(run.path).rename(tmp_path / "elsewhere")
+    Path(run.path).symlink_to(tmp_path / "elsewhere")
+    assert "a symbolic link" in str(outcome(Jobs(Store(tmp_path / "cache")), run))
+
+
+@pytest.mark.slow
 def test_memory_that_another_job_uses_already_is_within_the_limit(
     tmp_path: Path, run: RunSummary, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,3 +161,14 @@ def test_profiled_steps_are_where_they_belong_at_every_zoom(tmp_path: Path) -> N
     assert (coarse.values[0, 0], coarse.values[0, 5], coarse.values[1, 0]) == (9, 1, 2)
     assert np.isfinite(coarse.values).sum() == 3
     assert set(both.metrics) == {"wall_us", "idle_us"}
+
+
+def test_a_rank_that_is_not_in_the_windows_yet_is_unknown_there(tmp_path: Path) -> None:
+    """A follower replaces the matrices one after the other."""
+    every, few = TileWriter(tmp_path / "every"), TileWriter(tmp_path / "few")
+    every.fill([0, 2, 3], np.arange(100, 200), [("wall_us", np.ones((3, 100)))])
+    few.fill([0, 3], np.array([105]), [("idle_us", np.array([[5.0], [2.0]]))])
+    for writer in (every, few):
+        writer.publish()
+    values = RunMatrices(Tiles(tmp_path / "every"), Tiles(tmp_path / "few")).part("idle_us").values
+    np.testing.assert_array_equal(values[:, 5], [5, np.nan, 2])

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import get_args
+import os
+from typing import cast, get_args
 
+import msgspec
 import pytest
+from tests.exporter.fleet.gpu_child import identity
 from tests.exporter.fleet.gpu_story import IDENTITY, Story
 
 from rankscope.exporter.fleet.gpu_life import LEAVING, READING, TRANSITIONS, WITHOUT_PROCESS, Event, State
+from rankscope.exporter.fleet.inventory import Inventory
+from rankscope.exporter.fleet.nursery import Nursery
+from rankscope.exporter.fleet.nvml_fleet import NvmlFleet
 from rankscope.exporter.fleet.wire import Failed, Opened
 from rankscope.exporter.source import XidEvent
 from rankscope.exporter.wall_clock import WallClock
@@ -235,3 +241,21 @@ def test_a_gpu_that_was_down_and_moved_is_logged_as_up_again(caplog: pytest.LogC
 
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     assert "answers again" in caplog.text
+
+
+def test_an_index_is_that_of_the_gpu_that_is_up() -> None:
+    """A missing GPU keeps its old index, which another GPU may have now."""
+    inventory, nursery = Inventory(None), cast(Nursery, None)
+    for number in range(2):
+        inventory.see(msgspec.structs.replace(identity(number), index=0))
+    fleet = NvmlFleet(nursery, collectors=frozenset(), interval_s=1, inventory=inventory)
+    missing, present = fleet._slots.values()
+    present.down = None
+
+    fleet.release("0", ttl_s=60)
+
+    assert missing.down is not None
+    assert present.down is not None
+    assert (missing.down.reason, present.down.reason) == ("starting", "released")
+    fleet._selector.close()
+    os.close(fleet._wake)

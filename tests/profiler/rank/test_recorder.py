@@ -6,6 +6,7 @@ import gc
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from threading import get_ident
@@ -21,7 +22,7 @@ from tests.profiler.recorded_words import current_step
 from torch import nn
 
 from rankscope.profiler.phases import BACKWARD
-from rankscope.profiler.rank import guard
+from rankscope.profiler.rank import guard, lifecycle
 from rankscope.profiler.rank import recorder as recorder_module
 from rankscope.profiler.rank.guard import guarded, raised_by_a_signal_handler
 from rankscope.profiler.rank.identity import identify, ranks_on_host
@@ -130,6 +131,34 @@ def test_what_ends_without_a_step_is_off_and_lets_go() -> None:
     recorder.close(EndState.EXIT)
     assert (recorder.off, recorder.listening, recorder._begun) == (True, 0, 0)
     assert len(gc.callbacks) == callbacks
+
+
+def test_training_moves_to_a_thread_that_alone_trains_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = 1
+    monkeypatch.setattr(lifecycle, "now", lambda: at)
+    with ThreadPoolExecutor(1) as other:
+
+        def claims(recorder: StepRecorder, count: int) -> bool:
+            """End ``count`` steps on another thread; return whether that is the recorded one then."""
+            for _ in range(count):
+                other.submit(recorder.claim).result()
+            return recorder.thread != threading.get_ident()
+
+        def trained() -> StepRecorder:
+            recorder = StepRecorder(SETTINGS)
+            assert recorder.enter_backward()
+            recorder.leave_backward()
+            return recorder
+
+        recorder = trained()
+        assert not claims(recorder, 100), "the recorded thread may wait for its turn"
+        at += 10**9
+        assert claims(recorder, 1)
+        recorder = trained()
+        assert not claims(recorder, 1)
+        at += 10**9
+        assert not claims(recorder, 1), "the other thread may train something small"
+        assert claims(recorder, 100)
 
 
 def test_a_model_is_known_whichever_thread_makes_it(capsys: pytest.CaptureFixture[str]) -> None:
