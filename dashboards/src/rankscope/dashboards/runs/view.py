@@ -253,6 +253,7 @@ def picked_run(source: RunSource, run_id: str | None) -> list[Block]:
                         named_link(run.name, row["href"]) if "href" in row else run.name,
                         *badges,
                         badge(row["state"], tone=row["state_tone"]),
+                        *([badge("Simulated", tone="simulated")] if row.get("simulated") else []),
                     ]
                 ),
                 *health,
