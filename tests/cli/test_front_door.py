@@ -340,6 +340,8 @@ def test_help_fits_a_terminal_of_80_columns(path: tuple[str, ...], command: clic
     settings = {**root_command.context_settings, "terminal_width": 80}
     page = command.get_help(click.Context(command, info_name=" ".join(("rankscope", *path)), **settings))
     assert [line for line in page.splitlines() if len(line.rstrip()) > 80] == []
+    cut_off = [line for line in page.splitlines() if line.endswith("...") and not line.startswith("Usage:")]
+    assert not cut_off, "a line of the list of commands is cut off: give that command a short_help"
 
 
 def test_the_names_of_schemas_are_whole_words_of_its_help(cli: Cli) -> None:

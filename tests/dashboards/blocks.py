@@ -38,8 +38,13 @@ def run_at(path: Path) -> RunData:
 
 
 def notes(figure: Any) -> list[str]:
-    """Return the texts that are written on a figure."""
-    return [annotation.text for annotation in figure.layout.annotations]
+    """Return the texts that are written on a figure, without their line breaks."""
+    return [joined(annotation.text) for annotation in figure.layout.annotations]
+
+
+def joined(text: str) -> str:
+    """Return a text of a figure without its line breaks."""
+    return text.replace("<br>", " ")
 
 
 def run_text(source: Any, view: View) -> str:

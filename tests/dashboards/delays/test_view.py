@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.dashboards.blocks import draw, figure_names, notes, pick, run_at, table_rows, text_of, write
+from tests.dashboards.blocks import draw, figure_names, joined, notes, pick, run_at, table_rows, text_of, write
 
 from rankscope.analysis.result.analysis import Analysis, ImposedWait
 from rankscope.analysis.result.hosts import worst_ranks
@@ -124,7 +124,7 @@ def test_the_timeline_is_per_step_and_names_who_is_charged() -> None:
 
 
 def test_without_step_records_causes_are_not_known() -> None:
-    assert notes(cause_bars([], COLORS)) == [NO_STEPS]
+    assert notes(cause_bars([], COLORS)) == [joined(NO_STEPS)]
 
 
 def test_names_of_hosts_are_inert(tmp_path: Path, write_run: Callable[..., Path]) -> None:

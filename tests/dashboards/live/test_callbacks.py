@@ -69,6 +69,11 @@ def test_a_figure_keeps_its_height_when_the_window_is_resized_or_printed(call: C
     assert call.redrawn(("figure", name, "style"), path)["height"] == f"{height}px"
 
 
+def test_a_note_in_the_place_of_a_long_figure_fits_a_narrow_screen(call: Caller) -> None:
+    assert "minWidth" not in call.redrawn(("figure", "step-heatmap", "style"), RANKS)
+    assert call.redrawn(("figure", "alert-times", "style"), "/run/run-1/alerts")["minWidth"] == "0"
+
+
 def test_selection_goes_into_the_address_and_back(call: Caller) -> None:
     shown = {"metric": "own_us", "rank": ""}
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.dashboards.blocks import draw, notes, page_text, run_of, text_of, write
+from tests.dashboards.blocks import draw, joined, notes, page_text, run_of, text_of, write
 
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis
@@ -98,9 +98,9 @@ def test_what_must_be_known_of_a_bandwidth_is_said(change: dict[str, Any], sente
 
 def test_what_is_missing_is_said_with_how_to_get_it() -> None:
     sizeless = msgspec.structs.replace(GRADIENTS, bus_gb_s=None, bytes=None)
-    assert notes(wait_bars([], LIGHT)) == notes(bandwidth_bars([], LIGHT)) == [NO_COLLECTIVE]
-    assert notes(wait_bars([UNKNOWN], LIGHT)) == notes(bandwidth_bars([UNKNOWN], LIGHT)) == [NO_TRANSFER]
-    assert notes(bandwidth_bars([sizeless], LIGHT)) == [NO_SIZE]
+    assert notes(wait_bars([], LIGHT)) == notes(bandwidth_bars([], LIGHT)) == [joined(NO_COLLECTIVE)]
+    assert notes(wait_bars([UNKNOWN], LIGHT)) == notes(bandwidth_bars([UNKNOWN], LIGHT)) == [joined(NO_TRANSFER)]
+    assert notes(bandwidth_bars([sizeless], LIGHT)) == [joined(NO_SIZE)]
     assert collective_name(sizeless) == "all_reduce · dp (8 ranks) · size not known"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import pytest
-from tests.dashboards.blocks import draw, notes, run_at
+from tests.dashboards.blocks import draw, joined, notes, run_at
 from tests.step_files import append
 
 from rankscope.analysis.costs.waterfall import Amount, Costs, waterfall
@@ -97,7 +97,7 @@ def test_no_figure_of_the_overview_is_drawn_twice_to_measure_its_labels() -> Non
 
 
 def test_without_a_waterfall_it_is_said_what_it_takes() -> None:
-    assert notes(waterfall_bars(None, LIGHT)) == [NO_WATERFALL]
+    assert notes(waterfall_bars(None, LIGHT)) == [joined(NO_WATERFALL)]
 
 
 def test_trend_has_bands_the_median_and_the_slowest_rank() -> None:
@@ -132,7 +132,7 @@ def test_own_times_that_are_not_known_are_not_drawn_as_zero() -> None:
 @pytest.mark.parametrize("count", [0, 3])
 def test_a_trend_of_nothing_says_so(count: int) -> None:
     nothing = trend(count, wall_us=np.full((len(PERCENTILES), count), np.nan, np.float32))
-    assert notes(trend_lines(nothing, 0, count, LIGHT)) == [NO_STEPS]
+    assert notes(trend_lines(nothing, 0, count, LIGHT)) == [joined(NO_STEPS)]
 
 
 def test_of_many_steps_the_slowest_one_and_its_rank_are_kept() -> None:
@@ -178,7 +178,7 @@ def test_throughput_is_of_the_job_where_its_replicas_are_known() -> None:
 def test_throughput_that_is_not_told_is_not_known() -> None:
     figure, rate, _ = rate_line(trend(samples=np.full(4, np.nan, np.float32)), 0, 4, LIGHT, replicas=8)
     assert np.isnan(rate).all()
-    assert notes(figure) == [NO_RATE]
+    assert notes(figure) == [joined(NO_RATE)]
 
 
 WriteRun = Callable[..., Path]

@@ -54,6 +54,16 @@ def test_rows_come_at_once_and_verdicts_when_they_are_asked_for(memory_runs: Any
     assert "ask" not in collected
 
 
+def test_the_state_of_a_simulated_run_has_room_for_both_badges(write_run: WriteRun, tmp_path: Path) -> None:
+    def width() -> int:
+        return next(column.width for column in listed(DiskRuns(tmp_path / "runs")).columns if column.field == "state")
+
+    write_run(tmp_path / "runs" / "real", run_id="real")
+    real = width()
+    write_run(tmp_path / "runs" / "simulated", run_id="simulated", simulated=True)
+    assert width() > real
+
+
 def test_columns_of_hours_and_rates_name_the_steps_they_are_of(memory_runs: Any) -> None:
     hints = {column.field: column_def(column).get("headerTooltip", "") for column in listed(memory_runs).columns}
     assert all("typical" in hints[field] for field in ("lost", "step_ms", "samples", "tokens"))

@@ -103,12 +103,18 @@ def test_an_error_with_a_name_in_it_is_inert_in_a_figure() -> None:
     error = InputError("<a href='https://evil.example'>run</a>%{x}\u202e", "<b>bad</b>")
     [annotation] = note(f"{error}<br>next line", palette(None)).layout.annotations
     assert annotation.text == (
-        r"&lt;a href='https://evil.example'&gt;run&lt;/a&gt;%&#123;x}\u202e: &lt;b&gt;bad&lt;/b&gt;<br>next line"
+        r"&lt;a href='https://evil.example'&gt;run&lt;/a&gt;<br>%&#123;x}\u202e: &lt;b&gt;bad&lt;/b&gt;<br>next line"
     )
 
 
-def test_a_long_line_of_a_note_is_broken_before_it_is_cut_off() -> None:
-    text = "Nothing is known of this run's GPUs: no answer from the exporter at http://127.0.0.1:9838/metrics: Connection refused"
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Nothing is known of this run's GPUs: no answer from the exporter at http://127.0.0.1:9838/metrics: Connection refused",
+        "No alert is known: nothing was found, or no watcher ran (rankscope alerts watch RUNS).",
+    ],
+)
+def test_a_line_of_a_note_is_broken_before_a_narrow_screen_cuts_it_off(text: str) -> None:
     [annotation] = note(text, palette(None)).layout.annotations
     lines = annotation.text.split("<br>")
     assert " ".join(lines) == text

@@ -74,7 +74,7 @@ def cache_options(command: _Command) -> _Command:
         show_envvar=True,
         default="2GiB",
         show_default=True,
-        help="Most that is kept there; what was used longest ago goes first.",
+        help="Keep at most this much there; the least recently used results are removed first.",
     )
     return folder(size(command))
 
@@ -118,24 +118,26 @@ The token may also be in RANKSCOPE_DASHBOARD_TOKEN.
     "--token-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Ask for the token in FILE: who has it sees the pages and may ask runs for captures.",
+    help="Require the token in FILE. Users with the token see the pages and may request captures.",
 )
 @click.option(
-    "--trusted-proxy-header", metavar="NAME", help="Header in which a proxy says who it has logged in: they see the pages."
+    "--trusted-proxy-header",
+    metavar="NAME",
+    help="Header in which a proxy names the user it has logged in; these users see the pages.",
 )
 @click.option(
     "--trusted-proxy",
     "trusted_proxies",
     multiple=True,
     metavar="ADDR[/BITS]",
-    help="Where that header is believed from; may be repeated.  [default: this machine]",
+    help="Accept that header only from this address; may be repeated.  [default: this machine]",
 )
 @click.option(
     "--allow-host",
     "allowed_hosts",
     type=HostName(),
     multiple=True,
-    help="A name under which to answer, besides localhost and the address listened on; may be repeated.",
+    help="Answer under this host name, too, besides localhost and the address of --listen; may be repeated.",
 )
 @click.option(
     "--perfetto-url",
@@ -143,14 +145,14 @@ The token may also be in RANKSCOPE_DASHBOARD_TOKEN.
     default="https://ui.perfetto.dev",
     show_default=True,
     metavar="URL",
-    help="Perfetto in which the browser opens windows; off: they can only be saved.",
+    help="Open windows of a timeline in this Perfetto; off: windows can only be saved.",
 )
 @click.option(
     "--prometheus",
     "prometheus_url",
     type=http_url,
     metavar="URL",
-    help="Prometheus that scrapes the nodes, http://host:9090: alerts come from there as well.",
+    help="Also read alerts from the Prometheus that scrapes the nodes, http://host:9090.",
 )
 @click.option(
     "--prometheus-token-file",

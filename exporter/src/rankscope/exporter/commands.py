@@ -177,7 +177,10 @@ def _collector_options(command: Any) -> Any:
 @_jobs("--jobs.podresources-socket", "jobs_podresources_socket", type=_PATH, help="The kubelet's PodResources socket.")
 @_push("--compat", type=click.Choice(["dcgm"]), help="Also serve the metrics of another exporter: dcgm, at /dcgm/metrics.")
 @_push(
-    "--compat.dcgm-counters", "compat_counters", type=_PATH, help="Metrics of that page: a counters file (CSV) of dcgm-exporter."
+    "--compat.dcgm-counters",
+    "compat_counters",
+    type=_PATH,
+    help="Serve the metrics that this counters file (CSV) of dcgm-exporter lists.",
 )
 @_push(
     "--compat.dcgm-hostname",
@@ -185,14 +188,14 @@ def _collector_options(command: Any) -> Any:
     type=click.Choice(["Hostname", "hostname"]),
     default="Hostname",
     show_default=True,
-    help="Spelling of that label; newer releases of dcgm-exporter use hostname.",
+    help="Spelling of the label Hostname; newer releases of dcgm-exporter use hostname.",
 )
 @_push(
     "--compat.listen-address",
     "compat_listen",
     type=_ADDRESS,
     multiple=True,
-    help="Address that serves that page at /metrics; repeatable.",
+    help="Serve the page of --compat at this address, too, as /metrics; repeatable.",
 )
 @_push("--otlp", is_flag=True, help="Push to OpenTelemetry, as configured by the OTEL_… variables.")
 @_control(
@@ -330,7 +333,11 @@ def _forget(settings: ExporterSettings, uuids: tuple[str, ...]) -> None:
 
 
 _SOCKET_OPTION: Final = click.option(
-    "--socket", "--control.socket", "socket", type=_PATH, help="The exporter's --control.socket.  [default: as there]"
+    "--socket",
+    "--control.socket",
+    "socket",
+    type=_PATH,
+    help="Socket of the running exporter, as in its --control.socket.  [default: the exporter's default]",
 )
 
 
@@ -339,7 +346,7 @@ def _named(gpu: str) -> None:
         raise click.UsageError("GPU is empty: a uuid, PCI bus id or index is needed")
 
 
-@exporter.command()
+@exporter.command(short_help="Make the running exporter close a GPU, for a reset.")
 @click.argument("gpu")
 @click.option(
     "--ttl",

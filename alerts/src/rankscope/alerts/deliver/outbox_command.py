@@ -64,7 +64,10 @@ def _folders(command: _Command) -> _Command:
 
 
 _only = click.option(
-    "--only", "state", type=click.Choice(["waiting", "delivered", "dead", "overtaken"]), help="Only messages in this state."
+    "--only",
+    "state",
+    type=click.Choice(["waiting", "delivered", "dead", "overtaken"]),
+    help="Select only messages in this state.",
 )
 _target = click.option("--target", metavar="NAME", help="Select only messages to this target.")
 
@@ -73,7 +76,9 @@ _target = click.option("--target", metavar="NAME", help="Select only messages to
 @_folders
 @_only
 @_target
-@click.option("--last", type=click.IntRange(1), default=_SHOWN, show_default=True, help="Number of messages of each store.")
+@click.option(
+    "--last", type=click.IntRange(1), default=_SHOWN, show_default=True, help="List at most this many messages of each store."
+)
 @format_option("json: one object, rankscope.outbox-list/1.")
 def list_(
     *, folders: tuple[Path, ...], state: MessageState | None, target: str | None, last: int, format_: Literal["text", "json"]

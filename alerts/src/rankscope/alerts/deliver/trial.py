@@ -46,7 +46,7 @@ targets_option = click.option(
 """``--config`` of ``test-webhook`` and ``watch``: the file with the operator's targets."""
 
 
-@click.command(name="test-webhook")
+@click.command(name="test-webhook", short_help="Send a test alert, firing and resolved, and print the answers.")
 @targets_option
 @click.option("--target", metavar="NAME", help="Test only this target of --config.")
 @click.option("--webhook", type=http_url, metavar="URL", envvar="RANKSCOPE_ALERTS_WEBHOOK", help="Address to test instead.")

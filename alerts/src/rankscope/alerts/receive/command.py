@@ -12,6 +12,7 @@ from rankscope.base.options import ListenAddress, link_url
 
 
 @click.command(
+    short_help="Receive, show and forward alerts of Alertmanager and Grafana.",
     epilog="""
 \b
 Examples:
@@ -20,7 +21,7 @@ Examples:
   rankscope alerts serve --config alerts.toml --listen :9099 --runs /runs
 
 Exit status: 0 ended by SIGTERM or Ctrl-C, 2 usage, 3 a file, folder or address that cannot be used.
-"""
+""",
 )
 @click.option(
     "--config",

@@ -14,7 +14,7 @@ from rankscope.base.options import Duration, format_option
 from rankscope.base.progress import progress_line
 
 
-@click.command()
+@click.command(short_help="Show which alerts the watcher would have sent about a run.")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
     "--rule", "rules", multiple=True, metavar="NAME", help="Alert to replay. Repeatable.  [default: all of the watcher's]"

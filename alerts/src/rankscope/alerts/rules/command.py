@@ -36,7 +36,7 @@ def _addressed(command: Callable[..., Any]) -> Callable[..., Any]:
     return thresholds_option(_dashboard(_runbooks(command)))
 
 
-@click.group()
+@click.group(short_help="Show or export the Prometheus rules and their runbooks.")
 def rules() -> None:
     """Show or export Prometheus rules, their runbooks and thresholds."""
 

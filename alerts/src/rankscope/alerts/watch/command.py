@@ -40,7 +40,7 @@ def _without_user(_context: click.Context, _option: click.Parameter, urls: tuple
     return urls
 
 
-@click.command()
+@click.command(short_help="Follow one run or many, and send alerts about lasting problems.")
 @click.argument("path", metavar="RUN|ROOT", callback=lambda _context, _option, value: local_path(value))
 @click.option(
     "--alertmanager",

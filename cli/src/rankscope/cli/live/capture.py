@@ -33,7 +33,7 @@ can make one.
 )
 @click.argument("run", metavar="RUN", type=INPUT_PATH)
 @click.option(
-    "--steps", type=click.IntRange(1, MAX_STEPS), default=3, show_default=True, help="How many steps in a row are profiled."
+    "--steps", type=click.IntRange(1, MAX_STEPS), default=3, show_default=True, help="Profile this many steps in a row."
 )
 @click.option("--ranks", type=RANKS, help="Ranks to profile, such as 0,3-5.  [default: all]")
 @click.option("--keep-trace", is_flag=True, help="Also keep the raw Kineto traces, in RUN/attempts/*/ranks/*/traces.")
@@ -49,7 +49,7 @@ can make one.
     "request_id",
     type=parse_request_id,
     metavar="ID",
-    help="Go on waiting for this request, or make it under this id: asked twice, the job does it once.",
+    help="Make the request under this id, or keep waiting for it: the job carries out one id only once.",
 )
 @format_option
 def capture(
@@ -64,10 +64,10 @@ def capture(
     request_id: str | None,
     format_: str,
 ) -> int:
-    """Ask a live run for a profile of some of its next steps, and show what it showed.
+    """Have a live run profile some of its next steps, and print the result.
 
-    All ranks profile the same steps, a few seconds ahead. Exit status 1: it was refused, or not complete when the time was up;
-    what there is is shown all the same.
+    All ranks profile the same steps, a few seconds ahead. Exit status 1: the run refused, or the result is incomplete after
+    --wait seconds; what has arrived is printed.
     """
     answered = request_id is not None and was_answered(run, request_id)
     live = LiveRun(run, silent_seconds=None if flight_recorder or answered else max(300.0, wait), may_be_over=answered)

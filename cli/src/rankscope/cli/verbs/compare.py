@@ -36,8 +36,7 @@ Examples:
     "--min-change",
     type=share,
     default=MIN_CHANGE,
-    show_default="1%",
-    help="The smallest change that matters, as a share of the step time.",
+    help=f"Ignore changes below this share of the step time.  [default: {MIN_CHANGE:.0%}]",
 )
 @format_option
 @price_options("Price the work in money. Default: the price recorded with each run.")
@@ -46,8 +45,8 @@ Examples:
     multiple=True,
     type=click.Choice([word for word in get_args(Outcome) if word != "untested"]),
     metavar="OUTCOME",
-    help="Exit with status 1 when this became of the step time in one of the comparisons: worse, better, mixed, same, undecided "
-    "or insufficient_data. May be given several times.",
+    help="Exit with status 1 when a comparison has this result: worse, better, mixed, same, undecided or "
+    "insufficient_data. May be given several times.",
 )
 def compare(
     *,
@@ -60,16 +59,16 @@ def compare(
     currency: str,
     fail_on: tuple[str, ...],
 ) -> int:
-    """Say what changed from the first RUN to the others, where in the step and on which rank, and whether it is more than noise.
+    """Show what changed from the first RUN to the others: where in the step, on which rank, and whether it exceeds the noise.
 
     Runs of different world sizes are judged by their scaling efficiency instead. RUN is a run directory, of which the last
-    attempt is meant, or the folder of one of its attempts. "The same", "no difference that the noise lets through" and "not
-    enough data" are answers, too, and come with exit status 0.
+    attempt is meant, or the folder of one of its attempts. "The same", "undecided" and "not enough data" are answers, too, and
+    come with exit status 0.
     """
     if at is not None and len(runs) > 1:
         raise click.UsageError("--at divides one run into before and after; there are several")
     if at is None and len(runs) == 1:
-        raise click.UsageError("there is nothing to compare it with: name another RUN, or a step of this one (--at STEP)")
+        raise click.UsageError("one RUN alone cannot be compared: name another RUN, or a step of this one (--at STEP)")
     gpu_hour = None if price_per_gpu_hour is None else Cost(amount=price_per_gpu_hour, currency=currency)
     result = compare_runs(runs, at=at, steps=steps, min_change=min_change, gpu_hour=gpu_hour)
     if fail_on and result.mode == "scaling":

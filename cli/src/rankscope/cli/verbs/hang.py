@@ -60,7 +60,7 @@ Examples:
     help="Exit with status 1 when the result is of this kind (hang, no_hang, insufficient_data). May be given several times.",
 )
 def hang(*, paths: tuple[Path, ...], address: str | None, wait: float, format_: str, fail_on: tuple[str, ...]) -> int:
-    """Say who hung the job: which ranks did not come to a collective that the others wait in.
+    """Name the ranks that hang a job: those that did not enter the collective in which the others wait.
 
     Without PATH, NCCL RAS (NCCL 2.24 and later) of the job on this host is asked, twice: which ranks do not answer, and which
     have launched fewer collectives while none moves. A run whose job is on this host is asked, too; else the answers that the

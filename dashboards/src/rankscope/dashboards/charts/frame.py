@@ -14,8 +14,8 @@ from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.model.drawn import NO_DATA, DrawnFigure
 from rankscope.dashboards.words.inert import MAX_TEXT, plotly_text
 
-_WIDE, _NARROW = 90, 38
-"""Maximum characters per line of a note before it is wrapped, and the length of wrapped lines, which fits a narrow screen."""
+_NOTE_CHARACTERS: Final = 38
+"""Maximum characters per line of a note, which fit a narrow screen."""
 
 _NOTE_LINE, _NOTE_PADDING = 20, 24
 """Pixels of a line of a note, and above and below its lines."""
@@ -139,11 +139,7 @@ def note(text: str, colors: Palette, *, height: int | None = None) -> go.Figure:
     ``<br>`` breaks lines; long lines are wrapped, since a figure would cut them off. All other markup is escaped: the text may
     be an error message that contains a name.
     """
-    lines = [
-        short
-        for line in text.split("<br>")
-        for short in ([line] if len(line) <= _WIDE else wrap(line, _NARROW, break_on_hyphens=False))
-    ]
+    lines = [short for line in text.split("<br>") for short in wrap(line, _NOTE_CHARACTERS, break_on_hyphens=False)]
     figure = framed(go.Figure(), colors, height=height or _NOTE_PADDING + _NOTE_LINE * len(lines))
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False)

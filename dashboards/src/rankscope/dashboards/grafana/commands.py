@@ -60,7 +60,7 @@ Examples:
     metavar="URL",
     help="Where `rankscope dashboard` is served: links to the evidence lead there.  [default: http://127.0.0.1:8050]",
 )
-@format_option("What was written, as one object.")
+@format_option("json: one object with the files that were written.")
 def export(folder: Path, datasource_uid: str | None, dashboard_url: str | None, format_: str) -> None:
     """Write the boards into DIR, with what tells Grafana where they are.
 
@@ -75,7 +75,7 @@ def export(folder: Path, datasource_uid: str | None, dashboard_url: str | None, 
 
 
 @grafana.command("list")
-@format_option("All of them as one object.")
+@format_option("json: one object with all boards.")
 def list_boards(format_: str) -> None:
     """List the boards."""
     boards = shipped()

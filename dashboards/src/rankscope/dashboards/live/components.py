@@ -229,7 +229,9 @@ def _(block: model.RedrawMark) -> Component:
 def figure_properties(picture: DrawnFigure, ready: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the properties of the graph and of the caption of a figure; not ready: it is to be requested again."""
     # When the window is resized or printed, Plotly takes the height of the place, not of the figure.
-    graph = {"figure": picture.figure, "style": {"height": f"{picture.figure.layout.height}px"}}
+    style = {"height": f"{picture.figure.layout.height}px"}
+    # A long figure is wider than a narrow screen; a note in its place is not.
+    graph = {"figure": picture.figure, "style": style if picture.figure.data else {**style, "minWidth": "0"}}
     return graph, {"children": picture.sentence, "data-waits": None if ready else "1"}
 
 

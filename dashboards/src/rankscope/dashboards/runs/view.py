@@ -77,6 +77,8 @@ COLUMNS: Final[list[Column]] = [
     text_column("folder", "Folder", width=150, hover=True),
     text_column("sentence", "In words", width=420, hover=True),
 ]
+_SIMULATED_PX: Final = 112
+"""Width of the badge of a simulated run, with the gap before it."""
 
 
 MOST_ASKED: Final = 24
@@ -196,6 +198,13 @@ def _health(run: RunSummary, brief: Brief | None, stale: Stale | None) -> str | 
     return None if brief is None else SOUND
 
 
+def _columns(runs: Sequence[RunSummary]) -> list[Column]:
+    """Return the columns of the list, with room for a second badge in *State* where a run is simulated."""
+    if not any(run.simulated for run in runs):
+        return COLUMNS
+    return [replace(column, width=column.width + _SIMULATED_PX) if column.field == "state" else column for column in COLUMNS]
+
+
 def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> list[Block]:
     state, heading = PageState.parse(search), Heading("Runs", 1, "page-title")
     if not source.runs():
@@ -204,7 +213,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
         heading,
         SearchTable(
             name="runs",
-            columns=COLUMNS,
+            columns=_columns(source.runs()),
             rows=lambda: [first_row(source, run) for run in source.runs()],
             file_name="rankscope-runs",
             pick=lambda row: replace(state, picked=row),
@@ -244,6 +253,7 @@ def picked_run(source: RunSource, run_id: str | None) -> list[Block]:
                         named_link(run.name, row["href"]) if "href" in row else run.name,
                         *badges,
                         badge(row["state"], tone=row["state_tone"]),
+                        *([badge("Simulated", tone="simulated")] if row.get("simulated") else []),
                     ]
                 ),
                 *health,

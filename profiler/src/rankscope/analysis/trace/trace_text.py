@@ -58,7 +58,7 @@ class TraceText:
                     self._check_size()
                     yield block
         except FileNotFoundError as error:
-            raise InputError(self.path, "no such file") from error
+            raise InputError(self.path, "no such file or folder") from error
         except OSError as error:
             raise InputError(self.path, error.strerror or str(error)) from error
 

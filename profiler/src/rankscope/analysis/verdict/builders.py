@@ -361,8 +361,8 @@ def _sentence(diagnosis: Diagnosis, setting: Setting, first: Sequence[int] = ())
         if part
     )
     if diagnosis.pattern == "rotating":
-        text = f"The ranks wait for each other {per}, for {len(diagnosis.ranks)} of them in turn"
-        text += f": on the rank that is last at the time, {cause.wording} ({facts})"
+        text = f"The ranks wait {per} for the rank that comes last, {len(diagnosis.ranks)} ranks in turn"
+        text += f": {cause.wording} ({facts})"
     else:
         subject, verb = _subject(diagnosis, setting, first)
         often = " intermittently," if diagnosis.pattern == "intermittent" and len(diagnosis.ranks) == 1 else ""

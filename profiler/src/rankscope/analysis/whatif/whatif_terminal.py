@@ -166,17 +166,17 @@ def _legend(result: WhatIf, width: int) -> str:
     if result.slowdown is None:
         return ""
     text = (
-        "slowdown: a step with only this as it was and all else ideal, against the ideal one; saved: what a step gains with "
-        "only this ideal; share: of all that is lost"
+        "slowdown: a step in which only this part is as it was, divided by the ideal step; saved: what a step gains if only this "
+        "part is ideal; share: of all that is lost"
     )
     if result.savings_of == "verdict":
         text += (
-            "; a rank or host without its slowness still varies as the others do, as in the verdict, while in all else an ideal "
-            "rank is as the one in the middle between two meetings"
+            ". To be ideal is to be as fast as the median rank; but without a rank's or host's slowness, it still varies as the "
+            "others do, as in the verdict"
         )
     if result.by_cause:
         text += (
-            "; lost to it: the part of this cause in the time that the last rank needs longer than the typical one, while the "
-            "others wait. These parts of the causes add up, and their shares to 100%"
+            ". lost to it: how much longer this cause makes the last rank take than the typical one, while the others wait; "
+            "these times add up to all that is lost, their shares to 100%"
         )
     return "\n".join(textwrap.wrap(text, width))
