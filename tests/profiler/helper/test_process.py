@@ -87,6 +87,31 @@ def test_records_reach_the_disk_and_the_end_has_a_reason(tmp_path: Path, end: En
     assert len(list((tmp_path / "spool").iterdir())) == (end is EndState.SILENT)
 
 
+RANK = "import subprocess, sys; subprocess.Popen(sys.argv[2:], stdin=int(sys.argv[1]), pass_fds=[int(sys.argv[-1])]); input()"
+
+
+def test_a_helper_ends_with_its_rank_though_a_child_keeps_the_pipe(tmp_path: Path) -> None:
+    scratch, (pipe, kept_by_child) = tmp_path / "scratch", os.pipe()
+    scratch.mkdir()
+    ring = ring_in(scratch / "ring")
+    (scratch / HANDOVER_FILE).write_bytes(msgspec.json.encode(handover_of(tmp_path / "run")))
+    with (scratch / "ring").open("r+b") as file:
+        helper = [sys.executable, "-P", "-m", "rankscope.profiler.helper", str(scratch), str(file.fileno())]
+        command, fds = [sys.executable, "-c", RANK, str(pipe), *helper], [pipe, file.fileno()]
+        rank = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=fds)
+    assert put_step(ring, 0)
+    wait_until((rank_dir(tmp_path / "run", 0, 0) / "rank.json").exists)
+    ring.set_end(EndState.EXIT)
+    rank.communicate(b"\n")
+    try:
+        wait_until(lambda: not scratch.exists(), timeout=60)
+    finally:
+        for descriptor in (pipe, kept_by_child):
+            os.close(descriptor)
+    ring.close()
+    assert info_of(tmp_path / "run").end_reason == "exit"
+
+
 def test_a_helper_outlives_the_signals_of_the_job(tmp_path: Path) -> None:
     # Slurm's --signal=USR1@90 reaches every process of the job
     rank = Rank(tmp_path / "scratch", handover_of(tmp_path / "run"))
