@@ -56,6 +56,16 @@ def test_the_demo_refuses_an_unknown_fault_and_an_existing_folder(cli_process: C
     assert str(tmp_path) in taken.stderr
 
 
+def test_a_demo_whose_run_cannot_be_recorded_reports_every_part(cli_process: Cli, tmp_path: Path) -> None:
+    # Given a file in the place of the parent folder
+    (tmp_path / "file").touch()
+    demo = cli_process("demo", "--once", "--format", "json", "--run-dir", tmp_path / "file" / "run")
+    assert demo.returncode == 1
+    parts = {part["name"]: part["ok"] for part in json.loads(demo.stdout)["parts"]}
+    assert list(parts) == PARTS
+    assert [name for name, ok in parts.items() if ok] == ["exporter", "receiver"]
+
+
 @pytest.fixture
 def live_demo(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
     """The demo as `make demo` starts it, once it has printed its addresses."""

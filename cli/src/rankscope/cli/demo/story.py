@@ -267,6 +267,7 @@ def _answer_with(summary: str, base: str, path: str) -> str | None:
 
 def _check_alert(story: Story, detail: list[str]) -> None:
     expect("deliveries" in story.urls, "there is no receiver")
+    expect("dashboard" in story.urls, "there is no run to watch")
     _wait_for_watcher(story)
     deliveries = msgspec.json.decode(get(story.urls["deliveries"]))
     alerts = [alert for delivery in deliveries["deliveries"] for alert in delivery["payload"]["alerts"]]

@@ -192,7 +192,7 @@ def _line(check: Check, style: Callable[[str, str], str]) -> str:
 
 
 @click.command()
-@click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(path_type=Path, readable=False))
 @format_option
 def doctor(paths: tuple[Path, ...], format_: str) -> int:
     """Say what works on this machine, what is missing and how to get it.
