@@ -90,7 +90,7 @@ def test_a_folder_that_may_not_be_looked_into_is_named_and_hides_no_other(tmp_pa
             assert line.startswith(f"rankscope: {path}: ")
             assert line.endswith(reason)
         # and so does the check of what this version reads
-        doctor = [*without_privilege, sys.executable, "-m", "rankscope", "doctor", closed]
+        doctor = [*without_privilege, sys.executable, "-m", "rankscope", "doctor", str(closed)]
         completed = subprocess.run(doctor, text=True, capture_output=True, check=False)
         assert (completed.returncode, completed.stderr.startswith(f"rankscope: {closed}")) == (3, True)
     finally:
